@@ -1,0 +1,67 @@
+"""How long does one piece take alone, and how do we know?"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clustersim.program.task import Exchange
+from clustersim.units import Seconds
+from clustersim.workload.kernels import Kernel
+
+FloatArray = NDArray[np.float64]
+
+
+class Provenance(Enum):
+    """Where a duration comes from, best first."""
+
+    MEASURED = "measured"  # this kernel and shape was timed
+    INTERPOLATED = "interpolated"  # between timed shapes
+    PUBLISHED = "published"  # from a model whose constants are fitted to published measurements of this hardware
+    ROOFLINE = "roofline"  # analytic, from datasheet peaks
+
+
+class Bound(Enum):
+    """What limits a piece of work."""
+
+    COMPUTE = "compute"
+    MEMORY = "memory bandwidth"
+    LAUNCH = "kernel launch"
+    LATENCY = "network latency"
+    BANDWIDTH = "network bandwidth"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Duration of one kernel or collective alone on its hardware."""
+
+    seconds: Seconds
+    provenance: Provenance
+    bound: Bound
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeTiming:
+    """Duration of one collective in every group of its role. seconds: [groups]; algorithm, tier: for people."""
+
+    seconds: FloatArray
+    provenance: Provenance
+    bound: Bound
+    algorithm: str
+    tier: str
+
+
+class KernelCost(Protocol):
+    """The seam between the engine and sources of kernel durations."""
+
+    def kernel(self, kernel: Kernel) -> Timing:
+        """Time one kernel alone on one GPU."""
+
+
+class ExchangeCost(Protocol):
+    """The seam between the engine and sources of collective durations."""
+
+    def exchange(self, exchange: Exchange) -> ExchangeTiming:
+        """Time one collective in each group of its role, all groups of the role at once."""

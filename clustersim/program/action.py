@@ -1,0 +1,34 @@
+"""What is one step of a pipeline, and what is an order of them?
+
+Actions and their text form follow torch.distributed.pipelining: stage, kind, microbatch, as in `0F0`, `2B1`.
+Stages are numbered through the model (virtual stages): with p ranks and v chunks a rank r holds stages
+r, r+p, ..., r+(v-1)p. `B` is the whole backward; `I` and `W` are its halves (input and weight gradients).
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class ActionKind(Enum):
+    """The value is the letter in the notation."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    INPUT_GRADIENT = "I"
+    WEIGHT_GRADIENT = "W"
+
+
+@dataclass(frozen=True, slots=True, order=False)
+class Action:
+    """One microbatch through one stage, forward or backward."""
+
+    stage: int
+    kind: ActionKind
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind.value}{self.microbatch}"
+
+
+Order = tuple[tuple[Action, ...], ...]
+"""For each pipeline rank the actions that it runs, in order."""

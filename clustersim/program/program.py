@@ -1,0 +1,50 @@
+"""What does every rank do, and with whom?
+
+Ranks that run the same tasks share one `RankProgram`; `kind[r]` says which. Groups are arrays of ranks by role: for
+the role "tp" an array [groups, members]; each rank is in at most one group of a role. Pairs of pipeline neighbours
+are ordered groups (sender, receiver): roles "pp_next" and "pp_previous" have one row (r, neighbour of r) for each
+sender r, so a rank sends in at most one pair of a role and receives in at most one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clustersim.program.task import Stream, Task
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RankProgram:
+    """The tasks of one rank. A task's number is its place in `tasks`; `streams[i]` is the stream of tasks[i].
+
+    Within a stream tasks run in ascending number; `after` may name only smaller numbers.
+    """
+
+    tasks: tuple[Task, ...]
+    streams: tuple[Stream, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """All process groups of one role. members: [groups, size]; ordered: the first member is the sender or root."""
+
+    role: str
+    members: IntArray
+    ordered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """kind: [ranks] index into `programs`; groups by role."""
+
+    programs: tuple[RankProgram, ...]
+    kind: IntArray
+    groups: Mapping[str, Groups]
+
+    @property
+    def ranks(self) -> int:
+        return len(self.kind)

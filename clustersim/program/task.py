@@ -1,0 +1,115 @@
+"""What is to be done? The vocabulary of programs: pure data, no durations.
+
+A rank runs a few streams; a stream runs its tasks in order; a task may also wait for tasks of the rank's other
+streams (`after`). A `Compute` task runs a block: operations back to back, most of them kernels, some of them
+collectives that the compute stream waits for (those of tensor parallelism). Blocks are shared: every layer, stage and
+microbatch that does the same work refers to one block object.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from clustersim.program.action import Action
+from clustersim.units import Bytes
+from clustersim.workload.kernels import Kernel
+
+
+class Stream(IntEnum):
+    """Streams of one rank. Each runs its tasks in order, all run side by side."""
+
+    COMPUTE = 0
+    DATA = 1  # collectives of data parallelism
+    SEND_NEXT = 2  # activations to the next stage
+    SEND_PREVIOUS = 3  # gradients to the previous stage
+    RECEIVE = 4  # buffers are posted ahead: receives do not queue behind each other
+
+
+class Work(Enum):
+    """Why an operation is done; the breakdown's first question."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    RECOMPUTE = "recompute"
+    OPTIMIZER = "optimizer"
+
+
+class Collective(Enum):
+    """Collective operations. `payload` is nccl-tests' size: the whole (gathered, unreduced) buffer of one rank."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    BROADCAST = "broadcast"
+    REDUCE = "reduce"
+    ALL_TO_ALL = "all_to_all"
+    SEND_RECV = "send_recv"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A collective of one process group: `group` is a role such as "tp" or "dp", `payload` bytes."""
+
+    name: str
+    collective: Collective
+    group: str
+    payload: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A kernel or a collective inside a block. `gradients`: parameters whose gradients are complete after it.
+
+    `overlaps_next`: the exchange is pipelined in chunks with the next operation (tensor-parallel overlap).
+    """
+
+    does: Kernel | Exchange
+    work: Work
+    gradients: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Operations that run back to back on the compute stream. Compared by identity: blocks are shared."""
+
+    name: str
+    operations: tuple[Operation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run a block."""
+
+    block: Block
+    after: tuple[int, ...] = ()
+    action: Action | None = None
+    layer: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Communicate:
+    """Run a collective with the members of a group; it starts when all of them have come."""
+
+    exchange: Exchange
+    after: tuple[int, ...] = ()
+    action: Action | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send `exchange.payload` to the other member of the pair; `tag` names the message within the pair."""
+
+    exchange: Exchange
+    tag: Action
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Be done when the message `tag` of the pair `exchange.group` has come in."""
+
+    exchange: Exchange
+    tag: Action
+    after: tuple[int, ...] = ()
+
+
+Task = Compute | Communicate | Send | Receive

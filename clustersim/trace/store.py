@@ -1,0 +1,55 @@
+"""What happened? Spans, in columns.
+
+One row per task that a simulated rank ran. Times are seconds from the start of the step:
+
+    queued   the stream turned to the task (its predecessor on the stream had ended)
+    ready    everything the task waits for on its own rank had ended
+    start    it began: for a collective when the last member had come, for a transfer when the data could move
+    end      it was done
+
+so `ready - queued` is waiting on own work, `start - ready` is waiting for other ranks, `end - start` is work or transfer.
+`cause` is the row whose end allowed the start (-1 if nothing did: the step's beginning). Rows are in order of end.
+Ranks of one class have equal timelines: `representative[r]` is the simulated rank that stands for rank r.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Columns of one length n; representative: [ranks]."""
+
+    rank: IntArray
+    task: IntArray
+    stream: IntArray
+    queued: FloatArray
+    ready: FloatArray
+    start: FloatArray
+    end: FloatArray
+    cause: IntArray
+    representative: IntArray
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the start of the step to the end of its last span."""
+        return float(self.end.max()) if len(self) else 0.0
+
+    @property
+    def simulated_ranks(self) -> IntArray:
+        """The ranks that have rows, ascending."""
+        return np.unique(self.representative)
+
+    def rows(self, rank: int, stream: int | None = None) -> IntArray:
+        """Row numbers of one simulated rank (and stream), by start."""
+        chosen = self.rank == rank if stream is None else (self.rank == rank) & (self.stream == stream)
+        rows = np.flatnonzero(chosen)
+        return rows[np.lexsort((self.end[rows], self.start[rows]))]

@@ -1,0 +1,113 @@
+"""How is a quantity written at the doors, and what is it inside?
+
+Inside: seconds, bytes, FLOP, bytes/s and FLOP/s, as floats; signatures say so with the aliases below. At the doors
+every quantity is a string with its unit. G is 10^9, Gi is 2^30; `b` and `bit` are bits, `B` is a byte.
+"""
+
+import re
+from enum import Enum
+from typing import Final
+
+from clustersim.errors import InputError
+
+Seconds = float
+Bytes = float
+BytesPerSecond = float
+Flop = float
+FlopPerSecond = float
+
+_DECIMAL: Final = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_BINARY: Final = {f"{prefix}i": 2.0 ** (10 * power) for power, prefix in enumerate("KMGTPE", start=1)}
+_SIZES: Final = {**_DECIMAL, **_BINARY}
+_NUMBER: Final = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S.*?)\s*$")
+
+
+def _sized(*bases: tuple[str, float]) -> dict[str, float]:
+    return {prefix + base: factor * scale for base, scale in bases for prefix, factor in _SIZES.items()}
+
+
+class Dimension(Enum):
+    """What kind of quantity is expected; the value holds an example for error messages and every unit's factor."""
+
+    TIME = ("1.3 us", {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0})
+    SIZE = ("80 GiB", _sized(("B", 1.0), ("bit", 0.125), ("b", 0.125)))
+    BANDWIDTH = (
+        "400 Gbit/s",
+        {**_sized(("B/s", 1.0), ("bit/s", 0.125), ("b/s", 0.125)), **_sized(("bps", 0.125))},
+    )
+    COMPUTE = ("989 TFLOP/s", {prefix + "FLOP/s": factor for prefix, factor in _DECIMAL.items()})
+
+    @property
+    def example(self) -> str:
+        return self.value[0]
+
+    @property
+    def factors(self) -> dict[str, float]:
+        return self.value[1]
+
+
+def parse_quantity(text: object, dimension: Dimension) -> float:
+    """Read a string with a unit into SI base units; raise InputError naming the value and an example.
+
+    >>> parse_quantity("400 Gbit/s", Dimension.BANDWIDTH)
+    50000000000.0
+    >>> parse_quantity("80 GiB", Dimension.SIZE)
+    85899345920.0
+    """
+    kind = dimension.name.lower()
+    if isinstance(text, bool) or not isinstance(text, str):
+        raise InputError(f"{text!r} has no unit; a {kind} is a string such as {dimension.example!r}")
+    match = _NUMBER.match(text)
+    if match is None:
+        raise InputError(f"{text!r} is not a {kind}; write a number and a unit such as {dimension.example!r}")
+    number, unit = float(match[1]), match[2]
+    if unit not in dimension.factors:
+        raise InputError(f"{text!r} has unit {unit!r}, which is not a unit of {kind}; write e.g. {dimension.example!r}")
+    return number * dimension.factors[unit]
+
+
+def _scaled(value: float, unit: str, prefixes: dict[str, float]) -> str:
+    chosen, factor = "", 1.0
+    for prefix, size in prefixes.items():
+        if prefix != "k" and abs(value) >= size > factor:
+            chosen, factor = prefix, size
+    return f"{value / factor:.4g} {chosen}{unit}"
+
+
+def format_bytes(value: Bytes) -> str:
+    """Bytes for people, in powers of 1024.
+
+    >>> format_bytes(80 * 2**30)
+    '80 GiB'
+    """
+    return _scaled(value, "B", {"": 1.0, **_BINARY})
+
+
+def format_bandwidth(value: BytesPerSecond) -> str:
+    """Bytes per second for people, in powers of 1000.
+
+    >>> format_bandwidth(50e9)
+    '50 GB/s'
+    """
+    return _scaled(value, "B/s", _DECIMAL)
+
+
+def format_flops(value: FlopPerSecond) -> str:
+    """FLOP per second for people.
+
+    >>> format_flops(989e12)
+    '989 TFLOP/s'
+    """
+    return _scaled(value, "FLOP/s", _DECIMAL)
+
+
+def format_seconds(value: Seconds) -> str:
+    """Seconds for people.
+
+    >>> format_seconds(0.0042), format_seconds(1.3e-6), format_seconds(12.5)
+    ('4.2 ms', '1.3 us', '12.5 s')
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(value) >= size:
+            return f"{value / size:.4g} {unit}"
+    return f"{value / 1e-9:.4g} ns"

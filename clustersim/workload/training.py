@@ -1,0 +1,67 @@
+"""How is the model trained? Batch, sequence, number formats, recomputation, optimizer."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from clustersim.dtypes import DType
+
+
+class Attention(Enum):
+    """FLASH is one fused kernel that keeps no score matrix; STANDARD writes scores to memory."""
+
+    FLASH = "flash"
+    STANDARD = "standard"
+
+
+@dataclass(frozen=True, slots=True)
+class NoRecompute:
+    """Keep every activation that backward needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelectiveRecompute:
+    """Recompute the attention core (scores, softmax, context), keep the rest (Korthikanti et al. 2022)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FullRecompute:
+    """Keep each layer's input only and run the layer's forward again before its backward.
+
+    layers: how many layers of each virtual stage do so (None: all of them).
+    """
+
+    layers: int | None = None
+
+
+Recompute = NoRecompute | SelectiveRecompute | FullRecompute
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Formats of compute (weights and activations), accumulated gradients, master weights and optimizer moments."""
+
+    compute: DType = DType.BF16
+    gradients: DType = DType.FP32
+    master: DType | None = DType.FP32
+    moments: DType = DType.FP32
+
+
+class Optimizer(Enum):
+    """Adam keeps two moments per parameter, SGD one (momentum)."""
+
+    ADAM = "adam"
+    SGD = "sgd"
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """One training step: `global_batch` sequences of `sequence` tokens, `microbatch` sequences at a time per replica."""
+
+    sequence: int
+    global_batch: int
+    microbatch: int = 1
+    precision: Precision = field(default_factory=Precision)
+    recompute: Recompute = field(default_factory=NoRecompute)
+    attention: Attention = Attention.FLASH
+    optimizer: Optimizer = Optimizer.ADAM
+    fused: bool = True  # norms, activation, rotary, residual and optimizer are fused kernels
