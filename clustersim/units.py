@@ -39,10 +39,12 @@ class Dimension(Enum):
 
     @property
     def example(self) -> str:
+        """A quantity of this kind as a user would write it."""
         return self.value[0]
 
     @property
     def factors(self) -> dict[str, float]:
+        """SI value of every legal unit."""
         return self.value[1]
 
 

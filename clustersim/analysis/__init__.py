@@ -1,1 +1,1 @@
-
+"""WHAT DOES IT MEAN? Answers folded from spans."""

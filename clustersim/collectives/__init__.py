@@ -1,1 +1,1 @@
-
+"""HOW DOES DATA TRAVEL? A shelf of collective algorithms."""

@@ -1,1 +1,1 @@
-
+"""HOW LONG, ALONE? Sources of durations for kernels and collectives."""

@@ -1,1 +1,1 @@
-
+"""WHEN DOES IT HAPPEN? A simpy engine runs programs."""

@@ -1,1 +1,1 @@
-
+"""WHAT MACHINE IS THERE? Accelerators, links, fabrics and routes."""

@@ -1,1 +1,1 @@
-
+"""SCENARIO -> PROGRAM. Layers, stages and schedules become tasks of ranks."""

@@ -1,1 +1,1 @@
-
+"""WHAT IS TO BE DONE? Pure data: tasks, streams, groups."""

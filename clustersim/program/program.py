@@ -47,4 +47,5 @@ class Program:
 
     @property
     def ranks(self) -> int:
+        """World size."""
         return len(self.kind)

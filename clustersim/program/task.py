@@ -56,13 +56,22 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """A kernel or a collective inside a block. `gradients`: parameters whose gradients are complete after it.
+class Overlap:
+    """An exchange and a kernel cut into equal chunks and pipelined (tensor-parallel overlap).
 
-    `overlaps_next`: the exchange is pipelined in chunks with the next operation (tensor-parallel overlap).
+    Model: the longer of the two hides the shorter but for one chunk, so it lasts max + min / chunks.
     """
 
-    does: Kernel | Exchange
+    exchange: Exchange
+    kernel: Kernel
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One step of a block. `gradients`: parameters of this rank whose gradients are complete after it."""
+
+    does: Kernel | Exchange | Overlap
     work: Work
     gradients: int = 0
 

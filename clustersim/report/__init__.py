@@ -1,1 +1,1 @@
-
+"""HOW IS IT SHOWN? Pages, pictures and traces for people."""

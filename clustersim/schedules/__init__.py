@@ -1,1 +1,1 @@
-
+"""IN WHICH ORDER? A shelf of pipeline schedules."""

@@ -1,1 +1,1 @@
-
+"""WHAT HAPPENED? Spans in columns."""

@@ -7,7 +7,8 @@ One row per task that a simulated rank ran. Times are seconds from the start of 
     start    it began: for a collective when the last member had come, for a transfer when the data could move
     end      it was done
 
-so `ready - queued` is waiting on own work, `start - ready` is waiting for other ranks, `end - start` is work or transfer.
+so `ready - queued` is waiting on own work, `start - ready` is waiting for other ranks, and `end - start` is work or
+transfer.
 `cause` is the row whose end allowed the start (-1 if nothing did: the step's beginning). Rows are in order of end.
 Ranks of one class have equal timelines: `representative[r]` is the simulated rank that stands for rank r.
 """

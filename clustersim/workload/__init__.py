@@ -1,1 +1,1 @@
-
+"""WHAT IS COMPUTED? A model as layers, a layer as kernels."""

@@ -55,7 +55,7 @@ class Optimizer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One training step: `global_batch` sequences of `sequence` tokens, `microbatch` sequences at a time per replica."""
+    """One step: `global_batch` sequences of `sequence` tokens, `microbatch` sequences at a time per replica."""
 
     sequence: int
     global_batch: int
