@@ -1,1 +1,28 @@
-"""clustersim: how long does a training step take on a cluster, where does the time go, and does it fit?"""
+"""clustersim: how long does a training step take on a cluster, where does the time go, and does it fit?
+
+from clustersim import Scenario, simulate
+result = simulate(Scenario.load("examples/llama3_405b_16k.yaml"))
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clustersim.result import Result
+    from clustersim.scenario import Scenario
+    from clustersim.simulation import simulate
+
+__all__ = ["Result", "Scenario", "simulate"]
+_HOME = {"Result": "clustersim.result", "Scenario": "clustersim.scenario", "simulate": "clustersim.simulation"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name's module when it is first asked for, so that `import clustersim` costs nothing."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'clustersim' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, imported or not."""
+    return __all__

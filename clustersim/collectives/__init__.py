@@ -1,1 +1,1 @@
-"""HOW DOES DATA TRAVEL? A shelf of collective algorithms."""
+"""HOW DOES DATA TRAVEL? Algorithms as lists of flows, the libraries that offer them, and the choice among them."""

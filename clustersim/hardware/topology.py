@@ -10,13 +10,15 @@ bundle's whole bandwidth.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
 from clustersim.units import BytesPerSecond, Seconds
+
+if TYPE_CHECKING:  # networkx takes 0.15 s to import and only graphs need it
+    import networkx as nx
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -35,6 +37,8 @@ class LinkKind(Enum):
 
 LINK_KINDS: tuple[LinkKind, ...] = tuple(LinkKind)
 
+VERTEX_KINDS: tuple[str, ...] = ("gpu", "nvswitch", "host", "nic", "leaf", "switch", "spine", "core")
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -51,7 +55,7 @@ class Link:
 class LinkTable:
     """All links of a fabric as arrays of one length.
 
-    kind: index into LINK_KINDS; bandwidth: bytes/s; latency: s.
+    kind: index into LINK_KINDS; bandwidth: bytes/s; latency: s, including the switch or adapter that the link leaves.
     """
 
     kind: IntArray
@@ -63,12 +67,27 @@ class LinkTable:
 class Paths:
     """The routes of n transfers.
 
-    links: [n, hops] link numbers, -1 where a route has fewer hops; latency: [n] seconds, the sum along the route
-    (links and the switches between them).
+    links: [n, hops] link numbers in the order of travel, -1 in any column that a route does not use; latency: [n]
+    seconds, the sum of the latencies of the route's links.
     """
 
     links: IntArray
     latency: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """One tier of a fabric, described for people.
+
+    kind: gpu, nvswitch, host, nic, leaf, spine or core; count: how many there are; bandwidth: bytes/s that one of them
+    sends to the tier above (the top tier: to the tier below), per direction; oversubscription: bandwidth from below
+    over bandwidth to above, None where nothing lies above.
+    """
+
+    kind: str
+    count: int
+    bandwidth: BytesPerSecond
+    oversubscription: float | None
 
 
 class Fabric(Protocol):
@@ -96,6 +115,9 @@ class Fabric(Protocol):
 
     def tier(self, gpus: Sequence[int]) -> str:
         """The highest tier that traffic among these GPUs crosses: gpu, nvlink, host, leaf, spine or core."""
+
+    def tiers(self) -> tuple[Tier, ...]:
+        """What the fabric is built of, from the GPUs up; computed without building the graph."""
 
     def graph(self) -> "nx.DiGraph[str]":
         """The whole fabric as a graph: nodes have `kind`, edges have `kind`, `bandwidth` and `latency`."""

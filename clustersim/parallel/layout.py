@@ -15,7 +15,8 @@ AXES = ("tp", "cp", "dp", "pp")
 class Layout:
     """Degrees of parallelism. layers_per_stage: layers of each virtual stage in model order, or None for an even split.
 
-    tensor_overlap: tensor-parallel collectives are pipelined in chunks with their neighbouring matmul.
+    tensor_overlap: tensor-parallel collectives are pipelined in chunks with their neighbouring matmul;
+    pipeline_overlap: a stage goes on computing while its output is sent (otherwise it waits for its sends).
     """
 
     tp: int = 1
@@ -25,6 +26,7 @@ class Layout:
     order: tuple[str, ...] = AXES
     sequence_parallel: bool = False
     tensor_overlap: bool = False
+    pipeline_overlap: bool = True
     data: DataParallelism = field(default_factory=Replicated)
     layers_per_stage: tuple[int, ...] | None = None
 

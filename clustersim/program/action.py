@@ -5,8 +5,8 @@ Stages are numbered through the model (virtual stages): with p ranks and v chunk
 r, r+p, ..., r+(v-1)p. `B` is the whole backward; `I` and `W` are its halves (input and weight gradients).
 """
 
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class ActionKind(Enum):
@@ -18,9 +18,11 @@ class ActionKind(Enum):
     WEIGHT_GRADIENT = "W"
 
 
-@dataclass(frozen=True, slots=True, order=False)
-class Action:
-    """One microbatch through one stage, forward or backward."""
+class Action(NamedTuple):
+    """One microbatch through one stage, forward or backward.
+
+    A named tuple, as torch's: a step has tens of thousands of them, and they are keys of messages.
+    """
 
     stage: int
     kind: ActionKind

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from clustersim.program.task import Stream, Task
+from clustersim.program.task import Compute, Exchange, Stream, Task
 
 IntArray = NDArray[np.int64]
 
@@ -27,6 +27,13 @@ class RankProgram:
     tasks: tuple[Task, ...]
     streams: tuple[Stream, ...]
 
+    @property
+    def exchanges(self) -> set[Exchange]:
+        """Every collective that the rank takes part in."""
+        blocks = {task.block for task in self.tasks if isinstance(task, Compute)}
+        inside = {exchange for block in blocks for exchange in block.exchanges}
+        return inside | {task.exchange for task in self.tasks if not isinstance(task, Compute)}
+
 
 @dataclass(frozen=True, slots=True)
 class Groups:
@@ -35,6 +42,16 @@ class Groups:
     role: str
     members: IntArray
     ordered: bool = False
+
+    def row_of(self, ranks: int, *, place: int | None = None) -> IntArray:
+        """For each of `ranks` ranks the group it is in, or -1: [ranks]. place: only as this member (ordered pairs)."""
+        rows = np.full(ranks, -1, dtype=np.int64)
+        numbers = np.arange(len(self.members))
+        if place is None:
+            rows[self.members] = numbers[:, None]
+        else:
+            rows[self.members[:, place]] = numbers
+        return rows
 
 
 @dataclass(frozen=True, slots=True)

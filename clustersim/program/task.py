@@ -41,6 +41,8 @@ class Collective(Enum):
     REDUCE_SCATTER = "reduce_scatter"
     BROADCAST = "broadcast"
     REDUCE = "reduce"
+    SCATTER = "scatter"
+    GATHER = "gather"
     ALL_TO_ALL = "all_to_all"
     SEND_RECV = "send_recv"
 
@@ -59,12 +61,13 @@ class Exchange:
 class Overlap:
     """An exchange and a kernel cut into equal chunks and pipelined (tensor-parallel overlap).
 
-    Model: the longer of the two hides the shorter but for one chunk, so it lasts max + min / chunks.
+    Model: the longer of the two hides the shorter but for one chunk, so it lasts max + min / chunks; where neither
+    needs the other, `chunks` is infinite.
     """
 
     exchange: Exchange
     kernel: Kernel
-    chunks: int
+    chunks: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,18 @@ class Operation:
     work: Work
     gradients: int = 0
 
+    @property
+    def exchange(self) -> Exchange | None:
+        """The collective that the operation runs, alone or beside a kernel."""
+        does = self.does
+        return does if isinstance(does, Exchange) else does.exchange if isinstance(does, Overlap) else None
+
+    @property
+    def kernel(self) -> Kernel | None:
+        """The kernel that the operation runs, alone or beside a collective."""
+        does = self.does
+        return does if isinstance(does, Kernel) else does.kernel if isinstance(does, Overlap) else None
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
@@ -82,6 +97,11 @@ class Block:
 
     name: str
     operations: tuple[Operation, ...]
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """The collectives inside, in order."""
+        return tuple(operation.exchange for operation in self.operations if operation.exchange is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +111,6 @@ class Compute:
     block: Block
     after: tuple[int, ...] = ()
     action: Action | None = None
-    layer: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +119,6 @@ class Communicate:
 
     exchange: Exchange
     after: tuple[int, ...] = ()
-    action: Action | None = None
 
 
 @dataclass(frozen=True, slots=True)

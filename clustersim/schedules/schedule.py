@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from clustersim.errors import InputError
 from clustersim.program.action import Order
 
 
@@ -18,3 +19,11 @@ class Schedule(Protocol):
 
     def order(self, ranks: int, microbatches: int) -> Order:
         """The actions of every pipeline rank; raise InputError where the schedule cannot run these numbers."""
+
+
+def require_positive(ranks: int, microbatches: int) -> None:
+    """Raise InputError unless there is at least one pipeline rank and one microbatch."""
+    if ranks < 1:
+        raise InputError(f"a pipeline of {ranks} ranks cannot be scheduled; 1 is the fewest")
+    if microbatches < 1:
+        raise InputError(f"a pipeline cannot run {microbatches} microbatches; 1 is the fewest")

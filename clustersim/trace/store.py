@@ -54,3 +54,17 @@ class Trace:
         chosen = self.rank == rank if stream is None else (self.rank == rank) & (self.stream == stream)
         rows = np.flatnonzero(chosen)
         return rows[np.lexsort((self.end[rows], self.start[rows]))]
+
+
+@dataclass(frozen=True, slots=True)
+class OperationSpans:
+    """Spans of single operations inside blocks, in columns: operation `operation` of task `task` of rank `rank`."""
+
+    rank: IntArray
+    task: IntArray
+    operation: IntArray
+    start: FloatArray
+    end: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.rank)

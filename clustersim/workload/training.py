@@ -64,4 +64,5 @@ class Training:
     recompute: Recompute = field(default_factory=NoRecompute)
     attention: Attention = Attention.FLASH
     optimizer: Optimizer = Optimizer.ADAM
+    gradient_clipping: bool = True
     fused: bool = True  # norms, activation, rotary, residual and optimizer are fused kernels

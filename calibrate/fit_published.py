@@ -1,0 +1,272 @@
+"""Which constants of the kernel model do published measurements support?
+
+For every accelerator with published kernels, the constants of `cost.roofline` are searched on a grid. Accelerators
+without take a sibling's; where the best matmul that a search found is known for both, the share of the peak keeps the
+sibling's distance from that upper bound. The values found are the ones in `topologies/accelerators`: a test holds the
+two together, so that nothing is tuned by hand.
+
+References: the `source` and `locator` columns of published/kernels.csv and published/bandwidth.csv.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from calibrate.fit_attention import fit_attention
+from calibrate.fit_matmul import fit_fp8_share, fit_matmul, matmul_seconds
+from calibrate.grid import Winner
+from calibrate.published_kernels import AttentionRow, MatmulRow, attentions, bandwidths, best_rates, matmuls
+from clustersim.dtypes import DType
+from clustersim.errors import OutputError
+from clustersim.hardware.accelerator import Accelerator, load_accelerator
+from clustersim.hardware.efficiency import Efficiency
+
+LARGE: Final = 1e12  # FLOP from which a matmul counts as large
+DIGITS: Final = 2  # of a derived share
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An accelerator with published kernels.
+
+    latency_of: whose kernel latency it takes, for want of small kernels of its own; same_chip: accelerators whose
+    attention rows are added to its own.
+    """
+
+    name: str
+    latency_of: str | None = None
+    same_chip: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """An accelerator without enough published kernels, and the one whose constants it takes.
+
+    matmul_of: whose matmul constants it takes instead (where the sibling's machine was not representative).
+    """
+
+    name: str
+    sibling: str
+    matmul_of: str | None = None
+
+
+TARGETS: Final = (
+    Target("a100-sxm-80gb", same_chip=("a100-pcie-80gb",)),
+    Target("h100-sxm-80gb"),
+    Target("a100-pcie-80gb", latency_of="a100-sxm-80gb", same_chip=("a100-sxm-80gb",)),
+    Target("b200-sxm-180gb", latency_of="h100-sxm-80gb"),
+)
+DERIVATIONS: Final = (
+    Derivation("a100-sxm-40gb", "a100-sxm-80gb"),
+    Derivation("v100-sxm-32gb", "a100-sxm-80gb"),
+    Derivation("h100-pcie-80gb", "h100-sxm-80gb"),
+    Derivation("h200-sxm-141gb", "h100-sxm-80gb"),
+    Derivation("gb200", "b200-sxm-180gb", matmul_of="h100-sxm-80gb"),
+    Derivation("mi300x", "h100-sxm-80gb"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How well the constants predict one kind of kernel.
+
+    error: mean absolute percentage error; left_out_error: the same with each row predicted from the fit to all the
+    others; large_error: of matmuls of at least 1 TFLOP alone, None without any.
+    """
+
+    accelerator: str
+    kind: str
+    rows: int
+    error: float
+    left_out_error: float
+    large_rows: int
+    large_error: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """Recommended constants by accelerator, and how well they predict."""
+
+    efficiencies: Mapping[str, Efficiency]
+    qualities: Sequence[Quality]
+
+
+def fit() -> Fits:
+    """Fit every target and derive the others; deterministic, a few seconds."""
+    efficiencies: dict[str, Efficiency] = {}
+    qualities: list[Quality] = []
+    for target in TARGETS:
+        sibling = efficiencies[target.latency_of] if target.latency_of else None
+        fitted, found = _fit(target, sibling)
+        efficiencies[target.name] = fitted.efficiency
+        qualities.extend(found)
+    for derivation in DERIVATIONS:
+        derived, found = _fit_few(_derive(derivation, efficiencies))
+        efficiencies[derivation.name] = derived.efficiency
+        qualities.extend(found)
+    return Fits(efficiencies, qualities)
+
+
+def _with(accelerator: Accelerator, **constants: Any) -> Accelerator:
+    return replace(accelerator, efficiency=replace(accelerator.efficiency, **constants))
+
+
+def _fit(target: Target, sibling: Efficiency | None) -> tuple[Accelerator, list[Quality]]:
+    accelerator = _with(load_accelerator(target.name), published=True, memory=_memory_share(target.name, sibling))
+    accelerator, qualities = _fit_matmuls(accelerator, sibling)
+    rows = [row for row in attentions() if row.accelerator in (target.name, *target.same_chip)]
+    forward = [row for row in rows if not row.backward]
+    backward = [row for row in rows if row.backward]
+    ahead, winner_ahead = fit_attention(accelerator, forward, 1.0)
+    back, winner_back = fit_attention(accelerator, backward, ahead.causal)
+    qualities.append(_quality(target.name, "attention forward", forward, winner_ahead))
+    qualities.append(_quality(target.name, "attention backward", backward, winner_back))
+    return _with(accelerator, attention_forward=ahead, attention_backward=back), qualities
+
+
+def _fit_matmuls(accelerator: Accelerator, sibling: Efficiency | None) -> tuple[Accelerator, list[Quality]]:
+    dense, fp8 = _matmuls_of(accelerator.name)
+    constants, latency, winner = fit_matmul(accelerator, dense, sibling.kernel_latency if sibling else None)
+    qualities = [_quality(accelerator.name, "matmul", dense, winner)]
+    fitted = _with(accelerator, matmul=constants, kernel_latency=latency)
+    if fp8:
+        constants, winner = fit_fp8_share(fitted, fp8)
+        qualities.append(_quality(accelerator.name, "matmul fp8", fp8, winner))
+    else:
+        ratio = _ratio(_best_share(accelerator, DType.FP8), _best_share(accelerator, DType.BF16), 1.0)
+        constants = replace(constants, fp8_share=round(constants.share * ratio, DIGITS))
+    return _with(fitted, matmul=constants), qualities
+
+
+def _derive(derivation: Derivation, known: Mapping[str, Efficiency]) -> Accelerator:
+    """The sibling's constants, with this accelerator's tiles, bandwidth and distance from its best matmul."""
+    accelerator = load_accelerator(derivation.name)
+    sibling, source = known[derivation.sibling], derivation.matmul_of or derivation.sibling
+    reference = load_accelerator(source)
+    dense = _ratio(_best_share(accelerator, DType.BF16), _best_share(reference, DType.BF16), 1.0)
+    fp8 = _ratio(_best_share(accelerator, DType.FP8), _best_share(reference, DType.FP8), dense)
+    matmul = replace(
+        known[source].matmul,
+        share=round(known[source].matmul.share * dense, DIGITS),
+        fp8_share=round(known[source].matmul.fp8_share * fp8, DIGITS),
+        tiles=accelerator.efficiency.matmul.tiles,
+    )
+    attention = dense if source == derivation.sibling else 1.0  # clocks under load limit both kinds alike
+    forward, backward = (
+        replace(constants, share=round(constants.share * attention, DIGITS))
+        for constants in (sibling.attention_forward, sibling.attention_backward)
+    )
+    return _with(
+        accelerator,
+        published=False,
+        matmul=matmul,
+        attention_forward=forward,
+        attention_backward=backward,
+        memory=_memory_share(derivation.name, sibling),
+        kernel_latency=sibling.kernel_latency,
+    )
+
+
+def _fit_few(accelerator: Accelerator) -> tuple[Accelerator, list[Quality]]:
+    """Let FP8 matmuls of a derived accelerator correct its fp8_share; the others judge constants they have not seen."""
+    dense, fp8 = _matmuls_of(accelerator.name)
+    qualities = []
+    if dense:
+        predicted = matmul_seconds(accelerator, dense)
+        qualities.append(_quality(accelerator.name, "matmul, not fitted", dense, Winner((), predicted, predicted)))
+    if fp8:
+        constants, winner = fit_fp8_share(accelerator, fp8)
+        accelerator = _with(accelerator, matmul=constants)
+        qualities.append(_quality(accelerator.name, "matmul fp8", fp8, winner))
+    return accelerator, qualities
+
+
+def _matmuls_of(name: str) -> tuple[list[MatmulRow], list[MatmulRow]]:
+    """An accelerator's rows in dense formats, and in FP8."""
+    rows = [row for row in matmuls() if row.accelerator == name]
+    fp8 = [row for row in rows if row.dtype is DType.FP8]
+    return [row for row in rows if row.dtype is not DType.FP8], fp8
+
+
+def _best_share(accelerator: Accelerator, dtype: DType) -> float | None:
+    """Part of the peak that the best matmul of a search reached, where one is known."""
+    rate = best_rates().get((accelerator.name, dtype))
+    return None if rate is None else rate / accelerator.peak_of(dtype)
+
+
+def _ratio(share: float | None, reference: float | None, unknown: float) -> float:
+    return unknown if share is None or reference is None else share / reference
+
+
+def _memory_share(name: str, sibling: Efficiency | None) -> float:
+    """Mean of the measured bandwidths over the datasheet's; the sibling's where none is known."""
+    measured = bandwidths().get(name, [])
+    if sibling is not None and not measured:
+        return sibling.memory
+    return round(float(np.mean(measured)) / load_accelerator(name).memory_bandwidth, DIGITS)
+
+
+def _quality(name: str, kind: str, rows: Sequence[MatmulRow] | Sequence[AttentionRow], winner: Winner) -> Quality:
+    measured = np.array([row.seconds for row in rows])
+    error = np.abs(winner.predicted / measured - 1.0)
+    left_out = np.abs(winner.left_out / measured - 1.0)
+    large = np.array([isinstance(row, MatmulRow) and row.flops >= LARGE for row in rows])
+    return Quality(
+        accelerator=name,
+        kind=kind,
+        rows=len(rows),
+        error=float(error.mean()),
+        left_out_error=float(left_out.mean()),
+        large_rows=int(large.sum()),
+        large_error=float(error[large].mean()) if large.any() else None,
+    )
+
+
+def command(target: str | None) -> None:
+    """Fit, and print a table (or write JSON to a file, or to standard output for `-`)."""
+    fits = fit()
+    if target is None:
+        print(_table(fits))
+        return
+    text = json.dumps(
+        {"qualities": [asdict(row) for row in fits.qualities], "efficiency": _recommended(fits)}, indent=2
+    )
+    if target == "-":
+        sys.stdout.write(text + "\n")
+        return
+    try:
+        Path(target).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{target}: cannot be written ({error.strerror})") from error
+
+
+def _recommended(fits: Fits) -> dict[str, dict[str, Any]]:
+    return {name: asdict(efficiency) for name, efficiency in fits.efficiencies.items()}
+
+
+def _table(fits: Fits) -> str:
+    lines = [f"{'accelerator':<16}{'kind':<20}{'rows':>5}{'error':>8}{'left out':>10}{'large':>7}{'error':>8}"]
+    for row in fits.qualities:
+        large = "" if row.large_error is None else f"{row.large_error:8.1%}"
+        errors = f"{row.error:8.1%}{row.left_out_error:10.1%}"
+        lines.append(f"{row.accelerator:<16}{row.kind:<20}{row.rows:>5}{errors}{row.large_rows or '':>7}{large}")
+    lines.append("")
+    for name, efficiency in fits.efficiencies.items():
+        lines.append(f"{name}: {'published' if efficiency.published else 'derived'}")
+        lines.extend(f"  {line}" for line in _constants(efficiency))
+    return "\n".join(lines)
+
+
+def _constants(efficiency: Efficiency) -> list[str]:
+    matmul = efficiency.matmul
+    sizes = f"prologue {matmul.prologue:g}, edge {matmul.edge:g}"
+    lines = [f"matmul: share {matmul.share:g}, fp8_share {matmul.fp8_share:g}, {sizes}"]
+    for name in ("attention_forward", "attention_backward"):
+        constants = asdict(getattr(efficiency, name))
+        lines.append(f"{name}: " + ", ".join(f"{key} {value:g}" for key, value in constants.items()))
+    return [*lines, f"memory {efficiency.memory:g}, kernel_latency {efficiency.kernel_latency * 1e6:g} us"]

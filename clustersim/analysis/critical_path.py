@@ -1,0 +1,42 @@
+"""Which chain of tasks makes the step as long as it is?
+
+Every row names the row whose end allowed its start (`cause`). Walking causes back from the row that ends last gives a
+chain in which each row starts when the one before it ends; where it does not, the time between is an explicit wait.
+Shortening a task off the chain cannot shorten the step; shortening one on it may, until another chain takes over.
+"""
+
+import numpy as np
+
+from clustersim.analysis.breakdown import run_parts
+from clustersim.analysis.parts import PARTS, Part
+from clustersim.analysis.rows import IntArray, TimingOf, block_runs, read_rows
+from clustersim.program.program import Program
+from clustersim.trace.store import Trace
+from clustersim.units import Seconds
+
+
+def critical_path(trace: Trace) -> IntArray:
+    """Rows of the chain that ends last, from first to last. Of rows that end equally late, the first one counts."""
+    if len(trace) == 0:
+        return np.empty(0, dtype=np.int64)
+    path = [int(trace.end.argmax())]
+    while (cause := int(trace.cause[path[-1]])) >= 0 and len(path) < len(trace):
+        path.append(cause)
+    return np.array(path[::-1], dtype=np.int64)
+
+
+def path_summary(trace: Trace, program: Program, timing_of: TimingOf) -> dict[str, Seconds]:
+    """Seconds of the critical path by part, summing to the makespan.
+
+    Blocks count by their operations, messages and collectives as exposed, time between rows of the path as wait.
+    """
+    rows = read_rows(trace, program)
+    row = critical_path(trace)
+    end = np.maximum.accumulate(trace.end[row])
+    before = np.concatenate(([0.0], end))[: len(row)]
+    begin = np.clip(trace.start[row], before, end)
+    seconds = run_parts(rows, block_runs(rows, row, end - begin), timing_of).sum(axis=0)
+    moves = rows.exchange[row] >= 0
+    np.add.at(seconds, rows.part[row[moves]], (end - begin)[moves])
+    seconds[Part.WAIT.place] += float((begin - before).sum())
+    return {part.value: float(value) for part, value in zip(PARTS, seconds, strict=True)}

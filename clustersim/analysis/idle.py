@@ -1,0 +1,169 @@
+"""Why did a compute stream stand still?
+
+A *gap* is the time between two tasks of a rank's compute stream. What ended it is the trace's `cause` of the later
+task, here the *awaited* row. A gap is split into
+
+1. transfer: the time in which data that was waited for moved, by the axis of what moved.
+   Awaited on the receive stream: the awaited transfer itself, since receives do not queue behind each other.
+   Awaited on another stream: everything that this stream moved in the gap, since the awaited row queued behind it.
+2. the rest, in which other ranks were waited for. If the awaited group spans pipeline stages, it is bubble (of the
+   gap's phase), else it is wait. Without an awaited communication of the rank's own, it is wait.
+
+A gap's phase is warm-up before the rank's first backward has begun, cool-down after its last forward has ended, and
+steady between. (In GPipe the pause between the last forward and the first backward is thus warm-up.)
+
+After its last block a rank's compute stream waits for its data stream: rows of that stream that end later count as if
+the compute stream ran them. What is then left until the step ends is cool-down in a pipeline, else wait.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from clustersim.analysis.parts import PARTS, Part
+from clustersim.analysis.rows import FloatArray, IntArray, Rows, staged
+from clustersim.program.program import Program
+from clustersim.program.task import Stream
+from clustersim.trace.store import Trace
+
+Busy = tuple[IntArray, IntArray, FloatArray]
+"""Numbers of gaps, the part of what moved in each, and for how many seconds of the gap it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What compute streams ran, and at the end waited for.
+
+    row: trace rows by class and time; start: seconds, clipped to the last block's end for rows of data streams;
+    first: [classes + 1] where each class begins.
+    """
+
+    row: IntArray
+    start: FloatArray
+    first: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Pauses of compute streams, columns of one length.
+
+    owner: class; start, end: seconds; awaited: the row that was waited for, or -1; rest: place of the part that the
+    time is in which nothing awaited moved.
+    """
+
+    owner: IntArray
+    start: FloatArray
+    end: FloatArray
+    awaited: IntArray
+    rest: IntArray
+
+
+def compute_queue(trace: Trace, rows: Rows) -> Queue:
+    """Rows of the compute streams, and those of data streams that end after a class's last one."""
+    last = np.zeros(len(rows.ranks))
+    computes = trace.stream == Stream.COMPUTE
+    np.maximum.at(last, rows.owner[computes], trace.end[computes])
+    late = (trace.stream == Stream.DATA) & (trace.end > last[rows.owner])
+    row = np.flatnonzero(computes | late)
+    start = np.where(late, np.maximum(trace.start, last[rows.owner]), trace.start)[row]
+    order = np.lexsort((trace.end[row], start, late[row], rows.owner[row]))
+    first = np.searchsorted(rows.owner[row[order]], np.arange(len(rows.ranks) + 1))
+    return Queue(row[order], start[order], first)
+
+
+def find_gaps(trace: Trace, rows: Rows, queue: Queue) -> Gaps:
+    """All gaps that ended because a task began."""
+    owner = rows.owner[queue.row]
+    previous = np.concatenate(([0.0], trace.end[queue.row[:-1]]))[: len(queue.row)]
+    previous[queue.first[:-1][np.diff(queue.first) > 0]] = 0.0
+    chosen = np.flatnonzero(queue.start > previous)
+    awaited = _awaited(trace, rows, queue.row[chosen])
+    crosses = (awaited >= 0) & rows.crosses[awaited]
+    rest = np.where(crosses, _phases(rows, queue, owner)[chosen], Part.WAIT.place)
+    return Gaps(owner[chosen], previous[chosen], queue.start[chosen], awaited, rest)
+
+
+def idle_seconds(trace: Trace, program: Program, rows: Rows, queue: Queue) -> FloatArray:
+    """Seconds that compute streams stood still: [classes, parts]."""
+    seconds = np.zeros((len(rows.ranks), len(PARTS)))
+    gaps = find_gaps(trace, rows, queue)
+    moved = np.zeros(len(gaps.owner))
+    for chosen, part, busy in (*_receiving(trace, rows, gaps), *_queueing(trace, rows, gaps)):
+        np.add.at(seconds, (gaps.owner[chosen], part), busy)
+        moved[chosen] += busy
+    np.add.at(seconds, (gaps.owner, gaps.rest), np.maximum(gaps.end - gaps.start - moved, 0.0))
+    _add_end(seconds, trace, program, queue)
+    return seconds
+
+
+def _add_end(seconds: FloatArray, trace: Trace, program: Program, queue: Queue) -> None:
+    part = Part.BUBBLE_COOLDOWN if staged(program) else Part.WAIT
+    filled = np.diff(queue.first) > 0
+    ends = np.zeros(len(seconds))
+    ends[filled] = trace.end[queue.row[queue.first[1:][filled] - 1]]
+    seconds[:, part.place] += trace.makespan - ends
+
+
+def _awaited(trace: Trace, rows: Rows, row: IntArray) -> IntArray:
+    """The communication of the rank's own that each row waited for: its cause, else itself, else -1."""
+    cause = trace.cause[row]
+    own = (cause >= 0) & (trace.rank[cause] == trace.rank[row]) & (trace.stream[cause] != Stream.COMPUTE)
+    return np.where(own, cause, np.where(rows.exchange[row] >= 0, row, -1))
+
+
+def _phases(rows: Rows, queue: Queue, owner: IntArray) -> IntArray:
+    """Which bubble a gap before each row of the queue would be: places of parts."""
+    place = np.arange(len(queue.row))
+    first_backward = np.full(len(rows.ranks), len(queue.row))
+    last_forward = np.full(len(rows.ranks), -1)
+    backward, forward = rows.backward[queue.row], rows.forward[queue.row]
+    np.minimum.at(first_backward, owner[backward], place[backward])
+    np.maximum.at(last_forward, owner[forward], place[forward])
+    after = np.where(place > last_forward[owner], Part.BUBBLE_COOLDOWN.place, Part.BUBBLE_STEADY.place)
+    return np.where(place <= first_backward[owner], Part.BUBBLE_WARMUP.place, after)
+
+
+def _receiving(trace: Trace, rows: Rows, gaps: Gaps) -> Iterator[Busy]:
+    """Overlap of gaps with the one transfer that each awaits on the receive stream."""
+    chosen = np.flatnonzero((gaps.awaited >= 0) & (trace.stream[gaps.awaited] == Stream.RECEIVE))
+    awaited = gaps.awaited[chosen]
+    begin = np.maximum(gaps.start[chosen], trace.start[awaited])
+    busy = np.minimum(gaps.end[chosen], trace.end[awaited]) - begin
+    yield chosen, rows.part[awaited], np.maximum(busy, 0.0)
+
+
+def _queueing(trace: Trace, rows: Rows, gaps: Gaps) -> Iterator[Busy]:
+    """Overlap of gaps with everything that moved on the stream that each awaits, by class, stream and part."""
+    chosen = np.flatnonzero((gaps.awaited >= 0) & (trace.stream[gaps.awaited] != Stream.RECEIVE))
+    waits = gaps.owner[chosen] * len(Stream) + trace.stream[gaps.awaited[chosen]]
+    moves = np.flatnonzero(rows.exchange >= 0)
+    keys = rows.owner[moves] * len(Stream) + trace.stream[moves]
+    moves, keys = moves[np.isin(keys, waits)], keys[np.isin(keys, waits)]
+    for key, part in sorted(set(zip(keys.tolist(), rows.part[moves].tolist(), strict=True))):
+        own = moves[(keys == key) & (rows.part[moves] == part)]
+        waiting = chosen[waits == key]
+        busy = _BusyTime.of(trace, own)
+        yield waiting, np.full(len(waiting), part), busy.until(gaps.end[waiting]) - busy.until(gaps.start[waiting])
+
+
+@dataclass(frozen=True, slots=True)
+class _BusyTime:
+    """How long a stream has been busy by a given time. start, end: rows in order of time; total: [rows + 1]."""
+
+    start: FloatArray
+    end: FloatArray
+    total: FloatArray
+
+    @classmethod
+    def of(cls, trace: Trace, row: IntArray) -> Self:
+        order = row[np.argsort(trace.start[row], kind="stable")]
+        start, end = trace.start[order], trace.end[order]
+        return cls(start, end, np.concatenate(([0.0], np.cumsum(end - start))))
+
+    def until(self, time: FloatArray) -> FloatArray:
+        """Busy seconds in [0, time]: those of all rows that have begun, less what the last one still has to do."""
+        begun = np.searchsorted(self.start, time, side="right")
+        left = np.where(begun > 0, np.maximum(self.end[begun - 1] - time, 0.0), 0.0)
+        return self.total[begun] - left

@@ -1,0 +1,81 @@
+"""What is a second of a rank's time called?
+
+Kernels are called by why they run (`Work`), communication by the mesh axis that it serves. Reductions over all ranks
+of a replica, over the world and of tied embeddings complete the gradients, so they count as data parallel.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clustersim.cost.block import BlockTiming
+from clustersim.program.task import Block, Work
+
+FloatArray = NDArray[np.float64]
+
+
+class Part(Enum):
+    """Names of a breakdown's parts, in the order in which they are shown."""
+
+    COMPUTE = "compute"
+    RECOMPUTE = "recompute"
+    OPTIMIZER = "optimizer"
+    EXPOSED_TP = "exposed tp"
+    EXPOSED_CP = "exposed cp"
+    EXPOSED_DP = "exposed dp"
+    EXPOSED_PP = "exposed pp"
+    BUBBLE_WARMUP = "bubble warm-up"
+    BUBBLE_STEADY = "bubble steady"
+    BUBBLE_COOLDOWN = "bubble cool-down"
+    WAIT = "wait"
+
+    @property
+    def place(self) -> int:
+        """Its column in arrays [.., parts]."""
+        return PLACES[self]
+
+
+PARTS: Final = tuple(Part)
+PLACES: Final[Mapping[Part, int]] = MappingProxyType({part: place for place, part in enumerate(PARTS)})
+EXPOSED: Final = (Part.EXPOSED_TP, Part.EXPOSED_CP, Part.EXPOSED_DP, Part.EXPOSED_PP)
+BUBBLES: Final = (Part.BUBBLE_WARMUP, Part.BUBBLE_STEADY, Part.BUBBLE_COOLDOWN)
+
+PART_OF_WORK: Final[Mapping[Work, Part]] = MappingProxyType(
+    {
+        Work.FORWARD: Part.COMPUTE,
+        Work.BACKWARD: Part.COMPUTE,
+        Work.RECOMPUTE: Part.RECOMPUTE,
+        Work.OPTIMIZER: Part.OPTIMIZER,
+    }
+)
+
+PART_OF_ROLE: Final[Mapping[str, Part]] = MappingProxyType(
+    {
+        "tp": Part.EXPOSED_TP,
+        "cp": Part.EXPOSED_CP,
+        "dp": Part.EXPOSED_DP,
+        "embedding": Part.EXPOSED_DP,
+        "model": Part.EXPOSED_DP,
+        "world": Part.EXPOSED_DP,
+        "pp_next": Part.EXPOSED_PP,
+        "pp_previous": Part.EXPOSED_PP,
+    }
+)
+
+PIPELINE_ROLES: Final = frozenset({"pp_next", "pp_previous"})
+STAGE_CROSSING_ROLES: Final = PIPELINE_ROLES | {"embedding", "model", "world"}
+"""Groups with members on several pipeline stages: who waits for them waits for the pipeline."""
+
+
+def block_parts(block: Block, timing: BlockTiming) -> FloatArray:
+    """Seconds of each part in a block that runs undisturbed: [parts], summing to the block's time."""
+    seconds = np.zeros(len(PARTS))
+    for operation, duration, exposed in zip(block.operations, timing.durations, timing.exposed, strict=True):
+        seconds[PART_OF_WORK[operation.work].place] += duration - exposed
+        if operation.exchange is not None:
+            seconds[PART_OF_ROLE[operation.exchange.group].place] += exposed
+    return seconds

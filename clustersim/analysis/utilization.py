@@ -1,0 +1,82 @@
+"""How well is the machine used, and what does a step achieve?
+
+Model FLOP utilization (MFU) is the rate of useful FLOP over the peak; hardware FLOP utilization (HFU) also counts
+what is computed a second time. Both depend on conventions, so the convention is part of the answer.
+Reference: Chowdhery et al. 2022 (PaLM, arXiv:2204.02311), appendix B; Korthikanti et al. 2022 (arXiv:2205.05198),
+section 6.3 and appendix A for hardware FLOP.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from clustersim.analysis.breakdown import Breakdown
+from clustersim.analysis.parts import BUBBLES, EXPOSED, PARTS
+from clustersim.analysis.rows import read_rows
+from clustersim.program.program import Program
+from clustersim.program.task import Block, Work
+from clustersim.trace.store import Trace
+from clustersim.units import Flop, FlopPerSecond, Seconds
+from clustersim.workload.attention import causal_factor
+from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind
+
+CONVENTION: Final = (
+    "FLOP of the matrix products of forward and backward (PaLM, appendix B): the logits count, the embedding lookup "
+    "does not, attention counts as a full matrix (causal factor 1), recomputation does not count for MFU and does for "
+    "HFU; the peak is the accelerator's dense peak in the compute format."
+)
+
+_PRODUCTS: Final = frozenset({KernelKind.MATMUL, KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD})
+
+
+def mfu(model_flops: Flop, *, seconds: Seconds, ranks: int, peak: FlopPerSecond) -> float:
+    """Model FLOP utilization: model FLOP of the whole step over what all ranks could do at their peak meanwhile."""
+    return model_flops / (seconds * ranks * peak)
+
+
+def hfu(model_flops: Flop, recomputed_flops: Flop, *, seconds: Seconds, ranks: int, peak: FlopPerSecond) -> float:
+    """Hardware FLOP utilization: like MFU, with what is recomputed on all ranks added."""
+    return mfu(model_flops + recomputed_flops, seconds=seconds, ranks=ranks, peak=peak)
+
+
+def model_flops_per_rank(model_flops: Flop, *, seconds: Seconds, ranks: int) -> FlopPerSecond:
+    """Model FLOP per second that each rank achieves."""
+    return model_flops / (seconds * ranks)
+
+
+def tokens_per_second(sequences: int, sequence: int, seconds: Seconds) -> float:
+    """Tokens per second of a step of `sequences` sequences of `sequence` tokens."""
+    return sequences * sequence / seconds
+
+
+def recomputed_flops(trace: Trace, program: Program) -> Flop:
+    """FLOP of matrix products that all ranks together computed a second time, by the convention."""
+    rows = read_rows(trace, program)
+    computes = rows.block >= 0
+    weights = rows.weights[rows.owner[computes]]
+    runs = np.bincount(rows.block[computes], weights=weights, minlength=len(rows.blocks))
+    return float(sum(count * _recomputed(block) for count, block in zip(runs, rows.blocks, strict=True)))
+
+
+def bubble_fraction(parts: Breakdown) -> float:
+    """Pipeline bubble as a share of the step time, the mean over all ranks (not of the ideal time)."""
+    return _fraction(parts.total(*BUBBLES), parts)
+
+
+def exposed_fraction(parts: Breakdown) -> float:
+    """Communication that no kernel hides as a share of the step time, the mean over all ranks; waiting not included."""
+    return _fraction(parts.total(*EXPOSED), parts)
+
+
+def _fraction(seconds: Seconds, parts: Breakdown) -> float:
+    whole = parts.total(*PARTS)
+    return seconds / whole if whole > 0 else 0.0
+
+
+def _recomputed(block: Block) -> Flop:
+    kernels = (operation.kernel for operation in block.operations if operation.work is Work.RECOMPUTE)
+    return sum(_full_matrix(kernel) for kernel in kernels if kernel is not None and kernel.kind in _PRODUCTS)
+
+
+def _full_matrix(kernel: Kernel) -> Flop:
+    return kernel.flops / causal_factor(kernel.shape) if isinstance(kernel.shape, AttentionShape) else kernel.flops

@@ -1,0 +1,103 @@
+"""Which commands are there, and which options do they take?
+
+Exit status: 0 done and fits, 2 bad input or an answer that cannot be written, 3 does not fit (answered all the same).
+Everything heavy is imported by the command that needs it, so that `--help` is quick.
+"""
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clustersim.errors import ClusterSimError
+
+BAD_INPUT = 2
+DOES_NOT_FIT = 3
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="How long does a training step take on a cluster, where does the time go, and does it fit?",
+)
+
+ScenarioFile = Annotated[Path, typer.Argument(metavar="FILE", help="Scenario, YAML or JSON.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the scenario, e.g. layout.tp=4; repeatable."),
+]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page to look at, offline.")]
+
+
+def main() -> None:
+    """Run the command line; mistakes of the user are one sentence on stderr and exit status 2."""
+    try:
+        app()
+    except ClusterSimError as error:
+        sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(BAD_INPUT) from None
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"clustersim {version('clustersim')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options that are not a command's."""
+
+
+@app.command()
+def run(
+    file: ScenarioFile,
+    overrides: Overrides = None,
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the numbers as JSON; - is stdout.")] = None,
+    html: Html = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
+) -> None:
+    """Simulate one training step and print where the time goes."""
+    from clustersim.cli.run import Outputs, run_scenario
+
+    outputs = Outputs(json=json, html=html, trace=trace, table=not quiet and json != "-")
+    _exit(fits=run_scenario(file, overrides or [], outputs))
+
+
+@app.command()
+def check(file: ScenarioFile, overrides: Overrides = None) -> None:
+    """Say whether a scenario is legal and fits in memory, without simulating it."""
+    from clustersim.cli.check import check_scenario
+
+    _exit(fits=check_scenario(file, overrides or []))
+
+
+@app.command()
+def presets() -> None:
+    """List the models, clusters, accelerators and schedules that are shipped."""
+    from clustersim.cli.shelves import print_shelves
+
+    print_shelves()
+
+
+@app.command()
+def topology(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A shipped cluster, or a topology file.")],
+    gpus: Annotated[int | None, typer.Option(metavar="N", help="Number of GPUs; default: the file's.")] = None,
+    html: Html = None,
+) -> None:
+    """Show how a cluster is wired."""
+    from clustersim.cli.topology import show_topology
+
+    show_topology(name, gpus, html)
+
+
+def _exit(*, fits: bool) -> None:
+    raise typer.Exit(0 if fits else DOES_NOT_FIT)

@@ -1,0 +1,21 @@
+"""What does `clustersim check` do? Everything that needs no simulation: is the scenario legal, and does it fit?"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from clustersim.scenario import Scenario
+from clustersim.units import format_bytes
+
+
+def check_scenario(file: Path, overrides: Sequence[str]) -> bool:
+    """Print the verdict; whether the scenario fits. Illegal scenarios raise InputError."""
+    scenario = Scenario.load(file, overrides)
+    from clustersim.simulation import check
+
+    report = check(scenario)
+    peak, capacity = format_bytes(report.peak_memory_bytes), format_bytes(report.memory_capacity_bytes)
+    verdict = "legal and fits" if report.fits else "legal, but does not fit"
+    print(f"{file}: {verdict}: {peak} of {capacity} on the fullest GPU")
+    for line in (*(f"warning: {warning}" for warning in report.warnings), *report.suggestions):
+        print(f"  {line}")
+    return report.fits

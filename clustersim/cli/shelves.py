@@ -1,0 +1,57 @@
+"""What is shipped? Every name that a scenario can use, with the numbers to recognise it by."""
+
+from rich.console import Console
+from rich.table import Table
+
+from clustersim import shipped
+from clustersim.hardware.accelerator import load_accelerator
+from clustersim.hardware.cluster import load_cluster
+from clustersim.schedules.shelf import NAMES
+from clustersim.units import format_bandwidth, format_bytes, format_flops
+from clustersim.workload.presets import PRESETS
+from clustersim.workload.transformer import parameters
+
+
+def print_shelves() -> None:
+    """Print models, clusters, accelerators and schedules."""
+    console = Console()
+    for table in (_models(), _clusters(), _accelerators()):
+        console.print(table)
+    console.print(f"schedules: {', '.join(NAMES)}")
+
+
+def table_of(title: str, *columns: str) -> Table:
+    """An empty table whose first column is left-aligned and never cut."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(columns[0], no_wrap=True)
+    for column in columns[1:]:
+        table.add_column(column, justify="left" if column == "description" else "right")
+    return table
+
+
+def _models() -> Table:
+    table = table_of("model", "name", "parameters", "layers", "hidden", "heads", "kv heads", "vocab")
+    for name, preset in sorted(PRESETS.items()):
+        model = preset.model
+        sizes = (model.layers, model.hidden, model.heads, model.kv_heads, model.vocab)
+        table.add_row(name, f"{parameters(model) / 1e9:,.2f} B", *(f"{size:,}" for size in sizes))
+    return table
+
+
+def _clusters() -> Table:
+    table = table_of("cluster", "name", "GPUs", "per node", "accelerator", "description")
+    for name in shipped.names("clusters"):
+        cluster = load_cluster(name)
+        counts = (f"{cluster.gpus:,}", str(cluster.gpus_per_node))
+        table.add_row(name, *counts, cluster.accelerator.name, cluster.description)
+    return table
+
+
+def _accelerators() -> Table:
+    table = table_of("accelerator", "name", "memory", "bandwidth", "dense peak")
+    for name in shipped.names("accelerators"):
+        gpu = load_accelerator(name)
+        dtype, peak = max(gpu.peak.items(), key=lambda item: (item[0].bytes == 2, item[1]))
+        memory = format_bytes(gpu.memory_bytes)
+        table.add_row(name, memory, format_bandwidth(gpu.memory_bandwidth), f"{format_flops(peak)} {dtype.value}")
+    return table

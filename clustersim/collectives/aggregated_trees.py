@@ -1,0 +1,39 @@
+"""How is data gathered in a logarithmic number of rounds?
+
+Parallel aggregated trees (PAT): a block reaches the rank at distance d by hops of decreasing powers of two, the
+lowest set bit of d last. Every rank receives each block once, and the shorter a hop is the more blocks take it: half of
+all blocks go over distance one, a single block over the longest distance. Reduce-scatter is the mirror image.
+Only groups with one member per domain are served, as in NCCL.
+
+Reference: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale", arXiv:2506.20252;
+NCCL 2.23.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from clustersim.collectives.phase import Arrangement, Phase, Rounds, flows, phase
+from clustersim.program.task import Collective
+
+_KINDS: Final = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatedTrees:
+    """PAT; every block is also posted once, which leaves a latency that grows with the number of ranks."""
+
+    def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
+        """One phase."""
+        members, size = arrangement.flat, arrangement.size
+        if kind not in _KINDS or bool((arrangement.spans != size).any()):
+            return ()
+        offsets = np.arange(1, size)
+        hops, blocks = np.unique(offsets & -offsets, return_counts=True)
+        direction = -1 if kind is Collective.ALL_GATHER else 1
+        parts = [
+            flows(members, np.roll(members, direction * int(hop), axis=1), count / size)
+            for hop, count in zip(hops, blocks, strict=True)
+        ]
+        return (phase(*parts, rounds=Rounds(network=len(hops), posts=size)),)

@@ -1,0 +1,108 @@
+"""Which algorithm does a library take?
+
+The fastest that it offers for this collective, these groups and this payload, by the model's own estimate, as NCCL's
+tuner does; or the one that the user named.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from clustersim.collectives.library import ALGORITHMS, Library, Offer
+from clustersim.collectives.phase import Arrangement, FloatArray, IntArray, arrange
+from clustersim.collectives.transfer import (
+    Routed,
+    effective_bandwidth,
+    needs_switch,
+    phase_latency,
+    route,
+    time_phase,
+)
+from clustersim.errors import InputError
+from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
+from clustersim.program.task import Collective
+from clustersim.units import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What each offer would cost all groups of one role, for any payload.
+
+    coefficients: [offers, 3, classes] latency (s), seconds per byte, fill (s/byte of chunk); groups with equal
+    coefficients are one class; group_class: [groups].
+    """
+
+    offers: tuple[Offer, ...]
+    coefficients: FloatArray
+    group_class: IntArray
+    library: Library
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The fastest offer. seconds: [groups]; offer, latency: of the slowest group (latency in s, no bytes counted)."""
+
+    seconds: FloatArray
+    offer: Offer
+    latency: float
+    slowest: int
+
+
+def choose(choices: Choices, payload: Bytes) -> Choice:
+    """The fastest offer for this payload, in each group; time of microseconds."""
+    chunk = np.array([_chunk(offer, choices.library, payload) for offer in choices.offers])
+    latency, per_byte, fill = np.moveaxis(choices.coefficients, 1, 0)
+    seconds = latency + payload * per_byte + chunk[:, None] * fill
+    best = seconds.argmin(axis=0)
+    fastest = seconds[best, np.arange(seconds.shape[1])]
+    worst = int(fastest.argmax())
+    slowest = int((choices.group_class == worst).argmax())
+    offer = int(best[worst])
+    return Choice(fastest[choices.group_class], choices.offers[offer], float(latency[offer, worst]), slowest)
+
+
+def _chunk(offer: Offer, library: Library, payload: Bytes) -> Bytes:
+    return min(library.pipeline.fraction * payload, library.pipeline.chunk) if offer.chunked else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyor:
+    """Costs a library's offers on one fabric."""
+
+    fabric: Fabric
+    library: Library
+
+    def survey(self, kind: Collective, members: IntArray, algorithm: str | None = None) -> Choices:
+        """Cost every offer for the groups [groups, size]; `algorithm` restricts the offers to one algorithm."""
+        arrangement = arrange(members, self.fabric)
+        able = [offer for offer in self.library.offered(kind, algorithm) if self._possible(offer)]
+        phases = {name: ALGORITHMS[name].phases(kind, arrangement) for name in {offer.algorithm for offer in able}}
+        routed = {name: tuple(route(phase, self.fabric) for phase in listed) for name, listed in phases.items()}
+        offers = tuple(offer for offer in able if routed[offer.algorithm])
+        if not offers:
+            what = f"{kind.value} by {algorithm}" if algorithm else kind.value
+            raise InputError(f"{self.library.name} cannot do {what} in groups of {members.shape[1]} on this cluster")
+        return self._classified(offers, [self._cost(offer, routed[offer.algorithm], arrangement) for offer in offers])
+
+    def _possible(self, offer: Offer) -> bool:
+        """Whether the fabric's switches can do what the offer needs."""
+        if not needs_switch(offer):
+            return True
+        ports = self.fabric.links.bandwidth[self.fabric.links.kind == LINK_KINDS.index(LinkKind.NVLINK)]
+        return ports.size > 0 and self.library.generation(float(ports.max())).in_network is not None
+
+    def _cost(self, offer: Offer, routed: tuple[Routed, ...], arrangement: Arrangement) -> FloatArray:
+        """[3, groups]: latency, seconds per byte, fill, summed over the phases."""
+        spans = int(arrangement.spans.max())
+        bandwidth = effective_bandwidth(self.fabric, self.library, offer, spans)
+        total = np.zeros((3, len(arrangement.members)))
+        for each in routed:
+            latency = phase_latency(each, self.library, offer, arrangement)
+            total += time_phase(each, bandwidth, latency)
+        return total
+
+    def _classified(self, offers: tuple[Offer, ...], costs: list[FloatArray]) -> Choices:
+        """Merge groups with equal coefficients."""
+        table = np.stack(costs)
+        classes, group_class = np.unique(table.reshape(-1, table.shape[2]), axis=1, return_inverse=True)
+        return Choices(offers, classes.reshape(len(offers), 3, -1), group_class.ravel(), self.library)

@@ -1,0 +1,55 @@
+"""How does data travel straight from each rank to each other?
+
+Send/recv is one flow. All-to-all sends an n-th of the payload to every other member, all at once.
+In very large groups an evenly spread sample of distances stands for all of them (their shares are scaled up), because
+the flows of one distance load a regular fabric like those of its neighbours.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from clustersim.collectives.phase import Arrangement, IntArray, Phase, Rounds, flows, phase
+from clustersim.program.task import Collective
+
+_DISTANCES: Final = 509  # at most so many distances; a prime, so that a sample has no common stride with domains
+
+
+@dataclass(frozen=True, slots=True)
+class Pairwise:
+    """Direct flows."""
+
+    def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
+        """One phase for send/recv and all-to-all."""
+        if kind is Collective.SEND_RECV:
+            return (_send(arrangement),)
+        if kind is Collective.ALL_TO_ALL:
+            return (_all_to_all(arrangement),)
+        return ()
+
+
+def _send(arrangement: Arrangement) -> Phase:
+    """From the first member to the second."""
+    members = arrangement.flat
+    crosses = (arrangement.spans > 1).astype(np.int64)
+    return phase(flows(members[:, :1], members[:, 1:], 1.0), rounds=Rounds(local=1 - crosses, network=crosses))
+
+
+def _all_to_all(arrangement: Arrangement) -> Phase:
+    """Every member to every other; messages to other domains are posted one after the other."""
+    members, size = arrangement.flat, arrangement.size
+    distances = _sample(size)
+    share = (size - 1) / size / len(distances)
+    targets = np.stack([np.roll(members, -int(distance), axis=1) for distance in distances], axis=2)
+    sources = np.broadcast_to(members[:, :, None], targets.shape)
+    crosses = (arrangement.spans > 1).astype(np.int64)
+    posts = crosses * (size - size // arrangement.spans)
+    return phase(flows(sources, targets, share), rounds=Rounds(local=1 - crosses, network=crosses, posts=posts))
+
+
+def _sample(size: int) -> IntArray:
+    """Distances 1 ... size-1, or evenly spread ones among them."""
+    if size - 1 <= _DISTANCES:
+        return np.arange(1, size)
+    return 1 + (np.arange(_DISTANCES) * (size - 1) + (size - 1) // 2) // _DISTANCES

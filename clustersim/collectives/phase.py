@@ -1,0 +1,127 @@
+"""What does an algorithm move, and between whom?
+
+An algorithm is a sequence of phases. A phase is a set of flows that run side by side in every group, cut into chunks
+that follow each other (pipelining). It only lists what is moved; how long that takes is asked in `transfer`.
+
+Before an algorithm lists its flows, the members of each group are arranged by domain: domains in ascending number from
+the root's on, members of a domain in the group's order. A domain is an NVLink domain or a node, whichever holds more
+GPUs. If every domain of every group holds the same number of members, algorithms can use one route per member out of
+each domain; otherwise each member stands alone.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clustersim.hardware.topology import Fabric
+from clustersim.program.task import Collective
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """How many messages follow each other, each waiting for the one before, in each group: [groups] or a number.
+
+    local: within a domain; network: between domains; posts: messages that one rank hands to its network interface one
+    after the other without waiting for an answer.
+    """
+
+    local: IntArray | int = 0
+    network: IntArray | int = 0
+    posts: IntArray | int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Flows that run side by side.
+
+    sources, targets: [groups, flows] GPU numbers; share: [groups, flows] fraction of the payload that each flow
+    carries over the whole phase; stages: how many chunk times the pipeline needs to fill, a chunk time being what the
+    phase's busiest link needs for its part of one chunk.
+    """
+
+    sources: IntArray
+    targets: IntArray
+    share: FloatArray
+    rounds: Rounds
+    stages: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """Groups by domain. members: [groups, domains, per_domain]; spans: [groups] how many domains each group crosses.
+
+    A group whose domains hold different numbers of members is arranged as `size` domains of one member. switched: every
+    domain's members share an NVLink domain.
+    """
+
+    members: IntArray
+    spans: IntArray
+    switched: bool
+
+    @property
+    def size(self) -> int:
+        """Members of one group."""
+        _, domains, per_domain = self.members.shape
+        return int(domains * per_domain)
+
+    @property
+    def flat(self) -> IntArray:
+        """[groups, size]: the members in order, the root first."""
+        return self.members.reshape(len(self.members), -1)
+
+
+class Algorithm(Protocol):
+    """The seam of the shelf: what a collective algorithm must answer."""
+
+    def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
+        """List what is moved; no phases if the algorithm cannot do this collective in groups of this shape."""
+
+
+def arrange(members: IntArray, fabric: Fabric) -> Arrangement:
+    """Order groups [groups, size] by domain, the first member's domain first."""
+    domains, switched = _domains(members, fabric)
+    distance = (domains - domains[:, :1]) % (int(domains.max(initial=0)) + 1)
+    order = np.argsort(distance, axis=1, kind="stable")
+    ordered = np.take_along_axis(members, order, axis=1)
+    sorted_distance = np.take_along_axis(distance, order, axis=1)
+    starts = np.diff(sorted_distance, axis=1, prepend=-1) != 0
+    spans = starts.sum(axis=1)
+    return Arrangement(ordered.reshape(len(members), *_shape(starts)), spans, switched)
+
+
+def _domains(members: IntArray, fabric: Fabric) -> tuple[IntArray, bool]:
+    """NVLink domains, or nodes if these join several of them; and whether it is the former."""
+    domains, nodes = fabric.domains(members), fabric.nodes(members)
+    if len(np.unique(nodes)) < len(np.unique(domains)):
+        return nodes, False
+    return domains, True
+
+
+def _shape(starts: NDArray[np.bool_]) -> tuple[int, int]:
+    """Domains and members per domain, if these are equal everywhere; `starts` marks the first member of a domain."""
+    size = starts.shape[1]
+    count = int(starts[0].sum())
+    if size % count == 0:
+        per_domain = size // count
+        expected = np.arange(size) % per_domain == 0
+        if bool((starts == expected).all()):
+            return count, per_domain
+    return size, 1
+
+
+def flows(sources: IntArray, targets: IntArray, share: float | FloatArray) -> tuple[IntArray, IntArray, FloatArray]:
+    """Flatten flows of any shape [groups, ...] to [groups, flows], with `share` broadcast to the same shape."""
+    groups = len(sources)
+    shares = np.broadcast_to(np.asarray(share, dtype=np.float64), sources.shape)
+    return sources.reshape(groups, -1), targets.reshape(groups, -1), shares.reshape(groups, -1)
+
+
+def phase(*parts: tuple[IntArray, IntArray, FloatArray], rounds: Rounds, stages: float = 1.0) -> Phase:
+    """Join flows (see `flows`) into one phase."""
+    sources, targets, share = (np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True))
+    return Phase(sources, targets, share, rounds, stages)

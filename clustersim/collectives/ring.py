@@ -1,0 +1,75 @@
+"""How does data travel round a ring?
+
+Each rank sends only to its neighbour. An all-gather passes every rank's part n-1 times on, a reduce-scatter likewise
+with an addition at each hop, an all-reduce is both. Broadcast and reduce are pipelined along the ring cut open at the
+root.
+
+A domain of k members is left by k rings, each with 1/k of the payload and by a different member, so that every network
+interface is used. Domains are passed in alternating direction (out by member j, into the next domain by member j): all
+traffic between domains stays on its rail, but for one hop where the number of domains is odd. Inside a domain k-1 of
+the k rings pass each pair of neighbours.
+
+Reference: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009; NCCL's
+rings with NCCL_CROSS_NIC=2.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from clustersim.collectives.phase import Arrangement, FloatArray, IntArray, Phase, Rounds, flows, phase
+from clustersim.program.task import Collective
+
+_PASSES: Final = {Collective.ALL_REDUCE: 2, Collective.ALL_GATHER: 1, Collective.REDUCE_SCATTER: 1}
+_ROOTED: Final = (Collective.BROADCAST, Collective.REDUCE)
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """One ring per member of a domain."""
+
+    def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
+        """One phase for all collectives with a ring form."""
+        if kind in _PASSES:
+            return (_round_trip(arrangement, _PASSES[kind]),)
+        if kind in _ROOTED:
+            return (_chain(arrangement, kind),)
+        return ()
+
+
+def _round_trip(arrangement: Arrangement, passes: int) -> Phase:
+    """All-gather or reduce-scatter (one pass), or both one after the other."""
+    size = arrangement.size
+    network = passes * (arrangement.spans - 1)
+    rounds = Rounds(local=passes * (size - 1) - network, network=network)
+    return phase(*ring_flows(arrangement.members, passes * (size - 1) / size), rounds=rounds)
+
+
+def ring_flows(members: IntArray, share: float) -> list[tuple[IntArray, IntArray, FloatArray]]:
+    """Flows of k rings through members [groups, domains, k]; `share` of the payload passes each member."""
+    domains, local = members.shape[1:]
+    if domains == 1:
+        return [flows(members, np.roll(members, -1, axis=2), share)]
+    between = flows(*_rails(members), share / local)
+    if local == 1:
+        return [between]
+    forward = (np.arange(domains) % 2 == 0)[None, :, None]
+    following = np.where(forward, np.roll(members, -1, axis=2), np.roll(members, 1, axis=2))
+    return [flows(members, following, share * (local - 1) / local), between]
+
+
+def _rails(members: IntArray) -> tuple[IntArray, IntArray]:
+    """Each member sends to the same place of the next domain."""
+    return members, np.roll(members, -1, axis=1)
+
+
+def _chain(arrangement: Arrangement, kind: Collective) -> Phase:
+    """The ring without the hop back to the root; every other hop carries the whole payload (or 1/k of it k times)."""
+    members = arrangement.flat
+    sources, targets = members[:, :-1], members[:, 1:]
+    if kind is Collective.REDUCE:
+        sources, targets = targets, sources
+    network = arrangement.spans - 1
+    rounds = Rounds(local=arrangement.size - 1 - network, network=network)
+    return phase(flows(sources, targets, 1.0), rounds=rounds, stages=max(arrangement.size - 2, 0))

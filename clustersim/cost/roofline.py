@@ -1,0 +1,153 @@
+"""How long does a kernel take on this accelerator, from its shape and a few constants?
+
+    seconds = max(max(compute, memory) + launches · kernel latency, launches · launch interval)
+
+Memory is bytes over the bandwidth that streaming kernels reach. Compute is FLOP over the peak for streaming kernels;
+matrix multiplications and flash attention are cut into the tiles that a compute unit works on, and tiles run in waves
+of one tile per compute unit, so a partly filled last wave costs a whole one.
+
+A tile of m x n over k costs 2 m n (k + p) FLOP at a share of the peak; p is what filling and draining its pipeline
+costs. The share is largest for the largest tile and falls with the perimeter, as (1 + e/m)(1 + e/n): a small tile
+loads more operands per FLOP. The library is assumed to know its own fastest tile, and to split k where that fills the
+machine, at the price of writing partial sums.
+
+An attention block costs its scores x (head dimension + h) x (keys + o): h is the softmax, which runs on slower
+units, and o the block's start and end. Blocks of causal attention differ in length; they are assumed to be well
+balanced, so that the kernel is as long as the mean load of a compute unit or as the longest block.
+
+References: NVIDIA, "Matrix Multiplication Background User's Guide", sections on tile and wave quantisation; Osama et
+al., "Stream-K", arXiv:2301.03598, section 3 (splitting k); Dao, "FlashAttention-2", arXiv:2307.08691, sections
+3.1-3.2; Williams et al., "Roofline", CACM 52(4).
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clustersim.cost.timing import Bound, Provenance, Timing
+from clustersim.dtypes import DType
+from clustersim.hardware.accelerator import Accelerator
+from clustersim.hardware.efficiency import AttentionEfficiency
+from clustersim.units import Bytes, FlopPerSecond, Seconds
+from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape
+
+FloatArray = NDArray[np.float64]
+
+SPLITS: Final = (1, 2, 4, 8, 16)  # ways to split k that libraries ship
+PARTIAL_BYTES: Final = 8.0  # a partial sum is written and read once in FP32
+FORWARD_MATMULS: Final = 4.0  # FLOP per score and head element: Q K^T and P V
+BACKWARD_MATMULS: Final = 10.0  # five matmuls: one recomputed, four gradients (arXiv:2307.08691, section 4.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Time that a kernel's arithmetic and its memory traffic take, each alone."""
+
+    compute: Seconds
+    memory: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """A source of kernel durations for one accelerator; remembers the kernels that it has timed."""
+
+    accelerator: Accelerator
+    _timings: dict[Kernel, Timing] = field(default_factory=dict, repr=False, compare=False)
+
+    def kernel(self, kernel: Kernel) -> Timing:
+        """Time one kernel alone on one accelerator."""
+        timing = self._timings.get(kernel)
+        if timing is None:
+            timing = self._timings[kernel] = self._time(kernel)
+        return timing
+
+    def _time(self, kernel: Kernel) -> Timing:
+        efficiency = self.accelerator.efficiency
+        work = self._work(kernel)
+        latency = kernel.launches * efficiency.kernel_latency
+        floor = kernel.launches * efficiency.launch_interval
+        busy = max(work.compute, work.memory)
+        seconds = max(busy + latency, floor)
+        provenance = Provenance.PUBLISHED if efficiency.published else Provenance.ROOFLINE
+        if busy < seconds - busy:
+            return Timing(seconds, provenance, Bound.LAUNCH)
+        return Timing(seconds, provenance, Bound.COMPUTE if work.compute > work.memory else Bound.MEMORY)
+
+    def _work(self, kernel: Kernel) -> Work:
+        if isinstance(kernel.shape, MatmulShape):
+            return self._matmul(kernel, kernel.shape)
+        if isinstance(kernel.shape, AttentionShape):
+            return self._attention(kernel, kernel.shape)
+        return Work(kernel.flops / self._rate(kernel), self._stream(kernel.bytes))
+
+    def _rate(self, kernel: Kernel) -> FlopPerSecond:
+        """Rate of a kernel without a shape: matmul units for a matmul, vector units for anything else."""
+        if kernel.kind is KernelKind.MATMUL:
+            return matmul_rate(self.accelerator, kernel.dtype)
+        return self.accelerator.peak_of(DType.FP32)
+
+    def _stream(self, size: Bytes) -> Seconds:
+        return size / (self.accelerator.memory_bandwidth * self.accelerator.efficiency.memory)
+
+    def _matmul(self, kernel: Kernel, shape: MatmulShape) -> Work:
+        sizes = np.array([[shape.m], [shape.n], [shape.k], [shape.batch]], dtype=np.float64)
+        compute, memory = matmul_options(self.accelerator, kernel.dtype, sizes, np.array([kernel.bytes]))
+        best = int(np.argmin(np.maximum(compute, memory)))
+        return Work(float(compute[0, best]), float(memory[0, best]))
+
+    def _attention(self, kernel: Kernel, shape: AttentionShape) -> Work:
+        backward = kernel.kind is KernelKind.ATTENTION_BACKWARD
+        efficiency = self.accelerator.efficiency
+        constants = efficiency.attention_backward if backward else efficiency.attention_forward
+        scores = kernel.flops / (shape.head_dim * (BACKWARD_MATMULS if backward else FORWARD_MATMULS))
+        rate = self.accelerator.peak_of(kernel.dtype) * constants.share
+        load = attention_load(constants, shape, scores, self.accelerator.compute_units)
+        return Work(kernel.flops / rate * load, self._stream(kernel.bytes))
+
+
+def matmul_rate(accelerator: Accelerator, dtype: DType) -> FlopPerSecond:
+    """FLOP/s of all compute units inside the main loop of the library's largest tile."""
+    matmul = accelerator.efficiency.matmul
+    return accelerator.peak_of(dtype) * (matmul.fp8_share if dtype is DType.FP8 else matmul.share)
+
+
+def matmul_options(
+    accelerator: Accelerator, dtype: DType, sizes: FloatArray, moved: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Arithmetic and memory seconds of many matmuls under every tile and split that the library has.
+
+    sizes: [4, matmuls] rows m, n, k, batch; moved: [matmuls] bytes if every operand passes once; both results are
+    [matmuls, options].
+    """
+    matmul, units = accelerator.efficiency.matmul, accelerator.compute_units
+    options = np.array([(m, n, split) for m, n in matmul.tiles for split in SPLITS], dtype=np.float64).T
+    tile_m, tile_n, split = options[:, None, :]
+    m, n, k, batch = sizes[:, :, None]
+    perimeter = (1.0 + matmul.edge / tile_m) * (1.0 + matmul.edge / tile_n)
+    tile_flops = 2.0 * tile_m * tile_n * (k / split + matmul.prologue) * perimeter / perimeter.min()
+    waves = np.ceil(np.ceil(m / tile_m) * np.ceil(n / tile_n) * batch * split / units)
+    compute = waves * tile_flops * units / matmul_rate(accelerator, dtype)
+    partial = np.where(split > 1.0, split * m * n * batch * PARTIAL_BYTES, 0.0)
+    memory = (moved[:, None] + partial) / (accelerator.memory_bandwidth * accelerator.efficiency.memory)
+    return compute, memory
+
+
+def attention_load(constants: AttentionEfficiency, shape: AttentionShape, scores: float, compute_units: int) -> float:
+    """Time of an attention kernel relative to its FLOP at full rate on all compute units (at least 1).
+
+    scores: score elements computed, over all sequences and heads; causal attention computes about half of all.
+    """
+    rows = shape.batch * shape.heads * shape.query
+    blocks = shape.batch * shape.heads * np.ceil(shape.query / constants.block)
+    keys = scores / rows
+    diagonal = constants.block / 2.0 if shape.causal else 0.0  # half of the block on the diagonal is masked
+    mean = keys + diagonal + constants.key_overhead
+    longest = shape.key + constants.key_overhead
+    waves = blocks / compute_units
+    busiest = max(waves * mean, longest) if shape.causal else np.ceil(waves) * mean
+    padding = blocks * constants.block / rows
+    head = (shape.head_dim + constants.head_overhead) / shape.head_dim
+    mask = constants.causal if shape.causal else 1.0
+    return float(busiest / (waves * keys) * padding * head / mask)

@@ -1,0 +1,50 @@
+"""Where do spans go while the engine runs?"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clustersim.program.task import Stream
+from clustersim.trace.store import OperationSpans, Trace
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Appends rows; a row's number is its place."""
+
+    whole: list[tuple[int, int, int, int]] = field(default_factory=list)
+    times: list[tuple[float, float, float, float]] = field(default_factory=list)
+    operations: list[tuple[int, int, int]] = field(default_factory=list)
+    operation_times: list[tuple[float, float]] = field(default_factory=list)
+
+    def span(self, where: tuple[int, int, Stream], cause: int, times: tuple[float, float, float, float]) -> int:
+        """Write a span of (rank, task, stream) with its (queued, ready, start, end); return its row."""
+        self.whole.append((*where, cause))
+        self.times.append(times)
+        return len(self.whole) - 1
+
+    def operation(self, where: tuple[int, int, int], start: float, end: float) -> None:
+        """Write a span of (rank, task, operation)."""
+        self.operations.append(where)
+        self.operation_times.append((start, end))
+
+    def trace(self, representative: IntArray) -> Trace:
+        """All spans, in columns."""
+        whole = np.array(self.whole, dtype=np.int64).reshape(-1, 4)
+        times = np.array(self.times, dtype=np.float64).reshape(-1, 4)
+        rank, task, stream, cause = np.ascontiguousarray(whole.T)
+        queued, ready, start, end = np.ascontiguousarray(times.T)
+        return Trace(
+            rank=rank, task=task, stream=stream, cause=cause,
+            queued=queued, ready=ready, start=start, end=end,
+            representative=representative,
+        )  # fmt: skip
+
+    def operation_spans(self) -> OperationSpans:
+        """Spans of single operations, where blocks were run operation by operation."""
+        where = np.array(self.operations, dtype=np.int64).reshape(-1, 3)
+        times = np.array(self.operation_times, dtype=np.float64).reshape(-1, 2)
+        return OperationSpans(where[:, 0], where[:, 1], where[:, 2], times[:, 0], times[:, 1])

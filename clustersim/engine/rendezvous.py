@@ -1,0 +1,53 @@
+"""How do the members of a group meet for a collective?
+
+Members arrive in any order; the collective starts when the last one has come. Collectives of one group are matched in
+the order in which each member issues them, as communication libraries do.
+"""
+
+from collections.abc import Hashable
+
+import simpy
+
+
+class Rendezvous:
+    """One collective in the making. `cause` is the trace row that released the last member to come."""
+
+    __slots__ = ("_gathered", "_missing", "cause")
+
+    def __init__(self, environment: simpy.Environment, members: int) -> None:
+        self._gathered = environment.event()
+        self._missing = members
+        self.cause = -1
+
+    def arrive(self, cause: int) -> simpy.Event:
+        """Count a member in; the event has happened once all have come."""
+        self._missing -= 1
+        if self._missing == 0:
+            self.cause = cause
+            self._gathered.succeed()
+        return self._gathered
+
+
+class MeetingPlaces:
+    """All collectives that have members waiting, by group and by their number within the group."""
+
+    def __init__(self, environment: simpy.Environment) -> None:
+        self._environment = environment
+        self._open: dict[tuple[Hashable, int], tuple[Rendezvous, int]] = {}
+        self._issued: dict[tuple[Hashable, int], int] = {}
+
+    def join(self, group: Hashable, rank: int, members: int) -> Rendezvous:
+        """The rendezvous of the next collective that `rank` issues in `group`, which `members` simulated ranks join."""
+        number = self._issued.get((group, rank), 0)
+        self._issued[group, rank] = number + 1
+        rendezvous, joined = self._open.get((group, number)) or (Rendezvous(self._environment, members), 0)
+        if joined + 1 == members:
+            self._open.pop((group, number), None)
+        else:
+            self._open[group, number] = (rendezvous, joined + 1)
+        return rendezvous
+
+    @property
+    def waiting(self) -> list[Hashable]:
+        """Groups in which somebody waits for a member that has not come."""
+        return [group for group, _ in self._open]

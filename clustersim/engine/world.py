@@ -1,0 +1,106 @@
+"""What do simulated ranks share? The clock, the program, the costs, the meeting places and the mail."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+
+from clustersim.cost.block import BlockCost
+from clustersim.engine.recorder import Recorder
+from clustersim.engine.rendezvous import MeetingPlaces, Rendezvous
+from clustersim.program.action import Action
+from clustersim.program.program import Program, RankProgram
+from clustersim.program.symmetry import Classes
+from clustersim.program.task import Block, Exchange, Receive, Send, Stream
+from clustersim.units import Seconds
+
+IntArray = NDArray[np.int64]
+
+
+class Addressee(Protocol):
+    """Whoever can be told that one of its tasks is done."""
+
+    def finish(self, number: int, row: int) -> None:
+        """Note that task `number` is done; its span is trace row `row`."""
+
+
+@dataclass(slots=True)
+class World:
+    """Shared state of one simulation; nothing here outlives it."""
+
+    program: Program
+    classes: Classes
+    cost: BlockCost
+    environment: simpy.Environment = field(default_factory=simpy.Environment)
+    recorder: Recorder = field(default_factory=Recorder)
+    ranks: dict[int, Addressee] = field(default_factory=dict)
+    _meetings: MeetingPlaces = field(init=False)
+    _rows: dict[str, IntArray] = field(init=False)
+    _groups: dict[tuple[str, int], tuple[tuple[str, int], int]] = field(init=False, default_factory=dict)
+    _private: dict[tuple[Block, int], bool] = field(init=False, default_factory=dict)
+    _seconds: dict[tuple[Exchange, int], Seconds] = field(init=False, default_factory=dict)
+    _receipts: dict[int, dict[tuple[str, Action], int]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._meetings = MeetingPlaces(self.environment)
+        self._rows = {
+            role: groups.row_of(self.program.ranks, place=0 if groups.ordered else None)
+            for role, groups in self.program.groups.items()
+        }
+
+    def program_of(self, rank: int) -> RankProgram:
+        """The tasks of a rank."""
+        return self.program.programs[int(self.program.kind[rank])]
+
+    def join(self, rank: int, exchange: Exchange) -> Rendezvous:
+        """Meet the other simulated members of the rank's group for its next collective."""
+        group, members = self._group(exchange.group, rank)
+        return self._meetings.join(group, rank, members)
+
+    def private(self, rank: int, block: Block) -> bool:
+        """Whether no other simulated rank takes part in the block's exchanges."""
+        known = self._private.get((block, rank))
+        if known is None:
+            known = all(self._group(exchange.group, rank)[1] == 1 for exchange in block.exchanges)
+            self._private[block, rank] = known
+        return known
+
+    def seconds(self, rank: int, exchange: Exchange) -> Seconds:
+        """Duration of an exchange in the rank's group."""
+        known = self._seconds.get((exchange, rank))
+        if known is None:
+            known = self._seconds[exchange, rank] = self.cost.exchange(rank, exchange).seconds
+        return known
+
+    def deliver(self, sender: int, send: Send, start: Seconds, cause: int) -> None:
+        """Finish the receive that a message was for, and write its span."""
+        role = send.exchange.group
+        pair = self.program.groups[role].members[self._rows[role][sender]]
+        receiver = int(self.classes.representative[pair[1]])
+        number = self._receipts_of(receiver)[role, send.tag]
+        now = self.environment.now
+        row = self.recorder.span((receiver, number, Stream.RECEIVE), cause, (start, start, start, now))
+        self.ranks[receiver].finish(number, row)
+
+    def _group(self, role: str, rank: int) -> tuple[tuple[str, int], int]:
+        """The rank's group, named by its colour, and how many simulated ranks stand for its members."""
+        known = self._groups.get((role, rank))
+        if known is None:
+            row = self._rows[role][rank]
+            members = self.program.groups[role].members[row]
+            count = len(np.unique(self.classes.colour[members]))
+            known = self._groups[role, rank] = ((role, int(self.classes.groups[role][row])), count)
+        return known
+
+    def _receipts_of(self, rank: int) -> dict[tuple[str, Action], int]:
+        kind = int(self.program.kind[rank])
+        known = self._receipts.get(kind)
+        if known is None:
+            known = self._receipts[kind] = {
+                (task.exchange.group, task.tag): number
+                for number, task in enumerate(self.program.programs[kind].tasks)
+                if isinstance(task, Receive)
+            }
+        return known

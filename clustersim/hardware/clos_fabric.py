@@ -1,0 +1,205 @@
+"""What does a regular cluster look like to a transfer?
+
+A folded Clos network (fat tree) of any oversubscription over nodes with NVLink or PCIe inside; one node alone is the
+case without a network. Routes follow from the GPU numbers by arithmetic, for all transfers at once:
+
+    same NVLink domain             NVLINK out, NVLINK in
+    same node, no common domain    PCIE, [HOST, HOST between root complexes], PCIE
+    else                           PCIE, NIC, [LEAF up, [SPINE up, SPINE down], LEAF down], NIC, PCIE
+
+A transfer leaves by its source's own NIC and enters by its target's own NIC. In a rail-optimised fabric, GPUs with
+equal place in two nodes of one unit meet at their rail's leaf; transfers between different rails climb to the spine.
+(NCCL can avoid the climb with PXN: the data first cross NVLink to the GPU on the target's rail. A collective algorithm
+that wants that sends in two steps; the fabric does not decide it.) A root complex and its NIC are joined by a PCIE link
+where GPU traffic passes the host; elsewhere a GPU and its NIC share a PCIe switch that is never the bottleneck.
+Reference: Leiserson 1985, Fat-Trees, IEEE Trans. Comput. C-34(10); Al-Fares et al. 2008, SIGCOMM, sec. 3.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from clustersim.hardware import clos_graph, clos_tiers
+from clustersim.hardware.routing import HashArray
+from clustersim.hardware.shape import Network, Node
+from clustersim.hardware.topology import (
+    LINK_KINDS,
+    FloatArray,
+    IntArray,
+    Link,
+    LinkTable,
+    Paths,
+    Tier,
+)
+from clustersim.hardware.wiring import Counts, LinkRun, Wiring, count, wire
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class ClosFabric:
+    """`gpus` GPUs in nodes of one kind under one network; without a network they must lie within one node's reach.
+
+    Not slotted: links and their numbers are worked out once, when first asked for.
+    """
+
+    node: Node
+    network: Network | None
+    gpus: int
+
+    @cached_property
+    def counts(self) -> Counts:
+        """How many nodes, units, leaves, pods, spines and cores there are."""
+        return count(self.gpus, self.node, self.network)
+
+    @cached_property
+    def wiring(self) -> Wiring:
+        """The runs of links."""
+        return wire(self.counts, self.node, self.network)
+
+    @cached_property
+    def links(self) -> LinkTable:
+        """Properties of every link."""
+        runs = self.wiring.runs()
+        counts = [run.count for run in runs]
+        return LinkTable(
+            kind=np.repeat(np.array([LINK_KINDS.index(run.kind) for run in runs], np.int64), counts),
+            bandwidth=np.repeat(np.array([run.port.bandwidth for run in runs]), counts),
+            latency=np.repeat(np.array([run.port.latency for run in runs]), counts),
+        )
+
+    @cached_property
+    def _latency_or_zero(self) -> FloatArray:
+        """Latency by link number, and zero for number -1."""
+        return np.append(self.links.latency, 0.0)
+
+    def domains(self, gpus: IntArray) -> IntArray:
+        """The NVLink domain of each GPU (any shape)."""
+        return gpus // self.node.domain_gpus
+
+    def nodes(self, gpus: IntArray) -> IntArray:
+        """The node of each GPU (any shape)."""
+        return gpus // self.node.gpus
+
+    def leaves(self, nics: IntArray) -> IntArray:
+        """The leaf switch of each NIC (any shape), both numbered through the cluster."""
+        if self.network is None:
+            return np.zeros_like(nics)
+        leaf, per_node = self.network.leaf, self.node.nics_per_node
+        return nics // per_node // leaf.nodes * leaf.switches + nics % per_node % leaf.switches
+
+    def pods(self, leaves: IntArray) -> IntArray:
+        """The pod of each leaf switch (any shape)."""
+        if self.network is None:
+            return np.zeros_like(leaves)
+        return leaves // (self.network.leaf.switches * self.network.units_per_pod)
+
+    def paths(self, sources: IntArray, targets: IntArray) -> Paths:
+        """Routes of transfers from sources[i] to targets[i], both [n]."""
+        sources, targets = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
+        columns = [column for column in self._columns(sources, targets) if (column >= 0).any()]
+        links = np.stack(columns, axis=1) if columns else np.empty((len(sources), 0), np.int64)
+        latency: FloatArray = np.zeros(len(sources))
+        for column in columns:
+            latency += self._latency_or_zero[column]
+        return Paths(links, latency)
+
+    def _columns(self, sources: IntArray, targets: IntArray) -> Iterator[IntArray]:
+        """The hops of all routes, in the order of travel."""
+        wiring, node = self.wiring, self.node
+        distant = sources // node.reach != targets // node.reach
+        local = ~distant & (sources != targets)
+        by_nvlink = local & (self.domains(sources) == self.domains(targets)) & (node.nvlink is not None)
+        by_pcie = distant | (local & ~by_nvlink)
+        yield _hop(wiring.nvlink.up, sources, by_nvlink)
+        yield _hop(wiring.pcie.up, sources, by_pcie)
+        if node.host:
+            yield from self._across_host(node.bridge(sources), node.bridge(targets), local & by_pcie)
+        if distant.any():
+            yield from self._across_network(sources, targets, distant)
+        yield _hop(wiring.pcie.down, targets, by_pcie)
+        yield _hop(wiring.nvlink.down, targets, by_nvlink)
+
+    def _across_host(self, sources: IntArray, targets: IntArray, used: Mask) -> Iterator[IntArray]:
+        """Hops between root complexes of one node."""
+        crosses = used & (sources != targets)
+        yield _hop(self.wiring.host.up, sources, crosses)
+        yield _hop(self.wiring.host.down, targets, crosses)
+
+    def _across_network(self, sources: IntArray, targets: IntArray, used: Mask) -> Iterator[IntArray]:
+        """Hops from the source's PCIe link to the target's, through their NICs."""
+        wiring, node = self.wiring, self.node
+        sending, receiving = node.nic(sources), node.nic(targets)
+        if node.host:
+            yield from self._across_host(node.bridge(sources), node.nic_bridge(sending), used)
+            yield _hop(wiring.riser.up, sending, used)
+        yield _hop(wiring.nic.up, sending, used)
+        if self.network and self.counts.spines:
+            choice = self.network.ecmp.choose(sources, targets)
+            yield from self._across_switches(self.leaves(sending), self.leaves(receiving), choice, used)
+        yield _hop(wiring.nic.down, receiving, used)
+        if node.host:
+            yield _hop(wiring.riser.down, receiving, used)
+            yield from self._across_host(node.nic_bridge(receiving), node.bridge(targets), used)
+
+    def _across_switches(
+        self, sources: IntArray, targets: IntArray, choice: HashArray, used: Mask
+    ) -> Iterator[IntArray]:
+        """Hops between the leaves; `choice` picks a spine and, above it, a core of the plane that both pods share."""
+        spines, cores = self.counts.spines, max(1, self.counts.cores)
+        spine = (choice % np.uint64(spines)).astype(np.int64)
+        core = (choice // np.uint64(spines) % np.uint64(cores)).astype(np.int64)
+        climbs, crosses = used & (sources != targets), used & (self.pods(sources) != self.pods(targets))
+        yield _hop(self.wiring.leaf.up, sources * spines + spine, climbs)
+        yield _hop(self.wiring.spine.up, (self.pods(sources) * spines + spine) * cores + core, crosses)
+        yield _hop(self.wiring.spine.down, (self.pods(targets) * spines + spine) * cores + core, crosses)
+        yield _hop(self.wiring.leaf.down, targets * spines + spine, climbs)
+
+    def link(self, number: int) -> Link:
+        """One link, for people."""
+        for run in self.wiring.runs():
+            if run.first <= number < run.first + run.count:
+                source, target = run.ends(number - run.first)
+                return Link(run.kind, source, target, run.port.bandwidth, run.port.latency)
+        raise IndexError(f"link {number} is not among the {len(self.links.kind)} links of this fabric")
+
+    def tier(self, gpus: Sequence[int]) -> str:
+        """The highest tier that traffic among these GPUs crosses: gpu, nvlink, host, leaf, spine or core.
+
+        If the GPUs lie out of each other's reach and have several leaves, then some two of them differ in both: were
+        all pairs out of reach on one leaf, each GPU would share that leaf with everyone.
+        """
+        numbers = np.unique(np.asarray(gpus, np.int64))
+        if len(numbers) == 1:
+            return "gpu"
+        if _alike(numbers // self.node.reach):
+            return "nvlink" if self.node.nvlink and _alike(self.domains(numbers)) else "host"
+        leaves = self.leaves(self.node.nic(numbers))
+        if _alike(leaves):
+            return "leaf"
+        return "spine" if _alike(self.pods(leaves)) else "core"
+
+    def tiers(self) -> tuple[Tier, ...]:
+        """What the fabric is built of, from the GPUs up."""
+        return clos_tiers.tiers(self.counts, self.node, self.network)
+
+    def graph(self) -> "nx.DiGraph[str]":
+        """The fabric as a graph; a bundle of spread links ends at one switch that stands for its whole layer."""
+        return clos_graph.graph(self.gpus, self.wiring, self.node)
+
+
+def _hop(run: LinkRun, index: IntArray, used: Mask) -> IntArray:
+    """Number of the index-th link of a run where it is used, else -1."""
+    return np.where(used, run.first + index, -1)
+
+
+def _alike(values: IntArray) -> bool:
+    return bool((values == values[0]).all())

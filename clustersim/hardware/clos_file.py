@@ -1,0 +1,136 @@
+"""How is a regular cluster written in a file?
+
+    node:   {gpus, pcie?, nvlink?: {gpus, ...}, host?: {bridges, ...}, nic?: {per_node, ...}}
+    fabric: {leaf: {arrangement, nodes, ...}, spine?: {units, ...}, core?: {pods, ...}, ecmp?, seed?}
+
+Every link has a `bandwidth` per direction and a `latency`, every switch a `latency`; oversubscription is 1 unless it is
+stated. Without `nic` and `fabric`, the cluster is as large as what NVLink or the host joins.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from clustersim.hardware.clos_fabric import ClosFabric
+from clustersim.hardware.routing import Ecmp, Hashed, Spread
+from clustersim.hardware.section import Section
+from clustersim.hardware.shape import Core, Host, Leaf, Network, Nics, Node, NvLink, Port, Spine, uplinks
+from clustersim.units import Dimension
+
+MOST_PARTS: Final = 2**20  # of anything: nodes in a unit, units in a pod, pods, switches
+MOST_OVERSUBSCRIPTION: Final = 1000.0
+MOST_SEED: Final = 2**63 - 1
+
+
+def read_clos(section: Section, gpus: int) -> ClosFabric:
+    """The fabric of a cluster file for `gpus` GPUs; raise InputError if it cannot connect so many."""
+    node = read_node(section.section("node"))
+    network = read_network(section.section("fabric"), node) if node.nics else None
+    reach = node.reach if network is None else network.nodes * node.gpus
+    if network is None and section.has("fabric"):
+        raise section.refuse("fabric", "there are switches but no node.nic to reach them")
+    if gpus > reach:
+        raise section.refuse("gpus", f"{gpus:,} GPUs do not fit; {_limit(node, network)}")
+    return ClosFabric(node, network, gpus)
+
+
+def _limit(node: Node, network: Network | None) -> str:
+    """Why a cluster cannot be larger."""
+    if network is None:
+        return f"without a network it has at most {node.reach}"
+    pods = network.core.pods if network.core else 1
+    product = f"{pods:,} pods × {network.units_per_pod:,} units × {network.leaf.nodes:,} nodes × {node.gpus} GPUs"
+    return f"the fabric connects at most {network.nodes * node.gpus:,} ({product})"
+
+
+def read_node(section: Section) -> Node:
+    """The inside of a node."""
+    node = Node(
+        gpus=section.count("gpus", most=MOST_PARTS),
+        pcie=_port(section.section("pcie")) if section.has("pcie") else None,
+        nvlink=_nvlink(section.section("nvlink")) if section.has("nvlink") else None,
+        host=_host(section.section("host")) if section.has("host") else None,
+    )
+    if max(node.gpus, node.domain_gpus) % min(node.gpus, node.domain_gpus):
+        raise section.refuse("nvlink.gpus", f"domains of {node.domain_gpus} do not divide into nodes of {node.gpus}")
+    if node.domain_gpus < node.gpus and (node.host is None or node.pcie is None):
+        raise section.refuse("host", f"is missing, with pcie, to join the {node.gpus} GPUs that NVLink does not join")
+    if node.host and node.gpus % node.host.bridges:
+        raise section.refuse("host.bridges", f"{node.host.bridges} do not divide {node.gpus} GPUs evenly")
+    return replace(node, nics=_nics(section.section("nic"), node)) if section.has("nic") else node
+
+
+def _port(section: Section) -> Port:
+    return Port(section.quantity("bandwidth", Dimension.BANDWIDTH), _latency(section))
+
+
+def _latency(section: Section) -> float:
+    return section.quantity("latency", Dimension.TIME, zero=True)
+
+
+def _nvlink(section: Section) -> NvLink:
+    return NvLink(section.count("gpus", least=2, most=MOST_PARTS), _port(section))
+
+
+def _host(section: Section) -> Host:
+    return Host(section.count("bridges", most=MOST_PARTS), _port(section))
+
+
+def _nics(section: Section, node: Node) -> Nics:
+    """NICs; several per GPU act as one of their summed bandwidth."""
+    per_node, port = section.count("per_node", most=MOST_PARTS), _port(section)
+    if node.pcie is None:
+        raise section.refuse("per_node", "NICs need node.pcie, the link that joins a GPU to its NIC")
+    if per_node <= node.gpus:
+        return Nics(per_node, port)
+    if per_node % node.gpus:
+        raise section.refuse("per_node", f"{per_node} NICs do not divide evenly among {node.gpus} GPUs")
+    return Nics(node.gpus, Port(port.bandwidth * per_node / node.gpus, port.latency))
+
+
+def read_network(section: Section, node: Node) -> Network:
+    """The switches."""
+    network = Network(
+        leaf=_leaf(section.section("leaf"), node),
+        spine=_spine(section.section("spine")) if section.has("spine") else None,
+        core=_core(section.section("core")) if section.has("core") else None,
+        ecmp=_ecmp(section),
+    )
+    if network.spine is None and (network.leaf.switches > 1 or network.core):
+        raise section.refuse("spine", "is missing: nothing joins the leaf switches")
+    if network.core and network.core.switches and network.core.switches % uplinks(node, network).spines:
+        spines = uplinks(node, network).spines
+        raise section.refuse("core.switches", f"{network.core.switches} is not a multiple of the {spines} spines of a pod")
+    return network
+
+
+def _leaf(section: Section, node: Node) -> Leaf:
+    rails = section.choice("arrangement", "rail", "rack") == "rail"
+    return Leaf(
+        nodes=section.count("nodes", most=MOST_PARTS),
+        switches=node.nics_per_node if rails else 1,
+        latency=_latency(section),
+        oversubscription=_oversubscription(section),
+    )
+
+
+def _spine(section: Section) -> Spine:
+    units = section.count("units", most=MOST_PARTS)
+    return Spine(units, _latency(section), _oversubscription(section), _switches(section))
+
+
+def _core(section: Section) -> Core:
+    return Core(section.count("pods", most=MOST_PARTS), _latency(section), _switches(section))
+
+
+def _oversubscription(section: Section) -> float:
+    return section.ratio("oversubscription", most=MOST_OVERSUBSCRIPTION)
+
+
+def _switches(section: Section) -> int | None:
+    return section.count("switches", most=MOST_PARTS) if section.has("switches") else None
+
+
+def _ecmp(section: Section) -> Ecmp:
+    hashed = section.choice("ecmp", "spread", "hashed") == "hashed"
+    seed = section.count("seed", least=0, most=MOST_SEED) if section.has("seed") else 0
+    return Hashed(seed) if hashed else Spread()

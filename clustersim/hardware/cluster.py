@@ -1,0 +1,101 @@
+"""Which machine does a scenario run on?
+
+A cluster is an accelerator, a fabric that joins some number of them, and the name of the library whose constants its
+collectives follow. Shipped clusters are YAML files in `topologies/clusters` that say how the fabric is built for any
+number of nodes; a path may name such a file, or a node-link graph (networkx's JSON) with every link spelt out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from clustersim import shipped
+from clustersim.errors import InputError
+from clustersim.hardware.accelerator import Accelerator, load_accelerator
+from clustersim.hardware.clos_file import read_clos
+from clustersim.hardware.graph_fabric import GraphFabric
+from clustersim.hardware.graph_file import is_graph, read_graph
+from clustersim.hardware.section import Section
+from clustersim.hardware.topology import Fabric, Tier
+
+MOST_GPUS: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """`gpus` accelerators of one kind on a fabric; library: a file of collective constants in `topologies/libraries`."""
+
+    name: str
+    description: str
+    accelerator: Accelerator
+    fabric: Fabric
+    gpus: int
+    gpus_per_node: int
+    library: str
+    sources: Mapping[str, str]
+
+
+def load_cluster(name_or_path: str, gpus: int | None = None, overrides: Mapping[str, Any] | None = None) -> Cluster:
+    """Read a shipped cluster by name, or any cluster or graph file by path.
+
+    gpus: how many, instead of the file's own number; overrides: values for keys of the file, dotted
+    ({"fabric.spine.oversubscription": 7}) or nested. Raises InputError.
+    """
+    path = shipped.find("clusters", name_or_path)
+    content = shipped.read_mapping(path)
+    if is_graph(content):
+        return _graph_cluster(Section(path, content, overrides), path.stem, gpus)
+    return _clos_cluster(Section(path, content, overrides), path.stem, gpus)
+
+
+def describe(cluster: Cluster) -> tuple[Tier, ...]:
+    """What the cluster's fabric is built of, one row per tier, from the GPUs up."""
+    return cluster.fabric.tiers()
+
+
+def _clos_cluster(section: Section, name: str, gpus: int | None) -> Cluster:
+    per_node = section.section("node").count("gpus", most=MOST_GPUS)
+    stated = section.count("gpus", most=MOST_GPUS)
+    count = _legal(section, stated if gpus is None else gpus, per_node)
+    fabric = read_clos(section, count)
+    cluster = _cluster(section, name, fabric, per_node)
+    section.finish()
+    return cluster
+
+
+def _graph_cluster(section: Section, name: str, gpus: int | None) -> Cluster:
+    fabric = GraphFabric(read_graph(section))
+    about = section.section("graph")
+    per_node = fabric.gpus_per_node
+    if per_node is None:
+        raise about.refuse("nodes", f"its nodes have different numbers of GPUs ({fabric.node_sizes()})")
+    if gpus is not None and gpus > fabric.gpus:
+        raise section.refuse("gpus", f"{gpus} GPUs do not fit; the graph has {fabric.gpus}")
+    cluster = _cluster(about, name, fabric, per_node)
+    return cluster
+
+
+def _cluster(section: Section, name: str, fabric: Fabric, per_node: int) -> Cluster:
+    return Cluster(
+        name=name,
+        description=section.text("description") if section.has("description") else name,
+        accelerator=load_accelerator(section.text("accelerator")),
+        fabric=fabric,
+        gpus=fabric.gpus,
+        gpus_per_node=per_node,
+        library=section.text("library") if section.has("library") else "nccl",
+        sources=section.section("sources").texts() if section.has("sources") else {},
+    )
+
+
+def _legal(section: Section, gpus: int, per_node: int) -> int:
+    """Check a number of GPUs on its own: not absurd, and whole nodes or a part of one."""
+    if not 1 <= gpus <= MOST_GPUS:
+        raise section.refuse("gpus", f"{gpus:,} GPUs are out of range; a cluster has 1 to {MOST_GPUS:,}")
+    if gpus > per_node and gpus % per_node:
+        below = gpus // per_node * per_node
+        raise section.refuse(
+            "gpus",
+            f"{gpus:,} GPUs are not a multiple of the {per_node} per node; {below:,} or {below + per_node:,} are",
+        )
+    return gpus

@@ -1,0 +1,64 @@
+"""How much of its datasheet does an accelerator deliver?
+
+A handful of physical constants per accelerator, which the kernel model of `cost.roofline` reads. They are fitted by
+`python -m calibrate fit-published` to published kernel measurements, or taken from a sibling of the same
+architecture; the accelerator's file says which.
+
+References: NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wave quantisation); Dao,
+"FlashAttention-2", arXiv:2307.08691, section 3.2 (parallelism over query blocks) and 3.1 (non-matmul FLOP).
+"""
+
+from dataclasses import dataclass
+
+from clustersim.units import Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulEfficiency:
+    """Constants of a library's matrix multiplication.
+
+    share: part of the peak that a compute unit sustains inside the main loop of the largest tile (clocks under load
+    included); fp8_share: the same for FP8; prologue: columns of k that filling and draining a tile's pipeline costs;
+    edge: rows that a tile's perimeter costs, so that small tiles are slower per FLOP; tiles: the (m, n) shapes that
+    the library has kernels for.
+    """
+
+    share: float
+    fp8_share: float
+    prologue: float
+    edge: float
+    tiles: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionEfficiency:
+    """Constants of one flash attention kernel.
+
+    share: part of the peak in its main loop; head_overhead: elements of the head dimension that the softmax of one
+    score costs; key_overhead: keys that the start and end of a block cost; causal: rate with a causal mask relative
+    to none, beside what blocks and waves explain; block: rows that one compute unit works on at a time.
+    """
+
+    share: float
+    causal: float
+    head_overhead: float
+    key_overhead: float
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """All constants of the kernel model for one accelerator.
+
+    published: fitted to published measurements of this accelerator (not derived from a sibling); memory: part of the
+    memory bandwidth that a large streaming kernel reaches; kernel_latency: seconds of start and drain of a device
+    kernel; launch_interval: seconds between two launches that the host can sustain.
+    """
+
+    published: bool
+    matmul: MatmulEfficiency
+    attention_forward: AttentionEfficiency
+    attention_backward: AttentionEfficiency
+    memory: float
+    kernel_latency: Seconds
+    launch_interval: Seconds

@@ -1,0 +1,90 @@
+"""How is an irregular machine written in a file, and written out again?
+
+As a node-link graph, networkx's JSON (or the same in YAML). Every vertex has `id` and `kind`; GPUs also have `node`, the
+host that they are in. Every edge has `source`, `target`, `kind`, `bandwidth` per direction and `latency`; an edge of an
+undirected graph is one link each way. The mapping `graph` holds accelerator, library, description and sources. Other
+attributes (positions, colours) are left alone.
+Reference: networkx, readwrite.json_graph.node_link_data (edges under "edges", before 3.4 under "links").
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from clustersim.hardware.section import Section
+from clustersim.hardware.topology import LINK_KINDS, VERTEX_KINDS
+from clustersim.units import Dimension
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+_LINK_KINDS: Final = [kind.value for kind in LINK_KINDS]
+
+
+def is_graph(content: Mapping[str, Any]) -> bool:
+    """Whether a cluster file is a node-link graph."""
+    return "nodes" in content
+
+
+def read_graph(section: Section) -> "nx.DiGraph[str]":
+    """A directed graph with SI attributes; raise InputError that names the vertex or edge that cannot be used."""
+    import networkx as nx  # noqa: PLC0415 - 0.15 s that regular clusters do not need
+
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    directed = section.flag("directed")
+    section.flag("multigraph")
+    for vertex in section.entries("nodes", "id"):
+        _add_vertex(graph, vertex)
+    for edge in section.entries("links" if section.has("links") else "edges", "source", "target"):
+        _add_edge(graph, edge, both_ways=not directed)
+    if not any(kind == "gpu" for _, kind in graph.nodes(data="kind")):
+        raise section.refuse("nodes", "none of them is of kind gpu")
+    return graph
+
+
+def _add_vertex(graph: "nx.DiGraph[str]", vertex: Section) -> None:
+    name = vertex.name("id")
+    if name in graph:
+        raise vertex.refuse("id", "there is such a node already")
+    kind = vertex.choice("kind", *VERTEX_KINDS, required=True)
+    if kind == "gpu" or vertex.has("node"):
+        graph.add_node(name, kind=kind, node=vertex.name("node"))
+    else:
+        graph.add_node(name, kind=kind)
+
+
+def _add_edge(graph: "nx.DiGraph[str]", edge: Section, *, both_ways: bool) -> None:
+    ends = edge.name("source"), edge.name("target")
+    for key, name in zip(("source", "target"), ends, strict=True):
+        if name not in graph:
+            raise edge.refuse(key, f"there is no node {name!r}")
+    if ends[0] == ends[1]:
+        raise edge.refuse("target", "the edge ends where it starts")
+    link = {
+        "kind": edge.choice("kind", *_LINK_KINDS, required=True),
+        "bandwidth": edge.quantity("bandwidth", Dimension.BANDWIDTH),
+        "latency": edge.quantity("latency", Dimension.TIME, zero=True),
+    }
+    for source, target in (ends, ends[::-1]) if both_ways else (ends,):
+        if graph.has_edge(source, target):
+            raise edge.refuse("target", "there is such an edge already; write parallel links as one of their bandwidth")
+        graph.add_edge(source, target, **link)
+
+
+def node_link(graph: "nx.DiGraph[str]", about: Mapping[str, Any]) -> dict[str, Any]:
+    """The file of a graph, ready for `json.dump`; about: what goes under `graph`. `read_graph` reads it back exactly."""
+    return {
+        "directed": True,
+        "multigraph": False,
+        "graph": dict(about),
+        "nodes": [{"id": name, **attributes} for name, attributes in graph.nodes(data=True)],
+        "edges": [
+            {
+                "source": source,
+                "target": target,
+                "kind": link["kind"],
+                "bandwidth": f"{link['bandwidth']!r} B/s",
+                "latency": f"{link['latency']!r} s",
+            }
+            for source, target, link in graph.edges(data=True)
+        ],
+    }

@@ -1,0 +1,68 @@
+"""Which of several equally short routes does a transfer take?
+
+A switch with parallel ways up either spreads every transfer evenly over all of them (packet spraying, adaptive
+routing: the bundle acts as one link of the whole bandwidth), or hashes each pair of ends to one of them, so that two
+transfers may collide on one link while another idles. The hash is splitmix64 over (seed, source, target): it is the
+same on every machine. Reference: Steele, Lea and Flood 2014, Fast Splittable Pseudorandom Number Generators, sec. 3.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clustersim.hardware.topology import IntArray
+
+HashArray = NDArray[np.uint64]
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+
+
+class Ecmp(Protocol):
+    """How equal-cost ways are used."""
+
+    def ways(self, parallel: int) -> int:
+        """How many links of their own `parallel` physical links are."""
+
+    def choose(self, sources: IntArray, targets: IntArray) -> HashArray:
+        """A number per transfer, [n]; modulo the ways it says which one the transfer takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Ideal ECMP: parallel links are one bundle; where a single route must be named, the first one."""
+
+    def ways(self, parallel: int) -> int:  # noqa: ARG002 - a bundle is one link however many links it has
+        """One link for the whole bundle."""
+        return 1
+
+    def choose(self, sources: IntArray, targets: IntArray) -> HashArray:  # noqa: ARG002 - the first way for everyone
+        """Zero for every transfer."""
+        return np.zeros(len(sources), np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class Hashed:
+    """Each pair of ends takes one way, chosen by a hash of the pair and the seed."""
+
+    seed: int
+
+    def ways(self, parallel: int) -> int:
+        """Every physical link is a link of its own."""
+        return parallel
+
+    def choose(self, sources: IntArray, targets: IntArray) -> HashArray:
+        """A 64-bit hash per transfer."""
+        seed = splitmix64(np.full(len(sources), self.seed, np.uint64))
+        return splitmix64(splitmix64(seed ^ sources.astype(np.uint64)) ^ targets.astype(np.uint64))
+
+
+def splitmix64(values: HashArray) -> HashArray:
+    """Mix 64-bit words, [n] to [n]; a bijection in which every input bit reaches every output bit."""
+    mixed = values + _STEP
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND
+    return mixed ^ (mixed >> np.uint64(31))

@@ -1,0 +1,29 @@
+"""Which lowering does a data-parallel strategy have?"""
+
+from clustersim.lowering.bucketed import Bucketed
+from clustersim.lowering.passes import DataLowering, Plain
+from clustersim.lowering.plan import Plan
+from clustersim.lowering.sharded import Sharded
+from clustersim.parallel.data import Replicated, Zero
+from clustersim.program.task import Collective
+
+MEGATRON_BUCKET = 40_000_000  # parameters: Megatron-LM, DistributedDataParallelConfig.bucket_size
+MEGATRON_BUCKET_PER_RANK = 1_000_000  # ... or this many for each data-parallel rank, if that is more
+
+
+def data_lowering(plan: Plan) -> DataLowering:
+    """How passes become tasks under the plan's data parallelism."""
+    if plan.replicas == 1:
+        return Plain()
+    width = plan.training.precision.gradients.bytes
+    last = plan.microbatches - 1
+    match plan.layout.data:
+        case Zero(stage=3) as strategy:
+            return Sharded(strategy)
+        case Zero(stage, bucket, overlap):
+            rule = max(MEGATRON_BUCKET, MEGATRON_BUCKET_PER_RANK * plan.replicas)
+            size = rule if bucket is None else bucket / width
+            return Bucketed(Collective.REDUCE_SCATTER, size, last, overlap, gathers=True, every_microbatch=stage == 2)
+        case Replicated(bucket, overlap):
+            return Bucketed(Collective.ALL_REDUCE, bucket / width, last, overlap)
+    return Plain()

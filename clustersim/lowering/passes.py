@@ -1,0 +1,97 @@
+"""How does one forward or backward through a stage become tasks of a rank?
+
+The seam between the pipeline and data parallelism: the pipeline says which pass comes next and what it waits for; a
+`DataLowering` issues its compute tasks and whatever data parallelism communicates around them.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from clustersim.lowering.plan import Plan
+from clustersim.lowering.tasklist import Blocks, TaskList
+from clustersim.lowering.units import Unit, Units
+from clustersim.parallel.pipeline import Stage
+from clustersim.program.action import Action, ActionKind
+from clustersim.program.task import Collective, Communicate, Compute, Exchange, Operation, Stream
+from clustersim.units import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """An action of the schedule. after: tasks that it waits for; arriving: operations that run before it."""
+
+    stage: Stage
+    action: Action
+    after: tuple[int, ...]
+    arriving: tuple[Operation, ...] = ()
+
+
+@dataclass(slots=True)
+class Lowering:
+    """What lowering one rank works on. computed: its last compute task; reducing: what the optimizer waits for."""
+
+    plan: Plan
+    units: Units
+    blocks: Blocks
+    tasks: TaskList = field(default_factory=TaskList)
+    computed: int | None = None
+    reducing: list[int] = field(default_factory=list)
+
+    def compute(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
+        """Add a compute task whose block is shared by all passes with this key; return its number."""
+        name = "forward" if run.action.kind is ActionKind.FORWARD else "backward"
+        block = self.blocks.block((name, run.arriving, key), name, (*run.arriving, *operations))
+        self.computed = self.tasks.add(Stream.COMPUTE, Compute(block, run.after, run.action))
+        return self.computed
+
+    def communicate(self, name: str, collective: Collective, payload: Bytes, after: Sequence[int]) -> int:
+        """Add a collective over the ranks that hold the same weights; return its number."""
+        return self.tasks.add(Stream.DATA, Communicate(Exchange(name, collective, "dp", payload), tuple(after)))
+
+
+class DataLowering(Protocol):
+    """The seam between the pipeline and data parallelism: how passes become tasks of one rank."""
+
+    def begin(self, low: Lowering, stages: Sequence[Stage]) -> None:
+        """Issue what the step starts with."""
+
+    def run(self, low: Lowering, run: Pass) -> int:
+        """Issue one forward or backward; return the number of its last compute task."""
+
+    def reduce(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
+        """Issue the gradient reductions that have not been issued during backward; `after` is the last compute task."""
+
+    def end(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
+        """Issue what follows the optimizer, task `after`."""
+
+
+def operations_of(units: Sequence[Unit], kind: ActionKind) -> list[Operation]:
+    """Operations of a pass through units: forward in model order, backward in reverse."""
+    if kind is ActionKind.FORWARD:
+        return [operation for unit in units for operation in unit.forward]
+    return [operation for unit in reversed(units) for operation in unit.backward]
+
+
+def shape(stage: Stage) -> tuple[int, bool, bool]:
+    """What makes the work of two stages equal."""
+    return stage.layers, stage.embedding, stage.head
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """No data parallelism."""
+
+    def begin(self, low: Lowering, stages: Sequence[Stage]) -> None:
+        """Nothing to do."""
+
+    def run(self, low: Lowering, run: Pass) -> int:
+        """One block."""
+        operations = operations_of(low.units.of(run.stage), run.action.kind)
+        return low.compute(run, shape(run.stage), operations)
+
+    def reduce(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
+        """Nothing to do."""
+
+    def end(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
+        """Nothing to do."""

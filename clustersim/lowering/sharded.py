@@ -1,0 +1,71 @@
+"""ZeRO-3 and FSDP: when are parameters gathered and gradients reduced?
+
+Every unit (layer, embedding, head) waits for the gather of its parameters. The gather of a unit is issued when compute
+reaches the unit `prefetch` places before it, so at most prefetch + 1 gathered units are in memory; a pass prefetches
+nothing for the next pass. Gradients are reduced and scattered unit by unit, behind the gathers in the same stream. The
+head stays gathered between its forward and its backward, which follows at once (PyTorch FSDP2's default).
+Reference: Zhao et al. 2023, "PyTorch FSDP", sections 3.2 and 3.3.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from clustersim.lowering.passes import Lowering, Pass
+from clustersim.lowering.units import Unit
+from clustersim.parallel.data import Zero
+from clustersim.parallel.pipeline import Stage
+from clustersim.program.action import ActionKind
+from clustersim.program.task import Collective
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """Gathers, runs and reduces unit by unit."""
+
+    strategy: Zero
+
+    def begin(self, low: Lowering, stages: Sequence[Stage]) -> None:
+        """Nothing to do: parameters are gathered when they are needed."""
+
+    def run(self, low: Lowering, run: Pass) -> int:
+        """Gather, run and (backward) reduce unit by unit; return the last compute task."""
+        forward = run.action.kind is ActionKind.FORWARD
+        units = low.units.of(run.stage)[:: 1 if forward else -1]
+        gathers: dict[int, int] = {}
+        issued = 0
+        for place, unit in enumerate(units):
+            while issued < min(len(units), place + 1 + self._ahead):
+                if forward or self._gathered_again(units[issued]):
+                    gathers[issued] = self._gather(low, units[issued])
+                issued += 1
+            own = (gathers[place],) if place in gathers else ()
+            part = Pass(run.stage, run.action, (*run.after, *own), run.arriving)
+            self._compute(low, part if place == 0 else Pass(run.stage, run.action, own), unit)
+        return low.computed or 0
+
+    def reduce(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
+        """Nothing to do: every backward has reduced its gradients."""
+
+    def end(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
+        """Nothing to do: the next step gathers what it needs."""
+
+    @property
+    def _ahead(self) -> int:
+        return self.strategy.prefetch if self.strategy.overlap else 0
+
+    def _gathered_again(self, unit: Unit) -> bool:
+        return self.strategy.reshard_after_forward and not unit.head
+
+    def _gather(self, low: Lowering, unit: Unit) -> int:
+        payload = unit.parameters * low.plan.training.precision.compute.bytes
+        after = () if low.computed is None else (low.computed,)
+        return low.communicate(f"gather {unit.name}", Collective.ALL_GATHER, payload, after)
+
+    def _compute(self, low: Lowering, run: Pass, unit: Unit) -> None:
+        """Run one unit, and after its backward reduce its gradients."""
+        forward = run.action.kind is ActionKind.FORWARD
+        operations = unit.forward if forward else unit.backward
+        task = low.compute(run, (unit.name, unit.parameters, len(operations)), operations)
+        if not forward:
+            payload = unit.parameters * low.plan.training.precision.gradients.bytes
+            low.reducing.append(low.communicate(f"reduce {unit.name}", Collective.REDUCE_SCATTER, payload, (task,)))

@@ -1,0 +1,134 @@
+"""How does a scenario become a program? One training step, for every kind of rank.
+
+Ranks of one pipeline rank run the same tasks, whatever their coordinates on the other axes. A pipeline rank works
+through its schedule: it waits for the activations (or gradients) of a pass, runs it, and sends on what comes out. After
+the last backward come the reductions that are still to be done, the norm of all gradients, and the optimizer.
+"""
+
+from dataclasses import replace
+
+from clustersim.lowering.data import data_lowering
+from clustersim.lowering.naive import lower_naive
+from clustersim.lowering.passes import Lowering, Pass
+from clustersim.lowering.plan import Plan
+from clustersim.lowering.tasklist import Blocks
+from clustersim.lowering.units import Units
+from clustersim.parallel.data import NaiveDataParallel, Zero
+from clustersim.parallel.groups import coordinate, process_groups
+from clustersim.parallel.pipeline import Stage
+from clustersim.program.action import Action, ActionKind
+from clustersim.program.program import Program, RankProgram
+from clustersim.program.task import (
+    Collective,
+    Communicate,
+    Compute,
+    Exchange,
+    Operation,
+    Receive,
+    Send,
+    Stream,
+    Work,
+)
+from clustersim.workload.kernels import Kernel
+from clustersim.workload.layers import gradient_norm, optimizer_step
+
+NORM_BYTES = 4.0  # one fp32 sum of squares
+
+
+def lower(plan: Plan) -> Program:
+    """The program of one training step."""
+    groups = process_groups(plan.layout, chunks=plan.schedule.chunks)
+    if isinstance(plan.layout.data, NaiveDataParallel):
+        return lower_naive(plan, groups)
+    blocks, units = Blocks(), Units(plan)
+    order = plan.schedule.order(plan.layout.pp, plan.microbatches)
+    programs = tuple(_rank(Lowering(plan, units, blocks), rank, actions) for rank, actions in enumerate(order))
+    used = {exchange.group for program in programs for exchange in program.exchanges}
+    return Program(
+        programs=programs,
+        kind=coordinate(plan.layout, "pp"),
+        groups={role: group for role, group in groups.items() if role in used},
+    )
+
+
+def _rank(low: Lowering, rank: int, actions: tuple[Action, ...]) -> RankProgram:
+    """The tasks of every rank with this pipeline coordinate."""
+    data = data_lowering(low.plan)
+    stages = low.plan.stages_of(rank)
+    data.begin(low, stages)
+    sent: tuple[int, ...] = ()
+    for action in actions:
+        stage = low.plan.stages[action.stage]
+        run = _receive(low, Pass(stage, action, sent))
+        done = data.run(low, run)
+        sent = _send(low, action, done)
+    last = low.computed or 0
+    data.reduce(low, stages, last)
+    _tie_embeddings(low, stages, last)
+    data.end(low, stages, _optimize(low, stages))
+    return low.tasks.program()
+
+
+def _receive(low: Lowering, run: Pass) -> Pass:
+    """Wait for what another pipeline rank sends; without sequence parallelism its parts are gathered on arrival."""
+    layout, forward = low.plan.layout, run.action.kind is ActionKind.FORWARD
+    source = run.stage.number + (-1 if forward else 1)
+    if layout.pp == 1 or not 0 <= source < len(low.plan.stages):
+        return run
+    exchange = _message(low.plan, forward=forward)
+    task = low.tasks.add(Stream.RECEIVE, Receive(exchange, run.action))
+    arriving: tuple[Operation, ...] = ()
+    if layout.tp > 1 and not layout.sequence_parallel:
+        gather = Exchange("gather stage input", Collective.ALL_GATHER, "tp", low.plan.activation)
+        arriving = (Operation(gather, Work.FORWARD if forward else Work.BACKWARD),)
+    return replace(run, after=(*run.after, task), arriving=arriving)
+
+
+def _send(low: Lowering, action: Action, done: int) -> tuple[int, ...]:
+    """Send a pass's output on; return what the next pass must wait for because of it."""
+    layout, forward = low.plan.layout, action.kind is ActionKind.FORWARD
+    target = action.stage + (1 if forward else -1)
+    if layout.pp == 1 or not 0 <= target < len(low.plan.stages):
+        return ()
+    stream = Stream.SEND_NEXT if forward else Stream.SEND_PREVIOUS
+    tag = Action(target, action.kind, action.microbatch)
+    task = low.tasks.add(stream, Send(_message(low.plan, forward=forward), tag, (done,)))
+    return () if layout.pipeline_overlap else (task,)
+
+
+def _message(plan: Plan, *, forward: bool) -> Exchange:
+    """An activation or its gradient between stages; each tensor-parallel rank sends its part (Narayanan 2021, 4.1)."""
+    name, role = ("activations", "pp_next") if forward else ("gradients", "pp_previous")
+    return Exchange(name, Collective.SEND_RECV, role, plan.activation / plan.layout.tp)
+
+
+def _tie_embeddings(low: Lowering, stages: tuple[Stage, ...], after: int) -> None:
+    """Add up the gradients of an embedding that the first and the last pipeline rank both hold."""
+    ends = any(stage.embedding or stage.head for stage in stages)
+    if not low.plan.model.tied_embeddings or low.plan.layout.pp == 1 or not ends:
+        return
+    rows = -(-low.plan.model.vocab // low.plan.layout.tp)
+    payload = float(rows * low.plan.model.hidden * low.plan.training.precision.gradients.bytes)
+    exchange = Exchange("reduce tied embedding", Collective.ALL_REDUCE, "embedding", payload)
+    low.reducing.append(low.tasks.add(Stream.DATA, Communicate(exchange, (after, *low.reducing[-1:]))))
+
+
+def _optimize(low: Lowering, stages: tuple[Stage, ...]) -> int:
+    """Clip and apply the gradients that this rank updates; return the optimizer's task."""
+    plan = low.plan
+    parameters = float(sum(low.units.parameters(stage) for stage in stages))
+    sharded = isinstance(plan.layout.data, Zero)
+    if sharded:
+        parameters /= plan.replicas
+    after = tuple(low.reducing)
+    if plan.training.gradient_clipping:
+        norm = low.blocks.block(("norm", parameters), "gradient norm", _steps(gradient_norm(plan.training, parameters)))
+        task = low.tasks.add(Stream.COMPUTE, Compute(norm, after))
+        exchange = Exchange("gradient norm", Collective.ALL_REDUCE, "world" if sharded else "model", NORM_BYTES)
+        after = (low.tasks.add(Stream.DATA, Communicate(exchange, (task,))),)
+    block = low.blocks.block(("optimizer", parameters), "optimizer", _steps(optimizer_step(plan.training, parameters)))
+    return low.tasks.add(Stream.COMPUTE, Compute(block, after))
+
+
+def _steps(kernels: tuple[Kernel, ...]) -> list[Operation]:
+    return [Operation(kernel, Work.OPTIMIZER) for kernel in kernels]

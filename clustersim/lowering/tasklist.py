@@ -1,0 +1,56 @@
+"""How is the program of one rank put together? A list of tasks in the making, and the blocks that tasks share."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from clustersim.program.program import RankProgram
+from clustersim.program.task import Block, Operation, Stream, Task
+
+
+@dataclass(slots=True)
+class TaskList:
+    """Tasks of one rank in the order in which they are issued."""
+
+    _tasks: list[Task] = field(default_factory=list)
+    _streams: list[Stream] = field(default_factory=list)
+
+    def add(self, stream: Stream, task: Task) -> int:
+        """Append a task to a stream; return its number."""
+        self._tasks.append(task)
+        self._streams.append(stream)
+        return len(self._tasks) - 1
+
+    def program(self) -> RankProgram:
+        """The finished program."""
+        return RankProgram(tuple(self._tasks), tuple(self._streams))
+
+
+@dataclass(slots=True)
+class Blocks:
+    """Blocks by what they are: asking twice for the same key gives the same block."""
+
+    _known: dict[Hashable, Block] = field(default_factory=dict)
+
+    def block(self, key: Hashable, name: str, operations: Iterable[Operation]) -> Block:
+        """The block of this key, made from the operations the first time."""
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = Block(name, tuple(operations))
+        return found
+
+
+def buckets(operations: Sequence[Operation], size: float) -> list[tuple[tuple[Operation, ...], int]]:
+    """Cut operations after each that fills a bucket of `size` parameters: (operations, parameters) of each piece.
+
+    The last piece may hold operations without any parameters, or a bucket that is not full.
+    """
+    pieces: list[tuple[tuple[Operation, ...], int]] = []
+    begin = full = 0
+    for place, operation in enumerate(operations, start=1):
+        full += operation.gradients
+        if full >= size and operation.gradients:
+            pieces.append((tuple(operations[begin:place]), full))
+            begin, full = place, 0
+    if begin < len(operations):
+        pieces.append((tuple(operations[begin:]), full))
+    return pieces

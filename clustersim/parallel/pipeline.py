@@ -1,0 +1,37 @@
+"""Which layers does each pipeline stage hold?
+
+Virtual stages are numbered through the model; with p ranks, stage s is on rank s mod p. Layers are dealt evenly; where
+they do not divide, the stages that also hold the embedding and the logits give up layers first, the last before the
+first, then their neighbours inwards (Llama 3 removed one layer each from the first and the last stage, section 3.3.2).
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Contents of one virtual stage."""
+
+    number: int
+    layers: int
+    embedding: bool
+    head: bool
+
+
+def split_layers(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers of each virtual stage, in model order.
+
+    >>> split_layers(126, 16)
+    (7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7)
+    """
+    most = -(-layers // stages)
+    counts = [most] * stages
+    for place in range(most * stages - layers):
+        counts[-1 - place // 2 if place % 2 == 0 else place // 2] -= 1
+    return tuple(counts)
+
+
+def stages(counts: tuple[int, ...]) -> tuple[Stage, ...]:
+    """Virtual stages with the embedding on the first and final norm, logits and loss on the last."""
+    last = len(counts) - 1
+    return tuple(Stage(number, layers, number == 0, number == last) for number, layers in enumerate(counts))

@@ -1,0 +1,188 @@
+"""How is one layer run by the ranks of a tensor- and context-parallel group?
+
+Tensor parallelism (Megatron-LM, Shoeybi et al. 2019): a sharded region starts with a column-parallel matmul and ends
+with a row-parallel one. Forward all-reduces at the end, backward at the start. With sequence parallelism (Korthikanti
+et al. 2022, section 4.2.2) the replicated regions hold a part of the sequence: forward all-gathers at the start and
+reduce-scatters at the end, backward the reverse, and gathers the saved input once more for the weight gradient.
+Backward's collective of the input gradient runs beside the weight gradient's matmul, which does not need it
+(Megatron-LM, `LinearWithGradAccumulationAndAsyncCommunication`). With `tensor_overlap` the other collectives are cut
+into tp chunks and pipelined with their matmul (Transformer Engine's user buffers).
+
+Context parallelism: keys and values travel a ring while attention works on the block that is already there (Ring
+Attention, Liu et al. 2023; Transformer Engine's `p2p`), forward once, backward together with their gradients.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from clustersim.parallel.layout import Layout
+from clustersim.program.task import Collective, Exchange, Operation, Overlap, Work
+from clustersim.units import Bytes
+from clustersim.workload.kernels import Kernel
+from clustersim.workload.layers import Layer, Operator, Region
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """What the collectives of a layer need to know.
+
+    activation: bytes of the whole activation [batch, sequence / cp, hidden]; keys_values: bytes of the keys and values
+    of the whole sequence on this tensor-parallel rank; enters, leaves: whether activations come into and go out of the
+    layer's sharded regions (tokens come into the embedding, and the loss goes nowhere).
+    """
+
+    layout: Layout
+    activation: Bytes
+    keys_values: Bytes
+    enters: bool = True
+    leaves: bool = True
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether replicated regions hold a part of the sequence."""
+        return self.layout.sequence_parallel and self.layout.tp > 1
+
+    def enter(self) -> Exchange | None:
+        """The collective before a column-parallel matmul, forward."""
+        return self._exchange("gather input", Collective.ALL_GATHER) if self.sequence_parallel and self.enters else None
+
+    def leave(self) -> Exchange | None:
+        """The collective after a row-parallel matmul, forward."""
+        if self.layout.tp == 1 or not self.leaves:
+            return None
+        return self._exchange("reduce output", self._reduction)
+
+    def enter_gradient(self) -> Exchange | None:
+        """The collective before the backward of a row-parallel matmul."""
+        gathers = self.sequence_parallel and self.leaves
+        return self._exchange("gather output gradient", Collective.ALL_GATHER) if gathers else None
+
+    def input_again(self) -> Exchange | None:
+        """The collective beside the input gradient of a column-parallel matmul."""
+        gathers = self.sequence_parallel and self.enters
+        return self._exchange("gather input again", Collective.ALL_GATHER) if gathers else None
+
+    def input_gradient(self) -> Exchange | None:
+        """The collective beside the weight gradient of a column-parallel matmul."""
+        if self.layout.tp == 1 or not self.enters:
+            return None
+        return self._exchange("reduce input gradient", self._reduction)
+
+    def ring(self, factor: float) -> "_Ring | None":
+        """Keys and values (`factor` times their bytes) around the context-parallel ring."""
+        if self.layout.cp == 1:
+            return None
+        exchange = Exchange("ring of keys and values", Collective.ALL_GATHER, "cp", factor * self.keys_values)
+        return _Ring(exchange, self.layout.cp)
+
+    @property
+    def _reduction(self) -> Collective:
+        return Collective.REDUCE_SCATTER if self.sequence_parallel else Collective.ALL_REDUCE
+
+    def _exchange(self, name: str, kind: Collective) -> Exchange:
+        return Exchange(name, kind, "tp", self.activation)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ring:
+    """An exchange that attention hides block by block."""
+
+    exchange: Exchange
+    blocks: int
+
+
+def forward(layer: Layer, sharding: Sharding, work: Work = Work.FORWARD) -> list[Operation]:
+    """Operations of a layer's forward, with its collectives."""
+    chunks = _chunks(sharding.layout)
+    operations: list[Operation] = []
+    for place in _places(layer.operators):
+        kernels = _attended(place, place.operator.forward, sharding.ring(1.0), work)
+        if place.enters:
+            kernels = _joined(sharding.enter(), kernels, 0, chunks)
+        if place.leaves:
+            kernels = _joined(sharding.leave(), kernels, len(kernels), chunks)
+        operations += kernels
+    return operations
+
+
+def backward(layer: Layer, sharding: Sharding) -> list[Operation]:
+    """Operations of a layer's backward, with its collectives, in reverse order of the operators."""
+    chunks = _chunks(sharding.layout)
+    operations: list[Operation] = []
+    for place in reversed(_places(layer.operators)):
+        # the ring carries keys, values and the gradients of both
+        inputs = _attended(place, place.operator.input_gradient, sharding.ring(2.0), Work.BACKWARD)
+        weights = [Operation(kernel, Work.BACKWARD) for kernel in place.operator.weight_gradient]
+        if place.leaves:
+            inputs = _joined(sharding.enter_gradient(), inputs, 0, chunks)
+        if place.enters:
+            inputs = _joined(sharding.input_again(), inputs, 0, math.inf)
+            weights = _joined(sharding.input_gradient(), weights, 0, math.inf)
+        operations += _completed(inputs + weights, place.operator.parameters)
+    return operations
+
+
+def core_again(layer: Layer, sharding: Sharding) -> list[Operation]:
+    """Operations that selective recomputation runs again before a layer's backward."""
+    again: list[Operation] = []
+    for place in _places(layer.operators):
+        if place.operator.core:
+            again += _attended(place, place.operator.forward, sharding.ring(1.0), Work.RECOMPUTE)
+    return again
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """An operator and whether it is the first or last of a sharded region, and the first of an attention core."""
+
+    operator: Operator
+    enters: bool
+    leaves: bool
+    attends: bool
+
+
+def _places(operators: Sequence[Operator]) -> list[_Place]:
+    sharded = [False, *(operator.region is Region.SHARDED for operator in operators), False]
+    cores = [False, *(operator.core for operator in operators)]
+    return [
+        _Place(
+            operator,
+            enters=sharded[number] and not sharded[number - 1],
+            leaves=sharded[number] and not sharded[number + 1],
+            attends=cores[number] and not cores[number - 1],
+        )
+        for number, operator in enumerate(operators, start=1)
+    ]
+
+
+def _attended(place: _Place, kernels: Sequence[Kernel], ring: _Ring | None, work: Work) -> list[Operation]:
+    """Kernels of an operator; the attention core's first kernel hides the ring, one block of keys at a time."""
+    operations = [Operation(kernel, work) for kernel in kernels]
+    if ring is None or not place.attends:
+        return operations
+    return _joined(ring.exchange, operations, 0, ring.blocks)
+
+
+def _joined(exchange: Exchange | None, operations: list[Operation], place: int, chunks: float) -> list[Operation]:
+    """Put an exchange before (place 0) or after the operations, pipelined with the nearest kernel if chunks > 1."""
+    if exchange is None:
+        return operations
+    work = operations[0].work if operations else Work.BACKWARD
+    nearest = min(place, len(operations) - 1)
+    if chunks > 1 and operations and isinstance(kernel := operations[nearest].does, Kernel):
+        overlap = Operation(Overlap(exchange, kernel, chunks), work)
+        return [*operations[:nearest], overlap, *operations[nearest + 1 :]]
+    return [*operations[:place], Operation(exchange, work), *operations[place:]]
+
+
+def _completed(operations: list[Operation], parameters: int) -> list[Operation]:
+    """Mark the last operation as the one after which the operator's gradients are complete."""
+    if not operations or parameters == 0:
+        return operations
+    last = operations[-1]
+    return [*operations[:-1], Operation(last.does, last.work, parameters)]
+
+
+def _chunks(layout: Layout) -> float:
+    return layout.tp if layout.tensor_overlap else 1

@@ -1,0 +1,131 @@
+"""Where does the step's time go? A waterfall of parts that ends at the step time, and every stage beside it."""
+
+import textwrap
+from html import escape
+
+import numpy as np
+
+from clustersim.report.figure import Figure, Traces, axis, layout, legend, marker, time_scale, typed
+from clustersim.report.rows import shown_rows
+from clustersim.report.view import Breakdown, FloatArray, IntArray, Row
+from clustersim.units import format_seconds
+
+
+def waterfall(breakdown: Breakdown) -> Figure:
+    """One bar for each part, each starting where the last one ended; the last bar is the whole step."""
+    parts = _present(breakdown.step)
+    seconds = breakdown.step[parts]
+    total = float(breakdown.step.sum())
+    scale = time_scale(total)
+    traces = [_part_bar(breakdown, part, start / scale.size, scale.size)
+              for part, start in zip(parts, np.cumsum(seconds) - seconds, strict=True)]  # fmt: skip
+    traces.append(_total_bar(total, scale.size))
+    reach = total / scale.size
+    return Figure(
+        name="waterfall",
+        traces=traces,
+        layout=layout(
+            xaxis=axis(f"time [{scale.unit}]", range=[0, reach * 1.3 if reach else 1], fixedrange=True),
+            yaxis=axis("", autorange="reversed", fixedrange=True, ticksuffix="  "),
+            dragmode=False,
+            bargap=0.28,
+        ),
+        height=70 + 30 * (len(parts) + 1),
+        narrow={
+            "xaxis": {"range": [0, reach * 1.75 if reach else 1]},
+            "yaxis": _wrapped([breakdown.labels[part] for part in parts]),
+        },
+    )
+
+
+def stage_breakdown(breakdown: Breakdown, rows: tuple[Row, ...]) -> Figure:
+    """One stacked bar for each stage, every bar as long as the step."""
+    shown = shown_rows(len(rows))
+    total = float(breakdown.step.sum())
+    scale = time_scale(total)
+    labels = [escape(rows[row].label) for row in shown]
+    return Figure(
+        name="stages",
+        traces=_stage_traces(breakdown, shown, labels, scale.size),
+        layout=layout(
+            barmode="stack",
+            showlegend=True,
+            legend=legend(traceorder="normal"),
+            xaxis=axis(f"time [{scale.unit}]", range=[0, total / scale.size or 1], fixedrange=True),
+            yaxis=axis("", autorange="reversed", fixedrange=True, type="category", ticksuffix=" "),
+            dragmode=False,
+            bargap=0.22,
+        ),
+        height=130 + max(18, min(28, 1400 // max(1, len(shown)))) * len(shown),
+        narrow={"legend": {"font": {"size": 9}}},
+    )
+
+
+def _wrapped(labels: list[str]) -> dict[str, object]:
+    """Tick labels in short lines, for small screens."""
+    lines = ["<br>".join(escape(line) for line in textwrap.wrap(label, 15)) for label in labels]
+    return {
+        "tickmode": "array",
+        "tickvals": list(range(len(labels) + 1)),
+        "ticktext": [*lines, "<b>step</b>"],
+        "tickfont": {"size": 10},
+    }
+
+
+def _present(seconds: FloatArray) -> IntArray:
+    return np.flatnonzero(np.abs(seconds) > 0)
+
+
+def _part_bar(breakdown: Breakdown, part: int, base: float, size: float) -> dict[str, object]:
+    seconds = float(breakdown.step[part])
+    share = seconds / float(breakdown.step.sum())
+    name = escape(breakdown.labels[part])
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": [name],
+        "x": [seconds / size],
+        "base": [base],
+        "text": [f"{format_seconds(seconds)} · {share:.1%}"],
+        "textposition": "outside",
+        "cliponaxis": False,
+        "hovertemplate": f"<b>{name}</b><br>{format_seconds(seconds)}, {share:.2%} of the step<extra></extra>",
+        "marker": marker(breakdown.categories[part]),
+    }
+
+
+def _total_bar(total: float, size: float) -> dict[str, object]:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": "step",
+        "y": ["<b>step</b>"],
+        "x": [total / size],
+        "text": [f"<b>{format_seconds(total)}</b>"],
+        "textposition": "outside",
+        "hoverinfo": "skip",
+        "marker": {"color": "@ink"},
+    }
+
+
+def _stage_traces(breakdown: Breakdown, shown: IntArray, labels: list[str], size: float) -> Traces:
+    traces: Traces = []
+    for part, label in enumerate(breakdown.labels):
+        seconds = breakdown.stages[shown, part]
+        if not np.any(seconds):
+            continue
+        name = escape(label)
+        traces.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": name,
+                "x": typed(seconds / size),
+                "y": labels,
+                "customdata": [format_seconds(float(value)) for value in seconds],
+                "hovertemplate": f"<b>%{{y}}</b><br>{name}: %{{customdata}}<extra></extra>",
+                "marker": marker(breakdown.categories[part]),
+            }
+        )
+    return traces

@@ -1,0 +1,27 @@
+"""What does a notebook show for a result? The verdict and the timeline, in a frame of their own.
+
+The frame holds a whole document, so that neither the notebook's style nor a second result disturbs it, and it works
+offline; the price is plotly.js (4.8 MB) in every displayed result.
+"""
+
+from html import escape
+
+from clustersim.report.page import document, slot
+from clustersim.report.timeline import drawing, timeline_figure
+from clustersim.report.verdict import verdict_card
+from clustersim.report.view import PageView
+
+_VERDICT_PIXELS = 460
+
+
+def fragment(view: PageView) -> str:
+    """HTML for `_repr_html_`."""
+    figure = timeline_figure(drawing(view.timeline))
+    content = document(
+        view.subject.title, [verdict_card(view), f'<section class="card">{slot(figure)}</section>'], [figure]
+    )
+    height = _VERDICT_PIXELS + figure.height
+    return (
+        f'<iframe srcdoc="{escape(content)}" title="{escape(view.subject.title)}" '
+        f'style="width:100%;height:{height}px;border:0" sandbox="allow-scripts"></iframe>'
+    )

@@ -1,0 +1,110 @@
+"""How is a timeline written as a Perfetto trace, to be opened at ui.perfetto.dev?
+
+One track for each row, in order, with a track below it for each lane; slices carry what the page's hover text says.
+Times are whole nanoseconds, so what is shorter is drawn with no length. The protobuf comes from the `perfetto`
+package, an extra: `pip install 'clustersim[trace]'`.
+Reference: perfetto.dev/docs/reference/synthetic-track-event
+"""
+
+from pathlib import Path
+from typing import Any, Final
+
+from clustersim.errors import InputError
+from clustersim.report.chrome import write_chrome
+from clustersim.report.files import atomic_file
+from clustersim.report.slices import Arguments, Slice, slices
+from clustersim.report.view import Timeline
+
+_SEQUENCE: Final = 1
+_LANE_TRACKS: Final = 1 << 20  # track numbers of one lane
+_TRACK_NUMBERS: Final = 1 << 30  # track numbers of one row
+
+
+def write_trace(timeline: Timeline, path: str | Path) -> None:
+    """Write Chrome JSON if `path` ends in .json, else Perfetto; raise InputError or OutputError if that cannot be."""
+    if Path(path).suffix == ".json":
+        write_chrome(timeline, path)
+    else:
+        write_perfetto(timeline, path)
+
+
+def write_perfetto(timeline: Timeline, path: str | Path) -> None:
+    """Write the whole timeline to `path`; raise InputError without the extra, OutputError if it cannot be written."""
+    protos, builder = _library(path)
+    with atomic_file(path) as file:
+        writer = _Writer(builder(file), protos.TrackDescriptor, protos.TrackEvent)
+        for number, row in enumerate(timeline.rows):
+            writer.track(_row_track(number), 0, f"{row.label}, rank {row.rank}")
+        described: set[int] = set()
+        for piece in slices(timeline):
+            track = _lane_track(piece)
+            if track not in described:
+                described.add(track)
+                writer.track(track, _row_track(piece.row), timeline.lanes[piece.lane])
+            writer.slice(track, piece)
+
+
+def _row_track(row: int) -> int:
+    return (row + 1) * _TRACK_NUMBERS
+
+
+def _lane_track(piece: Slice) -> int:
+    return _row_track(piece.row) + piece.lane * _LANE_TRACKS + piece.track + 1
+
+
+def _library(path: str | Path) -> tuple[Any, Any]:
+    try:
+        from perfetto.protos.perfetto.trace import perfetto_trace_pb2  # noqa: PLC0415  (an extra)
+        from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder  # noqa: PLC0415
+    except ImportError as error:
+        other = Path(path).with_suffix(".json")
+        raise InputError(
+            f"{path}: a Perfetto trace needs the extra 'trace'; pip install 'clustersim[trace]', or write {other}"
+        ) from error
+    return perfetto_trace_pb2, StreamingTraceProtoBuilder
+
+
+class _Writer:
+    """Packets, one at a time: a million spans never stand in memory as packets."""
+
+    def __init__(self, builder: Any, descriptor: Any, event: Any) -> None:
+        self._builder, self._descriptor, self._event = builder, descriptor, event
+
+    def track(self, number: int, parent: int, name: str) -> None:
+        """Describe a line of the viewer; parent 0 is the top."""
+        packet = self._packet()
+        track = packet.track_descriptor
+        track.uuid, track.name, track.parent_uuid = number, name, parent
+        track.child_ordering = self._descriptor.EXPLICIT
+        track.sibling_order_rank = number % _TRACK_NUMBERS or number // _TRACK_NUMBERS
+        self._builder.write_packet(packet)
+
+    def slice(self, track: int, piece: Slice) -> None:
+        """A beginning and an end."""
+        packet = self._packet(piece.start)
+        event = packet.track_event
+        event.type, event.track_uuid, event.name = self._event.TYPE_SLICE_BEGIN, track, piece.name
+        event.categories.append(piece.category.label)
+        _annotate(event, piece.arguments)
+        self._builder.write_packet(packet)
+        packet = self._packet(piece.end)
+        packet.track_event.type, packet.track_event.track_uuid = self._event.TYPE_SLICE_END, track
+        self._builder.write_packet(packet)
+
+    def _packet(self, time: float = 0.0) -> Any:
+        packet = self._builder.create_packet()
+        packet.trusted_packet_sequence_id = _SEQUENCE
+        packet.timestamp = round(time * 1e9)
+        return packet
+
+
+def _annotate(event: Any, arguments: Arguments) -> None:
+    for name, value in arguments.items():
+        annotation = event.debug_annotations.add()
+        annotation.name = name
+        if isinstance(value, str):
+            annotation.string_value = value
+        elif isinstance(value, int):
+            annotation.int_value = value
+        else:
+            annotation.double_value = value

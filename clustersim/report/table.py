@@ -1,0 +1,92 @@
+"""What does the terminal say? The step time first, then the figures that people compare, then where the time goes."""
+
+import math
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from clustersim.report.view import Breakdown, Subject, Trust, Verdict
+from clustersim.units import format_bytes, format_flops, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+_BAR: Final = 24  # characters of the longest bar
+
+
+def render_table(subject: Subject, verdict: Verdict, breakdown: Breakdown, trust: Trust) -> "Group":
+    """Something that rich prints: coloured on a terminal, plain elsewhere."""
+    from rich.console import Group  # noqa: PLC0415  (rich is imported only to print)
+    from rich.text import Text  # noqa: PLC0415
+
+    notes = [Text(f"warning: {warning}", style="yellow") for warning in trust.warnings]
+    notes += [Text("not modelled: " + "; ".join(trust.not_modelled), style="dim")] if trust.not_modelled else []
+    return Group(
+        _headline(subject, verdict),
+        Text(f"{subject.model} on {trust.ranks:,} × {subject.gpu} ({subject.cluster})"),
+        Text(subject.layout, style="dim"),
+        Text(),
+        _numbers(verdict, trust),
+        Text(),
+        _parts(breakdown),
+        *notes,
+    )
+
+
+def _headline(subject: Subject, verdict: Verdict) -> "Text":
+    from rich.text import Text  # noqa: PLC0415
+
+    fits = f"fits {format_bytes(verdict.memory_capacity)}" if verdict.fits else "DOES NOT FIT"
+    line = Text(f"step time {format_seconds(verdict.step_time)}", style="bold")
+    line.append(f"  {fits}", style="green" if verdict.fits else "bold red")
+    return line.append(f"  {subject.title}", style="dim")
+
+
+def _numbers(verdict: Verdict, trust: Trust) -> "Table":
+    table = _grid()
+    sources = ", ".join(f"{source} {share:.0%}" for source, share in trust.provenance.items())
+    for name, value, meaning in (
+        ("tokens/s", f"{verdict.tokens_per_s:,.0f}", f"{verdict.tokens_per_s_per_gpu:,.4g} per GPU"),
+        ("MFU", f"{verdict.mfu:.1%}", f"{format_flops(verdict.model_flops_per_gpu)} per GPU; {verdict.convention}"),
+        ("HFU", f"{verdict.hfu:.1%}", "with recomputation"),
+        ("bubble", f"{verdict.bubble_fraction:.1%}", "of the step"),
+        ("exposed comm", f"{verdict.exposed_communication_fraction:.1%}", "of the step"),
+        ("peak memory", format_bytes(verdict.peak_memory), _where(verdict)),
+        ("simulated", f"{trust.simulated_ranks:,} ranks", f"of {trust.ranks:,}; {trust.spans:,} spans"),
+        ("durations", "", sources),
+    ):
+        table.add_row(name, value, meaning)
+    return table
+
+
+def _where(verdict: Verdict) -> str:
+    share = verdict.peak_memory / verdict.memory_capacity if verdict.memory_capacity else math.inf
+    place = f" on {verdict.worst_stage}" if verdict.worst_stage else ""
+    return f"{share:.0%} of {format_bytes(verdict.memory_capacity)}{place}"
+
+
+def _parts(breakdown: Breakdown) -> "Table":
+    from rich.text import Text  # noqa: PLC0415
+
+    table = _grid()
+    total = float(breakdown.step.sum())
+    most = float(breakdown.step.max(initial=0.0)) or 1.0
+    for part in np.flatnonzero(breakdown.step).tolist():
+        seconds = float(breakdown.step[part])
+        bar = Text("█" * max(1, round(_BAR * seconds / most)), style=breakdown.categories[part].colour)
+        share = Text(f"{seconds / total:6.1%} ").append_text(bar)
+        table.add_row(Text(breakdown.labels[part]), format_seconds(seconds), share)
+    table.add_row(Text("step", style="bold"), Text(format_seconds(total), style="bold"), "100.0%")
+    return table
+
+
+def _grid() -> "Table":
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table

@@ -1,0 +1,89 @@
+"""Which colour and pattern does a category have, in every view and in the traces that we export?
+
+Colours are the palette of Okabe and Ito, which people with any colour blindness can tell apart, and lighter or darker
+shades of its hues where it runs out; what is not work is grey and hatched, so that nothing rests on colour alone.
+Forward is blue and backward green, as in the pipeline figures of Megatron-LM and of the zero-bubble paper.
+
+Source: M. Okabe, K. Ito, "Color Universal Design", https://jfly.uni-koeln.de/color/
+"""
+
+from enum import Enum
+
+_WHITE = 255
+
+
+class Category(Enum):
+    """What a piece of time or memory is for: words, colour (hex) and pattern (plotly's name, empty for plain)."""
+
+    FORWARD = ("forward", "#0072B2", "")
+    BACKWARD = ("backward", "#009E73", "")
+    INPUT_GRADIENT = ("backward: input gradient", "#44BB99", "")
+    WEIGHT_GRADIENT = ("backward: weight gradient", "#B8CF5A", "")
+    RECOMPUTE = ("recompute", "#56B4E9", "/")
+    OPTIMIZER = ("optimizer", "#CC79A7", "")
+    TENSOR = ("tensor parallel communication", "#E69F00", "")
+    CONTEXT = ("context parallel communication", "#B8860B", "")
+    EXPERT = ("expert parallel communication", "#882255", "")
+    DATA = ("data parallel communication", "#D55E00", "")
+    PIPELINE = ("pipeline communication", "#F0E442", "")
+    BUBBLE_WARM_UP = ("bubble: warm-up", "#A9B1BA", "/")
+    BUBBLE_STEADY = ("bubble: steady", "#8D96A0", "x")
+    BUBBLE_COOL_DOWN = ("bubble: cool-down", "#BFC6CD", "\\")
+    WAIT = ("wait", "#6B7280", ".")
+    PARAMETERS = ("parameters", "#0072B2", "")
+    GRADIENTS = ("gradients", "#D55E00", "")
+    OPTIMIZER_STATE = ("optimizer state", "#CC79A7", "")
+    ACTIVATIONS = ("activations", "#009E73", "")
+    GATHERED = ("gathered parameters", "#56B4E9", "/")
+    BUFFERS = ("communication buffers", "#E69F00", "")
+    CUDA_CONTEXT = ("CUDA context", "#8D96A0", "")
+    FRAGMENTATION = ("fragmentation", "#BFC6CD", "x")
+    OTHER = ("other", "#9CA3AF", "")
+
+    @property
+    def label(self) -> str:
+        """The category in words."""
+        return self.value[0]
+
+    @property
+    def colour(self) -> str:
+        """Its colour as #RRGGBB."""
+        return self.value[1]
+
+    @property
+    def pattern(self) -> str:
+        """Its fill pattern in plotly's notation; empty for a plain fill."""
+        return self.value[2]
+
+
+CATEGORIES: tuple[Category, ...] = tuple(Category)
+
+
+def chunk_shade(colour: str, chunk: int, chunks: int) -> str:
+    """The shade of a model chunk: the first chunk has the colour itself, later ones are lighter.
+
+    >>> chunk_shade("#0072B2", 0, 2), chunk_shade("#000000", 1, 2)
+    ('#0072B2', '#8C8C8C')
+    """
+    if chunk <= 0 or chunks <= 1:
+        return colour
+    lightness = 0.55 * min(1.0, chunk / (chunks - 1))
+    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(part + (_WHITE - part) * lightness):02X}" for part in parts)
+
+
+def text_colour(fill: str) -> str:
+    """White on dark fills, black on light ones, by the relative luminance of WCAG 2.1.
+
+    Equal contrast lies at a luminance of 0.18; saturated fills read better in white up to 0.3.
+
+    >>> text_colour("#0072B2"), text_colour("#F0E442")
+    ('#FFFFFF', '#000000')
+    """
+    linear = [_linear(int(fill[i : i + 2], 16) / _WHITE) for i in (1, 3, 5)]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#FFFFFF" if luminance < 0.3 else "#000000"
+
+
+def _linear(channel: float) -> float:
+    return channel / 12.92 if channel <= 0.04045 else float(((channel + 0.055) / 1.055) ** 2.4)

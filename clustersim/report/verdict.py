@@ -1,0 +1,89 @@
+"""What is the answer, before any picture? The card at the top of the page, and the lines at its foot, as HTML."""
+
+from html import escape
+
+from clustersim.report.view import PageView, Trust, Verdict
+from clustersim.units import format_bytes, format_flops, format_seconds
+
+
+def verdict_card(view: PageView) -> str:
+    """The step time in large, whether it fits, and the figures that people compare."""
+    return (
+        '<section class="card verdict" aria-label="verdict">'
+        f"<h1>{escape(view.subject.title)}</h1>"
+        f'<p class="subject">{escape(view.subject.model)} on {view.trust.ranks:,} × {escape(view.subject.gpu)}'
+        f" ({escape(view.subject.cluster)})<br>{escape(view.subject.layout)}</p>"
+        f'<div class="headline"><div class="step"><b>{_headline(view.verdict.step_time)}</b>'
+        f"<span>per training step</span></div>{_fits(view.verdict)}</div>"
+        f'<dl class="numbers">{"".join(_number(*number) for number in _numbers(view.verdict))}</dl>'
+        f'<p class="convention">{escape(view.verdict.convention)}</p>'
+        f"{_alerts(view.trust)}</section>"
+    )
+
+
+def foot(view: PageView) -> str:
+    """Where the durations come from, what is not modelled, and how much was simulated."""
+    trust = view.trust
+    simulated = (
+        f"{trust.simulated_ranks:,} of {trust.ranks:,} ranks were simulated, {trust.spans:,} spans; "
+        "ranks that provably do the same run once."
+        if trust.simulated_ranks < trust.ranks
+        else f"All {trust.ranks:,} ranks were simulated, {trust.spans:,} spans."
+    )
+    items = "".join(f"<li>{escape(item)}</li>" for item in trust.not_modelled)
+    notes = "".join(f"<p>{escape(note)}</p>" for note in view.notes)
+    return (
+        f'<div class="two"><div><h3>Where the durations come from</h3>{_provenance(trust)}<p>{simulated}</p></div>'
+        f"<div><h3>Not modelled</h3>{f'<ul>{items}</ul>' if items else '<p>Nothing that is known.</p>'}</div></div>{notes}"
+    )
+
+
+def _headline(seconds: float) -> str:
+    number, _, unit = format_seconds(seconds).partition(" ")
+    return f"{number}<small>&nbsp;{unit}</small>"
+
+
+def _fits(verdict: Verdict) -> str:
+    share = verdict.peak_memory / verdict.memory_capacity if verdict.memory_capacity else 0.0
+    words = "fits" if verdict.fits else "does not fit"
+    sign = "✓" if verdict.fits else "✕"
+    where = f" on {escape(verdict.worst_stage)}" if verdict.worst_stage else ""
+    return (
+        f'<div class="fits {"yes" if verdict.fits else "no"}"><b><span aria-hidden="true">{sign}</span> {words}</b>'
+        f'<div class="gauge"><i style="width:{min(1.0, share):.1%}"></i></div>'
+        f"<span>{format_bytes(verdict.peak_memory)} of {format_bytes(verdict.memory_capacity)} ({share:.0%}){where}</span></div>"
+    )
+
+
+def _numbers(verdict: Verdict) -> list[tuple[str, str, str]]:
+    return [
+        ("MFU", f"{verdict.mfu:.1%}", "model FLOP utilisation"),
+        ("HFU", f"{verdict.hfu:.1%}", "hardware FLOP utilisation: recomputation counts"),
+        ("per GPU", format_flops(verdict.model_flops_per_gpu), "model FLOP per second and GPU"),
+        ("tokens/s", f"{verdict.tokens_per_s:,.0f}", "of the whole cluster"),
+        ("tokens/s/GPU", f"{verdict.tokens_per_s_per_gpu:,.4g}", "of one GPU"),
+        ("bubble", f"{verdict.bubble_fraction:.1%}", "share of the step in which a stage waits for the pipeline"),
+        (
+            "exposed comm",
+            f"{verdict.exposed_communication_fraction:.1%}",
+            "share of the step spent in communication alone",
+        ),
+    ]
+
+
+def _number(name: str, value: str, meaning: str) -> str:
+    return f'<div title="{escape(meaning)}"><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>'
+
+
+def _alerts(trust: Trust) -> str:
+    items = "".join(f"<li>{escape(warning)}</li>" for warning in trust.warnings)
+    return f'<ul class="alerts">{items}</ul>' if items else ""
+
+
+def _provenance(trust: Trust) -> str:
+    rows = "".join(
+        f'<tr><th scope="row">{escape(source)}</th><td class="gauge-cell"><div class="gauge"><i style="width:{share:.1%}">'
+        f"</i></div></td><td>{share:.1%}</td></tr>"
+        for source, share in trust.provenance.items()
+    )
+    return f'<table class="provenance">{rows}</table>'

@@ -1,0 +1,165 @@
+"""What does a page show? The answer of one simulation, cut to what is drawn; pure data, no drawing.
+
+Everything is in SI units. Text may come from a user's file and is escaped where it is drawn, not here. Categories give
+colours; labels give words, so a part may be named more precisely than its category.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clustersim.report.theme import Category
+from clustersim.units import Bytes, FlopPerSecond, Seconds
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What was simulated, in words."""
+
+    title: str
+    model: str
+    cluster: str
+    gpu: str
+    layout: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The headline. convention: how FLOP are counted and which peak is meant; worst_stage: its label."""
+
+    step_time: Seconds
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    model_flops_per_gpu: FlopPerSecond
+    mfu: float
+    hfu: float
+    convention: str
+    fits: bool
+    peak_memory: Bytes
+    memory_capacity: Bytes
+    worst_stage: str
+    bubble_fraction: float
+    exposed_communication_fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """How far the answer carries. provenance: share of the step's time by source of its durations, summing to 1."""
+
+    ranks: int
+    simulated_ranks: int
+    spans: int
+    provenance: Mapping[str, float]
+    warnings: tuple[str, ...] = ()
+    not_modelled: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Where the step's time goes. labels, categories: [parts]; step: [parts] seconds, the mean over ranks, which sum
+    to the step time; stages: [rows, parts] seconds, each row sums to the step time.
+    """
+
+    labels: tuple[str, ...]
+    categories: tuple[Category, ...]
+    step: FloatArray
+    stages: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the timeline: a pipeline stage, shown by one rank that stands for `stands_for` ranks."""
+
+    label: str
+    short: str
+    rank: int
+    stands_for: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Columns of one length n.
+
+    row: index into the timeline's rows; lane: index into its lanes; category: index into theme.CATEGORIES;
+    microbatch, chunk: -1 where there is none; waiting, start, end: seconds (it waited from `waiting` to `start`);
+    bytes: moved by communication, else 0; name, detail: index into `texts` (-1: none); cause: the span whose end
+    allowed the start, -1 if there is none or it is not among these.
+    """
+
+    row: IntArray
+    lane: IntArray
+    category: IntArray
+    microbatch: IntArray
+    chunk: IntArray
+    waiting: FloatArray
+    start: FloatArray
+    end: FloatArray
+    bytes: FloatArray
+    name: IntArray
+    detail: IntArray
+    cause: IntArray
+    texts: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The critical path: pieces in order of time, each in a row. Columns of one length."""
+
+    row: IntArray
+    start: FloatArray
+    end: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Rows of spans; lane 0 is computation, further lanes are kinds of communication."""
+
+    rows: tuple[Row, ...]
+    lanes: tuple[str, ...]
+    spans: Spans
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """What one row holds. times: [t] seconds, ascending; held: [categories, t] bytes, from times[i] until the next."""
+
+    label: str
+    times: FloatArray
+    held: FloatArray
+
+    @property
+    def peak(self) -> int:
+        """Index of the moment at which most is held."""
+        return int(self.held.sum(axis=0).argmax())
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory of every row of the timeline; labels, categories: [categories]."""
+
+    labels: tuple[str, ...]
+    categories: tuple[Category, ...]
+    stages: tuple[StageMemory, ...]
+    capacity: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PageView:
+    """All that the page shows. notes: further lines for the foot of the page, such as the version that made it."""
+
+    subject: Subject
+    verdict: Verdict
+    trust: Trust
+    breakdown: Breakdown
+    timeline: Timeline
+    memory: Memory
+    notes: tuple[str, ...] = field(default=())

@@ -1,0 +1,112 @@
+"""How do a file's sections become model, cluster, layout and schedule?
+
+Names are looked up on the shelves, paths beside the scenario file first and in the working directory second.
+"""
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from clustersim.errors import InputError, nearest
+from clustersim.hardware.cluster import Cluster, load_cluster
+from clustersim.parallel.layout import Layout
+from clustersim.scenario.file import ClusterSection, LayoutSection, ModelSection, ScheduleChoice
+from clustersim.scenario.section import MOST_GPUS
+from clustersim.schedules.schedule import Schedule
+from clustersim.schedules.shelf import schedule
+from clustersim.workload.hf_config import read_hf_config
+from clustersim.workload.presets import preset
+from clustersim.workload.transformer import Mlp, Model, Norm, Positions
+
+_FAMILIES: Final[dict[str, dict[str, Any]]] = {
+    "llama": {  # Touvron et al. 2023, section 2.2
+        "mlp": Mlp.SWIGLU,
+        "norm": Norm.RMSNORM,
+        "positions": Positions.ROTARY,
+        "tied_embeddings": False,
+        "linear_bias": False,
+        "qkv_bias": False,
+    },
+    "gpt": {  # Radford et al. 2019, section 2.3
+        "mlp": Mlp.GELU,
+        "norm": Norm.LAYERNORM,
+        "positions": Positions.LEARNED,
+        "tied_embeddings": True,
+        "linear_bias": True,
+        "qkv_bias": True,
+    },
+}
+
+
+def read_model(section: ModelSection, base: Path, sequence: int) -> Model:
+    """The model that a section names or describes, with the section's own dimensions on top."""
+    if section.preset is not None and section.path is not None:
+        raise InputError(f"has both preset {section.preset!r} and path {section.path!r}; keep one")
+    if section.preset is not None:
+        return replace(preset(section.preset), **section.dimensions)
+    if section.path is not None:
+        return replace(read_hf_config(beside(base, section.path)), **section.dimensions)
+    return _inline(section, sequence)
+
+
+def _inline(section: ModelSection, sequence: int) -> Model:
+    given = section.dimensions
+    missing = [key for key in ("layers", "hidden", "heads", "vocab", "ffn") if key not in given]
+    if missing:
+        raise InputError(f"lacks {', '.join(missing)}; give them, or a preset or path to start from")
+    family = section.family or "llama"
+    if family not in _FAMILIES:
+        raise InputError(f"family {family!r} is unknown; {nearest(family, _FAMILIES)}")
+    if "head_dim" not in given and section.hidden % section.heads:  # type: ignore[operator]
+        raise InputError(f"hidden {section.hidden} is not a multiple of heads {section.heads}; give head_dim")
+    usual = {
+        "name": "inline model",
+        "kv_heads": given["heads"],
+        "head_dim": given["hidden"] // given["heads"],
+        "max_positions": sequence,
+    }
+    return Model(**{**_FAMILIES[family], **usual, **given})
+
+
+def read_cluster(section: ClusterSection, base: Path, gpus: int | None) -> Cluster:
+    """The cluster that a section names, with `gpus` GPUs (None: as many as its file has)."""
+    if (section.name is None) == (section.path is None):
+        raise InputError("needs a name or a path, and not both")
+    if gpus is not None and gpus > MOST_GPUS:
+        raise InputError(f"{gpus:,} GPUs are too many; the largest legal number is {MOST_GPUS:,}")
+    place = section.name if section.path is None else str(beside(base, section.path))
+    return load_cluster(str(place), gpus=gpus, overrides=section.changes or None)
+
+
+def beside(base: Path, path: str) -> Path:
+    """A path as seen from `base`, or from the working directory if there is nothing."""
+    return base / path if (base / path).exists() else Path(path)
+
+
+def read_layout(section: LayoutSection, gpus: int) -> Layout:
+    """The layout; where dp is left out, it is what the other degrees leave of the GPUs (at least 1)."""
+    same = {field.name: getattr(section, field.name) for field in fields(Layout)}
+    rest = section.tp * section.cp * section.pp
+    counts = section.layers_per_stage
+    return Layout(
+        **{
+            **same,
+            "dp": section.dp or max(1, gpus // rest),
+            "order": tuple(section.order),
+            "data": section.data.strategy(),
+            "layers_per_stage": None if counts is None else tuple(counts),
+        }
+    )
+
+
+def wanted_gpus(cluster: ClusterSection, layout: LayoutSection) -> int | None:
+    """How many GPUs the file asks for: the cluster's, or else as many as the layout needs if it says so."""
+    if cluster.gpus is not None or layout.dp is None:
+        return cluster.gpus
+    return layout.tp * layout.cp * layout.pp * layout.dp
+
+
+def read_schedule(choice: ScheduleChoice) -> Schedule:
+    """The schedule from its shelf."""
+    name, options = choice.chosen
+    return schedule(name, getattr(options, "chunks", 1))

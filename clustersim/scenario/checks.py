@@ -1,0 +1,204 @@
+"""Do the parts of a scenario agree with each other?
+
+Each check compares numbers of two parts and says in one sentence which numbers clash and which nearby values are
+legal. Warnings are about layouts that run, but hardly as intended.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from clustersim.errors import InputError
+from clustersim.parallel.data import NaiveDataParallel
+from clustersim.parallel.groups import members
+from clustersim.parallel.pipeline import split_layers
+from clustersim.scenario.legal import around, divisors, multiples_around
+from clustersim.scenario.scenario import Scenario
+from clustersim.workload.transformer import Positions
+
+MOST_PASSES = 2**20  # forward passes of microbatches through stages in one step; a real run has some thousands
+
+
+def problems(scenario: Scenario) -> list[str]:
+    """What makes the scenario impossible, one sentence each; empty if nothing does."""
+    degrees = list(_degrees(scenario))
+    return degrees or [problem for check in _CHECKS for problem in check(scenario)]
+
+
+def warnings(scenario: Scenario) -> list[str]:
+    """What is legal and still likely a mistake, one sentence each."""
+    return [warning for check in _WARNINGS for warning in check(scenario)]
+
+
+def _degrees(scenario: Scenario) -> Iterator[str]:
+    layout, gpus = scenario.layout, scenario.cluster.gpus
+    if layout.world == gpus:
+        return
+    product = f"tp {layout.tp} x cp {layout.cp} x pp {layout.pp} x dp {layout.dp} = {layout.world} ranks"
+    yield f"layout: {product}, but the cluster has {gpus} GPUs; {_degrees_that_fit(scenario)}"
+
+
+def _degrees_that_fit(scenario: Scenario) -> str:
+    layout, gpus = scenario.layout, scenario.cluster.gpus
+    replica = layout.tp * layout.cp * layout.pp
+    if gpus % replica == 0:
+        return f"dp {gpus // replica} fits"
+    for axis in ("pp", "cp", "tp"):
+        degree = getattr(layout, axis)
+        room = divisors(gpus // (replica // degree)) if gpus % (replica // degree) == 0 else []
+        if room:
+            return f"{axis} {around(degree, room)} fits"
+    return f"{multiples_around(gpus, replica)} GPUs fit tp {layout.tp} x cp {layout.cp} x pp {layout.pp}"
+
+
+def _heads(scenario: Scenario) -> Iterator[str]:
+    model, tp = scenario.model, scenario.layout.tp
+    if model.heads % model.kv_heads:
+        legal = around(model.kv_heads, divisors(model.heads))
+        yield f"model: heads {model.heads} is not a multiple of kv_heads {model.kv_heads}; kv_heads {legal} fits"
+    elif model.heads % tp:
+        legal = around(tp, divisors(model.heads))
+        yield f"layout.tp: {tp} does not divide the {model.heads} heads of {model.name}; tp {legal} fits"
+    elif model.kv_heads % tp and tp % model.kv_heads:
+        shared = [d for d in divisors(model.heads) if model.kv_heads % d == 0 or d % model.kv_heads == 0]
+        yield (
+            f"layout.tp: {tp} neither divides the {model.kv_heads} kv_heads of {model.name} nor is a multiple of them "
+            f"(each then held by several ranks); tp {around(tp, shared)} fits"
+        )
+
+
+def _widths(scenario: Scenario) -> Iterator[str]:
+    model, tp = scenario.model, scenario.layout.tp
+    if model.ffn % tp:
+        legal = around(tp, divisors(model.ffn))
+        yield f"layout.tp: {tp} does not divide ffn {model.ffn} of {model.name}; tp {legal} fits"
+    if model.vocab % tp:
+        padded = math.ceil(model.vocab / (128 * tp)) * 128 * tp  # Megatron-LM: make-vocab-size-divisible-by 128, x tp
+        yield (
+            f"layout.tp: {tp} does not divide vocab {model.vocab} of {model.name}; "
+            f"pad it as Megatron-LM does: model.vocab {padded}"
+        )
+
+
+def _layers(scenario: Scenario) -> Iterator[str]:
+    layers, stages = scenario.model.layers, scenario.layout.pp * scenario.schedule.chunks
+    given = scenario.layout.layers_per_stage
+    shape = f"pp {scenario.layout.pp} x {scenario.schedule.chunks} chunks = {stages} stages"
+    if given is not None and (len(given) != stages or sum(given) != layers):
+        yield (
+            f"layout.layers_per_stage: {len(given)} stages with {sum(given)} layers, but {shape} and "
+            f"{scenario.model.name} has {layers} layers; such as {list(split_layers(layers, stages))}"
+        )
+    elif _idle_stages(given or split_layers(layers, stages)):
+        yield f"layout.pp: {shape}, but {scenario.model.name} has only {layers} layers; {_fewer_stages(scenario)}"
+
+
+def _idle_stages(counts: tuple[int, ...]) -> bool:
+    """Whether a stage has nothing to do: only the first (embedding) and the last (logits) can do without layers."""
+    return 0 in counts[1:-1] or not any(counts)
+
+
+def _fewer_stages(scenario: Scenario) -> str:
+    layers, layout, chunks = scenario.model.layers, scenario.layout, scenario.schedule.chunks
+    replica = layout.tp * layout.cp
+    legal = [pp for pp in divisors(scenario.cluster.gpus // replica) if pp * chunks <= layers]
+    return f"pp {legal[-1]} fits" if legal else f"at most {layers} stages fit"
+
+
+def _batch(scenario: Scenario) -> Iterator[str]:
+    batch, micro, dp = scenario.training.global_batch, scenario.training.microbatch, scenario.layout.dp
+    if batch < dp * micro:
+        fed = batch // micro
+        yield (
+            f"training.global_batch: {batch} sequences feed at most {fed} data-parallel ranks with microbatches of "
+            f"{micro}, but dp is {dp}; {_fed_by(scenario)}"
+        )
+    elif batch % (dp * micro):
+        product = f"dp {dp} x microbatch {micro} = {dp * micro}"
+        legal = multiples_around(batch, dp * micro)
+        yield f"training.global_batch: {batch} is not a multiple of {product}; {legal} fits"
+    elif scenario.layout.pp * scenario.schedule.chunks * scenario.microbatches > MOST_PASSES:
+        yield (
+            f"training.global_batch: {batch} sequences are {scenario.microbatches:,} microbatches on each of "
+            f"{scenario.layout.pp * scenario.schedule.chunks} stages; {MOST_PASSES:,} passes a step are the most"
+        )
+    else:
+        yield from _order(scenario)
+
+
+def _fed_by(scenario: Scenario) -> str:
+    """A layout of the same GPUs that the batch can feed: more tensor parallelism, or else a larger batch."""
+    layout, training, model = scenario.layout, scenario.training, scenario.model
+    sequences = training.global_batch // training.microbatch
+    for factor in divisors(layout.dp):
+        tp, dp = layout.tp * factor, layout.dp // factor
+        if sequences % dp == 0 and sequences and not (model.heads % tp or model.kv_heads % tp):
+            return f"tp {tp} x dp {dp} fits"
+    return f"global_batch {layout.dp * training.microbatch} fits"
+
+
+def _order(scenario: Scenario) -> Iterator[str]:
+    if scenario.schedule.chunks == 1:
+        return
+    if scenario.layout.pp == 1:
+        yield f"schedule: {scenario.schedule.name} needs a pipeline, but layout.pp is 1; write 1f1b"
+        return
+    try:
+        scenario.schedule.order(scenario.layout.pp, scenario.microbatches)
+    except InputError as error:
+        yield f"training.global_batch: {error}"
+
+
+def _sequence(scenario: Scenario) -> Iterator[str]:
+    model, layout, sequence = scenario.model, scenario.layout, scenario.training.sequence
+    if model.positions is Positions.LEARNED and sequence > model.max_positions:
+        yield (
+            f"training.sequence: {sequence} is longer than the {model.max_positions} learned positions of "
+            f"{model.name}; at most {model.max_positions} fits"
+        )
+    zigzag = 2 * layout.cp if layout.cp > 1 else 1
+    parts = zigzag * layout.tp if layout.sequence_parallel else zigzag
+    if sequence % parts:
+        causes = [f"2 x cp {layout.cp}"] * (layout.cp > 1) + [f"tp {layout.tp}"] * layout.sequence_parallel
+        legal = multiples_around(sequence, parts)
+        yield f"training.sequence: {sequence} is not a multiple of {' x '.join(causes)} = {parts}; {legal} fits"
+
+
+def _naive(scenario: Scenario) -> Iterator[str]:
+    layout, node = scenario.layout, scenario.cluster.gpus_per_node
+    if not isinstance(layout.data, NaiveDataParallel):
+        return
+    if layout.tp * layout.cp * layout.pp > 1 or layout.dp > node:
+        yield (
+            f"layout.data: data_parallel is one process on one node of {node} GPUs, but the layout is tp {layout.tp} x "
+            f"cp {layout.cp} x pp {layout.pp} x dp {layout.dp}; use ddp"
+        )
+
+
+def _replicated_heads(scenario: Scenario) -> Iterator[str]:
+    model, tp = scenario.model, scenario.layout.tp
+    if tp > model.kv_heads:
+        yield f"tp {tp} exceeds the {model.kv_heads} kv_heads of {model.name}: {tp // model.kv_heads} ranks hold each"
+
+
+def _tensor_beyond_domain(scenario: Scenario) -> Iterator[str]:
+    groups = members(scenario.layout, "tp")
+    domains = scenario.cluster.fabric.domains(groups)
+    split = int(np.count_nonzero(domains.min(axis=1) != domains.max(axis=1)))
+    if split:
+        yield (
+            f"{split} of {len(groups)} tensor-parallel groups (tp {scenario.layout.tp}) reach beyond one NVLink domain "
+            "and use the network for every layer"
+        )
+
+
+def _long_rotary(scenario: Scenario) -> Iterator[str]:
+    model, sequence = scenario.model, scenario.training.sequence
+    if model.positions is Positions.ROTARY and sequence > model.max_positions:
+        yield f"sequence {sequence} is longer than the {model.max_positions} positions that {model.name} was made for"
+
+
+_Check = Callable[[Scenario], Iterator[str]]
+_CHECKS: tuple[_Check, ...] = (_heads, _widths, _layers, _batch, _sequence, _naive)
+_WARNINGS: tuple[_Check, ...] = (_replicated_heads, _tensor_beyond_domain, _long_rotary)

@@ -1,0 +1,313 @@
+"""What may a scenario file say?
+
+One pydantic section for each part; each gives the frozen dataclass that the inside works with, where it can do so
+alone. What needs two sections or another file is put together in `build`.
+"""
+
+from dataclasses import replace
+from enum import Enum
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from clustersim.dtypes import DType
+from clustersim.errors import nearest
+from clustersim.parallel.data import DDP_BUCKET, DataParallelism, NaiveDataParallel, Replicated, Zero
+from clustersim.parallel.layout import AXES
+from clustersim.program.task import Collective
+from clustersim.scenario.section import (
+    MOST_LAYERS,
+    Choice,
+    Degree,
+    Layers,
+    Section,
+    Shipped,
+    Size,
+    Tokens,
+    Width,
+    member,
+    mistake,
+)
+from clustersim.scenario.settings import CostSettings, Symmetry
+from clustersim.workload.training import (
+    Attention,
+    FullRecompute,
+    NoRecompute,
+    Optimizer,
+    Precision,
+    Recompute,
+    SelectiveRecompute,
+    Training,
+)
+from clustersim.workload.transformer import Mlp, Norm, Positions
+
+
+class ModelSection(Shipped):
+    """`model`: a preset, a Hugging Face config.json, or dimensions; dimensions beside a preset or path change it."""
+
+    short: ClassVar[str | None] = "preset"
+    preset: str | None = None
+    family: str | None = None
+    name: str | None = None
+    layers: Layers | None = None
+    hidden: Width | None = None
+    ffn: Width | None = None
+    heads: Width | None = None
+    kv_heads: Width | None = None
+    head_dim: Width | None = None
+    vocab: Width | None = None
+    max_positions: Tokens | None = None
+    mlp: Annotated[Mlp | None, member(Mlp)] = None
+    norm: Annotated[Norm | None, member(Norm)] = None
+    positions: Annotated[Positions | None, member(Positions)] = None
+    tied_embeddings: bool | None = None
+    linear_bias: bool | None = None
+    qkv_bias: bool | None = None
+    dropout: bool | None = None
+    qk_norm: bool | None = None
+
+    @property
+    def dimensions(self) -> dict[str, Any]:
+        """What the file gives of `Model`'s own fields."""
+        return self.model_dump(exclude={"preset", "path", "family"}, exclude_none=True)
+
+
+class ClusterSection(Shipped):
+    """`cluster`: a shipped cluster or a file, its size, and changes to sections of that file."""
+
+    short: ClassVar[str | None] = "name"
+    name: str | None = None
+    gpus: Degree | None = None
+    accelerator: str | None = None
+    node: dict[str, Any] | None = None
+    fabric: dict[str, Any] | None = None
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """What replaces keys of the cluster's own file."""
+        return self.model_dump(include={"accelerator", "node", "fabric"}, exclude_none=True)
+
+
+class Ddp(Section):
+    """Bucketed all-reduce of gradients."""
+
+    bucket: Size = DDP_BUCKET
+    overlap: bool = True
+
+    def strategy(self) -> DataParallelism:
+        """The strategy as the inside knows it."""
+        return Replicated(bucket=self.bucket, overlap=self.overlap)
+
+
+class Fsdp(Section):
+    """ZeRO stage 3."""
+
+    bucket: Size | None = None
+    overlap: bool = True
+    prefetch: Annotated[int, Field(ge=0, le=MOST_LAYERS)] = 1
+    reshard_after_forward: bool = True
+
+    def strategy(self) -> DataParallelism:
+        """The strategy as the inside knows it."""
+        return Zero(**{"stage": 3, **self.model_dump()})
+
+
+class ZeroStage(Fsdp):
+    """ZeRO with its stage."""
+
+    stage: Annotated[int, Field(ge=1, le=3)]
+
+
+class Naive(Section):
+    """torch.nn.DataParallel, which has no options."""
+
+    def strategy(self) -> DataParallelism:
+        """The strategy as the inside knows it."""
+        return NaiveDataParallel()
+
+
+class DataChoice(Choice):
+    """`layout.data`: one strategy of data parallelism."""
+
+    words: ClassVar[dict[str, Any]] = {
+        "ddp": {"ddp": {}},
+        "fsdp": {"fsdp": {}},
+        "zero1": {"zero": {"stage": 1}},
+        "zero2": {"zero": {"stage": 2}},
+        "zero3": {"zero": {"stage": 3}},
+        "data_parallel": {"data_parallel": {}},
+    }
+    ddp: Ddp | None = None
+    fsdp: Fsdp | None = None
+    zero: ZeroStage | None = None
+    data_parallel: Naive | None = None
+
+    def strategy(self) -> DataParallelism:
+        """The chosen strategy as the inside knows it."""
+        _, options = self.chosen
+        return options.strategy()  # type: ignore[no-any-return]
+
+
+def _axes(value: object) -> object:
+    if not isinstance(value, list) or sorted(map(str, value)) != sorted(AXES):
+        raise mistake(f"{value!r} must name every axis once, such as [{', '.join(AXES)}]")
+    return value
+
+
+def _even(value: object) -> object:
+    return None if value == "even" else value
+
+
+class LayoutSection(Section):
+    """`layout`: degrees of parallelism. `dp` left out is what the other degrees leave of the cluster's GPUs."""
+
+    tp: Degree = 1
+    cp: Degree = 1
+    pp: Degree = 1
+    dp: Degree | None = None
+    order: Annotated[list[str], BeforeValidator(_axes)] = Field(list(AXES))
+    sequence_parallel: bool = False
+    tensor_overlap: bool = False
+    pipeline_overlap: bool = True
+    data: DataChoice = DataChoice(ddp=Ddp())
+    layers_per_stage: Annotated[list[Annotated[int, Field(ge=0, le=MOST_LAYERS)]] | None, BeforeValidator(_even)] = None
+
+
+class Flat(Section):
+    """A schedule with one model chunk on each rank, which has no options."""
+
+
+class Interleaved(Section):
+    """Options of a schedule with several model chunks on each rank."""
+
+    chunks: Annotated[int, Field(ge=2, le=MOST_LAYERS)] = 2
+
+
+class ScheduleChoice(Choice):
+    """`schedule`: one pipeline schedule."""
+
+    words: ClassVar[dict[str, Any]] = {name: {name: {}} for name in ("1f1b", "gpipe", "interleaved")}
+    one_f_one_b: Flat | None = Field(None, alias="1f1b")
+    gpipe: Flat | None = None
+    interleaved: Interleaved | None = None
+
+
+_PRECISIONS = {
+    DType.BF16: Precision(compute=DType.BF16),
+    DType.FP16: Precision(compute=DType.FP16),
+    DType.TF32: Precision(compute=DType.TF32, master=None),
+    DType.FP32: Precision(compute=DType.FP32, master=None),
+}
+_KEPT = (DType.FP32, DType.BF16, DType.FP16)
+
+
+class PrecisionSection(Section):
+    """`training.precision`: formats of what is computed and of what is kept; the compute format gives the defaults."""
+
+    short: ClassVar[str | None] = "compute"
+    compute: Annotated[DType, member(DType, *_PRECISIONS)] = DType.BF16
+    gradients: Annotated[DType, member(DType, *_KEPT)] = DType.FP32
+    master: Annotated[DType | None, member(DType, *_KEPT, absent="none")] = DType.FP32
+    moments: Annotated[DType, member(DType, *_KEPT)] = DType.FP32
+
+    def formats(self) -> Precision:
+        """The formats that the file names, and the compute format's usual ones for the rest."""
+        named = {name: getattr(self, name) for name in self.model_fields_set}
+        return replace(_PRECISIONS[self.compute], **named)
+
+
+class RecomputeMode(Enum):
+    """How activations that backward needs come back."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+
+class RecomputeSection(Section):
+    """`training.recompute`: none, selective, full, or full for so many layers of each stage."""
+
+    short: ClassVar[str | None] = "mode"
+    mode: Annotated[RecomputeMode, member(RecomputeMode)] = RecomputeMode.FULL
+    layers: Layers | None = None
+
+    @model_validator(mode="after")
+    def _layers_are_full(self) -> Self:
+        if self.layers is not None and self.mode is not RecomputeMode.FULL:
+            raise mistake("layers are recomputed in full; leave mode out, as in {layers: 4}")
+        return self
+
+    def choice(self) -> Recompute:
+        """The kind of recomputation as the inside knows it."""
+        match self.mode:
+            case RecomputeMode.NONE:
+                return NoRecompute()
+            case RecomputeMode.SELECTIVE:
+                return SelectiveRecompute()
+            case RecomputeMode.FULL:
+                return FullRecompute(layers=self.layers)
+
+
+class TrainingSection(Section):
+    """`training`: one step."""
+
+    sequence: Tokens
+    global_batch: Tokens
+    microbatch: Tokens = 1
+    precision: PrecisionSection = PrecisionSection()
+    recompute: RecomputeSection = RecomputeSection.model_validate("none")
+    attention: Annotated[Attention, member(Attention)] = Attention.FLASH
+    optimizer: Annotated[Optimizer, member(Optimizer)] = Optimizer.ADAM
+    fused: bool = True
+
+    def step(self) -> Training:
+        """The training step as the inside knows it."""
+        plain = {name: getattr(self, name) for name in type(self).model_fields}
+        return Training(**{**plain, "precision": self.precision.formats(), "recompute": self.recompute.choice()})
+
+
+class KernelSource(Enum):
+    """Where kernel durations come from."""
+
+    ROOFLINE = "roofline"
+
+
+def _yaml_off(value: object) -> object:
+    """YAML 1.1 reads `off` as false."""
+    return "off" if value is False else value
+
+
+def _algorithms(value: object) -> object:
+    if not isinstance(value, dict):
+        return value
+    names = [collective.value for collective in Collective]
+    for name in value:
+        if name not in names:
+            raise mistake(f"{name!r} is no collective; {nearest(str(name), names)}")
+    return {Collective(name): algorithm for name, algorithm in value.items()}
+
+
+class CostSection(Section):
+    """`cost`: where durations come from, and how many ranks are simulated one by one."""
+
+    kernels: Annotated[KernelSource, member(KernelSource)] = KernelSource.ROOFLINE
+    collectives: Annotated[dict[Collective, str], BeforeValidator(_algorithms)] = Field({})
+    symmetry: Annotated[Symmetry, member(Symmetry), BeforeValidator(_yaml_off)] = Symmetry.AUTO
+    coalesce: bool = True
+
+    def settings(self) -> CostSettings:
+        """The settings as the inside knows them."""
+        return CostSettings(self.symmetry, self.coalesce, MappingProxyType(self.collectives))
+
+
+class ScenarioFile(Section):
+    """The whole file."""
+
+    name: str | None = None
+    model: ModelSection
+    cluster: ClusterSection
+    layout: LayoutSection = LayoutSection()
+    schedule: ScheduleChoice = ScheduleChoice.model_validate("1f1b")
+    training: TrainingSection
+    cost: CostSection = CostSection()

@@ -1,0 +1,57 @@
+"""How does `--set layout.tp=4` change a scenario?
+
+An override is a dotted path into the file's mapping and a YAML value. It is applied before the file is validated, so
+a misspelt path is refused as the same misspelt key in the file would be. Where the file has a shorthand
+(`cluster: dgx-h100`), it is first written out (`cluster: {name: dgx-h100}`).
+"""
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import yaml
+
+from clustersim.errors import InputError
+from clustersim.scenario.file import ScenarioFile
+from clustersim.scenario.problems import shown
+from clustersim.scenario.section import Choice
+
+
+def apply(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """A copy of the mapping with every `key=value` applied, the last one winning."""
+    changed = copy.deepcopy(dict(mapping))
+    for override in overrides:
+        path, value = _read(override)
+        _set(changed, path, value)
+    return changed
+
+
+def _read(override: str) -> tuple[list[str], object]:
+    key, sign, text = override.partition("=")
+    path = key.strip().split(".")
+    if not sign or not all(path):
+        raise InputError(f"--set {override}: write a dotted key and a value, such as --set layout.tp=4")
+    try:
+        return path, yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"--set {override}: {text!r} is not a YAML value") from error
+
+
+def _set(mapping: dict[str, Any], path: list[str], value: object) -> None:
+    for depth, key in enumerate(path[:-1], start=1):
+        mapping[key] = _inner(path, depth, mapping.get(key))
+        mapping = mapping[key]
+    mapping[path[-1]] = value
+
+
+def _inner(path: list[str], depth: int, value: object) -> dict[str, Any]:
+    """The mapping at path[:depth] that the next key goes into; a choice's new key replaces its old one."""
+    section = ScenarioFile.at(path[:depth])
+    if section is not None and value is not None:
+        value = section.written_out(value)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InputError(f"--set {'.'.join(path)}: {'.'.join(path[:depth])} is {shown(value)}, which has no keys")
+    replaces = section is not None and issubclass(section, Choice) and path[depth] not in value
+    return {} if replaces else copy.deepcopy(value)

@@ -1,0 +1,72 @@
+"""What is wrong with a scenario file, in one sentence for each mistake?
+
+Mistakes are sentences behind the dotted key that the user wrote. Pydantic's errors are translated: the keys that its
+sections add for shorthands (`cluster: dgx-h100` is `cluster: {name: dgx-h100}`) are cut off again.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from clustersim.errors import InputError, nearest
+from clustersim.scenario.section import Section
+
+_SENTENCES = {
+    "missing": "is missing",
+    "int_type": "{value} is not a whole number (no unit, no quotes)",
+    "bool_type": "{value} is neither true nor false",
+    "string_type": "{value} is not a text",
+    "list_type": "{value} is not a list such as [1, 2]",
+    "dict_type": "{value} is not a mapping of keys to values",
+    "model_type": "{value} is not a mapping of keys to values",
+    "greater_than_equal": "{value} is too small; the smallest legal value is {ge:,}",
+    "less_than_equal": "{value} is too large; the largest legal value is {le:,}",
+}
+
+
+def refuse(source: str, problems: Sequence[str]) -> InputError:
+    """One error for all problems of one file: a sentence, or a count and one line for each."""
+    if len(problems) == 1:
+        return InputError(f"{source}: {problems[0]}")
+    lines = "".join(f"\n  - {problem}" for problem in problems)
+    return InputError(f"{source}: {len(problems)} problems{lines}")
+
+
+def translate(error: ValidationError, root: type[Section], written: Mapping[str, Any]) -> list[str]:
+    """Sentences for pydantic's error about `written`, which should have been a `root`."""
+    return [_sentence(detail, root, written) for detail in error.errors(include_url=False)]
+
+
+def _sentence(detail: ErrorDetails, root: type[Section], written: Mapping[str, Any]) -> str:
+    kind, location = detail["type"], detail["loc"]
+    if kind == "extra_forbidden":
+        keys = (root.at(location[:-1]) or root).keys()
+        remedy = nearest(str(location[-1]), keys) if keys else f"{location[-2]} has no options"
+        return f"{_dotted(location)}: unknown key; {remedy}"
+    key = _dotted(_as_written(location, written, missing=kind == "missing"))
+    template = _SENTENCES.get(kind)
+    if template is None:
+        return f"{key}: {detail['msg']}"
+    return f"{key}: {template.format(value=shown(detail['input']), **detail.get('ctx', {}))}"
+
+
+def shown(value: object) -> str:
+    """A value as the file has it, cut to a readable length."""
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _dotted(location: Iterable[int | str]) -> str:
+    return ".".join(str(part) for part in location) or "the file"
+
+
+def _as_written(location: tuple[int | str, ...], written: object, *, missing: bool) -> tuple[int | str, ...]:
+    """Cut a location where the user's own nesting ends."""
+    for depth, part in enumerate(location):
+        in_list = isinstance(written, list) and isinstance(part, int)
+        if not in_list and not (isinstance(written, Mapping) and part in written):
+            return location[: depth + missing]
+        written = written[part]  # type: ignore[index]
+    return location

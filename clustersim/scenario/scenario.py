@@ -1,0 +1,68 @@
+"""What is to be simulated: which model, on which cluster, in which layout and schedule, with which costs?"""
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from clustersim.hardware.cluster import Cluster
+from clustersim.parallel.layout import Layout
+from clustersim.scenario.settings import CostSettings
+from clustersim.schedules.schedule import Schedule
+from clustersim.workload.training import Training
+from clustersim.workload.transformer import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One training step of a model on a cluster; every rank of the layout is one of the cluster's GPUs.
+
+    warnings: what is legal and still likely a mistake; path: the file that it was read from, if any; written: the
+    mapping that it was read from, overrides applied.
+    """
+
+    name: str
+    model: Model
+    cluster: Cluster
+    layout: Layout
+    schedule: Schedule
+    training: Training
+    cost: CostSettings = field(default_factory=CostSettings)
+    warnings: tuple[str, ...] = ()
+    path: Path | None = None
+    written: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
+
+    @property
+    def microbatches(self) -> int:
+        """How many microbatches each replica runs in a step."""
+        return self.training.global_batch // (self.layout.dp * self.training.microbatch)
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> "Scenario":
+        """Read a YAML or JSON file, with overrides such as `layout.tp=4`; raise InputError that lists what is wrong."""
+        from clustersim.scenario.load import load
+
+        return load(Path(path), overrides)
+
+    @classmethod
+    def from_mapping(
+        cls, mapping: Mapping[str, Any], *, source: str = "scenario", overrides: Iterable[str] = ()
+    ) -> "Scenario":
+        """Build from what a file would hold; `source` stands in errors for the file's name."""
+        from clustersim.scenario.load import Origin, from_mapping
+
+        return from_mapping(mapping, Origin(source=source, name=source, base=Path()), overrides)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """What a file of this scenario holds: `from_mapping` of it gives the same scenario."""
+        return copy.deepcopy(dict(self.written))
+
+    def changed(self, *overrides: str) -> "Scenario":
+        """The same scenario with overrides such as `layout.tp=4`."""
+        from clustersim.scenario.load import Origin, from_mapping
+
+        base = Path() if self.path is None else self.path.parent
+        origin = Origin(source=str(self.path or self.name), name=self.name, base=base)
+        return replace(from_mapping(self.written, origin, overrides), path=self.path)

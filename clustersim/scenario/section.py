@@ -1,0 +1,134 @@
+"""How is one part of a scenario file read?
+
+Strictly: no unknown keys, no quantity without its unit, no number in quotes. A section may have a shorthand
+(`cluster: dgx-h100`), which is written out as a mapping before it is validated.
+"""
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Annotated, Any, ClassVar, Self, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from clustersim.errors import InputError, nearest
+from clustersim.units import Dimension, parse_quantity
+
+MOST_GPUS = 2**20  # ten times the largest clusters announced up to 2025: above it a slip is likelier than a plan
+MOST_TOKENS = 2**31  # of one sequence, and sequences of one step
+MOST_WIDTH = 2**24  # hidden, ffn, heads, vocab
+MOST_LAYERS = 10_000
+
+
+def mistake(sentence: str) -> PydanticCustomError:
+    """An error whose text reaches the user as it stands."""
+    return PydanticCustomError("mistake", "{sentence}", {"sentence": sentence})
+
+
+def member(kind: type[Enum], *legal: Enum, absent: str | None = None) -> BeforeValidator:
+    """Read the value of an enum's member; `legal` narrows the choice, the word `absent` is read as None."""
+    names: dict[str, Enum | None] = {str(choice.value): choice for choice in legal or tuple(kind)}
+    if absent is not None:
+        names[absent] = None
+
+    def read(value: object) -> object:
+        if isinstance(value, str) and value in names:
+            return names[value]
+        raise mistake(f"{value!r} is unknown; {nearest(str(value), names)}")
+
+    return BeforeValidator(read)
+
+
+def _size(value: object) -> float:
+    try:
+        amount = parse_quantity(value, Dimension.SIZE)
+    except InputError as error:
+        raise mistake(str(error)) from error
+    if amount <= 0:
+        raise mistake(f"{value!r} is not above zero; write e.g. '25 MiB'")
+    return amount
+
+
+Degree = Annotated[int, Field(ge=1, le=MOST_GPUS)]
+Width = Annotated[int, Field(ge=1, le=MOST_WIDTH)]
+Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
+Size = Annotated[float, BeforeValidator(_size)]
+
+
+class Section(BaseModel):
+    """A part of the file. `short`: the key that a bare word stands for, if any."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    short: ClassVar[str | None] = None
+
+    @classmethod
+    def written_out(cls, value: object) -> object:
+        """The mapping that a shorthand stands for; anything else as it is."""
+        return {cls.short: value} if cls.short is not None and isinstance(value, str) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, value: object) -> object:
+        return cls.written_out(value)
+
+    @classmethod
+    def keys(cls) -> dict[str, Any]:
+        """The legal keys, as the file writes them, with the types of their values."""
+        return {field.alias or name: field.annotation for name, field in cls.model_fields.items()}
+
+    @classmethod
+    def at(cls, path: Iterable[int | str]) -> "type[Section] | None":
+        """The section that a path of keys leads to; None where it leads to a plain value or nowhere."""
+        section: type[Section] | None = cls
+        for key in path:
+            section = _section_in(section.keys().get(str(key))) if section is not None else None
+        return section
+
+
+def _section_in(annotation: object) -> type[Section] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next(filter(None, map(_section_in, get_args(annotation))), None)
+
+
+class Shipped(Section):
+    """Something that is shipped under a name or read from a file; a bare word that ends like a file is a path."""
+
+    path: str | None = None
+
+    @classmethod
+    def written_out(cls, value: object) -> object:
+        """A file's name is `path`, another word is the name."""
+        if isinstance(value, str) and value.endswith((".json", ".yaml", ".yml")):
+            return {"path": value}
+        return super().written_out(value)
+
+
+class Choice(Section):
+    """A mapping with exactly one key, the name of what is chosen; its value holds the options, or nothing."""
+
+    words: ClassVar[dict[str, Any]] = {}  # bare words and what they stand for
+
+    @classmethod
+    def written_out(cls, value: object) -> object:
+        """A bare word is a choice without options."""
+        if isinstance(value, str):
+            if value not in cls.words:
+                raise mistake(f"{value!r} is unknown; {nearest(value, cls.words)}")
+            return cls.words[value]
+        if isinstance(value, dict):
+            return {name: {} if options is None else options for name, options in value.items()}
+        return value
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if len(self.model_fields_set) != 1:
+            raise mistake(f"needs exactly one of {', '.join(self.keys())}")
+        return self
+
+    @property
+    def chosen(self) -> tuple[str, Any]:
+        """The key and its validated options."""
+        name = next(iter(self.model_fields_set))
+        return type(self).model_fields[name].alias or name, getattr(self, name)

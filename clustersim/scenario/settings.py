@@ -1,0 +1,24 @@
+"""Where do durations come from, and how much of the cluster is simulated rank by rank?"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+
+from clustersim.program.task import Collective
+
+
+class Symmetry(Enum):
+    """AUTO simulates one of the ranks that provably do the same, OFF simulates every rank."""
+
+    AUTO = "auto"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class CostSettings:
+    """coalesce: tasks that no other rank can observe are one event; collectives: algorithm by collective."""
+
+    symmetry: Symmetry = Symmetry.AUTO
+    coalesce: bool = True
+    collectives: Mapping[Collective, str] = field(default_factory=lambda: MappingProxyType({}))

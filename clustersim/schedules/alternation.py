@@ -1,0 +1,17 @@
+"""How do warm-up, one-forward-one-backward and cool-down follow each other on one rank?
+
+1F1B and its interleaved form differ in which forwards and backwards a rank runs and in how long it warms up; the way
+the two lists are merged is the same. Reference: PipeDream-Flush in Narayanan et al. 2021 (arXiv:2104.04473), figure 4.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+
+from clustersim.program.action import Action
+
+
+def alternate(forwards: Sequence[Action], backwards: Sequence[Action], warmup: int) -> tuple[Action, ...]:
+    """Run `warmup` forwards, then a forward and a backward in turn, then the backwards that are left."""
+    steady = len(forwards) - warmup
+    pairs = zip(forwards[warmup:], backwards[:steady], strict=True)
+    return (*forwards[:warmup], *chain.from_iterable(pairs), *backwards[steady:])

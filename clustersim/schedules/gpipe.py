@@ -1,0 +1,30 @@
+"""In which order does GPipe work? All forwards, then all backwards.
+
+Every rank keeps the activations of all m microbatches at once. With equal stages, forward f and backward b, the step
+lasts (m + p - 1)(f + b), so the bubble is (p - 1)/m of the ideal time m(f + b).
+Reference: Huang et al. 2019 (arXiv:1811.06965), figure 2. Backwards run in ascending order of microbatches, as in
+torch.distributed.pipelining.ScheduleGPipe; the paper's figure draws them descending, which takes as long.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from clustersim.program.action import Action, ActionKind, Order
+from clustersim.schedules.schedule import require_positive
+
+
+@dataclass(frozen=True, slots=True)
+class GPipe:
+    """All forwards, then all backwards. Any number of microbatches is legal."""
+
+    chunks: ClassVar[int] = 1
+    name: ClassVar[str] = "gpipe"
+
+    def order(self, ranks: int, microbatches: int) -> Order:
+        """The actions of every pipeline rank."""
+        require_positive(ranks, microbatches)
+        kinds = (ActionKind.FORWARD, ActionKind.BACKWARD)
+        return tuple(
+            tuple(Action(rank, kind, microbatch) for kind in kinds for microbatch in range(microbatches))
+            for rank in range(ranks)
+        )

@@ -1,0 +1,33 @@
+"""In which order does 1F1B work? One backward after each forward, as soon as the pipeline is full.
+
+Rank r of p warms up with p - 1 - r forwards, so it never keeps more than p - r microbatches' activations; the bubble
+is GPipe's, (p - 1)/m of the ideal time with equal stages.
+Reference: PipeDream-Flush (Narayanan et al. 2021, arXiv:2104.04473, section 2.2.1, figure 4 top); Megatron-LM's
+`forward_backward_pipelining_without_interleaving` and torch.distributed.pipelining.Schedule1F1B.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from clustersim.program.action import Action, ActionKind, Order
+from clustersim.schedules.alternation import alternate
+from clustersim.schedules.schedule import require_positive
+
+
+@dataclass(frozen=True, slots=True)
+class OneFOneB:
+    """One forward, one backward. Any number of microbatches is legal; fewer than ranks only shorten the warm-up."""
+
+    chunks: ClassVar[int] = 1
+    name: ClassVar[str] = "1f1b"
+
+    def order(self, ranks: int, microbatches: int) -> Order:
+        """The actions of every pipeline rank."""
+        require_positive(ranks, microbatches)
+        return tuple(_rank_order(rank, min(ranks - 1 - rank, microbatches), microbatches) for rank in range(ranks))
+
+
+def _rank_order(stage: int, warmup: int, microbatches: int) -> tuple[Action, ...]:
+    forwards = [Action(stage, ActionKind.FORWARD, microbatch) for microbatch in range(microbatches)]
+    backwards = [Action(stage, ActionKind.BACKWARD, microbatch) for microbatch in range(microbatches)]
+    return alternate(forwards, backwards, warmup)

@@ -1,0 +1,35 @@
+"""Which schedules are there, by name?
+
+A new schedule is one new file on this shelf and one line here.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from clustersim.errors import InputError, nearest
+from clustersim.schedules.gpipe import GPipe
+from clustersim.schedules.interleaved import Interleaved
+from clustersim.schedules.one_f_one_b import OneFOneB
+from clustersim.schedules.schedule import Schedule
+
+_PLAIN: Final[Mapping[str, Callable[[], Schedule]]] = MappingProxyType({GPipe.name: GPipe, OneFOneB.name: OneFOneB})
+_CHUNKED: Final[Mapping[str, Callable[[int], Schedule]]] = MappingProxyType({Interleaved.name: Interleaved})
+NAMES: Final = (*_PLAIN, *_CHUNKED)
+
+
+def schedule(name: str, chunks: int | None = None) -> Schedule:
+    """The schedule of that name with that many model chunks per rank; None is the fewest that it can have.
+
+    >>> schedule("interleaved", 4)
+    Interleaved(chunks=4)
+    """
+    if name in _CHUNKED:
+        return _CHUNKED[name](2 if chunks is None else chunks)
+    if name not in _PLAIN:
+        raise InputError(f"there is no schedule {name!r}; {nearest(name, NAMES)}")
+    if chunks not in (None, 1):
+        raise InputError(
+            f"schedule {name} has 1 model chunk per rank, not {chunks}; {' and '.join(_CHUNKED)} takes more"
+        )
+    return _PLAIN[name]()

@@ -1,0 +1,121 @@
+"""What does the attention core compute, move and keep: the part without parameters, softmax(Q K^T) V?
+
+Flash attention (Dao 2023, arXiv:2307.08691) is one kernel forward and one backward; it skips the masked half, so it
+executes the causal factor of the full matrix's work, and its backward computes the scores again: five products
+instead of two, 2.5 times forward. It keeps a logarithm per query and head (FP32) and no scores. Standard attention is
+two batched products around a softmax over the full, masked matrix, which it writes to memory and keeps.
+The queries, keys and values are kept by the operators that make them, the result by the operator that reads it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from clustersim.dtypes import DType
+from clustersim.workload import streaming
+from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape
+from clustersim.workload.linear import product
+from clustersim.workload.operators import Operator, Region
+from clustersim.workload.streaming import Streaming
+from clustersim.workload.training import Attention
+
+_BACKWARD_PRODUCTS = 2.5  # Dao 2023 section 4.1: five matrix products backward, two forward
+
+
+def causal_factor(shape: AttentionShape) -> float:
+    """Share of the score matrix that a causal mask leaves: (keys + 1) / (2 keys), 1 without a mask.
+
+    Under context parallelism (fewer queries than keys) it is the same: a rank holds a piece from the front and its
+    mirror piece from the back (zigzag, Llama 3 section 3.3.2), which together see exactly the average number of keys.
+    """
+    return (shape.key + 1) / (2 * shape.key) if shape.causal else 1.0
+
+
+def flash_flops(shape: AttentionShape) -> float:
+    """FLOP of a flash attention forward: 4 b q k heads head_dim x causal factor."""
+    full = 4.0 * shape.batch * shape.query * shape.key * shape.heads * shape.head_dim
+    return full * causal_factor(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """The attention core of one layer on one rank. dtype: of queries, keys, values and scores."""
+
+    shape: AttentionShape
+    dtype: DType
+    dropout: bool
+    fused: bool
+
+    @property
+    def _statistics(self) -> int:
+        return self.shape.batch * self.shape.heads * self.shape.query
+
+    def _operand_elements(self) -> tuple[int, int]:
+        shape = self.shape
+        queries = shape.batch * shape.query * shape.heads * shape.head_dim
+        return queries, shape.batch * shape.key * shape.kv_heads * shape.head_dim
+
+    def flash(self) -> Iterator[Operator]:
+        """One fused kernel each way; dropout keeps the random state only."""
+        queries, keys = self._operand_elements()
+        logarithms = 4.0 * self._statistics
+        width = self.dtype.bytes
+        flops = flash_flops(self.shape)
+        # reads q, k, v, writes the result; backward reads these and the result's gradient, writes three gradients
+        read_forward = (2 * queries + 2 * keys) * width + logarithms
+        read_backward = (4 * queries + 4 * keys) * width + logarithms
+        forward = Kernel("attention.core", KernelKind.ATTENTION_FORWARD, self.dtype, flops, read_forward, self.shape)
+        backward = Kernel(
+            "attention.core.input_gradient",
+            KernelKind.ATTENTION_BACKWARD,
+            self.dtype,
+            _BACKWARD_PRODUCTS * flops,
+            read_backward,
+            self.shape,
+        )
+        yield Operator("attention.core", Region.SHARDED, (forward,), (backward,), kept=logarithms, core=True)
+
+    def standard(self) -> Iterator[Operator]:
+        """Scores, softmax, dropout of the softmax, and its product with the values."""
+        yield self._scores()
+        yield self._matrix_pass("attention.softmax", streaming.softmax(fused=self.fused))
+        if self.dropout:
+            yield self._matrix_pass("attention.dropout", streaming.SCORE_DROPOUT)
+        yield self._context()
+
+    def _product(self, name: str, m: int, n: int, k: int) -> Kernel:
+        shape = MatmulShape(m, n, k, batch=self.shape.batch * self.shape.heads)
+        return product(name, self.dtype, shape, result=self.dtype.bytes)
+
+    def _scores(self) -> Operator:
+        query, key, head = self.shape.query, self.shape.key, self.shape.head_dim
+        backward = (
+            self._product("attention.scores.query_gradient", query, head, key),
+            self._product("attention.scores.key_gradient", key, head, query),
+        )
+        forward = self._product("attention.scores", query, key, head)
+        return Operator("attention.scores", Region.SHARDED, (forward,), backward, core=True)
+
+    def _context(self) -> Operator:
+        query, key, head = self.shape.query, self.shape.key, self.shape.head_dim
+        backward = (
+            self._product("attention.context.score_gradient", query, key, head),
+            self._product("attention.context.value_gradient", key, head, query),
+        )
+        forward = self._product("attention.context", query, head, key)
+        return Operator("attention.context", Region.SHARDED, (forward,), backward, core=True)
+
+    def _matrix_pass(self, name: str, over: Streaming) -> Operator:
+        elements = self._statistics * self.shape.key
+        return Operator(
+            name,
+            Region.SHARDED,
+            (over.forward_kernel(name, self.dtype, elements),),
+            over.backward_kernels(name, self.dtype, elements),
+            kept=over.kept.bytes(self.dtype, elements),
+            core=True,
+        )
+
+
+def operators(core: Core, attention: Attention) -> tuple[Operator, ...]:
+    """The operators of the attention core, in forward order."""
+    return tuple(core.flash() if attention is Attention.FLASH else core.standard())

@@ -1,0 +1,22 @@
+"""How many FLOP does a step need by the field's convention, whatever is executed?
+
+Six per parameter that multiplies activations and token (two forward, four backward; logits included, embedding lookup
+not), plus twelve per layer, query width and key for attention, full matrix, no causal halving; nothing for
+recomputation. This is PaLM's model FLOP (Chowdhery et al. 2022, arXiv:2204.02311, appendix B) and, for GPT, 72 B s L
+h^2 (1 + s/(6h) + V/(12 L h)) of Korthikanti et al. 2022 (arXiv:2205.05198) appendix A.
+"""
+
+from clustersim.units import Flop
+from clustersim.workload.training import Training
+from clustersim.workload.transformer import Model, matrix_parameters
+
+
+def token_flops(model: Model, sequence: int) -> Flop:
+    """Model FLOP of one token in a sequence of so many, forward and backward."""
+    attention = 12.0 * model.layers * model.heads * model.head_dim * sequence
+    return 6.0 * matrix_parameters(model) + attention
+
+
+def model_flops(model: Model, training: Training) -> Flop:
+    """Model FLOP of one step of the whole job."""
+    return training.global_batch * training.sequence * token_flops(model, training.sequence)

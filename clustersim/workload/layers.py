@@ -1,0 +1,268 @@
+"""Which operators is a transformer layer made of on one rank, and the embedding before and the head after the layers?
+
+Megatron's split: queries, keys, values and the first MLP matrix by columns, the attention output and the second MLP
+matrix by rows, embedding and logits by vocabulary (rounded up where tp does not divide it); norms, residuals and
+dropout whole on every rank, or by sequence under sequence parallelism. Collectives are not operators: whoever lowers
+a layer puts them where the region changes. More tp than key/value heads: each rank holds a whole key/value head.
+
+What is kept for backward is counted as Korthikanti et al. 2022 (arXiv:2205.05198) section 4 does, each tensor once,
+by the operator that reads it: inputs of norms, of linear layers and of the activation, queries, keys and values
+(after rotary positions, by `attention.qkv`), one byte per dropped element, FP32 logits; not the norms' statistics
+(hidden times smaller). Under sequence parallelism the inputs of `attention.qkv`, `mlp.up` and `head.logits` are kept
+split, which costs one more all-gather in backward (section 4.2.2).
+"""
+
+from dataclasses import dataclass
+
+from clustersim.dtypes import DType
+from clustersim.units import Bytes
+from clustersim.workload import streaming
+from clustersim.workload.attention import Core, operators
+from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind
+from clustersim.workload.linear import Linear, activation_dtype
+from clustersim.workload.operators import Layer, Operator, Region, Shard
+from clustersim.workload.optimizer import gradient_norm, optimizer_step
+from clustersim.workload.streaming import Streaming
+from clustersim.workload.training import Training
+from clustersim.workload.transformer import Mlp, Model, Positions, norm_parameters
+
+__all__ = [
+    "Layer",
+    "Operator",
+    "Region",
+    "Shard",
+    "embedding",
+    "gradient_norm",
+    "head",
+    "layer",
+    "optimizer_step",
+]
+
+_TOKEN_ID_BYTES = 8  # torch.long
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """A model's dimensions on one rank."""
+
+    model: Model
+    training: Training
+    shard: Shard
+
+    @property
+    def dtype(self) -> DType:
+        return activation_dtype(self.training.precision)
+
+    @property
+    def operand(self) -> DType:
+        return self.training.precision.compute
+
+    @property
+    def query_width(self) -> int:
+        return self.model.heads // self.shard.tp * self.model.head_dim
+
+    @property
+    def kv_heads(self) -> int:
+        return max(1, self.model.kv_heads // self.shard.tp)
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.model.head_dim
+
+    @property
+    def ffn(self) -> int:
+        return self.model.ffn // self.shard.tp
+
+    @property
+    def up_width(self) -> int:
+        return 2 * self.ffn if self.model.mlp is Mlp.SWIGLU else self.ffn
+
+    @property
+    def vocab(self) -> int:
+        return -(-self.model.vocab // self.shard.tp)
+
+    @property
+    def residual(self) -> int:
+        """Elements of the residual stream on this rank."""
+        return self.shard.residual_tokens * self.model.hidden
+
+    @property
+    def input_bytes(self) -> Bytes:
+        return float(self.residual * self.dtype.bytes)
+
+
+def layer(model: Model, training: Training, shard: Shard) -> Layer:
+    """One transformer layer. Degrees must divide heads and ffn (the scenario door has checked)."""
+    rank = _Rank(model, training, shard)
+    return Layer((*_attention(rank), *_mlp(rank)), rank.input_bytes)
+
+
+def embedding(model: Model, training: Training, shard: Shard) -> Layer:
+    """Token lookup (each rank looks up its part of the vocabulary), learned positions, dropout."""
+    rank = _Rank(model, training, shard)
+    chosen = [_tokens(rank)]
+    if model.positions is Positions.LEARNED:
+        chosen.append(_positions(rank))
+    if model.dropout:
+        chosen.append(_residual_wide(rank, "embedding.dropout", streaming.DROPOUT))
+    return Layer(tuple(chosen), float(shard.tokens * _TOKEN_ID_BYTES))
+
+
+def head(model: Model, training: Training, shard: Shard) -> Layer:
+    """Final norm, logits, loss. The logits' weight is counted here, tied or not; FP8 leaves the logits in BF16."""
+    rank = _Rank(model, training, shard)
+    logits = Linear("head.logits", shard.tokens, model.hidden, rank.vocab, rank.dtype)
+    loss = streaming.loss(fused=training.fused)
+    elements = shard.tokens * rank.vocab
+    made = Operator(
+        "head.loss",
+        Region.SHARDED,
+        (loss.forward_kernel("head.loss", rank.dtype, elements),),
+        loss.backward_kernels("head.loss", rank.dtype, elements),
+        kept=loss.kept.bytes(rank.dtype, elements),
+    )
+    return Layer((_norm(rank, "head.norm"), _linear(rank, logits, rank.input_bytes), made), rank.input_bytes)
+
+
+def _attention(rank: _Rank) -> list[Operator]:
+    model, shard = rank.model, rank.shard
+    chosen = [_norm(rank, "attention.norm"), _qkv(rank)]
+    if model.qk_norm:
+        chosen.append(_qk_norm(rank))
+    if model.positions is Positions.ROTARY:
+        chosen.append(_rotary(rank))
+    heads = model.heads // shard.tp
+    shape = AttentionShape(shard.batch, shard.sequence, shard.keys, heads, rank.kv_heads, model.head_dim, causal=True)
+    core = Core(shape, rank.dtype, dropout=model.dropout, fused=rank.training.fused)
+    chosen += operators(core, rank.training.attention)
+    bias_tokens = shard.residual_tokens if model.linear_bias else 0
+    out = Linear("attention.out", shard.tokens, rank.query_width, model.hidden, rank.operand, bias_tokens)
+    chosen.append(_linear(rank, out, shard.tokens * rank.query_width * rank.operand.bytes))
+    chosen.append(_residual(rank, "attention.residual"))
+    return chosen
+
+
+def _mlp(rank: _Rank) -> list[Operator]:
+    model, shard = rank.model, rank.shard
+    up_bias = shard.tokens if model.linear_bias else 0
+    down_bias = shard.residual_tokens if model.linear_bias else 0
+    up = Linear("mlp.up", shard.tokens, model.hidden, rank.up_width, rank.operand, up_bias)
+    down = Linear("mlp.down", shard.tokens, rank.ffn, model.hidden, rank.operand, down_bias)
+    activation = streaming.activation(model.mlp, fused=rank.training.fused)
+    return [
+        _norm(rank, "mlp.norm"),
+        _linear(rank, up, rank.residual * rank.operand.bytes),
+        _split(rank, "mlp.activation", activation, shard.tokens * rank.ffn),
+        _linear(rank, down, shard.tokens * rank.ffn * rank.operand.bytes),
+        _residual(rank, "mlp.residual"),
+    ]
+
+
+def _qkv(rank: _Rank) -> Operator:
+    tokens, width = rank.shard.tokens, rank.query_width + 2 * rank.kv_width
+    bias_tokens = tokens if rank.model.qkv_bias else 0
+    linear = Linear("attention.qkv", tokens, rank.model.hidden, width, rank.operand, bias_tokens)
+    return _linear(rank, linear, rank.residual * rank.operand.bytes + tokens * width * rank.dtype.bytes)
+
+
+def _qk_norm(rank: _Rank) -> Operator:
+    over = streaming.norm(rank.model.norm, fused=rank.training.fused)
+    elements = rank.shard.tokens * (rank.query_width + rank.kv_width)
+    return _split(rank, "attention.qk_norm", over, elements, parameters=2 * rank.model.head_dim)
+
+
+def _rotary(rank: _Rank) -> Operator:
+    elements = rank.shard.tokens * (rank.query_width + rank.kv_width)
+    return _split(rank, "attention.rotary", streaming.rotary(fused=rank.training.fused), elements)
+
+
+def _linear(rank: _Rank, linear: Linear, kept: Bytes) -> Operator:
+    precision = rank.training.precision
+    return Operator(
+        linear.name,
+        Region.SHARDED,
+        linear.forward(precision),
+        linear.input_gradient(precision),
+        linear.weight_gradient(precision),
+        parameters=linear.parameters,
+        kept=float(kept),
+    )
+
+
+def _split(rank: _Rank, name: str, over: Streaming, elements: int, parameters: int = 0) -> Operator:
+    return Operator(
+        name,
+        Region.SHARDED,
+        (over.forward_kernel(name, rank.dtype, elements),),
+        over.backward_kernels(name, rank.dtype, elements),
+        parameters=parameters,
+        kept=over.kept.bytes(rank.dtype, elements),
+    )
+
+
+def _residual_wide(rank: _Rank, name: str, over: Streaming) -> Operator:
+    return Operator(
+        name,
+        Region.REPLICATED,
+        (over.forward_kernel(name, rank.dtype, rank.residual),),
+        over.backward_kernels(name, rank.dtype, rank.residual),
+        kept=over.kept.bytes(rank.dtype, rank.residual),
+    )
+
+
+def _residual(rank: _Rank, name: str) -> Operator:
+    over = streaming.residual(dropout=rank.model.dropout, fused=rank.training.fused)
+    return _residual_wide(rank, name, over)
+
+
+def _norm(rank: _Rank, name: str) -> Operator:
+    """A norm; its backward ends with the sum of its input's gradient and that of the residual around the branch."""
+    over = streaming.norm(rank.model.norm, fused=rank.training.fused)
+    backward = over.backward_kernels(name, rank.dtype, rank.residual)
+    if name != "head.norm":
+        backward += (streaming.GRADIENT_SUM.forward_kernel(f"{name}.gradient_sum", rank.dtype, rank.residual),)
+    return Operator(
+        name,
+        Region.REPLICATED,
+        (over.forward_kernel(name, rank.dtype, rank.residual),),
+        backward,
+        parameters=norm_parameters(rank.model),
+        kept=over.kept.bytes(rank.dtype, rank.residual),
+    )
+
+
+def _tokens(rank: _Rank) -> Operator:
+    """Lookup; the weight gradient is dense as in PyTorch: zeros, the tokens' rows added, the whole accumulated."""
+    tokens, hidden, width = rank.shard.tokens, rank.model.hidden, rank.dtype.bytes
+    weights = rank.vocab * hidden
+    rows = float(tokens * hidden * width)
+    gradients = rank.training.precision.gradients.bytes
+    return Operator(
+        "embedding.tokens",
+        Region.SHARDED,
+        (_lookup("embedding.tokens", rank.dtype, 2 * rows + tokens * _TOKEN_ID_BYTES),),
+        weight_gradient=(
+            _lookup("embedding.tokens.weight_gradient", rank.dtype, weights * width + 3 * rows),
+            _lookup("embedding.tokens.accumulate", rank.dtype, float(weights * (width + 2 * gradients))),
+        ),
+        parameters=weights,
+        kept=float(tokens * _TOKEN_ID_BYTES),
+    )
+
+
+def _positions(rank: _Rank) -> Operator:
+    """The table is added to each sequence; its gradient is the sum over sequences."""
+    rows = float(rank.residual * rank.dtype.bytes)
+    table = rank.model.max_positions * rank.model.hidden
+    gradient = rows + 2.0 * table * rank.training.precision.gradients.bytes
+    return Operator(
+        "embedding.positions",
+        Region.REPLICATED,
+        (_lookup("embedding.positions", rank.dtype, 3 * rows),),
+        weight_gradient=(_lookup("embedding.positions.weight_gradient", rank.dtype, gradient),),
+        parameters=table,
+    )
+
+
+def _lookup(name: str, dtype: DType, moved: Bytes) -> Kernel:
+    return Kernel(name, KernelKind.EMBEDDING, dtype, flops=0.0, bytes=moved)

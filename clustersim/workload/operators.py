@@ -1,0 +1,82 @@
+"""What is one operator of a layer on one rank, and what part of the layer does the rank hold?
+
+An operator has kernels to run forward and backward, parameters, and bytes that it keeps for its backward. Backward is
+split as pipeline schedules split it: the gradient of the input (B) and the gradient of the weights (W).
+Reference: Narayanan et al. 2021 (arXiv:2104.04473) section 2.3 for tensor parallelism, Korthikanti et al. 2022
+(arXiv:2205.05198) section 4.2 for sequence parallelism.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from clustersim.units import Bytes
+from clustersim.workload.kernels import Kernel
+
+
+class Region(Enum):
+    """SHARDED is split over tp by heads, columns or vocabulary; REPLICATED is not, or by sequence."""
+
+    SHARDED = "sharded"
+    REPLICATED = "replicated"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What one rank holds of a microbatch and of a layer.
+
+    batch: sequences in the microbatch; sequence: tokens of each on this rank (global sequence / cp); keys: tokens that
+    queries of this rank attend over (global sequence); sequence_parallel: norms, residuals and dropout run on
+    sequence / tp tokens.
+    """
+
+    batch: int
+    sequence: int
+    keys: int
+    tp: int = 1
+    sequence_parallel: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that SHARDED operators see."""
+        return self.batch * self.sequence
+
+    @property
+    def residual_tokens(self) -> int:
+        """Tokens that REPLICATED operators see."""
+        return self.tokens // self.tp if self.sequence_parallel else self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator of a layer on one rank.
+
+    parameters: held by this rank; kept: bytes that stay in memory from forward to backward if nothing is recomputed;
+    core: part of the attention core, which selective recomputation runs again instead of keeping its `kept`.
+    """
+
+    name: str
+    region: Region
+    forward: tuple[Kernel, ...]
+    input_gradient: tuple[Kernel, ...] = ()
+    weight_gradient: tuple[Kernel, ...] = ()
+    parameters: int = 0
+    kept: Bytes = 0.0
+    core: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Operators in forward order. input_bytes: the input on this rank, which is all that full recomputation keeps."""
+
+    operators: tuple[Operator, ...]
+    input_bytes: Bytes
+
+    @property
+    def parameters(self) -> int:
+        """Parameters on this rank."""
+        return sum(operator.parameters for operator in self.operators)
+
+    @property
+    def kept(self) -> Bytes:
+        """Bytes kept for backward if nothing is recomputed."""
+        return sum(operator.kept for operator in self.operators)

@@ -1,0 +1,54 @@
+"""What does the optimizer move per parameter?
+
+Fused, every state passes once: the gradient is read, master weights and moments are read and written, the weights
+for compute are written (without master weights they are read and written themselves). Unfused is PyTorch's foreach
+form, one kernel per term of the update: for Adam decay (2 passes over the weights), first moment (3), second moment
+(2 + 3), root, division and epsilon in a scratch copy (2 + 2 + 2), update (4); for SGD with momentum 2 + 3 + 3.
+Its arithmetic is not counted as FLOP. Parameters may be a fraction of a whole (a shard).
+"""
+
+from clustersim.units import Bytes
+from clustersim.workload.kernels import Kernel, KernelKind
+from clustersim.workload.training import Optimizer, Precision, Training
+
+
+def optimizer_step(training: Training, parameters: float) -> tuple[Kernel, ...]:
+    """One update of so many parameters on this rank."""
+    precision = training.precision
+    fused, unfused = _ADAM if training.optimizer is Optimizer.ADAM else _SGD
+    weights, gradients, moments, launches = fused if training.fused else unfused
+    held = precision.master or precision.compute
+    width = weights * held.bytes + gradients * precision.gradients.bytes + moments * precision.moments.bytes
+    copied = _copy_bytes(precision, fused=training.fused)
+    kernels = launches + (1 if copied and not training.fused else 0)
+    return (_kernel("optimizer.step", training, parameters * (width + copied), kernels),)
+
+
+def gradient_norm(training: Training, parameters: float) -> tuple[Kernel, ...]:
+    """The norm of the gradients on this rank: one read.
+
+    Unfused, PyTorch's clip_grad_norm_ scales them whatever the norm; fused optimizers scale only when it is exceeded,
+    which in a steady run is rare.
+    """
+    width = training.precision.gradients.bytes
+    norm = _kernel("optimizer.gradient_norm", training, parameters * width, 1)
+    if training.fused:
+        return (norm,)
+    return (norm, _kernel("optimizer.gradient_clip", training, parameters * 2 * width, 1))
+
+
+# Passes over (weights, gradients, moments and scratch), launches: fused, unfused.
+_ADAM = ((2, 1, 4, 1), (4, 2, 14, 8))
+_SGD = ((2, 1, 2, 1), (2, 1, 5, 3))
+
+
+def _copy_bytes(precision: Precision, *, fused: bool) -> int:
+    """Bytes per parameter to refresh the compute weights from the master weights."""
+    if precision.master is None or precision.master is precision.compute:
+        return 0
+    return precision.compute.bytes + (0 if fused else precision.master.bytes)
+
+
+def _kernel(name: str, training: Training, moved: Bytes, launches: int) -> Kernel:
+    dtype = training.precision.master or training.precision.compute
+    return Kernel(name, KernelKind.OPTIMIZER, dtype, flops=0.0, bytes=float(moved), launches=launches)

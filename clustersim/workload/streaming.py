@@ -1,0 +1,128 @@
+"""What do the memory-bound operators of a layer move and keep: norm, activation, rotary, residual, softmax, loss?
+
+A streaming kernel is described by its passes: how often it reads or writes each of its elements in the activation's
+format, in FP32 and as a byte of dropout mask. Its vector arithmetic is not counted as FLOP (model FLOP conventions
+count matrix products only), nor are vectors and statistics that are `hidden` times smaller than the activation.
+Fused is one kernel that reads every operand once and writes every result once (Apex, Transformer Engine and
+Megatron's fused kernels). Unfused is what PyTorch runs for the formulas as written, e.g. in Hugging Face's Llama:
+RMSNorm and loss by way of FP32, rotary by rotate-half; the counts are those of its operator trace (the tests trace
+them again). LayerNorm, GELU and dropout are single kernels in PyTorch too, but for LayerNorm's backward, whose weight
+gradient is a second kernel that reads both operands again.
+"""
+
+from dataclasses import dataclass
+
+from clustersim.dtypes import DType
+from clustersim.units import Bytes
+from clustersim.workload.kernels import Kernel, KernelKind
+from clustersim.workload.transformer import Mlp, Norm
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Reads and writes per element: in the activation's format, in FP32, of one mask byte; kernels launched."""
+
+    activation: int
+    fp32: int = 0
+    mask: int = 0
+    launches: int = 1
+
+    def bytes(self, dtype: DType, elements: float) -> Bytes:
+        """Bytes moved, or kept, for so many elements whose activation format is `dtype`."""
+        return float(elements) * (self.activation * dtype.bytes + self.fp32 * DType.FP32.bytes + self.mask)
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """A streaming operator: passes forward and backward, and what it keeps in between. None: there is no kernel."""
+
+    kind: KernelKind
+    forward: Passes
+    backward: Passes | None
+    kept: Passes = Passes(0)
+
+    def forward_kernel(self, name: str, dtype: DType, elements: int) -> Kernel:
+        """The forward kernel on so many elements."""
+        return _kernel(name, self.kind, (dtype, elements), self.forward)
+
+    def backward_kernels(self, name: str, dtype: DType, elements: int) -> tuple[Kernel, ...]:
+        """The kernels of the input gradient on so many elements; none if the gradient passes unchanged."""
+        if self.backward is None:
+            return ()
+        return (_kernel(f"{name}.input_gradient", self.kind, (dtype, elements), self.backward),)
+
+
+def _kernel(name: str, kind: KernelKind, operand: tuple[DType, int], passes: Passes) -> Kernel:
+    dtype, elements = operand
+    return Kernel(name, kind, dtype, flops=0.0, bytes=passes.bytes(dtype, elements), launches=passes.launches)
+
+
+# Elements are those of the activation that is normalised.
+_NORM_FUSED = Streaming(KernelKind.NORM, Passes(2), Passes(3), kept=Passes(1))
+_LAYERNORM_UNFUSED = Streaming(KernelKind.NORM, Passes(2), Passes(5, launches=2), kept=Passes(1))
+_RMSNORM_UNFUSED = Streaming(
+    KernelKind.NORM, Passes(4, fp32=7, launches=8), Passes(8, fp32=19, launches=16), kept=Passes(1, fp32=1)
+)
+# Elements are those of the activation's result. SwiGLU reads gate and up.
+_GELU = Streaming(KernelKind.ACTIVATION, Passes(2), Passes(3), kept=Passes(1))
+_SWIGLU_FUSED = Streaming(KernelKind.ACTIVATION, Passes(3), Passes(5), kept=Passes(2))
+_SWIGLU_UNFUSED = Streaming(KernelKind.ACTIVATION, Passes(5, launches=2), Passes(9, launches=3), kept=Passes(3))
+# Elements are those of queries and keys together; unfused, each has its own kernels.
+_ROTARY_FUSED = Streaming(KernelKind.ROTARY, Passes(2), Passes(2))
+_ROTARY_UNFUSED = Streaming(KernelKind.ROTARY, Passes(10, launches=10), Passes(14, launches=14))
+# Residual: the gradient passes unchanged, dropout masks it.
+_RESIDUAL = Streaming(KernelKind.RESIDUAL, Passes(3), None)
+_RESIDUAL_DROPOUT_FUSED = Streaming(KernelKind.RESIDUAL, Passes(3, mask=1), Passes(2, mask=1), kept=Passes(0, mask=1))
+_RESIDUAL_DROPOUT_UNFUSED = Streaming(
+    KernelKind.RESIDUAL, Passes(5, mask=1, launches=2), Passes(2, mask=1), kept=Passes(0, mask=1)
+)
+# Elements are scores. The dropout of scores also keeps its result, which the product with the values reads.
+_SOFTMAX_FUSED = Streaming(KernelKind.SOFTMAX, Passes(2), Passes(3), kept=Passes(1))
+_SOFTMAX_UNFUSED = Streaming(KernelKind.SOFTMAX, Passes(4, launches=2), Passes(5, launches=2), kept=Passes(1))
+SCORE_DROPOUT = Streaming(KernelKind.DROPOUT, Passes(2, mask=1), Passes(2, mask=1), kept=Passes(1, mask=1))
+DROPOUT = Streaming(KernelKind.DROPOUT, Passes(2, mask=1), Passes(2, mask=1), kept=Passes(0, mask=1))
+# Elements are logits; their softmax is kept in FP32 (Korthikanti et al. 2022, section 4.3: 4sbv).
+_LOSS_FUSED = Streaming(KernelKind.LOSS, Passes(1, fp32=1), Passes(1, fp32=1), kept=Passes(0, fp32=1))
+_LOSS_UNFUSED = Streaming(
+    KernelKind.LOSS, Passes(1, fp32=3, launches=3), Passes(1, fp32=5, launches=3), kept=Passes(0, fp32=1)
+)
+# A residual stream forks before each norm: backward adds the two gradients.
+GRADIENT_SUM = Streaming(KernelKind.RESIDUAL, Passes(3), None)
+# The bias gradient sums the output's gradient over the tokens.
+BIAS_GRADIENT = Streaming(KernelKind.COPY, Passes(1), None)
+
+
+def norm(form: Norm, *, fused: bool) -> Streaming:
+    """Passes of a norm."""
+    if fused:
+        return _NORM_FUSED
+    return _RMSNORM_UNFUSED if form is Norm.RMSNORM else _LAYERNORM_UNFUSED
+
+
+def activation(mlp: Mlp, *, fused: bool) -> Streaming:
+    """Passes of the MLP's activation, per element of its result."""
+    if mlp is Mlp.GELU:
+        return _GELU
+    return _SWIGLU_FUSED if fused else _SWIGLU_UNFUSED
+
+
+def rotary(*, fused: bool) -> Streaming:
+    """Passes of rotary positions over queries and keys."""
+    return _ROTARY_FUSED if fused else _ROTARY_UNFUSED
+
+
+def residual(*, dropout: bool, fused: bool) -> Streaming:
+    """Passes of the sum with the residual, with dropout of the branch if the model has it."""
+    if not dropout:
+        return _RESIDUAL
+    return _RESIDUAL_DROPOUT_FUSED if fused else _RESIDUAL_DROPOUT_UNFUSED
+
+
+def softmax(*, fused: bool) -> Streaming:
+    """Passes of mask and softmax over a score matrix."""
+    return _SOFTMAX_FUSED if fused else _SOFTMAX_UNFUSED
+
+
+def loss(*, fused: bool) -> Streaming:
+    """Passes of softmax cross-entropy over the logits."""
+    return _LOSS_FUSED if fused else _LOSS_UNFUSED

@@ -1,0 +1,57 @@
+"""A fabric for tests: NVLink domains, one NIC per GPU, a non-blocking or oversubscribed spine between racks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from clustersim.hardware.topology import LINK_KINDS, IntArray, Link, LinkKind, LinkTable, Paths
+
+
+@dataclass(frozen=True)
+class FakeFabric:
+    """Links: NVLink out, in, NIC out, in (per GPU), then spine up, down (per rack of `rack` GPUs)."""
+
+    gpus: int
+    per_domain: int
+    nvlink: float = 100e9
+    nic: float = 10e9
+    spine: float = 1e15
+    rack: int = 1 << 40
+    local_latency: float = 1e-6
+    latency: float = 5e-6
+
+    @property
+    def links(self) -> LinkTable:
+        racks = -(-self.gpus // self.rack)
+        kinds = [LinkKind.NVLINK] * 2 + [LinkKind.NIC] * 2 + [LinkKind.LEAF] * 2
+        rates = [self.nvlink] * 2 + [self.nic] * 2 + [self.spine] * 2
+        counts = [self.gpus] * 4 + [racks] * 2
+        kind = np.repeat([LINK_KINDS.index(each) for each in kinds], counts)
+        return LinkTable(kind, np.repeat(rates, counts), np.zeros(sum(counts)))
+
+    def domains(self, gpus: IntArray) -> IntArray:
+        return gpus // self.per_domain
+
+    def nodes(self, gpus: IntArray) -> IntArray:
+        return gpus // self.per_domain
+
+    def paths(self, sources: IntArray, targets: IntArray) -> Paths:
+        local = sources // self.per_domain == targets // self.per_domain
+        n, racks = self.gpus, -(-self.gpus // self.rack)
+        far = sources // self.rack != targets // self.rack
+        first = np.where(local, sources, 2 * n + sources)
+        last = np.where(local, n + targets, 3 * n + targets)
+        up = np.where(far, 4 * n + sources // self.rack, -1)
+        down = np.where(far, 4 * n + racks + targets // self.rack, -1)
+        links = np.where(sources == targets, -1, np.stack([first, up, down, last]))
+        return Paths(links.T, np.where(local, self.local_latency, self.latency))
+
+    def link(self, number: int) -> Link:
+        raise NotImplementedError(number)
+
+    def tier(self, gpus: Sequence[int]) -> str:
+        return "leaf" if len({gpu // self.per_domain for gpu in gpus}) > 1 else "nvlink"
+
+    def graph(self) -> object:
+        raise NotImplementedError

@@ -1,0 +1,235 @@
+"""A made-up answer to draw: a pipeline with the interleaved 1F1B order, run with fixed times per box."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from clustersim.report.theme import CATEGORIES, Category
+from clustersim.report.view import (
+    Breakdown,
+    Memory,
+    PageView,
+    Path,
+    Row,
+    Spans,
+    StageMemory,
+    Subject,
+    Timeline,
+    Trust,
+    Verdict,
+)
+
+FORWARD, BACKWARD, SEND = 1.0e-2, 2.0e-2, 4e-4
+PARTS = (
+    Category.FORWARD,
+    Category.BACKWARD,
+    Category.RECOMPUTE,
+    Category.OPTIMIZER,
+    Category.TENSOR,
+    Category.DATA,
+    Category.PIPELINE,
+    Category.BUBBLE_WARM_UP,
+    Category.BUBBLE_STEADY,
+    Category.BUBBLE_COOL_DOWN,
+)
+HELD = (
+    Category.PARAMETERS,
+    Category.GRADIENTS,
+    Category.OPTIMIZER_STATE,
+    Category.ACTIVATIONS,
+    Category.BUFFERS,
+    Category.CUDA_CONTEXT,
+)
+
+Box = tuple[int, Category, int, int]  # stage, category, microbatch, chunk
+
+
+def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[tuple[Category, int, int]]:
+    """Interleaved 1F1B of one rank (Narayanan 2021, section 2.2): warm-up forwards, then one of each, then the rest."""
+    total = microbatches * chunks
+    group = stages * chunks
+
+    def forward(k: int) -> tuple[Category, int, int]:
+        return Category.FORWARD, k // group * stages + k % stages, k % group // stages
+
+    def backward(k: int) -> tuple[Category, int, int]:
+        return Category.BACKWARD, k // group * stages + k % stages, chunks - 1 - k % group // stages
+
+    extra = (stages - stage - 1) * (2 if chunks > 1 else 1) + (chunks - 1) * stages
+    warm = min(total, extra)
+    middle = [step for k in range(total - warm) for step in (forward(warm + k), backward(k))]
+    return [forward(k) for k in range(warm)] + middle + [backward(k) for k in range(total - warm, total)]
+
+
+def needs(box: Box, stages: int, chunks: int) -> Box | None:
+    """The box whose output this one waits for."""
+    stage, category, microbatch, chunk = box
+    place = chunk * stages + stage
+    if category is Category.FORWARD:
+        return None if place == 0 else ((place - 1) % stages, category, microbatch, (place - 1) // stages)
+    if place == stages * chunks - 1:
+        return (stage, Category.FORWARD, microbatch, chunk)
+    return ((place + 1) % stages, category, microbatch, (place + 1) // stages)
+
+
+def run(stages: int, microbatches: int, chunks: int) -> list[tuple[Box, float, float, float, Box | None]]:
+    """(box, waiting since, start, end, cause) in order of start within a stage."""
+    queues = {stage: order(stage, stages, microbatches, chunks) for stage in range(stages)}
+    free = dict.fromkeys(range(stages), 0.0)
+    done: dict[Box, float] = {}
+    out = []
+    while any(queues.values()):
+        for stage, queue in queues.items():
+            while queue and ((need := needs((stage, *queue[0]), stages, chunks)) is None or need in done):
+                box: Box = (stage, *queue.pop(0))
+                came = 0.0 if need is None else done[need] + (SEND if need[0] != stage else 0.0)
+                start = max(free[stage], came)
+                end = start + (FORWARD if box[1] is Category.FORWARD else BACKWARD) / chunks
+                out.append((box, free[stage], start, end, need if came > free[stage] else None))
+                free[stage] = done[box] = end
+    return out
+
+
+def timeline(stages: int, microbatches: int, chunks: int = 1, label: str = "stage") -> Timeline:
+    """Boxes, their sends, and a gradient reduce-scatter and optimizer step at the end."""
+    ran = run(stages, microbatches, chunks)
+    number = {box: index for index, (box, *_) in enumerate(ran)}
+    columns: list[tuple[float, ...]] = []
+    for (stage, category, microbatch, chunk), waiting, start, end, cause in ran:
+        look = CATEGORIES.index(category)
+        after = number[cause] if cause else -1
+        columns.append((stage, 0, look, microbatch, chunk, waiting, start, end, 0, look % 2, 2, after))
+    for (stage, _, microbatch, chunk), _, _, end, _ in ran if stages > 1 else []:
+        look = CATEGORIES.index(Category.PIPELINE)
+        columns.append((stage, 2, look, microbatch, chunk, end, end, end + SEND, 2**27, 3, -1, -1))
+    last = {stage: max(end for (at, *_), _, _, end, _ in ran if at == stage) for stage in range(stages)}
+    for stage, end in last.items():
+        reduce, step = CATEGORIES.index(Category.DATA), CATEGORIES.index(Category.OPTIMIZER)
+        columns.append((stage, 1, reduce, -1, -1, end, end - 5e-3, end + 1e-2, 3e9, 4, -1, -1))
+        columns.append((stage, 0, step, -1, -1, end, end + 1e-2, end + 1.6e-2, 0, 5, -1, len(columns) - 1))
+    return Timeline(
+        rows=tuple(Row(f"{label} {stage}", str(stage), stage * 8, 1024) for stage in range(stages)),
+        lanes=("compute", "data parallel", "pipeline"),
+        spans=spans(np.array(columns, dtype=float)),
+        path=path(ran),
+    )
+
+
+def spans(table: np.ndarray) -> Spans:
+    """Columns in the order of Spans' fields."""
+    whole = [table[:, index].astype(np.int64) for index in range(12)]
+    texts = (
+        "layers' forward",
+        "layers' backward",
+        "matmul 61 %, attention 22 %\nbound by compute",
+        "send",
+        "reduce",
+        "Adam",
+    )
+    return Spans(
+        *whole[:5], table[:, 5], table[:, 6], table[:, 7], table[:, 8], whole[9], whole[10], whole[11], texts=texts
+    )
+
+
+def path(ran: list[tuple[Box, float, float, float, Box | None]]) -> Path:
+    """Back from the last end: through the cause where there was one, else through the stage's previous box."""
+    by_box = {box: (start, end, cause) for box, _, start, end, cause in ran}
+    ends = {(box[0], round(end, 9)): box for box, _, _, end, _ in ran}
+    box: Box | None = max(ran, key=lambda item: item[3])[0]
+    pieces = []
+    while box is not None:
+        start, end, cause = by_box[box]
+        pieces.append((box[0], start, end))
+        box = cause or ends.get((box[0], round(start, 9)))
+    row, start_, end_ = zip(*reversed(pieces), strict=True)
+    return Path(np.array(row), np.array(start_), np.array(end_))
+
+
+def breakdown(drawn: Timeline) -> Breakdown:
+    """Work as it was drawn; the rest of the step is bubble."""
+    whole = float(drawn.spans.end.max())
+    seconds = np.zeros((len(drawn.rows), len(PARTS)))
+    for row in range(len(drawn.rows)):
+        mine = (drawn.spans.row == row) & (drawn.spans.lane == 0)
+        for part, category in enumerate(PARTS):
+            chosen = mine & (drawn.spans.category == CATEGORIES.index(category))
+            seconds[row, part] = float((drawn.spans.end - drawn.spans.start)[chosen].sum())
+        work = seconds[row].sum()
+        seconds[row, 4] = 0.08 * seconds[row, 1]
+        seconds[row, 1] *= 0.92
+        seconds[row, 7:] = (whole - work) * np.array([0.4, 0.15, 0.45])
+    return Breakdown(tuple(part.label for part in PARTS), PARTS, seconds.mean(axis=0), seconds)
+
+
+def memory(drawn: Timeline, capacity: float) -> Memory:
+    """Activations grow with every forward and go with its backward."""
+    held = []
+    for row, line in enumerate(drawn.rows):
+        mine = np.flatnonzero((drawn.spans.row == row) & (drawn.spans.lane == 0) & (drawn.spans.microbatch >= 0))
+        forward = drawn.spans.category[mine] == CATEGORIES.index(Category.FORWARD)
+        times = np.concatenate([[0.0], np.where(forward, drawn.spans.start[mine], drawn.spans.end[mine])])
+        change = np.concatenate([[0.0], np.where(forward, 2.2e9, -2.2e9)])
+        arrange = np.argsort(times, kind="stable")
+        activations = np.cumsum(change[arrange])
+        flat = np.ones(len(times))
+        held.append(
+            StageMemory(
+                line.label,
+                times[arrange],
+                np.stack([flat * 6e9, flat * 6e9, flat * 18e9, activations, flat * 1.5e9, flat * 1.2e9]),
+            )
+        )
+    return Memory(tuple(category.label for category in HELD), HELD, tuple(held), capacity)
+
+
+def view(stages: int = 4, microbatches: int = 8, chunks: int = 1, **words: str) -> PageView:
+    """A whole page's content; words: title, model, warning, label."""
+    drawn = timeline(stages, microbatches, chunks, words.get("label", "stage"))
+    parts = breakdown(drawn)
+    step = float(parts.step.sum())
+    held = memory(drawn, 80 * 2.0**30)
+    peaks = [float(stage.held[:, stage.peak].sum()) for stage in held.stages]
+    bubble = float(parts.step[7:].sum()) / step
+    return PageView(
+        subject=Subject(
+            words.get("title", "Llama-3 405B on 16,384 H100"),
+            words.get("model", "llama3-405b"),
+            "llama3-roce",
+            "H100 80 GB",
+            f"tp 8 · pp {stages} · dp 128 · interleaved 1F1B, {chunks} chunks · ZeRO-1 · 2,048 × 8,192 tokens a step",
+        ),
+        verdict=Verdict(
+            step,
+            16.8e6 / step,
+            16.8e6 / step / 16384,
+            4.08e14,
+            0.413,
+            0.434,
+            "6 FLOP per parameter and token plus causal attention; peak 989 TFLOP/s (bf16, dense)",
+            max(peaks) <= held.capacity,
+            max(peaks),
+            held.capacity,
+            held.stages[int(np.argmax(peaks))].label,
+            bubble,
+            0.071,
+        ),  # fmt: skip
+        trust=Trust(
+            16384,
+            stages,
+            len(drawn.spans),
+            {"published": 0.71, "roofline": 0.29},
+            (words["warning"],) if "warning" in words else (),
+            ("data loading and checkpointing", "jitter between GPUs", "congestion by other jobs"),
+        ),  # fmt: skip
+        breakdown=parts,
+        timeline=drawn,
+        memory=held,
+        notes=("clustersim 0.1.0",),
+    )
+
+
+@pytest.fixture
+def make_view() -> Callable[..., PageView]:
+    """Build a page's content: make_view(stages, microbatches, chunks, **words)."""
+    return view
