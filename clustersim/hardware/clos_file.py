@@ -99,7 +99,9 @@ def read_network(section: Section, node: Node) -> Network:
         raise section.refuse("spine", "is missing: nothing joins the leaf switches")
     if network.core and network.core.switches and network.core.switches % uplinks(node, network).spines:
         spines = uplinks(node, network).spines
-        raise section.refuse("core.switches", f"{network.core.switches} is not a multiple of the {spines} spines of a pod")
+        raise section.refuse(
+            "core.switches", f"{network.core.switches} is not a multiple of the {spines} spines of a pod"
+        )
     return network
 
 

@@ -1,63 +1,65 @@
 """What does an irregular machine look like to a transfer?
 
 Any directed graph of GPUs, switches, NICs and hosts. A transfer takes a shortest route by hops, then by latency, then by
-the names of the vertices passed, seen from the target; or, with hashed ECMP, one of the routes that are equal in hops and
-latency. The routes that hardware would not take are tried last:
+the names of the vertices passed, seen from the target; or, with hashed ECMP, one of the routes that are equal in hops
+and latency. What hardware would not do is tried last:
 
     1. GPUs of one NVLink domain use NVLink alone; a domain is what NVLink edges connect in both directions
-    2. GPUs of one node use PCIe and host links, and no NIC
+    2. GPUs of one node use PCIe and host links, and pass through no NIC or GPU
     3. others use everything but NVLink, and pass through no GPU
-    4. where that leaves no route, GPUs forward (a torus of GPUs) and NVLink may be mixed in
+    4. where that leaves no route, GPUs forward (a torus of GPUs) and NVLink is mixed with the rest
 
-Every search stops at the layer of its furthest target; routes are kept per pair.
-Reference: Dijkstra 1959, here breadth-first by hops with latency as the second key.
+Routes are searched when first asked for and kept per pair.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clustersim.errors import InputError
-from clustersim.hardware import graph_tiers
+from clustersim.hardware import graph_search, graph_tiers
 from clustersim.hardware.routing import Ecmp, Spread
 from clustersim.hardware.topology import LINK_KINDS, FloatArray, IntArray, Link, LinkKind, LinkTable, Paths, Tier
 
 if TYPE_CHECKING:
     import networkx as nx
 
-Route = tuple[int, ...]
-Edge = tuple[int, int, int]  # target vertex, link number, latency in femtoseconds
-Mesh = dict[int, list[Edge]]
 
-_NVLINK: Final = frozenset({LinkKind.NVLINK})
-_INSIDE: Final = frozenset({LinkKind.PCIE, LinkKind.HOST})
-_FEMTO: Final = 1e15  # latencies are compared as whole femtoseconds, so that equal sums are equal in any order
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """Routes use links of these kinds and pass through no vertex of the barred kinds."""
+
+    kinds: frozenset[LinkKind]
+    barred: frozenset[str] = frozenset()
+
+
+_NVLINK = _Rule(frozenset({LinkKind.NVLINK}))
+_HOST = _Rule(frozenset({LinkKind.PCIE, LinkKind.HOST}), barred=frozenset({"gpu", "nic"}))
+_NETWORK = _Rule(frozenset(LINK_KINDS) - _NVLINK.kinds, barred=frozenset({"gpu"}))
+_ANYHOW = _Rule(frozenset(LINK_KINDS))
 
 
 class GraphFabric:
     """A fabric from a graph whose vertices have `kind` (GPUs also `node`), edges `kind`, `bandwidth` and `latency`.
 
-    GPUs are numbered node by node, nodes in the order in which the graph first names them. Raises InputError if some GPU
+    GPUs are numbered node by node, nodes in the order in which the graph first names one. Raises InputError if some GPU
     cannot reach another.
     """
 
     def __init__(self, graph: "nx.DiGraph[str]", ecmp: Ecmp | None = None) -> None:
         self._graph, self._ecmp = graph, ecmp or Spread()
-        self._ends = list(graph.edges())
-        self._kinds = [LinkKind(kind) for _, _, kind in graph.edges(data="kind")]
-        self._names = sorted(graph)  # vertices are numbered by name, so that the smaller number wins a tie
-        self._number = {name: number for number, name in enumerate(self._names)}
-        homes = {name: str(home) for name, home in graph.nodes(data="node") if graph.nodes[name]["kind"] == "gpu"}
-        order = {home: place for place, home in enumerate(dict.fromkeys(homes.values()))}
-        self._gpus = sorted(homes, key=lambda name: order[homes[name]])
-        self._homes = np.array([order[homes[name]] for name in self._gpus], np.int64)
-        self._links = self._table()
+        self._gpus, self._homes = _by_node(graph)
         self._refuse_unreachable()
+        self._links = _table(graph)
+        self._ends = list(graph.edges())
+        self._names = sorted(graph)  # vertices are numbered by name, so that the smaller number wins a tie
+        number = {name: index for index, name in enumerate(self._names)}
+        self._vertices = [number[gpu] for gpu in self._gpus]
+        self._places = {rule: self._place(rule, number) for rule in (_NVLINK, _HOST, _NETWORK, _ANYHOW)}
         self._levels = graph_tiers.levels(graph, self._gpus)
-        self._meshes = [self._mesh(level) for level in (self._by_nvlink, self._by_host, self._by_network, _anyhow)]
-        self._routes: dict[tuple[int, int], Route] = {}
+        self._routes: dict[tuple[int, int], tuple[int, ...]] = {}
 
     @property
     def gpus(self) -> int:
@@ -79,7 +81,7 @@ class GraphFabric:
 
     def paths(self, sources: IntArray, targets: IntArray) -> Paths:
         """Routes of transfers from sources[i] to targets[i], both [n]."""
-        pairs = list(zip(sources.tolist(), targets.tolist(), strict=True))
+        pairs = list(zip(np.asarray(sources).tolist(), np.asarray(targets).tolist(), strict=True))
         self._find(pair for pair in dict.fromkeys(pairs) if pair not in self._routes)
         routes = [self._routes[pair] for pair in pairs]
         links = np.full((len(routes), max(map(len, routes), default=0)), -1, np.int64)
@@ -92,14 +94,14 @@ class GraphFabric:
         """One edge, for people."""
         source, target = self._ends[number]
         edge = self._graph.edges[source, target]
-        return Link(self._kinds[number], source, target, edge["bandwidth"], edge["latency"])
+        return Link(LinkKind(edge["kind"]), source, target, edge["bandwidth"], edge["latency"])
 
     def tier(self, gpus: Sequence[int]) -> str:
         """The lowest tier whose links, with those below, connect all of these GPUs."""
         numbers = np.unique(np.asarray(gpus, np.int64))
         if len(numbers) == 1:
             return "gpu"
-        joined = (name for name, label in self._levels.items() if len(np.unique(label[numbers])) == 1)
+        joined = (name for name, labels in self._levels.items() if len(np.unique(labels[numbers])) == 1)
         return next(joined, "core")
 
     def tiers(self) -> tuple[Tier, ...]:
@@ -110,20 +112,62 @@ class GraphFabric:
         """The graph itself."""
         return self._graph
 
-    def _table(self) -> LinkTable:
-        edges = list(self._graph.edges(data=True))
-        return LinkTable(
-            kind=np.array([LINK_KINDS.index(kind) for kind in self._kinds], np.int64),
-            bandwidth=np.array([edge["bandwidth"] for _, _, edge in edges], np.float64),
-            latency=np.array([edge["latency"] for _, _, edge in edges], np.float64),
-        )
-
     def _refuse_unreachable(self) -> None:
-        first = self._gpus[0]
-        for reversed_, sentence in ((False, "{1} cannot be reached from {0}"), (True, "{1} cannot reach {0}")):
-            reached = graph_tiers.reached(self._graph, first, backwards=reversed_)
-            for gpu in self._gpus:
+        first, *others = self._gpus
+        for backwards, sentence in ((False, "cannot be reached from"), (True, "cannot reach")):
+            reached = graph_tiers.reached(self._graph, first, backwards=backwards)
+            for gpu in others:
                 if gpu not in reached:
-                    raise InputError(f"GPU {sentence.format(first, gpu)}; every GPU must reach every other")
+                    raise InputError(f"GPU {gpu} {sentence} GPU {first}; every GPU needs a way to every other")
 
-    def _mesh(self, allowed: Callable[["GraphFabric", int], bool]) -> Mesh: ...
+    def _place(self, rule: _Rule, number: dict[str, int]) -> tuple[graph_search.Mesh, frozenset[int]]:
+        """The part of the graph that a rule allows, and the vertices that it bars."""
+        mesh: graph_search.Mesh = {}
+        for link, (source, target, edge) in enumerate(self._graph.edges(data=True)):
+            if LinkKind(edge["kind"]) in rule.kinds:
+                step = (number[target], link, round(edge["latency"] * 1e15))
+                mesh.setdefault(number[source], []).append(step)
+        kinds = self._graph.nodes(data="kind")
+        return mesh, frozenset(number[name] for name, kind in kinds if kind in rule.barred)
+
+    def _find(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Search the routes of pairs, one search for all targets of a source under one rule."""
+        waiting: dict[tuple[int, _Rule], list[int]] = {}
+        for source, target in pairs:
+            waiting.setdefault((source, self._rule(source, target)), []).append(target)
+        for (source, rule), targets in waiting.items():
+            self._search(source, rule, targets)
+
+    def _rule(self, source: int, target: int) -> _Rule:
+        if self._levels["nvlink"][source] == self._levels["nvlink"][target]:
+            return _NVLINK
+        return _HOST if self._homes[source] == self._homes[target] else _NETWORK
+
+    def _search(self, source: int, rule: _Rule, targets: list[int]) -> None:
+        """Find routes under a rule; whatever it leaves unreached is searched under the next one."""
+        mesh, barred = self._places[rule]
+        goals = {self._vertices[target] for target in targets}
+        reached = graph_search.search(mesh, self._vertices[source], goals, barred)
+        found = [target for target in targets if self._vertices[target] in reached.latency]
+        choices = self._ecmp.choose(np.full(len(found), source), np.array(found, np.int64)).tolist()
+        for target, choice in zip(found, choices, strict=True):
+            self._routes[source, target] = graph_search.trace(reached, self._vertices[target], choice)
+        if len(found) < len(targets):
+            self._search(source, _NETWORK if rule == _HOST else _ANYHOW, sorted(set(targets).difference(found)))
+
+
+def _by_node(graph: "nx.DiGraph[str]") -> tuple[list[str], IntArray]:
+    """Names of the GPUs, node by node, and the number of each one's node."""
+    homes = {name: str(home) for name, home in graph.nodes(data="node") if graph.nodes[name]["kind"] == "gpu"}
+    order = {home: place for place, home in enumerate(dict.fromkeys(homes.values()))}
+    gpus = sorted(homes, key=lambda name: order[homes[name]])
+    return gpus, np.array([order[homes[name]] for name in gpus], np.int64)
+
+
+def _table(graph: "nx.DiGraph[str]") -> LinkTable:
+    edges = [edge for _, _, edge in graph.edges(data=True)]
+    return LinkTable(
+        kind=np.array([LINK_KINDS.index(LinkKind(edge["kind"])) for edge in edges], np.int64),
+        bandwidth=np.array([edge["bandwidth"] for edge in edges], np.float64),
+        latency=np.array([edge["latency"] for edge in edges], np.float64),
+    )

@@ -141,7 +141,9 @@ def _changed(path: Path, content: Mapping[str, Any], changes: Mapping[str, Any],
         if isinstance(change, Mapping):
             inner = {} if whole.get(key) is None else whole[key]
             if not isinstance(inner, Mapping):
-                raise InputError(f"{path}: {prefix}{key} is {inner!r}, so {', '.join(map(str, change))} cannot be set in it")
+                raise InputError(
+                    f"{path}: {prefix}{key} is {inner!r}, so {', '.join(map(str, change))} cannot be set in it"
+                )
             whole[key] = _changed(path, inner, change, f"{prefix}{key}.")
         else:
             whole[key] = change

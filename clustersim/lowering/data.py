@@ -2,7 +2,7 @@
 
 from clustersim.lowering.bucketed import Bucketed
 from clustersim.lowering.passes import DataLowering, Plain
-from clustersim.lowering.plan import Plan
+from clustersim.parallel.plan import Plan
 from clustersim.lowering.sharded import Sharded
 from clustersim.parallel.data import Replicated, Zero
 from clustersim.program.task import Collective

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from clustersim.lowering.passes import operations_of
-from clustersim.lowering.plan import Plan
+from clustersim.parallel.plan import Plan
 from clustersim.lowering.tasklist import Blocks, TaskList
 from clustersim.lowering.units import Unit, Units
 from clustersim.program.action import Action, ActionKind

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from clustersim.lowering.plan import Plan
+from clustersim.parallel.plan import Plan
 from clustersim.lowering.tasklist import Blocks, TaskList
 from clustersim.lowering.units import Unit, Units
 from clustersim.parallel.pipeline import Stage

@@ -10,13 +10,13 @@ from dataclasses import replace
 from clustersim.lowering.data import data_lowering
 from clustersim.lowering.naive import lower_naive
 from clustersim.lowering.passes import Lowering, Pass
-from clustersim.lowering.plan import Plan
+from clustersim.parallel.plan import Plan
 from clustersim.lowering.tasklist import Blocks
 from clustersim.lowering.units import Units
 from clustersim.parallel.data import NaiveDataParallel, Zero
 from clustersim.parallel.groups import coordinate, process_groups
 from clustersim.parallel.pipeline import Stage
-from clustersim.program.action import Action, ActionKind
+from clustersim.program.action import Action, ActionKind, Order
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import (
     Collective,
@@ -35,13 +35,12 @@ from clustersim.workload.layers import gradient_norm, optimizer_step
 NORM_BYTES = 4.0  # one fp32 sum of squares
 
 
-def lower(plan: Plan) -> Program:
-    """The program of one training step."""
-    groups = process_groups(plan.layout, chunks=plan.schedule.chunks)
+def lower(plan: Plan, order: Order) -> Program:
+    """The program of one training step; `order` says in which order each pipeline rank works."""
+    groups = process_groups(plan.layout, chunks=plan.chunks)
     if isinstance(plan.layout.data, NaiveDataParallel):
         return lower_naive(plan, groups)
     blocks, units = Blocks(), Units(plan)
-    order = plan.schedule.order(plan.layout.pp, plan.microbatches)
     programs = tuple(_rank(Lowering(plan, units, blocks), rank, actions) for rank, actions in enumerate(order))
     used = {exchange.group for program in programs for exchange in program.exchanges}
     return Program(

@@ -8,7 +8,7 @@ its attention core; the embedding and the head are never run again.
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from clustersim.lowering.plan import Plan
+from clustersim.parallel.plan import Plan
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.tensor import Sharding, backward, core_again, forward
 from clustersim.program.task import Operation, Work

@@ -1,7 +1,9 @@
 """How is a timeline written as Chrome's trace JSON, which chrome://tracing, Perfetto and Speedscope read?
 
 One process for each row, one thread for each track; complete events ("ph": "X") in microseconds. Needs nothing beyond
-the standard library. Reference: "Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+the standard library.
+
+Reference: "Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
 import json

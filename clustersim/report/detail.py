@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-
 from numpy.typing import NDArray
 
 from clustersim.report.theme import CATEGORIES
@@ -26,8 +25,10 @@ _TOUCH: Final = 1e-9  # of the drawn time: rounding, not a gap
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """Boxes over spans. order: span numbers, box after box; first: [boxes + 1] offsets into `order`; category:
-    [boxes]; start, end: [boxes] seconds; bin: seconds, 0 when no spans of different actions share a box.
+    """Boxes over spans.
+
+    order: span numbers, box after box; first: [boxes + 1] offsets into `order`; category: [boxes]; start, end: [boxes]
+    seconds; bin: seconds, 0 when no spans of different actions share a box.
     """
 
     order: IntArray

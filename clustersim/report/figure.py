@@ -26,7 +26,9 @@ GRID = "@grid"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One drawing. narrow: what a small screen changes in the layout; choices: traces by name, where the reader picks
+    """One drawing.
+
+    narrow: what a small screen changes in the layout; choices: traces by name, where the reader picks
     one of several (the first is shown), instead of `traces`; height: CSS pixels; numbers: words in boxes, drawn where
     they fit (middle, width, y: in axis units; height: of every box; text, colour).
     """

@@ -31,7 +31,7 @@ def box_text(timeline: Timeline, boxes: Boxes, box: int) -> str:
 
 def what(spans: Spans, span: int) -> str:
     """The category, microbatch and chunk of a span in words."""
-    words = CATEGORIES[spans.category[span]].label
+    words = CATEGORIES[int(spans.category[span])].label
     if spans.microbatch[span] >= 0:
         words += f" of microbatch {spans.microbatch[span]}"
     if spans.chunk[span] > 0:

@@ -83,7 +83,8 @@ def slot(figure: Figure) -> str:
     choice = (
         f'<label class="choice">show <select data-figure="{figure.name}">{options}</select></label>' if options else ""
     )
-    return f'<div class="slot">{choice}<div class="plot" id="{figure.name}" style="min-height:{figure.height}px"></div></div>'
+    plot = f'<div class="plot" id="{figure.name}" style="min-height:{figure.height}px"></div>'
+    return f'<div class="slot">{choice}{plot}</div>'
 
 
 def document(title: str, sections: Sequence[str], figures: Sequence[Figure]) -> str:
@@ -91,7 +92,8 @@ def document(title: str, sections: Sequence[str], figures: Sequence[Figure]) -> 
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
         f"<title>{escape(title)} · clustersim</title><style>{_asset('page.css')}</style></head>\n"
         f"<body><main>{''.join(sections)}</main>\n{scripts(figures)}</body></html>\n"
     )
@@ -99,7 +101,7 @@ def document(title: str, sections: Sequence[str], figures: Sequence[Figure]) -> 
 
 def scripts(figures: Sequence[Figure]) -> str:
     """plotly.js, the figures and the script that draws them."""
-    from plotly.offline import get_plotlyjs  # noqa: PLC0415  (plotly is imported only when something is drawn)
+    from plotly.offline import get_plotlyjs
 
     content = script_json([figure.as_json() for figure in figures])
     return (
@@ -119,7 +121,8 @@ def parts_table(breakdown: Breakdown) -> str:
         for seconds in (float(breakdown.step[part]),)
     )
     whole = f'<tr class="sum"><th scope="row">step</th><td>{format_seconds(total)}</td><td>100.0%</td></tr>'
-    return f'<table class="parts"><thead><tr><th>part</th><th>time</th><th>share</th></tr></thead><tbody>{rows}{whole}</tbody></table>'
+    head = "<thead><tr><th>part</th><th>time</th><th>share</th></tr></thead>"
+    return f'<table class="parts">{head}<tbody>{rows}{whole}</tbody></table>'
 
 
 def _key(category: Category) -> str:

@@ -54,8 +54,8 @@ def _lane_track(piece: Slice) -> int:
 
 def _library(path: str | Path) -> tuple[Any, Any]:
     try:
-        from perfetto.protos.perfetto.trace import perfetto_trace_pb2  # noqa: PLC0415  (an extra)
-        from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder  # noqa: PLC0415
+        from perfetto.protos.perfetto.trace import perfetto_trace_pb2
+        from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
     except ImportError as error:
         other = Path(path).with_suffix(".json")
         raise InputError(

@@ -18,8 +18,8 @@ _BAR: Final = 24  # characters of the longest bar
 
 def render_table(subject: Subject, verdict: Verdict, breakdown: Breakdown, trust: Trust) -> "Group":
     """Something that rich prints: coloured on a terminal, plain elsewhere."""
-    from rich.console import Group  # noqa: PLC0415  (rich is imported only to print)
-    from rich.text import Text  # noqa: PLC0415
+    from rich.console import Group
+    from rich.text import Text
 
     notes = [Text(f"warning: {warning}", style="yellow") for warning in trust.warnings]
     notes += [Text("not modelled: " + "; ".join(trust.not_modelled), style="dim")] if trust.not_modelled else []
@@ -36,7 +36,7 @@ def render_table(subject: Subject, verdict: Verdict, breakdown: Breakdown, trust
 
 
 def _headline(subject: Subject, verdict: Verdict) -> "Text":
-    from rich.text import Text  # noqa: PLC0415
+    from rich.text import Text
 
     fits = f"fits {format_bytes(verdict.memory_capacity)}" if verdict.fits else "DOES NOT FIT"
     line = Text(f"step time {format_seconds(verdict.step_time)}", style="bold")
@@ -68,7 +68,7 @@ def _where(verdict: Verdict) -> str:
 
 
 def _parts(breakdown: Breakdown) -> "Table":
-    from rich.text import Text  # noqa: PLC0415
+    from rich.text import Text
 
     table = _grid()
     total = float(breakdown.step.sum())
@@ -83,7 +83,7 @@ def _parts(breakdown: Breakdown) -> "Table":
 
 
 def _grid() -> "Table":
-    from rich.table import Table  # noqa: PLC0415
+    from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
     table.add_column()

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from clustersim.report.detail import Boxes, BoolArray, boxes
+from clustersim.report.detail import BoolArray, Boxes, boxes
 from clustersim.report.figure import Figure, Scale, Traces, axis, layout, legend, marker, time_scale, typed
 from clustersim.report.hover import box_text
 from clustersim.report.rows import shown_rows

@@ -21,7 +21,9 @@ _TIER_PIXELS: Final = 104
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One tier of a cluster. kind: "GPU", "leaf switch"; bandwidth: of the way up, per direction and with its unit,
+    """One tier of a cluster.
+
+    kind: "GPU", "leaf switch"; bandwidth: of the way up, per direction and with its unit,
     empty for the top; note: anything else, such as "8 per node" or "1:7 oversubscribed".
     """
 

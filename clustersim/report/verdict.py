@@ -30,11 +30,12 @@ def foot(view: PageView) -> str:
         if trust.simulated_ranks < trust.ranks
         else f"All {trust.ranks:,} ranks were simulated, {trust.spans:,} spans."
     )
-    items = "".join(f"<li>{escape(item)}</li>" for item in trust.not_modelled)
+    missing = "".join(f"<li>{escape(item)}</li>" for item in trust.not_modelled)
+    missing = f"<ul>{missing}</ul>" if missing else "<p>Nothing that is known.</p>"
     notes = "".join(f"<p>{escape(note)}</p>" for note in view.notes)
     return (
         f'<div class="two"><div><h3>Where the durations come from</h3>{_provenance(trust)}<p>{simulated}</p></div>'
-        f"<div><h3>Not modelled</h3>{f'<ul>{items}</ul>' if items else '<p>Nothing that is known.</p>'}</div></div>{notes}"
+        f"<div><h3>Not modelled</h3>{missing}</div></div>{notes}"
     )
 
 
@@ -51,7 +52,8 @@ def _fits(verdict: Verdict) -> str:
     return (
         f'<div class="fits {"yes" if verdict.fits else "no"}"><b><span aria-hidden="true">{sign}</span> {words}</b>'
         f'<div class="gauge"><i style="width:{min(1.0, share):.1%}"></i></div>'
-        f"<span>{format_bytes(verdict.peak_memory)} of {format_bytes(verdict.memory_capacity)} ({share:.0%}){where}</span></div>"
+        f"<span>{format_bytes(verdict.peak_memory)} of {format_bytes(verdict.memory_capacity)} "
+        f"({share:.0%}){where}</span></div>"
     )
 
 
@@ -82,8 +84,8 @@ def _alerts(trust: Trust) -> str:
 
 def _provenance(trust: Trust) -> str:
     rows = "".join(
-        f'<tr><th scope="row">{escape(source)}</th><td class="gauge-cell"><div class="gauge"><i style="width:{share:.1%}">'
-        f"</i></div></td><td>{share:.1%}</td></tr>"
+        f'<tr><th scope="row">{escape(source)}</th><td class="gauge-cell">'
+        f'<div class="gauge"><i style="width:{share:.1%}"></i></div></td><td>{share:.1%}</td></tr>'
         for source, share in trust.provenance.items()
     )
     return f'<table class="provenance">{rows}</table>'

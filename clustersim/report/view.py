@@ -61,7 +61,9 @@ class Trust:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Where the step's time goes. labels, categories: [parts]; step: [parts] seconds, the mean over ranks, which sum
+    """Where the step's time goes.
+
+    labels, categories: [parts]; step: [parts] seconds, the mean over ranks, which sum
     to the step time; stages: [rows, parts] seconds, each row sums to the step time.
     """
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from clustersim.collectives.library import ALGORITHMS
 from clustersim.dtypes import DType
 from clustersim.errors import nearest
 from clustersim.parallel.data import DDP_BUCKET, DataParallelism, NaiveDataParallel, Replicated, Zero
@@ -282,9 +283,11 @@ def _algorithms(value: object) -> object:
     if not isinstance(value, dict):
         return value
     names = [collective.value for collective in Collective]
-    for name in value:
+    for name, algorithm in value.items():
         if name not in names:
             raise mistake(f"{name!r} is no collective; {nearest(str(name), names)}")
+        if algorithm not in ALGORITHMS:
+            raise mistake(f"{algorithm!r} is no algorithm for {name}; {nearest(str(algorithm), ALGORITHMS)}")
     return {Collective(name): algorithm for name, algorithm in value.items()}
 
 

@@ -213,7 +213,7 @@ def view(stages: int = 4, microbatches: int = 8, chunks: int = 1, **words: str) 
             held.stages[int(np.argmax(peaks))].label,
             bubble,
             0.071,
-        ),  # fmt: skip
+        ),
         trust=Trust(
             16384,
             stages,
@@ -221,7 +221,7 @@ def view(stages: int = 4, microbatches: int = 8, chunks: int = 1, **words: str) 
             {"published": 0.71, "roofline": 0.29},
             (words["warning"],) if "warning" in words else (),
             ("data loading and checkpointing", "jitter between GPUs", "congestion by other jobs"),
-        ),  # fmt: skip
+        ),
         breakdown=parts,
         timeline=drawn,
         memory=held,
@@ -231,5 +231,5 @@ def view(stages: int = 4, microbatches: int = 8, chunks: int = 1, **words: str) 
 
 @pytest.fixture
 def make_view() -> Callable[..., PageView]:
-    """Build a page's content: make_view(stages, microbatches, chunks, **words)."""
+    """Build a page's content from stages, microbatches, chunks and words."""
     return view

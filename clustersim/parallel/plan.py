@@ -1,11 +1,10 @@
-"""What must lowering know? The parts of a scenario that decide who computes what, and numbers that follow from them."""
+"""Who computes what? The parts of a scenario that decide it, and the numbers that follow from them."""
 
 from dataclasses import dataclass
 
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.pipeline import Stage, split_layers, stages
 from clustersim.parallel.tensor import Sharding
-from clustersim.schedules.schedule import Schedule
 from clustersim.units import Bytes
 from clustersim.workload.layers import Shard
 from clustersim.workload.training import Training
@@ -14,12 +13,12 @@ from clustersim.workload.transformer import Model
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A model, how it is trained, how it is spread, and in which order stages work."""
+    """A model, how it is trained, and how it is spread. chunks: virtual stages on each pipeline rank."""
 
     model: Model
     training: Training
     layout: Layout
-    schedule: Schedule
+    chunks: int = 1
 
     @property
     def microbatches(self) -> int:
@@ -29,7 +28,7 @@ class Plan:
     @property
     def stages(self) -> tuple[Stage, ...]:
         """Virtual stages in model order."""
-        count = self.layout.pp * self.schedule.chunks
+        count = self.layout.pp * self.chunks
         return stages(self.layout.layers_per_stage or split_layers(self.model.layers, count))
 
     @property

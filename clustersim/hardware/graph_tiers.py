@@ -1,0 +1,90 @@
+"""Which GPUs of a graph do the links of each tier connect, and what is the graph built of?
+
+A tier connects two GPUs if links of its kind and of the kinds below, without NVLink from the leaf upwards, lead both ways
+between them.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from clustersim.hardware.topology import VERTEX_KINDS, IntArray, LinkKind, Tier
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+_INSIDE: Final = (LinkKind.PCIE, LinkKind.HOST)
+_KINDS: Final[dict[str, tuple[LinkKind, ...]]] = {
+    "nvlink": (LinkKind.NVLINK,),
+    "host": (LinkKind.NVLINK, *_INSIDE),
+    "leaf": (*_INSIDE, LinkKind.NIC),
+    "spine": (*_INSIDE, LinkKind.NIC, LinkKind.LEAF),
+}
+_ABOVE: Final[dict[str, tuple[str, ...]]] = {  # where a vertex sends upwards: the first of these kinds that it has
+    "gpu": ("nvswitch", "gpu", "host", "nic", "leaf", "switch"),
+    "host": ("host", "nic"),
+    "nic": ("leaf", "switch", "spine", "core"),
+    "leaf": ("spine", "switch", "core"),
+    "spine": ("core", "switch"),
+}
+_SWITCHES: Final = ("leaf", "spine")
+
+
+def levels(graph: "nx.DiGraph[str]", gpus: list[str]) -> dict[str, IntArray]:
+    """For each tier, from the lowest, a label per GPU, [gpus]; equal labels are connected. Labels count from 0."""
+    return {tier: _labels(_part(graph, tier, kinds), gpus) for tier, kinds in _KINDS.items()}
+
+
+def _part(graph: "nx.DiGraph[str]", tier: str, kinds: tuple[LinkKind, ...]) -> "nx.DiGraph[str]":
+    """The graph with only links of some kinds; inside a host, traffic does not pass through NICs."""
+    names = {kind.value for kind in kinds}
+    part = graph.edge_subgraph(ends for *ends, kind in graph.edges(data="kind") if kind in names)
+    if tier != "host":
+        return part
+    return part.subgraph(name for name in part if graph.nodes[name]["kind"] != "nic")
+
+
+def _labels(part: "nx.DiGraph[str]", gpus: list[str]) -> IntArray:
+    import networkx as nx  # noqa: PLC0415 - 0.15 s that regular clusters do not need
+
+    component = {name: index for index, names in enumerate(nx.strongly_connected_components(part)) for name in names}
+    alone = len(component)  # a GPU without any such link is a component of its own
+    found = [component.get(gpu, alone + index) for index, gpu in enumerate(gpus)]
+    order = {label: place for place, label in enumerate(dict.fromkeys(found))}
+    return np.array([order[label] for label in found], np.int64)
+
+
+def reached(graph: "nx.DiGraph[str]", source: str, *, backwards: bool) -> set[str]:
+    """Vertices to which some way leads from `source`, or from which some way leads to it."""
+    import networkx as nx  # noqa: PLC0415 - 0.15 s that regular clusters do not need
+
+    return nx.ancestors(graph, source) if backwards else nx.descendants(graph, source)
+
+
+def tiers(graph: "nx.DiGraph[str]") -> tuple[Tier, ...]:
+    """One row per kind of vertex, with averages over the vertices of that kind."""
+    members: dict[str, list[str]] = {kind: [] for kind in VERTEX_KINDS}
+    for name, kind in graph.nodes(data="kind"):
+        members[kind].append(name)
+    return tuple(_tier(graph, kind, names) for kind, names in members.items() if names)
+
+
+def _tier(graph: "nx.DiGraph[str]", kind: str, names: list[str]) -> Tier:
+    sent = _bandwidths(graph, ((target, edge) for _, target, edge in graph.out_edges(names, data="bandwidth")))
+    above = next((higher for higher in _ABOVE.get(kind, ()) if higher in sent), None)
+    if above is None:
+        return Tier(kind, len(names), sum(sent.values()) / len(names), None)
+    received = _bandwidths(graph, ((source, edge) for source, _, edge in graph.in_edges(names, data="bandwidth")))
+    below = sum(bandwidth for lower, bandwidth in received.items() if lower != above)
+    oversubscription = below / sent[above] if kind in _SWITCHES else None
+    return Tier(kind, len(names), sent[above] / len(names), oversubscription)
+
+
+def _bandwidths(graph: "nx.DiGraph[str]", edges: "Iterable[tuple[str, float]]") -> dict[str, float]:
+    """Sum of bandwidths by the kind of the vertex at the other end."""
+    sums: dict[str, float] = {}
+    for name, bandwidth in edges:
+        kind = graph.nodes[name]["kind"]
+        sums[kind] = sums.get(kind, 0.0) + bandwidth
+    return sums

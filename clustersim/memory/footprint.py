@@ -1,0 +1,109 @@
+"""What lies in a rank's memory for the whole step?
+
+Parameters, gradients and optimizer states, sharded as ZeRO's stage says (Rajbhandari et al. 2020, section 5: with 2
+bytes for parameters and gradients and 12 for master weights and moments of P parameters on N ranks, 16 P, 4 P + 12 P/N,
+2 P + 14 P/N and 16 P/N bytes); the layers that ZeRO-3 has gathered; buffers of process groups; the driver's context.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from clustersim.memory.framework import Framework
+from clustersim.parallel.data import DataParallelism, NaiveDataParallel, Zero
+from clustersim.parallel.pipeline import Stage
+from clustersim.parallel.plan import Plan
+from clustersim.units import Bytes
+from clustersim.workload.layers import embedding, head, layer
+from clustersim.workload.training import Optimizer
+
+
+class Category(Enum):
+    """What memory is used for; the value is its name in answers."""
+
+    PARAMETERS = "parameters"
+    GRADIENTS = "gradients"
+    OPTIMIZER = "optimizer state"
+    GATHERED = "gathered parameters"
+    ACTIVATIONS = "activations"
+    COMMUNICATION = "communication buffers"
+    CONTEXT = "driver context"
+    FRAGMENTATION = "fragmentation"
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of what stays. context: of the accelerator's driver and libraries."""
+
+    plan: Plan
+    framework: Framework
+    context: Bytes
+
+    def resident(self, pipeline_rank: int) -> dict[Category, Bytes]:
+        """Bytes by category that a rank holds for the whole step; activations and fragmentation are not among them."""
+        stages = self.plan.stages_of(pipeline_rank)
+        count = float(sum(self.parameters(stage) for stage in stages))
+        precision = self.plan.training.precision
+        return {
+            Category.PARAMETERS: count * precision.compute.bytes / self._shards(3),
+            Category.GRADIENTS: count * precision.gradients.bytes / self._shards(2),
+            Category.OPTIMIZER: count * self._state_bytes / self._shards(1),
+            Category.GATHERED: self._gathered(stages),
+            Category.COMMUNICATION: self._groups * self.framework.communicator + self._receives,
+            Category.CONTEXT: self.context,
+        }
+
+    def parameters(self, stage: Stage) -> int:
+        """Parameters of a stage on one rank; a tied matrix counts once where both ends are on the stage."""
+        return sum(self._units(stage))
+
+    def _units(self, stage: Stage) -> list[int]:
+        """Parameters of the embedding, the layers and the head of a stage."""
+        model, training, shard = self.plan.model, self.plan.training, self.plan.shard
+        counts = [layer(model, training, shard).parameters] * stage.layers
+        if stage.embedding:
+            counts.append(embedding(model, training, shard).parameters)
+        if stage.head:
+            last = head(model, training, shard)
+            shared = model.tied_embeddings and stage.embedding
+            counts.append(sum(each.parameters for each in last.operators if not (shared and each.weight_gradient)))
+        return counts
+
+    @property
+    def _state_bytes(self) -> int:
+        """Bytes of master weights and moments per parameter."""
+        precision = self.plan.training.precision
+        moments = 2 if self.plan.training.optimizer is Optimizer.ADAM else 1
+        return moments * precision.moments.bytes + (precision.master.bytes if precision.master else 0)
+
+    def _shards(self, stage: int) -> int:
+        """Ranks over which ZeRO spreads what its stage `stage` shards."""
+        return self.plan.replicas if _zero_stage(self.plan.layout.data) >= stage else 1
+
+    def _gathered(self, stages: tuple[Stage, ...]) -> Bytes:
+        """Whole units that ZeRO-3 holds at once, and one unit's whole gradients."""
+        match self.plan.layout.data:
+            case Zero(stage=3, prefetch=prefetch, reshard_after_forward=reshards) if self.plan.replicas > 1:
+                units = sorted((count for stage in stages for count in self._units(stage)), reverse=True)
+                held = units[: prefetch + 1] if reshards else units
+                precision = self.plan.training.precision
+                return float(sum(held) * precision.compute.bytes + units[0] * precision.gradients.bytes)
+        return 0.0
+
+    @property
+    def _groups(self) -> int:
+        """Process groups that the rank is in (those of one member need no buffers)."""
+        layout = self.plan.layout
+        if isinstance(layout.data, NaiveDataParallel):
+            return 1
+        return sum(degree > 1 for degree in (layout.tp, layout.cp, layout.dp, layout.pp))
+
+    @property
+    def _receives(self) -> Bytes:
+        """A posted activation and a posted gradient for each virtual stage."""
+        if self.plan.layout.pp == 1:
+            return 0.0
+        return 2 * self.plan.chunks * self.plan.activation / self.plan.layout.tp
+
+
+def _zero_stage(strategy: DataParallelism) -> int:
+    return strategy.stage if isinstance(strategy, Zero) else 0

@@ -1,0 +1,106 @@
+"""How full is a rank's memory, and when?
+
+Activations of a microbatch are there from the start of its forward to the end of its backward on the stage; what a
+backward needs for a moment is there while it runs. The compute stream runs passes one after the other, so the peak
+depends on their order alone, not on how long they take: `peak` needs no simulation.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clustersim.memory.activations import Activations
+from clustersim.memory.footprint import Category, Footprint
+from clustersim.parallel.data import NaiveDataParallel
+from clustersim.parallel.plan import Plan
+from clustersim.program.action import Action, ActionKind
+from clustersim.units import Bytes, Seconds
+
+FloatArray = NDArray[np.float64]
+
+
+class Pass(NamedTuple):
+    """One action and when it ran (any increasing numbers will do where only the peak is asked)."""
+
+    action: Action
+    start: Seconds
+    end: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Memory of one rank over time.
+
+    times: [events] seconds, ascending; activations: [events] bytes from that time on; resident: bytes by category that
+    do not change; fragmentation: factor on all that the framework's allocator holds.
+    """
+
+    times: FloatArray
+    activations: FloatArray
+    resident: Mapping[Category, Bytes]
+    fragmentation: float
+
+    @property
+    def peak_activations(self) -> Bytes:
+        """The most bytes that activations take."""
+        return float(self.activations.max(initial=0.0))
+
+    def at_peak(self) -> dict[Category, Bytes]:
+        """Bytes by category when memory is fullest; they sum to `peak`."""
+        parts = dict(self.resident)
+        parts[Category.ACTIVATIONS] = self.peak_activations
+        allocated = sum(size for category, size in parts.items() if category not in _OUTSIDE)
+        parts[Category.FRAGMENTATION] = allocated * (self.fragmentation - 1)
+        return parts
+
+    @property
+    def peak(self) -> Bytes:
+        """The most bytes that the rank needs."""
+        return sum(self.at_peak().values())
+
+
+# held by the driver and by the communication library, not by the framework's allocator
+_OUTSIDE = (Category.CONTEXT, Category.COMMUNICATION)
+
+
+def ledger(footprint: Footprint, activations: Activations, pipeline_rank: int, passes: Iterable[Pass]) -> Ledger:
+    """The ledger of a rank that runs these passes."""
+    changes = sorted(_changes(activations, passes))
+    times = np.array([time for time, _, _ in changes])
+    held = np.cumsum([size for _, _, size in changes])
+    return Ledger(times, held, footprint.resident(pipeline_rank), footprint.framework.fragmentation)
+
+
+def _changes(activations: Activations, passes: Iterable[Pass]) -> Iterable[tuple[Seconds, int, Bytes]]:
+    """(time, order at equal times: freed before allocated, bytes)."""
+    plan = activations.plan
+    for action, start, end in passes:
+        stage = plan.stages[action.stage]
+        kept, passing = activations.kept(stage) + _outputs(plan), activations.passing(stage)
+        match action.kind:
+            case ActionKind.FORWARD:
+                yield start, 1, kept
+            case ActionKind.BACKWARD:
+                yield start, 1, passing
+                yield end, 0, -kept - passing
+            case ActionKind.INPUT_GRADIENT:
+                yield start, 1, passing
+                yield end, 0, -passing
+            case ActionKind.WEIGHT_GRADIENT:
+                yield end, 0, -kept
+
+
+def _outputs(plan: Plan) -> Bytes:
+    """Logits of all GPUs (compute format and fp32) that torch.nn.DataParallel gathers on its first."""
+    if not isinstance(plan.layout.data, NaiveDataParallel):
+        return 0.0
+    tokens = (plan.layout.dp - 1) * plan.training.microbatch * plan.training.sequence
+    return float(tokens * plan.model.vocab * (plan.training.precision.compute.bytes + 4))
+
+
+def in_order(actions: Iterable[Action]) -> list[Pass]:
+    """Passes that run one after the other, at the times 0, 1, 2 ..."""
+    return [Pass(action, float(number), number + 1.0) for number, action in enumerate(actions)]

@@ -1,0 +1,32 @@
+"""A scenario that is legal, for tests to spoil."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from clustersim.errors import InputError
+from clustersim.scenario import Scenario
+
+
+@pytest.fixture
+def mapping() -> dict[str, Any]:
+    return {
+        "model": "llama3-8b",
+        "cluster": {"name": "dgx-h100", "gpus": 64},
+        "layout": {"tp": 4, "pp": 2, "dp": 8},
+        "schedule": "1f1b",
+        "training": {"sequence": 8192, "global_batch": 128},
+    }
+
+
+@pytest.fixture
+def refusal(mapping: dict[str, Any]) -> Callable[..., str]:
+    """The sentence with which the legal scenario is refused after some overrides."""
+
+    def refuse(*overrides: str) -> str:
+        with pytest.raises(InputError) as caught:
+            Scenario.from_mapping(mapping, source="plan.yaml", overrides=overrides)
+        return str(caught.value)
+
+    return refuse

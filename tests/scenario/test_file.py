@@ -1,0 +1,194 @@
+"""What a file may say, and what the inside gets from it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from clustersim.dtypes import DType
+from clustersim.errors import InputError
+from clustersim.parallel.data import NaiveDataParallel, Replicated, Zero
+from clustersim.program.task import Collective
+from clustersim.scenario import Scenario, Symmetry
+from clustersim.schedules.gpipe import GPipe
+from clustersim.schedules.interleaved import Interleaved
+from clustersim.schedules.one_f_one_b import OneFOneB
+from clustersim.workload.training import FullRecompute, NoRecompute, Precision, SelectiveRecompute
+from clustersim.workload.transformer import Mlp, Positions
+
+Refusal = Callable[..., str]
+
+
+def test_a_preset_gives_the_models_dimensions_and_keys_beside_it_change_them(mapping: dict[str, Any]) -> None:
+    mapping["model"] = {"preset": "llama3-8b", "layers": 8}
+    model = Scenario.from_mapping(mapping).model
+    assert (model.layers, model.hidden, model.mlp) == (8, 4096, Mlp.SWIGLU)
+
+
+def test_an_inline_model_has_its_familys_usual_parts(mapping: dict[str, Any]) -> None:
+    mapping["model"] = {"family": "gpt", "layers": 4, "hidden": 1024, "ffn": 4096, "heads": 16, "vocab": 51200}
+    model = Scenario.from_mapping(mapping).model
+    assert (model.kv_heads, model.head_dim, model.mlp) == (16, 64, Mlp.GELU)
+    assert (model.positions, model.tied_embeddings, model.max_positions) == (Positions.LEARNED, True, 8192)
+
+
+@pytest.mark.parametrize(
+    ("written", "strategy"),
+    [
+        ("ddp", Replicated()),
+        ({"ddp": {"bucket": "10 MiB", "overlap": False}}, Replicated(bucket=10 * 2**20, overlap=False)),
+        ("fsdp", Zero(stage=3)),
+        ({"fsdp": {"prefetch": 2, "reshard_after_forward": False}}, Zero(3, prefetch=2, reshard_after_forward=False)),
+        ("zero1", Zero(stage=1)),
+        ("zero2", Zero(stage=2)),
+        ("zero3", Zero(stage=3)),
+        ({"zero": {"stage": 2, "bucket": "500 MB"}}, Zero(stage=2, bucket=500e6)),
+        ({"ddp": None}, Replicated()),
+    ],
+)
+def test_data_parallelism_is_a_word_or_a_word_with_options(
+    mapping: dict[str, Any], written: object, strategy: object
+) -> None:
+    mapping["layout"]["data"] = written
+    assert Scenario.from_mapping(mapping).layout.data == strategy
+
+
+def test_naive_data_parallel_is_one_process_on_one_node(mapping: dict[str, Any], refusal: Refusal) -> None:
+    mapping |= {"cluster": {"name": "dgx-h100", "gpus": 8}, "layout": {"data": "data_parallel"}}
+    assert Scenario.from_mapping(mapping).layout.data == NaiveDataParallel()
+    assert "one node of 8 GPUs" in refusal("cluster.gpus=16")
+
+
+@pytest.mark.parametrize(
+    ("written", "schedule"),
+    [
+        ("1f1b", OneFOneB()),
+        ("gpipe", GPipe()),
+        ("interleaved", Interleaved(2)),
+        ({"interleaved": {"chunks": 4}}, Interleaved(4)),
+    ],
+)
+def test_a_schedule_is_a_word_or_a_word_with_options(
+    mapping: dict[str, Any], written: object, schedule: object
+) -> None:
+    mapping["schedule"] = written
+    assert Scenario.from_mapping(mapping).schedule == schedule
+
+
+@pytest.mark.parametrize(
+    ("written", "precision"),
+    [
+        ("bf16", Precision(DType.BF16, DType.FP32, DType.FP32, DType.FP32)),
+        ("fp16", Precision(DType.FP16, DType.FP32, DType.FP32, DType.FP32)),
+        ("fp32", Precision(DType.FP32, DType.FP32, None, DType.FP32)),
+        ({"compute": "bf16", "master": "none"}, Precision(DType.BF16, DType.FP32, None, DType.FP32)),
+        ({"gradients": "bf16", "moments": "bf16"}, Precision(DType.BF16, DType.BF16, DType.FP32, DType.BF16)),
+        ({"compute": "fp32", "master": "fp32"}, Precision(DType.FP32, DType.FP32, DType.FP32, DType.FP32)),
+    ],
+)
+def test_the_compute_format_gives_the_formats_that_are_not_named(
+    mapping: dict[str, Any], written: object, precision: Precision
+) -> None:
+    mapping["training"]["precision"] = written
+    assert Scenario.from_mapping(mapping).training.precision == precision
+
+
+@pytest.mark.parametrize(
+    ("written", "recompute"),
+    [
+        ("none", NoRecompute()),
+        ("selective", SelectiveRecompute()),
+        ("full", FullRecompute()),
+        ({"layers": 3}, FullRecompute(layers=3)),
+    ],
+)
+def test_recompute_is_none_selective_full_or_some_layers(
+    mapping: dict[str, Any], written: object, recompute: object
+) -> None:
+    mapping["training"]["recompute"] = written
+    assert Scenario.from_mapping(mapping).training.recompute == recompute
+
+
+def test_yamls_bare_off_switches_symmetry_off(mapping: dict[str, Any]) -> None:
+    scenario = Scenario.from_mapping(mapping, overrides=["cost.symmetry=off", "cost.collectives.all_reduce=ring"])
+    assert scenario.cost.symmetry is Symmetry.OFF
+    assert scenario.cost.collectives == {Collective.ALL_REDUCE: "ring"}
+
+
+def test_dp_left_out_is_what_the_other_degrees_leave(mapping: dict[str, Any]) -> None:
+    del mapping["layout"]["dp"]
+    assert Scenario.from_mapping(mapping).layout.dp == 8
+    assert Scenario.from_mapping(mapping, overrides=["cluster.gpus=128"]).layout.dp == 16
+
+
+def test_a_cluster_without_a_number_of_gpus_is_as_large_as_the_layout(mapping: dict[str, Any]) -> None:
+    mapping["cluster"] = "dgx-h100"
+    assert Scenario.from_mapping(mapping).cluster.gpus == 64
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("layout.tpp=4", "plan.yaml: layout.tpp: unknown key; did you mean tp?"),
+        ("modle=x", "plan.yaml: modle: unknown key; did you mean model?"),
+        ("training.precision.comput=bf16", "training.precision.comput: unknown key; did you mean compute?"),
+        ("layout.data.zero.stag=1", "layout.data.zero.stag: unknown key; did you mean stage?"),
+        ("schedule.gpipe.chunks=2", "schedule.gpipe.chunks: unknown key; gpipe has no options"),
+        ("model.laers=2", "model.laers: unknown key; did you mean layers?"),
+        ("model=llama3-9b", "model: there is no model preset 'llama3-9b'; did you mean llama3-8b?"),
+        ("cluster=dgx-h10", "cluster: there is no cluster 'dgx-h10'; did you mean dgx-h100?"),
+        ("schedule=1f1", "schedule: '1f1' is unknown; did you mean 1f1b?"),
+        ("layout.data=fspd", "layout.data: 'fspd' is unknown; did you mean fsdp?"),
+        ("training.recompute=ful", "training.recompute: 'ful' is unknown; did you mean full?"),
+        ("training.precision=bf1", "training.precision: 'bf1' is unknown; did you mean bf16?"),
+        ("cost.collectives.all_reduc=ring", "'all_reduc' is no collective; did you mean all_reduce?"),
+        ("cost.collectives.all_reduce=rin", "'rin' is no algorithm for all_reduce; did you mean ring?"),
+    ],
+)
+def test_a_misspelt_word_is_refused_with_its_key_and_the_nearest_one(
+    refusal: Refusal, override: str, sentence: str
+) -> None:
+    assert sentence in refusal(override)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("layout.data={ddp: {bucket: 25}}", "layout.data.ddp.bucket: 25 has no unit"),
+        ("layout.data={ddp: {bucket: 25 parsec}}", "layout.data.ddp.bucket: '25 parsec' has unit 'parsec'"),
+        ("layout.data={ddp: {bucket: 25 us}}", "layout.data.ddp.bucket: '25 us' has unit 'us'"),
+        ("layout.data={ddp: {bucket: 0 B}}", "'0 B' is not above zero"),
+        ("layout.data={ddp: {bucket: -1 MB}}", "'-1 MB' is not above zero"),
+        ("training.sequence=16k", "training.sequence: '16k' is not a whole number"),
+        ("training.sequence=2.5", "training.sequence: 2.5 is not a whole number"),
+        ("training.sequence=0", "training.sequence: 0 is too small; the smallest legal value is 1"),
+        ("layout.tp=-4", "layout.tp: -4 is too small; the smallest legal value is 1"),
+        ("layout.tp=true", "layout.tp: True is not a whole number"),
+        ("layout.sequence_parallel=3", "layout.sequence_parallel: 3 is neither true nor false"),
+        ("layout.data.zero.stage=4", "layout.data.zero.stage: 4 is too large; the largest legal value is 3"),
+        ("layout.data={ddp: {}, fsdp: {}}", "layout.data: needs exactly one of ddp, fsdp, zero, data_parallel"),
+        ("layout.order=[tp, dp]", "must name every axis once, such as [tp, cp, dp, pp]"),
+        ("cluster.gpus=1000000000", "cluster.gpus: 1,000,000,000 is too large; the largest legal value is 1,048,576"),
+        ("training=3", "training: 3 is not a mapping of keys to values"),
+        ("model={layers: 4}", "model: lacks hidden, heads, vocab, ffn"),
+        ("model={preset: llama3-8b, path: config.json}", "keep one"),
+        ("training={global_batch: 128}", "training.sequence: is missing"),
+        ("training.recompute={mode: none, layers: 2}", "layers are recomputed in full"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_key_the_value_and_what_is_legal(
+    refusal: Refusal, override: str, sentence: str
+) -> None:
+    assert sentence in refusal(override)
+
+
+def test_all_mistakes_are_listed_at_once(refusal: Refusal) -> None:
+    lines = refusal("layout.tp=0", "training.sequence=x", "cost.symmetry=maybe").splitlines()
+    assert lines[0] == "plan.yaml: 3 problems"
+    assert [line.split(":")[0] for line in lines[1:]] == ["  - layout.tp", "  - training.sequence", "  - cost.symmetry"]
+
+
+def test_nothing_of_the_file_has_to_be_a_mapping_to_be_refused_in_a_sentence() -> None:
+    for content in ({}, {"model": []}, {1: 2}, {"model": None, "cluster": 3, "training": "x"}):
+        with pytest.raises(InputError, match="scenario: "):
+            Scenario.from_mapping(content)  # type: ignore[arg-type]

@@ -1,0 +1,74 @@
+"""Files: YAML and JSON are equal, paths start at the file, and every refusal names it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clustersim.errors import InputError
+from clustersim.scenario import Scenario
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 1024,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}
+
+
+def write(path: Path, mapping: dict[str, Any]) -> Path:
+    path.write_text(yaml.safe_dump(mapping) if path.suffix == ".yaml" else json.dumps(mapping))
+    return path
+
+
+def test_yaml_and_json_are_the_same_scenario(tmp_path: Path, mapping: dict[str, Any]) -> None:
+    first, second = (Scenario.load(write(tmp_path / f"plan{ending}", mapping)) for ending in (".yaml", ".json"))
+    assert (first.name, first.path) == ("plan", tmp_path / "plan.yaml")
+    assert (first.model, first.layout, first.training) == (second.model, second.layout, second.training)
+
+
+def test_a_models_path_starts_beside_the_scenario(tmp_path: Path, mapping: dict[str, Any]) -> None:
+    write(tmp_path / "config.json", LLAMA)
+    mapping["model"] = "config.json"
+    scenario = Scenario.load(write(tmp_path / "plan.yaml", mapping), ["model.layers=6"])
+    assert (scenario.model.layers, scenario.model.hidden) == (6, 256)
+
+
+def test_a_model_file_that_is_missing_truncated_or_of_another_family_is_named(
+    tmp_path: Path, mapping: dict[str, Any]
+) -> None:
+    mapping["model"] = "config.json"
+    plan, config = write(tmp_path / "plan.yaml", mapping), tmp_path / "config.json"
+    for text, reason in (
+        (None, "cannot be read"),
+        (json.dumps(LLAMA)[:40], "is not valid JSON"),
+        (json.dumps({**LLAMA, "model_type": "resnet"}), "resnet"),
+    ):
+        if text is not None:
+            config.write_text(text)
+        with pytest.raises(InputError, match=reason) as caught:
+            Scenario.load(plan)
+        assert "plan.yaml: model: " in str(caught.value)
+        assert "config.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("model: [", "is not valid YAML"), ("- 1\n- 2", "holds a list, not a mapping"), ("", "holds a NoneType")],
+)
+def test_a_file_that_is_no_mapping_is_named(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=reason) as caught:
+        Scenario.load(path)
+    assert "plan.yaml" in str(caught.value)
+    with pytest.raises(InputError, match="cannot be read"):
+        Scenario.load(tmp_path / "missing.yaml")

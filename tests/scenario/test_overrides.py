@@ -1,0 +1,60 @@
+"""`--set` changes the file's mapping before anything is validated."""
+
+from typing import Any
+
+import pytest
+
+from clustersim.errors import InputError
+from clustersim.parallel.data import Zero
+from clustersim.scenario import Scenario
+from clustersim.scenario.overrides import apply
+from clustersim.schedules.interleaved import Interleaved
+
+
+def test_the_last_override_wins_and_the_mapping_stays_as_it_was(mapping: dict[str, Any]) -> None:
+    changed = apply(mapping, ["layout.tp=2", "layout.tp=8"])
+    assert (changed["layout"]["tp"], mapping["layout"]["tp"]) == (8, 4)
+
+
+def test_values_are_yaml(mapping: dict[str, Any]) -> None:
+    changed = apply(mapping, ["layout.order=[pp, tp, cp, dp]", "name=a b", "layout.dp=null", "training.fused=false"])
+    assert (changed["layout"]["order"], changed["name"]) == (["pp", "tp", "cp", "dp"], "a b")
+    assert (changed["layout"]["dp"], changed["training"]["fused"]) == (None, False)
+
+
+def test_a_shorthand_is_written_out_before_a_key_in_it_is_set() -> None:
+    changed = apply({"cluster": "dgx-h100", "model": "my/config.json"}, ["cluster.gpus=8", "model.layers=2"])
+    assert changed == {"cluster": {"name": "dgx-h100", "gpus": 8}, "model": {"path": "my/config.json", "layers": 2}}
+
+
+def test_setting_another_choice_replaces_the_old_one(mapping: dict[str, Any]) -> None:
+    scenario = Scenario.from_mapping(
+        mapping, overrides=["schedule.interleaved.chunks=4", "layout.data.fsdp.prefetch=3"]
+    )
+    assert scenario.schedule == Interleaved(4)
+    assert scenario.layout.data == Zero(stage=3, prefetch=3)
+
+
+def test_options_of_the_same_choice_are_kept(mapping: dict[str, Any]) -> None:
+    mapping["layout"]["data"] = {"fsdp": {"prefetch": 3}}
+    scenario = Scenario.from_mapping(mapping, overrides=["layout.data.fsdp.overlap=false"])
+    assert scenario.layout.data == Zero(stage=3, prefetch=3, overlap=False)
+
+
+@pytest.mark.parametrize("override", ["layout.tp", "=4", "layout..tp=4", ".=4"])
+def test_an_override_without_key_or_value_shows_how_to_write_one(override: str) -> None:
+    with pytest.raises(InputError, match=r"--set layout\.tp=4"):
+        apply({}, [override])
+
+
+def test_a_value_that_is_no_yaml_and_a_path_through_a_number_are_refused(mapping: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="is not a YAML value"):
+        apply(mapping, ["layout.tp=[1"])
+    with pytest.raises(InputError, match="layout.tp is 4, which has no keys"):
+        apply(mapping, ["layout.tp.x=1"])
+
+
+def test_a_scenario_gives_the_mapping_that_makes_it_again_and_variants_of_it(mapping: dict[str, Any]) -> None:
+    scenario = Scenario.from_mapping(mapping, overrides=["layout.tp=2", "layout.dp=16"])
+    assert Scenario.from_mapping(scenario.to_mapping()) == scenario
+    assert scenario.changed("layout.tp=4", "layout.dp=null").layout.dp == 8
