@@ -52,13 +52,14 @@ def choose(choices: Choices, payload: Bytes) -> Choice:
     """The fastest offer for this payload, in each group; time of microseconds."""
     chunk = np.array([_chunk(offer, choices.library, payload) for offer in choices.offers])
     latency, per_byte, fill = np.moveaxis(choices.coefficients, 1, 0)
-    seconds = latency + payload * per_byte + chunk[:, None] * fill
+    seconds = choices.library.launch + latency + payload * per_byte + chunk[:, None] * fill
     best = seconds.argmin(axis=0)
     fastest = seconds[best, np.arange(seconds.shape[1])]
     worst = int(fastest.argmax())
     slowest = int((choices.group_class == worst).argmax())
     offer = int(best[worst])
-    return Choice(fastest[choices.group_class], choices.offers[offer], float(latency[offer, worst]), slowest)
+    idle = choices.library.launch + float(latency[offer, worst])
+    return Choice(fastest[choices.group_class], choices.offers[offer], idle, slowest)
 
 
 def _chunk(offer: Offer, library: Library, payload: Bytes) -> Bytes:

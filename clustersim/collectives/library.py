@@ -64,7 +64,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """How the Simple protocol cuts payloads: chunks are `fraction` of the payload, at most `chunk` bytes."""
+    """How pipelining protocols cut payloads: chunks are `fraction` of the payload, at most `chunk` bytes."""
 
     fraction: float
     chunk: Bytes
@@ -102,14 +102,15 @@ class Offer:
 class Library:
     """A communication library's constants.
 
-    efficiency: share of nominal bandwidth reached on links other than NVLink. included: route latency that the
-    rounds' times contain already; what a route has beyond it is added.
+    efficiency: share of nominal bandwidth reached on links other than NVLink. included: route latency that the rounds'
+    times contain; what a route has beyond it is added. launch: of every collective, on top of the offers' own times.
     """
 
     name: str
     generations: tuple[Generation, ...]
     efficiency: Mapping[Medium, float]
     included: Mapping[Medium, Seconds]
+    launch: Seconds
     pipeline: Pipeline
     offers: tuple[Offer, ...]
     published: bool
@@ -162,6 +163,7 @@ def _library(path: Path, content: Mapping[str, Any]) -> Library:
         generations=tuple(_generation(entry) for entry in content["generations"]),
         efficiency={medium: float(links[medium.value]["efficiency"]) for medium in others},
         included={medium: _seconds(links[medium.value]["included"]) for medium in Medium},
+        launch=_seconds(content["launch"]),
         pipeline=Pipeline(float(pipeline["fraction"]), parse_quantity(pipeline["chunk"], Dimension.SIZE)),
         offers=tuple(_offer(entry) for entry in content["offers"]),
         published=bool(content["published"]),

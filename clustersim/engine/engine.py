@@ -19,9 +19,12 @@ class DeadlockError(ClusterSimError):
     """Tasks wait for each other in a circle: the program is wrong, not the user's input."""
 
 
-def run(program: Program, classes: Classes, cost: BlockCost) -> tuple[Trace, OperationSpans]:
-    """Run one rank of every class; return its spans, and those of operations run one by one."""
-    world = World(program, classes, cost)
+def run(program: Program, classes: Classes, cost: BlockCost, *, coalesce: bool = True) -> tuple[Trace, OperationSpans]:
+    """Run one rank of every class; return its spans, and those of operations run one by one.
+
+    coalesce: blocks that no other simulated rank can observe are one event each.
+    """
+    world = World(program, classes, cost, coalesce)
     ranks = [Rank(int(number), world) for number in sorted(set(classes.representative.tolist()))]
     world.ranks.update({rank.number: rank for rank in ranks})
     for rank in ranks:

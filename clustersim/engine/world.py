@@ -33,6 +33,7 @@ class World:
     program: Program
     classes: Classes
     cost: BlockCost
+    coalesce: bool = True
     environment: simpy.Environment = field(default_factory=simpy.Environment)
     recorder: Recorder = field(default_factory=Recorder)
     ranks: dict[int, Addressee] = field(default_factory=dict)
@@ -60,7 +61,9 @@ class World:
         return self._meetings.join(group, rank, members)
 
     def private(self, rank: int, block: Block) -> bool:
-        """Whether no other simulated rank takes part in the block's exchanges."""
+        """Whether the block may be one event: no other simulated rank takes part in its exchanges."""
+        if not self.coalesce:
+            return False
         known = self._private.get((block, rank))
         if known is None:
             known = all(self._group(exchange.group, rank)[1] == 1 for exchange in block.exchanges)

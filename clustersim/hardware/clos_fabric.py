@@ -21,7 +21,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-
 from numpy.typing import NDArray
 
 from clustersim.hardware import clos_graph, clos_tiers

@@ -93,15 +93,13 @@ def read_network(section: Section, node: Node) -> Network:
         leaf=_leaf(section.section("leaf"), node),
         spine=_spine(section.section("spine")) if section.has("spine") else None,
         core=_core(section.section("core")) if section.has("core") else None,
-        ecmp=_ecmp(section),
+        ecmp=read_ecmp(section),
     )
     if network.spine is None and (network.leaf.switches > 1 or network.core):
         raise section.refuse("spine", "is missing: nothing joins the leaf switches")
-    if network.core and network.core.switches and network.core.switches % uplinks(node, network).spines:
-        spines = uplinks(node, network).spines
-        raise section.refuse(
-            "core.switches", f"{network.core.switches} is not a multiple of the {spines} spines of a pod"
-        )
+    cores, spines = network.core.switches if network.core else None, uplinks(node, network).spines
+    if cores and cores % spines:
+        raise section.refuse("core.switches", f"{cores} is not a multiple of the {spines} spines of a pod")
     return network
 
 
@@ -132,7 +130,8 @@ def _switches(section: Section) -> int | None:
     return section.count("switches", most=MOST_PARTS) if section.has("switches") else None
 
 
-def _ecmp(section: Section) -> Ecmp:
+def read_ecmp(section: Section) -> Ecmp:
+    """How equal-cost ways are used: `ecmp` spread or hashed, with a `seed`."""
     hashed = section.choice("ecmp", "spread", "hashed") == "hashed"
     seed = section.count("seed", least=0, most=MOST_SEED) if section.has("seed") else 0
     return Hashed(seed) if hashed else Spread()

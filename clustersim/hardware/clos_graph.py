@@ -19,7 +19,7 @@ _IN_A_NODE: Final = ("host", "nic")  # the first number of these names is their 
 
 def graph(gpus: int, wiring: Wiring, node: Node) -> "nx.DiGraph[str]":
     """Vertices have `kind` (and `node` inside nodes); edges `kind`, `bandwidth` (bytes/s) and `latency` (s)."""
-    import networkx as nx  # noqa: PLC0415 - 0.15 s that a simulation does not need
+    import networkx as nx  # 0.15 s that a simulation does not need
 
     whole: nx.DiGraph[str] = nx.DiGraph()
     for gpu in range(gpus):

@@ -1,6 +1,6 @@
 """What is a regular cluster built of, counted and not listed?
 
-One row per tier, from the GPUs up, worked out from the shape alone: a cluster of 131,072 GPUs costs as much as one node.
+One row per tier, from the GPUs up, worked out from the shape alone, whatever the number of GPUs.
 """
 
 from clustersim.hardware.shape import Network, Node, uplinks

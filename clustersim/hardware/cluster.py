@@ -6,13 +6,15 @@ number of nodes; a path may name such a file, or a node-link graph (networkx's J
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
+
+import numpy as np
 
 from clustersim import shipped
 from clustersim.errors import InputError
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
-from clustersim.hardware.clos_file import read_clos
+from clustersim.hardware.clos_file import read_clos, read_ecmp
 from clustersim.hardware.graph_fabric import GraphFabric
 from clustersim.hardware.graph_file import is_graph, read_graph
 from clustersim.hardware.section import Section
@@ -23,7 +25,7 @@ MOST_GPUS: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """`gpus` accelerators of one kind on a fabric; library: a file of collective constants in `topologies/libraries`."""
+    """`gpus` accelerators of one kind on a fabric; library: collective constants in `topologies/libraries`."""
 
     name: str
     description: str
@@ -44,7 +46,7 @@ def load_cluster(name_or_path: str, gpus: int | None = None, overrides: Mapping[
     path = shipped.find("clusters", name_or_path)
     content = shipped.read_mapping(path)
     if is_graph(content):
-        return _graph_cluster(Section(path, content, overrides), path.stem, gpus)
+        return _graph_cluster(Section(path, content, {"graph": overrides or {}}), path.stem, gpus)
     return _clos_cluster(Section(path, content, overrides), path.stem, gpus)
 
 
@@ -64,15 +66,25 @@ def _clos_cluster(section: Section, name: str, gpus: int | None) -> Cluster:
 
 
 def _graph_cluster(section: Section, name: str, gpus: int | None) -> Cluster:
-    fabric = GraphFabric(read_graph(section))
+    fabric = _graph_fabric(section)
     about = section.section("graph")
-    per_node = fabric.gpus_per_node
-    if per_node is None:
-        raise about.refuse("nodes", f"its nodes have different numbers of GPUs ({fabric.node_sizes()})")
-    if gpus is not None and gpus > fabric.gpus:
-        raise section.refuse("gpus", f"{gpus} GPUs do not fit; the graph has {fabric.gpus}")
-    cluster = _cluster(about, name, fabric, per_node)
+    sizes = np.bincount(fabric.nodes(np.arange(fabric.gpus))).tolist()
+    if len(set(sizes)) > 1:
+        raise section.refuse("nodes", f"hosts have {min(sizes)} to {max(sizes)} GPUs; all must have the same number")
+    count = _legal(section, fabric.gpus if gpus is None else gpus, sizes[0])
+    if count > fabric.gpus:
+        raise section.refuse("gpus", f"{count:,} GPUs do not fit; the graph has {fabric.gpus:,}")
+    cluster = replace(_cluster(about, name, fabric, sizes[0]), gpus=count)
+    section.finish()
     return cluster
+
+
+def _graph_fabric(section: Section) -> GraphFabric:
+    graph = read_graph(section)
+    try:
+        return GraphFabric(graph, read_ecmp(section.section("graph")))
+    except InputError as error:
+        raise section.refuse("edges", str(error)) from error
 
 
 def _cluster(section: Section, name: str, fabric: Fabric, per_node: int) -> Cluster:

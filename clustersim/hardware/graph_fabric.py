@@ -1,8 +1,8 @@
 """What does an irregular machine look like to a transfer?
 
-Any directed graph of GPUs, switches, NICs and hosts. A transfer takes a shortest route by hops, then by latency, then by
-the names of the vertices passed, seen from the target; or, with hashed ECMP, one of the routes that are equal in hops
-and latency. What hardware would not do is tried last:
+Any directed graph of GPUs, switches, NICs and hosts. A transfer takes a shortest route by hops, then by latency, then
+by the names of the vertices passed, seen from the target; or, with hashed ECMP, one of the routes that are equal in
+hops and latency. What hardware would not do is tried last:
 
     1. GPUs of one NVLink domain use NVLink alone; a domain is what NVLink edges connect in both directions
     2. GPUs of one node use PCIe and host links, and pass through no NIC or GPU
@@ -127,8 +127,8 @@ class GraphFabric:
             if LinkKind(edge["kind"]) in rule.kinds:
                 step = (number[target], link, round(edge["latency"] * 1e15))
                 mesh.setdefault(number[source], []).append(step)
-        kinds = self._graph.nodes(data="kind")
-        return mesh, frozenset(number[name] for name, kind in kinds if kind in rule.barred)
+        kinds = graph_tiers.vertex_kinds(self._graph)
+        return mesh, frozenset(number[name] for name, kind in kinds.items() if kind in rule.barred)
 
     def _find(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Search the routes of pairs, one search for all targets of a source under one rule."""
@@ -158,7 +158,8 @@ class GraphFabric:
 
 def _by_node(graph: "nx.DiGraph[str]") -> tuple[list[str], IntArray]:
     """Names of the GPUs, node by node, and the number of each one's node."""
-    homes = {name: str(home) for name, home in graph.nodes(data="node") if graph.nodes[name]["kind"] == "gpu"}
+    kinds = graph_tiers.vertex_kinds(graph)
+    homes = {name: str(graph.nodes[name]["node"]) for name, kind in kinds.items() if kind == "gpu"}
     order = {home: place for place, home in enumerate(dict.fromkeys(homes.values()))}
     gpus = sorted(homes, key=lambda name: order[homes[name]])
     return gpus, np.array([order[homes[name]] for name in gpus], np.int64)

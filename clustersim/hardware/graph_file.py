@@ -1,7 +1,7 @@
 """How is an irregular machine written in a file, and written out again?
 
-As a node-link graph, networkx's JSON (or the same in YAML). Every vertex has `id` and `kind`; GPUs also have `node`, the
-host that they are in. Every edge has `source`, `target`, `kind`, `bandwidth` per direction and `latency`; an edge of an
+As a node-link graph, networkx's JSON (or the same in YAML). Every vertex has `id` and `kind`; GPUs also have `node`,
+the host that they are in. Every edge has `source`, `target`, `kind`, `bandwidth` per direction and `latency`; an edge of an
 undirected graph is one link each way. The mapping `graph` holds accelerator, library, description and sources. Other
 attributes (positions, colours) are left alone.
 Reference: networkx, readwrite.json_graph.node_link_data (edges under "edges", before 3.4 under "links").
@@ -10,6 +10,7 @@ Reference: networkx, readwrite.json_graph.node_link_data (edges under "edges", b
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from clustersim.hardware.graph_tiers import vertex_kinds
 from clustersim.hardware.section import Section
 from clustersim.hardware.topology import LINK_KINDS, VERTEX_KINDS
 from clustersim.units import Dimension
@@ -27,7 +28,7 @@ def is_graph(content: Mapping[str, Any]) -> bool:
 
 def read_graph(section: Section) -> "nx.DiGraph[str]":
     """A directed graph with SI attributes; raise InputError that names the vertex or edge that cannot be used."""
-    import networkx as nx  # noqa: PLC0415 - 0.15 s that regular clusters do not need
+    import networkx as nx  # 0.15 s that regular clusters do not need
 
     graph: nx.DiGraph[str] = nx.DiGraph()
     directed = section.flag("directed")
@@ -36,7 +37,7 @@ def read_graph(section: Section) -> "nx.DiGraph[str]":
         _add_vertex(graph, vertex)
     for edge in section.entries("links" if section.has("links") else "edges", "source", "target"):
         _add_edge(graph, edge, both_ways=not directed)
-    if not any(kind == "gpu" for _, kind in graph.nodes(data="kind")):
+    if "gpu" not in vertex_kinds(graph).values():
         raise section.refuse("nodes", "none of them is of kind gpu")
     return graph
 
@@ -71,7 +72,7 @@ def _add_edge(graph: "nx.DiGraph[str]", edge: Section, *, both_ways: bool) -> No
 
 
 def node_link(graph: "nx.DiGraph[str]", about: Mapping[str, Any]) -> dict[str, Any]:
-    """The file of a graph, ready for `json.dump`; about: what goes under `graph`. `read_graph` reads it back exactly."""
+    """The file of a graph, ready for `json.dump`; about: what goes under `graph`. `read_graph` reads it back."""
     return {
         "directed": True,
         "multigraph": False,

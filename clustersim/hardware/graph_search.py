@@ -49,7 +49,7 @@ def _expand(edges: list[Edge], vertex: int, reached: Reached, found: Reached) ->
 
 
 def trace(reached: Reached, target: int, choice: int) -> tuple[int, ...]:
-    """Links of one route to a vertex that was found; `choice` picks among equals, digit by digit, 0 the smallest number."""
+    """Links of one route to a found vertex; `choice` picks among equals, digit by digit, 0 the smallest number."""
     links: list[int] = []
     while steps := reached.steps.get(target):
         choice, digit = divmod(choice, len(steps))

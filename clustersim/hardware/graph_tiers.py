@@ -1,11 +1,11 @@
 """Which GPUs of a graph do the links of each tier connect, and what is the graph built of?
 
-A tier connects two GPUs if links of its kind and of the kinds below, without NVLink from the leaf upwards, lead both ways
-between them.
+A tier connects two GPUs if links of its kind and of the kinds below (without NVLink, from the leaf upwards) lead both
+ways between them.
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -31,6 +31,11 @@ _ABOVE: Final[dict[str, tuple[str, ...]]] = {  # where a vertex sends upwards: t
 _SWITCHES: Final = ("leaf", "spine")
 
 
+def vertex_kinds(graph: "nx.DiGraph[str]") -> dict[str, str]:
+    """The kind of every vertex."""
+    return {name: attributes["kind"] for name, attributes in graph.nodes(data=True)}
+
+
 def levels(graph: "nx.DiGraph[str]", gpus: list[str]) -> dict[str, IntArray]:
     """For each tier, from the lowest, a label per GPU, [gpus]; equal labels are connected. Labels count from 0."""
     return {tier: _labels(_part(graph, tier, kinds), gpus) for tier, kinds in _KINDS.items()}
@@ -39,14 +44,15 @@ def levels(graph: "nx.DiGraph[str]", gpus: list[str]) -> dict[str, IntArray]:
 def _part(graph: "nx.DiGraph[str]", tier: str, kinds: tuple[LinkKind, ...]) -> "nx.DiGraph[str]":
     """The graph with only links of some kinds; inside a host, traffic does not pass through NICs."""
     names = {kind.value for kind in kinds}
-    part = graph.edge_subgraph(ends for *ends, kind in graph.edges(data="kind") if kind in names)
+    kept = [(source, target) for source, target, edge in graph.edges(data=True) if edge["kind"] in names]
+    part = graph.edge_subgraph(kept)
     if tier != "host":
         return part
-    return part.subgraph(name for name in part if graph.nodes[name]["kind"] != "nic")
+    return part.subgraph([name for name in part if graph.nodes[name]["kind"] != "nic"])
 
 
 def _labels(part: "nx.DiGraph[str]", gpus: list[str]) -> IntArray:
-    import networkx as nx  # noqa: PLC0415 - 0.15 s that regular clusters do not need
+    import networkx as nx  # 0.15 s that regular clusters do not need
 
     component = {name: index for index, names in enumerate(nx.strongly_connected_components(part)) for name in names}
     alone = len(component)  # a GPU without any such link is a component of its own
@@ -57,7 +63,7 @@ def _labels(part: "nx.DiGraph[str]", gpus: list[str]) -> IntArray:
 
 def reached(graph: "nx.DiGraph[str]", source: str, *, backwards: bool) -> set[str]:
     """Vertices to which some way leads from `source`, or from which some way leads to it."""
-    import networkx as nx  # noqa: PLC0415 - 0.15 s that regular clusters do not need
+    import networkx as nx  # 0.15 s that regular clusters do not need
 
     return nx.ancestors(graph, source) if backwards else nx.descendants(graph, source)
 
@@ -65,26 +71,26 @@ def reached(graph: "nx.DiGraph[str]", source: str, *, backwards: bool) -> set[st
 def tiers(graph: "nx.DiGraph[str]") -> tuple[Tier, ...]:
     """One row per kind of vertex, with averages over the vertices of that kind."""
     members: dict[str, list[str]] = {kind: [] for kind in VERTEX_KINDS}
-    for name, kind in graph.nodes(data="kind"):
+    for name, kind in vertex_kinds(graph).items():
         members[kind].append(name)
     return tuple(_tier(graph, kind, names) for kind, names in members.items() if names)
 
 
 def _tier(graph: "nx.DiGraph[str]", kind: str, names: list[str]) -> Tier:
-    sent = _bandwidths(graph, ((target, edge) for _, target, edge in graph.out_edges(names, data="bandwidth")))
+    sent = _bandwidths(graph, ((target, edge) for _, target, edge in graph.out_edges(names, data=True)))
     above = next((higher for higher in _ABOVE.get(kind, ()) if higher in sent), None)
     if above is None:
         return Tier(kind, len(names), sum(sent.values()) / len(names), None)
-    received = _bandwidths(graph, ((source, edge) for source, _, edge in graph.in_edges(names, data="bandwidth")))
+    received = _bandwidths(graph, ((source, edge) for source, _, edge in graph.in_edges(names, data=True)))
     below = sum(bandwidth for lower, bandwidth in received.items() if lower != above)
     oversubscription = below / sent[above] if kind in _SWITCHES else None
     return Tier(kind, len(names), sent[above] / len(names), oversubscription)
 
 
-def _bandwidths(graph: "nx.DiGraph[str]", edges: "Iterable[tuple[str, float]]") -> dict[str, float]:
+def _bandwidths(graph: "nx.DiGraph[str]", edges: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, float]:
     """Sum of bandwidths by the kind of the vertex at the other end."""
     sums: dict[str, float] = {}
-    for name, bandwidth in edges:
+    for name, edge in edges:
         kind = graph.nodes[name]["kind"]
-        sums[kind] = sums.get(kind, 0.0) + bandwidth
+        sums[kind] = sums.get(kind, 0.0) + edge["bandwidth"]
     return sums

@@ -141,9 +141,7 @@ def _changed(path: Path, content: Mapping[str, Any], changes: Mapping[str, Any],
         if isinstance(change, Mapping):
             inner = {} if whole.get(key) is None else whole[key]
             if not isinstance(inner, Mapping):
-                raise InputError(
-                    f"{path}: {prefix}{key} is {inner!r}, so {', '.join(map(str, change))} cannot be set in it"
-                )
+                raise InputError(f"{path}: {prefix}{key} is {inner!r} and has no keys, so {dotted} cannot be set")
             whole[key] = _changed(path, inner, change, f"{prefix}{key}.")
         else:
             whole[key] = change

@@ -2,9 +2,9 @@
 
 from clustersim.lowering.bucketed import Bucketed
 from clustersim.lowering.passes import DataLowering, Plain
-from clustersim.parallel.plan import Plan
 from clustersim.lowering.sharded import Sharded
 from clustersim.parallel.data import Replicated, Zero
+from clustersim.parallel.plan import Plan
 from clustersim.program.task import Collective
 
 MEGATRON_BUCKET = 40_000_000  # parameters: Megatron-LM, DistributedDataParallelConfig.bucket_size

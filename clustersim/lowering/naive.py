@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from clustersim.lowering.passes import operations_of
-from clustersim.parallel.plan import Plan
 from clustersim.lowering.tasklist import Blocks, TaskList
 from clustersim.lowering.units import Unit, Units
+from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.program import Groups, Program, RankProgram
 from clustersim.program.task import Collective, Communicate, Compute, Exchange, Operation, Stream, Work

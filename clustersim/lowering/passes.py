@@ -8,10 +8,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from clustersim.parallel.plan import Plan
 from clustersim.lowering.tasklist import Blocks, TaskList
 from clustersim.lowering.units import Unit, Units
 from clustersim.parallel.pipeline import Stage
+from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.task import Collective, Communicate, Compute, Exchange, Operation, Stream
 from clustersim.units import Bytes
@@ -41,7 +41,7 @@ class Lowering:
     def compute(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
         """Add a compute task whose block is shared by all passes with this key; return its number."""
         name = "forward" if run.action.kind is ActionKind.FORWARD else "backward"
-        block = self.blocks.block((name, run.arriving, key), name, (*run.arriving, *operations))
+        block = self.blocks.block((name, bool(run.arriving), key), name, (*run.arriving, *operations))
         self.computed = self.tasks.add(Stream.COMPUTE, Compute(block, run.after, run.action))
         return self.computed
 

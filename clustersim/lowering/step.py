@@ -10,12 +10,12 @@ from dataclasses import replace
 from clustersim.lowering.data import data_lowering
 from clustersim.lowering.naive import lower_naive
 from clustersim.lowering.passes import Lowering, Pass
-from clustersim.parallel.plan import Plan
 from clustersim.lowering.tasklist import Blocks
 from clustersim.lowering.units import Units
 from clustersim.parallel.data import NaiveDataParallel, Zero
 from clustersim.parallel.groups import coordinate, process_groups
 from clustersim.parallel.pipeline import Stage
+from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind, Order
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import (

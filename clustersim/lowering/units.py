@@ -5,11 +5,11 @@ norm, logits, loss). Full recomputation runs a layer's forward again before its 
 its attention core; the embedding and the head are never run again.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from clustersim.parallel.plan import Plan
 from clustersim.parallel.pipeline import Stage
+from clustersim.parallel.plan import Plan
 from clustersim.parallel.tensor import Sharding, backward, core_again, forward
 from clustersim.program.task import Operation, Work
 from clustersim.workload.layers import Layer, embedding, head, layer
@@ -32,9 +32,15 @@ class Units:
     """Builds the units of a plan's stages; equal units share their operations."""
 
     plan: Plan
+    _known: dict[Stage, tuple[Unit, ...]] = field(default_factory=dict)
 
     def of(self, stage: Stage) -> tuple[Unit, ...]:
         """Units of a stage in model order."""
+        if stage not in self._known:
+            self._known[stage] = self._build(stage)
+        return self._known[stage]
+
+    def _build(self, stage: Stage) -> tuple[Unit, ...]:
         again = self._recomputed(stage)
         layers = [self.recomputed] * again + [self.kept] * (stage.layers - again)
         before = [self.embedding] if stage.embedding else []

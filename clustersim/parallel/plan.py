@@ -1,6 +1,7 @@
 """Who computes what? The parts of a scenario that decide it, and the numbers that follow from them."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.pipeline import Stage, split_layers, stages
@@ -11,7 +12,7 @@ from clustersim.workload.training import Training
 from clustersim.workload.transformer import Model
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """A model, how it is trained, and how it is spread. chunks: virtual stages on each pipeline rank."""
 
@@ -25,7 +26,7 @@ class Plan:
         """Microbatches that each replica runs in one step."""
         return self.training.global_batch // (self.layout.dp * self.training.microbatch)
 
-    @property
+    @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """Virtual stages in model order."""
         count = self.layout.pp * self.chunks
@@ -53,7 +54,7 @@ class Plan:
         shard = self.shard
         return float(shard.batch * shard.sequence * self.model.hidden * self.training.precision.compute.bytes)
 
-    @property
+    @cached_property
     def sharding(self) -> Sharding:
         """What a layer's collectives need to know."""
         kv_heads = max(1, self.model.kv_heads // self.layout.tp)

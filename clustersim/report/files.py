@@ -20,19 +20,24 @@ def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
     Raises OutputError when the directory is missing or not writable, the path is a directory or the disk is full.
     """
     target = Path(os.path.realpath(path))
-    _refuse_impossible(Path(path), target)
-    special = target.exists() and not target.is_file()
-    partial = target if special else target.with_name(f".{target.name[:64]}.{os.getpid()}.part")
+    try:
+        _refuse_impossible(Path(path), target)
+        special = target.exists() and not target.is_file()
+        with target.open("wb") if special else _whole(target) as file:
+            yield file
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+@contextlib.contextmanager
+def _whole(target: Path) -> Iterator[IO[bytes]]:
+    partial = target.with_name(f".{target.name[:64]}.{os.getpid()}.part")
     try:
         with partial.open("wb") as file:
             yield file
-        if not special:
-            partial.replace(target)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
+        partial.replace(target)
     finally:
-        if not special:
-            partial.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 def write_text_atomically(path: str | Path, text: str) -> None:

@@ -1,9 +1,10 @@
 """What does the cluster look like? A picture by tiers, drawn the same for one node and for 16,384 GPUs.
 
-Each tier is a line of boxes, at most sixteen of them drawn; between two tiers stands what connects them. The picture
-shows how many there are and how fast the way up is, not which cable goes where.
+Each tier is a line of boxes, all of a few and ever fewer of many; between two tiers stands what connects them. The
+picture shows how many there are and how fast the way up is, not which cable goes where.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -14,7 +15,10 @@ from clustersim.report.figure import Figure, Traces, layout
 from clustersim.report.files import write_text_atomically
 from clustersim.report.page import document, section, slot
 
-_MOST_DRAWN: Final = 16
+_MOST_DRAWN: Final = 36
+_MOST_EXTRA: Final = 2.3  # boxes for each doubling beyond eight
+_BOX: Final = 0.26  # height of a box, in tiers
+_WORDS: Final = 0.24  # height of a line of words
 _TIER_COLOURS: Final = ("#009E73", "#56B4E9", "#E69F00", "#0072B2", "#CC79A7", "#D55E00", "#8D96A0")
 _TIER_PIXELS: Final = 104
 
@@ -45,13 +49,13 @@ def topology_page(title: str, tiers: Sequence[Tier]) -> str:
 
 
 _LEAD: Final = (
-    "Each line is a tier, GPUs at the bottom. At most sixteen boxes of a tier are drawn. Between two tiers stands the "
-    "bandwidth of one box's way up, in each direction. Lines do not show single cables."
+    "Each line is a tier, GPUs at the bottom; of many equal boxes only some are drawn. Between two tiers stands the "
+    "bandwidth of the way up, in each direction."
 )
 
 
 def topology_figure(tiers: Sequence[Tier]) -> Figure:
-    """Boxes as markers, connections as lines, words between them."""
+    """Boxes as bars, connections as bands, words between them."""
     traces: Traces = []
     for level, tier in enumerate(tiers):
         if level + 1 < len(tiers):
@@ -62,7 +66,7 @@ def topology_figure(tiers: Sequence[Tier]) -> Figure:
         traces=traces,
         layout=layout(
             xaxis={"range": [-0.02, 1.02], "visible": False, "fixedrange": True},
-            yaxis={"range": [-0.75, len(tiers) - 0.4], "visible": False, "fixedrange": True},
+            yaxis={"range": [-0.45, len(tiers) - 0.8], "visible": False, "fixedrange": True},
             annotations=[note for level, tier in enumerate(tiers) for note in _words(level, tier)],
             dragmode=False,
             margin={"l": 4, "r": 4, "t": 4, "b": 4},
@@ -72,53 +76,57 @@ def topology_figure(tiers: Sequence[Tier]) -> Figure:
     )
 
 
+def drawn(count: int) -> int:
+    """How many boxes stand for `count`: all of a few, then ever fewer, so that a tier of 16,384 is 33 boxes wide.
+
+    >>> [drawn(count) for count in (1, 8, 100, 16384)]
+    [1, 8, 16, 33]
+    """
+    return min(count, 8) + round(_MOST_EXTRA * math.log2(max(1.0, count / 8)))
+
+
 def _places(count: int) -> list[float]:
-    drawn = min(count, _MOST_DRAWN)
-    return [(index + 0.5) / drawn for index in range(drawn)]
+    boxes = min(drawn(count), _MOST_DRAWN)
+    return [0.5 + (index - (boxes - 1) / 2) / _MOST_DRAWN for index in range(boxes)]
 
 
 def _boxes(level: int, tier: Tier) -> dict[str, Any]:
     places = _places(tier.count)
     return {
-        "type": "scatter",
-        "mode": "markers",
+        "type": "bar",
         "x": places,
-        "y": [level] * len(places),
-        "marker": {
-            "symbol": "square",
-            "size": 22 if len(places) > 8 else 28,
-            "color": _TIER_COLOURS[level % len(_TIER_COLOURS)],
-            "line": {"width": 1, "color": "@surface"},
-        },
+        "y": [_BOX] * len(places),
+        "base": [level - _BOX / 2] * len(places),
+        "width": 0.8 / _MOST_DRAWN,
+        "marker": {"color": _TIER_COLOURS[level % len(_TIER_COLOURS)], "cornerradius": 3},
         "hovertemplate": escape(f"{tier.count:,} × {tier.kind}") + "<extra></extra>",
     }
 
 
 def _ways_up(level: int, lower: Tier, upper: Tier) -> dict[str, Any]:
-    """Lines from every box up to a rail and from the rail to every box above."""
-    rail = level + 0.62
-    points: list[tuple[float | None, float | None]] = [(0.0, rail), (1.0, rail), (None, None)]
-    for places, at in ((_places(lower.count), level), (_places(upper.count), level + 1)):
-        for place in places:
-            points += [(place, float(at)), (place, rail), (None, None)]
+    """A pale band as wide as the two tiers that it joins."""
+    half = 0.5 / _MOST_DRAWN
+    below, above = _places(lower.count), _places(upper.count)
+    bottom, top = level + _BOX / 2 + 0.03, level + 1 - _BOX / 2 - _WORDS
     return {
         "type": "scatter",
         "mode": "lines",
-        "x": [x for x, _ in points],
-        "y": [y for _, y in points],
-        "line": {"width": 1, "color": "@edge"},
+        "fill": "toself",
+        "fillcolor": "@track",
+        "x": [below[0] - half, below[-1] + half, above[-1] + half, above[0] - half],
+        "y": [bottom, bottom, top, top],
+        "line": {"width": 0},
         "hoverinfo": "skip",
     }
 
 
 def _words(level: int, tier: Tier) -> list[dict[str, Any]]:
-    more = f", {_MOST_DRAWN} drawn" if tier.count > _MOST_DRAWN else ""
-    name = f"<b>{tier.count:,} × {escape(tier.kind)}</b>{more}"
+    name = f"<b>{tier.count:,} × {escape(tier.kind)}</b>"
     up = " · ".join(escape(words) for words in (f"↑ {tier.bandwidth}" if tier.bandwidth else "", tier.note) if words)
-    common = {"x": 0.5, "xanchor": "center", "showarrow": False, "bgcolor": "@surface", "borderpad": 2}
+    common = {"x": 0.5, "xanchor": "center", "showarrow": False}
     return [
-        {**common, "y": level - 0.33, "text": name, "font": {"size": 13}},
-        *([{**common, "y": level + 0.36, "text": up, "font": {"size": 12, "color": "@muted"}}] if up else []),
+        {**common, "y": level - _BOX / 2 - _WORDS / 2, "text": name, "font": {"size": 13}},
+        *([{**common, "y": level + 0.5 - _WORDS / 2, "text": up, "font": {"size": 12, "color": "@muted"}}] if up else []),
     ]
 
 

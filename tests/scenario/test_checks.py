@@ -60,7 +60,7 @@ def test_a_batch_that_cannot_feed_every_replica_is_explained_with_a_layout_that_
         "layout": {"data": "fsdp"},
         "training": {"sequence": 8192, "global_batch": 8192},
     }
-    with pytest.raises(Exception, match="feed at most 8192 data-parallel ranks .* dp is 16384; tp 2 x dp 8192 fits"):
+    with pytest.raises(Exception, match=r"feed at most 8192 data-parallel ranks .* dp is 16384; tp 2 x dp 8192 fits"):
         Scenario.from_mapping(mapping)
     assert Scenario.from_mapping(mapping, overrides=["layout.tp=2"]).microbatches == 1
 
@@ -95,5 +95,5 @@ def test_absurd_products_are_refused_before_anything_is_built() -> None:
         "layout": {"tp": 1_000_000, "pp": 1_000_000, "dp": 1_000_000},
         "training": {"sequence": 8192, "global_batch": 128},
     }
-    with pytest.raises(Exception, match="1,000,000,000,000,000,000 GPUs are too many; .* 1,048,576"):
+    with pytest.raises(Exception, match=r"1,000,000,000,000,000,000 GPUs are too many; .* 1,048,576"):
         Scenario.from_mapping(mapping)

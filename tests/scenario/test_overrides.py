@@ -50,7 +50,7 @@ def test_an_override_without_key_or_value_shows_how_to_write_one(override: str) 
 def test_a_value_that_is_no_yaml_and_a_path_through_a_number_are_refused(mapping: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="is not a YAML value"):
         apply(mapping, ["layout.tp=[1"])
-    with pytest.raises(InputError, match="layout.tp is 4, which has no keys"):
+    with pytest.raises(InputError, match=r"layout\.tp is 4, which has no keys"):
         apply(mapping, ["layout.tp.x=1"])
 
 

@@ -30,7 +30,7 @@
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: "@ink" },
-      hoverlabel: { bgcolor: "@surface", bordercolor: "@muted", font: { size: 12, color: "@ink" }, align: "left" },
+      hoverlabel: { bgcolor: "@surface", bordercolor: "@muted", font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: "@ink" }, align: "left" },
     };
     const layout = merged(house, figure.layout);
     return themed(narrow.matches ? merged(layout, figure.narrow) : layout);

@@ -1,0 +1,187 @@
+"""What is the answer? Everything that one simulation found out, and the numbers that people and programs ask for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clustersim.analysis.breakdown import Breakdown
+from clustersim.analysis.utilization import CONVENTION, bubble_fraction, exposed_fraction, hfu, mfu
+from clustersim.cost.block import BlockCost
+from clustersim.memory.footprint import Category
+from clustersim.memory.ledger import Ledger
+from clustersim.program.program import Program
+from clustersim.program.task import Compute
+from clustersim.scenario import Scenario
+from clustersim.trace.store import IntArray, Trace
+from clustersim.units import Bytes, Flop, FlopPerSecond, Seconds
+
+NOT_MODELLED = (
+    "contention between collectives of different kinds (each kind shares links among its own groups)",
+    "slowing of kernels by communication that runs beside them",
+    "stragglers, jitter, clock throttling, failures",
+    "data loading, logging, checkpoints, Python overhead beyond kernel launches",
+    "all-reduce of norm gradients under sequence parallelism and of the loss over the vocabulary (small)",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Flops:
+    """FLOP of the whole step on all ranks, by the convention of `analysis.utilization`."""
+
+    model: Flop
+    recomputed: Flop
+
+
+@dataclass(frozen=True)
+class Result:
+    """One simulated training step.
+
+    ledgers: memory of each pipeline rank over time; path: trace rows of the critical path; provenance: share of busy
+    time by where durations come from; suggestions: changes that would make a scenario fit that does not; wall: seconds
+    that the simulation took.
+    """
+
+    scenario: Scenario
+    program: Program
+    trace: Trace
+    cost: BlockCost
+    breakdown: Breakdown
+    ledgers: tuple[Ledger, ...]
+    path: IntArray
+    path_parts: Mapping[str, Seconds]
+    provenance: Mapping[str, float]
+    flops: Flops
+    suggestions: tuple[str, ...]
+    wall: Seconds
+
+    @property
+    def step_time(self) -> Seconds:
+        """Seconds from the start of the step until every rank is done."""
+        return self.trace.makespan
+
+    @property
+    def ranks(self) -> int:
+        """World size."""
+        return self.program.ranks
+
+    @property
+    def simulated_ranks(self) -> int:
+        """How many ranks were run; each stands for all ranks that provably do the same at the same time."""
+        return len(self.trace.simulated_ranks)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of the whole batch per second."""
+        training = self.scenario.training
+        return training.global_batch * training.sequence / self.step_time
+
+    @property
+    def peak_flops(self) -> FlopPerSecond:
+        """Dense peak of one GPU in the compute format."""
+        return self.scenario.cluster.accelerator.peak_of(self.scenario.training.precision.compute)
+
+    @property
+    def fullest(self) -> int:
+        """The pipeline rank that needs most memory."""
+        return int(np.argmax([ledger.peak for ledger in self.ledgers]))
+
+    @property
+    def peak_memory(self) -> Bytes:
+        """Bytes that the fullest GPU needs."""
+        return self.ledgers[self.fullest].peak
+
+    @property
+    def memory_capacity(self) -> Bytes:
+        """Bytes that one GPU has."""
+        return self.scenario.cluster.accelerator.memory_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether every GPU's peak is within its capacity."""
+        return self.peak_memory <= self.memory_capacity
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is legal and still likely a mistake, and what would make a scenario fit that does not."""
+        return (*self.scenario.warnings, *self.suggestions)
+
+    @property
+    def spans(self) -> int:
+        """Operations (kernels and collectives) on the simulated ranks; those inside blocks are kept as offsets."""
+        sizes = [
+            sum(len(task.block.operations) if isinstance(task, Compute) else 1 for task in program.tasks)
+            for program in self.program.programs
+        ]
+        return int(np.array(sizes)[self.program.kind[self.trace.simulated_ranks]].sum())
+
+    def mfu(self) -> float:
+        """Model FLOP utilization (see `analysis.utilization.CONVENTION`)."""
+        return mfu(self.flops.model, seconds=self.step_time, ranks=self.ranks, peak=self.peak_flops)
+
+    def hfu(self) -> float:
+        """Hardware FLOP utilization: recomputation counts."""
+        again = self.flops.recomputed
+        return hfu(self.flops.model, again, seconds=self.step_time, ranks=self.ranks, peak=self.peak_flops)
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer as plain data: seconds, bytes, fractions."""
+        return {
+            "name": self.scenario.name,
+            "step_time_s": self.step_time,
+            "tokens_per_s": self.tokens_per_second,
+            "tokens_per_s_per_gpu": self.tokens_per_second / self.ranks,
+            "model_tflops_per_gpu": self.flops.model / self.step_time / self.ranks / 1e12,
+            "mfu": self.mfu(),
+            "hfu": self.hfu(),
+            "flop_convention": CONVENTION,
+            "bubble_fraction": bubble_fraction(self.breakdown),
+            "exposed_communication_fraction": exposed_fraction(self.breakdown),
+            "peak_memory_bytes": self.peak_memory,
+            "memory_capacity_bytes": self.memory_capacity,
+            "fits": self.fits,
+            "breakdown_s": self.breakdown.mean(),
+            "critical_path_s": dict(self.path_parts),
+            "stages": [self._stage(rank) for rank in range(len(self.ledgers))],
+            "provenance_share": dict(self.provenance),
+            "ranks": self.ranks,
+            "simulated_ranks": self.simulated_ranks,
+            "spans": self.spans,
+            "simulate_wall_s": self.wall,
+            "warnings": list(self.warnings),
+            "not_modelled": list(NOT_MODELLED),
+        }
+
+    def to_html(self) -> str:
+        """A self-contained page that works offline."""
+        from clustersim.report.answer import page_view
+        from clustersim.report.page import render_page
+
+        return render_page(page_view(self))
+
+    def save_html(self, path: str | Path) -> Path:
+        """Write the page; return its path."""
+        from clustersim.report.files import write_text_atomically
+
+        target = Path(path)
+        write_text_atomically(target, self.to_html())
+        return target
+
+    def _repr_html_(self) -> str:
+        from clustersim.report.answer import page_view
+        from clustersim.report.notebook import fragment
+
+        return fragment(page_view(self))
+
+    def _stage(self, pipeline_rank: int) -> dict[str, Any]:
+        """Breakdown and memory of one pipeline rank."""
+        rank = int(np.flatnonzero(self.program.kind == pipeline_rank)[0])
+        memory = self.ledgers[pipeline_rank].at_peak()
+        return {
+            "pipeline_rank": pipeline_rank,
+            "breakdown_s": self.breakdown.of(rank),
+            "peak_memory_bytes": self.ledgers[pipeline_rank].peak,
+            "memory_bytes": {category.value: memory.get(category, 0.0) for category in Category},
+        }

@@ -1,0 +1,159 @@
+"""How does a scenario become an answer? Lower it, find its symmetry, run it, fold what happened.
+
+`check` answers what needs no simulation: whether the scenario is legal (it was built, so it is) and fits in memory.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from clustersim.analysis.breakdown import breakdown
+from clustersim.analysis.critical_path import critical_path, path_summary
+from clustersim.analysis.provenance import provenance_share
+from clustersim.analysis.utilization import recomputed_flops
+from clustersim.collectives.library import load_library
+from clustersim.cost.block import BlockCost
+from clustersim.cost.communication import CommunicationCost
+from clustersim.cost.roofline import Roofline
+from clustersim.engine.engine import run
+from clustersim.lowering.step import lower
+from clustersim.memory.activations import Activations
+from clustersim.memory.footprint import Footprint
+from clustersim.memory.framework import load_framework
+from clustersim.memory.ledger import Ledger, Pass, in_order, ledger
+from clustersim.memory.remedies import remedies
+from clustersim.parallel.plan import Plan
+from clustersim.program.action import Order
+from clustersim.program.program import Program
+from clustersim.program.symmetry import Classes, classes, unfolded
+from clustersim.program.task import Compute
+from clustersim.result import Flops, Result
+from clustersim.scenario import Scenario, Symmetry
+from clustersim.trace.store import FloatArray, Trace
+from clustersim.units import Bytes
+from clustersim.workload.flops import model_flops
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """Whether a scenario fits, without simulating it. suggestions: what would make it fit if it does not."""
+
+    peak_memory_bytes: Bytes
+    memory_capacity_bytes: Bytes
+    warnings: tuple[str, ...]
+    suggestions: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every GPU's peak is within its capacity."""
+        return self.peak_memory_bytes <= self.memory_capacity_bytes
+
+
+def simulate(scenario: Scenario) -> Result:
+    """Simulate one training step."""
+    started = perf_counter()
+    plan, order = _plan(scenario), _order(scenario)
+    program = lower(plan, order)
+    cost = _cost(scenario, program)
+    trace, _ = run(program, _classes(scenario, program, cost), cost, coalesce=scenario.cost.coalesce)
+    ledgers = tuple(_timed_ledgers(scenario, program, trace))
+    fits = max(each.peak for each in ledgers) <= scenario.cluster.accelerator.memory_bytes
+    return Result(
+        scenario=scenario,
+        program=program,
+        trace=trace,
+        cost=cost,
+        breakdown=breakdown(trace, program, cost.block),
+        ledgers=ledgers,
+        path=critical_path(trace),
+        path_parts=path_summary(trace, program, cost.block),
+        provenance=provenance_share(
+            trace, program, cost.block, lambda exchange: cost.exchange_timing(exchange).provenance
+        ),
+        flops=Flops(model_flops(scenario.model, scenario.training), recomputed_flops(trace, program)),
+        suggestions=() if fits else _suggestions(scenario),
+        wall=perf_counter() - started,
+    )
+
+
+def check(scenario: Scenario) -> CheckReport:
+    """Say whether a scenario fits in memory, and what would make it fit."""
+    peak = peak_memory(scenario)
+    capacity = scenario.cluster.accelerator.memory_bytes
+    suggestions = () if peak <= capacity else _suggestions(scenario)
+    return CheckReport(peak, capacity, scenario.warnings, suggestions)
+
+
+def peak_memory(scenario: Scenario) -> Bytes:
+    """Bytes that the fullest GPU needs; no simulation, since the peak depends on the order of passes alone."""
+    return _peak(scenario, _plan(scenario))
+
+
+def _plan(scenario: Scenario) -> Plan:
+    return Plan(scenario.model, scenario.training, scenario.layout, scenario.schedule.chunks)
+
+
+def _order(scenario: Scenario) -> Order:
+    return scenario.schedule.order(scenario.layout.pp, scenario.microbatches)
+
+
+def _cost(scenario: Scenario, program: Program) -> BlockCost:
+    cluster = scenario.cluster
+    library = load_library(cluster.library)
+    exchanges = CommunicationCost(cluster.fabric, library, program.groups, scenario.cost.collectives)
+    return BlockCost(program, Roofline(cluster.accelerator), exchanges)
+
+
+def _classes(scenario: Scenario, program: Program, cost: BlockCost) -> Classes:
+    """Ranks that provably do the same, given what each exchange takes in each group."""
+    if scenario.cost.symmetry is Symmetry.OFF:
+        return unfolded(program)
+    seconds: dict[str, list[FloatArray]] = {}
+    exchanges = {exchange for each in program.programs for exchange in each.exchanges}
+    for exchange in sorted(exchanges, key=lambda each: (each.group, each.name, each.payload)):
+        timing = cost.exchange_timing(exchange).seconds
+        if timing.size and timing.min() < timing.max():
+            seconds.setdefault(exchange.group, []).append(timing)
+    return classes(program, {role: np.stack(columns, axis=1) for role, columns in seconds.items()})
+
+
+def _timed_ledgers(scenario: Scenario, program: Program, trace: Trace) -> Iterator[Ledger]:
+    """Memory over time of every pipeline rank (the first GPU, where torch.nn.DataParallel runs)."""
+    plan = _plan(scenario)
+    footprint, activations = _footprint(scenario, plan), Activations(plan)
+    for pipeline_rank in range(scenario.layout.pp):
+        rank = int(trace.representative[np.flatnonzero(program.kind == pipeline_rank)[0]])
+        yield ledger(footprint, activations, pipeline_rank, _passes(program, trace, rank))
+
+
+def _passes(program: Program, trace: Trace, rank: int) -> list[Pass]:
+    """The actions of a simulated rank with their times; an action in pieces lasts from the first to the last."""
+    tasks = program.programs[int(program.kind[rank])].tasks
+    passes: list[Pass] = []
+    for row in trace.rows(rank, stream=0).tolist():
+        task = tasks[int(trace.task[row])]
+        if not isinstance(task, Compute) or task.action is None:
+            continue
+        start, end = float(trace.start[row]), float(trace.end[row])
+        if passes and passes[-1].action == task.action:
+            start = passes.pop().start
+        passes.append(Pass(task.action, start, end))
+    return passes
+
+
+def _footprint(scenario: Scenario, plan: Plan) -> Footprint:
+    return Footprint(plan, load_framework(), scenario.cluster.accelerator.context_bytes)
+
+
+def _peak(scenario: Scenario, plan: Plan) -> Bytes:
+    footprint, activations = _footprint(scenario, plan), Activations(plan)
+    order = scenario.schedule.order(plan.layout.pp, plan.microbatches)
+    return max(ledger(footprint, activations, rank, in_order(actions)).peak for rank, actions in enumerate(order))
+
+
+def _suggestions(scenario: Scenario) -> tuple[str, ...]:
+    """Single changes (and the few sensible pairs of them) after which the scenario fits."""
+    capacity = scenario.cluster.accelerator.memory_bytes
+    return tuple(remedies(_plan(scenario), capacity, lambda plan: _peak(scenario, plan)))

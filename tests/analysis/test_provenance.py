@@ -1,0 +1,46 @@
+"""On what do the durations rest?"""
+
+import pytest
+from hypothesis import given
+
+from clustersim.analysis.provenance import provenance_share
+from clustersim.cost.timing import Provenance
+from clustersim.program.task import Compute, Exchange, Stream
+
+from .cases import FORWARD, Case, Row, collective, nonzero, timing
+from .random_cases import MIXED, cases
+
+P = Provenance
+
+
+def published(_: Exchange) -> Provenance:
+    return P.PUBLISHED
+
+
+def test_busy_seconds_of_all_ranks_are_shared_out() -> None:
+    """Three ranks like rank 0, and rank 1.
+
+    Rank 0: 2 s measured and 2 s by roofline; rank 1: 8 s by roofline and 12 s of a reduction,
+    published, half of it hidden. In all 6 measured, 6 + 8 roofline, 12 published of 32; waiting counts nowhere.
+    """
+    pair = timing((2, 0), (2, 0), (0, 0), (0, 0), (0, 0), (0, 0), provenance=(P.MEASURED,) + (P.ROOFLINE,) * 5)
+    rows = (
+        Row(Compute(MIXED), 0, 5),
+        Row(FORWARD, 0, 8, rank=1),
+        Row(collective("dp"), 4, 16, -1, Stream.DATA, rank=1),
+    )
+    case = Case(rows, (0, 1, 0, 0), timings={MIXED: pair})
+    assert provenance_share(case.trace, case.program, case.timing_of, published) == {
+        "measured": 6 / 32, "interpolated": 0.0, "published": 12 / 32, "roofline": 14 / 32,
+    }  # fmt: skip
+
+
+@given(cases())
+def test_shares_sum_to_one_unless_nothing_took_time(case: Case) -> None:
+    shares = provenance_share(case.trace, case.program, case.timing_of, published)
+    assert sum(shares.values()) == pytest.approx(1.0) or not nonzero(shares)
+
+
+def test_an_empty_trace_rests_on_nothing() -> None:
+    case = Case(())
+    assert not nonzero(provenance_share(case.trace, case.program, case.timing_of, published))

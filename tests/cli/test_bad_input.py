@@ -1,0 +1,117 @@
+"""Whatever a user gets wrong is one sentence on stderr and exit status 2: no traceback, no answer, no partial file."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cli.conftest import PLAN, Run, write_plan
+
+Change = Callable[[dict[str, Any]], object]
+
+
+def refused(clustersim: Run, *arguments: str | Path) -> str:
+    """The sentence with which a command is refused; nothing else may have been printed."""
+    done = clustersim(*arguments)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("layout.tpp=4", ["plan.yaml", "layout.tpp", "did you mean tp?"]),
+        ("layout.dp=3", ["tp 2 x cp 1 x pp 2 x dp 3 = 12 ranks", "8 GPUs", "dp 2 fits"]),
+        ("layout.tp=3", ["tp 3", "8 GPUs", "tp 2 or 4 fits"]),
+        ("layout.data={ddp: {bucket: 25}}", ["layout.data.ddp.bucket", "25 has no unit"]),
+        ("layout.data={ddp: {bucket: 25 lightyears}}", ["layout.data.ddp.bucket", "'lightyears'"]),
+        ("model=missing/config.json", ["model", "config.json"]),
+        ("model=lama-tiny", ["model", "'lama-tiny'", "did you mean llama-tiny?"]),
+        ("cluster=dgx-h10", ["cluster", "'dgx-h10'", "did you mean dgx-h100?"]),
+        ("training.sequence=0", ["training.sequence", "0 is too small", "1"]),
+        ("training.global_batch=-8", ["training.global_batch", "-8 is too small", "1"]),
+        ("model.hidden=0", ["model.hidden", "0 is too small", "1"]),
+        ("cluster.gpus=1000000000", ["cluster.gpus", "1,000,000,000 is too large", "1,048,576"]),
+        ("training.global_batch=7", ["training.global_batch", "7 is not a multiple", "6 or 8 fits"]),
+        ("layout", ["--set layout", "--set layout.tp=4"]),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_a_wrong_value_is_refused_in_one_sentence(
+    clustersim: Run, plan: Path, command: str, override: str, words: list[str]
+) -> None:
+    sentence = refused(clustersim, command, plan, "--set", override)
+    assert sentence.count("\n") == 1
+    assert all(word in sentence for word in words), sentence
+
+
+@pytest.mark.parametrize("text", [None, '{"model_type": "llama", "hidden', '{"model_type": "resnet"}'])
+def test_a_model_file_that_is_missing_truncated_or_of_an_unknown_family_is_refused(
+    clustersim: Run, tmp_path: Path, text: str | None
+) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    plan = write_plan(tmp_path, {**PLAN, "model": "config.json"})
+    assert "config.json" in refused(clustersim, "run", plan)
+
+
+def test_a_topology_with_an_unreachable_gpu_is_refused(clustersim: Run, tmp_path: Path) -> None:
+    nodes = [{"id": f"gpu{number}", "kind": "gpu", "node": 0} for number in range(3)]
+    link = {"kind": "pcie", "bandwidth": "32 GB/s", "latency": "1 us"}
+    links = [{"source": a, "target": b, **link} for a, b in (("gpu0", "gpu1"), ("gpu1", "gpu0"))]
+    graph = {"accelerator": "h100-sxm-80gb"}
+    content = {"directed": True, "multigraph": False, "graph": graph, "nodes": nodes, "links": links}
+    (tmp_path / "island.json").write_text(json.dumps(content))
+    plan = write_plan(tmp_path, {**PLAN, "cluster": "island.json", "layout": {}})
+    for command in (["run", plan], ["topology", "island.json"]):
+        sentence = refused(clustersim, *command)
+        assert "island.json" in sentence
+        assert "gpu2" in sentence
+
+
+@pytest.mark.parametrize("option", ["--json", "--html", "--trace"])
+def test_an_output_that_cannot_be_written_is_refused_before_simulating(
+    clustersim: Run, plan: Path, tmp_path: Path, option: str
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    assert "there is no directory" in refused(clustersim, "run", plan, option, tmp_path / "no" / "where")
+    assert "is a directory" in refused(clustersim, "run", plan, option, tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_one_output_that_fails_leaves_none_behind(clustersim: Run, plan: Path, tmp_path: Path) -> None:
+    refused(clustersim, "run", plan, "--json", "answer.json", "--html", "no/page.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
+
+
+def test_two_outputs_cannot_be_one_file(clustersim: Run, plan: Path, tmp_path: Path) -> None:
+    assert "different files" in refused(clustersim, "run", plan, "--json", "a", "--html", tmp_path / "a")
+
+
+@pytest.mark.parametrize("content", ["model: [", "- 1", "", "model: 3\nmodle: 4"])
+def test_a_file_that_is_no_scenario_is_refused(clustersim: Run, tmp_path: Path, content: str) -> None:
+    (tmp_path / "plan.yaml").write_text(content)
+    assert "plan.yaml" in refused(clustersim, "check", "plan.yaml")
+    assert "missing.yaml" in refused(clustersim, "check", "missing.yaml")
+
+
+def test_all_mistakes_of_a_file_are_listed(clustersim: Run, tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, {**PLAN, "layout": {"tp": 0, "ppp": 2}})
+    assert refused(clustersim, "check", plan).count("  - layout.") == 2
+
+
+@pytest.mark.parametrize("arguments", [["run"], ["fly"], ["run", "plan.yaml", "--fast"], ["topology"]])
+def test_a_command_line_that_does_not_exist_exits_2(clustersim: Run, arguments: list[str]) -> None:
+    done = clustersim(*arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_scenario_files_in_the_examples_are_legal_yaml() -> None:
+    for path in (Path(__file__).parents[2] / "examples").glob("*.yaml"):
+        assert {"model", "cluster", "training"} <= yaml.safe_load(path.read_text()).keys()

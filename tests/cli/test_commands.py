@@ -1,0 +1,82 @@
+"""What the commands answer, where, and with which exit status."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+
+KEYS = """
+    step_time_s tokens_per_s tokens_per_s_per_gpu model_tflops_per_gpu mfu hfu bubble_fraction
+    exposed_communication_fraction peak_memory_bytes memory_capacity_bytes fits breakdown_s provenance_share ranks
+    simulated_ranks spans simulate_wall_s warnings not_modelled
+"""
+
+
+def test_run_prints_a_table_that_leads_with_the_step_time(clustersim: Run, plan: Path) -> None:
+    done = clustersim("run", plan)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "per step" in done.stdout.splitlines()[0]
+    assert "fits" in done.stdout
+
+
+def test_json_on_stdout_is_nothing_but_json_and_holds_every_promised_key(clustersim: Run, plan: Path) -> None:
+    done = clustersim("run", plan, "--json", "-")
+    answer = json.loads(done.stdout)
+    assert set(KEYS.split()) <= set(answer)
+    assert sum(answer["breakdown_s"].values()) == pytest.approx(answer["step_time_s"])
+    assert sum(answer["provenance_share"].values()) == pytest.approx(1)
+    assert (answer["ranks"], answer["fits"], done.stderr) == (8, True, "")
+
+
+def test_files_are_written_and_named_and_quiet_prints_nothing(clustersim: Run, plan: Path, tmp_path: Path) -> None:
+    outputs = ["--json", "a.json", "--html", "a.html", "--trace", "a.pftrace"]
+    loud = clustersim("run", plan, *outputs)
+    assert [line for line in loud.stdout.splitlines() if line.startswith("wrote ")] == [
+        "wrote a.json",
+        "wrote a.html",
+        "wrote a.pftrace",
+    ]
+    assert json.loads((tmp_path / "a.json").read_text())["ranks"] == 8
+    assert (tmp_path / "a.html").read_text().lower().startswith("<!doctype html>")
+    assert (tmp_path / "a.pftrace").stat().st_size > 0
+    quiet = clustersim("run", plan, "--quiet", *outputs)
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
+
+
+def test_what_does_not_fit_is_answered_and_exits_3(clustersim: Run, plan: Path) -> None:
+    huge = ["--set", "model=llama3-70b", "--set", "cluster.gpus=8"]
+    run, check = clustersim("run", plan, *huge), clustersim("check", plan, *huge)
+    assert (run.returncode, check.returncode) == (3, 3)
+    assert "per step" in run.stdout
+    assert "does not fit" in run.stdout
+    assert "does not fit" in check.stdout
+
+
+def test_check_says_that_a_scenario_is_legal_and_fits(clustersim: Run, plan: Path) -> None:
+    done = clustersim("check", plan)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "legal and fits" in done.stdout
+
+
+def test_presets_lists_every_shelf(clustersim: Run) -> None:
+    done = clustersim("presets")
+    assert done.returncode == 0
+    for name in ("llama3-405b", "gpt3-175b", "dgx-h100", "h100-sxm-80gb", "interleaved"):
+        assert name in done.stdout
+
+
+def test_topology_shows_tiers_and_draws_a_picture(clustersim: Run, tmp_path: Path) -> None:
+    done = clustersim("topology", "dgx-h100", "--gpus", "64", "--html", "fabric.html")
+    assert (done.returncode, done.stderr) == (0, "")
+    for word in ("gpu", "nvswitch", "nic", "leaf", "64", "wrote fabric.html"):
+        assert word in done.stdout
+    assert (tmp_path / "fabric.html").read_text().lower().startswith("<!doctype html>")
+    assert clustersim("topology", "dgx-h100", "--gpus", "1000000000").returncode == 2
+
+
+def test_the_version_is_the_packages(clustersim: Run) -> None:
+    from importlib.metadata import version
+
+    assert clustersim("--version").stdout == f"clustersim {version('clustersim')}\n"

@@ -1,0 +1,196 @@
+"""The kernel model keeps the laws of tiles, waves and rooflines, on any accelerator."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.cost.roofline import Roofline
+from clustersim.cost.timing import Bound, Provenance
+from clustersim.dtypes import DType
+from clustersim.errors import InputError
+from clustersim.hardware.accelerator import Accelerator, load_accelerator
+from clustersim.hardware.efficiency import AttentionEfficiency, Efficiency, MatmulEfficiency
+from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape
+
+H100 = load_accelerator("h100-sxm-80gb")
+TILE, UNITS = 128, 10
+# One tile shape, nothing but waves: 10 units, 1 TFLOP/s, 1 TB/s.
+PLAIN = replace(
+    H100,
+    name="plain",
+    peak={DType.BF16: 1e12, DType.FP32: 1e11},
+    memory_bandwidth=1e12,
+    compute_units=UNITS,
+    efficiency=Efficiency(
+        published=False,
+        matmul=MatmulEfficiency(share=0.5, fp8_share=0.5, prologue=0.0, edge=0.0, tiles=((TILE, TILE),)),
+        attention_forward=AttentionEfficiency(0.5, 1.0, 0.0, 0.0, TILE),
+        attention_backward=AttentionEfficiency(0.5, 1.0, 0.0, 0.0, TILE),
+        memory=0.5,
+        kernel_latency=0.0,
+        launch_interval=0.0,
+    ),
+)
+
+
+def matmul(m: int, n: int, k: int, batch: int = 1, dtype: DType = DType.BF16) -> Kernel:
+    moved = dtype.bytes * batch * (m * k + k * n + m * n)
+    return Kernel(
+        "matmul", KernelKind.MATMUL, dtype, 2.0 * batch * m * n * k, float(moved), MatmulShape(m, n, k, batch)
+    )
+
+
+def attention(batch: int, length: int, heads: int, causal: bool, backward: bool = False, head_dim: int = 128) -> Kernel:
+    shape = AttentionShape(batch, length, length, heads, heads, head_dim, causal)
+    scores = batch * heads * length**2 * (0.5 if causal else 1.0)
+    kind = KernelKind.ATTENTION_BACKWARD if backward else KernelKind.ATTENTION_FORWARD
+    flops = (10.0 if backward else 4.0) * scores * head_dim
+    moved = 8.0 * batch * heads * length * head_dim
+    return Kernel("attention", kind, DType.BF16, flops, moved, shape)
+
+
+def streaming(size: float, launches: int = 1) -> Kernel:
+    return Kernel("norm", KernelKind.NORM, DType.BF16, flops=0.0, bytes=size, launches=launches)
+
+
+def seconds(kernel: Kernel, accelerator: Accelerator = PLAIN) -> float:
+    return Roofline(accelerator).kernel(kernel).seconds
+
+
+def test_one_more_tile_than_a_full_wave_costs_a_second_wave() -> None:
+    """10 tiles fill 10 units once, 11 tiles run in two waves; splitting k does not pay, partial sums are too dear.
+
+    A wave is one tile per unit: 2 * 128 * 128 * k FLOP at 0.5 * 1e12 / 10 FLOP/s.
+    """
+    k = 1 << 14
+    wave = 2.0 * TILE * TILE * k / (0.5 * 1e12 / UNITS)
+    slow_memory = replace(PLAIN, memory_bandwidth=1e6)
+    kernels = [replace(matmul(TILE * tiles, TILE, k), bytes=0.0) for tiles in (1, UNITS, UNITS + 1)]
+    assert [seconds(kernel, slow_memory) for kernel in kernels] == pytest.approx([wave, wave, 2 * wave])
+
+
+def test_a_partly_filled_tile_costs_a_whole_one() -> None:
+    assert seconds(matmul(TILE * 4 + 1, TILE, 64)) == seconds(matmul(TILE * 5, TILE, 64))
+
+
+def test_batches_multiply_tiles() -> None:
+    kernel = matmul(TILE, TILE, 1024, batch=40)
+    assert seconds(kernel) == pytest.approx(4 * 2.0 * TILE * TILE * 1024 / (0.5e12 / UNITS))
+
+
+def test_splitting_k_fills_an_idle_machine_when_partial_sums_are_cheap() -> None:
+    """One tile on ten units: without a split it keeps one of them busy, with 8 splits eight of them."""
+    k = 1 << 20
+    alone = 2.0 * TILE * TILE * k / (0.5e12 / UNITS)
+    assert seconds(replace(matmul(TILE, TILE, k), bytes=0.0)) == pytest.approx(alone / 8)
+
+
+def test_attention_blocks_run_in_waves_of_one_per_unit() -> None:
+    full = attention(1, TILE * UNITS, 1, causal=False)
+    over = attention(1, TILE * UNITS, 2, causal=False)
+    assert seconds(full) == pytest.approx(full.flops / 0.5e12)
+    assert seconds(over) == pytest.approx(2 * seconds(full))
+    more = replace(PLAIN, compute_units=UNITS + 5)  # 20 blocks on 15 units still need two waves
+    assert seconds(over, more) == pytest.approx(over.flops / 0.5e12 * 2 * 15 / 20)
+
+
+def test_causal_attention_is_at_least_as_long_as_its_longest_block() -> None:
+    """10 blocks of one sequence on 10 units: the last block sees every key, 128 x 1280 scores at a unit's rate."""
+    length = TILE * UNITS
+    kernel = attention(1, length, 1, causal=True)
+    longest = 4.0 * TILE * length * 128 / (0.5e12 / UNITS)
+    assert seconds(kernel) == pytest.approx(longest)
+
+
+def test_a_small_head_dimension_wastes_more_time_on_softmax() -> None:
+    small, large = attention(4, 4096, 32, True, head_dim=64), attention(4, 4096, 16, True, head_dim=128)
+    assert small.flops == large.flops
+    assert seconds(small, H100) > seconds(large, H100)
+
+
+def test_a_streaming_kernel_takes_its_bytes_over_the_bandwidth_it_reaches() -> None:
+    timing = Roofline(PLAIN).kernel(streaming(1e9))
+    assert timing.seconds == pytest.approx(1e9 / (1e12 * 0.5))
+    assert timing.bound is Bound.MEMORY
+
+
+def test_small_kernels_are_bound_by_launches_and_pay_one_latency_each() -> None:
+    slow = replace(PLAIN, efficiency=replace(PLAIN.efficiency, kernel_latency=2e-6, launch_interval=10e-6))
+    tiny = Roofline(slow).kernel(streaming(1.0, launches=3))
+    assert tiny.seconds == pytest.approx(30e-6)
+    assert tiny.bound is Bound.LAUNCH
+    large = Roofline(slow).kernel(streaming(1e9, launches=3))
+    assert large.seconds == pytest.approx(1e9 / 0.5e12 + 3 * 2e-6)
+    assert large.bound is Bound.MEMORY
+
+
+def test_a_large_matmul_is_bound_by_compute_and_a_thin_one_by_memory() -> None:
+    roofline = Roofline(H100)
+    assert roofline.kernel(matmul(8192, 8192, 8192)).bound is Bound.COMPUTE
+    assert roofline.kernel(matmul(16, 8192, 8192)).bound is Bound.MEMORY
+
+
+def test_provenance_is_published_only_where_this_accelerator_was_measured() -> None:
+    kernel = matmul(4096, 4096, 4096)
+    assert Roofline(H100).kernel(kernel).provenance is Provenance.PUBLISHED
+    assert Roofline(load_accelerator("h200-sxm-141gb")).kernel(kernel).provenance is Provenance.ROOFLINE
+
+
+def test_a_number_format_that_the_accelerator_lacks_is_refused() -> None:
+    with pytest.raises(InputError, match="has no fp8 peak; it computes in bf16, fp32"):
+        seconds(matmul(128, 128, 128, dtype=DType.FP8))
+
+
+def test_a_matmul_without_a_shape_still_costs_its_flops() -> None:
+    assert seconds(replace(matmul(4096, 4096, 4096), shape=None)) == pytest.approx(2 * 4096**3 / 0.5e12)
+
+
+sizes = st.integers(1, 5000)
+kernels = st.one_of(
+    st.builds(matmul, sizes, sizes, sizes, st.integers(1, 8)),
+    st.builds(attention, st.integers(1, 4), sizes, st.integers(1, 40), st.booleans(), st.booleans()),
+    st.builds(streaming, st.floats(1.0, 1e10), st.integers(1, 8)),
+)
+accelerators = st.sampled_from([PLAIN, H100, load_accelerator("a100-sxm-80gb"), load_accelerator("b200-sxm-180gb")])
+
+
+@given(kernels, accelerators)
+def test_no_kernel_beats_the_roofline(kernel: Kernel, accelerator: Accelerator) -> None:
+    timing = Roofline(accelerator).kernel(kernel)
+    assert timing.seconds * (1 + 1e-12) >= kernel.flops / accelerator.peak_of(kernel.dtype)
+    assert timing.seconds * (1 + 1e-12) >= kernel.bytes / accelerator.memory_bandwidth
+    assert math.isfinite(timing.seconds)
+
+
+@given(kernels, accelerators)
+def test_doubled_rates_and_halved_latencies_halve_every_duration_exactly(
+    kernel: Kernel, accelerator: Accelerator
+) -> None:
+    efficiency = accelerator.efficiency
+    twice = replace(
+        accelerator,
+        peak={dtype: 2 * rate for dtype, rate in accelerator.peak.items()},
+        memory_bandwidth=2 * accelerator.memory_bandwidth,
+        efficiency=replace(
+            efficiency,
+            kernel_latency=efficiency.kernel_latency / 2,
+            launch_interval=efficiency.launch_interval / 2,
+        ),
+    )
+    assert seconds(kernel, twice) == seconds(kernel, accelerator) / 2
+
+
+@given(kernels, accelerators, st.floats(1.0, 10.0))
+def test_more_bytes_never_take_less_time(kernel: Kernel, accelerator: Accelerator, factor: float) -> None:
+    more = replace(kernel, bytes=kernel.bytes * factor)
+    assert seconds(more, accelerator) >= seconds(kernel, accelerator)
+
+
+@given(kernels)
+def test_a_timing_is_remembered_and_the_same_on_a_fresh_roofline(kernel: Kernel) -> None:
+    roofline = Roofline(H100)
+    assert roofline.kernel(kernel) is roofline.kernel(kernel)
+    assert roofline.kernel(kernel) == Roofline(H100).kernel(kernel)

@@ -1,0 +1,127 @@
+"""What is shipped is complete and sourced, and a wrong accelerator file is refused in one clear sentence."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clustersim import shipped
+from clustersim.dtypes import DType
+from clustersim.errors import InputError
+from clustersim.hardware.accelerator import load_accelerator
+
+GROUPS = {
+    "peak",
+    "memory",
+    "memory_bandwidth",
+    "compute_units",
+    "l2",
+    "context",
+    "host_link",
+    "tiles",
+    "efficiency",
+    "launch_interval",
+}
+
+
+@pytest.fixture
+def content() -> dict[str, Any]:
+    return shipped.read_mapping(shipped.find("accelerators", "h100-sxm-80gb"))
+
+
+def refusal(tmp_path: Path, content: dict[str, Any]) -> str:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(InputError) as caught:
+        load_accelerator(str(path))
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", shipped.names("accelerators"))
+def test_every_shipped_accelerator_loads_and_has_a_source_for_every_group_of_numbers(name: str) -> None:
+    accelerator = load_accelerator(name)
+    assert accelerator.name == name
+    assert set(accelerator.sources) == GROUPS
+    assert accelerator.peak_of(DType.FP32) > 0
+    assert 0 < accelerator.context_bytes < accelerator.memory_bytes
+
+
+def test_the_accelerators_that_the_product_promises_are_shipped() -> None:
+    promised = {"v100-sxm-32gb", "a100-sxm-40gb", "a100-sxm-80gb", "a100-pcie-80gb", "h100-sxm-80gb", "h100-pcie-80gb"}
+    promised |= {"h200-sxm-141gb", "b200-sxm-180gb", "gb200", "mi300x", "cpu-laptop"}
+    assert promised <= set(shipped.names("accelerators"))
+
+
+def test_datasheet_numbers_are_read_in_si_units() -> None:
+    h100 = load_accelerator("h100-sxm-80gb")
+    assert h100.peak_of(DType.BF16) == 989e12  # NVIDIA H100 datasheet, dense
+    assert h100.memory_bandwidth == 3.35e12
+    assert h100.compute_units == 132
+    assert h100.memory_bytes == 81559 * 2**20
+
+
+def test_a_path_works_like_a_name_and_names_the_accelerator_after_the_file(
+    tmp_path: Path, content: dict[str, Any]
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(content))
+    mine, shipped_one = load_accelerator(str(path)), load_accelerator("h100-sxm-80gb")
+    assert mine.name == "mine"
+    assert mine.efficiency == shipped_one.efficiency
+
+
+def test_a_missing_number_format_is_refused_with_the_ones_that_exist() -> None:
+    with pytest.raises(InputError, match=r"v100-sxm-32gb has no bf16 peak; it computes in fp32, fp16"):
+        load_accelerator("v100-sxm-32gb").peak_of(DType.BF16)
+
+
+def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"'h100-sxm-80'; did you mean h100-sxm-80gb\?"):
+        load_accelerator("h100-sxm-80")
+
+
+def test_a_missing_file_is_refused() -> None:
+    with pytest.raises(InputError, match=r"nowhere\.yaml: cannot be read"):
+        load_accelerator("nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        (("memory",), "much", "memory: 'much' is not a size"),
+        (("memory",), 80e9, "memory: 80000000000.0 has no unit"),
+        (("memory",), "-1 GB", "memory: '-1 GB' is not above zero"),
+        (("memory_bandwidth",), "3.35 TB", "memory_bandwidth: '3.35 TB' has unit 'TB'"),
+        (("compute_units",), 0, "compute_units: 0 is not a positive whole number"),
+        (("compute_units",), True, "compute_units: True is not a positive whole number"),
+        (("memori",), "80 GB", "memori: unknown key; did you mean memory?"),
+        (("peak", "bf17"), "1 TFLOP/s", "peak.bf17: unknown number format; did you mean bf16?"),
+        (("peak",), "989 TFLOP/s", "peak: '989 TFLOP/s' is not a mapping"),
+        (("efficiency", "provenance"), "guess", "efficiency.provenance: 'guess' is unknown"),
+        (("efficiency", "matmul", "share"), 1.1, "efficiency.matmul.share: 1.1 is not a number from 0 to 1"),
+        (("efficiency", "matmul", "share"), 0, "efficiency.matmul.share: 0.0 is not a share"),
+        (("efficiency", "matmul", "share"), "high", "efficiency.matmul.share: 'high' is not a number"),
+        (("efficiency", "matmul", "edges"), 1, "efficiency.matmul.edges: unknown key; did you mean edge?"),
+        (("efficiency", "matmul", "tiles"), [[128]], "efficiency.matmul.tiles: [128] is not a pair"),
+        (("efficiency", "matmul", "tiles"), [], "efficiency.matmul.tiles: [] is not a list"),
+        (("efficiency", "attention_forward", "block"), 1.5, "attention_forward.block: 1.5 is not a positive whole"),
+        (("efficiency", "kernel_latency"), "5 GB", "efficiency.kernel_latency: '5 GB' has unit 'GB'"),
+        (("description",), "", "description: '' is not a text"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_file_key_and_value(
+    tmp_path: Path, content: dict[str, Any], path: tuple[str, ...], value: object, sentence: str
+) -> None:
+    section = content
+    for key in path[:-1]:
+        section = section[key]
+    section[path[-1]] = value
+    assert sentence in refusal(tmp_path, content)
+
+
+@pytest.mark.parametrize("key", ["peak", "memory", "compute_units", "efficiency", "sources", "description"])
+def test_a_missing_key_is_named(tmp_path: Path, content: dict[str, Any], key: str) -> None:
+    del content[key]
+    assert f"{key}: is missing" in refusal(tmp_path, content)
