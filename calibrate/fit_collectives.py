@@ -1,10 +1,10 @@
 """How well does the model of collectives predict published benchmarks, and which constants fit them best?
 
 Three constants of a library are fitted: the launch time of a collective, the share of a payload that is one chunk, and
-the largest chunk. One triple serves all GPUs, sizes and algorithms: of a grid, the one with the least mean over sources of
-the mean over a source's tables of |log(predicted / measured)|. Tables over AWS EFA, whose latency nothing here models,
-do not take part; they are judged all the same. Everything else in `topologies/libraries/nccl.yaml` is NCCL's own or a
-datasheet's.
+the largest chunk. One triple serves all GPUs, sizes and algorithms: of a grid, the one with the least mean over sources
+of the mean over a source's tables of |log(predicted / measured)|. Tables over AWS EFA, whose latency nothing here
+models, do not take part; they are judged all the same. Everything else in `topologies/libraries/nccl.yaml` is NCCL's
+own or a datasheet's.
 
     python -m calibrate.fit_collectives            print the errors with the shipped constants
     python -m calibrate.fit_collectives --fit      search the constants; print them, the errors with them, and the

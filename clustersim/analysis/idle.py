@@ -129,7 +129,7 @@ def _receiving(trace: Trace, rows: Rows, gaps: Gaps) -> Iterator[Busy]:
     """Overlap of gaps with the one transfer that each awaits on the receive stream."""
     chosen = np.flatnonzero((gaps.awaited >= 0) & (trace.stream[gaps.awaited] == Stream.RECEIVE))
     awaited = gaps.awaited[chosen]
-    begin = trace.start[awaited]
+    begin = np.maximum(gaps.start[chosen], trace.start[awaited])
     busy = np.minimum(gaps.end[chosen], trace.end[awaited]) - begin
     yield chosen, rows.part[awaited], np.maximum(busy, 0.0)
 

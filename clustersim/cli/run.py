@@ -2,18 +2,18 @@
 
 import json as json_format
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from clustersim.cli.waiting import waiting_for
 from clustersim.errors import InputError
-from clustersim.report.files import atomic_file
+from clustersim.report.files import require_writable, write_text_atomically
 from clustersim.scenario import Scenario
 
 if TYPE_CHECKING:
+    from clustersim.report.view import PageView
     from clustersim.result import Result
 
 STDOUT = "-"
@@ -35,55 +35,65 @@ class Outputs:
         wanted = {"--json": json, "--html": self.html, "--trace": self.trace}
         return {option: path for option, path in wanted.items() if path is not None}
 
+    @property
+    def drawn(self) -> bool:
+        """Whether anything but bare numbers is asked for."""
+        return self.table or self.html is not None or self.trace is not None
+
 
 def run_scenario(file: Path, overrides: Sequence[str], outputs: Outputs) -> bool:
-    """Simulate and write; whether the scenario fits in memory. Files appear only if everything could be written."""
+    """Simulate and answer; whether the scenario fits in memory."""
     scenario = Scenario.load(file, overrides)
-    with _opened(outputs.files) as files:
-        from clustersim.simulation import simulate
+    _require_writable(outputs.files)
+    from clustersim.simulation import simulate
 
-        with waiting_for("simulating"):
-            result = simulate(scenario)
-        for option, opened in files.items():
-            opened.write(_WRITERS[option](result))
-    _print(scenario, result, outputs)
+    with waiting_for("simulating"):
+        result = simulate(scenario)
+        _write_json(result, outputs.json)
+        if outputs.drawn:
+            from clustersim.report.answer import page_view
+
+            view = page_view(result)
+            _write(view, outputs)
+    if outputs.table:
+        _print(view, outputs.files.values())
     return result.fits
 
 
-@contextmanager
-def _opened(files: dict[str, Path]) -> Iterator[dict[str, IO[bytes]]]:
-    """Open all files before the work starts, so that one that cannot be written costs no waiting."""
-    paths = [path.resolve() for path in files.values()]
-    if len(set(paths)) < len(paths):
+def _require_writable(files: dict[str, Path]) -> None:
+    """Refuse what cannot be written before any time is spent on it."""
+    if len({path.resolve() for path in files.values()}) < len(files):
         raise InputError(f"{' and '.join(files)} need different files")
-    with ExitStack() as stack:
-        yield {option: stack.enter_context(atomic_file(path)) for option, path in files.items()}
+    for path in files.values():
+        require_writable(path)
 
 
-def _json(result: "Result") -> bytes:
-    return (json_format.dumps(result.to_json(), indent=2, allow_nan=False) + "\n").encode()
+def _write_json(result: "Result", path: str | None) -> None:
+    if path is None:
+        return
+    text = json_format.dumps(result.to_json(), indent=2, allow_nan=False) + "\n"
+    if path == STDOUT:
+        sys.stdout.write(text)
+    else:
+        write_text_atomically(path, text)
 
 
-def _page(result: "Result") -> bytes:
-    return result.to_html().encode()
+def _write(view: "PageView", outputs: Outputs) -> None:
+    if outputs.trace is not None:
+        from clustersim.report.perfetto import write_trace
+
+        write_trace(view.timeline, outputs.trace)
+    if outputs.html is not None:
+        from clustersim.report.page import write_page
+
+        write_page(view, outputs.html)
 
 
-def _trace(result: "Result") -> bytes:
-    return result.to_perfetto()
+def _print(view: "PageView", written: Iterable[Path]) -> None:
+    from rich.console import Console
 
+    from clustersim.report.table import render_table
 
-_WRITERS = {"--json": _json, "--html": _page, "--trace": _trace}
-
-
-def _print(scenario: Scenario, result: "Result", outputs: Outputs) -> None:
-    if outputs.json == STDOUT:
-        sys.stdout.write(_json(result).decode())
-    if outputs.table:
-        from rich.console import Console
-
-        from clustersim.cli.table import print_answer
-
-        title = f"{scenario.name}: {scenario.model.name} on {scenario.cluster.gpus:,} GPUs"
-        print_answer(Console(), title, result.to_json())
-        for path in outputs.files.values():
-            print(f"wrote {path}")
+    Console().print(render_table(view.subject, view.verdict, view.breakdown, view.trust))
+    for path in written:
+        print(f"wrote {path}")

@@ -1,37 +1,60 @@
 """How is a cluster wired? A row for each tier, from the GPUs up, and a picture on request."""
 
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
 from clustersim.cli.shelves import table_of
 from clustersim.hardware.cluster import Cluster, describe, load_cluster
+from clustersim.hardware.topology import Tier
 from clustersim.units import format_bandwidth
+
+_NAMES: Final = {"gpu": "GPU", "nvswitch": "NVLink domain", "host": "PCIe root", "nic": "NIC"}
 
 
 def show_topology(name: str, gpus: int | None, html: Path | None) -> None:
     """Print a cluster's tiers; write its picture to `html`."""
     cluster = load_cluster(name, gpus=gpus)
     if html is not None:
-        from clustersim.report.topology import write_topology_page
-
-        write_topology_page(cluster, html)
+        _draw(cluster, html)
     console = Console()
-    console.print(_title(cluster))
-    console.print(_tiers(cluster))
+    console.print(f"[bold]{cluster.name}[/bold]  {_size(cluster)}\n{cluster.description}")
+    console.print(_table(cluster))
     if html is not None:
         print(f"wrote {html}")
 
 
-def _title(cluster: Cluster) -> str:
-    size = f"{cluster.gpus:,} x {cluster.accelerator.name}, {cluster.gpus_per_node} per node"
-    return f"[bold]{cluster.name}[/bold]  {size}\n{cluster.description}"
+def _draw(cluster: Cluster, html: Path) -> None:
+    from clustersim.report import topology as picture
+
+    rows = [
+        picture.Tier(_name(tier), tier.count, format_bandwidth(tier.bandwidth) if above else "", _ratio(tier))
+        for tier, above in _with_above(describe(cluster))
+    ]
+    picture.write_topology_page(f"{cluster.name}: {_size(cluster)}", rows, html)
 
 
-def _tiers(cluster: Cluster) -> Table:
+def _with_above(tiers: tuple[Tier, ...]) -> list[tuple[Tier, bool]]:
+    """Each tier, and whether there is one above it."""
+    return [(tier, number < len(tiers)) for number, tier in enumerate(tiers, start=1)]
+
+
+def _size(cluster: Cluster) -> str:
+    return f"{cluster.gpus:,} x {cluster.accelerator.name}, {cluster.gpus_per_node} per node"
+
+
+def _table(cluster: Cluster) -> Table:
     table = table_of("", "tier", "count", "bandwidth of each", "oversubscribed")
     for tier in describe(cluster):
-        ratio = "" if tier.oversubscription is None else f"1:{tier.oversubscription:g}"
-        table.add_row(tier.kind, f"{tier.count:,}", format_bandwidth(tier.bandwidth), ratio)
+        table.add_row(_name(tier), f"{tier.count:,}", format_bandwidth(tier.bandwidth), _ratio(tier))
     return table
+
+
+def _name(tier: Tier) -> str:
+    return _NAMES.get(tier.kind, f"{tier.kind} switch")
+
+
+def _ratio(tier: Tier) -> str:
+    return "" if tier.oversubscription in (None, 1) else f"1:{tier.oversubscription:g}"

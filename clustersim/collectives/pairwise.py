@@ -21,8 +21,8 @@ class Pairwise:
     """Direct flows."""
 
     def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
-        """One phase for send/recv and all-to-all."""
-        if kind is Collective.SEND_RECV:
+        """One phase for send/recv (in groups of two) and all-to-all."""
+        if kind is Collective.SEND_RECV and arrangement.size == 2:
             return (_send(arrangement),)
         if kind is Collective.ALL_TO_ALL:
             return (_all_to_all(arrangement),)

@@ -1,7 +1,8 @@
 """How does data travel if one rank does everything?
 
-The root sends the whole payload to each other member, or receives it from each: its port carries n-1 payloads. This
-is what `torch.nn.DataParallel` and naive parameter servers do.
+The root sends the whole payload to each other member (broadcast) or receives it from each (reduce): its port carries n-1
+payloads. Scatter and gather move an n-th for each member. This is what `torch.nn.DataParallel` and naive parameter
+servers do.
 """
 
 from dataclasses import dataclass
@@ -18,19 +19,22 @@ class Star:
 
     def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
         """One phase, or two for all-reduce."""
-        match kind:
-            case Collective.BROADCAST:
-                return (_spokes(arrangement, outward=True),)
-            case Collective.REDUCE:
-                return (_spokes(arrangement, outward=False),)
-            case Collective.ALL_REDUCE:
-                return (_spokes(arrangement, outward=False), _spokes(arrangement, outward=True))
-        return ()
+        nth = 1 / arrangement.size
+        turns = {
+            Collective.BROADCAST: ((1.0, True),),
+            Collective.REDUCE: ((1.0, False),),
+            Collective.SCATTER: ((nth, True),),
+            Collective.GATHER: ((nth, False),),
+            Collective.ALL_REDUCE: ((1.0, False), (1.0, True)),
+        }
+        return tuple(_spokes(arrangement, share, outward=outward) for share, outward in turns.get(kind, ()))
 
 
-def _spokes(arrangement: Arrangement, *, outward: bool) -> Phase:
+def _spokes(arrangement: Arrangement, share: float, *, outward: bool) -> Phase:
     others = arrangement.flat[:, 1:]
     root = np.broadcast_to(arrangement.flat[:, :1], others.shape)
     ends = (root, others) if outward else (others, root)
     crosses = (arrangement.spans > 1).astype(np.int64)
-    return phase(flows(*ends, 1.0), rounds=Rounds(local=1 - crosses, network=crosses, posts=crosses * others.shape[1]))
+    return phase(
+        flows(*ends, share), rounds=Rounds(local=1 - crosses, network=crosses, posts=crosses * others.shape[1])
+    )

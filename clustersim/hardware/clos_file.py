@@ -13,11 +13,12 @@ from typing import Final
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.routing import Ecmp, Hashed, Spread
 from clustersim.hardware.section import Section
-from clustersim.hardware.shape import Core, Host, Leaf, Network, Nics, Node, NvLink, Port, Spine, uplinks
+from clustersim.hardware.shape import Core, Host, Leaf, Network, Nics, Node, NvLink, Port, Spine
 from clustersim.units import Dimension
 
 MOST_PARTS: Final = 2**20  # of anything: nodes in a unit, units in a pod, pods, switches
 MOST_OVERSUBSCRIPTION: Final = 1000.0
+MOST_LINKS: Final = 2**24
 MOST_SEED: Final = 2**63 - 1
 
 
@@ -30,7 +31,11 @@ def read_clos(section: Section, gpus: int) -> ClosFabric:
         raise section.refuse("fabric", "there are switches but no node.nic to reach them")
     if gpus > reach:
         raise section.refuse("gpus", f"{gpus:,} GPUs do not fit; {_limit(node, network)}")
-    return ClosFabric(node, network, gpus)
+    fabric = ClosFabric(node, network, gpus)
+    links = sum(run.count for run in fabric.wiring.runs())
+    if links > MOST_LINKS:
+        raise section.refuse("fabric", f"makes {links:,} links; at most {MOST_LINKS:,} fit, so let ecmp be spread")
+    return fabric
 
 
 def _limit(node: Node, network: Network | None) -> str:
@@ -97,9 +102,6 @@ def read_network(section: Section, node: Node) -> Network:
     )
     if network.spine is None and (network.leaf.switches > 1 or network.core):
         raise section.refuse("spine", "is missing: nothing joins the leaf switches")
-    cores, spines = network.core.switches if network.core else None, uplinks(node, network).spines
-    if cores and cores % spines:
-        raise section.refuse("core.switches", f"{cores} is not a multiple of the {spines} spines of a pod")
     return network
 
 
@@ -115,19 +117,19 @@ def _leaf(section: Section, node: Node) -> Leaf:
 
 def _spine(section: Section) -> Spine:
     units = section.count("units", most=MOST_PARTS)
-    return Spine(units, _latency(section), _oversubscription(section), _switches(section))
+    return Spine(units, _latency(section), _oversubscription(section), _ports(section))
 
 
 def _core(section: Section) -> Core:
-    return Core(section.count("pods", most=MOST_PARTS), _latency(section), _switches(section))
+    return Core(section.count("pods", most=MOST_PARTS), _latency(section), _ports(section))
 
 
 def _oversubscription(section: Section) -> float:
     return section.ratio("oversubscription", most=MOST_OVERSUBSCRIPTION)
 
 
-def _switches(section: Section) -> int | None:
-    return section.count("switches", most=MOST_PARTS) if section.has("switches") else None
+def _ports(section: Section) -> int | None:
+    return section.count("ports", most=MOST_PARTS) if section.has("ports") else None
 
 
 def read_ecmp(section: Section) -> Ecmp:

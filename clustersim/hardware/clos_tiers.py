@@ -27,13 +27,25 @@ def _inside(counts: Counts, node: Node) -> list[Tier]:
 
 
 def _network(counts: Counts, node: Node, network: Network) -> list[Tier]:
-    rates, leaf, spine = uplinks(node, network), network.leaf, network.spine
+    rates, leaf, spine, core = uplinks(node, network), network.leaf, network.spine, network.core
     if spine is None or not counts.spines:
-        return [Tier("leaf", counts.leaves, rates.leaf * leaf.oversubscription, None)]
+        down = leaf.nodes * node.nics_per_node * (node.nics.port.bandwidth if node.nics else 0.0) / leaf.switches
+        return [Tier("leaf", counts.leaves, down, None)]
     rows = [Tier("leaf", counts.leaves, rates.leaf, leaf.oversubscription)]
-    if not counts.cores:
-        down = counts.leaves * rates.leaf / (counts.pods * rates.spines)
-        return [*rows, Tier("spine", counts.pods * rates.spines, down, None)]
-    rows.append(Tier("spine", counts.pods * rates.spines, rates.spine / rates.spines, spine.oversubscription))
-    cores = rates.spines * rates.cores
-    return [*rows, Tier("core", cores, counts.pods * rates.spine / cores, None)]
+    below, above = counts.leaves * rates.per_leaf, counts.pods * rates.per_leaf * rates.per_spine
+    if core is None or not counts.cores:
+        spines = _switches(below, spine.ports, rates.per_leaf)
+        return [*rows, Tier("spine", spines, counts.leaves * rates.leaf / spines, None)]
+    spines = _switches(below + above, spine.ports, counts.pods * rates.per_leaf)
+    cores = _switches(above, core.ports, rates.per_leaf)
+    total = counts.pods * rates.pod
+    return [
+        *rows,
+        Tier("spine", spines, total / spines, spine.oversubscription),
+        Tier("core", cores, total / cores, None),
+    ]
+
+
+def _switches(links: int, ports: int | None, otherwise: int) -> int:
+    """How many switches take so many links."""
+    return -(-links // ports) if ports else otherwise

@@ -107,21 +107,21 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Spine:
-    """Pods of `units` units; `switches` per pod, by default one for each uplink of a leaf at the NIC's rate."""
+    """Pods of `units` units; ports: links at the NICs' rate that one switch takes, None: one switch per leaf uplink."""
 
     units: int
     latency: Seconds
     oversubscription: float = 1.0
-    switches: int | None = None
+    ports: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """Up to `pods` pods; `switches` in all, by default one for each uplink of a spine at the NIC's rate, per plane."""
+    """Up to `pods` pods; ports: as in `Spine`, None: one switch for the i-th spines of all pods."""
 
     pods: int
     latency: Seconds
-    switches: int | None = None
+    ports: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,35 +146,34 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Uplinks:
-    """Bandwidths and numbers of the switch-to-switch links of a network under one kind of node.
+    """What leads up from the switches of a network under one kind of node.
 
-    leaf: bytes/s that one leaf sends up; spine: bytes/s that all spines of one pod send up; spines: spine switches per
-    pod; cores: core switches that one spine reaches (spine i of every pod reaches the same ones).
+    leaf: bytes/s that one leaf sends up, over `per_leaf` parallel links; pod: bytes/s that all spines of one pod send up,
+    over `per_spine` parallel links for each of the leaves' uplinks. Links have about the NICs' rate.
     """
 
     leaf: BytesPerSecond
-    spine: BytesPerSecond
-    spines: int
-    cores: int
+    per_leaf: int
+    pod: BytesPerSecond
+    per_spine: int
 
 
 def uplinks(node: Node, network: Network) -> Uplinks:
-    """Divide the NICs' bandwidth by the oversubscription of each tier; numbers of switches are physical ones.
+    """Divide the NICs' bandwidth by the oversubscription of each tier.
 
     >>> from clustersim.hardware.routing import Spread
     >>> nics = Nics(8, Port(50e9, 0.0))
     >>> rails = Network(Leaf(32, 8, 0.0), Spread(), Spine(4, 0.0, oversubscription=2.0), Core(16, 0.0))
     >>> uplinks(Node(8, nics=nics), rails)
-    Uplinks(leaf=1600000000000.0, spine=25600000000000.0, spines=32, cores=16)
+    Uplinks(leaf=1600000000000.0, per_leaf=32, pod=25600000000000.0, per_spine=16)
     """
     rate = node.nics.port.bandwidth if node.nics else 0.0
-    down = network.leaf.nodes * node.nics_per_node * rate / network.leaf.switches
-    leaf = down / network.leaf.oversubscription
-    if network.spine is None:
-        return Uplinks(leaf=0.0, spine=0.0, spines=0, cores=0)
-    spines = network.spine.switches or max(1, round(leaf / rate))
+    leaves, spine = network.leaf, network.spine
+    if spine is None:
+        return Uplinks(leaf=0.0, per_leaf=0, pod=0.0, per_spine=0)
+    leaf = leaves.nodes * node.nics_per_node * rate / leaves.switches / leaves.oversubscription
+    per_leaf = max(1, round(leaf / rate))
     if network.core is None:
-        return Uplinks(leaf=leaf, spine=0.0, spines=spines, cores=0)
-    spine = network.spine.units * network.leaf.switches * leaf / network.spine.oversubscription
-    cores = network.core.switches // spines if network.core.switches else round(spine / spines / rate)
-    return Uplinks(leaf=leaf, spine=spine, spines=spines, cores=max(1, cores))
+        return Uplinks(leaf, per_leaf, pod=0.0, per_spine=0)
+    pod = spine.units * leaves.switches * leaf / spine.oversubscription
+    return Uplinks(leaf, per_leaf, pod, per_spine=max(1, round(pod / per_leaf / rate)))

@@ -77,8 +77,8 @@ def count(gpus: int, node: Node, network: Network | None) -> Counts:
         return Counts(gpus, nodes, units=0, leaves=0, pods=0, spines=0, cores=0)
     units, rates = _ceil(nodes, network.leaf.nodes), uplinks(node, network)
     leaves, pods = units * network.leaf.switches, _ceil(units, network.units_per_pod)
-    spines = network.ecmp.ways(rates.spines) if network.spine and leaves > 1 else 0
-    cores = network.ecmp.ways(rates.cores) if network.core and pods > 1 else 0
+    spines = network.ecmp.ways(rates.per_leaf) if network.spine and leaves > 1 else 0
+    cores = network.ecmp.ways(rates.per_spine) if network.core and pods > 1 else 0
     return Counts(gpus, nodes, units, leaves, pods, spines, cores)
 
 
@@ -159,7 +159,7 @@ def _spine_way(new: _Numbering, counts: Counts, node: Node, network: Network | N
     if network is None or network.spine is None or network.core is None or not counts.cores:
         return new.even(LinkKind.SPINE, 0, None, _unnamed)
     spines, cores = counts.spines, counts.cores
-    bandwidth = uplinks(node, network).spine / (spines * cores)
+    bandwidth = uplinks(node, network).pod / (spines * cores)
     up, down = Port(bandwidth, network.spine.latency), Port(bandwidth, network.core.latency)
 
     def ends(index: int) -> tuple[str, str]:

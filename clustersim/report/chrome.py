@@ -8,22 +8,20 @@ Reference: "Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
+from typing import IO
 
-from clustersim.report.files import atomic_file
 from clustersim.report.slices import Slice, slices
 from clustersim.report.view import Timeline
 
 _TRACKS = 1000  # threads of one lane: more spans than this never overlap in one lane
 
 
-def write_chrome(timeline: Timeline, path: str | Path) -> None:
-    """Write the whole timeline to `path`; raise OutputError if it cannot be written."""
-    with atomic_file(path) as file:
-        file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
-        for number, event in enumerate(_events(timeline)):
-            file.write((b",\n" if number else b"") + json.dumps(event, separators=(",", ":")).encode())
-        file.write(b"\n]}\n")
+def write_chrome(timeline: Timeline, file: IO[bytes]) -> None:
+    """Write the whole timeline."""
+    file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+    for number, event in enumerate(_events(timeline)):
+        file.write((b",\n" if number else b"") + json.dumps(event, separators=(",", ":")).encode())
+    file.write(b"\n]}\n")
 
 
 def _events(timeline: Timeline) -> Iterator[dict[str, object]]:

@@ -46,6 +46,14 @@ def write_text_atomically(path: str | Path, text: str) -> None:
         file.write(text.encode())
 
 
+def require_writable(path: str | Path) -> None:
+    """Raise OutputError now if `path` could not be written later; nothing is created."""
+    target = Path(os.path.realpath(path))
+    _refuse_impossible(Path(path), target)
+    if not os.access(target if target.exists() else target.parent, os.W_OK):
+        raise OutputError(f"{path}: cannot be written (no permission)")
+
+
 def _refuse_impossible(path: Path, target: Path) -> None:
     if target.is_dir():
         raise OutputError(f"{path}: is a directory; name a file in it")

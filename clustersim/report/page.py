@@ -30,10 +30,10 @@ _POLICY: Final = (
 
 def write_page(view: PageView, path: str | Path) -> None:
     """Write the page to `path`, wholly or not at all; raise OutputError if it cannot be written."""
-    write_text_atomically(path, page(view))
+    write_text_atomically(path, render_page(view))
 
 
-def page(view: PageView) -> str:
+def render_page(view: PageView) -> str:
     """The whole page as HTML text."""
     drawn = drawing(view.timeline)
     breakdown, rows = view.breakdown, view.timeline.rows

@@ -7,7 +7,7 @@ Reference: perfetto.dev/docs/reference/synthetic-track-event
 """
 
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from clustersim.errors import InputError
 from clustersim.report.chrome import write_chrome
@@ -22,26 +22,23 @@ _TRACK_NUMBERS: Final = 1 << 30  # track numbers of one row
 
 def write_trace(timeline: Timeline, path: str | Path) -> None:
     """Write Chrome JSON if `path` ends in .json, else Perfetto; raise InputError or OutputError if that cannot be."""
-    if Path(path).suffix == ".json":
-        write_chrome(timeline, path)
-    else:
-        write_perfetto(timeline, path)
-
-
-def write_perfetto(timeline: Timeline, path: str | Path) -> None:
-    """Write the whole timeline to `path`; raise InputError without the extra, OutputError if it cannot be written."""
-    protos, builder = _library(path)
     with atomic_file(path) as file:
-        writer = _Writer(builder(file), protos.TrackDescriptor, protos.TrackEvent)
-        for number, row in enumerate(timeline.rows):
-            writer.track(_row_track(number), 0, f"{row.label}, rank {row.rank}")
-        described: set[int] = set()
-        for piece in slices(timeline):
-            track = _lane_track(piece)
-            if track not in described:
-                described.add(track)
-                writer.track(track, _row_track(piece.row), timeline.lanes[piece.lane])
-            writer.slice(track, piece)
+        (write_chrome if Path(path).suffix == ".json" else write_perfetto)(timeline, file)
+
+
+def write_perfetto(timeline: Timeline, file: IO[bytes]) -> None:
+    """Write the whole timeline; raise InputError where the extra is not installed."""
+    protos, builder = _library()
+    writer = _Writer(builder(file), protos.TrackDescriptor, protos.TrackEvent)
+    for number, row in enumerate(timeline.rows):
+        writer.track(_row_track(number), 0, f"{row.label}, rank {row.rank}")
+    described: set[int] = set()
+    for piece in slices(timeline):
+        track = _lane_track(piece)
+        if track not in described:
+            described.add(track)
+            writer.track(track, _row_track(piece.row), timeline.lanes[piece.lane])
+        writer.slice(track, piece)
 
 
 def _row_track(row: int) -> int:
@@ -52,14 +49,14 @@ def _lane_track(piece: Slice) -> int:
     return _row_track(piece.row) + piece.lane * _LANE_TRACKS + piece.track + 1
 
 
-def _library(path: str | Path) -> tuple[Any, Any]:
+def _library() -> tuple[Any, Any]:
     try:
         from perfetto.protos.perfetto.trace import perfetto_trace_pb2
         from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
     except ImportError as error:
-        other = Path(path).with_suffix(".json")
         raise InputError(
-            f"{path}: a Perfetto trace needs the extra 'trace'; pip install 'clustersim[trace]', or write {other}"
+            "a Perfetto trace needs the extra 'trace': pip install 'clustersim[trace]'; "
+            "a name that ends in .json gives a Chrome trace without it"
         ) from error
     return perfetto_trace_pb2, StreamingTraceProtoBuilder
 

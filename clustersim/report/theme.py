@@ -15,6 +15,7 @@ _WHITE = 255
 class Category(Enum):
     """What a piece of time or memory is for: words, colour (hex) and pattern (plotly's name, empty for plain)."""
 
+    COMPUTE = ("compute", "#0072B2", "")
     FORWARD = ("forward", "#0072B2", "")
     BACKWARD = ("backward", "#009E73", "")
     INPUT_GRADIENT = ("backward: input gradient", "#44BB99", "")

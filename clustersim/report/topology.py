@@ -126,7 +126,11 @@ def _words(level: int, tier: Tier) -> list[dict[str, Any]]:
     common = {"x": 0.5, "xanchor": "center", "showarrow": False}
     return [
         {**common, "y": level - _BOX / 2 - _WORDS / 2, "text": name, "font": {"size": 13}},
-        *([{**common, "y": level + 0.5 - _WORDS / 2, "text": up, "font": {"size": 12, "color": "@muted"}}] if up else []),
+        *(
+            [{**common, "y": level + 0.5 - _WORDS / 2, "text": up, "font": {"size": 12, "color": "@muted"}}]
+            if up
+            else []
+        ),
     ]
 
 

@@ -11,7 +11,6 @@ from clustersim.errors import InputError, nearest
 from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.parallel.layout import Layout
 from clustersim.scenario.file import ClusterSection, LayoutSection, ModelSection, ScheduleChoice
-from clustersim.scenario.section import MOST_GPUS
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.shelf import schedule
 from clustersim.workload.hf_config import read_hf_config
@@ -72,8 +71,6 @@ def read_cluster(section: ClusterSection, base: Path, gpus: int | None) -> Clust
     """The cluster that a section names, with `gpus` GPUs (None: as many as its file has)."""
     if (section.name is None) == (section.path is None):
         raise InputError("needs a name or a path, and not both")
-    if gpus is not None and gpus > MOST_GPUS:
-        raise InputError(f"{gpus:,} GPUs are too many; the largest legal number is {MOST_GPUS:,}")
     place = section.name if section.path is None else str(beside(base, section.path))
     return load_cluster(str(place), gpus=gpus, overrides=section.changes or None)
 

@@ -12,9 +12,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_core import PydanticCustomError
 
 from clustersim.errors import InputError, nearest
+from clustersim.hardware.cluster import MOST_GPUS
 from clustersim.units import Dimension, parse_quantity
 
-MOST_GPUS = 2**20  # ten times the largest clusters announced up to 2025: above it a slip is likelier than a plan
 MOST_TOKENS = 2**31  # of one sequence, and sequences of one step
 MOST_WIDTH = 2**24  # hidden, ffn, heads, vocab
 MOST_LAYERS = 10_000

@@ -131,6 +131,11 @@ def test_a_gap_without_an_awaited_communication_is_wait() -> None:
     assert parts(Case(rows, staged=True)) == {"compute": 2.0, "wait": 3.0}
 
 
+def test_another_ranks_communication_explains_no_gap() -> None:
+    rows = (Row(receive(), 1, 4, -1, RECEIVE, rank=1), Row(FORWARD, 4, 5, 0))
+    assert parts(Case(rows, (0, 1), staged=True)) == {"compute": 1.0, "wait": 4.0}
+
+
 def test_a_rank_that_does_nothing_waits() -> None:
     rows = (Row(FORWARD, 0, 3),)
     assert parts(Case(rows, (0, 1)), 1) == {"wait": 3.0}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clustersim.report.notebook import fragment
-from clustersim.report.page import page, write_page
+from clustersim.report.page import render_page, write_page
 from clustersim.report.timeline import drawing, timeline_caption
 from clustersim.report.view import Breakdown, Memory, PageView, Spans
 from clustersim.report.view import Path as CriticalPath
@@ -30,20 +30,20 @@ def figures(text: str) -> dict[str, Any]:
 
 
 def test_nothing_is_loaded_from_outside(make_view: View) -> None:
-    text = page(make_view())
+    text = render_page(make_view())
     assert re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)\s*=", text) == []
     assert "default-src 'none'" in text
     assert "http" not in without_plotly(text).replace("http-equiv", "")
 
 
 def test_plotly_is_in_the_page_once_and_the_page_is_small(make_view: View) -> None:
-    text = page(make_view(16, 64, 8))
+    text = render_page(make_view(16, 64, 8))
     assert text.count("* plotly.js v") == 1
     assert len(text.encode()) < 15e6
 
 
 def test_hostile_names_stay_text(make_view: View) -> None:
-    text = without_plotly(page(make_view(title=HOSTILE, model=HOSTILE, warning=HOSTILE, label=HOSTILE)))
+    text = without_plotly(render_page(make_view(title=HOSTILE, model=HOSTILE, warning=HOSTILE, label=HOSTILE)))
     assert "<b>&" not in text
     assert HOSTILE not in text
     assert text.count("</script>") == 2
@@ -52,7 +52,7 @@ def test_hostile_names_stay_text(make_view: View) -> None:
 
 def test_the_waterfall_begins_each_part_where_the_last_one_ended_and_sums_to_the_step(make_view: View) -> None:
     view = make_view()
-    *parts, whole = figures(page(view))["waterfall"]["traces"]
+    *parts, whole = figures(render_page(view))["waterfall"]["traces"]
     ends = [0.0] + [part["base"][0] + part["x"][0] for part in parts]
     assert [part["base"][0] for part in parts] == pytest.approx(ends[:-1])
     assert whole["x"][0] == pytest.approx(ends[-1])
@@ -60,7 +60,7 @@ def test_the_waterfall_begins_each_part_where_the_last_one_ended_and_sums_to_the
 
 
 def test_each_box_says_what_when_and_what_it_waited_for(make_view: View) -> None:
-    traces = {trace["name"]: trace for trace in figures(page(make_view(2, 2)))["timeline"]["traces"]}
+    traces = {trace["name"]: trace for trace in figures(render_page(make_view(2, 2)))["timeline"]["traces"]}
     hover = traces["forward"]["hovertext"][2]  # stage 0 holds the first two boxes
     assert "forward of microbatch 0" in hover
     assert "stage 1" in hover
@@ -70,8 +70,8 @@ def test_each_box_says_what_when_and_what_it_waited_for(make_view: View) -> None
 
 def test_more_stages_than_fit_are_sampled_and_the_caption_says_so(make_view: View) -> None:
     view = make_view(80, 2)
-    assert "64 of 80 stages are shown" in page(view)
-    assert len(figures(page(view))["timeline"]["layout"]["yaxis"]["tickvals"]) == 64
+    assert "64 of 80 stages are shown" in render_page(view)
+    assert len(figures(render_page(view))["timeline"]["layout"]["yaxis"]["tickvals"]) == 64
 
 
 def test_a_caption_tells_when_spans_were_merged(make_view: View) -> None:
@@ -84,7 +84,7 @@ def test_a_caption_tells_when_spans_were_merged(make_view: View) -> None:
 
 def test_one_stage_and_one_rank_without_communication_make_a_page(make_view: View) -> None:
     view = make_view(1, 1)
-    drawn = figures(page(replace(view, trust=replace(view.trust, ranks=1, simulated_ranks=1))))
+    drawn = figures(render_page(replace(view, trust=replace(view.trust, ranks=1, simulated_ranks=1))))
     assert set(drawn) == {"waterfall", "timeline", "memory", "peaks"}
 
 
@@ -98,13 +98,13 @@ def test_an_empty_answer_makes_a_page(make_view: View) -> None:
         breakdown=Breakdown((), (), real, np.zeros((1, 0))),
         memory=Memory((), (), (), 0.0),
     )
-    assert set(figures(page(empty))) == {"waterfall", "timeline"}
+    assert set(figures(render_page(empty))) == {"waterfall", "timeline"}
 
 
 def test_the_fullest_stage_is_chosen_first_and_its_peak_is_drawn(make_view: View) -> None:
     view = make_view(4, 8)
     peaks = [float(stage.held[:, stage.peak].sum()) for stage in view.memory.stages]
-    text = page(view)
+    text = render_page(view)
     assert f'<option value="0">stage {int(np.argmax(peaks))}</option>' in text
     assert len(figures(text)["memory"]["choices"]) == 4
 

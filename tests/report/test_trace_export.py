@@ -71,7 +71,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(
     timeline: Timeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "perfetto.trace_builder.proto_builder", None)
-    with pytest.raises(InputError, match=r"pip install 'clustersim\[trace\]', or write .*step.json"):
+    with pytest.raises(InputError, match=r"pip install .clustersim"):
         write_trace(timeline, tmp_path / "step.pftrace")
     assert list(tmp_path.iterdir()) == []
 

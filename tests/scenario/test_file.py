@@ -135,7 +135,7 @@ def test_a_cluster_without_a_number_of_gpus_is_as_large_as_the_layout(mapping: d
         ("layout.data.zero.stag=1", "layout.data.zero.stag: unknown key; did you mean stage?"),
         ("schedule.gpipe.chunks=2", "schedule.gpipe.chunks: unknown key; gpipe has no options"),
         ("model.laers=2", "model.laers: unknown key; did you mean layers?"),
-        ("model=llama3-9b", "model: there is no model preset 'llama3-9b'; did you mean llama3-8b?"),
+        ("model=llama3-9b", "model: there is no model 'llama3-9b'; did you mean llama3-8b?"),
         ("cluster=dgx-h10", "cluster: there is no cluster 'dgx-h10'; did you mean dgx-h100?"),
         ("schedule=1f1", "schedule: '1f1' is unknown; did you mean 1f1b?"),
         ("layout.data=fspd", "layout.data: 'fspd' is unknown; did you mean fsdp?"),

@@ -1,0 +1,195 @@
+"""How does a trace become a timeline? One simulated rank stands for each stage; what it runs gets words and a colour.
+
+A message is shown where it is sent: the receiver's row of the trace repeats it, so what waits for a message is said to
+wait for what the sender waited for.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from clustersim.analysis.parts import PART_OF_ROLE, Part
+from clustersim.program.action import Action, ActionKind
+from clustersim.program.task import Block, Compute, Exchange, Receive, Send, Stream, Task, Work
+from clustersim.report.theme import CATEGORIES, Category
+from clustersim.report.view import IntArray, Path, Row, Spans, Timeline
+from clustersim.report.wording import stage_name
+from clustersim.units import format_bandwidth, format_flops, format_seconds
+
+if TYPE_CHECKING:
+    from clustersim.result import Result
+
+LANES: Final = ("compute", "data parallel", "pipeline")
+_LANE_OF_STREAM: Final = {
+    Stream.COMPUTE: 0,
+    Stream.DATA: 1,
+    Stream.SEND_NEXT: 2,
+    Stream.SEND_PREVIOUS: 2,
+    Stream.RECEIVE: -1,
+}
+_ACTION_LOOKS: Final[Mapping[ActionKind, Category]] = MappingProxyType(
+    {
+        ActionKind.FORWARD: Category.FORWARD,
+        ActionKind.BACKWARD: Category.BACKWARD,
+        ActionKind.INPUT_GRADIENT: Category.INPUT_GRADIENT,
+        ActionKind.WEIGHT_GRADIENT: Category.WEIGHT_GRADIENT,
+    }
+)
+_WORK_LOOKS: Final[Mapping[Work, Category]] = MappingProxyType(
+    {
+        Work.FORWARD: Category.FORWARD,
+        Work.BACKWARD: Category.BACKWARD,
+        Work.RECOMPUTE: Category.RECOMPUTE,
+        Work.OPTIMIZER: Category.OPTIMIZER,
+    }
+)
+_EXCHANGE_LOOKS: Final[Mapping[Part, Category]] = MappingProxyType(
+    {
+        Part.EXPOSED_TP: Category.TENSOR,
+        Part.EXPOSED_CP: Category.CONTEXT,
+        Part.EXPOSED_DP: Category.DATA,
+        Part.EXPOSED_PP: Category.PIPELINE,
+    }
+)
+_MOST_KERNELS: Final = 4
+
+
+def representatives(result: "Result") -> list[int]:
+    """For each pipeline rank the simulated rank that stands for its first rank."""
+    first = [int(np.flatnonzero(result.program.kind == stage)[0]) for stage in range(len(result.ledgers))]
+    return [int(result.trace.representative[rank]) for rank in first]
+
+
+def timeline_of(result: "Result") -> Timeline:
+    """Spans of one rank for each stage, and the pieces of the critical path on those ranks."""
+    ranks = representatives(result)
+    stands_for = np.bincount(result.trace.representative, minlength=result.ranks)
+    rows = tuple(Row(stage_name(stage), str(stage), rank, int(stands_for[rank])) for stage, rank in enumerate(ranks))
+    return Timeline(rows, LANES, _spans(result, ranks), _path(result, ranks))
+
+
+def _row_of(result: "Result", ranks: Sequence[int]) -> IntArray:
+    """The timeline's row of every row of the trace, -1 if its rank is not shown."""
+    table = np.full(result.ranks, -1)
+    table[ranks] = np.arange(len(ranks))
+    return table[result.trace.rank]
+
+
+def _path(result: "Result", ranks: Sequence[int]) -> Path:
+    trace, path = result.trace, result.path
+    row = _row_of(result, ranks)[path]
+    shown = path[(row >= 0) & (trace.stream[path] == Stream.COMPUTE)]
+    return Path(_row_of(result, ranks)[shown], trace.start[shown], trace.end[shown])
+
+
+def _spans(result: "Result", ranks: Sequence[int]) -> Spans:
+    trace = result.trace
+    row = _row_of(result, ranks)
+    lane = np.array([_LANE_OF_STREAM[stream] for stream in Stream])[trace.stream]
+    shown = np.flatnonzero((row >= 0) & (lane >= 0))
+    number = np.full(len(trace) + 1, -1)  # the last entry serves cause -1
+    number[shown] = np.arange(len(shown))
+    texts = _Texts({})
+    columns = _task_columns(result, ranks, texts)[:, row[shown], trace.task[shown]]
+    waiting = np.where(lane[shown] == 0, trace.queued[shown], trace.ready[shown])
+    return Spans(
+        row=row[shown], lane=lane[shown], category=columns[0], microbatch=columns[1], chunk=columns[2],
+        waiting=waiting, start=trace.start[shown], end=trace.end[shown], bytes=columns[3].astype(np.float64),
+        name=columns[4], detail=columns[5], cause=number[_sent(result)[shown]], texts=tuple(texts.numbers),
+    )  # fmt: skip
+
+
+def _sent(result: "Result") -> IntArray:
+    """Every row's cause; where that is the arrival of a message, what the message waited for."""
+    trace = result.trace
+    cause = trace.cause
+    received = (cause >= 0) & (trace.stream[cause] == Stream.RECEIVE)
+    return np.where(received, cause[cause], cause)
+
+
+def _task_columns(result: "Result", ranks: Sequence[int], texts: "_Texts") -> IntArray:
+    """Category, microbatch, chunk, bytes, name and detail of every task: [columns, stages, tasks]."""
+    programs = [result.program.programs[int(result.program.kind[rank])] for rank in ranks]
+    table = np.full((6, len(ranks), max(len(program.tasks) for program in programs)), -1)
+    for stage, (rank, program) in enumerate(zip(ranks, programs, strict=True)):
+        words = _Words(result, rank, texts, {})
+        for place, task in enumerate(program.tasks):
+            table[:, stage, place] = words.columns(task)
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """Numbers given to texts as they are met."""
+
+    numbers: dict[str, int]
+
+    def number(self, text: str) -> int:
+        return self.numbers.setdefault(text, len(self.numbers)) if text else -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """Words for the tasks of one rank; known: blocks and exchanges already put into words, by identity."""
+
+    result: "Result"
+    rank: int
+    texts: _Texts
+    known: dict[Block | Exchange, tuple[int, int, int]]
+
+    def columns(self, task: Task) -> tuple[int, int, int, int, int, int]:
+        """Category, microbatch, chunk, bytes, name and detail."""
+        match task:
+            case Compute(block=block, action=action):
+                look, name, detail = self._block(block)
+                look = look if action is None else CATEGORIES.index(_ACTION_LOOKS[action.kind])
+                return look, *self._place(action), 0, name, detail
+            case Send(exchange=exchange, tag=tag) | Receive(exchange=exchange, tag=tag):
+                look, name, detail = self._exchange(exchange)
+                return look, *self._place(tag), int(exchange.payload), name, detail
+        look, name, detail = self._exchange(task.exchange)
+        return look, -1, -1, int(task.exchange.payload), name, detail
+
+    def _place(self, action: Action | None) -> tuple[int, int]:
+        """Microbatch and chunk: stages are dealt to the pipeline's ranks in turn."""
+        return (-1, -1) if action is None else (action.microbatch, action.stage // self.result.scenario.layout.pp)
+
+    def _block(self, block: Block) -> tuple[int, int, int]:
+        if block not in self.known:
+            look = CATEGORIES.index(_WORK_LOOKS[block.operations[-1].work])
+            self.known[block] = look, self.texts.number(block.name), self.texts.number(self._kernels(block))
+        return self.known[block]
+
+    def _exchange(self, exchange: Exchange) -> tuple[int, int, int]:
+        if exchange not in self.known:
+            timing = self.result.cost.exchange_timing(exchange)
+            detail = f"{timing.algorithm} over {timing.tier}, bound by {timing.bound.value}, {timing.provenance.value}"
+            look = CATEGORIES.index(_EXCHANGE_LOOKS[PART_OF_ROLE[exchange.group]])
+            name = f"{exchange.name} ({exchange.collective.value} of {exchange.group})"
+            self.known[exchange] = look, self.texts.number(name), self.texts.number(detail)
+        return self.known[exchange]
+
+    def _kernels(self, block: Block) -> str:
+        """The longest operations of a block, one to a line: how long, bound by what, at which rate."""
+        timing = self.result.cost.block(self.rank, block)
+        longest = sorted(range(len(block.operations)), key=lambda place: -timing.durations[place])[:_MOST_KERNELS]
+        lines = []
+        for place in longest:
+            kernel, seconds = block.operations[place].kernel, timing.durations[place]
+            exchange = block.operations[place].exchange
+            name = " + ".join(each.name for each in (kernel, exchange) if each is not None)
+            rate = _rate(seconds, kernel.flops if kernel else 0.0, kernel.bytes if kernel else 0.0)
+            lines.append(f"  {name} {format_seconds(seconds)}{rate}, {timing.bound[place].value}")
+        return "\n".join(lines)
+
+
+def _rate(seconds: float, flops: float, moved: float) -> str:
+    """The rate that says most: FLOP per second if the work is dense, else bytes per second."""
+    if seconds <= 0:
+        return ""
+    if flops > 20 * moved:
+        return f" at {format_flops(flops / seconds)}"
+    return f" at {format_bandwidth(moved / seconds)}" if moved > 0 else ""

@@ -1,0 +1,170 @@
+"""Collectives on a clean fabric take exactly their textbook time.
+
+The library here is ideal: no start-up, no chunk synchronisation, links at their nominal rate, and a round takes the
+route's latency alone. Then with n ranks, payload S, per-port bandwidth B and route latency a:
+    ring all-reduce         2 (n-1) a + 2 (n-1)/n S / B         (Thakur, Rabenseifner and Gropp 2005, sec. 4)
+    ring all-gather           (n-1) a +   (n-1)/n S / B
+    send/recv                       a +           S / B
+    all-to-all                      a +   (n-1)/n S / B         all at once through one port
+    double binary tree      2 ceil(log2 n) a + 2 S / B          for more than two ranks
+    two levels, d domains of k: 2 (k-1) a + 2 (k-1)/k S / B inside, 2 (d-1) a' + 2 (d-1)/d S/k / B' between
+"""
+
+import math
+
+import numpy as np
+import pytest
+
+from clustersim.collectives.choose import Surveyor, choose
+from clustersim.collectives.library import ALGORITHMS, Generation, Library, Medium, Offer, Pipeline
+from clustersim.hardware.clos_fabric import ClosFabric
+from clustersim.hardware.routing import Spread
+from clustersim.hardware.shape import Leaf, Network, Nics, Node, NvLink, Port, Spine
+from clustersim.program.task import Collective
+
+S = 3e8
+NVLINK, NIC = 200e9, 20e9
+
+
+def ideal(chunk: float = 0.0) -> Library:
+    none = dict.fromkeys(Medium, 0.0)
+    offers = tuple(
+        Offer(name, "ideal", frozenset(Collective), 0.0, none, 0.0, 0.0, 1.0, chunked=True, capped=False, default=True)
+        for name in ALGORITHMS
+    )
+    links = {Medium.PCIE: 1.0, Medium.NETWORK: 1.0}
+    generation = Generation("any", NVLINK, 1.0, 1.0, None)
+    return Library("ideal", (generation,), links, none, 0.0, Pipeline(1.0, chunk), offers, published=False)
+
+
+def cluster(gpus: int, per_node: int, *, nodes_per_leaf: int = 1 << 20, oversubscription: float = 1.0) -> ClosFabric:
+    """One NIC per GPU; PCIe is never the bottleneck."""
+    node = Node(
+        per_node,
+        pcie=Port(1e15, 0.0),
+        nvlink=NvLink(per_node, Port(NVLINK, 0.5e-6)),
+        nics=Nics(per_node, Port(NIC, 0.0)),
+    )
+    leaf = Leaf(nodes_per_leaf, 1, 0.0, oversubscription)
+    return ClosFabric(node, Network(leaf, Spread(), Spine(1 << 10, 0.0)), gpus)
+
+
+def time(kind: Collective, members: np.ndarray, fabric: ClosFabric, algorithm: str, library: Library | None = None):
+    return choose(Surveyor(fabric, library or ideal()).survey(kind, members, algorithm), S).seconds
+
+
+def route_latency(fabric: ClosFabric, source: int, target: int) -> float:
+    return float(fabric.paths(np.array([source]), np.array([target])).latency[0])
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8, 64])
+@pytest.mark.parametrize(
+    ("kind", "passes"), [(Collective.ALL_REDUCE, 2), (Collective.ALL_GATHER, 1), (Collective.REDUCE_SCATTER, 1)]
+)
+def test_ring_inside_a_domain(n, kind, passes):
+    fabric = cluster(n, n)
+    a = route_latency(fabric, 0, 1)
+    expected = passes * (n - 1) * a + passes * (n - 1) / n * S / NVLINK
+    assert time(kind, np.arange(n)[None], fabric, "ring") == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("n", [2, 3, 16])
+def test_ring_between_single_ranks(n):
+    """One member per domain: every hop is the network's."""
+    fabric = cluster(4 * n, 4)
+    a = route_latency(fabric, 0, 4)
+    expected = 2 * (n - 1) * a + 2 * (n - 1) / n * S / NIC
+    assert time(Collective.ALL_REDUCE, 4 * np.arange(n)[None], fabric, "ring") == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("domains", [2, 4])
+def test_rings_over_several_domains_use_every_nic(domains):
+    """N = 4 d ranks, four rings: each NIC carries a quarter of 2 (n-1)/n S; of 2 (n-1) rounds 2 (d-1) cross."""
+    fabric = cluster(4 * domains, 4)
+    n = 4 * domains
+    rounds = 2 * (domains - 1) * route_latency(fabric, 0, 4) + (2 * (n - 1) - 2 * (domains - 1)) * route_latency(
+        fabric, 0, 1
+    )
+    expected = rounds + 2 * (n - 1) / n * S / (4 * NIC)
+    assert time(Collective.ALL_REDUCE, np.arange(n)[None], fabric, "ring") == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("n", [4, 5, 16, 33])
+def test_double_binary_trees(n):
+    fabric = cluster(4 * n, 4)
+    expected = 2 * math.ceil(math.log2(n)) * route_latency(fabric, 0, 4) + 2 * S / NIC
+    assert time(Collective.ALL_REDUCE, 4 * np.arange(n)[None], fabric, "tree") == pytest.approx(expected, rel=1e-12)
+
+
+def test_two_ranks_exchange_halves_in_a_double_tree():
+    """Each rank is the other's child in one tree: half up and half down in each direction make S."""
+    fabric = cluster(8, 4)
+    expected = 2 * route_latency(fabric, 0, 4) + S / NIC
+    assert time(Collective.ALL_REDUCE, np.array([[0, 4]]), fabric, "tree") == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("d", "k"), [(2, 2), (4, 4), (3, 8)])
+def test_hierarchical_all_reduce(d, k):
+    fabric = cluster(d * k, k)
+    inside = 2 * (k - 1) * route_latency(fabric, 0, 1) + 2 * (k - 1) / k * S / NVLINK
+    between = 2 * (d - 1) * route_latency(fabric, 0, k) + 2 * (d - 1) / d * S / k / NIC
+    measured = time(Collective.ALL_REDUCE, np.arange(d * k)[None], fabric, "hierarchical")
+    assert measured == pytest.approx(inside + between, rel=1e-12)
+
+
+def test_send_and_receive():
+    fabric = cluster(8, 4)
+    local, remote = time(Collective.SEND_RECV, np.array([[0, 1], [2, 6]]), fabric, "pairwise")
+    assert local == pytest.approx(route_latency(fabric, 0, 1) + S / NVLINK, rel=1e-12)
+    assert remote == pytest.approx(route_latency(fabric, 2, 6) + S / NIC, rel=1e-12)
+
+
+def test_two_flows_through_one_nic_take_twice_as_long():
+    """GPUs 0 and 4 send to GPU 8 at once: its NIC receives both."""
+    fabric = cluster(12, 4)
+    one = time(Collective.SEND_RECV, np.array([[0, 8]]), fabric, "pairwise")
+    two = time(Collective.SEND_RECV, np.array([[0, 8], [4, 8]]), fabric, "pairwise")
+    a = route_latency(fabric, 0, 8)
+    assert two - a == pytest.approx(2 * (one - a).repeat(2), rel=1e-12)
+
+
+@pytest.mark.parametrize("n", [2, 5, 8])
+def test_all_to_all_through_one_port(n):
+    fabric = cluster(n, n)
+    expected = route_latency(fabric, 0, 1) + (n - 1) / n * S / NVLINK
+    assert time(Collective.ALL_TO_ALL, np.arange(n)[None], fabric, "pairwise") == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_pipelined_chain_needs_n_minus_2_more_chunks():
+    """Broadcast along a chain: S / B, and the last rank starts n-2 chunk times after the second."""
+    n, chunk = 6, 1e6
+    fabric = cluster(n, n)
+    expected = (n - 1) * route_latency(fabric, 0, 1) + (S + (n - 2) * chunk) / NVLINK
+    measured = time(Collective.BROADCAST, np.arange(n)[None], fabric, "ring", ideal(chunk))
+    assert measured == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_star_root_sends_n_minus_1_payloads():
+    n = 6
+    fabric = cluster(n, n)
+    expected = route_latency(fabric, 0, 1) + (n - 1) * S / NVLINK
+    assert time(Collective.BROADCAST, np.arange(n)[None], fabric, "star") == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0, 7.0])
+def test_an_oversubscribed_spine_slows_what_crosses_it_by_its_factor(factor):
+    """Two leaves of two nodes of 4; all GPUs of leaf 0 send to leaf 1: 8 NICs share 1/f of their rate."""
+    fabric = cluster(16, 4, nodes_per_leaf=2, oversubscription=factor)
+    pairs = np.stack([np.arange(8), np.arange(8) + 8], axis=1)
+    expected = route_latency(fabric, 0, 8) + factor * S / NIC
+    assert time(Collective.SEND_RECV, pairs, fabric, "pairwise") == pytest.approx(np.full(8, expected), rel=1e-12)
+
+
+def test_twice_the_rates_and_half_the_latencies_halve_the_time():
+    node = Node(4, Port(1e15, 1e-7), NvLink(4, Port(NVLINK, 1e-6)), None, Nics(4, Port(NIC, 2e-6)))
+    fast = Node(4, Port(2e15, 5e-8), NvLink(4, Port(2 * NVLINK, 5e-7)), None, Nics(4, Port(2 * NIC, 1e-6)))
+    members = np.arange(16)[None]
+    for name in ("ring", "tree", "in_network", "hierarchical"):
+        slow_time = time(Collective.ALL_REDUCE, members, ClosFabric(node, Network(Leaf(8, 4, 0.0), Spread()), 16), name)
+        fast_time = time(Collective.ALL_REDUCE, members, ClosFabric(fast, Network(Leaf(8, 4, 0.0), Spread()), 16), name)
+        assert 2 * fast_time == pytest.approx(slow_time, rel=1e-12)

@@ -1,0 +1,63 @@
+"""The library takes the fastest of what it offers."""
+
+import numpy as np
+import pytest
+
+from clustersim.collectives.choose import Surveyor, choose
+from clustersim.collectives.library import load_library
+from clustersim.errors import InputError
+from clustersim.program.task import Collective
+from tests.collectives.fake_fabric import FakeFabric
+
+H100 = FakeFabric(64, 8, nvlink=450e9, nic=50e9)
+A100 = FakeFabric(64, 8, nvlink=300e9, nic=25e9)
+KINDS = list(Collective)
+
+
+def taken(kind, members, payload, fabric=H100, algorithm=None):
+    survey = Surveyor(fabric, load_library("nccl")).survey(kind, members, algorithm)
+    return choose(survey, payload)
+
+
+def test_small_messages_take_a_low_latency_protocol_and_large_ones_full_bandwidth():
+    members = np.arange(8)[None]
+    assert taken(Collective.ALL_GATHER, members, 1e3).offer.name == "ring LL"
+    assert taken(Collective.ALL_GATHER, members, 1e9).offer.name == "ring Simple"
+
+
+def test_adding_switches_win_large_all_reduces_where_they_exist():
+    members = np.arange(8)[None]
+    assert taken(Collective.ALL_REDUCE, members, 1e9).offer.algorithm == "in_network"
+    assert taken(Collective.ALL_REDUCE, members, 1e9, A100).offer.algorithm == "ring"
+
+
+def test_trees_win_small_all_reduces_over_many_domains():
+    assert taken(Collective.ALL_REDUCE, np.arange(64)[None], 1e4).offer.algorithm == "tree"
+
+
+def test_the_choice_is_never_slower_than_any_named_algorithm():
+    members = np.arange(64).reshape(4, 16)
+    for payload in (1e3, 1e5, 1e7, 1e9):
+        free = taken(Collective.ALL_REDUCE, members, payload).seconds
+        for name in ("ring", "tree", "in_network"):
+            assert (free <= taken(Collective.ALL_REDUCE, members, payload, algorithm=name).seconds + 1e-15).all()
+
+
+def test_an_algorithm_that_cannot_serve_the_groups_is_refused():
+    with pytest.raises(InputError, match="nccl cannot do all_gather by aggregated_trees in groups of 8"):
+        taken(Collective.ALL_GATHER, np.arange(8)[None], 1e6, algorithm="aggregated_trees")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_permuting_the_groups_of_a_symmetric_cluster_permutes_the_answer(kind):
+    size = 2 if kind is Collective.SEND_RECV else 16
+    members = np.arange(64).reshape(-1, size)
+    order = np.random.default_rng(0).permutation(len(members))
+    assert taken(kind, members[order], 1e7).seconds == pytest.approx(taken(kind, members, 1e7).seconds[order])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_time_grows_with_the_payload(kind):
+    members = np.arange(64).reshape(-1, 2 if kind is Collective.SEND_RECV else 16)
+    seconds = [taken(kind, members, payload).seconds.max() for payload in np.geomspace(1, 1e10, 60)]
+    assert (np.diff(seconds) > 0).all()

@@ -1,0 +1,64 @@
+"""Libraries are data: shipped ones load, wrong ones are refused with a sentence."""
+
+import pytest
+
+from clustersim import shipped
+from clustersim.collectives.library import load_library, read_overrides
+from clustersim.errors import InputError
+from clustersim.program.task import Collective
+
+
+@pytest.mark.parametrize("name", ["nccl", "rccl", "gloo"])
+def test_shipped_libraries_offer_every_collective(name):
+    library = load_library(name)
+    for kind in Collective:
+        assert library.offered(kind)
+
+
+def test_a_gpus_port_tells_the_generation():
+    library = load_library("nccl")
+    assert [library.generation(rate * 1e9).name for rate in (150, 300, 450, 900)] == [
+        "volta",
+        "ampere",
+        "hopper",
+        "blackwell",
+    ]
+
+
+def test_hierarchical_is_offered_only_by_name():
+    library = load_library("nccl")
+    assert "hierarchical" not in {offer.algorithm for offer in library.offered(Collective.ALL_REDUCE)}
+    assert {offer.algorithm for offer in library.offered(Collective.ALL_REDUCE, "hierarchical")} == {"hierarchical"}
+
+
+def test_overrides_are_checked_by_name():
+    library = load_library("nccl")
+    assert read_overrides({"all_reduce": "ring"}, library) == {Collective.ALL_REDUCE: "ring"}
+    with pytest.raises(InputError, match="did you mean all_reduce"):
+        read_overrides({"allreduce": "ring"}, library)
+    with pytest.raises(InputError, match=r"does not offer 'rings' for all_reduce; did you mean ring\?"):
+        read_overrides({"all_reduce": "rings"}, library)
+
+
+def test_unknown_library_is_refused_with_the_nearest_name():
+    with pytest.raises(InputError, match=r"did you mean nccl\?"):
+        load_library("ncl")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("algorithm: ring", "algorithm: wring", r"no algorithm 'wring'; did you mean ring\?"),
+        ("startup: 6.6 us", "startup: 6.6", r"6\.6 has no unit"),
+        ("launch: 8 us\n", "", "launch"),
+        ("[send_recv, all_to_all]", "[sendrecv]", "sendrecv"),
+    ],
+)
+def test_a_broken_library_file_is_refused_by_name(tmp_path, old, new, sentence):
+    text = shipped.find("libraries", "nccl").read_text(encoding="utf-8")
+    assert old in text
+    path = tmp_path / "broken.yaml"
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(InputError, match=sentence) as caught:
+        load_library(str(path))
+    assert str(path) in str(caught.value)

@@ -1,0 +1,163 @@
+"""Each algorithm moves its textbook volume, on any shape of group."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.collectives.aggregated_trees import AggregatedTrees
+from clustersim.collectives.double_tree import binary_tree, depth
+from clustersim.collectives.hierarchical import Hierarchical
+from clustersim.collectives.in_network import InNetwork
+from clustersim.collectives.pairwise import Pairwise
+from clustersim.collectives.phase import Algorithm, Arrangement, arrange
+from clustersim.collectives.ring import Ring
+from clustersim.collectives.star import Star
+from clustersim.collectives.tree import Tree
+from clustersim.program.task import Collective
+from tests.collectives.fake_fabric import FakeFabric
+
+ALGORITHMS = [AggregatedTrees(), Hierarchical(), InNetwork(), Pairwise(), Ring(), Star(), Tree()]
+SIDES = st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 8))
+SHAPES = SIDES.filter(lambda shape: shape[1] * shape[2] > 1)
+PASSES = [(Collective.ALL_REDUCE, 2), (Collective.ALL_GATHER, 1), (Collective.REDUCE_SCATTER, 1)]
+
+
+def arranged(groups: int, domains: int, per_domain: int) -> Arrangement:
+    """Groups that take whole domains in a fabric of exactly that size."""
+    gpus = groups * domains * per_domain
+    return arrange(np.arange(gpus).reshape(groups, -1), FakeFabric(gpus, per_domain))
+
+
+def volumes(algorithm: Algorithm, kind: Collective, arrangement: Arrangement) -> tuple[np.ndarray, np.ndarray]:
+    """Payloads that each GPU sends and receives, summed over the phases."""
+    sent, received = np.zeros((2, arrangement.members.size))
+    for phase in algorithm.phases(kind, arrangement):
+        np.add.at(sent, phase.sources, phase.share)
+        np.add.at(received, phase.targets, phase.share)
+    return sent, received
+
+
+@given(SHAPES, st.sampled_from(ALGORITHMS), st.sampled_from(Collective))
+def test_what_is_sent_is_received_and_stays_in_the_group(shape, algorithm, kind):
+    arrangement = arranged(*shape)
+    sent, received = volumes(algorithm, kind, arrangement)
+    assert sent.sum() == pytest.approx(received.sum())
+    size = arrangement.size
+    for phase in algorithm.phases(kind, arrangement):
+        assert (phase.sources // size == phase.targets // size).all()
+        assert (phase.sources // size == np.arange(shape[0])[:, None]).all()
+        assert (phase.share >= 0).all()
+
+
+@given(SHAPES, st.sampled_from(PASSES))
+def test_every_rank_of_a_ring_sends_and_receives_n_minus_1_nths_per_pass(shape, collective):
+    """A rank passes on all n parts of the payload but one, once for all-gather, twice for all-reduce."""
+    kind, passes = collective
+    arrangement = arranged(*shape)
+    n = arrangement.size
+    sent, received = volumes(Ring(), kind, arrangement)
+    assert sent == pytest.approx(np.full_like(sent, passes * (n - 1) / n))
+    assert received == pytest.approx(sent)
+
+
+@given(SHAPES, st.sampled_from([Collective.BROADCAST, Collective.REDUCE]))
+def test_rooted_collectives_move_the_payload_n_minus_1_times(shape, kind):
+    """Each rank but the root must receive (or contribute) the whole payload exactly once."""
+    arrangement = arranged(*shape)
+    for algorithm in (Ring(), Star(), Tree()):
+        sent, received = volumes(algorithm, kind, arrangement)
+        each = received if kind is Collective.BROADCAST else sent
+        total = each.reshape(shape[0], -1).sum(axis=1)
+        assert total == pytest.approx(arrangement.size - 1)
+        if not isinstance(algorithm, Tree):  # two trees and k chains have several roots
+            root = arrangement.flat[:, 0]
+            assert each[root] == pytest.approx(0)
+
+
+@given(SHAPES)
+def test_scatter_and_gather_move_an_nth_for_each_other_rank(shape):
+    arrangement = arranged(*shape)
+    n = arrangement.size
+    sent, _ = volumes(Star(), Collective.SCATTER, arrangement)
+    _, received = volumes(Star(), Collective.GATHER, arrangement)
+    assert sent[arrangement.flat[:, 0]] == pytest.approx((n - 1) / n)
+    assert received == pytest.approx(sent)
+
+
+@given(st.integers(2, 70))
+def test_aggregated_trees_deliver_every_block_once(n):
+    arrangement = arranged(1, n, 1)
+    for kind in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
+        sent, received = volumes(AggregatedTrees(), kind, arrangement)
+        assert sent == pytest.approx(np.full(n, (n - 1) / n))
+        assert received == pytest.approx(sent)
+
+
+def test_aggregated_trees_serve_only_one_member_per_domain():
+    assert AggregatedTrees().phases(Collective.ALL_GATHER, arranged(1, 4, 2)) == ()
+
+
+@given(st.integers(2, 8), st.integers(2, 8))
+def test_hierarchy_saves_network_volume_by_the_domain_size(domains, local):
+    """Between domains a rank carries only its rail's 1/k of the payload, twice round d domains: 2 (d-1)/d / k."""
+    arrangement = arranged(1, domains, local)
+    inside, between, outside = Hierarchical().phases(Collective.ALL_REDUCE, arrangement)
+    assert between.share == pytest.approx(2 * (domains - 1) / domains / local)
+    assert inside.share == pytest.approx((local - 1) / local)
+    assert outside.share == pytest.approx((local - 1) / local)
+    assert (between.sources % local == between.targets % local).all()
+
+
+@given(SHAPES)
+def test_all_to_all_sends_every_rank_an_nth(shape):
+    arrangement = arranged(*shape)
+    n = arrangement.size
+    sent, received = volumes(Pairwise(), Collective.ALL_TO_ALL, arrangement)
+    assert sent == pytest.approx(np.full_like(sent, (n - 1) / n))
+    assert received == pytest.approx(sent)
+
+
+def test_a_sample_of_distances_keeps_the_volume_and_the_local_part():
+    """2,048 ranks in domains of 8: 7 of 2,047 peers are local; a sample may miss that by little."""
+    arrangement = arranged(1, 256, 8)
+    (phase,) = Pairwise().phases(Collective.ALL_TO_ALL, arrangement)
+    assert phase.sources.shape[1] < 2048 * 512
+    sent, _ = volumes(Pairwise(), Collective.ALL_TO_ALL, arrangement)
+    assert sent == pytest.approx(np.full(2048, 2047 / 2048))
+    local = phase.share[phase.sources // 8 == phase.targets // 8].sum() / 2048
+    assert local < 0.01
+
+
+@given(st.integers(2, 8))
+def test_adding_switches_carry_n_plus_1_nths_per_port(n):
+    """Out: the whole payload to be added and the own n-th of the sum; in: the n-th and the whole sum."""
+    sent, received = volumes(InNetwork(), Collective.ALL_REDUCE, arranged(1, 1, n))
+    assert sent == pytest.approx(np.full(n, (n + 1) / n))
+    assert received == pytest.approx(sent)
+
+
+@given(st.integers(2, 200))
+def test_the_binary_tree_spans_all_nodes_with_at_most_two_children_each(nodes):
+    child, parent = binary_tree(nodes)
+    assert sorted(child) == list(range(1, nodes))
+    assert np.bincount(parent).max() <= 2
+    levels = np.zeros(nodes, int)
+    for start in range(1, nodes):
+        node = start
+        while node:
+            node = int(parent[child == node][0])
+            levels[start] += 1
+    assert levels.max() <= depth(nodes) + 1
+
+
+@given(st.integers(3, 40), st.integers(1, 8))
+def test_a_domain_sends_at_most_two_payloads_in_double_trees(domains, local):
+    """Inside one tree: half up, halves to two children; leaf of the other: half up. 2 S in all, S / k more nowhere."""
+    arrangement = arranged(1, domains, local)
+    (phase,) = Tree().phases(Collective.ALL_REDUCE, arrangement)
+    crosses = phase.sources // local != phase.targets // local
+    out = np.zeros(domains)
+    np.add.at(out, phase.sources[crosses] // local, phase.share[crosses])
+    assert out.max() <= 2 + 1e-9
+    assert out.sum() == pytest.approx(2 * (domains - 1))

@@ -1,0 +1,116 @@
+"""Times of exchanges: all groups of a role at once, never above the links' capacity, remembered."""
+
+import numpy as np
+import pytest
+
+from clustersim.collectives.library import load_library
+from clustersim.cost.communication import CommunicationCost
+from clustersim.cost.timing import Bound, Provenance
+from clustersim.errors import InputError
+from clustersim.hardware.clos_fabric import ClosFabric
+from clustersim.hardware.routing import Spread
+from clustersim.hardware.shape import Leaf, Network, Nics, Node, NvLink, Port, Spine
+from clustersim.program.program import Groups
+from clustersim.program.task import Collective, Exchange
+
+NODE = Node(8, Port(64e9, 5e-7), NvLink(8, Port(450e9, 5e-7)), None, Nics(8, Port(50e9, 5e-7)))
+
+
+def pod(gpus: int, oversubscription: float = 1.0) -> ClosFabric:
+    """H100 nodes, four to a leaf unit."""
+    network = Network(Leaf(4, 8, 2e-7, oversubscription), Spread(), Spine(1024, 2e-7))
+    return ClosFabric(NODE, network, gpus)
+
+
+def roles(gpus: int) -> dict[str, Groups]:
+    ranks = np.arange(gpus)
+    members = {
+        "tp": ranks.reshape(-1, 8),
+        "dp": np.ascontiguousarray(ranks.reshape(-1, 8).T),
+        "one": ranks[:, None],
+        "world": ranks[None],
+        "pp_next": np.stack([ranks, np.roll(ranks, -8)], axis=1),
+    }
+    return {role: Groups(role, array, ordered=role == "pp_next") for role, array in members.items()}
+
+
+def cost(gpus: int = 64, oversubscription: float = 1.0, library: str = "nccl", **overrides: str) -> CommunicationCost:
+    chosen = {Collective(kind): name for kind, name in overrides.items()}
+    return CommunicationCost(pod(gpus, oversubscription), load_library(library), roles(gpus), chosen)
+
+
+def exchange(kind: Collective, role: str, payload: float) -> Exchange:
+    return Exchange("x", kind, role, payload)
+
+
+def test_every_group_of_the_role_gets_a_time():
+    timing = cost().exchange(exchange(Collective.ALL_REDUCE, "tp", 1e8))
+    assert timing.seconds.shape == (8,)
+    assert timing.seconds == pytest.approx(timing.seconds[0])
+    assert timing.tier == "nvlink"
+    assert timing.provenance is Provenance.PUBLISHED
+
+
+def test_a_group_of_one_takes_no_time():
+    timing = cost().exchange(exchange(Collective.ALL_REDUCE, "one", 1e9))
+    assert timing.seconds.tolist() == [0.0] * 64
+
+
+def test_small_payloads_are_bound_by_latency_and_large_by_bandwidth():
+    model = cost()
+    assert model.exchange(exchange(Collective.ALL_GATHER, "dp", 8.0)).bound is Bound.LATENCY
+    assert model.exchange(exchange(Collective.ALL_GATHER, "dp", 1e10)).bound is Bound.BANDWIDTH
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Collective if kind is not Collective.SEND_RECV])
+@pytest.mark.parametrize("role", ["tp", "dp", "world"])
+def test_no_port_runs_above_its_rate(kind, role):
+    """Each of n ranks takes in at least (n-1)/n of the payload (of all-to-all, gather and all-gather) or sends it."""
+    payload, ranks = 1e10, {"tp": 8, "dp": 8, "world": 64}[role]
+    slowest = cost().exchange(exchange(kind, role, payload)).seconds.min()
+    crossing = {"tp": 450e9, "dp": 50e9, "world": 8 * 50e9}[role]
+    needed = (ranks - 1) / ranks if role != "world" else 7 / 8
+    if kind in (Collective.ALL_TO_ALL, Collective.SCATTER, Collective.GATHER):
+        needed /= 8 if role == "world" and kind is Collective.ALL_TO_ALL else 1
+        crossing = 450e9 if role == "world" else crossing
+    assert payload * needed / slowest <= crossing
+
+
+def test_sibling_groups_share_the_spine():
+    """8 rails of 8 nodes in two units: at 1:4 the leaf's uplinks have a quarter of what the rings across them need."""
+    clean = cost(128).exchange(exchange(Collective.SEND_RECV, "pp_next", 1e9)).seconds
+    tight = cost(128, oversubscription=4.0).exchange(exchange(Collective.SEND_RECV, "pp_next", 1e9)).seconds
+    assert (tight >= clean - 1e-12).all()
+    far = np.arange(128) // 8 % 4 == 3  # the last node of a unit sends to the next unit
+    assert tight[~far] == pytest.approx(clean[~far])
+
+
+def test_a_spine_of_a_tenth_slows_the_only_crossing_flow_of_a_rail():
+    """One of four nodes crosses, with one NIC's rate; its leaf's uplinks have 4/10 of a NIC: 2.5 times as long."""
+    payload = 1e10
+    clean = cost(128).exchange(exchange(Collective.SEND_RECV, "pp_next", payload)).seconds
+    tight = cost(128, oversubscription=10.0).exchange(exchange(Collective.SEND_RECV, "pp_next", payload)).seconds
+    far = np.arange(128) // 8 % 4 == 3
+    assert tight[far] / clean[far] == pytest.approx(2.5, rel=0.01)
+
+
+def test_the_users_choice_is_taken():
+    timing = cost(all_reduce="hierarchical").exchange(exchange(Collective.ALL_REDUCE, "world", 1e9))
+    assert timing.algorithm.startswith("hierarchical")
+
+
+def test_answers_are_remembered_and_equal():
+    model = cost()
+    first = model.exchange(exchange(Collective.ALL_REDUCE, "dp", 1e8))
+    assert model.exchange(exchange(Collective.ALL_REDUCE, "dp", 1e8)) is first
+    assert cost().exchange(exchange(Collective.ALL_REDUCE, "dp", 1e8)).seconds.tolist() == first.seconds.tolist()
+
+
+def test_an_unknown_role_is_refused():
+    with pytest.raises(InputError, match=r"no process groups 'dpp'; did you mean dp\?"):
+        cost().exchange(exchange(Collective.ALL_REDUCE, "dpp", 1.0))
+
+
+def test_an_unpublished_library_says_so():
+    timing = cost(library="gloo").exchange(exchange(Collective.ALL_REDUCE, "tp", 1e6))
+    assert timing.provenance is Provenance.ROOFLINE
