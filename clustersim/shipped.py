@@ -46,7 +46,8 @@ def read_mapping(path: Path) -> dict[str, Any]:
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         content = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=loader)
     except (json.JSONDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{path}: is not valid {'JSON' if path.suffix == '.json' else 'YAML'}: {error}") from error
+        kind, reason = "JSON" if path.suffix == ".json" else "YAML", " ".join(str(error).split())
+        raise InputError(f"{path}: is not valid {kind}: {reason}") from error
     if not isinstance(content, dict):
         raise InputError(f"{path}: holds a {type(content).__name__}, not a mapping of keys to values")
     return content

@@ -29,16 +29,15 @@ def show_topology(name: str, gpus: int | None, html: Path | None) -> None:
 def _draw(cluster: Cluster, html: Path) -> None:
     from clustersim.report import topology as picture
 
+    tiers = describe(cluster)
+    ends = {"nvswitch", tiers[-1].kind}  # no way leads up from these
     rows = [
-        picture.Tier(_name(tier), tier.count, format_bandwidth(tier.bandwidth) if above else "", _ratio(tier))
-        for tier, above in _with_above(describe(cluster))
+        picture.Tier(
+            _name(tier), tier.count, "" if tier.kind in ends else format_bandwidth(tier.bandwidth), _ratio(tier)
+        )
+        for tier in tiers
     ]
     picture.write_topology_page(f"{cluster.name}: {_size(cluster)}", rows, html)
-
-
-def _with_above(tiers: tuple[Tier, ...]) -> list[tuple[Tier, bool]]:
-    """Each tier, and whether there is one above it."""
-    return [(tier, number < len(tiers)) for number, tier in enumerate(tiers, start=1)]
 
 
 def _size(cluster: Cluster) -> str:

@@ -51,18 +51,20 @@ class Choice:
 def choose(choices: Choices, payload: Bytes) -> Choice:
     """The fastest offer for this payload, in each group; time of microseconds."""
     chunk = np.array([_chunk(offer, choices.library, payload) for offer in choices.offers])
+    launch = np.array([choices.library.launch if offer.launched else 0.0 for offer in choices.offers])
     latency, per_byte, fill = np.moveaxis(choices.coefficients, 1, 0)
-    seconds = choices.library.launch + latency + payload * per_byte + chunk[:, None] * fill
+    idle = launch[:, None] + latency
+    seconds = idle + payload * per_byte + chunk[:, None] * fill
     best = seconds.argmin(axis=0)
     fastest = seconds[best, np.arange(seconds.shape[1])]
     worst = int(fastest.argmax())
     slowest = int((choices.group_class == worst).argmax())
     offer = int(best[worst])
-    idle = choices.library.launch + float(latency[offer, worst])
-    return Choice(fastest[choices.group_class], choices.offers[offer], idle, slowest)
+    return Choice(fastest[choices.group_class], choices.offers[offer], float(idle[offer, worst]), slowest)
 
 
 def _chunk(offer: Offer, library: Library, payload: Bytes) -> Bytes:
+    """Bytes of one chunk; none for protocols that hand on every word."""
     return min(library.pipeline.fraction * payload, library.pipeline.chunk) if offer.chunked else 0.0
 
 
@@ -105,5 +107,7 @@ class Surveyor:
     def _classified(self, offers: tuple[Offer, ...], costs: list[FloatArray]) -> Choices:
         """Merge groups with equal coefficients."""
         table = np.stack(costs)
+        if (table == table[:, :, :1]).all():
+            return Choices(offers, table[:, :, :1], np.zeros(table.shape[2], np.int64), self.library)
         classes, group_class = np.unique(table.reshape(-1, table.shape[2]), axis=1, return_inverse=True)
         return Choices(offers, classes.reshape(len(offers), 3, -1), group_class.ravel(), self.library)

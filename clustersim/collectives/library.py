@@ -36,7 +36,6 @@ ALGORITHMS: Final[Mapping[str, Algorithm]] = {
     "pairwise": Pairwise(),
     "star": Star(),
 }
-_COLLECTIVES: Final = {kind.value: kind for kind in Collective}
 
 
 class Medium(Enum):
@@ -77,7 +76,7 @@ class Offer:
     startup: once per phase; rounds: per dependent round by medium; alone: per network round if no domain holds a second
     member, so that nothing hides the network; post: to hand one message to the network interface. efficiency: of the
     links' reachable bandwidth. chunked: the pipeline works in large chunks. capped: subject to `low_latency`.
-    default: the library chooses it by itself.
+    default: the library chooses it by itself. launched: the library's launch time comes on top of the start-up.
     """
 
     algorithm: str
@@ -91,6 +90,7 @@ class Offer:
     chunked: bool
     capped: bool
     default: bool
+    launched: bool
 
     @property
     def name(self) -> str:
@@ -103,7 +103,7 @@ class Library:
     """A communication library's constants.
 
     efficiency: share of nominal bandwidth reached on links other than NVLink. included: route latency that the rounds'
-    times contain; what a route has beyond it is added. launch: of every collective, on top of the offers' own times.
+    times contain; what a route has beyond it is added. launch: of a collective, on top of the offers' own times.
     """
 
     name: str
@@ -130,17 +130,6 @@ class Library:
             raise InputError(f"library {self.name} has no algorithm for {kind.value}")
         hint = nearest(algorithm, {offer.algorithm for offer in able})
         raise InputError(f"library {self.name} does not offer {algorithm!r} for {kind.value}; {hint}")
-
-
-def read_overrides(choices: Mapping[str, str], library: Library) -> Mapping[Collective, str]:
-    """Check a user's choice of algorithms, e.g. {"all_reduce": "ring"}."""
-    for name in choices:
-        if name not in _COLLECTIVES:
-            raise InputError(f"there is no collective {name!r}; {nearest(name, _COLLECTIVES)}")
-    overrides = {_COLLECTIVES[name]: algorithm for name, algorithm in choices.items()}
-    for kind, algorithm in overrides.items():
-        library.offered(kind, algorithm)
-    return overrides
 
 
 def load_library(name: str) -> Library:
@@ -198,6 +187,7 @@ def _offer(entry: Mapping[str, Any]) -> Offer:
         chunked=bool(entry.get("chunked", False)),
         capped=bool(entry.get("capped", False)),
         default=bool(entry.get("default", True)),
+        launched=bool(entry.get("launched", True)),
     )
 
 

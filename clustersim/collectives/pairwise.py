@@ -13,7 +13,8 @@ import numpy as np
 from clustersim.collectives.phase import Arrangement, IntArray, Phase, Rounds, flows, phase
 from clustersim.program.task import Collective
 
-_DISTANCES: Final = 509  # at most so many distances; a prime, so that a sample has no common stride with domains
+_FLOWS: Final = 2**20  # sample distances rather than list more flows than this ...
+_DISTANCES: Final = 127  # ... but never fewer distances than these; a prime has no common stride with domains
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ def _send(arrangement: Arrangement) -> Phase:
 def _all_to_all(arrangement: Arrangement) -> Phase:
     """Every member to every other; messages to other domains are posted one after the other."""
     members, size = arrangement.flat, arrangement.size
-    distances = _sample(size)
+    distances = _sample(size, max(_DISTANCES, _FLOWS // members.size))
     share = (size - 1) / size / len(distances)
     targets = np.stack([np.roll(members, -int(distance), axis=1) for distance in distances], axis=2)
     sources = np.broadcast_to(members[:, :, None], targets.shape)
@@ -48,8 +49,8 @@ def _all_to_all(arrangement: Arrangement) -> Phase:
     return phase(flows(sources, targets, share), rounds=Rounds(local=1 - crosses, network=crosses, posts=posts))
 
 
-def _sample(size: int) -> IntArray:
-    """Distances 1 ... size-1, or evenly spread ones among them."""
-    if size - 1 <= _DISTANCES:
+def _sample(size: int, count: int) -> IntArray:
+    """Distances 1 ... size-1, or `count` evenly spread ones among them."""
+    if size - 1 <= count:
         return np.arange(1, size)
-    return 1 + (np.arange(_DISTANCES) * (size - 1) + (size - 1) // 2) // _DISTANCES
+    return 1 + (np.arange(count) * (size - 1) + (size - 1) // 2) // count

@@ -86,12 +86,12 @@ def arrange(members: IntArray, fabric: Fabric) -> Arrangement:
     """Order groups [groups, size] by domain, the first member's domain first."""
     domains, switched = _domains(members, fabric)
     distance = (domains - domains[:, :1]) % (int(domains.max(initial=0)) + 1)
-    order = np.argsort(distance, axis=1, kind="stable")
-    ordered = np.take_along_axis(members, order, axis=1)
-    sorted_distance = np.take_along_axis(distance, order, axis=1)
-    starts = np.diff(sorted_distance, axis=1, prepend=-1) != 0
+    if (np.diff(distance, axis=1) < 0).any():
+        order = np.argsort(distance, axis=1, kind="stable")
+        members, distance = np.take_along_axis(members, order, axis=1), np.take_along_axis(distance, order, axis=1)
+    starts = np.diff(distance, axis=1, prepend=-1) != 0
     spans = starts.sum(axis=1)
-    return Arrangement(ordered.reshape(len(members), *_shape(starts)), spans, switched)
+    return Arrangement(members.reshape(len(members), *_shape(starts)), spans, switched)
 
 
 def _domains(members: IntArray, fabric: Fabric) -> tuple[IntArray, bool]:

@@ -1,7 +1,7 @@
 """How does data travel if one rank does everything?
 
-The root sends the whole payload to each other member (broadcast) or receives it from each (reduce): its port carries n-1
-payloads. Scatter and gather move an n-th for each member. This is what `torch.nn.DataParallel` and naive parameter
+The root sends the whole payload to each other member (broadcast) or receives it from each (reduce): its port carries
+n-1 payloads. Scatter and gather move an n-th for each member. This is what `torch.nn.DataParallel` and naive parameter
 servers do.
 """
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from clustersim.collectives.choose import Choices, Surveyor, choose
 from clustersim.collectives.library import Library
+from clustersim.collectives.phase import IntArray
 from clustersim.cost.timing import Bound, ExchangeTiming, Provenance
 from clustersim.errors import InputError, nearest
 from clustersim.hardware.topology import Fabric
@@ -36,6 +37,7 @@ class CommunicationCost:
         self._groups = groups
         self._overrides = dict(overrides or {})
         self._choices: dict[tuple[str, Collective], Choices] = {}
+        self._tiers: dict[tuple[str, int], str] = {}
         self._timings: dict[tuple[str, Collective, Bytes], ExchangeTiming] = {}
 
     def exchange(self, exchange: Exchange) -> ExchangeTiming:
@@ -56,8 +58,14 @@ class CommunicationCost:
             provenance=self._provenance,
             bound=Bound.LATENCY if choice.latency > seconds / 2 else Bound.BANDWIDTH,
             algorithm=choice.offer.name,
-            tier=self._surveyor.fabric.tier(groups[choice.slowest].tolist()),
+            tier=self._tier(exchange.group, choice.slowest),
         )
+
+    def _tier(self, role: str, group: int) -> str:
+        """The highest tier that traffic of one group of a role crosses."""
+        if (role, group) not in self._tiers:
+            self._tiers[role, group] = self._surveyor.fabric.tier(self._members(role)[group].tolist())
+        return self._tiers[role, group]
 
     def _survey(self, role: str, kind: Collective) -> Choices:
         if (role, kind) not in self._choices:
@@ -65,7 +73,7 @@ class CommunicationCost:
             self._choices[role, kind] = self._surveyor.survey(kind, self._members(role), algorithm)
         return self._choices[role, kind]
 
-    def _members(self, role: str) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
+    def _members(self, role: str) -> IntArray:
         if role not in self._groups:
             raise InputError(f"there are no process groups {role!r}; {nearest(role, self._groups)}")
         return self._groups[role].members

@@ -1,9 +1,9 @@
 """How is an irregular machine written in a file, and written out again?
 
 As a node-link graph, networkx's JSON (or the same in YAML). Every vertex has `id` and `kind`; GPUs also have `node`,
-the host that they are in. Every edge has `source`, `target`, `kind`, `bandwidth` per direction and `latency`; an edge of an
-undirected graph is one link each way. The mapping `graph` holds accelerator, library, description and sources. Other
-attributes (positions, colours) are left alone.
+the host that they are in. Every edge has `source`, `target`, `kind`, `bandwidth` per direction and `latency`; an edge
+of an undirected graph is one link each way. The mapping `graph` holds accelerator, library, description and sources,
+and `ecmp` as regular clusters have it. Other attributes (positions, colours) are left alone.
 Reference: networkx, readwrite.json_graph.node_link_data (edges under "edges", before 3.4 under "links").
 """
 

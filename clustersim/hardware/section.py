@@ -4,6 +4,7 @@ Strictly: every key is asked for by name and with its type; what nobody asked fo
 somebody did. Messages name the file, the dotted key and the value.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -98,6 +99,8 @@ class Section:
             raise self.refuse(key, str(error)) from error
         if amount < 0 or (amount == 0 and not zero):
             raise self.refuse(key, f"{value!r} is {'below' if zero else 'not above'} zero")
+        if not math.isfinite(amount):
+            raise self.refuse(key, f"{value!r} is not finite")
         return amount
 
     def section(self, key: str) -> "Section":
@@ -141,7 +144,7 @@ def _changed(path: Path, content: Mapping[str, Any], changes: Mapping[str, Any],
         if isinstance(change, Mapping):
             inner = {} if whole.get(key) is None else whole[key]
             if not isinstance(inner, Mapping):
-                raise InputError(f"{path}: {prefix}{key} is {inner!r} and has no keys, so {dotted} cannot be set")
+                raise InputError(f"{path}: {prefix}{key} is {inner!r} and has no key {next(iter(change))}")
             whole[key] = _changed(path, inner, change, f"{prefix}{key}.")
         else:
             whole[key] = change

@@ -148,8 +148,8 @@ class Network:
 class Uplinks:
     """What leads up from the switches of a network under one kind of node.
 
-    leaf: bytes/s that one leaf sends up, over `per_leaf` parallel links; pod: bytes/s that all spines of one pod send up,
-    over `per_spine` parallel links for each of the leaves' uplinks. Links have about the NICs' rate.
+    leaf: bytes/s that one leaf sends up, over `per_leaf` parallel links, one to each spine of its pod; pod: bytes/s
+    that all spines of one pod send up, over `per_spine` parallel links each. Links have about the NICs' rate.
     """
 
     leaf: BytesPerSecond

@@ -30,6 +30,7 @@ _LANE_OF_STREAM: Final = {
     Stream.SEND_PREVIOUS: 2,
     Stream.RECEIVE: -1,
 }
+_LANES_BY_STREAM: Final = np.array([_LANE_OF_STREAM[stream] for stream in Stream])
 _ACTION_LOOKS: Final[Mapping[ActionKind, Category]] = MappingProxyType(
     {
         ActionKind.FORWARD: Category.FORWARD,
@@ -80,15 +81,15 @@ def _row_of(result: "Result", ranks: Sequence[int]) -> IntArray:
 
 def _path(result: "Result", ranks: Sequence[int]) -> Path:
     trace, path = result.trace, result.path
-    row = _row_of(result, ranks)[path]
-    shown = path[(row >= 0) & (trace.stream[path] == Stream.COMPUTE)]
-    return Path(_row_of(result, ranks)[shown], trace.start[shown], trace.end[shown])
+    row, lane = _row_of(result, ranks)[path], _LANES_BY_STREAM[trace.stream[path]]
+    shown = (row >= 0) & (lane >= 0)
+    return Path(row[shown], lane[shown], trace.start[path[shown]], trace.end[path[shown]])
 
 
 def _spans(result: "Result", ranks: Sequence[int]) -> Spans:
     trace = result.trace
     row = _row_of(result, ranks)
-    lane = np.array([_LANE_OF_STREAM[stream] for stream in Stream])[trace.stream]
+    lane = _LANES_BY_STREAM[trace.stream]
     shown = np.flatnonzero((row >= 0) & (lane >= 0))
     number = np.full(len(trace) + 1, -1)  # the last entry serves cause -1
     number[shown] = np.arange(len(shown))
@@ -159,7 +160,8 @@ class _Words:
 
     def _block(self, block: Block) -> tuple[int, int, int]:
         if block not in self.known:
-            look = CATEGORIES.index(_WORK_LOOKS[block.operations[-1].work])
+            work = block.operations[-1].work if block.operations else Work.FORWARD
+            look = CATEGORIES.index(_WORK_LOOKS[work])
             self.known[block] = look, self.texts.number(block.name), self.texts.number(self._kernels(block))
         return self.known[block]
 

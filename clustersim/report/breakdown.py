@@ -5,15 +5,15 @@ from html import escape
 
 import numpy as np
 
-from clustersim.report.figure import Figure, Traces, axis, layout, legend, marker, time_scale, typed
+from clustersim.report.figure import Figure, Traces, axis, layout, legend, marker, share_words, time_scale, typed
 from clustersim.report.rows import shown_rows
-from clustersim.report.view import Breakdown, FloatArray, IntArray, Row
+from clustersim.report.view import Breakdown, IntArray, Row
 from clustersim.units import format_seconds
 
 
 def waterfall(breakdown: Breakdown) -> Figure:
     """One bar for each part, each starting where the last one ended; the last bar is the whole step."""
-    parts = _present(breakdown.step)
+    parts = breakdown.present
     seconds = breakdown.step[parts]
     total = float(breakdown.step.sum())
     scale = time_scale(total)
@@ -72,10 +72,6 @@ def _wrapped(labels: list[str]) -> dict[str, object]:
     }
 
 
-def _present(seconds: FloatArray) -> IntArray:
-    return np.flatnonzero(np.abs(seconds) > 0)
-
-
 def _part_bar(breakdown: Breakdown, part: int, base: float, size: float) -> dict[str, object]:
     seconds = float(breakdown.step[part])
     share = seconds / float(breakdown.step.sum())
@@ -87,7 +83,7 @@ def _part_bar(breakdown: Breakdown, part: int, base: float, size: float) -> dict
         "y": [name],
         "x": [seconds / size],
         "base": [base],
-        "text": [f"{format_seconds(seconds)} · {share:.1%}"],
+        "text": [f"{format_seconds(seconds)} · {share_words(share)}"],
         "textposition": "outside",
         "cliponaxis": False,
         "hovertemplate": f"<b>{name}</b><br>{format_seconds(seconds)}, {share:.2%} of the step<extra></extra>",
@@ -111,11 +107,9 @@ def _total_bar(total: float, size: float) -> dict[str, object]:
 
 def _stage_traces(breakdown: Breakdown, shown: IntArray, labels: list[str], size: float) -> Traces:
     traces: Traces = []
-    for part, label in enumerate(breakdown.labels):
+    for part in breakdown.present:
         seconds = breakdown.stages[shown, part]
-        if not np.any(seconds):
-            continue
-        name = escape(label)
+        name = escape(breakdown.labels[part])
         traces.append(
             {
                 "type": "bar",

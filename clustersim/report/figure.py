@@ -116,6 +116,15 @@ class Scale:
     size: float
 
 
+def share_words(share: float) -> str:
+    """A share in percent; what is not nothing never reads as nothing.
+
+    >>> share_words(0.415), share_words(0.00003), share_words(0.0)
+    ('41.5%', '<0.1%', '0.0%')
+    """
+    return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
+
+
 _TIMES = (Scale("s", 1.0), Scale("ms", 1e-3), Scale("us", 1e-6), Scale("ns", 1e-9))
 
 

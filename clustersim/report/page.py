@@ -10,10 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from clustersim.report.breakdown import stage_breakdown, waterfall
-from clustersim.report.figure import Figure, script_json
+from clustersim.report.figure import Figure, script_json, share_words
 from clustersim.report.files import write_text_atomically
 from clustersim.report.memory import memory_figure, peak_figure
 from clustersim.report.theme import Category
@@ -41,7 +39,9 @@ def render_page(view: PageView) -> str:
     sections = [
         verdict_card(view),
         section("Where the time goes", _side_by_side(slot(figures[0]), parts_table(breakdown)), lead=_PARTS_LEAD),
-        section("Pipeline timeline", slot(figures[1]), lead=_TIMELINE_LEAD, caption=timeline_caption(drawn)),
+        section(
+            _TIMELINE_TITLES[len(rows) > 1], slot(figures[1]), lead=_TIMELINE_LEAD, caption=timeline_caption(drawn)
+        ),
     ]
     if len(rows) > 1:
         figures.append(stage_breakdown(breakdown, rows))
@@ -49,12 +49,13 @@ def render_page(view: PageView) -> str:
     if view.memory.stages:
         figures += [memory_figure(view.memory, view.verdict.step_time), peak_figure(view.memory)]
         sections.append(section("Memory over time", slot(figures[-2]), lead=_MEMORY_LEAD))
-        sections.append(section("Memory at the peak of each stage", slot(figures[-1])))
+        sections.append(section("Memory at the peak", slot(figures[-1])))
     sections.append(section("How far to trust this", foot(view)))
     return document(view.subject.title, sections, figures)
 
 
 _PARTS_LEAD: Final = "Mean over all ranks. Each part begins where the one before it ends; together they are the step."
+_TIMELINE_TITLES: Final = ("Timeline", "Pipeline timeline")
 _STAGES_LEAD: Final = "Every bar is the whole step of one stage: work in colour, waiting in hatched grey."
 _TIMELINE_LEAD: Final = (
     "One row for each stage; numbers are microbatches, lighter shades are later model chunks, thin lanes are "
@@ -81,7 +82,9 @@ def slot(figure: Figure) -> str:
         f'<option value="{index}">{escape(label)}</option>' for index, (label, _) in enumerate(figure.choices)
     )
     choice = (
-        f'<label class="choice">show <select data-figure="{figure.name}">{options}</select></label>' if options else ""
+        f'<label class="choice">show <select data-figure="{figure.name}">{options}</select></label>'
+        if len(figure.choices) > 1
+        else ""
     )
     plot = f'<div class="plot" id="{figure.name}" style="min-height:{figure.height}px"></div>'
     return f'<div class="slot">{choice}{plot}</div>'
@@ -115,14 +118,19 @@ def parts_table(breakdown: Breakdown) -> str:
     """The parts in numbers, and their sum."""
     total = float(breakdown.step.sum())
     rows = "".join(
-        f'<tr><th scope="row">{_key(breakdown.categories[part])}'
-        f"{escape(breakdown.labels[part])}</th><td>{format_seconds(seconds)}</td><td>{seconds / total:.1%}</td></tr>"
-        for part in np.flatnonzero(breakdown.step)
-        for seconds in (float(breakdown.step[part]),)
+        _parts_row(
+            _key(breakdown.categories[part]) + escape(breakdown.labels[part]), float(breakdown.step[part]), total
+        )
+        for part in breakdown.present
     )
     whole = f'<tr class="sum"><th scope="row">step</th><td>{format_seconds(total)}</td><td>100.0%</td></tr>'
     head = "<thead><tr><th>part</th><th>time</th><th>share</th></tr></thead>"
     return f'<table class="parts">{head}<tbody>{rows}{whole}</tbody></table>'
+
+
+def _parts_row(name: str, seconds: float, total: float) -> str:
+    share = share_words(seconds / total)
+    return f'<tr><th scope="row">{name}</th><td>{format_seconds(seconds)}</td><td>{share}</td></tr>'
 
 
 def _key(category: Category) -> str:

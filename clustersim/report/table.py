@@ -3,8 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
+from clustersim.report.figure import share_words
 from clustersim.report.view import Breakdown, Subject, Trust, Verdict
 from clustersim.units import format_bytes, format_flops, format_seconds
 
@@ -73,10 +72,10 @@ def _parts(breakdown: Breakdown) -> "Table":
     table = _grid()
     total = float(breakdown.step.sum())
     most = float(breakdown.step.max(initial=0.0)) or 1.0
-    for part in np.flatnonzero(breakdown.step).tolist():
+    for part in breakdown.present.tolist():
         seconds = float(breakdown.step[part])
         bar = Text("█" * max(1, round(_BAR * seconds / most)), style=breakdown.categories[part].colour)
-        share = Text(f"{seconds / total:6.1%} ").append_text(bar)
+        share = Text(f"{share_words(seconds / total):>6} ").append_text(bar)
         table.add_row(Text(breakdown.labels[part]), format_seconds(seconds), share)
     table.add_row(Text("step", style="bold"), Text(format_seconds(total), style="bold"), "100.0%")
     return table

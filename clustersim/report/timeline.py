@@ -23,6 +23,7 @@ _COMPUTE_TOP: Final = -0.42
 _COMPUTE_HEIGHT: Final = 0.56
 _LANES_HEIGHT: Final = 0.26
 _MOST_PATH_PIECES: Final = 2000
+_PIXELS: Final = 1000  # about the width of the plot on a large screen
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +141,15 @@ def _category_trace(drawn: Drawing, category: Category, chosen: IntArray) -> dic
         x=typed((drawn.boxes.end[chosen] - start) / size),
         hovertext=[box_text(drawn.timeline, drawn.boxes, int(box)) for box in chosen],
         hovertemplate="%{hovertext}<extra></extra>",
-        marker=marker(category, _shades(drawn, category, lead)),
+        marker=_marker(drawn, category, chosen),
     )
 
 
 def _numbers(drawn: Drawing) -> dict[str, Any]:
-    """Microbatch numbers for compute boxes, unless boxes stand for several actions; the page draws those that fit."""
+    """Microbatch numbers for compute boxes that stand for one action; the page draws those that fit."""
     spans, lead = drawn.timeline.spans, drawn.boxes.lead()
-    numbered = (spans.lane[lead] == 0) & (spans.microbatch[lead] >= 0) & (drawn.boxes.bin == 0)
+    several = spans.microbatch.max(initial=0) > 0 and drawn.boxes.bin == 0
+    numbered = (spans.lane[lead] == 0) & (spans.microbatch[lead] >= 0) & several
     lead, start, end = lead[numbered], drawn.boxes.start[numbered], drawn.boxes.end[numbered]
     centre, _ = drawn.lane_band(spans.lane[lead])
     size = drawn.scale.size
@@ -170,6 +172,13 @@ def _text_colours(drawn: Drawing, numbered: BoolArray) -> list[str]:
     return [table[pair] for pair in zip(category.tolist(), chunks.tolist(), strict=True)]
 
 
+def _marker(drawn: Drawing, category: Category, chosen: IntArray) -> dict[str, Any]:
+    """Boxes in their shades; a box of a few pixels gets a thin edge, or the edge would hide it."""
+    look = marker(category, _shades(drawn, category, drawn.boxes.lead()[chosen]))
+    pixels = (drawn.boxes.end - drawn.boxes.start)[chosen] / (drawn.whole or 1.0) * _PIXELS
+    return {**look, "line": {**look["line"], "width": typed(np.clip(pixels / 16, 0.0, 0.6))}}
+
+
 def _shades(drawn: Drawing, category: Category, lead: IntArray) -> list[str] | None:
     chunks = int(drawn.timeline.spans.chunk.max(initial=0)) + 1
     if chunks == 1:
@@ -183,7 +192,7 @@ def _path_traces(drawn: Drawing) -> Traces:
     if len(path.row) == 0:
         return []
     size = drawn.scale.size
-    centre, height = drawn.lane_band(np.zeros(len(path.row), dtype=np.int64))
+    centre, height = drawn.lane_band(path.lane)
     middle = drawn.place[path.row] + centre
     group = {"legendgroup": "path", "hoverinfo": "skip"}
     outline = _bar(
@@ -214,12 +223,12 @@ def _joined_path(drawn: Drawing) -> Path:
     """The path's shown pieces, those that touch in one row joined, the shortest left out if they are too many."""
     path = drawn.timeline.path
     keep = np.flatnonzero(~np.isnan(drawn.place[path.row])) if len(path.row) else np.zeros(0, dtype=np.int64)
-    row, start, end = path.row[keep], path.start[keep], path.end[keep]
+    row, lane, start, end = path.row[keep], path.lane[keep], path.start[keep], path.end[keep]
     if len(row) == 0:
-        return Path(row, start, end)
+        return Path(row, lane, start, end)
     new = np.ones(len(row), dtype=np.bool_)
-    new[1:] = (row[1:] != row[:-1]) | (start[1:] - end[:-1] > 1e-6 * drawn.whole)
+    new[1:] = (row[1:] != row[:-1]) | (lane[1:] != lane[:-1]) | (start[1:] - end[:-1] > 1e-6 * drawn.whole)
     first = np.flatnonzero(new)
     ends = np.maximum.reduceat(end, first)
     longest = np.sort(np.argsort(start[first] - ends, kind="stable")[:_MOST_PATH_PIECES])
-    return Path(row[first][longest], start[first][longest], ends[longest])
+    return Path(row[first][longest], lane[first][longest], start[first][longest], ends[longest])

@@ -3,7 +3,7 @@
 from html import escape
 
 from clustersim.report.view import PageView, Trust, Verdict
-from clustersim.units import format_bytes, format_flops, format_seconds
+from clustersim.units import format_bytes, format_seconds
 
 
 def verdict_card(view: PageView) -> str:
@@ -61,7 +61,7 @@ def _numbers(verdict: Verdict) -> list[tuple[str, str, str]]:
     return [
         ("MFU", f"{verdict.mfu:.1%}", "model FLOP utilisation"),
         ("HFU", f"{verdict.hfu:.1%}", "hardware FLOP utilisation: recomputation counts"),
-        ("per GPU", format_flops(verdict.model_flops_per_gpu), "model FLOP per second and GPU"),
+        ("TFLOP/s per GPU", f"{verdict.model_flops_per_gpu / 1e12:,.4g}", "model FLOP per second and GPU"),
         ("tokens/s", f"{verdict.tokens_per_s:,.0f}", "of the whole cluster"),
         ("tokens/s/GPU", f"{verdict.tokens_per_s_per_gpu:,.4g}", "of one GPU"),
         ("bubble", f"{verdict.bubble_fraction:.1%}", "share of the step in which a stage waits for the pipeline"),

@@ -16,6 +16,8 @@ from clustersim.units import Bytes, FlopPerSecond, Seconds
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
+_ROUNDING = 1e-9  # relative: what sums of times are off by
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:
@@ -72,6 +74,12 @@ class Breakdown:
     step: FloatArray
     stages: FloatArray
 
+    @property
+    def present(self) -> IntArray:
+        """The parts that are more than rounding, in the mean or on a stage."""
+        most = np.maximum(self.step, self.stages.max(axis=0, initial=0.0))
+        return np.flatnonzero(most > _ROUNDING * self.step.sum())
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -113,9 +121,10 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The critical path: pieces in order of time, each in a row. Columns of one length."""
+    """The critical path: pieces in order of time, each in a row and a lane. Columns of one length."""
 
     row: IntArray
+    lane: IntArray
     start: FloatArray
     end: FloatArray
 

@@ -56,4 +56,4 @@ def _recompute(policy: Recompute) -> str:
         case FullRecompute(layers=None):
             return "full recompute"
         case FullRecompute(layers=layers):
-            return f"recompute of {layers} layers a stage"
+            return f"recompute of {layers} layer{'' if layers == 1 else 's'} a stage"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from clustersim.collectives.library import load_library
 from clustersim.errors import InputError
 from clustersim.parallel.data import NaiveDataParallel
 from clustersim.parallel.groups import members
@@ -165,6 +166,21 @@ def _sequence(scenario: Scenario) -> Iterator[str]:
         yield f"training.sequence: {sequence} is not a multiple of {' x '.join(causes)} = {parts}; {legal} fits"
 
 
+def _format(scenario: Scenario) -> Iterator[str]:
+    try:
+        scenario.cluster.accelerator.peak_of(scenario.training.precision.compute)
+    except InputError as error:
+        yield f"training.precision: {error}"
+
+
+def _algorithms(scenario: Scenario) -> Iterator[str]:
+    for collective, algorithm in scenario.cost.collectives.items():
+        try:
+            load_library(scenario.cluster.library).offered(collective, algorithm)
+        except InputError as error:
+            yield f"cost.collectives.{collective.value}: {error}"
+
+
 def _naive(scenario: Scenario) -> Iterator[str]:
     layout, node = scenario.layout, scenario.cluster.gpus_per_node
     if not isinstance(layout.data, NaiveDataParallel):
@@ -200,5 +216,5 @@ def _long_rotary(scenario: Scenario) -> Iterator[str]:
 
 
 _Check = Callable[[Scenario], Iterator[str]]
-_CHECKS: tuple[_Check, ...] = (_heads, _widths, _layers, _batch, _sequence, _naive)
+_CHECKS: tuple[_Check, ...] = (_heads, _widths, _layers, _batch, _sequence, _format, _algorithms, _naive)
 _WARNINGS: tuple[_Check, ...] = (_replicated_heads, _tensor_beyond_domain, _long_rotary)

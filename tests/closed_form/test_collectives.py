@@ -29,7 +29,20 @@ NVLINK, NIC = 200e9, 20e9
 def ideal(chunk: float = 0.0) -> Library:
     none = dict.fromkeys(Medium, 0.0)
     offers = tuple(
-        Offer(name, "ideal", frozenset(Collective), 0.0, none, 0.0, 0.0, 1.0, chunked=True, capped=False, default=True)
+        Offer(
+            name,
+            "ideal",
+            frozenset(Collective),
+            0.0,
+            none,
+            0.0,
+            0.0,
+            1.0,
+            chunked=True,
+            capped=False,
+            default=True,
+            launched=False,
+        )
         for name in ALGORITHMS
     )
     links = {Medium.PCIE: 1.0, Medium.NETWORK: 1.0}

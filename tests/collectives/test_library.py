@@ -3,7 +3,7 @@
 import pytest
 
 from clustersim import shipped
-from clustersim.collectives.library import load_library, read_overrides
+from clustersim.collectives.library import load_library
 from clustersim.errors import InputError
 from clustersim.program.task import Collective
 
@@ -31,13 +31,9 @@ def test_hierarchical_is_offered_only_by_name():
     assert {offer.algorithm for offer in library.offered(Collective.ALL_REDUCE, "hierarchical")} == {"hierarchical"}
 
 
-def test_overrides_are_checked_by_name():
-    library = load_library("nccl")
-    assert read_overrides({"all_reduce": "ring"}, library) == {Collective.ALL_REDUCE: "ring"}
-    with pytest.raises(InputError, match="did you mean all_reduce"):
-        read_overrides({"allreduce": "ring"}, library)
+def test_an_algorithm_that_is_not_offered_is_refused_with_the_nearest_one():
     with pytest.raises(InputError, match=r"does not offer 'rings' for all_reduce; did you mean ring\?"):
-        read_overrides({"all_reduce": "rings"}, library)
+        load_library("nccl").offered(Collective.ALL_REDUCE, "rings")
 
 
 def test_unknown_library_is_refused_with_the_nearest_name():

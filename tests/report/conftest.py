@@ -143,7 +143,7 @@ def path(ran: list[tuple[Box, float, float, float, Box | None]]) -> Path:
         pieces.append((box[0], start, end))
         box = cause or ends.get((box[0], round(start, 9)))
     row, start_, end_ = zip(*reversed(pieces), strict=True)
-    return Path(np.array(row), np.array(start_), np.array(end_))
+    return Path(np.array(row), np.zeros(len(row), dtype=np.int64), np.array(start_), np.array(end_))
 
 
 def breakdown(drawn: Timeline) -> Breakdown:

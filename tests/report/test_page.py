@@ -59,6 +59,14 @@ def test_the_waterfall_begins_each_part_where_the_last_one_ended_and_sums_to_the
     assert whole["x"][0] / 1e3 == pytest.approx(view.verdict.step_time)
 
 
+def test_what_is_only_rounding_is_no_part(make_view: View) -> None:
+    view = make_view()
+    step, stages = view.breakdown.step.copy(), view.breakdown.stages.copy()
+    step[2] = stages[:, 2] = 1e-16 * view.verdict.step_time
+    text = render_page(replace(view, breakdown=replace(view.breakdown, step=step, stages=stages)))
+    assert "recompute" not in {trace["name"] for trace in figures(text)["waterfall"]["traces"]}
+
+
 def test_each_box_says_what_when_and_what_it_waited_for(make_view: View) -> None:
     traces = {trace["name"]: trace for trace in figures(render_page(make_view(2, 2)))["timeline"]["traces"]}
     hover = traces["forward"]["hovertext"][2]  # stage 0 holds the first two boxes
@@ -94,7 +102,7 @@ def test_an_empty_answer_makes_a_page(make_view: View) -> None:
     nothing = Spans(*[whole] * 5, *[real] * 4, *[whole] * 3, texts=())
     empty = replace(
         view,
-        timeline=replace(view.timeline, spans=nothing, path=CriticalPath(whole, real, real)),
+        timeline=replace(view.timeline, spans=nothing, path=CriticalPath(whole, whole, real, real)),
         breakdown=Breakdown((), (), real, np.zeros((1, 0))),
         memory=Memory((), (), (), 0.0),
     )

@@ -37,6 +37,7 @@ Refusal = Callable[..., str]
         (["layout.cp=2", "layout.dp=4", "training.sequence=8190"], "not a multiple of 2 x cp 2 = 4; 8188 or 8192 fits"),
         (["schedule=interleaved", "layout.pp=1", "layout.dp=16"], "interleaved needs a pipeline, but layout.pp is 1"),
         (["schedule=interleaved", "layout.pp=4", "layout.dp=4", "training.global_batch=36"], "equal rounds"),
+        (["cluster.name=dgx-v100"], "training.precision: v100-sxm-32gb has no bf16 peak; it computes in "),
         (["training.global_batch=2147483640"], "passes a step are the most"),
     ],
 )

@@ -142,7 +142,10 @@ def test_a_cluster_without_a_number_of_gpus_is_as_large_as_the_layout(mapping: d
         ("training.recompute=ful", "training.recompute: 'ful' is unknown; did you mean full?"),
         ("training.precision=bf1", "training.precision: 'bf1' is unknown; did you mean bf16?"),
         ("cost.collectives.all_reduc=ring", "'all_reduc' is no collective; did you mean all_reduce?"),
-        ("cost.collectives.all_reduce=rin", "'rin' is no algorithm for all_reduce; did you mean ring?"),
+        (
+            "cost.collectives.all_reduce=rin",
+            "cost.collectives.all_reduce: library nccl does not offer 'rin' for all_reduce; did you mean ring?",
+        ),
     ],
 )
 def test_a_misspelt_word_is_refused_with_its_key_and_the_nearest_one(

@@ -42,7 +42,7 @@
     const labels = narrow.matches ? 60 : 110; // pixels beside the plot
     const pixels = (document.getElementById(figure.name).clientWidth - labels) / (high - low);
     const rows = Math.abs(layout.yaxis.range[1] - layout.yaxis.range[0]);
-    const tallest = Math.min(12, (0.8 * numbers.height * (layout.height - 120)) / rows);
+    const tallest = Math.min(11, (0.8 * numbers.height * (layout.height - 120)) / rows);
     const out = { x: [], y: [], text: [], colour: [], size: [] };
     numbers.middle.forEach((x, index) => {
       const text = numbers.text[index];

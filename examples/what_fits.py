@@ -1,0 +1,44 @@
+"""What does not fit, and how many GPUs would it take? Llama 3 70B and 405B with FSDP on H100, without simulating.
+
+Sharding divides parameters, gradients and optimizer states by the number of GPUs; activations stay. So more GPUs help
+until the activations alone are too much, and then only recomputation or tensor parallelism does.
+"""
+
+from clustersim import Scenario
+from clustersim.simulation import check
+
+GIB = 2**30
+
+
+def main() -> None:
+    """Print, for each model and kind of recomputation, the fewest GPUs on which it fits."""
+    for model in ("llama3-8b", "llama3-70b", "llama3-405b"):
+        for recompute in ("none", "full"):
+            print(f"{model:12} recompute {recompute:5}: {fewest(model, recompute)}")
+
+
+def fewest(model: str, recompute: str) -> str:
+    """The smallest power of two of GPUs that fits, and what the next smaller needs."""
+    smaller = "nothing smaller tried"
+    for gpus in (2**power for power in range(3, 15)):
+        report = check(scenario(model, recompute, gpus))
+        need = f"{report.peak_memory_bytes / GIB:,.0f} of {report.memory_capacity_bytes / GIB:.0f} GiB"
+        if report.fits:
+            return f"fits on {gpus:,} GPUs ({need}); {smaller}"
+        smaller = f"{gpus:,} need {need}"
+    return f"does not fit: even {smaller}"
+
+
+def scenario(model: str, recompute: str, gpus: int) -> Scenario:
+    """FSDP on so many GPUs, one sequence each."""
+    mapping = {
+        "model": model,
+        "cluster": {"name": "dgx-h100", "gpus": gpus},
+        "layout": {"data": "fsdp"},
+        "training": {"sequence": 8192, "global_batch": gpus, "recompute": recompute},
+    }
+    return Scenario.from_mapping(mapping)
+
+
+if __name__ == "__main__":
+    main()

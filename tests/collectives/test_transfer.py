@@ -1,0 +1,70 @@
+"""Flows of a phase share links; none carries more than its rate."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.collectives.choose import Surveyor, choose
+from clustersim.collectives.library import ALGORITHMS, load_library
+from clustersim.collectives.phase import arrange
+from clustersim.collectives.transfer import effective_bandwidth, route, time_phase
+from clustersim.program.task import Collective
+from tests.collectives.fake_fabric import FakeFabric
+
+NCCL = load_library("nccl")
+FABRIC = FakeFabric(48, 8, nvlink=450e9, nic=50e9, spine=100e9, rack=16)
+PERMUTATIONS = st.permutations(range(48)).map(np.array)
+SYMMETRIC = [Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL]
+
+
+@given(PERMUTATIONS, st.sampled_from([2, 3, 4, 6, 8, 12, 24, 48]), st.sampled_from(Collective), st.data())
+def test_no_link_carries_more_than_its_rate(ranks, size, kind, data):
+    """In the time that the phase's slowest group needs, the bytes on every link fit its nominal bandwidth."""
+    members = ranks.reshape(-1, size)
+    arrangement = arrange(members, FABRIC)
+    algorithm = data.draw(st.sampled_from(sorted(ALGORITHMS)))
+    for phase in ALGORITHMS[algorithm].phases(kind, arrangement):
+        routed = route(phase, FABRIC)
+        for offer in NCCL.offers:
+            reachable = effective_bandwidth(FABRIC, NCCL, offer, int(arrangement.spans.max()))
+            _, per_byte, _ = time_phase(routed, reachable, np.zeros(len(members)))
+            rate = routed.load[:-1] / per_byte.max()
+            assert (rate <= FABRIC.links.bandwidth * (1 + 1e-12)).all()
+
+
+@given(PERMUTATIONS, st.sampled_from(["ring", "pairwise"]), st.sampled_from(SYMMETRIC))
+def test_a_group_alone_is_never_slower_than_beside_its_siblings(ranks, algorithm, kind):
+    """Pairs of any ranks: their arrangement is the same alone and together, so only the links' loads differ."""
+    members = ranks.reshape(-1, 2)
+    arrangement = arrange(members, FABRIC)
+    phases = ALGORITHMS[algorithm].phases(kind, arrangement)
+    if not phases or arrangement.members.shape[1:] != (2, 1):
+        return
+    reachable = effective_bandwidth(FABRIC, NCCL, NCCL.offers[2], 2)
+    together = time_phase(route(phases[0], FABRIC), reachable, np.zeros(24))[1]
+    for group, beside in zip(members, together, strict=True):
+        (phase,) = ALGORITHMS[algorithm].phases(kind, arrange(group[None], FABRIC))
+        assert time_phase(route(phase, FABRIC), reachable, np.zeros(1))[1][0] <= beside * (1 + 1e-12)
+
+
+def test_the_ll_protocol_stays_below_its_ceiling():
+    bandwidth = effective_bandwidth(FABRIC, NCCL, NCCL.offered(Collective.ALL_GATHER)[0], 1)
+    assert bandwidth[0] == pytest.approx(141e9)  # NCCL's llMaxBws, Hopper, one node
+
+
+def test_a_degraded_link_slows_only_the_group_that_uses_it():
+    class Degraded(FakeFabric):
+        @property
+        def links(self):
+            table = FakeFabric.links.fget(self)
+            table.bandwidth[3] /= 10
+            return table
+
+    members = np.arange(48).reshape(6, 8)
+    healthy, sick = (
+        choose(Surveyor(fabric, NCCL).survey(Collective.ALL_GATHER, members), 1e9).seconds
+        for fabric in (FABRIC, Degraded(48, 8, nvlink=450e9, nic=50e9))
+    )
+    assert sick[0] > 5 * healthy[0]
+    assert sick[1:] == pytest.approx(healthy[1:])

@@ -1,0 +1,71 @@
+"""Every example runs, is short, and says what it promises."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clustersim import Scenario, simulate
+from clustersim.workload.training import NoRecompute
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCENARIOS = sorted(EXAMPLES.glob("*.yaml"))
+SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+
+
+def printed(script: str) -> str:
+    command = [sys.executable, "-W", "error", str(EXAMPLES / script)]
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=environment)
+    return done.stdout
+
+
+@pytest.mark.parametrize("path", [*SCENARIOS, *SCRIPTS], ids=lambda path: path.name)
+def test_an_example_is_under_sixty_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 60
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.name)
+def test_a_scenario_fits_and_its_parts_sum_to_the_step(path: Path) -> None:
+    answer = simulate(Scenario.load(path)).to_json()
+    assert answer["fits"]
+    assert sum(answer["breakdown_s"].values()) == pytest.approx(answer["step_time_s"])
+    assert 0 < answer["mfu"] <= answer["hfu"] < 1
+
+
+def test_the_405b_example_is_the_run_that_it_says_and_recomputes_no_more_than_it_must() -> None:
+    scenario = Scenario.load(EXAMPLES / "llama3_405b_16k.yaml")
+    layout, training = scenario.layout, scenario.training
+    assert (layout.tp, layout.pp, layout.dp, scenario.cluster.gpus) == (8, 16, 128, 16384)
+    assert (training.sequence, training.global_batch, training.microbatch) == (8192, 2048, 1)
+    assert training.recompute == NoRecompute()
+
+
+def test_data_parallel_scaling_says_whether_it_is_near_linear_and_why() -> None:
+    lines = printed("ddp_scaling.py").splitlines()
+    verdicts = [line for line in lines if "linear: at 1,024 GPUs" in line]
+    assert len(verdicts) == 2
+    assert sum(bool(re.match(r" +[\d,]+ +[\d,]+ +[\d.]+ s", line)) for line in lines) == 16
+
+
+def test_zero_states_are_the_papers() -> None:
+    # Rajbhandari et al. 2020, figure 1: 16 bytes, 4 + 12/64, 2 + 14/64 and 16/64 for each of 7.5e9 parameters
+    table = printed("zero_memory.py")
+    states = [float(number) for number in re.findall(r"^\w+ +([\d.]+) GB", table, re.MULTILINE)]
+    assert states == pytest.approx([120, 31.4, 16.6, 1.9], rel=0.02)
+
+
+def test_bubbles_shrink_with_microbatches_and_chunks_as_the_textbook_says() -> None:
+    rows = re.findall(r"^ +(\d+)  (.+?) +([\d.]+)% +([\d.]+)%$", printed("bubble.py"), re.MULTILINE)
+    assert len(rows) == 16
+    for _, _, bubble, textbook in rows:
+        assert float(bubble) == pytest.approx(float(textbook), abs=1.6)  # percent of the step
+
+
+def test_what_fits_names_the_number_of_gpus_or_says_that_none_is_enough() -> None:
+    lines = printed("what_fits.py").splitlines()
+    assert len(lines) == 6
+    assert all("fits on " in line or "does not fit: even " in line for line in lines)

@@ -1,0 +1,54 @@
+"""Small machines of every shape, with numbers that make each kind of link recognisable."""
+
+from collections.abc import Callable
+
+import pytest
+
+from clustersim.hardware.clos_fabric import ClosFabric
+from clustersim.hardware.routing import Hashed, Spread
+from clustersim.hardware.shape import Core, Host, Leaf, Network, Nics, Node, NvLink, Port, Spine
+
+US = 1e-6
+PCIE = Port(60e9, 0.5 * US)
+NVLINK = Port(450e9, 0.6 * US)
+NIC = Port(50e9, 0.7 * US)
+NVLINK_NODE = Node(4, pcie=PCIE, nvlink=NvLink(4, NVLINK), nics=Nics(4, NIC))
+SHARED_NICS = Node(4, pcie=PCIE, nvlink=NvLink(4, NVLINK), nics=Nics(2, NIC))
+PCIE_NODE = Node(4, pcie=PCIE, host=Host(2, Port(20e9, 1.0 * US)), nics=Nics(2, NIC))
+BRIDGED_NODE = Node(4, pcie=PCIE, nvlink=NvLink(2, NVLINK), host=Host(1, Port(20e9, 1.0 * US)), nics=Nics(1, NIC))
+RACK_DOMAIN = Node(2, pcie=PCIE, nvlink=NvLink(6, NVLINK), nics=Nics(2, NIC))
+
+
+def rails(per_unit: int, rails: int, seed: int | None = None) -> Network:
+    """Units of some nodes, pods of two units, three pods, each tier with its own latency and oversubscription."""
+    ecmp = Spread() if seed is None else Hashed(seed)
+    return Network(Leaf(per_unit, rails, 0.3 * US), ecmp, Spine(2, 0.4 * US, 2.0), Core(3, 0.5 * US))
+
+
+MACHINES: dict[str, Callable[[], ClosFabric]] = {
+    "one nvlink node": lambda: ClosFabric(Node(8, nvlink=NvLink(8, NVLINK)), None, 8),
+    "part of a node": lambda: ClosFabric(Node(8, nvlink=NvLink(8, NVLINK)), None, 3),
+    "one pcie node": lambda: ClosFabric(Node(4, pcie=PCIE, host=Host(2, Port(20e9, 1.0 * US))), None, 4),
+    "rails, three pods, last partial": lambda: ClosFabric(NVLINK_NODE, rails(2, 4), 4 * 9),
+    "rails, hashed": lambda: ClosFabric(NVLINK_NODE, rails(2, 4, seed=7), 4 * 9),
+    "rails, shared nics": lambda: ClosFabric(SHARED_NICS, rails(2, 2), 4 * 9),
+    "racks": lambda: ClosFabric(NVLINK_NODE, rails(2, 1), 4 * 9),
+    "racks of pcie nodes": lambda: ClosFabric(PCIE_NODE, rails(2, 1), 4 * 9),
+    "nvlink pairs in pcie nodes": lambda: ClosFabric(BRIDGED_NODE, rails(2, 1), 4 * 9),
+    "domains of three nodes": lambda: ClosFabric(RACK_DOMAIN, rails(3, 2), 2 * 14),
+    "racks, only one of them used": lambda: ClosFabric(NVLINK_NODE, rails(2, 1), 4 * 2),
+    "rails, only one pod used": lambda: ClosFabric(NVLINK_NODE, rails(2, 4), 4 * 3),
+    "one rack without spines": lambda: ClosFabric(NVLINK_NODE, Network(Leaf(4, 1, 0.3 * US), Spread()), 4 * 3),
+}
+
+
+@pytest.fixture(params=MACHINES)
+def machine(request: pytest.FixtureRequest) -> ClosFabric:
+    """Each small machine in turn."""
+    return MACHINES[request.param]()
+
+
+@pytest.fixture
+def build() -> dict[str, Callable[[], ClosFabric]]:
+    """All small machines by name."""
+    return MACHINES

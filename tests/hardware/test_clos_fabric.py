@@ -1,0 +1,229 @@
+"""Routes by arithmetic: which links, how long, how wide. The small machines are in conftest.py."""
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+
+from clustersim.hardware.clos_fabric import ClosFabric
+from clustersim.hardware.routing import Hashed, Spread
+from clustersim.hardware.shape import Core, Host, Leaf, Network, Nics, Node, NvLink, Port, Spine
+from clustersim.hardware.topology import LINK_KINDS, LinkKind
+
+US = 1e-6
+NVLINK, PCIE, HOST, NIC, LEAF, SPINE = LINK_KINDS
+
+
+def route(fabric, source, target):
+    """The links of one route, described, and its latency."""
+    paths = fabric.paths(np.array([source]), np.array([target]))
+    return [fabric.link(int(number)) for number in paths.links[0] if number >= 0], float(paths.latency[0])
+
+
+def kinds(fabric, source, target):
+    return [link.kind for link in route(fabric, source, target)[0]]
+
+
+def all_pairs(fabric):
+    numbers = np.arange(fabric.gpus)
+    return np.repeat(numbers, fabric.gpus), np.tile(numbers, fabric.gpus)
+
+
+def test_every_route_is_a_chain_of_links_from_source_to_target(machine):
+    sources, targets = all_pairs(machine)
+    paths = machine.paths(sources, targets)
+    for source, target, numbers, latency in zip(sources, targets, paths.links, paths.latency, strict=True):
+        chain = [machine.link(int(number)) for number in numbers if number >= 0]
+        places = [f"gpu{source}", *(link.target for link in chain)]
+        assert [link.source for link in chain] == places[:-1]
+        assert places[-1] == f"gpu{target}"
+        assert latency == pytest.approx(sum(link.latency for link in chain))
+
+
+def test_no_route_visits_a_place_twice_and_only_equal_ends_need_no_link(machine):
+    sources, targets = all_pairs(machine)
+    for source, target, numbers in zip(sources, targets, machine.paths(sources, targets).links, strict=True):
+        chain = [machine.link(int(number)) for number in numbers if number >= 0]
+        assert len({link.target for link in chain}) == len(chain)
+        assert (not chain) == (source == target)
+
+
+def test_links_of_the_table_and_links_for_people_agree(machine):
+    table = machine.links
+    for number in range(len(table.kind)):
+        link = machine.link(number)
+        assert link.kind is LINK_KINDS[table.kind[number]]
+        assert (link.bandwidth, link.latency) == (table.bandwidth[number], table.latency[number])
+    with pytest.raises(IndexError):
+        machine.link(len(table.kind))
+
+
+def test_gpus_of_one_domain_use_their_nvlink_ports(build):
+    links, latency = route(build["rails, three pods, last partial"](), 4, 7)
+    assert [(link.kind, link.bandwidth) for link in links] == [(NVLINK, 450e9), (NVLINK, 450e9)]
+    assert latency == pytest.approx(0.6 * US)
+
+
+def test_equal_rails_of_one_unit_meet_at_their_leaf(build):
+    """PCIe 0.5, adapter 0.7, leaf 0.3 and adapter 0.7, PCIe 0.5: 2.7 us."""
+    fabric = build["rails, three pods, last partial"]()
+    links, latency = route(fabric, 1, 5)
+    assert [link.kind for link in links] == [PCIE, NIC, NIC, PCIE]
+    assert links[1].target == links[2].source == "leaf0.1"
+    assert latency == pytest.approx(2.7 * US)
+
+
+def test_different_rails_climb_to_the_spine_of_their_pod(build):
+    """2.7 us as for equal rails, one more leaf 0.3 and the spine 0.4."""
+    links, latency = route(build["rails, three pods, last partial"](), 1, 6)
+    assert [link.kind for link in links] == [PCIE, NIC, LEAF, LEAF, NIC, PCIE]
+    assert latency == pytest.approx((2.7 + 0.3 + 0.4) * US)
+
+
+def test_other_units_of_a_pod_are_behind_the_spine_and_other_pods_behind_the_core(build):
+    fabric = build["rails, three pods, last partial"]()
+    assert kinds(fabric, 0, 4 * 2) == [PCIE, NIC, LEAF, LEAF, NIC, PCIE]
+    links, latency = route(fabric, 0, 4 * 4)
+    assert [link.kind for link in links] == [PCIE, NIC, LEAF, SPINE, SPINE, LEAF, NIC, PCIE]
+    assert latency == pytest.approx((2.7 + 0.3 + 0.4 + 0.4 + 0.5) * US)
+
+
+def test_all_nics_of_a_rack_share_their_top_of_rack_switch(build):
+    fabric = build["racks"]()
+    assert kinds(fabric, 0, 7) == [PCIE, NIC, NIC, PCIE]
+    assert kinds(fabric, 0, 8) == [PCIE, NIC, LEAF, LEAF, NIC, PCIE]
+
+
+def test_two_gpus_share_a_nic_where_there_are_half_as_many(build):
+    fabric = build["rails, shared nics"]()
+    first, second, third = (route(fabric, gpu, gpu + 4)[0][1] for gpu in (0, 1, 2))
+    assert first == second != third
+
+
+def test_gpus_without_nvlink_pass_the_root_complex_and_between_sockets_the_host(build):
+    """Port of a root complex: 20 GB/s, and 1 us to the other one."""
+    fabric = build["one pcie node"]()
+    assert kinds(fabric, 0, 1) == [PCIE, PCIE]
+    links, latency = route(fabric, 0, 2)
+    assert [(link.kind, link.bandwidth) for link in links] == [(PCIE, 60e9), (HOST, 20e9), (HOST, 20e9), (PCIE, 60e9)]
+    assert latency == pytest.approx((0.5 + 1.0 + 0.5) * US)
+
+
+def test_a_nic_on_the_other_socket_is_reached_through_the_host():
+    node = Node(4, pcie=Port(60e9, 0.0), host=Host(2, Port(20e9, 0.0)), nics=Nics(1, Port(50e9, 0.0)))
+    fabric = ClosFabric(node, Network(Leaf(4, 1, 0.0), Spread()), 8)
+    assert kinds(fabric, 0, 4) == [PCIE, PCIE, NIC, NIC, PCIE, PCIE]
+    assert kinds(fabric, 3, 4) == [PCIE, HOST, HOST, PCIE, NIC, NIC, PCIE, PCIE]
+
+
+def test_bridged_pairs_use_nvlink_and_other_pairs_of_the_node_pcie(build):
+    fabric = build["nvlink pairs in pcie nodes"]()
+    assert kinds(fabric, 0, 1) == [NVLINK, NVLINK]
+    assert kinds(fabric, 1, 2) == [PCIE, PCIE]
+
+
+def test_a_domain_may_be_larger_than_a_node(build):
+    fabric = build["domains of three nodes"]()
+    gpus = np.array([0, 1, 2, 5, 6])
+    assert fabric.nodes(gpus).tolist() == [0, 0, 1, 2, 3]
+    assert fabric.domains(gpus).tolist() == [0, 0, 0, 0, 1]
+    assert kinds(fabric, 0, 5) == [NVLINK, NVLINK]
+    assert kinds(fabric, 4, 6)[0] is PCIE
+
+
+def test_uplinks_carry_what_the_nics_send_over_the_oversubscription():
+    """Units of 4 nodes x 4 NICs x 50 GB/s = 800 GB/s; leaf 1:1 and 4 units a pod: 3.2 TB/s below, 1:7 above."""
+    network = Network(Leaf(4, 1, 0.0), Spread(), Spine(4, 0.0, oversubscription=7.0), Core(2, 0.0))
+    node = Node(4, pcie=Port(60e9, 0.0), nvlink=NvLink(4, Port(450e9, 0.0)), nics=Nics(4, Port(50e9, 0.0)))
+    fabric = ClosFabric(node, network, 4 * 32)
+    links, _ = route(fabric, 0, 4 * 16)
+    assert {link.kind: link.bandwidth for link in links} == pytest.approx(
+        {PCIE: 60e9, NIC: 50e9, LEAF: 800e9, SPINE: 3200e9 / 7}
+    )
+
+
+@pytest.mark.parametrize("kind", [NIC, LEAF, SPINE])
+def test_hashed_links_have_together_the_bandwidth_of_the_bundles(build, kind):
+    spread, hashed = build["rails, three pods, last partial"](), build["rails, hashed"]()
+
+    def total(fabric):
+        return fabric.links.bandwidth[fabric.links.kind == LINK_KINDS.index(kind)].sum()
+
+    assert total(hashed) == pytest.approx(total(spread))
+
+
+def test_hashing_is_repeatable_depends_on_the_seed_and_is_even():
+    """131,072 pairs over 32 uplinks: each expects 4,096 with a deviation of 63, so 6 sigma is 10 %."""
+    node = Node(8, pcie=Port(60e9, 0.0), nvlink=NvLink(8, Port(450e9, 0.0)), nics=Nics(8, Port(50e9, 0.0)))
+
+    def ups(seed):
+        fabric = ClosFabric(node, Network(Leaf(32, 8, 0.0), Hashed(seed), Spine(4, 0.0)), 512)
+        sources, targets = np.repeat(np.arange(256), 512), np.tile(np.arange(512), 256)
+        paths = fabric.paths(sources, targets)
+        leaf_up = fabric.wiring.leaf.up
+        used = paths.links[(paths.links >= leaf_up.first) & (paths.links < leaf_up.first + leaf_up.count)]
+        return (used - leaf_up.first) % 32
+
+    first, again, other = ups(1), ups(1), ups(2)
+    assert (first == again).all()
+    assert (first != other).mean() > 0.9
+    counts = np.bincount(first, minlength=32)
+    assert counts.min() > 0.9 * counts.mean()
+    assert counts.max() < 1.1 * counts.mean()
+
+
+def test_a_hashed_route_crosses_one_plane(build):
+    """Spine i of one pod reaches spine i of the others, as in every three-tier Clos."""
+    fabric = build["rails, hashed"]()
+    for target in range(16, 24):
+        links, _ = route(fabric, 0, target)
+        up, down = [link.target for link in links if link.target.startswith("spine")]
+        assert up.split(".")[1] == down.split(".")[1]
+
+
+ORDER = ["gpu", "nvlink", "host", "leaf", "spine", "core"]
+TIER_OF = {NVLINK: "nvlink", PCIE: "host", HOST: "host", NIC: "leaf", LEAF: "spine", SPINE: "core"}
+
+
+def worst_tier(fabric, gpus):
+    """By brute force: the highest tier among the routes of all pairs."""
+    seen = [TIER_OF[kind] for pair in itertools.permutations(gpus, 2) for kind in kinds(fabric, *pair)]
+    return max(seen, key=ORDER.index, default="gpu")
+
+
+def test_tier_is_the_highest_that_any_pair_crosses(machine):
+    random = np.random.default_rng(1)
+    for size in (1, 2, 2, 2, 3, 3, 4, 6):
+        gpus = random.choice(machine.gpus, size=min(size, machine.gpus), replace=False).tolist()
+        assert machine.tier(gpus) == worst_tier(machine, gpus)
+
+
+def test_tiers_count_the_switches_of_the_dgx_superpod():
+    """NVIDIA DGX SuperPOD with H100, network fabrics, table 4, and the larger counts of the B200 edition."""
+    node = Node(8, pcie=Port(63e9, 0.0), nvlink=NvLink(8, Port(450e9, 0.0)), nics=Nics(8, Port(50e9, 0.0)))
+    network = Network(Leaf(32, 8, 0.0), Spread(), Spine(4, 0.0, ports=64), Core(64, 0.0, ports=64))
+    expected = {1: (8, 4), 2: (16, 8), 4: (32, 16), 16: (128, 128, 64), 32: (256, 256, 128), 64: (512, 512, 256)}
+    for units, switches in expected.items():
+        tiers = ClosFabric(node, network, units * 256).tiers()
+        assert tuple(tier.count for tier in tiers if tier.kind in ("leaf", "spine", "core")) == switches
+
+
+def test_tiers_of_every_machine_start_with_its_gpus(machine):
+    first, *_ = machine.tiers()
+    assert (first.kind, first.count) == ("gpu", machine.gpus)
+
+
+def test_131072_gpus_are_built_and_routed_at_once():
+    """Under 0.05 s here; the bound leaves room for a loaded machine."""
+    node = Node(8, pcie=Port(63e9, 0.0), nvlink=NvLink(8, Port(450e9, 0.0)), nics=Nics(8, Port(50e9, 0.0)))
+    network = Network(Leaf(32, 8, 0.0), Hashed(0), Spine(4, 0.0), Core(128, 0.0))
+    sources = np.arange(131_072)
+    begin = time.process_time()
+    paths = ClosFabric(node, network, 131_072).paths(sources, (sources * 7919 + 13) % 131_072)
+    assert time.process_time() - begin < 0.2
+    assert paths.links.nbytes < 16e6
+
+
+def test_link_kinds_are_in_the_order_that_this_file_unpacks():
+    assert [kind.value for kind in LinkKind] == ["nvlink", "pcie", "host", "nic", "leaf", "spine"]

@@ -1,0 +1,271 @@
+"""Clusters from files: what is shipped loads, what is wrong is refused in one sentence that names it."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from clustersim import shipped
+from clustersim.errors import InputError
+from clustersim.hardware.cluster import MOST_GPUS, describe, load_cluster
+from clustersim.hardware.graph_file import node_link
+from clustersim.hardware.topology import LINK_KINDS
+
+RAILS = {
+    "accelerator": "h100-sxm-80gb",
+    "gpus": 16,
+    "node": {
+        "gpus": 4,
+        "nvlink": {"gpus": 4, "bandwidth": "450 GB/s", "latency": "0.6 us"},
+        "pcie": {"bandwidth": "63 GB/s", "latency": "0.5 us"},
+        "nic": {"per_node": 4, "bandwidth": "400 Gbit/s", "latency": "0.7 us"},
+    },
+    "fabric": {
+        "leaf": {"arrangement": "rail", "nodes": 2, "latency": "0.3 us"},
+        "spine": {"units": 2, "latency": "0.3 us"},
+        "core": {"pods": 4, "latency": "0.3 us"},
+    },
+}
+
+
+@pytest.fixture
+def rails(tmp_path):
+    """A file with RAILS in it."""
+    path = tmp_path / "rails.yaml"
+    path.write_text(yaml.safe_dump(RAILS))
+    return str(path)
+
+
+@pytest.fixture
+def graph_file(tmp_path):
+    """A file with some graph in it: two GPUs, each in its host, on one switch."""
+
+    def write(**changes):
+        edge = {"kind": "nic", "bandwidth": "10 GB/s", "latency": "1 us"}
+        content = {
+            "graph": {"accelerator": "h100-sxm-80gb"},
+            "nodes": [
+                {"id": "g0", "kind": "gpu", "node": 0},
+                {"id": "g1", "kind": "gpu", "node": 1},
+                {"id": "s", "kind": "switch"},
+            ],
+            "edges": [{"source": "g0", "target": "s", **edge}, {"source": "s", "target": "g1", **edge}],
+        }
+        path = tmp_path / "graph.json"
+        path.write_text(json.dumps(content | changes))
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize("name", shipped.names("clusters"))
+def test_every_shipped_cluster_loads_with_a_source_for_every_part(name):
+    cluster = load_cluster(name)
+    assert cluster.fabric.gpus == cluster.gpus
+    assert cluster.gpus % cluster.gpus_per_node == 0
+    assert cluster.library in shipped.names("libraries")
+    parts = shipped.read_mapping(shipped.find("clusters", name))
+    named = {*parts["node"], *({"fabric", "switches", "ecmp"} if "fabric" in parts else ())} - {"gpus"}
+    assert set(cluster.sources) == named
+
+
+@pytest.mark.parametrize(
+    ("name", "nvlink", "nic"),
+    [
+        ("dgx-v100", 150e9, 12.5e9),
+        ("dgx-a100", 300e9, 25e9),
+        ("dgx-h100", 450e9, 50e9),
+        ("hgx-h200", 450e9, 50e9),
+        ("hgx-b200", 900e9, 50e9),
+        ("gb200-nvl72", 900e9, 50e9),
+        ("llama3-roce", 450e9, 50e9),
+        ("mi300x", 448e9, 50e9),
+    ],
+)
+def test_bandwidths_are_those_of_the_datasheets_per_direction(name, nvlink, nic):
+    fabric = load_cluster(name).fabric
+    by_kind = {LINK_KINDS[kind].value: set(fabric.links.bandwidth[fabric.links.kind == kind]) for kind in range(6)}
+    assert (by_kind["nvlink"], by_kind["nic"]) == ({nvlink}, {nic})
+
+
+def test_one_way_latency_over_one_leaf_is_what_ib_write_lat_measures():
+    """2.68 us, ConnectX-7 NDR, Vultr HGX B200 acceptance report."""
+    latency = load_cluster("dgx-h100").fabric.paths(np.array([0]), np.array([8])).latency
+    assert latency == pytest.approx(2.68e-6, rel=0.02)
+
+
+def test_llama3_pods_have_3072_gpus_and_a_seventh_of_their_bandwidth_above():
+    """Full bisection in a pod: 3,072 x 50 GB/s; 1:7 above (arXiv:2407.21783, sec. 3.3.1)."""
+    cluster = load_cluster("llama3-roce")
+    fabric = cluster.fabric
+    assert [fabric.tier([0, gpu]) for gpu in (15, 16, 3071, 3072)] == ["leaf", "spine", "spine", "core"]
+    spine, core = describe(cluster)[-2:]
+    assert spine.oversubscription == 7
+    assert core.count * core.bandwidth == pytest.approx(6 * 3072 * 50e9 / 7)
+    with pytest.raises(InputError, match="at most 24,576"):
+        load_cluster("llama3-roce", 24_584)
+
+
+def test_any_number_of_whole_nodes_is_legal_and_part_of_one_node_too():
+    assert load_cluster("dgx-h100", 16_384).fabric.gpus == 16_384
+    assert load_cluster("dgx-h100", 8 * 33).fabric.tier([0, 8 * 32]) == "spine"
+    assert load_cluster("dgx-h100", 2).gpus == 2
+    with pytest.raises(InputError, match="1,024 or 1,032"):
+        load_cluster("dgx-h100", 1030)
+
+
+@pytest.mark.parametrize("gpus", [0, -8, MOST_GPUS + 8, 10**9])
+def test_absurd_numbers_of_gpus_are_refused_with_the_limit(gpus):
+    with pytest.raises(InputError, match="1 to 1,048,576"):
+        load_cluster("dgx-h100", gpus)
+
+
+def test_a_node_without_a_network_is_as_large_as_it_is():
+    with pytest.raises(InputError, match="at most 8"):
+        load_cluster("pcie-node", 16)
+
+
+def test_an_unknown_name_gets_its_nearest_match():
+    with pytest.raises(InputError, match="did you mean dgx-h100"):
+        load_cluster("dgx-h10")
+
+
+def test_overrides_are_dotted_or_nested(rails):
+    dotted = load_cluster(rails, 32, {"fabric.leaf.oversubscription": 4})
+    nested = load_cluster(rails, 32, {"fabric": {"leaf": {"oversubscription": 4}}})
+    plain = load_cluster(rails, 32)
+    assert describe(dotted) == describe(nested) != describe(plain)
+    assert load_cluster(rails, overrides={"accelerator": "a100-sxm-80gb"}).accelerator.name == "a100-sxm-80gb"
+
+
+def test_null_takes_a_part_away(rails):
+    with pytest.raises(InputError, match="at most 16 "):
+        load_cluster(rails, 32, {"fabric.core": None})
+
+
+def test_oversubscription_divides_the_leafs_uplinks(rails):
+    """2 nodes x 1 NIC of a rail x 50 GB/s = 100 GB/s up, 1:4 of it 25 GB/s."""
+    leaf = next(
+        tier for tier in describe(load_cluster(rails, 32, {"fabric.leaf.oversubscription": 4})) if tier.kind == "leaf"
+    )
+    assert leaf.bandwidth == pytest.approx(25e9)
+
+
+def test_more_nics_than_gpus_act_as_one_wider_nic_each(rails):
+    fabric = load_cluster(rails, overrides={"node.nic": {"per_node": 8, "bandwidth": "200 Gbit/s"}}).fabric
+    assert set(fabric.links.bandwidth[fabric.links.kind == 3]) == {50e9}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"fabric.oversubscription": 7},
+            r"fabric.oversubscription: unknown key; did you mean fabric.\w+.oversubscription",
+        ),
+        ({"fabric.leaf.arangement": "rail"}, "did you mean fabric.leaf.arrangement"),
+        ({"fabric.leaf.arrangement": "rails"}, "'rails' is unknown; did you mean rail"),
+        ({"acelerator": "x"}, "did you mean accelerator"),
+        ({"node.nic.bandwidth": 400}, "node.nic.bandwidth: 400 has no unit; .*'400 Gbit/s'"),
+        ({"node.nic.bandwidth": "400 us"}, "not a unit of bandwidth"),
+        ({"node.nic.bandwidth": "0 GB/s"}, "not above zero"),
+        ({"node.nic.bandwidth": "1e400 GB/s"}, "not finite"),
+        ({"node.nvlink.latency": "-1 us"}, "below zero"),
+        ({"node.gpus": 0}, "node.gpus: 0 is not a whole number from 1"),
+        ({"node.gpus": 4.5}, "node.gpus: 4.5 is not a whole number"),
+        ({"node.gpus": True}, "node.gpus: True is not a whole number"),
+        ({"node.nvlink.gpus": 3}, "domains of 3 do not divide into nodes of 4"),
+        ({"node.nvlink.gpus": 2}, "node.host: is missing"),
+        ({"node.nic.per_node": 6}, "6 NICs do not divide evenly among 4 GPUs"),
+        ({"node.pcie": None}, "NICs need node.pcie"),
+        ({"node.nic": None}, "no node.nic to reach them"),
+        ({"fabric.spine": None}, "nothing joins the leaf switches"),
+        ({"fabric.leaf": "big"}, "fabric.leaf: 'big' is not a mapping"),
+        ({"fabric.leaf.nodes.x": 1}, "fabric.leaf.nodes is 2 and has no key x"),
+        ({"fabric.leaf.oversubscription": 0}, "0 is not a number above 0"),
+        ({"fabric.leaf.oversubscription": "1:7"}, "'1:7' is not a number above 0"),
+        ({"fabric.ecmp": "hash"}, "did you mean hashed"),
+        ({"accelerator": "h100"}, "there is no accelerator 'h100'"),
+        ({"gpus": "many"}, "gpus: 'many' is not a whole number"),
+        ({"fabric": {"ecmp": "hashed", "leaf": {"nodes": 2**20, "oversubscription": 0.1}}}, "at most 16,777,216"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_sentence_with_file_and_key(rails, changes, sentence):
+    with pytest.raises(InputError, match=sentence) as caught:
+        load_cluster(rails, overrides=changes)
+    assert "\n" not in str(caught.value)
+    if "accelerator 'h100'" not in sentence:
+        assert str(caught.value).startswith(rails)
+
+
+def test_missing_broken_and_empty_files_are_refused(tmp_path):
+    with pytest.raises(InputError, match="cannot be read"):
+        load_cluster(str(tmp_path / "no.yaml"))
+    for name, text in (
+        ("broken.yaml", "a: ["),
+        ("broken.json", '{"nodes": ['),
+        ("list.yaml", "- 1"),
+        ("empty.yaml", ""),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(InputError, match=name):
+            load_cluster(str(tmp_path / name))
+
+
+def test_a_graph_file_is_a_cluster(graph_file):
+    cluster = load_cluster(graph_file())
+    assert (cluster.gpus, cluster.gpus_per_node, cluster.library) == (2, 1, "nccl")
+    assert cluster.fabric.paths(np.array([0]), np.array([1])).latency == pytest.approx([2e-6])
+    assert load_cluster(graph_file(), overrides={"accelerator": "a100-sxm-80gb"}).accelerator.name == "a100-sxm-80gb"
+    assert load_cluster(graph_file(), 1).gpus == 1
+
+
+def test_a_shipped_cluster_written_as_a_graph_reads_back_as_the_same_machine(tmp_path):
+    whole = load_cluster("dgx-h100", 32)
+    path = tmp_path / "copy.json"
+    path.write_text(json.dumps(node_link(whole.fabric.graph(), {"accelerator": whole.accelerator.name})))
+    copy = load_cluster(str(path))
+    sources, targets = np.repeat(np.arange(32), 32), np.tile(np.arange(32), 32)
+    assert copy.gpus_per_node == 8
+    assert copy.fabric.links.bandwidth.sum() == whole.fabric.links.bandwidth.sum()
+    found, expected = copy.fabric.paths(sources, targets), whole.fabric.paths(sources, targets)
+    assert found.latency == pytest.approx(expected.latency)
+
+
+GPU = {"id": "g2", "kind": "gpu", "node": 2}
+NODES = [{"id": "g0", "kind": "gpu", "node": 0}, {"id": "g1", "kind": "gpu", "node": 0}]
+EDGE = {"source": "g0", "target": "g1", "kind": "nvlink", "bandwidth": "1 GB/s", "latency": "1 us"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"nodes": [*NODES, GPU], "edges": [EDGE]}, "GPU g2 cannot be reached from GPU g0"),
+        ({"nodes": [{"id": "s", "kind": "switch"}], "edges": []}, "none of them is of kind gpu"),
+        ({"nodes": [*NODES, NODES[0]], "edges": [EDGE]}, r"nodes\[2\] \(g0\).id: there is such a node already"),
+        ({"nodes": [{"id": "g0", "kind": "gpux", "node": 0}], "edges": []}, "'gpux' is unknown; did you mean gpu"),
+        ({"nodes": [{"id": "g0", "kind": "gpu"}], "edges": []}, r"nodes\[0\] \(g0\).node: is missing"),
+        ({"nodes": [{"id": "g0", "node": 0}], "edges": []}, r"\(g0\).kind: is missing"),
+        ({"nodes": ["g0"], "edges": []}, r"nodes\[0\]: 'g0' is not a mapping"),
+        ({"nodes": {"g0": 1}}, "nodes: is a dict, not a list"),
+        ({"nodes": NODES, "edges": [EDGE | {"target": "g9"}]}, r"edges\[0\] \(g0-g9\).target: there is no node 'g9'"),
+        ({"nodes": NODES, "edges": [EDGE, EDGE]}, r"edges\[1\] \(g0-g1\).target: there is such an edge already"),
+        ({"nodes": NODES, "edges": [EDGE | {"target": "g0"}]}, "ends where it starts"),
+        ({"nodes": NODES, "edges": [EDGE | {"bandwidth": 10}]}, r"\(g0-g1\).bandwidth: 10 has no unit"),
+        ({"nodes": NODES, "edges": [EDGE | {"bandwidth": "1 s"}]}, "not a unit of bandwidth"),
+        ({"nodes": NODES, "edges": [EDGE | {"bandwidth": "-1 GB/s"}]}, "not above zero"),
+        ({"nodes": NODES, "edges": [{"source": "g0", "target": "g1", "kind": "nvlink"}]}, "bandwidth: is missing"),
+        ({"nodes": NODES, "edges": [EDGE | {"kind": "wire"}]}, "'wire' is unknown"),
+        ({"nodes": [*NODES, GPU], "edges": [EDGE, EDGE | {"source": "g2"}]}, "hosts have 1 to 2 GPUs"),
+        ({"graph": {}}, "graph: {} is not a mapping of keys"),
+        ({"graph": {"library": "nccl"}}, "graph.accelerator: is missing"),
+        ({"graph": {"accelerator": "h100-sxm-80gb", "fabric": 1}}, "graph.fabric: unknown key"),
+        ({"directed": "yes"}, "neither true nor false"),
+    ],
+)
+def test_a_bad_graph_is_refused_with_the_vertex_or_edge(graph_file, changes, sentence):
+    with pytest.raises(InputError, match=sentence) as caught:
+        load_cluster(graph_file(**changes))
+    assert "graph.json" in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,171 @@
+"""Routes by search: they agree with routes by arithmetic, and irregular machines work."""
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from clustersim.errors import InputError
+from clustersim.hardware.graph_fabric import GraphFabric
+from clustersim.hardware.routing import Hashed
+from clustersim.hardware.topology import LINK_KINDS
+
+
+def all_pairs(fabric):
+    numbers = np.arange(fabric.gpus)
+    return np.repeat(numbers, fabric.gpus), np.tile(numbers, fabric.gpus)
+
+
+def described(fabric, sources, targets):
+    """For each route: the kinds of its links in order, and its bottleneck."""
+    table, found = fabric.links, []
+    for numbers in fabric.paths(sources, targets).links:
+        used = numbers[numbers >= 0]
+        found.append((table.kind[used].tolist(), table.bandwidth[used].min(initial=np.inf)))
+    return found
+
+
+def test_searched_routes_equal_computed_ones_in_kinds_bottleneck_and_latency(machine):
+    graph = GraphFabric(machine.graph())
+    sources, targets = all_pairs(machine)
+    assert described(graph, sources, targets) == described(machine, sources, targets)
+    assert graph.paths(sources, targets).latency == pytest.approx(machine.paths(sources, targets).latency)
+
+
+def test_gpus_domains_nodes_and_tiers_equal_those_of_the_regular_machine(machine):
+    graph, gpus = GraphFabric(machine.graph()), np.arange(machine.gpus)
+    assert graph.gpus == machine.gpus
+    assert (graph.nodes(gpus) == machine.nodes(gpus)).all()
+    assert (graph.domains(gpus) == machine.domains(gpus)).all()
+    random = np.random.default_rng(2)
+    for size in (1, 2, 2, 2, 2, 3, 4, 6):
+        chosen = random.choice(machine.gpus, size=min(size, machine.gpus), replace=False).tolist()
+        assert graph.tier(chosen) == machine.tier(chosen)
+
+
+def test_between_domains_networkx_finds_no_shorter_way_that_avoids_gpus(machine):
+    """Independent of our search: the hops of networkx's shortest path without NVLink and without other GPUs."""
+    graph = machine.graph()
+    open_ = graph.edge_subgraph([(a, b) for a, b, edge in graph.edges(data=True) if edge["kind"] != "nvlink"])
+    sources, targets = all_pairs(machine)
+    apart = machine.domains(sources) != machine.domains(targets)
+    paths = machine.paths(sources[apart], targets[apart])
+    for source, target, links in zip(sources[apart], targets[apart], paths.links, strict=True):
+        ends = {f"gpu{source}", f"gpu{target}"}
+        part = open_.subgraph([name for name in open_ if name in ends or not name.startswith("gpu")])
+        within_node = machine.nodes(source) == machine.nodes(target)
+        if not within_node:
+            assert nx.shortest_path_length(part, f"gpu{source}", f"gpu{target}") == (links >= 0).sum()
+
+
+def test_tiers_of_a_node_equal_those_counted_from_its_shape(build):
+    machine = build["one nvlink node"]()
+    assert GraphFabric(machine.graph()).tiers() == machine.tiers()
+
+
+def link(kind, bandwidth=1e9, latency=1e-6):
+    return {"kind": kind, "bandwidth": bandwidth, "latency": latency}
+
+
+def both_ways(graph, source, target, **attributes):
+    graph.add_edge(source, target, **attributes)
+    graph.add_edge(target, source, **attributes)
+
+
+def two_switches(first_latency=1e-6):
+    """Two GPUs in two hosts, joined by two switches; the first may be slower."""
+    graph = nx.DiGraph()
+    for number in (0, 1):
+        graph.add_node(f"gpu{number}", kind="gpu", node=number)
+    for name, latency in (("a", first_latency), ("b", 1e-6)):
+        graph.add_node(name, kind="switch")
+        both_ways(graph, "gpu0", name, **link("nic", latency=latency))
+        both_ways(graph, name, "gpu1", **link("nic"))
+    return graph
+
+
+def passed(fabric, source, target):
+    numbers = fabric.paths(np.array([source]), np.array([target])).links[0]
+    return [fabric.link(int(number)).target for number in numbers if number >= 0]
+
+
+def test_equal_routes_are_told_apart_by_name():
+    assert passed(GraphFabric(two_switches()), 0, 1) == ["a", "gpu1"]
+
+
+def test_less_latency_wins_over_the_name():
+    assert passed(GraphFabric(two_switches(first_latency=2e-6)), 0, 1) == ["b", "gpu1"]
+
+
+def test_fewer_hops_win_over_less_latency():
+    graph = two_switches()
+    both_ways(graph, "gpu0", "gpu1", **link("nic", latency=1.0))
+    assert passed(GraphFabric(graph), 0, 1) == ["gpu1"]
+
+
+def test_hashing_uses_every_equal_route_and_repeats_itself():
+    fabrics = [GraphFabric(two_switches(), Hashed(seed)) for seed in range(20)]
+    chosen = [passed(fabric, 0, 1)[0] for fabric in fabrics]
+    assert set(chosen) == {"a", "b"}
+    assert chosen == [passed(GraphFabric(two_switches(), Hashed(seed)), 0, 1)[0] for seed in range(20)]
+
+
+def test_gpus_forward_only_where_nothing_else_leads_on():
+    """A ring of four GPUs: neighbours need one hop, opposite ones two."""
+    ring = nx.DiGraph()
+    for number in range(4):
+        ring.add_node(f"gpu{number}", kind="gpu", node=number)
+    for number in range(4):
+        both_ways(ring, f"gpu{number}", f"gpu{(number + 1) % 4}", **link("nic"))
+    fabric = GraphFabric(ring)
+    assert passed(fabric, 0, 1) == ["gpu1"]
+    assert passed(fabric, 0, 2) == ["gpu1", "gpu2"]
+
+
+def test_gpus_are_numbered_node_by_node_whatever_the_order_of_the_file():
+    graph = nx.DiGraph()
+    for name, node in (("w", "left"), ("x", "right"), ("y", "left"), ("z", "right")):
+        graph.add_node(name, kind="gpu", node=node)
+    graph.add_node("s", kind="nvswitch")
+    for name in "wxyz":
+        both_ways(graph, name, "s", **link("nvlink"))
+    fabric = GraphFabric(graph)
+    assert fabric.nodes(np.arange(4)).tolist() == [0, 0, 1, 1]
+    assert passed(fabric, 0, 1) == ["s", "y"]
+    assert fabric.tier([0, 1, 2, 3]) == "nvlink"
+
+
+def test_a_gpu_that_cannot_be_reached_is_named():
+    graph = two_switches()
+    graph.add_node("gpu2", kind="gpu", node=2)
+    graph.add_edge("gpu2", "a", **link("nic"))
+    with pytest.raises(InputError, match="gpu2 cannot be reached from GPU gpu0"):
+        GraphFabric(graph)
+    graph.remove_edge("gpu2", "a")
+    graph.add_edge("a", "gpu2", **link("nic"))
+    with pytest.raises(InputError, match="gpu2 cannot reach GPU gpu0"):
+        GraphFabric(graph)
+
+
+def test_oversubscription_of_a_graph_is_bandwidth_below_over_bandwidth_above():
+    """Three NICs of 1 GB/s under two leaves with one uplink of 0.5 GB/s each: 3."""
+    graph = nx.DiGraph()
+    for number in (0, 1, 2):
+        graph.add_node(f"gpu{number}", kind="gpu", node=number)
+        graph.add_node(f"nic{number}", kind="nic")
+        both_ways(graph, f"gpu{number}", f"nic{number}", **link("pcie", 2e9))
+    for name, kind in (("leaf0", "leaf"), ("leaf1", "leaf"), ("spine", "spine")):
+        graph.add_node(name, kind=kind)
+    for number, leaf in ((0, "leaf0"), (1, "leaf0"), (2, "leaf1")):
+        both_ways(graph, f"nic{number}", leaf, **link("nic"))
+    both_ways(graph, "leaf0", "spine", **link("leaf", 0.5e9))
+    both_ways(graph, "leaf1", "spine", **link("leaf", 0.5e9))
+    leaf = next(tier for tier in GraphFabric(graph).tiers() if tier.kind == "leaf")
+    assert (leaf.count, leaf.bandwidth, leaf.oversubscription) == (2, 0.5e9, pytest.approx(3.0))
+
+
+def test_table_and_links_agree(build):
+    fabric = GraphFabric(build["racks"]().graph())
+    for number in range(len(fabric.links.kind)):
+        found = fabric.link(number)
+        assert found.kind is LINK_KINDS[fabric.links.kind[number]]
+        assert found.bandwidth == fabric.links.bandwidth[number]
