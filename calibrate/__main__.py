@@ -1,8 +1,9 @@
-"""Which calibration is run? `python -m calibrate fit-published [--json FILE]`."""
+"""Which calibration is run? `python -m calibrate fit-published` for kernels, `fit-collectives` for collectives."""
 
 import argparse
 import sys
 
+from calibrate.fit_collectives import add_arguments, print_errors
 from calibrate.fit_published import command
 from clustersim.errors import ClusterSimError
 
@@ -17,6 +18,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     fit.add_argument("--json", metavar="FILE", help="write the fits as JSON to FILE, or to standard output for -")
     fit.set_defaults(run=lambda options: command(options.json))
+    collectives = commands.add_parser(
+        "fit-collectives", help="compare predicted collectives with the published ones, and fit their constants"
+    )
+    add_arguments(collectives)
+    collectives.set_defaults(run=print_errors)
     options = parser.parse_args(arguments)
     if "run" not in options:
         parser.print_help()

@@ -6,8 +6,8 @@ of the mean over a source's tables of |log(predicted / measured)|. Tables over A
 models, do not take part; they are judged all the same. Everything else in `topologies/libraries/nccl.yaml` is NCCL's
 own or a datasheet's.
 
-    python -m calibrate.fit_collectives            print the errors with the shipped constants
-    python -m calibrate.fit_collectives --fit      search the constants; print them, the errors with them, and the
+    python -m calibrate fit-collectives            print the errors with the shipped constants
+    python -m calibrate fit-collectives --fit      search the constants; print them, the errors with them, and the
                                                    errors of each source with constants fitted to all other sources
 
 Source of the measurements: calibrate/published/collectives.csv, one row per message size with its source.
@@ -204,12 +204,14 @@ def _mape(errors: Sequence[Errors], *, large: bool) -> float:
     return float(np.nanmean(each)) if np.isfinite(each).any() else float("nan")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print how predicted and published times compare; `--fit` searches the constants first."""
-    parser = argparse.ArgumentParser(prog="python -m calibrate.fit_collectives")
-    parser.add_argument("--fit", action="store_true", help="search the fitted constants")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `print_errors`."""
+    parser.add_argument("--fit", action="store_true", help="search the fitted constants first, and print them")
     parser.add_argument("--detail", action="store_true", help="print every size")
-    options = parser.parse_args(argv)
+
+
+def print_errors(options: argparse.Namespace) -> None:
+    """Print how predicted and published times compare."""
     library = load_library("nccl")
     surveys = {benchmark: benchmark.survey(library) for benchmark in read_benchmarks()}
     if options.fit:
@@ -219,7 +221,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.detail:
         print("\n".join(_detail(each) for each in errors))
     print(report(errors))
-    return 0
 
 
 def _detail(errors: Errors) -> str:
@@ -228,7 +229,3 @@ def _detail(errors: Errors) -> str:
     rows = zip(known.sizes, known.measured, errors.ratios, errors.algorithms, strict=True)
     lines = [f"{size:>14.0f} B {time * 1e6:>10.1f} us x {ratio:.2f} {name}" for size, time, ratio, name in rows]
     return "\n".join([f"{known.source} {known.gpu} {known.gpus} {known.collective.value}", *lines])
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -36,6 +36,12 @@ def test_the_files_and_extras_that_the_commands_name_exist() -> None:
     assert set(extras[1].split(",")) <= project["optional-dependencies"].keys()
 
 
+def test_the_picture_is_there() -> None:
+    pictures = re.findall(r"!\[.+?\]\((.+?)\)", README)
+    assert pictures
+    assert all((ROOT / picture).is_file() for picture in pictures)
+
+
 def test_the_commands_in_the_table_are_the_commands() -> None:
     told = set(re.findall(r"^\| `clustersim (\w+)", README, re.MULTILINE))
     assert told == {command.callback.__name__ for command in app.registered_commands if command.callback}
