@@ -12,8 +12,8 @@ from typing import Final
 
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.routing import Ecmp, Hashed, Spread
-from clustersim.hardware.section import Section
 from clustersim.hardware.shape import Core, Host, Leaf, Network, Nics, Node, NvLink, Port, Spine
+from clustersim.section import Section
 from clustersim.units import Dimension
 
 MOST_PARTS: Final = 2**20  # of anything: nodes in a unit, units in a pod, pods, switches

@@ -17,8 +17,8 @@ from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.clos_file import read_clos, read_ecmp
 from clustersim.hardware.graph_fabric import GraphFabric
 from clustersim.hardware.graph_file import is_graph, read_graph
-from clustersim.hardware.section import Section
 from clustersim.hardware.topology import Fabric, Tier
+from clustersim.section import Section
 
 MOST_GPUS: Final = 2**20
 

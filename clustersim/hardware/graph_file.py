@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from clustersim.hardware.graph_tiers import vertex_kinds
-from clustersim.hardware.section import Section
 from clustersim.hardware.topology import LINK_KINDS, VERTEX_KINDS
+from clustersim.section import Section
 from clustersim.units import Dimension
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from clustersim.errors import InputError
+from clustersim.section import Section
 from clustersim.shipped import find, read_mapping
-from clustersim.units import Bytes, Dimension, parse_quantity
+from clustersim.units import Bytes, Dimension
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +18,10 @@ class Framework:
 def load_framework(name: str = "pytorch") -> Framework:
     """Read topologies/frameworks/NAME.yaml, or a file of the same form."""
     path = find("frameworks", name)
-    content = read_mapping(path)
-    missing = {"fragmentation", "communicator"} ^ content.keys()
-    if missing:
-        raise InputError(f"{path}: needs exactly the keys fragmentation and communicator; check {sorted(missing)}")
-    fragmentation = float(content["fragmentation"])
-    if fragmentation < 1:
-        raise InputError(f"{path}: fragmentation is {fragmentation}, but reserved memory is never below allocated")
-    return Framework(fragmentation, parse_quantity(content["communicator"], Dimension.SIZE))
+    section = Section(path, read_mapping(path))
+    framework = Framework(
+        fragmentation=section.number("fragmentation", low=1.0),
+        communicator=section.quantity("communicator", Dimension.SIZE, zero=True),
+    )
+    section.finish()
+    return framework

@@ -1,4 +1,4 @@
-"""How is one mapping of a hardware file read?
+"""How is one mapping of a data file read?
 
 Strictly: every key is asked for by name and with its type; what nobody asked for is refused with the nearest key that
 somebody did. Messages name the file, the dotted key and the value.
@@ -81,6 +81,24 @@ class Section:
         value = self.value(key)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self.refuse(key, f"{value!r} is not a whole number from {least} to {most:,}")
+        return value
+
+    def names(self) -> list[str]:
+        """The keys that the file has here."""
+        return [str(key) for key in self._content]
+
+    def number(self, key: str, *, low: float = 0.0) -> float:
+        """A number without a unit, not below `low`."""
+        value = self.value(key)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value < math.inf:
+            raise self.refuse(key, f"{value!r} is not a number from {low:g} up")
+        return float(value)
+
+    def share(self, key: str) -> float:
+        """A share of a peak, above 0 and up to 1."""
+        value = self.number(key)
+        if not 0.0 < value <= 1.0:
+            raise self.refuse(key, f"{value!r} is not a share of a peak, above 0 and up to 1")
         return value
 
     def ratio(self, key: str, *, most: float) -> float:
