@@ -1,0 +1,36 @@
+"""Costs that say themselves how long they take: a kernel of 3 FLOP takes 3 s, an exchange of 2 bytes 2 s."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from clustersim.cost.block import BlockCost
+from clustersim.cost.timing import Bound, ExchangeTiming, FloatArray, Provenance, Timing
+from clustersim.program.program import Program
+from clustersim.program.task import Exchange
+from clustersim.workload.kernels import Kernel
+
+
+@dataclass(frozen=True)
+class UnitCost:
+    """One FLOP and one byte per `pace` seconds. slowness: factors of the groups of a role."""
+
+    program: Program
+    slowness: Mapping[str, list[float]] = field(default_factory=dict)
+    pace: float = 1.0
+
+    def kernel(self, kernel: Kernel) -> Timing:
+        return Timing(kernel.flops * self.pace, Provenance.MEASURED, Bound.COMPUTE)
+
+    def exchange(self, exchange: Exchange) -> ExchangeTiming:
+        return ExchangeTiming(self.seconds(exchange), Provenance.MEASURED, Bound.BANDWIDTH, "unit", "link")
+
+    def seconds(self, exchange: Exchange) -> FloatArray:
+        groups = len(self.program.groups[exchange.group].members)
+        factors = np.array(self.slowness.get(exchange.group, [1.0] * groups))
+        return exchange.payload * self.pace * factors
+
+    @property
+    def blocks(self) -> BlockCost:
+        return BlockCost(self.program, self, self)

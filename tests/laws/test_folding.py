@@ -1,0 +1,57 @@
+"""Ranks of one class do the same at the same time: what is simulated once is what every rank would have done."""
+
+from hypothesis import event, given, settings
+
+from clustersim import Scenario, simulate
+from clustersim.engine.engine import run
+from clustersim.program.symmetry import unfolded
+
+from tests.engine.fake_costs import UnitCost
+from tests.laws.timelines import same
+from tests.strategies import costed, fold, scenarios
+
+
+@given(costed())
+@settings(max_examples=300)
+def test_folded_is_unfolded_in_any_program(cost: UnitCost) -> None:
+    """With dyadic durations sums are exact, so the times are equal bit for bit."""
+    program = cost.program
+    folded = fold(program, cost.blocks)
+    event(f"{program.ranks} ranks in {folded.count} classes")
+    every, _ = run(program, unfolded(program), cost.blocks)
+    once, _ = run(program, folded, cost.blocks)
+    assert len(set(once.rank.tolist())) <= folded.count
+    same(once, every)
+
+
+@given(costed())
+@settings(max_examples=100)
+def test_folding_does_not_need_coalescing(cost: UnitCost) -> None:
+    program = cost.program
+    every, _ = run(program, unfolded(program), cost.blocks, coalesce=False)
+    once, _ = run(program, fold(program, cost.blocks), cost.blocks, coalesce=False)
+    same(once, every)
+
+
+@given(scenarios())
+@settings(max_examples=150)
+def test_folded_is_unfolded_in_training_steps(scenario: Scenario) -> None:
+    folded, every = simulate(scenario), simulate(scenario.changed("cost.symmetry=off"))
+    assert every.simulated_ranks == every.ranks
+    event(f"{folded.ranks} ranks in {folded.simulated_ranks} classes")
+    same(folded.trace, every.trace, relative=1e-9)
+
+
+@given(scenarios())
+@settings(max_examples=50)
+def test_the_answer_does_not_depend_on_folding(scenario: Scenario) -> None:
+    """Means over ranks weigh each class by how many ranks it stands for."""
+    folded, every = simulate(scenario), simulate(scenario.changed("cost.symmetry=off"))
+    step = every.step_time
+    for part, seconds in folded.breakdown.mean().items():
+        assert abs(seconds - every.breakdown.mean()[part]) <= 1e-6 * step, part
+    for rank in range(every.ranks):
+        for part, seconds in folded.breakdown.of(rank).items():
+            assert abs(seconds - every.breakdown.of(rank)[part]) <= 1e-6 * step, (rank, part)
+    assert folded.flops.recomputed == every.flops.recomputed
+    assert folded.peak_memory == every.peak_memory

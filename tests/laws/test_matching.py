@@ -1,0 +1,83 @@
+"""Who sends is received from, and members of a group agree on what they do together."""
+
+from collections.abc import Iterator
+
+from hypothesis import given, settings
+
+from clustersim import Scenario, simulate
+from clustersim.program.program import Program, RankProgram
+from clustersim.program.task import Compute, Exchange, Receive, Send
+
+from tests.strategies import scenarios
+
+
+def lowered(scenario: Scenario) -> Program:
+    return simulate(scenario).program
+
+
+def program_of(program: Program, rank: int) -> RankProgram:
+    return program.programs[int(program.kind[rank])]
+
+
+def messages(program: RankProgram, kind: type[Send] | type[Receive], role: str) -> list[tuple[str, float]]:
+    """Tag and payload of what a rank sends to, or receives from, the other end of its pair."""
+    tasks = [task for task in program.tasks if isinstance(task, kind) and task.exchange.group == role]
+    return sorted((str(task.tag), task.exchange.payload) for task in tasks)
+
+
+def issued(program: RankProgram, role: str) -> list[Exchange]:
+    """Collectives of one role in the order in which the rank issues them."""
+    return [each for each in _exchanges(program) if each.group == role]
+
+
+def _exchanges(program: RankProgram) -> Iterator[Exchange]:
+    for task in program.tasks:
+        if isinstance(task, Compute):
+            yield from task.block.exchanges
+        elif not isinstance(task, Send | Receive):
+            yield task.exchange
+
+
+@given(scenarios())
+@settings(max_examples=100)
+def test_every_message_is_received_once_with_its_tag_and_bytes(scenario: Scenario) -> None:
+    program = lowered(scenario)
+    for role, groups in program.groups.items():
+        if not groups.ordered:
+            continue
+        for sender, receiver in groups.members.tolist():
+            sent = messages(program_of(program, sender), Send, role)
+            assert sent == messages(program_of(program, receiver), Receive, role)
+            assert len({tag for tag, _ in sent}) == len(sent)
+
+
+@given(scenarios())
+@settings(max_examples=100)
+def test_nobody_sends_outside_of_a_pair(scenario: Scenario) -> None:
+    program = lowered(scenario)
+    for role, groups in program.groups.items():
+        ends = groups.members.T.tolist() if groups.ordered else [[], []]
+        for rank in range(program.ranks):
+            for kind, pairs in zip((Send, Receive), ends, strict=True):
+                assert rank in pairs or not messages(program_of(program, rank), kind, role)
+
+
+@given(scenarios())
+@settings(max_examples=100)
+def test_members_of_a_group_issue_the_same_collectives_in_the_same_order(scenario: Scenario) -> None:
+    program = lowered(scenario)
+    for role, groups in program.groups.items():
+        if groups.ordered:
+            continue
+        for members in groups.members.tolist():
+            first, *others = (issued(program_of(program, rank), role) for rank in members)
+            assert all(other == first for other in others), role
+
+
+@given(scenarios())
+@settings(max_examples=100)
+def test_who_is_in_no_group_of_a_role_issues_no_collective_of_it(scenario: Scenario) -> None:
+    program = lowered(scenario)
+    for role, groups in program.groups.items():
+        outside = set(range(program.ranks)) - set(groups.members.ravel().tolist())
+        assert not any(issued(program_of(program, rank), role) for rank in outside if not groups.ordered)

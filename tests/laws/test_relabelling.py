@@ -1,0 +1,75 @@
+"""Which replica is called the first makes no difference."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clustersim import Scenario, simulate
+from clustersim.hardware.topology import Fabric, IntArray, Link, LinkTable, Paths
+from clustersim.parallel.groups import mesh
+from clustersim.parallel.layout import Layout
+
+from tests.strategies import scenarios
+
+
+@dataclass(frozen=True)
+class Relabelled:
+    """A fabric whose GPUs have other numbers: the one called g is `gpu[g]`."""
+
+    fabric: Fabric
+    gpu: IntArray
+
+    @property
+    def gpus(self) -> int:
+        return self.fabric.gpus
+
+    @property
+    def links(self) -> LinkTable:
+        return self.fabric.links
+
+    def domains(self, gpus: IntArray) -> IntArray:
+        return self.fabric.domains(self.gpu[gpus])
+
+    def nodes(self, gpus: IntArray) -> IntArray:
+        return self.fabric.nodes(self.gpu[gpus])
+
+    def paths(self, sources: IntArray, targets: IntArray) -> Paths:
+        return self.fabric.paths(self.gpu[sources], self.gpu[targets])
+
+    def link(self, number: int) -> Link:
+        return self.fabric.link(number)
+
+    def tier(self, gpus: Sequence[int]) -> str:
+        return self.fabric.tier(self.gpu[list(gpus)].tolist())
+
+
+def replicas_swapped(layout: Layout, order: Sequence[int]) -> IntArray:
+    """The GPU of each rank after replica i has moved to where replica order[i] was: [ranks]."""
+    ranks = mesh(layout)
+    axis = ranks.ndim - 1 - layout.order.index("dp")
+    moved = np.empty(layout.world, dtype=np.int64)
+    moved[ranks.ravel()] = np.take(ranks, order, axis=axis).ravel()
+    return moved
+
+
+def numbers(answer: Any) -> Any:
+    """The answer rounded to 9 digits, without the time that it took to find."""
+    if isinstance(answer, dict):
+        return {key: numbers(value) for key, value in answer.items() if key != "simulate_wall_s"}
+    if isinstance(answer, list):
+        return [numbers(value) for value in answer]
+    return float(f"{answer:.9g}") if isinstance(answer, float) else answer
+
+
+@given(st.data(), scenarios())
+@settings(max_examples=100)
+def test_relabelling_replicas_changes_no_number(data: st.DataObject, scenario: Scenario) -> None:
+    """The groups of every role are the same sets of GPUs, so whatever is asked of them has the same answer."""
+    order = data.draw(st.permutations(range(scenario.layout.dp)))
+    fabric = Relabelled(scenario.cluster.fabric, replicas_swapped(scenario.layout, order))
+    other = replace(scenario, cluster=replace(scenario.cluster, fabric=fabric))
+    assert numbers(simulate(other).to_json()) == numbers(simulate(scenario).to_json())

@@ -1,0 +1,65 @@
+"""Small plans to lower, and what their programs hold, in words that tests can compare."""
+
+from collections.abc import Iterator
+
+from clustersim.lowering.step import lower
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.plan import Plan
+from clustersim.program.action import ActionKind
+from clustersim.program.program import Program, RankProgram
+from clustersim.program.task import Communicate, Compute, Exchange, Operation, Receive, Send
+from clustersim.schedules.schedule import Schedule
+from clustersim.schedules.shelf import schedule
+from clustersim.workload.training import Training
+from clustersim.workload.transformer import Mlp, Model, Norm, Positions
+
+SMALL = Model(
+    "small", 4, 64, 128, 4, 4, 16, vocab=256, max_positions=64, mlp=Mlp.GELU, norm=Norm.LAYERNORM,
+    positions=Positions.LEARNED, tied_embeddings=False, linear_bias=True, qkv_bias=True,
+)  # fmt: skip
+TRAINING = Training(sequence=64, global_batch=8)
+
+
+def planned(layout: Layout, training: Training = TRAINING, model: Model = SMALL, chunks: int = 1) -> Plan:
+    return Plan(model, training, layout, chunks)
+
+
+def lowered(plan: Plan, order: Schedule | None = None) -> Program:
+    chosen = order or schedule("1f1b" if plan.chunks == 1 else "interleaved", plan.chunks)
+    return lower(plan, chosen.order(plan.layout.pp, plan.microbatches))
+
+
+def words(program: RankProgram) -> list[str]:
+    """What each task is, in the order in which tasks are issued: F0 and B0 are microbatch 0's passes."""
+    return [_word(task) for task in program.tasks]
+
+
+def data_words(program: RankProgram) -> list[str]:
+    """Passes and collectives of data parallelism only."""
+    return [word for word in words(program) if not word.startswith(("send", "receive"))]
+
+
+def collectives(program: RankProgram) -> list[Exchange]:
+    return [task.exchange for task in program.tasks if isinstance(task, Communicate)]
+
+
+def operations(program: RankProgram, kind: ActionKind, microbatch: int = 0) -> Iterator[Operation]:
+    """All operations of one microbatch's passes of a kind, through all stages of the rank."""
+    for task in program.tasks:
+        if isinstance(task, Compute) and task.action and task.action[1:] == (kind, microbatch):
+            yield from task.block.operations
+
+
+def _word(task: object) -> str:
+    match task:
+        case Compute(action=None, block=block):
+            return block.name
+        case Compute(action=action):
+            return f"{action.kind.value}{action.microbatch}"
+        case Send(tag=tag):
+            return f"send {tag}"
+        case Receive(tag=tag):
+            return f"receive {tag}"
+        case Communicate(exchange=exchange):
+            return exchange.name
+    raise TypeError(task)

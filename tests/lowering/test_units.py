@@ -1,0 +1,95 @@
+"""What stages consist of: parameters, gradients, recomputation."""
+
+from dataclasses import replace
+
+import pytest
+
+from clustersim.lowering.units import Units
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.pipeline import Stage
+from clustersim.program.task import Work
+from clustersim.workload.kernels import KernelKind
+from clustersim.workload.presets import preset
+from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute, Training
+from clustersim.workload.transformer import layer_parameters, norm_parameters, parameters
+
+from .plans import SMALL, TRAINING, planned
+
+MODELS = ["llama3-8b", "llama3-405b", "gpt3-175b", "gpt2-small", "qwen2.5-7b", "llama2-70b"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("pp", [1, 4])
+def test_stages_together_hold_the_whole_model(name: str, pp: int) -> None:
+    """Without tensor parallelism exactly; a tied embedding is held twice where its two uses are on two stages."""
+    model = preset(name)
+    plan = planned(Layout(pp=pp), Training(1024, 8), model)
+    twice = model.vocab * model.hidden if model.tied_embeddings and pp > 1 else 0
+    assert sum(Units(plan).parameters(stage) for stage in plan.stages) == parameters(model) + twice
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "gpt3-175b", "llama2-70b"])
+@pytest.mark.parametrize("tp", [2, 8])
+def test_tensor_ranks_together_hold_the_model_and_copies_of_what_is_not_split(name: str, tp: int) -> None:
+    """Megatron repeats on every tensor rank: norms, learned positions, and the biases of row-parallel products.
+
+    Two such biases of `hidden` a layer (attention output and second MLP matrix), and one final norm.
+    """
+    model = preset(name)
+    plan = planned(Layout(tp=tp), Training(1024, 8), replace(model, vocab=model.vocab // tp * tp))
+    model = plan.model
+    biases = 2 * model.hidden if model.linear_bias else 0
+    repeated = model.layers * (2 * norm_parameters(model) + biases) + norm_parameters(model)
+    if name.startswith("gpt"):
+        repeated += model.max_positions * model.hidden
+    held = tp * sum(Units(plan).parameters(stage) for stage in plan.stages)
+    assert held == parameters(model) + (tp - 1) * repeated
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("recompute", [NoRecompute(), SelectiveRecompute(), FullRecompute(), FullRecompute(3)])
+def test_backward_completes_every_gradient_of_its_stage(name: str, recompute: Recompute) -> None:
+    plan = planned(Layout(pp=2), Training(1024, 8, recompute=recompute), preset(name))
+    units = Units(plan)
+    for stage in plan.stages:
+        marked = sum(each.gradients for unit in units.of(stage) for each in unit.backward)
+        assert marked == units.parameters(stage)
+
+
+def test_units_are_the_embedding_the_layers_and_the_head() -> None:
+    units = Units(planned(Layout())).of(Stage(0, 4, embedding=True, head=True))
+    assert [unit.name for unit in units] == ["embedding", *["layer"] * 4, "head"]
+    assert units[1].parameters == layer_parameters(SMALL)
+
+
+def test_a_tied_matrix_counts_once_where_both_ends_are_on_one_stage() -> None:
+    tied = planned(Layout(), model=replace(SMALL, tied_embeddings=True))
+    assert Units(tied).parameters(tied.stages[0]) == parameters(tied.model)
+    (kernel,) = [
+        each.kernel
+        for each in Units(tied).of(tied.stages[0])[-1].backward
+        if each.kernel and each.kernel.name == "head.logits.weight_gradient"
+    ]
+    assert kernel.flops == 2 * 64 * 64 * 256  # the product is still done
+
+
+@pytest.mark.parametrize(
+    ("recompute", "layers"), [(NoRecompute(), 0), (FullRecompute(), 4), (FullRecompute(3), 3), (FullRecompute(9), 4)]
+)
+def test_full_recomputation_runs_so_many_layers_forward_again(recompute: Recompute, layers: int) -> None:
+    plan = planned(Layout(), replace(TRAINING, recompute=recompute))
+    units = Units(plan).of(plan.stages[0])
+    again = [[each.does for each in unit.backward if each.work is Work.RECOMPUTE] for unit in units]
+    assert sum(bool(part) for part in again) == layers
+    for unit, part in zip(units, again, strict=True):
+        if part:
+            assert unit.name == "layer"
+            assert part == [each.does for each in unit.forward]
+            assert [each.work for each in unit.backward[: len(part)]] == [Work.RECOMPUTE] * len(part)
+
+
+def test_selective_recomputation_runs_every_layers_attention_core_again() -> None:
+    plan = planned(Layout(), replace(TRAINING, recompute=SelectiveRecompute()))
+    for unit in Units(plan).of(plan.stages[0]):
+        again = [each.kernel for each in unit.backward if each.work is Work.RECOMPUTE]
+        assert [kernel.kind for kernel in again if kernel] == [KernelKind.ATTENTION_FORWARD] * (unit.name == "layer")

@@ -1,0 +1,130 @@
+"""Process groups of a mesh of axes.
+
+With order [a, b, c, ...] and degrees d_a, d_b, ..., rank = i_a + d_a (i_b + d_b (i_c + ...)): the first is fastest.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.parallel.groups import coordinate, members, mesh, neighbours, process_groups
+from clustersim.parallel.layout import AXES, Layout
+
+DEGREES = st.integers(1, 4)
+LAYOUTS = st.builds(
+    lambda degrees, order: Layout(**dict(zip(AXES, degrees, strict=True)), order=tuple(order)),
+    st.tuples(DEGREES, DEGREES, DEGREES, DEGREES),
+    st.permutations(AXES),
+)
+
+
+def degree(layout: Layout, axis: str) -> int:
+    value: int = getattr(layout, axis)
+    return value
+
+
+@given(LAYOUTS)
+def test_a_rank_is_its_coordinates_in_mixed_radix(layout: Layout) -> None:
+    rank, stride = np.zeros(layout.world, dtype=int), 1
+    for axis in layout.order:
+        rank += stride * coordinate(layout, axis)
+        stride *= degree(layout, axis)
+    assert rank.tolist() == list(range(layout.world))
+
+
+@given(LAYOUTS, st.sets(st.sampled_from(AXES), min_size=1))
+def test_groups_hold_the_ranks_that_differ_on_their_axes_only(layout: Layout, axes: set[str]) -> None:
+    groups = members(layout, *axes)
+    assert groups.shape[1] == np.prod([degree(layout, axis) for axis in axes])
+    for axis in AXES:
+        of_members = coordinate(layout, axis)[groups]
+        if axis not in axes:
+            assert (of_members == of_members[:, :1]).all()
+
+
+@given(LAYOUTS)
+def test_each_rank_is_in_one_group_of_a_symmetric_role(layout: Layout) -> None:
+    for role, groups in process_groups(layout).items():
+        if not groups.ordered and role != "embedding":
+            assert sorted(groups.members.reshape(-1)) == list(range(layout.world)), role
+
+
+@given(LAYOUTS)
+def test_members_ascend_so_that_neighbours_stay_neighbours(layout: Layout) -> None:
+    for groups in process_groups(layout).values():
+        if not groups.ordered and groups.members.shape[1] > 1:
+            assert (np.diff(groups.members, axis=1) > 0).all()
+
+
+@given(LAYOUTS)
+def test_sizes_of_roles(layout: Layout) -> None:
+    """The same weights are on dp x cp ranks; a replica of the model is on tp x pp ranks."""
+    sizes = {role: groups.members.shape[1] for role, groups in process_groups(layout).items()}
+    assert sizes["tp"] == layout.tp
+    assert sizes["cp"] == layout.cp
+    assert sizes["dp"] == layout.dp * layout.cp
+    assert sizes["model"] == layout.tp * layout.pp
+    assert sizes["world"] == layout.world
+    assert ("pp_next" in sizes) == ("embedding" in sizes) == (layout.pp > 1)
+
+
+def test_megatrons_default_order_puts_tensor_ranks_side_by_side() -> None:
+    """Megatron-LM's `tp-cp-ep-dp-pp`; the example of its parallel_state docstring (16 GPUs, tp 2, pp 4).
+
+    8 tensor groups [g0, g1] [g2, g3] ...; 4 pipeline groups [g0, g4, g8, g12] ...; 8 data groups [g0, g2] [g1, g3] ...
+    """
+    layout = Layout(tp=2, pp=4, dp=2)
+    assert members(layout, "tp").tolist() == [[rank, rank + 1] for rank in range(0, 16, 2)]
+    assert members(layout, "pp").tolist() == [[rank, rank + 4, rank + 8, rank + 12] for rank in range(4)]
+    expected = [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11], [12, 14], [13, 15]]
+    assert sorted(members(layout, "dp").tolist()) == expected
+
+
+def test_llama_3s_order_puts_data_parallel_ranks_farthest_apart() -> None:
+    """Llama 3 (arXiv:2407.21783) section 3.3.2: [TP, CP, PP, DP]; with tp 8 and pp 16 a replica is 128 neighbours."""
+    layout = Layout(tp=8, cp=1, pp=16, dp=128, order=("tp", "cp", "pp", "dp"))
+    groups = process_groups(layout)
+    assert groups["model"].members[0].tolist() == list(range(128))
+    assert groups["dp"].members[0].tolist() == list(range(0, 16384, 128))
+    assert groups["pp_next"].members[0].tolist() == [0, 8]
+
+
+def test_the_mesh_has_the_slowest_axis_first() -> None:
+    assert mesh(Layout(tp=2, dp=3, pp=5)).shape == (5, 3, 1, 2)
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_pairs_without_wrap_leave_out_the_end_of_the_pipeline(step: int) -> None:
+    pairs = neighbours(Layout(pp=4), step, wrap=False).tolist()
+    forward = [[0, 1], [1, 2], [2, 3]]
+    assert sorted(pairs) == (forward if step == 1 else [[to, rank] for rank, to in forward])
+
+
+@pytest.mark.parametrize("step", [1, -1])
+@given(layout=LAYOUTS)
+def test_pairs_with_wrap_send_once_and_receive_once_on_every_rank(step: int, layout: Layout) -> None:
+    pairs = neighbours(layout, step, wrap=True)
+    assert sorted(pairs[:, 0]) == sorted(pairs[:, 1]) == list(range(layout.world))
+    stage = coordinate(layout, "pp")
+    assert ((stage[pairs[:, 1]] - stage[pairs[:, 0]] - step) % layout.pp == 0).all()
+
+
+@given(LAYOUTS)
+def test_a_pair_differs_in_its_pipeline_coordinate_only(layout: Layout) -> None:
+    for step in (1, -1):
+        pairs = neighbours(layout, step, wrap=False)
+        for axis in ("tp", "cp", "dp"):
+            assert (np.diff(coordinate(layout, axis)[pairs], axis=1) == 0).all()
+        assert (np.diff(coordinate(layout, "pp")[pairs], axis=1) == step).all()
+
+
+def test_chunks_join_the_ends_of_the_pipeline() -> None:
+    """With virtual stages, stage p on rank 0 follows stage p - 1 on rank p - 1."""
+    flat, chunked = (process_groups(Layout(pp=4), chunks=chunks)["pp_next"].members.tolist() for chunks in (1, 2))
+    assert [3, 0] not in flat
+    assert [3, 0] in chunked
+
+
+def test_the_embedding_group_joins_first_and_last_stage() -> None:
+    assert process_groups(Layout(tp=2, pp=3))["embedding"].members.tolist() == [[0, 4], [1, 5]]

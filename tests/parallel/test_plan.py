@@ -1,0 +1,40 @@
+"""Numbers that follow from a scenario's parts."""
+
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.plan import Plan
+from clustersim.workload.presets import preset
+from clustersim.workload.training import Training
+
+
+def plan(layout: Layout, training: Training) -> Plan:
+    return Plan(preset("llama3-8b"), training, layout)
+
+
+def test_microbatches_share_a_replicas_part_of_the_batch() -> None:
+    """256 sequences over 8 replicas are 32 each, in microbatches of 2 that are 16."""
+    assert plan(Layout(tp=2, dp=8, pp=2), Training(1024, 256, microbatch=2)).microbatches == 16
+
+
+def test_context_parallel_ranks_hold_the_same_weights() -> None:
+    assert plan(Layout(dp=4, cp=2), Training(1024, 4)).replicas == 8
+
+
+def test_context_parallelism_splits_queries_and_not_keys() -> None:
+    shard = plan(Layout(cp=4), Training(4096, 2, microbatch=2)).shard
+    assert (shard.batch, shard.sequence, shard.keys) == (2, 1024, 4096)
+
+
+def test_the_activation_between_layers_is_batch_x_sequence_x_hidden() -> None:
+    """2 x 4096 / 4 x 4096 elements of two bytes, whole over the tensor-parallel ranks."""
+    assert plan(Layout(cp=4, tp=2), Training(4096, 2, microbatch=2)).activation == 2 * 1024 * 4096 * 2
+
+
+def test_the_ring_carries_keys_and_values_of_this_ranks_heads() -> None:
+    """8 key/value heads over tp 2 are 4 of 128; keys and values of 4096 tokens, two bytes each."""
+    sharding = plan(Layout(cp=4, tp=2), Training(4096, 1)).sharding
+    assert sharding.keys_values == 2 * 4096 * 4 * 128 * 2
+
+
+def test_more_tensor_parallelism_than_key_value_heads_repeats_a_head() -> None:
+    sharding = plan(Layout(cp=2, tp=16), Training(4096, 1)).sharding
+    assert sharding.keys_values == 2 * 4096 * 1 * 128 * 2

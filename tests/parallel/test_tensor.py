@@ -1,0 +1,182 @@
+"""One layer on the ranks of a tensor- and context-parallel group: golden listings, volumes, FLOP.
+
+The listings in tests/golden/programs were written from Megatron-LM's and Transformer Engine's code (each says from
+where) for a layer of 64 hidden, 4 heads, 2 key/value heads of 16, ffn 128, on one sequence of 32 tokens in bf16: the
+activation between layers has 32 x 64 x 2 = 4096 bytes, keys and values 2 x 32 x 2 x 16 x 2 = 4096.
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.plan import Plan
+from clustersim.parallel.tensor import backward, core_again, forward
+from clustersim.program.task import Collective, Exchange, Operation, Overlap, Work
+from clustersim.workload import layers
+from clustersim.workload.kernels import Kernel
+from clustersim.workload.presets import preset
+from clustersim.workload.training import Attention, Training
+from clustersim.workload.transformer import Mlp, Model, Norm, Positions
+
+from .listing import golden, listing
+
+SMALL = Model(
+    "small", 2, 64, 128, 4, 2, 16, vocab=256, max_positions=32, mlp=Mlp.SWIGLU, norm=Norm.RMSNORM,
+    positions=Positions.ROTARY, tied_embeddings=False, linear_bias=False, qkv_bias=False,
+)  # fmt: skip
+LAYOUTS = {
+    "layer_tp1": Layout(),
+    "layer_tp2": Layout(tp=2),
+    "layer_tp2_sequence_parallel": Layout(tp=2, sequence_parallel=True),
+    "layer_tp2_sequence_parallel_overlap": Layout(tp=2, sequence_parallel=True, tensor_overlap=True),
+    "layer_cp2": Layout(cp=2),
+}
+
+
+def plan(layout: Layout, model: Model = SMALL, sequence: int = 32) -> Plan:
+    return Plan(model, Training(sequence, 1), layout)
+
+
+def both(of: Plan) -> tuple[list[Operation], list[Operation]]:
+    layer = layers.layer(of.model, of.training, of.shard)
+    return forward(layer, of.sharding), backward(layer, of.sharding)
+
+
+def exchanges(operations: list[Operation]) -> list[Exchange]:
+    return [operation.exchange for operation in operations if operation.exchange is not None]
+
+
+def kernels(operations: list[Operation]) -> list[Kernel]:
+    return [operation.kernel for operation in operations if operation.kernel is not None]
+
+
+def ring_bytes(exchange: Exchange) -> float:
+    """What each rank sends, in units of the payload times (n - 1)/n (Thakur et al. 2005: all-reduce twice)."""
+    return exchange.payload * (2 if exchange.collective is Collective.ALL_REDUCE else 1)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layers_operations_are_those_of_the_golden_listing(name: str) -> None:
+    ahead, back = both(plan(LAYOUTS[name]))
+    assert listing([*ahead, *back]) == golden(name)
+
+
+def test_embedding_and_head_under_sequence_parallelism() -> None:
+    """Tokens come in whole and leave scattered; the head gathers, and the loss leaves nothing to reduce."""
+    of = plan(Layout(tp=2, sequence_parallel=True))
+    table, last = (part(of.model, of.training, of.shard) for part in (layers.embedding, layers.head))
+    into, out = replace(of.sharding, enters=False), replace(of.sharding, leaves=False)
+    operations = [*forward(table, into), *backward(table, into), *forward(last, out), *backward(last, out)]
+    assert listing(operations) == golden("embedding_and_head_tp2_sequence_parallel")
+
+
+def test_tensor_parallelism_all_reduces_four_times_a_layer() -> None:
+    """Shoeybi et al. 2019 (arXiv:1909.08053) section 3: two in forward, two in backward, of b s h elements each."""
+    of = plan(Layout(tp=2))
+    for operations in both(of):
+        assert [(each.collective, each.payload) for each in exchanges(operations)] == [
+            (Collective.ALL_REDUCE, 32 * 64 * 2)
+        ] * 2
+
+
+def test_sequence_parallelism_sends_the_same_and_two_gathers_more() -> None:
+    """Korthikanti et al. 2022 (arXiv:2205.05198) section 4.2.2.
+
+    An all-reduce is a reduce-scatter and an all-gather, so forward and backward send what they did before; the inputs
+    of the two column-parallel products are gathered once more in backward because only a part was kept.
+    """
+    whole, split = (both(plan(Layout(tp=2, sequence_parallel=parallel))) for parallel in (False, True))
+    before, after = ([sum(map(ring_bytes, exchanges(each))) for each in pair] for pair in (whole, split))
+    assert after[0] == before[0]
+    again = [each for each in exchanges(split[1]) if each.name == "gather input again"]
+    assert len(again) == 2
+    assert after[1] == before[1] + sum(map(ring_bytes, again))
+    kinds = Counter(each.collective for each in exchanges([*split[0], *split[1]]))
+    assert kinds == {Collective.ALL_GATHER: 6, Collective.REDUCE_SCATTER: 4}
+
+
+def test_overlap_changes_no_volume() -> None:
+    plain, overlapped = (
+        both(plan(Layout(tp=2, sequence_parallel=True, tensor_overlap=overlap))) for overlap in (False, True)
+    )
+    for one, other in zip(plain, overlapped, strict=True):
+        assert Counter(exchanges(one)) == Counter(exchanges(other))
+        assert Counter(kernels(one)) == Counter(kernels(other))
+
+
+@given(tp=st.sampled_from([2, 4, 8]), sequence_parallel=st.booleans())
+def test_overlap_leaves_no_tensor_collective_alone(tp: int, sequence_parallel: bool) -> None:
+    layout = Layout(tp=tp, sequence_parallel=sequence_parallel, tensor_overlap=True)
+    for operations in both(plan(layout, preset("llama3-8b"), 1024)):
+        assert not any(isinstance(each.does, Exchange) for each in operations)
+
+
+@given(
+    tp=st.sampled_from([1, 2, 4, 8]),
+    cp=st.sampled_from([1, 2, 4]),
+    sequence_parallel=st.booleans(),
+    attention=st.sampled_from(Attention),
+)
+def test_sharding_preserves_flop(tp: int, cp: int, sequence_parallel: bool, attention: Attention) -> None:
+    """Products are split by heads, columns, rows and queries, so tp x cp shards do exactly the whole layer's work."""
+    training = Training(4096, 1, attention=attention)
+
+    def flops(layout: Layout) -> list[float]:
+        of = Plan(preset("llama3-8b"), training, layout)
+        return [sum(each.kernel.flops for each in part if each.kernel) for part in both(of)]
+
+    shards = flops(Layout(tp=tp, cp=cp, sequence_parallel=sequence_parallel))
+    assert [tp * cp * each for each in shards] == pytest.approx(flops(Layout()), rel=1e-12)
+
+
+@given(tp=st.sampled_from([2, 4, 8]))
+def test_sequence_parallelism_splits_the_replicated_kernels(tp: int) -> None:
+    """Norms and residuals run on sequence / tp tokens instead of all: 1/tp of the bytes."""
+
+    def moved(*, sequence_parallel: bool) -> float:
+        of = plan(Layout(tp=tp, sequence_parallel=sequence_parallel), preset("llama3-8b"), 1024)
+        kernels = [each.kernel for part in both(of) for each in part if each.kernel]
+        return sum(kernel.bytes for kernel in kernels if "norm" in kernel.name or "residual" in kernel.name)
+
+    assert moved(sequence_parallel=True) * tp == pytest.approx(moved(sequence_parallel=False))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_parameters_gradient_is_marked_complete_once(name: str) -> None:
+    of = plan(LAYOUTS[name])
+    ahead, back = both(of)
+    assert sum(each.gradients for each in back) == layers.layer(of.model, of.training, of.shard).parameters
+    assert not any(each.gradients for each in ahead)
+
+
+def test_the_ring_carries_keys_and_values_forward_and_their_gradients_too_in_backward() -> None:
+    """Ring attention (arXiv:2310.01889) section 3: K and V forward; K, V, dK and dV backward; once, under the core."""
+    ahead, back = both(plan(Layout(cp=2)))
+    rings = [each.does for each in (*ahead, *back) if each.exchange is not None]
+    assert all(isinstance(ring, Overlap) and ring.chunks == 2 for ring in rings)
+    assert [each.payload for each in (*exchanges(ahead), *exchanges(back))] == [4096, 8192]
+
+
+@pytest.mark.parametrize("attention", Attention)
+def test_selective_recomputation_runs_the_core_and_nothing_else(attention: Attention) -> None:
+    training = Training(32, 1, attention=attention)
+    of = Plan(SMALL, training, Layout(tp=2, sequence_parallel=True))
+    again = core_again(layers.layer(SMALL, training, of.shard), of.sharding)
+    names = [each.kernel.name for each in again if each.kernel]
+    core = ["attention.core"] if attention is Attention.FLASH else ["scores", "softmax", "context"]
+    assert [name.removeprefix("attention.") if attention is Attention.STANDARD else name for name in names] == core
+    assert all(each.work is Work.RECOMPUTE for each in again)
+    assert not exchanges(again)
+
+
+def test_full_recomputation_repeats_forward_with_its_collectives() -> None:
+    """Megatron's checkpoint runs the layer's whole forward again, its reductions included."""
+    of = plan(Layout(tp=2, sequence_parallel=True))
+    layer = layers.layer(of.model, of.training, of.shard)
+    again = forward(layer, of.sharding, Work.RECOMPUTE)
+    assert [each.does for each in again] == [each.does for each in forward(layer, of.sharding)]
+    assert {each.work for each in again} == {Work.RECOMPUTE}

@@ -1,0 +1,237 @@
+"""Random programs and random scenarios, small enough to be run rank by rank."""
+
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from clustersim import Scenario
+from clustersim.cost.block import BlockCost
+from clustersim.dtypes import DType
+from clustersim.parallel.layout import AXES
+from clustersim.program.action import Action, ActionKind
+from clustersim.program.program import Groups, Program, RankProgram
+from clustersim.program.symmetry import Classes, classes
+from clustersim.program.task import (
+    Block,
+    Collective,
+    Communicate,
+    Compute,
+    Exchange,
+    Operation,
+    Receive,
+    Send,
+    Stream,
+    Task,
+    Work,
+)
+from clustersim.trace.store import FloatArray
+from clustersim.workload.kernels import Kernel, KernelKind
+
+from tests.engine.fake_costs import UnitCost
+
+SECONDS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 1.5, 2.0])
+"""Few and dyadic: equal times are common, and sums are exact."""
+
+MEETINGS = ("dp", "tp", "model")
+"""Replicas of a kind; pairs of them, joined differently in every kind; all kinds of one replica."""
+
+
+@dataclass
+class _Kind:
+    """The tasks of one kind of rank in the making."""
+
+    tasks: list[Task] = field(default_factory=list)
+    streams: list[Stream] = field(default_factory=list)
+
+    def add(self, stream: Stream, task: Task) -> None:
+        self.tasks.append(task)
+        self.streams.append(stream)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    """One to three kinds of ranks, each in several replicas; tasks are issued in one global order, so none deadlock.
+
+    Rank = replica * kinds + kind.
+    """
+    kinds, replicas = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 4]))
+    ranks = [_Kind() for _ in range(kinds)]
+    for number in range(draw(st.integers(1, 10))):
+        _event(draw, ranks, number)
+    made = tuple(RankProgram(tuple(each.tasks), tuple(each.streams)) for each in ranks)
+    kind = np.tile(np.arange(kinds), replicas)
+    used = {exchange.group for each in made for exchange in each.exchanges}
+    groups = {role: each for role, each in _groups(draw, kinds, replicas).items() if role in used}
+    return Program(made, kind, groups)
+
+
+def _event(draw: st.DrawFn, ranks: list[_Kind], number: int) -> None:
+    """Something that one kind does, or a pair of neighbours, or all."""
+    place = draw(st.integers(0, len(ranks) - 1))
+    what = draw(st.sampled_from(["compute", "dp", "model", "message", "message"]))
+    if what == "compute":
+        after = _after(draw, ranks[place])
+        ranks[place].add(Stream.COMPUTE, Compute(draw(_blocks()), after))
+    elif what == "dp":
+        exchange = Exchange("reduce", Collective.ALL_REDUCE, "dp", draw(SECONDS))
+        ranks[place].add(Stream.DATA, Communicate(exchange, _after(draw, ranks[place])))
+    elif what == "model":
+        exchange = Exchange("norm", Collective.ALL_REDUCE, "model", draw(SECONDS))
+        for each in ranks:
+            each.add(Stream.DATA, Communicate(exchange, _after(draw, each)))
+    elif len(ranks) > 1:
+        _message(draw, ranks, number)
+
+
+def _message(draw: st.DrawFn, ranks: list[_Kind], number: int) -> None:
+    left = draw(st.integers(0, len(ranks) - 2))
+    forward = draw(st.booleans())
+    source, target = (left, left + 1) if forward else (left + 1, left)
+    role, stream = ("pp_next", Stream.SEND_NEXT) if forward else ("pp_previous", Stream.SEND_PREVIOUS)
+    exchange = Exchange("message", Collective.SEND_RECV, role, draw(SECONDS))
+    tag = Action(target, ActionKind.FORWARD, number)
+    ranks[source].add(stream, Send(exchange, tag, _after(draw, ranks[source])))
+    ranks[target].add(Stream.RECEIVE, Receive(exchange, tag))
+
+
+def _after(draw: st.DrawFn, kind: _Kind) -> tuple[int, ...]:
+    if not kind.tasks:
+        return ()
+    return tuple(draw(st.lists(st.integers(0, len(kind.tasks) - 1), max_size=2, unique=True)))
+
+
+def _blocks() -> st.SearchStrategy[Block]:
+    kernel = SECONDS.map(lambda seconds: Kernel("kernel", KernelKind.MATMUL, DType.BF16, flops=seconds, bytes=0.0))
+    exchange = SECONDS.map(lambda seconds: Exchange("gather", Collective.ALL_GATHER, "tp", seconds))
+    operations = st.lists(kernel | kernel | exchange, min_size=1, max_size=4)
+    return operations.map(lambda does: Block("block", tuple(Operation(each, Work.FORWARD) for each in does)))
+
+
+def _groups(draw: st.DrawFn, kinds: int, replicas: int) -> dict[str, Groups]:
+    grid = np.arange(kinds * replicas).reshape(replicas, kinds)
+    size = 2 if replicas % 2 == 0 else 1
+    shuffled = [np.array(draw(st.permutations(grid[:, kind].tolist()))).reshape(-1, size) for kind in range(kinds)]
+    pairs = np.stack([grid[:, :-1].reshape(-1), grid[:, 1:].reshape(-1)], axis=1)
+    return {
+        "dp": Groups("dp", np.ascontiguousarray(grid.T)),
+        "tp": Groups("tp", np.concatenate(shuffled)),
+        "model": Groups("model", grid),
+        "pp_next": Groups("pp_next", pairs, ordered=True),
+        "pp_previous": Groups("pp_previous", np.ascontiguousarray(pairs[:, ::-1]), ordered=True),
+    }
+
+
+@st.composite
+def costs(draw: st.DrawFn, program: Program) -> UnitCost:
+    """Unit costs; in some roles a group or two are slower than the others."""
+    slowness = {}
+    for role, groups in program.groups.items():
+        factors = st.sampled_from([1.0, 1.0, 1.0, 2.0])
+        count = len(groups.members)
+        slowness[role] = draw(st.just([1.0] * count) | st.lists(factors, min_size=count, max_size=count))
+    return UnitCost(program, slowness)
+
+
+@st.composite
+def costed(draw: st.DrawFn) -> UnitCost:
+    """A random program with its costs."""
+    return draw(costs(draw(programs())))
+
+
+def fold(program: Program, cost: BlockCost) -> Classes:
+    """Classes of the ranks that do the same at these costs."""
+    seconds: dict[str, list[FloatArray]] = {role: [] for role in program.groups}
+    for exchange in sorted({each for made in program.programs for each in made.exchanges}, key=repr):
+        seconds[exchange.group].append(cost.exchange_timing(exchange).seconds)
+    return classes(program, {role: np.stack(columns, axis=1) for role, columns in seconds.items()})
+
+
+CLUSTERS: dict[str, dict[str, Any]] = {
+    "one domain": {"name": "dgx-h100"},
+    "cards": {"name": "pcie-node"},
+    "racks": {
+        "name": "llama3-roce",
+        "node": {"gpus": 2, "nvlink": {"gpus": 2}, "nic": {"per_node": 2}},
+        "fabric": {"leaf": {"nodes": 2}, "spine": {"units": 2}, "core": {"pods": 2}},
+    },
+}
+DEGREES = [
+    dict(zip(AXES, degrees, strict=True)) for degrees in product([1, 2], [1, 2], [1, 2, 3, 4], [1, 2, 3, 4])
+]
+LEGAL = {
+    "one domain": [each for each in DEGREES if prod(each.values()) in {*range(2, 9), 16}],
+    "cards": [each for each in DEGREES if prod(each.values()) in range(2, 9)],
+    "racks": [each for each in DEGREES if prod(each.values()) in range(2, 17, 2)],
+}
+STRATEGIES: list[str | dict[str, Any]] = [
+    "ddp",
+    "zero1",
+    "zero2",
+    "fsdp",
+    {"ddp": {"overlap": False}},
+    {"ddp": {"bucket": "64 KiB"}},
+    {"zero": {"stage": 1, "overlap": False}},
+    {"zero": {"stage": 1, "bucket": "64 KiB"}},
+    {"zero": {"stage": 2, "bucket": "64 KiB"}},
+    {"zero": {"stage": 2, "overlap": False}},
+    {"fsdp": {"prefetch": 0}},
+    {"fsdp": {"prefetch": 3, "reshard_after_forward": False}},
+]
+RECOMPUTES = ["none", "selective", "full", {"layers": 1}]
+
+
+@st.composite
+def mappings(draw: st.DrawFn, cluster: str | None = None) -> dict[str, Any]:
+    """What a scenario file of 2 to 16 GPUs says."""
+    place = draw(st.sampled_from(sorted(CLUSTERS))) if cluster is None else cluster
+    degrees = draw(st.sampled_from(LEGAL[place]))
+    schedule = draw(st.sampled_from(["gpipe", "1f1b", "interleaved"] if degrees["pp"] > 1 else ["gpipe", "1f1b"]))
+    rounds = draw(st.integers(1, 2)) * degrees["pp"] if schedule == "interleaved" else draw(st.integers(1, 4))
+    layout = {**degrees, **draw(_layouts())}
+    if degrees["dp"] == prod(degrees.values()) and draw(st.booleans()):
+        layout["data"] = "data_parallel"
+    return {
+        "model": draw(_models()),
+        "cluster": {**CLUSTERS[place], "gpus": prod(degrees.values())},
+        "layout": layout,
+        "schedule": schedule,
+        "training": {
+            "sequence": 128,
+            "global_batch": degrees["dp"] * rounds,
+            "recompute": draw(st.sampled_from(RECOMPUTES)),
+        },
+    }
+
+
+def scenarios(cluster: str | None = None) -> st.SearchStrategy[Scenario]:
+    """Legal scenarios of 2 to 16 GPUs."""
+    return mappings(cluster).map(Scenario.from_mapping)
+
+
+@st.composite
+def _models(draw: st.DrawFn) -> dict[str, Any]:
+    return {
+        "family": draw(st.sampled_from(["llama", "gpt"])),
+        "layers": draw(st.integers(8, 10)),
+        "hidden": 64,
+        "heads": 4,
+        "kv_heads": draw(st.sampled_from([2, 4])),
+        "ffn": 128,
+        "vocab": 256,
+        "tied_embeddings": draw(st.booleans()),
+    }
+
+
+@st.composite
+def _layouts(draw: st.DrawFn) -> dict[str, Any]:
+    return {
+        "order": list(draw(st.permutations(AXES))),
+        "sequence_parallel": draw(st.booleans()),
+        "tensor_overlap": draw(st.booleans()),
+        "pipeline_overlap": draw(st.booleans()),
+        "data": draw(st.sampled_from(STRATEGIES)),
+    }
