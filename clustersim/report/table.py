@@ -48,7 +48,7 @@ def _numbers(verdict: Verdict, trust: Trust) -> "Table":
     sources = ", ".join(f"{source} {share:.0%}" for source, share in trust.provenance.items())
     for name, value, meaning in (
         ("tokens/s", f"{verdict.tokens_per_s:,.0f}", f"{verdict.tokens_per_s_per_gpu:,.4g} per GPU"),
-        ("MFU", f"{verdict.mfu:.1%}", f"{format_flops(verdict.model_flops_per_gpu)} per GPU; {verdict.convention}"),
+        ("MFU", f"{verdict.mfu:.1%}", f"{format_flops(verdict.model_flops_per_gpu)} per GPU, attention as a full matrix"),
         ("HFU", f"{verdict.hfu:.1%}", "with recomputation"),
         ("bubble", f"{verdict.bubble_fraction:.1%}", "of the step"),
         ("exposed comm", f"{verdict.exposed_communication_fraction:.1%}", "of the step"),

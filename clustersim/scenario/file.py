@@ -259,6 +259,7 @@ class TrainingSection(Section):
     recompute: RecomputeSection = RecomputeSection.model_validate("none")
     attention: Annotated[Attention, member(Attention)] = Attention.FLASH
     optimizer: Annotated[Optimizer, member(Optimizer)] = Optimizer.ADAM
+    gradient_clipping: bool = True
     fused: bool = True
 
     def step(self) -> Training:

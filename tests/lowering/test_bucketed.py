@@ -1,0 +1,192 @@
+"""DDP, ZeRO-1 and ZeRO-2: which collectives are issued, where, and of how many bytes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from clustersim.lowering.units import Units
+from clustersim.parallel.data import DataParallelism, Replicated, Zero
+from clustersim.parallel.layout import Layout
+from clustersim.program.action import ActionKind
+from clustersim.program.program import RankProgram
+from clustersim.program.task import Collective, Communicate, Compute, Stream
+from clustersim.workload.presets import preset
+from clustersim.workload.training import Precision, Training
+from clustersim.workload.transformer import parameters
+
+from .plans import SMALL, TRAINING, collectives, data_words, lowered, planned
+
+HUGE = 1e12
+PARAMETERS = parameters(SMALL)
+
+
+def program(data: DataParallelism, microbatches: int = 2) -> RankProgram:
+    training = replace(TRAINING, global_batch=4 * microbatches, gradient_clipping=False)
+    (only,) = lowered(planned(Layout(dp=4, data=data), training)).programs
+    return only
+
+
+def test_ddp_reduces_in_the_last_microbatch_only() -> None:
+    """Gradient accumulation: torch's no_sync for all microbatches but the last."""
+    assert data_words(program(Replicated(bucket=HUGE), microbatches=3)) == [
+        "F0", "B0", "F1", "B1", "F2", "B2", "reduce gradients", "optimizer",
+    ]  # fmt: skip
+
+
+def test_zero_1_gathers_what_the_last_step_updated_and_reduces_at_the_end() -> None:
+    assert data_words(program(Zero(1, bucket=HUGE))) == [
+        "gather parameters", "F0", "B0", "F1", "B1", "reduce gradients", "optimizer",
+    ]  # fmt: skip
+
+
+def test_zero_2_reduces_after_every_microbatch() -> None:
+    """A rank keeps its shard of gradients only, so whole ones cannot be accumulated (ZeRO, section 5.2)."""
+    assert data_words(program(Zero(2, bucket=HUGE))) == [
+        "gather parameters", "F0", "B0", "reduce gradients", "F1", "B1", "reduce gradients", "optimizer",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("data", "kinds"),
+    [
+        (Replicated(overlap=False), [Collective.ALL_REDUCE]),
+        (Zero(1, overlap=False), [Collective.REDUCE_SCATTER, Collective.ALL_GATHER]),
+    ],
+)
+def test_without_overlap_everything_follows_the_last_backward(
+    data: DataParallelism, kinds: list[Collective]
+) -> None:
+    only = program(data)
+    words = data_words(only)
+    assert words[:5] == ["F0", "B0", "F1", "B1", "reduce gradients"]
+    assert words[5:] == ["optimizer", "gather parameters"][: len(kinds)]
+    assert [each.collective for each in collectives(only)] == kinds
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(
+    ("make", "reductions", "gathers"),
+    [
+        (Replicated, 1, 0),
+        (lambda **options: Zero(1, **options), 1, 1),
+        (lambda **options: Zero(2, **options), 3, 1),
+    ],
+)
+def test_a_step_communicates_every_parameter_so_many_times(
+    make: Callable[..., DataParallelism], reductions: int, gathers: int, overlap: bool
+) -> None:
+    """Gradients are fp32 (4 bytes), gathered parameters bf16 (2), over three microbatches."""
+    sent = collectives(program(make(bucket=10_000.0, overlap=overlap), microbatches=3))
+    reduced = sum(each.payload for each in sent if each.collective is not Collective.ALL_GATHER)
+    gathered = sum(each.payload for each in sent if each.collective is Collective.ALL_GATHER)
+    assert reduced == 4 * PARAMETERS * reductions
+    assert gathered == 2 * PARAMETERS * gathers
+
+
+def test_ddp_buckets_of_25_mb_are_cut_at_the_gradient_that_fills_them() -> None:
+    """Llama 3 8B, fp32 gradients: 25 MiB are 6,553,600 elements, so every large matrix fills a bucket by itself.
+
+    Backward completes, per layer: down (14336 x 4096 = 58.7 M), up and gate (117 M), mlp norm with attention out
+    (4,096 + 16.8 M), qkv (25.2 M); the attention norm's 4,096 go with the next layer's down matrix. First comes the
+    head's logits matrix; then its norm with the first down matrix; last the last norm with the embedding.
+    """
+    model = preset("llama3-8b")
+    training = Training(1024, 2, gradient_clipping=False)
+    (only,) = lowered(planned(Layout(dp=2), training, model)).programs
+    hidden, ffn, vocab, qkv = 4096, 14336, 128256, 4096 + 2 * 1024
+    layer = [hidden + hidden * ffn, 2 * hidden * ffn, hidden + hidden * hidden, hidden * qkv]
+    expected = [hidden * vocab, *layer * 32, hidden + hidden * vocab]
+    assert [each.payload for each in collectives(only)] == [4.0 * elements for elements in expected]
+    assert sum(expected) == parameters(model)
+
+
+def test_a_bucket_waits_for_the_backward_piece_that_fills_it_and_the_optimizer_for_all() -> None:
+    only = program(Replicated(bucket=10_000.0), microbatches=1)
+    buckets = [number for number, task in enumerate(only.tasks) if isinstance(task, Communicate)]
+    assert len(buckets) > 3
+    for number in buckets:
+        task, piece = only.tasks[number], only.tasks[number - 1]
+        assert isinstance(piece, Compute)
+        assert task.after == (number - 1,)
+        assert only.streams[number] is Stream.DATA
+        assert piece.block.operations[-1].gradients > 0
+    assert only.tasks[-1].after == tuple(buckets)
+
+
+def test_backward_in_pieces_is_backward() -> None:
+    def backward(data: DataParallelism) -> list[object]:
+        tasks = [task for task in program(data, microbatches=1).tasks if isinstance(task, Compute)]
+        return [
+            operation
+            for task in tasks
+            if task.action is not None and task.action.kind is ActionKind.BACKWARD
+            for operation in task.block.operations
+        ]
+
+    assert backward(Replicated(bucket=10_000.0)) == backward(Replicated(bucket=HUGE))
+
+
+def test_forward_waits_for_the_parameters_layer_by_layer() -> None:
+    """Buckets of whole units: the embedding and the first layers that fill one, the next, ... in forward's order."""
+    only = program(Zero(1, bucket=100_000.0), microbatches=1)
+    gathers = [number for number, task in enumerate(only.tasks) if isinstance(task, Communicate) and not task.after]
+    forwards = [
+        task
+        for task in only.tasks
+        if isinstance(task, Compute) and task.action is not None and task.action.kind is ActionKind.FORWARD
+    ]
+    assert len(gathers) == len(forwards) > 2
+    assert [task.after for task in forwards] == [(number,) for number in gathers]
+
+
+def test_later_forwards_do_not_gather_again() -> None:
+    words = data_words(program(Zero(1, bucket=100_000.0), microbatches=3))
+    first = words.index("F1")
+    assert "gather parameters" not in words[first:]
+    assert words.count("F1") == words.count("F2") == 1
+
+
+def test_megatrons_bucket_is_40_million_parameters_or_a_million_per_rank() -> None:
+    """Megatron-LM, DistributedDataParallelConfig.bucket_size: max(40000000, 1000000 * dp)."""
+    model = preset("llama3-8b")
+
+    def largest_but_matrices(dp: int) -> int:
+        training = Training(1024, dp, gradient_clipping=False)
+        plan = planned(Layout(dp=dp, data=Zero(1)), training, model)
+        (only,) = lowered(plan).programs
+        return len([each for each in collectives(only) if each.collective is Collective.REDUCE_SCATTER])
+
+    # 8 ranks: out and qkv (42 M) share a bucket, down and up fill one each: 3 a layer; head, embedding
+    assert largest_but_matrices(8) == 32 * 3 + 2
+    # 4096 ranks: 4.1 G elements are half of the model
+    assert largest_but_matrices(4096) == 2
+
+
+def test_without_replicas_nothing_is_communicated() -> None:
+    for data in (Replicated(), Zero(1), Zero(2), Zero(3)):
+        training = replace(TRAINING, gradient_clipping=False)
+        (only,) = lowered(planned(Layout(data=data), training)).programs
+        assert not collectives(only)
+
+
+def test_context_parallel_ranks_reduce_gradients_too() -> None:
+    only = lowered(planned(Layout(cp=2), replace(TRAINING, gradient_clipping=False)))
+    assert only.groups["dp"].members.shape == (1, 2)
+    assert sum(each.payload for each in collectives(only.programs[0])) == 4 * PARAMETERS
+
+
+def test_gradients_are_reduced_in_their_own_format() -> None:
+    training = replace(TRAINING, precision=Precision(gradients=Precision().compute), gradient_clipping=False)
+    (only,) = lowered(planned(Layout(dp=4), training)).programs
+    assert sum(each.payload for each in collectives(only)) == 2 * PARAMETERS
+
+
+def test_every_virtual_stage_reduces_and_gathers_its_own_part() -> None:
+    training = replace(TRAINING, gradient_clipping=False)
+    plan = planned(Layout(dp=2, pp=2, data=Zero(1)), training, chunks=2)
+    for rank, each in enumerate(lowered(plan).programs):
+        held = sum(Units(plan).parameters(stage) for stage in plan.stages_of(rank))
+        kinds = {kind: sum(x.payload for x in collectives(each) if x.collective is kind) for kind in Collective}
+        assert kinds[Collective.REDUCE_SCATTER] == 4 * held
+        assert kinds[Collective.ALL_GATHER] == 2 * held

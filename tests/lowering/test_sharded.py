@@ -1,0 +1,122 @@
+"""ZeRO-3 and FSDP: gathers and reductions unit by unit."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.parallel.data import Zero
+from clustersim.parallel.layout import Layout
+from clustersim.program.program import RankProgram
+from clustersim.program.task import Collective, Communicate, Compute
+from clustersim.workload.training import FullRecompute
+from clustersim.workload.transformer import head_parameters, parameters
+
+from .plans import SMALL, TRAINING, collectives, data_words, lowered, planned
+
+UNITS = ["embedding", *["layer"] * 4, "head"]
+
+
+def program(data: Zero, microbatches: int = 1, **training: object) -> RankProgram:
+    changed = replace(TRAINING, global_batch=4 * microbatches, gradient_clipping=False, **training)
+    (only,) = lowered(planned(Layout(dp=4, data=data), changed)).programs
+    return only
+
+
+def test_each_unit_is_gathered_before_its_forward_and_again_before_its_backward() -> None:
+    """Prefetch 1: two gathers ahead of the first unit, then one more for each unit that starts (Zhao et al. 3.3.2).
+
+    The head is not gathered again: its backward follows its forward.
+    """
+    assert data_words(program(Zero(3))) == [
+        "gather embedding", "gather layer", "F0",
+        "gather layer", "F0", "gather layer", "F0", "gather layer", "F0", "gather head", "F0", "F0",
+        "gather layer", "B0", "reduce head",
+        "gather layer", "B0", "reduce layer", "gather layer", "B0", "reduce layer", "gather layer", "B0", "reduce layer",
+        "gather embedding", "B0", "reduce layer", "B0", "reduce embedding",
+        "optimizer",
+    ]  # fmt: skip
+
+
+def test_without_resharding_backward_gathers_nothing() -> None:
+    words = data_words(program(Zero(3, reshard_after_forward=False)))
+    assert Counter(word for word in words if word.startswith("gather")) == {
+        "gather embedding": 1, "gather layer": 4, "gather head": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_a_microbatch_gathers_twice_and_reduces_once(microbatches: int) -> None:
+    """ZeRO section 7.2.2: 3 Psi a microbatch; less the head's second gather here. Payloads bf16 and fp32."""
+    sent = collectives(program(Zero(3), microbatches))
+    gathered = sum(each.payload for each in sent if each.collective is Collective.ALL_GATHER)
+    reduced = sum(each.payload for each in sent if each.collective is Collective.REDUCE_SCATTER)
+    assert gathered == 2 * microbatches * (2 * parameters(SMALL) - head_parameters(SMALL))
+    assert reduced == 4 * microbatches * parameters(SMALL)
+    assert all(each.group == "dp" for each in sent)
+
+
+@given(prefetch=st.integers(0, 8))
+def test_at_most_prefetch_units_are_gathered_ahead(prefetch: int) -> None:
+    """When compute reaches unit i, the gathers of units up to i + prefetch may run and no others.
+
+    So a gather waits for the compute task that ends unit i - prefetch - 1: the compute before it in its pass.
+    """
+    only = program(Zero(3, prefetch=prefetch))
+    computes = [number for number, task in enumerate(only.tasks) if isinstance(task, Compute)]
+    forward = computes[: len(UNITS)]
+    gathers = [
+        number
+        for number, task in enumerate(only.tasks)
+        if isinstance(task, Communicate) and task.exchange.collective is Collective.ALL_GATHER and number < forward[-1]
+    ]
+    assert len(gathers) == len(UNITS)
+    for place, number in enumerate(gathers):
+        released = place - prefetch - 1
+        assert only.tasks[number].after == ((forward[released],) if released >= 0 else ())
+        assert number in only.tasks[forward[place]].after
+
+
+def test_without_overlap_a_unit_is_gathered_when_the_one_before_it_is_done() -> None:
+    assert data_words(program(Zero(3, overlap=False)))[:6] == [
+        "gather embedding", "F0", "gather layer", "F0", "gather layer", "F0",
+    ]  # fmt: skip
+
+
+def test_a_pass_prefetches_nothing_for_the_next() -> None:
+    words = data_words(program(Zero(3, prefetch=3), microbatches=2))
+    assert "gather" not in " ".join(words[words.index("reduce embedding") : words.index("F1")]).replace(
+        "gather embedding gather layer gather layer gather layer", ""
+    )
+    # the gathers of the second microbatch wait for the first one's last backward
+    only = program(Zero(3, prefetch=3), microbatches=2)
+    last = max(n for n, task in enumerate(only.tasks) if isinstance(task, Compute) and task.action and not task.action[2])
+    after = [task.after for task in only.tasks[last:] if isinstance(task, Communicate)]
+    assert set(after[:5]) == {(last,)}
+
+
+def test_the_optimizer_waits_for_every_reduction() -> None:
+    only = program(Zero(3), microbatches=2)
+    reductions = [
+        number
+        for number, task in enumerate(only.tasks)
+        if isinstance(task, Communicate) and task.exchange.collective is Collective.REDUCE_SCATTER
+    ]
+    assert len(reductions) == 2 * len(UNITS)
+    assert only.tasks[-1].after == tuple(reductions)
+
+
+def test_recomputation_uses_the_gathered_parameters_of_its_backward() -> None:
+    """The unit is gathered before its backward, forward runs again from it: no third gather."""
+    plain, again = (collectives(program(Zero(3), **options)) for options in ({}, {"recompute": FullRecompute()}))
+    assert plain == again
+
+
+def test_units_that_are_recomputed_are_told_apart_from_those_that_are_not() -> None:
+    only = program(Zero(3), recompute=FullRecompute(1))
+    backward = [len(task.block.operations) for task in only.tasks if isinstance(task, Compute)][len(UNITS) :]
+    head, *layers, _, _ = backward
+    assert len(set(layers[:3])) == 1
+    assert backward[4] > layers[0]
