@@ -23,7 +23,7 @@ NOT_MODELLED = (
     "slowing of kernels by communication that runs beside them",
     "stragglers, jitter, clock throttling, failures",
     "data loading, logging, checkpoints, Python overhead beyond kernel launches",
-    "all-reduce of norm gradients under sequence parallelism and of the loss over the vocabulary (small)",
+    "all-reduce of norm gradients under sequence parallelism (small)",
 )
 
 

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
@@ -18,6 +18,7 @@ from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
 from clustersim.cost.roofline import Roofline
 from clustersim.engine.engine import run
+from clustersim.errors import InputError
 from clustersim.lowering.step import lower
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Footprint
@@ -31,6 +32,7 @@ from clustersim.program.symmetry import Classes, classes, unfolded
 from clustersim.program.task import Compute
 from clustersim.result import Flops, Result
 from clustersim.scenario import Scenario, Symmetry
+from clustersim.scenario.checks import problems
 from clustersim.trace.store import FloatArray, Trace
 from clustersim.units import Bytes
 from clustersim.workload.flops import model_flops
@@ -156,4 +158,12 @@ def _peak(scenario: Scenario, plan: Plan) -> Bytes:
 def _suggestions(scenario: Scenario) -> tuple[str, ...]:
     """Single changes (and the few sensible pairs of them) after which the scenario fits."""
     capacity = scenario.cluster.accelerator.memory_bytes
-    return tuple(remedies(_plan(scenario), capacity, lambda plan: _peak(scenario, plan)))
+    return tuple(remedies(_plan(scenario), capacity, lambda plan: _peak_if_legal(scenario, plan)))
+
+
+def _peak_if_legal(scenario: Scenario, plan: Plan) -> Bytes:
+    """The peak of the scenario with another plan; raise InputError where its parts would not agree."""
+    found = problems(replace(scenario, training=plan.training, layout=plan.layout))
+    if found:
+        raise InputError(found[0])
+    return _peak(scenario, plan)

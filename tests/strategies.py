@@ -30,7 +30,6 @@ from clustersim.program.task import (
 )
 from clustersim.trace.store import FloatArray
 from clustersim.workload.kernels import Kernel, KernelKind
-
 from tests.engine.fake_costs import UnitCost
 
 SECONDS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 1.5, 2.0])
@@ -153,18 +152,24 @@ def fold(program: Program, cost: BlockCost) -> Classes:
 CLUSTERS: dict[str, dict[str, Any]] = {
     "one domain": {"name": "dgx-h100"},
     "cards": {"name": "pcie-node"},
+    "one switch": {
+        "name": "llama3-roce",
+        "node": {"gpus": 2, "nvlink": {"gpus": 2}, "nic": {"per_node": 2}},
+        "fabric": {"leaf": {"nodes": 8}},
+    },
     "racks": {
         "name": "llama3-roce",
         "node": {"gpus": 2, "nvlink": {"gpus": 2}, "nic": {"per_node": 2}},
         "fabric": {"leaf": {"nodes": 2}, "spine": {"units": 2}, "core": {"pods": 2}},
     },
 }
-DEGREES = [
-    dict(zip(AXES, degrees, strict=True)) for degrees in product([1, 2], [1, 2], [1, 2, 3, 4], [1, 2, 3, 4])
-]
+DEGREES = [dict(zip(AXES, degrees, strict=True)) for degrees in product([1, 2], [1, 2], [1, 2, 3, 4], [1, 2, 3, 4])]
+WHOLE_NODE = ("one domain", "cards")
+"""Where four GPUs are in one node; the other clusters have nodes of two."""
 LEGAL = {
     "one domain": [each for each in DEGREES if prod(each.values()) in {*range(2, 9), 16}],
     "cards": [each for each in DEGREES if prod(each.values()) in range(2, 9)],
+    "one switch": [each for each in DEGREES if prod(each.values()) in range(2, 17, 2)],
     "racks": [each for each in DEGREES if prod(each.values()) in range(2, 17, 2)],
 }
 STRATEGIES: list[str | dict[str, Any]] = [
@@ -192,7 +197,7 @@ def mappings(draw: st.DrawFn, cluster: str | None = None) -> dict[str, Any]:
     schedule = draw(st.sampled_from(["gpipe", "1f1b", "interleaved"] if degrees["pp"] > 1 else ["gpipe", "1f1b"]))
     rounds = draw(st.integers(1, 2)) * degrees["pp"] if schedule == "interleaved" else draw(st.integers(1, 4))
     layout = {**degrees, **draw(_layouts())}
-    if degrees["dp"] == prod(degrees.values()) and draw(st.booleans()):
+    if degrees["dp"] == prod(degrees.values()) and (degrees["dp"] == 2 or place in WHOLE_NODE) and draw(st.booleans()):
         layout["data"] = "data_parallel"
     return {
         "model": draw(_models()),

@@ -4,7 +4,8 @@ Operations of a block run back to back, so their offsets are running sums. A blo
 one rank, because exchanges of different groups may differ.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,9 +104,17 @@ class BlockCost:
                 timing = self.exchange(rank, exchange)
                 return timing, timing.seconds
             case Overlap(exchange, kernel, chunks):
-                return _overlapped(self._kernels.kernel(kernel), self.exchange(rank, exchange), chunks)
+                return _overlapped(self._in_pieces(kernel, chunks), self.exchange(rank, exchange), chunks)
             case kernel:
                 return self._kernels.kernel(kernel), 0.0
+
+    def _in_pieces(self, kernel: Kernel, chunks: float) -> Timing:
+        """A kernel that is run in so many pieces, one after the other; in one where it need not be cut."""
+        if math.isinf(chunks):
+            return self._kernels.kernel(kernel)
+        pieces = int(chunks)
+        timing = self._kernels.kernel(kernel.piece(pieces))
+        return replace(timing, seconds=timing.seconds * pieces)
 
 
 def _overlapped(kernel: Timing, exchange: Timing, chunks: float) -> tuple[Timing, Seconds]:

@@ -3,11 +3,12 @@
 The backward that completes gradients is cut where buckets become full, and each bucket's collective is issued there
 (Li et al. 2020, section 3.2.3). With ZeRO, the parameters that the last step updated are gathered at the start of the
 step, in the order in which the first forward needs them, and that forward waits for them layer by layer (Megatron-LM's
-distributed optimizer with `overlap_param_gather`). Without overlap everything is communicated after the last backward.
+distributed optimizer with `overlap_param_gather`). Without overlap everything is communicated after the last backward,
+but for ZeRO-2's gradients, which cannot wait: they are reduced after every backward, and the next pass waits for them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from clustersim.lowering.passes import Lowering, Pass, Plain, operations_of, shape
@@ -31,6 +32,7 @@ class Bucketed:
     gathers: bool = False
     every_microbatch: bool = False
     _gathered: dict[int, dict[int, int]] = field(default_factory=dict)
+    _awaited: tuple[int, ...] = ()
 
     def begin(self, low: Lowering, stages: Sequence[Stage]) -> None:
         """Gather the parameters that the previous step updated, in the order in which forward needs them."""
@@ -41,20 +43,23 @@ class Bucketed:
 
     def run(self, low: Lowering, run: Pass) -> int:
         """One block, or pieces where gathers or full buckets cut it."""
+        run, self._awaited = replace(run, after=(*run.after, *self._awaited)), ()
         if run.action.kind is ActionKind.FORWARD:
             return self._forward(low, run)
         if self.overlap and self._completes(run.action):
             return self._backward(low, run)
-        return Plain().run(low, run)
+        task = Plain().run(low, run)
+        if self.every_microbatch:
+            self._awaited = (self._reduction(low, low.units.parameters(run.stage), task),)
+            low.reducing.extend(self._awaited)
+        return task
 
     def reduce(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
         """Without overlap, reduce each stage's gradients in one piece after the last backward."""
-        if self.overlap:
+        if self.overlap or self.every_microbatch:
             return
-        times = low.plan.microbatches if self.every_microbatch else 1
         for stage in stages:
-            for _ in range(times):
-                low.reducing.append(self._reduction(low, low.units.parameters(stage), after))
+            low.reducing.append(self._reduction(low, low.units.parameters(stage), after))
 
     def end(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
         """Without overlap, gather the updated parameters at the end of the step."""

@@ -7,9 +7,6 @@ from clustersim.parallel.data import Replicated, Zero
 from clustersim.parallel.plan import Plan
 from clustersim.program.task import Collective
 
-MEGATRON_BUCKET = 40_000_000  # parameters: Megatron-LM, DistributedDataParallelConfig.bucket_size
-MEGATRON_BUCKET_PER_RANK = 1_000_000  # ... or this many for each data-parallel rank, if that is more
-
 
 def data_lowering(plan: Plan) -> DataLowering:
     """How passes become tasks under the plan's data parallelism."""
@@ -20,9 +17,8 @@ def data_lowering(plan: Plan) -> DataLowering:
     match plan.layout.data:
         case Zero(stage=3) as strategy:
             return Sharded(strategy)
-        case Zero(stage, bucket, overlap):
-            rule = max(MEGATRON_BUCKET, MEGATRON_BUCKET_PER_RANK * plan.replicas)
-            size = rule if bucket is None else bucket / width
+        case Zero(stage, _, overlap) as strategy:
+            size = strategy.bucket_bytes(plan.replicas, width) / width
             return Bucketed(Collective.REDUCE_SCATTER, size, last, overlap, gathers=True, every_microbatch=stage == 2)
         case Replicated(bucket, overlap):
             return Bucketed(Collective.ALL_REDUCE, bucket / width, last, overlap)

@@ -73,15 +73,19 @@ class Units:
     @cached_property
     def logits(self) -> Unit:
         """Final norm, logits and loss, with logits weights of their own."""
-        return replace(_unit("head", self._last, replace(self._sharding, leaves=False), []), head=True)
+        return self._ending(self._last)
 
     @cached_property
     def tied_logits(self) -> Unit:
         """Final norm, logits and loss on the stage that holds the embedding, whose matrix the logits use."""
         operators = self._last.operators
         shared = [replace(each, parameters=0) if each.weight_gradient else each for each in operators]
-        last = replace(self._last, operators=tuple(shared))
-        return replace(_unit("head", last, replace(self._sharding, leaves=False), []), head=True)
+        return self._ending(replace(self._last, operators=tuple(shared)))
+
+    def _ending(self, last: Layer) -> Unit:
+        unit = _unit("head", last, replace(self._sharding, leaves=False), [])
+        reductions = self._sharding.over_vocabulary(self.plan.shard.tokens)
+        return replace(unit, forward=(*unit.forward, *reductions), head=True)
 
     def _head(self, stage: Stage) -> Unit:
         """The head; a tied embedding on the same stage counts (and reduces) the shared matrix."""

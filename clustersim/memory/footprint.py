@@ -2,7 +2,8 @@
 
 Parameters, gradients and optimizer states, sharded as ZeRO's stage says (Rajbhandari et al. 2020, section 5: with 2
 bytes for parameters and gradients and 12 for master weights and moments of P parameters on N ranks, 16 P, 4 P + 12 P/N,
-2 P + 14 P/N and 16 P/N bytes); the layers that ZeRO-3 has gathered; buffers of process groups; the driver's context.
+2 P + 14 P/N and 16 P/N bytes); the layers that ZeRO-3 has gathered; the bucket of whole gradients that ZeRO-2 fills
+(one: the next is filled while it is reduced only if the network lags); buffers of process groups; the driver's context.
 """
 
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class Footprint:
             Category.GRADIENTS: count * precision.gradients.bytes / self._shards(2),
             Category.OPTIMIZER: count * self._state_bytes / self._shards(1),
             Category.GATHERED: self._gathered(stages),
-            Category.COMMUNICATION: self._groups * self.framework.communicator + self._receives,
+            Category.COMMUNICATION: self._groups * self.framework.communicator + self._receives + self._bucket(count),
             Category.CONTEXT: self.context,
         }
 
@@ -87,6 +88,14 @@ class Footprint:
                 held = units[: prefetch + 1] if reshards else units
                 precision = self.plan.training.precision
                 return float(sum(held) * precision.compute.bytes + units[0] * precision.gradients.bytes)
+        return 0.0
+
+    def _bucket(self, count: float) -> Bytes:
+        """A bucket of the stage's `count` whole gradients, where those of ZeRO-2 wait for their reduction."""
+        match self.plan.layout.data:
+            case Zero(stage=2) as strategy if self.plan.replicas > 1:
+                width = self.plan.training.precision.gradients.bytes
+                return min(strategy.bucket_bytes(self.plan.replicas, width), count * width)
         return 0.0
 
     @property

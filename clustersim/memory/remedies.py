@@ -1,11 +1,12 @@
 """What would make a scenario fit? Changes that bring the peak down, from the cheapest in time to the dearest.
 
-Each candidate keeps the number of GPUs and the batch; degrees only grow where they divide what they split. The first
-few that fit are told, alone or as a pair with full recomputation.
+Each candidate keeps the number of GPUs and the batch. The first few that are legal and fit are told; where no change
+does alone, those that do together with full recomputation.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 
 from clustersim.errors import InputError
 from clustersim.parallel.data import NaiveDataParallel, Replicated, Zero
@@ -17,22 +18,19 @@ from clustersim.workload.training import FullRecompute, NoRecompute, SelectiveRe
 MOST = 4
 
 
-def remedies(plan: Plan, capacity: Bytes, peak_of: Callable[[Plan], Bytes]) -> Iterator[str]:
-    """Sentences that name a change and the peak after it."""
-    told = 0
-    for words, changed in (*_single(plan), *_paired(plan)):
-        peak = _peak(changed, peak_of)
-        if peak is not None and peak <= capacity:
-            yield f"{words} would fit ({format_bytes(peak)} of {format_bytes(capacity)})"
-            told += 1
-        if told == MOST:
-            return
-    if told == 0:
-        yield "no single change of recomputation, sharding or degrees fits; use more GPUs or a smaller model"
+def remedies(plan: Plan, capacity: Bytes, peak_of: Callable[[Plan], Bytes]) -> list[str]:
+    """Sentences that name a change and the peak after it; peak_of raises InputError for a plan that is not legal."""
+    for candidates in (_single(plan), _paired(plan)):
+        peaks = ((words, _peak(changed, peak_of)) for words, changed in candidates)
+        fitting = ((words, peak) for words, peak in peaks if peak is not None and peak <= capacity)
+        told = list(islice(fitting, MOST))
+        if told:
+            return [f"{words} would fit ({format_bytes(peak)} of {format_bytes(capacity)})" for words, peak in told]
+    return ["no single change of recomputation, sharding or degrees fits; use more GPUs or a smaller model"]
 
 
 def _peak(plan: Plan, peak_of: Callable[[Plan], Bytes]) -> Bytes | None:
-    """The peak, or None where the plan is not legal for its schedule."""
+    """The peak, or None where the plan is not legal."""
     try:
         return peak_of(plan)
     except InputError:
@@ -74,16 +72,16 @@ def _sharding(plan: Plan) -> Iterator[tuple[str, Plan]]:
 
 def _degrees(plan: Plan) -> Iterator[tuple[str, Plan]]:
     """More tensor or pipeline parallelism in place of data parallelism."""
-    layout, model = plan.layout, plan.model
+    layout = plan.layout
     for factor in (2, 4, 8):
         if layout.dp % factor:
             return
         wider = replace(layout, tp=layout.tp * factor, dp=layout.dp // factor)
-        if model.heads % wider.tp == 0 and model.ffn % wider.tp == 0 and wider.tp <= 8:  # one node's NVLink
+        if wider.tp <= 8:  # one node's NVLink
             yield _words(wider), _with_layout(plan, wider)
         deeper = replace(layout, pp=layout.pp * factor, dp=layout.dp // factor, layers_per_stage=None)
-        if model.layers >= deeper.pp * plan.chunks:
-            yield _words(deeper), _with_layout(plan, deeper)
+        again_even = " layout.layers_per_stage=even" if layout.layers_per_stage else ""
+        yield _words(deeper) + again_even, _with_layout(plan, deeper)
 
 
 def _words(layout: Layout) -> str:

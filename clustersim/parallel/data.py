@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from clustersim.units import Bytes
 
 DDP_BUCKET: Bytes = 25 * 2.0**20  # torch.nn.parallel.DistributedDataParallel: bucket_cap_mb=25, in MiB
+MEGATRON_BUCKET = 40_000_000  # parameters: Megatron-LM, DistributedDataParallelConfig.bucket_size
+MEGATRON_BUCKET_PER_RANK = 1_000_000  # ... or this many for each data-parallel rank, if that is more
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,11 @@ class Zero:
     overlap: bool = True
     prefetch: int = 1
     reshard_after_forward: bool = True
+
+    def bucket_bytes(self, replicas: int, width: int) -> Bytes:
+        """Size of a bucket of gradients of `width` bytes each."""
+        rule = float(max(MEGATRON_BUCKET, MEGATRON_BUCKET_PER_RANK * replicas) * width)
+        return rule if self.bucket is None else self.bucket
 
 
 @dataclass(frozen=True, slots=True)

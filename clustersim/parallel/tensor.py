@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from clustersim.dtypes import DType
 from clustersim.parallel.layout import Layout
 from clustersim.program.task import Collective, Exchange, Operation, Overlap, Work
 from clustersim.units import Bytes
@@ -75,6 +76,14 @@ class Sharding:
             return None
         exchange = Exchange("ring of keys and values", Collective.ALL_GATHER, "cp", factor * self.keys_values)
         return _Ring(exchange, self.layout.cp)
+
+    def over_vocabulary(self, tokens: int) -> list[Operation]:
+        """Maximum, target logit and sum of a loss over a split vocabulary: three FP32 numbers a token."""
+        if self.layout.tp == 1:
+            return []
+        names = ("largest logit", "target logit", "sum of exponentials")
+        payload = float(tokens * DType.FP32.bytes)
+        return [Operation(Exchange(name, Collective.ALL_REDUCE, "tp", payload), Work.FORWARD) for name in names]
 
     @property
     def _reduction(self) -> Collective:

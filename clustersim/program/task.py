@@ -61,8 +61,8 @@ class Exchange:
 class Overlap:
     """An exchange and a kernel cut into equal chunks and pipelined (tensor-parallel overlap).
 
-    Model: the longer of the two hides the shorter but for one chunk, so it lasts max + min / chunks; where neither
-    needs the other, `chunks` is infinite.
+    Model: the kernel is run in as many pieces, and the longer of the two hides the shorter but for one chunk, so it
+    lasts max + min / chunks. Where neither needs the other nothing is cut, and `chunks` is infinite.
     """
 
     exchange: Exchange

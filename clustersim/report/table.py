@@ -45,10 +45,11 @@ def _headline(subject: Subject, verdict: Verdict) -> "Text":
 
 def _numbers(verdict: Verdict, trust: Trust) -> "Table":
     table = _grid()
+    rate = f"{format_flops(verdict.model_flops_per_gpu)} per GPU, attention as a full matrix"
     sources = ", ".join(f"{source} {share:.0%}" for source, share in trust.provenance.items())
     for name, value, meaning in (
         ("tokens/s", f"{verdict.tokens_per_s:,.0f}", f"{verdict.tokens_per_s_per_gpu:,.4g} per GPU"),
-        ("MFU", f"{verdict.mfu:.1%}", f"{format_flops(verdict.model_flops_per_gpu)} per GPU, attention as a full matrix"),
+        ("MFU", f"{verdict.mfu:.1%}", rate),
         ("HFU", f"{verdict.hfu:.1%}", "with recomputation"),
         ("bubble", f"{verdict.bubble_fraction:.1%}", "of the step"),
         ("exposed comm", f"{verdict.exposed_communication_fraction:.1%}", "of the step"),

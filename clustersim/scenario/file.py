@@ -33,6 +33,7 @@ from clustersim.scenario.settings import CostSettings, Symmetry
 from clustersim.workload.training import (
     Attention,
     FullRecompute,
+    Loss,
     NoRecompute,
     Optimizer,
     Precision,
@@ -258,6 +259,7 @@ class TrainingSection(Section):
     precision: PrecisionSection = PrecisionSection()
     recompute: RecomputeSection = RecomputeSection.model_validate("none")
     attention: Annotated[Attention, member(Attention)] = Attention.FLASH
+    loss: Annotated[Loss, member(Loss)] = Loss.VOCAB_PARALLEL
     optimizer: Annotated[Optimizer, member(Optimizer)] = Optimizer.ADAM
     gradient_clipping: bool = True
     fused: bool = True

@@ -4,7 +4,7 @@ A kernel is described by what it computes and moves, never by how long that take
 written in device memory, and the shape that a cost model needs to see tile and wave effects.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from clustersim.dtypes import DType
@@ -68,3 +68,21 @@ class Kernel:
     bytes: Bytes
     shape: MatmulShape | AttentionShape | None = None
     launches: int = 1
+
+    def piece(self, pieces: int) -> "Kernel":
+        """One of several kernels that together do the same: a matmul by its rows, attention by its keys.
+
+        The operand that is not cut (B of a matmul, the queries and the result of attention) passes with every piece.
+        """
+        match self.shape:
+            case MatmulShape(m, n, k, batch):
+                rows = -(-m // pieces)
+                cut = (rows * k + rows * n + k * n) / (m * k + m * n + k * n)
+                shape: MatmulShape | AttentionShape | None = MatmulShape(rows, n, k, batch)
+                return replace(self, flops=self.flops / pieces, bytes=self.bytes * cut, shape=shape)
+            case AttentionShape() as whole:
+                queries, keys = whole.query * whole.heads, whole.key * whole.kv_heads
+                cut = (queries + keys / pieces) / (queries + keys)
+                shape = replace(whole, key=-(-whole.key // pieces))
+                return replace(self, flops=self.flops / pieces, bytes=self.bytes * cut, shape=shape)
+        return replace(self, flops=self.flops / pieces, bytes=self.bytes / pieces)

@@ -112,7 +112,7 @@ def head(model: Model, training: Training, shard: Shard) -> Layer:
     """Final norm, logits, loss. The logits' weight is counted here, tied or not; FP8 leaves the logits in BF16."""
     rank = _Rank(model, training, shard)
     logits = Linear("head.logits", shard.tokens, model.hidden, rank.vocab, rank.dtype)
-    loss = streaming.loss(fused=training.fused)
+    loss = streaming.loss(training.loss)
     elements = shard.tokens * rank.vocab
     made = Operator(
         "head.loss",

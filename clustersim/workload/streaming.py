@@ -5,16 +5,18 @@ format, in FP32 and as a byte of dropout mask. Its vector arithmetic is not coun
 count matrix products only), nor are vectors and statistics that are `hidden` times smaller than the activation.
 Fused is one kernel that reads every operand once and writes every result once (Apex, Transformer Engine and
 Megatron's fused kernels). Unfused is what PyTorch runs for the formulas as written, e.g. in Hugging Face's Llama:
-RMSNorm and loss by way of FP32, rotary by rotate-half; the counts are those of its operator trace (the tests trace
+RMSNorm by way of FP32, rotary by rotate-half; the counts are those of its operator trace (the tests trace
 them again). LayerNorm, GELU and dropout are single kernels in PyTorch too, but for LayerNorm's backward, whose weight
 gradient is a second kernel that reads both operands again.
 """
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from clustersim.dtypes import DType
 from clustersim.units import Bytes
 from clustersim.workload.kernels import Kernel, KernelKind
+from clustersim.workload.training import Loss
 from clustersim.workload.transformer import Mlp, Norm
 
 
@@ -82,9 +84,18 @@ _SOFTMAX_UNFUSED = Streaming(KernelKind.SOFTMAX, Passes(4, launches=2), Passes(5
 SCORE_DROPOUT = Streaming(KernelKind.DROPOUT, Passes(2, mask=1), Passes(2, mask=1), kept=Passes(1, mask=1))
 DROPOUT = Streaming(KernelKind.DROPOUT, Passes(2, mask=1), Passes(2, mask=1), kept=Passes(0, mask=1))
 # Elements are logits; their softmax is kept in FP32 (Korthikanti et al. 2022, section 4.3: 4sbv).
-_LOSS_FUSED = Streaming(KernelKind.LOSS, Passes(1, fp32=1), Passes(1, fp32=1), kept=Passes(0, fp32=1))
-_LOSS_UNFUSED = Streaming(
-    KernelKind.LOSS, Passes(1, fp32=3, launches=3), Passes(1, fp32=5, launches=3), kept=Passes(0, fp32=1)
+_LOSSES = MappingProxyType(
+    {
+        Loss.FUSED: Streaming(KernelKind.LOSS, Passes(1, fp32=1), Passes(1, fp32=1), kept=Passes(0, fp32=1)),
+        Loss.TORCH: Streaming(
+            KernelKind.LOSS, Passes(1, fp32=3, launches=3), Passes(1, fp32=5, launches=3), kept=Passes(0, fp32=1)
+        ),
+        # Megatron-LM, megatron/core/tensor_parallel/cross_entropy.py. Forward: to FP32 (1 + 1), maximum (1), subtract,
+        # exponential (2 each), sum (1), divide (2). Backward: multiply (2), back to the activation's format (1 + 1).
+        Loss.VOCAB_PARALLEL: Streaming(
+            KernelKind.LOSS, Passes(1, fp32=9, launches=6), Passes(1, fp32=3, launches=2), kept=Passes(0, fp32=1)
+        ),
+    }
 )
 # A residual stream forks before each norm: backward adds the two gradients.
 GRADIENT_SUM = Streaming(KernelKind.RESIDUAL, Passes(3), None)
@@ -123,6 +134,6 @@ def softmax(*, fused: bool) -> Streaming:
     return _SOFTMAX_FUSED if fused else _SOFTMAX_UNFUSED
 
 
-def loss(*, fused: bool) -> Streaming:
+def loss(form: Loss) -> Streaming:
     """Passes of softmax cross-entropy over the logits."""
-    return _LOSS_FUSED if fused else _LOSS_UNFUSED
+    return _LOSSES[form]

@@ -46,6 +46,18 @@ class Precision:
     moments: DType = DType.FP32
 
 
+class Loss(Enum):
+    """How softmax cross-entropy is computed over the logits.
+
+    VOCAB_PARALLEL is Megatron-LM's, one operation after the other in FP32; TORCH is PyTorch's log-softmax and negative
+    log-likelihood; FUSED is one kernel each way (Apex, Transformer Engine, Liger).
+    """
+
+    VOCAB_PARALLEL = "vocab_parallel"
+    TORCH = "torch"
+    FUSED = "fused"
+
+
 class Optimizer(Enum):
     """Adam keeps two moments per parameter, SGD one (momentum)."""
 
@@ -63,6 +75,7 @@ class Training:
     precision: Precision = field(default_factory=Precision)
     recompute: Recompute = field(default_factory=NoRecompute)
     attention: Attention = Attention.FLASH
+    loss: Loss = Loss.VOCAB_PARALLEL
     optimizer: Optimizer = Optimizer.ADAM
     gradient_clipping: bool = True
     fused: bool = True  # norms, activation, rotary, residual and optimizer are fused kernels

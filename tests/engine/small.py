@@ -24,7 +24,6 @@ from clustersim.program.task import (
 )
 from clustersim.trace.store import Trace
 from clustersim.workload.kernels import Kernel, KernelKind
-
 from tests.engine.fake_costs import UnitCost
 
 Step = tuple[Stream, Task]

@@ -6,7 +6,6 @@ import pytest
 
 from clustersim.engine.engine import DeadlockError, run
 from clustersim.program.symmetry import classes, unfolded
-
 from tests.engine.fake_costs import UnitCost
 from tests.engine.small import (
     NEXT,
@@ -75,6 +74,19 @@ def test_collectives_of_a_group_are_matched_in_the_order_of_issue() -> None:
     assert waits(trace, 0, 1) == (3.0, 3.0, 3.0, 4.0)
     assert waits(trace, 1, 2) == (3.0, 3.0, 3.0, 4.0)
     assert waits(trace, 0, 2) == (0.0, 3.0, 3.0, 4.0)
+
+
+def test_a_rank_may_have_two_collectives_of_a_group_under_way() -> None:
+    """Rank 0 issues one on each of two streams at once; the first two that issue theirs meet, then the second two."""
+    ranks = [
+        [compute(exchange("dp", 1.0)), meet(1.0)],
+        [compute(2.0), compute(exchange("dp", 1.0)), meet(1.0, after=(1,))],
+    ]
+    trace = played(program(ranks, {"dp": [[0, 1]]}))
+    assert waits(trace, 0, 0) == (0.0, 0.0, 0.0, 3.0)
+    assert waits(trace, 0, 1) == (0.0, 0.0, 3.0, 4.0)
+    assert waits(trace, 1, 1) == (2.0, 2.0, 2.0, 3.0)
+    assert waits(trace, 1, 2) == (0.0, 3.0, 3.0, 4.0)
 
 
 def test_groups_of_a_role_do_not_wait_for_each_other() -> None:
@@ -175,7 +187,11 @@ def test_one_rank_stands_for_all_that_do_the_same() -> None:
 @pytest.mark.parametrize(
     ("ranks", "groups", "named"),
     [
-        ([[compute(1.0), receive(1.0), compute(1.0, after=(1,))], []], {NEXT: [[1, 0]]}, "rank 0 never finished task 1"),
+        (
+            [[compute(1.0), receive(1.0), compute(1.0, after=(1,))], []],
+            {NEXT: [[1, 0]]},
+            "rank 0 never finished task 1",
+        ),
         ([[meet(1.0)], [compute(1.0)]], {"dp": [[0, 1]]}, "rank 0 never finished task 0"),
         (
             [[meet(1.0), meet(1.0, role="world")], [meet(1.0, role="world"), meet(1.0)]],

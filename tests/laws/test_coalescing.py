@@ -9,7 +9,6 @@ from clustersim.engine.engine import run
 from clustersim.program.program import Program
 from clustersim.program.symmetry import Classes, unfolded
 from clustersim.program.task import Compute
-
 from tests.engine.fake_costs import UnitCost
 from tests.laws.timelines import same
 from tests.strategies import costed, fold, scenarios

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from clustersim import Scenario, simulate
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import Compute, Exchange, Receive, Send
-
 from tests.strategies import scenarios
 
 

@@ -14,7 +14,6 @@ from clustersim.program.program import Program
 from clustersim.program.symmetry import unfolded
 from clustersim.program.task import Stream
 from clustersim.trace.store import Trace
-
 from tests.engine.fake_costs import UnitCost
 from tests.strategies import costed, fold, scenarios
 

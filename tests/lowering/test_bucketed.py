@@ -54,14 +54,20 @@ def test_zero_2_reduces_after_every_microbatch() -> None:
         (Zero(1, overlap=False), [Collective.REDUCE_SCATTER, Collective.ALL_GATHER]),
     ],
 )
-def test_without_overlap_everything_follows_the_last_backward(
-    data: DataParallelism, kinds: list[Collective]
-) -> None:
+def test_without_overlap_everything_follows_the_last_backward(data: DataParallelism, kinds: list[Collective]) -> None:
     only = program(data)
     words = data_words(only)
     assert words[:5] == ["F0", "B0", "F1", "B1", "reduce gradients"]
     assert words[5:] == ["optimizer", "gather parameters"][: len(kinds)]
     assert [each.collective for each in collectives(only)] == kinds
+
+
+def test_zero_2_without_overlap_reduces_before_the_next_pass_starts() -> None:
+    only = program(Zero(2, overlap=False))
+    assert data_words(only) == [
+        "F0", "B0", "reduce gradients", "F1", "B1", "reduce gradients", "optimizer", "gather parameters",
+    ]  # fmt: skip
+    assert only.tasks[3].after == (2,)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -151,16 +157,14 @@ def test_megatrons_bucket_is_40_million_parameters_or_a_million_per_rank() -> No
     """Megatron-LM, DistributedDataParallelConfig.bucket_size: max(40000000, 1000000 * dp)."""
     model = preset("llama3-8b")
 
-    def largest_but_matrices(dp: int) -> int:
-        training = Training(1024, dp, gradient_clipping=False)
-        plan = planned(Layout(dp=dp, data=Zero(1)), training, model)
-        (only,) = lowered(plan).programs
+    def buckets(dp: int) -> int:
+        (only,) = lowered(planned(Layout(dp=dp, data=Zero(1)), Training(1024, dp), model)).programs
         return len([each for each in collectives(only) if each.collective is Collective.REDUCE_SCATTER])
 
     # 8 ranks: out and qkv (42 M) share a bucket, down and up fill one each: 3 a layer; head, embedding
-    assert largest_but_matrices(8) == 32 * 3 + 2
+    assert buckets(8) == 32 * 3 + 2
     # 4096 ranks: 4.1 G elements are half of the model
-    assert largest_but_matrices(4096) == 2
+    assert buckets(4096) == 2
 
 
 def test_without_replicas_nothing_is_communicated() -> None:

@@ -1,8 +1,8 @@
 """One layer on the ranks of a tensor- and context-parallel group: golden listings, volumes, FLOP.
 
-The listings in tests/golden/programs were written from Megatron-LM's and Transformer Engine's code (each says from
-where) for a layer of 64 hidden, 4 heads, 2 key/value heads of 16, ffn 128, on one sequence of 32 tokens in bf16: the
-activation between layers has 32 x 64 x 2 = 4096 bytes, keys and values 2 x 32 x 2 x 16 x 2 = 4096.
+The listings in tests/golden/programs were printed by this code and then read line by line against the papers and
+functions that each names. They are for a layer of 64 hidden, 4 heads, 2 key/value heads of 16, ffn 128, on one sequence
+of 32 tokens in bf16: the activation between layers has 32 x 64 x 2 = 4096 bytes, keys and values 2 x 32 x 2 x 16 x 2.
 """
 
 from collections import Counter

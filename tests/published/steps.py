@@ -103,6 +103,7 @@ def _layout(row: Row) -> dict[str, Any]:
         **{axis: int(row[axis]) for axis in ("tp", "pp", "cp", "dp")},
         "sequence_parallel": row["sequence_parallel"] == "yes" and row["tp"] != "1",
         "tensor_overlap": "tensor-parallel communication overlap on" in row["notes"],
+        "pipeline_overlap": row["source"] == "dgxc",  # Megatron-LM overlaps sends since 2023 (overlap_p2p_comm)
         "data": strategy,
     }
 

@@ -16,7 +16,7 @@ from clustersim.workload import streaming
 from clustersim.workload.layers import Shard, layer
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
 from clustersim.workload.presets import preset
-from clustersim.workload.training import Attention, Optimizer, Precision, Training
+from clustersim.workload.training import Attention, Loss, Optimizer, Precision, Training
 from clustersim.workload.transformer import Mlp, Model, Norm
 
 torch = pytest.importorskip("torch")
@@ -189,7 +189,7 @@ def test_a_residual_is_one_kernel_forward_and_none_backward() -> None:
 def test_the_loss_keeps_fp32_log_probabilities() -> None:
     logits, targets = _random(TOKENS, WIDTH), torch.zeros(TOKENS, dtype=torch.long)
     saved = _kept(lambda: functional.cross_entropy(logits.float(), targets), [])
-    assert streaming.loss(fused=False).kept.bytes(DType.BF16, ELEMENTS) == pytest.approx(saved, rel=0.01)
+    assert streaming.loss(Loss.TORCH).kept.bytes(DType.BF16, ELEMENTS) == pytest.approx(saved, rel=0.01)
 
 
 @pytest.mark.parametrize("optimizer", Optimizer)

@@ -1,0 +1,58 @@
+"""The ZeRO paper's memory of model states, exactly.
+
+Rajbhandari et al. 2020 (arXiv:1910.02054), figure 1 and Table 1: Psi parameters in fp16, fp16 gradients and K = 12
+bytes of optimizer state per parameter (fp32 master weight and two moments) on N data-parallel ranks take
+(2 + 2 + K) Psi, 4 Psi + K Psi / N, 2 Psi + (2 + K) Psi / N and (4 + K) Psi / N bytes for stages 0 to 3.
+"""
+
+import pytest
+
+from clustersim.dtypes import DType
+from clustersim.memory.footprint import Category, Footprint
+from clustersim.memory.framework import load_framework
+from clustersim.parallel.data import DataParallelism, Replicated, Zero
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.plan import Plan
+from clustersim.workload.presets import preset
+from clustersim.workload.training import Precision, Training
+from clustersim.workload.transformer import parameters
+
+MODEL = preset("megatron-7.5b")
+FP16 = Precision(compute=DType.FP16, gradients=DType.FP16)
+STATES = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)
+STAGES: list[DataParallelism] = [Replicated(), Zero(1), Zero(2), Zero(3)]
+
+
+def bytes_per_parameter(data: DataParallelism, ranks: int) -> float:
+    plan = Plan(MODEL, Training(2048, ranks, precision=FP16), Layout(dp=ranks, data=data))
+    held = Footprint(plan, load_framework(), context=0.0).resident(0)
+    return sum(held[category] for category in STATES) / parameters(MODEL)
+
+
+@pytest.mark.parametrize(("data", "gigabytes"), list(zip(STAGES, [120.0, 31.4, 16.6, 1.9], strict=True)))
+def test_figure_1(data: DataParallelism, gigabytes: float) -> None:
+    """7.5 B parameters, 64 ranks; the paper prints three digits and two."""
+    assert bytes_per_parameter(data, 64) * 7.5 == pytest.approx(gigabytes, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gigabytes"),
+    [
+        (1, (120, 120, 120)),
+        (4, (52.5, 41.3, 30)),
+        (16, (35.6, 21.6, 7.5)),
+        (64, (31.4, 16.6, 1.88)),
+        (256, (30.4, 15.4, 0.47)),
+        (1024, (30.1, 15.1, 0.12)),
+    ],
+)
+def test_table_1(ranks: int, gigabytes: tuple[float, float, float]) -> None:
+    """Printed with three digits, the last one cut or rounded."""
+    for data, printed in zip(STAGES[1:], gigabytes, strict=True):
+        assert bytes_per_parameter(data, ranks) * 7.5 == pytest.approx(printed, abs=0.07 if printed > 1 else 0.005)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 64, 1024])
+def test_formulas(ranks: int) -> None:
+    expected = [16, 4 + 12 / ranks, 2 + 14 / ranks, 16 / ranks]
+    assert [bytes_per_parameter(data, ranks) for data in STAGES] == pytest.approx(expected, rel=1e-12)

@@ -1,0 +1,258 @@
+"""The program of a whole step: pipeline messages, reductions that follow the last backward, the optimizer."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.lowering.units import Units
+from clustersim.parallel.data import Replicated, Zero
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.plan import Plan
+from clustersim.program.action import ActionKind
+from clustersim.program.program import Program, RankProgram
+from clustersim.program.task import Collective, Communicate, Compute, Receive, Send, Stream, Task, Work
+from clustersim.schedules.shelf import schedule
+from clustersim.workload.presets import preset
+from clustersim.workload.training import FullRecompute, Training
+
+from .plans import SMALL, TRAINING, collectives, data_words, lowered, operations, planned, words
+
+PLAIN = replace(TRAINING, global_batch=2, gradient_clipping=False)
+PLANS = st.builds(
+    lambda tp, dp, pp, chunks, data, clipping: planned(
+        Layout(tp=tp, dp=dp, pp=pp, data=data),
+        replace(TRAINING, global_batch=dp * 2 * pp, gradient_clipping=clipping),
+        chunks=chunks if pp > 1 else 1,
+    ),
+    st.sampled_from([1, 2]),
+    st.integers(1, 3),
+    st.sampled_from([1, 2]),
+    st.integers(1, 2),
+    st.sampled_from([Replicated(), Replicated(bucket=5e4), Zero(1), Zero(2), Zero(3), Zero(3, overlap=False)]),
+    st.booleans(),
+)
+
+
+def messages(program: RankProgram, kind: type[Send | Receive]) -> list[Send | Receive]:
+    return [task for task in program.tasks if isinstance(task, kind)]
+
+
+@given(PLANS)
+def test_tasks_wait_for_earlier_tasks_only(plan: Plan) -> None:
+    for program in lowered(plan).programs:
+        for number, task in enumerate(program.tasks):
+            assert all(0 <= needed < number for needed in task.after)
+
+
+@given(PLANS)
+def test_every_message_is_sent_once_and_received_once_at_its_stage(plan: Plan) -> None:
+    program = lowered(plan)
+    sent = Counter((task.exchange, task.tag) for each in program.programs for task in messages(each, Send))
+    received = Counter((task.exchange, task.tag) for each in program.programs for task in messages(each, Receive))
+    assert sent == received
+    assert set(sent.values()) <= {1}
+    assert len(sent) == 2 * (len(plan.stages) - 1) * plan.microbatches if plan.layout.pp > 1 else not sent
+    for rank, each in enumerate(program.programs):
+        assert all(task.tag.stage % plan.layout.pp == rank for task in messages(each, Receive))
+
+
+@given(PLANS)
+def test_every_collective_has_its_group_and_every_group_a_use(plan: Plan) -> None:
+    program = lowered(plan)
+    used = {exchange.group for each in program.programs for exchange in each.exchanges}
+    assert used == set(program.groups)
+
+
+@given(PLANS)
+def test_the_passes_of_a_rank_follow_the_schedule(plan: Plan) -> None:
+    name = "1f1b" if plan.chunks == 1 else "interleaved"
+    order = schedule(name, plan.chunks).order(plan.layout.pp, plan.microbatches)
+    for program, actions in zip(lowered(plan).programs, order, strict=True):
+        passes = [task.action for task in program.tasks if isinstance(task, Compute) and task.action is not None]
+        assert list(dict.fromkeys(passes)) == list(actions)
+
+
+@given(PLANS)
+def test_each_microbatch_does_the_same_work(plan: Plan) -> None:
+    for program in lowered(plan).programs:
+        for kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
+            first = [each.does for each in operations(program, kind, 0)]
+            assert first == [each.does for each in operations(program, kind, plan.microbatches - 1)]
+
+
+@given(PLANS)
+def test_the_optimizer_is_last_to_compute_and_waits_for_all_reductions(plan: Plan) -> None:
+    for program in lowered(plan).programs:
+        computes = [task for task in program.tasks if isinstance(task, Compute)]
+        assert computes[-1].block.name == "optimizer"
+        assert all(task.block.name in ("forward", "backward") for task in computes[:-1] if task.action)
+        reductions = {n for n, t in enumerate(program.tasks) if isinstance(t, Communicate) and _reduces(t)}
+        first = next(task for task in computes if task.action is None)
+        assert reductions <= set(first.after)
+
+
+def _reduces(task: Communicate) -> bool:
+    return task.exchange.group == "dp" and task.exchange.collective is not Collective.ALL_GATHER
+
+
+def test_kind_of_rank_is_its_pipeline_coordinate() -> None:
+    assert lowered(planned(Layout(tp=2, pp=2, dp=2))).kind.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    order = ("tp", "pp", "cp", "dp")
+    assert lowered(planned(Layout(tp=2, pp=2, dp=2, order=order))).kind.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+
+
+def test_1f1b_on_two_ranks() -> None:
+    """Narayanan et al. 2021, figure 4: the last rank alternates, the first one has one microbatch more in flight."""
+    first, last = lowered(planned(Layout(pp=2), replace(PLAIN, global_batch=3))).programs
+    assert words(first) == [
+        "F0", "send 1F0", "F1", "send 1F1", "receive 0B0", "B0", "F2", "send 1F2",
+        "receive 0B1", "B1", "receive 0B2", "B2", "optimizer",
+    ]  # fmt: skip
+    assert words(last) == [
+        "receive 1F0", "F0", "B0", "send 0B0", "receive 1F1", "F1", "B1", "send 0B1",
+        "receive 1F2", "F2", "B2", "send 0B2", "optimizer",
+    ]  # fmt: skip
+
+
+def test_a_pass_waits_for_its_message_and_a_send_for_its_pass() -> None:
+    first, last = lowered(planned(Layout(pp=2), PLAIN)).programs
+    assert isinstance(first.tasks[1], Send)
+    assert first.tasks[1].after == (0,)
+    assert isinstance(last.tasks[0], Receive)
+    assert last.tasks[1].after == (0,)
+    assert last.streams[0] is Stream.RECEIVE
+    assert (first.streams[1], last.streams[3]) == (Stream.SEND_NEXT, Stream.SEND_PREVIOUS)
+
+
+def test_without_pipeline_overlap_the_next_pass_waits_for_the_send() -> None:
+    overlapped, waiting = (
+        lowered(planned(Layout(pp=2, pipeline_overlap=overlap), PLAIN)).programs[0] for overlap in (True, False)
+    )
+    second = words(waiting).index("F1")
+    assert overlapped.tasks[second].after == ()
+    assert waiting.tasks[second].after == (second - 1,)
+    assert isinstance(waiting.tasks[second - 1], Send)
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_a_tensor_rank_sends_its_part_and_parts_are_gathered_where_the_activation_is_whole(
+    sequence_parallel: bool,
+) -> None:
+    """Narayanan et al. 2021 section 4.1: b s h / t elements; 64 x 64 x 2 / 2 bytes here.
+
+    Under sequence parallelism the stage's input is split anyway, so nothing is gathered on arrival.
+    """
+    layout = Layout(tp=2, pp=2, sequence_parallel=sequence_parallel)
+    _, last = lowered(planned(layout, PLAIN)).programs
+    assert {task.exchange.payload for task in last.tasks if isinstance(task, Send | Receive)} == {4096.0}
+    head = next(task for task in last.tasks if isinstance(task, Compute)).block.operations[0]
+    arriving = head.exchange is not None and head.exchange.name == "gather stage input"
+    assert arriving is not sequence_parallel
+    if head.exchange is not None:
+        assert head.exchange.payload == 8192.0
+
+
+def test_interleaving_sends_from_the_last_rank_back_to_the_first() -> None:
+    plan = planned(Layout(pp=2), replace(PLAIN, global_batch=4), chunks=2)
+    first, last = lowered(plan).programs
+    assert [str(task.tag) for task in messages(last, Send)][:2] == ["2F0", "2F1"]
+    assert "2F0" in [str(task.tag) for task in messages(first, Receive)]
+    assert lowered(plan).groups["pp_next"].members.tolist() == [[0, 1], [1, 0]]
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_a_tied_embedding_is_reduced_over_the_stages_that_hold_it(pp: int) -> None:
+    """First and last stage: 256 rows of 64, fp32; Megatron's `_allreduce_word_embedding_grads`."""
+    plan = planned(Layout(pp=pp), PLAIN, replace(SMALL, tied_embeddings=True))
+    program = lowered(plan)
+    found = [[each.payload for each in collectives(rank) if each.group == "embedding"] for rank in program.programs]
+    ends = [[256 * 64 * 4.0]]
+    assert found == ([[]] if pp == 1 else ends + [[]] * (pp - 2) + ends)
+    assert ("embedding" in program.groups) == (pp > 1)
+
+
+def test_the_tied_embedding_follows_the_last_bucket() -> None:
+    plan = planned(Layout(pp=2, dp=2), replace(PLAIN, global_batch=4), replace(SMALL, tied_embeddings=True))
+    for program in lowered(plan).programs:
+        assert data_words(program)[-3:] == ["reduce gradients", "reduce tied embedding", "optimizer"]
+        number = words(program).index("reduce tied embedding")
+        buckets = [place for place, word in enumerate(words(program)) if word == "reduce gradients"]
+        assert buckets[-1] in program.tasks[number].after
+        assert number in program.tasks[-1].after
+
+
+def test_clipping_adds_up_the_norm_over_all_ranks_that_hold_parts() -> None:
+    """One fp32 number: over the model's ranks, or over all where gradients are sharded over replicas too."""
+    for data, group in ((Replicated(), "model"), (Zero(1), "world"), (Zero(3), "world")):
+        plan = planned(Layout(tp=2, dp=2, data=data), replace(TRAINING, global_batch=4))
+        program = lowered(plan).programs[0]
+        *_, norm, total, optimizer = words(program)
+        assert (norm, total, optimizer) == ("gradient norm", "gradient norm", "optimizer")
+        exchange = collectives(program)[-1]
+        assert (exchange.group, exchange.collective, exchange.payload) == (group, Collective.ALL_REDUCE, 4.0)
+
+
+def test_without_clipping_there_is_no_norm() -> None:
+    for program in lowered(planned(Layout(dp=2), replace(PLAIN, global_batch=4))).programs:
+        assert "gradient norm" not in words(program)
+
+
+@pytest.mark.parametrize(("data", "share"), [(Replicated(), 1), (Zero(1), 4), (Zero(2), 4), (Zero(3), 4)])
+def test_the_optimizer_updates_its_shard(data: Replicated | Zero, share: int) -> None:
+    def moved(layout: Layout) -> float:
+        tasks: tuple[Task, ...] = lowered(planned(layout, replace(PLAIN, global_batch=4))).programs[0].tasks
+        last = tasks[-1]
+        assert isinstance(last, Compute)
+        return sum(each.kernel.bytes for each in last.block.operations if each.kernel)
+
+    assert moved(Layout(dp=4, data=data)) * share == pytest.approx(moved(Layout()))
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_uneven_stages_do_their_own_layers(chunks: int) -> None:
+    layers = {1: (3, 1), 2: (0, 2, 2, 0)}[chunks]
+    plan = planned(Layout(pp=2, layers_per_stage=layers), replace(PLAIN, global_batch=4), chunks=chunks)
+    for rank, program in enumerate(lowered(plan).programs):
+        up = [each for each in operations(program, ActionKind.FORWARD) if each.kernel and each.kernel.name == "mlp.up"]
+        assert len(up) == sum(layers[rank::2])
+
+
+def test_ends_without_layers_still_hold_embedding_and_head() -> None:
+    """Llama 3's 126 layers in 16 x 8 virtual stages: 0, 1, ..., 1, 0."""
+    model = preset("llama3-405b")
+    plan = Plan(model, Training(64, 16), Layout(pp=16), chunks=8)
+    program = lowered(plan)
+    assert (plan.stages[0].layers, plan.stages[-1].layers) == (0, 0)
+    marked = [sum(each.gradients for each in operations(rank, ActionKind.BACKWARD)) for rank in program.programs]
+    held = [sum(Units(plan).parameters(stage) for stage in plan.stages_of(rank)) for rank in range(16)]
+    assert marked == held
+
+
+@given(PLANS)
+def test_one_microbatchs_backward_completes_the_gradients_of_the_rank(plan: Plan) -> None:
+    for rank, program in enumerate(lowered(plan).programs):
+        held = sum(Units(plan).parameters(stage) for stage in plan.stages_of(rank))
+        assert sum(each.gradients for each in operations(program, ActionKind.BACKWARD)) == held
+
+
+@given(PLANS)
+def test_equal_work_shares_blocks(plan: Plan) -> None:
+    """Blocks are timed once: their number does not grow with the microbatches."""
+
+    def blocks(of: Program) -> int:
+        return len({task.block for each in of.programs for task in each.tasks if isinstance(task, Compute)})
+
+    more = replace(plan, training=replace(plan.training, global_batch=4 * plan.training.global_batch))
+    assert blocks(lowered(more)) <= blocks(lowered(plan)) + 2 * plan.chunks * plan.layout.pp
+
+
+def test_recomputed_work_is_said_to_be_recomputed() -> None:
+    """Full recomputation runs every layer's forward again, and neither the embedding's nor the head's."""
+    program = lowered(planned(Layout(), replace(PLAIN, recompute=FullRecompute()))).programs[0]
+    names = Counter(each.kernel.name for each in operations(program, ActionKind.FORWARD) if each.kernel)
+    backward = [each for each in operations(program, ActionKind.BACKWARD) if each.work is Work.RECOMPUTE]
+    again = Counter(each.kernel.name for each in backward if each.kernel)
+    assert again == {name: count for name, count in names.items() if name.startswith(("attention", "mlp"))}

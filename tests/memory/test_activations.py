@@ -1,0 +1,162 @@
+"""Activations that are kept (Korthikanti et al. 2022, arXiv:2205.05198), and what backward needs for a moment."""
+
+import pytest
+
+from clustersim.dtypes import DType
+from clustersim.memory.activations import Activations
+from clustersim.parallel.data import Zero
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.pipeline import Stage
+from clustersim.parallel.plan import Plan
+from clustersim.workload.presets import preset
+from clustersim.workload.training import (
+    Attention,
+    FullRecompute,
+    Loss,
+    NoRecompute,
+    Precision,
+    Recompute,
+    SelectiveRecompute,
+    Training,
+)
+from clustersim.workload.transformer import Model
+
+FP16 = Precision(compute=DType.FP16, gradients=DType.FP16)
+SEQUENCE = 2048
+LAYERS = Stage(1, 5, embedding=False, head=False)
+CASES = [("megatron-22b", 4), ("megatron-530b", 1), ("megatron-1t", 1), ("gpt3-175b", 1)]
+
+
+def activations(model: Model, microbatch: int, layout: Layout, recompute: Recompute | None = None) -> Activations:
+    training = Training(
+        SEQUENCE, microbatch, microbatch, precision=FP16, attention=Attention.STANDARD,
+        recompute=recompute or NoRecompute(),
+    )  # fmt: skip
+    return Activations(Plan(model, training, layout))
+
+
+@pytest.mark.parametrize(("name", "b"), CASES)
+@pytest.mark.parametrize(
+    ("sequence_parallel", "recompute"),
+    [(False, NoRecompute()), (True, NoRecompute()), (False, SelectiveRecompute()), (True, SelectiveRecompute())],
+)
+def test_table_2(name: str, b: int, sequence_parallel: bool, recompute: Recompute) -> None:
+    """Bytes per layer, Table 2: sbh (10 + 24/t + 5as/(ht)), sbh/t (34 + 5as/h), and without 5as/h if selective."""
+    model, s, t = preset(name), SEQUENCE, 8
+    h, a = model.hidden, model.heads
+    core = 0 if isinstance(recompute, SelectiveRecompute) else 5 * a * s / h
+    per_layer = s * b * h / t * (34 + core) if sequence_parallel else s * b * h * (10 + 24 / t + core / t)
+    made = activations(model, b, Layout(tp=t, sequence_parallel=sequence_parallel), recompute)
+    assert made.kept(LAYERS) == pytest.approx(LAYERS.layers * per_layer, rel=1e-12)
+
+
+@pytest.mark.parametrize(("name", "b"), CASES)
+def test_table_2_full_recomputation_keeps_the_input(name: str, b: int) -> None:
+    """2 s b h per layer; with sequence parallelism the input is split as everything else is."""
+    model = preset(name)
+    for sequence_parallel, parts in ((False, 1), (True, 8)):
+        made = activations(model, b, Layout(tp=8, sequence_parallel=sequence_parallel), FullRecompute())
+        assert made.kept(LAYERS) == LAYERS.layers * 2 * SEQUENCE * b * model.hidden / parts
+
+
+def test_n_recomputed_layers_keep_their_input_and_the_others_everything() -> None:
+    model = preset("megatron-22b")
+    kept = [
+        activations(model, 4, Layout(tp=8), recompute).kept(LAYERS)
+        for recompute in (FullRecompute(), NoRecompute(), FullRecompute(2), FullRecompute(99))
+    ]
+    full, none, two, all_of_them = kept
+    assert two == pytest.approx((2 * full + 3 * none) / 5)
+    assert all_of_them == full
+
+
+def test_embedding_and_head_keep_what_section_4_3_says() -> None:
+    """Final norm and logits' input 2sbh/t each, fp32 logits 4sbv/t (4sbh/t (1 + v/h)); the dropout mask sbh/t.
+
+    The paper leaves out the token numbers, eight bytes each.
+    """
+    model, s, b, t = preset("megatron-22b"), SEQUENCE, 4, 8
+    h, v = model.hidden, model.vocab
+    made = activations(model, b, Layout(tp=t, sequence_parallel=True))
+    assert made.kept(Stage(1, 0, embedding=False, head=True)) == 4 * s * b * h / t * (1 + v / h)
+    assert made.kept(Stage(0, 0, embedding=True, head=False)) == s * b * h / t + 8 * s * b
+
+
+@pytest.mark.parametrize(
+    ("name", "b", "percent"),
+    [("megatron-22b", 4, (66.84, 49.42, 16.18, 7.64)), ("megatron-530b", 1, (58.31, 62.04, 20.27, 9.42))],
+)
+def test_figure_7(name: str, b: int, percent: tuple[float, ...]) -> None:
+    """Sequence parallelism, selective recomputation, both, full, in per cent of the tensor-parallel baseline.
+
+    As digitised by calculon's authors (calculon-ai/calculon, validation.py); read off the figure to some tenths.
+    """
+
+    def kept(*, parallel: bool, recompute: Recompute) -> float:
+        return activations(preset(name), b, Layout(tp=8, sequence_parallel=parallel), recompute).kept(LAYERS)
+
+    choices = [
+        kept(parallel=True, recompute=NoRecompute()),
+        kept(parallel=False, recompute=SelectiveRecompute()),
+        kept(parallel=True, recompute=SelectiveRecompute()),
+        kept(parallel=False, recompute=FullRecompute()),
+    ]
+    baseline = kept(parallel=False, recompute=NoRecompute())
+    assert [100 * each / baseline for each in choices] == pytest.approx(percent, abs=0.3)
+
+
+def test_backward_of_a_recomputed_layer_holds_the_layer() -> None:
+    """All that the layer would have kept, less its input, and the largest weight's gradient.
+
+    That is fp16, 4 h^2 / t with a bias of h that is not split.
+    """
+    model = preset("megatron-22b")
+    full, none = (activations(model, 4, Layout(tp=8), recompute) for recompute in (FullRecompute(), NoRecompute()))
+    weight = 2 * (4 * model.hidden**2 / 8 + model.hidden)
+    layer, its_input = none.kept(LAYERS) / 5, full.kept(LAYERS) / 5
+    assert none.passing(LAYERS) == weight
+    assert full.passing(LAYERS) == pytest.approx(weight + layer - its_input)
+
+
+def test_layers_that_are_kept_are_freed_before_those_before_them_are_recomputed() -> None:
+    """The first two of five layers are recomputed (Megatron's method `block`), when three whole layers are gone."""
+    model = preset("megatron-22b")
+    two, none = (activations(model, 4, Layout(tp=8), recompute) for recompute in (FullRecompute(2), NoRecompute()))
+    assert two.passing(LAYERS) == none.passing(LAYERS)
+    short = Stage(1, 2, embedding=False, head=False)
+    assert two.passing(short) > none.passing(short)
+
+
+def test_backward_of_a_selectively_recomputed_layer_holds_the_attention_core() -> None:
+    """5 a s^2 b / t bytes: softmax, its dropout mask and result."""
+    model, s, b, t = preset("megatron-22b"), SEQUENCE, 4, 8
+    selective, none = (activations(model, b, Layout(tp=t), each) for each in (SelectiveRecompute(), NoRecompute()))
+    assert selective.passing(LAYERS) - none.passing(LAYERS) == 5 * model.heads * s * s * b / t
+
+
+@pytest.mark.parametrize(("loss", "width"), [(Loss.VOCAB_PARALLEL, 2), (Loss.FUSED, 2), (Loss.TORCH, 8)])
+def test_the_loss_needs_gradients_of_the_logits(loss: Loss, width: int) -> None:
+    """Megatron: one in bf16. PyTorch: nll_loss_backward and log_softmax_backward make one each in fp32.
+
+    The logits of Llama 3 8B on 8,192 tokens outweigh its logits matrix (128,256 x 4,096) from 4,096 tokens on.
+    """
+    training = Training(8192, 1, loss=loss)
+    made = Activations(Plan(preset("llama3-8b"), training, Layout()))
+    assert made.passing(Stage(0, 32, embedding=True, head=True)) == 8192 * 128256 * width
+
+
+def test_the_logits_matrix_has_a_gradient_while_the_softmax_is_gone() -> None:
+    """1,024 tokens: 2 bytes of gradient and no longer 4 of softmax per logit, and 2 for each weight of the matrix."""
+    made = Activations(Plan(preset("llama3-8b"), Training(1024, 1), Layout()))
+    assert made.passing(Stage(0, 32, embedding=True, head=True)) == 128256 * (4096 * 2 - 1024 * 2)
+
+
+def test_the_embeddings_gradient_comes_when_the_layers_activations_are_gone() -> None:
+    made = Activations(Plan(preset("llama3-8b"), Training(16, 1), Layout()))
+    stage, layers = Stage(0, 8, embedding=True, head=False), Stage(1, 8, embedding=False, head=False)
+    assert made.passing(stage) == 2 * 128256 * 4096 - made.kept(layers)
+
+
+def test_zero_3_counts_gradients_with_its_gathered_units() -> None:
+    plan = Plan(preset("llama3-8b"), Training(8192, 8), Layout(dp=8, data=Zero(3)))
+    assert Activations(plan).passing(Stage(1, 8, embedding=False, head=False)) == 0.0

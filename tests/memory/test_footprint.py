@@ -1,0 +1,112 @@
+"""What lies in memory for the whole step."""
+
+from dataclasses import replace
+
+import pytest
+
+from clustersim.dtypes import DType
+from clustersim.lowering.units import Units
+from clustersim.memory.footprint import Category
+from clustersim.memory.framework import Framework, load_framework
+from clustersim.parallel.data import NaiveDataParallel, Replicated, Zero
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.plan import Plan
+from clustersim.workload.presets import preset
+from clustersim.workload.training import Optimizer, Precision, Training
+from clustersim.workload.transformer import layer_parameters, parameters
+
+from .plans import resident
+
+LLAMA = preset("llama3-8b")
+TRAINING = Training(8192, 8)
+NETWORK = Framework(1.0, 5e8)
+
+
+def plan(layout: Layout, training: Training = TRAINING) -> Plan:
+    return Plan(LLAMA, training, layout)
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "gpt2-small", "gpt3-175b"])
+@pytest.mark.parametrize("layout", [Layout(), Layout(pp=4), Layout(tp=4), Layout(tp=2, pp=2)])
+def test_memory_and_lowering_count_the_same_parameters(name: str, layout: Layout) -> None:
+    of = Plan(preset(name), Training(1024, 8), layout)
+    for rank in range(layout.pp):
+        held = sum(Units(of).parameters(stage) for stage in of.stages_of(rank))
+        assert resident(of, rank)[Category.PARAMETERS] == 2 * held
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "width"),
+    [
+        (Optimizer.ADAM, Precision(), 12),  # fp32 master weight and two moments
+        (Optimizer.SGD, Precision(), 8),  # fp32 master weight and momentum
+        (Optimizer.ADAM, Precision(compute=DType.FP32, master=None), 8),
+        (Optimizer.ADAM, Precision(moments=DType.BF16), 8),
+    ],
+)
+def test_optimizer_state_per_parameter(optimizer: Optimizer, precision: Precision, width: int) -> None:
+    held = resident(plan(Layout(), replace(TRAINING, optimizer=optimizer, precision=precision)))
+    assert held[Category.OPTIMIZER] == width * parameters(LLAMA)
+
+
+def test_replicas_are_data_and_context_parallel_ranks() -> None:
+    """ZeRO shards over dp x cp: both hold the same weights."""
+    held = resident(plan(Layout(dp=2, cp=4, data=Zero(1))))
+    assert held[Category.OPTIMIZER] == 12 * parameters(LLAMA) / 8
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_zero_3_holds_the_largest_gathered_units_and_one_units_gradients(prefetch: int) -> None:
+    """Head (final norm and 128,256 x 4,096), embedding, then layers; bf16 weights, fp32 gradients of the head."""
+    head, table = LLAMA.vocab * LLAMA.hidden + LLAMA.hidden, LLAMA.vocab * LLAMA.hidden
+    units = [head, table, *[layer_parameters(LLAMA)] * 32][: prefetch + 1]
+    held = resident(plan(Layout(dp=8, data=Zero(3, prefetch=prefetch))))
+    assert held[Category.GATHERED] == 2 * sum(units) + 4 * head
+
+
+def test_without_resharding_zero_3_holds_all_weights() -> None:
+    held = resident(plan(Layout(dp=8, data=Zero(3, reshard_after_forward=False))))
+    head = LLAMA.vocab * LLAMA.hidden + LLAMA.hidden
+    assert held[Category.GATHERED] == 2 * parameters(LLAMA) + 4 * head
+
+
+@pytest.mark.parametrize("data", [Replicated(), Zero(1), Zero(2), Zero(3)])
+def test_nothing_is_gathered_where_nothing_is_sharded(data: Replicated | Zero) -> None:
+    layout = Layout(dp=1, data=data) if data == Zero(3) else Layout(dp=8, data=data)
+    assert resident(plan(layout))[Category.GATHERED] == 0.0
+
+
+def test_zero_2_fills_a_bucket_of_whole_gradients() -> None:
+    """Megatron's rule, 40 M or 1 M per replica, in fp32; never more than all gradients."""
+    assert resident(plan(Layout(dp=8, data=Zero(2))))[Category.COMMUNICATION] == 40e6 * 4
+    assert resident(plan(Layout(dp=512, data=Zero(2))))[Category.COMMUNICATION] == 512e6 * 4
+    assert resident(plan(Layout(dp=8, data=Zero(2, bucket=5e6))))[Category.COMMUNICATION] == 5e6
+    assert resident(plan(Layout(dp=8, data=Zero(2, bucket=1e15))))[Category.COMMUNICATION] == 4 * parameters(LLAMA)
+    assert resident(plan(Layout(dp=8, data=Zero(1))))[Category.COMMUNICATION] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("layout", "groups"),
+    [
+        (Layout(), 0),
+        (Layout(dp=8), 1),
+        (Layout(tp=2, dp=4), 2),
+        (Layout(tp=2, cp=2, dp=2), 3),
+        (Layout(dp=4, data=NaiveDataParallel()), 1),
+    ],
+)
+def test_each_process_group_has_a_communicators_buffers(layout: Layout, groups: int) -> None:
+    assert resident(plan(layout), framework=NETWORK)[Category.COMMUNICATION] == groups * 5e8
+
+
+@pytest.mark.parametrize(("tp", "chunks"), [(1, 1), (2, 1), (2, 2)])
+def test_a_pipeline_posts_an_activation_and_a_gradient_for_each_virtual_stage(tp: int, chunks: int) -> None:
+    """Each 8,192 x 4,096 in bf16, split over tensor ranks."""
+    of = Plan(LLAMA, TRAINING, Layout(tp=tp, pp=2), chunks)
+    assert resident(of)[Category.COMMUNICATION] == 2 * chunks * 8192 * 4096 * 2 / tp
+
+
+def test_the_shipped_framework_has_plausible_constants() -> None:
+    framework = load_framework()
+    assert 1.0 <= framework.fragmentation < 1.2
+    assert 1e8 < framework.communicator < 2e9

@@ -1,0 +1,158 @@
+"""How full a rank is, and when."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.memory.activations import Activations
+from clustersim.memory.footprint import Category, Footprint
+from clustersim.memory.framework import Framework
+from clustersim.memory.ledger import Pass, in_order, ledger
+from clustersim.parallel.data import NaiveDataParallel
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.plan import Plan
+from clustersim.program.action import Action, ActionKind
+from clustersim.schedules.gpipe import GPipe
+from clustersim.schedules.interleaved import Interleaved
+from clustersim.schedules.one_f_one_b import OneFOneB
+from clustersim.workload.presets import preset
+from clustersim.workload.training import FullRecompute, Training
+
+from .plans import BARE, ledger_of, resident
+
+MODEL = preset("gpt3-175b")
+F, B = ActionKind.FORWARD, ActionKind.BACKWARD
+
+
+def plan(pp: int, microbatches: int, chunks: int = 1, layout: Layout | None = None) -> Plan:
+    return Plan(MODEL, Training(2048, microbatches), layout or Layout(tp=8, pp=pp), chunks)
+
+
+@given(pp=st.integers(2, 8), extra=st.integers(0, 8), data=st.data())
+def test_1f1b_has_p_minus_r_microbatches_in_flight(pp: int, extra: int, data: st.DataObject) -> None:
+    """Narayanan et al. 2021 section 2.2.1: rank r of p keeps p - r microbatches, however many there are."""
+    rank = data.draw(st.integers(0, pp - 1))
+    of = plan(pp, pp + extra)
+    stage, activations = of.stages[rank], Activations(of)
+    expected = (pp - rank) * activations.kept(stage) + activations.passing(stage)
+    assert ledger_of(of, rank, OneFOneB()).peak_activations == pytest.approx(expected)
+
+
+@given(microbatches=st.integers(1, 12))
+def test_gpipe_has_all_microbatches_in_flight(microbatches: int) -> None:
+    of = plan(4, microbatches)
+    activations = Activations(of)
+    expected = microbatches * activations.kept(of.stages[1]) + activations.passing(of.stages[1])
+    assert ledger_of(of, 1, GPipe()).peak_activations == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("pp", "chunks"), [(4, 2), (8, 3), (4, 6), (8, 2)])
+def test_interleaving_costs_a_factor_on_the_first_stage(pp: int, chunks: int) -> None:
+    """Korthikanti et al. 2022 section 4.2.3: L (1 + (p - 1)/(p m)) layers' activations for m chunks.
+
+    The first rank runs m p + p - 1 chunk-forwards before its first backward ends: 2 (p - 1) + (m - 1) p of warm-up and
+    one more; each is L/(p m) layers. Counted here on ranks without embedding, whose passes are all alike: rank r has
+    2 r fewer in flight, so r = 1 with p m + p - 3 stands for it.
+    """
+    of = plan(pp, 2 * pp, chunks)
+    activations = Activations(of)
+    (kept,) = {activations.kept(stage) for stage in of.stages_of(1)}
+    (passing,) = {activations.passing(stage) for stage in of.stages_of(1)}
+    in_flight = (ledger_of(of, 1, Interleaved(chunks)).peak_activations - passing) / kept
+    assert in_flight + 2 == pytest.approx(pp * chunks * (1 + (pp - 1) / (pp * chunks)))
+
+
+def test_the_first_rank_holds_figure_1s_factor_of_layers() -> None:
+    """Figure 1's 530B model, p 35, m 3, 105 layers: L (1 + 34/105) = 139 layers on the first rank.
+
+    Without dropout the embedding keeps its token numbers only, eight bytes each.
+    """
+    model = replace(preset("megatron-530b"), dropout=False)
+    of = Plan(model, Training(2048, 280), Layout(tp=8, pp=35, sequence_parallel=True), chunks=3)
+    activations, layer = Activations(of), of.stages[1]
+    held = (ledger_of(of, 0).peak_activations - activations.passing(layer)) / activations.kept(layer)
+    assert held == pytest.approx(105 * (1 + 34 / 105), rel=1e-3)
+
+
+def test_times_are_those_of_the_passes() -> None:
+    """One microbatch: kept from the forward's start, more during backward, nothing after it."""
+    of = plan(1, 1, layout=Layout(tp=8))
+    activations, (stage,) = Activations(of), of.stages
+    passes = [Pass(Action(0, F, 0), 1.0, 2.0), Pass(Action(0, B, 0), 5.0, 9.0)]
+    made = ledger(Footprint(of, BARE, 0.0), activations, 0, passes)
+    kept, passing = activations.kept(stage), activations.passing(stage)
+    assert made.times.tolist() == [1.0, 5.0, 9.0]
+    assert made.activations.tolist() == pytest.approx([kept, kept + passing, 0.0], abs=1e-3)
+
+
+def test_what_ends_is_freed_before_what_starts_at_the_same_time() -> None:
+    of = plan(1, 2, layout=Layout(tp=8))
+    alternating = [Action(0, F, 0), Action(0, B, 0), Action(0, F, 1), Action(0, B, 1)]
+    made = ledger(Footprint(of, BARE, 0.0), Activations(of), 0, in_order(alternating))
+    one = Activations(of).kept(of.stages[0]) + Activations(of).passing(of.stages[0])
+    assert made.peak_activations == pytest.approx(one)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.5, 4.0)), min_size=16, max_size=16))
+def test_the_peak_does_not_depend_on_how_long_passes_take(times: list[tuple[float, float]]) -> None:
+    """One stream: a pass starts when the one before it has ended, or some time later."""
+    of = plan(4, 8)
+    actions, passes, now = OneFOneB().order(4, 8)[0], [], 0.0
+    for action, (gap, length) in zip(actions, times, strict=True):
+        passes.append(Pass(action, now + gap, now + gap + length))
+        now = passes[-1].end
+    footprint, activations = Footprint(of, BARE, 0.0), Activations(of)
+    timed = ledger(footprint, activations, 0, passes).peak
+    assert timed == pytest.approx(ledger(footprint, activations, 0, in_order(actions)).peak)
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_memory_is_never_negative_and_empty_at_the_end(chunks: int) -> None:
+    of = plan(4, 8, chunks)
+    for rank in range(4):
+        made = ledger_of(of, rank)
+        scale = made.peak_activations
+        assert (made.activations > -1e-9 * scale).all()
+        assert abs(made.activations[-1]) < 1e-9 * scale
+        assert (np.diff(made.times) >= 0).all()
+
+
+def test_parts_at_the_peak_sum_to_the_peak() -> None:
+    of = plan(2, 4)
+    made = ledger_of(of, 0, framework=Framework(1.07, 5e8))
+    assert sum(made.at_peak().values()) == pytest.approx(made.peak)
+    assert set(made.at_peak()) == set(Category)
+
+
+def test_fragmentation_is_on_what_the_allocator_holds_only() -> None:
+    """The driver's context and the communication library's buffers are not the allocator's."""
+    of = plan(2, 4)
+    bare, padded = (
+        ledger(Footprint(of, Framework(factor, 5e8), 1e9), Activations(of), 0, in_order(OneFOneB().order(2, 4)[0]))
+        for factor in (1.0, 1.05)
+    )
+    outside = bare.resident[Category.CONTEXT] + bare.resident[Category.COMMUNICATION]
+    assert bare.resident[Category.CONTEXT] == 1e9
+    assert padded.peak - bare.peak == pytest.approx(0.05 * (bare.peak - outside))
+    assert padded.at_peak()[Category.FRAGMENTATION] == pytest.approx(0.05 * (bare.peak - outside))
+
+
+def test_data_parallel_keeps_everyones_logits_on_the_first_gpu() -> None:
+    """torch.nn.DataParallel gathers three other GPUs' logits: bf16, and fp32 for the loss."""
+    model = preset("gpt2-small")
+    layout = Layout(dp=4, data=NaiveDataParallel())
+    naive, alone = Plan(model, Training(1024, 4), layout), Plan(model, Training(1024, 1), Layout())
+    more = ledger_of(naive).peak_activations - ledger_of(alone).peak_activations
+    assert more == pytest.approx(3 * 1024 * 50257 * 6)
+
+
+def test_recomputation_trades_kept_for_passing() -> None:
+    none, full = (
+        ledger_of(Plan(MODEL, Training(2048, 8, recompute=recompute), Layout(tp=8, pp=8)))
+        for recompute in (Training(1, 1).recompute, FullRecompute())
+    )
+    assert full.peak_activations < none.peak_activations / 4
+    assert full.resident == none.resident == resident(plan(8, 8))

@@ -1,0 +1,134 @@
+"""The answer as numbers and as plain data."""
+
+import json
+from typing import Any
+
+import pytest
+
+from clustersim import Scenario, simulate
+from clustersim.result import NOT_MODELLED, Result
+from clustersim.workload.transformer import matrix_parameters
+
+# What the JSON answer promised when it was first published: keys are added, never renamed or dropped.
+PROMISED = [
+    "step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu", "hfu", "bubble_fraction",
+    "exposed_communication_fraction", "peak_memory_bytes", "memory_capacity_bytes", "fits", "breakdown_s",
+    "provenance_share", "ranks", "simulated_ranks", "spans", "simulate_wall_s", "warnings", "not_modelled",
+]  # fmt: skip
+KEYS = [*PROMISED, "name", "flop_convention", "critical_path_s", "stages"]
+STAGE_KEYS = {"pipeline_rank", "breakdown_s", "peak_memory_bytes", "memory_bytes"}
+
+MAPPING: dict[str, Any] = {
+    "name": "a test",
+    "model": "llama3-8b",
+    "cluster": {"name": "dgx-h100", "gpus": 16},
+    "layout": {"tp": 4, "pp": 2, "dp": 2, "sequence_parallel": True},
+    "training": {"sequence": 4096, "global_batch": 16},
+}
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return simulate(Scenario.from_mapping(MAPPING))
+
+
+@pytest.fixture(scope="module")
+def answer(result: Result) -> dict[str, Any]:
+    return result.to_json()
+
+
+def test_the_answer_has_the_promised_keys(answer: dict[str, Any]) -> None:
+    assert set(answer) == set(KEYS)
+    assert all(set(stage) == STAGE_KEYS for stage in answer["stages"])
+
+
+def test_the_answer_is_plain_data(answer: dict[str, Any]) -> None:
+    """It survives JSON unchanged: no numpy numbers, no NaN."""
+    assert json.loads(json.dumps(answer, allow_nan=False)) == answer
+
+
+def test_breakdowns_sum_to_the_step(answer: dict[str, Any]) -> None:
+    assert sum(answer["breakdown_s"].values()) == pytest.approx(answer["step_time_s"])
+    for stage in answer["stages"]:
+        assert sum(stage["breakdown_s"].values()) == pytest.approx(answer["step_time_s"])
+
+
+def test_the_critical_path_sums_to_the_step(answer: dict[str, Any]) -> None:
+    assert sum(answer["critical_path_s"].values()) == pytest.approx(answer["step_time_s"])
+
+
+def test_provenance_sums_to_one(answer: dict[str, Any]) -> None:
+    assert sum(answer["provenance_share"].values()) == pytest.approx(1.0)
+
+
+def test_memory_by_stage_sums_to_its_peak_and_the_fullest_is_the_answer(answer: dict[str, Any]) -> None:
+    peaks = [stage["peak_memory_bytes"] for stage in answer["stages"]]
+    assert [stage["pipeline_rank"] for stage in answer["stages"]] == [0, 1]
+    assert answer["peak_memory_bytes"] == max(peaks)
+    for stage in answer["stages"]:
+        assert sum(stage["memory_bytes"].values()) == pytest.approx(stage["peak_memory_bytes"])
+    assert answer["fits"] is (max(peaks) <= answer["memory_capacity_bytes"])
+
+
+def test_rates_follow_from_the_step_time(answer: dict[str, Any]) -> None:
+    tokens = 16 * 4096
+    assert answer["tokens_per_s"] == pytest.approx(tokens / answer["step_time_s"])
+    assert answer["tokens_per_s_per_gpu"] == pytest.approx(answer["tokens_per_s"] / 16)
+    assert answer["mfu"] == pytest.approx(answer["model_tflops_per_gpu"] * 1e12 / 989.4e12, rel=1e-3)
+
+
+def test_model_flop_are_six_per_parameter_and_token_and_attention(result: Result, answer: dict[str, Any]) -> None:
+    """PaLM appendix B: 6 N + 12 L H Q T per token, full attention matrix."""
+    model = result.scenario.model
+    per_token = 6 * matrix_parameters(model) + 12 * 32 * 32 * 128 * 4096
+    expected = per_token * answer["tokens_per_s_per_gpu"] / 1e12
+    assert answer["model_tflops_per_gpu"] == pytest.approx(expected)
+
+
+def test_without_recomputation_hfu_is_mfu(answer: dict[str, Any]) -> None:
+    assert answer["hfu"] == answer["mfu"]
+
+
+def test_full_recomputation_adds_a_forward_of_the_layers() -> None:
+    """HFU / MFU = (3 + 1) / 3 for the layers; the logits are not computed again."""
+    mapping = {**MAPPING, "training": {**MAPPING["training"], "recompute": "full"}}
+    again = simulate(Scenario.from_mapping(mapping))
+    model = again.scenario.model
+    logits = 2 * model.vocab * model.hidden
+    forward = 2 * matrix_parameters(model) + 4 * 32 * 32 * 128 * 4096
+    assert again.hfu() / again.mfu() == pytest.approx((4 * forward - logits) / (3 * forward))
+
+
+def test_fractions_are_fractions(answer: dict[str, Any]) -> None:
+    for key in ("mfu", "hfu", "bubble_fraction", "exposed_communication_fraction"):
+        assert 0.0 <= answer[key] <= 1.0
+
+
+def test_what_is_not_modelled_is_said(answer: dict[str, Any]) -> None:
+    assert answer["not_modelled"] == list(NOT_MODELLED)
+    assert answer["not_modelled"]
+
+
+def test_names_and_numbers_of_ranks(answer: dict[str, Any]) -> None:
+    assert answer["name"] == "a test"
+    assert answer["ranks"] == 16
+    assert 1 <= answer["simulated_ranks"] <= 16
+    assert answer["spans"] > 100
+    assert answer["simulate_wall_s"] > 0
+    assert answer["warnings"] == []
+
+
+def test_suggestions_are_warnings() -> None:
+    mapping = {**MAPPING, "layout": {"dp": 16}}
+    tight = simulate(Scenario.from_mapping(mapping))
+    assert not tight.fits
+    assert tight.to_json()["warnings"] == [*tight.scenario.warnings, *tight.suggestions]
+    assert tight.suggestions
+
+
+def test_a_notebook_shows_a_fragment_and_a_file_the_page(result: Result, tmp_path: Any) -> None:
+    assert result._repr_html_().lstrip().startswith("<")
+    assert "<html" not in result._repr_html_()[:200].lower()
+    page = result.save_html(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page == result.to_html()
+    assert page.lstrip().lower().startswith("<!doctype html")

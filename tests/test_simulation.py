@@ -1,0 +1,189 @@
+"""Whole simulations: what `simulate` and `check` answer, and that they agree."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clustersim import Scenario, simulate
+from clustersim.analysis.parts import PARTS
+from clustersim.memory.footprint import Category
+from clustersim.result import Result
+from clustersim.scenario.settings import Symmetry
+from clustersim.simulation import check, peak_memory
+
+
+def scenario(*overrides: str, **sections: Any) -> Scenario:
+    mapping = {
+        "model": "llama3-8b",
+        "cluster": {"name": "dgx-h100", "gpus": 16},
+        "layout": {"tp": 2, "pp": 2, "dp": 4, "sequence_parallel": True},
+        "schedule": "1f1b",
+        "training": {"sequence": 4096, "global_batch": 32},
+        **sections,
+    }
+    return Scenario.from_mapping(mapping, overrides=overrides)
+
+
+VARIANTS = {
+    "3d": (),
+    "gpipe": ("schedule=gpipe",),
+    "interleaved": ("schedule.interleaved.chunks=4",),
+    "zero 1": ("layout.data=zero1",),
+    "zero 2": ("layout.data=zero2",),
+    "zero 3": ("layout.data=fsdp",),
+    "full recomputation": ("training.recompute=full",),
+    "context": ("layout.cp=2", "layout.dp=2"),
+    "uneven": ("layout.layers_per_stage=[17, 15]",),
+    "no overlap": ("layout.pipeline_overlap=false", "layout.data.ddp.overlap=false"),
+}
+SMALL = (
+    "cluster.gpus=4", "layout.tp=1", "layout.pp=1", "layout.dp=4", "layout.sequence_parallel=false",
+    "model=gpt2-small", "training.sequence=1024", "layout.data=data_parallel",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[*VARIANTS, "one process"])
+def result(request: pytest.FixtureRequest) -> Result:
+    return simulate(scenario(*VARIANTS.get(request.param, SMALL)))
+
+
+def test_the_breakdown_sums_to_the_step_on_every_rank(result: Result) -> None:
+    for rank in range(result.ranks):
+        assert sum(result.breakdown.of(rank).values()) == pytest.approx(result.step_time)
+
+
+def test_every_part_is_there_and_none_is_negative(result: Result) -> None:
+    mean = result.breakdown.mean()
+    assert set(mean) == {str(part.value) if hasattr(part, "value") else str(part) for part in PARTS}
+    assert min(mean.values()) >= -1e-12
+
+
+def test_provenance_sums_to_one(result: Result) -> None:
+    assert sum(result.provenance.values()) == pytest.approx(1.0)
+    assert all(share >= 0 for share in result.provenance.values())
+
+
+def test_the_critical_path_fills_the_step(result: Result) -> None:
+    """It is a chain without gaps from the start to the last end, so its parts sum to the step time."""
+    assert sum(result.path_parts.values()) == pytest.approx(result.step_time)
+
+
+def test_checked_memory_is_simulated_memory(result: Result) -> None:
+    """The peak follows from the order of passes; simulated times change nothing."""
+    assert result.peak_memory == pytest.approx(check(result.scenario).peak_memory_bytes, rel=1e-12)
+    assert result.fits is check(result.scenario).fits
+    assert result.memory_capacity == check(result.scenario).memory_capacity_bytes
+
+
+def test_ledgers_follow_the_trace(result: Result) -> None:
+    """Activations are there from the start of the first pass, also where it is cut into pieces."""
+    for pipeline_rank, made in enumerate(result.ledgers):
+        rank = int(np.flatnonzero(result.program.kind == pipeline_rank)[0])
+        rows = result.trace.rows(int(result.trace.representative[rank]), stream=0)
+        assert made.times[0] == result.trace.start[rows[0]]
+        assert (np.diff(made.times) >= 0).all()
+        assert made.times[0] >= 0
+        assert made.times[-1] <= result.step_time
+        assert abs(made.activations[-1]) <= 1e-9 * made.peak_activations
+
+
+def test_fewer_ranks_are_simulated_than_there_are(result: Result) -> None:
+    assert 1 <= result.simulated_ranks < result.ranks
+
+
+def test_spans_are_the_operations_of_the_simulated_ranks(result: Result) -> None:
+    """Kernels and collectives: as many as one finds by going through the simulated ranks' tasks."""
+    count = 0
+    for rank in result.trace.simulated_ranks.tolist():
+        tasks = result.program.programs[int(result.program.kind[rank])].tasks
+        assert len(result.trace.rows(rank)) == len(tasks)
+        count += sum(len(task.block.operations) if hasattr(task, "block") else 1 for task in tasks)
+    assert result.spans == count
+
+
+def test_folding_changes_no_answer(result: Result) -> None:
+    """Every rank on its own: the same step, breakdown, memory; only more ranks and spans."""
+    cost = replace(result.scenario.cost, symmetry=Symmetry.OFF)
+    unfolded = simulate(replace(result.scenario, cost=cost))
+    assert unfolded.simulated_ranks == unfolded.ranks == result.ranks
+    assert unfolded.step_time == pytest.approx(result.step_time, rel=1e-12)
+    assert unfolded.breakdown.mean() == pytest.approx(result.breakdown.mean())
+    assert unfolded.peak_memory == pytest.approx(result.peak_memory)
+    assert unfolded.flops == result.flops
+    assert dict(unfolded.provenance) == pytest.approx(dict(result.provenance))
+
+
+def test_check_does_not_simulate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("simulated")
+
+    for name in ("run", "lower", "classes"):
+        monkeypatch.setattr(f"clustersim.simulation.{name}", fail)
+    report = check(scenario())
+    assert report.fits
+    assert report.peak_memory_bytes == peak_memory(scenario())
+
+
+def test_a_layout_that_does_not_fit_is_simulated_flagged_and_helped() -> None:
+    """8 B parameters x 18 bytes = 145 GB on one H100 of 80."""
+    result = simulate(scenario("layout={dp: 16}"))
+    assert result.step_time > 0
+    assert not result.fits
+    assert result.suggestions == check(result.scenario).suggestions
+    assert result.suggestions
+    assert set(result.suggestions) < set(result.warnings) | {""}
+
+
+def test_what_fits_has_no_suggestions() -> None:
+    assert simulate(scenario()).suggestions == ()
+
+
+def test_fragmentation_and_context_are_counted() -> None:
+    parts = simulate(scenario()).ledgers[0].at_peak()
+    assert parts[Category.CONTEXT] == scenario().cluster.accelerator.context_bytes > 0
+    assert parts[Category.FRAGMENTATION] > 0
+    assert parts[Category.COMMUNICATION] > 0
+
+
+def test_the_same_scenario_gives_the_same_trace() -> None:
+    first, again = simulate(scenario()), simulate(scenario())
+    for column in ("rank", "task", "start", "end", "cause"):
+        assert (getattr(first.trace, column) == getattr(again.trace, column)).all()
+
+
+def test_twice_the_batch_takes_longer_by_as_many_microbatches() -> None:
+    """1F1B on one stage: the passes of a microbatch repeat, all else happens once."""
+    flat = ("layout={tp: 2, dp: 8, sequence_parallel: true}",)
+    times = [simulate(scenario(*flat, f"training.global_batch={batch}")).step_time for batch in (16, 24, 32)]
+    assert times[2] - times[1] == pytest.approx(times[1] - times[0], rel=1e-9)
+
+
+def test_131072_ranks() -> None:
+    """Eight times the largest example; a handful of ranks stands for all."""
+    large = Scenario.from_mapping(
+        {
+            "model": "llama3-405b",
+            "cluster": {"name": "llama3-roce", "gpus": 131072, "fabric": {"core": {"pods": 43}}},
+            "layout": {"tp": 8, "pp": 16, "dp": 1024, "sequence_parallel": True, "data": "zero2"},
+            "schedule": {"interleaved": {"chunks": 2}},
+            "training": {"sequence": 8192, "global_batch": 16384, "recompute": {"layers": 1}},
+        }
+    )
+    result = simulate(large)
+    assert result.ranks == 131072
+    assert result.simulated_ranks <= 1024
+    assert result.fits
+    assert 1.0 < result.step_time < 60.0
+
+
+def test_a_single_gpu() -> None:
+    """No groups, no exchanges: the step is its kernels, and memory has no communication buffers."""
+    alone = simulate(
+        scenario("model=gpt2-small", "cluster.gpus=1", "layout={}", "training.sequence=1024", "training.global_batch=2")
+    )
+    assert alone.ranks == alone.simulated_ranks == 1
+    parts = alone.breakdown.mean()
+    assert sum(seconds for name, seconds in parts.items() if "communication" in name or "exposed" in name) == 0.0
+    assert alone.ledgers[0].at_peak()[Category.COMMUNICATION] == 0.0
