@@ -45,14 +45,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """An accelerator without enough published kernels, and the one whose constants it takes.
-
-    matmul_of: whose matmul constants it takes instead (where the sibling's machine was not representative).
-    """
+    """An accelerator without enough published kernels, and the one whose constants it takes."""
 
     name: str
     sibling: str
-    matmul_of: str | None = None
 
 
 TARGETS: Final = (
@@ -66,7 +62,7 @@ DERIVATIONS: Final = (
     Derivation("v100-sxm-32gb", "a100-sxm-80gb"),
     Derivation("h100-pcie-80gb", "h100-sxm-80gb"),
     Derivation("h200-sxm-141gb", "h100-sxm-80gb"),
-    Derivation("gb200", "b200-sxm-180gb", matmul_of="h100-sxm-80gb"),
+    Derivation("gb200", "b200-sxm-180gb"),
     Derivation("mi300x", "h100-sxm-80gb"),
 )
 
@@ -146,19 +142,17 @@ def _fit_matmuls(accelerator: Accelerator, sibling: Efficiency | None) -> tuple[
 def _derive(derivation: Derivation, known: Mapping[str, Efficiency]) -> Accelerator:
     """The sibling's constants, with this accelerator's tiles, bandwidth and distance from its best matmul."""
     accelerator = load_accelerator(derivation.name)
-    sibling, source = known[derivation.sibling], derivation.matmul_of or derivation.sibling
-    reference = load_accelerator(source)
+    sibling, reference = known[derivation.sibling], load_accelerator(derivation.sibling)
     dense = _ratio(_best_share(accelerator, DType.BF16), _best_share(reference, DType.BF16), 1.0)
     fp8 = _ratio(_best_share(accelerator, DType.FP8), _best_share(reference, DType.FP8), dense)
     matmul = replace(
-        known[source].matmul,
-        share=round(known[source].matmul.share * dense, DIGITS),
-        fp8_share=round(known[source].matmul.fp8_share * fp8, DIGITS),
+        sibling.matmul,
+        share=round(sibling.matmul.share * dense, DIGITS),
+        fp8_share=round(sibling.matmul.fp8_share * fp8, DIGITS),
         tiles=accelerator.efficiency.matmul.tiles,
     )
-    attention = dense if source == derivation.sibling else 1.0  # clocks under load limit both kinds alike
-    forward, backward = (
-        replace(constants, share=round(constants.share * attention, DIGITS))
+    forward, backward = (  # clocks under load limit both kinds alike
+        replace(constants, share=round(constants.share * dense, DIGITS))
         for constants in (sibling.attention_forward, sibling.attention_backward)
     )
     return _with(

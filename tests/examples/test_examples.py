@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.workload.training import NoRecompute
+from clustersim.workload.training import FullRecompute
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCENARIOS = sorted(EXAMPLES.glob("*.yaml"))
@@ -41,7 +41,9 @@ def test_the_405b_example_is_the_run_that_it_says_and_recomputes_no_more_than_it
     layout, training = scenario.layout, scenario.training
     assert (layout.tp, layout.pp, layout.dp, scenario.cluster.gpus) == (8, 16, 128, 16384)
     assert (training.sequence, training.global_batch, training.microbatch) == (8192, 2048, 1)
-    assert training.recompute == NoRecompute()
+    assert training.recompute == FullRecompute(layers=1)
+    assert not check(scenario.changed("training.recompute=none")).fits
+    assert not check(scenario.changed("training.recompute=selective")).fits
 
 
 def test_data_parallel_scaling_says_whether_it_is_near_linear_and_why() -> None:

@@ -67,13 +67,30 @@ def compare(only: str = "") -> Iterator[Comparison]:
             yield Comparison(row["case_id"], row["source"], float(row["step_time_s"]), predicted)
 
 
-def mean_errors(comparisons: list[Comparison]) -> dict[str, float]:
-    """Mean absolute error of each source, and of all cases together."""
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How far predictions of several runs are off."""
+
+    errors: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean absolute error."""
+        return sum(map(abs, self.errors)) / len(self.errors)
+
+    @property
+    def bias(self) -> float:
+        """Mean error: below zero where predictions are too fast."""
+        return sum(self.errors) / len(self.errors)
+
+
+def qualities(comparisons: list[Comparison]) -> dict[str, Quality]:
+    """Each source, and all cases together."""
     by_source: dict[str, list[float]] = {}
     for each in comparisons:
-        by_source.setdefault(each.source, []).append(abs(each.error))
-        by_source.setdefault("all", []).append(abs(each.error))
-    return {source: sum(errors) / len(errors) for source, errors in by_source.items()}
+        by_source.setdefault(each.source, []).append(each.error)
+        by_source.setdefault("all", []).append(each.error)
+    return {source: Quality(tuple(errors)) for source, errors in by_source.items()}
 
 
 def _model(row: Row) -> dict[str, Any]:
@@ -125,8 +142,9 @@ def main() -> None:
     comparisons = list(compare(*sys.argv[1:2]))
     for each in comparisons:
         print(f"{each.case:55s} {each.measured:9.3f} s {each.predicted:9.3f} s {each.error:+7.1%}")
-    for source, error in mean_errors(comparisons).items():
-        print(f"{source:20s} mean absolute error {error:.1%}")
+    for source, quality in qualities(comparisons).items():
+        runs = len(quality.errors)
+        print(f"{source:20s} {runs:3d} runs, mean absolute error {quality.mean:.1%}, bias {quality.bias:+.1%}")
 
 
 if __name__ == "__main__":
