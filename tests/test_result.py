@@ -15,7 +15,7 @@ PROMISED = [
     "exposed_communication_fraction", "peak_memory_bytes", "memory_capacity_bytes", "fits", "breakdown_s",
     "provenance_share", "ranks", "simulated_ranks", "spans", "simulate_wall_s", "warnings", "not_modelled",
 ]  # fmt: skip
-KEYS = [*PROMISED, "name", "flop_convention", "critical_path_s", "stages"]
+KEYS = [*PROMISED, "name", "experience", "flop_convention", "critical_path_s", "stages"]
 STAGE_KEYS = {"pipeline_rank", "breakdown_s", "peak_memory_bytes", "memory_bytes"}
 
 MAPPING: dict[str, Any] = {

@@ -43,12 +43,9 @@ def test_sequence_parallelism_gathers_and_scatters_at_every_boundary() -> None:
 
 @pytest.mark.parametrize("ring", [0.5, 1.0, 4.0])
 def test_context_parallelism_hides_its_ring_but_for_one_block(ring: float) -> None:
-    """Attention and ring in cp = 2 blocks: max(2f, c) + min(2f, c) / 2 for each layer, with b and c in backward.
-
-    Attention is a kernel for each block of keys, and a fixed cost charges each of the two in full.
-    """
+    """Attention and ring in cp = 2 blocks: max(f, c) + min(f, c) / 2 for each layer, with b and c in backward."""
     cost = Fixed(FORWARD, BACKWARD, exchanges={"ring of keys and values": ring})
-    expected = LAYERS * sum(max(2 * work, ring) + min(2 * work, ring) / 2 for work in (FORWARD, BACKWARD))
+    expected = LAYERS * sum(max(work, ring) + min(work, ring) / 2 for work in (FORWARD, BACKWARD))
     assert Step(LAYERS, Layout(cp=2)).seconds(cost) == expected
 
 

@@ -17,7 +17,7 @@ from clustersim.memory.footprint import Category, Footprint
 from clustersim.memory.framework import load_framework
 from clustersim.memory.ledger import in_order, ledger
 from clustersim.parallel.plan import Plan
-from tests.published.steps import Comparison, mean_errors
+from tests.published.steps import Comparison, qualities
 
 MEMORY = Path(__file__).with_name("memory.csv")
 CLUSTERS = {"a100-sxm-80gb": "dgx-a100", "h100-sxm-96gb": "dgx-h100", "b200": "hgx-b200"}
@@ -116,8 +116,8 @@ def main() -> None:
         place = f"{row['quantity'].removeprefix('peak_')}, rank {row['pipeline_rank']}"
         figures = f"{each.measured / 2**30:8.2f} GiB {each.predicted / 2**30:8.2f} GiB {each.error:+7.1%}"
         print(f"{each.case:62s} {place:20s} {figures}")
-    for source, error in mean_errors(comparisons).items():
-        print(f"{source:20s} mean absolute error {error:.1%}")
+    for source, quality in qualities(comparisons).items():
+        print(f"{source:20s} mean absolute error {quality.mean:.1%}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.published.memory import compare, rows
-from tests.published.steps import Comparison, mean_errors
+from tests.published.steps import Comparison, qualities
 
 BAND = 0.035
 """Mean absolute error allowed, over all cases.
@@ -23,7 +23,7 @@ def test_every_measurement_is_predicted(comparisons: list[Comparison]) -> None:
 
 
 def test_the_mean_error_is_within_the_band(comparisons: list[Comparison]) -> None:
-    assert mean_errors(comparisons)["all"] <= BAND
+    assert qualities(comparisons)["all"].mean <= BAND
 
 
 def test_no_measurement_is_off_by_more_than_eight_percent(comparisons: list[Comparison]) -> None:
@@ -33,7 +33,7 @@ def test_no_measurement_is_off_by_more_than_eight_percent(comparisons: list[Comp
 
 @pytest.mark.parametrize(("source", "band"), [("zero-bubble", 0.02), ("simumax-b200", 0.035), ("torchtitan", 0.06)])
 def test_each_source_is_within_its_band(comparisons: list[Comparison], source: str, band: float) -> None:
-    assert mean_errors(comparisons)[source] <= band
+    assert qualities(comparisons)[source].mean <= band
 
 
 def test_the_number_of_microbatches_does_not_matter(comparisons: list[Comparison]) -> None:
