@@ -4,11 +4,12 @@
     ├── InputError        the user's file, option or value is wrong (exit status 2)
     └── OutputError       an answer cannot be written where it was asked for (exit status 2)
 
-`nearest` builds the "did you mean" half of a sentence.
+`shown` and `nearest` build the parts of a sentence that repeat a value and that say what would be legal.
 """
 
 import difflib
-from collections.abc import Iterable
+import reprlib
+from collections.abc import Collection, Iterable
 
 
 class ClusterSimError(Exception):
@@ -23,14 +24,67 @@ class OutputError(ClusterSimError):
     """A result that cannot be written."""
 
 
-def nearest(word: str, choices: Iterable[str]) -> str:
+class _Words(reprlib.Repr):
+    """Values in the words of a YAML file; long and deep ones are cut, also those that contain themselves."""
+
+    def repr_NoneType(self, _value: None, _level: int) -> str:  # noqa: N802 - named after the type
+        return "nothing"
+
+    def repr_bool(self, value: bool, _level: int) -> str:  # noqa: FBT001
+        return "true" if value else "false"
+
+
+_WORDS = _Words(maxlevel=3, maxstring=60, maxother=60)
+
+
+def shown(value: object) -> str:
+    """A value in the words of a YAML file, cut to a readable length.
+
+    >>> shown(None), shown(True), shown("16k"), shown(1000000), shown([1, None])
+    ('nothing', 'true', "'16k'", '1,000,000', '[1, nothing]')
+    """
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _WORDS.repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def nearest(word: str, choices: Iterable[str], *, elsewhere: Iterable[str] = ()) -> str:
     """End a sentence about an unknown `word` with its nearest match, or with all choices.
+
+    Case does not matter, and a beginning counts as a match. Choices may be dotted keys, of which the last part counts,
+    first among those with the word's own beginning. elsewhere: names that are matched too, but never listed.
 
     >>> nearest("lama3-8b", ["llama3-8b", "gpt3-175b"])
     'did you mean llama3-8b?'
+    >>> nearest("fabric.spine.oversub", ["fabric.spine.ports", "fabric.spine.oversubscription"])
+    'did you mean fabric.spine.oversubscription?'
     >>> nearest("zzz", ["a", "b"])
     'choose one of a, b'
     """
-    names = sorted(choices)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names)}"
+    names = sorted(set(choices))
+    close = _close(word, names) or _close(word, sorted(set(elsewhere)))
+    return f"did you mean {' or '.join(close)}?" if close else f"choose one of {', '.join(names)}"
+
+
+def _close(word: str, names: list[str]) -> list[str]:
+    """The names that a word is most likely meant to be: siblings of a dotted key, then any name, then any last part."""
+    parent, _, last = word.rpartition(".")
+    siblings = [name for name in names if name.rpartition(".")[0] == parent]
+    return (
+        _matches(last, {name: name.rpartition(".")[2] for name in siblings})
+        or _matches(word, {name: name for name in names})
+        or _matches(last, {name: name.rpartition(".")[2] for name in names})
+    )
+
+
+def _matches(word: str, spelt: dict[str, str]) -> list[str]:
+    """Names whose spelling is the word, begins with it, or is near it; the first of these that finds any."""
+    folded = {name: spelling.casefold() for name, spelling in spelt.items()}
+    sought = word.casefold()
+    same = _having(folded, {sought})
+    beginning = [name for name, spelling in folded.items() if len(sought) > 1 and spelling.startswith(sought)]
+    near = difflib.get_close_matches(sought, sorted(set(folded.values())), n=1, cutoff=0.6)
+    return same or beginning or _having(folded, near)
+
+
+def _having(folded: dict[str, str], spellings: Collection[str]) -> list[str]:
+    return [name for name, spelling in folded.items() if spelling in spellings]

@@ -1,21 +1,30 @@
-"""Where are the data files that clustersim ships, and how is one read?
+"""Where are the data files that clustersim ships, and how is a data file read?
 
-In a checkout they lie in `topologies/` beside the package; a wheel carries them inside the package.
+In a checkout the shipped ones lie in `topologies/` beside the package; a wheel carries them inside the package. Files
+are read strictly: a key that stands twice in one mapping is refused, since only one of its values could count.
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
-from clustersim.errors import InputError, nearest
+from clustersim.errors import InputError, nearest, shown
 
 _PACKAGE = Path(__file__).parent
+_ONE_OF: Final = {
+    "accelerators": "accelerator",
+    "clusters": "cluster",
+    "frameworks": "framework",
+    "libraries": "library",
+}
+_ENDINGS: Final = (".yaml", ".yml", ".json")
 
 
 def shelf(name: str) -> Path:
-    """The folder of one shelf (`accelerators`, `clusters`, `libraries`)."""
+    """The folder of one shelf (`accelerators`, `clusters`, `frameworks`, `libraries`)."""
     inside = _PACKAGE / "_topologies" / name
     return inside if inside.is_dir() else _PACKAGE.parent / "topologies" / name
 
@@ -27,27 +36,102 @@ def names(shelf_name: str) -> list[str]:
 
 def find(shelf_name: str, name: str) -> Path:
     """The file of a shipped name, or of a path that ends in .yaml, .yml or .json."""
-    if name.endswith((".yaml", ".yml", ".json")):
+    if name.endswith(_ENDINGS):
         return Path(name)
     path = shelf(shelf_name) / f"{name}.yaml"
     if not path.is_file():
-        raise InputError(f"there is no {shelf_name.removesuffix('s')} {name!r}; {nearest(name, names(shelf_name))}")
+        raise InputError(f"there is no {_ONE_OF[shelf_name]} {name!r}; {nearest(name, names(shelf_name))}")
     return path
+
+
+def described(path: Path) -> str:
+    """What messages call a data file: its name if it is shipped, else its path.
+
+    >>> described(find("clusters", "dgx-h100")), described(Path("my/cluster.yaml"))
+    ('cluster dgx-h100', 'my/cluster.yaml')
+    """
+    kind = _ONE_OF.get(path.parent.name)
+    return f"{kind} {path.stem}" if kind and path.parent == shelf(path.parent.name) else str(path)
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """Read a YAML or JSON file that holds one mapping; raise InputError that names the file."""
+    file = described(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise InputError(f"{path}: cannot be read ({reason})") from error
+        raise InputError(f"{file}: cannot be read ({reason})") from error
+    if not text.strip():
+        raise InputError(f"{file}: is empty")
     try:
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        content = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=loader)
-    except (json.JSONDecodeError, yaml.YAMLError) as error:
-        kind, reason = "JSON" if path.suffix == ".json" else "YAML", " ".join(str(error).split())
-        raise InputError(f"{path}: is not valid {kind}: {reason}") from error
+        content = _read_json(text) if path.suffix == ".json" else read_yaml(text)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from error
     if not isinstance(content, dict):
-        raise InputError(f"{path}: holds a {type(content).__name__}, not a mapping of keys to values")
+        kind = {list: "a list", str: "a text"}.get(type(content), shown(content))
+        raise InputError(f"{file}: holds {kind}, not a mapping of keys to values")
     return content
+
+
+def read_yaml(text: str) -> Any:
+    """The value of a YAML text; raise InputError if it is not valid or gives a key twice."""
+    try:
+        return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a safe loader, made stricter
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split()).replace('in "<unicode string>", ', "in ")
+        raise InputError(f"is not valid YAML: {reason}") from error
+
+
+def _read_json(text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"is not valid JSON: {error}") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for place, key in enumerate(keys) if key in keys[:place])
+        raise InputError(f"{twice} is given twice in one mapping; keep one")
+    return mapping
+
+
+class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """The fast safe loader, which refuses a key that stands twice in one mapping."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        """The whole text; checked before `<<` merges mappings, whose keys may come again."""
+        root: yaml.Node | None = super().get_single_node()
+        seen: set[int] = set()
+        waiting = [] if root is None else [("", root)]
+        while waiting:
+            place, node = waiting.pop()
+            if id(node) not in seen:  # an alias is the same node again
+                seen.add(id(node))
+                _refuse_twice(place, node)
+                waiting.extend(_inside(place, node))
+        return root
+
+
+def _refuse_twice(place: str, node: yaml.Node) -> None:
+    lines: dict[tuple[str, str], int] = {}
+    for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        name, line = (key.tag, str(key.value)), key.start_mark.line + 1
+        if name in lines:
+            where = f"line {line}" if lines[name] == line else f"lines {lines[name]} and {line}"
+            raise InputError(f"{_join(place, key)} is given twice, in {where}; keep one")
+        lines[name] = line
+
+
+def _inside(place: str, node: yaml.Node) -> Iterator[tuple[str, yaml.Node]]:
+    if isinstance(node, yaml.MappingNode):
+        yield from ((_join(place, key), value) for key, value in node.value)
+    elif isinstance(node, yaml.SequenceNode):
+        yield from ((f"{place}[{number}]", value) for number, value in enumerate(node.value))
+
+
+def _join(place: str, key: yaml.Node) -> str:
+    return f"{place}.{key.value}" if place else str(key.value)

@@ -12,6 +12,7 @@ import numpy as np
 from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.critical_path import critical_path, path_summary
 from clustersim.analysis.provenance import provenance_share
+from clustersim.analysis.rows import read_rows
 from clustersim.analysis.utilization import recomputed_flops
 from clustersim.collectives.library import load_library
 from clustersim.cost.block import BlockCost
@@ -60,6 +61,7 @@ def simulate(scenario: Scenario) -> Result:
     program = lower(plan, order)
     cost = _cost(scenario, program)
     trace, _ = run(program, _classes(scenario, program, cost), cost, coalesce=scenario.cost.coalesce)
+    rows = read_rows(trace, program)
     ledgers = tuple(_timed_ledgers(scenario, program, trace))
     fits = max(each.peak for each in ledgers) <= scenario.cluster.accelerator.memory_bytes
     return Result(
@@ -67,14 +69,12 @@ def simulate(scenario: Scenario) -> Result:
         program=program,
         trace=trace,
         cost=cost,
-        breakdown=breakdown(trace, program, cost.block),
+        breakdown=breakdown(rows, cost.block),
         ledgers=ledgers,
         path=critical_path(trace),
-        path_parts=path_summary(trace, program, cost.block),
-        provenance=provenance_share(
-            trace, program, cost.block, lambda exchange: cost.exchange_timing(exchange).provenance
-        ),
-        flops=Flops(model_flops(scenario.model, scenario.training), recomputed_flops(trace, program)),
+        path_parts=path_summary(rows, cost.block),
+        provenance=provenance_share(rows, cost.block, lambda exchange: cost.exchange_timing(exchange).provenance),
+        flops=Flops(model_flops(scenario.model, scenario.training), recomputed_flops(rows)),
         suggestions=() if fits else _suggestions(scenario),
         wall=perf_counter() - started,
     )

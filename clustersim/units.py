@@ -4,6 +4,7 @@ Inside: seconds, bytes, FLOP, bytes/s and FLOP/s, as floats; signatures say so w
 every quantity is a string with its unit. G is 10^9, Gi is 2^30; `b` and `bit` are bits, `B` is a byte.
 """
 
+import math
 import re
 from enum import Enum
 from typing import Final
@@ -20,6 +21,12 @@ _DECIMAL: Final = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "
 _BINARY: Final = {f"{prefix}i": 2.0 ** (10 * power) for power, prefix in enumerate("KMGTPE", start=1)}
 _SIZES: Final = {**_DECIMAL, **_BINARY}
 _NUMBER: Final = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\s\d].*?)\s*$")
+_LONG_TIMES: Final = (
+    (2 * 3600.0, "min", "s", 1.0, 60),
+    (48 * 3600.0, "h", "min", 60.0, 60),
+    (math.inf, "d", "h", 3600.0, 24),
+)
+"""Seconds below which it holds, the larger and the smaller unit, seconds and number of the smaller in the larger."""
 
 
 def _sized(*bases: tuple[str, float]) -> dict[str, float]:
@@ -68,6 +75,16 @@ def parse_quantity(text: object, dimension: Dimension) -> float:
     return number * dimension.factors[unit]
 
 
+def format_number(value: float) -> str:
+    """A bare number for people: four significant digits, thousands apart, no exponent where it is large.
+
+    >>> format_number(82583.4), format_number(158.8), format_number(0.01234)
+    ('82,580', '158.8', '0.01234')
+    """
+    rounded = float(f"{value:.4g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:.4g}"
+
+
 def _scaled(value: float, unit: str, prefixes: dict[str, float]) -> str:
     chosen, factor = "", 1.0
     for prefix, size in prefixes.items():
@@ -104,12 +121,23 @@ def format_flops(value: FlopPerSecond) -> str:
 
 
 def format_seconds(value: Seconds) -> str:
-    """Seconds for people.
+    """Seconds for people: one unit up to 120 s, then two.
 
-    >>> format_seconds(0.0042), format_seconds(1.3e-6), format_seconds(12.5)
-    ('4.2 ms', '1.3 us', '12.5 s')
+    >>> format_seconds(0.0042), format_seconds(1.3e-6), format_seconds(12.5), format_seconds(0.0)
+    ('4.2 ms', '1.3 us', '12.5 s', '0 s')
+    >>> format_seconds(754.0), format_seconds(20_000.0), format_seconds(2.736e5)
+    ('12 min 34 s', '5 h 33 min', '3 d 4 h')
     """
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+    if 120 < abs(value) < math.inf:
+        return _two_units(value)
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
         if abs(value) >= size:
             return f"{value / size:.4g} {unit}"
-    return f"{value / 1e-9:.4g} ns"
+    return f"{value / 1e-9:.4g} ns" if value else "0 s"
+
+
+def _two_units(value: Seconds) -> str:
+    """Minutes and seconds up to two hours, hours and minutes up to two days, then days and hours."""
+    _, large, small, size, each = next(row for row in _LONG_TIMES if abs(value) < row[0])
+    many, rest = divmod(round(abs(value) / size), each)
+    return f"{'-' if value < 0 else ''}{many:,} {large} {rest} {small}"

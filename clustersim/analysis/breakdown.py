@@ -14,8 +14,7 @@ import numpy as np
 
 from clustersim.analysis.idle import Queue, compute_queue, idle_seconds
 from clustersim.analysis.parts import PARTS, Part, block_parts
-from clustersim.analysis.rows import BlockRuns, FloatArray, IntArray, Rows, TimingOf, block_runs, read_rows
-from clustersim.program.program import Program
+from clustersim.analysis.rows import BlockRuns, FloatArray, IntArray, Rows, TimingOf, block_runs
 from clustersim.trace.store import Trace
 from clustersim.units import Seconds
 
@@ -52,11 +51,11 @@ class Breakdown:
         return mean
 
 
-def breakdown(trace: Trace, program: Program, timing_of: TimingOf) -> Breakdown:
+def breakdown(rows: Rows, timing_of: TimingOf) -> Breakdown:
     """Fold a trace into seconds per class and part. timing_of(rank, block): the block's timing on that rank."""
-    rows = read_rows(trace, program)
+    trace = rows.trace
     queue = compute_queue(trace, rows)
-    seconds = idle_seconds(trace, program, rows, queue)
+    seconds = idle_seconds(trace, rows.program, rows, queue)
     runs = block_runs(rows, np.arange(len(trace)), trace.end - trace.start)
     np.add.at(seconds, runs.owner, run_parts(rows, runs, timing_of))
     _add_exchanges(seconds, trace, rows, queue)

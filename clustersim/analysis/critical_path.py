@@ -9,8 +9,7 @@ import numpy as np
 
 from clustersim.analysis.breakdown import run_parts
 from clustersim.analysis.parts import PARTS, Part
-from clustersim.analysis.rows import IntArray, TimingOf, block_runs, read_rows
-from clustersim.program.program import Program
+from clustersim.analysis.rows import IntArray, Rows, TimingOf, block_runs
 from clustersim.trace.store import Trace
 from clustersim.units import Seconds
 
@@ -25,12 +24,12 @@ def critical_path(trace: Trace) -> IntArray:
     return np.array(path[::-1], dtype=np.int64)
 
 
-def path_summary(trace: Trace, program: Program, timing_of: TimingOf) -> dict[str, Seconds]:
+def path_summary(rows: Rows, timing_of: TimingOf) -> dict[str, Seconds]:
     """Seconds of the critical path by part, summing to the makespan.
 
     Blocks count by their operations, messages and collectives as exposed, time between rows of the path as wait.
     """
-    rows = read_rows(trace, program)
+    trace = rows.trace
     row = critical_path(trace)
     end = np.maximum.accumulate(trace.end[row])
     before = np.concatenate(([0.0], end))[: len(row)]

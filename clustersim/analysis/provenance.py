@@ -8,10 +8,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from clustersim.analysis.rows import FloatArray, Rows, TimingOf, block_runs, read_rows
+from clustersim.analysis.rows import FloatArray, Rows, TimingOf, block_runs
 from clustersim.cost.block import BlockTiming
 from clustersim.cost.timing import Provenance
-from clustersim.program.program import Program
 from clustersim.program.task import Exchange
 from clustersim.trace.store import Trace
 
@@ -19,14 +18,12 @@ _KINDS = tuple(Provenance)
 
 
 def provenance_share(
-    trace: Trace,
-    program: Program,
+    rows: Rows,
     timing_of: TimingOf,
     exchange_provenance: Callable[[Exchange], Provenance],
 ) -> dict[str, float]:
     """Share of busy seconds by provenance, summing to 1 (all zero if nothing took any time)."""
-    rows = read_rows(trace, program)
-    seconds = _block_seconds(trace, rows, timing_of) + _exchange_seconds(trace, rows, exchange_provenance)
+    seconds = _block_seconds(rows.trace, rows, timing_of) + _exchange_seconds(rows.trace, rows, exchange_provenance)
     whole = float(seconds.sum())
     return {kind.value: float(part) / whole if whole > 0 else 0.0 for kind, part in zip(_KINDS, seconds, strict=True)}
 

@@ -29,7 +29,7 @@ _BACKWARDS = frozenset({ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT})
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Columns over the rows of a trace, beside those of the trace itself.
+    """A trace with the program that it ran, and columns over its rows beside its own.
 
     ranks: [classes] the simulated ranks; weights: [classes] how many ranks each stands for; owner: [rows] class;
     block, exchange: [rows] index into `blocks`, `exchanges`, -1 where it is the other; part: [rows] place of the
@@ -37,6 +37,8 @@ class Rows:
     computes such an action.
     """
 
+    trace: Trace
+    program: Program
     ranks: IntArray
     weights: IntArray
     owner: IntArray
@@ -79,6 +81,7 @@ def read_rows(trace: Trace, program: Program) -> Rows:
     exchanges = tuple(numbers.exchanges)
     crossing = STAGE_CROSSING_ROLES if staged(program) else frozenset()
     return Rows(
+        trace=trace, program=program,
         ranks=ranks, weights=weights, owner=np.searchsorted(ranks, trace.rank),
         block=block, exchange=exchange, forward=forward > 0, backward=backward > 0,
         part=_of_exchange(exchange, [PART_OF_ROLE[each.group].place for each in exchanges], -1),

@@ -12,10 +12,8 @@ import numpy as np
 
 from clustersim.analysis.breakdown import Breakdown
 from clustersim.analysis.parts import BUBBLES, EXPOSED, PARTS
-from clustersim.analysis.rows import read_rows
-from clustersim.program.program import Program
+from clustersim.analysis.rows import Rows
 from clustersim.program.task import Block, Work
-from clustersim.trace.store import Trace
 from clustersim.units import Flop, FlopPerSecond, Seconds
 from clustersim.workload.attention import causal_factor
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind
@@ -49,9 +47,8 @@ def tokens_per_second(sequences: int, sequence: int, seconds: Seconds) -> float:
     return sequences * sequence / seconds
 
 
-def recomputed_flops(trace: Trace, program: Program) -> Flop:
+def recomputed_flops(rows: Rows) -> Flop:
     """FLOP of matrix products that all ranks together computed a second time, by the convention."""
-    rows = read_rows(trace, program)
     computes = rows.block >= 0
     weights = rows.weights[rows.owner[computes]]
     runs = np.bincount(rows.block[computes], weights=weights, minlength=len(rows.blocks))

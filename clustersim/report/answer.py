@@ -2,21 +2,20 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from clustersim.analysis.parts import PARTS, Part
+from clustersim.cost.timing import Provenance
 from clustersim.memory.footprint import Category as Use
 from clustersim.memory.ledger import Ledger
 from clustersim.report.answer_timeline import representatives, timeline_of
 from clustersim.report.theme import Category
 from clustersim.report.view import Breakdown, Memory, PageView, StageMemory, Subject, Trust, Verdict
 from clustersim.report.wording import layout_line, stage_name
+from clustersim.result import EXPERIENCE, NOT_MODELLED, Result
 from clustersim.units import format_seconds
-
-if TYPE_CHECKING:
-    from clustersim.result import Result
 
 PART_LOOKS: Final[Mapping[Part, Category]] = MappingProxyType(
     {
@@ -47,7 +46,7 @@ USE_LOOKS: Final[Mapping[Use, Category]] = MappingProxyType(
 )
 
 
-def page_view(result: "Result") -> PageView:
+def page_view(result: Result) -> PageView:
     """What the page, the notebook and the traces show of a result."""
     return PageView(
         subject=subject_of(result),
@@ -60,7 +59,7 @@ def page_view(result: "Result") -> PageView:
     )
 
 
-def subject_of(result: "Result") -> Subject:
+def subject_of(result: Result) -> Subject:
     """What was simulated."""
     scenario = result.scenario
     return Subject(
@@ -72,9 +71,9 @@ def subject_of(result: "Result") -> Subject:
     )
 
 
-def verdict_of(result: "Result") -> Verdict:
+def verdict_of(result: Result) -> Verdict:
     """The headline, from the numbers that `--json` gives."""
-    answer = result.to_json()
+    answer, scenario = result.to_json(), result.scenario
     return Verdict(
         step_time=result.step_time,
         tokens_per_s=result.tokens_per_second,
@@ -86,25 +85,27 @@ def verdict_of(result: "Result") -> Verdict:
         fits=result.fits,
         peak_memory=result.peak_memory,
         memory_capacity=result.memory_capacity,
-        worst_stage=stage_name(result.fullest) if len(result.ledgers) > 1 else "",
+        worst_stage=stage_name(scenario, result.fullest) if len(result.ledgers) > 1 else "",
         bubble_fraction=answer["bubble_fraction"],
         exposed_communication_fraction=answer["exposed_communication_fraction"],
     )
 
 
-def trust_of(result: "Result") -> Trust:
+def trust_of(result: Result) -> Trust:
     """How far the answer carries."""
     return Trust(
         ranks=result.ranks,
         simulated_ranks=result.simulated_ranks,
         spans=result.spans,
-        provenance={source: share for source, share in result.provenance.items() if share > 0},
-        warnings=result.warnings,
-        not_modelled=tuple(result.to_json()["not_modelled"]),
+        provenance={Provenance(source): share for source, share in result.provenance.items() if share > 0},
+        experience=EXPERIENCE,
+        warnings=result.scenario.warnings,
+        suggestions=result.suggestions,
+        not_modelled=NOT_MODELLED,
     )
 
 
-def breakdown_of(result: "Result") -> Breakdown:
+def breakdown_of(result: Result) -> Breakdown:
     """The mean over ranks, and the rank that stands for each stage."""
     return Breakdown(
         labels=tuple(part.value for part in PARTS),
@@ -114,12 +115,12 @@ def breakdown_of(result: "Result") -> Breakdown:
     )
 
 
-def memory_of(result: "Result") -> Memory:
+def memory_of(result: Result) -> Memory:
     """The ledgers of all pipeline ranks."""
     return Memory(
         labels=tuple(use.value for use in Use),
         categories=tuple(USE_LOOKS[use] for use in Use),
-        stages=tuple(_held(stage_name(number), ledger) for number, ledger in enumerate(result.ledgers)),
+        stages=tuple(_held(stage_name(result.scenario, number), ledger) for number, ledger in enumerate(result.ledgers)),
         capacity=result.memory_capacity,
     )
 

@@ -9,6 +9,7 @@ import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -125,13 +126,16 @@ def share_words(share: float) -> str:
     return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
 
 
+_LONG_TIMES = (Scale("d", 86_400.0), Scale("h", 3600.0), Scale("min", 60.0))
 _TIMES = (Scale("s", 1.0), Scale("ms", 1e-3), Scale("us", 1e-6), Scale("ns", 1e-9))
 
 
 def time_scale(longest: float) -> Scale:
-    """The unit in which a time axis up to `longest` seconds reads best.
+    """The unit in which a time axis up to `longest` seconds reads best; long ones from where `format_seconds` has two.
 
-    >>> time_scale(9.3).unit, time_scale(0.02).unit
-    ('s', 'ms')
+    >>> time_scale(9.3).unit, time_scale(0.02).unit, time_scale(2.7e5).unit
+    ('s', 'ms', 'd')
     """
-    return next((scale for scale in _TIMES if longest >= scale.size), _TIMES[0 if longest <= 0 else -1])
+    long = (scale for scale in _LONG_TIMES if longest > 2 * scale.size)
+    short = (scale for scale in _TIMES if longest >= scale.size)
+    return next(chain(long, short), _TIMES[0 if longest <= 0 else -1])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from clustersim.cost.timing import Provenance
 from clustersim.report.theme import Category
 from clustersim.units import Bytes, FlopPerSecond, Seconds
 
@@ -51,13 +52,19 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """How far the answer carries. provenance: share of the step's time by source of its durations, summing to 1."""
+    """How far the answer carries.
+
+    provenance: share of busy time by source of its durations, summing to 1; experience: how such predictions compared
+    with real runs; suggestions: changes that would make it fit.
+    """
 
     ranks: int
     simulated_ranks: int
     spans: int
-    provenance: Mapping[str, float]
+    provenance: Mapping[Provenance, float]
+    experience: str = ""
     warnings: tuple[str, ...] = ()
+    suggestions: tuple[str, ...] = ()
     not_modelled: tuple[str, ...] = ()
 
 
@@ -83,7 +90,7 @@ class Breakdown:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the timeline: a pipeline stage, shown by one rank that stands for `stands_for` ranks."""
+    """One line of the timeline: a pipeline rank, shown by one rank that stands for `stands_for` ranks."""
 
     label: str
     short: str
@@ -131,12 +138,17 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Rows of spans; lane 0 is computation, further lanes are kinds of communication."""
+    """Rows of spans; lane 0 is computation, further lanes are kinds of communication.
+
+    row_word: what a row is called; row_note: what must be said of that, if anything.
+    """
 
     rows: tuple[Row, ...]
     lanes: tuple[str, ...]
     spans: Spans
     path: Path
+    row_word: str = "stage"
+    row_note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

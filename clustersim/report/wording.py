@@ -1,7 +1,10 @@
-"""How is a layout put in one line of words?"""
+"""What are a layout, a pipeline rank and the source of a duration called, everywhere that they are shown?"""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
+from clustersim.cost.timing import Provenance
 from clustersim.parallel.data import DataParallelism, NaiveDataParallel, Replicated, Zero
 from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute
 
@@ -9,9 +12,48 @@ if TYPE_CHECKING:
     from clustersim.scenario import Scenario
 
 
-def stage_name(number: int) -> str:
+PROVENANCE_NAMES: Final[Mapping[Provenance, str]] = MappingProxyType(
+    {
+        Provenance.MEASURED: "measured here",
+        Provenance.INTERPOLATED: "interpolated between measured shapes",
+        Provenance.PUBLISHED: "model fitted to published measurements of this hardware",
+        Provenance.ROOFLINE: "model from datasheets",
+    }
+)
+PROVENANCE_MEANINGS: Final[Mapping[Provenance, str]] = MappingProxyType(
+    {
+        Provenance.MEASURED: "This very kernel or collective, with this shape, was timed on this hardware.",
+        Provenance.INTERPOLATED: "Timed on this hardware with smaller and larger shapes, and read off between them.",
+        Provenance.PUBLISHED: "Computed from FLOP, bytes and shapes. The model's few constants are fitted to kernels and "
+        "collectives that others timed on this hardware; no duration itself was measured.",
+        Provenance.ROOFLINE: "Computed from FLOP, bytes and shapes with peaks of the datasheet or constants of a similar "
+        "chip; nothing was measured on this hardware.",
+    }
+)
+
+
+def row_word(scenario: "Scenario") -> str:
+    """What holds a share of the layers: a stage, or a pipeline rank where each holds several stages (chunks)."""
+    return "pipeline rank" if scenario.schedule.chunks > 1 else "stage"
+
+
+def row_note(scenario: "Scenario") -> str:
+    """What must be said of rows that hold several stages; empty if each is one stage."""
+    pp, chunks = scenario.layout.pp, scenario.schedule.chunks
+    held = [str(chunk * pp) for chunk in range(min(chunks, 3))]
+    held += ["..."] if chunks > 4 else []
+    held += [str((chunks - 1) * pp)] if chunks > 3 else []
+    if chunks == 1:
+        return ""
+    return (
+        f"The model is cut into {pp * chunks} stages (chunks), dealt to the {pp} pipeline ranks in turn: "
+        f"pipeline rank 0 holds stages {', '.join(held)}."
+    )
+
+
+def stage_name(scenario: "Scenario", number: int) -> str:
     """What a pipeline rank is called."""
-    return f"stage {number}"
+    return f"{row_word(scenario)} {number}"
 
 
 def layout_line(scenario: "Scenario") -> str:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from clustersim.analysis.rows import Rows, read_rows
 from clustersim.cost.block import BlockTiming
 from clustersim.cost.timing import Bound, Provenance
 from clustersim.dtypes import DType
@@ -77,6 +78,10 @@ class Case:
     representative: tuple[int, ...] = (0,)
     staged: bool = False
     timings: dict[Block, BlockTiming] = field(default_factory=dict)
+
+    @property
+    def joined(self) -> Rows:
+        return read_rows(self.trace, self.program)
 
     @property
     def trace(self) -> Trace:

@@ -19,7 +19,7 @@ def parts(case: Case, rank: int = 0) -> dict[str, float]:
 
 
 def folded(case: Case) -> Breakdown:
-    return breakdown(case.trace, case.program, case.timing_of)
+    return breakdown(case.joined, case.timing_of)
 
 
 @given(cases())

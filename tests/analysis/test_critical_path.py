@@ -29,14 +29,14 @@ def test_the_path_follows_causes_across_ranks() -> None:
 
 def test_the_path_is_summed_by_part_with_waits_made_explicit() -> None:
     """2 + 4 of blocks, 1 of a message, 0.5 of waiting before 0.5 of a reduction, 1 of the optimizer: 9 in all."""
-    assert nonzero(path_summary(CHAIN.trace, CHAIN.program, CHAIN.timing_of)) == {
+    assert nonzero(path_summary(CHAIN.joined, CHAIN.timing_of)) == {
         "compute": 6.0, "optimizer": 1.0, "exposed dp": 0.5, "exposed pp": 1.0, "wait": 0.5,
     }  # fmt: skip
 
 
 def test_a_block_on_the_path_is_split_into_its_operations() -> None:
     case = Case((Row(Compute(MIXED), 1, 10),), timings={MIXED: MIXED_TIMING})
-    assert nonzero(path_summary(case.trace, case.program, case.timing_of)) == {
+    assert nonzero(path_summary(case.joined, case.timing_of)) == {
         "compute": 5.0, "recompute": 1.5, "optimizer": 0.75, "exposed tp": 1.25, "exposed cp": 0.5, "wait": 1.0,
     }  # fmt: skip
 
@@ -44,11 +44,11 @@ def test_a_block_on_the_path_is_split_into_its_operations() -> None:
 def test_an_empty_trace_has_an_empty_path() -> None:
     case = Case(())
     assert critical_path(case.trace).tolist() == []
-    assert nonzero(path_summary(case.trace, case.program, case.timing_of)) == {}
+    assert nonzero(path_summary(case.joined, case.timing_of)) == {}
 
 
 @given(cases())
 def test_the_path_sums_to_the_makespan(case: Case) -> None:
     """Also where causes lead in a circle or overlap: then rows count for what they add."""
-    total = sum(path_summary(case.trace, case.program, case.timing_of).values())
+    total = sum(path_summary(case.joined, case.timing_of).values())
     assert total == pytest.approx(case.trace.makespan, rel=1e-12, abs=1e-12)

@@ -44,7 +44,7 @@ def folded(schedule: Schedule, ranks: int, microbatches: int) -> Breakdown:
             task = Compute(BLOCKS[action.kind], action=action)
             rows.append(Row(task, done[action] - SECONDS[action.kind], done[action], cause, rank=rank))
     case = Case(tuple(rows), tuple(range(ranks)), staged=True)
-    return breakdown(case.trace, case.program, case.timing_of)
+    return breakdown(case.joined, case.timing_of)
 
 
 def bubbles(answer: Breakdown, rank: int) -> tuple[float, float, float]:

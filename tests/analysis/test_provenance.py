@@ -30,17 +30,17 @@ def test_busy_seconds_of_all_ranks_are_shared_out() -> None:
         Row(collective("dp"), 3, 7, -1, Stream.DATA),
     )
     case = Case(rows, (0, 1, 0, 0), timings={MIXED: pair})
-    assert provenance_share(case.trace, case.program, case.timing_of, published) == {
+    assert provenance_share(case.joined, case.timing_of, published) == {
         "measured": 6 / 32, "interpolated": 0.0, "published": 12 / 32, "roofline": 14 / 32,
     }  # fmt: skip
 
 
 @given(cases())
 def test_shares_sum_to_one_unless_nothing_took_time(case: Case) -> None:
-    shares = provenance_share(case.trace, case.program, case.timing_of, published)
+    shares = provenance_share(case.joined, case.timing_of, published)
     assert sum(shares.values()) == pytest.approx(1.0) or not nonzero(shares)
 
 
 def test_an_empty_trace_rests_on_nothing() -> None:
     case = Case(())
-    assert not nonzero(provenance_share(case.trace, case.program, case.timing_of, published))
+    assert not nonzero(provenance_share(case.joined, case.timing_of, published))

@@ -53,14 +53,14 @@ def test_fractions_are_of_the_step_time() -> None:
         Row(STEP, 9, 10, 3),
     )
     case = Case(rows, staged=True)
-    answer = breakdown(case.trace, case.program, case.timing_of)
+    answer = breakdown(case.joined, case.timing_of)
     assert bubble_fraction(answer) == pytest.approx(0.1)
     assert exposed_fraction(answer) == pytest.approx(0.3)
 
 
 def test_nothing_is_exposed_when_nothing_ran() -> None:
     case = Case(())
-    assert exposed_fraction(breakdown(case.trace, case.program, case.timing_of)) == 0.0
+    assert exposed_fraction(breakdown(case.joined, case.timing_of)) == 0.0
 
 
 def test_recomputed_flops_are_those_of_matrix_products_on_all_ranks() -> None:
@@ -76,7 +76,7 @@ def test_recomputed_flops_are_those_of_matrix_products_on_all_ranks() -> None:
     operations = (Operation(KERNEL, again), Operation(attention, again), Operation(norm, again))
     task = Compute(Block("layer", (*operations, Operation(KERNEL, Work.BACKWARD))))
     case = Case((Row(task, 0, 1), Row(task, 1, 2)), (0, 0, 0))
-    assert recomputed_flops(case.trace, case.program) == pytest.approx(2 * 3 * (1e9 + 7680))
+    assert recomputed_flops(case.joined) == pytest.approx(2 * 3 * (1e9 + 7680))
 
 
 def test_the_convention_is_stated() -> None:
