@@ -50,7 +50,7 @@ class Bucketed:
             return self._backward(low, run)
         task = Plain().run(low, run)
         if self.every_microbatch:
-            self._awaited = (self._reduction(low, low.units.parameters(run.stage), task),)
+            self._awaited = (self._reduction(low, low.plan.parameters(run.stage), task),)
             low.reducing.extend(self._awaited)
         return task
 
@@ -59,14 +59,14 @@ class Bucketed:
         if self.overlap or self.every_microbatch:
             return
         for stage in stages:
-            low.reducing.append(self._reduction(low, low.units.parameters(stage), after))
+            low.reducing.append(self._reduction(low, low.plan.parameters(stage), after))
 
     def end(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
         """Without overlap, gather the updated parameters at the end of the step."""
         if not self.gathers or self.overlap:
             return
         for stage in stages:
-            payload = low.units.parameters(stage) * low.plan.training.precision.compute.bytes
+            payload = low.plan.parameters(stage) * low.plan.training.precision.compute.bytes
             low.communicate("gather parameters", Collective.ALL_GATHER, payload, (after,))
 
     def _completes(self, action: Action) -> bool:

@@ -9,6 +9,7 @@ slower. Source: torch/nn/parallel/{data_parallel,replicate,scatter_gather}.py.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -45,14 +46,21 @@ class _Rank:
     tasks: TaskList = field(default_factory=TaskList)
     last: tuple[int, ...] = ()
 
+    @cached_property
+    def whole_batch(self) -> tuple[Unit, ...]:
+        """The units of a model that sees the microbatches of all GPUs at once, as the first GPU's loss does."""
+        everything = replace(self.plan.training, microbatch=self.plan.layout.dp * self.plan.training.microbatch)
+        plan = replace(self.plan, training=everything)
+        return Units(plan).of(plan.stages[0])
+
     def program(self) -> RankProgram:
         """All microbatches, then the optimizer on the first rank."""
         (stage,) = self.plan.stages
         units = Units(self.plan)
         for microbatch in range(self.plan.microbatches):
-            self._microbatch(units.of(stage), units.parameters(stage), microbatch)
+            self._microbatch(units.of(stage), self.plan.parameters(stage), microbatch)
         if self.root:
-            self._optimize(units.parameters(stage))
+            self._optimize(self.plan.parameters(stage))
         return self.tasks.program()
 
     def _microbatch(self, units: tuple[Unit, ...], parameters: int, microbatch: int) -> None:
@@ -64,7 +72,7 @@ class _Rank:
         self._compute("forward", _without_loss(operations_of(units, forward.kind)), forward)
         self._communicate("gather logits", Collective.GATHER, logits)
         if self.root:
-            whole = Units(_of_the_whole_batch(self.plan)).logits
+            *_, whole = self.whole_batch
             self._compute("loss", _loss(whole.forward), forward)
             self._compute("loss gradient", _loss(whole.backward), backward)
         self._communicate("scatter gradients of logits", Collective.SCATTER, logits)
@@ -102,8 +110,3 @@ def _loss(operations: Iterable[Operation]) -> list[Operation]:
 
 def _without_loss(operations: Iterable[Operation]) -> list[Operation]:
     return [operation for operation in operations if not _is_loss(operation)]
-
-
-def _of_the_whole_batch(plan: Plan) -> Plan:
-    """The plan of the first GPU's loss, which sees the microbatches of all GPUs."""
-    return replace(plan, training=replace(plan.training, microbatch=plan.layout.dp * plan.training.microbatch))

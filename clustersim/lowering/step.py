@@ -115,7 +115,7 @@ def _tie_embeddings(low: Lowering, stages: tuple[Stage, ...], after: int) -> Non
 def _optimize(low: Lowering, stages: tuple[Stage, ...]) -> int:
     """Clip and apply the gradients that this rank updates; return the optimizer's task."""
     plan = low.plan
-    parameters = float(sum(low.units.parameters(stage) for stage in stages))
+    parameters = float(sum(low.plan.parameters(stage) for stage in stages))
     sharded = isinstance(plan.layout.data, Zero)
     if sharded:
         parameters /= plan.replicas

@@ -20,9 +20,9 @@ from clustersim.parallel.data import Zero
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.units import Bytes
-from clustersim.workload.layers import Layer, embedding, head, layer
+from clustersim.workload.layers import Layer
 from clustersim.workload.linear import activation_dtype
-from clustersim.workload.training import FullRecompute, Loss, SelectiveRecompute
+from clustersim.workload.training import Loss, SelectiveRecompute
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Activations:
 
     def kept(self, stage: Stage) -> Bytes:
         """Bytes that one microbatch keeps on a stage from forward to backward."""
-        again = self._recomputed_layers(stage)
-        layers = again * self._layer.input_bytes + (stage.layers - again) * self._kept_layer
-        ends = self._embedding.kept if stage.embedding else 0.0
-        return layers + ends + (self._head.kept if stage.head else 0.0)
+        again = self.plan.recomputed_layers(stage)
+        layers = again * self.plan.layer.input_bytes + (stage.layers - again) * self._kept_layer
+        ends = self.plan.embedding.kept if stage.embedding else 0.0
+        return layers + ends + (self.plan.head.kept if stage.head else 0.0)
 
     def passing(self, stage: Stage) -> Bytes:
         """Bytes that the backward of one microbatch needs at its fullest, beside what was kept."""
@@ -44,19 +44,19 @@ class Activations:
 
     def _moments(self, stage: Stage) -> Iterator[Bytes]:
         """Bytes beside what was kept, less what is freed by then: loss, logits, last and first layer, embedding."""
-        freed, again = 0.0, self._recomputed_layers(stage)
+        freed, again = 0.0, self.plan.recomputed_layers(stage)
         if stage.head:
             yield self._logits * self._loss_width
-            yield self._logits * (self._width - DType.FP32.bytes) + self._weight_gradient(self._head)
-            freed += self._head.kept
+            yield self._logits * (self._width - DType.FP32.bytes) + self._weight_gradient(self.plan.head)
+            freed += self.plan.head.kept
         if stage.layers > again:
-            yield self._layer.kept - self._kept_layer + self._weight_gradient(self._layer) - freed
+            yield self.plan.layer.kept - self._kept_layer + self._weight_gradient(self.plan.layer) - freed
             freed += (stage.layers - again) * self._kept_layer
         if again:
-            yield self._layer.kept - self._layer.input_bytes + self._weight_gradient(self._layer) - freed
-            freed += again * self._layer.input_bytes
+            yield self.plan.layer.kept - self.plan.layer.input_bytes + self._weight_gradient(self.plan.layer) - freed
+            freed += again * self.plan.layer.input_bytes
         if stage.embedding:
-            yield self._weight_gradient(self._embedding) - freed
+            yield self._weight_gradient(self.plan.embedding) - freed
 
     def _weight_gradient(self, part: Layer) -> Bytes:
         """The gradient of the largest weight, before it is accumulated."""
@@ -85,29 +85,9 @@ class Activations:
         """Elements of the logits on this rank."""
         return self.plan.shard.tokens * -(-self.plan.model.vocab // self.plan.layout.tp)
 
-    def _recomputed_layers(self, stage: Stage) -> int:
-        match self.plan.training.recompute:
-            case FullRecompute(None):
-                return stage.layers
-            case FullRecompute(int() as layers):
-                return min(layers, stage.layers)
-        return 0
-
     @cached_property
     def _kept_layer(self) -> Bytes:
         """Bytes of a layer whose forward is not run again as a whole."""
         if not isinstance(self.plan.training.recompute, SelectiveRecompute):
-            return self._layer.kept
-        return sum(operator.kept for operator in self._layer.operators if not operator.core)
-
-    @cached_property
-    def _layer(self) -> Layer:
-        return layer(self.plan.model, self.plan.training, self.plan.shard)
-
-    @cached_property
-    def _embedding(self) -> Layer:
-        return embedding(self.plan.model, self.plan.training, self.plan.shard)
-
-    @cached_property
-    def _head(self) -> Layer:
-        return head(self.plan.model, self.plan.training, self.plan.shard)
+            return self.plan.layer.kept
+        return sum(operator.kept for operator in self.plan.layer.operators if not operator.core)

@@ -14,7 +14,6 @@ from clustersim.parallel.data import DataParallelism, NaiveDataParallel, Zero
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.units import Bytes
-from clustersim.workload.layers import embedding, head, layer
 from clustersim.workload.training import Optimizer
 
 
@@ -42,7 +41,7 @@ class Footprint:
     def resident(self, pipeline_rank: int) -> dict[Category, Bytes]:
         """Bytes by category that a rank holds for the whole step; activations and fragmentation are not among them."""
         stages = self.plan.stages_of(pipeline_rank)
-        count = float(sum(self.parameters(stage) for stage in stages))
+        count = float(sum(self.plan.parameters(stage) for stage in stages))
         precision = self.plan.training.precision
         return {
             Category.PARAMETERS: count * precision.compute.bytes / self._shards(3),
@@ -52,22 +51,6 @@ class Footprint:
             Category.COMMUNICATION: self._groups * self.framework.communicator + self._receives + self._bucket(count),
             Category.CONTEXT: self.context,
         }
-
-    def parameters(self, stage: Stage) -> int:
-        """Parameters of a stage on one rank; a tied matrix counts once where both ends are on the stage."""
-        return sum(self._units(stage))
-
-    def _units(self, stage: Stage) -> list[int]:
-        """Parameters of the embedding, the layers and the head of a stage."""
-        model, training, shard = self.plan.model, self.plan.training, self.plan.shard
-        counts = [layer(model, training, shard).parameters] * stage.layers
-        if stage.embedding:
-            counts.append(embedding(model, training, shard).parameters)
-        if stage.head:
-            last = head(model, training, shard)
-            shared = model.tied_embeddings and stage.embedding
-            counts.append(sum(each.parameters for each in last.operators if not (shared and each.weight_gradient)))
-        return counts
 
     @property
     def _state_bytes(self) -> int:
@@ -84,7 +67,7 @@ class Footprint:
         """Whole units that ZeRO-3 holds at once, and one unit's whole gradients."""
         match self.plan.layout.data:
             case Zero(stage=3, prefetch=prefetch, reshard_after_forward=reshards) if self.plan.replicas > 1:
-                units = sorted((count for stage in stages for count in self._units(stage)), reverse=True)
+                units = sorted((count for stage in stages for count in self.plan.unit_parameters(stage)), reverse=True)
                 held = units[: prefetch + 1] if reshards else units
                 precision = self.plan.training.precision
                 return float(sum(held) * precision.compute.bytes + units[0] * precision.gradients.bytes)

@@ -1,14 +1,14 @@
 """Who computes what? The parts of a scenario that decide it, and the numbers that follow from them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.pipeline import Stage, split_layers, stages
 from clustersim.parallel.tensor import Sharding
 from clustersim.units import Bytes
-from clustersim.workload.layers import Shard
-from clustersim.workload.training import Training
+from clustersim.workload.layers import Layer, Shard, embedding, head, layer
+from clustersim.workload.training import FullRecompute, Training
 from clustersim.workload.transformer import Model
 
 
@@ -31,6 +31,50 @@ class Plan:
         """Virtual stages in model order."""
         count = self.layout.pp * self.chunks
         return stages(self.layout.layers_per_stage or split_layers(self.model.layers, count))
+
+    @cached_property
+    def layer(self) -> Layer:
+        """One transformer layer on one rank."""
+        return layer(self.model, self.training, self.shard)
+
+    @cached_property
+    def embedding(self) -> Layer:
+        """The embedding on one rank."""
+        return embedding(self.model, self.training, self.shard)
+
+    @cached_property
+    def head(self) -> Layer:
+        """Final norm, logits and loss on one rank, with logits weights of their own."""
+        return head(self.model, self.training, self.shard)
+
+    @cached_property
+    def tied_head(self) -> Layer:
+        """The head beside the embedding whose matrix it uses, so that its logits have no parameters."""
+        shared = [replace(each, parameters=0) if each.weight_gradient else each for each in self.head.operators]
+        return replace(self.head, operators=tuple(shared))
+
+    def head_of(self, stage: Stage) -> Layer:
+        """The head as it is on a stage that has it."""
+        return self.tied_head if self.model.tied_embeddings and stage.embedding else self.head
+
+    def unit_parameters(self, stage: Stage) -> tuple[int, ...]:
+        """Parameters on one rank of a stage's embedding, layers and head."""
+        before = (self.embedding.parameters,) if stage.embedding else ()
+        after = (self.head_of(stage).parameters,) if stage.head else ()
+        return (*before, *(self.layer.parameters,) * stage.layers, *after)
+
+    def parameters(self, stage: Stage) -> int:
+        """Parameters of a stage on one rank."""
+        return sum(self.unit_parameters(stage))
+
+    def recomputed_layers(self, stage: Stage) -> int:
+        """How many layers of a stage run their whole forward again."""
+        match self.training.recompute:
+            case FullRecompute(None):
+                return stage.layers
+            case FullRecompute(int() as layers):
+                return min(layers, stage.layers)
+        return 0
 
     @property
     def replicas(self) -> int:

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from clustersim.lowering.units import Units
 from clustersim.parallel.data import DataParallelism, Replicated, Zero
 from clustersim.parallel.layout import Layout
 from clustersim.program.action import ActionKind
@@ -190,7 +189,7 @@ def test_every_virtual_stage_reduces_and_gathers_its_own_part() -> None:
     training = replace(TRAINING, gradient_clipping=False)
     plan = planned(Layout(dp=2, pp=2, data=Zero(1)), training, chunks=2)
     for rank, each in enumerate(lowered(plan).programs):
-        held = sum(Units(plan).parameters(stage) for stage in plan.stages_of(rank))
+        held = sum(plan.parameters(stage) for stage in plan.stages_of(rank))
         kinds = {kind: sum(x.payload for x in collectives(each) if x.collective is kind) for kind in Collective}
         assert kinds[Collective.REDUCE_SCATTER] == 4 * held
         assert kinds[Collective.ALL_GATHER] == 2 * held

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from clustersim.lowering.units import Units
 from clustersim.parallel.data import NaiveDataParallel
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
@@ -39,7 +38,7 @@ def test_a_step_is_what_data_parallel_py_does() -> None:
 def test_payloads() -> None:
     """Whole batch: 4 sequences of 64 tokens; vocabulary 256 in bf16; weights bf16, gradients fp32."""
     plan = planned(LAYOUT, ONE)
-    held = Units(plan).parameters(plan.stages[0])
+    held = plan.parameters(plan.stages[0])
     expected = [
         (Collective.BROADCAST, 2 * held),
         (Collective.SCATTER, 256 * 8),

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.lowering.units import Units
 from clustersim.parallel.data import Replicated, Zero
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
@@ -227,14 +226,14 @@ def test_ends_without_layers_still_hold_embedding_and_head() -> None:
     program = lowered(plan)
     assert (plan.stages[0].layers, plan.stages[-1].layers) == (0, 0)
     marked = [sum(each.gradients for each in operations(rank, ActionKind.BACKWARD)) for rank in program.programs]
-    held = [sum(Units(plan).parameters(stage) for stage in plan.stages_of(rank)) for rank in range(16)]
+    held = [sum(plan.parameters(stage) for stage in plan.stages_of(rank)) for rank in range(16)]
     assert marked == held
 
 
 @given(PLANS)
 def test_one_microbatchs_backward_completes_the_gradients_of_the_rank(plan: Plan) -> None:
     for rank, program in enumerate(lowered(plan).programs):
-        held = sum(Units(plan).parameters(stage) for stage in plan.stages_of(rank))
+        held = sum(plan.parameters(stage) for stage in plan.stages_of(rank))
         assert sum(each.gradients for each in operations(program, ActionKind.BACKWARD)) == held
 
 

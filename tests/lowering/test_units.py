@@ -25,7 +25,7 @@ def test_stages_together_hold_the_whole_model(name: str, pp: int) -> None:
     model = preset(name)
     plan = planned(Layout(pp=pp), Training(1024, 8), model)
     twice = model.vocab * model.hidden if model.tied_embeddings and pp > 1 else 0
-    assert sum(Units(plan).parameters(stage) for stage in plan.stages) == parameters(model) + twice
+    assert sum(plan.parameters(stage) for stage in plan.stages) == parameters(model) + twice
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "gpt3-175b", "llama2-70b"])
@@ -42,7 +42,7 @@ def test_tensor_ranks_together_hold_the_model_and_copies_of_what_is_not_split(na
     repeated = model.layers * (2 * norm_parameters(model) + biases) + norm_parameters(model)
     if name.startswith("gpt"):
         repeated += model.max_positions * model.hidden
-    held = tp * sum(Units(plan).parameters(stage) for stage in plan.stages)
+    held = tp * sum(plan.parameters(stage) for stage in plan.stages)
     assert held == parameters(model) + (tp - 1) * repeated
 
 
@@ -53,7 +53,7 @@ def test_backward_completes_every_gradient_of_its_stage(name: str, recompute: Re
     units = Units(plan)
     for stage in plan.stages:
         marked = sum(each.gradients for unit in units.of(stage) for each in unit.backward)
-        assert marked == units.parameters(stage)
+        assert marked == plan.parameters(stage)
 
 
 def test_units_are_the_embedding_the_layers_and_the_head() -> None:
@@ -64,7 +64,7 @@ def test_units_are_the_embedding_the_layers_and_the_head() -> None:
 
 def test_a_tied_matrix_counts_once_where_both_ends_are_on_one_stage() -> None:
     tied = planned(Layout(), model=replace(SMALL, tied_embeddings=True))
-    assert Units(tied).parameters(tied.stages[0]) == parameters(tied.model)
+    assert tied.parameters(tied.stages[0]) == parameters(tied.model)
     (kernel,) = [
         each.kernel
         for each in Units(tied).of(tied.stages[0])[-1].backward

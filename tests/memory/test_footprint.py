@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from clustersim.dtypes import DType
-from clustersim.lowering.units import Units
 from clustersim.memory.footprint import Category
 from clustersim.memory.framework import Framework, load_framework
 from clustersim.parallel.data import NaiveDataParallel, Replicated, Zero
@@ -31,7 +30,7 @@ def plan(layout: Layout, training: Training = TRAINING) -> Plan:
 def test_memory_and_lowering_count_the_same_parameters(name: str, layout: Layout) -> None:
     of = Plan(preset(name), Training(1024, 8), layout)
     for rank in range(layout.pp):
-        held = sum(Units(of).parameters(stage) for stage in of.stages_of(rank))
+        held = sum(of.parameters(stage) for stage in of.stages_of(rank))
         assert resident(of, rank)[Category.PARAMETERS] == 2 * held
 
 
