@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from clustersim.result import Result
     from clustersim.scenario import Scenario
-    from clustersim.simulation import simulate
+    from clustersim.simulation import check, simulate
 
-__all__ = ["Result", "Scenario", "simulate"]
-_HOME = {"Result": "clustersim.result", "Scenario": "clustersim.scenario", "simulate": "clustersim.simulation"}
+__all__ = ["Result", "Scenario", "check", "simulate"]
+_HOME = {
+    "Result": "clustersim.result",
+    "Scenario": "clustersim.scenario",
+    "check": "clustersim.simulation",
+    "simulate": "clustersim.simulation",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -27,14 +27,15 @@ class OutputError(ClusterSimError):
 class _Words(reprlib.Repr):
     """Values in the words of a YAML file; long and deep ones are cut, also those that contain themselves."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 3, 60, 60
+
     def repr_NoneType(self, _value: None, _level: int) -> str:  # noqa: N802 - named after the type
         return "nothing"
 
-    def repr_bool(self, value: bool, _level: int) -> str:  # noqa: FBT001
+    def repr_bool(self, value: bool, _level: int) -> str:
         return "true" if value else "false"
-
-
-_WORDS = _Words(maxlevel=3, maxstring=60, maxother=60)
 
 
 def shown(value: object) -> str:
@@ -43,7 +44,7 @@ def shown(value: object) -> str:
     >>> shown(None), shown(True), shown("16k"), shown(1000000), shown([1, None])
     ('nothing', 'true', "'16k'", '1,000,000', '[1, nothing]')
     """
-    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _WORDS.repr(value)
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _Words().repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

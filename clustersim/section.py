@@ -10,7 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from clustersim.errors import InputError, nearest
+from clustersim import shipped
+from clustersim.errors import InputError, nearest, shown
 from clustersim.units import Dimension, parse_quantity
 
 
@@ -29,7 +30,7 @@ class Section:
 
     def refuse(self, key: str, reason: str) -> InputError:
         """The error for a key of this section."""
-        return InputError(f"{self._path}: {self._prefix}{key}: {reason}")
+        return InputError(f"{shipped.described(self._path)}: {self._prefix}{key}: {reason}")
 
     def has(self, key: str) -> bool:
         """Whether the file has this key (null is as good as absent); asking makes the key a known one."""
@@ -46,7 +47,7 @@ class Section:
         """A text, with line breaks folded."""
         value = self.value(key)
         if not isinstance(value, str) or not value.strip():
-            raise self.refuse(key, f"{value!r} is not a text")
+            raise self.refuse(key, f"{shown(value)} is not a text")
         return " ".join(value.split())
 
     def texts(self) -> Mapping[str, str]:
@@ -57,14 +58,23 @@ class Section:
         """A name, which may be written as a whole number."""
         value = self.value(key)
         if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
-            raise self.refuse(key, f"{value!r} is not a name")
+            raise self.refuse(key, f"{shown(value)} is not a name")
         return str(value)
+
+    def on_shelf(self, key: str, shelf: str) -> str:
+        """The name of something on a shelf, or the path of such a file."""
+        name = self.text(key)
+        try:
+            shipped.find(shelf, name)
+        except InputError as error:
+            raise self.refuse(key, str(error)) from error
+        return name
 
     def flag(self, key: str) -> bool:
         """True or false; false where the key is absent."""
         value = self.value(key) if self.has(key) else False
         if not isinstance(value, bool):
-            raise self.refuse(key, f"{value!r} is neither true nor false")
+            raise self.refuse(key, f"{shown(value)} is neither true nor false")
         return value
 
     def choice(self, key: str, *choices: str, required: bool = False) -> str:
@@ -73,14 +83,14 @@ class Section:
             return choices[0]
         value = self.value(key)
         if value not in choices:
-            raise self.refuse(key, f"{value!r} is unknown; {nearest(str(value), choices)}")
+            raise self.refuse(key, f"{shown(value)} is unknown; {nearest(str(value), choices)}")
         return str(value)
 
     def count(self, key: str, *, most: int, least: int = 1) -> int:
         """A whole number from `least` to `most`."""
         value = self.value(key)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self.refuse(key, f"{value!r} is not a whole number from {least} to {most:,}")
+            raise self.refuse(key, f"{shown(value)} is not a whole number from {least} to {most:,}")
         return value
 
     def names(self) -> list[str]:
@@ -91,21 +101,21 @@ class Section:
         """A number without a unit, not below `low`."""
         value = self.value(key)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value < math.inf:
-            raise self.refuse(key, f"{value!r} is not a number from {low:g} up")
+            raise self.refuse(key, f"{shown(value)} is not a number from {low:g} up")
         return float(value)
 
     def share(self, key: str) -> float:
         """A share of a peak, above 0 and up to 1."""
         value = self.number(key)
         if not 0.0 < value <= 1.0:
-            raise self.refuse(key, f"{value!r} is not a share of a peak, above 0 and up to 1")
+            raise self.refuse(key, f"{shown(value)} is not a share of a peak, above 0 and up to 1")
         return value
 
     def ratio(self, key: str, *, most: float) -> float:
         """A number above 0 and up to `most`; 1 where the key is absent."""
         value = self.value(key) if self.has(key) else 1.0
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value <= most:
-            raise self.refuse(key, f"{value!r} is not a number above 0 and up to {most:g}")
+            raise self.refuse(key, f"{shown(value)} is not a number above 0 and up to {most:g}")
         return float(value)
 
     def quantity(self, key: str, dimension: Dimension, *, zero: bool = False) -> float:
@@ -116,16 +126,16 @@ class Section:
         except InputError as error:
             raise self.refuse(key, str(error)) from error
         if amount < 0 or (amount == 0 and not zero):
-            raise self.refuse(key, f"{value!r} is {'below' if zero else 'not above'} zero")
+            raise self.refuse(key, f"{shown(value)} is {'below' if zero else 'not above'} zero")
         if not math.isfinite(amount):
-            raise self.refuse(key, f"{value!r} is not finite")
+            raise self.refuse(key, f"{shown(value)} is not finite")
         return amount
 
     def section(self, key: str) -> "Section":
         """A mapping inside this one."""
         value = self.value(key)
         if not isinstance(value, Mapping) or not value:
-            raise self.refuse(key, f"{value!r} is not a mapping of keys to values")
+            raise self.refuse(key, f"{shown(value)} is not a mapping of keys to values")
         return self._inner(key, value)
 
     def entries(self, key: str, *naming: str) -> "Iterator[Section]":
@@ -135,10 +145,10 @@ class Section:
         """
         values = self.value(key)
         if not isinstance(values, list):
-            raise self.refuse(key, f"is a {type(values).__name__}, not a list")
+            raise self.refuse(key, f"{shown(values)} is not a list")
         for position, value in enumerate(values):
             if not isinstance(value, Mapping):
-                raise self.refuse(f"{key}[{position}]", f"{value!r} is not a mapping of keys to values")
+                raise self.refuse(f"{key}[{position}]", f"{shown(value)} is not a mapping of keys to values")
             entry = Section(self._path, value)
             entry._prefix = f"{self._prefix}{key}[{position}] ({'-'.join(str(value.get(name)) for name in naming)})."
             yield entry
@@ -162,7 +172,9 @@ def _changed(path: Path, content: Mapping[str, Any], changes: Mapping[str, Any],
         if isinstance(change, Mapping):
             inner = {} if whole.get(key) is None else whole[key]
             if not isinstance(inner, Mapping):
-                raise InputError(f"{path}: {prefix}{key} is {inner!r} and has no key {next(iter(change))}")
+                raise InputError(
+                    f"{shipped.described(path)}: {prefix}{key} is {shown(inner)} and has no key {next(iter(change))}"
+                )
             whole[key] = _changed(path, inner, change, f"{prefix}{key}.")
         else:
             whole[key] = change

@@ -56,6 +56,7 @@ class CheckReport:
 
 def simulate(scenario: Scenario) -> Result:
     """Simulate one training step."""
+    _require(scenario)
     started = perf_counter()
     plan, order = _plan(scenario), _order(scenario)
     program = lower(plan, order)
@@ -82,6 +83,7 @@ def simulate(scenario: Scenario) -> Result:
 
 def check(scenario: Scenario) -> CheckReport:
     """Say whether a scenario fits in memory, and what would make it fit."""
+    _require(scenario)
     peak = peak_memory(scenario)
     capacity = scenario.cluster.accelerator.memory_bytes
     suggestions = () if peak <= capacity else _suggestions(scenario)
@@ -91,6 +93,11 @@ def check(scenario: Scenario) -> CheckReport:
 def peak_memory(scenario: Scenario) -> Bytes:
     """Bytes that the fullest GPU needs; no simulation, since the peak depends on the order of passes alone."""
     return _peak(scenario, _plan(scenario))
+
+
+def _require(scenario: object) -> None:
+    if not isinstance(scenario, Scenario):
+        raise TypeError(f"{type(scenario).__name__} is not a Scenario; build one, as in Scenario.load('plan.yaml')")
 
 
 def _plan(scenario: Scenario) -> Plan:

@@ -9,7 +9,7 @@ import re
 from enum import Enum
 from typing import Final
 
-from clustersim.errors import InputError
+from clustersim.errors import InputError, shown
 
 Seconds = float
 Bytes = float
@@ -65,7 +65,7 @@ def parse_quantity(text: object, dimension: Dimension) -> float:
     """
     kind = dimension.name.lower()
     if isinstance(text, bool) or not isinstance(text, str):
-        raise InputError(f"{text!r} has no unit; a {kind} is a string such as {dimension.example!r}")
+        raise InputError(f"{shown(text)} has no unit; a {kind} is a string such as {dimension.example!r}")
     match = _NUMBER.match(text)
     if match is None:
         raise InputError(f"{text!r} is not a {kind}; write a number and a unit such as {dimension.example!r}")

@@ -1,5 +1,6 @@
 """Whole simulations: what `simulate` and `check` answer, and that they agree."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -187,3 +188,9 @@ def test_a_single_gpu() -> None:
     parts = alone.breakdown.mean()
     assert sum(seconds for name, seconds in parts.items() if "communication" in name or "exposed" in name) == 0.0
     assert alone.ledgers[0].at_peak()[Category.COMMUNICATION] == 0.0
+
+
+@pytest.mark.parametrize("answer", [simulate, check])
+def test_what_is_no_scenario_is_refused_with_the_way_to_one(answer: Callable[[Any], object]) -> None:
+    with pytest.raises(TypeError, match=r"str is not a Scenario; build one, as in Scenario.load"):
+        answer("plan.yaml")

@@ -4,6 +4,9 @@ Exit status: 0 done and fits, 2 bad input or an answer that cannot be written, 3
 Everything heavy is imported by the command that needs it, so that `--help` is quick.
 """
 
+import io
+import os
+import signal
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -11,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from clustersim.errors import ClusterSimError
+from clustersim.errors import ClusterSimError, OutputError
 
 BAD_INPUT = 2
 DOES_NOT_FIT = 3
@@ -28,16 +31,41 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the scenario, e.g. layout.tp=4; repeatable."),
 ]
-Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page to look at, offline.")]
+Html = Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write a page to look at, offline.")]
 
 
 def main() -> None:
     """Run the command line; mistakes of the user are one sentence on stderr and exit status 2."""
+    _prepare_streams()
     try:
-        app()
+        _run_app()
     except ClusterSimError as error:
         sys.stderr.write(f"error: {error}\n")
         raise SystemExit(BAD_INPUT) from None
+
+
+def _prepare_streams() -> None:
+    """Make printing robust against terminals without some character, closed streams and `| head`."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end as other tools do when the reader goes away
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - None where the shell closed it (>&-)
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _run_app() -> None:
+    """Run and deliver what was printed; raise OutputError where that cannot be, as on a full disk."""
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would try again at its end
+        raise OutputError(f"standard output cannot be written ({error.strerror})") from error
 
 
 def _show_version(asked: bool) -> None:
@@ -61,11 +89,12 @@ def run(
     overrides: Overrides = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the numbers as JSON; - is stdout.")] = None,
     html: Html = None,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev.")] = None,
+    trace: Annotated[str | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
 ) -> None:
     """Simulate one training step and print where the time goes."""
-    from clustersim.cli.run import Outputs, run_scenario
+    from clustersim.cli.outputs import Outputs
+    from clustersim.cli.run import run_scenario
 
     outputs = Outputs(json=json, html=html, trace=trace, table=not quiet and json != "-")
     _exit(fits=run_scenario(file, overrides or [], outputs))

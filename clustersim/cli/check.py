@@ -16,6 +16,8 @@ def check_scenario(file: Path, overrides: Sequence[str]) -> bool:
     peak, capacity = format_bytes(report.peak_memory_bytes), format_bytes(report.memory_capacity_bytes)
     verdict = "legal and fits" if report.fits else "legal, but does not fit"
     print(f"{file}: {verdict}: {peak} of {capacity} on the fullest GPU")
-    for line in (*(f"warning: {warning}" for warning in report.warnings), *report.suggestions):
-        print(f"  {line}")
+    for warning in report.warnings:
+        print(f"  warning: {warning}")
+    for suggestion in report.suggestions:
+        print(f"  suggestion: {suggestion}")
     return report.fits

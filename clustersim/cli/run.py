@@ -3,69 +3,37 @@
 import json as json_format
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clustersim.cli.outputs import STDOUT, Outputs
 from clustersim.cli.waiting import waiting_for
-from clustersim.errors import InputError
-from clustersim.report.files import require_writable, write_text_atomically
+from clustersim.report.files import write_text_atomically
 from clustersim.scenario import Scenario
 
 if TYPE_CHECKING:
     from clustersim.report.view import PageView
     from clustersim.result import Result
 
-STDOUT = "-"
-
-
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """Where answers go. json: a path or `-` for stdout; table: print one."""
-
-    json: str | None
-    html: Path | None
-    trace: Path | None
-    table: bool
-
-    @property
-    def files(self) -> dict[str, Path]:
-        """Option and path of every file that is written."""
-        json = None if self.json in (None, STDOUT) else Path(str(self.json))
-        wanted = {"--json": json, "--html": self.html, "--trace": self.trace}
-        return {option: path for option, path in wanted.items() if path is not None}
-
-    @property
-    def drawn(self) -> bool:
-        """Whether anything but bare numbers is asked for."""
-        return self.table or self.html is not None or self.trace is not None
-
 
 def run_scenario(file: Path, overrides: Sequence[str], outputs: Outputs) -> bool:
     """Simulate and answer; whether the scenario fits in memory."""
     scenario = Scenario.load(file, overrides)
-    _require_writable(outputs.files)
+    outputs.require((file, *scenario.files))
     from clustersim.simulation import simulate
 
     with waiting_for("simulating"):
         result = simulate(scenario)
         _write_json(result, outputs.json)
+        _write_trace(result, outputs.trace)
         if outputs.drawn:
             from clustersim.report.answer import page_view
 
             view = page_view(result)
-            _write(view, outputs)
+            _write_page(view, outputs.html)
     if outputs.table:
         _print(view, outputs.files.values())
     return result.fits
-
-
-def _require_writable(files: dict[str, Path]) -> None:
-    """Refuse what cannot be written before any time is spent on it."""
-    if len({path.resolve() for path in files.values()}) < len(files):
-        raise InputError(f"{' and '.join(files)} need different files")
-    for path in files.values():
-        require_writable(path)
 
 
 def _write_json(result: "Result", path: str | None) -> None:
@@ -78,15 +46,18 @@ def _write_json(result: "Result", path: str | None) -> None:
         write_text_atomically(path, text)
 
 
-def _write(view: "PageView", outputs: Outputs) -> None:
-    if outputs.trace is not None:
-        from clustersim.report.perfetto import write_trace
+def _write_trace(result: "Result", path: str | None) -> None:
+    if path is not None:
+        from clustersim.report.trace import write_trace
 
-        write_trace(view.timeline, outputs.trace)
-    if outputs.html is not None:
+        write_trace(result, path)
+
+
+def _write_page(view: "PageView", path: str | None) -> None:
+    if path is not None:
         from clustersim.report.page import write_page
 
-        write_page(view, outputs.html)
+        write_page(view, path)
 
 
 def _print(view: "PageView", written: Iterable[Path]) -> None:

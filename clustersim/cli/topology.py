@@ -1,27 +1,30 @@
 """How is a cluster wired? A row for each tier, from the GPUs up, and a picture on request."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
+from clustersim.cli.outputs import Outputs
 from clustersim.cli.shelves import table_of
 from clustersim.hardware.cluster import Cluster, describe, load_cluster
 from clustersim.hardware.topology import Tier
 from clustersim.units import format_bandwidth
 
-_NAMES: Final = {"gpu": "GPU", "nvswitch": "NVLink domain", "host": "PCIe root", "nic": "NIC"}
+_NAMES: Final = {"gpu": "GPU", "nvswitch": "NVLink domain", "host": "PCIe root", "nic": "NIC", "switch": "switch"}
 
 
-def show_topology(name: str, gpus: int | None, html: Path | None) -> None:
+def show_topology(name: str, gpus: int | None, html: str | None) -> None:
     """Print a cluster's tiers; write its picture to `html`."""
+    Outputs(html=html).require([Path(name)])
     cluster = load_cluster(name, gpus=gpus)
     if html is not None:
-        _draw(cluster, html)
+        _draw(cluster, Path(html))
     console = Console()
     console.print(f"[bold]{cluster.name}[/bold]  {_size(cluster)}\n{cluster.description}")
-    console.print(_table(cluster))
+    console.print(_table(describe(cluster)))
     if html is not None:
         print(f"wrote {html}")
 
@@ -32,10 +35,8 @@ def _draw(cluster: Cluster, html: Path) -> None:
     tiers = describe(cluster)
     ends = {"nvswitch", tiers[-1].kind}  # no way leads up from these
     rows = [
-        picture.Tier(
-            _name(tier), tier.count, "" if tier.kind in ends else format_bandwidth(tier.bandwidth), _ratio(tier)
-        )
-        for tier in tiers
+        picture.Tier(name, tier.count, "" if tier.kind in ends else format_bandwidth(tier.bandwidth), _note(tier))
+        for name, tier in zip(_names(tiers), tiers, strict=True)
     ]
     picture.write_topology_page(f"{cluster.name}: {_size(cluster)}", rows, html)
 
@@ -44,16 +45,24 @@ def _size(cluster: Cluster) -> str:
     return f"{cluster.gpus:,} x {cluster.accelerator.name}, {cluster.gpus_per_node} per node"
 
 
-def _table(cluster: Cluster) -> Table:
-    table = table_of("", "tier", "count", "bandwidth of each", "oversubscribed")
-    for tier in describe(cluster):
-        table.add_row(_name(tier), f"{tier.count:,}", format_bandwidth(tier.bandwidth), _ratio(tier))
+def _table(tiers: Sequence[Tier]) -> Table:
+    rated = any(tier.oversubscription is not None for tier in tiers)
+    table = table_of("", "tier", "count", "bandwidth of each", *["oversubscribed"] * rated)
+    for name, tier in zip(_names(tiers), tiers, strict=True):
+        ratio = "" if tier.oversubscription is None else f"1:{tier.oversubscription:.3g}"
+        table.add_row(name, f"{tier.count:,}", format_bandwidth(tier.bandwidth), *[ratio] * rated)
     return table
 
 
-def _name(tier: Tier) -> str:
-    return _NAMES.get(tier.kind, f"{tier.kind} switch")
+def _names(tiers: Sequence[Tier]) -> list[str]:
+    """What people call the tiers; of several of one kind, with their number from below."""
+    kinds = [tier.kind for tier in tiers]
+    names = [_NAMES.get(kind, f"{kind} switch") for kind in kinds]
+    return [
+        f"{name} {kinds[: place + 1].count(kind)}" if kinds.count(kind) > 1 else name
+        for place, (kind, name) in enumerate(zip(kinds, names, strict=True))
+    ]
 
 
-def _ratio(tier: Tier) -> str:
-    return "" if tier.oversubscription in (None, 1) else f"1:{tier.oversubscription:g}"
+def _note(tier: Tier) -> str:
+    return "" if tier.oversubscription in (None, 1) else f"1:{tier.oversubscription:.3g} oversubscribed"

@@ -139,9 +139,11 @@ def load_library(name: str) -> Library:
     try:
         return _library(path, content)
     except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: is not a library file: {error!r} is missing or has the wrong form") from error
+        raise InputError(
+            f"{shipped.described(path)}: is not a library file: {error!r} is missing or has the wrong form"
+        ) from error
     except (InputError, ValueError) as error:
-        raise InputError(f"{path}: {error}") from error
+        raise InputError(f"{shipped.described(path)}: {error}") from error
 
 
 def _library(path: Path, content: Mapping[str, Any]) -> Library:

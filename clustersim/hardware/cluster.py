@@ -91,11 +91,11 @@ def _cluster(section: Section, name: str, fabric: Fabric, per_node: int) -> Clus
     return Cluster(
         name=name,
         description=section.text("description") if section.has("description") else name,
-        accelerator=load_accelerator(section.text("accelerator")),
+        accelerator=load_accelerator(section.on_shelf("accelerator", "accelerators")),
         fabric=fabric,
         gpus=fabric.gpus,
         gpus_per_node=per_node,
-        library=section.text("library") if section.has("library") else "nccl",
+        library=section.on_shelf("library", "libraries") if section.has("library") else "nccl",
         sources=section.section("sources").texts() if section.has("sources") else {},
     )
 

@@ -27,8 +27,11 @@ _ABOVE: Final[dict[str, tuple[str, ...]]] = {  # where a vertex sends upwards: t
     "nic": ("leaf", "switch", "spine", "core"),
     "leaf": ("spine", "switch", "core"),
     "spine": ("core", "switch"),
+    "switch": ("spine", "core"),
 }
-_SWITCHES: Final = ("leaf", "spine")
+_SWITCHES: Final = ("leaf", "switch", "spine")
+
+Place = tuple[str, int]  # kind of a vertex and, for a plain switch, how high it is
 
 
 def vertex_kinds(graph: "nx.DiGraph[str]") -> dict[str, str]:
@@ -69,28 +72,51 @@ def reached(graph: "nx.DiGraph[str]", source: str, *, backwards: bool) -> set[st
 
 
 def tiers(graph: "nx.DiGraph[str]") -> tuple[Tier, ...]:
-    """One row per kind of vertex, with averages over the vertices of that kind."""
-    members: dict[str, list[str]] = {kind: [] for kind in VERTEX_KINDS}
-    for name, kind in vertex_kinds(graph).items():
-        members[kind].append(name)
-    return tuple(_tier(graph, kind, names) for kind, names in members.items() if names)
+    """One row per kind of vertex, with averages over the vertices of that kind; plain switches by their height."""
+    heights = _heights(graph)
+    members: dict[Place, list[str]] = {(kind, 0): [] for kind in VERTEX_KINDS}
+    members |= {("switch", height): [] for height in sorted(set(heights.values()))}
+    places = {name: (kind, heights.get(name, 0)) for name, kind in vertex_kinds(graph).items()}
+    for name, place in places.items():
+        members[place].append(name)
+    ordered = sorted(members, key=lambda place: (VERTEX_KINDS.index(place[0]), place[1]))
+    return tuple(_tier(graph, place, members[place], places) for place in ordered if members[place])
 
 
-def _tier(graph: "nx.DiGraph[str]", kind: str, names: list[str]) -> Tier:
-    sent = _bandwidths(graph, ((target, edge) for _, target, edge in graph.out_edges(names, data=True)))
-    above = next((higher for higher in _ABOVE.get(kind, ()) if higher in sent), None)
-    if above is None:
-        return Tier(kind, len(names), sum(sent.values()) / len(names), None)
-    received = _bandwidths(graph, ((source, edge) for source, _, edge in graph.in_edges(names, data=True)))
-    below = sum(bandwidth for lower, bandwidth in received.items() if lower != above)
-    oversubscription = below / sent[above] if kind in _SWITCHES else None
-    return Tier(kind, len(names), sent[above] / len(names), oversubscription)
+def _heights(graph: "nx.DiGraph[str]") -> dict[str, int]:
+    """How many links every plain switch is above the nearest GPU, counted from the lowest switches as 0."""
+    import networkx as nx  # 0.15 s that regular clusters do not need
+
+    kinds = vertex_kinds(graph)
+    gpus = {name for name, kind in kinds.items() if kind == "gpu"}
+    hops = nx.multi_source_dijkstra_path_length(graph, gpus, weight=None)
+    found = {name: int(hops.get(name, 1)) for name, kind in kinds.items() if kind == "switch"}
+    return {name: height - min(found.values()) for name, height in found.items()}
 
 
-def _bandwidths(graph: "nx.DiGraph[str]", edges: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, float]:
-    """Sum of bandwidths by the kind of the vertex at the other end."""
-    sums: dict[str, float] = {}
+def _tier(graph: "nx.DiGraph[str]", place: Place, names: list[str], places: dict[str, Place]) -> Tier:
+    sent = _bandwidths(places, ((target, edge) for _, target, edge in graph.out_edges(names, data=True)))
+    above = _above(place, sent)
+    if not above:
+        return Tier(place[0], len(names), sum(sent.values()) / len(names), None)
+    received = _bandwidths(places, ((source, edge) for source, _, edge in graph.in_edges(names, data=True)))
+    below = sum(bandwidth for lower, bandwidth in received.items() if lower not in above and lower != place)
+    upwards = sum(sent[higher] for higher in above)
+    return Tier(place[0], len(names), upwards / len(names), below / upwards if place[0] in _SWITCHES else None)
+
+
+def _above(place: Place, sent: dict[Place, float]) -> set[Place]:
+    """The places that vertices of this one send upwards to."""
+    kind, height = place
+    if kind == "switch":
+        return {higher for higher in sent if higher[0] in _ABOVE[kind] or (higher[0] == kind and higher[1] > height)}
+    first = next((higher for higher in _ABOVE.get(kind, ()) if higher in {known for known, _ in sent}), None)
+    return {higher for higher in sent if higher[0] == first}
+
+
+def _bandwidths(places: dict[str, Place], edges: Iterable[tuple[str, dict[str, Any]]]) -> dict[Place, float]:
+    """Sum of bandwidths by the place of the vertex at the other end."""
+    sums: dict[Place, float] = {}
     for name, edge in edges:
-        kind = graph.nodes[name]["kind"]
-        sums[kind] = sums.get(kind, 0.0) + edge["bandwidth"]
+        sums[places[name]] = sums.get(places[name], 0.0) + edge["bandwidth"]
     return sums

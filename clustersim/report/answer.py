@@ -53,7 +53,7 @@ def page_view(result: Result) -> PageView:
         verdict=verdict_of(result),
         trust=trust_of(result),
         breakdown=breakdown_of(result),
-        timeline=timeline_of(result),
+        timeline=timeline_of(result, representatives(result)),
         memory=memory_of(result),
         notes=(f"Simulated in {format_seconds(result.wall)}.",),
     )
@@ -120,7 +120,9 @@ def memory_of(result: Result) -> Memory:
     return Memory(
         labels=tuple(use.value for use in Use),
         categories=tuple(USE_LOOKS[use] for use in Use),
-        stages=tuple(_held(stage_name(result.scenario, number), ledger) for number, ledger in enumerate(result.ledgers)),
+        stages=tuple(
+            _held(stage_name(result.scenario, number), ledger) for number, ledger in enumerate(result.ledgers)
+        ),
         capacity=result.memory_capacity,
     )
 

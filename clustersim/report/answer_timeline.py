@@ -1,4 +1,4 @@
-"""How does a trace become a timeline? One simulated rank stands for each stage; what it runs gets words and a colour.
+"""How does a trace become a timeline? What each shown rank runs gets words and a colour.
 
 A message is shown where it is sent: the receiver's row of the trace repeats it, so what waits for a message is said to
 wait for what the sender waited for.
@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from clustersim.analysis.parts import PART_OF_ROLE, Part
+from clustersim.cost.block import BlockTiming
 from clustersim.program.action import Action, ActionKind
-from clustersim.program.task import Block, Compute, Exchange, Receive, Send, Stream, Task, Work
+from clustersim.program.task import Block, Compute, Exchange, Overlap, Receive, Send, Stream, Task, Work
 from clustersim.report.theme import CATEGORIES, Category
 from clustersim.report.view import IntArray, Path, Row, Spans, Timeline
-from clustersim.report.wording import stage_name
+from clustersim.report.wording import PROVENANCE_NAMES, row_note, row_word, stage_name
 from clustersim.units import format_bandwidth, format_flops, format_seconds
+from clustersim.workload.kernels import Kernel
 
 if TYPE_CHECKING:
     from clustersim.result import Result
@@ -39,7 +41,7 @@ _ACTION_LOOKS: Final[Mapping[ActionKind, Category]] = MappingProxyType(
         ActionKind.WEIGHT_GRADIENT: Category.WEIGHT_GRADIENT,
     }
 )
-_WORK_LOOKS: Final[Mapping[Work, Category]] = MappingProxyType(
+WORK_LOOKS: Final[Mapping[Work, Category]] = MappingProxyType(
     {
         Work.FORWARD: Category.FORWARD,
         Work.BACKWARD: Category.BACKWARD,
@@ -47,7 +49,7 @@ _WORK_LOOKS: Final[Mapping[Work, Category]] = MappingProxyType(
         Work.OPTIMIZER: Category.OPTIMIZER,
     }
 )
-_EXCHANGE_LOOKS: Final[Mapping[Part, Category]] = MappingProxyType(
+EXCHANGE_LOOKS: Final[Mapping[Part, Category]] = MappingProxyType(
     {
         Part.EXPOSED_TP: Category.TENSOR,
         Part.EXPOSED_CP: Category.CONTEXT,
@@ -64,12 +66,21 @@ def representatives(result: "Result") -> list[int]:
     return [int(result.trace.representative[rank]) for rank in first]
 
 
-def timeline_of(result: "Result") -> Timeline:
-    """Spans of one rank for each stage, and the pieces of the critical path on those ranks."""
-    ranks = representatives(result)
+def timeline_of(result: "Result", ranks: Sequence[int]) -> Timeline:
+    """Spans of these simulated ranks, a row for each, and the pieces of the critical path on them."""
+    scenario = result.scenario
+    stages = np.minimum(result.program.kind[list(ranks)], scenario.layout.pp - 1).tolist()
     stands_for = np.bincount(result.trace.representative, minlength=result.ranks)
-    rows = tuple(Row(stage_name(stage), str(stage), rank, int(stands_for[rank])) for stage, rank in enumerate(ranks))
-    return Timeline(rows, LANES, _spans(result, ranks), _path(result, ranks))
+    rows = tuple(
+        Row(stage_name(scenario, stage), str(stage), rank, int(stands_for[rank]))
+        for stage, rank in zip(stages, ranks, strict=True)
+    )
+    return Timeline(rows, LANES, _spans(result, ranks), _path(result, ranks), row_word(scenario), row_note(scenario))
+
+
+def shown_rows_of(result: "Result", ranks: Sequence[int]) -> IntArray:
+    """Which rows of the trace are the spans of `timeline_of`, in its order."""
+    return np.flatnonzero((_row_of(result, ranks) >= 0) & (_LANES_BY_STREAM[result.trace.stream] >= 0))
 
 
 def _row_of(result: "Result", ranks: Sequence[int]) -> IntArray:
@@ -90,7 +101,7 @@ def _spans(result: "Result", ranks: Sequence[int]) -> Spans:
     trace = result.trace
     row = _row_of(result, ranks)
     lane = _LANES_BY_STREAM[trace.stream]
-    shown = np.flatnonzero((row >= 0) & (lane >= 0))
+    shown = shown_rows_of(result, ranks)
     number = np.full(len(trace) + 1, -1)  # the last entry serves cause -1
     number[shown] = np.arange(len(shown))
     texts = _Texts({})
@@ -161,31 +172,38 @@ class _Words:
     def _block(self, block: Block) -> tuple[int, int, int]:
         if block not in self.known:
             work = block.operations[-1].work if block.operations else Work.FORWARD
-            look = CATEGORIES.index(_WORK_LOOKS[work])
+            look = CATEGORIES.index(WORK_LOOKS[work])
             self.known[block] = look, self.texts.number(block.name), self.texts.number(self._kernels(block))
         return self.known[block]
 
     def _exchange(self, exchange: Exchange) -> tuple[int, int, int]:
         if exchange not in self.known:
             timing = self.result.cost.exchange_timing(exchange)
-            detail = f"{timing.algorithm} over {timing.tier}, bound by {timing.bound.value}, {timing.provenance.value}"
-            look = CATEGORIES.index(_EXCHANGE_LOOKS[PART_OF_ROLE[exchange.group]])
+            source = PROVENANCE_NAMES[timing.provenance]
+            detail = f"{timing.algorithm} over {timing.tier}, bound by {timing.bound.value}, {source}"
+            look = CATEGORIES.index(EXCHANGE_LOOKS[PART_OF_ROLE[exchange.group]])
             name = f"{exchange.name} ({exchange.collective.value} of {exchange.group})"
             self.known[exchange] = look, self.texts.number(name), self.texts.number(detail)
         return self.known[exchange]
 
     def _kernels(self, block: Block) -> str:
-        """The longest operations of a block, one to a line: how long, bound by what, at which rate."""
+        """The operations of a block that take longest, equal ones together: how long, bound by what, at which rate."""
         timing = self.result.cost.block(self.rank, block)
-        longest = sorted(range(len(block.operations)), key=lambda place: -timing.durations[place])[:_MOST_KERNELS]
-        lines = []
-        for place in longest:
-            kernel, seconds = block.operations[place].kernel, timing.durations[place]
-            exchange = block.operations[place].exchange
-            name = " + ".join(each.name for each in (kernel, exchange) if each is not None)
-            rate = _rate(seconds, kernel.flops if kernel else 0.0, kernel.bytes if kernel else 0.0)
-            lines.append(f"  {name} {format_seconds(seconds)}{rate}, {timing.bound[place].value}")
-        return "\n".join(lines)
+        places: dict[Kernel | Exchange | Overlap, list[int]] = {}
+        for place, operation in enumerate(block.operations):
+            places.setdefault(operation.does, []).append(place)
+        longest = sorted(places.values(), key=lambda equal: -len(equal) * timing.durations[equal[0]])[:_MOST_KERNELS]
+        return "\n".join(_line(block, timing, equal) for equal in longest)
+
+
+def _line(block: Block, timing: BlockTiming, equal: Sequence[int]) -> str:
+    """How often an operation runs, and each run's duration, rate and bound. equal: its places in the block."""
+    operation, seconds = block.operations[equal[0]], timing.durations[equal[0]]
+    kernel = operation.kernel
+    count = f"{len(equal)} × " if len(equal) > 1 else ""
+    name = " + ".join(each.name for each in (kernel, operation.exchange) if each is not None)
+    rate = _rate(seconds, kernel.flops if kernel else 0.0, kernel.bytes if kernel else 0.0)
+    return f"  {count}{name} {format_seconds(seconds)}{rate}, {timing.bound[equal[0]].value}"
 
 
 def _rate(seconds: float, flops: float, moved: float) -> str:

@@ -32,7 +32,8 @@ def waterfall(breakdown: Breakdown) -> Figure:
         ),
         height=70 + 30 * (len(parts) + 1),
         narrow={
-            "xaxis": {"range": [0, reach * 1.75 if reach else 1]},
+            "font": {"size": 10},
+            "xaxis": {"range": [0, reach * 1.9 if reach else 1]},
             "yaxis": _wrapped([breakdown.labels[part] for part in parts]),
         },
     )

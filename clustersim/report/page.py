@@ -34,21 +34,27 @@ def write_page(view: PageView, path: str | Path) -> None:
 def render_page(view: PageView) -> str:
     """The whole page as HTML text."""
     drawn = drawing(view.timeline)
-    breakdown, rows = view.breakdown, view.timeline.rows
+    breakdown, rows, word = view.breakdown, view.timeline.rows, view.timeline.row_word
     figures = [waterfall(breakdown), timeline_figure(drawn)]
     sections = [
         verdict_card(view),
         section("Where the time goes", _side_by_side(slot(figures[0]), parts_table(breakdown)), lead=_PARTS_LEAD),
         section(
-            _TIMELINE_TITLES[len(rows) > 1], slot(figures[1]), lead=_TIMELINE_LEAD, caption=timeline_caption(drawn)
+            _TIMELINE_TITLES[len(rows) > 1],
+            slot(figures[1]),
+            lead=_TIMELINE_LEAD.format(row=word),
+            caption=timeline_caption(drawn),
         ),
     ]
     if len(rows) > 1:
         figures.append(stage_breakdown(breakdown, rows))
-        sections.insert(2, section("Each stage", slot(figures[-1]), lead=_STAGES_LEAD))
+        stages = section(
+            f"Each {word}", slot(figures[-1]), lead=_STAGES_LEAD.format(row=word), caption=view.timeline.row_note
+        )
+        sections.insert(2, stages)
     if view.memory.stages:
         figures += [memory_figure(view.memory, view.verdict.step_time), peak_figure(view.memory)]
-        sections.append(section("Memory over time", slot(figures[-2]), lead=_MEMORY_LEAD))
+        sections.append(section("Memory over time", slot(figures[-2]), lead=_MEMORY_LEAD.format(row=word)))
         sections.append(section("Memory at the peak", slot(figures[-1])))
     sections.append(section("How far to trust this", foot(view)))
     return document(view.subject.title, sections, figures)
@@ -56,13 +62,13 @@ def render_page(view: PageView) -> str:
 
 _PARTS_LEAD: Final = "Mean over all ranks. Each part begins where the one before it ends; together they are the step."
 _TIMELINE_TITLES: Final = ("Timeline", "Pipeline timeline")
-_STAGES_LEAD: Final = "Every bar is the whole step of one stage: work in colour, waiting in hatched grey."
+_STAGES_LEAD: Final = "Every bar is the whole step of one {row}: work in colour, waiting in hatched grey."
 _TIMELINE_LEAD: Final = (
-    "One row for each stage; numbers are microbatches, lighter shades are later model chunks, thin lanes are "
+    "One row for each {row}; numbers are microbatches, lighter shades are later model chunks, thin lanes are "
     "communication, the outline is the critical path. Drag to zoom, double-click to see the whole step, "
     "point at a box for its contents and its cause, click the legend to hide a kind."
 )
-_MEMORY_LEAD: Final = "What one GPU of the stage holds. The dashed line is what it has."
+_MEMORY_LEAD: Final = "What one GPU of the {row} holds. The dashed line is what it has."
 
 
 def section(title: str, body: str, *, lead: str = "", caption: str = "") -> str:

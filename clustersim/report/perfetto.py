@@ -1,4 +1,4 @@
-"""How is a timeline written as a Perfetto trace, to be opened at ui.perfetto.dev?
+"""How is a trace written for Perfetto, to be opened at ui.perfetto.dev?
 
 One track for each row, in order, with a track below it for each lane; slices carry what the page's hover text says.
 Times are whole nanoseconds, so what is shorter is drawn with no length. The protobuf comes from the `perfetto`
@@ -6,13 +6,14 @@ package, an extra: `pip install 'clustersim[trace]'`.
 Reference: perfetto.dev/docs/reference/synthetic-track-event
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any, Final
 
 from clustersim.errors import InputError
 from clustersim.report.chrome import write_chrome
 from clustersim.report.files import atomic_file
-from clustersim.report.slices import Arguments, Slice, slices
+from clustersim.report.slices import Arguments, Label, Nanoseconds, Slice, slices
 from clustersim.report.view import Timeline
 
 _SEQUENCE: Final = 1
@@ -20,25 +21,32 @@ _LANE_TRACKS: Final = 1 << 20  # track numbers of one lane
 _TRACK_NUMBERS: Final = 1 << 30  # track numbers of one row
 
 
-def write_trace(timeline: Timeline, path: str | Path) -> None:
-    """Write Chrome JSON if `path` ends in .json, else Perfetto; raise InputError or OutputError if that cannot be."""
-    with atomic_file(path) as file:
-        (write_chrome if Path(path).suffix == ".json" else write_perfetto)(timeline, file)
+def require_perfetto() -> None:
+    """Raise InputError where the extra is not installed, before anyone waits for a trace."""
+    _library()
 
 
-def write_perfetto(timeline: Timeline, file: IO[bytes]) -> None:
-    """Write the whole timeline; raise InputError where the extra is not installed."""
+def write_perfetto(timeline: Timeline, pieces: Iterable[Slice], file: IO[bytes]) -> None:
+    """Write the timeline's rows and these slices of it; raise InputError where the extra is not installed."""
     protos, builder = _library()
     writer = _Writer(builder(file), protos.TrackDescriptor, protos.TrackEvent)
     for number, row in enumerate(timeline.rows):
-        writer.track(_row_track(number), 0, f"{row.label}, rank {row.rank}")
+        writer.track(_row_track(number), 0, row.named)
     described: set[int] = set()
-    for piece in slices(timeline):
+    for piece in pieces:
         track = _lane_track(piece)
         if track not in described:
             described.add(track)
             writer.track(track, _row_track(piece.row), timeline.lanes[piece.lane])
         writer.slice(track, piece)
+
+
+def write_trace(timeline: Timeline, path: str | Path) -> None:
+    """Passes only; until cli calls `report.trace.write_trace`."""
+    with atomic_file(path) as file:
+        (write_chrome if Path(path).suffix == ".json" else write_perfetto)(
+            timeline, slices(timeline, lambda _: None), file
+        )
 
 
 def _row_track(row: int) -> int:
@@ -66,6 +74,7 @@ class _Writer:
 
     def __init__(self, builder: Any, descriptor: Any, event: Any) -> None:
         self._builder, self._descriptor, self._event = builder, descriptor, event
+        self._known: dict[Label, Any] = {}
 
     def track(self, number: int, parent: int, name: str) -> None:
         """Describe a line of the viewer; parent 0 is the top."""
@@ -77,21 +86,33 @@ class _Writer:
         self._builder.write_packet(packet)
 
     def slice(self, track: int, piece: Slice) -> None:
-        """A beginning and an end."""
-        packet = self._packet(piece.start)
+        """A beginning, what is inside, and an end. Packets of operations' beginnings are used again."""
+        end = self._packet()
+        end.track_event.type = self._event.TYPE_SLICE_END
+        self._write(self._begin(piece.label), track, piece.start)
+        for each in piece.inside:
+            begin = self._known.get(each.label)
+            if begin is None:
+                begin = self._known[each.label] = self._begin(each.label)
+            self._write(begin, track, each.start)
+            self._write(end, track, each.end)
+        self._write(end, track, piece.end)
+
+    def _begin(self, label: Label) -> Any:
+        packet = self._packet()
         event = packet.track_event
-        event.type, event.track_uuid, event.name = self._event.TYPE_SLICE_BEGIN, track, piece.name
-        event.categories.append(piece.category.label)
-        _annotate(event, piece.arguments)
-        self._builder.write_packet(packet)
-        packet = self._packet(piece.end)
-        packet.track_event.type, packet.track_event.track_uuid = self._event.TYPE_SLICE_END, track
+        event.type, event.name = self._event.TYPE_SLICE_BEGIN, label.name
+        event.categories.append(label.category.label)
+        _annotate(event, label.arguments)
+        return packet
+
+    def _write(self, packet: Any, track: int, time: Nanoseconds) -> None:
+        packet.track_event.track_uuid, packet.timestamp = track, time
         self._builder.write_packet(packet)
 
-    def _packet(self, time: float = 0.0) -> Any:
+    def _packet(self) -> Any:
         packet = self._builder.create_packet()
         packet.trusted_packet_sequence_id = _SEQUENCE
-        packet.timestamp = round(time * 1e9)
         return packet
 
 

@@ -1,52 +1,80 @@
 """What stands in an exported trace? Every span, with its arguments, on a track on which nothing overlaps.
 
 Trace viewers draw overlapping slices of one track wrongly, so a lane whose spans overlap (sends in both directions) is
-split into as many tracks as it needs.
+split into as many tracks as it needs. For the same reason times are whole nanoseconds, and what runs inside a slice
+ends with it at the latest.
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from clustersim.report.hover import cause_words, what
 from clustersim.report.theme import CATEGORIES, Category
-from clustersim.report.view import IntArray, Timeline
-from clustersim.units import Seconds
+from clustersim.report.view import FloatArray, IntArray, Timeline
+from clustersim.units import format_seconds
 
 Arguments = dict[str, str | int | float]
+Nanoseconds = int
+_ROUNDING: Final = 5e-10  # seconds: less than a trace can show
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """One span on a track; track: 0 ... within its row and lane."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Label:
+    """What a slice says. Compared by identity: operations that are repeated share one."""
 
-    row: int
-    lane: int
-    track: int
-    start: Seconds
-    end: Seconds
     name: str
     category: Category
     arguments: Arguments
 
 
-def slices(timeline: Timeline) -> Iterator[Slice]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Inside:
+    """What runs in a slice, back to back. offsets: [labels + 1] seconds from its start."""
+
+    offsets: FloatArray
+    labels: tuple[Label, ...]
+
+
+InsideOf = Callable[[int], Inside | None]
+"""What runs inside a span of the timeline, by its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One span on a track; track: 0 ... within its row and lane; inside: the slices nested in it, in order."""
+
+    row: int
+    lane: int
+    track: int
+    start: Nanoseconds
+    end: Nanoseconds
+    label: Label
+    inside: "tuple[Slice, ...]" = ()
+
+
+def slices(timeline: Timeline, inside_of: InsideOf) -> Iterator[Slice]:
     """All spans, row by row, lane by lane, track by track, by start."""
     spans = timeline.spans
     track = tracks(timeline)
     for span in np.lexsort((spans.end, spans.start, track, spans.lane, spans.row)).tolist():
-        yield Slice(
-            row=int(spans.row[span]),
-            lane=int(spans.lane[span]),
-            track=int(track[span]),
-            start=float(spans.start[span]),
-            end=float(spans.end[span]),
-            name=what(spans, span),
-            category=CATEGORIES[spans.category[span]],
-            arguments=_arguments(timeline, span),
-        )
+        inside = inside_of(span)
+        label = Label(what(spans, span), CATEGORIES[spans.category[span]], _arguments(timeline, span, inside))
+        place = (int(spans.row[span]), int(spans.lane[span]), int(track[span]))
+        start, end = float(spans.start[span]), float(spans.end[span])
+        nested = _nested(inside, place, start, end) if inside else ()
+        yield Slice(*place, round(start * 1e9), round(end * 1e9), label, nested)
+
+
+def _nested(inside: Inside, place: tuple[int, int, int], start: float, end: float) -> tuple[Slice, ...]:
+    times = np.rint(np.minimum(start + inside.offsets, end) * 1e9).astype(np.int64).tolist()
+    return tuple(
+        Slice(*place, begin, stop, label)
+        for begin, stop, label in zip(times[:-1], times[1:], inside.labels, strict=True)
+    )
 
 
 def tracks(timeline: Timeline) -> IntArray:
@@ -70,7 +98,7 @@ def tracks(timeline: Timeline) -> IntArray:
     return track
 
 
-def _arguments(timeline: Timeline, span: int) -> Arguments:
+def _arguments(timeline: Timeline, span: int, inside: Inside | None) -> Arguments:
     spans = timeline.spans
     arguments: Arguments = {}
     for key, text in (("does", spans.name[span]), ("detail", spans.detail[span])):
@@ -86,4 +114,6 @@ def _arguments(timeline: Timeline, span: int) -> Arguments:
         arguments["waited_us"] = waited * 1e6
     if cause := cause_words(timeline, span):
         arguments["after"] = cause
+    if inside and (missing := float(spans.end[span] - spans.start[span] - inside.offsets[-1])) > _ROUNDING:
+        arguments["inside"] = f"waited {format_seconds(missing)} between operations; they are drawn without it"
     return arguments

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Final
 
 from clustersim.report.figure import share_words
 from clustersim.report.view import Breakdown, Subject, Trust, Verdict
-from clustersim.units import format_bytes, format_flops, format_seconds
+from clustersim.report.wording import PROVENANCE_NAMES
+from clustersim.units import format_bytes, format_flops, format_number, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -20,8 +21,6 @@ def render_table(subject: Subject, verdict: Verdict, breakdown: Breakdown, trust
     from rich.console import Group
     from rich.text import Text
 
-    notes = [Text(f"warning: {warning}", style="yellow") for warning in trust.warnings]
-    notes += [Text("not modelled: " + "; ".join(trust.not_modelled), style="dim")] if trust.not_modelled else []
     return Group(
         _headline(subject, verdict),
         Text(f"{subject.model} on {trust.ranks:,} × {subject.gpu} ({subject.cluster})"),
@@ -30,8 +29,21 @@ def render_table(subject: Subject, verdict: Verdict, breakdown: Breakdown, trust
         _numbers(verdict, trust),
         Text(),
         _parts(breakdown),
-        *notes,
+        Text(),
+        *_notes(trust),
     )
+
+
+def _notes(trust: Trust) -> "list[Text]":
+    from rich.text import Text
+
+    notes = [Text(f"warning: {warning}", style="yellow") for warning in trust.warnings]
+    notes += [Text(f"suggestion: {suggestion}", style="cyan") for suggestion in trust.suggestions]
+    notes += [Text(f"trust: {trust.experience}")] if trust.experience else []
+    if missing := len(trust.not_modelled):
+        effects = "1 effect is" if missing == 1 else f"{missing} effects are"
+        notes.append(Text(f"{effects} not modelled, see --json or the page", style="dim"))
+    return notes
 
 
 def _headline(subject: Subject, verdict: Verdict) -> "Text":
@@ -46,18 +58,18 @@ def _headline(subject: Subject, verdict: Verdict) -> "Text":
 def _numbers(verdict: Verdict, trust: Trust) -> "Table":
     table = _grid()
     rate = f"{format_flops(verdict.model_flops_per_gpu)} per GPU, attention as a full matrix"
-    sources = ", ".join(f"{source} {share:.0%}" for source, share in trust.provenance.items())
     for name, value, meaning in (
-        ("tokens/s", f"{verdict.tokens_per_s:,.0f}", f"{verdict.tokens_per_s_per_gpu:,.4g} per GPU"),
+        ("tokens/s", f"{verdict.tokens_per_s:,.0f}", f"{format_number(verdict.tokens_per_s_per_gpu)} per GPU"),
         ("MFU", f"{verdict.mfu:.1%}", rate),
         ("HFU", f"{verdict.hfu:.1%}", "with recomputation"),
         ("bubble", f"{verdict.bubble_fraction:.1%}", "of the step"),
         ("exposed comm", f"{verdict.exposed_communication_fraction:.1%}", "of the step"),
         ("peak memory", format_bytes(verdict.peak_memory), _where(verdict)),
         ("simulated", f"{trust.simulated_ranks:,} ranks", f"of {trust.ranks:,}; {trust.spans:,} spans"),
-        ("durations", "", sources),
     ):
         table.add_row(name, value, meaning)
+    for number, (source, share) in enumerate(trust.provenance.items()):
+        table.add_row("durations" if number == 0 else "", share_words(share), PROVENANCE_NAMES[source])
     return table
 
 
@@ -75,11 +87,17 @@ def _parts(breakdown: Breakdown) -> "Table":
     most = float(breakdown.step.max(initial=0.0)) or 1.0
     for part in breakdown.present.tolist():
         seconds = float(breakdown.step[part])
-        bar = Text("█" * max(1, round(_BAR * seconds / most)), style=breakdown.categories[part].colour)
+        bar = Text(_bar(seconds / most), style=breakdown.categories[part].colour)
         share = Text(f"{share_words(seconds / total):>6} ").append_text(bar)
         table.add_row(Text(breakdown.labels[part]), format_seconds(seconds), share)
     table.add_row(Text("step", style="bold"), Text(format_seconds(total), style="bold"), "100.0%")
     return table
+
+
+def _bar(share: float) -> str:
+    """A bar in eighths of a character; empty for less than half of one."""
+    whole, eighths = divmod(round(8 * _BAR * share), 8)
+    return "█" * whole + " ▏▎▍▌▋▊▉"[eighths].strip()
 
 
 def _grid() -> "Table":

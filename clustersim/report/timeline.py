@@ -90,10 +90,12 @@ def timeline_figure(drawn: Drawing) -> Figure:
 
 
 def timeline_caption(drawn: Drawing) -> str:
-    """What the reader must know about how the figure was reduced; empty if nothing was."""
-    notes = []
+    """What the reader must know about the rows and how the figure was reduced; empty if nothing."""
+    notes = [drawn.timeline.row_note] if drawn.timeline.row_note else []
     if len(drawn.rows) < len(drawn.timeline.rows):
-        notes.append(f"{len(drawn.rows)} of {len(drawn.timeline.rows)} stages are shown, evenly spaced.")
+        notes.append(
+            f"{len(drawn.rows)} of {len(drawn.timeline.rows)} {drawn.timeline.row_word}s are shown, evenly spaced."
+        )
     if drawn.boxes.bin:
         notes.append(
             f"{len(drawn.timeline.spans):,} spans are drawn as {len(drawn.boxes):,} boxes: those shorter than "

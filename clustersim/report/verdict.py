@@ -2,8 +2,10 @@
 
 from html import escape
 
+from clustersim.report.figure import share_words
 from clustersim.report.view import PageView, Trust, Verdict
-from clustersim.units import format_bytes, format_seconds
+from clustersim.report.wording import PROVENANCE_MEANINGS, PROVENANCE_NAMES
+from clustersim.units import format_bytes, format_number, format_seconds
 
 
 def verdict_card(view: PageView) -> str:
@@ -17,7 +19,8 @@ def verdict_card(view: PageView) -> str:
         f"<span>per training step</span></div>{_fits(view.verdict)}</div>"
         f'<dl class="numbers">{"".join(_number(*number) for number in _numbers(view.verdict))}</dl>'
         f'<p class="convention">{escape(view.verdict.convention)}</p>'
-        f"{_alerts(view.trust)}</section>"
+        f'<p class="convention">{escape(view.trust.experience)}</p>'
+        f"{_alerts(view.trust)}{_suggestions(view.trust)}</section>"
     )
 
 
@@ -40,8 +43,9 @@ def foot(view: PageView) -> str:
 
 
 def _headline(seconds: float) -> str:
-    number, _, unit = format_seconds(seconds).partition(" ")
-    return f"{number}<small>&nbsp;{unit}</small>"
+    words = format_seconds(seconds).split(" ")
+    pairs = zip(words[::2], words[1::2], strict=True)
+    return " ".join(f"{number}<small>&nbsp;{unit}</small>" for number, unit in pairs)
 
 
 def _fits(verdict: Verdict) -> str:
@@ -61,9 +65,9 @@ def _numbers(verdict: Verdict) -> list[tuple[str, str, str]]:
     return [
         ("MFU", f"{verdict.mfu:.1%}", "model FLOP utilisation"),
         ("HFU", f"{verdict.hfu:.1%}", "hardware FLOP utilisation: recomputation counts"),
-        ("TFLOP/s per GPU", f"{verdict.model_flops_per_gpu / 1e12:,.4g}", "model FLOP per second and GPU"),
+        ("TFLOP/s per GPU", format_number(verdict.model_flops_per_gpu / 1e12), "model FLOP per second and GPU"),
         ("tokens/s", f"{verdict.tokens_per_s:,.0f}", "of the whole cluster"),
-        ("tokens/s/GPU", f"{verdict.tokens_per_s_per_gpu:,.4g}", "of one GPU"),
+        ("tokens/s/GPU", format_number(verdict.tokens_per_s_per_gpu), "of one GPU"),
         ("bubble", f"{verdict.bubble_fraction:.1%}", "share of the step in which a stage waits for the pipeline"),
         (
             "exposed comm",
@@ -82,10 +86,16 @@ def _alerts(trust: Trust) -> str:
     return f'<ul class="alerts">{items}</ul>' if items else ""
 
 
+def _suggestions(trust: Trust) -> str:
+    items = "".join(f"<li>{escape(suggestion)}</li>" for suggestion in trust.suggestions)
+    return f'<div class="suggestions"><h3>What would make it fit</h3><ul>{items}</ul></div>' if items else ""
+
+
 def _provenance(trust: Trust) -> str:
     rows = "".join(
-        f'<tr><th scope="row">{escape(source)}</th><td class="gauge-cell">'
-        f'<div class="gauge"><i style="width:{share:.1%}"></i></div></td><td>{share:.1%}</td></tr>'
+        f'<tr><th scope="row">{escape(PROVENANCE_NAMES[source])}</th><td class="gauge-cell">'
+        f'<div class="gauge"><i style="width:{share:.1%}"></i></div></td><td>{share_words(share)}</td></tr>'
+        f'<tr class="meaning"><td colspan="3">{escape(PROVENANCE_MEANINGS[source])}</td></tr>'
         for source, share in trust.provenance.items()
     )
     return f'<table class="provenance">{rows}</table>'

@@ -97,6 +97,11 @@ class Row:
     rank: int
     stands_for: int = 1
 
+    @property
+    def named(self) -> str:
+        """The label with the rank, and how many it stands for."""
+        return f"{self.label}, rank {self.rank}" + (f" (for {self.stands_for:,})" if self.stands_for > 1 else "")
+
 
 @dataclass(frozen=True, slots=True)
 class Spans:

@@ -24,10 +24,10 @@ PROVENANCE_MEANINGS: Final[Mapping[Provenance, str]] = MappingProxyType(
     {
         Provenance.MEASURED: "This very kernel or collective, with this shape, was timed on this hardware.",
         Provenance.INTERPOLATED: "Timed on this hardware with smaller and larger shapes, and read off between them.",
-        Provenance.PUBLISHED: "Computed from FLOP, bytes and shapes. The model's few constants are fitted to kernels and "
-        "collectives that others timed on this hardware; no duration itself was measured.",
-        Provenance.ROOFLINE: "Computed from FLOP, bytes and shapes with peaks of the datasheet or constants of a similar "
-        "chip; nothing was measured on this hardware.",
+        Provenance.PUBLISHED: "Computed from FLOP, bytes and shapes. The model's few constants are fitted to "
+        "kernels and collectives that others timed on this hardware; no duration itself was measured.",
+        Provenance.ROOFLINE: "Computed from FLOP, bytes and shapes with peaks of the datasheet or constants of a "
+        "similar chip; nothing was measured on this hardware.",
     }
 )
 

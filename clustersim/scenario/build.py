@@ -10,7 +10,7 @@ from typing import Any, Final
 from clustersim.errors import InputError, nearest
 from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.parallel.layout import Layout
-from clustersim.scenario.file import ClusterSection, LayoutSection, ModelSection, ScheduleChoice
+from clustersim.scenario.file import ClusterSection, LayoutSection, ModelSection, ScenarioFile, ScheduleChoice
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.shelf import schedule
 from clustersim.workload.hf_config import read_hf_config
@@ -73,6 +73,11 @@ def read_cluster(section: ClusterSection, base: Path, gpus: int | None) -> Clust
         raise InputError("needs a name or a path, and not both")
     place = section.name if section.path is None else str(beside(base, section.path))
     return load_cluster(str(place), gpus=gpus, overrides=section.changes or None)
+
+
+def files(file: ScenarioFile, base: Path) -> tuple[Path, ...]:
+    """The model's and the cluster's files, if the scenario names any."""
+    return tuple(beside(base, path) for path in (file.model.path, file.cluster.path) if path is not None)
 
 
 def beside(base: Path, path: str) -> Path:

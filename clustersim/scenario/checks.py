@@ -1,21 +1,19 @@
 """Do the parts of a scenario agree with each other?
 
 Each check compares numbers of two parts and says in one sentence which numbers clash and which nearby values are
-legal. Warnings are about layouts that run, but hardly as intended.
+legal. What runs, but hardly as intended, is in `warnings`.
 """
 
 import math
 from collections.abc import Callable, Iterator
 
-import numpy as np
-
 from clustersim.collectives.library import load_library
 from clustersim.errors import InputError
 from clustersim.parallel.data import NaiveDataParallel
-from clustersim.parallel.groups import members
 from clustersim.parallel.pipeline import split_layers
 from clustersim.scenario.legal import around, divisors, multiples_around
 from clustersim.scenario.scenario import Scenario
+from clustersim.workload.training import FullRecompute
 from clustersim.workload.transformer import Positions
 
 MOST_PASSES = 2**20  # forward passes of microbatches through stages in one step; a real run has some thousands
@@ -25,11 +23,6 @@ def problems(scenario: Scenario) -> list[str]:
     """What makes the scenario impossible, one sentence each; empty if nothing does."""
     degrees = list(_degrees(scenario))
     return degrees or [problem for check in _CHECKS for problem in check(scenario)]
-
-
-def warnings(scenario: Scenario) -> list[str]:
-    """What is legal and still likely a mistake, one sentence each."""
-    return [warning for check in _WARNINGS for warning in check(scenario)]
 
 
 def _degrees(scenario: Scenario) -> Iterator[str]:
@@ -98,6 +91,13 @@ def _layers(scenario: Scenario) -> Iterator[str]:
 def _idle_stages(counts: tuple[int, ...]) -> bool:
     """Whether a stage has nothing to do: only the first (embedding) and the last (logits) can do without layers."""
     return 0 in counts[1:-1] or not any(counts)
+
+
+def _recomputed(scenario: Scenario) -> Iterator[str]:
+    recompute, stages = scenario.training.recompute, scenario.layout.pp * scenario.schedule.chunks
+    most = max(scenario.layout.layers_per_stage or split_layers(scenario.model.layers, stages))
+    if isinstance(recompute, FullRecompute) and (recompute.layers or 0) > most:
+        yield f"training.recompute.layers: {recompute.layers}, but no stage holds more than {most} layers; {most} fits"
 
 
 def _fewer_stages(scenario: Scenario) -> str:
@@ -192,29 +192,5 @@ def _naive(scenario: Scenario) -> Iterator[str]:
         )
 
 
-def _replicated_heads(scenario: Scenario) -> Iterator[str]:
-    model, tp = scenario.model, scenario.layout.tp
-    if tp > model.kv_heads:
-        yield f"tp {tp} exceeds the {model.kv_heads} kv_heads of {model.name}: {tp // model.kv_heads} ranks hold each"
-
-
-def _tensor_beyond_domain(scenario: Scenario) -> Iterator[str]:
-    groups = members(scenario.layout, "tp")
-    domains = scenario.cluster.fabric.domains(groups)
-    split = int(np.count_nonzero(domains.min(axis=1) != domains.max(axis=1)))
-    if split:
-        yield (
-            f"{split} of {len(groups)} tensor-parallel groups (tp {scenario.layout.tp}) reach beyond one NVLink domain "
-            "and use the network for every layer"
-        )
-
-
-def _long_rotary(scenario: Scenario) -> Iterator[str]:
-    model, sequence = scenario.model, scenario.training.sequence
-    if model.positions is Positions.ROTARY and sequence > model.max_positions:
-        yield f"sequence {sequence} is longer than the {model.max_positions} positions that {model.name} was made for"
-
-
 _Check = Callable[[Scenario], Iterator[str]]
-_CHECKS: tuple[_Check, ...] = (_heads, _widths, _layers, _batch, _sequence, _format, _algorithms, _naive)
-_WARNINGS: tuple[_Check, ...] = (_replicated_heads, _tensor_beyond_domain, _long_rotary)
+_CHECKS: tuple[_Check, ...] = (_heads, _widths, _layers, _recomputed, _batch, _sequence, _format, _algorithms, _naive)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from clustersim.dtypes import DType
-from clustersim.errors import nearest
+from clustersim.errors import nearest, shown
 from clustersim.parallel.data import DDP_BUCKET, DataParallelism, NaiveDataParallel, Replicated, Zero
 from clustersim.parallel.layout import AXES
 from clustersim.program.task import Collective
@@ -152,7 +152,7 @@ class DataChoice(Choice):
 
 def _axes(value: object) -> object:
     if not isinstance(value, list) or sorted(map(str, value)) != sorted(AXES):
-        raise mistake(f"{value!r} must name every axis once, such as [{', '.join(AXES)}]")
+        raise mistake(f"{shown(value)} must name every axis once, such as [{', '.join(AXES)}]")
     return value
 
 
@@ -287,7 +287,7 @@ def _algorithms(value: object) -> object:
     names = [collective.value for collective in Collective]
     for name in value:
         if name not in names:
-            raise mistake(f"{name!r} is no collective; {nearest(str(name), names)}")
+            raise mistake(f"{shown(name)} is no collective; {nearest(str(name), names)}")
     return {Collective(name): algorithm for name, algorithm in value.items()}
 
 

@@ -17,6 +17,7 @@ from clustersim.scenario import build, checks, overrides
 from clustersim.scenario.file import ScenarioFile
 from clustersim.scenario.problems import refuse, translate
 from clustersim.scenario.scenario import Scenario
+from clustersim.scenario.warnings import warnings
 from clustersim.shipped import read_mapping
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ def from_mapping(mapping: Mapping[str, Any], origin: Origin, changes: Iterable[s
     found = checks.problems(scenario)
     if found:
         raise refuse(origin.source, found)
-    return replace(scenario, warnings=tuple(checks.warnings(scenario)), written=MappingProxyType(written))
+    return replace(scenario, warnings=tuple(warnings(scenario)), written=MappingProxyType(written))
 
 
 def _validated(written: Mapping[str, Any], origin: Origin) -> ScenarioFile:
@@ -74,6 +75,7 @@ def _referred(file: ScenarioFile, origin: Origin) -> Scenario:
         schedule=schedule,
         training=file.training.step(),
         cost=file.cost.settings(),
+        files=build.files(file, origin.base),
     )
 
 

@@ -9,18 +9,16 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import yaml
-
-from clustersim.errors import InputError
+from clustersim.errors import InputError, shown
 from clustersim.scenario.file import ScenarioFile
-from clustersim.scenario.problems import shown
 from clustersim.scenario.section import Choice
+from clustersim.shipped import read_yaml
 
 
 def apply(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """A copy of the mapping with every `key=value` applied, the last one winning."""
     changed = copy.deepcopy(dict(mapping))
-    for override in overrides:
+    for override in [overrides] if isinstance(overrides, str) else overrides:
         path, value = _read(override)
         _set(changed, path, value)
     return changed
@@ -32,9 +30,9 @@ def _read(override: str) -> tuple[list[str], object]:
     if not sign or not all(path):
         raise InputError(f"--set {override}: write a dotted key and a value, such as --set layout.tp=4")
     try:
-        return path, yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"--set {override}: {text!r} is not a YAML value") from error
+        return path, read_yaml(text)
+    except InputError as error:
+        raise InputError(f"--set {override}: {error}") from error
 
 
 def _set(mapping: dict[str, Any], path: list[str], value: object) -> None:

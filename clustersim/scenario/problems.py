@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from clustersim.errors import InputError, nearest
+from clustersim.errors import InputError, nearest, shown
 from clustersim.scenario.section import Section
 
 _SENTENCES = {
@@ -42,9 +42,7 @@ def translate(error: ValidationError, root: type[Section], written: Mapping[str,
 def _sentence(detail: ErrorDetails, root: type[Section], written: Mapping[str, Any]) -> str:
     kind, location = detail["type"], detail["loc"]
     if kind == "extra_forbidden":
-        keys = (root.at(location[:-1]) or root).keys()
-        remedy = nearest(str(location[-1]), keys) if keys else f"{location[-2]} has no options"
-        return f"{_dotted(location)}: unknown key; {remedy}"
+        return f"{_dotted(location)}: unknown key; {_remedy(location, root)}"
     key = _dotted(_as_written(location, written, missing=kind == "missing"))
     template = _SENTENCES.get(kind)
     if template is None:
@@ -52,10 +50,15 @@ def _sentence(detail: ErrorDetails, root: type[Section], written: Mapping[str, A
     return f"{key}: {template.format(value=shown(detail['input']), **detail.get('ctx', {}))}"
 
 
-def shown(value: object) -> str:
-    """A value as the file has it, cut to a readable length."""
-    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _remedy(location: tuple[int | str, ...], root: type[Section]) -> str:
+    """What an unknown key may have meant: a key beside it, or one of another section."""
+    legal = (root.at(location[:-1]) or root).keys()
+    if not legal:
+        return f"{location[-2]} has no options"
+    sections = {key: section.keys() for key in root.keys() if (section := root.at([key])) is not None}  # noqa: SIM118
+    return nearest(
+        str(location[-1]), legal, elsewhere=[f"{key}.{inner}" for key in sections for inner in sections[key]]
+    )
 
 
 def _dotted(location: Iterable[int | str]) -> str:

@@ -20,7 +20,7 @@ class Scenario:
     """One training step of a model on a cluster; every rank of the layout is one of the cluster's GPUs.
 
     warnings: what is legal and still likely a mistake; path: the file that it was read from, if any; written: the
-    mapping that it was read from, overrides applied.
+    mapping that it was read from, overrides applied; files: those of the model and the cluster that it names.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Scenario:
     cost: CostSettings = field(default_factory=CostSettings)
     warnings: tuple[str, ...] = ()
     path: Path | None = None
+    files: tuple[Path, ...] = field(default=(), compare=False)
     written: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
 
     @property
@@ -48,9 +49,9 @@ class Scenario:
 
     @classmethod
     def from_mapping(
-        cls, mapping: Mapping[str, Any], *, source: str = "scenario", overrides: Iterable[str] = ()
+        cls, mapping: Mapping[str, Any], overrides: Iterable[str] = (), *, source: str = "scenario"
     ) -> "Scenario":
-        """Build from what a file would hold; `source` stands in errors for the file's name."""
+        """Build from what a file would hold, with overrides as in `load`; `source` stands in errors for its name."""
         from clustersim.scenario.load import Origin, from_mapping
 
         return from_mapping(mapping, Origin(source=source, name=source, base=Path()), overrides)

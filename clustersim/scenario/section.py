@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Self, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from clustersim.errors import InputError, nearest
+from clustersim.errors import InputError, nearest, shown
 from clustersim.hardware.cluster import MOST_GPUS
 from clustersim.units import Dimension, parse_quantity
 
@@ -34,7 +34,7 @@ def member(kind: type[Enum], *legal: Enum, absent: str | None = None) -> BeforeV
     def read(value: object) -> object:
         if isinstance(value, str) and value in names:
             return names[value]
-        raise mistake(f"{value!r} is unknown; {nearest(str(value), names)}")
+        raise mistake(f"{shown(value)} is unknown; {nearest(str(value), names)}")
 
     return BeforeValidator(read)
 
@@ -45,7 +45,7 @@ def _size(value: object) -> float:
     except InputError as error:
         raise mistake(str(error)) from error
     if amount <= 0:
-        raise mistake(f"{value!r} is not above zero; write e.g. '25 MiB'")
+        raise mistake(f"{shown(value)} is not above zero; write e.g. '25 MiB'")
     return amount
 
 
@@ -115,7 +115,7 @@ class Choice(Section):
         """A bare word is a choice without options."""
         if isinstance(value, str):
             if value not in cls.words:
-                raise mistake(f"{value!r} is unknown; {nearest(value, cls.words)}")
+                raise mistake(f"{shown(value)} is unknown; {nearest(value, cls.words)}")
             return cls.words[value]
         if isinstance(value, dict):
             return {name: {} if options is None else options for name, options in value.items()}

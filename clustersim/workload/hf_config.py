@@ -178,6 +178,5 @@ def read_hf_config(path: Path) -> Model:
         why = f"{experts[0]} is {config.content[experts[0]]}" if experts else f"model_type is {family}"
         raise InputError(f"{found}: is a mixture of experts ({why}), which is not simulated; use a dense model")
     if family not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        raise InputError(f"{found}: model_type {family!r} is not known; {nearest(family, FAMILIES)} (read: {known})")
+        raise InputError(f"{found}: model_type {family!r} is not known; {nearest(family, FAMILIES)}")
     return FAMILIES[family](config)

@@ -1,7 +1,7 @@
 """How fast is one answer? `python -m tests.benchmarks.step [--json FILE|-]`.
 
-Times are the best of three. Beside them, from the same run, stands the rate of bare simpy timeouts: machines differ, the
-ratio does not.
+Times are the best of three. Beside them, from the same run, stands the rate of bare simpy timeouts: machines differ,
+the ratio does not.
 """
 
 import argparse

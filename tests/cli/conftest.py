@@ -1,5 +1,6 @@
 """The command line as a user starts it: a process of its own, its exit status and what it printed."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,19 @@ PLAN = {
     "cluster": {"name": "dgx-h100", "gpus": 8},
     "layout": {"tp": 2, "pp": 2, "dp": 2},
     "training": {"sequence": 1024, "global_batch": 8},
+}
+
+LINK = {"kind": "nic", "bandwidth": "50 GB/s", "latency": "1 us"}
+TWO_TIERS: dict[str, Any] = {  # 8 GPUs of 50 GB/s under two switches, which have 100 GB/s each to a third
+    "graph": {"accelerator": "h100-sxm-80gb"},
+    "nodes": [
+        *({"id": f"g{gpu}", "kind": "gpu", "node": gpu} for gpu in range(8)),
+        *({"id": name, "kind": "switch"} for name in ("s0", "s1", "top")),
+    ],
+    "edges": [
+        *({"source": f"g{gpu}", "target": f"s{gpu // 4}", **LINK} for gpu in range(8)),
+        *({"source": name, "target": "top", **LINK, "bandwidth": "100 GB/s"} for name in ("s0", "s1")),
+    ],
 }
 
 
@@ -35,8 +49,11 @@ def write_plan(folder: Path, content: dict[str, Any]) -> Path:
 def clustersim(tmp_path: Path) -> Run:
     """Run `clustersim` with some arguments in an empty directory."""
 
-    def run(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    def run(*arguments: str | Path, **variables: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", "clustersim.cli", *map(str, arguments)]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+        environment = {**os.environ, **variables}
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120, env=environment
+        )
 
     return run

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cli.conftest import PLAN, Run, write_plan
+from tests.cli.conftest import PLAN, TWO_TIERS, Run, write_plan
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -87,6 +87,53 @@ def test_an_output_that_cannot_be_written_is_refused_before_simulating(
 def test_one_output_that_fails_leaves_none_behind(clustersim: Run, plan: Path, tmp_path: Path) -> None:
     refused(clustersim, "run", plan, "--json", "answer.json", "--html", "no/page.html")
     assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
+
+
+@pytest.mark.parametrize("option", ["--json", "--html", "--trace"])
+@pytest.mark.parametrize("name", ["plan.json", "./plan.json", "config.json", "graph.json"])
+def test_an_output_never_replaces_a_file_that_is_read(clustersim: Run, tmp_path: Path, option: str, name: str) -> None:
+    config = {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 512, "n_positions": 1024}
+    contents = {
+        "config.json": config,
+        "graph.json": TWO_TIERS,
+        "plan.json": {**PLAN, "model": "config.json", "cluster": "graph.json"},
+    }
+    for file, content in contents.items():
+        (tmp_path / file).write_text(json.dumps(content))
+    assert "is one of the files that are read" in refused(clustersim, "run", "plan.json", option, name)
+    assert {file: json.loads((tmp_path / file).read_text()) for file in contents} == contents
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--html", "-"], "such as page.html"),
+        (["--html", ""], "such as page.html"),
+        (["--json", ""], "or - for standard output"),
+        (["--trace", "-"], ".json (Chrome) or in .pftrace"),
+        (["--trace", "step.gz"], ".json (Chrome) or in .pftrace"),
+    ],
+)
+def test_a_name_that_is_no_file_of_its_kind_is_refused(
+    clustersim: Run, plan: Path, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    assert words in refused(clustersim, "run", plan, *arguments)
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
+
+
+def test_a_trace_without_the_extra_is_refused_before_simulating(clustersim: Run, plan: Path, tmp_path: Path) -> None:
+    (tmp_path / "perfetto").mkdir()
+    (tmp_path / "perfetto" / "__init__.py").write_text("raise ImportError")
+    # 2 ** 19 passes take far longer than the sentence may
+    long = ["--set", "training.global_batch=262144"]
+    done = clustersim("run", plan, *long, "--trace", "step", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "pip install 'clustersim[trace]'" in done.stderr
+
+
+def test_a_key_that_stands_twice_is_refused_with_both_lines(clustersim: Run, tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text("model: llama-tiny\nlayout:\n  tp: 1\n  pp: 1\n  tp: 2\n")
+    assert "plan.yaml: layout.tp is given twice, in lines 3 and 5" in refused(clustersim, "check", "plan.yaml")
 
 
 def test_two_outputs_cannot_be_one_file(clustersim: Run, plan: Path, tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """What the commands answer, where, and with which exit status."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run
+from tests.cli.conftest import TWO_TIERS, Run
 
 KEYS = """
     step_time_s tokens_per_s tokens_per_s_per_gpu model_tflops_per_gpu mfu hfu bubble_fraction
@@ -74,6 +76,48 @@ def test_topology_shows_tiers_and_draws_a_picture(clustersim: Run, tmp_path: Pat
         assert word in done.stdout
     assert (tmp_path / "fabric.html").read_text().lower().startswith("<!doctype html>")
     assert clustersim("topology", "dgx-h100", "--gpus", "1000000000").returncode == 2
+
+
+def test_topology_of_a_graph_names_its_switches_from_below_and_how_far_they_are_oversubscribed(
+    clustersim: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "two.json").write_text(json.dumps(TWO_TIERS))
+    lines = [line.split() for line in clustersim("topology", "two.json").stdout.splitlines()]
+    assert ["switch", "1", "2", "100", "GB/s", "1:2"] in lines  # 4 x 50 GB/s below, 100 GB/s above
+    assert ["switch", "2", "1", "200", "GB/s"] in lines
+    nodes, edges = TWO_TIERS["nodes"], TWO_TIERS["edges"]
+    (tmp_path / "one.json").write_text(json.dumps({**TWO_TIERS, "nodes": nodes[:4] + nodes[8:9], "edges": edges[:4]}))
+    one = clustersim("topology", "one.json").stdout
+    assert "oversubscribed" not in one
+    assert "switch switch" not in one
+
+
+def test_a_terminal_without_some_character_still_gets_the_table(clustersim: Run, plan: Path) -> None:
+    done = clustersim("run", plan, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("step time ")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
+@pytest.mark.parametrize("arguments", [["--json", "-"], []])
+def test_a_full_disk_is_one_sentence_and_a_closed_pipe_is_silent(plan: Path, arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "clustersim.cli", "run", str(plan), *arguments]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "standard output cannot be written (No space left on device)" in done.stderr
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        assert started.stderr is not None
+        started.stdout.close()
+        assert started.stderr.read() == b""
+
+
+def test_what_would_fit_is_called_a_suggestion(clustersim: Run, plan: Path) -> None:
+    huge = ["--set", "model=llama3-70b", "--set", "cluster.gpus=8"]
+    for command in ("run", "check"):
+        lines = clustersim(command, plan, *huge).stdout.splitlines()
+        assert any(line.lstrip().startswith("suggestion: ") for line in lines)
 
 
 def test_the_version_is_the_packages(clustersim: Run) -> None:

@@ -42,7 +42,7 @@ def test_importing_clustersim_and_asking_for_help_load_nothing_heavy() -> None:
 def test_the_front_door_knows_its_names_and_nothing_else() -> None:
     import clustersim
 
-    assert dir(clustersim) == ["Result", "Scenario", "simulate"]
+    assert dir(clustersim) == ["Result", "Scenario", "check", "simulate"]
     assert clustersim.Scenario.__name__ == "Scenario"
     assert not hasattr(clustersim, "sinulate")
 

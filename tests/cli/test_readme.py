@@ -3,6 +3,7 @@
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -47,12 +48,38 @@ def test_the_commands_in_the_table_are_the_commands() -> None:
     assert told == {command.callback.__name__ for command in app.registered_commands if command.callback}
 
 
-def test_the_scenario_in_readme_is_a_scenario() -> None:
+def scenarios() -> list[dict[str, Any]]:
+    return [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)]
+
+
+def test_the_scenario_in_readme_is_a_scenario_and_so_are_the_parts_that_replace_its_own() -> None:
     from clustersim.scenario import Scenario
 
-    blocks = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
-    scenario = Scenario.from_mapping(yaml.safe_load(blocks[0]), source="README.md")
-    assert scenario.layout.world == 16384
+    whole, *parts = scenarios()
+    assert len(parts) == 2
+    for part in ({}, *parts):
+        assert Scenario.from_mapping({**whole, **part}, source="README.md").layout.world == 16384
+
+
+def test_the_inline_model_in_readme_has_the_defaults_that_it_tells() -> None:
+    from clustersim.scenario import Scenario
+
+    whole, own, _ = scenarios()
+    needed = {key: own["model"][key] for key in ("layers", "hidden", "heads", "ffn", "vocab", "kv_heads", "name")}
+    models = [Scenario.from_mapping({**whole, "model": model}).model for model in (own["model"], needed)]
+    assert models[0] == models[1]
+
+
+def test_every_key_of_a_scenario_stands_in_readme() -> None:
+    from clustersim.scenario.file import ModelSection, ScenarioFile
+
+    whole, own, _ = scenarios()
+    assert whole.keys() == ScenarioFile.keys().keys()
+    for section in ("layout", "training", "cost"):
+        inner = ScenarioFile.at([section])
+        assert inner is not None
+        assert whole[section].keys() == inner.keys().keys()
+    assert own["model"].keys() == ModelSection.keys().keys() - {"preset", "path"}
 
 
 def test_continuous_integration_runs_the_test_command_of_readme() -> None:

@@ -174,7 +174,7 @@ def test_more_nics_than_gpus_act_as_one_wider_nic_each(rails):
         ({"node.nvlink.latency": "-1 us"}, "below zero"),
         ({"node.gpus": 0}, "node.gpus: 0 is not a whole number from 1"),
         ({"node.gpus": 4.5}, "node.gpus: 4.5 is not a whole number"),
-        ({"node.gpus": True}, "node.gpus: True is not a whole number"),
+        ({"node.gpus": True}, "node.gpus: true is not a whole number"),
         ({"node.nvlink.gpus": 3}, "domains of 3 do not divide into nodes of 4"),
         ({"node.nvlink.gpus": 2}, "node.host: is missing"),
         ({"node.nic.per_node": 6}, "6 NICs do not divide evenly among 4 GPUs"),
@@ -186,7 +186,12 @@ def test_more_nics_than_gpus_act_as_one_wider_nic_each(rails):
         ({"fabric.leaf.oversubscription": 0}, "0 is not a number above 0"),
         ({"fabric.leaf.oversubscription": "1:7"}, "'1:7' is not a number above 0"),
         ({"fabric.ecmp": "hash"}, "did you mean hashed"),
-        ({"accelerator": "h100"}, "there is no accelerator 'h100'"),
+        (
+            {"accelerator": "h100"},
+            "accelerator: there is no accelerator 'h100'; did you mean h100-pcie-80gb or h100-sxm",
+        ),
+        ({"library": "ncl"}, r"library: there is no library 'ncl'; did you mean nccl\?"),
+        ({"fabric.spine.oversub": 7}, r"unknown key; did you mean fabric.spine.oversubscription\?"),
         ({"gpus": "many"}, "gpus: 'many' is not a whole number"),
         ({"fabric": {"ecmp": "hashed", "leaf": {"nodes": 2**20, "oversubscription": 0.1}}}, "at most 16,777,216"),
     ],
@@ -195,8 +200,7 @@ def test_what_cannot_be_meant_is_refused_in_one_sentence_with_file_and_key(rails
     with pytest.raises(InputError, match=sentence) as caught:
         load_cluster(rails, overrides=changes)
     assert "\n" not in str(caught.value)
-    if "accelerator 'h100'" not in sentence:
-        assert str(caught.value).startswith(rails)
+    assert str(caught.value).startswith(rails)
 
 
 def test_missing_broken_and_empty_files_are_refused(tmp_path):
@@ -248,7 +252,7 @@ EDGE = {"source": "g0", "target": "g1", "kind": "nvlink", "bandwidth": "1 GB/s",
         ({"nodes": [{"id": "g0", "kind": "gpu"}], "edges": []}, r"nodes\[0\] \(g0\).node: is missing"),
         ({"nodes": [{"id": "g0", "node": 0}], "edges": []}, r"\(g0\).kind: is missing"),
         ({"nodes": ["g0"], "edges": []}, r"nodes\[0\]: 'g0' is not a mapping"),
-        ({"nodes": {"g0": 1}}, "nodes: is a dict, not a list"),
+        ({"nodes": {"g0": 1}}, "nodes: .* is not a list"),
         ({"nodes": NODES, "edges": [EDGE | {"target": "g9"}]}, r"edges\[0\] \(g0-g9\).target: there is no node 'g9'"),
         ({"nodes": NODES, "edges": [EDGE, EDGE]}, r"edges\[1\] \(g0-g1\).target: there is such an edge already"),
         ({"nodes": NODES, "edges": [EDGE | {"target": "g0"}]}, "ends where it starts"),

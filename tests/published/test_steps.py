@@ -36,6 +36,8 @@ def test_megatron_2022_is_within_eight_percent(comparisons: list[Comparison]) ->
 
 def test_results_tell_the_experience_that_these_runs_are(comparisons: list[Comparison]) -> None:
     longer = [each.measured / each.predicted - 1 for each in comparisons]
-    mean, least, most = (f"{abs(value):.0%}".replace("%", " %") for value in (sum(longer) / 60, min(longer), max(longer)))
+    mean, least, most = (
+        f"{abs(value):.0%}".replace("%", " %") for value in (sum(longer) / 60, min(longer), max(longer))
+    )
     assert f"took {mean} longer" in EXPERIENCE
     assert f"from {least} less to {most} more" in EXPERIENCE

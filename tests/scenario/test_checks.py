@@ -38,6 +38,8 @@ Refusal = Callable[..., str]
         (["schedule=interleaved", "layout.pp=1", "layout.dp=16"], "interleaved needs a pipeline, but layout.pp is 1"),
         (["schedule=interleaved", "layout.pp=4", "layout.dp=4", "training.global_batch=36"], "equal rounds"),
         (["cluster.name=dgx-v100"], "training.precision: v100-sxm-32gb has no bf16 peak; it computes in "),
+        (["training.recompute={layers: 17}"], "layers: 17, but no stage holds more than 16 layers; 16 fits"),
+        (["training.recompute={layers: 17}", "layout.layers_per_stage=[16, 16]"], "no stage holds more than 16"),
         (["training.global_batch=2147483640"], "passes a step are the most"),
     ],
 )
@@ -87,6 +89,39 @@ def test_tensor_parallelism_beyond_nvlink_is_a_warning(mapping: dict[str, Any]) 
     beyond = Scenario.from_mapping(mapping, overrides=["layout.tp=16", "layout.dp=2"])
     assert not inside.warnings
     assert any("reach beyond one NVLink domain" in warning for warning in beyond.warnings)
+
+
+def test_layers_recomputed_are_legal_up_to_those_of_the_largest_stage(mapping: dict[str, Any]) -> None:
+    uneven = ["layout.layers_per_stage=[15, 17]", "training.recompute={layers: 17}"]
+    assert not Scenario.from_mapping(mapping, uneven).warnings
+
+
+def test_simulating_very_many_ranks_one_by_one_is_a_warning_with_the_work_that_it_is(mapping: dict[str, Any]) -> None:
+    # dp 4,096 / 8 = 512, so 1,024 / 512 = 2 microbatches, forward and backward: 4 passes on each of 4,096 ranks
+    large = ["cluster.gpus=4096", "layout.dp=512", "training.global_batch=1024"]
+    assert not Scenario.from_mapping(mapping, large).warnings
+    (warning,) = Scenario.from_mapping(mapping, [*large, "cost.symmetry=off"]).warnings
+    assert "4,096 x 4 = 16,384 passes" in warning
+    assert not Scenario.from_mapping(mapping, ["cost.symmetry=off"]).warnings
+
+
+def test_flash_attention_on_a_gpu_that_is_too_old_for_it_is_a_warning(mapping: dict[str, Any]) -> None:
+    old = ["cluster=dgx-v100", "training.precision=fp16"]
+    (warning,) = Scenario.from_mapping(mapping, old).warnings
+    assert "FlashAttention-2 needs compute capability 8.0" in warning
+    assert not Scenario.from_mapping(mapping, [*old, "training.attention=standard"]).warnings
+
+
+def test_interleaving_that_megatron_refuses_is_a_warning(mapping: dict[str, Any]) -> None:
+    four = ["layout.pp=4", "layout.dp=4", "schedule=interleaved"]
+    assert not Scenario.from_mapping(mapping, four).warnings
+    # 24 / 4 = 6 microbatches are one round of 6 to torch, but no multiple of 4
+    (batch,) = Scenario.from_mapping(mapping, [*four, "training.global_batch=24"]).warnings
+    assert "6 microbatches are not a multiple of pp 4" in batch
+    (split,) = Scenario.from_mapping(mapping, [*four, "model.layers=29"]).warnings
+    assert "29 layers do not divide into pp 4 x 2 chunks = 8 stages" in split
+    # Llama 3: embedding and loss count as layers, 30 + 2 = 8 x 4
+    assert not Scenario.from_mapping(mapping, [*four, "model.layers=30"]).warnings
 
 
 def test_absurd_products_are_refused_before_anything_is_built() -> None:

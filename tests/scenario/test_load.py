@@ -62,7 +62,15 @@ def test_a_model_file_that_is_missing_truncated_or_of_another_family_is_named(
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("model: [", "is not valid YAML"), ("- 1\n- 2", "holds a list, not a mapping"), ("", "holds a NoneType")],
+    [
+        ("model: [", "is not valid YAML"),
+        ("- 1\n- 2", "holds a list, not a mapping"),
+        ("", "is empty"),
+        ("# only a comment", "holds nothing, not a mapping"),
+        ("llama", "holds a text, not a mapping"),
+        ("model: a\ncluster: b\nmodel: c", "model is given twice, in lines 1 and 3"),
+        ("model: [", r"is not valid YAML: .* in line 2, column 1$"),
+    ],
 )
 def test_a_file_that_is_no_mapping_is_named(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "plan.yaml"

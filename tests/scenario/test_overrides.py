@@ -1,8 +1,10 @@
 """`--set` changes the file's mapping before anything is validated."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from clustersim.errors import InputError
 from clustersim.parallel.data import Zero
@@ -47,8 +49,15 @@ def test_an_override_without_key_or_value_shows_how_to_write_one(override: str) 
         apply({}, [override])
 
 
+def test_overrides_are_the_second_argument_wherever_a_scenario_is_read(mapping: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(mapping))
+    changes = ["layout.tp=2", "layout.dp=16"]
+    assert Scenario.from_mapping(mapping, changes).layout == Scenario.load(tmp_path / "plan.yaml", changes).layout
+    assert Scenario.from_mapping(mapping, "training.microbatch=2").training.microbatch == 2
+
+
 def test_a_value_that_is_no_yaml_and_a_path_through_a_number_are_refused(mapping: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="is not a YAML value"):
+    with pytest.raises(InputError, match="is not valid YAML"):
         apply(mapping, ["layout.tp=[1"])
     with pytest.raises(InputError, match=r"layout\.tp is 4, which has no keys"):
         apply(mapping, ["layout.tp.x=1"])

@@ -1,0 +1,93 @@
+"""What is legal in a scenario and still likely a mistake?
+
+Layouts that run, but hardly as intended, combinations that the usual software does not have, and work that is not
+needed. One sentence each.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from clustersim.dtypes import DType
+from clustersim.parallel.groups import members
+from clustersim.scenario.scenario import Scenario
+from clustersim.scenario.settings import Symmetry
+from clustersim.workload.training import Attention
+from clustersim.workload.transformer import Positions
+
+MANY_RANKS = 2048  # to simulate one by one
+
+
+def warnings(scenario: Scenario) -> list[str]:
+    """What is legal and still likely a mistake, one sentence each."""
+    return [warning for check in _WARNINGS for warning in check(scenario)]
+
+
+def _replicated_heads(scenario: Scenario) -> Iterator[str]:
+    model, tp = scenario.model, scenario.layout.tp
+    if tp > model.kv_heads:
+        yield f"tp {tp} exceeds the {model.kv_heads} kv_heads of {model.name}: {tp // model.kv_heads} ranks hold each"
+
+
+def _tensor_beyond_domain(scenario: Scenario) -> Iterator[str]:
+    groups = members(scenario.layout, "tp")
+    domains = scenario.cluster.fabric.domains(groups)
+    split = int(np.count_nonzero(domains.min(axis=1) != domains.max(axis=1)))
+    if split:
+        yield (
+            f"{split} of {len(groups)} tensor-parallel groups (tp {scenario.layout.tp}) reach beyond one NVLink domain "
+            "and use the network for every layer"
+        )
+
+
+def _long_rotary(scenario: Scenario) -> Iterator[str]:
+    model, sequence = scenario.model, scenario.training.sequence
+    if model.positions is Positions.ROTARY and sequence > model.max_positions:
+        yield f"sequence {sequence} is longer than the {model.max_positions} positions that {model.name} was made for"
+
+
+def _unfolded(scenario: Scenario) -> Iterator[str]:
+    ranks, passes = scenario.layout.world, 2 * scenario.microbatches * scenario.schedule.chunks
+    if scenario.cost.symmetry is Symmetry.OFF and ranks > MANY_RANKS:
+        yield (
+            f"cost.symmetry off simulates all {ranks:,} ranks one by one: {ranks:,} x {passes:,} = {ranks * passes:,} "
+            "passes of microbatches; auto gives the same answer from the few ranks that differ"
+        )
+
+
+def _old_for_flash(scenario: Scenario) -> Iterator[str]:
+    """bf16 came with compute capability 8.0, the least that FlashAttention-2 needs (Dao-AILab/flash-attention)."""
+    gpu = scenario.cluster.accelerator
+    if scenario.training.attention is Attention.FLASH and DType.BF16 not in gpu.peak:
+        yield (
+            f"attention flash on {gpu.name}: FlashAttention-2 needs compute capability 8.0 and this, without bf16, has "
+            "less; training.attention standard is the safe choice"
+        )
+
+
+def _uncommon_interleaving(scenario: Scenario) -> Iterator[str]:
+    """Megatron-LM's arguments: whole rounds of p microbatches; equal stages, embedding and loss counted as layers."""
+    pp, chunks, layers = scenario.layout.pp, scenario.schedule.chunks, scenario.model.layers
+    if chunks == 1:
+        return
+    if scenario.microbatches % pp:
+        yield (
+            f"{scenario.microbatches} microbatches are not a multiple of pp {pp}, which Megatron-LM's interleaved "
+            "schedule wants by default; this is the order of torch.distributed.pipelining"
+        )
+    even = any((layers + extra) % (pp * chunks) == 0 for extra in (0, 1, 2))
+    if scenario.layout.layers_per_stage is None and not even:
+        yield (
+            f"{layers} layers do not divide into pp {pp} x {chunks} chunks = {pp * chunks} stages, not even with "
+            "embedding and loss counted as layers; Megatron-LM wants such a split written out (layout.layers_per_stage)"
+        )
+
+
+_WARNINGS: tuple[Callable[[Scenario], Iterator[str]], ...] = (
+    _replicated_heads,
+    _tensor_beyond_domain,
+    _long_rotary,
+    _uncommon_interleaving,
+    _old_for_flash,
+    _unfolded,
+)
