@@ -165,7 +165,9 @@ def _peak(scenario: Scenario, plan: Plan) -> Bytes:
 def _suggestions(scenario: Scenario) -> tuple[str, ...]:
     """Single changes (and the few sensible pairs of them) after which the scenario fits."""
     capacity = scenario.cluster.accelerator.memory_bytes
-    return tuple(remedies(_plan(scenario), capacity, lambda plan: _peak_if_legal(scenario, plan)))
+    domains = scenario.cluster.fabric.domains(np.arange(scenario.cluster.gpus))
+    domain = int(np.count_nonzero(domains == domains[0]))
+    return tuple(remedies(_plan(scenario), capacity, lambda plan: _peak_if_legal(scenario, plan), domain=domain))
 
 
 def _peak_if_legal(scenario: Scenario, plan: Plan) -> Bytes:

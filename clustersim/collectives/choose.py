@@ -55,6 +55,7 @@ def choose(choices: Choices, payload: Bytes) -> Choice:
     latency, per_byte, fill = np.moveaxis(choices.coefficients, 1, 0)
     idle = launch[:, None] + latency
     seconds = idle + payload * per_byte + chunk[:, None] * fill
+    seconds[[payload > offer.most for offer in choices.offers]] = np.inf
     best = seconds.argmin(axis=0)
     fastest = seconds[best, np.arange(seconds.shape[1])]
     worst = int(fastest.argmax())

@@ -8,6 +8,7 @@ bandwidth that depends on their kind and, for NVLink, on the generation, which t
 The constants of NCCL are those of its own cost model (ncclTopoTuneModel), by which it chooses too.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -76,7 +77,8 @@ class Offer:
     startup: once per phase; rounds: per dependent round by medium; alone: per network round if no domain holds a second
     member, so that nothing hides the network; post: to hand one message to the network interface. efficiency: of the
     links' reachable bandwidth. chunked: the pipeline works in large chunks. capped: subject to `low_latency`.
-    default: the library chooses it by itself. launched: the library's launch time comes on top of the start-up.
+    default: the library chooses it by itself. launched: the library's launch time comes on top of the start-up. most:
+    the largest payload that it is used for.
     """
 
     algorithm: str
@@ -91,6 +93,7 @@ class Offer:
     capped: bool
     default: bool
     launched: bool
+    most: Bytes = math.inf
 
     @property
     def name(self) -> str:
@@ -190,6 +193,7 @@ def _offer(entry: Mapping[str, Any]) -> Offer:
         capped=bool(entry.get("capped", False)),
         default=bool(entry.get("default", True)),
         launched=bool(entry.get("launched", True)),
+        most=parse_quantity(entry["most"], Dimension.SIZE) if "most" in entry else math.inf,
     )
 
 

@@ -1,6 +1,8 @@
 """How does data travel straight from each rank to each other?
 
-Send/recv is one flow. All-to-all sends an n-th of the payload to every other member, all at once.
+Send/recv is one flow. A shift sends to the next member and receives from the one before, n - 1 times, so that every
+part goes round the ring; the slowest hop sets the pace of each round. All-to-all sends an n-th of the payload to every
+other member, all at once.
 In very large groups an evenly spread sample of distances stands for all of them (their shares are scaled up), because
 the flows of one distance load a regular fabric like those of its neighbours.
 """
@@ -22,9 +24,11 @@ class Pairwise:
     """Direct flows."""
 
     def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
-        """One phase for send/recv (in groups of two) and all-to-all."""
+        """One phase for send/recv (in groups of two), shift and all-to-all."""
         if kind is Collective.SEND_RECV and arrangement.size == 2:
             return (_send(arrangement),)
+        if kind is Collective.SHIFT:
+            return (_shift(arrangement),)
         if kind is Collective.ALL_TO_ALL:
             return (_all_to_all(arrangement),)
         return ()
@@ -35,6 +39,14 @@ def _send(arrangement: Arrangement) -> Phase:
     members = arrangement.flat
     crosses = (arrangement.spans > 1).astype(np.int64)
     return phase(flows(members[:, :1], members[:, 1:], 1.0), rounds=Rounds(local=1 - crosses, network=crosses))
+
+
+def _shift(arrangement: Arrangement) -> Phase:
+    """From each member to the next, one part at a time."""
+    members, hops = arrangement.flat, arrangement.size - 1
+    network = np.where(arrangement.spans > 1, hops, 0)
+    around = flows(members, np.roll(members, -1, axis=1), hops / arrangement.size)
+    return phase(around, rounds=Rounds(local=hops - network, network=network))
 
 
 def _all_to_all(arrangement: Arrangement) -> Phase:

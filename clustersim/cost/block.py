@@ -103,8 +103,8 @@ class BlockCost:
             case Exchange() as exchange:
                 timing = self.exchange(rank, exchange)
                 return timing, timing.seconds
-            case Overlap(exchange, kernel, chunks):
-                return _overlapped(self._in_pieces(kernel, chunks), self.exchange(rank, exchange), chunks)
+            case Overlap(exchange, kernel, _) as overlap:
+                return _overlapped(overlap, self._in_pieces(kernel, overlap.chunks), self.exchange(rank, exchange))
             case kernel:
                 return self._kernels.kernel(kernel), 0.0
 
@@ -117,7 +117,11 @@ class BlockCost:
         return replace(timing, seconds=timing.seconds * pieces)
 
 
-def _overlapped(kernel: Timing, exchange: Timing, chunks: float) -> tuple[Timing, Seconds]:
+def _overlapped(overlap: Overlap, kernel: Timing, exchange: Timing) -> tuple[Timing, Seconds]:
+    """Timing of a kernel and an exchange side by side, and how much of it is exposed communication."""
     longer = max(kernel, exchange, key=lambda timing: timing.seconds)
-    seconds = longer.seconds + min(kernel.seconds, exchange.seconds) / chunks
+    if overlap.local:
+        seconds = max(kernel.seconds, exchange.seconds + kernel.seconds / overlap.chunks)
+    else:
+        seconds = longer.seconds + min(kernel.seconds, exchange.seconds) / overlap.chunks
     return Timing(seconds, longer.provenance, longer.bound), seconds - kernel.seconds

@@ -46,8 +46,3 @@ class MeetingPlaces:
         else:
             self._open[group, number] = (rendezvous, joined + 1)
         return rendezvous
-
-    @property
-    def waiting(self) -> list[Hashable]:
-        """Groups in which somebody waits for a member that has not come."""
-        return [group for group, _ in self._open]

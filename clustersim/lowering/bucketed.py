@@ -14,7 +14,7 @@ from itertools import pairwise
 from clustersim.lowering.passes import Lowering, Pass, Plain, operations_of, shape
 from clustersim.lowering.tasklist import buckets
 from clustersim.parallel.pipeline import Stage
-from clustersim.program.action import Action, ActionKind
+from clustersim.program.action import ActionKind
 from clustersim.program.task import Collective
 
 
@@ -46,13 +46,9 @@ class Bucketed:
         run, self._awaited = replace(run, after=(*run.after, *self._awaited)), ()
         if run.action.kind is ActionKind.FORWARD:
             return self._forward(low, run)
-        if self.overlap and self._completes(run.action):
+        if self.every_microbatch or (self.overlap and run.action.microbatch == self.last_microbatch):
             return self._backward(low, run)
-        task = Plain().run(low, run)
-        if self.every_microbatch:
-            self._awaited = (self._reduction(low, low.plan.parameters(run.stage), task),)
-            low.reducing.extend(self._awaited)
-        return task
+        return Plain().run(low, run)
 
     def reduce(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
         """Without overlap, reduce each stage's gradients in one piece after the last backward."""
@@ -68,9 +64,6 @@ class Bucketed:
         for stage in stages:
             payload = low.plan.parameters(stage) * low.plan.training.precision.compute.bytes
             low.communicate("gather parameters", Collective.ALL_GATHER, payload, (after,))
-
-    def _completes(self, action: Action) -> bool:
-        return self.every_microbatch or action.microbatch == self.last_microbatch
 
     def _reduction(self, low: Lowering, parameters: int, after: int) -> int:
         payload = parameters * low.plan.training.precision.gradients.bytes
@@ -109,9 +102,11 @@ class Bucketed:
         for place, (piece, parameters) in enumerate(buckets(operations, self.bucket)):
             part = Pass(run.stage, run.action, after, arriving)
             task = low.compute(part, (*shape(run.stage), "bucket", place), piece)
+            after, arriving = (), ()
             if parameters:
                 low.reducing.append(self._reduction(low, parameters, task))
-            after, arriving = (), ()
+                after = () if self.overlap else (low.reducing[-1],)
+        self._awaited = after
         return task
 
 

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from clustersim.errors import ClusterSimError
 from clustersim.lowering.tasklist import Blocks, TaskList
 from clustersim.lowering.units import Unit, Units
 from clustersim.parallel.pipeline import Stage
@@ -68,9 +69,12 @@ class DataLowering(Protocol):
 
 def operations_of(units: Sequence[Unit], kind: ActionKind) -> list[Operation]:
     """Operations of a pass through units: forward in model order, backward in reverse."""
-    if kind is ActionKind.FORWARD:
-        return [operation for unit in units for operation in unit.forward]
-    return [operation for unit in reversed(units) for operation in unit.backward]
+    match kind:
+        case ActionKind.FORWARD:
+            return [operation for unit in units for operation in unit.forward]
+        case ActionKind.BACKWARD:
+            return [operation for unit in reversed(units) for operation in unit.backward]
+    raise ClusterSimError(f"a backward in halves ({kind.value}) cannot be lowered")
 
 
 def shape(stage: Stage) -> tuple[int, bool, bool]:

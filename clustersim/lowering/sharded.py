@@ -3,7 +3,7 @@
 Every unit (layer, embedding, head) waits for the gather of its parameters. The gather of a unit is issued when compute
 reaches the unit `prefetch` places before it, so at most prefetch + 1 gathered units are in memory; a pass prefetches
 nothing for the next pass. Gradients are reduced and scattered unit by unit, behind the gathers in the same stream. The
-head stays gathered between its forward and its backward, which follows at once (PyTorch FSDP2's default).
+head stays gathered between its forward and its backward, which follows at once (as torchtitan wraps it for FSDP2).
 Reference: Zhao et al. 2023, "PyTorch FSDP", sections 3.2 and 3.3.
 """
 
@@ -34,7 +34,7 @@ class Sharded:
         gathers: dict[int, int] = {}
         issued = 0
         for place, unit in enumerate(units):
-            while issued < min(len(units), place + 1 + self._ahead):
+            while issued < min(len(units), place + 1 + self.strategy.ahead):
                 if forward or self._gathered_again(units[issued]):
                     gathers[issued] = self._gather(low, units[issued])
                 issued += 1
@@ -49,10 +49,6 @@ class Sharded:
     def end(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
         """Nothing to do: the next step gathers what it needs."""
 
-    @property
-    def _ahead(self) -> int:
-        return self.strategy.prefetch if self.strategy.overlap else 0
-
     def _gathered_again(self, unit: Unit) -> bool:
         return self.strategy.reshard_after_forward and not unit.head
 
@@ -65,7 +61,7 @@ class Sharded:
         """Run one unit, and after its backward reduce its gradients."""
         forward = run.action.kind is ActionKind.FORWARD
         operations = unit.forward if forward else unit.backward
-        task = low.compute(run, (unit.name, unit.parameters, len(operations)), operations)
+        task = low.compute(run, id(unit), operations)
         if not forward:
             payload = unit.parameters * low.plan.training.precision.gradients.bytes
             low.reducing.append(low.communicate(f"reduce {unit.name}", Collective.REDUCE_SCATTER, payload, (task,)))

@@ -107,7 +107,8 @@ def _tie_embeddings(low: Lowering, stages: tuple[Stage, ...], after: int) -> Non
     if not low.plan.model.tied_embeddings or low.plan.layout.pp == 1 or not ends:
         return
     rows = -(-low.plan.model.vocab // low.plan.layout.tp)
-    payload = float(rows * low.plan.model.hidden * low.plan.training.precision.gradients.bytes)
+    shards = low.plan.replicas if low.plan.layout.data.stage > 1 else 1  # ZeRO-2 and -3 hold a part of the gradient
+    payload = float(rows * low.plan.model.hidden * low.plan.training.precision.gradients.bytes / shards)
     exchange = Exchange("reduce tied embedding", Collective.ALL_REDUCE, "embedding", payload)
     low.reducing.append(low.tasks.add(Stream.DATA, Communicate(exchange, (after, *low.reducing[-1:]))))
 

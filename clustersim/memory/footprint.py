@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from clustersim.memory.framework import Framework
-from clustersim.parallel.data import DataParallelism, NaiveDataParallel, Zero
+from clustersim.parallel.data import NaiveDataParallel, Zero
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.units import Bytes
@@ -57,18 +57,19 @@ class Footprint:
         """Bytes of master weights and moments per parameter."""
         precision = self.plan.training.precision
         moments = 2 if self.plan.training.optimizer is Optimizer.ADAM else 1
-        return moments * precision.moments.bytes + (precision.master.bytes if precision.master else 0)
+        copied = precision.master not in {None, precision.compute}  # else the weights are their own master
+        return moments * precision.moments.bytes + (precision.master.bytes if precision.master and copied else 0)
 
     def _shards(self, stage: int) -> int:
         """Ranks over which ZeRO spreads what its stage `stage` shards."""
-        return self.plan.replicas if _zero_stage(self.plan.layout.data) >= stage else 1
+        return self.plan.replicas if self.plan.layout.data.stage >= stage else 1
 
     def _gathered(self, stages: tuple[Stage, ...]) -> Bytes:
         """Whole units that ZeRO-3 holds at once, and one unit's whole gradients."""
         match self.plan.layout.data:
-            case Zero(stage=3, prefetch=prefetch, reshard_after_forward=reshards) if self.plan.replicas > 1:
+            case Zero(stage=3, reshard_after_forward=reshards, ahead=ahead) if self.plan.replicas > 1:
                 units = sorted((count for stage in stages for count in self.plan.unit_parameters(stage)), reverse=True)
-                held = units[: prefetch + 1] if reshards else units
+                held = units[: ahead + 1] if reshards else units
                 precision = self.plan.training.precision
                 return float(sum(held) * precision.compute.bytes + units[0] * precision.gradients.bytes)
         return 0.0
@@ -95,7 +96,3 @@ class Footprint:
         if self.plan.layout.pp == 1:
             return 0.0
         return 2 * self.plan.chunks * self.plan.activation / self.plan.layout.tp
-
-
-def _zero_stage(strategy: DataParallelism) -> int:
-    return strategy.stage if isinstance(strategy, Zero) else 0

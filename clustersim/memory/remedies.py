@@ -1,7 +1,7 @@
 """What would make a scenario fit? Changes that bring the peak down, from the cheapest in time to the dearest.
 
-Each candidate keeps the number of GPUs and the batch. The first few that are legal and fit are told; where no change
-does alone, those that do together with full recomputation.
+Each kind of change is a ladder; its first rung that is legal and fits is told. Candidates keep the number of GPUs and
+the batch. Where no change does alone, those that do together with full recomputation are told.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,88 +9,114 @@ from dataclasses import replace
 from itertools import islice
 
 from clustersim.errors import InputError
-from clustersim.parallel.data import NaiveDataParallel, Replicated, Zero
+from clustersim.parallel.data import Zero
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.units import Bytes, format_bytes
-from clustersim.workload.training import FullRecompute, NoRecompute, SelectiveRecompute, Training
+from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute, Training
 
 MOST = 4
+Candidate = tuple[str, Plan]
+PeakOf = Callable[[Plan], Bytes]
 
 
-def remedies(plan: Plan, capacity: Bytes, peak_of: Callable[[Plan], Bytes]) -> list[str]:
-    """Sentences that name a change and the peak after it; peak_of raises InputError for a plan that is not legal."""
-    for candidates in (_single(plan), _paired(plan)):
-        peaks = ((words, _peak(changed, peak_of)) for words, changed in candidates)
-        fitting = ((words, peak) for words, peak in peaks if peak is not None and peak <= capacity)
+def remedies(plan: Plan, capacity: Bytes, peak_of: PeakOf, *, domain: int) -> list[str]:
+    """Sentences that name a change and the peak after it.
+
+    peak_of: raises InputError for a plan that is not legal; domain: GPUs of one NVLink domain, the most tensor-parallel
+    ranks that are proposed.
+    """
+    again = _trained(plan, recompute=FullRecompute())
+    alone = (_recompute(plan), _smaller(plan), *_other_ladders(plan, domain))
+    paired = (_with_full(ladder) for ladder in _other_ladders(again, domain))
+    for ladders in (alone, paired):
+        fitting = (found for ladder in ladders if (found := _first(ladder, capacity, peak_of)) is not None)
         told = list(islice(fitting, MOST))
         if told:
-            return [f"{words} would fit ({format_bytes(peak)} of {format_bytes(capacity)})" for words, peak in told]
+            return told
     return ["no single change of recomputation, sharding or degrees fits; use more GPUs or a smaller model"]
 
 
-def _peak(plan: Plan, peak_of: Callable[[Plan], Bytes]) -> Bytes | None:
-    """The peak, or None where the plan is not legal."""
-    try:
-        return peak_of(plan)
-    except InputError:
-        return None
+def _first(ladder: Iterator[Candidate], capacity: Bytes, peak_of: PeakOf) -> str | None:
+    """The first candidate that is legal and fits, in words."""
+    for words, changed in ladder:
+        try:
+            peak = peak_of(changed)
+        except InputError:
+            continue
+        if peak <= capacity:
+            return f"{words} would fit ({format_bytes(peak)} of {format_bytes(capacity)})"
+    return None
 
 
-def _single(plan: Plan) -> Iterator[tuple[str, Plan]]:
-    yield from _recompute(plan)
-    yield from _sharding(plan)
-    yield from _degrees(plan)
+def _with_full(ladder: Iterator[Candidate]) -> Iterator[Candidate]:
+    return ((f"training.recompute=full with {words}", changed) for words, changed in ladder)
 
 
-def _paired(plan: Plan) -> Iterator[tuple[str, Plan]]:
-    again = _with_training(plan, replace(plan.training, recompute=FullRecompute()))
-    for words, changed in (*_sharding(again), *_degrees(again)):
-        yield f"training.recompute=full with {words}", changed
+def _recompute(plan: Plan) -> Iterator[Candidate]:
+    """More and more recomputation."""
+    now = plan.training.recompute
+    layers = max(stage.layers for stage in plan.stages)
+    done = max(map(plan.recomputed_layers, plan.stages))
+    if isinstance(now, NoRecompute):
+        yield "training.recompute=selective", _trained(plan, recompute=SelectiveRecompute())
+    mode = "training.recompute=full " if isinstance(now, SelectiveRecompute) else ""
+    for count in range(done + 1, layers):
+        yield f"{mode}training.recompute.layers={count}", _trained(plan, recompute=FullRecompute(count))
+    if done < layers:
+        yield "training.recompute=full", _trained(plan, recompute=FullRecompute())
 
 
-def _recompute(plan: Plan) -> Iterator[tuple[str, Plan]]:
-    training = plan.training
-    if isinstance(training.recompute, NoRecompute):
-        yield "training.recompute=selective", _with_training(plan, replace(training, recompute=SelectiveRecompute()))
-    if training.recompute != FullRecompute():
-        yield "training.recompute=full", _with_training(plan, replace(training, recompute=FullRecompute()))
-    if training.microbatch > 1:
-        yield "training.microbatch=1", _with_training(plan, replace(training, microbatch=1))
+def _smaller(plan: Plan) -> Iterator[Candidate]:
+    """Smaller microbatches."""
+    if plan.training.microbatch > 1:
+        yield "training.microbatch=1", _trained(plan, microbatch=1)
 
 
-def _sharding(plan: Plan) -> Iterator[tuple[str, Plan]]:
-    layout = plan.layout
-    if layout.tp > 1 and not layout.sequence_parallel:
-        yield "layout.sequence_parallel=true", _with_layout(plan, replace(layout, sequence_parallel=True))
-    if plan.replicas == 1:
-        return
-    now = {Replicated: 0, NaiveDataParallel: 0}.get(type(layout.data), getattr(layout.data, "stage", 0))
-    for stage in range(now + 1, 4):
-        yield f"layout.data=zero{stage}", _with_layout(plan, replace(layout, data=Zero(stage)))
+def _other_ladders(plan: Plan, domain: int) -> tuple[Iterator[Candidate], ...]:
+    return _split_sequence(plan), _sharding(plan), _wider(plan, domain), _deeper(plan)
 
 
-def _degrees(plan: Plan) -> Iterator[tuple[str, Plan]]:
-    """More tensor or pipeline parallelism in place of data parallelism."""
+def _split_sequence(plan: Plan) -> Iterator[Candidate]:
+    """Norms and residuals on parts of the sequence."""
+    if plan.layout.tp > 1 and not plan.layout.sequence_parallel:
+        yield "layout.sequence_parallel=true", _spread(plan, replace(plan.layout, sequence_parallel=True))
+
+
+def _sharding(plan: Plan) -> Iterator[Candidate]:
+    """More and more of the states sharded."""
+    if plan.replicas > 1:
+        for stage in range(plan.layout.data.stage + 1, 4):
+            yield f"layout.data=zero{stage}", _spread(plan, replace(plan.layout, data=Zero(stage)))
+
+
+def _wider(plan: Plan, domain: int) -> Iterator[Candidate]:
+    """Tensor parallelism in place of data parallelism, inside the NVLink domain."""
     layout = plan.layout
     for factor in (2, 4, 8):
-        if layout.dp % factor:
-            return
-        wider = replace(layout, tp=layout.tp * factor, dp=layout.dp // factor)
-        if wider.tp <= 8:  # one node's NVLink
-            yield _words(wider), _with_layout(plan, wider)
-        deeper = replace(layout, pp=layout.pp * factor, dp=layout.dp // factor, layers_per_stage=None)
-        again_even = " layout.layers_per_stage=even" if layout.layers_per_stage else ""
-        yield _words(deeper) + again_even, _with_layout(plan, deeper)
+        if layout.dp % factor == 0 and layout.tp * factor <= domain:
+            wider = replace(layout, tp=layout.tp * factor, dp=layout.dp // factor)
+            yield _words(wider), _spread(plan, wider)
+
+
+def _deeper(plan: Plan) -> Iterator[Candidate]:
+    """Pipeline parallelism in place of data parallelism."""
+    layout = plan.layout
+    again_even = " layout.layers_per_stage=even" if layout.layers_per_stage else ""
+    for factor in (2, 4, 8):
+        if layout.dp % factor == 0:
+            deeper = replace(layout, pp=layout.pp * factor, dp=layout.dp // factor, layers_per_stage=None)
+            yield _words(deeper) + again_even, _spread(plan, deeper)
 
 
 def _words(layout: Layout) -> str:
     return f"layout.tp={layout.tp} layout.pp={layout.pp} layout.dp={layout.dp}"
 
 
-def _with_training(plan: Plan, training: Training) -> Plan:
+def _trained(plan: Plan, **changes: Recompute | int) -> Plan:
+    training: Training = replace(plan.training, **changes)  # type: ignore[arg-type]
     return replace(plan, training=training)
 
 
-def _with_layout(plan: Plan, layout: Layout) -> Plan:
+def _spread(plan: Plan, layout: Layout) -> Plan:
     return replace(plan, layout=layout)

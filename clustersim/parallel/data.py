@@ -2,10 +2,12 @@
 
 Strategies are types. All of them average gradients over the data-parallel group (times the context-parallel one,
 whose ranks hold the same weights); they differ in what each rank keeps, and in when it communicates.
+`stage` is the ZeRO stage.
 Reference: PyTorch Distributed (Li et al. 2020, bucketing), ZeRO (Rajbhandari et al. 2020), FSDP (Zhao et al. 2023).
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from clustersim.units import Bytes
 
@@ -16,8 +18,12 @@ MEGATRON_BUCKET_PER_RANK = 1_000_000  # ... or this many for each data-parallel 
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """DDP: every rank keeps everything; bucketed all-reduce of gradients during the last backward."""
+    """DDP: every rank keeps everything; bucketed all-reduce of gradients during the last backward.
 
+    Gradients live in the buckets, as in Megatron-LM or with torch's gradient_as_bucket_view.
+    """
+
+    stage: ClassVar[int] = 0
     bucket: Bytes = DDP_BUCKET
     overlap: bool = True
 
@@ -35,6 +41,11 @@ class Zero:
     prefetch: int = 1
     reshard_after_forward: bool = True
 
+    @property
+    def ahead(self) -> int:
+        """Layers that stage 3 gathers before they are needed."""
+        return self.prefetch if self.overlap else 0
+
     def bucket_bytes(self, replicas: int, width: int) -> Bytes:
         """Size of a bucket of gradients of `width` bytes each."""
         rule = float(max(MEGATRON_BUCKET, MEGATRON_BUCKET_PER_RANK * replicas) * width)
@@ -44,6 +55,8 @@ class Zero:
 @dataclass(frozen=True, slots=True)
 class NaiveDataParallel:
     """torch.nn.DataParallel: one process scatters inputs and weights and gathers outputs on its first GPU."""
+
+    stage: ClassVar[int] = 0
 
 
 DataParallelism = Replicated | Zero | NaiveDataParallel

@@ -8,6 +8,7 @@ from clustersim.parallel.pipeline import Stage, split_layers, stages
 from clustersim.parallel.tensor import Sharding
 from clustersim.units import Bytes
 from clustersim.workload.layers import Layer, Shard, embedding, head, layer
+from clustersim.workload.linear import activation_dtype
 from clustersim.workload.training import FullRecompute, Training
 from clustersim.workload.transformer import Model
 
@@ -96,14 +97,14 @@ class Plan:
     def activation(self) -> Bytes:
         """Bytes of the activation between layers, whole over tensor-parallel ranks: [batch, sequence / cp, hidden]."""
         shard = self.shard
-        return float(shard.batch * shard.sequence * self.model.hidden * self.training.precision.compute.bytes)
+        return float(shard.batch * shard.sequence * self.model.hidden * activation_dtype(self.training.precision).bytes)
 
     @cached_property
     def sharding(self) -> Sharding:
         """What a layer's collectives need to know."""
         kv_heads = max(1, self.model.kv_heads // self.layout.tp)
         keys = self.shard.batch * self.shard.keys * kv_heads * self.model.head_dim
-        return Sharding(self.layout, self.activation, 2.0 * keys * self.training.precision.compute.bytes)
+        return Sharding(self.layout, self.activation, 2.0 * keys * activation_dtype(self.training.precision).bytes)
 
     def stages_of(self, pipeline_rank: int) -> tuple[Stage, ...]:
         """Virtual stages on one pipeline rank."""

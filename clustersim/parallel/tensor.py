@@ -74,7 +74,7 @@ class Sharding:
         """Keys and values (`factor` times their bytes) around the context-parallel ring."""
         if self.layout.cp == 1:
             return None
-        exchange = Exchange("ring of keys and values", Collective.ALL_GATHER, "cp", factor * self.keys_values)
+        exchange = Exchange("ring of keys and values", Collective.SHIFT, "cp", factor * self.keys_values)
         return _Ring(exchange, self.layout.cp)
 
     def over_vocabulary(self, tokens: int) -> list[Operation]:
@@ -170,7 +170,10 @@ def _attended(place: _Place, kernels: Sequence[Kernel], ring: _Ring | None, work
     operations = [Operation(kernel, work) for kernel in kernels]
     if ring is None or not place.attends:
         return operations
-    return _joined(ring.exchange, operations, 0, ring.blocks)
+    first, *others = operations
+    if not isinstance(kernel := first.does, Kernel):
+        return operations
+    return [Operation(Overlap(ring.exchange, kernel, ring.blocks, local=True), work), *others]
 
 
 def _joined(exchange: Exchange | None, operations: list[Operation], place: int, chunks: float) -> list[Operation]:
@@ -180,7 +183,8 @@ def _joined(exchange: Exchange | None, operations: list[Operation], place: int, 
     work = operations[0].work if operations else Work.BACKWARD
     nearest = min(place, len(operations) - 1)
     if chunks > 1 and operations and isinstance(kernel := operations[nearest].does, Kernel):
-        overlap = Operation(Overlap(exchange, kernel, chunks), work)
+        local = place == 0 and not math.isinf(chunks)  # a gather: its first chunk is this rank's own
+        overlap = Operation(Overlap(exchange, kernel, chunks, local), work)
         return [*operations[:nearest], overlap, *operations[nearest + 1 :]]
     return [*operations[:place], Operation(exchange, work), *operations[place:]]
 

@@ -45,6 +45,7 @@ class Collective(Enum):
     GATHER = "gather"
     ALL_TO_ALL = "all_to_all"
     SEND_RECV = "send_recv"
+    SHIFT = "shift"  # each member's part goes round the ring, from neighbour to neighbour, until all have seen it
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +60,18 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """An exchange and a kernel cut into equal chunks and pipelined (tensor-parallel overlap).
+    """An exchange and a kernel cut into equal chunks and pipelined (tensor- and context-parallel overlap).
 
     Model: the kernel is run in as many pieces, and the longer of the two hides the shorter but for one chunk, so it
     lasts max + min / chunks. Where neither needs the other nothing is cut, and `chunks` is infinite.
+    local: the kernel's first piece needs nothing of the exchange, and nothing is exchanged behind its last one (a ring
+    of neighbours), so it lasts at least as long as the kernel, and as the exchange and one piece.
     """
 
     exchange: Exchange
     kernel: Kernel
     chunks: float
+    local: bool = False
 
 
 @dataclass(frozen=True, slots=True)

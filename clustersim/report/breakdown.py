@@ -5,7 +5,18 @@ from html import escape
 
 import numpy as np
 
-from clustersim.report.figure import Figure, Traces, axis, layout, legend, marker, share_words, time_scale, typed
+from clustersim.report.figure import (
+    Figure,
+    Traces,
+    axis,
+    layout,
+    legend,
+    marker,
+    share_words,
+    short_labels,
+    time_scale,
+    typed,
+)
 from clustersim.report.rows import shown_rows
 from clustersim.report.view import Breakdown, IntArray, Row
 from clustersim.units import format_seconds
@@ -58,7 +69,7 @@ def stage_breakdown(breakdown: Breakdown, rows: tuple[Row, ...]) -> Figure:
             bargap=0.22,
         ),
         height=130 + max(18, min(28, 1400 // max(1, len(shown)))) * len(shown),
-        narrow={"legend": {"font": {"size": 9}}},
+        narrow=short_labels(labels, [escape(rows[row].short) for row in shown]),
     )
 
 

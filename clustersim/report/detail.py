@@ -97,7 +97,7 @@ def _gathered(spans: Spans, order: IntArray, new: BoolArray, width: float) -> Bo
     return Boxes(
         order=order,
         first=first,
-        category=weight.argmax(axis=1),
+        category=np.where(weight.any(axis=1), weight.argmax(axis=1), spans.category[order[first[:-1]]]),
         start=np.minimum.reduceat(spans.start[order], first[:-1]),
         end=np.maximum.reduceat(spans.end[order], first[:-1]),
         bin=width,

@@ -109,6 +109,14 @@ def legend(**more: Any) -> dict[str, Any]:
     return {"orientation": "h", "x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom", "font": {"size": 11}, **more}
 
 
+def short_labels(labels: list[str], short: list[str]) -> dict[str, Any]:
+    """What a small screen changes: the legend is small, categories on the y axis have short names."""
+    return {
+        "legend": {"font": {"size": 9}},
+        "yaxis": {"tickmode": "array", "tickvals": labels, "ticktext": [f"{word} " for word in short]},
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Scale:
     """A unit in which an axis is drawn: value / size is what stands on it."""

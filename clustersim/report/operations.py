@@ -55,7 +55,7 @@ def _label(operation: Operation, timing: BlockTiming, place: int) -> Label:
     arguments |= _kernel(kernel) if kernel else {}
     arguments |= _exchange(exchange) if exchange else {}
     arguments["bound"] = timing.bound[place].value
-    arguments["duration"] = PROVENANCE_NAMES[timing.provenance[place]]
+    arguments["duration_from"] = PROVENANCE_NAMES[timing.provenance[place]]
     alone = exchange if kernel is None else None
     look = EXCHANGE_LOOKS[PART_OF_ROLE[alone.group]] if alone else WORK_LOOKS[operation.work]
     return Label(" + ".join(each.name for each in (kernel, exchange) if each), look, arguments)

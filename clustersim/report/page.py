@@ -42,7 +42,7 @@ def render_page(view: PageView) -> str:
         section(
             _TIMELINE_TITLES[len(rows) > 1],
             slot(figures[1]),
-            lead=_TIMELINE_LEAD.format(row=word),
+            lead=_ROWS_LEAD.format(row=word) * (len(rows) > 1) + _TIMELINE_LEAD,
             caption=timeline_caption(drawn),
         ),
     ]
@@ -53,8 +53,9 @@ def render_page(view: PageView) -> str:
         )
         sections.insert(2, stages)
     if view.memory.stages:
-        figures += [memory_figure(view.memory, view.verdict.step_time), peak_figure(view.memory)]
-        sections.append(section("Memory over time", slot(figures[-2]), lead=_MEMORY_LEAD.format(row=word)))
+        of = f" of the {word}" if len(rows) > 1 else ""
+        figures += [memory_figure(view.memory, view.verdict.step_time), peak_figure(view.memory, rows)]
+        sections.append(section("Memory over time", slot(figures[-2]), lead=_MEMORY_LEAD.format(of=of)))
         sections.append(section("Memory at the peak", slot(figures[-1])))
     sections.append(section("How far to trust this", foot(view)))
     return document(view.subject.title, sections, figures)
@@ -63,12 +64,12 @@ def render_page(view: PageView) -> str:
 _PARTS_LEAD: Final = "Mean over all ranks. Each part begins where the one before it ends; together they are the step."
 _TIMELINE_TITLES: Final = ("Timeline", "Pipeline timeline")
 _STAGES_LEAD: Final = "Every bar is the whole step of one {row}: work in colour, waiting in hatched grey."
+_ROWS_LEAD: Final = "One row for each {row}; numbers are microbatches, lighter shades are later model chunks. "
 _TIMELINE_LEAD: Final = (
-    "One row for each {row}; numbers are microbatches, lighter shades are later model chunks, thin lanes are "
-    "communication, the outline is the critical path. Drag to zoom, double-click to see the whole step, "
+    "Thin lanes are communication, the outline is the critical path. Drag to zoom, double-click to see the whole step, "
     "point at a box for its contents and its cause, click the legend to hide a kind."
 )
-_MEMORY_LEAD: Final = "What one GPU of the {row} holds. The dashed line is what it has."
+_MEMORY_LEAD: Final = "What one GPU{of} holds. The dashed line is what it has."
 
 
 def section(title: str, body: str, *, lead: str = "", caption: str = "") -> str:

@@ -7,13 +7,10 @@ Reference: perfetto.dev/docs/reference/synthetic-track-event
 """
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import IO, Any, Final
 
 from clustersim.errors import InputError
-from clustersim.report.chrome import write_chrome
-from clustersim.report.files import atomic_file
-from clustersim.report.slices import Arguments, Label, Nanoseconds, Slice, slices
+from clustersim.report.slices import Arguments, Label, Nanoseconds, Slice
 from clustersim.report.view import Timeline
 
 _SEQUENCE: Final = 1
@@ -39,14 +36,6 @@ def write_perfetto(timeline: Timeline, pieces: Iterable[Slice], file: IO[bytes])
             described.add(track)
             writer.track(track, _row_track(piece.row), timeline.lanes[piece.lane])
         writer.slice(track, piece)
-
-
-def write_trace(timeline: Timeline, path: str | Path) -> None:
-    """Passes only; until cli calls `report.trace.write_trace`."""
-    with atomic_file(path) as file:
-        (write_chrome if Path(path).suffix == ".json" else write_perfetto)(
-            timeline, slices(timeline, lambda _: None), file
-        )
 
 
 def _row_track(row: int) -> int:

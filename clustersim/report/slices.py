@@ -101,7 +101,7 @@ def tracks(timeline: Timeline) -> IntArray:
 def _arguments(timeline: Timeline, span: int, inside: Inside | None) -> Arguments:
     spans = timeline.spans
     arguments: Arguments = {}
-    for key, text in (("does", spans.name[span]), ("detail", spans.detail[span])):
+    for key, text in (("does", spans.name[span]), ("detail", -1 if inside else spans.detail[span])):
         if text >= 0:
             arguments[key] = spans.texts[text]
     for key, number in (("microbatch", spans.microbatch[span]), ("chunk", spans.chunk[span])):

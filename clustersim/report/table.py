@@ -65,7 +65,11 @@ def _numbers(verdict: Verdict, trust: Trust) -> "Table":
         ("bubble", f"{verdict.bubble_fraction:.1%}", "of the step"),
         ("exposed comm", f"{verdict.exposed_communication_fraction:.1%}", "of the step"),
         ("peak memory", format_bytes(verdict.peak_memory), _where(verdict)),
-        ("simulated", f"{trust.simulated_ranks:,} ranks", f"of {trust.ranks:,}; {trust.spans:,} spans"),
+        (
+            "simulated",
+            f"{trust.simulated_ranks:,} rank{'' if trust.simulated_ranks == 1 else 's'}",
+            f"of {trust.ranks:,}; {trust.spans:,} spans",
+        ),
     ):
         table.add_row(name, value, meaning)
     for number, (source, share) in enumerate(trust.provenance.items()):

@@ -5,7 +5,7 @@ from html import escape
 from clustersim.report.figure import share_words
 from clustersim.report.view import PageView, Trust, Verdict
 from clustersim.report.wording import PROVENANCE_MEANINGS, PROVENANCE_NAMES
-from clustersim.units import format_bytes, format_number, format_seconds
+from clustersim.units import format_bytes, format_flops, format_number, format_seconds
 
 
 def verdict_card(view: PageView) -> str:
@@ -62,10 +62,11 @@ def _fits(verdict: Verdict) -> str:
 
 
 def _numbers(verdict: Verdict) -> list[tuple[str, str, str]]:
+    rate, unit = format_flops(verdict.model_flops_per_gpu).split()
     return [
         ("MFU", f"{verdict.mfu:.1%}", "model FLOP utilisation"),
         ("HFU", f"{verdict.hfu:.1%}", "hardware FLOP utilisation: recomputation counts"),
-        ("TFLOP/s per GPU", format_number(verdict.model_flops_per_gpu / 1e12), "model FLOP per second and GPU"),
+        (f"{unit} per GPU", rate, "model FLOP per second and GPU"),
         ("tokens/s", f"{verdict.tokens_per_s:,.0f}", "of the whole cluster"),
         ("tokens/s/GPU", format_number(verdict.tokens_per_s_per_gpu), "of one GPU"),
         ("bubble", f"{verdict.bubble_fraction:.1%}", "share of the step in which a stage waits for the pipeline"),

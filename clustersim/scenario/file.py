@@ -235,19 +235,19 @@ class RecomputeSection(Section):
 
     @model_validator(mode="after")
     def _layers_are_full(self) -> Self:
-        if self.layers is not None and self.mode is not RecomputeMode.FULL:
-            raise mistake("layers are recomputed in full; leave mode out, as in {layers: 4}")
+        """So that `--set training.recompute.layers=4` works on a file that says none, too."""
+        if self.layers is not None and self.mode is RecomputeMode.SELECTIVE:
+            raise mistake("layers are recomputed in full, not selectively; write {layers: 4}")
         return self
 
     def choice(self) -> Recompute:
         """The kind of recomputation as the inside knows it."""
         match self.mode:
-            case RecomputeMode.NONE:
+            case RecomputeMode.NONE if self.layers is None:
                 return NoRecompute()
             case RecomputeMode.SELECTIVE:
                 return SelectiveRecompute()
-            case RecomputeMode.FULL:
-                return FullRecompute(layers=self.layers)
+        return FullRecompute(layers=self.layers)
 
 
 class TrainingSection(Section):

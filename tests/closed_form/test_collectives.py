@@ -5,6 +5,7 @@ route's latency alone. Then with n ranks, payload S, per-port bandwidth B and ro
     ring all-reduce         2 (n-1) a + 2 (n-1)/n S / B         (Thakur, Rabenseifner and Gropp 2005, sec. 4)
     ring all-gather           (n-1) a +   (n-1)/n S / B
     send/recv                       a +           S / B
+    shift                   (n-1) a +   (n-1)/n S / B         of the slowest hop
     all-to-all                      a +   (n-1)/n S / B         all at once through one port
     double binary tree      2 ceil(log2 n) a + 2 S / B          for more than two ranks
     two levels, d domains of k: 2 (k-1) a + 2 (k-1)/k S / B inside, 2 (d-1) a' + 2 (d-1)/d S/k / B' between
@@ -139,6 +140,13 @@ def test_two_flows_through_one_nic_take_twice_as_long():
     two = time(Collective.SEND_RECV, np.array([[0, 8], [4, 8]]), fabric, "pairwise")
     a = route_latency(fabric, 0, 8)
     assert two - a == pytest.approx(2 * (one - a).repeat(2), rel=1e-12)
+
+
+def test_a_shift_goes_at_the_pace_of_its_slowest_hop():
+    """8 ranks on 2 nodes of 4: 7 rounds of an 8th each, through one NIC of each node however many it has."""
+    fabric = cluster(8, 4)
+    expected = 7 * (route_latency(fabric, 3, 4) + S / 8 / NIC)
+    assert time(Collective.SHIFT, np.arange(8)[None], fabric, "pairwise") == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("n", [2, 5, 8])

@@ -47,7 +47,7 @@ def test_unknown_library_is_refused_with_the_nearest_name():
         ("algorithm: ring", "algorithm: wring", r"no algorithm 'wring'; did you mean ring\?"),
         ("startup: 6.6 us", "startup: 6.6", r"6\.6 has no unit"),
         ("launch: 8 us\n", "", "launch"),
-        ("[send_recv, all_to_all]", "[sendrecv]", "sendrecv"),
+        ("[send_recv, shift, all_to_all]", "[sendrecv]", "sendrecv"),
     ],
 )
 def test_a_broken_library_file_is_refused_by_name(tmp_path, old, new, sentence):

@@ -118,6 +118,17 @@ def test_all_to_all_sends_every_rank_an_nth(shape):
     assert received == pytest.approx(sent)
 
 
+@given(SHAPES)
+def test_a_shift_sends_every_rank_all_parts_but_one_to_its_neighbour(shape):
+    arrangement = arranged(*shape)
+    n = arrangement.size
+    (phase,) = Pairwise().phases(Collective.SHIFT, arrangement)
+    assert (phase.targets == np.roll(arrangement.flat, -1, axis=1)).all()
+    sent, received = volumes(Pairwise(), Collective.SHIFT, arrangement)
+    assert sent == pytest.approx(np.full_like(sent, (n - 1) / n))
+    assert received == pytest.approx(sent)
+
+
 def test_a_sample_of_distances_keeps_the_volume_and_the_local_part():
     """2,048 ranks in domains of 8: 7 of 2,047 peers are local; a sample may miss that by little."""
     arrangement = arranged(1, 256, 8)

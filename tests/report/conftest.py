@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from clustersim.cost.timing import Provenance
 from clustersim.report.theme import CATEGORIES, Category
 from clustersim.report.view import (
     Breakdown,
@@ -218,8 +219,10 @@ def view(stages: int = 4, microbatches: int = 8, chunks: int = 1, **words: str) 
             16384,
             stages,
             len(drawn.spans),
-            {"published": 0.71, "roofline": 0.29},
+            {Provenance.PUBLISHED: 0.71, Provenance.ROOFLINE: 0.29},
+            "as fast as others",
             (words["warning"],) if "warning" in words else (),
+            (words["suggestion"],) if "suggestion" in words else (),
             ("data loading and checkpointing", "jitter between GPUs", "congestion by other jobs"),
         ),
         breakdown=parts,

@@ -8,8 +8,8 @@ from clustersim.report.answer import PART_LOOKS, USE_LOOKS, page_view
 from clustersim.report.page import render_page
 from clustersim.report.theme import CATEGORIES, Category
 from clustersim.report.view import PageView
-from clustersim.report.wording import layout_line
-from clustersim.result import Result
+from clustersim.report.wording import layout_line, row_note, stage_name
+from clustersim.result import EXPERIENCE, Result
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 
@@ -93,3 +93,24 @@ def test_the_page_of_a_result_names_what_was_simulated(view: PageView) -> None:
 )
 def test_strategies_are_called_what_people_call_them(override: str, words: str) -> None:
     assert words in layout_line(Scenario.from_mapping(SMALL, source="small", overrides=[override]))
+
+
+def test_a_stage_of_several_chunks_is_a_pipeline_rank_and_the_note_says_what_it_holds() -> None:
+    scenario = Scenario.from_mapping(SMALL, source="small", overrides=["schedule={interleaved: {chunks: 8}}"])
+    assert stage_name(scenario, 3) == "pipeline rank 3"
+    assert "32 stages (chunks)" in row_note(scenario)
+    assert "pipeline rank 0 holds stages 0, 4, 8, ..., 28." in row_note(scenario)
+    plain = Scenario.from_mapping(SMALL, source="small")
+    assert (stage_name(plain, 3), row_note(plain)) == ("stage 3", "")
+
+
+def test_equal_kernels_of_a_pass_are_one_line_with_their_count(view: PageView) -> None:
+    details = [text for text in view.timeline.spans.texts if "mlp.up" in text]
+    assert details
+    assert all(len(set(lines)) == len(lines) for lines in (detail.split("\n") for detail in details))
+    assert any("8 × mlp.up" in detail for detail in details)  # 32 layers on 4 stages
+
+
+def test_what_experience_says_is_on_the_page(view: PageView) -> None:
+    assert view.trust.experience == EXPERIENCE
+    assert view.trust.suggestions == ()

@@ -72,3 +72,11 @@ def test_no_spans_give_no_boxes() -> None:
 def test_first_and_last_row_are_always_shown() -> None:
     rows = shown_rows(16_384)
     assert (rows[0], rows[-1], len(np.unique(rows))) == (0, 16_383, 64)
+
+
+def test_a_box_without_length_keeps_its_category() -> None:
+    spans = many(2)
+    assert spans.category[1] == CATEGORIES.index(Category.BACKWARD)
+    end = np.array([2.0, 2.0])
+    still = Spans(*(end if name == "end" else getattr(spans, name) for name in Spans.__slots__[:-1]), texts=())
+    assert boxes(still, np.array([0]), by_action=False).category[1] == CATEGORIES.index(Category.BACKWARD)

@@ -1,3 +1,5 @@
+import html
+import io
 import json
 import re
 from collections.abc import Callable
@@ -7,12 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from clustersim.cost.timing import Provenance
 from clustersim.report.notebook import fragment
 from clustersim.report.page import render_page, write_page
+from clustersim.report.table import render_table
 from clustersim.report.timeline import drawing, timeline_caption
-from clustersim.report.view import Breakdown, Memory, PageView, Spans
+from clustersim.report.view import Breakdown, Memory, PageView, Spans, Trust
 from clustersim.report.view import Path as CriticalPath
+from clustersim.report.wording import PROVENANCE_MEANINGS, PROVENANCE_NAMES
 
 View = Callable[..., PageView]
 HOSTILE = "</script><b>&'\"x"
@@ -127,3 +133,63 @@ def test_a_notebook_gets_one_frame_with_a_document_of_its_own(make_view: View) -
     text = fragment(make_view(title=HOSTILE))
     assert text.startswith("<iframe srcdoc=")
     assert text.count("<") == 2
+
+
+def test_suggestions_stand_apart_from_warnings(make_view: View) -> None:
+    text = without_plotly(render_page(make_view(warning="odd batch", suggestion="tp 8 would fit")))
+    assert '<ul class="alerts"><li>odd batch</li></ul>' in text
+    assert "<h3>What would make it fit</h3><ul><li>tp 8 would fit</li></ul>" in text
+    assert "What would make it fit" not in without_plotly(render_page(make_view()))
+
+
+@pytest.mark.parametrize("provenance", list(Provenance))
+def test_table_and_page_call_the_source_of_a_duration_the_same_and_the_page_explains_it(
+    make_view: View, provenance: Provenance
+) -> None:
+    view = make_view()
+    trust = replace(view.trust, provenance={provenance: 1.0})
+    text = without_plotly(render_page(replace(view, trust=trust)))
+    assert PROVENANCE_NAMES[provenance] in text
+    assert PROVENANCE_MEANINGS[provenance] in html.unescape(text)
+    assert PROVENANCE_NAMES[provenance] in printed(view, trust)
+
+
+def printed(view: PageView, trust: Trust) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(render_table(view.subject, view.verdict, view.breakdown, trust))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_what_experience_says_stands_under_the_verdict(make_view: View) -> None:
+    text = without_plotly(render_page(make_view()))
+    assert text.index("as fast as others") < text.index("Where the time goes")
+
+
+def test_a_long_step_has_both_units_in_the_headline(make_view: View) -> None:
+    view = make_view()
+    text = render_page(replace(view, verdict=replace(view.verdict, step_time=2.736e5)))
+    assert "3<small>&nbsp;d</small> 4<small>&nbsp;h</small>" in text
+
+
+def test_rows_are_called_pipeline_ranks_where_each_holds_several_stages(make_view: View) -> None:
+    view = make_view(80, 2)
+    timeline = replace(view.timeline, row_word="pipeline rank", row_note="Rank 0 holds stages 0 and 80.")
+    text = without_plotly(render_page(replace(view, timeline=timeline)))
+    assert "<h2>Each pipeline rank</h2>" in text
+    assert "One row for each pipeline rank" in text
+    assert "64 of 80 pipeline ranks are shown" in text
+    assert text.count("Rank 0 holds stages 0 and 80.") == 2  # under the stages and under the timeline
+
+
+def test_the_rate_of_a_slow_chip_has_its_own_unit(make_view: View) -> None:
+    view = make_view()
+    text = render_page(replace(view, verdict=replace(view.verdict, model_flops_per_gpu=9.662e10)))
+    assert "<dt>GFLOP/s per GPU</dt><dd>96.62</dd>" in text
+
+
+def test_small_screens_get_short_names_of_rows(make_view: View) -> None:
+    drawn = figures(render_page(make_view(3)))
+    for name in ("stages", "peaks"):
+        assert drawn[name]["narrow"]["yaxis"]["tickvals"] == ["stage 0", "stage 1", "stage 2"]
+        assert drawn[name]["narrow"]["yaxis"]["ticktext"] == ["0 ", "1 ", "2 "]

@@ -185,7 +185,7 @@ def test_a_misspelt_word_is_refused_with_its_key_and_the_nearest_one(
         ("model={layers: 4}", "model: lacks hidden, heads, vocab, ffn"),
         ("model={preset: llama3-8b, path: config.json}", "keep one"),
         ("training={global_batch: 128}", "training.sequence: is missing"),
-        ("training.recompute={mode: none, layers: 2}", "layers are recomputed in full"),
+        ("training.recompute={mode: selective, layers: 2}", "layers are recomputed in full"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_key_the_value_and_what_is_legal(
