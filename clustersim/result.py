@@ -27,7 +27,7 @@ from clustersim.trace.store import IntArray, Trace
 from clustersim.units import Bytes, Flop, FlopPerSecond, Seconds, format_seconds
 
 EXPERIENCE: Final = (
-    "60 published training runs took 11 % longer than predicted on average, from 11 % less to 29 % more "
+    "60 published training runs took 10 % longer than predicted on average, from 11 % less to 29 % more "
     "(python -m tests.published.steps)"
 )
 NOT_MODELLED: Final = (
