@@ -132,3 +132,12 @@ def test_a_notebook_shows_a_fragment_and_a_file_the_page(result: Result, tmp_pat
     page = result.save_html(tmp_path / "page.html").read_text(encoding="utf-8")
     assert page == result.to_html()
     assert page.lstrip().lower().startswith("<!doctype html")
+
+
+def test_an_hfu_above_one_is_explained() -> None:
+    """At 524,288 tokens the full attention matrix of the convention is most of the FLOP, and kernels skip half of it."""
+    training = {"sequence": 524288, "global_batch": 64, "recompute": "full"}
+    long = {**MAPPING, "cluster": {"name": "dgx-a100", "gpus": 64}, "layout": {"data": "fsdp"}, "training": training}
+    result = simulate(Scenario.from_mapping(long))
+    assert result.hfu() > 1
+    assert any("HFU above 100 %" in warning for warning in result.warnings)

@@ -42,20 +42,18 @@ class Outputs:
                     raise InputError(f"{option} {path}: is one of the files that are read; name another")
         if len({path.resolve() for path in self.files.values()}) < len(self.files):
             raise InputError(f"{' and '.join(self.files)} need different files")
+        if self.trace is not None and Path(self.trace).suffix != ".json":
+            from clustersim.report.perfetto import require_perfetto
+
+            require_perfetto()
 
     def _require_names(self) -> None:
         if self.json == "":
             raise InputError("--json needs the name of a file, or - for standard output")
         if self.html in ("", STDOUT):
             raise InputError("--html needs the name of a file, such as page.html")
-        if self.trace is None:
-            return
-        if self.trace in ("", STDOUT) or Path(self.trace).suffix not in _TRACES:
+        if self.trace is not None and (self.trace in ("", STDOUT) or Path(self.trace).suffix not in _TRACES):
             raise InputError(
                 f"--trace {self.trace}: name a file that ends in .json (Chrome) or in .pftrace, .perfetto-trace or "
                 "nothing (Perfetto)"
             )
-        if Path(self.trace).suffix != ".json":
-            from clustersim.report.perfetto import require_perfetto
-
-            require_perfetto()

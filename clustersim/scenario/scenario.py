@@ -60,10 +60,11 @@ class Scenario:
         """What a file of this scenario holds: `from_mapping` of it gives the same scenario."""
         return copy.deepcopy(dict(self.written))
 
-    def changed(self, *overrides: str) -> "Scenario":
-        """The same scenario with overrides such as `layout.tp=4`."""
+    def changed(self, overrides: str | Iterable[str], *more: str) -> "Scenario":
+        """The same scenario with overrides such as `layout.tp=4`, one by one or in a list."""
         from clustersim.scenario.load import Origin, from_mapping
 
+        first = (overrides,) if isinstance(overrides, str) else overrides
         base = Path() if self.path is None else self.path.parent
         origin = Origin(source=str(self.path or self.name), name=self.name, base=base)
-        return replace(from_mapping(self.written, origin, overrides), path=self.path)
+        return replace(from_mapping(self.written, origin, (*first, *more)), path=self.path)

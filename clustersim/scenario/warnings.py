@@ -12,7 +12,7 @@ from clustersim.dtypes import DType
 from clustersim.parallel.groups import members
 from clustersim.scenario.scenario import Scenario
 from clustersim.scenario.settings import Symmetry
-from clustersim.workload.training import Attention
+from clustersim.workload.training import Attention, SelectiveRecompute
 from clustersim.workload.transformer import Positions
 
 MANY_RANKS = 2048  # to simulate one by one
@@ -38,6 +38,12 @@ def _tensor_beyond_domain(scenario: Scenario) -> Iterator[str]:
             f"{split} of {len(groups)} tensor-parallel groups (tp {scenario.layout.tp}) reach beyond one NVLink domain "
             "and use the network for every layer"
         )
+
+
+def _nothing_to_drop(scenario: Scenario) -> Iterator[str]:
+    training = scenario.training
+    if isinstance(training.recompute, SelectiveRecompute) and training.attention is Attention.FLASH:
+        yield "training.recompute selective only costs time with flash attention, which keeps no scores to recompute"
 
 
 def _long_rotary(scenario: Scenario) -> Iterator[str]:
@@ -86,6 +92,7 @@ def _uncommon_interleaving(scenario: Scenario) -> Iterator[str]:
 _WARNINGS: tuple[Callable[[Scenario], Iterator[str]], ...] = (
     _replicated_heads,
     _tensor_beyond_domain,
+    _nothing_to_drop,
     _long_rotary,
     _uncommon_interleaving,
     _old_for_flash,
