@@ -22,7 +22,7 @@ from clustersim.memory.footprint import Category
 from clustersim.memory.ledger import Ledger
 from clustersim.program.program import Program
 from clustersim.program.task import Compute
-from clustersim.scenario import Scenario
+from clustersim.scenario import Contention, Scenario
 from clustersim.trace.store import IntArray, Trace
 from clustersim.units import Bytes, Flop, FlopPerSecond, Seconds, format_seconds
 
@@ -30,8 +30,11 @@ EXPERIENCE: Final = (
     "60 published Megatron-LM and NeMo runs on A100, H100 and GB200 took 10 % longer than predicted on average, "
     "from 11 % less to 29 % more (python -m tests.published.steps)"
 )
+NOT_SHARED: Final[Mapping[Contention, str]] = {
+    Contention.NONE: "contention between collectives of different kinds (each kind shares links among its own groups)",
+    Contention.SHARED: "contention of collectives inside blocks (tensor, context parallelism) with other traffic",
+}
 NOT_MODELLED: Final = (
-    "contention between collectives of different kinds (each kind shares links among its own groups)",
     "slowing of kernels by communication that runs beside them",
     "stragglers, jitter, clock throttling, failures",
     "data loading, logging, checkpoints, Python overhead beyond kernel launches",
@@ -142,6 +145,11 @@ class Result:
         )
 
     @property
+    def not_modelled(self) -> tuple[str, ...]:
+        """What the answer leaves out."""
+        return (NOT_SHARED[self.scenario.cost.network], *NOT_MODELLED)
+
+    @property
     def spans(self) -> int:
         """Operations (kernels and collectives) on the simulated ranks; those inside blocks are kept as offsets."""
         sizes = [
@@ -180,12 +188,13 @@ class Result:
             "stages": [self._stage(rank) for rank in range(len(self.ledgers))],
             "provenance_share": dict(self.provenance),
             "experience": EXPERIENCE,
+            "network": self.scenario.cost.network.value,
             "ranks": self.ranks,
             "simulated_ranks": self.simulated_ranks,
             "spans": self.spans,
             "simulate_wall_s": self.wall,
             "warnings": list(self.warnings),
-            "not_modelled": list(NOT_MODELLED),
+            "not_modelled": list(self.not_modelled),
         }
 
     def to_html(self) -> str:

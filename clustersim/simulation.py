@@ -18,6 +18,7 @@ from clustersim.collectives.library import load_library
 from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
 from clustersim.cost.roofline import Roofline
+from clustersim.cost.symmetry import alike, alike_shared
 from clustersim.engine.engine import run
 from clustersim.errors import InputError
 from clustersim.lowering.step import lower
@@ -29,12 +30,12 @@ from clustersim.memory.remedies import remedies
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Order
 from clustersim.program.program import Program
-from clustersim.program.symmetry import Classes, classes, unfolded
+from clustersim.program.symmetry import unfolded
 from clustersim.program.task import Compute
 from clustersim.result import Flops, Result
-from clustersim.scenario import Scenario, Symmetry
+from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.scenario.checks import problems
-from clustersim.trace.store import FloatArray, Trace
+from clustersim.trace.store import Trace
 from clustersim.units import Bytes
 from clustersim.workload.flops import model_flops
 
@@ -60,8 +61,9 @@ def simulate(scenario: Scenario) -> Result:
     started = perf_counter()
     plan, order = _plan(scenario), _order(scenario)
     program = lower(plan, order)
-    cost = _cost(scenario, program)
-    trace, _ = run(program, _classes(scenario, program, cost), cost, coalesce=scenario.cost.coalesce)
+    exchanges = _exchanges(scenario, program)
+    cost = BlockCost(program, Roofline(scenario.cluster.accelerator), exchanges)
+    trace = _run(scenario, program, cost, exchanges)
     rows = read_rows(trace, program)
     ledgers = tuple(_timed_ledgers(scenario, program, trace))
     fits = max(each.peak for each in ledgers) <= scenario.cluster.accelerator.memory_bytes
@@ -108,24 +110,23 @@ def _order(scenario: Scenario) -> Order:
     return scenario.schedule.order(scenario.layout.pp, scenario.microbatches)
 
 
-def _cost(scenario: Scenario, program: Program) -> BlockCost:
+def _exchanges(scenario: Scenario, program: Program) -> CommunicationCost:
     cluster = scenario.cluster
     library = load_library(cluster.library)
-    exchanges = CommunicationCost(cluster.fabric, library, program.groups, scenario.cost.collectives)
-    return BlockCost(program, Roofline(cluster.accelerator), exchanges)
+    return CommunicationCost(cluster.fabric, library, program.groups, scenario.cost.collectives)
 
 
-def _classes(scenario: Scenario, program: Program, cost: BlockCost) -> Classes:
-    """Ranks that provably do the same, given what each exchange takes in each group."""
+def _run(scenario: Scenario, program: Program, cost: BlockCost, exchanges: CommunicationCost) -> Trace:
+    """Run one of the ranks that provably do the same, or every rank."""
+    demands = exchanges if scenario.cost.network is Contention.SHARED else None
+    links = scenario.cluster.fabric.links
     if scenario.cost.symmetry is Symmetry.OFF:
-        return unfolded(program)
-    seconds: dict[str, list[FloatArray]] = {}
-    exchanges = {exchange for each in program.programs for exchange in each.exchanges}
-    for exchange in sorted(exchanges, key=lambda each: (each.group, each.name, each.payload)):
-        timing = cost.exchange_timing(exchange).seconds
-        if timing.size and timing.min() < timing.max():
-            seconds.setdefault(exchange.group, []).append(timing)
-    return classes(program, {role: np.stack(columns, axis=1) for role, columns in seconds.items()})
+        classes = unfolded(program, 0 if demands is None else len(links.kind))
+    elif demands is None:
+        classes = alike(program, exchanges)
+    else:
+        classes = alike_shared(program, exchanges, demands, links)
+    return run(program, classes, cost, coalesce=scenario.cost.coalesce, demands=demands)[0]
 
 
 def _timed_ledgers(scenario: Scenario, program: Program, trace: Trace) -> Iterator[Ledger]:

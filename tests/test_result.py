@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.result import NOT_MODELLED, Result
+from clustersim.result import NOT_MODELLED, NOT_SHARED, Result
+from clustersim.scenario import Contention
 from clustersim.workload.transformer import matrix_parameters
 
 # What the JSON answer promised when it was first published: keys are added, never renamed or dropped.
@@ -15,7 +16,7 @@ PROMISED = [
     "exposed_communication_fraction", "peak_memory_bytes", "memory_capacity_bytes", "fits", "breakdown_s",
     "provenance_share", "ranks", "simulated_ranks", "spans", "simulate_wall_s", "warnings", "not_modelled",
 ]  # fmt: skip
-KEYS = [*PROMISED, "name", "experience", "flop_convention", "critical_path_s", "stages"]
+KEYS = [*PROMISED, "name", "experience", "flop_convention", "critical_path_s", "stages", "network"]
 STAGE_KEYS = {"pipeline_rank", "breakdown_s", "peak_memory_bytes", "memory_bytes"}
 
 MAPPING: dict[str, Any] = {
@@ -105,8 +106,14 @@ def test_fractions_are_fractions(answer: dict[str, Any]) -> None:
 
 
 def test_what_is_not_modelled_is_said(answer: dict[str, Any]) -> None:
-    assert answer["not_modelled"] == list(NOT_MODELLED)
-    assert answer["not_modelled"]
+    assert answer["not_modelled"] == [NOT_SHARED[Contention.NONE], *NOT_MODELLED]
+
+
+def test_the_network_is_said(answer: dict[str, Any]) -> None:
+    assert answer["network"] == "uncontended"
+    shared = simulate(Scenario.from_mapping(MAPPING, overrides=["cost.network=shared"])).to_json()
+    assert shared["network"] == "shared"
+    assert shared["not_modelled"] == [NOT_SHARED[Contention.SHARED], *NOT_MODELLED]
 
 
 def test_names_and_numbers_of_ranks(answer: dict[str, Any]) -> None:
@@ -137,7 +144,7 @@ def test_a_notebook_shows_a_fragment_and_a_file_the_page(result: Result, tmp_pat
 def test_an_hfu_above_one_is_explained() -> None:
     """At 524,288 tokens the full attention matrix of the convention is most of the FLOP, and kernels skip half of it."""
     training = {"sequence": 524288, "global_batch": 64, "recompute": "full"}
-    long = {**MAPPING, "cluster": {"name": "dgx-a100", "gpus": 64}, "layout": {"data": "fsdp"}, "training": training}
-    result = simulate(Scenario.from_mapping(long))
+    long = {**MAPPING, "cluster": {"name": "dgx-a100", "gpus": 64}, "layout": {"data": "fsdp"}}
+    result = simulate(Scenario.from_mapping({**long, "training": training}))
     assert result.hfu() > 1
     assert any("HFU above 100 %" in warning for warning in result.warnings)

@@ -120,7 +120,7 @@ def test_check_does_not_simulate(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("simulated")
 
-    for name in ("run", "lower", "classes"):
+    for name in ("run", "lower", "alike", "alike_shared"):
         monkeypatch.setattr(f"clustersim.simulation.{name}", fail)
     report = check(scenario())
     assert report.fits

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.collectives.library import ALGORITHMS, Library, Offer
+from clustersim.collectives.loads import OwnLoads, own_loads
 from clustersim.collectives.phase import Arrangement, FloatArray, IntArray, arrange
 from clustersim.collectives.transfer import (
     Routed,
@@ -40,11 +41,17 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The fastest offer. seconds: [groups]; offer, latency: of the slowest group (latency in s, no bytes counted)."""
+    """The fastest offer in each group, and in the slowest one.
+
+    seconds: [groups]; idle: [groups] the part of them in which no bytes move; taken: [groups] number of the offer, of
+    which chunk: [offers] is the bytes of one chunk; offer: what the slowest group takes.
+    """
 
     seconds: FloatArray
+    idle: FloatArray
+    taken: IntArray
+    chunk: FloatArray
     offer: Offer
-    latency: float
     slowest: int
 
 
@@ -57,11 +64,18 @@ def choose(choices: Choices, payload: Bytes) -> Choice:
     seconds = idle + payload * per_byte + chunk[:, None] * fill
     seconds[[payload > offer.most for offer in choices.offers]] = np.inf
     best = seconds.argmin(axis=0)
-    fastest = seconds[best, np.arange(seconds.shape[1])]
+    each = np.arange(seconds.shape[1])
+    fastest, waiting = seconds[best, each], idle[best, each]
     worst = int(fastest.argmax())
-    slowest = int((choices.group_class == worst).argmax())
-    offer = int(best[worst])
-    return Choice(fastest[choices.group_class], choices.offers[offer], float(idle[offer, worst]), slowest)
+    groups = choices.group_class
+    return Choice(
+        seconds=fastest[groups],
+        idle=waiting[groups],
+        taken=best[groups],
+        chunk=chunk,
+        offer=choices.offers[int(best[worst])],
+        slowest=int((groups == worst).argmax()),
+    )
 
 
 def _chunk(offer: Offer, library: Library, payload: Bytes) -> Bytes:
@@ -87,6 +101,13 @@ class Surveyor:
             what = f"{kind.value} by {algorithm}" if algorithm else kind.value
             raise InputError(f"{self.library.name} cannot do {what} in groups of {members.shape[1]} on this cluster")
         return self._classified(offers, [self._cost(offer, routed[offer.algorithm], arrangement) for offer in offers])
+
+    def own_loads(self, kind: Collective, members: IntArray, offer: Offer) -> OwnLoads:
+        """What an offer asks of links in each of the groups [groups, size] by itself."""
+        arrangement = arrange(members, self.fabric)
+        phases = ALGORITHMS[offer.algorithm].phases(kind, arrangement)
+        routed = [route(phase, self.fabric) for phase in phases]
+        return own_loads(self.fabric, self.library, offer, routed, int(arrangement.spans.max()))
 
     def _possible(self, offer: Offer) -> bool:
         """Whether the fabric's switches can do what the offer needs."""

@@ -5,18 +5,24 @@ on the payload is worked out once for each role and collective, so another paylo
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 
-from clustersim.collectives.choose import Choices, Surveyor, choose
+from clustersim.collectives.choose import Choice, Choices, Surveyor, choose
 from clustersim.collectives.library import Library
+from clustersim.collectives.loads import OwnLoads, picked
 from clustersim.collectives.phase import IntArray
-from clustersim.cost.timing import Bound, ExchangeTiming, Provenance
+from clustersim.cost.timing import Bound, Demand, ExchangeTiming, Provenance
 from clustersim.errors import InputError, nearest
 from clustersim.hardware.topology import Fabric
 from clustersim.program.program import Groups
 from clustersim.program.task import Collective, Exchange
+from clustersim.program.traffic import NOTHING
 from clustersim.units import Bytes
+
+NEGLIGIBLE: Final = 1e-3
+"""A collective whose bytes move for less than this part of its latency in every group loads no shared link."""
 
 
 class CommunicationCost:
@@ -39,6 +45,8 @@ class CommunicationCost:
         self._choices: dict[tuple[str, Collective], Choices] = {}
         self._tiers: dict[tuple[str, int], str] = {}
         self._timings: dict[tuple[str, Collective, Bytes], ExchangeTiming] = {}
+        self._demands: dict[tuple[str, Collective, Bytes], Demand] = {}
+        self._own: dict[tuple[str, Collective, bytes], OwnLoads] = {}
 
     def exchange(self, exchange: Exchange) -> ExchangeTiming:
         """Seconds of one collective in each group of its role, all groups at once."""
@@ -52,14 +60,47 @@ class CommunicationCost:
         if groups.shape[1] < 2 or not len(groups):
             return ExchangeTiming(np.zeros(len(groups)), Provenance.ROOFLINE, Bound.LATENCY, "none", "gpu")
         choice = choose(self._survey(exchange.group, exchange.collective), exchange.payload)
-        seconds = float(choice.seconds[choice.slowest])
+        seconds, latency = float(choice.seconds[choice.slowest]), float(choice.idle[choice.slowest])
         return ExchangeTiming(
             seconds=choice.seconds,
             provenance=self._provenance,
-            bound=Bound.LATENCY if choice.latency > seconds / 2 else Bound.BANDWIDTH,
+            bound=Bound.LATENCY if latency > seconds / 2 else Bound.BANDWIDTH,
             algorithm=choice.offer.name,
             tier=self._tier(exchange.group, choice.slowest),
         )
+
+    def demand(self, exchange: Exchange) -> Demand:
+        """What one collective asks of shared links in each group of its role, by the offer that it takes."""
+        key = (exchange.group, exchange.collective, exchange.payload)
+        if key not in self._demands:
+            self._demands[key] = self._ask(exchange)
+        return self._demands[key]
+
+    def _ask(self, exchange: Exchange) -> Demand:
+        seconds, groups, payload = self.exchange(exchange).seconds, self._members(exchange.group), exchange.payload
+        nothing = np.zeros(len(groups))
+        unshared = Demand(seconds, nothing, nothing, payload, NOTHING)
+        if not self._leaves_domains(groups):
+            return unshared
+        choice = choose(self._survey(exchange.group, exchange.collective), payload)
+        if (choice.seconds - choice.idle).max() < NEGLIGIBLE * choice.idle.min():
+            return unshared
+        loads = self._loads(exchange.group, exchange.collective, choice)
+        return _demand(choice, loads, payload) if len(loads.crossings.group) else unshared
+
+    def _loads(self, role: str, kind: Collective, choice: Choice) -> OwnLoads:
+        """What the offers that the groups of a role take ask of links."""
+        key = (role, kind, choice.taken.tobytes())
+        if key not in self._own:
+            members, offers = self._members(role), self._survey(role, kind).offers
+            parts = {n: self._surveyor.own_loads(kind, members, offers[n]) for n in np.unique(choice.taken).tolist()}
+            self._own[key] = picked(parts, choice.taken)
+        return self._own[key]
+
+    def _leaves_domains(self, groups: IntArray) -> bool:
+        """Whether any traffic leaves NVLink."""
+        domains = self._surveyor.fabric.domains(groups)
+        return bool((domains != domains[:, :1]).any())
 
     def _tier(self, role: str, group: int) -> str:
         """The highest tier that traffic of one group of a role crosses."""
@@ -81,3 +122,16 @@ class CommunicationCost:
     @property
     def _provenance(self) -> Provenance:
         return Provenance.PUBLISHED if self._surveyor.library.published else Provenance.ROOFLINE
+
+
+def _demand(choice: Choice, loads: OwnLoads, payload: Bytes) -> Demand:
+    """What groups ask of links by the offers that they take; a group that crosses none is all latency."""
+    alone = loads.flow == 0.0
+    transfer = payload * loads.per_byte + choice.chunk[choice.taken] * loads.fill
+    return Demand(
+        latency=np.where(alone, choice.seconds, choice.idle),
+        transfer=np.where(alone, 0.0, transfer),
+        flow=payload * loads.flow,
+        payload=payload,
+        crossings=loads.crossings,
+    )

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clustersim.program.task import Exchange
-from clustersim.units import Seconds
+from clustersim.program.traffic import Crossings
+from clustersim.units import Bytes, Seconds
 from clustersim.workload.kernels import Kernel
 
 FloatArray = NDArray[np.float64]
@@ -53,6 +54,22 @@ class ExchangeTiming:
     tier: str
 
 
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one collective asks of shared links in every group of its role.
+
+    latency: [groups] seconds in which nothing moves; transfer: [groups] seconds that its bytes take where the group has
+    the links for itself; flow: [groups] bytes of its largest flow, by which flows share links fairly; crossings: which
+    links it keeps busy, for how long per byte of `payload`. What crosses no shared link is all latency.
+    """
+
+    latency: FloatArray
+    transfer: FloatArray
+    flow: FloatArray
+    payload: Bytes
+    crossings: Crossings
+
+
 class KernelCost(Protocol):
     """The seam between the engine and sources of kernel durations."""
 
@@ -65,3 +82,10 @@ class ExchangeCost(Protocol):
 
     def exchange(self, exchange: Exchange) -> ExchangeTiming:
         """Time one collective in each group of its role, all groups of the role at once."""
+
+
+class DemandCost(Protocol):
+    """The seam between the engine's shared network and sources of what collectives ask of it."""
+
+    def demand(self, exchange: Exchange) -> Demand:
+        """What one collective asks of links in each group of its role."""

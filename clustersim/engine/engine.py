@@ -7,6 +7,7 @@ depends on that order, so the trace is the same on every run.
 """
 
 from clustersim.cost.block import BlockCost
+from clustersim.cost.timing import DemandCost
 from clustersim.engine.rank import Rank
 from clustersim.engine.world import World
 from clustersim.errors import ClusterSimError
@@ -19,12 +20,15 @@ class DeadlockError(ClusterSimError):
     """Tasks wait for each other in a circle: the program is wrong, not the user's input."""
 
 
-def run(program: Program, classes: Classes, cost: BlockCost, *, coalesce: bool = True) -> tuple[Trace, OperationSpans]:
+def run(
+    program: Program, classes: Classes, cost: BlockCost, *, coalesce: bool = True, demands: DemandCost | None = None
+) -> tuple[Trace, OperationSpans]:
     """Run one rank of every class; return its spans, and those of operations run one by one.
 
-    coalesce: blocks that no other simulated rank can observe are one event each.
+    coalesce: blocks that no other simulated rank can observe are one event each. demands: what collectives and messages
+    outside blocks ask of a network that they share (of links with colours in `classes`); without it they do not share.
     """
-    world = World(program, classes, cost, coalesce)
+    world = World(program, classes, cost, coalesce, demands)
     ranks = [Rank(int(number), world) for number in sorted(set(classes.representative.tolist()))]
     world.ranks.update({rank.number: rank for rank in ranks})
     for rank in ranks:

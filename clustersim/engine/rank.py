@@ -8,6 +8,7 @@ come. A message starts when it is sent (receive buffers are posted ahead) and is
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import simpy
@@ -49,7 +50,7 @@ class Rank:
 
     def _run(self, stream: Stream, queue: list[int]) -> Steps:
         environment, tasks = self.world.environment, self.world.program_of(self.number).tasks
-        record = self.world.recorder.span
+        record, begin = self.world.recorder.span, self.world.transfers.begin
         cause = -1
         for number in queue:
             task = tasks[number]
@@ -69,9 +70,9 @@ class Rank:
                     rendezvous = self.world.join(self.number, task.exchange)
                     yield rendezvous.arrive(cause)
                     start, cause = environment.now, rendezvous.cause
-                    yield environment.timeout(self.world.seconds(self.number, task.exchange))
+                    yield rendezvous.together(partial(begin, self.number, task.exchange))
                 case Send():
-                    yield environment.timeout(self.world.seconds(self.number, task.exchange))
+                    yield begin(self.number, task.exchange)
                     self.world.deliver(self.number, task, start, cause)
             cause = record((self.number, number, stream), cause, (queued, ready, start, environment.now))
             self.finish(number, cause)

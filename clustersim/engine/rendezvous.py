@@ -4,7 +4,7 @@ Members arrive in any order; the collective starts when the last one has come. C
 the order in which each member issues them, as communication libraries do.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import simpy
 
@@ -12,11 +12,12 @@ import simpy
 class Rendezvous:
     """One collective in the making. `cause` is the trace row that released the last member to come."""
 
-    __slots__ = ("_gathered", "_missing", "cause")
+    __slots__ = ("_done", "_gathered", "_missing", "cause")
 
     def __init__(self, environment: simpy.Environment, members: int) -> None:
         self._gathered = environment.event()
         self._missing = members
+        self._done: simpy.Event | None = None
         self.cause = -1
 
     def arrive(self, cause: int) -> simpy.Event:
@@ -26,6 +27,12 @@ class Rendezvous:
             self.cause = cause
             self._gathered.succeed()
         return self._gathered
+
+    def together(self, begin: Callable[[], simpy.Event]) -> simpy.Event:
+        """What the members wait for once they have met: the first of them begins it, all get the same event."""
+        if self._done is None:
+            self._done = begin()
+        return self._done
 
 
 class MeetingPlaces:

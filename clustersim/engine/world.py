@@ -1,4 +1,4 @@
-"""What do simulated ranks share? The clock, the program, the costs, the meeting places and the mail."""
+"""What do simulated ranks share? The clock, the program, the costs, the network, the meeting places and the mail."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -8,8 +8,11 @@ import simpy
 from numpy.typing import NDArray
 
 from clustersim.cost.block import BlockCost
+from clustersim.cost.timing import DemandCost
+from clustersim.engine.network.loads import Loads
 from clustersim.engine.recorder import Recorder
 from clustersim.engine.rendezvous import MeetingPlaces, Rendezvous
+from clustersim.engine.transfers import Shared, Transfers, Uncontended
 from clustersim.program.action import Action
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.symmetry import Classes
@@ -28,24 +31,30 @@ class Addressee(Protocol):
 
 @dataclass(slots=True)
 class World:
-    """Shared state of one simulation; nothing here outlives it."""
+    """Shared state of one simulation; nothing here outlives it. demands: what exchanges ask of a shared network."""
 
     program: Program
     classes: Classes
     cost: BlockCost
     coalesce: bool = True
+    demands: DemandCost | None = None
     environment: simpy.Environment = field(default_factory=simpy.Environment)
     recorder: Recorder = field(default_factory=Recorder)
     ranks: dict[int, Addressee] = field(default_factory=dict)
+    transfers: Transfers = field(init=False)
     _meetings: MeetingPlaces = field(init=False)
     _rows: dict[str, IntArray] = field(init=False)
     _groups: dict[tuple[str, int], tuple[tuple[str, int], int]] = field(init=False, default_factory=dict)
     _private: dict[tuple[Block, int], bool] = field(init=False, default_factory=dict)
-    _seconds: dict[tuple[Exchange, int], Seconds] = field(init=False, default_factory=dict)
     _receipts: dict[int, dict[tuple[str, Action], int]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._meetings = MeetingPlaces(self.environment)
+        if self.demands is None:
+            self.transfers = Uncontended(self.environment, self.cost)
+        else:
+            loads = Loads(self.program, self.classes, self.demands)
+            self.transfers = Shared(self.environment, loads, len(self.classes.links))
         self._rows = {
             role: groups.row_of(self.program.ranks, place=0 if groups.ordered else None)
             for role, groups in self.program.groups.items()
@@ -68,13 +77,6 @@ class World:
         if known is None:
             known = all(self._group(exchange.group, rank)[1] == 1 for exchange in block.exchanges)
             self._private[block, rank] = known
-        return known
-
-    def seconds(self, rank: int, exchange: Exchange) -> Seconds:
-        """Duration of an exchange in the rank's group."""
-        known = self._seconds.get((exchange, rank))
-        if known is None:
-            known = self._seconds[exchange, rank] = self.cost.exchange(rank, exchange).seconds
         return known
 
     def deliver(self, sender: int, send: Send, start: Seconds, cause: int) -> None:

@@ -29,10 +29,19 @@ class RankProgram:
 
     @property
     def exchanges(self) -> set[Exchange]:
-        """Every collective that the rank takes part in."""
+        """Every collective that the rank takes part in, and every message."""
+        return self.exchanges_inside | self.exchanges_outside
+
+    @property
+    def exchanges_inside(self) -> set[Exchange]:
+        """Those of blocks, which the compute stream waits for."""
         blocks = {task.block for task in self.tasks if isinstance(task, Compute)}
-        inside = {exchange for block in blocks for exchange in block.exchanges}
-        return inside | {task.exchange for task in self.tasks if not isinstance(task, Compute)}
+        return {exchange for block in blocks for exchange in block.exchanges}
+
+    @property
+    def exchanges_outside(self) -> set[Exchange]:
+        """Those that are tasks of their own, on the other streams."""
+        return {task.exchange for task in self.tasks if not isinstance(task, Compute)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,19 +4,21 @@ Colour refinement on ranks and groups. A rank's first colour is its program, a g
 a group takes on the colours of its members (in order where order matters), a rank the colours of its groups, until the
 number of colours stands still. In the stable colouring, ranks of one colour run the same tasks, with groups of the same
 cost, against partners of the same colours; by induction over event times their timelines are equal, since the engine's
-durations depend on nothing else. One rank of each colour is run for all of them.
+durations depend on nothing else. One rank of each colour is run for all of them. Where traffic shares links, links are
+coloured too (`traffic`), and groups also take on the colours of the links that they cross.
 
 Reference: Berkholz, Bonsma, Grohe, "Tight lower and upper bounds for the complexity of canonical colour refinement"
 (2017).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clustersim.program.program import Groups, Program
+from clustersim.program.traffic import NO_TRAFFIC, LinkColours, Traffic
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -24,11 +26,15 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """colour: [ranks]; representative: [ranks] the lowest rank of each rank's colour; groups: colour of every group."""
+    """colour: [ranks]; representative: [ranks] the lowest rank of each rank's colour; groups: colour of every group.
+
+    links: [links] colour of every link; empty where links are not shared.
+    """
 
     colour: IntArray
     representative: IntArray
     groups: Mapping[str, IntArray]
+    links: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
     def count(self) -> int:
@@ -36,27 +42,34 @@ class Classes:
         return int(self.colour.max()) + 1
 
 
-def unfolded(program: Program) -> Classes:
-    """Every rank its own class."""
+def unfolded(program: Program, links: int = 0) -> Classes:
+    """Every rank, every group and every one of `links` links its own class."""
     ranks = np.arange(program.ranks)
-    return Classes(ranks, ranks, {role: np.arange(len(groups.members)) for role, groups in program.groups.items()})
+    groups = {role: np.arange(len(groups.members)) for role, groups in program.groups.items()}
+    return Classes(ranks, ranks, groups, np.arange(links))
 
 
-def classes(program: Program, costs: Mapping[str, FloatArray]) -> Classes:
+def classes(program: Program, costs: Mapping[str, FloatArray], traffic: Traffic = NO_TRAFFIC) -> Classes:
     """Coarsest stable colouring.
 
     costs: for each role [groups, exchanges] seconds that each exchange takes in each group; roles without an entry
-    have equally fast groups.
+    have equally fast groups. traffic: what crosses links that are shared.
     """
     colour = _compact(program.kind)
+    links = LinkColours(traffic, {role: len(groups.members) for role, groups in program.groups.items()})
     first = {role: _first_colours(groups, costs.get(role)) for role, groups in program.groups.items()}
     while True:
-        by_role = {role: _group_colours(groups, first[role], colour) for role, groups in program.groups.items()}
-        refined = colour
+        crossing = links.groups()
+        by_role = {
+            role: _group_colours(groups, _joined(first[role], crossing[role]), colour)
+            for role, groups in program.groups.items()
+        }
+        before, refined = links.count, colour
+        links.refine(by_role)
         for role, groups in program.groups.items():
             refined = _with_groups(refined, groups, by_role[role])
-        if refined.max() == colour.max():
-            return Classes(colour, _representatives(colour), by_role)
+        if refined.max() == colour.max() and links.count == before:
+            return Classes(colour, _representatives(colour), by_role, links.colour)
         colour = refined
 
 

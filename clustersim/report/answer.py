@@ -14,7 +14,7 @@ from clustersim.report.answer_timeline import representatives, timeline_of
 from clustersim.report.theme import Category
 from clustersim.report.view import Breakdown, Memory, PageView, StageMemory, Subject, Trust, Verdict
 from clustersim.report.wording import layout_line, stage_name
-from clustersim.result import EXPERIENCE, NOT_MODELLED, Result
+from clustersim.result import EXPERIENCE, Result
 from clustersim.units import format_seconds
 
 PART_LOOKS: Final[Mapping[Part, Category]] = MappingProxyType(
@@ -101,7 +101,7 @@ def trust_of(result: Result) -> Trust:
         experience=EXPERIENCE,
         warnings=result.scenario.warnings,
         suggestions=result.suggestions,
-        not_modelled=NOT_MODELLED,
+        not_modelled=result.not_modelled,
     )
 
 

@@ -29,7 +29,7 @@ from clustersim.scenario.section import (
     member,
     mistake,
 )
-from clustersim.scenario.settings import CostSettings, Symmetry
+from clustersim.scenario.settings import Contention, CostSettings, Symmetry
 from clustersim.workload.training import (
     Attention,
     FullRecompute,
@@ -298,10 +298,11 @@ class CostSection(Section):
     collectives: Annotated[dict[Collective, str], BeforeValidator(_algorithms)] = Field({})
     symmetry: Annotated[Symmetry, member(Symmetry), BeforeValidator(_yaml_off)] = Symmetry.AUTO
     coalesce: bool = True
+    network: Annotated[Contention, member(Contention)] = Contention.NONE
 
     def settings(self) -> CostSettings:
         """The settings as the inside knows them."""
-        return CostSettings(self.symmetry, self.coalesce, MappingProxyType(self.collectives))
+        return CostSettings(self.symmetry, self.coalesce, self.network, MappingProxyType(self.collectives))
 
 
 class ScenarioFile(Section):

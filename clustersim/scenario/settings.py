@@ -15,10 +15,18 @@ class Symmetry(Enum):
     OFF = "off"
 
 
+class Contention(Enum):
+    """NONE times each collective and message by itself; SHARED lets those that overlap share the network's links."""
+
+    NONE = "uncontended"
+    SHARED = "shared"
+
+
 @dataclass(frozen=True, slots=True)
 class CostSettings:
     """coalesce: tasks that no other rank can observe are one event; collectives: algorithm by collective."""
 
     symmetry: Symmetry = Symmetry.AUTO
     coalesce: bool = True
+    network: Contention = Contention.NONE
     collectives: Mapping[Collective, str] = field(default_factory=lambda: MappingProxyType({}))

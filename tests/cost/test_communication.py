@@ -131,3 +131,50 @@ def test_every_shipped_cluster_times_every_collective(name):
                 small, large = (model.exchange(exchange(kind, role, payload)).seconds for payload in (1e3, 1e9))
                 assert (small > 0).all()
                 assert (small < large).all()
+
+
+def demand(kind: Collective, role: str, payload: float, **options):
+    return cost(**options).demand(exchange(kind, role, payload))
+
+
+@pytest.mark.parametrize("kind", [Collective.ALL_GATHER, Collective.ALL_REDUCE, Collective.BROADCAST])
+def test_groups_that_share_no_link_ask_for_what_they_take(kind):
+    """Rails have NICs of their own, and the spine is not oversubscribed: latency and transfer are the whole time."""
+    for payload in (1e5, 1e7, 1e9):
+        asked = demand(kind, "dp", payload, gpus=32)
+        taken = cost(32).exchange(exchange(kind, "dp", payload)).seconds
+        assert asked.latency + asked.transfer == pytest.approx(taken, rel=1e-12)
+        assert (asked.transfer > 0).all()
+        assert (payload * asked.crossings.seconds <= asked.transfer[asked.crossings.group]).all()
+
+
+def test_messages_that_share_an_uplink_ask_for_what_each_takes_alone():
+    """Ranks 0 to 31 send to another unit, four on each uplink: together they take 4 times as long."""
+    ranks = np.arange(32)
+    pairs = Groups("pp_next", np.stack([ranks, ranks + 32], axis=1), ordered=True)
+    model = CommunicationCost(pod(64, 8.0), load_library("nccl"), {"pp_next": pairs})
+    asked = model.demand(exchange(Collective.SEND_RECV, "pp_next", 1e9))
+    taken = model.exchange(exchange(Collective.SEND_RECV, "pp_next", 1e9)).seconds
+    assert taken - asked.latency == pytest.approx(4 * asked.transfer)
+
+
+def test_what_stays_on_nvlink_or_in_one_rank_is_all_latency():
+    for role in ("tp", "one"):
+        asked = demand(Collective.ALL_REDUCE, role, 1e9)
+        assert asked.latency.tolist() == cost().exchange(exchange(Collective.ALL_REDUCE, role, 1e9)).seconds.tolist()
+        assert not asked.transfer.any()
+        assert len(asked.crossings.group) == 0
+
+
+def test_a_few_bytes_load_no_link():
+    asked = demand(Collective.ALL_REDUCE, "world", 4.0)
+    assert asked.latency.tolist() == cost().exchange(exchange(Collective.ALL_REDUCE, "world", 4.0)).seconds.tolist()
+    assert len(asked.crossings.group) == 0
+
+
+def test_exchanges_that_differ_in_payload_cross_the_same_links():
+    model = cost()
+    first, second = (model.demand(exchange(Collective.ALL_GATHER, "dp", payload)) for payload in (1e9, 2e9))
+    assert first.crossings is second.crossings
+    assert model.demand(exchange(Collective.ALL_GATHER, "dp", 1e9)) is first
+    assert second.flow.tolist() == (2 * first.flow).tolist()

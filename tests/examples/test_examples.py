@@ -47,6 +47,12 @@ def test_the_405b_example_is_the_run_that_it_says_and_recomputes_no_more_than_it
     assert not check(scenario.changed("training.recompute=selective")).fits
 
 
+def test_the_405b_example_folds_to_its_pipeline_ranks_on_a_shared_network_too() -> None:
+    """Pods hold three stages each, so that stages differ in what their messages meet, but replicas do not."""
+    result = simulate(Scenario.load(EXAMPLES / "llama3_405b_16k.yaml", ["cost.network=shared"]))
+    assert (result.ranks, result.simulated_ranks) == (16384, 16)
+
+
 def test_data_parallel_scaling_says_whether_it_is_near_linear_and_why() -> None:
     lines = printed("ddp_scaling.py").splitlines()
     verdicts = [line for line in lines if "linear: at 1,024 GPUs" in line]

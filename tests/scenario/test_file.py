@@ -9,7 +9,7 @@ from clustersim.dtypes import DType
 from clustersim.errors import InputError
 from clustersim.parallel.data import NaiveDataParallel, Replicated, Zero
 from clustersim.program.task import Collective
-from clustersim.scenario import Scenario, Symmetry
+from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
@@ -107,6 +107,13 @@ def test_recompute_is_none_selective_full_or_some_layers(
 ) -> None:
     mapping["training"]["recompute"] = written
     assert Scenario.from_mapping(mapping).training.recompute == recompute
+
+
+def test_the_network_is_uncontended_unless_shared(mapping: dict[str, Any]) -> None:
+    assert Scenario.from_mapping(mapping).cost.network is Contention.NONE
+    assert Scenario.from_mapping(mapping, overrides=["cost.network=shared"]).cost.network is Contention.SHARED
+    with pytest.raises(InputError, match=r"cost\.network: .*shred.*did you mean shared"):
+        Scenario.from_mapping(mapping, overrides=["cost.network=shred"])
 
 
 def test_yamls_bare_off_switches_symmetry_off(mapping: dict[str, Any]) -> None:

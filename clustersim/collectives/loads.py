@@ -1,0 +1,106 @@
+"""Which links does each group of a role keep busy by itself?
+
+As `transfer`, but group by group: a link's load is that of one group's own flows. Who shares the link with them, and
+for how long, is the engine's matter. Only links that leave the GPU's NVLink port count as shared; on NVLink the groups
+of a role are in step, as in `transfer`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clustersim.collectives.library import Library, Offer
+from clustersim.collectives.phase import FloatArray, IntArray
+from clustersim.collectives.transfer import Routed, effective_bandwidth
+from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
+from clustersim.program.traffic import NOTHING, Crossings
+
+Mask = NDArray[np.bool_]
+
+_NVLINK: Final = LINK_KINDS.index(LinkKind.NVLINK)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLoads:
+    """What one offer asks of links in groups that communicate alone.
+
+    per_byte, fill: [groups] seconds per byte of payload, and per byte of a chunk while pipelines fill; flow: [groups]
+    payloads that the largest flow over shared links carries, on the wire; crossings: the shared links.
+    """
+
+    per_byte: FloatArray
+    fill: FloatArray
+    flow: FloatArray
+    crossings: Crossings
+
+
+def own_loads(fabric: Fabric, library: Library, offer: Offer, phases: Sequence[Routed], spans: int) -> OwnLoads:
+    """Add up the phases of an offer in groups over at most `spans` domains."""
+    bandwidth = effective_bandwidth(fabric, library, offer, spans)
+    shared = np.append(fabric.links.kind != _NVLINK, False)
+    groups = len(phases[0].links)
+    per_byte, fill, flow = np.zeros((3, groups))
+    parts = [NOTHING]
+    for routed in phases:
+        crossings = _crossings(routed, bandwidth, shared)
+        seconds = _in_step(routed, bandwidth, shared)
+        np.maximum.at(seconds, crossings.group, crossings.seconds)
+        per_byte += seconds
+        fill += routed.phase.stages * seconds
+        flow += np.where(shared[routed.links].any(axis=2), routed.phase.share, 0.0).max(axis=1, initial=0.0)
+        parts.append(crossings)
+    return OwnLoads(per_byte, fill, flow / offer.efficiency, _together(parts, per_byte))
+
+
+def picked(offers: Mapping[int, OwnLoads], taken: IntArray) -> OwnLoads:
+    """Loads of groups that take different offers: group g takes offers[taken[g]]."""
+    if len(offers) == 1:
+        return next(iter(offers.values()))
+    per_byte, fill, flow = np.zeros((3, len(taken)))
+    parts = [NOTHING]
+    for number, loads in offers.items():
+        own, mine = taken == number, taken[loads.crossings.group] == number
+        per_byte[own], fill[own], flow[own] = loads.per_byte[own], loads.fill[own], loads.flow[own]
+        parts.append(Crossings(*(each[mine] for each in _columns(loads.crossings))))
+    return OwnLoads(per_byte, fill, flow, _joined(parts))
+
+
+def _joined(parts: Sequence[Crossings]) -> Crossings:
+    return Crossings(*(np.concatenate(columns) for columns in zip(*map(_columns, parts), strict=True)))
+
+
+def _columns(crossings: Crossings) -> tuple[IntArray, IntArray, FloatArray]:
+    return crossings.group, crossings.link, crossings.seconds
+
+
+def _in_step(routed: Routed, bandwidth: FloatArray, shared: Mask) -> FloatArray:
+    """Seconds per byte of each group on links that it does not share with other roles: [groups]."""
+    seconds = np.where(shared, 0.0, routed.load / bandwidth)
+    busiest: FloatArray = seconds[routed.links].max(axis=(1, 2), initial=0.0)
+    return busiest
+
+
+def _crossings(routed: Routed, bandwidth: FloatArray, shared: Mask) -> Crossings:
+    """Seconds per byte that each group keeps each shared link busy in one phase."""
+    carried = routed.phase.share > 0
+    groups, flows, hops = np.nonzero(shared[routed.links] & carried[:, :, None])
+    loads = _summed(groups, routed.links[groups, flows, hops], routed.phase.share[groups, flows], len(bandwidth))
+    return Crossings(loads.group, loads.link, loads.seconds / bandwidth[loads.link])
+
+
+def _together(parts: Sequence[Crossings], most: FloatArray) -> Crossings:
+    """Crossings of several phases; rounding cannot keep a link busier than the group is."""
+    links = max(int(part.link.max(initial=0)) for part in parts) + 1
+    every = _joined(parts)
+    whole = _summed(every.group, every.link, every.seconds, links)
+    return Crossings(whole.group, whole.link, np.minimum(whole.seconds, most[whole.group]))
+
+
+def _summed(group: IntArray, link: IntArray, seconds: FloatArray, links: int) -> Crossings:
+    """Add up entries of the same group and link."""
+    pairs, place = np.unique(group * links + link, return_inverse=True)
+    total = np.bincount(place.reshape(-1), seconds, minlength=len(pairs)).astype(np.float64)
+    return Crossings(pairs // links, pairs % links, total)

@@ -1,0 +1,1 @@
+"""HOW FAST DOES EACH ACTIVITY ADVANCE? Rates of activities that share resources."""

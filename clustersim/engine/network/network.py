@@ -1,0 +1,156 @@
+"""When do activities that share links end?
+
+An activity has seconds of work, which it does at full speed where it has its links for itself. Each of its links it
+keeps busy for a part of every second of work; no link is busy for more than a second per second. Speeds are max-min
+fair (`max_min`) and constant between changes: when an activity comes or goes, what is left of every activity in the
+same connected part of links and activities is brought up to date and their speeds are found again, once per instant.
+An activity whose speed stays the same keeps its end, so one that nobody disturbs takes exactly its own time.
+
+Reference: Casanova et al., "Versatile, scalable, and accurate simulation of distributed applications and platforms",
+J. Parallel Distrib. Comput. 74(10), 2014, section 3 (fluid models with lazy, partial updates).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+from simpy.events import EventPriority
+
+from clustersim.engine.network.max_min import Usage, max_min
+from clustersim.units import Seconds
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+_LAST = EventPriority(2)
+"""After all else that happens at the same time: simpy's own events have priority 0 or 1."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Load:
+    """What an activity asks for. seconds: of work, above 0; share: by which links are divided, above 0.
+
+    links: [links] numbers, each once; busy: [links] seconds that each is busy per second of work, above 0.
+    """
+
+    seconds: Seconds
+    share: float
+    links: IntArray
+    busy: FloatArray
+    numbers: tuple[int, ...] = field(init=False)
+    alone: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "numbers", tuple(self.links.tolist()))
+        object.__setattr__(self, "alone", bool((self.busy <= 1.0).all()))
+
+
+class Activity:
+    """One load under way; `left` seconds of work at time `since`. `timer` numbers the end that counts."""
+
+    __slots__ = ("done", "left", "load", "since", "speed", "timer")
+
+    def __init__(self, load: Load, done: simpy.Event, now: Seconds) -> None:
+        self.load, self.done = load, done
+        self.left, self.since = load.seconds, now
+        self.speed, self.timer = 0.0, 0
+
+
+class Network:
+    """Links 0 ... links-1 and the activities that load them now."""
+
+    def __init__(self, environment: simpy.Environment, links: int) -> None:
+        self._environment = environment
+        self._unit = np.ones(links)
+        self._users: dict[int, dict[Activity, None]] = {}
+        self._changed: dict[int, None] = {}
+
+    def start(self, load: Load, done: simpy.Event) -> None:
+        """Begin an activity; `done` happens when its work is done."""
+        activity = Activity(load, done, self._environment.now)
+        users = [self._users.setdefault(link, {}) for link in load.numbers]
+        free = load.alone and not any(users)
+        for each in users:
+            each[activity] = None
+        if free:
+            self._run(activity, 1.0)
+        else:
+            self._change(load.numbers)
+
+    def _run(self, activity: Activity, speed: float) -> None:
+        """Let an activity go on at this speed from now."""
+        now = self._environment.now
+        activity.left = max(activity.left - (now - activity.since) * activity.speed, 0.0)
+        activity.since, activity.speed = now, speed
+        activity.timer += 1
+        number = activity.timer
+        end = self._environment.timeout(activity.left / speed)
+        end.callbacks.append(lambda _: self._finish(activity, number))
+
+    def _finish(self, activity: Activity, timer: int) -> None:
+        """End an activity, unless its speed has changed since this timer was set."""
+        if timer != activity.timer:
+            return
+        for link in activity.load.numbers:
+            del self._users[link][activity]
+        activity.done.succeed()
+        self._change(link for link in activity.load.numbers if self._users[link])
+
+    def _change(self, links: Iterable[int]) -> None:
+        """Find speeds again, at the end of this instant, in the parts of these links."""
+        waiting = bool(self._changed)
+        self._changed.update(dict.fromkeys(links))
+        if self._changed and not waiting:
+            _Last(self._environment, self._settle)
+
+    def _settle(self) -> None:
+        changed, self._changed = self._changed, {}
+        seen: set[int] = set()
+        for link in changed:
+            if link not in seen and self._users[link]:
+                self._share(self._part(link, seen))
+
+    def _part(self, link: int, seen: set[int]) -> list[Activity]:
+        """All activities that are connected with a link through others; notes their links as seen."""
+        part: dict[Activity, None] = {}
+        waiting = [link]
+        seen.add(link)
+        while waiting:
+            for activity in self._users[waiting.pop()]:
+                if activity not in part:
+                    part[activity] = None
+                    fresh = [each for each in activity.load.numbers if each not in seen]
+                    seen.update(fresh)
+                    waiting += fresh
+        return list(part)
+
+    def _share(self, part: list[Activity]) -> None:
+        """Give each activity of a connected part its fair speed."""
+        for activity, speed in zip(part, self._speeds(part), strict=True):
+            if speed != activity.speed:
+                self._run(activity, speed)
+
+    def _speeds(self, part: list[Activity]) -> list[float]:
+        loads = [activity.load for activity in part]
+        if len(loads) == 1 and loads[0].alone:
+            return [1.0]
+        usage = Usage(
+            resource=np.concatenate([load.links for load in loads]),
+            activity=np.repeat(np.arange(len(loads)), [len(load.links) for load in loads]),
+            weight=np.concatenate([load.busy for load in loads]),
+        )
+        share = np.array([load.share for load in loads])
+        speeds: list[float] = max_min(usage, self._unit, np.ones(len(loads)), share).tolist()
+        return speeds
+
+
+class _Last(simpy.Event):
+    """Happens at the end of this instant, once all that was already due has."""
+
+    def __init__(self, environment: simpy.Environment, then: Callable[[], None]) -> None:
+        super().__init__(environment)
+        self._ok, self._value = True, None
+        self.callbacks.append(lambda _: then())
+        environment.schedule(self, priority=_LAST)

@@ -1,0 +1,112 @@
+"""Which links does traffic cross, and which of them are alike?
+
+A group that communicates keeps links busy, each for some seconds per byte of its payload. Links start with the colours
+that the fabric gives them (what they can carry) and are refined, beside ranks and groups (`symmetry`), by the multiset
+of (colour of the group, seconds per byte) of what crosses them; groups by the multiset of (colour of the link, seconds
+per byte) of what they cross. In a stable colouring, links of one colour carry equal loads whenever ranks of one colour
+do the same, so max-min fair rates are equal too: one link of each colour stands for all.
+
+Multisets are compared by a 64-bit hash: the wrapping sum, which does not depend on order, of the mixed hashes of their
+members. Of n multisets two different ones fall together with a probability of about n²/2⁶⁵: 10⁻⁸ for a million.
+
+Reference: as `symmetry`; the mixer is SplitMix64's finalizer (Steele, Lea, Flood, "Fast splittable pseudorandom number
+generators", OOPSLA 2014, section 4, figure 17).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+HashArray = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Crossings:
+    """Which groups of one role keep which links busy: [entries] each; a pair of group and link occurs once.
+
+    group: row in the role's groups; link: number in the fabric; seconds: for each byte of the group's payload.
+    Compared by identity: exchanges that differ in nothing but payload share one.
+    """
+
+    group: IntArray
+    link: IntArray
+    seconds: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """All that crosses links. links: [links] first colours, equal for links of equal kind and bandwidth."""
+
+    links: IntArray
+    crossings: Mapping[str, Sequence[Crossings]]
+
+
+NOTHING = Crossings(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+NO_TRAFFIC = Traffic(np.zeros(0, np.int64), {})
+
+
+class LinkColours:
+    """Colours of links while they are refined; `groups` counts the groups of each role."""
+
+    def __init__(self, traffic: Traffic, groups: Mapping[str, int]) -> None:
+        self.colour = traffic.links
+        self._first = dict(zip(groups, np.cumsum([0, *groups.values()])[:-1].tolist(), strict=True))
+        self._groups = dict(groups)
+        found = [(self._first[role], each) for role, listed in traffic.crossings.items() for each in listed]
+        self._group = np.concatenate([NOTHING.group, *(first + each.group for first, each in found)])
+        self._link = np.concatenate([NOTHING.link, *(each.link for _, each in found)])
+        label = np.repeat(np.arange(len(found)), [len(each.link) for _, each in found])
+        seconds = np.concatenate([NOTHING.seconds, *(each.seconds for _, each in found)])
+        self._entry = _mixed(_mixed(label.astype(np.uint64)) ^ seconds.view(np.uint64))
+        self._by_link, self._by_group = _Buckets(self._link), _Buckets(self._group)
+
+    @property
+    def count(self) -> int:
+        """How many colours there are."""
+        return int(self.colour.max(initial=-1)) + 1
+
+    def groups(self) -> dict[str, IntArray]:
+        """For each role the colour of every group by the links that it crosses: [groups]."""
+        hashes = self._by_group.sums(_mixed(self._entry ^ _spread(self.colour[self._link])), sum(self._groups.values()))
+        colours = np.unique(hashes, return_inverse=True)[1].reshape(-1)
+        return {role: colours[first : first + self._groups[role]] for role, first in self._first.items()}
+
+    def refine(self, groups: Mapping[str, IntArray]) -> None:
+        """Refine links by the colours of the groups that cross them."""
+        if not len(self._link):
+            return
+        colour = np.concatenate([groups[role] for role in self._first])
+        hashes = self._by_link.sums(_mixed(self._entry ^ _spread(colour[self._group])), len(self.colour))
+        crossing = np.unique(hashes, return_inverse=True)[1].reshape(-1)
+        joined = self.colour * (int(crossing.max()) + 1) + crossing
+        self.colour = np.unique(joined, return_inverse=True)[1].reshape(-1)
+
+
+class _Buckets:
+    """Entries sorted by the number of the bucket that each falls into."""
+
+    def __init__(self, number: IntArray) -> None:
+        self._order = np.argsort(number, kind="stable")
+        self._numbers, self._starts = np.unique(number[self._order], return_index=True)
+
+    def sums(self, hashes: HashArray, buckets: int) -> HashArray:
+        """Wrapping sum of each bucket's hashes: [buckets], 0 for empty ones."""
+        total = np.zeros(buckets, dtype=np.uint64)
+        if len(self._starts):
+            total[self._numbers] = np.add.reduceat(hashes[self._order], self._starts)
+        return total
+
+
+def _spread(colour: IntArray) -> HashArray:
+    return _mixed(colour.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
+
+
+def _mixed(bits: HashArray) -> HashArray:
+    """SplitMix64's finalizer: every bit of the input changes each bit of the output about half of the time."""
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))

@@ -1,0 +1,49 @@
+"""Unit costs on links that can be shared: an exchange of 2 bytes keeps each link of its group's route busy for 2 s."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from clustersim.cost.timing import Demand
+from clustersim.hardware.topology import LINK_KINDS, LinkKind, LinkTable
+from clustersim.program.program import Program
+from clustersim.program.task import Exchange
+from clustersim.program.traffic import Crossings
+from tests.engine.fake_costs import UnitCost
+
+
+@dataclass(frozen=True)
+class LinkCost:
+    """routes: links of every group of a role; groups of other roles cross none. latency: before anything moves."""
+
+    unit: UnitCost
+    links: int
+    routes: Mapping[str, list[list[int]]]
+    latency: float = 0.0
+    _crossings: dict[str, Crossings] = field(default_factory=dict)
+
+    @property
+    def program(self) -> Program:
+        return self.unit.program
+
+    @property
+    def table(self) -> LinkTable:
+        """All links are equal."""
+        kind = np.full(self.links, LINK_KINDS.index(LinkKind.NIC))
+        return LinkTable(kind, np.ones(self.links), np.zeros(self.links))
+
+    def demand(self, exchange: Exchange) -> Demand:
+        seconds = self.unit.seconds(exchange)
+        crossings = self._of(exchange.group)
+        moves = np.isin(np.arange(len(seconds)), crossings.group)
+        latency = np.where(moves, self.latency, seconds)
+        return Demand(latency, np.where(moves, seconds, 0.0), seconds, exchange.payload, crossings)
+
+    def _of(self, role: str) -> Crossings:
+        if role not in self._crossings:
+            rows = self.routes.get(role, [])
+            pairs = [(row, link) for row, links in enumerate(rows) for link in links]
+            group, link = np.array(pairs, np.int64).reshape(-1, 2).T
+            self._crossings[role] = Crossings(group, link, np.ones(len(pairs)))
+        return self._crossings[role]

@@ -1,0 +1,93 @@
+"""Collectives and messages that meet on links: closed forms."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from clustersim.engine.engine import run
+from clustersim.program.program import Program
+from clustersim.program.symmetry import unfolded
+from clustersim.trace.store import Trace
+from tests.engine.fake_costs import UnitCost
+from tests.engine.fake_links import LinkCost
+from tests.engine.small import NEXT, compute, exchange, meet, program, receive, send, waits
+
+
+def shared(made: Program, routes: Mapping[str, list[list[int]]], latency: float = 0.0) -> Trace:
+    """The trace of a program at unit costs, every rank run."""
+    cost = LinkCost(UnitCost(made), 8, routes, latency)
+    return run(made, unfolded(made, 8), cost.unit.blocks, demands=cost)[0]
+
+
+def starts(trace: Trace, rank: int, task: int) -> tuple[float, float]:
+    _, _, start, end = waits(trace, rank, task)
+    return start, end
+
+
+def two_senders(second: float) -> Program:
+    """Ranks 0 and 1 send 3 bytes each to ranks 2 and 3; the second begins later."""
+    ranks = [[send(3.0)], [compute(second), send(3.0, after=(0,))], [receive(3.0)], [receive(3.0)]]
+    return program(ranks, {NEXT: [[0, 2], [1, 3]]})
+
+
+def test_two_messages_over_one_nic_take_twice_as_long() -> None:
+    trace = shared(two_senders(0.0), {NEXT: [[0], [0]]})
+    assert starts(trace, 0, 0) == (0.0, 6.0)
+    assert starts(trace, 1, 1) == (0.0, 6.0)
+    assert starts(trace, 2, 0) == starts(trace, 3, 0) == (0.0, 6.0)
+
+
+def test_messages_over_two_nics_do_not_meet() -> None:
+    trace = shared(two_senders(0.0), {NEXT: [[0, 2], [1, 3]]})
+    assert starts(trace, 0, 0) == starts(trace, 1, 1) == (0.0, 3.0)
+
+
+def test_messages_that_overlap_share_while_they_do() -> None:
+    """Alone from 0 to 1, together until the first has sent its other 2 bytes at 5, alone until 6."""
+    trace = shared(two_senders(1.0), {NEXT: [[0, 1], [0, 2]]})
+    assert starts(trace, 0, 0) == (0.0, 5.0)
+    assert starts(trace, 1, 1) == (1.0, 6.0)
+
+
+def test_latency_is_not_shared() -> None:
+    trace = shared(two_senders(0.0), {NEXT: [[0], [0]]}, latency=1.0)
+    assert starts(trace, 0, 0) == starts(trace, 1, 1) == (0.0, 7.0)
+
+
+def test_the_parking_lot() -> None:
+    """Ranks 0 to 3 send over links 0-1-2, 0, 1 and 2: everybody has half of each link."""
+    ranks = [[send(2.0)] for _ in range(4)] + [[receive(2.0)] for _ in range(4)]
+    made = program(ranks, {NEXT: [[rank, rank + 4] for rank in range(4)]})
+    trace = shared(made, {NEXT: [[0, 1, 2], [0], [1], [2]]})
+    assert [starts(trace, rank, 0) for rank in range(4)] == [(0.0, 4.0)] * 4
+
+
+@pytest.mark.parametrize("members", [1, 2, 3])
+def test_a_collective_is_one_load_however_many_ranks_wait_for_it(members: int) -> None:
+    made = program([[meet(2.0)]] * members, {"dp": [list(range(members))]})
+    trace = shared(made, {"dp": [[0, 1, 2]]})
+    assert [starts(trace, rank, 0) for rank in range(members)] == [(0.0, 2.0)] * members
+
+
+def test_a_collective_shares_the_nic_with_pipeline_sends() -> None:
+    """Ranks 0 and 1 reduce 4 bytes over their NICs (links 0, 1); rank 0 computes for 1 s, then sends 2 over its own.
+
+    Alone until 1, the collective has 3 s left. Both at half speed until the message is through at 1 + 2·2 = 5; the
+    collective has done 2 of the 3 by then and ends at 6. What waits for the message starts at 5.
+    """
+    ranks = [
+        [meet(4.0), compute(1.0), send(2.0, after=(1,))],
+        [meet(4.0)],
+        [receive(2.0), compute(1.0, after=(0,))],
+    ]
+    trace = shared(program(ranks, {"dp": [[0, 1]], NEXT: [[0, 2]]}), {"dp": [[0, 1]], NEXT: [[0, 2]]})
+    assert starts(trace, 0, 0) == starts(trace, 1, 0) == (0.0, 6.0)
+    assert starts(trace, 0, 2) == (1.0, 5.0)
+    assert starts(trace, 2, 1) == (5.0, 6.0)
+
+
+def test_blocks_do_not_share() -> None:
+    """A collective inside a block takes its own time, whatever crosses the same links."""
+    made = program([[compute(1.0, exchange("tp", 2.0)), meet(3.0)]], {"tp": [[0]], "dp": [[0]]})
+    trace = shared(made, {"tp": [[0]], "dp": [[0]]})
+    assert starts(trace, 0, 0) == starts(trace, 0, 1) == (0.0, 3.0)

@@ -1,0 +1,152 @@
+"""Laws of the shared network, on slow and oversubscribed ones where it is felt."""
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from clustersim import Scenario, simulate
+from clustersim.collectives.library import load_library
+from clustersim.cost.communication import CommunicationCost
+from clustersim.cost.symmetry import alike, alike_shared
+from clustersim.engine import transfers
+from clustersim.engine.engine import run
+from clustersim.program.symmetry import unfolded
+from clustersim.result import Result
+from tests.engine.fake_links import LinkCost
+from tests.engine.network.watched import Watched
+from tests.laws.test_time import check_trace
+from tests.laws.timelines import same
+from tests.strategies import costed, mappings, scenarios
+
+PLACES = ["one switch", "racks", "cards"]
+
+
+@st.composite
+def crowded(draw: st.DrawFn) -> Scenario:
+    """Training steps of 2 to 16 GPUs on a shared network; most payloads take as long as their latencies, or longer."""
+    mapping: dict[str, Any] = draw(mappings(draw(st.sampled_from(PLACES))))
+    return Scenario.from_mapping(
+        {**mapping, "cluster": draw(_slower(mapping["cluster"])), "cost": {"network": "shared"}}
+    )
+
+
+@st.composite
+def _slower(draw: st.DrawFn, cluster: dict[str, Any]) -> dict[str, Any]:
+    """The same nodes with slow NICs, one of them for one or two GPUs, below a more or less oversubscribed spine."""
+    if "fabric" not in cluster:
+        return cluster
+    nic = {"per_node": draw(st.sampled_from([1, 2])), "bandwidth": draw(st.sampled_from(["1 Gbit/s", "10 Gbit/s"]))}
+    fabric = {**cluster["fabric"], "ecmp": draw(st.sampled_from(["spread", "hashed"]))}
+    if "spine" in fabric:
+        fabric["spine"] = {**fabric["spine"], "oversubscription": draw(st.sampled_from([1, 2, 7]))}
+    return {**cluster, "node": {**cluster["node"], "nic": nic}, "fabric": fabric}
+
+
+@st.composite
+def linked(draw: st.DrawFn) -> LinkCost:
+    """A random program whose groups cross links, mostly in a regular way."""
+    unit, count = draw(costed()), draw(st.integers(1, 5))
+    routes: dict[str, list[list[int]]] = {}
+    for role in sorted(set(unit.program.groups) - {"tp"}):
+        rows = len(unit.program.groups[role].members)
+        wide, hops = draw(st.integers(1, 4)), draw(st.lists(st.integers(0, 4), max_size=2, unique=True))
+        routes[role] = [sorted({(row // wide + hop) % count for hop in hops}) for row in range(rows)]
+        if draw(st.booleans()):
+            routes[role][draw(st.integers(0, rows - 1))] = [draw(st.integers(0, count - 1))]
+    return LinkCost(unit, count, routes, draw(st.sampled_from([0.0, 0.5])))
+
+
+@given(linked())
+@settings(max_examples=300)
+def test_folded_is_unfolded_in_any_program_on_any_links(cost: LinkCost) -> None:
+    program, blocks = cost.program, cost.unit.blocks
+    classes = alike_shared(program, cost.unit, cost, cost.table)
+    event(f"{program.ranks} ranks in {classes.count} classes")
+    every, _ = run(program, unfolded(program, cost.links), blocks, demands=cost)
+    once, _ = run(program, classes, blocks, demands=cost)
+    event(f"contention is felt: {every.makespan != run(program, alike(program, cost.unit), blocks)[0].makespan}")
+    same(once, every, relative=1e-9)
+    check_trace(every, program)
+
+
+@given(crowded())
+@settings(max_examples=150)
+def test_folded_is_unfolded_in_training_steps_on_a_shared_network(scenario: Scenario) -> None:
+    folded, every = simulate(scenario), simulate(scenario.changed("cost.symmetry=off"))
+    alone = simulate(scenario.changed("cost.network=uncontended"))
+    event(f"{folded.ranks} ranks in {folded.simulated_ranks} classes")
+    event(f"contention is felt: {abs(alone.step_time - folded.step_time) > 1e-9 * alone.step_time}")
+    same(folded.trace, every.trace, relative=1e-9)
+
+
+@given(crowded())
+@settings(max_examples=40)
+def test_the_same_scenario_gives_the_same_bytes_on_a_shared_network(scenario: Scenario) -> None:
+    first = simulate(scenario)
+    simulate(scenario.changed("cost.symmetry=off"))
+    for again in (simulate(scenario), simulate(Scenario.from_mapping(scenario.to_mapping()))):
+        assert pickle.dumps(again.trace) == pickle.dumps(first.trace)
+
+
+@given(crowded())
+@settings(max_examples=40)
+def test_every_answer_adds_up_on_a_shared_network(scenario: Scenario) -> None:
+    result = simulate(scenario)
+    check_trace(result.trace, result.program)
+    assert sum(result.breakdown.mean().values()) == pytest.approx(result.step_time, rel=1e-9)
+    assert sum(result.path_parts.values()) == pytest.approx(result.step_time, rel=1e-9)
+
+
+@given(crowded())
+@settings(max_examples=60)
+def test_no_link_is_overloaded_and_all_bytes_arrive(scenario: Scenario) -> None:
+    """Of the links that are simulated, in every stretch of time; each activity is busy for what it asked for."""
+    made: list[Watched] = []
+
+    class Noted(Watched):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    for symmetry in ("auto", "off"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(transfers, "Network", Noted)
+            simulate(scenario.changed(f"cost.symmetry={symmetry}"))
+    for network in made:
+        network.check()
+
+
+@given(scenarios("one domain"))
+@settings(max_examples=40)
+def test_where_no_traffic_leaves_nvlink_shared_is_uncontended_byte_by_byte(scenario: Scenario) -> None:
+    shared = simulate(scenario.changed("cost.network=shared"))
+    if len(set(scenario.cluster.fabric.nodes(np.arange(scenario.layout.world)))) == 1:
+        assert pickle.dumps(shared.trace) == pickle.dumps(simulate(scenario).trace)
+
+
+@given(crowded() | scenarios("one switch") | scenarios("racks"))
+@settings(max_examples=150)
+def test_where_no_link_is_shared_shared_is_uncontended(scenario: Scenario) -> None:
+    scenario = scenario.changed("cost.network=shared")
+    shared = simulate(scenario)
+    apart = _nobody_shares(shared)
+    event(f"nobody shares a link: {apart}")
+    if apart:
+        same(shared.trace, simulate(scenario.changed("cost.network=uncontended")).trace, relative=1e-12)
+
+
+def _nobody_shares(result: Result) -> bool:
+    """Whether every link is crossed by one group of one role at most, and not twice at once by that."""
+    cluster, groups = result.scenario.cluster, result.program.groups
+    model = CommunicationCost(cluster.fabric, load_library(cluster.library), groups)
+    outside = {exchange for each in result.program.programs for exchange in each.exchanges_outside}
+    crossed: dict[int, set[tuple[str, int]]] = {}
+    for exchange in outside:
+        crossings = model.demand(exchange).crossings
+        for group, link in zip(crossings.group.tolist(), crossings.link.tolist(), strict=True):
+            crossed.setdefault(link, set()).add((exchange.group, group))
+    return all(len(users) == 1 for users in crossed.values())
