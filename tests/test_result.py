@@ -142,7 +142,7 @@ def test_a_notebook_shows_a_fragment_and_a_file_the_page(result: Result, tmp_pat
 
 
 def test_an_hfu_above_one_is_explained() -> None:
-    """At 524,288 tokens the full attention matrix of the convention is most of the FLOP, and kernels skip half of it."""
+    """At 524,288 tokens the full attention matrix is most of the convention's FLOP, and kernels skip half of it."""
     training = {"sequence": 524288, "global_batch": 64, "recompute": "full"}
     long = {**MAPPING, "cluster": {"name": "dgx-a100", "gpus": 64}, "layout": {"data": "fsdp"}}
     result = simulate(Scenario.from_mapping({**long, "training": training}))

@@ -45,7 +45,11 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeTiming:
-    """Duration of one collective in every group of its role. seconds: [groups]; algorithm, tier: for people."""
+    """Duration of one collective in every group of its role.
+
+    seconds: [groups]; for people, algorithm: what the slowest group takes; tier: the highest that two of its members
+    have between them (a ring may stay below it).
+    """
 
     seconds: FloatArray
     provenance: Provenance

@@ -180,7 +180,7 @@ class _Words:
         if exchange not in self.known:
             timing = self.result.cost.exchange_timing(exchange)
             source = PROVENANCE_NAMES[timing.provenance]
-            detail = f"{timing.algorithm} over {timing.tier}, bound by {timing.bound.value}, {source}"
+            detail = f"{timing.algorithm} in a group that spans {timing.tier}, bound by {timing.bound.value}, {source}"
             look = CATEGORIES.index(EXCHANGE_LOOKS[PART_OF_ROLE[exchange.group]])
             name = f"{exchange.name} ({exchange.collective.value} of {exchange.group})"
             self.known[exchange] = look, self.texts.number(name), self.texts.number(detail)
