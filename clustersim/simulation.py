@@ -98,8 +98,12 @@ def peak_memory(scenario: Scenario) -> Bytes:
 
 
 def _require(scenario: object) -> None:
+    """Refuse what is no scenario, and one whose parts were replaced so that they no longer agree."""
     if not isinstance(scenario, Scenario):
         raise TypeError(f"{type(scenario).__name__} is not a Scenario; build one, as in Scenario.load('plan.yaml')")
+    found = problems(scenario)
+    if found:
+        raise InputError("\n".join(found))
 
 
 def _plan(scenario: Scenario) -> Plan:

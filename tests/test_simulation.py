@@ -9,6 +9,7 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.analysis.parts import PARTS
+from clustersim.errors import InputError
 from clustersim.memory.footprint import Category
 from clustersim.result import Result
 from clustersim.scenario.settings import Symmetry
@@ -194,3 +195,10 @@ def test_a_single_gpu() -> None:
 def test_what_is_no_scenario_is_refused_with_the_way_to_one(answer: Callable[[Any], object]) -> None:
     with pytest.raises(TypeError, match=r"str is not a Scenario; build one, as in Scenario.load"):
         answer("plan.yaml")
+
+
+@pytest.mark.parametrize("answer", [simulate, check])
+def test_parts_that_no_longer_agree_are_refused(answer: Callable[[Scenario], object]) -> None:
+    agreed = scenario()
+    with pytest.raises(InputError, match="ranks, but the cluster has 16 GPUs"):
+        answer(replace(agreed, layout=replace(agreed.layout, tp=4)))

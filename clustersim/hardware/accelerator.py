@@ -25,8 +25,8 @@ class Accelerator:
     """One GPU (or CPU) as the simulator sees it.
 
     peak: dense FLOP/s by number format, without sparsity; memory_bytes: what a process can address; memory_bandwidth:
-    bytes/s of device memory; compute_units: SMs or CUs; l2_bytes: last-level cache; context_bytes: driver context and
-    library workspaces that a training process loses; host_link: bytes/s to host memory, per direction;
+    bytes/s of device memory; compute_units: SMs or CUs; context_bytes: driver context and library workspaces that a
+    training process loses;
     sources: where each group of numbers comes from.
     """
 
@@ -36,9 +36,7 @@ class Accelerator:
     memory_bytes: Bytes
     memory_bandwidth: BytesPerSecond
     compute_units: int
-    l2_bytes: Bytes
     context_bytes: Bytes
-    host_link: BytesPerSecond
     efficiency: Efficiency
     sources: Mapping[str, str]
 
@@ -62,9 +60,7 @@ def load_accelerator(name_or_path: str) -> Accelerator:
         memory_bytes=section.quantity("memory", Dimension.SIZE),
         memory_bandwidth=section.quantity("memory_bandwidth", Dimension.BANDWIDTH),
         compute_units=section.count("compute_units", most=MOST_UNITS),
-        l2_bytes=section.quantity("l2", Dimension.SIZE),
         context_bytes=section.quantity("context", Dimension.SIZE, zero=True),
-        host_link=section.quantity("host_link", Dimension.BANDWIDTH),
         efficiency=_efficiency(section.section("efficiency")),
         sources=section.section("sources").texts(),
     )

@@ -19,7 +19,6 @@ from clustersim.report.theme import Category
 
 Traces = list[dict[str, Any]]
 
-INK = "@ink"
 MUTED = "@muted"
 SURFACE = "@surface"
 GRID = "@grid"

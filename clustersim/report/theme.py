@@ -24,7 +24,6 @@ class Category(Enum):
     OPTIMIZER = ("optimizer", "#CC79A7", "")
     TENSOR = ("tensor parallel communication", "#E69F00", "")
     CONTEXT = ("context parallel communication", "#B8860B", "")
-    EXPERT = ("expert parallel communication", "#882255", "")
     DATA = ("data parallel communication", "#D55E00", "")
     PIPELINE = ("pipeline communication", "#F0E442", "")
     BUBBLE_WARM_UP = ("bubble: warm-up", "#A9B1BA", "/")
@@ -39,7 +38,6 @@ class Category(Enum):
     BUFFERS = ("communication buffers", "#E69F00", "")
     CUDA_CONTEXT = ("CUDA context", "#8D96A0", "")
     FRAGMENTATION = ("fragmentation", "#BFC6CD", "x")
-    OTHER = ("other", "#9CA3AF", "")
 
     @property
     def label(self) -> str:

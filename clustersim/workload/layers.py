@@ -121,7 +121,7 @@ def head(model: Model, training: Training, shard: Shard) -> Layer:
         loss.backward_kernels("head.loss", rank.dtype, elements),
         kept=loss.kept.bytes(rank.dtype, elements),
     )
-    return Layer((_norm(rank, "head.norm"), _linear(rank, logits, rank.input_bytes), made), rank.input_bytes)
+    return Layer((_norm(rank, "head.norm", forks=False), _linear(rank, logits, rank.input_bytes), made), rank.input_bytes)
 
 
 def _attention(rank: _Rank) -> list[Operator]:
@@ -215,11 +215,11 @@ def _residual(rank: _Rank, name: str) -> Operator:
     return _residual_wide(rank, name, over)
 
 
-def _norm(rank: _Rank, name: str) -> Operator:
-    """A norm; its backward ends with the sum of its input's gradient and that of the residual around the branch."""
+def _norm(rank: _Rank, name: str, *, forks: bool = True) -> Operator:
+    """A norm; where the residual forks before it, backward ends with the sum of both gradients."""
     over = streaming.norm(rank.model.norm, fused=rank.training.fused)
     backward = over.backward_kernels(name, rank.dtype, rank.residual)
-    if name != "head.norm":
+    if forks:
         backward += (streaming.GRADIENT_SUM.forward_kernel(f"{name}.gradient_sum", rank.dtype, rank.residual),)
     return Operator(
         name,
