@@ -62,13 +62,13 @@ class Section:
         return str(value)
 
     def on_shelf(self, key: str, shelf: str) -> str:
-        """The name of something on a shelf, or the path of such a file."""
+        """The name of something on a shelf, or the path of such a file as seen from this one."""
         name = self.text(key)
         try:
             shipped.find(shelf, name)
         except InputError as error:
             raise self.refuse(key, str(error)) from error
-        return name
+        return str(shipped.beside(self._path.parent, name)) if shipped.is_path(name) else name
 
     def flag(self, key: str) -> bool:
         """True or false; false where the key is absent."""
@@ -172,9 +172,8 @@ def _changed(path: Path, content: Mapping[str, Any], changes: Mapping[str, Any],
         if isinstance(change, Mapping):
             inner = {} if whole.get(key) is None else whole[key]
             if not isinstance(inner, Mapping):
-                raise InputError(
-                    f"{shipped.described(path)}: {prefix}{key} is {shown(inner)} and has no key {next(iter(change))}"
-                )
+                reason = f" and has no key {next(iter(change))}" if change else ", not a mapping of keys to values"
+                raise InputError(f"{shipped.described(path)}: {prefix}{key} is {shown(inner)}{reason}")
             whole[key] = _changed(path, inner, change, f"{prefix}{key}.")
         else:
             whole[key] = change

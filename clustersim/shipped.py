@@ -5,6 +5,7 @@ are read strictly: a key that stands twice in one mapping is refused, since only
 """
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,7 @@ _ONE_OF: Final = {
     "frameworks": "framework",
     "libraries": "library",
 }
+_MOST_REPEATED: Final = 100_000  # values that the aliases of a YAML file may add; a file by hand has some dozens
 _ENDINGS: Final = (".yaml", ".yml", ".json")
 
 
@@ -34,14 +36,25 @@ def names(shelf_name: str) -> list[str]:
     return sorted(path.stem for path in shelf(shelf_name).glob("*.yaml"))
 
 
+def is_path(name: str) -> bool:
+    """Whether a name is the path of a data file: it ends in .yaml, .yml or .json."""
+    return name.endswith(_ENDINGS)
+
+
 def find(shelf_name: str, name: str) -> Path:
     """The file of a shipped name, or of a path that ends in .yaml, .yml or .json."""
-    if name.endswith(_ENDINGS):
+    if is_path(name):
         return Path(name)
-    path = shelf(shelf_name) / f"{name}.yaml"
-    if not path.is_file():
-        raise InputError(f"there is no {_ONE_OF[shelf_name]} {name!r}; {nearest(name, names(shelf_name))}")
-    return path
+    known = names(shelf_name)
+    if name not in known:
+        raise InputError(f"there is no {_ONE_OF[shelf_name]} {name!r}; {nearest(name, known)}")
+    return shelf(shelf_name) / f"{name}.yaml"
+
+
+def beside(base: Path, path: str) -> Path:
+    """A path as seen from `base`, or from the working directory if there is nothing."""
+    near = base / path
+    return near if os.path.exists(near) else Path(path)  # noqa: PTH110 - false also for what can be no path
 
 
 def described(path: Path) -> str:
@@ -59,9 +72,10 @@ def read_mapping(path: Path) -> dict[str, Any]:
     file = described(path)
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise InputError(f"{file}: cannot be read ({reason})") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: cannot be read (not UTF-8 text)") from error
+    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
+        raise InputError(f"{file}: cannot be read ({getattr(error, 'strerror', error)})") from error
     if not text.strip():
         raise InputError(f"{file}: is empty")
     try:
@@ -100,11 +114,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """The fast safe loader, which refuses a key that stands twice in one mapping."""
+    """The fast safe loader, which refuses keys that stand twice in one mapping and aliases that run away."""
 
     def get_single_node(self) -> yaml.Node | None:
         """The whole text; checked before `<<` merges mappings, whose keys may come again."""
         root: yaml.Node | None = super().get_single_node()
+        if root is not None:
+            _refuse_runaway(root)
         seen: set[int] = set()
         waiting = [] if root is None else [("", root)]
         while waiting:
@@ -114,6 +130,32 @@ class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ign
                 _refuse_twice(place, node)
                 waiting.extend(_inside(place, node))
         return root
+
+
+def _refuse_runaway(root: yaml.Node) -> None:
+    """Refuse aliases that contain themselves, or that stand for more values than any file needs."""
+    sizes: dict[int, int] = {}  # values in each node, aliases written out; 0 while the node is still open
+    waiting = [root]
+    while waiting:
+        node = waiting[-1]
+        parts = list(_parts(node))
+        if id(node) not in sizes:
+            sizes[id(node)] = 0
+            if any(sizes.get(id(part)) == 0 for part in parts):
+                raise InputError(f"line {node.start_mark.line + 1}: an alias stands for something that contains it")
+            waiting.extend(part for part in parts if id(part) not in sizes)
+        else:
+            sizes[id(node)] = 1 + sum(sizes[id(part)] for part in parts)
+            waiting.pop()
+    if sizes[id(root)] - len(sizes) > _MOST_REPEATED:
+        raise InputError(f"its aliases stand for more than {_MOST_REPEATED:,} values; write fewer of them")
+
+
+def _parts(node: yaml.Node) -> Iterator[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        yield from (part for pair in node.value for part in pair)
+    elif isinstance(node, yaml.SequenceNode):
+        yield from node.value
 
 
 def _refuse_twice(place: str, node: yaml.Node) -> None:

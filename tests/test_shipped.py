@@ -9,6 +9,11 @@ from clustersim import shipped
 from clustersim.errors import InputError
 
 
+def bomb(first: str, doubled: str) -> str:
+    """A few lines of YAML whose aliases stand for 2^40 values."""
+    return "\n".join([f"a0: &a0 {first}", *(f"a{n + 1}: &a{n + 1} {doubled.format(n)}" for n in range(40))])
+
+
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
@@ -17,6 +22,10 @@ from clustersim.errors import InputError
         ("a.json", '{"a": {"b": 1, "b": 2}}', "b is given twice in one mapping; keep one"),
         ("a.yaml", "day: 2024-99-99", "is not valid YAML: month must be in 1..12"),
         ("a.json", "[" * 100_000, "is not valid JSON"),
+        ("a.yaml", "a: &n {x: *n}", "line 1: an alias stands for something that contains it"),
+        ("a.yaml", "a: &n [1, [*n]]", "line 1: an alias stands for something that contains it"),
+        ("a.yaml", bomb("[1, 1]", "[*a{0}, *a{0}]"), "its aliases stand for more than 100,000 values"),
+        ("a.yaml", bomb("{x: 1}", "{{<<: [*a{0}, *a{0}]}}"), "its aliases stand for more than 100,000"),
     ],
 )
 def test_what_cannot_be_read_in_one_way_only_is_refused(tmp_path: Path, name: str, text: str, sentence: str) -> None:
@@ -48,3 +57,17 @@ def test_a_file_of_the_users_is_named_by_its_path_wherever_it_lies(tmp_path: Pat
     path.write_text(json.dumps([]))
     with pytest.raises(InputError, match=f"^{path}: holds a list"):
         shipped.read_mapping(path)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "\ud800"])
+def test_a_name_that_no_file_can_have_is_one_sentence(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="there is no cluster "):
+        shipped.find("clusters", name)
+    for path in (shipped.beside(tmp_path, f"{name}.yaml"), tmp_path / f"{name}.yaml"):
+        with pytest.raises(InputError, match="cannot be read"):
+            shipped.read_mapping(path)
+
+
+def test_a_large_file_without_aliases_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"a: [{'1, ' * 110_000}]")
+    assert len(shipped.read_mapping(tmp_path / "a.yaml")["a"]) == 110_000

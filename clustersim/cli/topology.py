@@ -6,6 +6,7 @@ from typing import Final
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from clustersim.cli.outputs import Outputs
 from clustersim.cli.shelves import table_of
@@ -18,12 +19,12 @@ _NAMES: Final = {"gpu": "GPU", "nvswitch": "NVLink domain", "host": "PCIe root",
 
 def show_topology(name: str, gpus: int | None, html: str | None) -> None:
     """Print a cluster's tiers; write its picture to `html`."""
-    Outputs(html=html).require([Path(name)])
     cluster = load_cluster(name, gpus=gpus)
+    Outputs(html=html).require(cluster.files)
     if html is not None:
         _draw(cluster, Path(html))
     console = Console()
-    console.print(f"[bold]{cluster.name}[/bold]  {_size(cluster)}\n{cluster.description}")
+    console.print(Text.assemble((cluster.name, "bold"), f"  {_size(cluster)}\n{cluster.description}"))
     console.print(_table(describe(cluster)))
     if html is not None:
         print(f"wrote {html}")

@@ -6,7 +6,8 @@ number of nodes; a path may name such a file, or a node-link graph (networkx's J
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +26,10 @@ MOST_GPUS: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """`gpus` accelerators of one kind on a fabric; library: collective constants in `topologies/libraries`."""
+    """`gpus` accelerators of one kind on a fabric.
+
+    library: collective constants, a name in `topologies/libraries` or a path; files: all that it was read from.
+    """
 
     name: str
     description: str
@@ -35,6 +39,7 @@ class Cluster:
     gpus_per_node: int
     library: str
     sources: Mapping[str, str]
+    files: tuple[Path, ...] = field(compare=False)
 
 
 def load_cluster(name_or_path: str, gpus: int | None = None, overrides: Mapping[str, Any] | None = None) -> Cluster:
@@ -46,8 +51,8 @@ def load_cluster(name_or_path: str, gpus: int | None = None, overrides: Mapping[
     path = shipped.find("clusters", name_or_path)
     content = shipped.read_mapping(path)
     if is_graph(content):
-        return _graph_cluster(Section(path, content, {"graph": overrides or {}}), path.stem, gpus)
-    return _clos_cluster(Section(path, content, overrides), path.stem, gpus)
+        return _graph_cluster(Section(path, content, {"graph": overrides or {}}), path, gpus)
+    return _clos_cluster(Section(path, content, overrides), path, gpus)
 
 
 def describe(cluster: Cluster) -> tuple[Tier, ...]:
@@ -55,17 +60,17 @@ def describe(cluster: Cluster) -> tuple[Tier, ...]:
     return cluster.fabric.tiers()
 
 
-def _clos_cluster(section: Section, name: str, gpus: int | None) -> Cluster:
+def _clos_cluster(section: Section, path: Path, gpus: int | None) -> Cluster:
     per_node = section.section("node").count("gpus", most=MOST_GPUS)
     stated = section.count("gpus", most=MOST_GPUS)
     count = _legal(section, stated if gpus is None else gpus, per_node)
     fabric = read_clos(section, count)
-    cluster = _cluster(section, name, fabric, per_node)
+    cluster = _cluster(section, path, fabric, per_node)
     section.finish()
     return cluster
 
 
-def _graph_cluster(section: Section, name: str, gpus: int | None) -> Cluster:
+def _graph_cluster(section: Section, path: Path, gpus: int | None) -> Cluster:
     fabric = _graph_fabric(section)
     about = section.section("graph")
     sizes = np.bincount(fabric.nodes(np.arange(fabric.gpus))).tolist()
@@ -74,29 +79,32 @@ def _graph_cluster(section: Section, name: str, gpus: int | None) -> Cluster:
     count = _legal(section, fabric.gpus if gpus is None else gpus, sizes[0])
     if count > fabric.gpus:
         raise section.refuse("gpus", f"{count:,} GPUs do not fit; the graph has {fabric.gpus:,}")
-    cluster = replace(_cluster(about, name, fabric, sizes[0]), gpus=count)
+    cluster = replace(_cluster(about, path, fabric, sizes[0]), gpus=count)
     section.finish()
     return cluster
 
 
 def _graph_fabric(section: Section) -> GraphFabric:
-    graph = read_graph(section)
+    graph, ecmp = read_graph(section), read_ecmp(section.section("graph"))
     try:
-        return GraphFabric(graph, read_ecmp(section.section("graph")))
+        return GraphFabric(graph, ecmp)
     except InputError as error:
         raise section.refuse("edges", str(error)) from error
 
 
-def _cluster(section: Section, name: str, fabric: Fabric, per_node: int) -> Cluster:
+def _cluster(section: Section, path: Path, fabric: Fabric, per_node: int) -> Cluster:
+    accelerator = section.on_shelf("accelerator", "accelerators")
+    library = section.on_shelf("library", "libraries") if section.has("library") else "nccl"
     return Cluster(
-        name=name,
-        description=section.text("description") if section.has("description") else name,
-        accelerator=load_accelerator(section.on_shelf("accelerator", "accelerators")),
+        name=path.stem,
+        description=section.text("description") if section.has("description") else path.stem,
+        accelerator=load_accelerator(accelerator),
         fabric=fabric,
         gpus=fabric.gpus,
         gpus_per_node=per_node,
-        library=section.on_shelf("library", "libraries") if section.has("library") else "nccl",
+        library=library,
         sources=section.section("sources").texts() if section.has("sources") else {},
+        files=(path, shipped.find("accelerators", accelerator), shipped.find("libraries", library)),
     )
 
 

@@ -19,11 +19,9 @@ def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
 
     Raises OutputError when the directory is missing or not writable, the path is a directory or the disk is full.
     """
-    target = Path(os.path.realpath(path))
+    target = _target(path)
     try:
-        _refuse_impossible(Path(path), target)
-        special = target.exists() and not target.is_file()
-        with target.open("wb") if special else _whole(target) as file:
+        with _whole(target) if target.is_file() or not target.exists() else target.open("wb") as file:
             yield file
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
@@ -31,7 +29,7 @@ def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _whole(target: Path) -> Iterator[IO[bytes]]:
-    partial = target.with_name(f".{target.name[:64]}.{os.getpid()}.part")
+    partial = target.with_name(f".{target.name[:32]}.{os.getpid()}.part")
     try:
         with partial.open("wb") as file:
             yield file
@@ -43,19 +41,28 @@ def _whole(target: Path) -> Iterator[IO[bytes]]:
 def write_text_atomically(path: str | Path, text: str) -> None:
     """Write `text` as UTF-8 to `path`, wholly or not at all; raise OutputError if it cannot be written."""
     with atomic_file(path) as file:
-        file.write(text.encode())
+        file.write(text.encode(errors="replace"))  # names may have halves of characters
 
 
 def require_writable(path: str | Path) -> None:
     """Raise OutputError now if `path` could not be written later; nothing is created."""
-    target = Path(os.path.realpath(path))
-    _refuse_impossible(Path(path), target)
-    if not os.access(target if target.exists() else target.parent, os.W_OK):
+    target = _target(path)
+    places = [target] if target.exists() else []
+    places += [target.parent] if target.is_file() or not target.exists() else []
+    if not all(os.access(place, os.W_OK) for place in places):
         raise OutputError(f"{path}: cannot be written (no permission)")
 
 
-def _refuse_impossible(path: Path, target: Path) -> None:
-    if target.is_dir():
-        raise OutputError(f"{path}: is a directory; name a file in it")
-    if not target.parent.is_dir():
-        raise OutputError(f"{path}: there is no directory {path.parent}; create it first")
+def _target(path: str | Path) -> Path:
+    """The file that a link names, but a pipe or device by its own name, as theirs in /proc cannot be opened."""
+    named = Path(path)
+    try:
+        if named.is_dir():
+            raise OutputError(f"{path}: is a directory; name a file in it")
+        special = named.exists() and not named.is_file()
+        target = named if special else Path(os.path.realpath(named))
+        if not target.parent.is_dir():
+            raise OutputError(f"{path}: there is no directory {named.parent}; create it first")
+    except (OSError, ValueError) as error:  # a name that is too long, a NUL
+        raise OutputError(f"{path}: cannot be written ({getattr(error, 'strerror', error)})") from error
+    return target

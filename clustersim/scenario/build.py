@@ -7,13 +7,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from clustersim import shipped
 from clustersim.errors import InputError, nearest
 from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.parallel.layout import Layout
-from clustersim.scenario.file import ClusterSection, LayoutSection, ModelSection, ScenarioFile, ScheduleChoice
+from clustersim.scenario.file import ClusterSection, LayoutSection, ModelSection, ScheduleChoice
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.shelf import schedule
-from clustersim.workload.hf_config import read_hf_config
+from clustersim.workload.hf_config import config_file, read_hf_config
 from clustersim.workload.presets import preset
 from clustersim.workload.transformer import Mlp, Model, Norm, Positions
 
@@ -44,7 +45,7 @@ def read_model(section: ModelSection, base: Path, sequence: int) -> Model:
     if section.preset is not None:
         return replace(preset(section.preset), **section.dimensions)
     if section.path is not None:
-        return replace(read_hf_config(beside(base, section.path)), **section.dimensions)
+        return replace(read_hf_config(shipped.beside(base, section.path)), **section.dimensions)
     return _inline(section, sequence)
 
 
@@ -71,18 +72,17 @@ def read_cluster(section: ClusterSection, base: Path, gpus: int | None) -> Clust
     """The cluster that a section names, with `gpus` GPUs (None: as many as its file has)."""
     if (section.name is None) == (section.path is None):
         raise InputError("needs a name or a path, and not both")
-    place = section.name if section.path is None else str(beside(base, section.path))
-    return load_cluster(str(place), gpus=gpus, overrides=section.changes or None)
+    place = section.name if section.path is None else str(shipped.beside(base, section.path))
+    changes = section.changes
+    if section.accelerator is not None and shipped.is_path(section.accelerator):
+        changes["accelerator"] = str(shipped.beside(base, section.accelerator))
+    return load_cluster(str(place), gpus=gpus, overrides=changes or None)
 
 
-def files(file: ScenarioFile, base: Path) -> tuple[Path, ...]:
-    """The model's and the cluster's files, if the scenario names any."""
-    return tuple(beside(base, path) for path in (file.model.path, file.cluster.path) if path is not None)
-
-
-def beside(base: Path, path: str) -> Path:
-    """A path as seen from `base`, or from the working directory if there is nothing."""
-    return base / path if (base / path).exists() else Path(path)
+def files(section: ModelSection, cluster: Cluster, base: Path) -> tuple[Path, ...]:
+    """The model's file, if the scenario names one, and the cluster's."""
+    model = () if section.path is None else (config_file(shipped.beside(base, section.path)),)
+    return (*model, *cluster.files)
 
 
 def read_layout(section: LayoutSection, gpus: int) -> Layout:

@@ -8,21 +8,30 @@ import math
 from collections.abc import Callable, Iterator
 
 from clustersim.collectives.library import load_library
-from clustersim.errors import InputError
+from clustersim.errors import InputError, shown
 from clustersim.parallel.data import NaiveDataParallel
 from clustersim.parallel.pipeline import split_layers
 from clustersim.scenario.legal import around, divisors, multiples_around
 from clustersim.scenario.scenario import Scenario
+from clustersim.scenario.section import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH
 from clustersim.workload.training import FullRecompute
-from clustersim.workload.transformer import Positions
+from clustersim.workload.transformer import Model, Positions
 
-MOST_PASSES = 2**20  # forward passes of microbatches through stages in one step; a real run has some thousands
+MOST_PASSES = 2**17  # forward passes of microbatches through stages in one step; a real run has some thousands
 
 
 def problems(scenario: Scenario) -> list[str]:
     """What makes the scenario impossible, one sentence each; empty if nothing does."""
-    degrees = list(_degrees(scenario))
-    return degrees or [problem for check in _CHECKS for problem in check(scenario)]
+    absurd = [*_sizes(scenario.model), *_degrees(scenario)]
+    return absurd or [problem for check in _CHECKS for problem in check(scenario)]
+
+
+def _sizes(model: Model) -> Iterator[str]:
+    """A config.json's dimensions have the limits of the file's own."""
+    widths = dict.fromkeys(("hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab"), MOST_WIDTH)
+    for key, most in {"layers": MOST_LAYERS, **widths, "max_positions": MOST_TOKENS}.items():
+        if getattr(model, key) > most:
+            yield f"model.{key}: {shown(getattr(model, key))} of {model.name} is too large; {most:,} is the most"
 
 
 def _degrees(scenario: Scenario) -> Iterator[str]:

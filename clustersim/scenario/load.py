@@ -75,7 +75,7 @@ def _referred(file: ScenarioFile, origin: Origin) -> Scenario:
         schedule=schedule,
         training=file.training.step(),
         cost=file.cost.settings(),
-        files=build.files(file, origin.base),
+        files=build.files(file.model, cluster, origin.base),
     )
 
 

@@ -20,7 +20,7 @@ class Scenario:
     """One training step of a model on a cluster; every rank of the layout is one of the cluster's GPUs.
 
     warnings: what is legal and still likely a mistake; path: the file that it was read from, if any; written: the
-    mapping that it was read from, overrides applied; files: those of the model and the cluster that it names.
+    mapping that it was read from, overrides applied; files: those that the model and the cluster were read from.
     """
 
     name: str

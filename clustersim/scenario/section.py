@@ -4,6 +4,7 @@ Strictly: no unknown keys, no quantity without its unit, no number in quotes. A 
 (`cluster: dgx-h100`), which is written out as a mapping before it is validated.
 """
 
+import math
 from collections.abc import Iterable
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Self, get_args
@@ -46,6 +47,8 @@ def _size(value: object) -> float:
         raise mistake(str(error)) from error
     if amount <= 0:
         raise mistake(f"{shown(value)} is not above zero; write e.g. '25 MiB'")
+    if not math.isfinite(amount):
+        raise mistake(f"{shown(value)} is not finite; write e.g. '25 MiB'")
     return amount
 
 

@@ -6,6 +6,7 @@ configuration class in transformers; dimensions have no defaults here. Mixtures 
 would bite and biases on the attention output without biases in the MLP are refused.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,9 +167,14 @@ FAMILIES: Final[Mapping[str, Callable[[_Config], Model]]] = MappingProxyType(
 )
 
 
+def config_file(path: Path) -> Path:
+    """The path itself, or the `config.json` in a folder."""
+    return path / "config.json" if os.path.isdir(path) else path  # noqa: PTH112 - false also for what can be no path
+
+
 def read_hf_config(path: Path) -> Model:
     """Read a `config.json`, or the one in a folder; raise InputError naming the file and the key at fault."""
-    found = path / "config.json" if path.is_dir() else path
+    found = config_file(path)
     config = _Config(found, read_mapping(found))
     family = config.content.get("model_type")
     if not isinstance(family, str):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from clustersim import shipped
 from tests.cli.conftest import PLAN, TWO_TIERS, Run, write_plan
 
 Change = Callable[[dict[str, Any]], object]
@@ -39,6 +40,13 @@ def refused(clustersim: Run, *arguments: str | Path) -> str:
         ("cluster.gpus=1000000000", ["cluster.gpus", "1,000,000,000 is too large", "1,048,576"]),
         ("training.global_batch=7", ["training.global_batch", "7 is not a multiple", "6 or 8 fits"]),
         ("layout", ["--set layout", "--set layout.tp=4"]),
+        ("cluster={name: dgx-h100, node: {gpus: {}}}", ["node.gpus is 8, not a mapping"]),
+        ("cluster.node=&n {x: *n}", ["an alias stands for something that contains it"]),
+        (f"model={'x' * 300}/config.json", ["model", "cannot be read", "too long"]),
+        (f"cluster={'x' * 300}", ["cluster", "there is no cluster"]),
+        ('model="a\\0.json"', ["model", "cannot be read", "null byte"]),
+        ("layout.data={ddp: {bucket: 1e400 B}}", ["layout.data.ddp.bucket", "not finite"]),
+        ("training.global_batch=262144", ["131,072 passes a step are the most"]),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "check"])
@@ -90,17 +98,20 @@ def test_one_output_that_fails_leaves_none_behind(clustersim: Run, plan: Path, t
 
 
 @pytest.mark.parametrize("option", ["--json", "--html", "--trace"])
-@pytest.mark.parametrize("name", ["plan.json", "./plan.json", "config.json", "graph.json"])
+@pytest.mark.parametrize("name", ["plan.json", "./plan.json", "config.json", "graph.json", "chip.json"])
 def test_an_output_never_replaces_a_file_that_is_read(clustersim: Run, tmp_path: Path, option: str, name: str) -> None:
     config = {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 512, "n_positions": 1024}
     contents = {
         "config.json": config,
-        "graph.json": TWO_TIERS,
+        "chip.json": shipped.read_mapping(shipped.find("accelerators", "h100-sxm-80gb")),
+        "graph.json": {**TWO_TIERS, "graph": {"accelerator": "chip.json"}},
         "plan.json": {**PLAN, "model": "config.json", "cluster": "graph.json"},
     }
     for file, content in contents.items():
         (tmp_path / file).write_text(json.dumps(content))
     assert "is one of the files that are read" in refused(clustersim, "run", "plan.json", option, name)
+    if option == "--html" and name in ("graph.json", "chip.json"):
+        assert "is one of the files that are read" in refused(clustersim, "topology", "graph.json", option, name)
     assert {file: json.loads((tmp_path / file).read_text()) for file in contents} == contents
 
 
@@ -124,8 +135,8 @@ def test_a_name_that_is_no_file_of_its_kind_is_refused(
 def test_a_trace_without_the_extra_is_refused_before_simulating(clustersim: Run, plan: Path, tmp_path: Path) -> None:
     (tmp_path / "perfetto").mkdir()
     (tmp_path / "perfetto" / "__init__.py").write_text("raise ImportError")
-    # 2 ** 19 passes take far longer than the sentence may
-    long = ["--set", "training.global_batch=262144"]
+    # 2 ** 17 passes take far longer than the sentence may
+    long = ["--set", "training.global_batch=131072"]
     done = clustersim("run", plan, *long, "--trace", "step", PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert "pip install 'clustersim[trace]'" in done.stderr

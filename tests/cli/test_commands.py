@@ -124,3 +124,18 @@ def test_the_version_is_the_packages(clustersim: Run) -> None:
     from importlib.metadata import version
 
     assert clustersim("--version").stdout == f"clustersim {version('clustersim')}\n"
+
+
+def test_what_a_file_says_of_itself_is_printed_as_it_stands(clustersim: Run, tmp_path: Path) -> None:
+    about = {"accelerator": "h100-sxm-80gb", "description": "for the [/red] team [bold]"}
+    (tmp_path / "graph.json").write_text(json.dumps({**TWO_TIERS, "graph": about}))
+    done = clustersim("topology", "graph.json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "for the [/red] team [bold]" in done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="not every system has a file for standard output")
+def test_json_may_go_to_a_pipe_by_its_name(clustersim: Run, plan: Path) -> None:
+    done = clustersim("run", plan, "--quiet", "--json", "/dev/stdout")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["ranks"] == 8

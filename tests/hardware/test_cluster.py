@@ -1,6 +1,8 @@
 """Clusters from files: what is shipped loads, what is wrong is refused in one sentence that names it."""
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -183,6 +185,7 @@ def test_more_nics_than_gpus_act_as_one_wider_nic_each(rails):
         ({"fabric.spine": None}, "nothing joins the leaf switches"),
         ({"fabric.leaf": "big"}, "fabric.leaf: 'big' is not a mapping"),
         ({"fabric.leaf.nodes.x": 1}, "fabric.leaf.nodes is 2 and has no key x"),
+        ({"node": {"gpus": {}}}, "node.gpus is 4, not a mapping of keys to values"),
         ({"fabric.leaf.oversubscription": 0}, "0 is not a number above 0"),
         ({"fabric.leaf.oversubscription": "1:7"}, "'1:7' is not a number above 0"),
         ({"fabric.ecmp": "hash"}, "did you mean hashed"),
@@ -263,6 +266,8 @@ EDGE = {"source": "g0", "target": "g1", "kind": "nvlink", "bandwidth": "1 GB/s",
         ({"nodes": NODES, "edges": [EDGE | {"kind": "wire"}]}, "'wire' is unknown"),
         ({"nodes": [*NODES, GPU], "edges": [EDGE, EDGE | {"source": "g2"}]}, "hosts have 1 to 2 GPUs"),
         ({"graph": {}}, "graph: {} is not a mapping of keys"),
+        ({"graph": [1]}, r"graph is \[1\], not a mapping of keys"),
+        ({"graph": {"accelerator": "h100-sxm-80gb", "ecmp": "hash"}}, "^[^:]*: graph.ecmp: 'hash' is unknown"),
         ({"graph": {"library": "nccl"}}, "graph.accelerator: is missing"),
         ({"graph": {"accelerator": "h100-sxm-80gb", "fabric": 1}}, "graph.fabric: unknown key"),
         ({"directed": "yes"}, "neither true nor false"),
@@ -273,3 +278,15 @@ def test_a_bad_graph_is_refused_with_the_vertex_or_edge(graph_file, changes, sen
         load_cluster(graph_file(**changes))
     assert "graph.json" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_paths_in_a_cluster_file_start_beside_it_and_else_in_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    shutil.copy(shipped.find("accelerators", "h100-sxm-80gb"), tmp_path / "mine" / "chip.yaml")
+    shutil.copy(shipped.find("libraries", "nccl"), tmp_path / "sums.yaml")
+    path = tmp_path / "mine" / "rails.yaml"
+    path.write_text(yaml.safe_dump({**RAILS, "accelerator": "chip.yaml", "library": "sums.yaml"}))
+    monkeypatch.chdir(tmp_path)
+    cluster = load_cluster(str(path))
+    assert cluster.files == (path, tmp_path / "mine" / "chip.yaml", Path("sums.yaml"))
+    assert (cluster.accelerator.name, cluster.library) == ("chip", "sums.yaml")

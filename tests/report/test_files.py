@@ -1,9 +1,10 @@
+import os
 from pathlib import Path
 
 import pytest
 
 from clustersim.errors import OutputError
-from clustersim.report.files import atomic_file, write_text_atomically
+from clustersim.report.files import atomic_file, require_writable, write_text_atomically
 
 
 def test_text_is_written_as_utf8(tmp_path: Path) -> None:
@@ -37,9 +38,12 @@ def test_a_full_disk_is_one_sentence() -> None:
         write_text_atomically("/dev/full", "text")
 
 
-def test_an_impossible_name_is_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "\ud800"])
+def test_an_impossible_name_is_one_sentence(tmp_path: Path, name: str) -> None:
     with pytest.raises(OutputError, match="cannot be written"):
-        write_text_atomically(tmp_path / ("x" * 300), "text")
+        write_text_atomically(tmp_path / name, "text")
+    with pytest.raises(OutputError, match="cannot be written"):
+        require_writable(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -49,3 +53,25 @@ def test_a_link_keeps_pointing_to_the_file_it_named(tmp_path: Path) -> None:
     write_text_atomically(link, "text")
     assert link.is_symlink()
     assert (tmp_path / "answer").read_text() == "text"
+
+
+def test_half_a_character_is_written_as_a_question_mark(tmp_path: Path) -> None:
+    write_text_atomically(tmp_path / "answer", "a\ud800b")
+    assert (tmp_path / "answer").read_text() == "a?b"
+
+
+def test_a_pipe_is_written_directly_also_by_a_name_that_leads_nowhere_else() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as answer:
+        require_writable(f"/dev/fd/{writing}")
+        write_text_atomically(f"/dev/fd/{writing}", "text")
+        os.close(writing)
+        assert answer.read() == "text"
+
+
+def test_a_file_needs_a_directory_that_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "answer").touch()
+    monkeypatch.setattr(os, "access", lambda place, _mode: Path(place) != tmp_path)
+    for name in ("answer", "new"):
+        with pytest.raises(OutputError, match="no permission"):
+            require_writable(tmp_path / name)

@@ -1,12 +1,14 @@
 """Files: YAML and JSON are equal, paths start at the file, and every refusal names it."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from clustersim import shipped
 from clustersim.errors import InputError
 from clustersim.scenario import Scenario
 
@@ -80,3 +82,30 @@ def test_a_file_that_is_no_mapping_is_named(tmp_path: Path, text: str, reason: s
     assert "plan.yaml" in str(caught.value)
     with pytest.raises(InputError, match="cannot be read"):
         Scenario.load(tmp_path / "missing.yaml")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("num_hidden_layers", 10**9, "model.layers: 1,000,000,000 of .* is too large; 10,000 is the most"),
+        ("hidden_size", 10**18, "model.hidden: .* is too large; 16,777,216 is the most"),
+        ("max_position_embeddings", 10**12, "model.max_positions: .* is too large"),
+    ],
+)
+def test_a_models_file_has_the_limits_of_dimensions_in_the_scenario(
+    tmp_path: Path, mapping: dict[str, Any], key: str, value: int, sentence: str
+) -> None:
+    write(tmp_path / "config.json", {**LLAMA, key: value})
+    mapping["model"] = "config.json"
+    with pytest.raises(InputError, match=sentence):
+        Scenario.load(write(tmp_path / "plan.yaml", mapping))
+
+
+def test_the_files_are_all_that_were_read(tmp_path: Path, mapping: dict[str, Any]) -> None:
+    (tmp_path / "llama").mkdir()
+    write(tmp_path / "llama" / "config.json", LLAMA)
+    shutil.copy(shipped.find("accelerators", "h100-sxm-80gb"), tmp_path / "chip.yaml")
+    mapping["model"] = {"path": "llama"}
+    mapping["cluster"] |= {"accelerator": "chip.yaml"}
+    files = Scenario.load(write(tmp_path / "plan.yaml", mapping)).files
+    assert {tmp_path / "llama" / "config.json", tmp_path / "chip.yaml"} < set(files)
