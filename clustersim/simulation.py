@@ -117,6 +117,7 @@ def _order(scenario: Scenario) -> Order:
 def _exchanges(scenario: Scenario, program: Program) -> CommunicationCost:
     cluster = scenario.cluster
     library = load_library(cluster.library)
+    library = replace(library, published=library.published and cluster.measured)
     return CommunicationCost(cluster.fabric, library, program.groups, scenario.cost.collectives)
 
 

@@ -202,3 +202,10 @@ def test_parts_that_no_longer_agree_are_refused(answer: Callable[[Scenario], obj
     agreed = scenario()
     with pytest.raises(InputError, match="ranks, but the cluster has 16 GPUs"):
         answer(replace(agreed, layout=replace(agreed.layout, tp=4)))
+
+
+def test_collectives_of_a_machine_that_nobody_measured_are_no_published_ones() -> None:
+    """On the changed machine what is left of `published` are kernels: H100's own constants."""
+    changed = {"name": "dgx-h100", "gpus": 16, "node": {"nvlink": {"bandwidth": "7 GB/s"}}}
+    assert simulate(scenario()).provenance["published"] == pytest.approx(1)
+    assert 0 < simulate(scenario(cluster=changed)).provenance["published"] < 0.9

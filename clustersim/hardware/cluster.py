@@ -28,7 +28,8 @@ MOST_GPUS: Final = 2**20
 class Cluster:
     """`gpus` accelerators of one kind on a fabric.
 
-    library: collective constants, a name in `topologies/libraries` or a path; files: all that it was read from.
+    library: collective constants, a name in `topologies/libraries` or a path; measured: collectives of such machines are
+    among the published measurements that the library's constants were fitted to; files: all that it was read from.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Cluster:
     gpus_per_node: int
     library: str
     sources: Mapping[str, str]
+    measured: bool
     files: tuple[Path, ...] = field(compare=False)
 
 
@@ -52,7 +54,8 @@ def load_cluster(name_or_path: str, gpus: int | None = None, overrides: Mapping[
     content = shipped.read_mapping(path)
     if is_graph(content):
         return _graph_cluster(Section(path, content, {"graph": overrides or {}}), path, gpus)
-    return _clos_cluster(Section(path, content, overrides), path, gpus)
+    cluster = _clos_cluster(Section(path, content, overrides), path, gpus)
+    return replace(cluster, measured=False) if overrides else cluster
 
 
 def describe(cluster: Cluster) -> tuple[Tier, ...]:
@@ -104,6 +107,7 @@ def _cluster(section: Section, path: Path, fabric: Fabric, per_node: int) -> Clu
         gpus_per_node=per_node,
         library=library,
         sources=section.section("sources").texts() if section.has("sources") else {},
+        measured=section.flag("measured"),
         files=(path, shipped.find("accelerators", accelerator), shipped.find("libraries", library)),
     )
 

@@ -121,7 +121,9 @@ def head(model: Model, training: Training, shard: Shard) -> Layer:
         loss.backward_kernels("head.loss", rank.dtype, elements),
         kept=loss.kept.bytes(rank.dtype, elements),
     )
-    return Layer((_norm(rank, "head.norm", forks=False), _linear(rank, logits, rank.input_bytes), made), rank.input_bytes)
+    return Layer(
+        (_norm(rank, "head.norm", forks=False), _linear(rank, logits, rank.input_bytes), made), rank.input_bytes
+    )
 
 
 def _attention(rank: _Rank) -> list[Operator]:

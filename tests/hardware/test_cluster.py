@@ -290,3 +290,9 @@ def test_paths_in_a_cluster_file_start_beside_it_and_else_in_the_working_directo
     cluster = load_cluster(str(path))
     assert cluster.files == (path, tmp_path / "mine" / "chip.yaml", Path("sums.yaml"))
     assert (cluster.accelerator.name, cluster.library) == ("chip", "sums.yaml")
+
+
+def test_only_a_shipped_machine_as_it_is_counts_as_measured() -> None:
+    assert load_cluster("dgx-h100").measured
+    assert not load_cluster("dgx-h100", overrides={"node.nvlink.bandwidth": "7 GB/s"}).measured
+    assert not load_cluster("gb200-nvl72").measured
