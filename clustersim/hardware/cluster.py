@@ -28,8 +28,8 @@ MOST_GPUS: Final = 2**20
 class Cluster:
     """`gpus` accelerators of one kind on a fabric.
 
-    library: collective constants, a name in `topologies/libraries` or a path; measured: collectives of such machines are
-    among the published measurements that the library's constants were fitted to; files: all that it was read from.
+    library: collective constants, a name in `topologies/libraries` or a path; measured: the library's constants were
+    fitted to published measurements of such machines; files: all that it was read from.
     """
 
     name: str
