@@ -43,15 +43,18 @@ def _degrees(scenario: Scenario) -> Iterator[str]:
 
 
 def _degrees_that_fit(scenario: Scenario) -> str:
+    """The change of one degree that fits, or of one degree beside dp, or of the cluster."""
     layout, gpus = scenario.layout, scenario.cluster.gpus
+    for axis in ("dp", "tp", "pp", "cp"):
+        others = layout.world // getattr(layout, axis)
+        if gpus % others == 0:
+            return f"{axis} {gpus // others} fits"
     replica = layout.tp * layout.cp * layout.pp
-    if gpus % replica == 0:
-        return f"dp {gpus // replica} fits"
     for axis in ("pp", "cp", "tp"):
         degree = getattr(layout, axis)
         room = divisors(gpus // (replica // degree)) if gpus % (replica // degree) == 0 else []
         if room:
-            return f"{axis} {around(degree, room)} fits"
+            return f"{axis} {around(degree, room)} fits with another dp"
     return f"{multiples_around(gpus, replica)} GPUs fit tp {layout.tp} x cp {layout.cp} x pp {layout.pp}"
 
 

@@ -28,7 +28,7 @@ def refused(clustersim: Run, *arguments: str | Path) -> str:
     [
         ("layout.tpp=4", ["plan.yaml", "layout.tpp", "did you mean tp?"]),
         ("layout.dp=3", ["tp 2 x cp 1 x pp 2 x dp 3 = 12 ranks", "8 GPUs", "dp 2 fits"]),
-        ("layout.tp=3", ["tp 3", "8 GPUs", "tp 2 or 4 fits"]),
+        ("layout.tp=3", ["tp 3", "8 GPUs", "tp 2 fits"]),
         ("layout.data={ddp: {bucket: 25}}", ["layout.data.ddp.bucket", "25 has no unit"]),
         ("layout.data={ddp: {bucket: 25 lightyears}}", ["layout.data.ddp.bucket", "'lightyears'"]),
         ("model=missing/config.json", ["model", "config.json"]),

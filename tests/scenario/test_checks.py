@@ -16,8 +16,8 @@ Refusal = Callable[..., str]
         # 4 x 2 x 8 = 64 ranks need 64 GPUs; 32 leave dp 32 / 8 = 4
         (["cluster.gpus=32"], "tp 4 x cp 1 x pp 2 x dp 8 = 64 ranks, but the cluster has 32 GPUs; dp 4 fits"),
         # 64 / (4 x 8) = 2: pp may be any divisor of 2
-        (["layout.pp=3"], "tp 4 x cp 1 x pp 3 x dp 8 = 96 ranks, but the cluster has 64 GPUs; pp 2 or 4 fits"),
-        (["layout.tp=3"], "tp 3 x cp 1 x pp 2 x dp 8 = 48 ranks, but the cluster has 64 GPUs; tp 2 or 4 fits"),
+        (["layout.pp=3"], "tp 4 x cp 1 x pp 3 x dp 8 = 96 ranks, but the cluster has 64 GPUs; pp 2 fits"),
+        (["layout.tp=3"], "tp 3 x cp 1 x pp 2 x dp 8 = 48 ranks, but the cluster has 64 GPUs; tp 4 fits"),
         (["layout.tp=64", "layout.pp=1", "layout.dp=1"], "layout.tp: 64 does not divide the 32 heads"),
         (["model.heads=30", "model.kv_heads=10"], "layout.tp: 4 does not divide the 30 heads of llama3-8b; tp 3 or 5"),
         (["model.kv_heads=7"], "heads 32 is not a multiple of kv_heads 7; kv_heads 4 or 8 fits"),
