@@ -24,14 +24,14 @@ from clustersim.errors import InputError
 from clustersim.lowering.step import lower
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Footprint
-from clustersim.memory.framework import load_framework
+from clustersim.memory.framework import Framework, load_framework
 from clustersim.memory.ledger import Ledger, Pass, in_order, ledger
 from clustersim.memory.remedies import remedies
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Order
 from clustersim.program.program import Program
 from clustersim.program.symmetry import unfolded
-from clustersim.program.task import Compute
+from clustersim.program.task import Compute, Stream
 from clustersim.result import Flops, Result
 from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.scenario.checks import problems
@@ -65,7 +65,8 @@ def simulate(scenario: Scenario) -> Result:
     cost = BlockCost(program, Roofline(scenario.cluster.accelerator), exchanges)
     trace = _run(scenario, program, cost, exchanges)
     rows = read_rows(trace, program)
-    ledgers = tuple(_timed_ledgers(scenario, program, trace))
+    footprint = _footprint(scenario, plan, load_framework())
+    ledgers = tuple(_timed_ledgers(footprint, program, trace))
     fits = max(each.peak for each in ledgers) <= scenario.cluster.accelerator.memory_bytes
     return Result(
         scenario=scenario,
@@ -94,7 +95,7 @@ def check(scenario: Scenario) -> CheckReport:
 
 def peak_memory(scenario: Scenario) -> Bytes:
     """Bytes that the fullest GPU needs; no simulation, since the peak depends on the order of passes alone."""
-    return _peak(scenario, _plan(scenario))
+    return _peak(scenario, _footprint(scenario, _plan(scenario), load_framework()))
 
 
 def _require(scenario: object) -> None:
@@ -134,11 +135,10 @@ def _run(scenario: Scenario, program: Program, cost: BlockCost, exchanges: Commu
     return run(program, classes, cost, coalesce=scenario.cost.coalesce, demands=demands)[0]
 
 
-def _timed_ledgers(scenario: Scenario, program: Program, trace: Trace) -> Iterator[Ledger]:
+def _timed_ledgers(footprint: Footprint, program: Program, trace: Trace) -> Iterator[Ledger]:
     """Memory over time of every pipeline rank (the first GPU, where torch.nn.DataParallel runs)."""
-    plan = _plan(scenario)
-    footprint, activations = _footprint(scenario, plan), Activations(plan)
-    for pipeline_rank in range(scenario.layout.pp):
+    activations = Activations(footprint.plan)
+    for pipeline_rank in range(footprint.plan.layout.pp):
         rank = int(trace.representative[np.flatnonzero(program.kind == pipeline_rank)[0]])
         yield ledger(footprint, activations, pipeline_rank, _passes(program, trace, rank))
 
@@ -147,7 +147,7 @@ def _passes(program: Program, trace: Trace, rank: int) -> list[Pass]:
     """The actions of a simulated rank with their times; an action in pieces lasts from the first to the last."""
     tasks = program.programs[int(program.kind[rank])].tasks
     passes: list[Pass] = []
-    for row in trace.rows(rank, stream=0).tolist():
+    for row in trace.rows(rank, Stream.COMPUTE).tolist():
         task = tasks[int(trace.task[row])]
         if not isinstance(task, Compute) or task.action is None:
             continue
@@ -158,27 +158,27 @@ def _passes(program: Program, trace: Trace, rank: int) -> list[Pass]:
     return passes
 
 
-def _footprint(scenario: Scenario, plan: Plan) -> Footprint:
-    return Footprint(plan, load_framework(), scenario.cluster.accelerator.context_bytes)
+def _footprint(scenario: Scenario, plan: Plan, framework: Framework) -> Footprint:
+    return Footprint(plan, framework, scenario.cluster.accelerator.context_bytes)
 
 
-def _peak(scenario: Scenario, plan: Plan) -> Bytes:
-    footprint, activations = _footprint(scenario, plan), Activations(plan)
+def _peak(scenario: Scenario, footprint: Footprint) -> Bytes:
+    plan, activations = footprint.plan, Activations(footprint.plan)
     order = scenario.schedule.order(plan.layout.pp, plan.microbatches)
     return max(ledger(footprint, activations, rank, in_order(actions)).peak for rank, actions in enumerate(order))
 
 
 def _suggestions(scenario: Scenario) -> tuple[str, ...]:
     """Single changes (and the few sensible pairs of them) after which the scenario fits."""
-    capacity = scenario.cluster.accelerator.memory_bytes
+    capacity, framework = scenario.cluster.accelerator.memory_bytes, load_framework()
     domains = scenario.cluster.fabric.domains(np.arange(scenario.cluster.gpus))
     domain = int(np.count_nonzero(domains == domains[0]))
-    return tuple(remedies(_plan(scenario), capacity, lambda plan: _peak_if_legal(scenario, plan), domain=domain))
 
+    def peak_of(plan: Plan) -> Bytes:
+        """The peak of the scenario with another plan; raise InputError where its parts would not agree."""
+        found = problems(replace(scenario, training=plan.training, layout=plan.layout))
+        if found:
+            raise InputError(found[0])
+        return _peak(scenario, _footprint(scenario, plan, framework))
 
-def _peak_if_legal(scenario: Scenario, plan: Plan) -> Bytes:
-    """The peak of the scenario with another plan; raise InputError where its parts would not agree."""
-    found = problems(replace(scenario, training=plan.training, layout=plan.layout))
-    if found:
-        raise InputError(found[0])
-    return _peak(scenario, plan)
+    return tuple(remedies(_plan(scenario), capacity, peak_of, domain=domain))

@@ -50,10 +50,7 @@ class BlockCost:
     def __init__(self, program: Program, kernels: KernelCost, exchanges: ExchangeCost) -> None:
         self._kernels = kernels
         self._exchanges = exchanges
-        self._rows = {
-            role: groups.row_of(program.ranks, place=0 if groups.ordered else None)
-            for role, groups in program.groups.items()
-        }
+        self._rows = program.rows
         self._uniform: dict[Block, bool] = {}
         self._timings: dict[tuple[Block, int], BlockTiming] = {}
 

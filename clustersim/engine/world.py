@@ -43,7 +43,6 @@ class World:
     ranks: dict[int, Addressee] = field(default_factory=dict)
     transfers: Transfers = field(init=False)
     _meetings: MeetingPlaces = field(init=False)
-    _rows: dict[str, IntArray] = field(init=False)
     _groups: dict[tuple[str, int], tuple[tuple[str, int], int]] = field(init=False, default_factory=dict)
     _private: dict[tuple[Block, int], bool] = field(init=False, default_factory=dict)
     _receipts: dict[int, dict[tuple[str, Action], int]] = field(init=False, default_factory=dict)
@@ -55,10 +54,6 @@ class World:
         else:
             loads = Loads(self.program, self.classes, self.demands)
             self.transfers = Shared(self.environment, loads, len(self.classes.links))
-        self._rows = {
-            role: groups.row_of(self.program.ranks, place=0 if groups.ordered else None)
-            for role, groups in self.program.groups.items()
-        }
 
     def program_of(self, rank: int) -> RankProgram:
         """The tasks of a rank."""
@@ -82,7 +77,7 @@ class World:
     def deliver(self, sender: int, send: Send, start: Seconds, cause: int) -> None:
         """Finish the receive that a message was for, and write its span."""
         role = send.exchange.group
-        pair = self.program.groups[role].members[self._rows[role][sender]]
+        pair = self.program.groups[role].members[self.program.rows[role][sender]]
         receiver = int(self.classes.representative[pair[1]])
         number = self._receipts_of(receiver)[role, send.tag]
         now = self.environment.now
@@ -93,7 +88,7 @@ class World:
         """The rank's group, named by its colour, and how many simulated ranks stand for its members."""
         known = self._groups.get((role, rank))
         if known is None:
-            row = self._rows[role][rank]
+            row = self.program.rows[role][rank]
             members = self.program.groups[role].members[row]
             count = len(np.unique(self.classes.colour[members]))
             known = self._groups[role, rank] = ((role, int(self.classes.groups[role][row])), count)

@@ -106,7 +106,7 @@ def _tie_embeddings(low: Lowering, stages: tuple[Stage, ...], after: int) -> Non
     ends = any(stage.embedding or stage.head for stage in stages)
     if not low.plan.model.tied_embeddings or low.plan.layout.pp == 1 or not ends:
         return
-    rows = -(-low.plan.model.vocab // low.plan.layout.tp)
+    rows = low.plan.shard.rows(low.plan.model.vocab)
     shards = low.plan.replicas if low.plan.layout.data.stage > 1 else 1  # ZeRO-2 and -3 hold a part of the gradient
     payload = float(rows * low.plan.model.hidden * low.plan.training.precision.gradients.bytes / shards)
     exchange = Exchange("reduce tied embedding", Collective.ALL_REDUCE, "embedding", payload)

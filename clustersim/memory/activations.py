@@ -83,7 +83,7 @@ class Activations:
     @property
     def _logits(self) -> int:
         """Elements of the logits on this rank."""
-        return self.plan.shard.tokens * -(-self.plan.model.vocab // self.plan.layout.tp)
+        return self.plan.shard.tokens * self.plan.shard.rows(self.plan.model.vocab)
 
     @cached_property
     def _kept_layer(self) -> Bytes:

@@ -8,6 +8,7 @@ sender r, so a rank sends in at most one pair of a role and receives in at most 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +64,7 @@ class Groups:
         return rows
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Program:
     """kind: [ranks] index into `programs`; groups by role."""
 
@@ -75,3 +76,8 @@ class Program:
     def ranks(self) -> int:
         """World size."""
         return len(self.kind)
+
+    @cached_property
+    def rows(self) -> Mapping[str, IntArray]:
+        """For each role the group that each rank is in (sends in, for pairs), or -1: [ranks]."""
+        return {role: each.row_of(self.ranks, place=0 if each.ordered else None) for role, each in self.groups.items()}

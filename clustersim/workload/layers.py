@@ -79,7 +79,7 @@ class _Rank:
 
     @property
     def vocab(self) -> int:
-        return -(-self.model.vocab // self.shard.tp)
+        return self.shard.rows(self.model.vocab)
 
     @property
     def residual(self) -> int:

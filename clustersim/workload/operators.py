@@ -40,6 +40,10 @@ class Shard:
         """Tokens that SHARDED operators see."""
         return self.batch * self.sequence
 
+    def rows(self, vocab: int) -> int:
+        """Rows of a vocabulary's table on one rank, rounded up where tp does not divide them."""
+        return -(-vocab // self.tp)
+
     @property
     def residual_tokens(self) -> int:
         """Tokens that REPLICATED operators see."""

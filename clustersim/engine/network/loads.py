@@ -32,10 +32,7 @@ class Loads:
 
     def __init__(self, program: Program, classes: Classes, source: DemandCost) -> None:
         self._classes, self._source = classes, source
-        self._rows = {
-            role: groups.row_of(program.ranks, place=0 if groups.ordered else None)
-            for role, groups in program.groups.items()
-        }
+        self._rows = program.rows
         self._stands = np.zeros(len(classes.links), dtype=np.bool_)
         self._stands[np.unique(classes.links, return_index=True)[1]] = True
         self._folded: dict[tuple[str, Crossings], _Folded] = {}
