@@ -11,12 +11,13 @@ from typing import Final
 
 from clustersim import shipped
 from clustersim.dtypes import DType
-from clustersim.errors import InputError, nearest
+from clustersim.errors import InputError, nearest, shown
 from clustersim.hardware.efficiency import AttentionEfficiency, Efficiency, MatmulEfficiency
 from clustersim.section import Section
 from clustersim.units import Bytes, BytesPerSecond, Dimension, FlopPerSecond
 
 MOST_UNITS: Final = 1_000_000  # compute units, or rows of an attention block: a typing error beyond
+MOST_INTERFERENCE: Final = 10.0  # kernels that take eleven times as long: a percentage by mistake beyond
 _PROVENANCE: Final = MappingProxyType({"published": True, "roofline": False})
 
 
@@ -26,7 +27,8 @@ class Accelerator:
 
     peak: dense FLOP/s by number format, without sparsity; memory_bytes: what a process can address; memory_bandwidth:
     bytes/s of device memory; compute_units: SMs or CUs; context_bytes: driver context and library workspaces that a
-    training process loses;
+    training process loses; interference: the part by which a kernel takes longer while a collective runs beside it on
+    the same GPU, on average over a training step (0.2: 20 % longer; 0: they do not disturb each other);
     sources: where each group of numbers comes from.
     """
 
@@ -37,6 +39,7 @@ class Accelerator:
     memory_bandwidth: BytesPerSecond
     compute_units: int
     context_bytes: Bytes
+    interference: float
     efficiency: Efficiency
     sources: Mapping[str, str]
 
@@ -61,6 +64,7 @@ def load_accelerator(name_or_path: str) -> Accelerator:
         memory_bandwidth=section.quantity("memory_bandwidth", Dimension.BANDWIDTH),
         compute_units=section.count("compute_units", most=MOST_UNITS),
         context_bytes=section.quantity("context", Dimension.SIZE, zero=True),
+        interference=_interference(section),
         efficiency=_efficiency(section.section("efficiency")),
         sources=section.section("sources").texts(),
     )
@@ -74,6 +78,13 @@ def _peak(section: Section) -> Mapping[DType, FlopPerSecond]:
         if key not in formats:
             raise section.refuse(key, f"unknown number format; {nearest(key, formats)}")
     return MappingProxyType({formats[key]: section.quantity(key, Dimension.COMPUTE) for key in section.names()})
+
+
+def _interference(section: Section) -> float:
+    value = section.number("interference")
+    if value > MOST_INTERFERENCE:
+        raise section.refuse("interference", f"{shown(value)} is above {MOST_INTERFERENCE:g}; 0.2 means 20 % longer")
+    return value
 
 
 def _efficiency(section: Section) -> Efficiency:

@@ -18,16 +18,17 @@ Reference: Leiserson 1985, Fat-Trees, IEEE Trans. Comput. C-34(10); Al-Fares et 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clustersim.hardware import clos_graph, clos_tiers
-from clustersim.hardware.routing import HashArray
+from clustersim.hardware import clos_graph, clos_names, clos_tiers
 from clustersim.hardware.shape import Network, Node
 from clustersim.hardware.topology import (
     LINK_KINDS,
+    Ends,
+    Fabric,
     FloatArray,
     IntArray,
     Link,
@@ -35,6 +36,7 @@ from clustersim.hardware.topology import (
     Paths,
     Tier,
 )
+from clustersim.hardware.turn import Turn, turn_of
 from clustersim.hardware.wiring import Counts, LinkRun, Wiring, count, wire
 
 if TYPE_CHECKING:
@@ -76,9 +78,24 @@ class ClosFabric:
         )
 
     @cached_property
-    def _latency_or_zero(self) -> FloatArray:
-        """Latency by link number, and zero for number -1."""
-        return np.append(self.links.latency, 0.0)
+    def _nics(self) -> IntArray:
+        """The NIC of every GPU: [gpus]."""
+        return self.node.nic(np.arange(self.gpus))
+
+    @cached_property
+    def _leaves(self) -> IntArray:
+        """The leaf switch of every GPU's NIC: [gpus]."""
+        return self.leaves(self._nics)
+
+    @cached_property
+    def _pods(self) -> IntArray:
+        """The pod of every GPU: [gpus]."""
+        return self.pods(self._leaves)
+
+    @cached_property
+    def turn(self) -> Turn | None:
+        """How GPUs can change places in their nodes, where that changes nothing else."""
+        return turn_of(self.counts, self.node, self.network, self.wiring)
 
     def domains(self, gpus: IntArray) -> IntArray:
         """The NVLink domain of each GPU (any shape)."""
@@ -92,8 +109,7 @@ class ClosFabric:
         """The leaf switch of each NIC (any shape), both numbered through the cluster."""
         if self.network is None:
             return np.zeros_like(nics)
-        leaf, per_node = self.network.leaf, self.node.nics_per_node
-        return nics // per_node // leaf.nodes * leaf.switches + nics % per_node % leaf.switches
+        return self.network.leaf.switch(nics, self.node.nics_per_node)
 
     def pods(self, leaves: IntArray) -> IntArray:
         """The pod of each leaf switch (any shape)."""
@@ -104,63 +120,72 @@ class ClosFabric:
     def paths(self, sources: IntArray, targets: IntArray) -> Paths:
         """Routes of transfers from sources[i] to targets[i], both [n]."""
         sources, targets = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
-        columns = [column for column in self._columns(sources, targets) if (column >= 0).any()]
-        links = np.stack(columns, axis=1) if columns else np.empty((len(sources), 0), np.int64)
-        latency: FloatArray = np.zeros(len(sources))
-        for column in columns:
-            latency += self._latency_or_zero[column]
-        return Paths(links, latency)
+        hops = [hop for hop in self._hops(sources, targets) if hop.used.any()]
+        links, latency = np.empty((len(hops), len(sources)), np.int64), np.zeros(len(sources))
+        for column, hop in zip(links, hops, strict=True):
+            column[:] = np.where(hop.used, hop.run.first + hop.place, -1)
+            latency += hop.used * hop.run.port.latency
+        return Paths(links.T, latency)
 
-    def _columns(self, sources: IntArray, targets: IntArray) -> Iterator[IntArray]:
+    def _hops(self, sources: IntArray, targets: IntArray) -> Iterator["_Hop"]:
         """The hops of all routes, in the order of travel."""
         wiring, node = self.wiring, self.node
         distant = sources // node.reach != targets // node.reach
         local = ~distant & (sources != targets)
         by_nvlink = local & (self.domains(sources) == self.domains(targets)) & (node.nvlink is not None)
         by_pcie = distant | (local & ~by_nvlink)
-        yield _hop(wiring.nvlink.up, sources, by_nvlink)
-        yield _hop(wiring.pcie.up, sources, by_pcie)
+        yield _Hop(wiring.nvlink.up, sources, by_nvlink)
+        yield _Hop(wiring.pcie.up, sources, by_pcie)
         if node.host:
             yield from self._across_host(node.bridge(sources), node.bridge(targets), local & by_pcie)
         if distant.any():
             yield from self._across_network(sources, targets, distant)
-        yield _hop(wiring.pcie.down, targets, by_pcie)
-        yield _hop(wiring.nvlink.down, targets, by_nvlink)
+        yield _Hop(wiring.pcie.down, targets, by_pcie)
+        yield _Hop(wiring.nvlink.down, targets, by_nvlink)
 
-    def _across_host(self, sources: IntArray, targets: IntArray, used: Mask) -> Iterator[IntArray]:
+    def _across_host(self, sources: IntArray, targets: IntArray, used: Mask) -> Iterator["_Hop"]:
         """Hops between root complexes of one node."""
         crosses = used & (sources != targets)
-        yield _hop(self.wiring.host.up, sources, crosses)
-        yield _hop(self.wiring.host.down, targets, crosses)
+        yield _Hop(self.wiring.host.up, sources, crosses)
+        yield _Hop(self.wiring.host.down, targets, crosses)
 
-    def _across_network(self, sources: IntArray, targets: IntArray, used: Mask) -> Iterator[IntArray]:
+    def _across_network(self, sources: IntArray, targets: IntArray, used: Mask) -> Iterator["_Hop"]:
         """Hops from the source's PCIe link to the target's, through their NICs."""
         wiring, node = self.wiring, self.node
-        sending, receiving = node.nic(sources), node.nic(targets)
+        sending, receiving = self._nics[sources], self._nics[targets]
         if node.host:
             yield from self._across_host(node.bridge(sources), node.nic_bridge(sending), used)
-            yield _hop(wiring.riser.up, sending, used)
-        yield _hop(wiring.nic.up, sending, used)
-        if self.network and self.counts.spines:
-            choice = self.network.ecmp.choose(sources, targets)
-            yield from self._across_switches(self.leaves(sending), self.leaves(receiving), choice, used)
-        yield _hop(wiring.nic.down, receiving, used)
+            yield _Hop(wiring.riser.up, sending, used)
+        yield _Hop(wiring.nic.up, sending, used)
+        if self.counts.spines:
+            yield from self._across_switches(sources, targets, used)
+        yield _Hop(wiring.nic.down, receiving, used)
         if node.host:
-            yield _hop(wiring.riser.down, receiving, used)
+            yield _Hop(wiring.riser.down, receiving, used)
             yield from self._across_host(node.nic_bridge(receiving), node.bridge(targets), used)
 
-    def _across_switches(
-        self, sources: IntArray, targets: IntArray, choice: HashArray, used: Mask
-    ) -> Iterator[IntArray]:
-        """Hops between the leaves; `choice` picks a spine and, above it, a core of the plane that both pods share."""
+    def _across_switches(self, sources: IntArray, targets: IntArray, used: Mask) -> Iterator["_Hop"]:
+        """Hops between the leaves of GPUs."""
         spines, cores = self.counts.spines, max(1, self.counts.cores)
+        spine, core = self._way(sources, targets)
+        low, high = self._leaves[sources], self._leaves[targets]
+        climbs = used & (low != high)
+        yield _Hop(self.wiring.leaf.up, low * spines + spine, climbs)
+        if self.counts.cores:
+            here, there = self._pods[sources], self._pods[targets]
+            crosses = used & (here != there)
+            yield _Hop(self.wiring.spine.up, (here * spines + spine) * cores + core, crosses)
+            yield _Hop(self.wiring.spine.down, (there * spines + spine) * cores + core, crosses)
+        yield _Hop(self.wiring.leaf.down, high * spines + spine, climbs)
+
+    def _way(self, sources: IntArray, targets: IntArray) -> tuple[IntArray, IntArray]:
+        """The spine of each transfer and, above it, the core of the plane that both pods share."""
+        spines, cores = self.counts.spines, max(1, self.counts.cores)
+        if self.network is None or spines * cores == 1:
+            return np.zeros(1, np.int64), np.zeros(1, np.int64)  # for all transfers
+        choice = self.network.ecmp.choose(sources, targets)
         spine = (choice % np.uint64(spines)).astype(np.int64)
-        core = (choice // np.uint64(spines) % np.uint64(cores)).astype(np.int64)
-        climbs, crosses = used & (sources != targets), used & (self.pods(sources) != self.pods(targets))
-        yield _hop(self.wiring.leaf.up, sources * spines + spine, climbs)
-        yield _hop(self.wiring.spine.up, (self.pods(sources) * spines + spine) * cores + core, crosses)
-        yield _hop(self.wiring.spine.down, (self.pods(targets) * spines + spine) * cores + core, crosses)
-        yield _hop(self.wiring.leaf.down, targets * spines + spine, climbs)
+        return spine, (choice // np.uint64(spines) % np.uint64(cores)).astype(np.int64)
 
     def link(self, number: int) -> Link:
         """One link, for people."""
@@ -170,14 +195,46 @@ class ClosFabric:
                 return Link(run.kind, source, target, run.port.bandwidth, run.port.latency)
         raise IndexError(f"link {number} is not among the {len(self.links.kind)} links of this fabric")
 
-    def tier(self, gpus: Sequence[int]) -> str:
+    @cached_property
+    def ends(self) -> Ends:
+        """What stands at the ends of every link."""
+        runs, layers = self.wiring.runs(), self.wiring.layers
+        return Ends(
+            source=np.concatenate([run.source.vertices(run.count) for run in runs]),
+            target=np.concatenate([run.target.vertices(run.count) for run in runs]),
+            vertices=sum(layer.count for layer in layers),
+        )
+
+    def find(self, source: str, target: str) -> int:
+        """The number of the link between two ends; raise InputError that says what is near."""
+        return clos_names.find(self.wiring, source, target)
+
+    def members(self, number: int) -> int:
+        """How many parallel links one link stands for."""
+        return next(run.members for run in self.wiring.runs() if number < run.first + run.count)
+
+    def nics(self, gpus: IntArray) -> IntArray:
+        """Links of the NICs that serve GPUs, both directions, each link once; none where there is no network."""
+        way = self.wiring.nic
+        if not way.up.count:
+            return np.empty(0, np.int64)
+        nics = np.unique(self.node.nic(np.asarray(gpus, np.int64)))
+        return np.concatenate([way.up.first + nics, way.down.first + nics])
+
+    def changed(self, left: FloatArray) -> "Fabric":
+        """The same machine with the left part of every link's bandwidth, [links]; no route uses a link with 0 left."""
+        from clustersim.hardware.disturbed_clos import DisturbedClos  # which is built on this
+
+        return DisturbedClos(self, left)
+
+    def tier(self, gpus: Sequence[int] | IntArray) -> str:
         """The highest tier that traffic among these GPUs crosses: gpu, nvlink, host, leaf, spine or core.
 
         If the GPUs lie out of each other's reach and have several leaves, then some two of them differ in both: were
         all pairs out of reach on one leaf, each GPU would share that leaf with everyone.
         """
-        numbers = np.unique(np.asarray(gpus, np.int64))
-        if len(numbers) == 1:
+        numbers = np.asarray(gpus, np.int64)
+        if _alike(numbers):
             return "gpu"
         if _alike(numbers // self.node.reach):
             return "nvlink" if self.node.nvlink and _alike(self.domains(numbers)) else "host"
@@ -195,9 +252,12 @@ class ClosFabric:
         return clos_graph.graph(self.gpus, self.wiring, self.node)
 
 
-def _hop(run: LinkRun, index: IntArray, used: Mask) -> IntArray:
-    """Number of the index-th link of a run where it is used, else -1."""
-    return np.where(used, run.first + index, -1)
+class _Hop(NamedTuple):
+    """The place-th link of a run, on those routes that use it."""
+
+    run: LinkRun
+    place: IntArray
+    used: Mask
 
 
 def _alike(values: IntArray) -> bool:

@@ -5,7 +5,7 @@ collectives follow. Shipped clusters are YAML files in `topologies/clusters` tha
 number of nodes; a path may name such a file, or a node-link graph (networkx's JSON) with every link spelt out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,15 +18,23 @@ from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.clos_file import read_clos, read_ecmp
 from clustersim.hardware.graph_fabric import GraphFabric
 from clustersim.hardware.graph_file import is_graph, read_graph
-from clustersim.hardware.topology import Fabric, Tier
+from clustersim.hardware.topology import Fabric, IntArray, Tier
 from clustersim.section import Section
 
 MOST_GPUS: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
+class Mixed:
+    """Nodes with another accelerator than the cluster's main one."""
+
+    nodes: tuple[int, ...]
+    accelerator: Accelerator
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
-    """`gpus` accelerators of one kind on a fabric.
+    """`gpus` accelerators on a fabric, of one kind except on the nodes of `mixed`.
 
     library: collective constants, a name in `topologies/libraries` or a path; measured: the library's constants were
     fitted to published measurements of such machines; files: all that it was read from.
@@ -42,6 +50,32 @@ class Cluster:
     sources: Mapping[str, str]
     measured: bool
     files: tuple[Path, ...] = field(compare=False)
+    mixed: tuple[Mixed, ...] = ()
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes have GPUs of the cluster."""
+        return -(-self.gpus // self.gpus_per_node)
+
+    def kinds(self) -> tuple[tuple[Accelerator, ...], IntArray]:
+        """The accelerators that are there, and which of them each GPU is, [gpus]; one kind alone is number 0."""
+        nodes = self.fabric.nodes(np.arange(self.gpus))
+        parts = [(self.accelerator, ~np.isin(nodes, [node for part in self.mixed for node in part.nodes]))]
+        parts += [(part.accelerator, np.isin(nodes, part.nodes)) for part in self.mixed]
+        kinds: list[Accelerator] = []
+        kind = np.zeros(self.gpus, np.int64)
+        for accelerator, there in parts:
+            if there.any():
+                kinds += [accelerator] * (accelerator not in kinds)
+                kind[there] = kinds.index(accelerator)
+        return tuple(kinds), kind
+
+
+def mix(cluster: Cluster, parts: Sequence[tuple[tuple[int, ...], str]]) -> Cluster:
+    """The cluster with other accelerators (a name or a path) on some nodes, which must exist."""
+    mixed = tuple(Mixed(nodes, load_accelerator(name)) for nodes, name in parts)
+    files = (shipped.find("accelerators", name) for _, name in parts)
+    return replace(cluster, mixed=mixed, measured=False, files=(*cluster.files, *files)) if mixed else cluster
 
 
 def load_cluster(name_or_path: str, gpus: int | None = None, overrides: Mapping[str, Any] | None = None) -> Cluster:

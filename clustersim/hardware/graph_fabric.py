@@ -2,18 +2,12 @@
 
 Any directed graph of GPUs, switches, NICs and hosts. A transfer takes a shortest route by hops, then by latency, then
 by the names of the vertices passed, seen from the target; or, with hashed ECMP, one of the routes that are equal in
-hops and latency. What hardware would not do is tried last:
-
-    1. GPUs of one NVLink domain use NVLink alone; a domain is what NVLink edges connect in both directions
-    2. GPUs of one node use PCIe and host links, and pass through no NIC or GPU
-    3. others use everything but NVLink, and pass through no GPU
-    4. where that leaves no route, GPUs forward (a torus of GPUs) and NVLink is mixed with the rest
-
+hops and latency. `rules` say which links it may use; an NVLink domain is what NVLink edges connect in both directions.
 Routes are searched when first asked for and kept per pair.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,43 +15,30 @@ import numpy as np
 from clustersim.errors import InputError
 from clustersim.hardware import graph_search, graph_tiers
 from clustersim.hardware.routing import Ecmp, Spread
-from clustersim.hardware.topology import LINK_KINDS, FloatArray, IntArray, Link, LinkKind, LinkTable, Paths, Tier
+from clustersim.hardware.rules import RULES, Rule, first_rule, next_rule
+from clustersim.hardware.topology import LINK_KINDS, Ends, FloatArray, IntArray, Link, LinkKind, LinkTable, Paths, Tier
 
 if TYPE_CHECKING:
     import networkx as nx
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """Routes use links of these kinds and pass through no vertex of the barred kinds."""
-
-    kinds: frozenset[LinkKind]
-    barred: frozenset[str] = frozenset()
-
-
-_NVLINK = _Rule(frozenset({LinkKind.NVLINK}))
-_HOST = _Rule(frozenset({LinkKind.PCIE, LinkKind.HOST}), barred=frozenset({"gpu", "nic"}))
-_NETWORK = _Rule(frozenset(LINK_KINDS) - _NVLINK.kinds, barred=frozenset({"gpu"}))
-_ANYHOW = _Rule(frozenset(LINK_KINDS))
-
-
 class GraphFabric:
     """A fabric from a graph whose vertices have `kind` (GPUs also `node`), edges `kind`, `bandwidth` and `latency`.
 
-    GPUs are numbered node by node, nodes in the order in which the graph first names one. Raises InputError if some GPU
-    cannot reach another.
+    GPUs are numbered node by node, nodes in the order in which the graph first names one. Raises InputError if some of
+    the first `used` GPUs (None: all) cannot reach another.
     """
 
-    def __init__(self, graph: "nx.DiGraph[str]", ecmp: Ecmp | None = None) -> None:
+    def __init__(self, graph: "nx.DiGraph[str]", ecmp: Ecmp | None = None, used: int | None = None) -> None:
         self._graph, self._ecmp = graph, ecmp or Spread()
         self._gpus, self._homes = _by_node(graph)
-        self._refuse_unreachable()
+        self._refuse_unreachable(self._gpus[:used])
         self._links = _table(graph)
         self._ends = list(graph.edges())
         self._names = sorted(graph)  # vertices are numbered by name, so that the smaller number wins a tie
         number = {name: index for index, name in enumerate(self._names)}
         self._vertices = [number[gpu] for gpu in self._gpus]
-        self._places = {rule: self._place(rule, number) for rule in (_NVLINK, _HOST, _NETWORK, _ANYHOW)}
+        self._places = {rule: self._place(rule, number) for rule in RULES}
         self._levels = graph_tiers.levels(graph, self._gpus)
         self._routes: dict[tuple[int, int], tuple[int, ...]] = {}
 
@@ -96,7 +77,7 @@ class GraphFabric:
         edge = self._graph.edges[source, target]
         return Link(LinkKind(edge["kind"]), source, target, edge["bandwidth"], edge["latency"])
 
-    def tier(self, gpus: Sequence[int]) -> str:
+    def tier(self, gpus: Sequence[int] | IntArray) -> str:
         """The lowest tier whose links, with those below, connect all of these GPUs."""
         numbers = np.unique(np.asarray(gpus, np.int64))
         if len(numbers) == 1:
@@ -112,15 +93,51 @@ class GraphFabric:
         """The graph itself."""
         return self._graph
 
-    def _refuse_unreachable(self) -> None:
-        first, *others = self._gpus
+    @cached_property
+    def ends(self) -> Ends:
+        """What stands at the ends of every edge."""
+        others = [name for name in self._names if name not in set(self._gpus)]
+        number = {name: index for index, name in enumerate([*self._gpus, *others])}
+        source, target = ([number[edge[side]] for edge in self._ends] for side in (0, 1))
+        return Ends(np.array(source, np.int64), np.array(target, np.int64), len(number))
+
+    def find(self, source: str, target: str) -> int:
+        """The number of an edge; raise InputError that says what is near."""
+        for name in (source, target):
+            if name not in self._graph:
+                raise InputError(f"there is no {name} in this machine; {graph_tiers.near(name, self._names)}")
+        if not self._graph.has_edge(source, target):
+            others = graph_tiers.near(target, list(self._graph.successors(source)))
+            raise InputError(f"no link leads from {source} to {target}; {others}")
+        return self._ends.index((source, target))
+
+    def members(self, number: int) -> int:  # noqa: ARG002 - every edge is one link
+        """One: parallel links are written as one of their bandwidth."""
+        return 1
+
+    def nics(self, gpus: IntArray) -> IntArray:
+        """The nearest edges of kind nic that lead from GPUs to the network and back, each once."""
+        return np.unique(np.concatenate([graph_tiers.nics(self, gpu) for gpu in np.asarray(gpus).tolist()]))
+
+    def changed(self, left: FloatArray) -> "GraphFabric":
+        """A graph of the same vertices with the left part of every edge's bandwidth, [links]; 0 removes the edge."""
+        graph = self._graph.copy()
+        for number in np.flatnonzero(left != 1.0).tolist():
+            if left[number] > 0.0:
+                graph.edges[self._ends[number]]["bandwidth"] *= left[number]
+            else:
+                graph.remove_edge(*self._ends[number])
+        return GraphFabric(graph, self._ecmp, used=1)
+
+    def _refuse_unreachable(self, used: list[str]) -> None:
+        first, *others = used
         for backwards, sentence in ((False, "cannot be reached from"), (True, "cannot reach")):
             reached = graph_tiers.reached(self._graph, first, backwards=backwards)
             for gpu in others:
                 if gpu not in reached:
                     raise InputError(f"GPU {gpu} {sentence} GPU {first}; every GPU needs a way to every other")
 
-    def _place(self, rule: _Rule, number: dict[str, int]) -> tuple[graph_search.Mesh, frozenset[int]]:
+    def _place(self, rule: Rule, number: dict[str, int]) -> tuple[graph_search.Mesh, frozenset[int]]:
         """The part of the graph that a rule allows, and the vertices that it bars."""
         mesh: graph_search.Mesh = {}
         for link, (source, target, edge) in enumerate(self._graph.edges(data=True)):
@@ -132,18 +149,19 @@ class GraphFabric:
 
     def _find(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Search the routes of pairs, one search for all targets of a source under one rule."""
-        waiting: dict[tuple[int, _Rule], list[int]] = {}
+        waiting: dict[tuple[int, Rule], list[int]] = {}
         for source, target in pairs:
             waiting.setdefault((source, self._rule(source, target)), []).append(target)
         for (source, rule), targets in waiting.items():
             self._search(source, rule, targets)
 
-    def _rule(self, source: int, target: int) -> _Rule:
-        if self._levels["nvlink"][source] == self._levels["nvlink"][target]:
-            return _NVLINK
-        return _HOST if self._homes[source] == self._homes[target] else _NETWORK
+    def _rule(self, source: int, target: int) -> Rule:
+        nvlink, homes = self._levels["nvlink"], self._homes
+        return first_rule(
+            same_domain=bool(nvlink[source] == nvlink[target]), same_node=bool(homes[source] == homes[target])
+        )
 
-    def _search(self, source: int, rule: _Rule, targets: list[int]) -> None:
+    def _search(self, source: int, rule: Rule, targets: list[int]) -> None:
         """Find routes under a rule; whatever it leaves unreached is searched under the next one."""
         mesh, barred = self._places[rule]
         goals = {self._vertices[target] for target in targets}
@@ -153,7 +171,7 @@ class GraphFabric:
         for target, choice in zip(found, choices, strict=True):
             self._routes[source, target] = graph_search.trace(reached, self._vertices[target], choice)
         if len(found) < len(targets):
-            self._search(source, _NETWORK if rule == _HOST else _ANYHOW, sorted(set(targets).difference(found)))
+            self._search(source, next_rule(rule), sorted(set(targets).difference(found)))
 
 
 def _by_node(graph: "nx.DiGraph[str]") -> tuple[list[str], IntArray]:

@@ -4,12 +4,13 @@ A tier connects two GPUs if links of its kind and of the kinds below (without NV
 ways between them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from clustersim.hardware.topology import VERTEX_KINDS, IntArray, LinkKind, Tier
+from clustersim.errors import nearest
+from clustersim.hardware.topology import LINK_KINDS, VERTEX_KINDS, Fabric, IntArray, LinkKind, Tier
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -29,6 +30,7 @@ _ABOVE: Final[dict[str, tuple[str, ...]]] = {  # where a vertex sends upwards: t
     "spine": ("core", "switch"),
     "switch": ("spine", "core"),
 }
+MOST_LISTED: Final = 8
 _SWITCHES: Final = ("leaf", "switch", "spine")
 
 Place = tuple[str, int]  # kind of a vertex and, for a plain switch, how high it is
@@ -120,3 +122,30 @@ def _bandwidths(places: dict[str, Place], edges: Iterable[tuple[str, dict[str, A
     for name, edge in edges:
         sums[places[name]] = sums.get(places[name], 0.0) + edge["bandwidth"]
     return sums
+
+
+def nics(fabric: Fabric, gpu: int) -> IntArray:
+    """The nearest links of kind nic on the ways from a GPU over PCIe and host links, and on the ways to it."""
+    source, target = fabric.ends.source, fabric.ends.target
+    return np.concatenate([_nearest(fabric, source, target, gpu), _nearest(fabric, target, source, gpu)])
+
+
+def _nearest(fabric: Fabric, here: IntArray, there: IntArray, gpu: int) -> IntArray:
+    """NIC links from the vertices first met that have some; `here` and `there` are the ends in the order of search."""
+    inside = np.isin(fabric.links.kind, [LINK_KINDS.index(kind) for kind in _INSIDE])
+    nic = fabric.links.kind == LINK_KINDS.index(LinkKind.NIC)
+    layer, seen = np.array([gpu]), np.zeros(fabric.ends.vertices, np.bool_)
+    while len(layer):
+        found = np.flatnonzero(nic & np.isin(here, layer))
+        if len(found):
+            return found
+        seen[layer] = True
+        onwards = np.unique(there[inside & np.isin(here, layer)])
+        layer = onwards[~seen[onwards] & (onwards >= fabric.gpus)]
+    return np.empty(0, np.int64)
+
+
+def near(name: str, names: Sequence[str]) -> str:
+    """End a sentence about an unknown vertex with the nearest name, or with some."""
+    few = names if len(names) <= MOST_LISTED else [*names[: MOST_LISTED - 1], names[-1]]
+    return nearest(name, few, elsewhere=names)

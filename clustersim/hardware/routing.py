@@ -6,8 +6,9 @@ transfers may collide on one link while another idles. The hash is splitmix64 ov
 same on every machine. Reference: Steele, Lea and Flood 2014, Fast Splittable Pseudorandom Number Generators, sec. 3.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from clustersim.hardware.topology import IntArray
 
 HashArray = NDArray[np.uint64]
 
+REHASHES: Final = 32  # then the dead links are so many that routes are searched
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
@@ -30,6 +32,9 @@ class Ecmp(Protocol):
     def choose(self, sources: IntArray, targets: IntArray) -> HashArray:
         """A number per transfer, [n]; modulo the ways it says which one the transfer takes."""
 
+    def others(self) -> "Iterator[Ecmp]":
+        """Other choices, for transfers that met a dead link."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -42,6 +47,10 @@ class Spread:
     def choose(self, sources: IntArray, targets: IntArray) -> HashArray:  # noqa: ARG002 - the first way for everyone
         """Zero for every transfer."""
         return np.zeros(len(sources), np.uint64)
+
+    def others(self) -> Iterator[Ecmp]:
+        """None: a bundle is one link."""
+        return iter(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,11 @@ class Hashed:
         """A 64-bit hash per transfer."""
         seed = splitmix64(np.full(len(sources), self.seed, np.uint64))
         return splitmix64(splitmix64(seed ^ sources.astype(np.uint64)) ^ targets.astype(np.uint64))
+
+    def others(self) -> Iterator[Ecmp]:
+        """Other hashes of the same pairs: what is hashed to a dead link spreads evenly over the living ones."""
+        for attempt in range(1, REHASHES + 1):
+            yield Hashed(int(splitmix64(np.array([self.seed, attempt], np.uint64)).sum() >> np.uint64(1)))
 
 
 def splitmix64(values: HashArray) -> HashArray:

@@ -104,6 +104,10 @@ class Leaf:
     latency: Seconds
     oversubscription: float = 1.0
 
+    def switch(self, nics: IntArray, per_node: int) -> IntArray:
+        """The leaf of each NIC (any shape), both numbered through the cluster; per_node: NICs of a node."""
+        return nics // per_node // self.nodes * self.switches + nics % per_node % self.switches
+
 
 @dataclass(frozen=True, slots=True)
 class Spine:

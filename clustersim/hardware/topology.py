@@ -64,6 +64,15 @@ class LinkTable:
 
 
 @dataclass(frozen=True, slots=True)
+class Ends:
+    """What stands at the ends of every link, [links] each; vertices 0 ... gpus-1 are the GPUs; vertices: how many."""
+
+    source: IntArray
+    target: IntArray
+    vertices: int
+
+
+@dataclass(frozen=True, slots=True)
 class Paths:
     """The routes of n transfers.
 
@@ -113,7 +122,26 @@ class Fabric(Protocol):
     def link(self, number: int) -> Link:
         """One link, for people."""
 
-    def tier(self, gpus: Sequence[int]) -> str:
+    @property
+    def ends(self) -> Ends:
+        """What stands at the ends of every link."""
+
+    def find(self, source: str, target: str) -> int:
+        """The number of the link between two ends named as in `link`; raise InputError that says what is near."""
+
+    def members(self, number: int) -> int:
+        """How many parallel links one link stands for."""
+
+    def nics(self, gpus: IntArray) -> IntArray:
+        """Links of the NICs that serve GPUs, both directions, each link once; none where there is no network."""
+
+    def changed(self, left: FloatArray) -> "Fabric":
+        """The same machine with the left part of every link's bandwidth, [links]; no route uses a link with 0 left.
+
+        Where GPUs are cut off, asking for a route between them is an error of the caller's (`reach.islands`).
+        """
+
+    def tier(self, gpus: Sequence[int] | IntArray) -> str:
         """The highest tier that traffic among these GPUs crosses: gpu, nvlink, host, leaf, spine or core."""
 
     def tiers(self) -> tuple[Tier, ...]:

@@ -3,28 +3,55 @@
 Links come in runs of equal ones: the i-th link of a run belongs to the i-th GPU, NIC, leaf, ... so a link's number is
 the run's first number plus an index found by arithmetic. Every run upwards has its twin downwards. A link's latency
 includes the switch or adapter that it leaves; both NICs of a route count once, as leaving one and entering the other.
+What stands at the ends comes in layers (GPUs, NICs, leaves, ...) and is numbered in the same way, GPUs first.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from clustersim.hardware.shape import Network, Node, Port, uplinks
-from clustersim.hardware.topology import LinkKind
+import numpy as np
 
-Ends = Callable[[int], tuple[str, str]]
+from clustersim.hardware.layer import Layer, number_layers
+from clustersim.hardware.shape import Network, Node, Port, uplinks
+from clustersim.hardware.topology import IntArray, LinkKind
+
+Place = Callable[[IntArray], IntArray]
+"""Which vertex of a layer the i-th link of a run ends at."""
 
 _NOTHING = Port(bandwidth=0.0, latency=0.0)
 
 
 @dataclass(frozen=True, slots=True)
+class End:
+    """One end of all links of a run."""
+
+    layer: Layer
+    place: Place
+
+    def name(self, index: int) -> str:
+        """The name of what stands at this end of the i-th link."""
+        return self.layer.name(int(self.place(np.array([index]))[0]))
+
+    def vertices(self, count: int) -> IntArray:
+        """Vertex numbers at this end of the first `count` links."""
+        return self.layer.first + self.place(np.arange(count))
+
+
+@dataclass(frozen=True, slots=True)
 class LinkRun:
-    """`count` equal links numbered from `first`; ends(i) names source and target of the i-th."""
+    """`count` equal links numbered from `first`, each of which stands for `members` parallel ones."""
 
     kind: LinkKind
     first: int
     count: int
     port: Port
-    ends: Ends
+    source: End
+    target: End
+    members: int = 1
+
+    def ends(self, index: int) -> tuple[str, str]:
+        """The names of the i-th link's source and target."""
+        return self.source.name(index), self.target.name(index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +81,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """All links of a cluster, in the order of their numbers."""
+    """All links of a cluster, in the order of their numbers, and the layers of what they join."""
 
     nvlink: Way
     pcie: Way
@@ -63,11 +90,15 @@ class Wiring:
     nic: Way
     leaf: Way
     spine: Way
+    layers: tuple[Layer, ...]
+
+    def ways(self) -> tuple[Way, ...]:
+        """Every way, from the GPUs up."""
+        return self.nvlink, self.pcie, self.host, self.riser, self.nic, self.leaf, self.spine
 
     def runs(self) -> list[LinkRun]:
         """Every run, in the order of link numbers."""
-        ways: list[Way] = [getattr(self, field.name) for field in fields(self)]
-        return [run for way in ways for run in (way.up, way.down)]
+        return [run for way in self.ways() for run in (way.up, way.down)]
 
 
 def count(gpus: int, node: Node, network: Network | None) -> Counts:
@@ -86,39 +117,79 @@ def _ceil(value: int, unit: int) -> int:
     return -(-value // unit)
 
 
+@dataclass(frozen=True, slots=True)
+class _Joint:
+    """What a way joins: its ends, the lower one first, and how many parallel links each of its links stands for."""
+
+    lower: End
+    upper: End
+    members: int = 1
+
+
 class _Numbering:
     """Hands out link numbers, one run after the other."""
 
     def __init__(self) -> None:
         self._next = 0
 
-    def run(self, kind: LinkKind, count: int, port: Port, ends: Ends) -> LinkRun:
-        first, self._next = self._next, self._next + count
-        return LinkRun(kind, first, count, port, ends)
-
-    def way(self, kind: LinkKind, count: int, up: Port, down: Port, ends: Ends) -> Way:
-        """A run and its twin with the ends exchanged."""
+    def way(self, kind: LinkKind, count: int, ports: tuple[Port, Port], joint: _Joint) -> Way:
+        """A run and its twin with the ends exchanged; ports: up and down."""
+        first, self._next = self._next, self._next + 2 * count
         return Way(
-            up=self.run(kind, count, up, ends),
-            down=self.run(kind, count, down, lambda index: (ends(index)[1], ends(index)[0])),
+            up=LinkRun(kind, first, count, ports[0], joint.lower, joint.upper, joint.members),
+            down=LinkRun(kind, first + count, count, ports[1], joint.upper, joint.lower, joint.members),
         )
 
-    def even(self, kind: LinkKind, count: int, port: Port | None, ends: Ends) -> Way:
+    def even(self, kind: LinkKind, count: int, port: Port | None, joint: _Joint) -> Way:
         """A way with equal directions; without a port there are no links."""
-        return self.way(kind, count if port else 0, port or _NOTHING, port or _NOTHING, ends)
+        return self.way(kind, count if port else 0, (port or _NOTHING,) * 2, joint)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """Everything that stands at the end of a link, in the order of vertex numbers."""
+
+    gpu: Layer
+    nvswitch: Layer
+    bridge: Layer
+    root: Layer
+    nic: Layer
+    leaf: Layer
+    spine: Layer
+    core: Layer
 
 
 def wire(counts: Counts, node: Node, network: Network | None) -> Wiring:
-    """Number all links of a cluster."""
-    new, nics = _Numbering(), counts.nodes * node.nics_per_node
+    """Number all links of a cluster, and what they join."""
+    new, layers, nics = _Numbering(), _layers(counts, node, network), counts.nodes * node.nics_per_node
+    nvlink = _half(node.nvlink.port if node.nvlink else None)
     return Wiring(
-        nvlink=new.even(LinkKind.NVLINK, counts.gpus, _half(node.nvlink.port if node.nvlink else None), _nvlink(node)),
-        pcie=new.even(LinkKind.PCIE, counts.gpus, node.pcie, _pcie(node)),
-        host=new.even(LinkKind.HOST, *_bridges(counts, node), _host(node)),
-        riser=new.even(LinkKind.PCIE, nics if node.host else 0, node.pcie, _riser(node)),
-        nic=_nic_way(new, nics, node, network),
-        leaf=_leaf_way(new, counts, node, network),
-        spine=_spine_way(new, counts, node, network),
+        nvlink=new.even(LinkKind.NVLINK, counts.gpus, nvlink, _nvlink(layers, node)),
+        pcie=new.even(LinkKind.PCIE, counts.gpus if node.host or node.nics else 0, node.pcie, _pcie(layers, node)),
+        host=new.even(LinkKind.HOST, *_bridges(counts, node), _host(layers, node)),
+        riser=new.even(LinkKind.PCIE, nics if node.host else 0, node.pcie, _riser(layers, node)),
+        nic=_nic_way(new, layers, node, network),
+        leaf=_leaf_way(new, layers, node, network),
+        spine=_spine_way(new, layers, node, network),
+        layers=tuple(getattr(layers, field.name) for field in fields(layers)),
+    )
+
+
+def _layers(counts: Counts, node: Node, network: Network | None) -> _Layers:
+    """Vertices by layer: the word of their names, how many they are, and how many share the first number of a name."""
+    bridges, rails = node.bridges, network.leaf.switches if network else 1
+    spines, cores = counts.spines, counts.cores
+    return _Layers(
+        *number_layers(
+            ("gpu", counts.gpus, None),
+            ("nvswitch", _ceil(counts.gpus, node.domain_gpus) if node.nvlink else 0, None),
+            ("host", counts.nodes * bridges, bridges),
+            ("host", counts.nodes if bridges > 1 else 0, None),
+            ("nic", counts.nodes * node.nics_per_node if network else 0, node.nics_per_node),
+            ("leaf", counts.leaves, rails),
+            ("spine", counts.pods * spines, spines),
+            ("core", spines * cores, cores),
+        )
     )
 
 
@@ -133,75 +204,59 @@ def _bridges(counts: Counts, node: Node) -> tuple[int, Port | None]:
     return counts.nodes * node.host.bridges, _half(node.host.port)
 
 
-def _nic_way(new: _Numbering, nics: int, node: Node, network: Network | None) -> Way:
+def _same(index: IntArray) -> IntArray:
+    return index
+
+
+def _nvlink(layers: _Layers, node: Node) -> _Joint:
+    return _Joint(End(layers.gpu, _same), End(layers.nvswitch, lambda gpu: gpu // node.domain_gpus))
+
+
+def _pcie(layers: _Layers, node: Node) -> _Joint:
+    return _Joint(End(layers.gpu, _same), End(layers.bridge, node.bridge) if node.host else End(layers.nic, node.nic))
+
+
+def _host(layers: _Layers, node: Node) -> _Joint:
+    return _Joint(End(layers.bridge, _same), End(layers.root, lambda bridge: bridge // node.bridges))
+
+
+def _riser(layers: _Layers, node: Node) -> _Joint:
+    return _Joint(End(layers.bridge, node.nic_bridge), End(layers.nic, _same))
+
+
+def _nic_way(new: _Numbering, layers: _Layers, node: Node, network: Network | None) -> Way:
     if node.nics is None or network is None:
-        return new.even(LinkKind.NIC, 0, None, _unnamed)
-    up, leaves = node.nics.port, network.leaf
-    down = Port(up.bandwidth, leaves.latency + up.latency)
-    return new.way(LinkKind.NIC, nics, up, down, _nic(node, network))
+        return new.even(LinkKind.NIC, 0, None, _Joint(End(layers.nic, _same), End(layers.leaf, _same)))
+    up, leaf = node.nics.port, network.leaf
+    joint = _Joint(End(layers.nic, _same), End(layers.leaf, lambda nics: leaf.switch(nics, node.nics_per_node)))
+    return new.way(LinkKind.NIC, layers.nic.count, (up, Port(up.bandwidth, leaf.latency + up.latency)), joint)
 
 
-def _leaf_way(new: _Numbering, counts: Counts, node: Node, network: Network | None) -> Way:
-    if network is None or network.spine is None or not counts.spines:
-        return new.even(LinkKind.LEAF, 0, None, _unnamed)
-    bandwidth, spines, leaves = uplinks(node, network).leaf / counts.spines, counts.spines, network.leaf.switches
-    up, down = Port(bandwidth, network.leaf.latency), Port(bandwidth, network.spine.latency)
-    per_pod = leaves * network.spine.units
-
-    def ends(index: int) -> tuple[str, str]:
-        leaf, spine = divmod(index, spines)
-        return f"leaf{leaf // leaves}.{leaf % leaves}", f"spine{leaf // per_pod}.{spine}"
-
-    return new.way(LinkKind.LEAF, counts.leaves * spines, up, down, ends)
-
-
-def _spine_way(new: _Numbering, counts: Counts, node: Node, network: Network | None) -> Way:
-    if network is None or network.spine is None or network.core is None or not counts.cores:
-        return new.even(LinkKind.SPINE, 0, None, _unnamed)
-    spines, cores = counts.spines, counts.cores
-    bandwidth = uplinks(node, network).pod / (spines * cores)
-    up, down = Port(bandwidth, network.spine.latency), Port(bandwidth, network.core.latency)
-
-    def ends(index: int) -> tuple[str, str]:
-        spine, core = divmod(index, cores)
-        return f"spine{spine // spines}.{spine % spines}", f"core{spine % spines}.{core}"
-
-    return new.way(LinkKind.SPINE, counts.pods * spines * cores, up, down, ends)
+def _leaf_way(new: _Numbering, layers: _Layers, node: Node, network: Network | None) -> Way:
+    spines = layers.spine.per or 0
+    if network is None or network.spine is None or not spines:
+        return new.even(LinkKind.LEAF, 0, None, _Joint(End(layers.leaf, _same), End(layers.spine, _same)))
+    rates, per_pod = uplinks(node, network), network.leaf.switches * network.spine.units
+    bandwidth = rates.leaf / spines
+    ports = Port(bandwidth, network.leaf.latency), Port(bandwidth, network.spine.latency)
+    joint = _Joint(
+        End(layers.leaf, lambda index: index // spines),
+        End(layers.spine, lambda index: index // spines // per_pod * spines + index % spines),
+        members=rates.per_leaf // spines,
+    )
+    return new.way(LinkKind.LEAF, layers.leaf.count * spines, ports, joint)
 
 
-def _unnamed(index: int) -> tuple[str, str]:
-    raise IndexError(f"there is no link {index} of this kind")
-
-
-def _nvlink(node: Node) -> Ends:
-    return lambda gpu: (f"gpu{gpu}", f"nvswitch{gpu // node.domain_gpus}")
-
-
-def _pcie(node: Node) -> Ends:
-    def ends(gpu: int) -> tuple[str, str]:
-        home, local = divmod(gpu, node.gpus)
-        if node.host:
-            return f"gpu{gpu}", f"host{home}.{local * node.bridges // node.gpus}"
-        return f"gpu{gpu}", f"nic{home}.{local * node.nics_per_node // node.gpus}"
-
-    return ends
-
-
-def _host(node: Node) -> Ends:
-    return lambda bridge: (f"host{bridge // node.bridges}.{bridge % node.bridges}", f"host{bridge // node.bridges}")
-
-
-def _riser(node: Node) -> Ends:
-    def ends(nic: int) -> tuple[str, str]:
-        home, local = divmod(nic, node.nics_per_node)
-        return f"host{home}.{local * node.bridges // node.nics_per_node}", f"nic{home}.{local}"
-
-    return ends
-
-
-def _nic(node: Node, network: Network) -> Ends:
-    def ends(nic: int) -> tuple[str, str]:
-        home, local = divmod(nic, node.nics_per_node)
-        return f"nic{home}.{local}", f"leaf{home // network.leaf.nodes}.{local % network.leaf.switches}"
-
-    return ends
+def _spine_way(new: _Numbering, layers: _Layers, node: Node, network: Network | None) -> Way:
+    spines, cores = layers.spine.per or 0, layers.core.per or 0
+    if network is None or network.spine is None or network.core is None or not cores:
+        return new.even(LinkKind.SPINE, 0, None, _Joint(End(layers.spine, _same), End(layers.core, _same)))
+    rates = uplinks(node, network)
+    bandwidth = rates.pod / (spines * cores)
+    ports = Port(bandwidth, network.spine.latency), Port(bandwidth, network.core.latency)
+    joint = _Joint(
+        End(layers.spine, lambda index: index // cores),
+        End(layers.core, lambda index: index // cores % spines * cores + index % cores),
+        members=rates.per_leaf * rates.per_spine // (spines * cores),
+    )
+    return new.way(LinkKind.SPINE, layers.spine.count * cores, ports, joint)

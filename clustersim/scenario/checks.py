@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from clustersim.collectives.library import load_library
+from clustersim.cost.jitter import MOST_NORMAL, Distribution
 from clustersim.errors import InputError, shown
 from clustersim.parallel.data import NaiveDataParallel
 from clustersim.parallel.pipeline import split_layers
@@ -179,10 +180,29 @@ def _sequence(scenario: Scenario) -> Iterator[str]:
 
 
 def _format(scenario: Scenario) -> Iterator[str]:
-    try:
-        scenario.cluster.accelerator.peak_of(scenario.training.precision.compute)
-    except InputError as error:
-        yield f"training.precision: {error}"
+    for accelerator in scenario.cluster.kinds()[0]:
+        try:
+            accelerator.peak_of(scenario.training.precision.compute)
+        except InputError as error:
+            yield f"training.precision: {error}"
+
+
+def _steps(scenario: Scenario) -> Iterator[str]:
+    passes = scenario.layout.pp * scenario.schedule.chunks * scenario.microbatches
+    if scenario.steps > 1 and scenario.steps * passes > MOST_PASSES:
+        yield (
+            f"steps: {scenario.steps:,} of {passes:,} passes each are {scenario.steps * passes:,} passes; "
+            f"{MOST_PASSES:,} are the most, so {MOST_PASSES // passes:,} steps fit"
+        )
+
+
+def _jitter(scenario: Scenario) -> Iterator[str]:
+    jitter = scenario.jitter
+    if jitter and jitter.distribution is Distribution.NORMAL and jitter.std > MOST_NORMAL:
+        yield (
+            f"disturbances.jitter: normal jitter of {jitter.std:.6g} would make a duration negative; "
+            f"at most {MOST_NORMAL:.0%} fits, or {{std: {jitter.std:.6g}, distribution: lognormal}}"
+        )
 
 
 def _algorithms(scenario: Scenario) -> Iterator[str]:
@@ -205,4 +225,16 @@ def _naive(scenario: Scenario) -> Iterator[str]:
 
 
 _Check = Callable[[Scenario], Iterator[str]]
-_CHECKS: tuple[_Check, ...] = (_heads, _widths, _layers, _recomputed, _batch, _sequence, _format, _algorithms, _naive)
+_CHECKS: tuple[_Check, ...] = (
+    _heads,
+    _widths,
+    _layers,
+    _recomputed,
+    _batch,
+    _sequence,
+    _format,
+    _algorithms,
+    _naive,
+    _steps,
+    _jitter,
+)

@@ -16,6 +16,7 @@ from clustersim.errors import nearest, shown
 from clustersim.parallel.data import DDP_BUCKET, DataParallelism, NaiveDataParallel, Replicated, Zero
 from clustersim.parallel.layout import AXES
 from clustersim.program.task import Collective
+from clustersim.scenario.disturbances import DisturbancesSection, MixedSection, listed
 from clustersim.scenario.section import (
     MOST_LAYERS,
     Choice,
@@ -28,6 +29,7 @@ from clustersim.scenario.section import (
     Width,
     member,
     mistake,
+    share,
 )
 from clustersim.scenario.settings import Contention, CostSettings, Symmetry
 from clustersim.workload.training import (
@@ -42,6 +44,9 @@ from clustersim.workload.training import (
     Training,
 )
 from clustersim.workload.transformer import Mlp, Norm, Positions
+
+MOST_INTERFERENCE = 10.0
+MOST_STEPS = 10_000
 
 
 class ModelSection(Shipped):
@@ -83,6 +88,7 @@ class ClusterSection(Shipped):
     accelerator: str | None = None
     node: dict[str, Any] | None = None
     fabric: dict[str, Any] | None = None
+    mixed: Annotated[list[MixedSection], BeforeValidator(listed)] = Field([])
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -299,10 +305,12 @@ class CostSection(Section):
     symmetry: Annotated[Symmetry, member(Symmetry), BeforeValidator(_yaml_off)] = Symmetry.AUTO
     coalesce: bool = True
     network: Annotated[Contention, member(Contention)] = Contention.NONE
+    interference: Annotated[float | None, share(0.0, MOST_INTERFERENCE)] = None
 
     def settings(self) -> CostSettings:
         """The settings as the inside knows them."""
-        return CostSettings(self.symmetry, self.coalesce, self.network, MappingProxyType(self.collectives))
+        algorithms = MappingProxyType(self.collectives)
+        return CostSettings(self.symmetry, self.coalesce, self.network, algorithms, self.interference)
 
 
 class ScenarioFile(Section):
@@ -315,3 +323,5 @@ class ScenarioFile(Section):
     schedule: ScheduleChoice = ScheduleChoice.model_validate("1f1b")
     training: TrainingSection
     cost: CostSection = CostSection()
+    disturbances: DisturbancesSection = DisturbancesSection()
+    steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] = 1

@@ -13,7 +13,10 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from clustersim.errors import InputError
+from clustersim.hardware.cluster import Cluster
+from clustersim.hardware.disturbance import Disturbances, disturbed
 from clustersim.scenario import build, checks, overrides
+from clustersim.scenario.disturbed import read_disturbances, read_mixed
 from clustersim.scenario.file import ScenarioFile
 from clustersim.scenario.problems import refuse, translate
 from clustersim.scenario.scenario import Scenario
@@ -62,11 +65,13 @@ def _referred(file: ScenarioFile, origin: Origin) -> Scenario:
     """Look up what the file refers to by name or path."""
     found: list[str] = []
     gpus = build.wanted_gpus(file.cluster, file.layout)
-    model = _try(found, "model", lambda: build.read_model(file.model, origin.base, file.training.sequence))
-    cluster = _try(found, "cluster", lambda: build.read_cluster(file.cluster, origin.base, gpus))
-    schedule = _try(found, "schedule", lambda: build.read_schedule(file.schedule))
-    if model is None or cluster is None or schedule is None:
+    model = _try(found, "model: ", lambda: build.read_model(file.model, origin.base, file.training.sequence))
+    cluster = _try(found, "cluster: ", lambda: build.read_cluster(file.cluster, origin.base, gpus))
+    schedule = _try(found, "schedule: ", lambda: build.read_schedule(file.schedule))
+    machine = None if cluster is None else _machine(found, file, cluster, origin.base)
+    if model is None or schedule is None or machine is None:
         raise refuse(origin.source, found)
+    cluster, disturbances = machine
     return Scenario(
         name=file.name or origin.name,
         model=model,
@@ -75,13 +80,27 @@ def _referred(file: ScenarioFile, origin: Origin) -> Scenario:
         schedule=schedule,
         training=file.training.step(),
         cost=file.cost.settings(),
+        disturbances=disturbances,
+        jitter=None if file.disturbances.jitter is None else file.disturbances.jitter.jitter(),
+        steps=file.steps,
         files=build.files(file.model, cluster, origin.base),
     )
 
 
-def _try(found: list[str], key: str, read: Callable[[], T]) -> T | None:
+def _machine(found: list[str], file: ScenarioFile, plain: Cluster, base: Path) -> tuple[Cluster, Disturbances] | None:
+    """The cluster with its other accelerators and its disturbances, and these."""
+    cluster = _try(found, "cluster.", lambda: read_mixed(file.cluster.mixed, base, plain))
+    disturbances = _try(found, "disturbances.", lambda: read_disturbances(file.disturbances, plain))
+    if cluster is None or disturbances is None:
+        return None
+    fabric = _try(found, "disturbances.", lambda: disturbed(plain.fabric, disturbances, plain.gpus))
+    return None if fabric is None else (replace(cluster, fabric=fabric), disturbances)
+
+
+def _try(found: list[str], prefix: str, read: Callable[[], T]) -> T | None:
+    """What `read` returns; None if it refuses, for which the sentence joins those that were found."""
     try:
         return read()
     except InputError as error:
-        found.append(f"{key}: {error}")
+        found.append(f"{prefix}{error}")
         return None

@@ -55,6 +55,8 @@ def _remedy(location: tuple[int | str, ...], root: type[Section]) -> str:
     legal = (root.at(location[:-1]) or root).keys()
     if not legal:
         return f"{location[-2]} has no options"
+    if len(location) > 2:  # too deep for a key that was meant for another section
+        return nearest(str(location[-1]), legal)
     sections = {key: section.keys() for key in root.keys() if (section := root.at([key])) is not None}  # noqa: SIM118
     return nearest(
         str(location[-1]), legal, elsewhere=[f"{key}.{inner}" for key in sections for inner in sections[key]]
@@ -66,10 +68,14 @@ def _dotted(location: Iterable[int | str]) -> str:
 
 
 def _as_written(location: tuple[int | str, ...], written: object, *, missing: bool) -> tuple[int | str, ...]:
-    """Cut a location where the user's own nesting ends."""
-    for depth, part in enumerate(location):
+    """Cut a location where the user's own nesting ends; an entry that stands without its list has no place in it."""
+    kept: list[int | str] = []
+    for part in location:
+        if isinstance(written, Mapping) and isinstance(part, int):
+            continue
         in_list = isinstance(written, list) and isinstance(part, int)
         if not in_list and not (isinstance(written, Mapping) and part in written):
-            return location[: depth + missing]
+            return (*kept, *(part for part in [part] if missing))
+        kept.append(part)
         written = written[part]  # type: ignore[index]
-    return location
+    return tuple(kept)

@@ -7,7 +7,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from clustersim.cost.jitter import Jitter
 from clustersim.hardware.cluster import Cluster
+from clustersim.hardware.disturbance import Disturbances
 from clustersim.parallel.layout import Layout
 from clustersim.scenario.settings import CostSettings
 from clustersim.schedules.schedule import Schedule
@@ -17,10 +19,12 @@ from clustersim.workload.transformer import Model
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One training step of a model on a cluster; every rank of the layout is one of the cluster's GPUs.
+    """Training steps of a model on a cluster; every rank of the layout is one of the cluster's GPUs.
 
-    warnings: what is legal and still likely a mistake; path: the file that it was read from, if any; written: the
-    mapping that it was read from, overrides applied; files: those that the model and the cluster were read from.
+    disturbances: what is wrong with the cluster, whose `fabric` already is the disturbed one; jitter: how kernels vary,
+    None: not at all; steps: how many successive ones are simulated; warnings: what is legal and still likely a mistake;
+    path: the file that it was read from, if any; written: the mapping that it was read from, overrides applied;
+    files: those that the model and the cluster were read from.
     """
 
     name: str
@@ -30,6 +34,9 @@ class Scenario:
     schedule: Schedule
     training: Training
     cost: CostSettings = field(default_factory=CostSettings)
+    disturbances: Disturbances = field(default_factory=Disturbances)
+    jitter: Jitter | None = None
+    steps: int = 1
     warnings: tuple[str, ...] = ()
     path: Path | None = None
     files: tuple[Path, ...] = field(default=(), compare=False)

@@ -5,6 +5,7 @@ Strictly: no unknown keys, no quantity without its unit, no number in quotes. A 
 """
 
 import math
+import re
 from collections.abc import Iterable
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Self, get_args
@@ -52,6 +53,24 @@ def _size(value: object) -> float:
     return amount
 
 
+_PERCENT = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*%\s*$")
+
+
+def share(least: float, most: float, remedy: str = "") -> BeforeValidator:
+    """Read a share, a number or a percentage (`0.9` or `90 %`), from `least` to `most`; remedy: ends the refusal."""
+
+    def read(value: object) -> float:
+        match = _PERCENT.match(value) if isinstance(value, str) else None
+        number = float(match[1]) / 100 if match else value
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            raise mistake(f"{shown(value)} is not a share; write a number or a percentage, such as 0.1 or 10 %")
+        if not least <= number <= most:
+            raise mistake(f"{shown(value)} is not between {least:g} and {most:g}{remedy}")
+        return float(number)
+
+    return BeforeValidator(read)
+
+
 Degree = Annotated[int, Field(ge=1, le=MOST_GPUS)]
 Width = Annotated[int, Field(ge=1, le=MOST_WIDTH)]
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
@@ -60,7 +79,7 @@ Size = Annotated[float, BeforeValidator(_size)]
 
 
 class Section(BaseModel):
-    """A part of the file. `short`: the key that a bare word stands for, if any."""
+    """A part of the file. `short`: the key that a bare word (or number) stands for, if any."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     short: ClassVar[str | None] = None
@@ -68,7 +87,8 @@ class Section(BaseModel):
     @classmethod
     def written_out(cls, value: object) -> object:
         """The mapping that a shorthand stands for; anything else as it is."""
-        return {cls.short: value} if cls.short is not None and isinstance(value, str) else value
+        bare = isinstance(value, (str, int, float)) and not isinstance(value, bool)
+        return {cls.short: value} if cls.short is not None and bare else value
 
     @model_validator(mode="before")
     @classmethod
@@ -85,6 +105,8 @@ class Section(BaseModel):
         """The section that a path of keys leads to; None where it leads to a plain value or nowhere."""
         section: type[Section] | None = cls
         for key in path:
+            if isinstance(key, int):  # the place in a list of sections
+                continue
             section = _section_in(section.keys().get(str(key))) if section is not None else None
         return section
 

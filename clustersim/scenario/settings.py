@@ -24,9 +24,13 @@ class Contention(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CostSettings:
-    """coalesce: tasks that no other rank can observe are one event; collectives: algorithm by collective."""
+    """coalesce: tasks that no other rank can observe are one event; collectives: algorithm by collective.
+
+    interference: the part by which kernels take longer beside a collective, None: the accelerator's own.
+    """
 
     symmetry: Symmetry = Symmetry.AUTO
     coalesce: bool = True
     network: Contention = Contention.NONE
     collectives: Mapping[Collective, str] = field(default_factory=lambda: MappingProxyType({}))
+    interference: float | None = None

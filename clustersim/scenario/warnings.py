@@ -4,11 +4,13 @@ Layouts that run, but hardly as intended, combinations that the usual software d
 needed. One sentence each.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
 from clustersim.dtypes import DType
+from clustersim.hardware.disturbance import DeadLink
+from clustersim.hardware.topology import LinkKind
 from clustersim.parallel.groups import members
 from clustersim.scenario.scenario import Scenario
 from clustersim.scenario.settings import Symmetry
@@ -63,12 +65,12 @@ def _unfolded(scenario: Scenario) -> Iterator[str]:
 
 def _old_for_flash(scenario: Scenario) -> Iterator[str]:
     """bf16 came with compute capability 8.0, the least that FlashAttention-2 needs (Dao-AILab/flash-attention)."""
-    gpu = scenario.cluster.accelerator
-    if scenario.training.attention is Attention.FLASH and DType.BF16 not in gpu.peak:
-        yield (
-            f"attention flash on {gpu.name}: FlashAttention-2 needs compute capability 8.0 and this, without bf16, has "
-            "less; training.attention standard is the safe choice"
-        )
+    for gpu in scenario.cluster.kinds()[0]:
+        if scenario.training.attention is Attention.FLASH and DType.BF16 not in gpu.peak:
+            yield (
+                f"attention flash on {gpu.name}: FlashAttention-2 needs compute capability 8.0 and this, without bf16, "
+                "has less; training.attention standard is the safe choice"
+            )
 
 
 def _uncommon_interleaving(scenario: Scenario) -> Iterator[str]:
@@ -89,6 +91,29 @@ def _uncommon_interleaving(scenario: Scenario) -> Iterator[str]:
         )
 
 
+def _beyond_reach(scenario: Scenario) -> Iterator[str]:
+    """Disturbances of links that no transfer of the job crosses; a dead link may lead transfers anywhere."""
+    fabric, disturbances = scenario.cluster.fabric, scenario.disturbances
+    if any(isinstance(change.what, DeadLink) for change in disturbances.links):
+        return
+    highest = fabric.tier(range(scenario.cluster.gpus))
+    beyond = dict.fromkeys(_BEYOND.get(highest, ()))
+    idle = [f"background.{kind.value}" for kind in disturbances.background if kind in beyond]
+    idle += ["nics"] * (LinkKind.NIC in beyond and bool(disturbances.nics))
+    for entry, change in enumerate(disturbances.links):
+        idle += [f"links.{entry}"] * (fabric.link(change.numbers(fabric)[0]).kind in beyond)
+    for key in idle:
+        yield f"disturbances.{key} changes nothing: no transfer leaves the {highest} tier"
+
+
+_BEYOND: Mapping[str, tuple[LinkKind, ...]] = {
+    "gpu": (LinkKind.NVLINK, LinkKind.PCIE, LinkKind.HOST, LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE),
+    "nvlink": (LinkKind.PCIE, LinkKind.HOST, LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE),
+    "host": (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE),
+    "leaf": (LinkKind.LEAF, LinkKind.SPINE),
+    "spine": (LinkKind.SPINE,),
+}
+
 _WARNINGS: tuple[Callable[[Scenario], Iterator[str]], ...] = (
     _replicated_heads,
     _tensor_beyond_domain,
@@ -97,4 +122,5 @@ _WARNINGS: tuple[Callable[[Scenario], Iterator[str]], ...] = (
     _uncommon_interleaving,
     _old_for_flash,
     _unfolded,
+    _beyond_reach,
 )

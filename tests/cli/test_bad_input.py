@@ -58,6 +58,44 @@ def test_a_wrong_value_is_refused_in_one_sentence(
     assert all(word in sentence for word in words), sentence
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("slow={gpu: 8, speed: 0.9}", ["disturbances.slow.0", "there is no GPU 8", "GPUs are 0 to 7"]),
+        ("slow=[{node: 1, speed: 0.9}]", ["disturbances.slow.0", "there is no node 1", "there is only node 0"]),
+        ("slow={gpu: 0, speed: 0}", ["disturbances.slow.speed", "0 is not between 0.001 and 10"]),
+        ("slow={gpu: 0, speed: 90 C}", ["disturbances.slow.speed", "'90 C' is not a share", "10 %"]),
+        ("jitter=11%", ["disturbances.jitter", "would make a duration negative", "at most 10%", "lognormal"]),
+        ("nics={gpu: 0, bandwidth: -1}", ["disturbances.nics.bandwidth", "-1 is not between"]),
+        ("links={between: [leaf0, spine0.0], dead: true}", ["there is no leaf0", "leaf0.0 to leaf0.7"]),
+        ("links={between: [gpu0, gpu1], dead: true}", ["no link leads from gpu0 to gpu1", "nvswitch0"]),
+        ("links={between: [gpu0, nvswitch0], bandwidth: 0}", ["links.bandwidth", "write dead: true"]),
+        (
+            "links=[{from: gpu3, to: nvswitch0, dead: true}, {from: gpu3, to: nic0.3, dead: true}]",
+            ["disturbances.links.1", "from gpu3 to nic0.3", "GPU 3 cannot reach GPUs 0-2, 4-7"],
+        ),
+        ("background={leaf: 100 %}", ["disturbances.background.leaf", "'100 %' is not between 0 and 0.99"]),
+        ("background={spine: 0.1}", ["disturbances.background.spine", "no such links; it has nic, leaf"]),
+        ("jiter=1%", ["disturbances.jiter", "did you mean jitter?"]),
+    ],
+)
+def test_a_disturbance_that_cannot_be_is_refused_in_one_sentence(
+    clustersim: Run, plan: Path, override: str, words: list[str]
+) -> None:
+    sentence = refused(clustersim, "check", plan, "--set", f"disturbances.{override}")
+    assert sentence.count("\n") == 1
+    assert all(word in sentence for word in words), sentence
+
+
+def test_a_graph_that_a_dead_link_cuts_in_two_is_refused_with_both_parts(clustersim: Run, tmp_path: Path) -> None:
+    (tmp_path / "graph.json").write_text(json.dumps(TWO_TIERS))
+    plan = write_plan(tmp_path, {**PLAN, "cluster": "graph.json"})
+    dead = "disturbances.links={between: [s0, top], dead: true}"
+    sentence = refused(clustersim, "check", plan, "--set", dead)
+    assert "without the link between s0 and top, GPUs 0-3 cannot reach GPUs 4-7" in sentence
+    assert "there is no s2" in refused(clustersim, "check", plan, "--set", dead.replace("s0", "s2"))
+
+
 @pytest.mark.parametrize("text", [None, '{"model_type": "llama", "hidden', '{"model_type": "resnet"}'])
 def test_a_model_file_that_is_missing_truncated_or_of_an_unknown_family_is_refused(
     clustersim: Run, tmp_path: Path, text: str | None

@@ -75,7 +75,7 @@ def test_every_key_of_a_scenario_stands_in_readme() -> None:
 
     whole, own, _ = scenarios()
     assert whole.keys() == ScenarioFile.keys().keys()
-    for section in ("layout", "training", "cost"):
+    for section in ("layout", "training", "cost", "disturbances"):
         inner = ScenarioFile.at([section])
         assert inner is not None
         assert whole[section].keys() == inner.keys().keys()

@@ -17,6 +17,7 @@ GROUPS = {
     "memory_bandwidth",
     "compute_units",
     "context",
+    "interference",
     "tiles",
     "efficiency",
     "launch_interval",
@@ -70,6 +71,20 @@ def test_a_path_works_like_a_name_and_names_the_accelerator_after_the_file(
     assert mine.efficiency == shipped_one.efficiency
 
 
+@pytest.mark.parametrize("value", [0, 0.0, 0.2, 10])
+def test_interference_is_read_as_it_is_written(tmp_path: Path, content: dict[str, Any], value: float) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(content | {"interference": value}))
+    assert load_accelerator(str(path)).interference == value
+
+
+def test_every_gpu_loses_at_least_two_sms_to_a_collective_and_at_most_what_training_was_seen_to_lose() -> None:
+    """NCCL launches no fewer (NVIDIA/nccl issue 689); arXiv:2507.03114 saw at most 40.0 %. A CPU has no SMs to lose."""
+    for name in {*shipped.names("accelerators")} - {"cpu-laptop"}:
+        accelerator = load_accelerator(name)
+        assert 2 / accelerator.compute_units < accelerator.interference <= 0.4
+
+
 def test_a_missing_number_format_is_refused_with_the_ones_that_exist() -> None:
     with pytest.raises(InputError, match=r"v100-sxm-32gb has no bf16 peak; it computes in fp32, fp16"):
         load_accelerator("v100-sxm-32gb").peak_of(DType.BF16)
@@ -94,6 +109,11 @@ def test_a_missing_file_is_refused() -> None:
         (("memory_bandwidth",), "3.35 TB", "memory_bandwidth: '3.35 TB' has unit 'TB'"),
         (("compute_units",), 0, "compute_units: 0 is not a whole number from 1"),
         (("compute_units",), True, "compute_units: true is not a whole number from 1"),
+        (("interference",), -0.1, "interference: -0.1 is not a number from 0 up"),
+        (("interference",), "20 %", "interference: '20 %' is not a number"),
+        (("interference",), True, "interference: true is not a number"),
+        (("interference",), float("nan"), "interference: nan is not a number"),
+        (("interference",), 19, "interference: 19.0 is above 10; 0.2 means 20 % longer"),
         (("memori",), "80 GB", "memori: unknown key; did you mean memory?"),
         (("peak", "bf17"), "1 TFLOP/s", "peak.bf17: unknown number format; did you mean bf16?"),
         (("peak",), "989 TFLOP/s", "peak: '989 TFLOP/s' is not a mapping"),
@@ -119,7 +139,9 @@ def test_a_wrong_value_is_refused_with_file_key_and_value(
     assert sentence in refusal(tmp_path, content)
 
 
-@pytest.mark.parametrize("key", ["peak", "memory", "compute_units", "efficiency", "sources", "description"])
+@pytest.mark.parametrize(
+    "key", ["peak", "memory", "compute_units", "interference", "efficiency", "sources", "description"]
+)
 def test_a_missing_key_is_named(tmp_path: Path, content: dict[str, Any], key: str) -> None:
     del content[key]
     assert f"{key}: is missing" in refusal(tmp_path, content)

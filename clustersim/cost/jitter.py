@@ -1,0 +1,50 @@
+"""How much does the same kernel vary from one run to the next?
+
+Every kernel of every rank takes its time multiplied by a factor with mean 1 (exponential: at least 1), drawn anew each
+time that it runs. Factors of one rank depend on the seed and the rank alone, so they are the same whoever else is
+simulated, and can be drawn again for one rank. Draws are independent; slow drifts (temperature, clocks) are what
+`Slow` disturbances are for.
+
+Reference: Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), a counter-based generator.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from math import log1p, sqrt
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+MOST_NORMAL: Final = 0.1
+"""Standard deviations of the normal distribution above which a factor below zero would be drawn sooner or later."""
+
+
+class Distribution(Enum):
+    """Of the factor by which a kernel's time varies."""
+
+    NORMAL = "normal"  # mean 1
+    LOGNORMAL = "lognormal"  # mean 1, never below zero, a longer tail
+    EXPONENTIAL = "exponential"  # 1 and more: interruptions that only ever cost time
+
+
+@dataclass(frozen=True, slots=True)
+class Jitter:
+    """std: standard deviation of the factor, at least 0 (normal: at most MOST_NORMAL)."""
+
+    std: float
+    distribution: Distribution = Distribution.NORMAL
+    seed: int = 0
+
+    def factors(self, rank: int, count: int) -> FloatArray:
+        """Factors of the first `count` kernels that a rank runs: [count]."""
+        generator = np.random.Generator(np.random.Philox(key=[self.seed, rank]))
+        if self.distribution is Distribution.EXPONENTIAL:
+            return 1.0 + self.std * generator.standard_exponential(count)
+        normal = generator.standard_normal(count)
+        if self.distribution is Distribution.NORMAL:
+            return 1.0 + self.std * normal
+        spread = sqrt(log1p(self.std**2))
+        return np.exp(spread * normal - spread**2 / 2)

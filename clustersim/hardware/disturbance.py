@@ -1,0 +1,165 @@
+"""What is wrong with a machine?
+
+GPUs that are slower than others, NICs and links that are slower or dead, and links that others load as well. Parts are
+of the healthy machine: a GPU at speed 0.9 takes 1/0.9 of the time, a link at bandwidth 0.5 carries half.
+
+Assumptions: a background load leaves the rest of every link of its tier at all times; a link that is dead is dead from
+the start, routes are those of a network that has converged. Of a bundle over which traffic is spread, members are lost:
+it keeps (k - 1)/k of its k links, and only the last one disconnects.
+Reference: Dean and Barroso 2013, "The tail at scale", CACM 56(2); Greenberg et al. 2009, "VL2", SIGCOMM, section 4.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from clustersim.errors import InputError
+from clustersim.hardware.reach import islands
+from clustersim.hardware.topology import LINK_KINDS, Fabric, FloatArray, IntArray, LinkKind
+
+SHARED_TIERS: Final = (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE)
+"""Links that other users of a cluster may load: all that are not inside a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """GPUs whose kernels run at `speed` of the normal one."""
+
+    gpus: tuple[int, ...]
+    speed: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlowNic:
+    """The NICs that serve some GPUs have a part of their bandwidth, in both directions."""
+
+    gpus: tuple[int, ...]
+    bandwidth: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlowLink:
+    """A link has a part of its bandwidth."""
+
+    bandwidth: float
+
+    def left(self, members: int) -> float:  # noqa: ARG002 - all members of a bundle alike
+        """Part of the bandwidth that is left."""
+        return self.bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLink:
+    """A link is gone, or so many members of a bundle of parallel links."""
+
+    lost: int = 1
+
+    def left(self, members: int) -> float:
+        """Part of the bandwidth that is left; raise InputError if the bundle has fewer members."""
+        if self.lost > members:
+            what = "a single link" if members == 1 else f"a bundle of {members} links"
+            raise InputError(f"it is {what}, of which {self.lost} cannot be dead")
+        return 1.0 - self.lost / members
+
+
+@dataclass(frozen=True, slots=True)
+class LinkChange:
+    """What is wrong with the link between two ends, named as by `Fabric.link`; both_ways: and with its twin."""
+
+    source: str
+    target: str
+    what: SlowLink | DeadLink
+    both_ways: bool = True
+
+    def numbers(self, fabric: Fabric) -> list[int]:
+        """Link numbers; raise InputError if there is no such link."""
+        first = fabric.find(self.source, self.target)
+        return [first, fabric.find(self.target, self.source)] if self.both_ways else [first]
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbances:
+    """All that is wrong; what several entries say of one GPU or link multiplies. background: load by kind of link."""
+
+    slow: tuple[Slow, ...] = ()
+    nics: tuple[SlowNic, ...] = ()
+    links: tuple[LinkChange, ...] = ()
+    background: Mapping[LinkKind, float] = field(default_factory=lambda: MappingProxyType({}))
+
+    def speeds(self, gpus: int) -> FloatArray:
+        """Speed of each of the first GPUs relative to an undisturbed one: [gpus]."""
+        speeds: FloatArray = np.ones(gpus)
+        for slow in self.slow:
+            speeds[list(set(slow.gpus))] *= slow.speed
+        return speeds
+
+
+def disturbed(fabric: Fabric, disturbances: Disturbances, gpus: int | None = None) -> Fabric:
+    """The fabric as its disturbances leave it; itself if they leave it alone.
+
+    gpus: how many of the first GPUs must still reach each other, None: all. Raises InputError, whose sentence starts
+    with the entry (`links.0: ...`), for what does not exist and for GPUs that are cut off.
+    """
+    left = np.ones(len(fabric.links.kind))
+    _load(fabric, disturbances.background, left)
+    for entry, nic in enumerate(disturbances.nics):
+        numbers = fabric.nics(np.array(nic.gpus, np.int64))
+        if not len(numbers):
+            raise InputError(f"nics.{entry}: {in_ranges(np.array(nic.gpus))} has no NIC in this cluster")
+        left[numbers] *= nic.bandwidth
+    for entry, change in enumerate(disturbances.links):
+        _change(fabric, entry, change, left)
+    if not left.all():
+        _refuse_islands(fabric, disturbances.links, left, gpus or fabric.gpus)
+    return fabric if (left == 1.0).all() else fabric.changed(left)
+
+
+def _load(fabric: Fabric, background: Mapping[LinkKind, float], left: FloatArray) -> None:
+    for kind, load in background.items():
+        loaded = fabric.links.kind == LINK_KINDS.index(kind)
+        if not loaded.any():
+            there = [name.value for name in SHARED_TIERS if (fabric.links.kind == LINK_KINDS.index(name)).any()]
+            raise InputError(f"background.{kind.value}: this cluster has no such links; {_there(there)}")
+        left[loaded] *= 1.0 - load
+
+
+def _there(kinds: Sequence[str]) -> str:
+    return f"it has {', '.join(kinds)}" if kinds else "it has none beyond its nodes"
+
+
+def _change(fabric: Fabric, entry: int, change: LinkChange, left: FloatArray) -> None:
+    try:
+        for number in change.numbers(fabric):
+            left[number] *= change.what.left(fabric.members(number))
+    except InputError as error:
+        raise InputError(f"links.{entry}: {error}") from error
+
+
+def _refuse_islands(fabric: Fabric, changes: Sequence[LinkChange], left: FloatArray, gpus: int) -> None:
+    """Name the first entry after which GPUs are cut off, and which."""
+    if islands(fabric.ends, left > 0.0, gpus) is None:
+        return
+    alive = np.ones(len(left), np.bool_)
+    for entry, change in enumerate(changes):
+        numbers = change.numbers(fabric)
+        alive[numbers] = left[numbers] > 0.0
+        apart = islands(fabric.ends, alive, gpus)
+        if apart is not None:
+            link = f"{'between' if change.both_ways else 'from'} {change.source} {'and' if change.both_ways else 'to'}"
+            cut = f"{in_ranges(apart[0])} cannot reach {in_ranges(apart[1])}"
+            raise InputError(f"links.{entry}: without the link {link} {change.target}, {cut}")
+
+
+def in_ranges(numbers: IntArray, word: str = "GPU") -> str:
+    """GPUs (or what the word says) by their numbers, in ranges.
+
+    >>> in_ranges(np.array([4])), in_ranges(np.array([0, 1, 2, 3, 8])), in_ranges(np.arange(0, 40, 2))
+    ('GPU 4', 'GPUs 0-3, 8', 'GPUs 0, 2, 4 and 17 more')
+    """
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    words = ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:3])
+    more = sum(map(len, runs[3:]))
+    return f"{word}{'s' * (len(numbers) > 1)} {words}{f' and {more} more' if more else ''}"
