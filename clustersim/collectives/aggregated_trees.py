@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.collectives.phase import Arrangement, Phase, Rounds, flows, phase
+from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
 from clustersim.program.task import Collective
 
 _KINDS: Final = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
@@ -33,7 +33,7 @@ class AggregatedTrees:
         hops, blocks = np.unique(offsets & -offsets, return_counts=True)
         direction = -1 if kind is Collective.ALL_GATHER else 1
         parts = [
-            flows(members, np.roll(members, direction * int(hop), axis=1), count / size)
+            Flows(members, np.roll(members, direction * int(hop), axis=1), count / size)
             for hop, count in zip(hops, blocks, strict=True)
         ]
         return (phase(*parts, rounds=Rounds(network=len(hops), posts=size)),)

@@ -9,9 +9,7 @@ NCCL's double binary trees (2.4).
 
 import numpy as np
 
-from clustersim.collectives.phase import FloatArray, IntArray, flows
-
-Flows = tuple[IntArray, IntArray, FloatArray]
+from clustersim.collectives.phase import Flows, IntArray
 
 
 def depth(domains: int) -> int:
@@ -38,8 +36,8 @@ def tree_flows(members: IntArray, *, up: bool, down: bool) -> list[Flows]:
 def both_ways(pairs: tuple[IntArray, IntArray], share: float, *, up: bool, down: bool) -> list[Flows]:
     """Flows from children to parents, from parents to children, or both."""
     child, parent = pairs
-    rising = [flows(child, parent, share)] if up else []
-    falling = [flows(parent, child, share)] if down else []
+    rising = [Flows(child, parent, share)] if up else []
+    falling = [Flows(parent, child, share)] if down else []
     return rising + falling
 
 

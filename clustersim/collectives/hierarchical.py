@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.collectives.phase import Arrangement, IntArray, Phase, Rounds, flows, phase
+from clustersim.collectives.phase import Arrangement, Flows, IntArray, Phase, Rounds, phase
 from clustersim.program.task import Collective
 
 
@@ -33,7 +33,7 @@ class Hierarchical:
 def _inside(members: IntArray) -> Phase:
     """A ring all-gather or reduce-scatter of the whole payload in each domain."""
     local = members.shape[2]
-    ring = flows(members, np.roll(members, -1, axis=2), (local - 1) / local)
+    ring = Flows(members, np.roll(members, -1, axis=2), (local - 1) / local)
     return phase(ring, rounds=Rounds(local=local - 1))
 
 
@@ -41,13 +41,13 @@ def _between(members: IntArray, passes: int) -> Phase:
     """A ring over the domains on each rail, with the rail's part of the payload; all-reduce makes two passes."""
     domains, local = members.shape[1:]
     share = passes * (domains - 1) / domains / local
-    return phase(flows(members, np.roll(members, -1, axis=1), share), rounds=Rounds(network=passes * (domains - 1)))
+    return phase(Flows(members, np.roll(members, -1, axis=1), share), rounds=Rounds(network=passes * (domains - 1)))
 
 
 def _exchange(members: IntArray, axis: int) -> Phase:
     """All-to-all along one axis of members [groups, domains, k]: every pair exchanges an equal part of the payload."""
     size = members.shape[axis]
-    parts = [flows(members, np.roll(members, -offset, axis=axis), 1 / size) for offset in range(1, size)]
+    parts = [Flows(members, np.roll(members, -offset, axis=axis), 1 / size) for offset in range(1, size)]
     rounds = Rounds(local=1) if axis == 2 else Rounds(network=1, posts=size - 1)
     return phase(*parts, rounds=rounds)
 
@@ -56,8 +56,8 @@ def _broadcast(members: IntArray) -> tuple[Phase, ...]:
     """The root scatters inside its domain, rails carry the parts on in a chain, domains gather."""
     domains, local = members.shape[1:]
     root = np.repeat(members[:, :1, :1], local - 1, axis=2)
-    scatter = phase(flows(root, members[:, :1, 1:], 1 / local), rounds=Rounds(local=1))
-    chain = flows(members[:, :-1], members[:, 1:], 1 / local)
+    scatter = phase(Flows(root, members[:, :1, 1:], 1 / local), rounds=Rounds(local=1))
+    chain = Flows(members[:, :-1], members[:, 1:], 1 / local)
     return scatter, phase(chain, rounds=Rounds(network=domains - 1), stages=max(domains - 2, 0)), _inside(members)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.collectives.double_tree import depth, tree_flows, tree_stages
-from clustersim.collectives.phase import Arrangement, Phase, Rounds, flows, phase
+from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
 from clustersim.program.task import Collective
 
 
@@ -29,7 +29,7 @@ class InNetwork:
         domains, local = members.shape[1:]
         if kind is not Collective.ALL_REDUCE or local < 2 or not arrangement.switched:
             return ()
-        inside = flows(members, np.roll(members, -1, axis=2), (local + 1) / local)
+        inside = Flows(members, np.roll(members, -1, axis=2), (local + 1) / local)
         if domains == 1:
             return (phase(inside, rounds=Rounds(local=1)),)
         rounds = Rounds(local=1, network=2 * depth(domains))

@@ -5,7 +5,7 @@ for how long, is the engine's matter. Only links that leave the GPU's NVLink por
 of a role are in step, as in `transfer`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from clustersim.collectives.library import Library, Offer
 from clustersim.collectives.phase import FloatArray, IntArray
-from clustersim.collectives.transfer import Routed, effective_bandwidth
+from clustersim.collectives.routes import Routed, Routes
+from clustersim.collectives.transfer import effective_bandwidth
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
 from clustersim.program.traffic import NOTHING, Crossings
 
@@ -39,9 +40,9 @@ class OwnLoads:
 
 def own_loads(fabric: Fabric, library: Library, offer: Offer, phases: Sequence[Routed], spans: int) -> OwnLoads:
     """Add up the phases of an offer in groups over at most `spans` domains."""
-    bandwidth = effective_bandwidth(fabric, library, offer, spans)
+    bandwidth = np.append(effective_bandwidth(fabric.links, library, offer, spans), np.inf)
     shared = np.append(fabric.links.kind != _NVLINK, False)
-    groups = len(phases[0].links)
+    groups = len(phases[0].parts[0].latency)
     per_byte, fill, flow = np.zeros((3, groups))
     parts = [NOTHING]
     for routed in phases:
@@ -50,7 +51,7 @@ def own_loads(fabric: Fabric, library: Library, offer: Offer, phases: Sequence[R
         np.maximum.at(seconds, crossings.group, crossings.seconds)
         per_byte += seconds
         fill += routed.phase.stages * seconds
-        flow += np.where(shared[routed.links].any(axis=2), routed.phase.share, 0.0).max(axis=1, initial=0.0)
+        flow += _largest(routed, shared)
         parts.append(crossings)
     return OwnLoads(per_byte, fill, flow / offer.efficiency, _together(parts, per_byte))
 
@@ -76,31 +77,44 @@ def _columns(crossings: Crossings) -> tuple[IntArray, IntArray, FloatArray]:
     return crossings.group, crossings.link, crossings.seconds
 
 
+def _largest(routed: Routed, shared: Mask) -> FloatArray:
+    """The share of each group's largest flow over shared links: [groups]."""
+    parts = [shared[part.links].any(axis=(0, 2)) * part.share for part in routed.parts]
+    largest: FloatArray = np.max(parts, axis=0)
+    return largest
+
+
 def _in_step(routed: Routed, bandwidth: FloatArray, shared: Mask) -> FloatArray:
     """Seconds per byte of each group on links that it does not share with other roles: [groups]."""
     seconds = np.where(shared, 0.0, routed.load / bandwidth)
-    busiest: FloatArray = seconds[routed.links].max(axis=(1, 2), initial=0.0)
+    busiest: FloatArray = np.max([seconds[part.links].max(axis=(0, 2), initial=0.0) for part in routed.parts], axis=0)
     return busiest
 
 
 def _crossings(routed: Routed, bandwidth: FloatArray, shared: Mask) -> Crossings:
     """Seconds per byte that each group keeps each shared link busy in one phase."""
-    carried = routed.phase.share > 0
-    groups, flows, hops = np.nonzero(shared[routed.links] & carried[:, :, None])
-    loads = _summed(groups, routed.links[groups, flows, hops], routed.phase.share[groups, flows], len(bandwidth))
+    entries = [entry for part in routed.parts if part.share > 0 for entry in _entries(part, shared)]
+    loads = _summed(_joined([NOTHING, *entries]), len(bandwidth))
     return Crossings(loads.group, loads.link, loads.seconds / bandwidth[loads.link])
+
+
+def _entries(part: Routes, shared: Mask) -> Iterator[Crossings]:
+    """What each group loads, hop by hop."""
+    for links in part.links:
+        group, flow = np.nonzero(shared[links])
+        yield Crossings(group, links[group, flow], np.full(len(group), part.share))
 
 
 def _together(parts: Sequence[Crossings], most: FloatArray) -> Crossings:
     """Crossings of several phases; rounding cannot keep a link busier than the group is."""
     links = max(int(part.link.max(initial=0)) for part in parts) + 1
     every = _joined(parts)
-    whole = _summed(every.group, every.link, every.seconds, links)
+    whole = _summed(every, links)
     return Crossings(whole.group, whole.link, np.minimum(whole.seconds, most[whole.group]))
 
 
-def _summed(group: IntArray, link: IntArray, seconds: FloatArray, links: int) -> Crossings:
+def _summed(entries: Crossings, links: int) -> Crossings:
     """Add up entries of the same group and link."""
-    pairs, place = np.unique(group * links + link, return_inverse=True)
-    total = np.bincount(place.reshape(-1), seconds, minlength=len(pairs)).astype(np.float64)
+    pairs, place = np.unique(entries.group * links + entries.link, return_inverse=True)
+    total = np.bincount(place.reshape(-1), entries.seconds, minlength=len(pairs)).astype(np.float64)
     return Crossings(pairs // links, pairs % links, total)

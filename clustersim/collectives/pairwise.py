@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.collectives.phase import Arrangement, IntArray, Phase, Rounds, flows, phase
+from clustersim.collectives.phase import Arrangement, Flows, IntArray, Phase, Rounds, phase
 from clustersim.program.task import Collective
 
 _FLOWS: Final = 2**20  # sample distances rather than list more flows than this ...
@@ -38,14 +38,14 @@ def _send(arrangement: Arrangement) -> Phase:
     """From the first member to the second."""
     members = arrangement.flat
     crosses = (arrangement.spans > 1).astype(np.int64)
-    return phase(flows(members[:, :1], members[:, 1:], 1.0), rounds=Rounds(local=1 - crosses, network=crosses))
+    return phase(Flows(members[:, :1], members[:, 1:], 1.0), rounds=Rounds(local=1 - crosses, network=crosses))
 
 
 def _shift(arrangement: Arrangement) -> Phase:
     """From each member to the next, one part at a time."""
     members, hops = arrangement.flat, arrangement.size - 1
     network = np.where(arrangement.spans > 1, hops, 0)
-    around = flows(members, np.roll(members, -1, axis=1), hops / arrangement.size)
+    around = Flows(members, np.roll(members, -1, axis=1), hops / arrangement.size)
     return phase(around, rounds=Rounds(local=hops - network, network=network))
 
 
@@ -58,7 +58,7 @@ def _all_to_all(arrangement: Arrangement) -> Phase:
     sources = np.broadcast_to(members[:, :, None], targets.shape)
     crosses = (arrangement.spans > 1).astype(np.int64)
     posts = crosses * (size - size // arrangement.spans)
-    return phase(flows(sources, targets, share), rounds=Rounds(local=1 - crosses, network=crosses, posts=posts))
+    return phase(Flows(sources, targets, share), rounds=Rounds(local=1 - crosses, network=crosses, posts=posts))
 
 
 def _sample(size: int, count: int) -> IntArray:

@@ -34,21 +34,55 @@ class Rounds:
     network: IntArray | int = 0
     posts: IntArray | int = 0
 
+    def across(self, groups: int) -> "Rounds":
+        """Numbers for each of so many groups."""
+        return Rounds(*(np.broadcast_to(each, groups) for each in (self.local, self.network, self.posts)))
+
+    def of(self, groups: IntArray) -> "Rounds":
+        """Those of some groups, where there are numbers for each."""
+        return Rounds(*(np.asarray(each)[groups] for each in (self.local, self.network, self.posts)))
+
+
+@dataclass(frozen=True, slots=True)
+class Flows:
+    """Flows that carry equally much. sources, targets: GPU numbers, [groups, ...] of one shape.
+
+    share: fraction of the payload that each flow carries over the whole phase.
+    """
+
+    sources: IntArray
+    targets: IntArray
+    share: float
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:
     """Flows that run side by side.
 
-    sources, targets: [groups, flows] GPU numbers; share: [groups, flows] fraction of the payload that each flow
-    carries over the whole phase; stages: how many chunk times the pipeline needs to fill, a chunk time being what the
-    phase's busiest link needs for its part of one chunk.
+    stages: how many chunk times the pipeline needs to fill, a chunk time being what the phase's busiest link needs for
+    its part of one chunk.
     """
 
-    sources: IntArray
-    targets: IntArray
-    share: FloatArray
+    parts: tuple[Flows, ...]
     rounds: Rounds
     stages: float = 1.0
+
+    @property
+    def sources(self) -> IntArray:
+        """[groups, flows]: the GPU that sends."""
+        return np.concatenate([part.sources.reshape(len(part.sources), -1) for part in self.parts], axis=1)
+
+    @property
+    def targets(self) -> IntArray:
+        """[groups, flows]: the GPU that receives."""
+        return np.concatenate([part.targets.reshape(len(part.targets), -1) for part in self.parts], axis=1)
+
+    @property
+    def share(self) -> FloatArray:
+        """[groups, flows]: fraction of the payload."""
+        return np.concatenate(
+            [np.full((len(part.sources), part.sources[0].size), part.share) for part in self.parts], axis=1
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +119,8 @@ class Algorithm(Protocol):
 def arrange(members: IntArray, fabric: Fabric) -> Arrangement:
     """Order groups [groups, size] by domain, the first member's domain first."""
     domains, switched = _domains(members, fabric)
-    distance = (domains - domains[:, :1]) % (int(domains.max(initial=0)) + 1)
+    distance = domains - domains[:, :1]
+    distance[distance < 0] += int(domains.max(initial=0)) + 1
     if (np.diff(distance, axis=1) < 0).any():
         order = np.argsort(distance, axis=1, kind="stable")
         members, distance = np.take_along_axis(members, order, axis=1), np.take_along_axis(distance, order, axis=1)
@@ -97,9 +132,13 @@ def arrange(members: IntArray, fabric: Fabric) -> Arrangement:
 def _domains(members: IntArray, fabric: Fabric) -> tuple[IntArray, bool]:
     """NVLink domains, or nodes if these join several of them; and whether it is the former."""
     domains, nodes = fabric.domains(members), fabric.nodes(members)
-    if len(np.unique(nodes)) < len(np.unique(domains)):
+    if not np.array_equal(nodes, domains) and _distinct(nodes) < _distinct(domains):
         return nodes, False
     return domains, True
+
+
+def _distinct(numbers: IntArray) -> int:
+    return int(np.count_nonzero(np.bincount(numbers.ravel())))
 
 
 def _shape(starts: NDArray[np.bool_]) -> tuple[int, int]:
@@ -114,14 +153,6 @@ def _shape(starts: NDArray[np.bool_]) -> tuple[int, int]:
     return size, 1
 
 
-def flows(sources: IntArray, targets: IntArray, share: float | FloatArray) -> tuple[IntArray, IntArray, FloatArray]:
-    """Flatten flows of any shape [groups, ...] to [groups, flows], with `share` broadcast to the same shape."""
-    groups = len(sources)
-    shares = np.broadcast_to(np.asarray(share, dtype=np.float64), sources.shape)
-    return sources.reshape(groups, -1), targets.reshape(groups, -1), shares.reshape(groups, -1)
-
-
-def phase(*parts: tuple[IntArray, IntArray, FloatArray], rounds: Rounds, stages: float = 1.0) -> Phase:
-    """Join flows (see `flows`) into one phase."""
-    sources, targets, share = (np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True))
-    return Phase(sources, targets, share, rounds, stages)
+def phase(*parts: Flows, rounds: Rounds, stages: float = 1.0) -> Phase:
+    """Join flows into one phase."""
+    return Phase(parts, rounds, stages)

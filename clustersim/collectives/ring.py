@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.collectives.phase import Arrangement, FloatArray, IntArray, Phase, Rounds, flows, phase
+from clustersim.collectives.phase import Arrangement, Flows, IntArray, Phase, Rounds, phase
 from clustersim.program.task import Collective
 
 _PASSES: Final = {Collective.ALL_REDUCE: 2, Collective.ALL_GATHER: 1, Collective.REDUCE_SCATTER: 1}
@@ -46,17 +46,17 @@ def _round_trip(arrangement: Arrangement, passes: int) -> Phase:
     return phase(*ring_flows(arrangement.members, passes * (size - 1) / size), rounds=rounds)
 
 
-def ring_flows(members: IntArray, share: float) -> list[tuple[IntArray, IntArray, FloatArray]]:
+def ring_flows(members: IntArray, share: float) -> list[Flows]:
     """Flows of k rings through members [groups, domains, k]; `share` of the payload passes each member."""
     domains, local = members.shape[1:]
     if domains == 1:
-        return [flows(members, np.roll(members, -1, axis=2), share)]
-    between = flows(*_rails(members), share / local)
+        return [Flows(members, np.roll(members, -1, axis=2), share)]
+    between = Flows(*_rails(members), share / local)
     if local == 1:
         return [between]
     forward = (np.arange(domains) % 2 == 0)[None, :, None]
     following = np.where(forward, np.roll(members, -1, axis=2), np.roll(members, 1, axis=2))
-    return [flows(members, following, share * (local - 1) / local), between]
+    return [Flows(members, following, share * (local - 1) / local), between]
 
 
 def _rails(members: IntArray) -> tuple[IntArray, IntArray]:
@@ -72,4 +72,4 @@ def _chain(arrangement: Arrangement, kind: Collective) -> Phase:
         sources, targets = targets, sources
     network = arrangement.spans - 1
     rounds = Rounds(local=arrangement.size - 1 - network, network=network)
-    return phase(flows(sources, targets, 1.0), rounds=rounds, stages=max(arrangement.size - 2, 0))
+    return phase(Flows(sources, targets, 1.0), rounds=rounds, stages=max(arrangement.size - 2, 0))

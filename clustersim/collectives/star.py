@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim.collectives.phase import Arrangement, Phase, Rounds, flows, phase
+from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
 from clustersim.program.task import Collective
 
 
@@ -36,5 +36,5 @@ def _spokes(arrangement: Arrangement, share: float, *, outward: bool) -> Phase:
     ends = (root, others) if outward else (others, root)
     crosses = (arrangement.spans > 1).astype(np.int64)
     return phase(
-        flows(*ends, share), rounds=Rounds(local=1 - crosses, network=crosses, posts=crosses * others.shape[1])
+        Flows(*ends, share), rounds=Rounds(local=1 - crosses, network=crosses, posts=crosses * others.shape[1])
     )

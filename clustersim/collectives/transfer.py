@@ -1,7 +1,6 @@
 """How long do the flows of a phase take together?
 
-All groups of a role communicate at the same time, so a link's load is the sum over the flows of all groups, as a
-fraction of one group's payload. A flow advances with its slowest link and every link is shared in proportion to what
+A flow advances with its slowest link and every link is shared in proportion to what
 its flows carry: seconds per byte of payload are the largest load / bandwidth along the route. A group's phase lasts as
 long as its slowest flow. Chunks follow each other, so with payload S, chunk c and `stages` the busiest link works for
 S + stages * c. Latency is the number of dependent rounds times the latency of one, the longest in the group.
@@ -12,14 +11,19 @@ engine's matter, not this module's.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clustersim.collectives.library import Library, Medium, Offer
-from clustersim.collectives.phase import Arrangement, FloatArray, IntArray, Phase
-from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind, LinkTable, Paths
+from clustersim.collectives.phase import FloatArray, IntArray, Rounds
+from clustersim.collectives.routes import LinkClasses, Routed, Routes
+from clustersim.hardware.topology import LINK_KINDS, LinkKind, LinkTable
+from clustersim.units import Seconds
+
+Mask = NDArray[np.bool_]
 
 MEDIUM_OF_KIND: Final[Mapping[LinkKind, Medium]] = {
     LinkKind.NVLINK: Medium.NVLINK,
@@ -30,62 +34,84 @@ MEDIUM_OF_KIND: Final[Mapping[LinkKind, Medium]] = {
     LinkKind.SPINE: Medium.NETWORK,
 }
 _MEDIA: Final = (Medium.NVLINK, Medium.PCIE, Medium.NETWORK)  # a route's medium is the last that it touches
-_MEDIUM_NUMBER: Final = np.array([_MEDIA.index(MEDIUM_OF_KIND[kind]) for kind in LINK_KINDS])
+_MEDIUM_NUMBER: Final = np.array([_MEDIA.index(MEDIUM_OF_KIND[kind]) for kind in LINK_KINDS], dtype=np.int8)
 
 
 @dataclass(frozen=True, slots=True)
-class Routed:
-    """A phase on a fabric. links: [groups, flows, hops], -1 for no link; load: [links + 1] payloads per link.
+class Burden:
+    """What flows mean to each group.
 
-    medium: [groups, flows] index into the media; latency: [groups, flows] seconds.
+    busiest: [link classes, groups] the largest load on links of each class that the group crosses; pcie, network:
+    [groups] whether a flow's medium is that; near, far: [groups] the most latency, beyond what rounds include, of
+    routes that stay off the network and of those over it.
     """
 
-    phase: Phase
-    links: IntArray
-    load: FloatArray
-    medium: IntArray
-    latency: FloatArray
+    busiest: FloatArray
+    pcie: Mask
+    network: Mask
+    near: FloatArray
+    far: FloatArray
+
+    @property
+    def columns(self) -> list[FloatArray]:
+        """All that tells groups apart: [groups] each."""
+        return [*self.busiest, self.pcie.astype(np.float64), self.network.astype(np.float64), self.near, self.far]
+
+    def of(self, groups: IntArray) -> "Burden":
+        """That of some of the groups."""
+        return Burden(
+            self.busiest[:, groups], self.pcie[groups], self.network[groups], self.near[groups], self.far[groups]
+        )
+
+    def beside(self, other: "Burden") -> "Burden":
+        """That of these flows and of others."""
+        return Burden(
+            busiest=np.maximum(self.busiest, other.busiest),
+            pcie=self.pcie | other.pcie,
+            network=self.network | other.network,
+            near=np.maximum(self.near, other.near),
+            far=np.maximum(self.far, other.far),
+        )
 
 
-def route(phase: Phase, fabric: Fabric) -> Routed:
-    """Find the routes of all flows of a phase and add up the links' loads."""
-    shape = phase.sources.shape
-    paths = fabric.paths(phase.sources.ravel(), phase.targets.ravel())
-    table = fabric.links
-    return Routed(
-        phase=phase,
-        links=paths.links.reshape(*shape, -1),
-        load=link_loads(paths, phase.share.ravel(), len(table.bandwidth)),
-        medium=_medium(paths, table).reshape(shape),
-        latency=paths.latency.reshape(shape),
+def burden(routed: Routed, classes: LinkClasses, library: Library) -> Burden:
+    """What a phase means to each group."""
+    return reduce(Burden.beside, (_burden(part, routed.load, classes, library) for part in routed.parts))
+
+
+def _burden(part: Routes, load: FloatArray, classes: LinkClasses, library: Library) -> Burden:
+    busiest = np.zeros((len(classes.table.kind), len(part.latency)))
+    medium = np.zeros(part.latency.shape, dtype=np.int8)
+    for links in part.links:
+        carried, found = load[links], classes.among(links)
+        for each in found:
+            crossed, own = links >= 0, carried
+            if len(found) > 1:
+                crossed &= classes.of(links) == each
+                own = np.where(crossed, carried, 0.0)
+            np.maximum(busiest[each], own.max(axis=1, initial=0.0), out=busiest[each])
+            np.maximum(medium, crossed * _MEDIUM_NUMBER[classes.table.kind[each]], out=medium)
+    beyond = np.maximum(part.latency - _included(medium, library), 0.0)
+    network = medium == _MEDIA.index(Medium.NETWORK)
+    return Burden(
+        busiest=busiest,
+        pcie=(medium == _MEDIA.index(Medium.PCIE)).any(axis=1),
+        network=network.any(axis=1),
+        near=np.where(network, 0.0, beyond).max(axis=1, initial=0.0),
+        far=np.where(network, beyond, 0.0).max(axis=1, initial=0.0),
     )
 
 
-def link_loads(paths: Paths, share: FloatArray, links: int) -> FloatArray:
-    """Payloads that cross each link: [links + 1]; the last entry stands for "no link" and is zero."""
-    hops = paths.links.shape[1]
-    load = np.bincount((paths.links + 1).ravel(), weights=np.repeat(share, hops), minlength=links + 1)
-    return np.append(load[1:], 0.0)
-
-
-def _medium(paths: Paths, table: LinkTable) -> IntArray:
-    """The medium of each route: the network if it leaves the host, else PCIe if it touches it, else NVLink."""
-    numbers = np.append(_MEDIUM_NUMBER[table.kind], 0)
-    medium: IntArray = numbers[paths.links].max(axis=1, initial=0)
-    return medium
-
-
-def effective_bandwidth(fabric: Fabric, library: Library, offer: Offer, spans: int) -> FloatArray:
-    """Bytes/s that an offer reaches on each link, in groups over `spans` domains: [links + 1]."""
-    table = fabric.links
+def effective_bandwidth(table: LinkTable, library: Library, offer: Offer, spans: int) -> FloatArray:
+    """Bytes/s that an offer reaches on each link, in groups over `spans` domains: [links]."""
     medium = _MEDIUM_NUMBER[table.kind]
     on_nvlink = medium == _MEDIA.index(Medium.NVLINK)
     shares = np.array([1.0, library.efficiency[Medium.PCIE], library.efficiency[Medium.NETWORK]])
-    bandwidth = table.bandwidth * shares[medium] * offer.efficiency
+    bandwidth: FloatArray = table.bandwidth * shares[medium] * offer.efficiency
     if on_nvlink.any():
         factor, ceiling = _nvlink_limits(library, offer, spans, float(table.bandwidth[on_nvlink].max()))
         bandwidth[on_nvlink] = np.minimum(bandwidth[on_nvlink] * factor, ceiling)
-    return np.append(bandwidth, np.inf)
+    return bandwidth
 
 
 def _nvlink_limits(library: Library, offer: Offer, spans: int, port: float) -> tuple[float, float]:
@@ -104,34 +130,37 @@ def needs_switch(offer: Offer) -> bool:
     return offer.algorithm == "in_network"
 
 
-def time_phase(routed: Routed, bandwidth: FloatArray, latency: FloatArray) -> FloatArray:
+def time_phase(burden: Burden, bandwidth: FloatArray, latency: FloatArray, stages: float) -> FloatArray:
     """Coefficients [3, groups]: S bytes in chunks of c take latency + S * per_byte + c * fill seconds.
 
-    bandwidth: [links + 1] from `effective_bandwidth`; latency: [groups] from `phase_latency`.
+    bandwidth: [link classes] from `effective_bandwidth`; latency: [groups] from `phase_latency`; stages: of the phase.
     """
-    seconds = routed.load / bandwidth
-    per_byte = seconds[routed.links].max(axis=(1, 2), initial=0.0)
-    return np.stack([latency, per_byte, routed.phase.stages * per_byte])
+    per_byte = (burden.busiest / bandwidth[:, None]).max(axis=0, initial=0.0)
+    return np.stack([latency, per_byte, stages * per_byte])
 
 
-def phase_latency(routed: Routed, library: Library, offer: Offer, arrangement: Arrangement) -> FloatArray:
-    """Seconds of latency of one phase in each group: start-up, dependent rounds and posts."""
-    network = routed.medium == _MEDIA.index(Medium.NETWORK)
-    rounds = routed.phase.rounds
-    local = np.where((routed.medium == _MEDIA.index(Medium.PCIE)).any(axis=1), *_local(offer))
-    local = np.where(network.any(axis=1), np.maximum(local, offer.post), local)
-    alone = arrangement.spans == arrangement.size
-    between = np.where(alone, offer.alone, offer.rounds[Medium.NETWORK])
-    beyond = np.maximum(routed.latency - _included(routed.medium, library), 0.0)
-    local = local + np.where(network, 0.0, beyond).max(axis=1, initial=0.0)
-    between = between + np.where(network, beyond, 0.0).max(axis=1, initial=0.0)
+def phase_latency(burden: Burden, rounds: Rounds, offer: Offer, alone: Mask) -> FloatArray:
+    """Seconds of latency of one phase in each group: start-up, dependent rounds and posts.
+
+    alone: [groups] whether no domain holds a second member.
+    """
+    local = np.where(burden.pcie, *_local(offer))
+    local = np.where(burden.network, np.maximum(local, offer.post), local) + burden.near
+    between = np.where(alone, offer.alone, offer.rounds[Medium.NETWORK]) + burden.far
     total: FloatArray = offer.startup + rounds.local * local + rounds.network * between + rounds.posts * offer.post
     return total
+
+
+def least_latency(rounds: Rounds, offer: Offer) -> Seconds:
+    """What the rounds of a phase take at least in any group, whatever its routes."""
+    local, between = min(_local(offer)), min(offer.alone, offer.rounds[Medium.NETWORK])
+    counts = (float(np.min(each)) for each in (rounds.local, rounds.network, rounds.posts))
+    return offer.startup + sum(n * each for n, each in zip(counts, (local, between, offer.post), strict=True))
 
 
 def _local(offer: Offer) -> tuple[float, float]:
     return offer.rounds[Medium.PCIE], offer.rounds[Medium.NVLINK]
 
 
-def _included(medium: IntArray, library: Library) -> NDArray[np.float64]:
+def _included(medium: NDArray[np.int8], library: Library) -> NDArray[np.float64]:
     return np.array([library.included[each] for each in _MEDIA])[medium]

@@ -46,7 +46,7 @@ class CommunicationCost:
         self._tiers: dict[tuple[str, int], str] = {}
         self._timings: dict[tuple[str, Collective, Bytes], ExchangeTiming] = {}
         self._demands: dict[tuple[str, Collective, Bytes], Demand] = {}
-        self._own: dict[tuple[str, Collective, bytes], OwnLoads] = {}
+        self._own: dict[tuple[str, Collective, tuple[str, ...], bytes], OwnLoads] = {}
 
     def exchange(self, exchange: Exchange) -> ExchangeTiming:
         """Seconds of one collective in each group of its role, all groups at once."""
@@ -59,7 +59,7 @@ class CommunicationCost:
         groups = self._members(exchange.group)
         if groups.shape[1] < 2 or not len(groups):
             return ExchangeTiming(np.zeros(len(groups)), Provenance.ROOFLINE, Bound.LATENCY, "none", "gpu")
-        choice = choose(self._survey(exchange.group, exchange.collective), exchange.payload)
+        choice = self._choose(exchange)
         seconds, latency = float(choice.seconds[choice.slowest]), float(choice.idle[choice.slowest])
         return ExchangeTiming(
             seconds=choice.seconds,
@@ -82,7 +82,7 @@ class CommunicationCost:
         unshared = Demand(seconds, nothing, nothing, payload, NOTHING)
         if not self._leaves_domains(groups):
             return unshared
-        choice = choose(self._survey(exchange.group, exchange.collective), payload)
+        choice = self._choose(exchange)
         if (choice.seconds - choice.idle).max() < NEGLIGIBLE * choice.idle.min():
             return unshared
         loads = self._loads(exchange.group, exchange.collective, choice)
@@ -90,10 +90,11 @@ class CommunicationCost:
 
     def _loads(self, role: str, kind: Collective, choice: Choice) -> OwnLoads:
         """What the offers that the groups of a role take ask of links."""
-        key = (role, kind, choice.taken.tobytes())
+        key = (role, kind, tuple(offer.name for offer in choice.offers), choice.taken.tobytes())
         if key not in self._own:
-            members, offers = self._members(role), self._survey(role, kind).offers
-            parts = {n: self._surveyor.own_loads(kind, members, offers[n]) for n in np.unique(choice.taken).tolist()}
+            members = self._members(role)
+            taken = {n: choice.offers[n] for n in np.unique(choice.taken).tolist()}
+            parts = {n: self._surveyor.own_loads(kind, members, offer) for n, offer in taken.items()}
             self._own[key] = picked(parts, choice.taken)
         return self._own[key]
 
@@ -105,14 +106,23 @@ class CommunicationCost:
     def _tier(self, role: str, group: int) -> str:
         """The highest tier that traffic of one group of a role crosses."""
         if (role, group) not in self._tiers:
-            self._tiers[role, group] = self._surveyor.fabric.tier(self._members(role)[group].tolist())
+            self._tiers[role, group] = self._surveyor.fabric.tier(self._members(role)[group])
         return self._tiers[role, group]
 
-    def _survey(self, role: str, kind: Collective) -> Choices:
-        if (role, kind) not in self._choices:
-            algorithm = self._overrides.get(kind)
-            self._choices[role, kind] = self._surveyor.survey(kind, self._members(role), algorithm)
-        return self._choices[role, kind]
+    def _choose(self, exchange: Exchange) -> Choice:
+        """The fastest algorithm; what an earlier payload left out is surveyed where it may be faster."""
+        key, payload = (exchange.group, exchange.collective), exchange.payload
+        if key not in self._choices:
+            self._choices[key] = self._survey(exchange, payload)
+        choice = choose(self._choices[key], payload)
+        if choice.seconds.max() < self._choices[key].floor:
+            return choice
+        self._choices[key] = self._survey(exchange, None)
+        return choose(self._choices[key], payload)
+
+    def _survey(self, exchange: Exchange, payload: Bytes | None) -> Choices:
+        kind = exchange.collective
+        return self._surveyor.survey(kind, self._members(exchange.group), self._overrides.get(kind), payload)
 
     def _members(self, role: str) -> IntArray:
         if role not in self._groups:

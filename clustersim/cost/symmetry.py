@@ -1,38 +1,47 @@
 """Which ranks are alike, given what their collectives cost?
 
 The colouring (`program.symmetry`) starts from what exchanges take in each group. On a shared network that is, for
-exchanges outside blocks, what they ask of its links.
+those that share links with others, what they ask of them.
 """
 
 import numpy as np
 
-from clustersim.cost.timing import DemandCost, ExchangeCost, FloatArray
+from clustersim.cost.sharing import Sharing
+from clustersim.cost.timing import ExchangeCost, FloatArray
 from clustersim.hardware.topology import IntArray, LinkTable
+from clustersim.program.colour import joined, ranked
 from clustersim.program.program import Program
 from clustersim.program.symmetry import Classes, classes
 from clustersim.program.task import Exchange
 from clustersim.program.traffic import Crossings, Traffic
 
 
-def alike(program: Program, cost: ExchangeCost) -> Classes:
+def alike(program: Program, cost: ExchangeCost, *, machine: IntArray | None = None) -> Classes:
     """Classes of ranks where every exchange takes its own time."""
     every = {exchange for each in program.programs for exchange in each.exchanges}
     columns = [(exchange.group, cost.exchange(exchange).seconds) for exchange in _sorted(every)]
-    return classes(program, _stacked(columns))
+    return classes(program, _stacked(columns), machine=machine)
 
 
-def alike_shared(program: Program, cost: ExchangeCost, demands: DemandCost, links: LinkTable) -> Classes:
-    """Classes of ranks, groups and links where exchanges outside blocks share the network."""
-    inside = {exchange for each in program.programs for exchange in each.exchanges_inside}
-    outside = {exchange for each in program.programs for exchange in each.exchanges_outside}
+def alike_shared(
+    program: Program,
+    cost: ExchangeCost,
+    sharing: Sharing,
+    links: LinkTable,
+    *,
+    machine: IntArray | None = None,
+) -> Classes:
+    """Classes of ranks, groups and links where exchanges share the network."""
+    inside = {exchange for each in program.programs for exchange in each.exchanges_inside} - sharing.inside
+    outside = {exchange for each in program.programs for exchange in each.exchanges_outside} | sharing.inside
     columns = [(exchange.group, cost.exchange(exchange).seconds) for exchange in _sorted(inside)]
     crossings: dict[str, dict[Crossings, None]] = {}
     for exchange in _sorted(outside):
-        demand = demands.demand(exchange)
+        demand = sharing.demand(exchange)
         columns += [(exchange.group, column) for column in (demand.latency, demand.transfer, demand.flow)]
         crossings.setdefault(exchange.group, {})[demand.crossings] = None
     traffic = Traffic(_kinds(links), {role: tuple(each) for role, each in crossings.items()})
-    return classes(program, _stacked(columns), traffic)
+    return classes(program, _stacked(columns), traffic, machine=machine)
 
 
 def _sorted(exchanges: set[Exchange]) -> list[Exchange]:
@@ -50,7 +59,4 @@ def _stacked(columns: list[tuple[str, FloatArray]]) -> dict[str, FloatArray]:
 
 def _kinds(links: LinkTable) -> IntArray:
     """First colours of links: equal kind and bandwidth."""
-    bandwidth = np.unique(links.bandwidth, return_inverse=True)[1].reshape(-1)
-    both = links.kind * (len(bandwidth) + 1) + bandwidth
-    colours: IntArray = np.unique(both, return_inverse=True)[1].reshape(-1)
-    return colours
+    return joined(links.kind, ranked(links.bandwidth))

@@ -8,11 +8,12 @@ but for ZeRO-2's gradients, which cannot wait: they are reduced after every back
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 
-from clustersim.lowering.passes import Lowering, Pass, Plain, operations_of, shape
+from clustersim.lowering.passes import Lowering, Pass, Plain, shape
 from clustersim.lowering.tasklist import buckets
+from clustersim.lowering.units import operations_of
 from clustersim.parallel.pipeline import Stage
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Collective
@@ -43,7 +44,8 @@ class Bucketed:
 
     def run(self, low: Lowering, run: Pass) -> int:
         """One block, or pieces where gathers or full buckets cut it."""
-        run, self._awaited = replace(run, after=(*run.after, *self._awaited)), ()
+        if self._awaited:
+            run, self._awaited = Pass(run.stage, run.action, (*run.after, *self._awaited), run.arriving), ()
         if run.action.kind is ActionKind.FORWARD:
             return self._forward(low, run)
         if self.every_microbatch or (self.overlap and run.action.microbatch == self.last_microbatch):
@@ -97,7 +99,7 @@ class Bucketed:
         return task
 
     def _backward(self, low: Lowering, run: Pass) -> int:
-        operations = operations_of(low.units.of(run.stage), ActionKind.BACKWARD)
+        operations = low.units.operations(run.stage, ActionKind.BACKWARD)
         task, after, arriving = -1, run.after, run.arriving
         for place, (piece, parameters) in enumerate(buckets(operations, self.bucket)):
             part = Pass(run.stage, run.action, after, arriving)

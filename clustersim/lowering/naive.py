@@ -13,9 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
-from clustersim.lowering.passes import operations_of
 from clustersim.lowering.tasklist import Blocks, TaskList
-from clustersim.lowering.units import Unit, Units
+from clustersim.lowering.units import Unit, Units, operations_of
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.program import Groups, Program, RankProgram

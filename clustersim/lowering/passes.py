@@ -4,13 +4,13 @@ The seam between the pipeline and data parallelism: the pipeline says which pass
 `DataLowering` issues its compute tasks and whatever data parallelism communicates around them.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
-from clustersim.errors import ClusterSimError
 from clustersim.lowering.tasklist import Blocks, TaskList
-from clustersim.lowering.units import Unit, Units
+from clustersim.lowering.units import Units
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
@@ -28,7 +28,7 @@ class Pass:
     arriving: tuple[Operation, ...] = ()
 
 
-@dataclass(slots=True)
+@dataclass
 class Lowering:
     """What lowering one rank works on. computed: its last compute task; reducing: what the optimizer waits for."""
 
@@ -45,6 +45,15 @@ class Lowering:
         block = self.blocks.block((name, bool(run.arriving), key), name, (*run.arriving, *operations))
         self.computed = self.tasks.add(Stream.COMPUTE, Compute(block, run.after, run.action))
         return self.computed
+
+    @cached_property
+    def messages(self) -> Mapping[bool, Exchange]:
+        """Between stages, by whether forward; each tensor-parallel rank sends its part (Narayanan 2021, 4.1)."""
+        size = self.plan.activation / self.plan.layout.tp
+        return {
+            True: Exchange("activations", Collective.SEND_RECV, "pp_next", size),
+            False: Exchange("gradients", Collective.SEND_RECV, "pp_previous", size),
+        }
 
     def communicate(self, name: str, collective: Collective, payload: Bytes, after: Sequence[int]) -> int:
         """Add a collective over the ranks that hold the same weights; return its number."""
@@ -67,16 +76,6 @@ class DataLowering(Protocol):
         """Issue what follows the optimizer, task `after`."""
 
 
-def operations_of(units: Sequence[Unit], kind: ActionKind) -> list[Operation]:
-    """Operations of a pass through units: forward in model order, backward in reverse."""
-    match kind:
-        case ActionKind.FORWARD:
-            return [operation for unit in units for operation in unit.forward]
-        case ActionKind.BACKWARD:
-            return [operation for unit in reversed(units) for operation in unit.backward]
-    raise ClusterSimError(f"a backward in halves ({kind.value}) cannot be lowered")
-
-
 def shape(stage: Stage) -> tuple[int, bool, bool]:
     """What makes the work of two stages equal."""
     return stage.layers, stage.embedding, stage.head
@@ -91,7 +90,7 @@ class Plain:
 
     def run(self, low: Lowering, run: Pass) -> int:
         """One block."""
-        operations = operations_of(low.units.of(run.stage), run.action.kind)
+        operations = low.units.operations(run.stage, run.action.kind)
         return low.compute(run, shape(run.stage), operations)
 
     def reduce(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:

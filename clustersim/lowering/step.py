@@ -5,8 +5,6 @@ through its schedule: it waits for the activations (or gradients) of a pass, run
 the last backward come the reductions that are still to be done, the norm of all gradients, and the optimizer.
 """
 
-from dataclasses import replace
-
 from clustersim.lowering.data import data_lowering
 from clustersim.lowering.naive import lower_naive
 from clustersim.lowering.passes import Lowering, Pass
@@ -74,13 +72,12 @@ def _receive(low: Lowering, run: Pass) -> Pass:
     source = run.stage.number + (-1 if forward else 1)
     if layout.pp == 1 or not 0 <= source < len(low.plan.stages):
         return run
-    exchange = _message(low.plan, forward=forward)
-    task = low.tasks.add(Stream.RECEIVE, Receive(exchange, run.action))
+    task = low.tasks.add(Stream.RECEIVE, Receive(low.messages[forward], run.action))
     arriving: tuple[Operation, ...] = ()
     if layout.tp > 1 and not layout.sequence_parallel:
         gather = Exchange("gather stage input", Collective.ALL_GATHER, "tp", low.plan.activation)
         arriving = (Operation(gather, Work.FORWARD if forward else Work.BACKWARD),)
-    return replace(run, after=(*run.after, task), arriving=arriving)
+    return Pass(run.stage, run.action, (*run.after, task), arriving)
 
 
 def _send(low: Lowering, action: Action, done: int) -> tuple[int, ...]:
@@ -91,14 +88,8 @@ def _send(low: Lowering, action: Action, done: int) -> tuple[int, ...]:
         return ()
     stream = Stream.SEND_NEXT if forward else Stream.SEND_PREVIOUS
     tag = Action(target, action.kind, action.microbatch)
-    task = low.tasks.add(stream, Send(_message(low.plan, forward=forward), tag, (done,)))
+    task = low.tasks.add(stream, Send(low.messages[forward], tag, (done,)))
     return () if layout.pipeline_overlap else (task,)
-
-
-def _message(plan: Plan, *, forward: bool) -> Exchange:
-    """An activation or its gradient between stages; each tensor-parallel rank sends its part (Narayanan 2021, 4.1)."""
-    name, role = ("activations", "pp_next") if forward else ("gradients", "pp_previous")
-    return Exchange(name, Collective.SEND_RECV, role, plan.activation / plan.layout.tp)
 
 
 def _tie_embeddings(low: Lowering, stages: tuple[Stage, ...], after: int) -> None:

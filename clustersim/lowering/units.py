@@ -5,12 +5,15 @@ norm, logits, loss). Full recomputation runs a layer's forward again before its 
 its attention core; the embedding and the head are never run again.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from clustersim.errors import ClusterSimError
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.tensor import Sharding, backward, core_again, forward
+from clustersim.program.action import ActionKind
 from clustersim.program.task import Operation, Work
 from clustersim.workload.layers import Layer
 from clustersim.workload.training import SelectiveRecompute
@@ -33,12 +36,20 @@ class Units:
 
     plan: Plan
     _known: dict[Stage, tuple[Unit, ...]] = field(default_factory=dict)
+    _operations: dict[tuple[Stage, ActionKind], tuple[Operation, ...]] = field(default_factory=dict)
 
     def of(self, stage: Stage) -> tuple[Unit, ...]:
         """Units of a stage in model order."""
         if stage not in self._known:
             self._known[stage] = self._build(stage)
         return self._known[stage]
+
+    def operations(self, stage: Stage, kind: ActionKind) -> tuple[Operation, ...]:
+        """Operations of a pass through a whole stage."""
+        found = self._operations.get((stage, kind))
+        if found is None:
+            found = self._operations[stage, kind] = operations_of(self.of(stage), kind)
+        return found
 
     def _build(self, stage: Stage) -> tuple[Unit, ...]:
         again = self.plan.recomputed_layers(stage)
@@ -70,6 +81,16 @@ class Units:
         unit = _unit("head", last, replace(self.plan.sharding, leaves=False), [])
         reductions = self.plan.sharding.over_vocabulary(self.plan.shard.tokens)
         return replace(unit, forward=(*unit.forward, *reductions), head=True)
+
+
+def operations_of(units: Sequence[Unit], kind: ActionKind) -> tuple[Operation, ...]:
+    """Operations of a pass through units: forward in model order, backward in reverse."""
+    match kind:
+        case ActionKind.FORWARD:
+            return tuple(operation for unit in units for operation in unit.forward)
+        case ActionKind.BACKWARD:
+            return tuple(operation for unit in reversed(units) for operation in unit.backward)
+    raise ClusterSimError(f"a backward in halves ({kind.value}) cannot be lowered")
 
 
 def _unit(name: str, part: Layer, sharding: Sharding, again: list[Operation]) -> Unit:

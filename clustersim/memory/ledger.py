@@ -76,10 +76,13 @@ def ledger(footprint: Footprint, activations: Activations, pipeline_rank: int, p
 
 def _changes(activations: Activations, passes: Iterable[Pass]) -> Iterable[tuple[Seconds, int, Bytes]]:
     """(time, order at equal times: freed before allocated, bytes)."""
-    plan = activations.plan
+    plan, outputs = activations.plan, _outputs(activations.plan)
+    needs: dict[int, tuple[Bytes, Bytes]] = {}
     for action, start, end in passes:
-        stage = plan.stages[action.stage]
-        kept, passing = activations.kept(stage) + _outputs(plan), activations.passing(stage)
+        if action.stage not in needs:
+            stage = plan.stages[action.stage]
+            needs[action.stage] = activations.kept(stage) + outputs, activations.passing(stage)
+        kept, passing = needs[action.stage]
         match action.kind:
             case ActionKind.FORWARD:
                 yield start, 1, kept

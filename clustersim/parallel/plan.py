@@ -77,12 +77,12 @@ class Plan:
                 return min(layers, stage.layers)
         return 0
 
-    @property
+    @cached_property
     def replicas(self) -> int:
         """Ranks that hold the same weights, over which gradients are reduced."""
         return self.layout.dp * self.layout.cp
 
-    @property
+    @cached_property
     def shard(self) -> Shard:
         """What one rank holds of a microbatch and a layer."""
         return Shard(
@@ -93,7 +93,7 @@ class Plan:
             sequence_parallel=self.layout.sequence_parallel,
         )
 
-    @property
+    @cached_property
     def activation(self) -> Bytes:
         """Bytes of the activation between layers, whole over tensor-parallel ranks: [batch, sequence / cp, hidden]."""
         shard = self.shard

@@ -6,9 +6,10 @@ are ordered groups (sender, receiver): roles "pp_next" and "pp_previous" have on
 sender r, so a rank sends in at most one pair of a role and receives in at most one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from clustersim.program.task import Compute, Exchange, Stream, Task
 IntArray = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RankProgram:
     """The tasks of one rank. A task's number is its place in `tasks`; `streams[i]` is the stream of tasks[i].
 
@@ -28,21 +29,36 @@ class RankProgram:
     tasks: tuple[Task, ...]
     streams: tuple[Stream, ...]
 
-    @property
+    @cached_property
     def exchanges(self) -> set[Exchange]:
         """Every collective that the rank takes part in, and every message."""
         return self.exchanges_inside | self.exchanges_outside
 
-    @property
+    @cached_property
     def exchanges_inside(self) -> set[Exchange]:
         """Those of blocks, which the compute stream waits for."""
         blocks = {task.block for task in self.tasks if isinstance(task, Compute)}
-        return {exchange for block in blocks for exchange in block.exchanges}
+        return _distinct(exchange for block in blocks for exchange in block.exchanges)
 
-    @property
+    @cached_property
     def exchanges_outside(self) -> set[Exchange]:
         """Those that are tasks of their own, on the other streams."""
-        return {task.exchange for task in self.tasks if not isinstance(task, Compute)}
+        return _distinct(task.exchange for task in self.tasks if not isinstance(task, Compute))
+
+    @cached_property
+    def operations_before(self) -> tuple[int, ...]:
+        """How many operations of its blocks the rank runs before each task, and at the end: in all."""
+        counts = (len(task.block.operations) if isinstance(task, Compute) else 0 for task in self.tasks)
+        return tuple(accumulate(counts, initial=0))
+
+    def step_of(self, steps: int) -> IntArray:
+        """The step that each task belongs to where the program is `steps` equal steps in a row: [tasks], from 0."""
+        return np.arange(len(self.tasks), dtype=np.int64) // max(1, len(self.tasks) // steps)
+
+
+def _distinct(exchanges: Iterable[Exchange]) -> set[Exchange]:
+    """By identity first: tasks share exchanges, and hashing each of them by value takes longer."""
+    return set({id(each): each for each in exchanges}.values())
 
 
 @dataclass(frozen=True, slots=True)

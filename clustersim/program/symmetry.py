@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from clustersim.program.colour import compact, joined, ranked, rows
 from clustersim.program.program import Groups, Program
 from clustersim.program.traffic import NO_TRAFFIC, LinkColours, Traffic
 
@@ -49,19 +50,26 @@ def unfolded(program: Program, links: int = 0) -> Classes:
     return Classes(ranks, ranks, groups, np.arange(links))
 
 
-def classes(program: Program, costs: Mapping[str, FloatArray], traffic: Traffic = NO_TRAFFIC) -> Classes:
+def classes(
+    program: Program,
+    costs: Mapping[str, FloatArray],
+    traffic: Traffic = NO_TRAFFIC,
+    *,
+    machine: IntArray | None = None,
+) -> Classes:
     """Coarsest stable colouring.
 
     costs: for each role [groups, exchanges] seconds that each exchange takes in each group; roles without an entry
-    have equally fast groups. traffic: what crosses links that are shared.
+    have equally fast groups. traffic: what crosses links that are shared. machine: [ranks] number, from 0 on, of the
+    machine that each rank runs on; ranks of different machines are never alike.
     """
-    colour = _compact(program.kind)
+    colour = compact(program.kind) if machine is None else joined(program.kind, machine)
     links = LinkColours(traffic, {role: len(groups.members) for role, groups in program.groups.items()})
     first = {role: _first_colours(groups, costs.get(role)) for role, groups in program.groups.items()}
     while True:
         crossing = links.groups()
         by_role = {
-            role: _group_colours(groups, _joined(first[role], crossing[role]), colour)
+            role: _group_colours(groups, joined(first[role], crossing[role]), colour)
             for role, groups in program.groups.items()
         }
         before, refined = links.count, colour
@@ -76,42 +84,35 @@ def classes(program: Program, costs: Mapping[str, FloatArray], traffic: Traffic 
 def _first_colours(groups: Groups, costs: FloatArray | None) -> IntArray:
     if costs is None or costs.size == 0:
         return np.zeros(len(groups.members), dtype=np.int64)
-    return np.unique(costs, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return rows(np.stack([ranked(column) for column in costs.T], axis=1))
 
 
 def _group_colours(groups: Groups, first: IntArray, colour: IntArray) -> IntArray:
     """Colours of groups refined by those of their members."""
     inside = colour[groups.members]
-    if not groups.ordered:
-        inside = np.sort(inside, axis=1)
-    refined = _joined(first, inside[:, 0])
     mixed = np.flatnonzero((inside != inside[:, :1]).any(axis=1))
-    if len(mixed):
-        # groups of one colour throughout are told apart by that colour; the others by all their members'
-        rows = np.unique(inside[mixed], axis=0, return_inverse=True)[1].reshape(-1)
+    # groups of one colour throughout are told apart by that colour; the others by all their members'
+    told = inside[:, 0] + 1
+    told[mixed] = 0
+    if len(mixed) > 1:
         extra = np.zeros(len(inside), dtype=np.int64)
-        extra[mixed] = rows + 1
-        refined = _joined(refined, extra)
-    return refined
+        extra[mixed] = rows(inside[mixed] if groups.ordered else np.sort(inside[mixed], axis=1))
+        told = joined(told, extra)
+    return joined(first, told)
 
 
 def _with_groups(colour: IntArray, groups: Groups, group_colour: IntArray) -> IntArray:
     """Colours of ranks refined by the colours of their groups of one role."""
     places = (0, 1) if groups.ordered else (None,)
     for place in places:
-        row = groups.row_of(len(colour), place=place)
-        colour = _joined(colour, np.where(row < 0, 0, group_colour[row] + 1))
+        around = np.zeros(len(colour), dtype=np.int64)
+        members = groups.members if place is None else groups.members[:, place, None]
+        around[members] = group_colour[:, None] + 1
+        colour = joined(colour, around)
     return colour
 
 
-def _joined(left: IntArray, right: IntArray) -> IntArray:
-    """One colour for each pair of colours, without collisions: colours stay below the number of ranks."""
-    return _compact(left * (int(right.max()) + 1) + right)
-
-
-def _compact(colour: IntArray) -> IntArray:
-    return np.unique(colour, return_inverse=True)[1].reshape(-1).astype(np.int64)
-
-
 def _representatives(colour: IntArray) -> IntArray:
-    return np.unique(colour, return_index=True)[1][colour]
+    lowest = np.full(int(colour.max(initial=-1)) + 1, len(colour))
+    np.minimum.at(lowest, colour, np.arange(len(colour)))
+    return lowest[colour]

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from clustersim.program.colour import joined, ranked
+
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 HashArray = NDArray[np.uint64]
@@ -62,7 +64,6 @@ class LinkColours:
         label = np.repeat(np.arange(len(found)), [len(each.link) for _, each in found])
         seconds = np.concatenate([NOTHING.seconds, *(each.seconds for _, each in found)])
         self._entry = _mixed(_mixed(label.astype(np.uint64)) ^ seconds.view(np.uint64))
-        self._by_link, self._by_group = _Buckets(self._link), _Buckets(self._group)
 
     @property
     def count(self) -> int:
@@ -71,8 +72,9 @@ class LinkColours:
 
     def groups(self) -> dict[str, IntArray]:
         """For each role the colour of every group by the links that it crosses: [groups]."""
-        hashes = self._by_group.sums(_mixed(self._entry ^ _spread(self.colour[self._link])), sum(self._groups.values()))
-        colours = np.unique(hashes, return_inverse=True)[1].reshape(-1)
+        mixed = _mixed(self._entry ^ _spread(self.colour)[self._link])
+        hashes = _sums(self._group, mixed, sum(self._groups.values()))
+        colours = ranked(hashes)
         return {role: colours[first : first + self._groups[role]] for role, first in self._first.items()}
 
     def refine(self, groups: Mapping[str, IntArray]) -> None:
@@ -80,25 +82,16 @@ class LinkColours:
         if not len(self._link):
             return
         colour = np.concatenate([groups[role] for role in self._first])
-        hashes = self._by_link.sums(_mixed(self._entry ^ _spread(colour[self._group])), len(self.colour))
-        crossing = np.unique(hashes, return_inverse=True)[1].reshape(-1)
-        joined = self.colour * (int(crossing.max()) + 1) + crossing
-        self.colour = np.unique(joined, return_inverse=True)[1].reshape(-1)
+        mixed = _mixed(self._entry ^ _spread(colour)[self._group])
+        hashes = _sums(self._link, mixed, len(self.colour))
+        self.colour = joined(self.colour, ranked(hashes))
 
 
-class _Buckets:
-    """Entries sorted by the number of the bucket that each falls into."""
-
-    def __init__(self, number: IntArray) -> None:
-        self._order = np.argsort(number, kind="stable")
-        self._numbers, self._starts = np.unique(number[self._order], return_index=True)
-
-    def sums(self, hashes: HashArray, buckets: int) -> HashArray:
-        """Wrapping sum of each bucket's hashes: [buckets], 0 for empty ones."""
-        total = np.zeros(buckets, dtype=np.uint64)
-        if len(self._starts):
-            total[self._numbers] = np.add.reduceat(hashes[self._order], self._starts)
-        return total
+def _sums(number: IntArray, hashes: HashArray, buckets: int) -> HashArray:
+    """Wrapping sum of the hashes that fall into each bucket: [buckets], 0 for empty ones."""
+    total = np.zeros(buckets, dtype=np.uint64)
+    np.add.at(total, number, hashes)
+    return total
 
 
 def _spread(colour: IntArray) -> HashArray:

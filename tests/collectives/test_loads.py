@@ -9,7 +9,8 @@ from clustersim.collectives.choose import Surveyor, choose
 from clustersim.collectives.library import ALGORITHMS, load_library
 from clustersim.collectives.loads import OwnLoads, picked
 from clustersim.collectives.phase import arrange
-from clustersim.collectives.transfer import effective_bandwidth, route
+from clustersim.collectives.routes import route
+from clustersim.collectives.transfer import effective_bandwidth
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from clustersim.program.task import Collective
 from tests.collectives.fake_fabric import FakeFabric
@@ -63,9 +64,9 @@ def test_own_loads_add_up_to_the_links_loads_and_none_is_busier_than_its_group(r
             continue
         loads = Surveyor(FABRIC, NCCL).own_loads(kind, members, offer)
         crossings = loads.crossings
-        reachable = effective_bandwidth(FABRIC, NCCL, offer, int(arrangement.spans.max()))
+        reachable = effective_bandwidth(FABRIC.links, NCCL, offer, int(arrangement.spans.max()))
         shared = FABRIC.links.kind != LINK_KINDS.index(LinkKind.NVLINK)
-        carried = sum(each.load[:-1] / reachable[:-1] for each in phases)
+        carried = sum(each.load[:-1] / reachable for each in phases)
         total = np.bincount(crossings.link, crossings.seconds, minlength=len(shared))
         assert total[shared] == pytest.approx(carried[shared], rel=1e-12)
         assert not total[~shared].any()

@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 from clustersim.collectives.choose import Surveyor, choose
 from clustersim.collectives.library import ALGORITHMS, load_library
 from clustersim.collectives.phase import arrange
-from clustersim.collectives.transfer import effective_bandwidth, route, time_phase
+from clustersim.collectives.routes import link_classes, route
+from clustersim.collectives.transfer import burden, effective_bandwidth, time_phase
 from clustersim.program.task import Collective
 from tests.collectives.fake_fabric import FakeFabric
 
 NCCL = load_library("nccl")
 FABRIC = FakeFabric(48, 8, nvlink=450e9, nic=50e9, spine=100e9, rack=16)
+CLASSES = link_classes(FABRIC.links)
 PERMUTATIONS = st.permutations(range(48)).map(np.array)
 SYMMETRIC = [Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL]
 
@@ -27,10 +29,16 @@ def test_no_link_carries_more_than_its_rate(ranks, size, kind, data):
     for phase in ALGORITHMS[algorithm].phases(kind, arrangement):
         routed = route(phase, FABRIC)
         for offer in NCCL.offers:
-            reachable = effective_bandwidth(FABRIC, NCCL, offer, int(arrangement.spans.max()))
-            _, per_byte, _ = time_phase(routed, reachable, np.zeros(len(members)))
+            reachable = effective_bandwidth(CLASSES.table, NCCL, offer, int(arrangement.spans.max()))
+            _, per_byte, _ = time_phase(burden(routed, CLASSES, NCCL), reachable, np.zeros(len(members)), 1.0)
             rate = routed.load[:-1] / per_byte.max()
             assert (rate <= FABRIC.links.bandwidth * (1 + 1e-12)).all()
+
+
+def per_byte_of(phase):
+    reachable = effective_bandwidth(CLASSES.table, NCCL, NCCL.offers[2], 2)
+    found = burden(route(phase, FABRIC), CLASSES, NCCL)
+    return time_phase(found, reachable, np.zeros(len(found.pcie)), 1.0)[1]
 
 
 @given(PERMUTATIONS, st.sampled_from(["ring", "pairwise"]), st.sampled_from(SYMMETRIC))
@@ -41,15 +49,14 @@ def test_a_group_alone_is_never_slower_than_beside_its_siblings(ranks, algorithm
     phases = ALGORITHMS[algorithm].phases(kind, arrangement)
     if not phases or arrangement.members.shape[1:] != (2, 1):
         return
-    reachable = effective_bandwidth(FABRIC, NCCL, NCCL.offers[2], 2)
-    together = time_phase(route(phases[0], FABRIC), reachable, np.zeros(24))[1]
+    together = per_byte_of(phases[0])
     for group, beside in zip(members, together, strict=True):
         (phase,) = ALGORITHMS[algorithm].phases(kind, arrange(group[None], FABRIC))
-        assert time_phase(route(phase, FABRIC), reachable, np.zeros(1))[1][0] <= beside * (1 + 1e-12)
+        assert per_byte_of(phase)[0] <= beside * (1 + 1e-12)
 
 
 def test_the_ll_protocol_stays_below_its_ceiling():
-    bandwidth = effective_bandwidth(FABRIC, NCCL, NCCL.offered(Collective.ALL_GATHER)[0], 1)
+    bandwidth = effective_bandwidth(FABRIC.links, NCCL, NCCL.offered(Collective.ALL_GATHER)[0], 1)
     assert bandwidth[0] == pytest.approx(141e9)  # NCCL's llMaxBws, Hopper, one node
 
 
