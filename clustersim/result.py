@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from clustersim.analysis.breakdown import Breakdown
+from clustersim.analysis.stragglers import Stragglers, Waits, find_stragglers, find_waits
 from clustersim.analysis.utilization import (
     CONVENTION,
     bubble_fraction,
@@ -18,12 +19,14 @@ from clustersim.analysis.utilization import (
     tokens_per_second,
 )
 from clustersim.cost.block import BlockCost
+from clustersim.engine.inside import Inside
+from clustersim.hardware.disturbance import Disturbances
 from clustersim.memory.footprint import Category
 from clustersim.memory.ledger import Ledger
 from clustersim.program.program import Program
 from clustersim.program.task import Compute
 from clustersim.scenario import Contention, Scenario
-from clustersim.trace.store import IntArray, Trace
+from clustersim.trace.store import FloatArray, IntArray, OperationSpans, Trace
 from clustersim.units import Bytes, Flop, FlopPerSecond, Seconds, format_seconds
 
 EXPERIENCE: Final = (
@@ -34,9 +37,11 @@ NOT_SHARED: Final[Mapping[Contention, str]] = {
     Contention.NONE: "contention between collectives of different kinds (each kind shares links among its own groups)",
     Contention.SHARED: "contention of collectives inside blocks (tensor, context parallelism) with other traffic",
 }
+PERCENTILES: Final[Mapping[str, int]] = {"min": 0, "p5": 5, "p50": 50, "p95": 95, "max": 100}
+HEALTHY: Final = "stragglers and jitter: all GPUs and links are healthy (`disturbances` says otherwise)"
 NOT_MODELLED: Final = (
-    "slowing of kernels by communication that runs beside them",
-    "stragglers, jitter, clock throttling, failures",
+    "slowing of collectives by kernels beside them, and of kernels by messages between stages",
+    "clock throttling, failures",
     "data loading, logging, checkpoints, Python overhead beyond kernel launches",
     "placements other than ranks filling nodes, racks and pods in order",
     "zeroing and scaling of gradient buffers",
@@ -54,19 +59,23 @@ class Flops:
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """One simulated training step.
+    """Simulated training steps. What is said of a step is the mean over them.
 
-    ledgers: memory of each pipeline rank over time; path: trace rows of the critical path; provenance: share of busy
-    time by where durations come from; suggestions: changes that would make a scenario fit that does not; wall: seconds
-    that the simulation took.
+    inside: works out single operations; step_times: seconds of each; ledgers: memory of each pipeline rank over time;
+    capacities: bytes of the smallest GPU of each; path: trace rows of the critical path; provenance: share of busy time
+    by where durations come from; suggestions: changes that would make a scenario fit that does not; wall: seconds that
+    the simulation took.
     """
 
     scenario: Scenario
     program: Program
     trace: Trace
     cost: BlockCost
+    inside: Inside
+    step_times: FloatArray
     breakdown: Breakdown
     ledgers: tuple[Ledger, ...]
+    capacities: tuple[Bytes, ...]
     path: IntArray
     path_parts: Mapping[str, Seconds]
     provenance: Mapping[str, float]
@@ -81,8 +90,13 @@ class Result:
 
     @property
     def step_time(self) -> Seconds:
-        """Seconds from the start of the step until every rank is done."""
-        return self.trace.makespan
+        """Seconds from the start of a step until every rank is done; of several steps the mean."""
+        return self.trace.makespan / self.scenario.steps
+
+    @property
+    def step_time_distribution(self) -> dict[str, Seconds]:
+        """Least, median, most and some percentiles of the step times."""
+        return {name: float(np.percentile(self.step_times, part)) for name, part in PERCENTILES.items()}
 
     @property
     def ranks(self) -> int:
@@ -107,13 +121,15 @@ class Result:
 
     @property
     def peak_flops(self) -> FlopPerSecond:
-        """Dense peak of one GPU in the compute format."""
-        return self.scenario.cluster.accelerator.peak_of(self.scenario.training.precision.compute)
+        """Dense peak of one GPU in the compute format, the mean over GPUs."""
+        accelerators, kind = self.scenario.cluster.kinds()
+        peaks = [each.peak_of(self.scenario.training.precision.compute) for each in accelerators]
+        return float(np.array(peaks)[kind[: self.ranks]].mean())
 
     @property
     def fullest(self) -> int:
-        """The pipeline rank that needs most memory."""
-        return int(np.argmax([ledger.peak for ledger in self.ledgers]))
+        """The pipeline rank that needs most of its memory."""
+        return int(np.argmax([each.peak / most for each, most in zip(self.ledgers, self.capacities, strict=True)]))
 
     @property
     def peak_memory(self) -> Bytes:
@@ -122,8 +138,8 @@ class Result:
 
     @property
     def memory_capacity(self) -> Bytes:
-        """Bytes that one GPU has."""
-        return self.scenario.cluster.accelerator.memory_bytes
+        """Bytes that the fullest GPU has."""
+        return self.capacities[self.fullest]
 
     @property
     def fits(self) -> bool:
@@ -147,7 +163,8 @@ class Result:
     @property
     def not_modelled(self) -> tuple[str, ...]:
         """What the answer leaves out."""
-        return (NOT_SHARED[self.scenario.cost.network], *NOT_MODELLED)
+        disturbed = self.scenario.jitter is not None or self.scenario.disturbances != Disturbances()
+        return (NOT_SHARED[self.scenario.cost.network], *(() if disturbed else (HEALTHY,)), *NOT_MODELLED)
 
     @property
     def spans(self) -> int:
@@ -157,6 +174,20 @@ class Result:
             for program in self.program.programs
         ]
         return int(np.array(sizes)[self.program.kind[self.trace.simulated_ranks]].sum())
+
+    @property
+    def stragglers(self) -> Stragglers:
+        """The ranks that compute longest for what they do."""
+        return find_stragglers(self.breakdown, self.program.kind)
+
+    @property
+    def waits(self) -> Waits:
+        """How long the ranks of each program wait for others."""
+        return find_waits(self.breakdown, self.program.kind)
+
+    def operations(self, rank: int) -> OperationSpans:
+        """When each kernel and collective inside the blocks of a rank ran; worked out when asked for."""
+        return self.inside.of(rank)
 
     def mfu(self) -> float:
         """Model FLOP utilization (see `analysis.utilization.CONVENTION`)."""
@@ -172,6 +203,8 @@ class Result:
         return {
             "name": self.scenario.name,
             "step_time_s": self.step_time,
+            "step_times_s": self.step_times.tolist(),
+            "step_time_distribution_s": self.step_time_distribution,
             "tokens_per_s": self.tokens_per_second,
             "tokens_per_s_per_gpu": self.tokens_per_second / self.ranks,
             "model_tflops_per_gpu": self.flops_per_gpu / 1e12,
@@ -186,6 +219,7 @@ class Result:
             "breakdown_s": self.breakdown.mean(),
             "critical_path_s": dict(self.path_parts),
             "stages": [self._stage(rank) for rank in range(len(self.ledgers))],
+            "stragglers": self._stragglers(),
             "provenance_share": dict(self.provenance),
             "experience": EXPERIENCE,
             "network": self.scenario.cost.network.value,
@@ -221,10 +255,30 @@ class Result:
     def _stage(self, pipeline_rank: int) -> dict[str, Any]:
         """Breakdown and memory of one pipeline rank."""
         rank = int(np.flatnonzero(self.program.kind == pipeline_rank)[0])
-        memory = self.ledgers[pipeline_rank].at_peak()
+        memory, waits = self.ledgers[pipeline_rank].at_peak(), self.waits
         return {
             "pipeline_rank": pipeline_rank,
             "breakdown_s": self.breakdown.of(rank),
+            "waits_s": {
+                "least": float(waits.least[pipeline_rank]),
+                "mean": float(waits.mean[pipeline_rank]),
+                "most": float(waits.most[pipeline_rank]),
+            },
             "peak_memory_bytes": self.ledgers[pipeline_rank].peak,
             "memory_bytes": {category.value: memory.get(category, 0.0) for category in Category},
         }
+
+    def _stragglers(self) -> dict[str, Any]:
+        """How many ranks are slow, and the slowest."""
+        found = self.stragglers
+        slowest = [
+            {
+                "ranks": list(each.ranks),
+                "pipeline_rank": min(each.kind, len(self.ledgers) - 1),
+                "kernels_s": each.kernels,
+                "longer_than_median": each.excess,
+                "waits_s": each.waits,
+            }
+            for each in found.slowest
+        ]
+        return {"ranks": found.ranks, "slowest": slowest}

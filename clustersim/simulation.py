@@ -13,24 +13,30 @@ from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.critical_path import critical_path, path_summary
 from clustersim.analysis.provenance import provenance_share
 from clustersim.analysis.rows import read_rows
+from clustersim.analysis.steps import step_times
 from clustersim.analysis.utilization import recomputed_flops
 from clustersim.collectives.library import load_library
 from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
+from clustersim.cost.machines import Machine, Machines, Slowed
 from clustersim.cost.roofline import Roofline
+from clustersim.cost.sharing import Alone, Sharing, sharing
 from clustersim.cost.symmetry import alike, alike_shared
 from clustersim.engine.engine import run
+from clustersim.engine.inside import Inside
 from clustersim.errors import InputError
 from clustersim.lowering.step import lower
+from clustersim.lowering.steps import repeat
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Footprint
 from clustersim.memory.framework import Framework, load_framework
 from clustersim.memory.ledger import Ledger, Pass, in_order, ledger
 from clustersim.memory.remedies import remedies
+from clustersim.parallel.groups import coordinate
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Order
 from clustersim.program.program import Program
-from clustersim.program.symmetry import unfolded
+from clustersim.program.symmetry import Classes, unfolded
 from clustersim.program.task import Compute, Stream
 from clustersim.result import Flops, Result
 from clustersim.scenario import Contention, Scenario, Symmetry
@@ -56,29 +62,35 @@ class CheckReport:
 
 
 def simulate(scenario: Scenario) -> Result:
-    """Simulate one training step."""
+    """Simulate training steps."""
     _require(scenario)
     started = perf_counter()
     plan, order = _plan(scenario), _order(scenario)
-    program = lower(plan, order)
+    program = repeat(lower(plan, order), scenario.steps)
     exchanges = _exchanges(scenario, program)
-    cost = BlockCost(program, Roofline(scenario.cluster.accelerator), exchanges)
-    trace = _run(scenario, program, cost, exchanges)
+    shares = _sharing(scenario, program, exchanges)
+    cost = BlockCost(program, _machines(scenario), exchanges if shares is None else Alone(exchanges, shares))
+    inside = _run(scenario, cost, _classes(scenario, cost, exchanges, shares), shares)
+    trace = inside.trace
     rows = read_rows(trace, program)
     footprint = _footprint(scenario, plan, load_framework())
     ledgers = tuple(_timed_ledgers(footprint, program, trace))
-    fits = max(each.peak for each in ledgers) <= scenario.cluster.accelerator.memory_bytes
+    capacities = _capacities(scenario, plan)
+    fits = all(each.peak <= capacity for each, capacity in zip(ledgers, capacities, strict=True))
     return Result(
         scenario=scenario,
         program=program,
         trace=trace,
         cost=cost,
-        breakdown=breakdown(rows, cost.block),
+        inside=inside,
+        step_times=step_times(rows, scenario.steps),
+        breakdown=breakdown(rows, cost.block, steps=scenario.steps),
         ledgers=ledgers,
+        capacities=capacities,
         path=critical_path(trace),
-        path_parts=path_summary(rows, cost.block),
+        path_parts=path_summary(rows, cost.block, steps=scenario.steps),
         provenance=provenance_share(rows, cost.block, lambda exchange: cost.exchange_timing(exchange).provenance),
-        flops=Flops(model_flops(scenario.model, scenario.training), recomputed_flops(rows)),
+        flops=Flops(model_flops(scenario.model, scenario.training), recomputed_flops(rows) / scenario.steps),
         suggestions=() if fits else _suggestions(scenario),
         wall=perf_counter() - started,
     )
@@ -87,15 +99,17 @@ def simulate(scenario: Scenario) -> Result:
 def check(scenario: Scenario) -> CheckReport:
     """Say whether a scenario fits in memory, and what would make it fit."""
     _require(scenario)
-    peak = peak_memory(scenario)
-    capacity = scenario.cluster.accelerator.memory_bytes
+    plan = _plan(scenario)
+    peaks = _peaks(scenario, _footprint(scenario, plan, load_framework()))
+    capacities = _capacities(scenario, plan)
+    peak, capacity = max(zip(peaks, capacities, strict=True), key=lambda pair: pair[0] / pair[1])
     suggestions = () if peak <= capacity else _suggestions(scenario)
     return CheckReport(peak, capacity, scenario.warnings, suggestions)
 
 
 def peak_memory(scenario: Scenario) -> Bytes:
     """Bytes that the fullest GPU needs; no simulation, since the peak depends on the order of passes alone."""
-    return _peak(scenario, _footprint(scenario, _plan(scenario), load_framework()))
+    return max(_peaks(scenario, _footprint(scenario, _plan(scenario), load_framework())))
 
 
 def _require(scenario: object) -> None:
@@ -122,17 +136,42 @@ def _exchanges(scenario: Scenario, program: Program) -> CommunicationCost:
     return CommunicationCost(cluster.fabric, library, program.groups, scenario.cost.collectives)
 
 
-def _run(scenario: Scenario, program: Program, cost: BlockCost, exchanges: CommunicationCost) -> Trace:
-    """Run one of the ranks that provably do the same, or every rank."""
-    demands = exchanges if scenario.cost.network is Contention.SHARED else None
-    links = scenario.cluster.fabric.links
-    if scenario.cost.symmetry is Symmetry.OFF:
-        classes = unfolded(program, 0 if demands is None else len(links.kind))
-    elif demands is None:
-        classes = alike(program, exchanges)
-    else:
-        classes = alike_shared(program, exchanges, demands, links)
-    return run(program, classes, cost, coalesce=scenario.cost.coalesce, demands=demands)[0]
+def _machines(scenario: Scenario) -> Machines:
+    """What each rank's kernels run on: its accelerator, at the speed to which it is disturbed."""
+    world, settings = scenario.layout.world, scenario.cost
+    accelerators, kind = scenario.cluster.kinds()
+    speeds, speed = np.unique(scenario.disturbances.speeds(world), return_inverse=True)
+    pairs, of = np.unique(kind[:world] * len(speeds) + speed.reshape(-1), return_inverse=True)
+    machines: list[Machine] = []
+    for number, at in (divmod(pair, len(speeds)) for pair in pairs.tolist()):
+        accelerator, kernels = accelerators[number], Roofline(accelerators[number])
+        slowing = accelerator.interference if settings.interference is None else settings.interference
+        machines.append(Machine(kernels if speeds[at] == 1.0 else Slowed(kernels, float(speeds[at])), slowing))
+    return Machines(tuple(machines), of.reshape(-1))
+
+
+def _sharing(scenario: Scenario, program: Program, exchanges: CommunicationCost) -> Sharing | None:
+    """Which exchanges share the network, if they are to."""
+    if scenario.cost.network is Contention.NONE:
+        return None
+    return sharing(program, exchanges, len(scenario.cluster.fabric.links.kind))
+
+
+def _classes(scenario: Scenario, cost: BlockCost, exchanges: CommunicationCost, shares: Sharing | None) -> Classes:
+    """Which ranks provably do the same; where every kernel varies by itself, none do."""
+    links, program, machine = scenario.cluster.fabric.links, cost.program, cost.machines.of
+    if scenario.cost.symmetry is Symmetry.OFF or scenario.jitter is not None:
+        return unfolded(program, 0 if shares is None else len(links.kind))
+    if shares is not None:
+        return alike_shared(program, exchanges, shares, links, machine=machine)
+    return alike(program, exchanges, machine=machine)
+
+
+def _run(scenario: Scenario, cost: BlockCost, classes: Classes, shares: Sharing | None) -> Inside:
+    """Run one rank of each class."""
+    program, coalesce, jitter = cost.program, scenario.cost.coalesce, scenario.jitter
+    trace, written = run(program, classes, cost, coalesce=coalesce, sharing=shares, jitter=jitter)
+    return Inside(program, classes, cost, jitter, trace, written)
 
 
 def _timed_ledgers(footprint: Footprint, program: Program, trace: Trace) -> Iterator[Ledger]:
@@ -140,16 +179,20 @@ def _timed_ledgers(footprint: Footprint, program: Program, trace: Trace) -> Iter
     activations = Activations(footprint.plan)
     for pipeline_rank in range(footprint.plan.layout.pp):
         rank = int(trace.representative[np.flatnonzero(program.kind == pipeline_rank)[0]])
-        yield ledger(footprint, activations, pipeline_rank, _passes(program, trace, rank))
+        passes = _passes(program, trace, rank, footprint.plan.microbatches)
+        yield ledger(footprint, activations, pipeline_rank, passes)
 
 
-def _passes(program: Program, trace: Trace, rank: int) -> list[Pass]:
-    """The actions of a simulated rank with their times; an action in pieces lasts from the first to the last."""
+def _passes(program: Program, trace: Trace, rank: int, microbatches: int) -> list[Pass]:
+    """The actions of a simulated rank in the first step, of so many microbatches, with their times.
+
+    An action in pieces lasts from the first to the last.
+    """
     tasks = program.programs[int(program.kind[rank])].tasks
     passes: list[Pass] = []
     for row in trace.rows(rank, Stream.COMPUTE).tolist():
         task = tasks[int(trace.task[row])]
-        if not isinstance(task, Compute) or task.action is None:
+        if not isinstance(task, Compute) or task.action is None or task.action.microbatch >= microbatches:
             continue
         start, end = float(trace.start[row]), float(trace.end[row])
         if passes and passes[-1].action == task.action:
@@ -162,15 +205,24 @@ def _footprint(scenario: Scenario, plan: Plan, framework: Framework) -> Footprin
     return Footprint(plan, framework, scenario.cluster.accelerator.context_bytes)
 
 
-def _peak(scenario: Scenario, footprint: Footprint) -> Bytes:
+def _peaks(scenario: Scenario, footprint: Footprint) -> list[Bytes]:
+    """What the fullest GPU of each pipeline rank needs."""
     plan, activations = footprint.plan, Activations(footprint.plan)
     order = scenario.schedule.order(plan.layout.pp, plan.microbatches)
-    return max(ledger(footprint, activations, rank, in_order(actions)).peak for rank, actions in enumerate(order))
+    return [ledger(footprint, activations, rank, in_order(actions)).peak for rank, actions in enumerate(order)]
+
+
+def _capacities(scenario: Scenario, plan: Plan) -> tuple[Bytes, ...]:
+    """Memory of the smallest GPU of each pipeline rank."""
+    accelerators, kind = scenario.cluster.kinds()
+    memory = np.array([accelerator.memory_bytes for accelerator in accelerators])[kind[: plan.layout.world]]
+    stage = coordinate(plan.layout, "pp")
+    return tuple(float(memory[stage == rank].min()) for rank in range(plan.layout.pp))
 
 
 def _suggestions(scenario: Scenario) -> tuple[str, ...]:
     """Single changes (and the few sensible pairs of them) after which the scenario fits."""
-    capacity, framework = scenario.cluster.accelerator.memory_bytes, load_framework()
+    capacity, framework = min(_capacities(scenario, _plan(scenario))), load_framework()
     domains = scenario.cluster.fabric.domains(np.arange(scenario.cluster.gpus))
     domain = int(np.count_nonzero(domains == domains[0]))
 
@@ -179,6 +231,6 @@ def _suggestions(scenario: Scenario) -> tuple[str, ...]:
         found = problems(replace(scenario, training=plan.training, layout=plan.layout))
         if found:
             raise InputError(found[0])
-        return _peak(scenario, _footprint(scenario, plan, framework))
+        return max(_peaks(scenario, _footprint(scenario, plan, framework)))
 
     return tuple(remedies(_plan(scenario), capacity, peak_of, domain=domain))

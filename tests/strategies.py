@@ -146,7 +146,8 @@ def fold(program: Program, cost: BlockCost) -> Classes:
     seconds: dict[str, list[FloatArray]] = {role: [] for role in program.groups}
     for exchange in sorted({each for made in program.programs for each in made.exchanges}, key=repr):
         seconds[exchange.group].append(cost.exchange_timing(exchange).seconds)
-    return classes(program, {role: np.stack(columns, axis=1) for role, columns in seconds.items()})
+    costs = {role: np.stack(columns, axis=1) for role, columns in seconds.items()}
+    return classes(program, costs, machine=cost.machines.of)
 
 
 CLUSTERS: dict[str, dict[str, Any]] = {

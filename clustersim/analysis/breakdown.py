@@ -2,9 +2,9 @@
 
 Every instant from 0 to the makespan gets exactly one part on every rank, by what its compute stream does: while it
 runs a block, the operations of the block say it (kernels by why they run, communication that is not hidden by a
-kernel by its axis); what a block lasts longer than its own time is waiting inside it for other ranks, so wait; while
-a collective runs on the compute stream itself, it is exposed; while the stream stands still, `idle` says what for.
-So the parts of a rank sum to the makespan. Communication on other streams beside a running block is hidden: it costs
+kernel by its axis), what its kernels last longer because of communication beside them is a part of its own, and what
+it waits inside for other ranks is wait; while a collective runs on the compute stream itself, it is exposed; while the stream stands still, `idle` says what for.
+So the parts of a rank sum to the makespan (of several steps: to the mean step time). Communication on other streams beside a running block is hidden: it costs
 the step nothing and has no part.
 """
 
@@ -13,12 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.analysis.idle import Queue, compute_queue, idle_seconds
-from clustersim.analysis.parts import PARTS, Part, block_parts
-from clustersim.analysis.rows import BlockRuns, FloatArray, IntArray, Rows, TimingOf, block_runs
+from clustersim.analysis.parts import PARTS, Part, exchange_parts, kernel_parts
+from clustersim.analysis.rows import BlockRuns, FloatArray, IntArray, Rows, TimingOf, block_runs, timings
 from clustersim.trace.store import Trace
 from clustersim.units import Seconds
-
-_ROUNDING = 1e-9  # relative: differences of timestamps are not exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +33,11 @@ class Breakdown:
     representative: IntArray
 
     def of(self, rank: int) -> dict[str, Seconds]:
-        """Seconds of every part on one rank, by the part's name; they sum to the makespan."""
+        """Seconds of every part on one rank, by the part's name; they sum to the step time."""
         return _named(self.seconds[np.searchsorted(self.ranks, self.representative[rank])])
 
     def mean(self) -> dict[str, Seconds]:
-        """Seconds of every part, the mean over all ranks; they sum to the makespan."""
+        """Seconds of every part, the mean over all ranks; they sum to the step time."""
         return _named(self._mean())
 
     def total(self, *parts: Part) -> Seconds:
@@ -51,37 +49,50 @@ class Breakdown:
         return mean
 
 
-def breakdown(rows: Rows, timing_of: TimingOf) -> Breakdown:
-    """Fold a trace into seconds per class and part. timing_of(rank, block): the block's timing on that rank."""
+def breakdown(rows: Rows, timing_of: TimingOf, *, steps: int = 1) -> Breakdown:
+    """Fold a trace of some steps into seconds per class and part of one, the mean over steps.
+
+    timing_of(rank, block): the block's timing on that rank.
+    """
     trace = rows.trace
     queue = compute_queue(trace, rows)
     seconds = idle_seconds(trace, rows.program, rows, queue)
     runs = block_runs(rows, np.arange(len(trace)), trace.end - trace.start)
     np.add.at(seconds, runs.owner, run_parts(rows, runs, timing_of))
     _add_exchanges(seconds, trace, rows, queue)
-    return Breakdown(rows.ranks, seconds, rows.weights, trace.representative)
+    return Breakdown(rows.ranks, seconds / steps, rows.weights, trace.representative)
 
 
 def run_parts(rows: Rows, runs: BlockRuns, timing_of: TimingOf) -> FloatArray:
     """Parts of the runs of every class and block: [pairs, parts], each row summing to its seconds.
 
-    What runs lasted longer than their block's own time is wait; a difference of rounding is spread.
+    What neither exchanges nor waiting nor slowing explains is the kernels' own time, which jitter makes differ from
+    what their timings say; it is divided among parts as they say. Runs that count in part do so evenly.
     """
-    parts = np.zeros((len(runs.owner), len(PARTS)))
-    for pair, (owner, number) in enumerate(zip(runs.owner.tolist(), runs.block.tolist(), strict=True)):
-        block = rows.blocks[number]
-        parts[pair] = block_parts(block, timing_of(int(rows.ranks[owner]), block)) * runs.runs[pair]
-    own = parts.sum(axis=1)
-    spread = (own > 0) & (runs.seconds <= own * (1 + _ROUNDING))
-    parts[spread] *= (runs.seconds[spread] / own[spread])[:, None]
-    parts[~spread, Part.WAIT.place] += (runs.seconds - own)[~spread]
-    return parts
+    different, which = timings(rows, runs, timing_of)
+    kernels = np.array([kernel_parts(*each) for each in different]).reshape(-1, len(PARTS))[which]
+    moves = np.array([exchange_parts(*each) for each in different]).reshape(-1, len(PARTS))[which] * runs.runs[:, None]
+    own = np.maximum(runs.full - runs.waited - runs.slowed - moves.sum(axis=1), 0.0)
+    parts = moves + _spread(own, kernels)
+    parts[:, Part.WAIT.place] += runs.waited
+    parts[:, Part.SLOWED.place] += runs.slowed
+    return _spread(runs.seconds, parts)
+
+
+def _spread(seconds: FloatArray, parts: FloatArray) -> FloatArray:
+    """Divide seconds in the proportion of parts: [pairs, parts]; where there are none, they are wait."""
+    whole = parts.sum(axis=1)
+    ratio = np.divide(parts, whole[:, None], out=np.zeros_like(parts), where=whole[:, None] > 0)
+    ratio[whole <= 0, Part.WAIT.place] = 1.0
+    divided: FloatArray = ratio * seconds[:, None]
+    return divided
 
 
 def _add_exchanges(seconds: FloatArray, trace: Trace, rows: Rows, queue: Queue) -> None:
-    chosen = rows.exchange[queue.row] >= 0
+    entry = rows.entry[queue.row]
+    chosen = rows.tasks.exchange[entry] >= 0
     row = queue.row[chosen]
-    np.add.at(seconds, (rows.owner[row], rows.part[row]), trace.end[row] - queue.start[chosen])
+    np.add.at(seconds, (rows.owner[row], rows.tasks.part[entry[chosen]]), trace.end[row] - queue.start[chosen])
 
 
 def _named(seconds: FloatArray) -> dict[str, Seconds]:

@@ -24,8 +24,8 @@ def critical_path(trace: Trace) -> IntArray:
     return np.array(path[::-1], dtype=np.int64)
 
 
-def path_summary(rows: Rows, timing_of: TimingOf) -> dict[str, Seconds]:
-    """Seconds of the critical path by part, summing to the makespan.
+def path_summary(rows: Rows, timing_of: TimingOf, *, steps: int = 1) -> dict[str, Seconds]:
+    """Seconds of the critical path by part, summing to the makespan; of several steps: to the mean step time.
 
     Blocks count by their operations, messages and collectives as exposed, time between rows of the path as wait.
     """
@@ -35,7 +35,8 @@ def path_summary(rows: Rows, timing_of: TimingOf) -> dict[str, Seconds]:
     before = np.concatenate(([0.0], end))[: len(row)]
     begin = np.clip(trace.start[row], before, end)
     seconds = run_parts(rows, block_runs(rows, row, end - begin), timing_of).sum(axis=0)
-    moves = rows.exchange[row] >= 0
-    np.add.at(seconds, rows.part[row[moves]], (end - begin)[moves])
+    entry = rows.entry[row]
+    moves = rows.tasks.exchange[entry] >= 0
+    np.add.at(seconds, rows.tasks.part[entry[moves]], (end - begin)[moves])
     seconds[Part.WAIT.place] += float((begin - before).sum())
-    return {part.value: float(value) for part, value in zip(PARTS, seconds, strict=True)}
+    return {part.value: float(value) / steps for part, value in zip(PARTS, seconds, strict=True)}

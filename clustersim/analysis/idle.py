@@ -63,14 +63,23 @@ class Gaps:
 def compute_queue(trace: Trace, rows: Rows) -> Queue:
     """Rows of the compute streams, and those of data streams that end after a class's last one."""
     last = np.zeros(len(rows.ranks))
-    computes = trace.stream == Stream.COMPUTE
+    computes = np.flatnonzero(trace.stream == Stream.COMPUTE)
     np.maximum.at(last, rows.owner[computes], trace.end[computes])
-    late = (trace.stream == Stream.DATA) & (trace.end > last[rows.owner])
-    row = np.flatnonzero(computes | late)
-    start = np.where(late, np.maximum(trace.start, last[rows.owner]), trace.start)[row]
-    order = np.lexsort((trace.end[row], start, late[row], rows.owner[row]))
+    moves = np.flatnonzero(trace.stream == Stream.DATA)
+    late = moves[trace.end[moves] > last[rows.owner[moves]]]
+    row = np.concatenate((computes, late))
+    start = np.concatenate((trace.start[computes], np.maximum(trace.start[late], last[rows.owner[late]])))
+    order = _in_order(rows, row, len(computes))
     first = np.searchsorted(rows.owner[row[order]], np.arange(len(rows.ranks) + 1))
     return Queue(row[order], start[order], first)
+
+
+def _in_order(rows: Rows, row: IntArray, computes: int) -> IntArray:
+    """Sort rows by class, then compute streams before data streams, then as the stream ran them: by task."""
+    tasks = len(rows.tasks.block) + 1
+    late = np.arange(len(row)) >= computes
+    order: IntArray = np.argsort((rows.owner[row] * 2 + late) * tasks + rows.trace.task[row], kind="stable")
+    return order
 
 
 def find_gaps(trace: Trace, rows: Rows, queue: Queue) -> Gaps:
@@ -80,7 +89,7 @@ def find_gaps(trace: Trace, rows: Rows, queue: Queue) -> Gaps:
     previous[queue.first[:-1][np.diff(queue.first) > 0]] = 0.0
     chosen = np.flatnonzero(queue.start > previous)
     awaited = _awaited(trace, rows, queue.row[chosen])
-    crosses = (awaited >= 0) & rows.crosses[awaited]
+    crosses = (awaited >= 0) & rows.tasks.crosses[rows.entry[awaited]]
     rest = np.where(crosses, _phases(rows, queue, owner)[chosen], Part.WAIT.place)
     return Gaps(owner[chosen], previous[chosen], queue.start[chosen], awaited, rest)
 
@@ -110,7 +119,7 @@ def _awaited(trace: Trace, rows: Rows, row: IntArray) -> IntArray:
     """The communication of the rank's own that each row waited for: its cause, else itself, else -1."""
     cause = trace.cause[row]
     own = (cause >= 0) & (trace.rank[cause] == trace.rank[row]) & (trace.stream[cause] != Stream.COMPUTE)
-    return np.where(own, cause, np.where(rows.exchange[row] >= 0, row, -1))
+    return np.where(own, cause, np.where(rows.tasks.exchange[rows.entry[row]] >= 0, row, -1))
 
 
 def _phases(rows: Rows, queue: Queue, owner: IntArray) -> IntArray:
@@ -118,7 +127,8 @@ def _phases(rows: Rows, queue: Queue, owner: IntArray) -> IntArray:
     place = np.arange(len(queue.row))
     first_backward = np.full(len(rows.ranks), len(queue.row))
     last_forward = np.full(len(rows.ranks), -1)
-    backward, forward = rows.backward[queue.row], rows.forward[queue.row]
+    entry = rows.entry[queue.row]
+    backward, forward = rows.tasks.backward[entry], rows.tasks.forward[entry]
     np.minimum.at(first_backward, owner[backward], place[backward])
     np.maximum.at(last_forward, owner[forward], place[forward])
     after = np.where(place > last_forward[owner], Part.BUBBLE_COOLDOWN.place, Part.BUBBLE_STEADY.place)
@@ -131,39 +141,52 @@ def _receiving(trace: Trace, rows: Rows, gaps: Gaps) -> Iterator[Busy]:
     awaited = gaps.awaited[chosen]
     begin = np.maximum(gaps.start[chosen], trace.start[awaited])
     busy = np.minimum(gaps.end[chosen], trace.end[awaited]) - begin
-    yield chosen, rows.part[awaited], np.maximum(busy, 0.0)
+    yield chosen, rows.tasks.part[rows.entry[awaited]], np.maximum(busy, 0.0)
 
 
 def _queueing(trace: Trace, rows: Rows, gaps: Gaps) -> Iterator[Busy]:
-    """Overlap of gaps with everything that moved on the stream that each awaits, by class, stream and part."""
+    """Overlap of gaps with everything that moved on the stream that each awaits, by part."""
     chosen = np.flatnonzero((gaps.awaited >= 0) & (trace.stream[gaps.awaited] != Stream.RECEIVE))
     waits = gaps.owner[chosen] * len(Stream) + trace.stream[gaps.awaited[chosen]]
-    moves = np.flatnonzero(rows.exchange >= 0)
+    moves = np.flatnonzero((trace.stream != Stream.COMPUTE) & (trace.stream != Stream.RECEIVE))
     keys = rows.owner[moves] * len(Stream) + trace.stream[moves]
-    moves, keys = moves[np.isin(keys, waits)], keys[np.isin(keys, waits)]
-    for key, part in sorted(set(zip(keys.tolist(), rows.part[moves].tolist(), strict=True))):
-        own = moves[(keys == key) & (rows.part[moves] == part)]
-        waiting = chosen[waits == key]
-        busy = _BusyTime.of(trace, own)
-        yield waiting, np.full(len(waiting), part), busy.until(gaps.end[waiting]) - busy.until(gaps.start[waiting])
+    awaited = np.isin(keys, waits)
+    moves, keys = moves[awaited], keys[awaited]
+    parts = rows.tasks.part[rows.entry[moves]]
+    for part in np.unique(parts).tolist():
+        busy = _BusyTime.of(trace, moves[parts == part], keys[parts == part])
+        seconds = busy.until(waits, gaps.end[chosen]) - busy.until(waits, gaps.start[chosen])
+        yield chosen, np.full(len(chosen), part), seconds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _BusyTime:
-    """How long a stream has been busy by a given time. start, end: rows in order of time; total: [rows + 1]."""
+    """How long streams have been busy by a given time. Rows by stream, in order of time.
 
-    start: FloatArray
+    when: sorts as (stream, start); stream, end; total: [rows + 1] busy seconds of all rows before; whole: span of time.
+    """
+
+    when: FloatArray
+    stream: IntArray
     end: FloatArray
     total: FloatArray
+    whole: float
 
     @classmethod
-    def of(cls, trace: Trace, row: IntArray) -> Self:
-        order = row[np.argsort(trace.start[row], kind="stable")]
-        start, end = trace.start[order], trace.end[order]
-        return cls(start, end, np.concatenate(([0.0], np.cumsum(end - start))))
+    def of(cls, trace: Trace, row: IntArray, stream: IntArray) -> Self:
+        whole = 2.0 * trace.makespan
+        order = np.lexsort((trace.start[row], stream))
+        row, stream = row[order], stream[order]
+        start, end = trace.start[row], trace.end[row]
+        return cls(stream * whole + start, stream, end, np.concatenate(([0.0], np.cumsum(end - start))), whole)
 
-    def until(self, time: FloatArray) -> FloatArray:
-        """Busy seconds in [0, time]: those of all rows that have begun, less what the last one still has to do."""
-        begun = np.searchsorted(self.start, time, side="right")
-        left = np.where(begun > 0, np.maximum(self.end[begun - 1] - time, 0.0), 0.0)
-        return self.total[begun] - left
+    def until(self, stream: IntArray, time: FloatArray) -> FloatArray:
+        """Busy seconds of a stream in [0, time]: those of all rows that have begun, less what the last still has to do.
+
+        Places are found to a rounding of the streams' numbers times the makespan; a row that begins within it of `time`
+        has as much to do as it adds, so it counts for nothing either way.
+        """
+        first = np.searchsorted(self.stream, stream, side="left")
+        begun = np.maximum(np.searchsorted(self.when, stream * self.whole + time, side="right"), first)
+        left = np.where(begun > first, np.maximum(self.end[begun - 1] - time, 0.0), 0.0)
+        return self.total[begun] - self.total[first] - left

@@ -24,6 +24,7 @@ class Part(Enum):
     COMPUTE = "compute"
     RECOMPUTE = "recompute"
     OPTIMIZER = "optimizer"
+    SLOWED = "slowed by communication"
     EXPOSED_TP = "exposed tp"
     EXPOSED_CP = "exposed cp"
     EXPOSED_DP = "exposed dp"
@@ -73,9 +74,22 @@ STAGE_CROSSING_ROLES: Final = PIPELINE_ROLES | {"embedding", "model", "world"}
 
 def block_parts(block: Block, timing: BlockTiming) -> FloatArray:
     """Seconds of each part in a block that runs undisturbed: [parts], summing to the block's time."""
+    return kernel_parts(block, timing) + exchange_parts(block, timing)
+
+
+def kernel_parts(block: Block, timing: BlockTiming) -> FloatArray:
+    """Seconds of each part in which kernels run, as they take alone: [parts]."""
     seconds = np.zeros(len(PARTS))
-    for operation, duration, exposed in zip(block.operations, timing.durations, timing.exposed, strict=True):
-        seconds[PART_OF_WORK[operation.work].place] += duration - exposed
+    for operation, duration in zip(block.operations, timing.kernels.tolist(), strict=True):
+        seconds[PART_OF_WORK[operation.work].place] += duration
+    return seconds
+
+
+def exchange_parts(block: Block, timing: BlockTiming) -> FloatArray:
+    """Seconds of exposed communication, and those by which it slows kernels of its own operation: [parts]."""
+    seconds = np.zeros(len(PARTS))
+    for operation, exposed in zip(block.operations, timing.exposed.tolist(), strict=True):
         if operation.exchange is not None:
             seconds[PART_OF_ROLE[operation.exchange.group].place] += exposed
+    seconds[Part.SLOWED.place] = timing.slowed.sum()
     return seconds

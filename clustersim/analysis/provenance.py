@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from clustersim.analysis.rows import FloatArray, Rows, TimingOf, block_runs
+from clustersim.analysis.rows import FloatArray, Rows, TimingOf, block_runs, timings
 from clustersim.cost.block import BlockTiming
 from clustersim.cost.timing import Provenance
 from clustersim.program.task import Exchange
@@ -30,10 +30,11 @@ def provenance_share(
 
 def _block_seconds(trace: Trace, rows: Rows, timing_of: TimingOf) -> FloatArray:
     runs = block_runs(rows, np.arange(len(trace)), trace.end - trace.start)
+    different, which = timings(rows, runs, timing_of)
+    times = np.bincount(which, runs.runs * rows.weights[runs.owner], minlength=len(different))
     seconds = np.zeros(len(_KINDS))
-    for owner, number, count in zip(runs.owner, runs.block, runs.runs, strict=True):
-        timing = timing_of(int(rows.ranks[owner]), rows.blocks[number])
-        seconds += _by_provenance(timing) * (count * rows.weights[owner])
+    for (_, timing), count in zip(different, times.tolist(), strict=True):
+        seconds += _by_provenance(timing) * count
     return seconds
 
 
@@ -46,8 +47,9 @@ def _by_provenance(timing: BlockTiming) -> FloatArray:
 
 def _exchange_seconds(trace: Trace, rows: Rows, exchange_provenance: Callable[[Exchange], Provenance]) -> FloatArray:
     places = np.array([_KINDS.index(exchange_provenance(exchange)) for exchange in rows.exchanges], dtype=np.int64)
-    chosen = rows.exchange >= 0
+    exchange = rows.exchange
+    chosen = exchange >= 0
     busy = (trace.end - trace.start)[chosen] * rows.weights[rows.owner[chosen]]
     seconds = np.zeros(len(_KINDS))
-    np.add.at(seconds, places[rows.exchange[chosen]], busy)
+    np.add.at(seconds, places[exchange[chosen]], busy)
     return seconds

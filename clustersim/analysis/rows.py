@@ -27,14 +27,29 @@ _FORWARDS = frozenset({ActionKind.FORWARD})
 _BACKWARDS = frozenset({ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT})
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A trace with the program that it ran, and columns over its rows beside its own.
+@dataclass(frozen=True, slots=True, eq=False)
+class Tasks:
+    """What each task of each program is, in columns: one entry a task, programs one after the other.
 
-    ranks: [classes] the simulated ranks; weights: [classes] how many ranks each stands for; owner: [rows] class;
-    block, exchange: [rows] index into `blocks`, `exchanges`, -1 where it is the other; part: [rows] place of the
-    exchange's exposed part, -1 for blocks; crosses: [rows] its group spans pipeline stages; forward, backward: [rows]
-    computes such an action.
+    block, exchange: index into `Rows.blocks`, `Rows.exchanges`, -1 where it is the other; part: place of the exchange's
+    exposed part, -1 for blocks; crosses: its group spans pipeline stages; forward, backward: computes such an action.
+    """
+
+    block: IntArray
+    exchange: IntArray
+    part: IntArray
+    crosses: BoolArray
+    forward: BoolArray
+    backward: BoolArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """A trace with the program that it ran.
+
+    ranks: [classes] the simulated ranks; weights: [classes] how many ranks each stands for; owner: [rows] class; entry:
+    [rows] place in `tasks`. The columns over rows that follow from the entry are looked up when asked for, because a
+    trace may have millions of rows.
     """
 
     trace: Trace
@@ -42,23 +57,40 @@ class Rows:
     ranks: IntArray
     weights: IntArray
     owner: IntArray
-    block: IntArray
-    exchange: IntArray
-    part: IntArray
-    crosses: BoolArray
-    forward: BoolArray
-    backward: BoolArray
+    entry: IntArray
+    tasks: Tasks
     blocks: tuple[Block, ...]
     exchanges: tuple[Exchange, ...]
 
+    @property
+    def block(self) -> IntArray:
+        """[rows] index into `blocks`, or -1."""
+        return self.tasks.block[self.entry]
 
-@dataclass(frozen=True, slots=True)
+    @property
+    def exchange(self) -> IntArray:
+        """[rows] index into `exchanges`, or -1."""
+        return self.tasks.exchange[self.entry]
+
+    @property
+    def part(self) -> IntArray:
+        """[rows] place of the part that the exchange is when exposed, or -1."""
+        return self.tasks.part[self.entry]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class BlockRuns:
-    """All runs of one block on one class. seconds: [pairs] together; runs: [pairs] how many."""
+    """All runs of one block on one class, together: [pairs] each.
+
+    seconds: counted; full: from their starts to their ends, of which waited, slowed: as in the trace; runs: how many.
+    """
 
     owner: IntArray
     block: IntArray
     seconds: FloatArray
+    full: FloatArray
+    waited: FloatArray
+    slowed: FloatArray
     runs: IntArray
 
 
@@ -70,34 +102,62 @@ def staged(program: Program) -> bool:
 def read_rows(trace: Trace, program: Program) -> Rows:
     """Join a trace with the program that it ran."""
     ranks, weights = np.unique(trace.representative, return_counts=True)
-    kinds = program.kind[trace.rank]
     numbers = _Numbers({}, {})
-    columns = np.empty((len(trace), 4), dtype=np.int64)
-    for kind in np.unique(kinds):
-        chosen = kinds == kind
-        table = np.array([numbers.columns(task) for task in program.programs[kind].tasks], dtype=np.int64)
-        columns[chosen] = table[trace.task[chosen]]
-    block, exchange, forward, backward = columns.T
+    table = [numbers.columns(task) for each in program.programs for task in each.tasks]
+    block, exchange, forward, backward = np.array(table, dtype=np.int64).reshape(-1, 4).T
     exchanges = tuple(numbers.exchanges)
     crossing = STAGE_CROSSING_ROLES if staged(program) else frozenset()
-    return Rows(
-        trace=trace, program=program,
-        ranks=ranks, weights=weights, owner=np.searchsorted(ranks, trace.rank),
-        block=block, exchange=exchange, forward=forward > 0, backward=backward > 0,
+    tasks = Tasks(
+        block=np.ascontiguousarray(block), exchange=np.ascontiguousarray(exchange),
+        forward=forward > 0, backward=backward > 0,
         part=_of_exchange(exchange, [PART_OF_ROLE[each.group].place for each in exchanges], -1),
         crosses=_of_exchange(exchange, [int(each.group in crossing) for each in exchanges], 0) > 0,
+    )  # fmt: skip
+    owner = np.full(program.ranks, -1, dtype=np.int64)
+    owner[ranks] = np.arange(len(ranks))
+    first = np.cumsum([0, *(len(each.tasks) for each in program.programs)])[program.kind]
+    return Rows(
+        trace=trace, program=program, ranks=ranks, weights=weights, tasks=tasks,
+        owner=owner[trace.rank], entry=first[trace.rank] + trace.task,
         blocks=tuple(numbers.blocks), exchanges=exchanges,
     )  # fmt: skip
 
 
 def block_runs(rows: Rows, row: IntArray, seconds: FloatArray) -> BlockRuns:
     """Group those of some trace rows that run blocks by class and block. seconds: how long each of them counts."""
-    blocks = rows.block[row] >= 0
+    trace = rows.trace
+    block = rows.tasks.block[rows.entry[row]]
+    row, seconds, block = row[block >= 0], seconds[block >= 0], block[block >= 0]
     many = max(1, len(rows.blocks))
-    pairs, inverse = np.unique((rows.owner[row] * many + rows.block[row])[blocks], return_inverse=True)
-    together = np.zeros(len(pairs))
-    np.add.at(together, inverse, seconds[blocks])
-    return BlockRuns(pairs // many, pairs % many, together, np.bincount(inverse, minlength=len(pairs)))
+    keys = rows.owner[row] * many + block
+    runs = np.bincount(keys, minlength=len(rows.ranks) * many)
+    pairs = np.flatnonzero(runs)
+
+    def together(values: FloatArray) -> FloatArray:
+        """Sums by pair."""
+        return np.bincount(keys, values, minlength=len(runs))[pairs].astype(np.float64, copy=False)
+
+    return BlockRuns(
+        owner=pairs // many, block=pairs % many, runs=runs[pairs], seconds=together(seconds),
+        full=together(trace.end[row] - trace.start[row]),
+        waited=together(trace.waited[row]), slowed=together(trace.slowed[row]),
+    )  # fmt: skip
+
+
+def timings(rows: Rows, runs: BlockRuns, timing_of: TimingOf) -> tuple[list[tuple[Block, BlockTiming]], IntArray]:
+    """The different blocks and timings among runs, and which of them each pair has: [pairs]."""
+    found: dict[tuple[int, int], int] = {}
+    different: list[tuple[Block, BlockTiming]] = []
+    which = np.empty(len(runs.owner), dtype=np.int64)
+    ranks = rows.ranks[runs.owner].tolist()
+    for pair, (rank, number) in enumerate(zip(ranks, runs.block.tolist(), strict=True)):
+        timing = timing_of(rank, rows.blocks[number])
+        key = number, id(timing)
+        if key not in found:
+            found[key] = len(different)
+            different.append((rows.blocks[number], timing))  # keeps the timing alive, so ids stay apart
+        which[pair] = found[key]
+    return different, which
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,10 @@ def tokens_per_second(sequences: int, sequence: int, seconds: Seconds) -> float:
 
 def recomputed_flops(rows: Rows) -> Flop:
     """FLOP of matrix products that all ranks together computed a second time, by the convention."""
-    computes = rows.block >= 0
+    block = rows.block
+    computes = block >= 0
     weights = rows.weights[rows.owner[computes]]
-    runs = np.bincount(rows.block[computes], weights=weights, minlength=len(rows.blocks))
+    runs = np.bincount(block[computes], weights=weights, minlength=len(rows.blocks))
     return float(sum(count * _recomputed(block) for count, block in zip(runs, rows.blocks, strict=True)))
 
 

@@ -4,19 +4,28 @@ For each task of a stream: wait until the rank's earlier tasks that it names are
 those who wait. A compute task takes its block's time; where other simulated ranks take part in a block's exchanges,
 the block is run operation by operation, so that they can meet inside it. A collective starts when its last member has
 come. A message starts when it is sent (receive buffers are posted ahead) and is done at both ends together.
+
+While a collective of the data stream is under way (from its launch on, also while it waits for others), kernels of the
+compute stream take longer.
 """
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import simpy
 
+from clustersim.engine.rendezvous import Rendezvous
+from clustersim.engine.stretch import Paces, Stretch, constant
 from clustersim.engine.world import World
-from clustersim.program.task import Block, Communicate, Compute, Send, Stream
+from clustersim.program.task import Block, Communicate, Compute, Exchange, Operation, Send, Stream
+from clustersim.units import Seconds
 
 Steps = Generator[simpy.Event, Any, None]
+Lost = tuple[Seconds, Seconds]
+"""Seconds of a block in which a rank waited for others, and by which collectives beside slowed it."""
+_NOTHING: Final[Lost] = (0.0, 0.0)
 
 
 @dataclass(slots=True)
@@ -27,6 +36,8 @@ class Rank:
     world: World
     rows: list[int] = field(init=False)
     _waiting: dict[int, simpy.Event] = field(init=False, default_factory=dict)
+    _beside: bool = field(init=False, default=False)
+    _stretch: Stretch | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.rows = [-1] * len(self.world.program_of(self.number).tasks)
@@ -62,19 +73,22 @@ class Rank:
                 elif cause < 0:
                     cause = self.rows[needed]
             ready = environment.now
-            start = ready
+            start, lost = ready, _NOTHING
             match task:
                 case Compute():
-                    yield from self._compute(number, task.block)
+                    lost = yield from self._compute(number, task.block)
                 case Communicate():
+                    self._alongside(stream, True)
                     rendezvous = self.world.join(self.number, task.exchange)
                     yield rendezvous.arrive(cause)
                     start, cause = environment.now, rendezvous.cause
                     yield rendezvous.together(partial(begin, self.number, task.exchange))
+                    self._alongside(stream, False)
                 case Send():
                     yield begin(self.number, task.exchange)
                     self.world.deliver(self.number, task, start, cause)
-            cause = record((self.number, number, stream), cause, (queued, ready, start, environment.now))
+            times = (queued, ready, start, environment.now, *lost)
+            cause = record((self.number, number, stream), cause, times)
             self.finish(number, cause)
 
     def _done(self, number: int) -> simpy.Event:
@@ -83,15 +97,60 @@ class Rank:
             event = self._waiting[number] = self.world.environment.event()
         return event
 
-    def _compute(self, number: int, block: Block) -> Steps:
+    def _alongside(self, stream: Stream, beside: bool) -> None:
+        """Let the compute stream know that a collective of the data stream is under way, or has ended."""
+        if stream is Stream.DATA:
+            self._beside = beside
+            if self._stretch is not None:
+                self._stretch.change(beside)
+
+    def _compute(self, number: int, block: Block) -> Generator[simpy.Event, Any, Lost]:
         """Run a block as one event, or operation by operation where others meet this rank inside it."""
-        environment, timing = self.world.environment, self.world.cost.block(self.number, block)
+        whole = self.world.paces.of(self.number, number, block)
         if self.world.private(self.number, block):
-            yield environment.timeout(timing.seconds)
-            return
+            slowed = yield from self._work(whole)
+            return 0.0, slowed
+        waited = slowed = 0.0
         for place, operation in enumerate(block.operations):
-            if operation.exchange is not None:
-                yield self.world.join(self.number, operation.exchange).arrive(-1)
-            start = environment.now
-            yield environment.timeout(timing.durations[place])
-            self.world.recorder.operation((self.number, number, place), start, environment.now)
+            come, own = self.world.environment.now, whole.only(place)
+            meeting = yield from self._meet(operation)
+            start = self.world.environment.now
+            if meeting is not None and self.world.shares(meeting[0]):
+                own, more = yield from self._exchange(operation, own, *meeting)
+                slowed += more
+            slowed += yield from self._work(own)
+            waited += start - come
+            self.world.recorder.operation((self.number, number, place), start, self.world.environment.now)
+        return waited, slowed
+
+    def _meet(self, operation: Operation) -> Generator[simpy.Event, Any, tuple[Exchange, Rendezvous] | None]:
+        """Wait for those who take part in an operation's exchange."""
+        if operation.exchange is None:
+            return None
+        rendezvous = self.world.join(self.number, operation.exchange)
+        yield rendezvous.arrive(-1)
+        return operation.exchange, rendezvous
+
+    def _exchange(
+        self, operation: Operation, own: Paces, exchange: Exchange, rendezvous: Rendezvous
+    ) -> Generator[simpy.Event, Any, tuple[Paces, Seconds]]:
+        """Move an operation's data over shared links; return what is left of it to do, and how much longer it takes."""
+        world, start = self.world, self.world.environment.now
+        yield rendezvous.together(partial(world.transfers.begin, self.number, exchange))
+        moved = world.environment.now - start
+        alone = own.alone[-1]
+        whole = alone + world.cost.longer(self.number, operation, moved)
+        return constant(max(whole - moved, 0.0)), max(whole - alone, 0.0)
+
+    def _work(self, paces: Paces) -> Generator[simpy.Event, Any, Seconds]:
+        """Run operations that nobody else can observe; return by how much collectives beside slowed them."""
+        environment = self.world.environment
+        alone = paces.alone[-1]
+        if paces.equal:
+            yield environment.timeout(alone)
+            return 0.0
+        begin = environment.now
+        stretch = self._stretch = Stretch(environment, paces, self._beside)
+        yield stretch.done
+        self._stretch = None
+        return environment.now - begin - alone if stretch.disturbed else 0.0

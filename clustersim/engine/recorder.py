@@ -9,6 +9,8 @@ from clustersim.program.task import Stream
 from clustersim.trace.store import OperationSpans, Trace
 
 IntArray = NDArray[np.int64]
+Times = tuple[float, float, float, float, float, float]
+"""(queued, ready, start, end) of a span, and the seconds waited and slowed inside it."""
 
 
 @dataclass(slots=True)
@@ -16,12 +18,12 @@ class Recorder:
     """Appends rows; a row's number is its place."""
 
     whole: list[tuple[int, int, int, int]] = field(default_factory=list)
-    times: list[tuple[float, float, float, float]] = field(default_factory=list)
+    times: list[Times] = field(default_factory=list)
     operations: list[tuple[int, int, int]] = field(default_factory=list)
     operation_times: list[tuple[float, float]] = field(default_factory=list)
 
-    def span(self, where: tuple[int, int, Stream], cause: int, times: tuple[float, float, float, float]) -> int:
-        """Write a span of (rank, task, stream) with its (queued, ready, start, end); return its row."""
+    def span(self, where: tuple[int, int, Stream], cause: int, times: Times) -> int:
+        """Write a span of (rank, task, stream); return its row."""
         self.whole.append((*where, cause))
         self.times.append(times)
         return len(self.whole) - 1
@@ -34,12 +36,12 @@ class Recorder:
     def trace(self, representative: IntArray) -> Trace:
         """All spans, in columns."""
         whole = np.array(self.whole, dtype=np.int64).reshape(-1, 4)
-        times = np.array(self.times, dtype=np.float64).reshape(-1, 4)
+        times = np.array(self.times, dtype=np.float64).reshape(-1, 6)
         rank, task, stream, cause = np.ascontiguousarray(whole.T)
-        queued, ready, start, end = np.ascontiguousarray(times.T)
+        queued, ready, start, end, waited, slowed = np.ascontiguousarray(times.T)
         return Trace(
             rank=rank, task=task, stream=stream, cause=cause,
-            queued=queued, ready=ready, start=start, end=end,
+            queued=queued, ready=ready, start=start, end=end, waited=waited, slowed=slowed,
             representative=representative,
         )  # fmt: skip
 

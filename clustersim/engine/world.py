@@ -8,7 +8,9 @@ import simpy
 from numpy.typing import NDArray
 
 from clustersim.cost.block import BlockCost
-from clustersim.cost.timing import DemandCost
+from clustersim.cost.jitter import Jitter
+from clustersim.cost.sharing import Sharing
+from clustersim.engine.block_paces import BlockPaces
 from clustersim.engine.network.loads import Loads
 from clustersim.engine.recorder import Recorder
 from clustersim.engine.rendezvous import MeetingPlaces, Rendezvous
@@ -31,17 +33,19 @@ class Addressee(Protocol):
 
 @dataclass(slots=True)
 class World:
-    """Shared state of one simulation; nothing here outlives it. demands: what exchanges ask of a shared network."""
+    """Shared state of one simulation; nothing here outlives it. sharing: which exchanges share a network's links."""
 
     program: Program
     classes: Classes
     cost: BlockCost
     coalesce: bool = True
-    demands: DemandCost | None = None
+    sharing: Sharing | None = None
+    jitter: Jitter | None = None
     environment: simpy.Environment = field(default_factory=simpy.Environment)
     recorder: Recorder = field(default_factory=Recorder)
     ranks: dict[int, Addressee] = field(default_factory=dict)
     transfers: Transfers = field(init=False)
+    paces: BlockPaces = field(init=False)
     _meetings: MeetingPlaces = field(init=False)
     _groups: dict[tuple[str, int], tuple[tuple[str, int], int]] = field(init=False, default_factory=dict)
     _private: dict[tuple[Block, int], bool] = field(init=False, default_factory=dict)
@@ -49,10 +53,11 @@ class World:
 
     def __post_init__(self) -> None:
         self._meetings = MeetingPlaces(self.environment)
-        if self.demands is None:
+        self.paces = BlockPaces(self.program, self.cost, self.jitter)
+        if self.sharing is None:
             self.transfers = Uncontended(self.environment, self.cost)
         else:
-            loads = Loads(self.program, self.classes, self.demands)
+            loads = Loads(self.program, self.classes, self.sharing.demands)
             self.transfers = Shared(self.environment, loads, len(self.classes.links))
 
     def program_of(self, rank: int) -> RankProgram:
@@ -65,14 +70,20 @@ class World:
         return self._meetings.join(group, rank, members)
 
     def private(self, rank: int, block: Block) -> bool:
-        """Whether the block may be one event: no other simulated rank takes part in its exchanges."""
+        """Whether the block may be one event: its exchanges concern no other simulated rank and share no links."""
         if not self.coalesce:
             return False
         known = self._private.get((block, rank))
         if known is None:
-            known = all(self._group(exchange.group, rank)[1] == 1 for exchange in block.exchanges)
+            known = all(
+                self._group(exchange.group, rank)[1] == 1 and not self.shares(exchange) for exchange in block.exchanges
+            )
             self._private[block, rank] = known
         return known
+
+    def shares(self, exchange: Exchange) -> bool:
+        """Whether an exchange inside a block shares links with others."""
+        return self.sharing is not None and exchange in self.sharing.inside
 
     def deliver(self, sender: int, send: Send, start: Seconds, cause: int) -> None:
         """Finish the receive that a message was for, and write its span."""
@@ -81,7 +92,7 @@ class World:
         receiver = int(self.classes.representative[pair[1]])
         number = self._receipts_of(receiver)[role, send.tag]
         now = self.environment.now
-        row = self.recorder.span((receiver, number, Stream.RECEIVE), cause, (start, start, start, now))
+        row = self.recorder.span((receiver, number, Stream.RECEIVE), cause, (start, start, start, now, 0.0, 0.0))
         self.ranks[receiver].finish(number, row)
 
     def _group(self, role: str, rank: int) -> tuple[tuple[str, int], int]:

@@ -7,9 +7,12 @@ One row per task that a simulated rank ran. Times are seconds from the start of 
     start    it began: for a collective when the last member had come, for a transfer when the data could move
     end      it was done
 
+    waited   seconds inside the span in which the rank waited for others (whom it meets inside a block)
+    slowed   seconds by which communication on the rank's other streams made the span longer
+
 so `ready - queued` is waiting on own work, `start - ready` is waiting for other ranks, and `end - start` is work or
-transfer.
-`cause` is the row whose end allowed the start (-1 if nothing did: the step's beginning). Rows are in order of end.
+transfer (but for what was waited inside).
+`cause` is the row whose end allowed the start (-1 if nothing did: the step's beginning). Rows have no order to rely on.
 Ranks of one class have equal timelines: `representative[r]` is the simulated rank that stands for rank r.
 """
 
@@ -33,6 +36,8 @@ class Trace:
     ready: FloatArray
     start: FloatArray
     end: FloatArray
+    waited: FloatArray
+    slowed: FloatArray
     cause: IntArray
     representative: IntArray
 
@@ -68,3 +73,14 @@ class OperationSpans:
 
     def __len__(self) -> int:
         return len(self.rank)
+
+    @property
+    def columns(self) -> tuple[IntArray, IntArray, IntArray, FloatArray, FloatArray]:
+        """All columns."""
+        return self.rank, self.task, self.operation, self.start, self.end
+
+    def of(self, rank: int) -> "OperationSpans":
+        """Those of one rank."""
+        chosen = self.rank == rank
+        rank_, task, operation, start, end = (column[chosen] for column in self.columns)
+        return OperationSpans(rank_, task, operation, start, end)

@@ -68,6 +68,8 @@ class Row:
     cause: int = -1
     stream: Stream = Stream.COMPUTE
     rank: int = 0
+    waited: float = 0.0
+    slowed: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,8 @@ class Case:
             ready=start,
             start=start,
             end=np.array([row.end for row in self.rows], dtype=float),
+            waited=np.array([row.waited for row in self.rows], dtype=float),
+            slowed=np.array([row.slowed for row in self.rows], dtype=float),
             cause=np.array([row.cause for row in self.rows], dtype=np.int64),
             representative=np.array(self.representative, dtype=np.int64),
         )
@@ -131,6 +135,7 @@ def timing(*pieces: tuple[float, float], provenance: tuple[Provenance, ...] | No
         durations=durations,
         offsets=np.concatenate(([0.0], np.cumsum(durations))),
         exposed=np.array([exposed for _, exposed in pieces]),
+        slowed=np.zeros(len(pieces)),
         provenance=provenance or (Provenance.ROOFLINE,) * len(pieces),
         bound=(Bound.COMPUTE,) * len(pieces),
     )

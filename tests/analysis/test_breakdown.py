@@ -44,16 +44,19 @@ def test_a_blocks_operations_are_told_apart() -> None:
     }  # fmt: skip
 
 
-def test_what_a_block_lasts_longer_than_its_own_time_is_wait() -> None:
-    """Members of an exchange that wait for each other inside a block: 9 s of own time in 11 s."""
-    case = Case((Row(Compute(MIXED), 0, 11),), timings={MIXED: MIXED_TIMING})
+def test_waiting_and_slowing_inside_a_block_have_parts_of_their_own() -> None:
+    """9 s of own time in 12 s: 2 s for members of an exchange, 1 s by communication beside."""
+    case = Case((Row(Compute(MIXED), 0, 12, waited=2.0, slowed=1.0),), timings={MIXED: MIXED_TIMING})
     assert parts(case)["wait"] == 2.0
+    assert parts(case)["slowed by communication"] == 1.0
     assert parts(case)["compute"] == 5.0
 
 
-def test_a_shorter_run_than_the_blocks_own_time_is_scaled() -> None:
+def test_what_nothing_else_explains_is_how_long_kernels_took() -> None:
+    """7.25 s of kernels, 5 s of them compute, and 1.75 s of exchanges; in 4.5 s, the kernels have taken 2.75 s."""
     case = Case((Row(Compute(MIXED), 0, 4.5),), timings={MIXED: MIXED_TIMING})
-    assert parts(case)["compute"] == pytest.approx(2.5)
+    assert parts(case)["compute"] == pytest.approx(5.0 * 2.75 / 7.25)
+    assert parts(case)["exposed tp"] == pytest.approx(1.25)
     assert "wait" not in parts(case)
 
 

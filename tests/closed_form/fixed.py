@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from clustersim.cost.block import BlockCost
+from clustersim.cost.machines import Machine, Machines
 from clustersim.cost.timing import Bound, ExchangeTiming, Provenance, Timing
 from clustersim.engine.engine import run
 from clustersim.lowering.step import lower
@@ -115,7 +116,7 @@ class Step:
     def run(self, fixed: Fixed, *, folded: bool = True) -> Trace:
         program = self.program
         pieces = _Cost(fixed, program)
-        cost = BlockCost(program, pieces, pieces)
+        cost = BlockCost(program, Machines.equal(Machine(pieces), program.ranks), pieces)
         return run(program, fold(program, cost) if folded else unfolded(program), cost)[0]
 
     def seconds(self, fixed: Fixed) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from clustersim.cost.block import BlockCost
+from clustersim.cost.machines import Machine, Machines
 from clustersim.cost.timing import Bound, ExchangeTiming, FloatArray, Provenance, Timing
 from clustersim.program.program import Program
 from clustersim.program.task import Exchange
@@ -33,4 +34,4 @@ class UnitCost:
 
     @property
     def blocks(self) -> BlockCost:
-        return BlockCost(self.program, self, self)
+        return BlockCost(self.program, Machines.equal(Machine(self), self.program.ranks), self)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from clustersim.cost.sharing import Sharing, sharing
 from clustersim.cost.timing import Demand
 from clustersim.hardware.topology import LINK_KINDS, LinkKind, LinkTable
 from clustersim.program.program import Program
@@ -32,6 +33,11 @@ class LinkCost:
         """All links are equal."""
         kind = np.full(self.links, LINK_KINDS.index(LinkKind.NIC))
         return LinkTable(kind, np.ones(self.links), np.zeros(self.links))
+
+    @property
+    def sharing(self) -> Sharing:
+        """Which exchanges meet others on links."""
+        return sharing(self.program, self, self.links)
 
     def demand(self, exchange: Exchange) -> Demand:
         seconds = self.unit.seconds(exchange)

@@ -10,13 +10,13 @@ from clustersim.program.symmetry import unfolded
 from clustersim.trace.store import Trace
 from tests.engine.fake_costs import UnitCost
 from tests.engine.fake_links import LinkCost
-from tests.engine.small import NEXT, compute, exchange, meet, program, receive, send, waits
+from tests.engine.small import NEXT, compute, exchange, meet, program, receive, row_of, send, waits
 
 
 def shared(made: Program, routes: Mapping[str, list[list[int]]], latency: float = 0.0) -> Trace:
     """The trace of a program at unit costs, every rank run."""
     cost = LinkCost(UnitCost(made), 8, routes, latency)
-    return run(made, unfolded(made, 8), cost.unit.blocks, demands=cost)[0]
+    return run(made, unfolded(made, 8), cost.unit.blocks, sharing=cost.sharing)[0]
 
 
 def starts(trace: Trace, rank: int, task: int) -> tuple[float, float]:
@@ -86,8 +86,19 @@ def test_a_collective_shares_the_nic_with_pipeline_sends() -> None:
     assert starts(trace, 2, 1) == (5.0, 6.0)
 
 
-def test_blocks_do_not_share() -> None:
-    """A collective inside a block takes its own time, whatever crosses the same links."""
+def test_collectives_inside_blocks_share() -> None:
+    """Of 3 s, one has 2 s left when another of 2 s begins inside a block: both go on at half speed, until 5 s.
+
+    2 s of the block are because of what it shared its link with.
+    """
     made = program([[compute(1.0, exchange("tp", 2.0)), meet(3.0)]], {"tp": [[0]], "dp": [[0]]})
     trace = shared(made, {"tp": [[0]], "dp": [[0]]})
+    assert starts(trace, 0, 0) == starts(trace, 0, 1) == (0.0, 5.0)
+    assert trace.slowed[row_of(trace, 0, 0)] == 2.0
+
+
+def test_a_collective_inside_a_block_that_has_its_link_for_itself_takes_its_own_time() -> None:
+    made = program([[compute(1.0, exchange("tp", 2.0)), meet(3.0)]], {"tp": [[0]], "dp": [[0]]})
+    trace = shared(made, {"tp": [[0]], "dp": [[1]]})
     assert starts(trace, 0, 0) == starts(trace, 0, 1) == (0.0, 3.0)
+    assert trace.slowed[row_of(trace, 0, 0)] == 0.0

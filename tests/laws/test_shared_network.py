@@ -51,7 +51,7 @@ def linked(draw: st.DrawFn) -> LinkCost:
     """A random program whose groups cross links, mostly in a regular way."""
     unit, count = draw(costed()), draw(st.integers(1, 5))
     routes: dict[str, list[list[int]]] = {}
-    for role in sorted(set(unit.program.groups) - {"tp"}):
+    for role in sorted(unit.program.groups):
         rows = len(unit.program.groups[role].members)
         wide, hops = draw(st.integers(1, 4)), draw(st.lists(st.integers(0, 4), max_size=2, unique=True))
         routes[role] = [sorted({(row // wide + hop) % count for hop in hops}) for row in range(rows)]
@@ -63,11 +63,12 @@ def linked(draw: st.DrawFn) -> LinkCost:
 @given(linked())
 @settings(max_examples=300)
 def test_folded_is_unfolded_in_any_program_on_any_links(cost: LinkCost) -> None:
-    program, blocks = cost.program, cost.unit.blocks
-    classes = alike_shared(program, cost.unit, cost, cost.table)
+    program, blocks, sharing = cost.program, cost.unit.blocks, cost.sharing
+    classes = alike_shared(program, cost.unit, sharing, cost.table)
     event(f"{program.ranks} ranks in {classes.count} classes")
-    every, _ = run(program, unfolded(program, cost.links), blocks, demands=cost)
-    once, _ = run(program, classes, blocks, demands=cost)
+    every, _ = run(program, unfolded(program, cost.links), blocks, sharing=sharing)
+    once, _ = run(program, classes, blocks, sharing=sharing)
+    event(f"exchanges inside blocks share links: {bool(sharing.inside)}")
     event(f"contention is felt: {every.makespan != run(program, alike(program, cost.unit), blocks)[0].makespan}")
     same(once, every, relative=1e-9)
     check_trace(every, program)
@@ -143,9 +144,9 @@ def _nobody_shares(result: Result) -> bool:
     """Whether every link is crossed by one group of one role at most, and not twice at once by that."""
     cluster, groups = result.scenario.cluster, result.program.groups
     model = CommunicationCost(cluster.fabric, load_library(cluster.library), groups)
-    outside = {exchange for each in result.program.programs for exchange in each.exchanges_outside}
+    every = {exchange for each in result.program.programs for exchange in each.exchanges}
     crossed: dict[int, set[tuple[str, int]]] = {}
-    for exchange in outside:
+    for exchange in every:
         crossings = model.demand(exchange).crossings
         for group, link in zip(crossings.group.tolist(), crossings.link.tolist(), strict=True):
             crossed.setdefault(link, set()).add((exchange.group, group))

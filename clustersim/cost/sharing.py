@@ -1,0 +1,70 @@
+"""Which exchanges must be simulated on a network that they share?
+
+Collectives and messages outside blocks always are: they run beside whatever else a rank does. An exchange inside a
+block is only where it crosses a link that any other group crosses too, of its own role or of another; where it has its
+links for itself, it takes its own time and the block can stay one event.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clustersim.cost.timing import Demand, DemandCost, ExchangeCost, ExchangeTiming
+from clustersim.program.program import Program
+from clustersim.program.task import Exchange
+
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """demands: what exchanges ask of links; inside: the exchanges of blocks that share links with others."""
+
+    demands: DemandCost
+    inside: frozenset[Exchange]
+
+    def demand(self, exchange: Exchange) -> Demand:
+        """What one collective asks of links in each group of its role."""
+        return self.demands.demand(exchange)
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """Times exchanges (an `ExchangeCost`) as if those inside blocks that share links had them for themselves.
+
+    What sharing adds is found out by simulation; sources of durations let all groups of a role share their links.
+    """
+
+    cost: ExchangeCost
+    sharing: Sharing
+
+    def exchange(self, exchange: Exchange) -> ExchangeTiming:
+        """Time one collective in each group of its role."""
+        timing = self.cost.exchange(exchange)
+        if exchange not in self.sharing.inside:
+            return timing
+        demand = self.sharing.demand(exchange)
+        return replace(timing, seconds=demand.latency + demand.transfer)
+
+
+def sharing(program: Program, demands: DemandCost, links: int) -> Sharing:
+    """Find out which exchanges of a program share any of so many links."""
+    inside = {each for made in program.programs for each in made.exchanges_inside}
+    outside = {each for made in program.programs for each in made.exchanges_outside}
+    crossed = _crossed_twice(inside | outside, demands, links)
+    shared = (each for each in inside if crossed[demands.demand(each).crossings.link].any())
+    return Sharing(demands, frozenset(shared))
+
+
+def _crossed_twice(exchanges: Iterable[Exchange], demands: DemandCost, links: int) -> BoolArray:
+    """For each link whether groups of several roles, or several groups of one, cross it."""
+    crossed = np.zeros(links, dtype=np.int64)
+    by_role: dict[str, list[NDArray[np.int64]]] = {}
+    for exchange in exchanges:
+        crossings = demands.demand(exchange).crossings
+        by_role.setdefault(exchange.group, []).append(crossings.group * links + crossings.link)
+    for pairs in by_role.values():
+        crossed += np.bincount(np.unique(np.concatenate(pairs)) % links, minlength=links)
+    return crossed > 1

@@ -1,0 +1,40 @@
+"""How long do the operations of each task take on each rank, with its own jitter?"""
+
+from clustersim.cost.block import BlockCost, BlockTiming
+from clustersim.cost.jitter import Jitter
+from clustersim.engine.meeting import FloatArray
+from clustersim.engine.stretch import Paces, paces
+from clustersim.program.program import Program, RankProgram
+from clustersim.program.task import Block
+
+
+class BlockPaces:
+    """Paces of blocks; without jitter, ranks that share a block's timing and interference share them."""
+
+    def __init__(self, program: Program, cost: BlockCost, jitter: Jitter | None) -> None:
+        self._program, self._cost, self._jitter = program, cost, jitter
+        self._known: dict[tuple[int, float], tuple[BlockTiming, Paces]] = {}
+        self._factors: dict[int, FloatArray] = {}
+
+    def of(self, rank: int, number: int, block: Block) -> Paces:
+        """Paces of the block of task `number` of a rank."""
+        timing, slowdown = self._cost.block(rank, block), self._cost.interference(rank)
+        if self._jitter is not None:
+            factors = self._drawn(self._jitter, rank)
+            first = self._program_of(rank).operations_before[number]
+            own = timing.kernels * factors[first : first + len(block.operations)]
+            return paces(own, timing.exposed + timing.slowed, slowdown)
+        key = id(timing), slowdown
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = timing, paces(timing.kernels, timing.exposed + timing.slowed, slowdown)
+        return known[1]
+
+    def _drawn(self, jitter: Jitter, rank: int) -> FloatArray:
+        """Factors of all operations of a rank's blocks, in the order in which it runs them."""
+        if rank not in self._factors:
+            self._factors[rank] = jitter.factors(rank, self._program_of(rank).operations_before[-1])
+        return self._factors[rank]
+
+    def _program_of(self, rank: int) -> RankProgram:
+        return self._program.programs[int(self._program.kind[rank])]

@@ -1,0 +1,82 @@
+"""What do the operations of each task take on many ranks that run the same program, and who meets for them?"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from clustersim.cost.block import BlockCost
+from clustersim.cost.jitter import Jitter
+from clustersim.engine.meeting import FloatArray, IntArray, Meeting
+from clustersim.engine.play import Outline, Pieces, outline
+from clustersim.program.program import Program, RankProgram
+from clustersim.program.symmetry import Classes
+from clustersim.program.task import Block
+
+
+@dataclass(slots=True, eq=False)
+class BlockPieces:
+    """ranks: simulated ranks of one kind; meetings: for each role who of them meet, None where each is alone."""
+
+    program: RankProgram
+    ranks: IntArray
+    cost: BlockCost
+    jitter: Jitter | None
+    meetings: dict[str, Meeting | None]
+    slowdown: FloatArray = field(init=False)
+    _known: dict[Block, tuple[Pieces, Outline | None]] = field(init=False, default_factory=dict)
+    _factors: FloatArray | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        machines = self.cost.machines
+        self.slowdown = np.array([kind.interference for kind in machines.kinds])[machines.of[self.ranks]]
+
+    def of(self, number: int, block: Block) -> tuple[Pieces, Outline | None]:
+        """Pieces of the block of task `number`, and how it runs undisturbed (`outline`)."""
+        known = self._known.get(block)
+        if known is None:
+            pieces = self._timed(block)
+            known = self._known[block] = pieces, outline(pieces)
+        if self.jitter is None:
+            return known
+        varied = self._varied(self.jitter, known[0], self.program.operations_before[number])
+        return varied, outline(varied)
+
+    def _timed(self, block: Block) -> Pieces:
+        _, which, place = np.unique(self.cost.numbers(block)[self.ranks], return_index=True, return_inverse=True)
+        timings = [self.cost.block(int(self.ranks[each]), block) for each in which]
+        kernels = np.stack([timing.kernels for timing in timings])
+        rest = np.stack([timing.exposed + timing.slowed for timing in timings])
+        roles = [operation.exchange.group if operation.exchange else None for operation in block.operations]
+        meetings = tuple(None if role is None else self.meetings[role] for role in roles)
+        if len(timings) > 1:
+            kernels, rest = kernels[place.reshape(-1)], rest[place.reshape(-1)]
+        return Pieces(kernels, rest, self.slowdown, meetings)
+
+    def _varied(self, jitter: Jitter, pieces: Pieces, first: int) -> Pieces:
+        if self._factors is None:
+            self._factors = self._drawn(jitter)
+        factors = self._factors[:, first : first + len(pieces.meetings)]
+        return Pieces(pieces.kernels * factors, pieces.rest, pieces.slowdown, pieces.meetings)
+
+    def _drawn(self, jitter: Jitter) -> FloatArray:
+        """Factors of every operation of every rank: [ranks, operations]."""
+        count = self.program.operations_before[-1]
+        factors = np.empty((len(self.ranks), count))
+        for place, rank in enumerate(self.ranks.tolist()):
+            factors[place] = jitter.factors(rank, count)
+        return factors
+
+
+def group_colours(program: Program, classes: Classes, role: str, ranks: IntArray) -> IntArray:
+    """Colour of the group of a role that each of some simulated ranks is in; ranks of equal colours meet."""
+    return classes.groups[role][program.rows[role][ranks]]
+
+
+def meetings_of(program: Program, classes: Classes, ranks: IntArray) -> dict[str, Meeting | None]:
+    """Who of some ranks meet in the groups of each role; None where each is alone."""
+    found: dict[str, Meeting | None] = {}
+    for role, rows in program.rows.items():
+        if (rows[ranks] >= 0).all() and not program.groups[role].ordered:
+            meeting = Meeting.of(group_colours(program, classes, role, ranks))
+            found[role] = None if meeting.alone else meeting
+    return found

@@ -1,0 +1,131 @@
+"""How does a block run on many ranks side by side?
+
+Operations run back to back. A rank goes on with an exchange when the last member of its group has come to it. While a
+collective runs on another stream of the rank, its kernels take longer by a part (its slowdown); what it communicates
+inside the block does not. A collective's kernel holds its compute units from its launch on, also while it waits for
+other members, so it is beside whatever computes between those two times.
+
+All times are arrays over the ranks. Without a collective beside, a block in which ranks meet in groups of one role is
+three sums and two maxima: until the first meeting, from there to the last one, and the rest.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from clustersim.engine.meeting import FloatArray, Meeting
+
+Busy = Sequence[tuple[FloatArray, FloatArray]]
+"""(begin, end) of collectives beside, one after the other on every rank: [ranks] each."""
+NEVER: Final[Busy] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """Durations of a block's operations on n ranks.
+
+    kernels, rest: [n or 1, operations] seconds of kernels alone, and of what a collective beside does not slow;
+    slowdown: [n] the part by which it does slow kernels; meetings: for each operation who meets for it, None if nobody.
+    """
+
+    kernels: FloatArray
+    rest: FloatArray
+    slowdown: FloatArray
+    meetings: tuple[Meeting | None, ...]
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks run the block."""
+        return len(self.slowdown)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """How a block ran: [n] each. waited: seconds for others, slowed: by collectives beside, both inside the block."""
+
+    end: FloatArray
+    waited: FloatArray
+    slowed: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outline:
+    """A block in which ranks meet in the groups of one role, undisturbed.
+
+    lead: [n] seconds before the first meeting (without one: all); middle, tail: [n] from there to the last one, and
+    after it; waited: [n] seconds in the middle in which others were waited for.
+    """
+
+    meeting: Meeting | None
+    lead: FloatArray
+    middle: FloatArray
+    tail: FloatArray
+    waited: FloatArray
+
+    def run(self, start: FloatArray) -> Run:
+        """Run from these times."""
+        come = start + self.lead
+        if self.meeting is None:
+            return Run(come, self.waited, self.waited)
+        met = self.meeting.latest(come)
+        return Run(met + self.middle + self.tail, met - come + self.waited, np.zeros_like(met))
+
+
+def outline(pieces: Pieces) -> Outline | None:
+    """The outline of a block; None where ranks meet in groups of several roles."""
+    durations, nothing = pieces.kernels + pieces.rest, np.zeros(pieces.ranks)
+    places = [place for place, meeting in enumerate(pieces.meetings) if meeting is not None]
+    if not places:
+        return Outline(None, np.broadcast_to(durations.sum(axis=1), pieces.ranks), nothing, nothing, nothing)
+    meeting = pieces.meetings[places[0]]
+    if meeting is None or any(pieces.meetings[place] is not meeting for place in places):
+        return None
+    lead = durations[:, : places[0]].sum(axis=1)
+    own = np.broadcast_to(np.add.reduceat(durations, places, axis=1), (pieces.ranks, len(places)))
+    between = own[:, :-1]
+    middle = (between if len(durations) == 1 else meeting.latest(between)).sum(axis=1)
+    return Outline(meeting, np.broadcast_to(lead, pieces.ranks), middle, own[:, -1], middle - between.sum(axis=1))
+
+
+def undisturbed(run: Run, start: FloatArray, busy: Busy) -> bool:
+    """Whether no collective was beside the block."""
+    return not any(((begin < run.end) & (end > start)).any() for begin, end in busy)
+
+
+def play(start: FloatArray, pieces: Pieces, busy: Busy = NEVER) -> Run:
+    """Run a block operation by operation."""
+    return step_through(start, pieces, busy)[0]
+
+
+def step_through(start: FloatArray, pieces: Pieces, busy: Busy) -> tuple[Run, FloatArray, FloatArray]:
+    """Run a block operation by operation; also when each began and ended: [n, operations]."""
+    begins, ends = np.empty((2, pieces.ranks, len(pieces.meetings)))
+    now, waited, slowed = start, np.zeros(pieces.ranks), np.zeros(pieces.ranks)
+    for place, meeting in enumerate(pieces.meetings):
+        if meeting is not None:
+            met = meeting.latest(now)
+            waited = waited + (met - now)
+            now = met
+        begins[:, place] = now
+        now, more = _operation(now, pieces, place, busy)
+        slowed = slowed + more
+        ends[:, place] = now
+    return Run(now, waited, slowed), begins, ends
+
+
+def _operation(start: FloatArray, pieces: Pieces, place: int, busy: Busy) -> tuple[FloatArray, FloatArray]:
+    """When an operation ends, and how many seconds of it are because of collectives beside."""
+    kernel, rest = pieces.kernels[:, place], pieces.rest[:, place]
+    alone = kernel + rest
+    end, slowed = start + alone, np.zeros_like(start)
+    if not busy or not kernel.any():
+        return end, slowed
+    part = pieces.slowdown * np.divide(kernel, alone, out=np.zeros_like(alone), where=alone > 0)
+    for since, until in busy:
+        first = np.maximum(start, since)
+        left, beside = np.maximum(end - first, 0.0), np.maximum(until - first, 0.0)
+        more = np.minimum(left * (1.0 + part), beside) * (part / (1.0 + part))
+        end, slowed = end + more, slowed + more
+    return end, slowed

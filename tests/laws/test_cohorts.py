@@ -1,0 +1,91 @@
+"""Cohorts as arrays give the spans that ranks give one by one, with slow ranks, interference and jitter."""
+
+import numpy as np
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from clustersim.cost.block import BlockCost
+from clustersim.cost.jitter import Distribution, Jitter
+from clustersim.cost.machines import Machine, Machines, Slowed
+from clustersim.engine.cohorts import Cohorts, able
+from clustersim.engine.engine import run_ranks
+from clustersim.engine.inside import Inside
+from clustersim.engine.recorder import Recorder
+from clustersim.program.program import Program
+from clustersim.program.symmetry import Classes, unfolded
+from tests.engine.fake_costs import UnitCost
+from tests.laws.timelines import same
+from tests.strategies import costed, fold
+
+JITTERS = st.none() | st.builds(
+    Jitter, std=st.sampled_from([0.01, 0.1]), distribution=st.sampled_from(Distribution), seed=st.integers(0, 3)
+)
+
+
+@st.composite
+def machines(draw: st.DrawFn, cost: UnitCost) -> Machines:
+    """Ranks at up to two speeds, whose kernels collectives slow or not."""
+    kinds = tuple(Machine(Slowed(cost, speed), draw(st.sampled_from([0.0, 0.5]))) for speed in (1.0, 0.5))
+    ranks = cost.program.ranks
+    return Machines(kinds, np.array(draw(st.lists(st.sampled_from([0, 0, 1]), min_size=ranks, max_size=ranks))))
+
+
+@st.composite
+def disturbed(draw: st.DrawFn) -> tuple[Program, BlockCost]:
+    cost = draw(costed())
+    return cost.program, BlockCost(cost.program, draw(machines(cost)), cost)
+
+
+def both(program: Program, classes: Classes, cost: BlockCost, jitter: Jitter | None, *, coalesce: bool) -> bool:
+    """Compare cohorts with ranks one by one; say whether cohorts could run the program."""
+    trace = Cohorts(program, classes, cost, jitter).run() if able(program) else None
+    if trace is None:
+        return False
+    one_by_one, _ = run_ranks(program, classes, cost, jitter=jitter, coalesce=coalesce)
+    same(trace, one_by_one, relative=1e-9)
+    for mine, other in ((trace.waited, one_by_one.waited), (trace.slowed, one_by_one.slowed)):
+        order, other_order = (np.lexsort((each.task, each.rank)) for each in (trace, one_by_one))
+        np.testing.assert_allclose(mine[order], other[other_order], rtol=0, atol=1e-9 * max(trace.makespan, 1.0))
+    return True
+
+
+@given(disturbed(), JITTERS, st.booleans())
+@settings(max_examples=400)
+def test_cohorts_are_ranks_one_by_one(made: tuple[Program, BlockCost], jitter: Jitter | None, coalesce: bool) -> None:
+    program, cost = made
+    event(f"able: {both(program, unfolded(program), cost, jitter, coalesce=coalesce)}")
+
+
+@given(disturbed())
+@settings(max_examples=300)
+def test_folded_cohorts_are_unfolded_ranks(made: tuple[Program, BlockCost]) -> None:
+    """Slow ranks and interference split classes where they are felt, and nowhere else."""
+    program, cost = made
+    classes = fold(program, cost)
+    event(f"folds: {classes.count < program.ranks}")
+    every, _ = run_ranks(program, unfolded(program), cost, coalesce=False)
+    once, _ = run_ranks(program, classes, cost)
+    same(once, every, relative=1e-9)
+    both(program, classes, cost, None, coalesce=True)
+
+
+@given(disturbed(), JITTERS, st.booleans())
+@settings(max_examples=300)
+def test_operations_worked_out_afterwards_are_those_that_ran(
+    made: tuple[Program, BlockCost], jitter: Jitter | None, cohorts: bool
+) -> None:
+    """Whoever ran the blocks as one event, or as arrays, its operations are found where fine-grained ranks ran them."""
+    program, cost = made
+    classes = unfolded(program)
+    fine, written = run_ranks(program, classes, cost, jitter=jitter, coalesce=False)
+    ran = run_ranks(program, classes, cost, jitter=jitter)
+    if cohorts and able(program) and (trace := Cohorts(program, classes, cost, jitter).run()) is not None:
+        ran = trace, Recorder().operation_spans()
+    inside = Inside(program, classes, cost, jitter, *ran)
+    for rank in range(program.ranks):
+        mine, other = inside.of(rank), written.of(rank)
+        order = np.lexsort((other.operation, other.task))
+        assert mine.task.tolist() == other.task[order].tolist()
+        assert mine.operation.tolist() == other.operation[order].tolist()
+        for left, right in ((mine.start, other.start[order]), (mine.end, other.end[order])):
+            assert np.abs(left - right).max(initial=0.0) <= 1e-9 * max(fine.makespan, 1.0)
