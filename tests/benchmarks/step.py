@@ -4,44 +4,16 @@ Times are the best of three. Beside them, from the same run, stands the rate of 
 the ratio does not.
 """
 
-import argparse
-import json
 import subprocess
 import sys
 import tempfile
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
-
-import simpy
 
 from clustersim import Scenario, simulate
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "llama3_405b_16k.yaml"
-TIMEOUTS = 100_000
-
-
-def best(work: Callable[[], object], times: int = 3) -> float:
-    """Seconds of the fastest of some runs."""
-    seconds = []
-    for _ in range(times):
-        started = perf_counter()
-        work()
-        seconds.append(perf_counter() - started)
-    return min(seconds)
-
-
-def bare_timeouts(count: int = TIMEOUTS) -> None:
-    """Let one simpy process wait `count` times."""
-    environment = simpy.Environment()
-
-    def waits() -> simpy.events.ProcessGenerator:
-        for _ in range(count):
-            yield environment.timeout(1.0)
-
-    environment.process(waits())
-    environment.run()
+from tests.benchmarks.cases import EXAMPLE
+from tests.benchmarks.timing import TIMEOUTS, bare_timeouts, best, parser_of, show
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
@@ -81,17 +53,8 @@ def measure() -> dict[str, float]:
 
 def main() -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.step", description=__doc__)
-    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON to FILE, or to stdout for -")
-    options = parser.parse_args()
-    figures = measure()
-    if options.json == "-":
-        print(json.dumps(figures, indent=2))
-        return
-    if options.json:
-        Path(options.json).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    for name, value in figures.items():
-        print(f"{name:32s} {value:,.4g}")
+    options = parser_of("step", __doc__).parse_args()
+    show(measure(), options.json)
 
 
 if __name__ == "__main__":

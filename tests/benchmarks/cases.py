@@ -1,0 +1,88 @@
+"""Which steps are measured? Scenarios as mappings, as a file would hold them."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "llama3_405b_16k.yaml"
+PIPELINE = 128  # GPUs of one replica of the example: tp 8 × pp 16
+MICROBATCHES = 16  # of each replica of the example
+Mapping = dict[str, Any]
+
+
+def example() -> Mapping:
+    """Llama 3 405B on 16,384 GPUs, as the example has it."""
+    mapping: Mapping = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+    return mapping
+
+
+def folded_16k() -> Mapping:
+    """The example."""
+    return example()
+
+
+def folded_131k() -> Mapping:
+    """The example with eight times the replicas, sequences and pods."""
+    return scaled(131_072)
+
+
+def slow_rank_16k() -> Mapping:
+    """The example with one GPU at nine tenths of its speed."""
+    return {**example(), "disturbances": {"slow": [{"gpu": 12345, "speed": 0.9}]}}
+
+
+def jitter_16k() -> Mapping:
+    """The example in which every kernel of every rank varies by 1 %: no two ranks do the same."""
+    return {**example(), "disturbances": {"jitter": "1%"}}
+
+
+def fsdp_1k_contended() -> Mapping:
+    """Llama 3 70B, fully sharded over 1,024 GPUs in 8 pods of 128 with 1:7 above them; every rank, links shared."""
+    return {
+        "model": "llama3-70b",
+        "cluster": {"name": "llama3-roce", "gpus": 1024, "fabric": {"spine": {"units": 8, "oversubscription": 7}}},
+        "layout": {"dp": 1024, "data": {"fsdp": {"prefetch": 1}}},
+        "training": {"sequence": 8192, "global_batch": 1024, "microbatch": 1, "precision": "bf16", "recompute": "full"},
+        "cost": {"network": "shared", "symmetry": "off"},
+    }
+
+
+def scaled(gpus: int) -> Mapping:
+    """The example with as many replicas as so many GPUs hold, and as many pods.
+
+    A replica needs 128 GPUs: on fewer, the model and its pipeline are as much shorter, and all layers are recomputed,
+    since nothing shards the optimizer.
+    """
+    mapping, replicas = example(), max(gpus // PIPELINE, 1)
+    pods = max(8, -(-gpus // 3072))
+    mapping["cluster"] = {**mapping["cluster"], "gpus": gpus, "fabric": {"core": {"pods": pods}}}
+    mapping["layout"] |= {"dp": replicas}
+    mapping["training"] |= {"global_batch": replicas * MICROBATCHES}
+    if gpus < PIPELINE:
+        stages = gpus // 8
+        mapping["model"] = {"preset": mapping["model"], "layers": 8 * stages - 2}
+        mapping["layout"] |= {"pp": stages}
+        mapping["training"] |= {"recompute": "full"}
+    return mapping
+
+
+def seven_billion(gpus: int) -> Mapping:
+    """The step that ASTRA-sim was measured on: 32 layers of width 4,096, tp 8 × pp 4, 8 microbatches, 1F1B.
+
+    A bucket of gradients is a little smaller than a layer's (12 · 4096² weights of 4 bytes on 8 ranks: 100.7 MB), so
+    that each layer has its all-reduce.
+    """
+    replicas = gpus // 32
+    return {
+        "model": "gpt3-6.7b",
+        "cluster": {"name": "llama3-roce", "gpus": gpus},
+        "layout": {"tp": 8, "pp": 4, "dp": replicas, "data": {"ddp": {"bucket": "100 MB"}}},
+        "schedule": "1f1b",
+        "training": {"sequence": 2048, "global_batch": 8 * replicas, "microbatch": 1, "precision": "bf16"},
+    }
+
+
+def unfolded(mapping: Mapping) -> Mapping:
+    """The same with every rank simulated."""
+    return {**mapping, "cost": {**mapping.get("cost", {}), "symmetry": "off"}}
