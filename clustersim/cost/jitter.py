@@ -8,6 +8,7 @@ simulated, and can be drawn again for one rank. Draws are independent; slow drif
 Reference: Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), a counter-based generator.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import log1p, sqrt
@@ -39,12 +40,28 @@ class Jitter:
     seed: int = 0
 
     def factors(self, rank: int, count: int) -> FloatArray:
-        """Factors of the first `count` kernels that a rank runs: [count]."""
-        generator = np.random.Generator(np.random.Philox(key=[self.seed, rank]))
-        if self.distribution is Distribution.EXPONENTIAL:
-            return 1.0 + self.std * generator.standard_exponential(count)
-        normal = generator.standard_normal(count)
-        if self.distribution is Distribution.NORMAL:
-            return 1.0 + self.std * normal
-        spread = sqrt(log1p(self.std**2))
-        return np.exp(spread * normal - spread**2 / 2)
+        """Factors of the first `count` operations that a rank runs: [count]."""
+        drawn = np.empty((1, count))
+        self.draw([self.generator(rank)], drawn)
+        return drawn[0]
+
+    def generator(self, rank: int) -> np.random.Generator:
+        """What a rank's factors are drawn from, one after the other."""
+        return np.random.Generator(np.random.Philox(key=[self.seed, rank]))
+
+    def draw(self, generators: Sequence[np.random.Generator], out: FloatArray) -> None:
+        """Draw the next factors of some ranks: out [ranks, count]."""
+        exponential = self.distribution is Distribution.EXPONENTIAL
+        for generator, row in zip(generators, out, strict=True):
+            if exponential:
+                generator.standard_exponential(out=row)
+            else:
+                generator.standard_normal(out=row)
+        if self.distribution is Distribution.LOGNORMAL:
+            spread = sqrt(log1p(self.std**2))
+            out *= spread
+            out -= spread**2 / 2
+            np.exp(out, out=out)
+        else:
+            out *= self.std
+            out += 1.0

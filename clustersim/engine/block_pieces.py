@@ -1,6 +1,7 @@
 """What do the operations of each task take on many ranks that run the same program, and who meets for them?"""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from clustersim.engine.play import Outline, Pieces, outline
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.symmetry import Classes
 from clustersim.program.task import Block
+
+AHEAD: Final = 512
+"""Operations whose factors are drawn at once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +28,7 @@ class BlockPieces:
     meetings: dict[str, Meeting | None]
     slowdown: FloatArray = field(init=False)
     _known: dict[Block, tuple[Pieces, Outline | None]] = field(init=False, default_factory=dict)
-    _factors: FloatArray | None = field(init=False, default=None)
+    _factors: "_Factors | None" = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         machines = self.cost.machines
@@ -54,17 +58,29 @@ class BlockPieces:
 
     def _varied(self, jitter: Jitter, pieces: Pieces, first: int) -> Pieces:
         if self._factors is None:
-            self._factors = self._drawn(jitter)
-        factors = self._factors[:, first : first + len(pieces.meetings)]
+            self._factors = _Factors(jitter, self.ranks)
+        factors = self._factors.of(first, len(pieces.meetings))
         return Pieces(pieces.kernels * factors, pieces.rest, pieces.slowdown, pieces.meetings)
 
-    def _drawn(self, jitter: Jitter) -> FloatArray:
-        """Factors of every operation of every rank: [ranks, operations]."""
-        count = self.program.operations_before[-1]
-        factors = np.empty((len(self.ranks), count))
-        for place, rank in enumerate(self.ranks.tolist()):
-            factors[place] = jitter.factors(rank, count)
-        return factors
+
+class _Factors:
+    """Factors of operations of many ranks, drawn some operations ahead: there may be 10^8 of them."""
+
+    def __init__(self, jitter: Jitter, ranks: IntArray) -> None:
+        self._jitter = jitter
+        self._generators = [jitter.generator(rank) for rank in ranks.tolist()]
+        self._first = 0
+        self._drawn = np.empty((len(ranks), 0))
+
+    def of(self, first: int, count: int) -> FloatArray:
+        """Factors of the operations that follow those that were asked for before: [ranks, count]."""
+        begin = first - self._first
+        if begin + count > self._drawn.shape[1]:
+            left = self._drawn[:, begin:]
+            fresh = np.empty((len(left), max(AHEAD, count)))
+            self._jitter.draw(self._generators, fresh)
+            self._drawn, self._first, begin = np.concatenate((left, fresh), axis=1), first, 0
+        return self._drawn[:, begin : begin + count]
 
 
 def group_colours(program: Program, classes: Classes, role: str, ranks: IntArray) -> IntArray:

@@ -1,12 +1,14 @@
 """Cohorts as arrays give the spans that ranks give one by one, with slow ranks, interference and jitter."""
 
 import numpy as np
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from clustersim.cost.block import BlockCost
 from clustersim.cost.jitter import Distribution, Jitter
 from clustersim.cost.machines import Machine, Machines, Slowed
+from clustersim.engine import block_pieces
 from clustersim.engine.cohorts import Cohorts, able
 from clustersim.engine.engine import run_ranks
 from clustersim.engine.inside import Inside
@@ -38,7 +40,9 @@ def disturbed(draw: st.DrawFn) -> tuple[Program, BlockCost]:
 
 def both(program: Program, classes: Classes, cost: BlockCost, jitter: Jitter | None, *, coalesce: bool) -> bool:
     """Compare cohorts with ranks one by one; say whether cohorts could run the program."""
-    trace = Cohorts(program, classes, cost, jitter).run() if able(program) else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block_pieces, "AHEAD", 2)  # so that factors are drawn in many portions
+        trace = Cohorts(program, classes, cost, jitter).run() if able(program) else None
     if trace is None:
         return False
     one_by_one, _ = run_ranks(program, classes, cost, jitter=jitter, coalesce=coalesce)
