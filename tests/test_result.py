@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.result import NOT_MODELLED, NOT_SHARED, Result
+from clustersim.result import HEALTHY, NOT_MODELLED, NOT_SHARED, Result
 from clustersim.scenario import Contention
 from clustersim.workload.transformer import matrix_parameters
 
@@ -16,8 +16,11 @@ PROMISED = [
     "exposed_communication_fraction", "peak_memory_bytes", "memory_capacity_bytes", "fits", "breakdown_s",
     "provenance_share", "ranks", "simulated_ranks", "spans", "simulate_wall_s", "warnings", "not_modelled",
 ]  # fmt: skip
-KEYS = [*PROMISED, "name", "experience", "flop_convention", "critical_path_s", "stages", "network"]
-STAGE_KEYS = {"pipeline_rank", "breakdown_s", "peak_memory_bytes", "memory_bytes"}
+KEYS = [
+    *PROMISED, "name", "experience", "flop_convention", "critical_path_s", "stages", "network", "step_times_s",
+    "step_time_distribution_s", "stragglers",
+]  # fmt: skip
+STAGE_KEYS = {"pipeline_rank", "breakdown_s", "waits_s", "peak_memory_bytes", "memory_bytes"}
 
 MAPPING: dict[str, Any] = {
     "name": "a test",
@@ -106,14 +109,14 @@ def test_fractions_are_fractions(answer: dict[str, Any]) -> None:
 
 
 def test_what_is_not_modelled_is_said(answer: dict[str, Any]) -> None:
-    assert answer["not_modelled"] == [NOT_SHARED[Contention.NONE], *NOT_MODELLED]
+    assert answer["not_modelled"] == [NOT_SHARED[Contention.NONE], HEALTHY, *NOT_MODELLED]
 
 
 def test_the_network_is_said(answer: dict[str, Any]) -> None:
     assert answer["network"] == "uncontended"
     shared = simulate(Scenario.from_mapping(MAPPING, overrides=["cost.network=shared"])).to_json()
     assert shared["network"] == "shared"
-    assert shared["not_modelled"] == [NOT_SHARED[Contention.SHARED], *NOT_MODELLED]
+    assert shared["not_modelled"] == [NOT_SHARED[Contention.SHARED], HEALTHY, *NOT_MODELLED]
 
 
 def test_names_and_numbers_of_ranks(answer: dict[str, Any]) -> None:
@@ -148,3 +151,25 @@ def test_an_hfu_above_one_is_explained() -> None:
     result = simulate(Scenario.from_mapping({**long, "training": training}))
     assert result.hfu() > 1
     assert any("HFU above 100 %" in warning for warning in result.warnings)
+
+
+def test_a_step_time_is_the_mean_of_several_and_their_distribution_is_told() -> None:
+    answer = simulate(Scenario.from_mapping(MAPPING, overrides=["steps=3", "disturbances.jitter=5%"])).to_json()
+    times = answer["step_times_s"]
+    assert len(set(times)) == 3
+    assert answer["step_time_s"] == pytest.approx(sum(times) / 3)
+    spread = answer["step_time_distribution_s"]
+    assert (spread["min"], spread["p50"], spread["max"]) == pytest.approx(tuple(sorted(times)))
+    assert sum(answer["breakdown_s"].values()) == pytest.approx(answer["step_time_s"])
+    assert HEALTHY not in answer["not_modelled"]
+
+
+def test_a_slow_gpu_is_the_straggler_and_waits_least_of_its_pipeline_rank(answer: dict[str, Any]) -> None:
+    assert answer["stragglers"] == {"ranks": 0, "slowest": []}
+    slow = simulate(Scenario.from_mapping(MAPPING, overrides=["disturbances.slow={gpu: 9, speed: 0.8}"])).to_json()
+    assert slow["stragglers"]["ranks"] == 1
+    (straggler,) = slow["stragglers"]["slowest"]
+    assert (straggler["ranks"], straggler["pipeline_rank"]) == ([9], 1)
+    assert straggler["longer_than_median"] == pytest.approx(0.25)
+    assert straggler["waits_s"] == pytest.approx(slow["stages"][1]["waits_s"]["least"])
+    assert json.loads(json.dumps(slow, allow_nan=False)) == slow

@@ -2,6 +2,8 @@
 
 Every row names the row whose end allowed its start (`cause`). Walking causes back from the row that ends last gives a
 chain in which each row starts when the one before it ends; where it does not, the time between is an explicit wait.
+Where a rank waited inside a block for another, the chain goes on with that rank's run of the block (`leader`), before
+what the rank itself did last.
 Shortening a task off the chain cannot shorten the step; shortening one on it may, until another chain takes over.
 """
 
@@ -19,7 +21,12 @@ def critical_path(trace: Trace) -> IntArray:
     if len(trace) == 0:
         return np.empty(0, dtype=np.int64)
     path = [int(trace.end.argmax())]
-    while (cause := int(trace.cause[path[-1]])) >= 0 and len(path) < len(trace):
+    while len(path) < 2 * len(trace):
+        leader = int(trace.leader[path[-1]])
+        if leader != path[-1]:
+            path.append(leader)
+        if (cause := int(trace.cause[leader])) < 0:
+            break
         path.append(cause)
     return np.array(path[::-1], dtype=np.int64)
 

@@ -92,7 +92,7 @@ def run(
     trace: Annotated[str | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
 ) -> None:
-    """Simulate one training step and print where the time goes."""
+    """Simulate training steps and print where the time goes."""
     from clustersim.cli.outputs import Outputs
     from clustersim.cli.run import run_scenario
 

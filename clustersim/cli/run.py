@@ -2,7 +2,7 @@
 
 import json as json_format
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,14 +25,16 @@ def run_scenario(file: Path, overrides: Sequence[str], outputs: Outputs) -> bool
     with waiting_for("simulating"):
         result = simulate(scenario)
         _write_json(result, outputs.json)
-        _write_trace(result, outputs.trace)
+        traced = _write_trace(result, outputs.trace)
         if outputs.drawn:
             from clustersim.report.answer import page_view
 
             view = page_view(result)
             _write_page(view, outputs.html)
     if outputs.table:
-        _print(view, outputs.files.values())
+        _print(view)
+        for option, path in outputs.files.items():
+            print(f"wrote {path}{traced if option == '--trace' else ''}")
     return result.fits
 
 
@@ -46,11 +48,14 @@ def _write_json(result: "Result", path: str | None) -> None:
         write_text_atomically(path, text)
 
 
-def _write_trace(result: "Result", path: str | None) -> None:
-    if path is not None:
-        from clustersim.report.trace import write_trace
+def _write_trace(result: "Result", path: str | None) -> str:
+    """Write the trace; say of how many ranks, if not of all that were simulated."""
+    if path is None:
+        return ""
+    from clustersim.report.trace import write_trace
 
-        write_trace(result, path)
+    ranks = write_trace(result, path)
+    return f" ({ranks:,} of {result.simulated_ranks:,} simulated ranks)" if ranks < result.simulated_ranks else ""
 
 
 def _write_page(view: "PageView", path: str | None) -> None:
@@ -60,11 +65,9 @@ def _write_page(view: "PageView", path: str | None) -> None:
         write_page(view, path)
 
 
-def _print(view: "PageView", written: Iterable[Path]) -> None:
+def _print(view: "PageView") -> None:
     from rich.console import Console
 
     from clustersim.report.table import render_table
 
-    Console().print(render_table(view.subject, view.verdict, view.breakdown, view.trust))
-    for path in written:
-        print(f"wrote {path}")
+    Console().print(render_table(view))

@@ -41,9 +41,9 @@ class Jitter:
 
     def factors(self, rank: int, count: int) -> FloatArray:
         """Factors of the first `count` operations that a rank runs: [count]."""
-        drawn = np.empty((1, count))
-        self.draw([self.generator(rank)], drawn)
-        return drawn[0]
+        drawn = np.empty(count)
+        self.draw([self.generator(rank)], drawn[None, :])
+        return drawn
 
     def generator(self, rank: int) -> np.random.Generator:
         """What a rank's factors are drawn from, one after the other."""

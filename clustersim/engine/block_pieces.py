@@ -73,13 +73,14 @@ class _Factors:
         self._drawn = np.empty((len(ranks), 0))
 
     def of(self, first: int, count: int) -> FloatArray:
-        """Factors of the operations that follow those that were asked for before: [ranks, count]."""
-        begin = first - self._first
-        if begin + count > self._drawn.shape[1]:
-            left = self._drawn[:, begin:]
-            fresh = np.empty((len(left), max(AHEAD, count)))
+        """Factors of operations `first` and on, none before those that were asked for last: [ranks, count]."""
+        begin, drawn = first - self._first, self._drawn
+        missing = begin + count - drawn.shape[1]
+        if missing > 0:
+            fresh = np.empty((len(drawn), max(AHEAD, missing)))
             self._jitter.draw(self._generators, fresh)
-            self._drawn, self._first, begin = np.concatenate((left, fresh), axis=1), first, 0
+            kept = drawn[:, begin:], fresh[:, max(begin - drawn.shape[1], 0) :]
+            self._drawn, self._first, begin = np.concatenate(kept, axis=1), first, 0
         return self._drawn[:, begin : begin + count]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from clustersim.engine.block_pieces import BlockPieces
 from clustersim.engine.columns import Columns, Span
 from clustersim.engine.meeting import FloatArray, IntArray
-from clustersim.engine.play import play, undisturbed
+from clustersim.engine.play import leaders, play, undisturbed
 from clustersim.program.program import RankProgram
 from clustersim.program.task import Block, Communicate, Stream
 
@@ -100,6 +100,8 @@ class Cohort:
         if run is None or not undisturbed(run, when.ready, busy):
             run = play(when.ready, pieces, busy)
         self.columns.waited[number], self.columns.slowed[number] = run.waited, run.slowed
+        if pieces.meets:
+            self.columns.leader[number] = self.columns.rows(number)[leaders(pieces, run.waited)]
         self.finish(number, Span(when.queued, when.ready, when.ready, run.end, when.cause))
 
 

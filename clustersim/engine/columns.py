@@ -34,6 +34,7 @@ class Columns:
     waited: FloatArray
     slowed: FloatArray
     cause: IntArray
+    leader: IntArray
 
     def write(self, task: int, span: Span) -> None:
         """Write what all ranks did in a task."""
@@ -53,7 +54,7 @@ class Table:
 
     cohorts: tuple[Columns, ...]
     times: FloatArray
-    cause: IntArray
+    links: IntArray
 
     @classmethod
     def of(cls, program: Program, ranks: list[IntArray]) -> Self:
@@ -61,13 +62,14 @@ class Table:
         tasks = [len(each.tasks) for each in program.programs]
         sizes = [count * len(own) for count, own in zip(tasks, ranks, strict=True)]
         first = np.concatenate(([0], np.cumsum(sizes))).tolist()
-        times, cause = np.zeros((6, first[-1])), np.full(first[-1], -1, dtype=np.int64)
+        times, links = np.zeros((6, first[-1])), np.empty((2, first[-1]), dtype=np.int64)
+        links[0], links[1] = -1, np.arange(first[-1])
         cohorts = [
-            _columns(begin, own, times[:, begin:end].reshape(6, count, -1), cause[begin:end].reshape(count, -1))
+            _columns(begin, own, times[:, begin:end].reshape(6, count, -1), links[:, begin:end].reshape(2, count, -1))
             for begin, end, count, own in zip(first[:-1], first[1:], tasks, ranks, strict=True)
             if end > begin
         ]
-        return cls(tuple(cohorts), times, cause)
+        return cls(tuple(cohorts), times, links)
 
     def trace(self, program: Program, representative: IntArray) -> Trace:
         """All spans."""
@@ -78,16 +80,16 @@ class Table:
             for each in self.cohorts
         ]
         queued, ready, start, end, waited, slowed = self.times
+        cause, leader = self.links
         return Trace(
-            rank=_joined(ranks), task=_joined(tasks), stream=_joined(streams), cause=self.cause,
+            rank=_joined(ranks), task=_joined(tasks), stream=_joined(streams), cause=cause, leader=leader,
             queued=queued, ready=ready, start=start, end=end, waited=waited, slowed=slowed,
             representative=representative,
         )  # fmt: skip
 
 
-def _columns(first: int, ranks: IntArray, times: FloatArray, cause: IntArray) -> Columns:
-    queued, ready, start, end, waited, slowed = times
-    return Columns(first, ranks, queued, ready, start, end, waited, slowed, cause)
+def _columns(first: int, ranks: IntArray, times: FloatArray, links: IntArray) -> Columns:
+    return Columns(first, ranks, *times, *links)
 
 
 def _joined(parts: list[IntArray]) -> IntArray:

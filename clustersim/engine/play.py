@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.engine.meeting import FloatArray, Meeting
+from clustersim.engine.meeting import FloatArray, IntArray, Meeting
 
 Busy = Sequence[tuple[FloatArray, FloatArray]]
 """(begin, end) of collectives beside, one after the other on every rank: [ranks] each."""
@@ -39,6 +39,12 @@ class Pieces:
     def ranks(self) -> int:
         """How many ranks run the block."""
         return len(self.slowdown)
+
+
+    @property
+    def meets(self) -> bool:
+        """Whether any ranks meet."""
+        return any(meeting is not None for meeting in self.meetings)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,6 +93,16 @@ def outline(pieces: Pieces) -> Outline | None:
     between = own[:, :-1]
     middle = (between if len(durations) == 1 else meeting.latest(between)).sum(axis=1)
     return Outline(meeting, np.broadcast_to(lead, pieces.ranks), middle, own[:, -1], middle - between.sum(axis=1))
+
+
+def leaders(pieces: Pieces, waited: FloatArray) -> IntArray:
+    """For each rank the place of the one that waited least among those that it meets: [n]."""
+    leader = np.arange(pieces.ranks)
+    for meeting in dict.fromkeys(pieces.meetings):
+        if meeting is not None:
+            ahead = -waited[leader]
+            leader = leader[meeting.last(ahead, meeting.latest(ahead))]
+    return leader
 
 
 def undisturbed(run: Run, start: FloatArray, busy: Busy) -> bool:

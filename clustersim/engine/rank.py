@@ -89,6 +89,8 @@ class Rank:
                     self.world.deliver(self.number, task, start, cause)
             times = (queued, ready, start, environment.now, *lost)
             cause = record((self.number, number, stream), cause, times)
+            if isinstance(task, Compute):
+                self.world.note(self.number, number, task.block, cause)
             self.finish(number, cause)
 
     def _done(self, number: int) -> simpy.Event:

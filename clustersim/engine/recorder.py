@@ -1,5 +1,6 @@
 """Where do spans go while the engine runs?"""
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,6 +10,7 @@ from clustersim.program.task import Stream
 from clustersim.trace.store import OperationSpans, Trace
 
 IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 Times = tuple[float, float, float, float, float, float]
 """(queued, ready, start, end) of a span, and the seconds waited and slowed inside it."""
 
@@ -19,6 +21,7 @@ class Recorder:
 
     whole: list[tuple[int, int, int, int]] = field(default_factory=list)
     times: list[Times] = field(default_factory=list)
+    met: dict[tuple[int, Hashable], list[int]] = field(default_factory=dict)
     operations: list[tuple[int, int, int]] = field(default_factory=list)
     operation_times: list[tuple[float, float]] = field(default_factory=list)
 
@@ -27,6 +30,11 @@ class Recorder:
         self.whole.append((*where, cause))
         self.times.append(times)
         return len(self.whole) - 1
+
+    def meet(self, task: int, groups: Sequence[Hashable], row: int) -> None:
+        """Note that a span is of a block in which its rank met the members of groups."""
+        for group in groups:
+            self.met.setdefault((task, group), []).append(row)
 
     def operation(self, where: tuple[int, int, int], start: float, end: float) -> None:
         """Write a span of (rank, task, operation)."""
@@ -41,9 +49,18 @@ class Recorder:
         queued, ready, start, end, waited, slowed = np.ascontiguousarray(times.T)
         return Trace(
             rank=rank, task=task, stream=stream, cause=cause,
+            leader=self._leaders(waited),
             queued=queued, ready=ready, start=start, end=end, waited=waited, slowed=slowed,
             representative=representative,
         )  # fmt: skip
+
+    def _leaders(self, waited: FloatArray) -> IntArray:
+        """For each row the one of those that met that waited least; through groups of several roles, one by one."""
+        leader = np.arange(len(self.whole))
+        for rows in self.met.values():
+            first = rows[int(np.argmin(waited[leader[rows]]))]
+            leader[rows] = leader[first]
+        return leader
 
     def operation_spans(self) -> OperationSpans:
         """Spans of single operations, where blocks were run operation by operation."""

@@ -81,6 +81,12 @@ class World:
             self._private[block, rank] = known
         return known
 
+    def note(self, rank: int, number: int, block: Block, row: int) -> None:
+        """Remember whose blocks ran together: task `number` of a rank, written as a trace row."""
+        if not self.private(rank, block):
+            groups = [self._group(exchange.group, rank) for exchange in block.exchanges]
+            self.recorder.meet(number, [name for name, members in groups if members > 1], row)
+
     def shares(self, exchange: Exchange) -> bool:
         """Whether an exchange inside a block shares links with others."""
         return self.sharing is not None and exchange in self.sharing.inside

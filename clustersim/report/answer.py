@@ -1,6 +1,6 @@
 """Which parts of a result does the page show, and under which names and colours?"""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -10,18 +10,20 @@ from clustersim.analysis.parts import PARTS, Part
 from clustersim.cost.timing import Provenance
 from clustersim.memory.footprint import Category as Use
 from clustersim.memory.ledger import Ledger
-from clustersim.report.answer_timeline import representatives, timeline_of
+from clustersim.report.answer_timeline import shown_ranks, timeline_of
 from clustersim.report.theme import Category
-from clustersim.report.view import Breakdown, Memory, PageView, StageMemory, Subject, Trust, Verdict
-from clustersim.report.wording import layout_line, stage_name
+from clustersim.report.view import Breakdown, Memory, PageView, StageMemory, Steps, Subject, Trust, Verdict, Waiting
+from clustersim.report.wording import disturbed_line, gpu_line, layout_line, stage_name
 from clustersim.result import EXPERIENCE, Result
 from clustersim.units import format_seconds
 
+_VISIBLE: Final = 1e-3  # of the step: the least difference of waiting that is shown
 PART_LOOKS: Final[Mapping[Part, Category]] = MappingProxyType(
     {
         Part.COMPUTE: Category.COMPUTE,
         Part.RECOMPUTE: Category.RECOMPUTE,
         Part.OPTIMIZER: Category.OPTIMIZER,
+        Part.SLOWED: Category.SLOWED,
         Part.EXPOSED_TP: Category.TENSOR,
         Part.EXPOSED_CP: Category.CONTEXT,
         Part.EXPOSED_DP: Category.DATA,
@@ -48,13 +50,15 @@ USE_LOOKS: Final[Mapping[Use, Category]] = MappingProxyType(
 
 def page_view(result: Result) -> PageView:
     """What the page, the notebook and the traces show of a result."""
+    ranks = shown_ranks(result)
     return PageView(
         subject=subject_of(result),
         verdict=verdict_of(result),
         trust=trust_of(result),
-        breakdown=breakdown_of(result),
-        timeline=timeline_of(result, representatives(result)),
+        breakdown=breakdown_of(result, ranks),
+        timeline=timeline_of(result, ranks),
         memory=memory_of(result),
+        waiting=waiting_of(result),
         notes=(f"Simulated in {format_seconds(result.wall)}.",),
     )
 
@@ -66,8 +70,9 @@ def subject_of(result: Result) -> Subject:
         title=scenario.name,
         model=scenario.model.name,
         cluster=scenario.cluster.name,
-        gpu=scenario.cluster.accelerator.name,
+        gpu=gpu_line(scenario),
         layout=layout_line(scenario),
+        disturbed=disturbed_line(scenario),
     )
 
 
@@ -88,7 +93,25 @@ def verdict_of(result: Result) -> Verdict:
         worst_stage=stage_name(scenario, result.fullest) if len(result.ledgers) > 1 else "",
         bubble_fraction=answer["bubble_fraction"],
         exposed_communication_fraction=answer["exposed_communication_fraction"],
+        steps=steps_of(result),
     )
+
+
+def steps_of(result: Result) -> Steps | None:
+    """The times of several steps; None where there is one."""
+    return Steps(result.step_times, result.step_time_distribution) if result.scenario.steps > 1 else None
+
+
+def waiting_of(result: Result) -> Waiting | None:
+    """Who waits for whom; None where the ranks of each pipeline rank wait equally long."""
+    waits, stragglers, pp = result.waits, result.stragglers, result.scenario.layout.pp
+    if not stragglers.ranks and float((waits.most - waits.least).max()) < _VISIBLE * result.step_time:
+        return None
+    kinds = range(len(waits.mean))
+    if len(kinds) > pp:  # torch.nn.DataParallel
+        return Waiting(("first GPU", "other GPUs"), ("first", "others"), waits, stragglers)
+    labels = tuple(stage_name(result.scenario, kind) for kind in kinds)
+    return Waiting(labels, tuple(map(str, kinds)), waits, stragglers)
 
 
 def trust_of(result: Result) -> Trust:
@@ -105,13 +128,13 @@ def trust_of(result: Result) -> Trust:
     )
 
 
-def breakdown_of(result: Result) -> Breakdown:
-    """The mean over ranks, and the rank that stands for each stage."""
+def breakdown_of(result: Result, ranks: Sequence[int]) -> Breakdown:
+    """The mean over all ranks, and some ranks."""
     return Breakdown(
         labels=tuple(part.value for part in PARTS),
         categories=tuple(PART_LOOKS[part] for part in PARTS),
         step=np.array(list(result.breakdown.mean().values())),
-        stages=np.array([list(result.breakdown.of(rank).values()) for rank in representatives(result)]),
+        stages=np.array([list(result.breakdown.of(rank).values()) for rank in ranks]),
     )
 
 
@@ -121,13 +144,14 @@ def memory_of(result: Result) -> Memory:
         labels=tuple(use.value for use in Use),
         categories=tuple(USE_LOOKS[use] for use in Use),
         stages=tuple(
-            _held(stage_name(result.scenario, number), ledger) for number, ledger in enumerate(result.ledgers)
+            _held(stage_name(result.scenario, number), str(number), ledger)
+            for number, ledger in enumerate(result.ledgers)
         ),
         capacity=result.memory_capacity,
     )
 
 
-def _held(label: str, ledger: Ledger) -> StageMemory:
+def _held(label: str, short: str, ledger: Ledger) -> StageMemory:
     """A ledger as a matrix; before its first event no activations are held."""
     times = np.concatenate(([0.0], ledger.times))
     activations = np.concatenate(([0.0], ledger.activations))
@@ -137,4 +161,4 @@ def _held(label: str, ledger: Ledger) -> StageMemory:
     uses = list(Use)
     held[uses.index(Use.ACTIVATIONS)] -= missing
     held[uses.index(Use.FRAGMENTATION)] -= missing * (ledger.fragmentation - 1)
-    return StageMemory(label, times, held)
+    return StageMemory(label, short, times, held)

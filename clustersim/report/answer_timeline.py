@@ -58,12 +58,27 @@ EXCHANGE_LOOKS: Final[Mapping[Part, Category]] = MappingProxyType(
     }
 )
 _MOST_KERNELS: Final = 4
+_MOST_STRAGGLERS: Final = 4
 
 
-def representatives(result: "Result") -> list[int]:
-    """For each pipeline rank the simulated rank that stands for its first rank."""
-    first = [int(np.flatnonzero(result.program.kind == stage)[0]) for stage in range(len(result.ledgers))]
-    return [int(result.trace.representative[rank]) for rank in first]
+def shown_ranks(result: "Result") -> list[int]:
+    """Simulated ranks that say most: of each pipeline rank one, and stragglers, each beside one that is not.
+
+    Of a pipeline rank's ranks the one is shown on which the critical path is longest, or that stands for most ranks. So
+    the path can be followed, and the rows belong to one pipeline where every rank is simulated.
+    """
+    trace, kind = result.trace, result.program.kind
+    stands_for = np.bincount(trace.representative, minlength=result.ranks)
+    on_path = np.bincount(
+        trace.rank[result.path], trace.end[result.path] - trace.start[result.path], minlength=result.ranks
+    )
+    order = np.lexsort((np.arange(result.ranks), -stands_for, -on_path))
+    chosen = {int(order[kind[order] == stage][0]) for stage in range(len(result.ledgers))}
+    for straggler in result.stragglers.slowest[:_MOST_STRAGGLERS]:
+        same = np.where(kind == straggler.kind, stands_for, -1)
+        same[trace.representative[list(straggler.ranks)]] = -1
+        chosen |= {int(trace.representative[straggler.ranks[0]]), int(same.argmax())}
+    return sorted(chosen, key=lambda rank: (int(kind[rank]), rank))
 
 
 def timeline_of(result: "Result", ranks: Sequence[int]) -> Timeline:
@@ -71,55 +86,67 @@ def timeline_of(result: "Result", ranks: Sequence[int]) -> Timeline:
     scenario = result.scenario
     stages = np.minimum(result.program.kind[list(ranks)], scenario.layout.pp - 1).tolist()
     stands_for = np.bincount(result.trace.representative, minlength=result.ranks)
+    slow = {rank for straggler in result.stragglers.slowest for rank in straggler.ranks}
     rows = tuple(
-        Row(stage_name(scenario, stage), str(stage), rank, int(stands_for[rank]))
+        Row(
+            stage_name(scenario, stage), f"{stage} slow" if rank in slow else str(stage), rank, int(stands_for[rank]),
+            f"slow rank {rank}" if rank in slow else f"rank {rank}" if stages.count(stage) > 1 else "",
+        )
         for stage, rank in zip(stages, ranks, strict=True)
-    )
-    return Timeline(rows, LANES, _spans(result, ranks), _path(result, ranks), row_word(scenario), row_note(scenario))
+    )  # fmt: skip
+    return Timeline(
+        rows, LANES, _spans(result, ranks), _path(result, ranks), row_word(scenario), row_note(scenario),
+        tuple(np.cumsum(result.step_times)[:-1].tolist()),
+    )  # fmt: skip
 
 
 def shown_rows_of(result: "Result", ranks: Sequence[int]) -> IntArray:
     """Which rows of the trace are the spans of `timeline_of`, in its order."""
-    return np.flatnonzero((_row_of(result, ranks) >= 0) & (_LANES_BY_STREAM[result.trace.stream] >= 0))
+    row = _row_of(result, ranks, np.arange(len(result.trace)))
+    return np.flatnonzero((row >= 0) & (_LANES_BY_STREAM[result.trace.stream] >= 0))
 
 
-def _row_of(result: "Result", ranks: Sequence[int]) -> IntArray:
-    """The timeline's row of every row of the trace, -1 if its rank is not shown."""
+def _row_of(result: "Result", ranks: Sequence[int], rows: IntArray) -> IntArray:
+    """The timeline's row of some rows of the trace, -1 if its rank is not shown."""
     table = np.full(result.ranks, -1)
     table[ranks] = np.arange(len(ranks))
-    return table[result.trace.rank]
+    return table[result.trace.rank[rows]]
 
 
 def _path(result: "Result", ranks: Sequence[int]) -> Path:
     trace, path = result.trace, result.path
-    row, lane = _row_of(result, ranks)[path], _LANES_BY_STREAM[trace.stream[path]]
-    shown = (row >= 0) & (lane >= 0)
-    return Path(row[shown], lane[shown], trace.start[path[shown]], trace.end[path[shown]])
+    path = path[_LANES_BY_STREAM[trace.stream[path]] >= 0]
+    row = _row_of(result, ranks, path)
+    shown = row >= 0
+    follows = np.concatenate((shown[:1], shown[:-1]))[shown]
+    lane = _LANES_BY_STREAM[trace.stream[path[shown]]]
+    return Path(row[shown], lane, trace.start[path[shown]], trace.end[path[shown]], follows)
 
 
 def _spans(result: "Result", ranks: Sequence[int]) -> Spans:
     trace = result.trace
-    row = _row_of(result, ranks)
-    lane = _LANES_BY_STREAM[trace.stream]
     shown = shown_rows_of(result, ranks)
+    row, lane = _row_of(result, ranks, shown), _LANES_BY_STREAM[trace.stream[shown]]
     number = np.full(len(trace) + 1, -1)  # the last entry serves cause -1
     number[shown] = np.arange(len(shown))
     texts = _Texts({})
-    columns = _task_columns(result, ranks, texts)[:, row[shown], trace.task[shown]]
-    waiting = np.where(lane[shown] == 0, trace.queued[shown], trace.ready[shown])
+    columns = _task_columns(result, ranks, texts)[:, row, trace.task[shown]]
+    waiting = np.where(lane == 0, trace.queued[shown], trace.ready[shown])
     return Spans(
-        row=row[shown], lane=lane[shown], category=columns[0], microbatch=columns[1], chunk=columns[2],
+        row=row, lane=lane, category=columns[0], microbatch=columns[1], chunk=columns[2],
         waiting=waiting, start=trace.start[shown], end=trace.end[shown], bytes=columns[3].astype(np.float64),
-        name=columns[4], detail=columns[5], cause=number[_sent(result)[shown]], texts=tuple(texts.numbers),
+        name=columns[4], detail=columns[5], cause=number[_sent(result, shown)],
+        waited=trace.waited[shown], slowed=trace.slowed[shown], texts=tuple(texts.numbers),
+        per_step=result.scenario.microbatches if result.scenario.steps > 1 else 0,
     )  # fmt: skip
 
 
-def _sent(result: "Result") -> IntArray:
-    """Every row's cause; where that is the arrival of a message, what the message waited for."""
+def _sent(result: "Result", rows: IntArray) -> IntArray:
+    """The cause of some rows; where that is the arrival of a message, what the message waited for."""
     trace = result.trace
-    cause = trace.cause
+    cause = trace.cause[rows]
     received = (cause >= 0) & (trace.stream[cause] == Stream.RECEIVE)
-    return np.where(received, cause[cause], cause)
+    return np.where(received, trace.cause[cause], cause)
 
 
 def _task_columns(result: "Result", ranks: Sequence[int], texts: "_Texts") -> IntArray:

@@ -1,6 +1,5 @@
 """Where does the step's time go? A waterfall of parts that ends at the step time, and every stage beside it."""
 
-import textwrap
 from html import escape
 
 import numpy as np
@@ -16,6 +15,7 @@ from clustersim.report.figure import (
     short_labels,
     time_scale,
     typed,
+    wrapped,
 )
 from clustersim.report.rows import shown_rows
 from clustersim.report.view import Breakdown, IntArray, Row
@@ -55,7 +55,7 @@ def stage_breakdown(breakdown: Breakdown, rows: tuple[Row, ...]) -> Figure:
     shown = shown_rows(len(rows))
     total = float(breakdown.step.sum())
     scale = time_scale(total)
-    labels = [escape(rows[row].label) for row in shown]
+    labels = [escape(rows[row].title) for row in shown]
     return Figure(
         name="stages",
         traces=_stage_traces(breakdown, shown, labels, scale.size),
@@ -75,11 +75,10 @@ def stage_breakdown(breakdown: Breakdown, rows: tuple[Row, ...]) -> Figure:
 
 def _wrapped(labels: list[str]) -> dict[str, object]:
     """Tick labels in short lines, for small screens."""
-    lines = ["<br>".join(escape(line) for line in textwrap.wrap(label, 15)) for label in labels]
     return {
         "tickmode": "array",
         "tickvals": list(range(len(labels) + 1)),
-        "ticktext": [*lines, "<b>step</b>"],
+        "ticktext": [*map(wrapped, labels), "<b>step</b>"],
         "tickfont": {"size": 10},
     }
 

@@ -7,8 +7,10 @@ variables and is filled in by the page's script, so that figures follow the read
 
 import base64
 import json
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
+from html import escape
 from itertools import chain
 from typing import Any
 
@@ -106,6 +108,11 @@ def layout(**more: Any) -> dict[str, Any]:
 def legend(**more: Any) -> dict[str, Any]:
     """A horizontal legend above the plot."""
     return {"orientation": "h", "x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom", "font": {"size": 11}, **more}
+
+
+def wrapped(label: str, width: int = 15) -> str:
+    """A label in short lines, escaped, for small screens."""
+    return "<br>".join(escape(line) for line in textwrap.wrap(label, width))
 
 
 def short_labels(labels: list[str], short: list[str]) -> dict[str, Any]:

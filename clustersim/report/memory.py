@@ -17,15 +17,15 @@ from clustersim.report.figure import (
     typed,
 )
 from clustersim.report.rows import shown_rows
-from clustersim.report.view import FloatArray, IntArray, Memory, Row, StageMemory
+from clustersim.report.view import FloatArray, IntArray, Memory, StageMemory
 from clustersim.units import format_bytes
 
 _GIB = 2.0**30
 _MOST_MOMENTS = 1500
 
 
-def peak_figure(memory: Memory, rows: tuple[Row, ...]) -> Figure:
-    """What every row of the timeline holds at its own peak, by category, and the capacity line."""
+def peak_figure(memory: Memory) -> Figure:
+    """What every pipeline rank holds at its own peak, by category, and the capacity line."""
     shown = shown_rows(len(memory.stages))
     labels = [escape(memory.stages[row].label) for row in shown]
     peaks = np.array([memory.stages[row].held[:, memory.stages[row].peak] for row in shown])
@@ -44,7 +44,7 @@ def peak_figure(memory: Memory, rows: tuple[Row, ...]) -> Figure:
             bargap=0.22,
         ),
         height=130 + max(18, min(28, 1400 // max(1, len(shown)))) * len(shown),
-        narrow=short_labels(labels, [escape(rows[row].short) for row in shown]),
+        narrow=short_labels(labels, [escape(memory.stages[row].short) for row in shown]),
     )
 
 

@@ -6,20 +6,19 @@ offline; the price is plotly.js (4.8 MB) in every displayed result.
 
 from html import escape
 
-from clustersim.report.page import document, slot
+from clustersim.report.document import Card, document, slot
 from clustersim.report.timeline import drawing, timeline_figure
 from clustersim.report.verdict import verdict_card
 from clustersim.report.view import PageView
 
-_VERDICT_PIXELS = 460
+_VERDICT_PIXELS = 500
 
 
 def fragment(view: PageView) -> str:
     """HTML for `_repr_html_`."""
     figure = timeline_figure(drawing(view.timeline))
-    content = document(
-        view.subject.title, [verdict_card(view), f'<section class="card">{slot(figure)}</section>'], [figure]
-    )
+    timeline = Card(f'<section class="card">{slot(figure)}</section>', (figure,))
+    content = document(view.subject.title, [Card(verdict_card(view)), timeline])
     height = _VERDICT_PIXELS + figure.height
     return (
         f'<iframe srcdoc="{escape(content)}" title="{escape(view.subject.title)}" '

@@ -1,18 +1,21 @@
 """What runs inside a pass? Its kernels and exchanges, with what each does and how its duration is known.
 
-Operations of a block run back to back, so a block's slices are one list that every pass through it shares.
+When each operation ran is worked out for one rank at a time; what it says is the same in every run of its block.
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
 
 from clustersim.analysis.parts import PART_OF_ROLE
 from clustersim.cost.block import BlockTiming
 from clustersim.program.task import Block, Compute, Exchange, Operation
 from clustersim.report.answer_timeline import EXCHANGE_LOOKS, WORK_LOOKS
 from clustersim.report.slices import Arguments, Inside, Label
-from clustersim.report.view import IntArray
+from clustersim.report.view import FloatArray, IntArray
 from clustersim.report.wording import PROVENANCE_NAMES
+from clustersim.trace.store import OperationSpans
 from clustersim.workload.kernels import AttentionShape, Kernel, MatmulShape
 
 if TYPE_CHECKING:
@@ -21,32 +24,57 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """What runs inside the spans of a timeline. rows: the trace's row of each span; known: blocks already labelled."""
+    """What runs inside the spans of a timeline. rows: the trace's row of each span; labels: of blocks already met."""
 
     result: "Result"
     rows: IntArray
-    known: dict[tuple[int, Block], Inside] = field(default_factory=dict)
+    labels: dict[tuple[int, Block], tuple[Label, ...]] = field(default_factory=dict)
+    times: dict[int, "_Times"] = field(default_factory=dict)
 
     def __call__(self, span: int) -> Inside | None:
         """The operations of a pass; none for communication."""
         row, trace, program = self.rows[span], self.result.trace, self.result.program
-        rank = int(trace.rank[row])
-        task = program.programs[int(program.kind[rank])].tasks[int(trace.task[row])]
+        rank, number = int(trace.rank[row]), int(trace.task[row])
+        task = program.programs[int(program.kind[rank])].tasks[number]
         if not isinstance(task, Compute):
             return None
+        if rank not in self.times:
+            self.times.clear()  # spans come rank by rank
+            self.times[rank] = _Times.of(self.result.operations(rank))
         key = (rank, task.block)
-        if key not in self.known:
-            self.known[key] = inside(task.block, self.result.cost.block(rank, task.block))
-        return self.known[key]
+        if key not in self.labels:
+            self.labels[key] = labels_of(task.block, self.result.cost.block(rank, task.block))
+        return Inside(*self.times[rank].task(number), self.labels[key])
 
 
-def inside(block: Block, timing: BlockTiming) -> Inside:
-    """The operations of a block; equal ones share a label."""
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """When the operations of a rank ran, in order of their tasks; first: where those of each task begin."""
+
+    start: FloatArray
+    end: FloatArray
+    first: IntArray
+
+    @classmethod
+    def of(cls, operations: OperationSpans) -> Self:
+        order = np.lexsort((operations.operation, operations.task))
+        task = operations.task[order]
+        first = np.searchsorted(task, np.arange(int(task.max(initial=-1)) + 2))
+        return cls(operations.start[order], operations.end[order], first)
+
+    def task(self, number: int) -> tuple[FloatArray, FloatArray]:
+        """Start and end of the operations of a task."""
+        chosen = slice(int(self.first[number]), int(self.first[number + 1]))
+        return self.start[chosen], self.end[chosen]
+
+
+def labels_of(block: Block, timing: BlockTiming) -> tuple[Label, ...]:
+    """What the operations of a block say; equal ones share a label."""
     labels: dict[Operation, Label] = {}
     for place, operation in enumerate(block.operations):
         if operation not in labels:
             labels[operation] = _label(operation, timing, place)
-    return Inside(timing.offsets, tuple(labels[operation] for operation in block.operations))
+    return tuple(labels[operation] for operation in block.operations)
 
 
 def _label(operation: Operation, timing: BlockTiming, place: int) -> Label:

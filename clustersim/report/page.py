@@ -1,29 +1,26 @@
 """What does a person look at? One HTML file that needs nothing else: no server, no network, no second file.
 
-From top to bottom in the order of questions: does it fit and how fast is it, where does the time go, what happens when,
-what does memory do, how far can this be trusted. plotly.js is in the file once; a content security policy forbids the
-page to load anything.
+From top to bottom in the order of questions: does it fit and how fast is it, where does the time go, who waits for
+whom, what happens when, what does memory do, how far can this be trusted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import Final
 
 from clustersim.report.breakdown import stage_breakdown, waterfall
-from clustersim.report.figure import Figure, script_json, share_words
+from clustersim.report.document import Card, document, figure_card, section, slot
+from clustersim.report.figure import share_words
 from clustersim.report.files import write_text_atomically
 from clustersim.report.memory import memory_figure, peak_figure
+from clustersim.report.steps import steps_figure
 from clustersim.report.theme import Category
 from clustersim.report.timeline import drawing, timeline_caption, timeline_figure
 from clustersim.report.verdict import foot, verdict_card
-from clustersim.report.view import Breakdown, PageView
-from clustersim.units import format_seconds
-
-_ASSETS: Final = Path(__file__).parent / "assets"
-_POLICY: Final = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
-)
+from clustersim.report.view import Breakdown, PageView, Steps, Timeline, Waiting
+from clustersim.report.waiting import stragglers_table, waiting_figure
+from clustersim.units import Seconds, format_seconds
 
 
 def write_page(view: PageView, path: str | Path) -> None:
@@ -33,92 +30,88 @@ def write_page(view: PageView, path: str | Path) -> None:
 
 def render_page(view: PageView) -> str:
     """The whole page as HTML text."""
-    drawn = drawing(view.timeline)
-    breakdown, rows, word = view.breakdown, view.timeline.rows, view.timeline.row_word
-    figures = [waterfall(breakdown), timeline_figure(drawn)]
-    sections = [
-        verdict_card(view),
-        section("Where the time goes", _side_by_side(slot(figures[0]), parts_table(breakdown)), lead=_PARTS_LEAD),
-        section(
-            _TIMELINE_TITLES[len(rows) > 1],
-            slot(figures[1]),
-            lead=_ROWS_LEAD.format(row=word) * (len(rows) > 1) + _TIMELINE_LEAD,
-            caption=timeline_caption(drawn),
-        ),
-    ]
-    if len(rows) > 1:
-        figures.append(stage_breakdown(breakdown, rows))
-        stages = section(
-            f"Each {word}", slot(figures[-1]), lead=_STAGES_LEAD.format(row=word), caption=view.timeline.row_note
-        )
-        sections.insert(2, stages)
+    return document(view.subject.title, list(_cards(view)))
+
+
+def _cards(view: PageView) -> Iterator[Card]:
+    several, steps = len(view.timeline.rows) > 1, view.verdict.steps
+    yield Card(verdict_card(view))
+    yield _parts_card(view.breakdown)
+    if steps:
+        yield _steps_card(steps)
+    if several:
+        yield stages_card(view.breakdown, view.timeline)
+    if view.waiting:
+        yield waiting_card(view.waiting, view.verdict.step_time, view.timeline.row_word)
+    yield timeline_card(view.timeline)
     if view.memory.stages:
-        of = f" of the {word}" if len(rows) > 1 else ""
-        figures += [memory_figure(view.memory, view.verdict.step_time), peak_figure(view.memory, rows)]
-        sections.append(section("Memory over time", slot(figures[-2]), lead=_MEMORY_LEAD.format(of=of)))
-        sections.append(section("Memory at the peak", slot(figures[-1])))
-    sections.append(section("How far to trust this", foot(view)))
-    return document(view.subject.title, sections, figures)
+        yield from _memory_cards(view)
+    yield Card(section("How far to trust this", foot(view)))
 
 
+_VISIBLE: Final = 0.01  # of the step: differences of waiting that are worth a figure
 _PARTS_LEAD: Final = "Mean over all ranks. Each part begins where the one before it ends; together they are the step."
 _TIMELINE_TITLES: Final = ("Timeline", "Pipeline timeline")
 _STAGES_LEAD: Final = "Every bar is the whole step of one {row}: work in colour, waiting in hatched grey."
 _ROWS_LEAD: Final = "One row for each {row}; numbers are microbatches, lighter shades are later model chunks. "
+_SLOW_LEAD: Final = "Slow ranks have rows of their own, beside one that is not slow. "
+_STEPS_LEAD: Final = "Dashed lines are the ends of steps. "
 _TIMELINE_LEAD: Final = (
     "Thin lanes are communication, the outline is the critical path. Drag to zoom, double-click to see the whole step, "
     "point at a box for its contents and its cause, click the legend to hide a kind."
 )
-_MEMORY_LEAD: Final = "What one GPU{of} holds. The dashed line is what it has."
+_MEMORY_LEAD: Final = "What one GPU{of} holds{step}. The dashed line is what it has."
+_WAITING_LEAD: Final = (
+    "How long the ranks of each {row} could have worked and waited for others: the bar is from the one that waits "
+    "least to the one that waits most, the dot is their mean. The others wait for the one that waits least."
+)
 
 
-def section(title: str, body: str, *, lead: str = "", caption: str = "") -> str:
-    """A card of the page. title, lead and caption are plain text; body is HTML."""
-    before = f'<p class="lead">{escape(lead)}</p>' if lead else ""
-    after = f'<p class="caption">{escape(caption)}</p>' if caption else ""
-    return f'<section class="card"><h2>{escape(title)}</h2>{before}{body}{after}</section>'
+def _parts_card(breakdown: Breakdown) -> Card:
+    figure = waterfall(breakdown)
+    body = _side_by_side(slot(figure), parts_table(breakdown))
+    return Card(section("Where the time goes", body, lead=_PARTS_LEAD), (figure,))
+
+
+def _steps_card(steps: Steps) -> Card:
+    lead = f"{len(steps.times):,} successive steps. What the page says of a step is their mean."
+    return figure_card("Step times", steps_figure(steps), lead=lead)
+
+
+def stages_card(breakdown: Breakdown, timeline: Timeline) -> Card:
+    """The whole step of every row."""
+    lead = _STAGES_LEAD.format(row=timeline.row_word)
+    figure = stage_breakdown(breakdown, timeline.rows)
+    return figure_card(f"Each {timeline.row_word}", figure, lead=lead, caption=timeline.row_note)
+
+
+def waiting_card(waiting: Waiting, step_time: Seconds, row_word: str) -> Card:
+    """Who waits for whom; a sentence where nobody in particular."""
+    if not waiting.stragglers.ranks and waiting.spread < _VISIBLE * step_time:
+        return Card(section("Who waits for whom", stragglers_table(waiting)))
+    figure = waiting_figure(waiting, step_time)
+    body = _side_by_side(slot(figure), stragglers_table(waiting))
+    return Card(section("Who waits for whom", body, lead=_WAITING_LEAD.format(row=row_word)), (figure,))
+
+
+def timeline_card(timeline: Timeline) -> Card:
+    """When each row does what."""
+    drawn, several = drawing(timeline), len(timeline.rows) > 1
+    slow = any(row.told for row in timeline.rows)
+    rows = _ROWS_LEAD.format(row=timeline.row_word) * several + _SLOW_LEAD * slow
+    lead, caption = rows + _STEPS_LEAD * bool(timeline.ends) + _TIMELINE_LEAD, timeline_caption(drawn)
+    return figure_card(_TIMELINE_TITLES[several], timeline_figure(drawn), lead=lead, caption=caption)
+
+
+def _memory_cards(view: PageView) -> Iterator[Card]:
+    of = f" of the {view.timeline.row_word}" if len(view.timeline.rows) > 1 else ""
+    lead = _MEMORY_LEAD.format(of=of, step=", in the first step" if view.verdict.steps else "")
+    yield figure_card("Memory over time", memory_figure(view.memory, view.verdict.step_time), lead=lead)
+    yield figure_card("Memory at the peak", peak_figure(view.memory))
 
 
 def _side_by_side(left: str, right: str) -> str:
     return f'<div class="two wide-left">{left}{right}</div>'
-
-
-def slot(figure: Figure) -> str:
-    """Where a figure will be drawn, with the reader's choice above it if there is one."""
-    options = "".join(
-        f'<option value="{index}">{escape(label)}</option>' for index, (label, _) in enumerate(figure.choices)
-    )
-    choice = (
-        f'<label class="choice">show <select data-figure="{figure.name}">{options}</select></label>'
-        if len(figure.choices) > 1
-        else ""
-    )
-    plot = f'<div class="plot" id="{figure.name}" style="min-height:{figure.height}px"></div>'
-    return f'<div class="slot">{choice}{plot}</div>'
-
-
-def document(title: str, sections: Sequence[str], figures: Sequence[Figure]) -> str:
-    """A self-contained HTML document of cards and figures."""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(title)} · clustersim</title><style>{_asset('page.css')}</style></head>\n"
-        f"<body><main>{''.join(sections)}</main>\n{scripts(figures)}</body></html>\n"
-    )
-
-
-def scripts(figures: Sequence[Figure]) -> str:
-    """plotly.js, the figures and the script that draws them."""
-    from plotly.offline import get_plotlyjs
-
-    content = script_json([figure.as_json() for figure in figures])
-    return (
-        f"<script>{get_plotlyjs()}</script>\n"
-        f'<script type="application/json" id="figures">{content}</script>\n'
-        f"<script>{_asset('page.js')}</script>\n"
-    )
 
 
 def parts_table(breakdown: Breakdown) -> str:
@@ -143,7 +136,3 @@ def _parts_row(name: str, seconds: float, total: float) -> str:
 def _key(category: Category) -> str:
     hatched = " hatched" if category.pattern else ""
     return f'<i class="key{hatched}" style="background-color:{category.colour}"></i>'
-
-
-def _asset(name: str) -> str:
-    return (_ASSETS / name).read_text(encoding="utf-8")

@@ -33,9 +33,10 @@ class Label:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inside:
-    """What runs in a slice, back to back. offsets: [labels + 1] seconds from its start."""
+    """What runs in a slice, in order. start, end: [labels] seconds."""
 
-    offsets: FloatArray
+    start: FloatArray
+    end: FloatArray
     labels: tuple[Label, ...]
 
 
@@ -70,10 +71,9 @@ def slices(timeline: Timeline, inside_of: InsideOf) -> Iterator[Slice]:
 
 
 def _nested(inside: Inside, place: tuple[int, int, int], start: float, end: float) -> tuple[Slice, ...]:
-    times = np.rint(np.minimum(start + inside.offsets, end) * 1e9).astype(np.int64).tolist()
+    times = np.rint(np.clip((inside.start, inside.end), start, end) * 1e9).astype(np.int64)
     return tuple(
-        Slice(*place, begin, stop, label)
-        for begin, stop, label in zip(times[:-1], times[1:], inside.labels, strict=True)
+        Slice(*place, begin, stop, label) for begin, stop, label in zip(*times.tolist(), inside.labels, strict=True)
     )
 
 
@@ -112,8 +112,11 @@ def _arguments(timeline: Timeline, span: int, inside: Inside | None) -> Argument
     waited = float(spans.start[span] - spans.waiting[span])
     if waited > 0:
         arguments["waited_us"] = waited * 1e6
+    if spans.slowed[span] > 0:
+        arguments["slowed_us"] = float(spans.slowed[span]) * 1e6
     if cause := cause_words(timeline, span):
         arguments["after"] = cause
-    if inside and (missing := float(spans.end[span] - spans.start[span] - inside.offsets[-1])) > _ROUNDING:
-        arguments["inside"] = f"waited {format_seconds(missing)} between operations; they are drawn without it"
+    between = float(spans.end[span] - spans.start[span] - (inside.end - inside.start).sum()) if inside else 0.0
+    if between > _ROUNDING:
+        arguments["inside"] = f"waited {format_seconds(between)} between operations"
     return arguments

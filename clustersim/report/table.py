@@ -4,7 +4,9 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from clustersim.report.figure import share_words
-from clustersim.report.view import Breakdown, Subject, Trust, Verdict
+from clustersim.report.steps import spread_words
+from clustersim.report.view import Breakdown, PageView, Steps, Subject, Trust, Verdict, Waiting
+from clustersim.report.waiting import NO_STRAGGLERS, straggler_words
 from clustersim.report.wording import PROVENANCE_NAMES
 from clustersim.units import format_bytes, format_flops, format_number, format_seconds
 
@@ -14,22 +16,27 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _BAR: Final = 24  # characters of the longest bar
+_MOST_STRAGGLERS: Final = 3
 
 
-def render_table(subject: Subject, verdict: Verdict, breakdown: Breakdown, trust: Trust) -> "Group":
+def render_table(view: PageView) -> "Group":
     """Something that rich prints: coloured on a terminal, plain elsewhere."""
     from rich.console import Group
     from rich.text import Text
 
+    subject, verdict, trust = view.subject, view.verdict, view.trust
     return Group(
         _headline(subject, verdict),
         Text(f"{subject.model} on {trust.ranks:,} × {subject.gpu} ({subject.cluster})"),
         Text(subject.layout, style="dim"),
+        *([Text(f"disturbed: {subject.disturbed}", style="yellow")] if subject.disturbed else []),
+        *([Text(_steps(verdict.steps))] if verdict.steps else []),
         Text(),
         _numbers(verdict, trust),
         Text(),
-        _parts(breakdown),
+        _parts(view.breakdown),
         Text(),
+        *([Text(line) for line in _stragglers(view.waiting)] if view.waiting else []),
         *_notes(trust),
     )
 
@@ -44,6 +51,23 @@ def _notes(trust: Trust) -> "list[Text]":
         effects = "1 effect is" if missing == 1 else f"{missing} effects are"
         notes.append(Text(f"{effects} not modelled, see --json or the page", style="dim"))
     return notes
+
+
+def _steps(steps: Steps) -> str:
+    return f"mean of {len(steps.times):,} steps: {spread_words(steps.spread)}"
+
+
+def _stragglers(waiting: Waiting) -> list[str]:
+    """The slowest ranks, a line each."""
+    found = waiting.stragglers
+    if not found.slowest:
+        return [f"stragglers: {NO_STRAGGLERS}"]
+    lines = [
+        f"straggler: {straggler_words(waiting, each)}: kernels take {each.excess:.1%} longer than is usual there"
+        for each in found.slowest[:_MOST_STRAGGLERS]
+    ]
+    more = found.ranks - sum(len(each.ranks) for each in found.slowest[:_MOST_STRAGGLERS])
+    return [*lines, *([f"{more:,} more ranks are slow, see --json or the page"] if more else [])]
 
 
 def _headline(subject: Subject, verdict: Verdict) -> "Text":

@@ -13,7 +13,7 @@ import numpy as np
 
 from clustersim.report.detail import BoolArray, Boxes, boxes
 from clustersim.report.figure import Figure, Scale, Traces, axis, layout, legend, marker, time_scale, typed
-from clustersim.report.hover import box_text
+from clustersim.report.hover import box_text, number_of
 from clustersim.report.rows import shown_rows
 from clustersim.report.theme import CATEGORIES, Category, chunk_shade, text_colour
 from clustersim.report.view import FloatArray, IntArray, Path, Timeline
@@ -78,15 +78,22 @@ def timeline_figure(drawn: Drawing) -> Figure:
                 range=[len(rows) - 0.5, -0.55],
                 tickmode="array",
                 tickvals=ticks,
-                ticktext=[escape(row.label) + "  " for row in rows],
+                ticktext=[escape(row.title) + "  " for row in rows],
                 showgrid=False,
                 fixedrange=True,
             ),
+            shapes=[_step_end(end / drawn.scale.size) for end in drawn.timeline.ends],
         ),
         height=120 + each * len(rows),
         numbers=_numbers(drawn),
         narrow={"yaxis": {"ticktext": [escape(row.short) + " " for row in rows]}, "legend": {"font": {"size": 9}}},
     )
+
+
+def _step_end(at: float) -> dict[str, Any]:
+    """A line across all rows where a step ends."""
+    line = {"color": "@muted", "width": 1, "dash": "dash"}
+    return {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper", "line": line, "layer": "above"}
 
 
 def timeline_caption(drawn: Drawing) -> str:
@@ -96,6 +103,8 @@ def timeline_caption(drawn: Drawing) -> str:
         notes.append(
             f"{len(drawn.rows)} of {len(drawn.timeline.rows)} {drawn.timeline.row_word}s are shown, evenly spaced."
         )
+    if not drawn.timeline.path.whole:
+        notes.append("The critical path also runs through ranks that are not shown.")
     if drawn.boxes.bin:
         notes.append(
             f"{len(drawn.timeline.spans):,} spans are drawn as {len(drawn.boxes):,} boxes: those shorter than "
@@ -160,7 +169,7 @@ def _numbers(drawn: Drawing) -> dict[str, Any]:
         "width": ((end - start) / size).tolist(),
         "y": (drawn.place[spans.row[lead]] + centre).tolist(),
         "height": _COMPUTE_HEIGHT,
-        "text": [str(number) for number in spans.microbatch[lead]],
+        "text": [str(number_of(spans, span)) for span in lead.tolist()],
         "colour": _text_colours(drawn, numbered),
     }
 
@@ -206,8 +215,10 @@ def _path_traces(drawn: Drawing) -> Traces:
         marker={"color": "rgba(0,0,0,0)", "line": {"width": 1.8, "color": "@ink"}},
         **group,
     )
-    link = np.column_stack([path.end[:-1], path.start[1:], path.end[:-1] * np.nan]).ravel() / size
-    height_of_link = np.column_stack([middle[:-1], middle[1:], middle[1:] * np.nan]).ravel()
+    after = np.flatnonzero(path.follows[1:]) + 1
+    gap = np.full(len(after), np.nan)
+    link = np.column_stack([path.end[after - 1], path.start[after], gap]).ravel() / size
+    height_of_link = np.column_stack([middle[after - 1], middle[after], gap]).ravel()
     line = {
         "type": "scatter",
         "mode": "lines",
@@ -226,11 +237,14 @@ def _joined_path(drawn: Drawing) -> Path:
     path = drawn.timeline.path
     keep = np.flatnonzero(~np.isnan(drawn.place[path.row])) if len(path.row) else np.zeros(0, dtype=np.int64)
     row, lane, start, end = path.row[keep], path.lane[keep], path.start[keep], path.end[keep]
+    follows = path.follows[keep] & (np.diff(keep, prepend=-1) == 1)
     if len(row) == 0:
-        return Path(row, lane, start, end)
-    new = np.ones(len(row), dtype=np.bool_)
-    new[1:] = (row[1:] != row[:-1]) | (lane[1:] != lane[:-1]) | (start[1:] - end[:-1] > 1e-6 * drawn.whole)
+        return Path(row, lane, start, end, follows)
+    new = ~follows
+    new[0] = True
+    new[1:] |= (row[1:] != row[:-1]) | (lane[1:] != lane[:-1]) | (start[1:] - end[:-1] > 1e-6 * drawn.whole)
     first = np.flatnonzero(new)
     ends = np.maximum.reduceat(end, first)
     longest = np.sort(np.argsort(start[first] - ends, kind="stable")[:_MOST_PATH_PIECES])
-    return Path(row[first][longest], lane[first][longest], start[first][longest], ends[longest])
+    first = first[longest]
+    return Path(row[first], lane[first], start[first], ends[longest], follows[first])

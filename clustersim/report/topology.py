@@ -11,9 +11,9 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
+from clustersim.report.document import Card, document, section, slot
 from clustersim.report.figure import Figure, Traces, layout
 from clustersim.report.files import write_text_atomically
-from clustersim.report.page import document, section, slot
 
 _MOST_DRAWN: Final = 36
 _MOST_EXTRA: Final = 2.3  # boxes for each doubling beyond eight
@@ -45,7 +45,7 @@ def write_topology_page(title: str, tiers: Sequence[Tier], path: str | Path) -> 
 def topology_page(title: str, tiers: Sequence[Tier]) -> str:
     """A page with the picture and a table; tiers from the GPUs up."""
     figure = topology_figure(tiers)
-    return document(title, [section(title, slot(figure) + _table(tiers), lead=_LEAD)], [figure])
+    return document(title, [Card(section(title, slot(figure) + _table(tiers), lead=_LEAD), (figure,))])
 
 
 _LEAD: Final = (

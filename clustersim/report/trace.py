@@ -1,7 +1,7 @@
 """How is a whole step written for a trace viewer? Every simulated rank, its passes, and the operations inside them.
 
-A trace of every rank of a large cluster would fill a disk, so its size is estimated from a sample of its passes before
-anything is written.
+Nobody reads a trace of every rank of a large cluster, and it would fill a disk: of more than `MOST_RANKS` those are
+written that the page shows. The size is estimated from a sample of passes before anything is written.
 """
 
 import io
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
 from clustersim.errors import OutputError
-from clustersim.report.answer_timeline import shown_rows_of, timeline_of
+from clustersim.report.answer_timeline import shown_ranks, shown_rows_of, timeline_of
 from clustersim.report.chrome import write_chrome
 from clustersim.report.files import atomic_file
 from clustersim.report.operations import Operations
@@ -24,28 +24,36 @@ if TYPE_CHECKING:
     from clustersim.result import Result
 
 MOST_BYTES: Final = 2**30
+MOST_RANKS: Final = 64
 _SAMPLE: Final = 200  # spans
 Writer = Callable[[Timeline, Iterable[Slice], IO[bytes]], None]
 
 
-def write_trace(result: "Result", path: str | Path) -> None:
-    """Write Chrome JSON if `path` ends in .json, else Perfetto, of every simulated rank.
+def write_trace(result: "Result", path: str | Path) -> int:
+    """Write Chrome JSON if `path` ends in .json, else Perfetto; return of how many ranks.
 
     Raises InputError where the extra for Perfetto is missing, OutputError where `path` cannot be written or the trace
     would be larger than `MOST_BYTES`.
     """
     write = write_chrome if Path(path).suffix == ".json" else write_perfetto
-    ranks = result.trace.simulated_ranks.tolist()
+    ranks = _ranks(result)
     size = _estimate(result, ranks, write)
     if size > MOST_BYTES:
         raise OutputError(
-            f"{path}: the trace of {result.spans:,} operations on {len(ranks):,} simulated ranks would be about "
+            f"{path}: the trace of all operations on {len(ranks):,} simulated ranks would be about "
             f"{format_bytes(size)}, above {format_bytes(MOST_BYTES)}; give fewer microbatches"
-            " (training.global_batch) or simulate one rank of each kind (cost.symmetry: auto)"
+            " (training.global_batch) or fewer steps, or simulate one rank of each kind (cost.symmetry: auto)"
         )
     timeline, pieces = _slices(result, ranks)
     with atomic_file(path) as file:
         write(timeline, pieces, file)
+    return len(ranks)
+
+
+def _ranks(result: "Result") -> list[int]:
+    """The ranks that are written."""
+    ranks: list[int] = result.trace.simulated_ranks.tolist()
+    return ranks if len(ranks) <= MOST_RANKS else shown_ranks(result)
 
 
 def _slices(result: "Result", ranks: Sequence[int]) -> tuple[Timeline, Iterable[Slice]]:
@@ -60,4 +68,5 @@ def _estimate(result: "Result", ranks: Sequence[int], write: Writer) -> Bytes:
     file = io.BytesIO()
     write(timeline, sample, file)
     sampled = sum(1 + len(piece.inside) for piece in sample)
-    return file.tell() / max(1, sampled) * (result.spans + len(result.trace))
+    share = len(ranks) / result.simulated_ranks
+    return file.tell() / max(1, sampled) * (result.spans + len(result.trace)) * share

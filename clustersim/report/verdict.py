@@ -3,7 +3,8 @@
 from html import escape
 
 from clustersim.report.figure import share_words
-from clustersim.report.view import PageView, Trust, Verdict
+from clustersim.report.steps import spread_words
+from clustersim.report.view import PageView, Steps, Subject, Trust, Verdict
 from clustersim.report.wording import PROVENANCE_MEANINGS, PROVENANCE_NAMES
 from clustersim.units import format_bytes, format_flops, format_number, format_seconds
 
@@ -14,9 +15,9 @@ def verdict_card(view: PageView) -> str:
         '<section class="card verdict" aria-label="verdict">'
         f"<h1>{escape(view.subject.title)}</h1>"
         f'<p class="subject">{escape(view.subject.model)} on {view.trust.ranks:,} × {escape(view.subject.gpu)}'
-        f" ({escape(view.subject.cluster)})<br>{escape(view.subject.layout)}</p>"
+        f" ({escape(view.subject.cluster)})<br>{escape(view.subject.layout)}{_disturbed(view.subject)}</p>"
         f'<div class="headline"><div class="step"><b>{_headline(view.verdict.step_time)}</b>'
-        f"<span>per training step</span></div>{_fits(view.verdict)}</div>"
+        f"<span>{_per_step(view.verdict.steps)}</span></div>{_fits(view.verdict)}</div>"
         f'<dl class="numbers">{"".join(_number(*number) for number in _numbers(view.verdict))}</dl>'
         f'<p class="convention">{escape(view.verdict.convention)}</p>'
         f'<p class="convention">{escape(view.trust.experience)}</p>'
@@ -46,6 +47,16 @@ def _headline(seconds: float) -> str:
     words = format_seconds(seconds).split(" ")
     pairs = zip(words[::2], words[1::2], strict=True)
     return " ".join(f"{number}<small>&nbsp;{unit}</small>" for number, unit in pairs)
+
+
+def _disturbed(subject: Subject) -> str:
+    return f'<br><b class="disturbed">disturbed:</b> {escape(subject.disturbed)}' if subject.disturbed else ""
+
+
+def _per_step(steps: Steps | None) -> str:
+    if steps is None:
+        return "per training step"
+    return f"per training step, the mean of {len(steps.times):,}<br>{escape(spread_words(steps.spread))}"
 
 
 def _fits(verdict: Verdict) -> str:

@@ -10,30 +10,44 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from clustersim.analysis.stragglers import Stragglers, Waits
 from clustersim.cost.timing import Provenance
 from clustersim.report.theme import Category
 from clustersim.units import Bytes, FlopPerSecond, Seconds
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
 
 _ROUNDING = 1e-9  # relative: what sums of times are off by
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What was simulated, in words."""
+    """What was simulated, in words. disturbed: what is wrong with the cluster, empty if nothing is."""
 
     title: str
     model: str
     cluster: str
     gpu: str
     layout: str
+    disturbed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Several successive steps. times: [steps] seconds of each; spread: seconds by name, from the least to the most."""
+
+    times: FloatArray
+    spread: Mapping[str, Seconds]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The headline. convention: how FLOP are counted and which peak is meant; worst_stage: its label."""
+    """The headline. convention: how FLOP are counted and which peak is meant; worst_stage: its label.
+
+    steps: where there are several; then step_time is their mean.
+    """
 
     step_time: Seconds
     tokens_per_s: float
@@ -48,6 +62,7 @@ class Verdict:
     worst_stage: str
     bubble_fraction: float
     exposed_communication_fraction: float
+    steps: Steps | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +105,27 @@ class Breakdown:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the timeline: a pipeline rank, shown by one rank that stands for `stands_for` ranks."""
+    """One line of the timeline: a pipeline rank, shown by one rank that stands for `stands_for` ranks.
+
+    told: what tells it from other rows of its pipeline rank, empty if there are none.
+    """
 
     label: str
     short: str
     rank: int
     stands_for: int = 1
+    told: str = ""
+
+    @property
+    def title(self) -> str:
+        """The label, and the rank where that alone is not enough."""
+        return f"{self.label}, {self.told}" if self.told else self.label
 
     @property
     def named(self) -> str:
         """The label with the rank, and how many it stands for."""
-        return f"{self.label}, rank {self.rank}" + (f" (for {self.stands_for:,})" if self.stands_for > 1 else "")
+        rank = self.told or f"rank {self.rank}"
+        return f"{self.label}, {rank}" + (f" (for {self.stands_for:,})" if self.stands_for > 1 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +135,9 @@ class Spans:
     row: index into the timeline's rows; lane: index into its lanes; category: index into theme.CATEGORIES;
     microbatch, chunk: -1 where there is none; waiting, start, end: seconds (it waited from `waiting` to `start`);
     bytes: moved by communication, else 0; name, detail: index into `texts` (-1: none); cause: the span whose end
-    allowed the start, -1 if there is none or it is not among these.
+    allowed the start, -1 if there is none or it is not among these; waited, slowed: seconds inside in which it waited
+    for others, and by which communication made it longer; per_step: microbatches of each step where there are several
+    steps, through which microbatches are numbered, else 0.
     """
 
     row: IntArray
@@ -125,7 +152,10 @@ class Spans:
     name: IntArray
     detail: IntArray
     cause: IntArray
+    waited: FloatArray
+    slowed: FloatArray
     texts: tuple[str, ...]
+    per_step: int = 0
 
     def __len__(self) -> int:
         return len(self.row)
@@ -133,19 +163,29 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The critical path: pieces in order of time, each in a row and a lane. Columns of one length."""
+    """The critical path: pieces in order of time, each in a row and a lane. Columns of one length.
+
+    follows: whether the piece before is the one that the path came from, and not one on a rank that is not shown.
+    """
 
     row: IntArray
     lane: IntArray
     start: FloatArray
     end: FloatArray
+    follows: BoolArray
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it is shown."""
+        return bool(self.follows.all())
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """Rows of spans; lane 0 is computation, further lanes are kinds of communication.
 
-    row_word: what a row is called; row_note: what must be said of that, if anything.
+    row_word: what a row is called; row_note: what must be said of that, if anything; ends: seconds at which steps end
+    that another one follows.
     """
 
     rows: tuple[Row, ...]
@@ -154,13 +194,15 @@ class Timeline:
     path: Path
     row_word: str = "stage"
     row_note: str = ""
+    ends: tuple[Seconds, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """What one row holds. times: [t] seconds, ascending; held: [categories, t] bytes, from times[i] until the next."""
+    """What a pipeline rank holds. times: [t] seconds, ascending; held: [categories, t] bytes, from times[i] on."""
 
     label: str
+    short: str
     times: FloatArray
     held: FloatArray
 
@@ -172,7 +214,7 @@ class StageMemory:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory of every row of the timeline; labels, categories: [categories]."""
+    """Memory of every pipeline rank; labels, categories: [categories]."""
 
     labels: tuple[str, ...]
     categories: tuple[Category, ...]
@@ -181,8 +223,27 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """Who waits for whom. labels, short: names of the pipeline ranks, whose ranks wait as long as `waits` says."""
+
+    labels: tuple[str, ...]
+    short: tuple[str, ...]
+    waits: Waits
+    stragglers: Stragglers
+
+    @property
+    def spread(self) -> Seconds:
+        """By how much ranks of one pipeline rank differ at most."""
+        return float((self.waits.most - self.waits.least).max(initial=0.0))
+
+
+@dataclass(frozen=True, slots=True)
 class PageView:
-    """All that the page shows. notes: further lines for the foot of the page, such as the version that made it."""
+    """All that the page shows.
+
+    waiting: where ranks of one pipeline rank differ; notes: further lines for the foot of the page, such as the version
+    that made it.
+    """
 
     subject: Subject
     verdict: Verdict
@@ -190,4 +251,5 @@ class PageView:
     breakdown: Breakdown
     timeline: Timeline
     memory: Memory
+    waiting: Waiting | None = None
     notes: tuple[str, ...] = field(default=())

@@ -1,10 +1,14 @@
 """What are a layout, a pipeline rank and the source of a duration called, everywhere that they are shown?"""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
+from clustersim.cost.jitter import Jitter
 from clustersim.cost.timing import Provenance
+from clustersim.hardware.disturbance import DeadLink, Disturbances, LinkChange, in_ranges
 from clustersim.parallel.data import DataParallelism, NaiveDataParallel, Replicated, Zero
 from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute
 
@@ -12,6 +16,7 @@ if TYPE_CHECKING:
     from clustersim.scenario import Scenario
 
 
+_MOST_ENTRIES: Final = 3  # of one kind of disturbance
 PROVENANCE_NAMES: Final[Mapping[Provenance, str]] = MappingProxyType(
     {
         Provenance.MEASURED: "measured here",
@@ -70,6 +75,55 @@ def layout_line(scenario: "Scenario") -> str:
         f"{scenario.microbatches:,} microbatch{'es' if scenario.microbatches > 1 else ''} of {training.microbatch}"
     )
     return " · ".join(word for word in words if word)
+
+
+def disturbed_line(scenario: "Scenario") -> str:
+    """What is wrong with the cluster, in one line; empty if nothing is."""
+    words = list(_wrong(scenario.disturbances))
+    words += [_jitter(scenario.jitter)] if scenario.jitter else []
+    return "; ".join(words)
+
+
+def gpu_line(scenario: "Scenario") -> str:
+    """The accelerator; where there are several, the number of each."""
+    accelerators, kind = scenario.cluster.kinds()
+    counts = np.bincount(kind[: scenario.layout.world], minlength=len(accelerators)).tolist()
+    used = [(each.name, count) for each, count in zip(accelerators, counts, strict=True) if count]
+    return used[0][0] if len(used) == 1 else f"({' + '.join(f'{count:,} {name}' for name, count in used)})"
+
+
+def _wrong(disturbances: Disturbances) -> Iterator[str]:
+    """Slow GPUs, NICs and links, and what others load."""
+    yield from _few([f"{_gpus(each.gpus)} at {_percent(each.speed)} speed" for each in disturbances.slow])
+    yield from _few([f"NICs of {_gpus(each.gpus)} at {_percent(each.bandwidth)}" for each in disturbances.nics])
+    yield from _few([_link(each) for each in disturbances.links])
+    for kind, load in disturbances.background.items():
+        yield f"{_percent(load)} of every {kind.value} link loaded by others"
+
+
+def _few(words: Sequence[str]) -> list[str]:
+    """The first entries, and how many more there are."""
+    more = [f"{len(words) - _MOST_ENTRIES} more of the kind"] if len(words) > _MOST_ENTRIES else []
+    return [*words[:_MOST_ENTRIES], *more]
+
+
+def _gpus(gpus: Sequence[int]) -> str:
+    return in_ranges(np.unique(np.array(gpus, dtype=np.int64)))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g} %"
+
+
+def _link(change: LinkChange) -> str:
+    ends = f"{change.source} {'-' if change.both_ways else '→'} {change.target}"
+    if isinstance(change.what, DeadLink):
+        return f"link {ends} dead" if change.what.lost == 1 else f"{change.what.lost} links {ends} dead"
+    return f"link {ends} at {_percent(change.what.bandwidth)}"
+
+
+def _jitter(jitter: Jitter) -> str:
+    return f"jitter {_percent(jitter.std)} ({jitter.distribution.value}, seed {jitter.seed})"
 
 
 def _data(strategy: DataParallelism) -> str:

@@ -104,6 +104,7 @@ class Case:
             waited=np.array([row.waited for row in self.rows], dtype=float),
             slowed=np.array([row.slowed for row in self.rows], dtype=float),
             cause=np.array([row.cause for row in self.rows], dtype=np.int64),
+            leader=np.arange(len(self.rows)),
             representative=np.array(self.representative, dtype=np.int64),
         )
 

@@ -47,6 +47,19 @@ def test_files_are_written_and_named_and_quiet_prints_nothing(clustersim: Run, p
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
 
 
+def test_of_more_ranks_than_anyone_reads_the_trace_has_some_and_says_so(clustersim: Run, plan: Path) -> None:
+    many = ["--set", "cluster.gpus=72", "--set", "layout.dp=18", "--set", "training.global_batch=36"]
+    done = clustersim("run", plan, *many, "--set", "disturbances.jitter=1%", "--trace", "a.json")
+    assert "wrote a.json (2 of 72 simulated ranks)" in done.stdout
+
+
+def test_steps_and_what_is_disturbed_are_said(clustersim: Run, plan: Path) -> None:
+    done = clustersim("run", plan, "--set", "steps=3", "--set", "disturbances.slow={gpu: 1, speed: 0.5}")
+    assert "disturbed: GPU 1 at 50 % speed" in done.stdout
+    assert "mean of 3 steps: min " in done.stdout
+    assert "straggler: rank 1 (stage 0): kernels take 100.0% longer than is usual there" in done.stdout
+
+
 def test_what_does_not_fit_is_answered_and_exits_3(clustersim: Run, plan: Path) -> None:
     huge = ["--set", "model=llama3-70b", "--set", "cluster.gpus=8"]
     run, check = clustersim("run", plan, *huge), clustersim("check", plan, *huge)

@@ -17,8 +17,8 @@ SCENARIOS = sorted(EXAMPLES.glob("*.yaml"))
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 
 
-def printed(script: str) -> str:
-    command = [sys.executable, "-W", "error", str(EXAMPLES / script)]
+def printed(script: str, *options: str) -> str:
+    command = [sys.executable, "-W", "error", str(EXAMPLES / script), *options]
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=environment)
     return done.stdout
@@ -78,3 +78,19 @@ def test_what_fits_names_the_number_of_gpus_or_says_that_none_is_enough() -> Non
     lines = printed("what_fits.py").splitlines()
     assert len(lines) == 6
     assert all("fits on " in line or "does not fit: even " in line for line in lines)
+
+
+def test_one_slow_gpu_costs_as_much_as_its_node_and_less_on_a_stage_with_less_to_do(tmp_path: Path) -> None:
+    """The seven others of the node are its tensor-parallel group: they wait for it in any case. Two replicas here."""
+    text = printed("stragglers.py", "--gpus", "256", "--html", str(tmp_path / "page.html"))
+    rows = re.findall(r"^(\S.*?) +[\d.]+ s +([\d.]+)% +[\d.]+ s +(\d+) +(\d+)$", text, re.MULTILINE)
+    longer = {name: float(percent) for name, percent, *_ in rows}
+    ranks = {name: (int(slow), int(simulated)) for name, _, slow, simulated in rows}
+    assert longer.pop("healthy") == 0
+    assert min(longer.values()) > 0
+    assert longer["one slow node, middle stage"] == pytest.approx(longer["one slow GPU, middle stage"], abs=0.011)
+    assert longer["one slow GPU, first stage"] < longer["one slow GPU, middle stage"] < 11.2  # 1 / 0.9
+    assert ranks["one slow GPU, middle stage"][0] == 1
+    assert ranks["one slow node, middle stage"][0] == 8
+    assert ranks["1 % jitter of every kernel"] == (0, 256)
+    assert "What stragglers cost" in (tmp_path / "page.html").read_text(encoding="utf-8")

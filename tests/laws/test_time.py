@@ -85,19 +85,24 @@ def test_the_breakdown_of_every_rank_sums_to_the_step_time(scenario: Scenario) -
 @given(scenarios())
 @settings(max_examples=100)
 def test_the_critical_path_is_as_long_as_the_step_and_longer_than_any_stream_works(scenario: Scenario) -> None:
-    """It starts at 0, each span on it starts when the one before it ends, and it ends with the step."""
+    """It starts at 0, each span on it starts when the one before it ends, and it ends with the step.
+
+    But where a block waited inside for a rank, that rank's run of the block comes before it.
+    """
     result = simulate(scenario)
     trace, path = result.trace, result.path
     assert trace.start[path[0]] == 0
-    assert (trace.start[path[1:]] == trace.end[path[:-1]]).all()
+    led = (trace.leader[path[1:]] == path[:-1]) & (trace.task[path[1:]] == trace.task[path[:-1]])
+    assert ((trace.start[path[1:]] == trace.end[path[:-1]]) | led).all()
+    assert (trace.waited[path[1:]][led] >= trace.waited[path[:-1]][led]).all()
     assert trace.end[path[-1]] == result.step_time
-    length = float((trace.end[path] - trace.start[path]).sum())
-    assert length == pytest.approx(result.step_time, rel=1e-9)
+    if not led.any():
+        assert float((trace.end[path] - trace.start[path]).sum()) == pytest.approx(result.step_time, rel=1e-9)
     assert sum(result.path_parts.values()) == pytest.approx(result.step_time, rel=1e-9)
     for rank in trace.simulated_ranks.tolist():
         for stream in set(Stream) - {Stream.RECEIVE}:
             rows = trace.rows(rank, stream)
-            assert float((trace.end[rows] - trace.start[rows]).sum()) <= length * (1 + 1e-9)
+            assert float((trace.end[rows] - trace.start[rows]).sum()) <= result.step_time * (1 + 1e-9)
 
 
 @given(scenarios())

@@ -129,7 +129,17 @@ def spans(table: np.ndarray) -> Spans:
         "Adam",
     )
     return Spans(
-        *whole[:5], table[:, 5], table[:, 6], table[:, 7], table[:, 8], whole[9], whole[10], whole[11], texts=texts
+        *whole[:5],
+        table[:, 5],
+        table[:, 6],
+        table[:, 7],
+        table[:, 8],
+        whole[9],
+        whole[10],
+        whole[11],
+        whole[11] * 0.0,
+        whole[11] * 0.0,
+        texts=texts,
     )
 
 
@@ -144,7 +154,9 @@ def path(ran: list[tuple[Box, float, float, float, Box | None]]) -> Path:
         pieces.append((box[0], start, end))
         box = cause or ends.get((box[0], round(start, 9)))
     row, start_, end_ = zip(*reversed(pieces), strict=True)
-    return Path(np.array(row), np.zeros(len(row), dtype=np.int64), np.array(start_), np.array(end_))
+    return Path(
+        np.array(row), np.zeros(len(row), dtype=np.int64), np.array(start_), np.array(end_), np.ones(len(row), np.bool_)
+    )
 
 
 def breakdown(drawn: Timeline) -> Breakdown:
@@ -177,6 +189,7 @@ def memory(drawn: Timeline, capacity: float) -> Memory:
         held.append(
             StageMemory(
                 line.label,
+                line.short,
                 times[arrange],
                 np.stack([flat * 6e9, flat * 6e9, flat * 18e9, activations, flat * 1.5e9, flat * 1.2e9]),
             )

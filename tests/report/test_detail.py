@@ -19,7 +19,21 @@ def many(count: int) -> Spans:
     nothing, none = np.zeros(count, dtype=np.int64), np.full(count, -1)
     start = end - length
     return Spans(
-        nothing, nothing, look, np.arange(count) // 2, nothing, start, start, end, start * 0, none, none, none, texts=()
+        nothing,
+        nothing,
+        look,
+        np.arange(count) // 2,
+        nothing,
+        start,
+        start,
+        end,
+        start * 0,
+        none,
+        none,
+        none,
+        start * 0,
+        start * 0,
+        texts=(),
     )
 
 
@@ -29,7 +43,10 @@ def test_pieces_of_one_action_become_one_box() -> None:
         *(getattr(spans, name) for name in ("row", "lane")),
         np.zeros(4, dtype=np.int64),
         np.zeros(4, dtype=np.int64),
-        *(getattr(spans, name) for name in ("chunk", "waiting", "start", "end", "bytes", "name", "detail", "cause")),
+        *(
+            getattr(spans, name)
+            for name in ("chunk", "waiting", "start", "end", "bytes", "name", "detail", "cause", "waited", "slowed")
+        ),
         texts=(),
     )
     joined = boxes(same, np.array([0]), by_action=True)
@@ -78,5 +95,5 @@ def test_a_box_without_length_keeps_its_category() -> None:
     spans = many(2)
     assert spans.category[1] == CATEGORIES.index(Category.BACKWARD)
     end = np.array([2.0, 2.0])
-    still = Spans(*(end if name == "end" else getattr(spans, name) for name in Spans.__slots__[:-1]), texts=())
+    still = Spans(*(end if name == "end" else getattr(spans, name) for name in Spans.__slots__[:14]), texts=())
     assert boxes(still, np.array([0]), by_action=False).category[1] == CATEGORIES.index(Category.BACKWARD)

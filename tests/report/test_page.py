@@ -105,10 +105,10 @@ def test_one_stage_and_one_rank_without_communication_make_a_page(make_view: Vie
 def test_an_empty_answer_makes_a_page(make_view: View) -> None:
     view = make_view(1, 1)
     whole, real = np.zeros(0, dtype=np.int64), np.zeros(0)
-    nothing = Spans(*[whole] * 5, *[real] * 4, *[whole] * 3, texts=())
+    nothing = Spans(*[whole] * 5, *[real] * 4, *[whole] * 3, real, real, texts=())
     empty = replace(
         view,
-        timeline=replace(view.timeline, spans=nothing, path=CriticalPath(whole, whole, real, real)),
+        timeline=replace(view.timeline, spans=nothing, path=CriticalPath(whole, whole, real, real, whole > 0)),
         breakdown=Breakdown((), (), real, np.zeros((1, 0))),
         memory=Memory((), (), (), 0.0),
     )
@@ -156,7 +156,7 @@ def test_table_and_page_call_the_source_of_a_duration_the_same_and_the_page_expl
 
 def printed(view: PageView, trust: Trust) -> str:
     console = Console(file=io.StringIO(), width=100)
-    console.print(render_table(view.subject, view.verdict, view.breakdown, trust))
+    console.print(render_table(replace(view, trust=trust)))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

@@ -16,7 +16,7 @@ def printed(view: PageView, *, terminal: bool = False) -> str:
     console = Console(
         file=io.StringIO(), width=100, force_terminal=terminal, color_system="truecolor" if terminal else "auto"
     )
-    console.print(render_table(view.subject, view.verdict, view.breakdown, view.trust))
+    console.print(render_table(view))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

@@ -88,8 +88,10 @@ def test_chrome_json_gives_back_every_span(timeline: Timeline, tmp_path: Path) -
     assert {event["pid"] for event in events} == {0, 1, 2}
 
 
-def test_every_operation_of_every_simulated_rank_is_in_the_trace_with_its_time(result: Result, tmp_path: Path) -> None:
-    write_trace(result, tmp_path / "step.json")
+def test_every_operation_of_every_simulated_rank_is_in_the_trace_with_its_time(tmp_path: Path) -> None:
+    """Undisturbed and unslowed, operations run back to back from the start of their pass."""
+    result = simulate(Scenario.from_mapping(SMALL, source="small", overrides=["cost.interference=0"]))
+    assert write_trace(result, tmp_path / "step.json") == 2
     events = complete(tmp_path / "step.json")
     inside = [event for event in events if "work" in event["args"]]
     expected = [
@@ -106,6 +108,29 @@ def test_every_operation_of_every_simulated_rank_is_in_the_trace_with_its_time(r
     assert up["flop"] == 2 * 4096 * 14336 * 4096
     assert up["duration_from"] == "model fitted to published measurements of this hardware"
     assert any(event["args"].get("collective") == "all_gather" and event["args"]["payload_bytes"] for event in inside)
+
+
+@pytest.mark.parametrize(
+    "override", ["cost.interference=0.5", "disturbances.jitter=5%", "disturbances.slow={gpu: 0, speed: 0.5}"]
+)
+def test_the_operations_of_a_disturbed_pass_last_as_long_as_the_pass_but_for_waits(
+    override: str, tmp_path: Path
+) -> None:
+    result = simulate(Scenario.from_mapping(SMALL, source="small", overrides=[override]))
+    write_trace(result, tmp_path / "step.json")
+    inside = sum(event["dur"] for event in complete(tmp_path / "step.json") if "work" in event["args"])
+    passes = sum(end - start for _, start, end, _ in compute_rows(result))
+    waited = float(result.trace.waited.sum())
+    assert inside == pytest.approx(1e6 * (passes - waited), rel=1e-4)
+
+
+def test_of_many_ranks_those_are_written_that_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_module, "MOST_RANKS", 7)
+    slow = ["cost.symmetry=off", "disturbances.slow={gpu: 6, speed: 0.8}"]
+    assert write_trace(simulate(Scenario.from_mapping(SMALL, source="all", overrides=slow)), tmp_path / "a.json") == 3
+    events = json.loads((tmp_path / "a.json").read_text())["traceEvents"]
+    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert [name for name in names if "slow" in name] == ["stage 1, slow rank 6"]
 
 
 def test_operations_lie_inside_their_pass_and_do_not_overlap(result: Result, tmp_path: Path) -> None:
@@ -147,7 +172,8 @@ def test_waits_inside_a_pass_are_said_and_not_drawn(timeline: Timeline) -> None:
     spans = timeline.spans
     length = float(spans.end[0] - spans.start[0])
     label = Label("matmul", Category.FORWARD, {})
-    inside = Inside(np.array([0.0, length / 2]), (label,))
+    start = float(spans.start[0])
+    inside = Inside(np.array([start]), np.array([start + length / 2]), (label,))
     first = next(piece for piece in slices(timeline, lambda span: inside if span == 0 else None) if piece.inside)
     assert "waited 5 ms between operations" in str(first.label.arguments["inside"])
     assert first.inside[0].end - first.inside[0].start == round(length / 2 * 1e9)
@@ -182,7 +208,7 @@ def test_nothing_overlaps_on_a_track(timeline: Timeline) -> None:
         timeline,
         spans=replace(
             spans,
-            **{name: both([getattr(spans, name)] * 2) for name in spans.__slots__ if name != "texts"},
+            **{name: both([getattr(spans, name)] * 2) for name in spans.__slots__ if name not in ("texts", "per_step")},
         ),
     )
     last: dict[tuple[int, int, int], int] = {}

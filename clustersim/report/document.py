@@ -1,0 +1,81 @@
+"""How is a page put together? Cards of HTML and figures in one document.
+
+It needs nothing else, neither a network nor a second file: plotly.js is in it once, a content security policy forbids
+it to load anything.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Final
+
+from clustersim.report.figure import Figure, script_json
+
+_ASSETS: Final = Path(__file__).parent / "assets"
+_POLICY: Final = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A part of the page: its HTML, and the figures that have a slot in it."""
+
+    html: str
+    figures: tuple[Figure, ...] = ()
+
+
+def section(title: str, body: str, *, lead: str = "", caption: str = "") -> str:
+    """A card of the page. title, lead and caption are plain text; body is HTML."""
+    before = f'<p class="lead">{escape(lead)}</p>' if lead else ""
+    after = f'<p class="caption">{escape(caption)}</p>' if caption else ""
+    return f'<section class="card"><h2>{escape(title)}</h2>{before}{body}{after}</section>'
+
+
+def figure_card(title: str, figure: Figure, *, lead: str = "", caption: str = "") -> Card:
+    """A card with one figure."""
+    return Card(section(title, slot(figure), lead=lead, caption=caption), (figure,))
+
+
+def slot(figure: Figure) -> str:
+    """Where a figure will be drawn, with the reader's choice above it if there is one."""
+    options = "".join(
+        f'<option value="{index}">{escape(label)}</option>' for index, (label, _) in enumerate(figure.choices)
+    )
+    choice = (
+        f'<label class="choice">show <select data-figure="{figure.name}">{options}</select></label>'
+        if len(figure.choices) > 1
+        else ""
+    )
+    plot = f'<div class="plot" id="{figure.name}" style="min-height:{figure.height}px"></div>'
+    return f'<div class="slot">{choice}{plot}</div>'
+
+
+def document(title: str, cards: Sequence[Card]) -> str:
+    """A self-contained HTML document."""
+    figures = [figure for card in cards for figure in card.figures]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escape(title)} · clustersim</title><style>{_asset('page.css')}</style></head>\n"
+        f"<body><main>{''.join(card.html for card in cards)}</main>\n{_scripts(figures)}</body></html>\n"
+    )
+
+
+def _scripts(figures: Sequence[Figure]) -> str:
+    """plotly.js, the figures and the script that draws them."""
+    from plotly.offline import get_plotlyjs
+
+    content = script_json([figure.as_json() for figure in figures])
+    return (
+        f"<script>{get_plotlyjs()}</script>\n"
+        f'<script type="application/json" id="figures">{content}</script>\n'
+        f"<script>{_asset('page.js')}</script>\n"
+    )
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")

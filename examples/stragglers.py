@@ -1,0 +1,57 @@
+"""What does one slow GPU cost, and what a slow node, or jitter everywhere? Llama 3 405B on 16,384 H100.
+
+MegaScale (Jiang et al. 2024, arXiv:2402.15627) found that about 0.5 % of its machines took about 10 % longer for the
+same work. A step ends when the last rank has, so one slow GPU slows all: its tensor-parallel group in every layer, its
+pipeline in every microbatch, its replicas at the end. A whole slow node costs no more, because the other seven waited
+anyway; a first stage, which has a layer less, can spare some of it. Jitter evens out over a rank's kernels, but not
+over those who wait for the slowest of the moment. The page shows the cases side by side and the slow node close up.
+"""
+
+import argparse
+from pathlib import Path
+
+from clustersim import Scenario, simulate
+from clustersim.report.comparison import write_comparison
+
+SCENARIO = Path(__file__).parent / "llama3_405b_16k.yaml"
+REPLICA = 128  # GPUs: tp 8 x pp 16
+SHOWN = "one slow node, middle stage"
+
+
+def cases(gpus: int) -> dict[str, str]:
+    """What is wrong in each case, as an override. Nodes have 8 GPUs."""
+    middle = gpus // 2
+    some = list(range(50, gpus // 8, 200)) or [0]
+    return {
+        "healthy": "disturbances={}",
+        "one slow GPU, middle stage": f"disturbances.slow={{gpu: {middle}, speed: 0.9}}",
+        "one slow GPU, first stage": "disturbances.slow={gpu: 0, speed: 0.9}",
+        SHOWN: f"disturbances.slow={{node: {middle // 8}, speed: 0.9}}",
+        "0.5 % of nodes slow": f"disturbances.slow={{nodes: {some}, speed: 0.9}}",
+        "1 % jitter of every kernel": "disturbances.jitter=1 %",
+    }
+
+
+def main() -> None:
+    """Print a line for each case and write the page."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--gpus", type=int, default=16384, help=f"a multiple of {REPLICA}; default: 16384")
+    options.add_argument("--html", default="stragglers.html", help="the page; default: stragglers.html")
+    asked = options.parse_args()
+    replicas = asked.gpus // REPLICA
+    size = [f"cluster.gpus={asked.gpus}", f"layout.dp={replicas}", f"training.global_batch={16 * replicas}"]
+    healthy = Scenario.load(SCENARIO, size)
+    print(f"{'':28}     step  longer by  waiting  slow ranks  simulated ranks")
+    results = {}
+    for name, wrong in cases(asked.gpus).items():
+        result = results[name] = simulate(healthy.changed(wrong))
+        longer = result.step_time / results["healthy"].step_time - 1
+        waiting = sum(time for part, time in result.breakdown.mean().items() if part.startswith(("bubble", "wait")))
+        ranks = f"{result.stragglers.ranks:10,} {result.simulated_ranks:16,}"
+        print(f"{name:28} {result.step_time:6.3f} s {longer:9.2%} {waiting:6.3f} s {ranks}")
+    write_comparison(results, asked.html, title="What stragglers cost", shown=SHOWN)
+    print(f"wrote {asked.html}")
+
+
+if __name__ == "__main__":
+    main()

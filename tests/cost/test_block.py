@@ -1,0 +1,126 @@
+"""Blocks: operations back to back, and a kernel beside an exchange that slows it."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.cost.block import BlockCost, BlockTiming
+from clustersim.cost.machines import Machine, Machines
+from clustersim.dtypes import DType
+from clustersim.program.task import Block, Exchange, Operation, Overlap, Work
+from clustersim.workload.kernels import Kernel, KernelKind
+from tests.engine.fake_costs import UnitCost
+from tests.engine.small import block, exchange, program
+
+INFINITE = float("inf")
+SECONDS = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0, 8.0])
+PARTS = st.sampled_from([0.0, 0.25, 1.0])
+
+
+def overlap(kernel: float, beside: float, chunks: float = INFINITE, *, local: bool = False) -> Operation:
+    """A kernel of so many seconds beside an exchange."""
+    whole = Kernel("kernel", KernelKind.COPY, DType.BF16, flops=kernel, bytes=0.0)
+    return Operation(Overlap(exchange("tp", beside), whole, chunks, local), Work.FORWARD)
+
+
+def cost(interference: float) -> BlockCost:
+    made = program([[]], {"tp": [[0]]})
+    unit = UnitCost(made)
+    return BlockCost(made, Machines.equal(Machine(unit, interference), 1), unit)
+
+
+def timed(interference: float, *operations: Operation) -> BlockTiming:
+    return cost(interference).block(0, Block("block", operations))
+
+
+def walked(kernel: float, beside: float, interference: float) -> tuple[float, float]:
+    """Ends of a kernel and an exchange that start together, by walking from one end to the next.
+
+    While both run, the kernel does 1/(1 + φ) seconds of work a second.
+    """
+    both = min(beside, kernel * (1 + interference))
+    left = kernel - both / (1 + interference)
+    return both + left, beside
+
+
+@given(SECONDS, SECONDS, PARTS)
+def test_a_kernel_is_slowed_only_while_its_exchange_runs(kernel: float, beside: float, interference: float) -> None:
+    """Side by side, uncut: the later end. What the kernel lasts longer is `slowed`, what it leaves is exposed."""
+    timing = timed(interference, overlap(kernel, beside))
+    ended, moved = walked(kernel, beside, interference)
+    assert timing.seconds == pytest.approx(max(ended, moved))
+    assert timing.slowed.tolist() == pytest.approx([ended - kernel])
+    assert timing.exposed.tolist() == pytest.approx([max(moved - ended, 0.0)])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "beside", "seconds", "slowed"),
+    [(4.0, 1.0, 4.5, 0.5), (1.0, 4.0, 4.0, 1.0), (2.0, 4.0, 4.0, 2.0), (3.0, 4.0, 5.0, 2.0), (3.0, 0.0, 3.0, 0.0)],
+)
+def test_slowing_by_hand(kernel: float, beside: float, seconds: float, slowed: float) -> None:
+    """φ = 1 halves the kernel's pace: 1 s beside costs 0.5 s; of 4 s, a kernel of 1 s ends after 2, one of 2 s after 4."""
+    timing = timed(1.0, overlap(kernel, beside))
+    assert timing.seconds == seconds
+    assert timing.slowed.tolist() == [slowed]
+
+
+@pytest.mark.parametrize(("kernel", "beside"), [(6.0, 2.0), (2.0, 6.0)])
+def test_a_slowed_kernel_that_is_cut_hides_the_shorter_but_for_a_chunk(kernel: float, beside: float) -> None:
+    """With φ = 1/2 and n = 4: k' is the slowed kernel, and max(k', e) + min(k', e)/n its time with the exchange."""
+    ended, _ = walked(kernel, beside, 0.5)
+    timing = timed(0.5, overlap(kernel, beside, 4))
+    assert timing.seconds == pytest.approx(max(ended, beside) + min(ended, beside) / 4)
+    assert timing.exposed[0] == pytest.approx(timing.seconds - ended)
+
+
+@pytest.mark.parametrize(("kernel", "beside"), [(6.0, 2.0), (2.0, 6.0)])
+def test_where_the_first_chunk_is_local_an_exchange_hides_behind_the_others(kernel: float, beside: float) -> None:
+    """max(k', e + k'/n)."""
+    ended, _ = walked(kernel, beside, 0.5)
+    timing = timed(0.5, overlap(kernel, beside, 4, local=True))
+    assert timing.seconds == pytest.approx(max(ended, beside + ended / 4))
+
+
+@st.composite
+def operations(draw: st.DrawFn) -> Operation:
+    kind = draw(st.sampled_from(["kernel", "exchange", "overlap"]))
+    if kind == "overlap":
+        chunks = draw(st.sampled_from([1.0, 2.0, 4.0, INFINITE]))
+        return overlap(draw(SECONDS), draw(SECONDS), chunks, local=chunks < INFINITE and draw(st.booleans()))
+    seconds = draw(SECONDS)
+    return block(exchange("tp", seconds) if kind == "exchange" else seconds).operations[0]
+
+
+@given(st.lists(operations(), max_size=5), PARTS)
+def test_the_parts_of_every_operation_sum_to_its_duration(made: list[Operation], interference: float) -> None:
+    """Kernels as they are alone, what slows them and what is exposed; none is negative."""
+    timing = timed(interference, *made)
+    kernels = [0.0 if each.kernel is None else each.kernel.flops for each in made]
+    assert timing.kernels.tolist() == pytest.approx(kernels)
+    assert (timing.kernels + timing.slowed + timing.exposed).tolist() == pytest.approx(list(timing.durations))
+    assert min([*timing.exposed, *timing.slowed, 0.0]) >= -1e-12
+    assert timing.offsets.tolist() == pytest.approx(np.cumsum([0.0, *timing.durations]).tolist())
+
+
+@given(SECONDS, SECONDS, SECONDS, PARTS)
+def test_longer_is_what_a_longer_exchange_would_have_cost(
+    kernel: float, beside: float, more: float, interference: float
+) -> None:
+    """Of an overlap, of an exchange alone and of a kernel alone."""
+    blocks, both = cost(interference), overlap(kernel, beside, 4)
+    usual, other = (timed(interference, overlap(kernel, each, 4)).seconds for each in (beside, beside + more))
+    assert blocks.longer(0, both, beside + more) == pytest.approx(other - usual)
+    (plain,) = block(exchange("tp", beside)).operations
+    assert blocks.longer(0, plain, beside + more) == pytest.approx(more)
+    assert blocks.longer(0, block(kernel).operations[0], more) == 0.0
+
+
+def test_a_pair_s_exchange_takes_what_its_sender_s_group_takes() -> None:
+    """Of ordered pairs 0>1 and 1>2, rank 1 sends in the second and receives in the first."""
+    made = program([[], [], []], {"pp_next": [[0, 1], [1, 2]]})
+    unit = UnitCost(made, {"pp_next": [1.0, 3.0]})
+    blocks = BlockCost(made, Machines.equal(Machine(unit), 3), unit)
+    message = Exchange("pp_next", exchange("pp_next", 0.0).collective, "pp_next", 2.0)
+    assert [blocks.exchange(rank, message).seconds for rank in (0, 1)] == [2.0, 6.0]
+    assert blocks.exchange_seconds(np.array([1, 0]), message).tolist() == [6.0, 2.0]

@@ -1,0 +1,84 @@
+"""Which exchanges inside blocks share links with anybody, and what they take alone."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from clustersim.cost.sharing import Alone, Sharing, sharing
+from clustersim.cost.timing import Demand
+from clustersim.program.program import Program
+from clustersim.program.task import Exchange
+from tests.engine.fake_costs import UnitCost
+from tests.engine.fake_links import LinkCost
+from tests.engine.small import Step, compute, exchange, meet, program
+
+INSIDE = exchange("tp", 2.0)
+
+
+def shared(made: Program, routes: Mapping[str, list[list[int]]]) -> set[str]:
+    """Names of exchanges inside blocks that share any of eight links."""
+    return {each.name for each in sharing(made, LinkCost(UnitCost(made), 8, routes), 8).inside}
+
+
+def pairs(*more: Step) -> Program:
+    """Four ranks; pairs of them communicate inside a block, and all of them outside, if they do."""
+    return program([[compute(1.0, INSIDE), *more]] * 4, {"tp": [[0, 1], [2, 3]], "dp": [[0, 2], [1, 3]]})
+
+
+def test_a_group_with_its_own_link_shares_nothing() -> None:
+    assert shared(pairs(), {"tp": [[0], [1]]}) == set()
+
+
+def test_a_group_that_crosses_no_link_shares_nothing() -> None:
+    assert shared(pairs(meet(1.0)), {"dp": [[0], [0]]}) == set()
+
+
+def test_two_groups_of_one_role_on_one_link_share_it() -> None:
+    assert shared(pairs(), {"tp": [[0, 2], [1, 2]]}) == {"tp"}
+
+
+def test_two_roles_on_one_link_share_it() -> None:
+    assert shared(pairs(meet(1.0)), {"tp": [[0], [1]], "dp": [[2], [1]]}) == {"tp"}
+
+
+def test_two_roles_on_links_of_their_own_share_nothing() -> None:
+    assert shared(pairs(meet(1.0)), {"tp": [[0], [1]], "dp": [[2], [3]]}) == set()
+
+
+def test_who_shares_links_with_whom_outside_blocks_does_not_matter() -> None:
+    """Reductions of two groups share link 2; the exchange inside blocks is elsewhere."""
+    assert shared(pairs(meet(1.0)), {"tp": [[0], [1]], "dp": [[2], [2]]}) == set()
+
+
+def test_the_same_group_twice_on_its_link_shares_it_with_nobody() -> None:
+    """Its collectives follow each other, inside one block and in the next, whatever their sizes."""
+    other = replace(INSIDE, name="other", payload=5.0)
+    made = program([[compute(INSIDE, INSIDE, other), compute(other)]] * 2, {"tp": [[0, 1]]})
+    assert shared(made, {"tp": [[0]]}) == set()
+
+
+def test_every_exchange_of_a_crowded_link_is_named_and_no_other() -> None:
+    second = exchange("cp", 1.0)
+    steps = [compute(INSIDE, second), meet(1.0)]
+    made = program([steps] * 2, {"tp": [[0, 1]], "cp": [[0, 1]], "dp": [[0, 1]]})
+    assert shared(made, {"tp": [[0]], "cp": [[1]], "dp": [[1]]}) == {"cp"}
+    assert shared(made, {"tp": [[0]], "cp": [[0]], "dp": [[1]]}) == {"tp", "cp"}
+
+
+class Slower(LinkCost):
+    """What exchanges ask of links if nobody is there: half a second of latency, and half of their usual time."""
+
+    def demand(self, exchange: Exchange) -> Demand:
+        usual = super().demand(exchange)
+        return replace(usual, latency=np.full(len(usual.flow), 0.5), transfer=usual.flow / 2)
+
+
+def test_what_shares_links_is_timed_as_if_it_had_them_for_itself_and_all_else_as_usual() -> None:
+    made = pairs(meet(4.0))
+    unit, outside = UnitCost(made), exchange("dp", 4.0)
+    found = Sharing(Slower(unit, 8, {}), frozenset([INSIDE]))
+    alone = Alone(unit, found)
+    assert alone.exchange(INSIDE).seconds.tolist() == [1.5, 1.5]
+    assert alone.exchange(outside).seconds.tolist() == [4.0, 4.0]
+    assert alone.exchange(INSIDE).algorithm == unit.exchange(INSIDE).algorithm

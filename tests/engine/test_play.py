@@ -1,0 +1,150 @@
+"""Blocks on many ranks as arrays: outlines, collectives beside them, and what waiting and slowing add up to."""
+
+import numpy as np
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from clustersim.engine.meeting import FloatArray, Meeting
+from clustersim.engine.play import Busy, Pieces, Run, outline, play, step_through, undisturbed
+
+SECONDS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0])
+
+
+def array(*seconds: float) -> FloatArray:
+    return np.array(seconds, dtype=float)
+
+
+@st.composite
+def made(draw: st.DrawFn, *, roles: int = 1) -> Pieces:
+    """Blocks of up to six operations on up to six ranks that meet in groups of so many roles."""
+    ranks, operations = draw(st.integers(1, 6)), draw(st.integers(0, 6))
+    rows = draw(st.sampled_from([1, ranks]))
+    meet = [Meeting.of(np.array(draw(_groups(ranks)))) for _ in range(roles)]
+    meetings = tuple(draw(st.sampled_from([None, *meet])) for _ in range(operations))
+    kernels, rest = (draw(hnp.arrays(float, (rows, operations), elements=SECONDS)) for _ in range(2))
+    slowdown = draw(hnp.arrays(float, ranks, elements=st.sampled_from([0.0, 0.5, 1.0])))
+    return Pieces(kernels, rest, slowdown, meetings)
+
+
+def _groups(ranks: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks)
+
+
+def starts(draw: st.DrawFn, pieces: Pieces) -> FloatArray:
+    return draw(hnp.arrays(float, pieces.ranks, elements=SECONDS))
+
+
+@st.composite
+def collectives(draw: st.DrawFn, pieces: Pieces) -> Busy:
+    """Up to three on every rank, one after the other."""
+    steps = draw(hnp.arrays(float, (draw(st.integers(0, 3)) * 2, pieces.ranks), elements=SECONDS))
+    times = np.cumsum(steps, axis=0)
+    return list(zip(times[::2], times[1::2], strict=True))
+
+
+@given(st.data(), made())
+def test_an_outline_is_the_block_played_operation_by_operation(data: st.DataObject, pieces: Pieces) -> None:
+    """Exactly, since all seconds are dyadic; meeting inside the groups of one role."""
+    start = starts(data.draw, pieces)
+    outlined = outline(pieces)
+    assert outlined is not None
+    event(f"meets: {outlined.meeting is not None}")
+    whole, played = outlined.run(start), play(start, pieces)
+    for name in ("end", "waited", "slowed"):
+        assert getattr(whole, name).tolist() == getattr(played, name).tolist()
+
+
+@given(made(roles=2))
+def test_there_is_an_outline_unless_groups_of_several_roles_meet(pieces: Pieces) -> None:
+    several = len({id(each) for each in pieces.meetings if each is not None}) > 1
+    assert (outline(pieces) is None) == several
+
+
+@given(st.data(), made(roles=2))
+def test_own_time_waiting_and_slowing_add_up(data: st.DataObject, pieces: Pieces) -> None:
+    """end - start = own + waited + slowed on every rank, and neither is negative."""
+    start = starts(data.draw, pieces)
+    run = play(start, pieces, data.draw(collectives(pieces)))
+    own = np.broadcast_to((pieces.kernels + pieces.rest).sum(axis=1), pieces.ranks)
+    np.testing.assert_allclose(run.end - start, own + run.waited + run.slowed, atol=1e-12)
+    assert (run.waited >= 0).all()
+    assert (run.slowed >= 0).all()
+
+
+@given(st.data(), made(roles=2))
+def test_undisturbed_blocks_are_what_they_are_alone_and_others_are_found(data: st.DataObject, pieces: Pieces) -> None:
+    """Whatever slows a block is noticed from how it would have run alone."""
+    start, busy = starts(data.draw, pieces), data.draw(collectives(pieces))
+    alone, beside = play(start, pieces), play(start, pieces, busy)
+    event(f"undisturbed: {undisturbed(alone, start, busy)}")
+    if undisturbed(alone, start, busy):
+        assert beside.end.tolist() == alone.end.tolist()
+        assert not beside.slowed.any()
+
+
+@given(st.data(), made(roles=2))
+def test_ranks_that_meet_go_on_together(data: st.DataObject, pieces: Pieces) -> None:
+    start, busy = starts(data.draw, pieces), data.draw(collectives(pieces))
+    run, begins, ends = step_through(start, pieces, busy)
+    come = np.column_stack([start, ends])
+    for place, meeting in enumerate(pieces.meetings):
+        expected = come[:, place] if meeting is None else meeting.latest(come[:, place])
+        assert begins[:, place].tolist() == expected.tolist()
+    assert come[:, -1].tolist() == run.end.tolist()
+
+
+def one(kernel: float, rest: float = 0.0, slowdown: float = 1.0) -> Pieces:
+    return Pieces(array(kernel)[None], array(rest)[None], array(slowdown), (None,))
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "slowed"),
+    [(1.0, 3.0, 1.0), (-5.0, 2.0, 1.0), (0.0, 8.0, 4.0), (-1.0, 90.0, 4.0), (3.0, 90.0, 1.0), (4.0, 9.0, 0.0), (-2.0, 0.0, 0.0)],
+)  # fmt: skip
+def test_a_kernel_beside_a_collective(since: float, until: float, slowed: float) -> None:
+    """4 s from 0 on, φ = 1: while the collective lasts, half of every second is lost, until the kernel ends."""
+    run = play(array(0.0), one(4.0), [(array(since), array(until))])
+    assert run.slowed.tolist() == [slowed]
+    assert run.end.tolist() == [4.0 + slowed]
+
+
+def test_collectives_one_after_the_other_add_up() -> None:
+    """[0, 1] costs 0.5 s and [2, 4] costs 1; with both, 4 s end at 5.5, so [5, 6] takes another 0.5 of its 1 s."""
+    busy = [(array(0.0), array(1.0)), (array(2.0), array(4.0)), (array(5.0), array(6.0))]
+    assert play(array(0.0), one(4.0), busy).end.tolist() == [6.0]
+
+
+def test_exchanges_inside_are_not_slowed_and_overlaps_by_their_kernel_s_part() -> None:
+    """With 3 of 4 s the kernel's and φ = 1, a whole overlap beside a collective takes 7 s; 3.5 do half of it."""
+    always = [(array(0.0), array(90.0))]
+    assert play(array(0.0), one(0.0, 4.0), always).end.tolist() == [4.0]
+    assert play(array(0.0), one(3.0, 1.0), always).end.tolist() == [7.0]
+    assert play(array(0.0), one(3.0, 1.0), [(array(0.0), array(3.5))]).end.tolist() == [5.5]
+
+
+def test_each_rank_is_slowed_by_its_own_collective_and_as_its_machine_is() -> None:
+    pieces = Pieces(array(4.0)[None], array(0.0)[None], array(1.0, 1.0, 0.0), (None,))
+    run = play(array(0.0, 0.0, 0.0), pieces, [(array(0.0, 9.0, 0.0), array(2.0, 9.0, 2.0))])
+    assert run.end.tolist() == [5.0, 4.0, 4.0]
+    assert run.slowed.tolist() == [1.0, 0.0, 0.0]
+
+
+def test_who_meets_a_slowed_rank_waits_for_it_and_is_not_slowed() -> None:
+    """Both have a kernel of 2 s, an exchange of 1 s and a kernel of 2 s; a collective is beside the first rank's first.
+
+    It comes to the exchange at 3, the other at 2. Both go on from there.
+    """
+    meeting = Meeting.of(np.array([0, 0]))
+    pieces = Pieces(array(2.0, 0.0, 2.0)[None], array(0.0, 1.0, 0.0)[None], array(1.0, 1.0), (None, meeting, None))
+    run = play(array(0.0, 0.0), pieces, [(array(0.0, 0.0), array(2.0, 0.0))])
+    assert run.end.tolist() == [6.0, 6.0]
+    assert run.waited.tolist() == [0.0, 1.0]
+    assert run.slowed.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(("since", "until", "beside"), [(2.0, 3.0, False), (0.0, 1.0, False), (1.5, 9.0, True), (0.0, 1.5, True)])  # fmt: skip
+def test_collectives_that_only_touch_a_block_are_not_beside_it(since: float, until: float, beside: bool) -> None:
+    run = Run(array(2.0), array(0.0), array(0.0))
+    assert undisturbed(run, array(1.0), [(array(since), array(until))]) != beside
