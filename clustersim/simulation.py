@@ -72,7 +72,7 @@ def simulate(scenario: Scenario) -> Result:
     cost = BlockCost(program, _machines(scenario), exchanges if shares is None else Alone(exchanges, shares))
     inside = _run(scenario, cost, _classes(scenario, cost, exchanges, shares), shares)
     trace = inside.trace
-    rows = read_rows(trace, program)
+    rows = read_rows(trace, program, scenario.steps)
     footprint = _footprint(scenario, plan, load_framework())
     ledgers = tuple(_timed_ledgers(footprint, program, trace))
     capacities = _capacities(scenario, plan)
@@ -83,12 +83,12 @@ def simulate(scenario: Scenario) -> Result:
         trace=trace,
         cost=cost,
         inside=inside,
-        step_times=step_times(rows, scenario.steps),
-        breakdown=breakdown(rows, cost.block, steps=scenario.steps),
+        step_times=step_times(rows),
+        breakdown=breakdown(rows, cost.block),
         ledgers=ledgers,
         capacities=capacities,
         path=critical_path(trace),
-        path_parts=path_summary(rows, cost.block, steps=scenario.steps),
+        path_parts=path_summary(rows, cost.block),
         provenance=provenance_share(rows, cost.block, lambda exchange: cost.exchange_timing(exchange).provenance),
         flops=Flops(model_flops(scenario.model, scenario.training), recomputed_flops(rows) / scenario.steps),
         suggestions=() if fits else _suggestions(scenario),

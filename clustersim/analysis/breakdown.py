@@ -49,8 +49,8 @@ class Breakdown:
         return mean
 
 
-def breakdown(rows: Rows, timing_of: TimingOf, *, steps: int = 1) -> Breakdown:
-    """Fold a trace of some steps into seconds per class and part of one, the mean over steps.
+def breakdown(rows: Rows, timing_of: TimingOf) -> Breakdown:
+    """Fold a trace into seconds per class and part of one step, the mean over steps.
 
     timing_of(rank, block): the block's timing on that rank.
     """
@@ -60,7 +60,7 @@ def breakdown(rows: Rows, timing_of: TimingOf, *, steps: int = 1) -> Breakdown:
     runs = block_runs(rows, np.arange(len(trace)), trace.end - trace.start)
     np.add.at(seconds, runs.owner, run_parts(rows, runs, timing_of))
     _add_exchanges(seconds, trace, rows, queue)
-    return Breakdown(rows.ranks, seconds / steps, rows.weights, trace.representative)
+    return Breakdown(rows.ranks, seconds / rows.steps, rows.weights, trace.representative)
 
 
 def run_parts(rows: Rows, runs: BlockRuns, timing_of: TimingOf) -> FloatArray:

@@ -31,7 +31,7 @@ def critical_path(trace: Trace) -> IntArray:
     return np.array(path[::-1], dtype=np.int64)
 
 
-def path_summary(rows: Rows, timing_of: TimingOf, *, steps: int = 1) -> dict[str, Seconds]:
+def path_summary(rows: Rows, timing_of: TimingOf) -> dict[str, Seconds]:
     """Seconds of the critical path by part, summing to the makespan; of several steps: to the mean step time.
 
     Blocks count by their operations, messages and collectives as exposed, time between rows of the path as wait.
@@ -46,4 +46,4 @@ def path_summary(rows: Rows, timing_of: TimingOf, *, steps: int = 1) -> dict[str
     moves = rows.tasks.exchange[entry] >= 0
     np.add.at(seconds, rows.tasks.part[entry[moves]], (end - begin)[moves])
     seconds[Part.WAIT.place] += float((begin - before).sum())
-    return {part.value: float(value) / steps for part, value in zip(PARTS, seconds, strict=True)}
+    return {part.value: float(value) / rows.steps for part, value in zip(PARTS, seconds, strict=True)}

@@ -9,7 +9,7 @@ task, here the *awaited* row. A gap is split into
 2. the rest, in which other ranks were waited for. If the awaited group spans pipeline stages, it is bubble (of the
    gap's phase), else it is wait. Without an awaited communication of the rank's own, it is wait.
 
-A gap's phase is warm-up before the rank's first backward has begun, cool-down after its last forward has ended, and
+A gap's phase is, within its step, warm-up before the rank's first backward has begun, cool-down after its last forward has ended, and
 steady between. (In GPipe the pause between the last forward and the first backward is thus warm-up.)
 
 After its last block a rank's compute stream waits for its data stream: rows of that stream that end later count as if
@@ -125,14 +125,15 @@ def _awaited(trace: Trace, rows: Rows, row: IntArray) -> IntArray:
 def _phases(rows: Rows, queue: Queue, owner: IntArray) -> IntArray:
     """Which bubble a gap before each row of the queue would be: places of parts."""
     place = np.arange(len(queue.row))
-    first_backward = np.full(len(rows.ranks), len(queue.row))
-    last_forward = np.full(len(rows.ranks), -1)
     entry = rows.entry[queue.row]
+    own = owner * rows.steps + rows.tasks.step[entry]
+    first_backward = np.full(len(rows.ranks) * rows.steps, len(queue.row))
+    last_forward = np.full(len(rows.ranks) * rows.steps, -1)
     backward, forward = rows.tasks.backward[entry], rows.tasks.forward[entry]
-    np.minimum.at(first_backward, owner[backward], place[backward])
-    np.maximum.at(last_forward, owner[forward], place[forward])
-    after = np.where(place > last_forward[owner], Part.BUBBLE_COOLDOWN.place, Part.BUBBLE_STEADY.place)
-    return np.where(place <= first_backward[owner], Part.BUBBLE_WARMUP.place, after)
+    np.minimum.at(first_backward, own[backward], place[backward])
+    np.maximum.at(last_forward, own[forward], place[forward])
+    after = np.where(place > last_forward[own], Part.BUBBLE_COOLDOWN.place, Part.BUBBLE_STEADY.place)
+    return np.where(place <= first_backward[own], Part.BUBBLE_WARMUP.place, after)
 
 
 def _receiving(trace: Trace, rows: Rows, gaps: Gaps) -> Iterator[Busy]:

@@ -32,7 +32,8 @@ class Tasks:
     """What each task of each program is, in columns: one entry a task, programs one after the other.
 
     block, exchange: index into `Rows.blocks`, `Rows.exchanges`, -1 where it is the other; part: place of the exchange's
-    exposed part, -1 for blocks; crosses: its group spans pipeline stages; forward, backward: computes such an action.
+    exposed part, -1 for blocks; crosses: its group spans pipeline stages; forward, backward: computes such an action;
+    step: number of the step that it belongs to.
     """
 
     block: IntArray
@@ -41,19 +42,21 @@ class Tasks:
     crosses: BoolArray
     forward: BoolArray
     backward: BoolArray
+    step: IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """A trace with the program that it ran.
 
-    ranks: [classes] the simulated ranks; weights: [classes] how many ranks each stands for; owner: [rows] class; entry:
+    steps: how many the program has; ranks: [classes] the simulated ranks; weights: [classes] how many ranks each stands for; owner: [rows] class; entry:
     [rows] place in `tasks`. The columns over rows that follow from the entry are looked up when asked for, because a
     trace may have millions of rows.
     """
 
     trace: Trace
     program: Program
+    steps: int
     ranks: IntArray
     weights: IntArray
     owner: IntArray
@@ -99,8 +102,8 @@ def staged(program: Program) -> bool:
     return any(role in program.groups for role in PIPELINE_ROLES)
 
 
-def read_rows(trace: Trace, program: Program) -> Rows:
-    """Join a trace with the program that it ran."""
+def read_rows(trace: Trace, program: Program, steps: int = 1) -> Rows:
+    """Join a trace with the program of some equal steps that it ran."""
     ranks, weights = np.unique(trace.representative, return_counts=True)
     numbers = _Numbers({}, {})
     table = [numbers.columns(task) for each in program.programs for task in each.tasks]
@@ -112,12 +115,13 @@ def read_rows(trace: Trace, program: Program) -> Rows:
         forward=forward > 0, backward=backward > 0,
         part=_of_exchange(exchange, [PART_OF_ROLE[each.group].place for each in exchanges], -1),
         crosses=_of_exchange(exchange, [int(each.group in crossing) for each in exchanges], 0) > 0,
+        step=np.concatenate([each.step_of(steps) for each in program.programs]),
     )  # fmt: skip
     owner = np.full(program.ranks, -1, dtype=np.int64)
     owner[ranks] = np.arange(len(ranks))
     first = np.cumsum([0, *(len(each.tasks) for each in program.programs)])[program.kind]
     return Rows(
-        trace=trace, program=program, ranks=ranks, weights=weights, tasks=tasks,
+        trace=trace, program=program, steps=steps, ranks=ranks, weights=weights, tasks=tasks,
         owner=owner[trace.rank], entry=first[trace.rank] + trace.task,
         blocks=tuple(numbers.blocks), exchanges=exchanges,
     )  # fmt: skip

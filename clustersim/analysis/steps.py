@@ -9,10 +9,9 @@ import numpy as np
 from clustersim.analysis.rows import FloatArray, Rows
 
 
-def step_times(rows: Rows, steps: int) -> FloatArray:
+def step_times(rows: Rows) -> FloatArray:
     """Seconds of each step: [steps], summing to the makespan."""
-    step = np.concatenate([each.step_of(steps) for each in rows.program.programs])[rows.entry]
-    ends = np.zeros(steps)
-    np.maximum.at(ends, step, rows.trace.end)
+    ends = np.zeros(rows.steps)
+    np.maximum.at(ends, rows.tasks.step[rows.entry], rows.trace.end)
     times: FloatArray = np.diff(np.maximum.accumulate(ends), prepend=0.0)
     return times

@@ -1,27 +1,20 @@
 """Which links does each group of a role keep busy by itself?
 
 As `transfer`, but group by group: a link's load is that of one group's own flows. Who shares the link with them, and
-for how long, is the engine's matter. Only links that leave the GPU's NVLink port count as shared; on NVLink the groups
-of a role are in step, as in `transfer`.
+for how long, is the engine's matter.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from clustersim.collectives.library import Library, Offer
 from clustersim.collectives.phase import FloatArray, IntArray
 from clustersim.collectives.routes import Routed, Routes
 from clustersim.collectives.transfer import effective_bandwidth
-from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
+from clustersim.hardware.topology import Fabric
 from clustersim.program.traffic import NOTHING, Crossings
-
-Mask = NDArray[np.bool_]
-
-_NVLINK: Final = LINK_KINDS.index(LinkKind.NVLINK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +22,7 @@ class OwnLoads:
     """What one offer asks of links in groups that communicate alone.
 
     per_byte, fill: [groups] seconds per byte of payload, and per byte of a chunk while pipelines fill; flow: [groups]
-    payloads that the largest flow over shared links carries, on the wire; crossings: the shared links.
+    payloads that the largest flow carries, on the wire; crossings: the links that it loads.
     """
 
     per_byte: FloatArray
@@ -41,17 +34,16 @@ class OwnLoads:
 def own_loads(fabric: Fabric, library: Library, offer: Offer, phases: Sequence[Routed], spans: int) -> OwnLoads:
     """Add up the phases of an offer in groups over at most `spans` domains."""
     bandwidth = np.append(effective_bandwidth(fabric.links, library, offer, spans), np.inf)
-    shared = np.append(fabric.links.kind != _NVLINK, False)
     groups = len(phases[0].parts[0].latency)
     per_byte, fill, flow = np.zeros((3, groups))
     parts = [NOTHING]
     for routed in phases:
-        crossings = _crossings(routed, bandwidth, shared)
-        seconds = _in_step(routed, bandwidth, shared)
+        crossings = _crossings(routed, bandwidth)
+        seconds = np.zeros(groups)
         np.maximum.at(seconds, crossings.group, crossings.seconds)
         per_byte += seconds
         fill += routed.phase.stages * seconds
-        flow += _largest(routed, shared)
+        flow += _largest(routed)
         parts.append(crossings)
     return OwnLoads(per_byte, fill, flow / offer.efficiency, _together(parts, per_byte))
 
@@ -77,31 +69,24 @@ def _columns(crossings: Crossings) -> tuple[IntArray, IntArray, FloatArray]:
     return crossings.group, crossings.link, crossings.seconds
 
 
-def _largest(routed: Routed, shared: Mask) -> FloatArray:
-    """The share of each group's largest flow over shared links: [groups]."""
-    parts = [shared[part.links].any(axis=(0, 2)) * part.share for part in routed.parts]
+def _largest(routed: Routed) -> FloatArray:
+    """The share of each group's largest flow: [groups]."""
+    parts = [(part.links >= 0).any(axis=(0, 2)) * part.share for part in routed.parts]
     largest: FloatArray = np.max(parts, axis=0)
     return largest
 
 
-def _in_step(routed: Routed, bandwidth: FloatArray, shared: Mask) -> FloatArray:
-    """Seconds per byte of each group on links that it does not share with other roles: [groups]."""
-    seconds = np.where(shared, 0.0, routed.load / bandwidth)
-    busiest: FloatArray = np.max([seconds[part.links].max(axis=(0, 2), initial=0.0) for part in routed.parts], axis=0)
-    return busiest
-
-
-def _crossings(routed: Routed, bandwidth: FloatArray, shared: Mask) -> Crossings:
-    """Seconds per byte that each group keeps each shared link busy in one phase."""
-    entries = [entry for part in routed.parts if part.share > 0 for entry in _entries(part, shared)]
+def _crossings(routed: Routed, bandwidth: FloatArray) -> Crossings:
+    """Seconds per byte that each group keeps each link busy in one phase."""
+    entries = [entry for part in routed.parts if part.share > 0 for entry in _entries(part)]
     loads = _summed(_joined([NOTHING, *entries]), len(bandwidth))
     return Crossings(loads.group, loads.link, loads.seconds / bandwidth[loads.link])
 
 
-def _entries(part: Routes, shared: Mask) -> Iterator[Crossings]:
+def _entries(part: Routes) -> Iterator[Crossings]:
     """What each group loads, hop by hop."""
     for links in part.links:
-        group, flow = np.nonzero(shared[links])
+        group, flow = np.nonzero(links >= 0)
         yield Crossings(group, links[group, flow], np.full(len(group), part.share))
 
 

@@ -80,7 +80,7 @@ class CommunicationCost:
         seconds, groups, payload = self.exchange(exchange).seconds, self._members(exchange.group), exchange.payload
         nothing = np.zeros(len(groups))
         unshared = Demand(seconds, nothing, nothing, payload, NOTHING)
-        if not self._leaves_domains(groups):
+        if groups.shape[1] < 2 or not len(groups):
             return unshared
         choice = self._choose(exchange)
         if (choice.seconds - choice.idle).max() < NEGLIGIBLE * choice.idle.min():
@@ -97,11 +97,6 @@ class CommunicationCost:
             parts = {n: self._surveyor.own_loads(kind, members, offer) for n, offer in taken.items()}
             self._own[key] = picked(parts, choice.taken)
         return self._own[key]
-
-    def _leaves_domains(self, groups: IntArray) -> bool:
-        """Whether any traffic leaves NVLink."""
-        domains = self._surveyor.fabric.domains(groups)
-        return bool((domains != domains[:, :1]).any())
 
     def _tier(self, role: str, group: int) -> str:
         """The highest tier that traffic of one group of a role crosses."""

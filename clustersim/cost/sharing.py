@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from clustersim.cost.timing import Demand, DemandCost, ExchangeCost, ExchangeTiming
 from clustersim.program.program import Program
 from clustersim.program.task import Exchange
+from clustersim.program.traffic import Crossings
 
 BoolArray = NDArray[np.bool_]
 
@@ -60,11 +61,17 @@ def sharing(program: Program, demands: DemandCost, links: int) -> Sharing:
 
 def _crossed_twice(exchanges: Iterable[Exchange], demands: DemandCost, links: int) -> BoolArray:
     """For each link whether groups of several roles, or several groups of one, cross it."""
-    crossed = np.zeros(links, dtype=np.int64)
-    by_role: dict[str, list[NDArray[np.int64]]] = {}
+    by_role: dict[str, dict[Crossings, None]] = {}
     for exchange in exchanges:
-        crossings = demands.demand(exchange).crossings
-        by_role.setdefault(exchange.group, []).append(crossings.group * links + crossings.link)
-    for pairs in by_role.values():
-        crossed += np.bincount(np.unique(np.concatenate(pairs)) % links, minlength=links)
-    return crossed > 1
+        by_role.setdefault(exchange.group, {})[demands.demand(exchange).crossings] = None
+    twice, once = np.zeros((2, links), dtype=np.bool_)
+    for crossings in by_role.values():
+        group = np.full(links, -1, dtype=np.int64)
+        for each in crossings:
+            before = group[each.link]
+            group[each.link] = each.group  # of several groups on one link, one stays
+            differs = (before >= 0) & (before != each.group) | (group[each.link] != each.group)
+            twice[each.link[differs]] = True
+        twice |= once & (group >= 0)
+        once |= group >= 0
+    return twice

@@ -40,7 +40,6 @@ class Pieces:
         """How many ranks run the block."""
         return len(self.slowdown)
 
-
     @property
     def meets(self) -> bool:
         """Whether any ranks meet."""

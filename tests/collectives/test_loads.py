@@ -45,16 +45,16 @@ def test_groups_that_share_a_link_ask_alone_for_what_fits_alone() -> None:
     assert together.max() > 3.9 * 1e12 * loads.per_byte.max()
 
 
-def test_traffic_inside_a_domain_crosses_no_shared_link() -> None:
+def test_traffic_inside_a_domain_crosses_both_nvlink_ports_of_each_member() -> None:
     loads = loads_of(np.arange(48).reshape(6, 8))
-    assert len(loads.crossings.link) == 0
-    assert loads.flow.tolist() == [0.0] * 6
+    assert np.bincount(loads.crossings.group).tolist() == [16] * 6
+    assert (FABRIC.links.kind[loads.crossings.link] == LINK_KINDS.index(LinkKind.NVLINK)).all()
     assert (loads.per_byte > 0).all()
 
 
 @given(PERMUTATIONS, st.sampled_from([2, 3, 4, 6, 8, 12, 24, 48]), st.sampled_from(Collective), st.data())
 def test_own_loads_add_up_to_the_links_loads_and_none_is_busier_than_its_group(ranks, size, kind, data) -> None:
-    """What all groups ask of a shared link is what `transfer` says that it carries; each alone has time for its own."""
+    """What all groups ask of a link is what `transfer` says that it carries; each alone has time for its own."""
     members = ranks.reshape(-1, size)
     arrangement = arrange(members, FABRIC)
     algorithm = data.draw(st.sampled_from(sorted(ALGORITHMS)))
@@ -65,11 +65,9 @@ def test_own_loads_add_up_to_the_links_loads_and_none_is_busier_than_its_group(r
         loads = Surveyor(FABRIC, NCCL).own_loads(kind, members, offer)
         crossings = loads.crossings
         reachable = effective_bandwidth(FABRIC.links, NCCL, offer, int(arrangement.spans.max()))
-        shared = FABRIC.links.kind != LINK_KINDS.index(LinkKind.NVLINK)
         carried = sum(each.load[:-1] / reachable for each in phases)
-        total = np.bincount(crossings.link, crossings.seconds, minlength=len(shared))
-        assert total[shared] == pytest.approx(carried[shared], rel=1e-12)
-        assert not total[~shared].any()
+        total = np.bincount(crossings.link, crossings.seconds, minlength=len(carried))
+        assert total == pytest.approx(carried, rel=1e-12)
         assert (crossings.seconds <= loads.per_byte[crossings.group]).all()
         assert (crossings.seconds > 0).all()
         pairs = set(zip(crossings.group.tolist(), crossings.link.tolist(), strict=True))

@@ -59,7 +59,7 @@ def test_a_kernel_is_slowed_only_while_its_exchange_runs(kernel: float, beside: 
     [(4.0, 1.0, 4.5, 0.5), (1.0, 4.0, 4.0, 1.0), (2.0, 4.0, 4.0, 2.0), (3.0, 4.0, 5.0, 2.0), (3.0, 0.0, 3.0, 0.0)],
 )
 def test_slowing_by_hand(kernel: float, beside: float, seconds: float, slowed: float) -> None:
-    """φ = 1 halves the kernel's pace: 1 s beside costs 0.5 s; of 4 s, a kernel of 1 s ends after 2, one of 2 s after 4."""
+    """With φ = 1 a kernel goes at half pace: 1 s beside costs 0.5 s; beside 4 s, 1 s takes 2 and 2 s take 4."""
     timing = timed(1.0, overlap(kernel, beside))
     assert timing.seconds == seconds
     assert timing.slowed.tolist() == [slowed]

@@ -158,12 +158,18 @@ def test_messages_that_share_an_uplink_ask_for_what_each_takes_alone():
     assert taken - asked.latency == pytest.approx(4 * asked.transfer)
 
 
-def test_what_stays_on_nvlink_or_in_one_rank_is_all_latency():
-    for role in ("tp", "one"):
-        asked = demand(Collective.ALL_REDUCE, role, 1e9)
-        assert asked.latency.tolist() == cost().exchange(exchange(Collective.ALL_REDUCE, role, 1e9)).seconds.tolist()
-        assert not asked.transfer.any()
-        assert len(asked.crossings.group) == 0
+def test_what_stays_in_one_rank_takes_no_time_and_crosses_nothing():
+    asked = demand(Collective.ALL_REDUCE, "one", 1e9)
+    assert not asked.latency.any()
+    assert not asked.transfer.any()
+    assert len(asked.crossings.group) == 0
+
+
+def test_what_stays_on_nvlink_takes_as_long_alone_as_beside_its_siblings():
+    asked = demand(Collective.ALL_REDUCE, "tp", 1e9)
+    taken = cost().exchange(exchange(Collective.ALL_REDUCE, "tp", 1e9)).seconds
+    assert asked.latency + asked.transfer == pytest.approx(taken, rel=1e-12)
+    assert len(asked.crossings.group) > 0
 
 
 def test_a_few_bytes_load_no_link():

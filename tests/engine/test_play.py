@@ -64,7 +64,7 @@ def test_there_is_an_outline_unless_groups_of_several_roles_meet(pieces: Pieces)
 
 @given(st.data(), made(roles=2))
 def test_own_time_waiting_and_slowing_add_up(data: st.DataObject, pieces: Pieces) -> None:
-    """end - start = own + waited + slowed on every rank, and neither is negative."""
+    """The end less the start is own time + waited + slowed on every rank, and neither is negative."""
     start = starts(data.draw, pieces)
     run = play(start, pieces, data.draw(collectives(pieces)))
     own = np.broadcast_to((pieces.kernels + pieces.rest).sum(axis=1), pieces.ranks)
@@ -101,8 +101,8 @@ def one(kernel: float, rest: float = 0.0, slowdown: float = 1.0) -> Pieces:
 
 @pytest.mark.parametrize(
     ("since", "until", "slowed"),
-    [(1.0, 3.0, 1.0), (-5.0, 2.0, 1.0), (0.0, 8.0, 4.0), (-1.0, 90.0, 4.0), (3.0, 90.0, 1.0), (4.0, 9.0, 0.0), (-2.0, 0.0, 0.0)],
-)  # fmt: skip
+    [(1, 3, 1), (-5, 2, 1), (0, 8, 4), (-1, 90, 4), (3, 90, 1), (4, 9, 0), (-2, 0, 0)],
+)
 def test_a_kernel_beside_a_collective(since: float, until: float, slowed: float) -> None:
     """4 s from 0 on, φ = 1: while the collective lasts, half of every second is lost, until the kernel ends."""
     run = play(array(0.0), one(4.0), [(array(since), array(until))])
@@ -144,7 +144,10 @@ def test_who_meets_a_slowed_rank_waits_for_it_and_is_not_slowed() -> None:
     assert run.slowed.tolist() == [1.0, 0.0]
 
 
-@pytest.mark.parametrize(("since", "until", "beside"), [(2.0, 3.0, False), (0.0, 1.0, False), (1.5, 9.0, True), (0.0, 1.5, True)])  # fmt: skip
+TOUCHES = [(2.0, 3.0, False), (0.0, 1.0, False), (1.5, 9.0, True), (0.0, 1.5, True)]
+
+
+@pytest.mark.parametrize(("since", "until", "beside"), TOUCHES)
 def test_collectives_that_only_touch_a_block_are_not_beside_it(since: float, until: float, beside: bool) -> None:
     run = Run(array(2.0), array(0.0), array(0.0))
     assert undisturbed(run, array(1.0), [(array(since), array(until))]) != beside

