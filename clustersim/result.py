@@ -30,12 +30,12 @@ from clustersim.trace.store import FloatArray, IntArray, OperationSpans, Trace
 from clustersim.units import Bytes, Flop, FlopPerSecond, Seconds, format_seconds
 
 EXPERIENCE: Final = (
-    "60 published Megatron-LM and NeMo runs on A100, H100 and GB200 took 10 % longer than predicted on average, "
-    "from 11 % less to 29 % more (python -m tests.published.steps)"
+    "60 published Megatron-LM and NeMo runs on A100, H100 and GB200 took 8 % longer than predicted on average, "
+    "from 13 % less to 24 % more (python -m tests.published.steps)"
 )
 NOT_SHARED: Final[Mapping[Contention, str]] = {
     Contention.NONE: "contention between collectives of different kinds (each kind shares links among its own groups)",
-    Contention.SHARED: "contention of collectives inside blocks (tensor, context parallelism) with other traffic",
+    Contention.SHARED: "queues and congestion control of the network: links are shared fairly, as fluids",
 }
 PERCENTILES: Final[Mapping[str, int]] = {"min": 0, "p5": 5, "p50": 50, "p95": 95, "max": 100}
 HEALTHY: Final = "stragglers and jitter: all GPUs and links are healthy (`disturbances` says otherwise)"

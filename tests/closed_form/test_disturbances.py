@@ -61,6 +61,15 @@ def test_two_slow_ranks_cost_no_more_than_the_slower() -> None:
     assert waited(two, 1) == pytest.approx((WORK + OPTIMIZER) * (1 / 0.5 - 1 / 0.8))
 
 
+def test_the_partner_of_a_slow_rank_waits_inside_its_blocks() -> None:
+    """Two ranks that meet in every layer: both end at the slow one's pace, but for optimizers, behind all meetings."""
+    ran = Disturbed(Step(LAYERS, Layout(tp=2)), FIXED, {0: 0.5}).ran
+    assert ran.seconds == 2 * (WORK + OPTIMIZER)
+    assert ran.trace.waited[ran.trace.rank == 1].sum() == pytest.approx(WORK)
+    assert not ran.trace.waited[ran.trace.rank == 0].any()
+    assert ran.of(1) == pytest.approx({"compute": WORK, "optimizer": OPTIMIZER, "wait": WORK + OPTIMIZER})
+
+
 @pytest.mark.parametrize("order", [("tp", "cp", "dp", "pp"), ("dp", "tp", "cp", "pp")])
 def test_a_slow_rank_slows_its_whole_tensor_parallel_group(order: tuple[str, ...]) -> None:
     """Its partner meets it in every layer, so both go at its pace: each half as long, the partner waits inside.

@@ -175,8 +175,8 @@ UNABLE = {
     ),
     "a kind sends to two kinds": Program(
         program([[send(1.0)], [receive(1.0)], [receive(1.0)]]).programs,
-        np.array([0, 1, 0, 2]),
-        program([[]], {NEXT: [[0, 1], [2, 3]]}).groups,
+        np.array([0, 1, 2, 0, 1, 2]),
+        program([[]], {NEXT: [[0, 1], [3, 5]]}).groups,
     ),
 }
 

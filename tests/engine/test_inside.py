@@ -75,6 +75,19 @@ def test_a_rank_waits_for_one_that_it_meets_only_through_others() -> None:
     assert spans(found, 3) == [(0, 0, 0.0, 2.0), (0, 1, 2.0, 3.0), (0, 2, 3.0, 4.0)]
 
 
+def test_a_rank_waits_for_one_that_is_three_meetings_away() -> None:
+    """A ring of six, joined by tp and cp in turn: the kernel of 1 s ends at 2 on rank 3, and then three meetings follow.
+
+    tp joins (0, 1), (2, 3), (4, 5), cp (1, 2), (3, 4), (5, 0), each for 1 s: first tp delays 2, then cp 1 and 4, then
+    tp 0 and 5, by 1 s.
+    """
+    ring = {"tp": [[0, 1], [2, 3], [4, 5]], "cp": [[1, 2], [3, 4], [5, 0]]}
+    made = replicated([compute(1.0, exchange("tp", 1.0), exchange("cp", 1.0), exchange("tp", 1.0))], 6, ring)
+    found = inside(made, cost(made, [1.0, 1.0, 1.0, 0.5, 1.0, 1.0]))
+    assert spans(found, 0) == [(0, 0, 0.0, 1.0), (0, 1, 1.0, 2.0), (0, 2, 2.0, 3.0), (0, 3, 4.0, 5.0)]
+    assert spans(found, 1) == [(0, 0, 0.0, 1.0), (0, 1, 1.0, 2.0), (0, 2, 3.0, 4.0), (0, 3, 4.0, 5.0)]
+
+
 BESIDE = [compute(1.0), compute(1.0, exchange("tp", 1.0), 1.0), meet(2.0, after=(0,)), compute(1.0)]
 """A reduction of 2 s from the end of the first block on."""
 

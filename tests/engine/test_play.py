@@ -32,8 +32,8 @@ def _groups(ranks: int) -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks)
 
 
-def starts(draw: st.DrawFn, pieces: Pieces) -> FloatArray:
-    return draw(hnp.arrays(float, pieces.ranks, elements=SECONDS))
+def starts(pieces: Pieces) -> st.SearchStrategy[FloatArray]:
+    return hnp.arrays(float, pieces.ranks, elements=SECONDS)
 
 
 @st.composite
@@ -47,7 +47,7 @@ def collectives(draw: st.DrawFn, pieces: Pieces) -> Busy:
 @given(st.data(), made())
 def test_an_outline_is_the_block_played_operation_by_operation(data: st.DataObject, pieces: Pieces) -> None:
     """Exactly, since all seconds are dyadic; meeting inside the groups of one role."""
-    start = starts(data.draw, pieces)
+    start = data.draw(starts(pieces))
     outlined = outline(pieces)
     assert outlined is not None
     event(f"meets: {outlined.meeting is not None}")
@@ -65,7 +65,7 @@ def test_there_is_an_outline_unless_groups_of_several_roles_meet(pieces: Pieces)
 @given(st.data(), made(roles=2))
 def test_own_time_waiting_and_slowing_add_up(data: st.DataObject, pieces: Pieces) -> None:
     """The end less the start is own time + waited + slowed on every rank, and neither is negative."""
-    start = starts(data.draw, pieces)
+    start = data.draw(starts(pieces))
     run = play(start, pieces, data.draw(collectives(pieces)))
     own = np.broadcast_to((pieces.kernels + pieces.rest).sum(axis=1), pieces.ranks)
     np.testing.assert_allclose(run.end - start, own + run.waited + run.slowed, atol=1e-12)
@@ -76,7 +76,7 @@ def test_own_time_waiting_and_slowing_add_up(data: st.DataObject, pieces: Pieces
 @given(st.data(), made(roles=2))
 def test_undisturbed_blocks_are_what_they_are_alone_and_others_are_found(data: st.DataObject, pieces: Pieces) -> None:
     """Whatever slows a block is noticed from how it would have run alone."""
-    start, busy = starts(data.draw, pieces), data.draw(collectives(pieces))
+    start, busy = data.draw(starts(pieces)), data.draw(collectives(pieces))
     alone, beside = play(start, pieces), play(start, pieces, busy)
     event(f"undisturbed: {undisturbed(alone, start, busy)}")
     if undisturbed(alone, start, busy):
@@ -86,7 +86,7 @@ def test_undisturbed_blocks_are_what_they_are_alone_and_others_are_found(data: s
 
 @given(st.data(), made(roles=2))
 def test_ranks_that_meet_go_on_together(data: st.DataObject, pieces: Pieces) -> None:
-    start, busy = starts(data.draw, pieces), data.draw(collectives(pieces))
+    start, busy = data.draw(starts(pieces)), data.draw(collectives(pieces))
     run, begins, ends = step_through(start, pieces, busy)
     come = np.column_stack([start, ends])
     for place, meeting in enumerate(pieces.meetings):
