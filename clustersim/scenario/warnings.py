@@ -13,7 +13,7 @@ from clustersim.hardware.disturbance import DeadLink
 from clustersim.hardware.topology import LinkKind
 from clustersim.parallel.groups import members
 from clustersim.scenario.scenario import Scenario
-from clustersim.scenario.settings import Symmetry
+from clustersim.scenario.settings import Contention, Symmetry
 from clustersim.workload.training import Attention, SelectiveRecompute
 from clustersim.workload.transformer import Positions
 
@@ -58,8 +58,19 @@ def _unfolded(scenario: Scenario) -> Iterator[str]:
     ranks, passes = scenario.layout.world, 2 * scenario.microbatches * scenario.schedule.chunks
     if scenario.cost.symmetry is Symmetry.OFF and ranks > MANY_RANKS:
         yield (
-            f"cost.symmetry off simulates all {ranks:,} ranks one by one: {ranks:,} x {passes:,} = {ranks * passes:,} "
+            f"cost.symmetry off simulates all {ranks:,} ranks: {ranks:,} x {passes:,} = {ranks * passes:,} "
             "passes of microbatches; auto gives the same answer from the few ranks that differ"
+        )
+
+
+def _one_by_one(scenario: Scenario) -> Iterator[str]:
+    """About 10 ms and 250 kB a rank for the passes of a usual step (`tests/benchmarks/README.md`)."""
+    ranks, all_differ = scenario.layout.world, scenario.jitter is not None or scenario.cost.symmetry is Symmetry.OFF
+    if scenario.cost.network is Contention.SHARED and all_differ and ranks > MANY_RANKS:
+        cause = "jitter makes every rank differ" if scenario.jitter is not None else "cost.symmetry is off"
+        yield (
+            f"{cause}, and on a shared network all {ranks:,} are simulated one by one, which takes minutes and "
+            "gigabytes; cost.network uncontended takes seconds"
         )
 
 
@@ -122,5 +133,6 @@ _WARNINGS: tuple[Callable[[Scenario], Iterator[str]], ...] = (
     _uncommon_interleaving,
     _old_for_flash,
     _unfolded,
+    _one_by_one,
     _beyond_reach,
 )

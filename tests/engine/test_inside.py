@@ -76,7 +76,7 @@ def test_a_rank_waits_for_one_that_it_meets_only_through_others() -> None:
 
 
 def test_a_rank_waits_for_one_that_is_three_meetings_away() -> None:
-    """A ring of six, joined by tp and cp in turn: the kernel of 1 s ends at 2 on rank 3, and then three meetings follow.
+    """A ring of six, joined by tp and cp in turn: rank 3 is slow, and three meetings follow its kernel.
 
     tp joins (0, 1), (2, 3), (4, 5), cp (1, 2), (3, 4), (5, 0), each for 1 s: first tp delays 2, then cp 1 and 4, then
     tp 0 and 5, by 1 s.

@@ -105,6 +105,14 @@ def test_simulating_very_many_ranks_one_by_one_is_a_warning_with_the_work_that_i
     assert not Scenario.from_mapping(mapping, ["cost.symmetry=off"]).warnings
 
 
+def test_many_ranks_that_all_differ_on_a_shared_network_are_warned_of(mapping: dict[str, Any]) -> None:
+    large = ["cluster.gpus=4096", "layout.dp=512", "training.global_batch=512", "cost.network=shared"]
+    (warning,) = Scenario.from_mapping(mapping, [*large, "disturbances.jitter=1 %"]).warnings
+    assert "jitter makes every rank differ" in warning and "4,096" in warning
+    assert not Scenario.from_mapping(mapping, ["disturbances.jitter=1 %", "cost.network=shared"]).warnings
+    assert not Scenario.from_mapping(mapping, [*large[:3], "disturbances.jitter=1 %"]).warnings
+
+
 def test_flash_attention_on_a_gpu_that_is_too_old_for_it_is_a_warning(mapping: dict[str, Any]) -> None:
     old = ["cluster=dgx-v100", "training.precision=fp16"]
     (warning,) = Scenario.from_mapping(mapping, old).warnings
