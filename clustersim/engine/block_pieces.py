@@ -1,6 +1,6 @@
 """What do the operations of each task take on many ranks that run the same program, and who meets for them?"""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -60,7 +60,7 @@ class BlockPieces:
         if self._factors is None:
             self._factors = _Factors(jitter, self.ranks)
         factors = self._factors.of(first, len(pieces.meetings))
-        return Pieces(pieces.kernels * factors, pieces.rest, pieces.slowdown, pieces.meetings)
+        return replace(pieces, kernels=pieces.kernels * factors)
 
 
 class _Factors:

@@ -13,7 +13,7 @@ import numpy as np
 from clustersim.engine.block_pieces import BlockPieces
 from clustersim.engine.columns import Columns, Span
 from clustersim.engine.meeting import FloatArray, IntArray
-from clustersim.engine.play import leaders, play, undisturbed
+from clustersim.engine.play import beside, leaders, play
 from clustersim.program.program import RankProgram
 from clustersim.program.task import Block, Communicate, Stream
 
@@ -96,9 +96,9 @@ class Cohort:
         when = self.ready(number)
         pieces, outlined = self.pieces.of(number, block)
         busy = [(self.columns.ready[task], self.columns.end[task]) for task in self._beside(number)]
-        run = None if outlined is None else outlined.run(when.ready)
-        if run is None or not undisturbed(run, when.ready, busy):
-            run = play(when.ready, pieces, busy)
+        run = play(when.ready, pieces) if outlined is None else outlined.run(when.ready)
+        if disturbing := beside(run, when.ready, busy):
+            run = play(when.ready, pieces, disturbing)
         self.columns.waited[number], self.columns.slowed[number] = run.waited, run.slowed
         if pieces.meets:
             self.columns.leader[number] = self.columns.rows(number)[leaders(pieces, run.waited)]

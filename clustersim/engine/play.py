@@ -11,6 +11,7 @@ three sums and two maxima: until the first meeting, from there to the last one, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -104,14 +105,23 @@ def leaders(pieces: Pieces, waited: FloatArray) -> IntArray:
     return leader
 
 
-def undisturbed(run: Run, start: FloatArray, busy: Busy) -> bool:
-    """Whether no collective was beside the block."""
-    return not any(((begin < run.end) & (end > start)).any() for begin, end in busy)
+def beside(run: Run, start: FloatArray, busy: Busy) -> Busy:
+    """The collectives from the first one on that is beside a block that takes at least so long."""
+    for place, (begin, end) in enumerate(busy):
+        if ((begin < run.end) & (end > start)).any():
+            return busy[place:]
+    return NEVER
 
 
 def play(start: FloatArray, pieces: Pieces, busy: Busy = NEVER) -> Run:
-    """Run a block operation by operation."""
-    return step_through(start, pieces, busy)[0]
+    """Run a block, operations that follow each other without a meeting or a change of kind at once."""
+    now, waited, slowed = start, np.zeros(pieces.ranks), np.zeros(pieces.ranks)
+    for begin, end in pairwise((*_cuts(pieces), len(pieces.meetings))):
+        now, waited = _met(pieces.meetings[begin], now, waited)
+        part = pieces.kernels[:, begin:end].sum(axis=1), pieces.rest[:, begin:end].sum(axis=1)
+        now, more = _work(now, *part, pieces.slowdown, busy)
+        slowed = slowed + more
+    return Run(now, waited, slowed)
 
 
 def step_through(start: FloatArray, pieces: Pieces, busy: Busy) -> tuple[Run, FloatArray, FloatArray]:
@@ -119,28 +129,51 @@ def step_through(start: FloatArray, pieces: Pieces, busy: Busy) -> tuple[Run, Fl
     begins, ends = np.empty((2, pieces.ranks, len(pieces.meetings)))
     now, waited, slowed = start, np.zeros(pieces.ranks), np.zeros(pieces.ranks)
     for place, meeting in enumerate(pieces.meetings):
-        if meeting is not None:
-            met = meeting.latest(now)
-            waited = waited + (met - now)
-            now = met
+        now, waited = _met(meeting, now, waited)
         begins[:, place] = now
-        now, more = _operation(now, pieces, place, busy)
+        now, more = _work(now, pieces.kernels[:, place], pieces.rest[:, place], pieces.slowdown, busy)
         slowed = slowed + more
         ends[:, place] = now
     return Run(now, waited, slowed), begins, ends
 
 
-def _operation(start: FloatArray, pieces: Pieces, place: int, busy: Busy) -> tuple[FloatArray, FloatArray]:
-    """When an operation ends, and how many seconds of it are because of collectives beside."""
-    kernel, rest = pieces.kernels[:, place], pieces.rest[:, place]
+def _met(meeting: Meeting | None, come: FloatArray, waited: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """When ranks go on that come to a meeting, and how long they have waited then."""
+    if meeting is None:
+        return come, waited
+    met = meeting.latest(come)
+    return met, waited + (met - come)
+
+
+def _work(
+    start: FloatArray, kernel: FloatArray, rest: FloatArray, slowdown: FloatArray, busy: Busy
+) -> tuple[FloatArray, FloatArray]:
+    """When work ends of which a part is kernels, evenly; and how many seconds of it collectives beside have cost."""
     alone = kernel + rest
     end, slowed = start + alone, np.zeros_like(start)
     if not busy or not kernel.any():
         return end, slowed
-    part = pieces.slowdown * np.divide(kernel, alone, out=np.zeros_like(alone), where=alone > 0)
+    part = slowdown * np.divide(kernel, alone, out=np.zeros_like(alone), where=alone > 0)
+    lost = part / (1.0 + part)
     for since, until in busy:
         first = np.maximum(start, since)
-        left, beside = np.maximum(end - first, 0.0), np.maximum(until - first, 0.0)
-        more = np.minimum(left * (1.0 + part), beside) * (part / (1.0 + part))
+        left = end - first
+        if (left <= 0.0).all():
+            continue
+        more = np.minimum(np.maximum(left, 0.0) * (1.0 + part), np.maximum(until - first, 0.0)) * lost
         end, slowed = end + more, slowed + more
     return end, slowed
+
+
+def _cuts(pieces: Pieces) -> tuple[int, ...]:
+    """Where to cut a block so that a piece has no meeting but before its first operation, and work of one kind.
+
+    Kernels and communication are slowed differently, so they may not be added up; neither may two that are both.
+    """
+    meetings = pieces.meetings
+    kind = np.where((pieces.rest == 0).all(axis=0), 0, np.where((pieces.kernels == 0).all(axis=0), 1, 2))
+    return tuple(
+        place
+        for place in range(len(meetings))
+        if place == 0 or meetings[place] is not None or kind[place] == 2 or kind[place] != kind[place - 1]
+    )
