@@ -38,7 +38,10 @@ def path_summary(rows: Rows, timing_of: TimingOf) -> dict[str, Seconds]:
     """
     trace = rows.trace
     row = critical_path(trace)
-    end = np.maximum.accumulate(trace.end[row])
+    end = trace.end[row]
+    leads = (trace.leader[row[1:]] == row[:-1]) & (row[1:] != row[:-1])
+    end[:-1][leads] = np.minimum(end[:-1], end[1:])[leads]  # what a leader does after those it led is not on the path
+    end = np.maximum.accumulate(end)
     before = np.concatenate(([0.0], end))[: len(row)]
     begin = np.clip(trace.start[row], before, end)
     seconds = run_parts(rows, block_runs(rows, row, end - begin), timing_of).sum(axis=0)

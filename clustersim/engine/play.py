@@ -106,11 +106,13 @@ def leaders(pieces: Pieces, waited: FloatArray) -> IntArray:
 
 
 def beside(run: Run, start: FloatArray, busy: Busy) -> Busy:
-    """The collectives from the first one on that is beside a block that takes at least so long."""
-    for place, (begin, end) in enumerate(busy):
-        if ((begin < run.end) & (end > start)).any():
-            return busy[place:]
-    return NEVER
+    """The collectives that may be beside a block, if any is beside it where it runs undisturbed.
+
+    What slows one rank makes another wait for it, and so may bring any collective beside that rank's block that has not
+    ended before.
+    """
+    later = [each for each in busy if (each[1] > start).any()]
+    return later if any(((begin < run.end) & (end > start)).any() for begin, end in later) else NEVER
 
 
 def play(start: FloatArray, pieces: Pieces, busy: Busy = NEVER) -> Run:

@@ -21,7 +21,7 @@ class Recorder:
 
     whole: list[tuple[int, int, int, int]] = field(default_factory=list)
     times: list[Times] = field(default_factory=list)
-    met: dict[tuple[int, Hashable], list[int]] = field(default_factory=dict)
+    met: dict[tuple[int, int, Hashable], list[int]] = field(default_factory=dict)
     operations: list[tuple[int, int, int]] = field(default_factory=list)
     operation_times: list[tuple[float, float]] = field(default_factory=list)
 
@@ -32,9 +32,9 @@ class Recorder:
         return len(self.whole) - 1
 
     def meet(self, task: int, groups: Sequence[Hashable], row: int) -> None:
-        """Note that a span is of a block in which its rank met the members of groups."""
-        for group in groups:
-            self.met.setdefault((task, group), []).append(row)
+        """Note that a span is of a block in which its rank met the members of groups, first come first."""
+        for place, group in enumerate(groups):
+            self.met.setdefault((place, task, group), []).append(row)
 
     def operation(self, where: tuple[int, int, int], start: float, end: float) -> None:
         """Write a span of (rank, task, operation)."""
@@ -55,9 +55,9 @@ class Recorder:
         )  # fmt: skip
 
     def _leaders(self, waited: FloatArray) -> IntArray:
-        """For each row the one of those that met that waited least; through groups of several roles, one by one."""
+        """For each row the one of those that met that waited least; through groups of several roles, role by role."""
         leader = np.arange(len(self.whole))
-        for rows in self.met.values():
+        for _, rows in sorted(self.met.items(), key=lambda met: met[0][0]):
             first = rows[int(np.argmin(waited[leader[rows]]))]
             leader[rows] = leader[first]
         return leader

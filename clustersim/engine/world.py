@@ -84,7 +84,7 @@ class World:
     def note(self, rank: int, number: int, block: Block, row: int) -> None:
         """Remember whose blocks ran together: task `number` of a rank, written as a trace row."""
         if not self.private(rank, block):
-            groups = [self._group(exchange.group, rank) for exchange in block.exchanges]
+            groups = dict.fromkeys(self._group(exchange.group, rank) for exchange in block.exchanges)
             self.recorder.meet(number, [name for name, members in groups if members > 1], row)
 
     def shares(self, exchange: Exchange) -> bool:

@@ -53,7 +53,7 @@ class RankProgram:
 
     def step_of(self, steps: int) -> IntArray:
         """The step that each task belongs to where the program is `steps` equal steps in a row: [tasks], from 0."""
-        return np.arange(len(self.tasks), dtype=np.int64) // max(1, len(self.tasks) // steps)
+        return np.arange(len(self.tasks), dtype=np.int64) // (len(self.tasks) // steps)
 
 
 def _distinct(exchanges: Iterable[Exchange]) -> set[Exchange]:

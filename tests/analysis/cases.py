@@ -70,6 +70,7 @@ class Row:
     rank: int = 0
     waited: float = 0.0
     slowed: float = 0.0
+    leader: int | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Case:
             waited=np.array([row.waited for row in self.rows], dtype=float),
             slowed=np.array([row.slowed for row in self.rows], dtype=float),
             cause=np.array([row.cause for row in self.rows], dtype=np.int64),
-            leader=np.arange(len(self.rows)),
+            leader=np.array([n if row.leader is None else row.leader for n, row in enumerate(self.rows)], dtype=int),
             representative=np.array(self.representative, dtype=np.int64),
         )
 

@@ -41,6 +41,18 @@ def test_a_block_on_the_path_is_split_into_its_operations() -> None:
     }  # fmt: skip
 
 
+def test_the_path_goes_through_the_rank_that_was_waited_for_until_it_lets_the_others_go() -> None:
+    """Rank 1 waits in a block for rank 0, which works on until 11; rank 1 goes on at 7, with a reduction of 10 s."""
+    rows = (
+        Row(FORWARD, 0, 11),
+        Row(FORWARD, 0, 7, rank=1, waited=3.0, leader=0),
+        Row(collective("dp"), 7, 17, 1, Stream.DATA, rank=1),
+    )
+    case = Case(rows, (0, 1))
+    assert critical_path(case.trace).tolist() == [0, 1, 2]
+    assert nonzero(path_summary(case.joined, case.timing_of)) == {"compute": 7.0, "exposed dp": 10.0}
+
+
 def test_an_empty_trace_has_an_empty_path() -> None:
     case = Case(())
     assert critical_path(case.trace).tolist() == []

@@ -66,6 +66,25 @@ def test_every_exchange_of_a_crowded_link_is_named_and_no_other() -> None:
     assert shared(made, {"tp": [[0]], "cp": [[0]], "dp": [[1]]}) == {"tp", "cp"}
 
 
+class ByName(LinkCost):
+    """Exchanges of a role that go different ways: routes by the exchange's name."""
+
+    def demand(self, exchange: Exchange) -> Demand:
+        return replace(super().demand(exchange), crossings=self._of(exchange.name))
+
+
+def shared_by_name(routes: Mapping[str, list[list[int]]]) -> set[str]:
+    made = program([[compute(replace(INSIDE, name="near"), replace(INSIDE, name="far"))]] * 4, {"tp": [[0, 1], [2, 3]]})
+    return {each.name for each in sharing(made, ByName(UnitCost(made), 8, routes), 8).inside}
+
+
+def test_two_groups_share_a_link_that_they_cross_with_different_exchanges() -> None:
+    """The first group goes far over the second one's link."""
+    assert shared_by_name({"near": [[0], [1]], "far": [[1], [2]]}) == {"near", "far"}
+    assert shared_by_name({"near": [[0], [1]], "far": [[2], [1]]}) == set(), "both exchanges of one group"
+    assert shared_by_name({"near": [[0], [0]], "far": [[2], [1]]}) == {"near"}
+
+
 class Slower(LinkCost):
     """What exchanges ask of links if nobody is there: half a second of latency, and half of their usual time."""
 

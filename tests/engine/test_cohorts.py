@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from clustersim.cost.block import BlockCost
+from clustersim.cost.jitter import Jitter
 from clustersim.cost.machines import Machine, Machines, Slowed
+from clustersim.engine.block_pieces import AHEAD
 from clustersim.engine.cohorts import Cohorts, able
-from clustersim.engine.engine import DeadlockError, run
+from clustersim.engine.engine import DeadlockError, run, run_ranks
 from clustersim.program.program import Program
 from clustersim.program.symmetry import unfolded
 from clustersim.trace.store import Trace
@@ -112,8 +114,7 @@ def test_a_collective_slows_blocks_from_its_launch_until_it_ends() -> None:
     """
     first = [compute(0.0), compute(4.0), meet(2.0, after=(0,))]
     made = replicated(first, 2, {"dp": [[0, 1]]})
-    speeds = {0: 1.0, 1: 1.0}
-    trace = ran(made, cost(made, speeds, 1.0))
+    trace = ran(made, cost(made, interference=1.0))
     assert ends(trace, 1) == [5.0, 5.0]
     later = kinds([first, [compute(1.0), compute(4.0), meet(2.0, after=(0,))]], 1, {"dp": [[0, 1]]})
     trace = ran(later, cost(later, interference=1.0))
@@ -189,3 +190,26 @@ def test_what_cohorts_cannot_run(why: str) -> None:
 def test_what_cohorts_can_run() -> None:
     assert able(kinds([INSIDE, INSIDE], 2, {"tp": [[0, 2], [1, 3]]}))
     assert able(CIRCLE)
+
+
+def test_factors_follow_each_other_however_many_are_drawn_at_once() -> None:
+    """Ranks that meet nobody work the sum of their kernels: blocks of 1, 2 and more operations than are drawn ahead."""
+    jitter, sizes = Jitter(0.1, seed=6), [1, 2, AHEAD - 2, 3, AHEAD + 5, 1, 2 * AHEAD, 4]
+    made = replicated([compute(*[1.0] * size) for size in sizes], 3, {})
+    trace = Cohorts(made, unfolded(made), cost(made), jitter).run()
+    assert trace is not None
+    for rank in range(3):
+        worked = np.cumsum(jitter.factors(rank, sum(sizes)))[np.cumsum(sizes) - 1]
+        assert [ends(trace, task)[rank] for task in range(len(sizes))] == pytest.approx(worked.tolist())
+
+
+@pytest.mark.parametrize("slow", range(4))
+def test_whoever_runs_the_ranks_all_wait_for_the_slow_one(slow: int) -> None:
+    """Ranks that meet in rows and in columns: the one at half speed is whom all others' spans name."""
+    made = replicated(
+        [compute(1.0, exchange("tp", 1.0), exchange("cp", 1.0))],
+        4, {"tp": [[0, 1], [2, 3]], "cp": [[0, 2], [1, 3]]},
+    )  # fmt: skip
+    blocks = cost(made, {slow: HALF})
+    for trace in (ran(made, blocks), run_ranks(made, unfolded(made), blocks)[0]):
+        assert trace.rank[trace.leader].tolist() == [slow] * 4

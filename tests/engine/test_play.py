@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from clustersim.engine.meeting import FloatArray, Meeting
-from clustersim.engine.play import Busy, Pieces, Run, outline, play, step_through, undisturbed
+from clustersim.engine.play import Busy, Pieces, Run, beside, leaders, outline, play, step_through
 
 SECONDS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0])
+
+KINDS = ["kernel", "kernel", "exchange", "both"]
 
 
 def array(*seconds: float) -> FloatArray:
@@ -24,6 +26,8 @@ def made(draw: st.DrawFn, *, roles: int = 1) -> Pieces:
     meet = [Meeting.of(np.array(draw(_groups(ranks)))) for _ in range(roles)]
     meetings = tuple(draw(st.sampled_from([None, *meet])) for _ in range(operations))
     kernels, rest = (draw(hnp.arrays(float, (rows, operations), elements=SECONDS)) for _ in range(2))
+    which = np.array(draw(st.lists(st.sampled_from(KINDS), min_size=operations, max_size=operations)), dtype=object)
+    kernels, rest = kernels * (which != "exchange"), rest * (which != "kernel")
     slowdown = draw(hnp.arrays(float, ranks, elements=st.sampled_from([0.0, 0.5, 1.0])))
     return Pieces(kernels, rest, slowdown, meetings)
 
@@ -74,14 +78,21 @@ def test_own_time_waiting_and_slowing_add_up(data: st.DataObject, pieces: Pieces
 
 
 @given(st.data(), made(roles=2))
-def test_undisturbed_blocks_are_what_they_are_alone_and_others_are_found(data: st.DataObject, pieces: Pieces) -> None:
-    """Whatever slows a block is noticed from how it would have run alone."""
+def test_operations_run_at_once_take_what_they_take_one_by_one(data: st.DataObject, pieces: Pieces) -> None:
+    """Wherever a block may be cut into pieces of several operations."""
     start, busy = data.draw(starts(pieces)), data.draw(collectives(pieces))
-    alone, beside = play(start, pieces), play(start, pieces, busy)
-    event(f"undisturbed: {undisturbed(alone, start, busy)}")
-    if undisturbed(alone, start, busy):
-        assert beside.end.tolist() == alone.end.tolist()
-        assert not beside.slowed.any()
+    whole, one_by_one = play(start, pieces, busy), step_through(start, pieces, busy)[0]
+    for name in ("end", "waited", "slowed"):
+        np.testing.assert_allclose(getattr(whole, name), getattr(one_by_one, name), atol=1e-12)
+
+
+@given(st.data(), made(roles=2))
+def test_collectives_that_are_left_out_are_not_beside_the_block(data: st.DataObject, pieces: Pieces) -> None:
+    """How a block would have run alone tells which of them need not be looked at: none of those that slow it."""
+    start, busy = data.draw(starts(pieces)), data.draw(collectives(pieces))
+    found = beside(play(start, pieces), start, busy)
+    event(f"left out: {len(busy) - len(found)} of {len(busy)}")
+    assert play(start, pieces, found).end.tolist() == play(start, pieces, busy).end.tolist()
 
 
 @given(st.data(), made(roles=2))
@@ -147,7 +158,47 @@ def test_who_meets_a_slowed_rank_waits_for_it_and_is_not_slowed() -> None:
 TOUCHES = [(2.0, 3.0, False), (0.0, 1.0, False), (1.5, 9.0, True), (0.0, 1.5, True)]
 
 
-@pytest.mark.parametrize(("since", "until", "beside"), TOUCHES)
-def test_collectives_that_only_touch_a_block_are_not_beside_it(since: float, until: float, beside: bool) -> None:
-    run = Run(array(2.0), array(0.0), array(0.0))
-    assert undisturbed(run, array(1.0), [(array(since), array(until))]) != beside
+@pytest.mark.parametrize(("since", "until", "found"), TOUCHES)
+def test_collectives_that_only_touch_a_block_are_not_beside_it(since: float, until: float, found: bool) -> None:
+    run, busy = Run(array(2.0), array(0.0), array(0.0)), [(array(since), array(until))]
+    assert beside(run, array(1.0), busy) == (busy if found else ())
+
+
+def test_a_collective_that_another_one_brings_beside_a_block_counts() -> None:
+    """Two ranks meet between kernels of 2 and 5 s; φ = 1. The first collective is beside the first rank from 7 to 8.
+
+    Alone, both would end at 7. But the second collective is beside the second rank's first kernel, until 4: then they
+    meet, and their other kernels last until 9, and half a second longer where the first collective is beside.
+    """
+    both = Meeting.of(np.array([0, 0]))
+    pieces = Pieces(array(2.0, 0.0, 5.0)[None], np.zeros((1, 3)), array(1.0, 1.0), (None, both, None))
+    start = array(0.0, 0.0)
+    busy = [(array(7.0, 0.0), array(8.0, 0.0)), (array(8.0, 0.0), array(8.0, 4.0))]
+    run = play(start, pieces, beside(play(start, pieces), start, busy))
+    assert run.end.tolist() == [9.5, 9.0]
+    assert run.slowed.tolist() == [0.5, 2.0]
+
+
+def test_who_was_waited_for_is_found_through_groups_of_several_roles() -> None:
+    """Four ranks in rows (0, 1), (2, 3) and columns (0, 2), (1, 3), of which one waited for nobody."""
+    row, column = (Meeting.of(np.array(groups)) for groups in ([0, 0, 1, 1], [0, 1, 0, 1]))
+    nothing = np.zeros((1, 3))
+    pieces = Pieces(nothing, nothing, np.zeros(4), (row, None, column))
+    for slow in range(4):
+        waited = np.where(np.arange(4) == slow, 0.0, 1.0)
+        assert leaders(pieces, waited).tolist() == [slow] * 4
+
+
+def test_those_who_do_not_meet_wait_for_nobody() -> None:
+    """Pairs have leaders of their own; a block without meetings has none."""
+    pair = Meeting.of(np.array([0, 0, 1, 1]))
+    nothing = np.zeros((1, 1))
+    assert leaders(Pieces(nothing, nothing, np.zeros(4), (pair,)), array(1.0, 0.0, 0.5, 2.0)).tolist() == [
+        1,
+        1,
+        2,
+        2,
+    ]
+    alone = Pieces(nothing, nothing, np.zeros(4), (None,))
+    assert not alone.meets
+    assert leaders(alone, array(1.0, 0.0, 0.5, 2.0)).tolist() == [0, 1, 2, 3]

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from clustersim.engine.stretch import Paces, Stretch, constant, paces
 
 Changes = Sequence[tuple[float, bool]]
-NEVER = float("inf")
 
 
 def of(*operations: tuple[float, float], slowdown: float) -> Paces:
@@ -111,7 +110,7 @@ def test_exchanges_inside_are_not_slowed() -> None:
     own = of((2.0, 0.0), (0.0, 2.0), (2.0, 0.0), slowdown=1.0)
     assert end(own, [(1.0, True), (5.0, False)]) == 7.0
     assert end(own, [(2.0, True), (4.0, False)]) == 6.0, "only the exchange is beside it"
-    assert end(own, [(3.0, True), (NEVER, False)][:1]) == 8.0
+    assert end(own, [(3.0, True)]) == 8.0
 
 
 def test_of_a_kernel_and_an_exchange_side_by_side_the_kernel_s_part_is_slowed() -> None:
@@ -151,8 +150,7 @@ def test_one_operation_of_a_stretch_has_its_paces() -> None:
 def test_whether_a_stretch_was_disturbed() -> None:
     environment = simpy.Environment()
     own = of((4.0, 0.0), slowdown=1.0)
-    alone, beside, changed = Stretch(environment, own, False), Stretch(environment, own, True), None
-    changed = Stretch(environment, own, False)
+    alone, beside, changed = (Stretch(environment, own, each) for each in (False, True, False))
     changed.change(False)
     assert (alone.disturbed, beside.disturbed, changed.disturbed) == (False, True, False)
     changed.change(True)
