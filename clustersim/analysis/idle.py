@@ -9,8 +9,8 @@ task, here the *awaited* row. A gap is split into
 2. the rest, in which other ranks were waited for. If the awaited group spans pipeline stages, it is bubble (of the
    gap's phase), else it is wait. Without an awaited communication of the rank's own, it is wait.
 
-A gap's phase is, within its step, warm-up before the rank's first backward has begun, cool-down after its last forward has ended, and
-steady between. (In GPipe the pause between the last forward and the first backward is thus warm-up.)
+A gap's phase is, within its step, warm-up before the rank's first backward has begun, cool-down after its last forward
+has ended, and steady between. (In GPipe the pause between the last forward and the first backward is thus warm-up.)
 
 After its last block a rank's compute stream waits for its data stream: rows of that stream that end later count as if
 the compute stream ran them. What is then left until the step ends is cool-down in a pipeline, else wait.

@@ -65,7 +65,7 @@ def _wrong(draw: st.DrawFn, gpus: int) -> dict[str, Any]:
 
 
 @given(disturbed())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_folded_is_unfolded_where_something_is_wrong(scenario: Scenario) -> None:
     folded, every = simulate(scenario), simulate(scenario.changed("cost.symmetry=off"))
     event(f"{folded.ranks} ranks in {folded.simulated_ranks} classes")
@@ -73,7 +73,7 @@ def test_folded_is_unfolded_where_something_is_wrong(scenario: Scenario) -> None
 
 
 @given(disturbed() | disturbed(jitter=True))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=70, deadline=None)
 def test_coalesced_is_fine_grained_where_something_is_wrong(scenario: Scenario) -> None:
     whole, fine = simulate(scenario), simulate(scenario.changed("cost.coalesce=false"))
     same(whole.trace, fine.trace, relative=1e-9)

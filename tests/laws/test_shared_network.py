@@ -74,7 +74,7 @@ def test_folded_is_unfolded_in_any_program_on_any_links(cost: LinkCost) -> None:
 
 
 @given(crowded())
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_folded_is_unfolded_in_training_steps_on_a_shared_network(scenario: Scenario) -> None:
     folded, every = simulate(scenario), simulate(scenario.changed("cost.symmetry=off"))
     alone = simulate(scenario.changed("cost.network=uncontended"))
@@ -84,7 +84,7 @@ def test_folded_is_unfolded_in_training_steps_on_a_shared_network(scenario: Scen
 
 
 @given(crowded())
-@settings(max_examples=40)
+@settings(max_examples=12)
 def test_the_same_scenario_gives_the_same_bytes_on_a_shared_network(scenario: Scenario) -> None:
     first = simulate(scenario)
     simulate(scenario.changed("cost.symmetry=off"))
@@ -102,7 +102,7 @@ def test_every_answer_adds_up_on_a_shared_network(scenario: Scenario) -> None:
 
 
 @given(crowded())
-@settings(max_examples=60)
+@settings(max_examples=20)
 def test_no_link_is_overloaded_and_all_bytes_arrive(scenario: Scenario) -> None:
     """Of the links that are simulated, in every stretch of time; each activity is busy for what it asked for."""
     made: list[Watched] = []
@@ -121,7 +121,7 @@ def test_no_link_is_overloaded_and_all_bytes_arrive(scenario: Scenario) -> None:
 
 
 @given(crowded() | scenarios("one switch") | scenarios("racks") | scenarios("one domain"))
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_where_no_link_is_shared_shared_is_uncontended(scenario: Scenario) -> None:
     scenario = scenario.changed("cost.network=shared")
     shared = simulate(scenario)
