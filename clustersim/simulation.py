@@ -21,7 +21,7 @@ from clustersim.cost.communication import CommunicationCost
 from clustersim.cost.machines import Machine, Machines, Slowed
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.sharing import Alone, Sharing, sharing
-from clustersim.cost.symmetry import alike, alike_shared
+from clustersim.cost.symmetry import alike, alike_shared, all_apart
 from clustersim.engine.engine import run
 from clustersim.engine.inside import Inside
 from clustersim.errors import InputError
@@ -161,7 +161,7 @@ def _classes(scenario: Scenario, cost: BlockCost, exchanges: CommunicationCost, 
     """Which ranks provably do the same; where every kernel varies by itself, none do."""
     links, program, machine = scenario.cluster.fabric.links, cost.program, cost.machines.of
     if scenario.cost.symmetry is Symmetry.OFF or scenario.jitter is not None:
-        return unfolded(program, 0 if shares is None else len(links.kind))
+        return unfolded(program) if shares is None else all_apart(program, shares, links)
     if shares is not None:
         return alike_shared(program, exchanges, shares, links, machine=machine)
     return alike(program, exchanges, machine=machine)

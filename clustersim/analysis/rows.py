@@ -50,8 +50,8 @@ class Rows:
     """A trace with the program that it ran.
 
     steps: how many the program has; ranks: [classes] the simulated ranks; weights: [classes] how many ranks each stands
-    for; owner: [rows] class; entry: [rows] place in `tasks`. The columns over rows that follow from the entry are looked
-    up when asked for, because a trace may have millions of rows.
+    for; owner: [rows] class; entry: [rows] place in `tasks`. Columns over rows that follow from the entry are looked up
+    when asked for, because a trace may have millions of rows.
     """
 
     trace: Trace

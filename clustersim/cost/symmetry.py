@@ -4,6 +4,8 @@ The colouring (`program.symmetry`) starts from what exchanges take in each group
 those that share links with others, what they ask of them.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from clustersim.cost.sharing import Sharing
@@ -11,9 +13,9 @@ from clustersim.cost.timing import ExchangeCost, FloatArray
 from clustersim.hardware.topology import IntArray, LinkTable
 from clustersim.program.colour import joined, ranked
 from clustersim.program.program import Program
-from clustersim.program.symmetry import Classes, classes
+from clustersim.program.symmetry import Classes, classes, unfolded
 from clustersim.program.task import Exchange
-from clustersim.program.traffic import Crossings, Traffic
+from clustersim.program.traffic import Crossings, LinkColours, Traffic
 
 
 def alike(program: Program, cost: ExchangeCost, *, machine: IntArray | None = None) -> Classes:
@@ -33,15 +35,33 @@ def alike_shared(
 ) -> Classes:
     """Classes of ranks, groups and links where exchanges share the network."""
     inside = {exchange for each in program.programs for exchange in each.exchanges_inside} - sharing.inside
-    outside = {exchange for each in program.programs for exchange in each.exchanges_outside} | sharing.inside
     columns = [(exchange.group, cost.exchange(exchange).seconds) for exchange in _sorted(inside)]
-    crossings: dict[str, dict[Crossings, None]] = {}
-    for exchange in _sorted(outside):
+    for exchange in _shared(program, sharing):
         demand = sharing.demand(exchange)
         columns += [(exchange.group, column) for column in (demand.latency, demand.transfer, demand.flow)]
-        crossings.setdefault(exchange.group, {})[demand.crossings] = None
-    traffic = Traffic(_kinds(links), {role: tuple(each) for role, each in crossings.items()})
-    return classes(program, _stacked(columns), traffic, machine=machine)
+    return classes(program, _stacked(columns), _traffic(program, sharing, links), machine=machine)
+
+
+def all_apart(program: Program, sharing: Sharing, links: LinkTable) -> Classes:
+    """Every rank and group its own class; links are alike that the same groups keep busy for as long."""
+    apart = unfolded(program)
+    colours = LinkColours(_traffic(program, sharing, links), {role: len(each) for role, each in apart.groups.items()})
+    colours.refine(apart.groups)
+    return replace(apart, links=colours.colour)
+
+
+def _shared(program: Program, sharing: Sharing) -> list[Exchange]:
+    """The exchanges that are simulated on the network."""
+    outside = {exchange for each in program.programs for exchange in each.exchanges_outside}
+    return _sorted(outside | sharing.inside)
+
+
+def _traffic(program: Program, sharing: Sharing, links: LinkTable) -> Traffic:
+    """What they cross."""
+    crossings: dict[str, dict[Crossings, None]] = {}
+    for exchange in _shared(program, sharing):
+        crossings.setdefault(exchange.group, {})[sharing.demand(exchange).crossings] = None
+    return Traffic(_kinds(links), {role: tuple(each) for role, each in crossings.items()})
 
 
 def _sorted(exchanges: set[Exchange]) -> list[Exchange]:
