@@ -68,6 +68,7 @@ class Rank:
             queued = environment.now
             for needed in task.after:
                 if self.rows[needed] < 0:
+                    self._alongside(stream, False)
                     yield self._done(needed)
                     cause = self.rows[needed]
                 elif cause < 0:
@@ -83,7 +84,6 @@ class Rank:
                     yield rendezvous.arrive(cause)
                     start, cause = environment.now, rendezvous.cause
                     yield rendezvous.together(partial(begin, self.number, task.exchange))
-                    self._alongside(stream, False)
                 case Send():
                     yield begin(self.number, task.exchange)
                     self.world.deliver(self.number, task, start, cause)
@@ -92,6 +92,7 @@ class Rank:
             if isinstance(task, Compute):
                 self.world.note(self.number, number, task.block, cause)
             self.finish(number, cause)
+        self._alongside(stream, False)
 
     def _done(self, number: int) -> simpy.Event:
         event = self._waiting.get(number)
@@ -100,8 +101,11 @@ class Rank:
         return event
 
     def _alongside(self, stream: Stream, beside: bool) -> None:
-        """Let the compute stream know that a collective of the data stream is under way, or has ended."""
-        if stream is Stream.DATA:
+        """Let the compute stream know whether a collective of the data stream is under way, if that is new.
+
+        One that follows another at once changes nothing.
+        """
+        if stream is Stream.DATA and beside != self._beside:
             self._beside = beside
             if self._stretch is not None:
                 self._stretch.change(beside)
