@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from itertools import product
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from clustersim.program.task import (
     Compute,
     Exchange,
     Operation,
+    Overlap,
     Receive,
     Send,
     Stream,
@@ -106,7 +107,8 @@ def _after(draw: st.DrawFn, kind: _Kind) -> tuple[int, ...]:
 def _blocks() -> st.SearchStrategy[Block]:
     kernel = SECONDS.map(lambda seconds: Kernel("kernel", KernelKind.MATMUL, DType.BF16, flops=seconds, bytes=0.0))
     exchange = SECONDS.map(lambda seconds: Exchange("gather", Collective.ALL_GATHER, "tp", seconds))
-    operations = st.lists(kernel | kernel | exchange, min_size=1, max_size=4)
+    overlap = st.builds(Overlap, exchange, kernel, st.sampled_from([1.0, 2.0, 4.0, inf]), st.booleans())
+    operations = st.lists(kernel | kernel | exchange | overlap, min_size=1, max_size=4)
     return operations.map(lambda does: Block("block", tuple(Operation(each, Work.FORWARD) for each in does)))
 
 

@@ -3,20 +3,25 @@
 Every instant from 0 to the makespan gets exactly one part on every rank, by what its compute stream does: while it
 runs a block, the operations of the block say it (kernels by why they run, communication that is not hidden by a
 kernel by its axis), what its kernels last longer because of communication beside them is a part of its own, and what
-it waits inside for other ranks is wait; while a collective runs on the compute stream itself, it is exposed; while the
+it waits inside for other ranks is wait; what exchanges inside last longer because they share links counts as they do;
+while a collective runs on the compute stream itself, it is exposed; while the
 stream stands still, `idle` says what for. So the parts of a rank sum to the makespan (of several steps: to the mean
 step time). Communication on other streams beside a running block is hidden and has no part, but for what it slows.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from clustersim.analysis.idle import Queue, compute_queue, idle_seconds
-from clustersim.analysis.parts import PARTS, Part, exchange_parts, kernel_parts
+from clustersim.analysis.parts import EXPOSED, PARTS, Part, exchange_parts, kernel_parts
 from clustersim.analysis.rows import BlockRuns, FloatArray, IntArray, Rows, TimingOf, block_runs, timings
 from clustersim.trace.store import Trace
 from clustersim.units import Seconds
+
+
+_EXPOSED: Final = [part.place for part in EXPOSED]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +77,11 @@ def run_parts(rows: Rows, runs: BlockRuns, timing_of: TimingOf) -> FloatArray:
     different, which = timings(rows, runs, timing_of)
     kernels = np.array([kernel_parts(*each) for each in different]).reshape(-1, len(PARTS))[which]
     moves = np.array([exchange_parts(*each) for each in different]).reshape(-1, len(PARTS))[which] * runs.runs[:, None]
-    own = np.maximum(runs.full - runs.waited - runs.slowed - moves.sum(axis=1), 0.0)
+    lost = runs.waited + runs.slowed + runs.contended
+    own = np.maximum(runs.full - lost - moves.sum(axis=1), 0.0)
     parts = moves + _spread(own, kernels)
+    if runs.contended.any():
+        parts += _spread(runs.contended, np.where(np.isin(np.arange(len(PARTS)), _EXPOSED), moves, 0.0))
     parts[:, Part.WAIT.place] += runs.waited
     parts[:, Part.SLOWED.place] += runs.slowed
     return _spread(runs.seconds, parts)

@@ -72,11 +72,6 @@ STAGE_CROSSING_ROLES: Final = PIPELINE_ROLES | {"embedding", "model", "world"}
 """Groups with members on several pipeline stages: who waits for them waits for the pipeline."""
 
 
-def block_parts(block: Block, timing: BlockTiming) -> FloatArray:
-    """Seconds of each part in a block that runs undisturbed: [parts], summing to the block's time."""
-    return kernel_parts(block, timing) + exchange_parts(block, timing)
-
-
 def kernel_parts(block: Block, timing: BlockTiming) -> FloatArray:
     """Seconds of each part in which kernels run, as they take alone: [parts]."""
     seconds = np.zeros(len(PARTS))

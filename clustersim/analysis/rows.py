@@ -85,7 +85,8 @@ class Rows:
 class BlockRuns:
     """All runs of one block on one class, together: [pairs] each.
 
-    seconds: counted; full: from their starts to their ends, of which waited, slowed: as in the trace; runs: how many.
+    seconds: counted; full: from their starts to their ends, of which waited, slowed, contended: as in the trace; runs:
+    how many.
     """
 
     owner: IntArray
@@ -94,6 +95,7 @@ class BlockRuns:
     full: FloatArray
     waited: FloatArray
     slowed: FloatArray
+    contended: FloatArray
     runs: IntArray
 
 
@@ -145,6 +147,7 @@ def block_runs(rows: Rows, row: IntArray, seconds: FloatArray) -> BlockRuns:
         owner=pairs // many, block=pairs % many, runs=runs[pairs], seconds=together(seconds),
         full=together(trace.end[row] - trace.start[row]),
         waited=together(trace.waited[row]), slowed=together(trace.slowed[row]),
+        contended=together(trace.contended[row]),
     )  # fmt: skip
 
 

@@ -8,9 +8,9 @@ A kernel that runs beside an exchange of its own block (`Overlap`) is slowed by 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +18,43 @@ from numpy.typing import NDArray
 from clustersim.cost.machines import Machine, Machines
 from clustersim.cost.timing import Bound, ExchangeCost, ExchangeTiming, Provenance, Timing
 from clustersim.program.program import Program
-from clustersim.program.task import Block, Exchange, Operation, Overlap
+from clustersim.program.task import Block, Exchange, Overlap
 from clustersim.units import Seconds
 from clustersim.workload.kernels import Kernel
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-NOTHING: Final = Timing(0.0, Provenance.ROOFLINE, Bound.LATENCY)
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """A kernel and an exchange that are one operation (`Overlap`).
+
+    exchange: seconds that it takes alone; interference: the part by which the kernel takes longer while both run.
+    """
+
+    overlap: Overlap
+    exchange: Seconds
+    interference: float
+
+    def slowed(self, kernel: FloatArray, exchange: Seconds) -> FloatArray:
+        """By how much an exchange of so many seconds slows kernels: until either ends."""
+        part = self.interference
+        slowed: FloatArray = np.minimum(kernel * part, exchange * part / (1.0 + part))
+        return slowed
+
+    def seconds(self, kernel: FloatArray, exchange: Seconds) -> FloatArray:
+        """How long both take, from what kernels and the exchange take alone."""
+        kernel = kernel + self.slowed(kernel, exchange)
+        chunks, longer = self.overlap.chunks, np.maximum(kernel, exchange)
+        if self.overlap.local:
+            longer = np.maximum(kernel, exchange + kernel / chunks)
+            return longer
+        return longer + np.minimum(kernel, exchange) / chunks
+
+    def of(self, kernel: Seconds, exchange: Seconds) -> Seconds:
+        """`seconds` of one kernel."""
+        return float(self.seconds(np.array(kernel), exchange))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +64,14 @@ class BlockTiming:
     durations: [operations] seconds; offsets: [operations + 1] seconds from the block's start, their running sum;
     exposed: [operations] the part of each that is communication not hidden by a kernel (all of an exchange's time,
     none of a kernel's); slowed: [operations] the part by which an exchange of the same operation slows its kernel;
-    provenance, bound: one per operation.
+    together: operations that are a kernel and an exchange side by side, by place; provenance, bound: one per operation.
     """
 
     durations: tuple[Seconds, ...]
     offsets: FloatArray
     exposed: FloatArray
     slowed: FloatArray
+    together: Mapping[int, SideBySide]
     provenance: tuple[Provenance, ...]
     bound: tuple[Bound, ...]
 
@@ -54,6 +84,16 @@ class BlockTiming:
     def kernels(self) -> FloatArray:
         """[operations] what the kernels of each take alone."""
         return np.array(self.durations) - self.exposed - self.slowed
+
+    def rest(self, kernels: FloatArray) -> FloatArray:
+        """What operations last longer than their kernels, where these take other times: [.., operations] both."""
+        rest = self.exposed + self.slowed
+        if self.together:
+            rest = np.broadcast_to(rest, kernels.shape).copy()
+        for place, both in self.together.items():
+            kernel = kernels[..., place]
+            rest[..., place] = both.seconds(kernel, both.exchange) - kernel
+        return rest
 
 
 class BlockCost:
@@ -107,14 +147,6 @@ class BlockCost:
         seconds: FloatArray = self._exchanges.exchange(exchange).seconds[self._rows[exchange.group][ranks]]
         return seconds
 
-    def longer(self, rank: int, operation: Operation, seconds: Seconds) -> Seconds:
-        """How much longer an operation of a rank takes if its exchange takes `seconds` instead of its own time."""
-        if operation.exchange is None:
-            return 0.0
-        alone = self.exchange(rank, operation.exchange)
-        usual = self._operation(rank, operation, alone)[0].seconds
-        return self._operation(rank, operation, replace(alone, seconds=seconds))[0].seconds - usual
-
     def interference(self, rank: int) -> float:
         """The part by which kernels of a rank take longer beside a collective."""
         return self._machine(rank).interference
@@ -123,32 +155,37 @@ class BlockCost:
         return self.machines.kinds[int(self.machines.of[rank])]
 
     def _timed(self, rank: int, block: Block) -> BlockTiming:
-        pieces = [self._operation(rank, each, self._exchange_of(rank, each)) for each in block.operations]
-        return timing_of([timing for timing, _, _ in pieces], [part[1:] for part in pieces])
+        timings: list[Timing] = []
+        parts: list[tuple[Seconds, Seconds]] = []
+        together: dict[int, SideBySide] = {}
+        for place, operation in enumerate(block.operations):
+            match operation.does:
+                case Exchange() as exchange:
+                    timing, part = self.exchange(rank, exchange), None
+                case Overlap() as overlap:
+                    timing, part, together[place] = self._overlapped(rank, overlap)
+                case kernel:
+                    timing, part = self._machine(rank).kernels.kernel(kernel), (0.0, 0.0)
+            timings.append(timing)
+            parts.append((timing.seconds, 0.0) if part is None else part)
+        return timing_of(timings, parts, together)
 
-    def _exchange_of(self, rank: int, operation: Operation) -> Timing:
-        """Duration of an operation's exchange, if it has one."""
-        return NOTHING if operation.exchange is None else self.exchange(rank, operation.exchange)
-
-    def _operation(self, rank: int, operation: Operation, beside: Timing) -> tuple[Timing, Seconds, Seconds]:
-        """Timing of an operation whose exchange takes so long.
-
-        Also how much of it is exposed communication, and by how much its kernel is slowed.
-        """
-        match operation.does:
-            case Exchange():
-                return beside, beside.seconds, 0.0
-            case Overlap(_, kernel, chunks) as overlap:
-                machine = self._machine(rank)
-                alone = _in_pieces(machine, kernel, chunks)
-                slowed = _beside(alone.seconds, beside.seconds, machine.interference)
-                timing, exposed = _overlapped(overlap, replace(alone, seconds=alone.seconds + slowed), beside)
-                return timing, exposed, slowed
-            case kernel:
-                return self._machine(rank).kernels.kernel(kernel), 0.0, 0.0
+    def _overlapped(self, rank: int, overlap: Overlap) -> tuple[Timing, tuple[Seconds, Seconds], SideBySide]:
+        """Timing of a kernel and an exchange side by side, how much of it is exposed communication, and slowing."""
+        machine, exchange = self._machine(rank), self.exchange(rank, overlap.exchange)
+        kernel = _in_pieces(machine, overlap.kernel, overlap.chunks)
+        both = SideBySide(overlap, exchange.seconds, machine.interference)
+        slowed = float(both.slowed(np.array(kernel.seconds), exchange.seconds))
+        seconds = both.of(kernel.seconds, exchange.seconds)
+        longer = exchange if exchange.seconds > kernel.seconds + slowed else kernel
+        return replace(longer, seconds=seconds), (seconds - kernel.seconds - slowed, slowed), both
 
 
-def timing_of(operations: Sequence[Timing], parts: Sequence[tuple[Seconds, Seconds]]) -> BlockTiming:
+def timing_of(
+    operations: Sequence[Timing],
+    parts: Sequence[tuple[Seconds, Seconds]],
+    together: Mapping[int, SideBySide] = MappingProxyType({}),
+) -> BlockTiming:
     """Put timings of operations together; parts: (exposed, slowed) of each."""
     durations = tuple(timing.seconds for timing in operations)
     exposed, slowed = np.array(parts, dtype=np.float64).reshape(-1, 2).T
@@ -157,6 +194,7 @@ def timing_of(operations: Sequence[Timing], parts: Sequence[tuple[Seconds, Secon
         offsets=np.concatenate(([0.0], np.cumsum(durations))),
         exposed=exposed,
         slowed=slowed,
+        together=together,
         provenance=tuple(timing.provenance for timing in operations),
         bound=tuple(timing.bound for timing in operations),
     )
@@ -169,18 +207,3 @@ def _in_pieces(machine: Machine, kernel: Kernel, chunks: float) -> Timing:
     pieces = int(chunks)
     timing = machine.kernels.kernel(kernel.piece(pieces))
     return replace(timing, seconds=timing.seconds * pieces)
-
-
-def _beside(kernel: Seconds, exchange: Seconds, interference: float) -> Seconds:
-    """By how much a kernel takes longer that starts together with an exchange: until either ends."""
-    return min(kernel * interference, exchange * interference / (1.0 + interference))
-
-
-def _overlapped(overlap: Overlap, kernel: Timing, exchange: Timing) -> tuple[Timing, Seconds]:
-    """Timing of a kernel and an exchange side by side, and how much of it is exposed communication."""
-    longer = max(kernel, exchange, key=lambda timing: timing.seconds)
-    if overlap.local:
-        seconds = max(kernel.seconds, exchange.seconds + kernel.seconds / overlap.chunks)
-    else:
-        seconds = longer.seconds + min(kernel.seconds, exchange.seconds) / overlap.chunks
-    return Timing(seconds, longer.provenance, longer.bound), seconds - kernel.seconds

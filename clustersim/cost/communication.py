@@ -79,7 +79,7 @@ class CommunicationCost:
     def _ask(self, exchange: Exchange) -> Demand:
         seconds, groups, payload = self.exchange(exchange).seconds, self._members(exchange.group), exchange.payload
         nothing = np.zeros(len(groups))
-        unshared = Demand(seconds, nothing, nothing, payload, NOTHING)
+        unshared = Demand(seconds, nothing, nothing, nothing, payload, NOTHING)
         if groups.shape[1] < 2 or not len(groups):
             return unshared
         choice = self._choose(exchange)
@@ -136,6 +136,7 @@ def _demand(choice: Choice, loads: OwnLoads, payload: Bytes) -> Demand:
     return Demand(
         latency=np.where(alone, choice.seconds, choice.idle),
         transfer=np.where(alone, 0.0, transfer),
+        per_byte=loads.per_byte,
         flow=payload * loads.flow,
         payload=payload,
         crossings=loads.crossings,

@@ -63,12 +63,14 @@ class Demand:
     """What one collective asks of shared links in every group of its role.
 
     latency: [groups] seconds in which nothing moves; transfer: [groups] seconds that its bytes take where the group has
-    the links for itself; flow: [groups] bytes of its largest flow, by which flows share links fairly; crossings: which
-    links it keeps busy, for how long per byte of `payload`. What crosses no shared link is all latency.
+    the links for itself; per_byte: [groups] seconds of them for a byte of `payload`, once pipelines are full; flow:
+    [groups] bytes of its largest flow, by which flows share links fairly; crossings: which links it keeps busy, for how
+    long per byte of `payload`. What crosses no link is all latency.
     """
 
     latency: FloatArray
     transfer: FloatArray
+    per_byte: FloatArray
     flow: FloatArray
     payload: Bytes
     crossings: Crossings

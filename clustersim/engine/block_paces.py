@@ -1,5 +1,7 @@
 """How long do the operations of each task take on each rank, with its own jitter?"""
 
+import numpy as np
+
 from clustersim.cost.block import BlockCost, BlockTiming
 from clustersim.cost.jitter import Jitter
 from clustersim.engine.meeting import FloatArray
@@ -20,15 +22,26 @@ class BlockPaces:
         """Paces of the block of task `number` of a rank."""
         timing, slowdown = self._cost.block(rank, block), self._cost.interference(rank)
         if self._jitter is not None:
-            factors = self._drawn(self._jitter, rank)
-            first = self._program_of(rank).operations_before[number]
-            own = timing.kernels * factors[first : first + len(block.operations)]
-            return paces(own, timing.exposed + timing.slowed, slowdown)
+            kernels = self._kernels(rank, number, timing)
+            return paces(kernels, timing.rest(kernels), slowdown)
         key = id(timing), slowdown
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = timing, paces(timing.kernels, timing.exposed + timing.slowed, slowdown)
+            known = self._known[key] = timing, paces(timing.kernels, timing.rest(timing.kernels), slowdown)
         return known[1]
+
+    def kernel(self, rank: int, number: int, block: Block, place: int) -> Paces:
+        """Paces of the kernel alone of one operation of the block."""
+        timing = self._cost.block(rank, block)
+        kernel = self._kernels(rank, number, timing)[place : place + 1]
+        return paces(kernel, np.zeros(1), self._cost.interference(rank))
+
+    def _kernels(self, rank: int, number: int, timing: BlockTiming) -> FloatArray:
+        """Seconds of the kernels of task `number`: [operations]."""
+        if self._jitter is None:
+            return timing.kernels
+        first = self._program_of(rank).operations_before[number]
+        return timing.kernels * self._drawn(self._jitter, rank)[first : first + len(timing.durations)]
 
     def _drawn(self, jitter: Jitter, rank: int) -> FloatArray:
         """Factors of all operations of a rank's blocks, in the order in which it runs them."""

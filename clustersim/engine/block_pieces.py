@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.cost.block import BlockCost
+from clustersim.cost.block import BlockCost, BlockTiming
 from clustersim.cost.jitter import Jitter
 from clustersim.engine.meeting import FloatArray, IntArray, Meeting
 from clustersim.engine.play import Outline, Pieces, outline
@@ -27,7 +27,7 @@ class BlockPieces:
     jitter: Jitter | None
     meetings: dict[str, Meeting | None]
     slowdown: FloatArray = field(init=False)
-    _known: dict[Block, tuple[Pieces, Outline | None]] = field(init=False, default_factory=dict)
+    _known: dict[Block, tuple["_Timed", Outline | None]] = field(init=False, default_factory=dict)
     _factors: "_Factors | None" = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -38,29 +38,43 @@ class BlockPieces:
         """Pieces of the block of task `number`, and how it runs undisturbed (`outline`)."""
         known = self._known.get(block)
         if known is None:
-            pieces = self._timed(block)
-            known = self._known[block] = pieces, outline(pieces)
+            timed = self._timed(block)
+            known = self._known[block] = timed, outline(timed.pieces)
         if self.jitter is None:
-            return known
+            return known[0].pieces, known[1]
         varied = self._varied(self.jitter, known[0], self.program.operations_before[number])
         return varied, outline(varied)
 
-    def _timed(self, block: Block) -> Pieces:
+    def _timed(self, block: Block) -> "_Timed":
         _, which, place = np.unique(self.cost.numbers(block)[self.ranks], return_index=True, return_inverse=True)
         timings = [self.cost.block(int(self.ranks[each]), block) for each in which]
         kernels = np.stack([timing.kernels for timing in timings])
-        rest = np.stack([timing.exposed + timing.slowed for timing in timings])
+        rest = np.stack([timing.rest(timing.kernels) for timing in timings])
         roles = [operation.exchange.group if operation.exchange else None for operation in block.operations]
         meetings = tuple(None if role is None else self.meetings[role] for role in roles)
         if len(timings) > 1:
             kernels, rest = kernels[place.reshape(-1)], rest[place.reshape(-1)]
-        return Pieces(kernels, rest, self.slowdown, meetings)
+        return _Timed(timings, place.reshape(-1), Pieces(kernels, rest, self.slowdown, meetings))
 
-    def _varied(self, jitter: Jitter, pieces: Pieces, first: int) -> Pieces:
+    def _varied(self, jitter: Jitter, timed: "_Timed", first: int) -> Pieces:
         if self._factors is None:
             self._factors = _Factors(jitter, self.ranks)
-        factors = self._factors.of(first, len(pieces.meetings))
-        return replace(pieces, kernels=pieces.kernels * factors)
+        kernels = timed.pieces.kernels * self._factors.of(first, len(timed.pieces.meetings))
+        if not any(timing.together for timing in timed.timings):
+            return replace(timed.pieces, kernels=kernels)
+        rest = np.empty_like(kernels)
+        for number, timing in enumerate(timed.timings):
+            rest[timed.number == number] = timing.rest(kernels[timed.number == number])
+        return replace(timed.pieces, kernels=kernels, rest=rest)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Timed:
+    """A block on many ranks. timings: those that there are; number: [ranks] which of them each rank has."""
+
+    timings: list[BlockTiming]
+    number: IntArray
+    pieces: Pieces
 
 
 class _Factors:

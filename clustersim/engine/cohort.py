@@ -95,7 +95,7 @@ class Cohort:
         """Run a block on all ranks."""
         when = self.ready(number)
         pieces, outlined = self.pieces.of(number, block)
-        busy = [(self.columns.ready[task], self.columns.end[task]) for task in self._beside(number)]
+        busy = [(self.columns.start[task], self.columns.end[task]) for task in self._beside(number)]
         run = play(when.ready, pieces) if outlined is None else outlined.run(when.ready)
         if disturbing := beside(run, when.ready, busy):
             run = play(when.ready, pieces, disturbing)

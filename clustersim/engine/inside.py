@@ -60,28 +60,24 @@ class Inside:
         """Run the blocks again that the engine has not written."""
         program = self.program.programs[int(self.program.kind[ranks[0]])]
         pieces = BlockPieces(program, ranks, self.cost, self.jitter, meetings_of(self.program, self.classes, ranks))
-        start, ready, end = self._times(ranks)
+        start, end = self._times(ranks)
         beside = [number for number, stream in enumerate(program.streams) if stream is Stream.DATA]
         played: list[OperationSpans] = []
         for number, task in enumerate(program.tasks):
             if isinstance(task, Compute) and number not in written:
                 busy = [
-                    (ready[:, each], end[:, each])
+                    (start[:, each], end[:, each])
                     for each in beside
-                    if ((ready[:, each] < end[:, number]) & (end[:, each] > start[:, number])).any()
+                    if ((start[:, each] < end[:, number]) & (end[:, each] > start[:, number])).any()
                 ]
                 played.append(_spans(int(ranks[place]), number, place, pieces, (task, start[:, number], busy)))
         return played
 
-    def _times(self, ranks: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Start, ready and end of all tasks: [ranks, tasks] each."""
+    def _times(self, ranks: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Start and end of all tasks: [ranks, tasks] each."""
         rows = [np.flatnonzero(self.trace.rank == rank) for rank in ranks.tolist()]
         rows = [each[np.argsort(self.trace.task[each])] for each in rows]
-        start, ready, end = (np.stack([column[each] for each in rows]) for column in self._columns())
-        return start, ready, end
-
-    def _columns(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        return self.trace.start, self.trace.ready, self.trace.end
+        return np.stack([self.trace.start[each] for each in rows]), np.stack([self.trace.end[each] for each in rows])
 
 
 def _spans(

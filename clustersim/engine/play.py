@@ -2,8 +2,7 @@
 
 Operations run back to back. A rank goes on with an exchange when the last member of its group has come to it. While a
 collective runs on another stream of the rank, its kernels take longer by a part (its slowdown); what it communicates
-inside the block does not. A collective's kernel holds its compute units from its launch on, also while it waits for
-other members, so it is beside whatever computes between those two times.
+inside the block does not.
 
 All times are arrays over the ranks. Without a collective beside, a block in which ranks meet in groups of one role is
 three sums and two maxima: until the first meeting, from there to the last one, and the rest.

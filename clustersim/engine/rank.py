@@ -5,8 +5,7 @@ those who wait. A compute task takes its block's time; where other simulated ran
 the block is run operation by operation, so that they can meet inside it. A collective starts when its last member has
 come. A message starts when it is sent (receive buffers are posted ahead) and is done at both ends together.
 
-While a collective of the data stream is under way (from its launch on, also while it waits for others), kernels of the
-compute stream take longer.
+While a collective of the data stream moves data, kernels of the compute stream take longer.
 """
 
 from collections.abc import Generator
@@ -17,15 +16,15 @@ from typing import Any, Final
 import simpy
 
 from clustersim.engine.rendezvous import Rendezvous
-from clustersim.engine.stretch import Paces, Stretch, constant
+from clustersim.engine.stretch import Paces, Stretch
 from clustersim.engine.world import World
 from clustersim.program.task import Block, Communicate, Compute, Exchange, Operation, Send, Stream
 from clustersim.units import Seconds
 
 Steps = Generator[simpy.Event, Any, None]
-Lost = tuple[Seconds, Seconds]
-"""Seconds of a block in which a rank waited for others, and by which collectives beside slowed it."""
-_NOTHING: Final[Lost] = (0.0, 0.0)
+Lost = tuple[Seconds, Seconds, Seconds]
+"""Seconds of a block in which a rank waited for others, by which collectives beside slowed it, and sharing of links."""
+_NOTHING: Final[Lost] = (0.0, 0.0, 0.0)
 
 
 @dataclass(slots=True)
@@ -79,10 +78,13 @@ class Rank:
                 case Compute():
                     lost = yield from self._compute(number, task.block)
                 case Communicate():
-                    self._alongside(stream, True)
                     rendezvous = self.world.join(self.number, task.exchange)
-                    yield rendezvous.arrive(cause)
+                    gathered = rendezvous.arrive(cause)
+                    if not gathered.triggered:
+                        self._alongside(stream, False)
+                    yield gathered
                     start, cause = environment.now, rendezvous.cause
+                    self._alongside(stream, True)
                     yield rendezvous.together(partial(begin, self.number, task.exchange))
                 case Send():
                     yield begin(self.number, task.exchange)
@@ -115,19 +117,20 @@ class Rank:
         whole = self.world.paces.of(self.number, number, block)
         if self.world.private(self.number, block):
             slowed = yield from self._work(whole)
-            return 0.0, slowed
-        waited = slowed = 0.0
+            return 0.0, slowed, 0.0
+        waited = slowed = contended = 0.0
         for place, operation in enumerate(block.operations):
-            come, own = self.world.environment.now, whole.only(place)
+            come = self.world.environment.now
             meeting = yield from self._meet(operation)
             start = self.world.environment.now
-            if meeting is not None and self.world.shares(meeting[0]):
-                own, more = yield from self._exchange(operation, own, *meeting)
-                slowed += more
-            slowed += yield from self._work(own)
             waited += start - come
+            if meeting is None or not self.world.shares(meeting[0]):
+                slowed += yield from self._work(whole.only(place))
+            else:
+                more, longer = yield from self._exchange((number, place, block), *meeting)
+                slowed, contended = slowed + more, contended + longer
             self.world.recorder.operation((self.number, number, place), start, self.world.environment.now)
-        return waited, slowed
+        return waited, slowed, contended
 
     def _meet(self, operation: Operation) -> Generator[simpy.Event, Any, tuple[Exchange, Rendezvous] | None]:
         """Wait for those who take part in an operation's exchange."""
@@ -138,15 +141,29 @@ class Rank:
         return operation.exchange, rendezvous
 
     def _exchange(
-        self, operation: Operation, own: Paces, exchange: Exchange, rendezvous: Rendezvous
-    ) -> Generator[simpy.Event, Any, tuple[Paces, Seconds]]:
-        """Move an operation's data over shared links; return what is left of it to do, and how much longer it takes."""
-        world, start = self.world, self.world.environment.now
-        yield rendezvous.together(partial(world.transfers.begin, self.number, exchange))
-        moved = world.environment.now - start
-        alone = own.alone[-1]
-        whole = alone + world.cost.longer(self.number, operation, moved)
-        return constant(max(whole - moved, 0.0)), max(whole - alone, 0.0)
+        self, where: tuple[int, int, Block], exchange: Exchange, rendezvous: Rendezvous
+    ) -> Generator[simpy.Event, Any, tuple[Seconds, Seconds]]:
+        """Run an operation whose exchange shares links, with its kernel beside it if it has one.
+
+        Returns by how much collectives of the data stream slowed it, and by how much sharing links made it longer.
+        """
+        (number, place, block), world, start = where, self.world, self.world.environment.now
+        moved = rendezvous.together(partial(world.transfers.begin, self.number, exchange))
+        both = world.cost.block(self.number, block).together.get(place)
+        if both is None:
+            yield moved
+            alone = world.cost.exchange(self.number, exchange).seconds
+            return 0.0, max(world.environment.now - start - alone, 0.0)
+        arrived: list[Seconds] = []
+        moved.callbacks.append(lambda _: arrived.append(world.environment.now))
+        slowed = yield from self._work(world.paces.kernel(self.number, number, block, place))
+        kernel = world.environment.now - start
+        if not arrived:
+            yield moved
+        whole = both.of(kernel, arrived[0] - start)
+        yield world.environment.timeout(max(start + whole - world.environment.now, 0.0))
+        usual = both.of(kernel, both.exchange)
+        return max(usual - both.of(kernel - slowed, both.exchange), 0.0), max(whole - usual, 0.0)
 
     def _work(self, paces: Paces) -> Generator[simpy.Event, Any, Seconds]:
         """Run operations that nobody else can observe; return by how much collectives beside slowed them."""

@@ -11,8 +11,8 @@ from clustersim.trace.store import OperationSpans, Trace
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
-Times = tuple[float, float, float, float, float, float]
-"""(queued, ready, start, end) of a span, and the seconds waited and slowed inside it."""
+Times = tuple[float, float, float, float, float, float, float]
+"""(queued, ready, start, end) of a span, and the seconds waited, slowed and contended inside it."""
 
 
 @dataclass(slots=True)
@@ -44,13 +44,14 @@ class Recorder:
     def trace(self, representative: IntArray) -> Trace:
         """All spans, in columns."""
         whole = np.array(self.whole, dtype=np.int64).reshape(-1, 4)
-        times = np.array(self.times, dtype=np.float64).reshape(-1, 6)
+        times = np.array(self.times, dtype=np.float64).reshape(-1, 7)
         rank, task, stream, cause = np.ascontiguousarray(whole.T)
-        queued, ready, start, end, waited, slowed = np.ascontiguousarray(times.T)
+        queued, ready, start, end, waited, slowed, contended = np.ascontiguousarray(times.T)
         return Trace(
             rank=rank, task=task, stream=stream, cause=cause,
             leader=self._leaders(waited),
             queued=queued, ready=ready, start=start, end=end, waited=waited, slowed=slowed,
+            contended=contended,
             representative=representative,
         )  # fmt: skip
 

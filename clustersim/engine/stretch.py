@@ -40,12 +40,6 @@ def paces(kernels: FloatArray, rest: FloatArray, slowdown: float) -> Paces:
     return Paces(alone, _ends(kernels * (1.0 + slowdown) + rest) if slowdown and kernels.any() else alone)
 
 
-def constant(seconds: Seconds) -> Paces:
-    """A stretch that takes so long whatever is beside it."""
-    ends = [0.0, seconds]
-    return Paces(ends, ends)
-
-
 def _ends(durations: FloatArray) -> list[Seconds]:
     ends: list[Seconds] = np.concatenate(([0.0], np.cumsum(durations))).tolist()
     return ends

@@ -98,7 +98,7 @@ class World:
         receiver = int(self.classes.representative[pair[1]])
         number = self._receipts_of(receiver)[role, send.tag]
         now = self.environment.now
-        row = self.recorder.span((receiver, number, Stream.RECEIVE), cause, (start, start, start, now, 0.0, 0.0))
+        row = self.recorder.span((receiver, number, Stream.RECEIVE), cause, (start, start, start, now, 0.0, 0.0, 0.0))
         self.ranks[receiver].finish(number, row)
 
     def _group(self, role: str, rank: int) -> tuple[tuple[str, int], int]:

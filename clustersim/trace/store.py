@@ -8,7 +8,8 @@ One row per task that a simulated rank ran. Times are seconds from the start of 
     end      it was done
 
     waited   seconds inside the span in which the rank waited for others (whom it meets inside a block)
-    slowed   seconds by which communication on the rank's other streams made the span longer
+    slowed   seconds by which communication on the rank's other streams made kernels inside the span longer
+    contended   seconds by which sharing links made exchanges inside the span longer
 
 so `ready - queued` is waiting on own work, `start - ready` is waiting for other ranks, and `end - start` is work or
 transfer (but for what was waited inside).
@@ -40,6 +41,7 @@ class Trace:
     end: FloatArray
     waited: FloatArray
     slowed: FloatArray
+    contended: FloatArray
     cause: IntArray
     leader: IntArray
     representative: IntArray

@@ -104,6 +104,7 @@ class Case:
             end=np.array([row.end for row in self.rows], dtype=float),
             waited=np.array([row.waited for row in self.rows], dtype=float),
             slowed=np.array([row.slowed for row in self.rows], dtype=float),
+            contended=np.zeros(len(self.rows)),
             cause=np.array([row.cause for row in self.rows], dtype=np.int64),
             leader=np.array([n if row.leader is None else row.leader for n, row in enumerate(self.rows)], dtype=int),
             representative=np.array(self.representative, dtype=np.int64),
@@ -138,6 +139,7 @@ def timing(*pieces: tuple[float, float], provenance: tuple[Provenance, ...] | No
         offsets=np.concatenate(([0.0], np.cumsum(durations))),
         exposed=np.array([exposed for _, exposed in pieces]),
         slowed=np.zeros(len(pieces)),
+        together={},
         provenance=provenance or (Provenance.ROOFLINE,) * len(pieces),
         bound=(Bound.COMPUTE,) * len(pieces),
     )

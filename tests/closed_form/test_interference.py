@@ -111,13 +111,13 @@ def test_fsdp_with_prefetch(interference: float) -> None:
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 4])
-def test_a_collective_that_waits_for_a_slow_rank_slows_kernels_all_the_while(microbatches: int) -> None:
+def test_a_collective_that_waits_for_a_slow_rank_slows_nothing(microbatches: int) -> None:
     """Of two ranks one is at half speed; φ = 1, reductions of 1 s, so l = 1/2 is lost to one that is beside kernels.
 
-    A rank that is not slow works T = m L f + (m - 1) L b until its first reduction (the head's, of no time), and then
-    2b for each layer if one is always under way; the slow one works 2T, then 2b for the last layer and 2b + l for each
-    of the others. So the first launches each reduction T before the slow one comes to it, waits in one all the while,
-    and loses L b. The last reduction starts at 2T + 2 L b + (L - 1) l, and the slow rank's optimizer follows it.
+    A rank that is not slow works T = m L f + (m - 1) L b until its first reduction (the head's, of no time), then L b;
+    the slow one works 2T, then 2b for the last layer and 2b + l for each of the others. So data first move at 2T + 2b,
+    when the other has done its L b already and only waits. The last reduction starts at 2T + 2 L b + (L - 1) l, and the
+    slow rank's optimizer follows it.
     """
     ran = Disturbed(
         Step(LAYERS, Layout(dp=2, data=Replicated(bucket=1.0)), microbatches=microbatches),
@@ -126,5 +126,6 @@ def test_a_collective_that_waits_for_a_slow_rank_slows_kernels_all_the_while(mic
     before = microbatches * LAYERS * F + (microbatches - 1) * LAYERS * B
     last = 2 * before + 2 * LAYERS * B + (LAYERS - 1) * lost(1.0, 1.0)
     assert ran.seconds == pytest.approx(last + 1.0 + 2 * OPTIMIZER)
-    assert ran.of(0)["slowed by communication"] == pytest.approx(LAYERS * B)
+    assert before + LAYERS * B <= 2 * before + 2 * B
+    assert ran.of(0).get("slowed by communication", 0.0) == 0.0
     assert ran.of(1)["slowed by communication"] == pytest.approx((LAYERS - 1) * lost(1.0, 1.0))

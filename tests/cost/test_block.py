@@ -104,23 +104,12 @@ def test_the_parts_of_every_operation_sum_to_its_duration(made: list[Operation],
 
 
 @given(SECONDS, SECONDS, SECONDS, PARTS)
-def test_longer_is_what_a_longer_exchange_would_have_cost(
+def test_a_longer_exchange_or_kernel_of_an_overlap_costs_what_it_would_have_cost_from_the_start(
     kernel: float, beside: float, more: float, interference: float
 ) -> None:
-    """Of an overlap, of an exchange alone and of a kernel alone."""
-    blocks, both = cost(interference), overlap(kernel, beside, 4)
-    usual, other = (timed(interference, overlap(kernel, each, 4)).seconds for each in (beside, beside + more))
-    assert blocks.longer(0, both, beside + more) == pytest.approx(other - usual)
-    (plain,) = block(exchange("tp", beside)).operations
-    assert blocks.longer(0, plain, beside + more) == pytest.approx(more)
-    assert blocks.longer(0, block(kernel).operations[0], more) == 0.0
-
-
-def test_a_pair_s_exchange_takes_what_its_sender_s_group_takes() -> None:
-    """Of ordered pairs 0>1 and 1>2, rank 1 sends in the second and receives in the first."""
-    made = program([[], [], []], {"pp_next": [[0, 1], [1, 2]]})
-    unit = UnitCost(made, {"pp_next": [1.0, 3.0]})
-    blocks = BlockCost(made, Machines.equal(Machine(unit), 3), unit)
-    message = Exchange("pp_next", exchange("pp_next", 0.0).collective, "pp_next", 2.0)
-    assert [blocks.exchange(rank, message).seconds for rank in (0, 1)] == [2.0, 6.0]
-    assert blocks.exchange_seconds(np.array([1, 0]), message).tolist() == [6.0, 2.0]
+    timing = timed(interference, overlap(kernel, beside, 4))
+    (both,) = timing.together.values()
+    longer = timed(interference, overlap(kernel, beside + more, 4)).seconds
+    assert both.of(kernel, beside + more) == pytest.approx(longer)
+    slower = timed(interference, overlap(kernel + more, beside, 4)).seconds
+    assert timing.rest(timing.kernels + more) + kernel + more == pytest.approx(slower)

@@ -1,7 +1,7 @@
 """Unit costs on links that can be shared: an exchange of 2 bytes keeps each link of its group's route busy for 2 s."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -44,7 +44,8 @@ class LinkCost:
         crossings = self._of(exchange.group)
         moves = np.isin(np.arange(len(seconds)), crossings.group)
         latency = np.where(moves, self.latency, seconds)
-        return Demand(latency, np.where(moves, seconds, 0.0), seconds, exchange.payload, crossings)
+        per_byte = self.unit.seconds(replace(exchange, payload=1.0))
+        return Demand(latency, np.where(moves, seconds, 0.0), per_byte, seconds, exchange.payload, crossings)
 
     def _of(self, role: str) -> Crossings:
         if role not in self._crossings:

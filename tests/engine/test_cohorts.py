@@ -107,10 +107,10 @@ def test_messages_go_to_the_rank_s_own_receiver() -> None:
     assert cause_of(trace, 3, 0) == (4, 0)
 
 
-def test_a_collective_slows_blocks_from_its_launch_until_it_ends() -> None:
+def test_a_collective_slows_blocks_while_it_moves_and_not_while_it_waits() -> None:
     """Two ranks reduce for 2 s beside a block of 4 s; the second comes 1 s later, because it computes 1 s before.
 
-    With φ = 1: the first has it beside from 0 to 3 and loses 1.5 s; the second, from 1 to 3, loses 1.
+    With φ = 1: data move from 1 to 3, and both lose 1 s.
     """
     first = [compute(0.0), compute(4.0), meet(2.0, after=(0,))]
     made = replicated(first, 2, {"dp": [[0, 1]]})
@@ -118,8 +118,8 @@ def test_a_collective_slows_blocks_from_its_launch_until_it_ends() -> None:
     assert ends(trace, 1) == [5.0, 5.0]
     later = kinds([first, [compute(1.0), compute(4.0), meet(2.0, after=(0,))]], 1, {"dp": [[0, 1]]})
     trace = ran(later, cost(later, interference=1.0))
-    assert ends(trace, 1) == [5.5, 6.0]
-    assert [lost(trace, rank, 1) for rank in (0, 1)] == [(0.0, 1.5), (0.0, 1.0)]
+    assert ends(trace, 1) == [5.0, 6.0]
+    assert [lost(trace, rank, 1) for rank in (0, 1)] == [(0.0, 1.0), (0.0, 1.0)]
 
 
 def test_several_collectives_beside_one_block() -> None:
@@ -131,7 +131,7 @@ def test_several_collectives_beside_one_block() -> None:
 
 
 CIRCLE = kinds(
-    [[meet(1.0, role="model"), compute(2.0), send(0.5, after=(1,))],
+    [[meet(1.0, role="model"), compute(2.0), send(0.5, after=(1,)), compute(4.0)],
      [receive(0.5), compute(1.0, after=(0,)), meet(1.0, role="model", after=(1,))]],
     3, {"model": [[0, 1], [2, 3], [4, 5]], NEXT: [[0, 1], [2, 3], [4, 5]]},
 )  # fmt: skip
@@ -139,22 +139,24 @@ CIRCLE = kinds(
 
 
 def test_what_only_a_clock_can_run_is_left_to_it() -> None:
-    """Where collectives slow kernels (φ = 1), how long the first block takes depends on a collective that it precedes.
+    """Where collectives slow kernels (φ = 1), whether the first block is slowed depends on a collective that it precedes.
 
-    It is beside the block all the way: 2 s take 4, the message 0.5, the other block 1; the collective runs from 5.5.
+    It is not: it takes 2 s, the message 0.5, the other block 1; the collective runs from 3.5, beside the block of 4 s.
     """
     blocks = cost(CIRCLE, interference=1.0)
     assert able(CIRCLE)
     assert Cohorts(CIRCLE, unfolded(CIRCLE), blocks, None).run() is None
     trace, _ = run(CIRCLE, unfolded(CIRCLE), blocks)
-    assert waits(trace, 0, 1) == (0.0, 0.0, 0.0, 4.0)
-    assert waits(trace, 4, 0) == (0.0, 0.0, 5.5, 6.5)
+    assert waits(trace, 0, 1) == (0.0, 0.0, 0.0, 2.0)
+    assert waits(trace, 4, 0) == (0.0, 0.0, 3.5, 4.5)
+    assert waits(trace, 0, 3)[-1] == 6.5
 
 
 def test_without_interference_there_is_no_circle() -> None:
     trace = ran(CIRCLE, cost(CIRCLE))
     assert waits(trace, 2, 1)[-1] == 2.0
     assert waits(trace, 4, 0) == (0.0, 0.0, 3.5, 4.5)
+    assert waits(trace, 0, 3)[-1] == 6.0
 
 
 def test_a_deadlock_is_found_whoever_runs_the_ranks() -> None:

@@ -89,16 +89,16 @@ def test_a_collective_shares_the_nic_with_pipeline_sends() -> None:
 def test_collectives_inside_blocks_share() -> None:
     """Of 3 s, one has 2 s left when another of 2 s begins inside a block: both go on at half speed, until 5 s.
 
-    2 s of the block are because of what it shared its link with.
+    2 s of the block are because it shared its link.
     """
     made = program([[compute(1.0, exchange("tp", 2.0)), meet(3.0)]], {"tp": [[0]], "dp": [[0]]})
     trace = shared(made, {"tp": [[0]], "dp": [[0]]})
     assert starts(trace, 0, 0) == starts(trace, 0, 1) == (0.0, 5.0)
-    assert trace.slowed[row_of(trace, 0, 0)] == 2.0
+    assert trace.contended[row_of(trace, 0, 0)] == 2.0
 
 
 def test_a_collective_inside_a_block_that_has_its_link_for_itself_takes_its_own_time() -> None:
     made = program([[compute(1.0, exchange("tp", 2.0)), meet(3.0)]], {"tp": [[0]], "dp": [[0]]})
     trace = shared(made, {"tp": [[0]], "dp": [[1]]})
     assert starts(trace, 0, 0) == starts(trace, 0, 1) == (0.0, 3.0)
-    assert trace.slowed[row_of(trace, 0, 0)] == 0.0
+    assert trace.contended[row_of(trace, 0, 0)] == 0.0

@@ -9,7 +9,7 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.engine.stretch import Paces, Stretch, constant, paces
+from clustersim.engine.stretch import Paces, Stretch, paces
 
 Changes = Sequence[tuple[float, bool]]
 
@@ -133,11 +133,6 @@ def test_where_nothing_is_slowed_the_paces_are_one(operations: list[tuple[float,
     assert own.equal
     assert own.only(0).equal
     assert end(own, [(0.5, True)]) == sum(sum(each) for each in operations)
-
-
-def test_a_constant_stretch_takes_its_time() -> None:
-    assert constant(3.0).equal
-    assert end(constant(3.0), [(1.0, True)]) == 3.0
 
 
 def test_one_operation_of_a_stretch_has_its_paces() -> None:

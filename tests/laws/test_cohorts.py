@@ -1,5 +1,8 @@
 """Cohorts as arrays give the spans that ranks give one by one, with slow ranks, interference and jitter."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from hypothesis import event, given, settings
@@ -15,6 +18,7 @@ from clustersim.engine.inside import Inside
 from clustersim.engine.recorder import Recorder
 from clustersim.program.program import Program
 from clustersim.program.symmetry import Classes, unfolded
+from clustersim.trace.store import FloatArray
 from tests.engine.fake_costs import UnitCost
 from tests.laws.timelines import same
 from tests.strategies import costed, fold
@@ -93,3 +97,27 @@ def test_operations_worked_out_afterwards_are_those_that_ran(
         assert mine.operation.tolist() == other.operation[order].tolist()
         for left, right in ((mine.start, other.start[order]), (mine.end, other.end[order])):
             assert np.abs(left - right).max(initial=0.0) <= 1e-9 * max(fine.makespan, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Jitter):
+    """The same factor for every kernel."""
+
+    def draw(self, generators: Sequence[np.random.Generator], out: FloatArray) -> None:  # noqa: ARG002
+        out[:] = 1.0 + self.std
+
+
+@given(costed(), st.sampled_from([0.0, 0.5]), st.booleans())
+@settings(max_examples=150)
+def test_jitter_by_the_same_factor_everywhere_is_a_speed(cost: UnitCost, interference: float, cohorts: bool) -> None:
+    """Also of kernels that hide behind an exchange of their own operation."""
+    program, classes = cost.program, unfolded(cost.program)
+    usual, slow = (
+        BlockCost(program, Machines.equal(Machine(kernels, interference), program.ranks), cost)
+        for kernels in (cost, Slowed(cost, 0.8))
+    )
+    jitter = Constant(0.25)
+    trace = Cohorts(program, classes, usual, jitter).run() if cohorts and able(program) else None
+    if trace is None:
+        trace, _ = run_ranks(program, classes, usual, jitter=jitter)
+    same(trace, run_ranks(program, classes, slow)[0], relative=1e-9)

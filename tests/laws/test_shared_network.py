@@ -9,14 +9,17 @@ from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
 from clustersim.collectives.library import load_library
+from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
-from clustersim.cost.symmetry import alike, alike_shared
+from clustersim.cost.sharing import Alone
+from clustersim.cost.symmetry import alike_shared
 from clustersim.engine import transfers
 from clustersim.engine.engine import run
 from clustersim.program.symmetry import unfolded
 from clustersim.result import Result
 from tests.engine.fake_links import LinkCost
 from tests.engine.network.watched import Watched
+from tests.laws.test_cohorts import machines
 from tests.laws.test_time import check_trace
 from tests.laws.timelines import same
 from tests.strategies import costed, mappings, scenarios
@@ -59,16 +62,17 @@ def linked(draw: st.DrawFn) -> LinkCost:
     return LinkCost(unit, count, routes, draw(st.sampled_from([0.0, 0.5])))
 
 
-@given(linked())
+@given(linked(), st.data())
 @settings(max_examples=300)
-def test_folded_is_unfolded_in_any_program_on_any_links(cost: LinkCost) -> None:
-    program, blocks, sharing = cost.program, cost.unit.blocks, cost.sharing
-    classes = alike_shared(program, cost.unit, sharing, cost.table)
+def test_folded_is_unfolded_in_any_program_on_any_links(cost: LinkCost, data: st.DataObject) -> None:
+    """With slow ranks and interference, too."""
+    program, sharing, own = cost.program, cost.sharing, data.draw(machines(cost.unit))
+    blocks = BlockCost(program, own, Alone(cost.unit, sharing))
+    classes = alike_shared(program, cost.unit, sharing, cost.table, machine=own.of)
     event(f"{program.ranks} ranks in {classes.count} classes")
-    every, _ = run(program, unfolded(program, cost.links), blocks, sharing=sharing)
+    every, _ = run(program, unfolded(program, cost.links), blocks, sharing=sharing, coalesce=False)
     once, _ = run(program, classes, blocks, sharing=sharing)
     event(f"exchanges inside blocks share links: {bool(sharing.inside)}")
-    event(f"contention is felt: {every.makespan != run(program, alike(program, cost.unit), blocks)[0].makespan}")
     same(once, every, relative=1e-9)
     check_trace(every, program)
 

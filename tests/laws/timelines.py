@@ -6,11 +6,12 @@ from clustersim.trace.store import FloatArray, Trace
 
 
 def timeline(trace: Trace, rank: int) -> FloatArray:
-    """[tasks, 5]: stream, queued, ready, start and end of every task of a rank, by task."""
+    """[tasks, 8]: stream, queued, ready, start, end, waited, slowed and contended of every task of a rank, by task."""
     rows = np.flatnonzero(trace.rank == trace.representative[rank])
     rows = rows[np.argsort(trace.task[rows])]
     assert trace.task[rows].tolist() == list(range(len(rows))), "every task once"
-    return np.stack([column[rows] for column in (trace.stream, trace.queued, trace.ready, trace.start, trace.end)], 1)
+    times = trace.queued, trace.ready, trace.start, trace.end, trace.waited, trace.slowed, trace.contended
+    return np.stack([trace.stream[rows], *(column[rows] for column in times)], axis=1)
 
 
 def same(left: Trace, right: Trace, *, relative: float = 0.0) -> None:

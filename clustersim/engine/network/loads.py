@@ -2,7 +2,8 @@
 
 One link of every colour is simulated (`program.traffic`), and one group of every colour. All groups of a colour
 communicate at the same times, so the activity that stands for them keeps a link busy for as long as all those of them
-together that cross this one real link.
+together that cross this one real link. While its pipelines fill, it is counted as loading links as much as once they
+are full: so that groups of one role that are in step take as long as their costs say, which share the filling too.
 """
 
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class Loads:
     def _load(self, demand: Demand, row: int, folded: _Folded, colour: int) -> Load:
         seconds = float(demand.transfer[row])
         mine = slice(folded.first[colour], folded.first[colour + 1])
-        busy = demand.payload * folded.seconds[mine] / seconds
+        busy = folded.seconds[mine] / demand.per_byte[row]
         return Load(seconds, seconds / float(demand.flow[row]), folded.link[mine], busy)
 
     def _fold(self, role: str, crossings: Crossings) -> _Folded:
