@@ -46,11 +46,10 @@ class SideBySide:
     def seconds(self, kernel: FloatArray, exchange: Seconds) -> FloatArray:
         """How long both take, from what kernels and the exchange take alone."""
         kernel = kernel + self.slowed(kernel, exchange)
-        chunks, longer = self.overlap.chunks, np.maximum(kernel, exchange)
-        if self.overlap.local:
-            longer = np.maximum(kernel, exchange + kernel / chunks)
-            return longer
-        return longer + np.minimum(kernel, exchange) / chunks
+        chunks = self.overlap.chunks
+        local, cut = np.maximum(kernel, exchange + kernel / chunks), np.minimum(kernel, exchange) / chunks
+        seconds: FloatArray = local if self.overlap.local else np.maximum(kernel, exchange) + cut
+        return seconds
 
     def of(self, kernel: Seconds, exchange: Seconds) -> Seconds:
         """`seconds` of one kernel."""

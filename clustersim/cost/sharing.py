@@ -5,8 +5,9 @@ block is only where it crosses a link that any other group crosses too, of its o
 links for itself, it takes its own time and the block can stay one event.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +22,13 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """demands: what exchanges ask of links; inside: the exchanges of blocks that share links with others."""
+    """demands: what exchanges ask of links; inside: of the exchanges of blocks, which groups share links with others.
+
+    inside: [groups] by exchange; only of exchanges of which any group does.
+    """
 
     demands: DemandCost
-    inside: frozenset[Exchange]
+    inside: Mapping[Exchange, BoolArray]
 
     def demand(self, exchange: Exchange) -> Demand:
         """What one collective asks of links in each group of its role."""
@@ -33,7 +37,7 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """Times exchanges (an `ExchangeCost`) as if those inside blocks that share links had them for themselves.
+    """Times exchanges (an `ExchangeCost`) as if groups that share links inside blocks had them for themselves.
 
     What sharing adds is found out by simulation; sources of durations let all groups of a role share their links.
     """
@@ -43,11 +47,11 @@ class Alone:
 
     def exchange(self, exchange: Exchange) -> ExchangeTiming:
         """Time one collective in each group of its role."""
-        timing = self.cost.exchange(exchange)
-        if exchange not in self.sharing.inside:
+        timing, shares = self.cost.exchange(exchange), self.sharing.inside.get(exchange)
+        if shares is None:
             return timing
         demand = self.sharing.demand(exchange)
-        return replace(timing, seconds=demand.latency + demand.transfer)
+        return replace(timing, seconds=np.where(shares, demand.latency + demand.transfer, timing.seconds))
 
 
 def sharing(program: Program, demands: DemandCost, links: int) -> Sharing:
@@ -55,8 +59,14 @@ def sharing(program: Program, demands: DemandCost, links: int) -> Sharing:
     inside = {each for made in program.programs for each in made.exchanges_inside}
     outside = {each for made in program.programs for each in made.exchanges_outside}
     crossed = _crossed_twice(inside | outside, demands, links)
-    shared = (each for each in inside if crossed[demands.demand(each).crossings.link].any())
-    return Sharing(demands, frozenset(shared))
+    shares: dict[Exchange, BoolArray] = {}
+    for exchange in inside:
+        crossings = demands.demand(exchange).crossings
+        groups = np.zeros(len(program.groups[exchange.group].members), dtype=np.bool_)
+        groups[crossings.group[crossed[crossings.link]]] = True
+        if groups.any():
+            shares[exchange] = groups
+    return Sharing(demands, MappingProxyType(shares))
 
 
 def _crossed_twice(exchanges: Iterable[Exchange], demands: DemandCost, links: int) -> BoolArray:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from clustersim.cost.sharing import Sharing
+from clustersim.cost.sharing import BoolArray, Sharing
 from clustersim.cost.timing import ExchangeCost, FloatArray
 from clustersim.hardware.topology import IntArray, LinkTable
 from clustersim.program.colour import joined, ranked
@@ -34,11 +34,14 @@ def alike_shared(
     machine: IntArray | None = None,
 ) -> Classes:
     """Classes of ranks, groups and links where exchanges share the network."""
-    inside = {exchange for each in program.programs for exchange in each.exchanges_inside} - sharing.inside
-    columns = [(exchange.group, cost.exchange(exchange).seconds) for exchange in _sorted(inside)]
-    for exchange in _shared(program, sharing):
-        demand = sharing.demand(exchange)
-        columns += [(exchange.group, column) for column in (demand.latency, demand.transfer, demand.flow)]
+    columns: list[tuple[str, FloatArray]] = []
+    for exchange in _sorted({each for made in program.programs for each in made.exchanges}):
+        seconds, shares = cost.exchange(exchange).seconds, _shares(program, sharing, exchange)
+        columns.append((exchange.group, np.where(shares, -1.0, seconds)))
+        if shares.any():
+            demand = sharing.demand(exchange)
+            asked = (demand.latency, demand.transfer, demand.flow)
+            columns += [(exchange.group, np.where(shares, column, 0.0)) for column in asked]
     return classes(program, _stacked(columns), _traffic(program, sharing, links), machine=machine)
 
 
@@ -50,18 +53,24 @@ def all_apart(program: Program, sharing: Sharing, links: LinkTable) -> Classes:
     return replace(apart, links=colours.colour)
 
 
-def _shared(program: Program, sharing: Sharing) -> list[Exchange]:
-    """The exchanges that are simulated on the network."""
-    outside = {exchange for each in program.programs for exchange in each.exchanges_outside}
-    return _sorted(outside | sharing.inside)
+def _shares(program: Program, sharing: Sharing, exchange: Exchange) -> BoolArray:
+    """Which groups of an exchange are simulated on the network: [groups]."""
+    groups = len(program.groups[exchange.group].members)
+    outside = any(exchange in each.exchanges_outside for each in program.programs)
+    return np.ones(groups, dtype=np.bool_) if outside else sharing.inside.get(exchange, np.zeros(groups, np.bool_))
 
 
 def _traffic(program: Program, sharing: Sharing, links: LinkTable) -> Traffic:
     """What they cross."""
-    crossings: dict[str, dict[Crossings, None]] = {}
-    for exchange in _shared(program, sharing):
-        crossings.setdefault(exchange.group, {})[sharing.demand(exchange).crossings] = None
-    return Traffic(_kinds(links), {role: tuple(each) for role, each in crossings.items()})
+    crossings: dict[str, dict[tuple[Crossings, bytes], Crossings]] = {}
+    for exchange in _sorted({each for made in program.programs for each in made.exchanges}):
+        shares = _shares(program, sharing, exchange)
+        if shares.any():
+            every = sharing.demand(exchange).crossings
+            own = shares[every.group]
+            part = every if own.all() else Crossings(every.group[own], every.link[own], every.seconds[own])
+            crossings.setdefault(exchange.group, {})[every, shares.tobytes()] = part
+    return Traffic(_kinds(links), {role: tuple(each.values()) for role, each in crossings.items()})
 
 
 def _sorted(exchanges: set[Exchange]) -> list[Exchange]:

@@ -124,7 +124,7 @@ class Rank:
             meeting = yield from self._meet(operation)
             start = self.world.environment.now
             waited += start - come
-            if meeting is None or not self.world.shares(meeting[0]):
+            if meeting is None or not self.world.shares(self.number, meeting[0]):
                 slowed += yield from self._work(whole.only(place))
             else:
                 more, longer = yield from self._exchange((number, place, block), *meeting)

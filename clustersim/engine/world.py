@@ -76,7 +76,8 @@ class World:
         known = self._private.get((block, rank))
         if known is None:
             known = all(
-                self._group(exchange.group, rank)[1] == 1 and not self.shares(exchange) for exchange in block.exchanges
+                self._group(exchange.group, rank)[1] == 1 and not self.shares(rank, exchange)
+                for exchange in block.exchanges
             )
             self._private[block, rank] = known
         return known
@@ -87,9 +88,10 @@ class World:
             groups = dict.fromkeys(self._group(exchange.group, rank) for exchange in block.exchanges)
             self.recorder.meet(number, [name for name, members in groups if members > 1], row)
 
-    def shares(self, exchange: Exchange) -> bool:
-        """Whether an exchange inside a block shares links with others."""
-        return self.sharing is not None and exchange in self.sharing.inside
+    def shares(self, rank: int, exchange: Exchange) -> bool:
+        """Whether an exchange inside a block shares links with others, in the rank's group."""
+        shares = None if self.sharing is None else self.sharing.inside.get(exchange)
+        return shares is not None and bool(shares[self.program.rows[exchange.group][rank]])
 
     def deliver(self, sender: int, send: Send, start: Seconds, cause: int) -> None:
         """Finish the receive that a message was for, and write its span."""

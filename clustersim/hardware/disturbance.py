@@ -9,7 +9,8 @@ it keeps (k - 1)/k of its k links, and only the last one disconnects.
 Reference: Dean and Barroso 2013, "The tail at scale", CACM 56(2); Greenberg et al. 2009, "VL2", SIGCOMM, section 4.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -34,7 +35,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class SlowNic:
-    """The NICs that serve some GPUs have a part of their bandwidth, in both directions."""
+    """The NICs that serve some GPUs have a part of their bandwidth, in both directions; 0: they are dead."""
 
     gpus: tuple[int, ...]
     bandwidth: float
@@ -110,10 +111,13 @@ def disturbed(fabric: Fabric, disturbances: Disturbances, gpus: int | None = Non
         if not len(numbers):
             raise InputError(f"nics.{entry}: {in_ranges(np.array(nic.gpus))} has no NIC in this cluster")
         left[numbers] *= nic.bandwidth
-    for entry, change in enumerate(disturbances.links):
-        _change(fabric, entry, change, left)
+    links = zip(disturbances.links, placed(fabric, disturbances.links), strict=True)
+    for entry, (change, found) in enumerate(links):
+        with _naming(f"links.{entry}"):
+            for number in found:
+                left[number] *= change.what.left(fabric.members(number))
     if not left.all():
-        _refuse_islands(fabric, disturbances.links, left, gpus or fabric.gpus)
+        _refuse_islands(fabric, disturbances, left, gpus or fabric.gpus)
     return fabric if (left == 1.0).all() else fabric.changed(left)
 
 
@@ -130,27 +134,46 @@ def _there(kinds: Sequence[str]) -> str:
     return f"it has {', '.join(kinds)}" if kinds else "it has none beyond its nodes"
 
 
-def _change(fabric: Fabric, entry: int, change: LinkChange, left: FloatArray) -> None:
+def placed(fabric: Fabric, changes: Sequence[LinkChange]) -> list[list[int]]:
+    """Numbers of the links of each change; raise InputError, as `disturbed` does, for a link that does not exist."""
+    found = []
+    for entry, change in enumerate(changes):
+        with _naming(f"links.{entry}"):
+            found.append(change.numbers(fabric))
+    return found
+
+
+@contextmanager
+def _naming(key: str) -> Iterator[None]:
+    """Whose entry an error is about."""
     try:
-        for number in change.numbers(fabric):
-            left[number] *= change.what.left(fabric.members(number))
+        yield
     except InputError as error:
-        raise InputError(f"links.{entry}: {error}") from error
+        raise InputError(f"{key}: {error}") from error
 
 
-def _refuse_islands(fabric: Fabric, changes: Sequence[LinkChange], left: FloatArray, gpus: int) -> None:
+def _refuse_islands(fabric: Fabric, disturbances: Disturbances, left: FloatArray, gpus: int) -> None:
     """Name the first entry after which GPUs are cut off, and which."""
     if islands(fabric.ends, left > 0.0, gpus) is None:
         return
     alive = np.ones(len(left), np.bool_)
-    for entry, change in enumerate(changes):
-        numbers = change.numbers(fabric)
+    for key, what, numbers in _entries(fabric, disturbances):
         alive[numbers] = left[numbers] > 0.0
         apart = islands(fabric.ends, alive, gpus)
         if apart is not None:
-            link = f"{'between' if change.both_ways else 'from'} {change.source} {'and' if change.both_ways else 'to'}"
-            cut = f"{in_ranges(apart[0])} cannot reach {in_ranges(apart[1])}"
-            raise InputError(f"links.{entry}: without the link {link} {change.target}, {cut}")
+            raise InputError(f"{key}: without {what}, {in_ranges(apart[0])} cannot reach {in_ranges(apart[1])}")
+
+
+def _entries(fabric: Fabric, disturbances: Disturbances) -> Iterator[tuple[str, str, IntArray]]:
+    """Key, name and link numbers of every entry that may name dead links."""
+    for entry, nic in enumerate(disturbances.nics):
+        gpus = np.array(nic.gpus, np.int64)
+        yield f"nics.{entry}", f"the NIC{'s' * (len(gpus) > 1)} of {in_ranges(gpus)}", fabric.nics(gpus)
+    for entry, (change, numbers) in enumerate(zip(disturbances.links, placed(fabric, disturbances.links), strict=True)):
+        ends = f"between {change.source} and" if change.both_ways else f"from {change.source} to"
+        members = fabric.members(numbers[0])
+        links = "the link" if members == 1 else f"the {members} links"
+        yield f"links.{entry}", f"{links} {ends} {change.target}", np.array(numbers)
 
 
 def in_ranges(numbers: IntArray, word: str = "GPU") -> str:

@@ -5,59 +5,64 @@ ranges ("8-15") or lists of both.
 """
 
 import re
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from clustersim.cost.jitter import Distribution, Jitter
 from clustersim.errors import shown
-from clustersim.hardware.cluster import MOST_GPUS
 from clustersim.hardware.disturbance import SHARED_TIERS, DeadLink, LinkChange, SlowLink
 from clustersim.hardware.topology import LinkKind
-from clustersim.scenario.section import Section, member, mistake, share
+from clustersim.scenario.section import Name, Section, member, mistake, share, yaml_number
 
 LEAST = 0.001  # of a speed or bandwidth: what is slower is dead
 MOST_SPEED = 10.0
-MOST_BANDWIDTH = 100.0
+MOST_BANDWIDTH = 1.0
 MOST_LOAD = 0.99
 MOST_JITTER = 10.0
 MOST_SEED = 2**63 - 1
 MOST_LOST = 2**20
-_RANGE = re.compile(r"\s*(\d{1,9})\s*-\s*(\d{1,9})\s*")
+_RANGE = re.compile(r"\s*(\d{1,18})\s*-\s*(\d{1,18})\s*")
+_ENDS = "[leaf0.0, spine0.0]"
 
 
-def _numbers(value: object) -> tuple[int, ...]:
-    """Numbers, ranges or a list of both as numbers in order, each once."""
-    found = [number for item in (value if isinstance(value, list) else [value]) for number in _range(item)]
+def _ranges(value: object) -> tuple[range, ...]:
+    """Numbers, ranges or a list of both as ranges; how many GPUs or nodes there are is not known here."""
+    found = tuple(_range(item) for item in (value if isinstance(value, list) else [value]))
     if not found:
         raise mistake("is empty; write a number, a range such as 8-15, or a list of them")
-    return tuple(dict.fromkeys(found))
+    return found
 
 
 def _range(item: object) -> range:
-    if isinstance(item, int) and not isinstance(item, bool) and 0 <= item < MOST_GPUS:
+    if isinstance(item, int) and not isinstance(item, bool) and item >= 0:
         return range(item, item + 1)
     match = _RANGE.fullmatch(item) if isinstance(item, str) else None
-    if match is None or not int(match[1]) <= int(match[2]) < MOST_GPUS:
-        raise mistake(f"{shown(item)} is neither a number from 0 up nor a range such as 8-15")
-    return range(int(match[1]), int(match[2]) + 1)
+    if match is None:
+        meant = yaml_number(item, whole=True)
+        raise mistake(meant or f"{shown(item)} is neither a number from 0 up nor a range such as 8-15")
+    first, last = int(match[1]), int(match[2])
+    if last < first:
+        raise mistake(f"{shown(item)} is backwards; write {last}-{first}")
+    return range(first, last + 1)
 
 
 Load = Annotated[float, share(0.0, MOST_LOAD)]
-Numbers = Annotated[tuple[int, ...], BeforeValidator(_numbers)]
+Ranges = Annotated[tuple[Any, ...], BeforeValidator(_ranges)]
 
 
 def listed(value: object) -> object:
     """One entry may stand alone."""
-    return [value] if isinstance(value, dict) else value
+    return value if isinstance(value, list) else [value]
 
 
 class MixedSection(Section):
     """An entry of `cluster.mixed`: nodes with another accelerator."""
 
-    node: Numbers = ()
-    nodes: Numbers = ()
-    accelerator: str
+    example: ClassVar[str] = "{nodes: 0-7, accelerator: h200-sxm-141gb}"
+    node: Ranges = ()
+    nodes: Ranges = ()
+    accelerator: Name = Field(examples=["h200-sxm-141gb"])
 
     @model_validator(mode="after")
     def _some_nodes(self) -> Self:
@@ -65,19 +70,14 @@ class MixedSection(Section):
             raise mistake("names no node; write node: 3, or nodes: 0-7")
         return self
 
-    @property
-    def chosen(self) -> tuple[int, ...]:
-        """The nodes that are meant, each once."""
-        return tuple(dict.fromkeys((*self.node, *self.nodes)))
-
 
 class GpusSection(Section):
     """Some GPUs, named one by one or by their nodes."""
 
-    gpu: Numbers = ()
-    gpus: Numbers = ()
-    node: Numbers = ()
-    nodes: Numbers = ()
+    gpu: Ranges = ()
+    gpus: Ranges = ()
+    node: Ranges = ()
+    nodes: Ranges = ()
 
     @model_validator(mode="after")
     def _some_gpus(self) -> Self:
@@ -89,13 +89,11 @@ class GpusSection(Section):
 class SlowSection(GpusSection):
     """An entry of `disturbances.slow`."""
 
-    speed: Annotated[float, share(LEAST, MOST_SPEED)]
+    example: ClassVar[str] = "{gpu: 17, speed: 0.9}"
+    speed: Annotated[float, share(LEAST, MOST_SPEED)] = Field(examples=[0.9])
 
 
-class NicSection(GpusSection):
-    """An entry of `disturbances.nics`."""
-
-    bandwidth: Annotated[float, share(LEAST, MOST_BANDWIDTH)]
+Bandwidth = Annotated[float | None, share(LEAST, MOST_BANDWIDTH, "; write dead: true for one that is gone")]
 
 
 def _lost(value: object) -> object:
@@ -105,25 +103,54 @@ def _lost(value: object) -> object:
     return 1 if value is True else value
 
 
+def _gone(value: object) -> object:
+    """A NIC is one, so it is dead or not."""
+    if _lost(value) != 1:
+        raise mistake(f"{shown(value)} is not true; write dead: true")
+    return True
+
+
+class NicSection(GpusSection):
+    """An entry of `disturbances.nics`."""
+
+    example: ClassVar[str] = "{gpu: 12, bandwidth: 50 %}"
+    bandwidth: Bandwidth = None
+    dead: Annotated[bool, BeforeValidator(_gone)] = False
+
+    @model_validator(mode="after")
+    def _one_change(self) -> Self:
+        if (self.bandwidth is None) != self.dead:
+            raise mistake("needs bandwidth (the part that is left) or dead: true, and not both")
+        return self
+
+    @property
+    def left(self) -> float:
+        """The part of the bandwidth that is left."""
+        return self.bandwidth or 0.0
+
+
+def _pair(value: object) -> object:
+    if not (isinstance(value, list) and len(value) == 2 and all(isinstance(end, str) and end.strip() for end in value)):
+        raise mistake(f"{shown(value)} is not a pair of ends such as {_ENDS}")
+    return value
+
+
 class LinkSection(Section):
     """An entry of `disturbances.links`."""
 
-    between: list[str] | None = None
-    source: str | None = Field(None, alias="from")
-    target: str | None = Field(None, alias="to")
-    bandwidth: Annotated[float, share(LEAST, MOST_BANDWIDTH, "; write dead: true for a link that is gone")] | None = (
-        None
-    )
+    example: ClassVar[str] = f"{{between: {_ENDS}, bandwidth: 50 %}}"
+    between: Annotated[list[str] | None, BeforeValidator(_pair)] = None
+    source: Name | None = Field(None, alias="from")
+    target: Name | None = Field(None, alias="to")
+    bandwidth: Bandwidth = None
     dead: Annotated[int, Field(ge=1, le=MOST_LOST), BeforeValidator(_lost)] | None = None
 
     @model_validator(mode="after")
     def _one_place_and_one_change(self) -> Self:
         if self.between is None and (self.source is None or self.target is None):
-            raise mistake("names no link; write between: [leaf0.0, spine0.0], or from and to for one direction")
+            raise mistake(f"names no link; write between: {_ENDS}, or from and to for one direction")
         if self.between is not None and (self.source, self.target) != (None, None):
             raise mistake("has both between and from or to; keep one")
-        if self.between is not None and len(self.between) != 2:
-            raise mistake(f"between is {shown(self.between)}, not the two ends of a link such as [leaf0.0, spine0.0]")
         if (self.bandwidth is None) == (self.dead is None):
             raise mistake("needs bandwidth (the part that is left) or dead: true, and not both")
         return self
@@ -139,7 +166,7 @@ class JitterSection(Section):
     """`disturbances.jitter`: how much kernels vary from one run to the next."""
 
     short: ClassVar[str | None] = "std"
-    std: Annotated[float, share(0.0, MOST_JITTER)]
+    std: Annotated[float, share(0.0, MOST_JITTER)] = Field(examples=["1 %"])
     distribution: Annotated[Distribution, member(Distribution)] = Distribution.NORMAL
     seed: Annotated[int, Field(ge=0, le=MOST_SEED)] = 0
 

@@ -3,7 +3,7 @@
 Numbers of GPUs and nodes are checked against the cluster's, links are looked up on its fabric.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,21 +12,18 @@ import numpy as np
 from clustersim import shipped
 from clustersim.errors import InputError
 from clustersim.hardware.cluster import Cluster, mix
-from clustersim.hardware.disturbance import Disturbances, Slow, SlowNic
+from clustersim.hardware.disturbance import Disturbances, Slow, SlowNic, placed
+from clustersim.hardware.topology import Fabric
 from clustersim.scenario.disturbances import DisturbancesSection, GpusSection, MixedSection
 
 
 def read_mixed(sections: Iterable[MixedSection], base: Path, cluster: Cluster) -> Cluster:
     """The cluster with other accelerators on some nodes; raise InputError for nodes that do not exist or come twice."""
     parts: list[tuple[tuple[int, ...], str]] = []
-    seen: set[int] = set()
     for entry, section in enumerate(sections):
-        _require(f"mixed.{entry}", "node", section.chosen, cluster.nodes)
-        twice = seen.intersection(section.chosen)
-        if twice:
-            raise InputError(f"mixed.{entry}: node {min(twice)} has another accelerator already")
-        seen.update(section.chosen)
-        parts.append((section.chosen, _accelerator(f"mixed.{entry}", section.accelerator, base)))
+        nodes = _numbers(f"mixed.{entry}", "node", (*section.node, *section.nodes), cluster.nodes)
+        parts.append((nodes, _accelerator(f"mixed.{entry}", section.accelerator, base)))
+    _refuse_twice("mixed", [nodes for nodes, _ in parts], lambda node: f"node {node}")
     return mix(cluster, parts)
 
 
@@ -40,26 +37,55 @@ def _accelerator(key: str, name: str, base: Path) -> str:
 
 
 def read_disturbances(section: DisturbancesSection, cluster: Cluster) -> Disturbances:
-    """What is wrong; raise InputError for GPUs and nodes that do not exist."""
+    """What is wrong; raise InputError for what does not exist or is named by two entries."""
     slow = [Slow(_chosen(f"slow.{entry}", each, cluster), each.speed) for entry, each in enumerate(section.slow)]
-    nics = [SlowNic(_chosen(f"nics.{entry}", each, cluster), each.bandwidth) for entry, each in enumerate(section.nics)]
+    nics = [SlowNic(_chosen(f"nics.{entry}", each, cluster), each.left) for entry, each in enumerate(section.nics)]
     links = tuple(each.change() for each in section.links)
-    return Disturbances(tuple(slow), tuple(nics), links, MappingProxyType(section.background.loads()))
+    found = Disturbances(tuple(slow), tuple(nics), links, MappingProxyType(section.background.loads()))
+    _refuse_ambiguous(found, cluster.fabric)
+    return found
+
+
+def _refuse_ambiguous(found: Disturbances, fabric: Fabric) -> None:
+    """Two entries that say different things of one GPU, NIC or link are likelier a mistake than a product."""
+
+    def link(number: int) -> str:
+        named = fabric.link(number)
+        return f"the link from {named.source} to {named.target}"
+
+    for key, entries in (("slow", found.slow), ("nics", found.nics)):
+        _refuse_twice(key, [each.gpus for each in entries], lambda gpu: f"GPU {gpu:,}")
+    ports = [fabric.nics(np.array(each.gpus, np.int64)).tolist() for each in found.nics]
+    _refuse_twice("nics", ports, lambda number: f"{link(number)}, which GPUs share,")
+    _refuse_twice("links", placed(fabric, found.links), link)
+
+
+def _refuse_twice(key: str, entries: Sequence[Iterable[int]], name: Callable[[int], str]) -> None:
+    """Refuse a number that two entries of a list have."""
+    first: dict[int, int] = {}
+    for entry, numbers in enumerate(entries):
+        for number in numbers:
+            if number in first:
+                raise InputError(f"{key}.{entry}: {name(number)} is in {key}.{first[number]} already; keep one")
+        first.update(dict.fromkeys(numbers, entry))
 
 
 def _chosen(key: str, section: GpusSection, cluster: Cluster) -> tuple[int, ...]:
     """The GPUs that a section names, each once."""
-    gpus, nodes = (*section.gpu, *section.gpus), (*section.node, *section.nodes)
-    _require(key, "GPU", gpus, cluster.gpus)
-    _require(key, "node", nodes, cluster.nodes)
+    gpus = _numbers(key, "GPU", (*section.gpu, *section.gpus), cluster.gpus)
+    nodes = _numbers(key, "node", (*section.node, *section.nodes), cluster.nodes)
     if nodes:
         homes = cluster.fabric.nodes(np.arange(cluster.gpus))
         gpus = (*gpus, *np.flatnonzero(np.isin(homes, nodes)).tolist())
     return tuple(dict.fromkeys(gpus))
 
 
-def _require(key: str, word: str, numbers: Iterable[int], count: int) -> None:
-    for number in numbers:
-        if number >= count:
+def _numbers(key: str, word: str, ranges: Iterable[range], count: int) -> tuple[int, ...]:
+    """The numbers of some ranges, each once, all below `count`."""
+    found: dict[int, None] = {}
+    for each in ranges:
+        if each.stop > count:
             legal = f"{word}s are 0 to {count - 1:,}" if count > 1 else f"there is only {word} 0"
-            raise InputError(f"{key}: there is no {word} {number:,}; {legal}")
+            raise InputError(f"{key}: there is no {word} {max(each.start, count):,}; {legal}")
+        found.update(dict.fromkeys(each))
+    return tuple(found)

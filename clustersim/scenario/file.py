@@ -22,6 +22,7 @@ from clustersim.scenario.section import (
     Choice,
     Degree,
     Layers,
+    Name,
     Section,
     Shipped,
     Size,
@@ -53,9 +54,9 @@ class ModelSection(Shipped):
     """`model`: a preset, a Hugging Face config.json, or dimensions; dimensions beside a preset or path change it."""
 
     short: ClassVar[str | None] = "preset"
-    preset: str | None = None
-    family: str | None = None
-    name: str | None = None
+    preset: Name | None = None
+    family: Name | None = None
+    name: Name | None = None
     layers: Layers | None = None
     hidden: Width | None = None
     ffn: Width | None = None
@@ -83,9 +84,9 @@ class ClusterSection(Shipped):
     """`cluster`: a shipped cluster or a file, its size, and changes to sections of that file."""
 
     short: ClassVar[str | None] = "name"
-    name: str | None = None
+    name: Name | None = None
     gpus: Degree | None = None
-    accelerator: str | None = None
+    accelerator: Name | None = None
     node: dict[str, Any] | None = None
     fabric: dict[str, Any] | None = None
     mixed: Annotated[list[MixedSection], BeforeValidator(listed)] = Field([])
@@ -123,7 +124,7 @@ class Fsdp(Section):
 class ZeroStage(Fsdp):
     """ZeRO with its stage."""
 
-    stage: Annotated[int, Field(ge=1, le=3)]
+    stage: Annotated[int, Field(ge=1, le=3)] = Field(examples=[1])
 
 
 class Naive(Section):
@@ -259,8 +260,8 @@ class RecomputeSection(Section):
 class TrainingSection(Section):
     """`training`: one step."""
 
-    sequence: Tokens
-    global_batch: Tokens
+    sequence: Tokens = Field(examples=[8192])
+    global_batch: Tokens = Field(examples=[2048])
     microbatch: Tokens = 1
     precision: PrecisionSection = PrecisionSection()
     recompute: RecomputeSection = RecomputeSection.model_validate("none")
@@ -316,12 +317,12 @@ class CostSection(Section):
 class ScenarioFile(Section):
     """The whole file."""
 
-    name: str | None = None
-    model: ModelSection
-    cluster: ClusterSection
+    name: Name | None = None
+    model: ModelSection = Field(examples=["llama3-8b"])
+    cluster: ClusterSection = Field(examples=["dgx-h100"])
     layout: LayoutSection = LayoutSection()
     schedule: ScheduleChoice = ScheduleChoice.model_validate("1f1b")
-    training: TrainingSection
+    training: TrainingSection = Field(examples=["{sequence: 8192, global_batch: 2048}"])
     cost: CostSection = CostSection()
     disturbances: DisturbancesSection = DisturbancesSection()
     steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] = 1

@@ -11,16 +11,15 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from clustersim.errors import InputError, nearest, shown
-from clustersim.scenario.section import Section
+from clustersim.scenario.section import Section, yaml_number
 
+_MOST_KEYS = 6
 _SENTENCES = {
-    "missing": "is missing",
     "int_type": "{value} is not a whole number (no unit, no quotes)",
     "bool_type": "{value} is neither true nor false",
     "string_type": "{value} is not a text",
     "list_type": "{value} is not a list such as [1, 2]",
     "dict_type": "{value} is not a mapping of keys to values",
-    "model_type": "{value} is not a mapping of keys to values",
     "greater_than_equal": "{value} is too small; the smallest legal value is {ge:,}",
     "less_than_equal": "{value} is too large; the largest legal value is {le:,}",
 }
@@ -44,10 +43,42 @@ def _sentence(detail: ErrorDetails, root: type[Section], written: Mapping[str, A
     if kind == "extra_forbidden":
         return f"{_dotted(location)}: unknown key; {_remedy(location, root)}"
     key = _dotted(_as_written(location, written, missing=kind == "missing"))
+    return f"{key}: {_wrong(detail, root)}"
+
+
+def _wrong(detail: ErrorDetails, root: type[Section]) -> str:
+    """What is wrong with a value, and what to write."""
+    kind, location, value = detail["type"], detail["loc"], detail["input"]
+    if kind == "missing":
+        return f"is missing{_example(location, root)}"
+    if kind == "model_type":
+        return f"{shown(value)} is not a mapping of keys to values{_keys(root.at(location) or root)}"
+    if kind == "int_type" and (meant := _whole(value)):
+        return meant
     template = _SENTENCES.get(kind)
-    if template is None:
-        return f"{key}: {detail['msg']}"
-    return f"{key}: {template.format(value=shown(detail['input']), **detail.get('ctx', {}))}"
+    return detail["msg"] if template is None else template.format(value=shown(value), **detail.get("ctx", {}))
+
+
+def _whole(value: object) -> str:
+    """What is wrong with a whole number that is written as another kind of value; empty if it is none."""
+    if isinstance(value, float) and value.is_integer():
+        return f"{shown(value)} has a point; write {int(value)}"
+    return yaml_number(value, whole=True)
+
+
+def _example(location: tuple[int | str, ...], root: type[Section]) -> str:
+    """What may be written for a key that is missing."""
+    section, key = root.at(location[:-1]) or root, location[-1]
+    examples = section.model_fields[str(key)].examples if key in section.model_fields else None
+    return f"; write {key}: {examples[0]}" if examples else ""
+
+
+def _keys(section: type[Section]) -> str:
+    """What may be written for a section."""
+    if section.example:
+        return f"; write {section.example}"
+    keys = list(section.keys())
+    return f"; its keys are {', '.join(keys[:_MOST_KEYS])}{' and others' * (len(keys) > _MOST_KEYS)}" if keys else ""
 
 
 def _remedy(location: tuple[int | str, ...], root: type[Section]) -> str:
@@ -68,10 +99,11 @@ def _dotted(location: Iterable[int | str]) -> str:
 
 
 def _as_written(location: tuple[int | str, ...], written: object, *, missing: bool) -> tuple[int | str, ...]:
-    """Cut a location where the user's own nesting ends; an entry that stands without its list has no place in it."""
+    """Cut a location where the user's own nesting ends; an entry that stands without its list is entry 0 of it."""
     kept: list[int | str] = []
     for part in location:
         if isinstance(written, Mapping) and isinstance(part, int):
+            kept.append(part)
             continue
         in_list = isinstance(written, list) and isinstance(part, int)
         if not in_list and not (isinstance(written, Mapping) and part in written):

@@ -7,10 +7,11 @@ Strictly: no unknown keys, no quantity without its unit, no number in quotes. A 
 import math
 import re
 from collections.abc import Iterable
+from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from clustersim.errors import InputError, nearest, shown
@@ -54,21 +55,64 @@ def _size(value: object) -> float:
 
 
 _PERCENT = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*%\s*$")
+_TEXT_NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))[eE]([+-]?\d{1,2})")
 
 
 def share(least: float, most: float, remedy: str = "") -> BeforeValidator:
-    """Read a share, a number or a percentage (`0.9` or `90 %`), from `least` to `most`; remedy: ends the refusal."""
+    """Read a share, a number or a percentage (`0.9` or `90 %`), from `least` to `most`.
+
+    A number above 1 is refused, since it is nearly always a percentage without its sign. remedy: ends the refusal of
+    what is too small.
+    """
 
     def read(value: object) -> float:
         match = _PERCENT.match(value) if isinstance(value, str) else None
         number = float(match[1]) / 100 if match else value
         if isinstance(number, bool) or not isinstance(number, (int, float)):
-            raise mistake(f"{shown(value)} is not a share; write a number or a percentage, such as 0.1 or 10 %")
+            meant = yaml_number(value)
+            raise mistake(
+                meant or f"{shown(value)} is not a share; write a number or a percentage, such as 0.1 or 10 %"
+            )
+        if match is None and number > 1:
+            raise mistake(_without_sign(number, least, most))
         if not least <= number <= most:
-            raise mistake(f"{shown(value)} is not between {least:g} and {most:g}{remedy}")
+            legal = f"{100 * least:g} % and {100 * most:g} %" if match else f"{least:g} and {min(most, 1.0):g}"
+            raise mistake(f"{shown(value)} is not between {legal}{remedy if number < least else ''}")
         return float(number)
 
     return BeforeValidator(read)
+
+
+def _without_sign(number: float, least: float, most: float) -> str:
+    """What is wrong with a number above 1, and the percentages that it may stand for."""
+    legal = [f"{each:,.12g} %" for each in (number, 100 * number) if least <= each / 100 <= most]
+    if not legal:
+        return f"{shown(number)} is more than all of it; the most is {100 * most:g} %"
+    return f"{shown(number)} is more than all of it; write {' (or '.join(legal)}{')' * (len(legal) - 1)}"
+
+
+def yaml_number(value: object, *, whole: bool = False) -> str:
+    """What is wrong with a number that YAML 1.1 reads as a text (it wants a point and a sign); empty if it is not that.
+
+    >>> yaml_number("1e9")
+    "'1e9' is a text in YAML; write 1.0e+9 or 1000000000"
+    >>> yaml_number("1e9", whole=True), yaml_number("9")
+    ("'1e9' is a text in YAML; write 1000000000", '')
+    """
+    match = _TEXT_NUMBER.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return ""
+    mantissa, power = match[1], int(match[2])
+    plain = f"{Decimal(f'{mantissa}e{power}'):f}"
+    exponent = f"{mantissa}{'' if '.' in mantissa else '.0'}e{power:+d}"
+    legal = [plain] if whole else [exponent, plain]
+    return f"{shown(value)} is a text in YAML; write {' or '.join(legal)}" if not (whole and "." in plain) else ""
+
+
+def _named(value: str) -> str:
+    if not value.strip():
+        raise mistake("is empty; write a name")
+    return value
 
 
 Degree = Annotated[int, Field(ge=1, le=MOST_GPUS)]
@@ -76,13 +120,19 @@ Width = Annotated[int, Field(ge=1, le=MOST_WIDTH)]
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
 Size = Annotated[float, BeforeValidator(_size)]
+Name = Annotated[str, AfterValidator(_named)]
 
 
 class Section(BaseModel):
-    """A part of the file. `short`: the key that a bare word (or number) stands for, if any."""
+    """A part of the file.
+
+    short: the key that a bare word (or number) stands for, if any; example: what a user may write, if one says more
+    than the list of keys.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     short: ClassVar[str | None] = None
+    example: ClassVar[str] = ""
 
     @classmethod
     def written_out(cls, value: object) -> object:
@@ -120,7 +170,7 @@ def _section_in(annotation: object) -> type[Section] | None:
 class Shipped(Section):
     """Something that is shipped under a name or read from a file; a bare word that ends like a file is a path."""
 
-    path: str | None = None
+    path: Name | None = None
 
     @classmethod
     def written_out(cls, value: object) -> object:

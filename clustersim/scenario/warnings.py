@@ -11,6 +11,7 @@ import numpy as np
 from clustersim.dtypes import DType
 from clustersim.hardware.disturbance import DeadLink
 from clustersim.hardware.topology import LinkKind
+from clustersim.parallel.data import Zero
 from clustersim.parallel.groups import members
 from clustersim.scenario.scenario import Scenario
 from clustersim.scenario.settings import Contention, Symmetry
@@ -18,6 +19,12 @@ from clustersim.workload.training import Attention, SelectiveRecompute
 from clustersim.workload.transformer import Positions
 
 MANY_RANKS = 2048  # to simulate one by one
+MANY_TASKS = 25e6  # to keep: more than 3.5 GB
+MANY_ONE_BY_ONE = 1e6  # of ranks that are simulated one by one: 20 s and more
+MANY_SPLIT = 1e5  # where tensor-parallel groups are out of step on a shared network: 10 s and more
+TASKS_PER_PASS = 3.3  # a block and its messages: 423 for the 128 passes of a rank of Llama 3 405B
+TASKS_PER_UNIT = 2.5  # of sharded parameters: 412 for both passes of Llama 3 70B's 80 layers
+GB_PER_TASK, SECONDS_PER_TASK = 0.142e-6, 1.5e-6  # 69 million took 9.8 GB and 106 s
 
 
 def warnings(scenario: Scenario) -> list[str]:
@@ -65,12 +72,54 @@ def _unfolded(scenario: Scenario) -> Iterator[str]:
 
 def _one_by_one(scenario: Scenario) -> Iterator[str]:
     """About 10 ms and 250 kB a rank for the passes of a usual step (`tests/benchmarks/README.md`)."""
-    ranks, all_differ = scenario.layout.world, scenario.jitter is not None or scenario.cost.symmetry is Symmetry.OFF
-    if scenario.cost.network is Contention.SHARED and all_differ and ranks > MANY_RANKS:
-        cause = "jitter makes every rank differ" if scenario.jitter is not None else "cost.symmetry is off"
+    ranks, cause = scenario.layout.world, _all_differ(scenario)
+    many = ranks > MANY_RANKS or _tasks(scenario) > MANY_ONE_BY_ONE
+    if scenario.cost.network is Contention.SHARED and cause and many:
         yield (
             f"{cause}, and on a shared network all {ranks:,} are simulated one by one, which takes minutes and "
             "gigabytes; cost.network uncontended takes seconds"
+        )
+
+
+def _many_spans(scenario: Scenario) -> Iterator[str]:
+    """Where all ranks differ, what each does is kept for every step. A larger dp has fewer passes of the same batch."""
+    cause, tasks, steps = _all_differ(scenario), _tasks(scenario), scenario.steps
+    if scenario.cost.network is Contention.SHARED or not cause or tasks < MANY_TASKS:
+        return
+    fit = int(steps * MANY_TASKS / tasks)
+    fewer = f"{fit:,} step{'s' * (fit > 1)}, " if fit and steps > 1 else ""
+    folded = "cost.symmetry auto, " if scenario.jitter is None else ""
+    yield (
+        f"{cause}: about {tasks / 1e6:,.0f} million tasks of {scenario.layout.world:,} ranks in {steps:,} "
+        f"step{'s' * (steps > 1)} take some {tasks * GB_PER_TASK:,.0f} GB of memory and "
+        f"{tasks * SECONDS_PER_TASK:,.0f} s; {folded}{fewer}or a smaller layout.dp and global_batch takes less"
+    )
+
+
+def _all_differ(scenario: Scenario) -> str:
+    """Why all ranks are simulated; empty if ranks that do the same are simulated once."""
+    if scenario.jitter is not None:
+        return "jitter makes every rank differ"
+    return "cost.symmetry is off" if scenario.cost.symmetry is Symmetry.OFF else ""
+
+
+def _tasks(scenario: Scenario) -> float:
+    """About how many tasks all ranks run in all steps, for which each is kept a row."""
+    layout, chunks = scenario.layout, scenario.schedule.chunks
+    sharded = isinstance(layout.data, Zero) and layout.data.stage == 3
+    units = scenario.model.layers / (layout.pp * chunks) if sharded else 0.0
+    passes = 2 * scenario.microbatches * chunks
+    return layout.world * passes * (TASKS_PER_PASS + TASKS_PER_UNIT * units) * scenario.steps
+
+
+def _split_tensor_groups(scenario: Scenario) -> Iterator[str]:
+    """Blocks of a tensor-parallel group that is out of step meet other groups' exchange by exchange."""
+    speeds = scenario.disturbances.speeds(scenario.cluster.gpus)[members(scenario.layout, "tp")]
+    split = bool((speeds.min(axis=1) != speeds.max(axis=1)).any())
+    if scenario.cost.network is Contention.SHARED and split and _tasks(scenario) > MANY_SPLIT:
+        yield (
+            "disturbances.slow slows some ranks of a tensor-parallel group and not others; on a shared network such a "
+            "scenario can take minutes, with cost.network uncontended it takes seconds"
         )
 
 
@@ -105,7 +154,8 @@ def _uncommon_interleaving(scenario: Scenario) -> Iterator[str]:
 def _beyond_reach(scenario: Scenario) -> Iterator[str]:
     """Disturbances of links that no transfer of the job crosses; a dead link may lead transfers anywhere."""
     fabric, disturbances = scenario.cluster.fabric, scenario.disturbances
-    if any(isinstance(change.what, DeadLink) for change in disturbances.links):
+    dead_nics = any(each.bandwidth == 0.0 for each in disturbances.nics)
+    if dead_nics or any(isinstance(change.what, DeadLink) for change in disturbances.links):
         return
     highest = fabric.tier(range(scenario.cluster.gpus))
     beyond = dict.fromkeys(_BEYOND.get(highest, ()))
@@ -134,5 +184,7 @@ _WARNINGS: tuple[Callable[[Scenario], Iterator[str]], ...] = (
     _old_for_flash,
     _unfolded,
     _one_by_one,
+    _many_spans,
+    _split_tensor_groups,
     _beyond_reach,
 )

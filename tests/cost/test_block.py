@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from clustersim.cost.block import BlockCost, BlockTiming
 from clustersim.cost.machines import Machine, Machines
 from clustersim.dtypes import DType
-from clustersim.program.task import Block, Exchange, Operation, Overlap, Work
+from clustersim.program.task import Block, Operation, Overlap, Work
 from clustersim.workload.kernels import Kernel, KernelKind
 from tests.engine.fake_costs import UnitCost
 from tests.engine.small import block, exchange, program

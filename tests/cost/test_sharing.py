@@ -96,8 +96,15 @@ class Slower(LinkCost):
 def test_what_shares_links_is_timed_as_if_it_had_them_for_itself_and_all_else_as_usual() -> None:
     made = pairs(meet(4.0))
     unit, outside = UnitCost(made), exchange("dp", 4.0)
-    found = Sharing(Slower(unit, 8, {}), frozenset([INSIDE]))
+    found = Sharing(Slower(unit, 8, {}), {INSIDE: np.array([True, False])})
     alone = Alone(unit, found)
-    assert alone.exchange(INSIDE).seconds.tolist() == [1.5, 1.5]
+    assert alone.exchange(INSIDE).seconds.tolist() == [1.5, 2.0]
     assert alone.exchange(outside).seconds.tolist() == [4.0, 4.0]
     assert alone.exchange(INSIDE).algorithm == unit.exchange(INSIDE).algorithm
+
+
+def test_only_groups_that_meet_others_share() -> None:
+    """The first pair and the reduction of its first rank are on link 0; the second pair is by itself on link 1."""
+    made = pairs(meet(4.0))
+    (groups,) = sharing(made, LinkCost(UnitCost(made), 8, {"tp": [[0], [1]], "dp": [[0]]}), 8).inside.values()
+    assert groups.tolist() == [True, False]

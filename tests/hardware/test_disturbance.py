@@ -45,6 +45,22 @@ def test_a_slow_nic_is_slow_both_ways_and_once_for_gpus_that_share_it(build, fab
     assert left(shared, disturbed(shared, both)) == {("nic1.0", "leaf0.0"): 0.5, ("leaf0.0", "nic1.0"): 0.5}
 
 
+def test_no_route_uses_a_dead_nic_and_gpus_send_by_a_neighbours(fabric):
+    changed = disturbed(fabric, Disturbances(nics=(SlowNic((5,), 0.0),)))
+    sources, targets = np.repeat(np.arange(36), 36), np.tile(np.arange(36), 36)
+    assert not np.isin(changed.paths(sources, targets).links, fabric.nics(np.array([5]))).any()
+    way = changed.paths(np.array([5]), np.array([9])).links[0]
+    assert [changed.link(number).kind for number in way[way >= 0][:2]] == [LinkKind.NVLINK, LinkKind.NVLINK]
+
+
+def test_a_node_whose_only_nic_is_dead_is_refused_with_its_gpus(build):
+    lost = Disturbances(nics=(SlowNic((0,), 0.5), SlowNic((4, 5, 6, 7), 0.0)))
+    with pytest.raises(
+        InputError, match=r"nics.1: without the NICs of GPUs 4-7, GPUs 0-3, 8-\d+ cannot reach GPUs 4-7"
+    ):
+        disturbed(build["rails, three pods, last partial"](), lost)
+
+
 def test_a_link_is_slow_both_ways_or_one_way_and_entries_multiply(fabric):
     one = LinkChange("leaf0.1", "spine0.0", SlowLink(0.5), both_ways=False)
     both = LinkChange("spine0.0", "leaf0.1", SlowLink(0.6))
@@ -78,9 +94,11 @@ def test_a_machine_that_is_cut_off_is_refused_with_the_link_and_the_gpus(build):
     all_members = LinkChange("leaf1.0", "spine0.0", DeadLink(racks.members(racks.find("leaf1.0", "spine0.0"))))
     with pytest.raises(InputError) as caught:
         disturbed(racks, Disturbances(links=(harmless, all_members)))
-    assert str(caught.value) == (
-        "links.1: without the link between leaf1.0 and spine0.0, GPUs 0-7, 16-35 cannot reach GPUs 8-15"
+    links, cut = (
+        f"the {all_members.what.lost} links between leaf1.0 and spine0.0",
+        "GPUs 0-7, 16-35 cannot reach GPUs 8-15",
     )
+    assert str(caught.value) == f"links.1: without {links}, {cut}"
     with pytest.raises(InputError, match=r"from leaf1.0 to spine0.0, GPUs 8-15 cannot reach GPUs 0-7, 16-35"):
         disturbed(racks, Disturbances(links=(LinkChange("leaf1.0", "spine0.0", all_members.what, both_ways=False),)))
 

@@ -1,6 +1,7 @@
 """What a file says of slow GPUs, jitter, links and mixed accelerators, and how it is refused."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -126,35 +127,66 @@ def test_nodes_may_have_other_accelerators(mapping: Mapping) -> None:
     [
         ("slow={gpu: 64, speed: 0.9}", "slow.0: there is no GPU 64; GPUs are 0 to 63"),
         ("slow=[{gpu: 1, speed: 0.9}, {node: 8, speed: 0.9}]", "slow.1: there is no node 8; nodes are 0 to 7"),
-        ("slow={gpu: -1, speed: 0.9}", "slow.gpu: -1 is neither a number from 0 up nor a range such as 8-15"),
-        ("slow={gpus: 9-8, speed: 0.9}", "slow.gpus: '9-8' is neither a number from 0 up nor a range"),
-        ("slow={gpus: [], speed: 0.9}", "slow.gpus: is empty"),
-        ("slow={speed: 0.9}", "slow: names no GPU; write gpu: 17, gpus: 8-15, node: 3 or nodes: [3, 4]"),
-        ("slow={gpu: 1}", "slow.speed: is missing"),
-        ("slow=[{gpu: 1, speed: 0}]", "slow.0.speed: 0 is not between 0.001 and 10"),
-        ("slow=[{gpu: 1, speed: -90 %}]", "slow.0.speed: '-90 %' is not between 0.001 and 10"),
+        ("slow={gpu: -1, speed: 0.9}", "slow.0.gpu: -1 is neither a number from 0 up nor a range such as 8-15"),
+        ("slow={gpus: 9-8, speed: 0.9}", "slow.0.gpus: '9-8' is backwards; write 8-9"),
+        ("slow={gpus: [], speed: 0.9}", "slow.0.gpus: is empty"),
+        ("slow={speed: 0.9}", "slow.0: names no GPU; write gpu: 17, gpus: 8-15, node: 3 or nodes: [3, 4]"),
+        ("slow={gpu: 1}", "slow.0.speed: is missing; write speed: 0.9"),
+        ("slow=[{gpu: 1, speed: 0}]", "slow.0.speed: 0 is not between 0.001 and 1"),
+        ("slow=[{gpu: 1, speed: -90 %}]", "slow.0.speed: '-90 %' is not between 0.1 % and 1000 %"),
         ("slow=[{gpu: 1, speed: 0.9, sped: 0.9}]", "slow.0.sped: unknown key; did you mean speed?"),
-        ("slow={gpu: 1, speed: .nan}", "slow.speed: nan is not between 0.001 and 10"),
-        ("slow={gpu: 1, speed: fast}", "slow.speed: 'fast' is not a share; write a number or a percentage"),
-        ("slow=17", "slow: 17 is not a list"),
+        ("slow={gpu: 1, speed: .nan}", "slow.0.speed: nan is not between 0.001 and 1"),
+        ("slow={gpu: 1, speed: fast}", "slow.0.speed: 'fast' is not a share; write a number or a percentage"),
+        ("slow=17", "slow: 17 is not a mapping of keys to values; write {gpu: 17, speed: 0.9}"),
         ("jitter=20%", "jitter: normal jitter of 0.2 would make a duration negative; at most 10% fits, or {std: 0.2, "),
-        ("jitter=-1%", "jitter: '-1%' is not between 0 and 10"),
+        ("jitter=-1%", "jitter: '-1%' is not between 0 % and 1000 %"),
         ("jitter={std: 0.2, distribution: lognorm}", "jitter.distribution: 'lognorm' is unknown; did you mean lognorm"),
         ("jitter.seed=3", "jitter.std: is missing"),
         ("jitter={std: 0.01, seed: -1}", "jitter.seed: -1 is too small; the smallest legal value is 0"),
         ("nics={gpu: 64, bandwidth: 0.5}", "nics.0: there is no GPU 64"),
-        ("nics={gpu: 6, bandwidth: 1000}", "nics.bandwidth: 1,000 is not between 0.001 and 100"),
+        ("nics={gpu: 6, bandwidth: 1000}", "nics.0.bandwidth: 1,000 is more than all of it; the most is 100 %"),
         ("links={between: [leaf0.0, spine0.9], dead: true}", "links.0: there is no spine0.9; there are spine0.0"),
-        ("links={between: [leaf0.0], dead: true}", "links: between is ['leaf0.0'], not the two ends of a link"),
+        (
+            "links={between: [leaf0.0], dead: true}",
+            "links.0.between: ['leaf0.0'] is not a pair of ends such as [leaf0.0, spine0.0]",
+        ),
         (
             "links={from: leaf0.0, dead: true}",
-            "links: names no link; write between: [leaf0.0, spine0.0], or from and to",
+            "links.0: names no link; write between: [leaf0.0, spine0.0], or from and to",
         ),
-        ("links={between: [leaf0.0, spine0.0]}", "links: needs bandwidth (the part that is left) or dead: true"),
-        ("links={between: [a, b], from: a, dead: true}", "links: has both between and from or to; keep one"),
-        ("links={between: [gpu0, nvswitch0], bandwidth: 0}", "links.bandwidth: 0 is not between 0.001 and 100; write"),
-        ("links={between: [gpu0, nvswitch0], dead: false}", "links.dead: false is what links are anyway"),
+        ("links={between: [leaf0.0, spine0.0]}", "links.0: needs bandwidth (the part that is left) or dead: true"),
+        ("links={between: [a, b], from: a, dead: true}", "links.0: has both between and from or to; keep one"),
+        (
+            "links={between: [gpu0, nvswitch0], bandwidth: 0}",
+            "links.0.bandwidth: 0 is not between 0.001 and 1; write dead: true",
+        ),
+        ("links={between: [gpu0, nvswitch0], dead: false}", "links.0.dead: false is what links are anyway"),
         ("links={between: [gpu0, nvswitch0], dead: 2}", "links.0: it is a single link, of which 2 cannot be dead"),
+        ("slow={gpus: 0-1000000000000, speed: 0.9}", "slow.0: there is no GPU 64; GPUs are 0 to 63"),
+        ("slow={gpu: 1e1, speed: 0.9}", "slow.0.gpu: '1e1' is a text in YAML; write 10"),
+        ("slow=[3]", "slow.0: 3 is not a mapping of keys to values; write {gpu: 17, speed: 0.9}"),
+        ("slow=[{gpu: 3, speed: 0.5}, {node: 0, speed: 0.9}]", "slow.1: GPU 3 is in slow.0 already; keep one"),
+        ("jitter={std: 1 %, seed: 1e9}", "jitter.seed: '1e9' is a text in YAML; write 1000000000"),
+        ("jitter={std: 1e-3}", "jitter.std: '1e-3' is a text in YAML; write 1.0e-3 or 0.001"),
+        ("nics={gpu: 6}", "nics.0: needs bandwidth (the part that is left) or dead: true, and not both"),
+        (
+            "nics={gpu: 6, bandwidth: 0.5, dead: true}",
+            "nics.0: needs bandwidth (the part that is left) or dead: true, ",
+        ),
+        ("nics={gpu: 6, bandwidth: 0}", "nics.0.bandwidth: 0 is not between 0.001 and 1; write dead: true"),
+        ("nics={gpu: 6, bandwidth: 120 %}", "nics.0.bandwidth: '120 %' is not between 0.1 % and 100 %"),
+        ("nics={gpu: 6, dead: 2}", "nics.0.dead: 2 is not true; write dead: true"),
+        (
+            "nics=[{gpu: 6, bandwidth: 0.5}, {gpus: 5-6, dead: true}]",
+            "nics.1: GPU 6 is in nics.0 already; keep one",
+        ),
+        (
+            "links=[{from: leaf0.0, to: spine0.0, bandwidth: 0.5}, {between: [spine0.0, leaf0.0], dead: true}]",
+            "links.1: the link from leaf0.0 to spine0.0 is in links.0 already; keep one",
+        ),
+        ("links={between: leaf0.0, dead: true}", "links.0.between: 'leaf0.0' is not a pair of ends such as [leaf0.0, "),
+        ("links={between: [leaf0.0, ''], dead: true}", "links.0.between: ['leaf0.0', ''] is not a pair of ends"),
+        ("links={from: '', to: leaf0.0, dead: true}", "links.0.from: is empty; write a name"),
         ("background.leaf=1", "background.leaf: 1 is not between 0 and 0.99"),
         ("background.core=0.1", "background.core: unknown key; choose one of leaf, nic, spine"),
         ("background.spine=0.1", "background.spine: this cluster has no such links; it has nic, leaf"),
@@ -173,21 +205,21 @@ def test_what_cannot_be_is_refused_with_what_could(refusal: Refusal, override: s
             "cluster.mixed={node: 8, accelerator: h200-sxm-141gb}",
             "cluster.mixed.0: there is no node 8; nodes are 0 to",
         ),
-        ("cluster.mixed={accelerator: h200-sxm-141gb}", "cluster.mixed: names no node; write node: 3, or nodes: 0-7"),
-        ("cluster.mixed={node: 3}", "cluster.mixed.accelerator: is missing"),
+        ("cluster.mixed={accelerator: h200-sxm-141gb}", "cluster.mixed.0: names no node; write node: 3, or nodes: 0-7"),
+        ("cluster.mixed={node: 3}", "cluster.mixed.0.accelerator: is missing; write accelerator: h200-sxm-141gb"),
         (
             "cluster.mixed={node: 3, accelerator: h200}",
             "cluster.mixed.0.accelerator: there is no accelerator 'h200'",
         ),
         (
             "cluster.mixed=[{nodes: 0-3, accelerator: h200-sxm-141gb}, {node: 3, accelerator: a100-sxm-80gb}]",
-            "cluster.mixed.1: node 3 has another accelerator already",
+            "cluster.mixed.1: node 3 is in mixed.0 already; keep one",
         ),
         ("cluster.mixed={node: 3, accelerator: v100-sxm-32gb}", "training.precision: v100-sxm-32gb has no bf16 peak"),
         ("steps=0", "steps: 0 is too small; the smallest legal value is 1"),
         ("steps=9999", "steps: 9,999 of 32 passes each are 319,968 passes; 131,072 are the most, so 4,096 steps fit"),
         ("steps=1000000", "steps: 1,000,000 is too large; the largest legal value is 10,000"),
-        ("cost.interference=-0.1", "cost.interference: -0.1 is not between 0 and 10"),
+        ("cost.interference=-0.1", "cost.interference: -0.1 is not between 0 and 1"),
     ],
 )
 def test_other_new_keys_are_refused_in_the_same_way(refusal: Refusal, override: str, sentence: str) -> None:
@@ -201,8 +233,117 @@ def test_a_change_that_cuts_gpus_off_names_the_link_and_the_gpus(refusal: Refusa
     sentence = refusal(*racks, f"disturbances.links={{between: {ends}, dead: 10000}}")
     members = int(sentence.split("a bundle of ")[1].split()[0])
     sentence = refusal(*racks, f"disturbances.links={{between: {ends}, dead: {members}}}")
-    assert "plan.yaml: disturbances.links.0: without the link between leaf1.0 and spine0.0, GPUs 0-" in sentence
+    assert (
+        f"plan.yaml: disturbances.links.0: without the {members} links between leaf1.0 and spine0.0, GPUs 0-"
+        in sentence
+    )
     assert " cannot reach GPUs " in sentence
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        (
+            "disturbances.slow={gpu: 1, speed: 9}",
+            "disturbances.slow.0.speed: 9 is more than all of it; write 9 % (or 900 %)",
+        ),
+        ("disturbances.slow={gpu: 1, speed: 50}", "disturbances.slow.0.speed: 50 is more than all of it; write 50 %"),
+        (
+            "disturbances.nics={gpu: 1, bandwidth: 50}",
+            "disturbances.nics.0.bandwidth: 50 is more than all of it; write 50 %",
+        ),
+        (
+            "disturbances.links={from: gpu0, to: nvswitch0, bandwidth: 2}",
+            "disturbances.links.0.bandwidth: 2 is more than all",
+        ),
+        ("disturbances.jitter=5", "disturbances.jitter: 5 is more than all of it; write 5 % (or 500 %)"),
+        ("disturbances.jitter={std: 5}", "disturbances.jitter.std: 5 is more than all of it; write 5 % (or 500 %)"),
+        ("disturbances.background.leaf=30", "disturbances.background.leaf: 30 is more than all of it; write 30 %"),
+        ("cost.interference=5", "cost.interference: 5 is more than all of it; write 5 % (or 500 %)"),
+    ],
+)
+def test_a_number_above_1_is_a_percentage_without_its_sign(refusal: Refusal, override: str, sentence: str) -> None:
+    assert refusal(override).startswith(f"plan.yaml: {sentence}")
+
+
+def test_what_may_be_more_than_all_is_so_with_its_sign(mapping: Mapping) -> None:
+    mapping["disturbances"] = {
+        "slow": {"gpu": 1, "speed": "120 %"},
+        "jitter": {"std": "150 %", "distribution": "lognormal"},
+    }
+    mapping["cost"] = {"interference": "120 %"}
+    scenario = Scenario.from_mapping(mapping)
+    assert scenario.disturbances.speeds(2)[1] == scenario.cost.interference == 1.2
+    assert scenario.jitter == Jitter(1.5, Distribution.LOGNORMAL)
+
+
+@pytest.mark.parametrize("cluster", ["dgx-h100", "llama3-roce", "gb200-nvl72"])
+def test_a_dead_nic_is_the_dead_link_between_the_gpu_and_its_nic(mapping: Mapping, cluster: str) -> None:
+    """Where GPU and NIC share a PCIe switch, traffic cannot tell which end of the NIC is dead."""
+    gpus, nic = (72, "nic3.0") if cluster == "gb200-nvl72" else (64, "nic1.4")
+    mapping |= {"cluster": {"name": cluster, "gpus": gpus}, "layout": {"tp": 4}, "training": {"sequence": 8192}}
+    mapping["training"]["global_batch"] = gpus // 4
+    dead = [{"nics": {"gpu": 12, "dead": True}}, {"links": {"between": ["gpu12", nic], "dead": True}}]
+    fabrics = [Scenario.from_mapping({**mapping, "disturbances": each}).cluster.fabric for each in dead]
+    sources, targets = np.repeat(np.arange(gpus), gpus), np.tile(np.arange(gpus), gpus)
+    paths = [fabric.paths(sources, targets) for fabric in fabrics]
+    assert (paths[0].latency == paths[1].latency).all()
+    width = min(each.links.shape[1] for each in paths)
+    assert (paths[0].links[:, :width] == paths[1].links[:, :width]).all()
+    healthy = load_cluster(cluster, gpus).fabric
+    assert not np.isin(paths[0].links, healthy.nics(np.array([12]))).any()
+
+
+def test_gpus_whose_nics_are_all_dead_are_cut_off(refusal: Refusal) -> None:
+    sentence = refusal("disturbances.nics=[{gpu: 20, dead: true}, {node: 1, dead: true}]")
+    assert (
+        sentence
+        == "plan.yaml: disturbances.nics.1: without the NICs of GPUs 8-15, GPUs 0-7, 16-63 cannot reach GPUs 8-15"
+    )
+
+
+def test_gpus_that_share_a_nic_cannot_have_two_of_them(refusal: Refusal) -> None:
+    """In dgx-v100 two GPUs share a NIC."""
+    cluster = ["cluster={name: dgx-v100, gpus: 64}", "training.precision=fp16"]
+    sentence = refusal(*cluster, "disturbances.nics=[{gpu: 0, bandwidth: 0.5}, {gpu: 1, bandwidth: 0.5}]")
+    assert "disturbances.nics.1: the link from nic0.0 to leaf0.0, which GPUs share, is in nics.0 already" in sentence
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("name=''", "name: is empty; write a name"),
+        ("cluster.name=''", "cluster.name: is empty; write a name"),
+        ("steps=1e3", "steps: '1e3' is a text in YAML; write 1000"),
+        ("steps=1.0e+3", "steps: 1000.0 has a point; write 1000"),
+        ("training={sequence: 8192}", "training.global_batch: is missing; write global_batch: 2048"),
+        ("layout=[1]", "layout: [1] is not a mapping of keys to values; its keys are tp, cp, pp, dp, order, "),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_with_what_to_write(refusal: Refusal, override: str, sentence: str) -> None:
+    assert refusal(override).startswith(f"plan.yaml: {sentence}")
+
+
+def test_many_tasks_to_keep_are_warned_of_with_memory_and_time() -> None:
+    """Llama 3 405B: 16,384 ranks run 423 tasks a step, 69 million in ten, which took 9.8 GB and 106 s."""
+    plan = Path(__file__).parents[2] / "examples" / "llama3_405b_16k.yaml"
+    (warning,) = Scenario.load(plan, ["disturbances.jitter=1%", "steps=10"]).warnings
+    assert "about 69 million tasks of 16,384 ranks in 10 steps take some 10 GB of memory and 104 s; 3 steps" in warning
+    for fewer in (["disturbances.jitter=1%", "steps=3"], ["steps=10"]):
+        assert Scenario.load(plan, fewer).warnings == ()
+    *_, warning = Scenario.load(plan, ["cost.symmetry=off", "steps=10"]).warnings
+    assert "cost.symmetry auto, 3 steps" in warning
+
+
+def test_tensor_groups_out_of_step_on_a_shared_network_are_warned_of(mapping: Mapping) -> None:
+    mapping |= {"cluster": {"name": "dgx-h100", "gpus": 512}, "layout": {"tp": 8, "pp": 2, "dp": 32}}
+    mapping["training"] = {"sequence": 8192, "global_batch": 2048}
+    mapping["disturbances"] = {"slow": {"gpu": 3, "speed": 0.9}}
+    assert Scenario.from_mapping(mapping).warnings == ()
+    mapping["cost"] = {"network": "shared"}
+    assert "some ranks of a tensor-parallel group" in Scenario.from_mapping(mapping).warnings[0]
+    mapping["disturbances"] = {"slow": {"node": 3, "speed": 0.9}}
+    assert Scenario.from_mapping(mapping).warnings == ()
 
 
 def test_mistakes_of_all_parts_are_listed_together(refusal: Refusal) -> None:
