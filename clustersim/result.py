@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from clustersim.analysis.breakdown import Breakdown
-from clustersim.analysis.stragglers import Stragglers, Waits, find_stragglers, find_waits
+from clustersim.analysis.stragglers import Stragglers, Waits, find_stragglers, find_waits, moving_seconds
 from clustersim.analysis.utilization import (
     CONVENTION,
     bubble_fraction,
@@ -27,7 +27,7 @@ from clustersim.program.program import Program
 from clustersim.program.task import Compute
 from clustersim.scenario import Contention, Scenario
 from clustersim.trace.store import FloatArray, IntArray, OperationSpans, Trace
-from clustersim.units import Bytes, Flop, FlopPerSecond, Seconds, format_seconds
+from clustersim.units import Bytes, Flop, FlopPerSecond, Seconds, format_step_time
 
 EXPERIENCE: Final = (
     "60 published Megatron-LM and NeMo runs on A100, H100 and GB200 took 8 % longer than predicted on average, "
@@ -86,7 +86,7 @@ class Result:
     def __repr__(self) -> str:
         """One line: the answer, not its parts."""
         fits = "fits" if self.fits else "does not fit"
-        return f"<Result {self.scenario.name}: step {format_seconds(self.step_time)}, MFU {self.mfu():.1%}, {fits}>"
+        return f"<Result {self.scenario.name}: step {format_step_time(self.step_time)}, MFU {self.mfu():.1%}, {fits}>"
 
     @property
     def step_time(self) -> Seconds:
@@ -177,8 +177,8 @@ class Result:
 
     @property
     def stragglers(self) -> Stragglers:
-        """The ranks that compute longest for what they do."""
-        return find_stragglers(self.breakdown, self.program.kind)
+        """The ranks that compute or communicate longest for what they do."""
+        return find_stragglers(self.breakdown, self.program.kind, moving_seconds(self.trace, self.scenario.steps))
 
     @property
     def waits(self) -> Waits:
@@ -277,6 +277,7 @@ class Result:
                 "pipeline_rank": min(each.kind, len(self.ledgers) - 1),
                 "kernels_s": each.kernels,
                 "longer_than_median": each.excess,
+                "communication_longer_s": each.delay,
                 "waits_s": each.waits,
             }
             for each in found.slowest

@@ -136,6 +136,20 @@ def format_seconds(value: Seconds) -> str:
     return f"{value / 1e-9:.4g} ns" if value else "0 s"
 
 
+def format_step_time(value: Seconds) -> str:
+    """Seconds with four significant digits, zeros too, so that step times can be compared; above 120 s two units.
+
+    >>> format_step_time(7.0), format_step_time(6.98), format_step_time(0.99996), format_step_time(754.0)
+    ('7.000 s', '6.980 s', '1.000 s', '12 min 34 s')
+    """
+    if not 0 < abs(value) <= 120:
+        return format_seconds(value)
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
+        if abs(value) >= 0.99995 * size:
+            return f"{value / size:#.4g} {unit}"
+    return f"{value / 1e-9:#.4g} ns"
+
+
 def _two_units(value: Seconds) -> str:
     """Minutes and seconds up to two hours, hours and minutes up to two days, then days and hours."""
     _, large, small, size, each = next(row for row in _LONG_TIMES if abs(value) < row[0])

@@ -1,12 +1,15 @@
 """Which ranks do the others wait for?
 
-A straggler's kernels take longer than those of the other ranks that run the same program: at least `LEAST` longer than
-their median. It waits least, and who meets it (its tensor-parallel group in every layer, its pipeline in every
-microbatch, its replicas at the end) waits for it. Where most ranks of a program are slow together, none is a straggler:
-then the pipeline waits, which the breakdown calls bubble.
+A straggler's kernels take longer than those of the other ranks that run the same program, at least `LEAST` longer than
+their median; or its communication does, by at least `LEAST` of the step: a NIC or a link on its way is slow. It waits
+least, and who meets it (its tensor-parallel group in every layer, its pipeline in every microbatch, its replicas at the
+end) waits for it. Where most ranks of a program are slow together, none is a straggler: then the pipeline waits, which
+the breakdown calls bubble.
 
-Jitter makes no stragglers: over the thousands of kernels of a step it evens out, and what it costs is that everyone
-waits for the slowest of the moment.
+Communication counts as longer only as far as it moves longer: where a pipeline is late, more of its messages are
+exposed, and more of the collectives of those who are early, though none is slow. Nor does it count where it is exposed
+because kernels are faster. Jitter makes no stragglers: over the thousands of kernels of a step it evens out, and what
+it costs is that everyone waits for the slowest of the moment.
 Reference: Jiang et al. 2024 (MegaScale, arXiv:2402.15627) find slow hosts by comparing how long ranks compute.
 """
 
@@ -16,23 +19,29 @@ from typing import Final
 import numpy as np
 
 from clustersim.analysis.breakdown import Breakdown
-from clustersim.analysis.parts import BUBBLES, Part
+from clustersim.analysis.parts import BUBBLES, EXPOSED, Part
 from clustersim.analysis.rows import FloatArray, IntArray
+from clustersim.program.task import Stream
+from clustersim.trace.store import Trace
 from clustersim.units import Seconds
 
 LEAST: Final = 0.01
-"""Part of the median by which a straggler's kernels take longer at least."""
+"""Part of the median by which a straggler's kernels take longer at least, part of the step by which communication."""
 MOST: Final = 8
 """Stragglers that are named: ranks of one class count as one."""
 _KERNELS: Final = (Part.COMPUTE, Part.RECOMPUTE, Part.OPTIMIZER)
+_INSIDE: Final = (Part.EXPOSED_TP, Part.EXPOSED_CP)  # moves inside blocks
+_MOVING: Final = ((Stream.DATA, Part.EXPOSED_DP), (Stream.RECEIVE, Part.EXPOSED_PP))
 _WAITS: Final = (*BUBBLES, Part.WAIT)
+_ROUNDING: Final = 1e-9  # of the step: what sums of times are off by
 
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
     """Ranks of one class that are slow.
 
-    kind: their program; kernels, waits: seconds; excess: part of the median by which kernels take longer.
+    kind: their program; kernels, waits: seconds; excess: part of the median by which kernels take longer; delay:
+    seconds by which exposed communication takes longer than the median, 0 where that is less than `LEAST` of the step.
     """
 
     ranks: tuple[int, ...]
@@ -40,6 +49,12 @@ class Straggler:
     kernels: Seconds
     excess: float
     waits: Seconds
+    delay: Seconds = 0.0
+
+    @property
+    def computes_slowly(self) -> bool:
+        """Whether its kernels take longer."""
+        return self.excess >= LEAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +74,67 @@ class Waits:
     most: FloatArray
 
 
-def find_stragglers(parts: Breakdown, kind: IntArray) -> Stragglers:
-    """The ranks that compute longest for what they do. kind: [ranks] which program each runs."""
+def moving_seconds(trace: Trace, steps: int = 1) -> FloatArray:
+    """How long a step's collectives beside kernels and received messages move on simulated ranks: [classes, 2]."""
+    ranks = trace.simulated_ranks
+    seconds = np.zeros((len(ranks), len(_MOVING)))
+    for column, (stream, _) in enumerate(_MOVING):
+        rows = np.flatnonzero(trace.stream == stream)
+        np.add.at(seconds[:, column], np.searchsorted(ranks, trace.rank[rows]), trace.end[rows] - trace.start[rows])
+    return seconds / steps
+
+
+def find_stragglers(parts: Breakdown, kind: IntArray, moving: FloatArray) -> Stragglers:
+    """The ranks that compute or communicate longest for what they do.
+
+    kind: [ranks] which program each runs; moving: as by `moving_seconds`.
+    """
     owner = np.searchsorted(parts.ranks, parts.representative)
-    kernels = _seconds(parts, _KERNELS)
-    medians = np.array([_median(kernels[owner[kind == each]]) for each in range(int(kind.max()) + 1)])
     of = kind[parts.ranks]
-    excess = np.divide(kernels, medians[of], out=np.ones(len(kernels)), where=medians[of] > 0) - 1.0
-    slow = np.flatnonzero(excess >= LEAST)
-    waits = _seconds(parts, _WAITS)
-    chosen = slow[np.lexsort((parts.ranks[slow], -np.round(excess[slow], 6)))][:MOST]
+    kernels, waits = _seconds(parts, _KERNELS), _waits(parts)
+    medians = _medians(kernels, kind, owner)[of]
+    excess = np.divide(kernels, medians, out=np.ones(len(kernels)), where=medians > 0) - 1.0
+    delay = _delays(parts, kind, moving)
+    slow = np.flatnonzero((excess >= LEAST) | (delay > 0))
+    longer = np.maximum(kernels - medians, 0.0) + delay
+    order = np.lexsort((parts.ranks[slow], -np.round(longer[slow] / parts.seconds.sum(axis=1)[slow], 6)))
     slowest = tuple(
         Straggler(
             tuple(np.flatnonzero(owner == each).tolist()), int(of[each]), float(kernels[each]), float(excess[each]),
-            float(waits[each]),
+            float(waits[each]), float(delay[each]),
         )
-        for each in chosen.tolist()
+        for each in slow[order][:MOST].tolist()
     )  # fmt: skip
     return Stragglers(slowest, int(parts.weights[slow].sum()))
 
 
 def find_waits(parts: Breakdown, kind: IntArray) -> Waits:
     """How long the ranks of each program wait. kind: [ranks] which program each runs."""
-    waits = _seconds(parts, _WAITS)[np.searchsorted(parts.ranks, parts.representative)]
+    waits = _waits(parts)[np.searchsorted(parts.ranks, parts.representative)]
     by_kind = [waits[kind == each] for each in range(int(kind.max()) + 1)]
     least, mean, most = (np.array([fold(each) for each in by_kind]) for fold in (np.min, np.mean, np.max))
     return Waits(least, mean, most)
+
+
+def _delays(parts: Breakdown, kind: IntArray, moving: FloatArray) -> FloatArray:
+    """By how much exposed communication of every class takes longer than is usual, where it is much: [classes]."""
+    owner, of = np.searchsorted(parts.ranks, parts.representative), kind[parts.ranks]
+
+    def longer(seconds: FloatArray) -> FloatArray:
+        above: FloatArray = np.maximum(seconds - _medians(seconds, kind, owner)[of], 0.0)
+        return above
+
+    delay = longer(_seconds(parts, _INSIDE))
+    for column, (_, part) in enumerate(_MOVING):
+        delay += np.minimum(longer(_seconds(parts, (part,))), longer(moving[:, column]))
+    delay = np.minimum(delay, longer(_seconds(parts, (*_KERNELS, *EXPOSED))))
+    return np.where(delay >= LEAST * parts.seconds.sum(axis=1), delay, 0.0)
+
+
+def _waits(parts: Breakdown) -> FloatArray:
+    """Seconds in which every class waits, none where that is only rounding: [classes]."""
+    waits = _seconds(parts, _WAITS)
+    return np.where(waits > _ROUNDING * parts.seconds.sum(axis=1), waits, 0.0)
 
 
 def _seconds(parts: Breakdown, which: tuple[Part, ...]) -> FloatArray:
@@ -93,5 +143,7 @@ def _seconds(parts: Breakdown, which: tuple[Part, ...]) -> FloatArray:
     return together
 
 
-def _median(seconds: FloatArray) -> float:
-    return float(np.median(seconds)) if len(seconds) else 0.0
+def _medians(seconds: FloatArray, kind: IntArray, owner: IntArray) -> FloatArray:
+    """The median over the ranks of each program: [kinds]. seconds: [classes]; owner: [ranks] the class of each."""
+    of_ranks = [seconds[owner[kind == each]] for each in range(int(kind.max()) + 1)]
+    return np.array([float(np.median(each)) if len(each) else 0.0 for each in of_ranks])

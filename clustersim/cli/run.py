@@ -25,6 +25,8 @@ def run_scenario(file: Path, overrides: Sequence[str], outputs: Outputs) -> bool
     with waiting_for("simulating"):
         result = simulate(scenario)
         _write_json(result, outputs.json)
+        if outputs.trace and outputs.table:
+            _announce_trace(result, outputs.trace)
         traced = _write_trace(result, outputs.trace)
         if outputs.drawn:
             from clustersim.report.answer import page_view
@@ -46,6 +48,15 @@ def _write_json(result: "Result", path: str | None) -> None:
         sys.stdout.write(text)
     else:
         write_text_atomically(path, text)
+
+
+def _announce_trace(result: "Result", path: str) -> None:
+    """Say how much is about to be written, where that takes a while."""
+    from clustersim.report.trace import MANY_SPANS, spans_of
+
+    spans = spans_of(result)
+    if spans >= MANY_SPANS:
+        print(f"writing about {spans:,} spans to {path}", file=sys.stderr, flush=True)
 
 
 def _write_trace(result: "Result", path: str | None) -> str:

@@ -61,15 +61,13 @@ class Inside:
         program = self.program.programs[int(self.program.kind[ranks[0]])]
         pieces = BlockPieces(program, ranks, self.cost, self.jitter, meetings_of(self.program, self.classes, ranks))
         start, end = self._times(ranks)
-        beside = [number for number, stream in enumerate(program.streams) if stream is Stream.DATA]
+        beside = np.flatnonzero(np.array(program.streams) == Stream.DATA)
+        since, until = start[:, beside], end[:, beside]
         played: list[OperationSpans] = []
         for number, task in enumerate(program.tasks):
             if isinstance(task, Compute) and number not in written:
-                busy = [
-                    (start[:, each], end[:, each])
-                    for each in beside
-                    if ((start[:, each] < end[:, number]) & (end[:, each] > start[:, number])).any()
-                ]
+                meets = ((since < end[:, number, None]) & (until > start[:, number, None])).any(axis=0)
+                busy = [(start[:, each], end[:, each]) for each in beside[meets].tolist()]
                 played.append(_spans(int(ranks[place]), number, place, pieces, (task, start[:, number], busy)))
         return played
 

@@ -37,6 +37,7 @@ class Rank:
     _waiting: dict[int, simpy.Event] = field(init=False, default_factory=dict)
     _beside: bool = field(init=False, default=False)
     _stretch: Stretch | None = field(init=False, default=None)
+    _paces: dict[Block, Paces] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rows = [-1] * len(self.world.program_of(self.number).tasks)
@@ -114,7 +115,11 @@ class Rank:
 
     def _compute(self, number: int, block: Block) -> Generator[simpy.Event, Any, Lost]:
         """Run a block as one event, or operation by operation where others meet this rank inside it."""
-        whole = self.world.paces.of(self.number, number, block)
+        whole = self._paces.get(block)
+        if whole is None:
+            whole = self.world.paces.of(self.number, number, block)
+            if self.world.jitter is None:
+                self._paces[block] = whole
         if self.world.private(self.number, block):
             slowed = yield from self._work(whole)
             return 0.0, slowed, 0.0

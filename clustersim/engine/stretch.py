@@ -8,6 +8,7 @@ under way is found by bisection, and as much of it as is done alone is done at t
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 import simpy
@@ -56,6 +57,8 @@ class Stretch:
     disturbed: bool = field(init=False)
     _at: Seconds = field(init=False, default=0.0)
     _since: Seconds = field(init=False)
+    _due: Seconds = field(init=False)
+    _timed: Seconds = field(init=False, default=inf)
     _timer: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -77,13 +80,25 @@ class Stretch:
         return self.paces.beside if beside else self.paces.alone
 
     def _go_on(self) -> None:
-        self._timer += 1
-        number = self._timer
-        end = self.environment.timeout(max(self._pace(self.beside)[-1] - self._at, 0.0))
-        end.callbacks.append(lambda _: self._finish(number))
+        """Be done when this pace leads to the end; a timer that is set for an earlier time will see to it then."""
+        left = max(self._pace(self.beside)[-1] - self._at, 0.0)
+        self._due = self._since + left
+        if self._due < self._timed:
+            self._wait(left)
 
-    def _finish(self, timer: int) -> None:
-        if timer == self._timer:
+    def _wait(self, seconds: Seconds) -> None:
+        self._timer += 1
+        self._timed, number = self.environment.now + seconds, self._timer
+        timer = self.environment.timeout(seconds)
+        timer.callbacks.append(lambda _: self._ring(number))
+
+    def _ring(self, timer: int) -> None:
+        if timer != self._timer:
+            return
+        left = self._due - self.environment.now
+        if left > 0.0:
+            self._wait(left)
+        else:
             self.done.succeed()
 
 

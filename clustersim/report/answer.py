@@ -12,10 +12,23 @@ from clustersim.memory.footprint import Category as Use
 from clustersim.memory.ledger import Ledger
 from clustersim.report.answer_timeline import shown_ranks, timeline_of
 from clustersim.report.theme import Category
-from clustersim.report.view import Breakdown, Memory, PageView, StageMemory, Steps, Subject, Trust, Verdict, Waiting
+from clustersim.report.view import (
+    ROUNDING,
+    Breakdown,
+    FloatArray,
+    Memory,
+    PageView,
+    StageMemory,
+    Steps,
+    Subject,
+    Trust,
+    Verdict,
+    Waiting,
+)
+from clustersim.report.waiting import nobody_slow
 from clustersim.report.wording import disturbed_line, gpu_line, layout_line, stage_name
 from clustersim.result import EXPERIENCE, Result
-from clustersim.units import format_seconds
+from clustersim.units import Seconds, format_seconds
 
 _VISIBLE: Final = 1e-3  # of the step: the least difference of waiting that is shown
 PART_LOOKS: Final[Mapping[Part, Category]] = MappingProxyType(
@@ -103,15 +116,18 @@ def steps_of(result: Result) -> Steps | None:
 
 
 def waiting_of(result: Result) -> Waiting | None:
-    """Who waits for whom; None where the ranks of each pipeline rank wait equally long."""
-    waits, stragglers, pp = result.waits, result.stragglers, result.scenario.layout.pp
-    if not stragglers.ranks and float((waits.most - waits.least).max()) < _VISIBLE * result.step_time:
+    """Who waits for whom; None where nothing is disturbed and the ranks of each pipeline rank wait equally long."""
+    scenario, waits, stragglers = result.scenario, result.waits, result.stragglers
+    disturbed = disturbed_line(scenario)
+    differ = float((waits.most - waits.least).max()) >= _VISIBLE * result.step_time
+    if not (disturbed or stragglers.ranks or differ):
         return None
+    otherwise = nobody_slow(disturbed, jittered=scenario.jitter is not None)
     kinds = range(len(waits.mean))
-    if len(kinds) > pp:  # torch.nn.DataParallel
-        return Waiting(("first GPU", "other GPUs"), ("first", "others"), waits, stragglers)
-    labels = tuple(stage_name(result.scenario, kind) for kind in kinds)
-    return Waiting(labels, tuple(map(str, kinds)), waits, stragglers)
+    if len(kinds) > scenario.layout.pp:  # torch.nn.DataParallel
+        return Waiting(("first GPU", "other GPUs"), ("first", "others"), waits, stragglers, otherwise)
+    labels = tuple(stage_name(scenario, kind) for kind in kinds)
+    return Waiting(labels, tuple(map(str, kinds)), waits, stragglers, otherwise)
 
 
 def trust_of(result: Result) -> Trust:
@@ -133,9 +149,16 @@ def breakdown_of(result: Result, ranks: Sequence[int]) -> Breakdown:
     return Breakdown(
         labels=tuple(part.value for part in PARTS),
         categories=tuple(PART_LOOKS[part] for part in PARTS),
-        step=np.array(list(result.breakdown.mean().values())),
-        stages=np.array([list(result.breakdown.of(rank).values()) for rank in ranks]),
+        step=_settled(result, result.breakdown.mean()),
+        stages=np.array([_settled(result, result.breakdown.of(rank)) for rank in ranks]),
+        path=_settled(result, result.path_parts),
     )
+
+
+def _settled(result: Result, parts: Mapping[str, Seconds]) -> FloatArray:
+    """Seconds of parts, none where they are only rounding."""
+    seconds = np.array(list(parts.values()))
+    return np.where(np.abs(seconds) > ROUNDING * result.step_time, seconds, 0.0)
 
 
 def memory_of(result: Result) -> Memory:

@@ -1,6 +1,10 @@
-"""Where does the step's time go? A waterfall of parts that ends at the step time, and every stage beside it."""
+"""Where does the step's time go? Parts, each from where the last one ends, up to the step time; and every stage.
+
+Wide bars are the mean over ranks; thin ones below them are the critical path, whose parts sum to the step time, too.
+"""
 
 from html import escape
+from typing import Final
 
 import numpy as np
 
@@ -19,17 +23,22 @@ from clustersim.report.figure import (
 )
 from clustersim.report.rows import shown_rows
 from clustersim.report.view import Breakdown, IntArray, Row
-from clustersim.units import format_seconds
+from clustersim.units import format_seconds, format_step_time
+
+_WIDE: Final = 0.62  # of a row
+_THIN: Final = 0.12
 
 
 def waterfall(breakdown: Breakdown) -> Figure:
-    """One bar for each part, each starting where the last one ended; the last bar is the whole step."""
+    """For each part a bar and a thin one, each starting where the last one ended; the last bar is the whole step."""
     parts = breakdown.present
-    seconds = breakdown.step[parts]
     total = float(breakdown.step.sum())
     scale = time_scale(total)
-    traces = [_part_bar(breakdown, part, start / scale.size, scale.size)
-              for part, start in zip(parts, np.cumsum(seconds) - seconds, strict=True)]  # fmt: skip
+    traces = [
+        bar(breakdown, part, start / scale.size, scale.size)
+        for seconds, bar in ((breakdown.step[parts], _part_bar), (breakdown.path[parts], _path_bar))
+        for part, start in zip(parts, np.cumsum(seconds) - seconds, strict=True)
+    ]
     traces.append(_total_bar(total, scale.size))
     reach = total / scale.size
     return Figure(
@@ -41,7 +50,7 @@ def waterfall(breakdown: Breakdown) -> Figure:
             dragmode=False,
             bargap=0.28,
         ),
-        height=70 + 30 * (len(parts) + 1),
+        height=70 + 34 * (len(parts) + 1),
         narrow={
             "font": {"size": 10},
             "xaxis": {"range": [0, reach * 1.9 if reach else 1]},
@@ -99,6 +108,25 @@ def _part_bar(breakdown: Breakdown, part: int, base: float, size: float) -> dict
         "cliponaxis": False,
         "hovertemplate": f"<b>{name}</b><br>{format_seconds(seconds)}, {share:.2%} of the step<extra></extra>",
         "marker": marker(breakdown.categories[part]),
+        "width": _WIDE,
+        "offset": -0.4,
+    }
+
+
+def _path_bar(breakdown: Breakdown, part: int, base: float, size: float) -> dict[str, object]:
+    seconds, name = float(breakdown.path[part]), escape(breakdown.labels[part])
+    words = f"<b>{name}</b> on the critical path<br>{format_seconds(seconds)}<extra></extra>"
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": f"{name} on the critical path",
+        "y": [name],
+        "x": [seconds / size],
+        "base": [base],
+        "hovertemplate": words,
+        "marker": {"color": "@ink", "opacity": 0.55},
+        "width": _THIN,
+        "offset": _WIDE - 0.4 + 0.03,
     }
 
 
@@ -109,7 +137,7 @@ def _total_bar(total: float, size: float) -> dict[str, object]:
         "name": "step",
         "y": ["<b>step</b>"],
         "x": [total / size],
-        "text": [f"<b>{format_seconds(total)}</b>"],
+        "text": [f"<b>{format_step_time(total)}</b>"],
         "textposition": "outside",
         "hoverinfo": "skip",
         "marker": {"color": "@ink"},

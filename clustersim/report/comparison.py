@@ -14,7 +14,7 @@ from clustersim.report.files import write_text_atomically
 from clustersim.report.page import stages_card, timeline_card, waiting_card
 from clustersim.report.verdict import foot
 from clustersim.report.view import FloatArray, PageView
-from clustersim.units import format_seconds
+from clustersim.units import format_seconds, format_step_time
 
 if TYPE_CHECKING:
     from clustersim.result import Result
@@ -108,7 +108,7 @@ def _table(views: Mapping[str, PageView]) -> str:
     """Step time, loss and rate of each answer."""
     base = next(iter(views.values())).verdict
     rows = "".join(
-        f'<tr><th scope="row">{escape(name)}</th><td>{format_seconds(view.verdict.step_time)}</td>'
+        f'<tr><th scope="row">{escape(name)}</th><td>{format_step_time(view.verdict.step_time)}</td>'
         f"<td>{view.verdict.step_time / base.step_time - 1:.1%}</td><td>{view.verdict.tokens_per_s:,.0f}</td>"
         f"<td>{view.verdict.mfu:.1%}</td></tr>"
         for name, view in views.items()

@@ -18,9 +18,9 @@ from clustersim.report.steps import steps_figure
 from clustersim.report.theme import Category
 from clustersim.report.timeline import drawing, timeline_caption, timeline_figure
 from clustersim.report.verdict import foot, verdict_card
-from clustersim.report.view import Breakdown, PageView, Steps, Timeline, Waiting
+from clustersim.report.view import ROUNDING, Breakdown, PageView, Steps, Timeline, Waiting
 from clustersim.report.waiting import stragglers_table, waiting_figure
-from clustersim.units import Seconds, format_seconds
+from clustersim.units import Seconds, format_seconds, format_step_time
 
 
 def write_page(view: PageView, path: str | Path) -> None:
@@ -49,8 +49,10 @@ def _cards(view: PageView) -> Iterator[Card]:
     yield Card(section("How far to trust this", foot(view)))
 
 
-_VISIBLE: Final = 0.01  # of the step: differences of waiting that are worth a figure
-_PARTS_LEAD: Final = "Mean over all ranks. Each part begins where the one before it ends; together they are the step."
+_PARTS_LEAD: Final = (
+    "Wide bars are the mean over all ranks, thin ones the critical path: the chain of tasks that makes the step as "
+    "long as it is; to shorten what is not on it does not help. Each part begins where the one before it ends."
+)
 _TIMELINE_TITLES: Final = ("Timeline", "Pipeline timeline")
 _STAGES_LEAD: Final = "Every bar is the whole step of one {row}: work in colour, waiting in hatched grey."
 _ROWS_LEAD: Final = "One row for each {row}; numbers are microbatches, lighter shades are later model chunks. "
@@ -62,8 +64,8 @@ _TIMELINE_LEAD: Final = (
 )
 _MEMORY_LEAD: Final = "What one GPU{of} holds{step}. The dashed line is what it has."
 _WAITING_LEAD: Final = (
-    "How long the ranks of each {row} could have worked and waited for others: the bar is from the one that waits "
-    "least to the one that waits most, the dot is their mean. The others wait for the one that waits least."
+    "The rank of each {row} that waits least is the one that the others wait for. Shown is how much longer they wait "
+    "than that one, which stands at zero: the bar ends at the one that waits most, the dot is their mean."
 )
 
 
@@ -87,9 +89,9 @@ def stages_card(breakdown: Breakdown, timeline: Timeline) -> Card:
 
 def waiting_card(waiting: Waiting, step_time: Seconds, row_word: str) -> Card:
     """Who waits for whom; a sentence where nobody in particular."""
-    if not waiting.stragglers.ranks and waiting.spread < _VISIBLE * step_time:
+    if waiting.spread < ROUNDING * step_time:
         return Card(section("Who waits for whom", stragglers_table(waiting)))
-    figure = waiting_figure(waiting, step_time)
+    figure = waiting_figure(waiting)
     body = _side_by_side(slot(figure), stragglers_table(waiting))
     return Card(section("Who waits for whom", body, lead=_WAITING_LEAD.format(row=row_word)), (figure,))
 
@@ -119,18 +121,22 @@ def parts_table(breakdown: Breakdown) -> str:
     total = float(breakdown.step.sum())
     rows = "".join(
         _parts_row(
-            _key(breakdown.categories[part]) + escape(breakdown.labels[part]), float(breakdown.step[part]), total
+            _key(breakdown.categories[part]) + escape(breakdown.labels[part]),
+            (float(breakdown.step[part]), float(breakdown.path[part])),
+            total,
         )
         for part in breakdown.present
     )
-    whole = f'<tr class="sum"><th scope="row">step</th><td>{format_seconds(total)}</td><td>100.0%</td></tr>'
-    head = "<thead><tr><th>part</th><th>time</th><th>share</th></tr></thead>"
-    return f'<table class="parts">{head}<tbody>{rows}{whole}</tbody></table>'
+    whole, path = (f"<td>{format_step_time(each)}</td>" for each in (total, float(breakdown.path.sum())))
+    last = f'<tr class="sum"><th scope="row">step</th>{whole}<td>100.0%</td>{path}</tr>'
+    head = "<thead><tr><th>part</th><th>mean</th><th>share</th><th>critical path</th></tr></thead>"
+    return f'<table class="parts">{head}<tbody>{rows}{last}</tbody></table>'
 
 
-def _parts_row(name: str, seconds: float, total: float) -> str:
-    share = share_words(seconds / total)
-    return f'<tr><th scope="row">{name}</th><td>{format_seconds(seconds)}</td><td>{share}</td></tr>'
+def _parts_row(name: str, seconds: tuple[Seconds, Seconds], total: Seconds) -> str:
+    """A part's name, its mean and share, and its time on the critical path."""
+    mean, path = (f"<td>{format_seconds(each)}</td>" for each in seconds)
+    return f'<tr><th scope="row">{name}</th>{mean}<td>{share_words(seconds[0] / total)}</td>{path}</tr>'
 
 
 def _key(category: Category) -> str:

@@ -6,19 +6,20 @@ import numpy as np
 
 from clustersim.report.figure import Figure, axis, layout, time_scale, typed
 from clustersim.report.view import Steps
-from clustersim.units import Seconds, format_seconds
+from clustersim.units import Seconds, format_step_time
 
 _NAMES: Mapping[str, str] = {"p50": "median"}
 _MOST_MARKERS = 100
+_MOST_TICKS = 12
 
 
 def spread_words(spread: Mapping[str, Seconds]) -> str:
     """The distribution in one line.
 
     >>> spread_words({"min": 1.0, "p50": 1.5, "max": 2.0})
-    'min 1 s · median 1.5 s · max 2 s'
+    'min 1.000 s · median 1.500 s · max 2.000 s'
     """
-    return " · ".join(f"{_NAMES.get(name, name)} {format_seconds(seconds)}" for name, seconds in spread.items())
+    return " · ".join(f"{_NAMES.get(name, name)} {format_step_time(seconds)}" for name, seconds in spread.items())
 
 
 def steps_figure(steps: Steps) -> Figure:
@@ -26,6 +27,7 @@ def steps_figure(steps: Steps) -> Figure:
     mean = float(steps.times.mean())
     scale = time_scale(mean)
     times = steps.times / scale.size
+    ticks = {"dtick": 1} if len(times) <= _MOST_TICKS else {"nticks": _MOST_TICKS}
     margin = max(0.15 * float(np.ptp(times)), 1e-3 * mean / scale.size)
     return Figure(
         name="steps",
@@ -36,14 +38,14 @@ def steps_figure(steps: Steps) -> Figure:
                 "name": "step time",
                 "x": typed(np.arange(1, len(times) + 1)),
                 "y": typed(times),
-                "customdata": [format_seconds(seconds) for seconds in steps.times.tolist()],
+                "customdata": [format_step_time(seconds) for seconds in steps.times.tolist()],
                 "hovertemplate": "<b>step %{x}</b><br>%{customdata}<extra></extra>",
                 "line": {"width": 1.5, "color": "@accent"},
                 "marker": {"size": 7, "color": "@accent"},
             }
         ],
         layout=layout(
-            xaxis=axis("step", range=[0.5, len(times) + 0.5], fixedrange=True, tickformat="d", nticks=12),
+            xaxis=axis("step", range=[0.5, len(times) + 0.5], fixedrange=True, tickformat="d", **ticks),
             yaxis=axis(
                 f"step time [{scale.unit}]",
                 range=[float(times.min()) - margin, float(times.max()) + margin],
@@ -70,7 +72,7 @@ def _mean_words(mean: Seconds, size: float) -> dict[str, object]:
         "xanchor": "right",
         "y": mean / size,
         "yanchor": "bottom",
-        "text": f"mean {format_seconds(mean)}",
+        "text": f"mean {format_step_time(mean)}",
         "showarrow": False,
         "font": {"size": 11, "color": "@muted"},
     }

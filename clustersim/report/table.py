@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Final
 from clustersim.report.figure import share_words
 from clustersim.report.steps import spread_words
 from clustersim.report.view import Breakdown, PageView, Steps, Subject, Trust, Verdict, Waiting
-from clustersim.report.waiting import NO_STRAGGLERS, straggler_words
-from clustersim.report.wording import PROVENANCE_NAMES
-from clustersim.units import format_bytes, format_flops, format_number, format_seconds
+from clustersim.report.waiting import slowness, straggler_words
+from clustersim.report.wording import CRITICAL_PATH, PROVENANCE_NAMES
+from clustersim.units import format_bytes, format_flops, format_number, format_seconds, format_step_time
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-_BAR: Final = 24  # characters of the longest bar
+_BAR: Final = 20  # characters of the longest bar: lines of 80 hold it
 _MOST_STRAGGLERS: Final = 3
 
 
@@ -35,6 +35,7 @@ def render_table(view: PageView) -> "Group":
         _numbers(verdict, trust),
         Text(),
         _parts(view.breakdown),
+        Text(CRITICAL_PATH, style="dim"),
         Text(),
         *([Text(line) for line in _stragglers(view.waiting)] if view.waiting else []),
         *_notes(trust),
@@ -61,9 +62,9 @@ def _stragglers(waiting: Waiting) -> list[str]:
     """The slowest ranks, a line each."""
     found = waiting.stragglers
     if not found.slowest:
-        return [f"stragglers: {NO_STRAGGLERS}"]
+        return [f"waiting: {waiting.otherwise}"]
     lines = [
-        f"straggler: {straggler_words(waiting, each)}: kernels take {each.excess:.1%} longer than is usual there"
+        f"straggler: {straggler_words(waiting, each)}: {slowness(each)} longer than is usual there"
         for each in found.slowest[:_MOST_STRAGGLERS]
     ]
     more = found.ranks - sum(len(each.ranks) for each in found.slowest[:_MOST_STRAGGLERS])
@@ -74,7 +75,7 @@ def _headline(subject: Subject, verdict: Verdict) -> "Text":
     from rich.text import Text
 
     fits = f"fits {format_bytes(verdict.memory_capacity)}" if verdict.fits else "DOES NOT FIT"
-    line = Text(f"step time {format_seconds(verdict.step_time)}", style="bold")
+    line = Text(f"step time {format_step_time(verdict.step_time)}", style="bold")
     line.append(f"  {fits}", style="green" if verdict.fits else "bold red")
     return line.append(f"  {subject.title}", style="dim")
 
@@ -110,15 +111,17 @@ def _where(verdict: Verdict) -> str:
 def _parts(breakdown: Breakdown) -> "Table":
     from rich.text import Text
 
-    table = _grid()
+    table = _grid(numbers=2)
     total = float(breakdown.step.sum())
     most = float(breakdown.step.max(initial=0.0)) or 1.0
+    table.add_row("", *(Text(head, style="dim") for head in ("mean", "critical path", "share of the mean")))
     for part in breakdown.present.tolist():
-        seconds = float(breakdown.step[part])
+        seconds, path = float(breakdown.step[part]), float(breakdown.path[part])
         bar = Text(_bar(seconds / most), style=breakdown.categories[part].colour)
         share = Text(f"{share_words(seconds / total):>6} ").append_text(bar)
-        table.add_row(Text(breakdown.labels[part]), format_seconds(seconds), share)
-    table.add_row(Text("step", style="bold"), Text(format_seconds(total), style="bold"), "100.0%")
+        table.add_row(Text(breakdown.labels[part]), format_seconds(seconds), format_seconds(path), share)
+    sums = (format_step_time(total), format_step_time(float(breakdown.path.sum())))
+    table.add_row(Text("step", style="bold"), *(Text(each, style="bold") for each in sums), "100.0%")
     return table
 
 
@@ -128,11 +131,13 @@ def _bar(share: float) -> str:
     return "█" * whole + " ▏▎▍▌▋▊▉"[eighths].strip()
 
 
-def _grid() -> "Table":
+def _grid(numbers: int = 1) -> "Table":
+    """Names, so many columns of numbers, and the rest of the line."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
     table.add_column()
-    table.add_column(justify="right", no_wrap=True)
+    for _ in range(numbers):
+        table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
     return table

@@ -10,7 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
+import numpy as np
+
 from clustersim.errors import OutputError
+from clustersim.program.task import Stream
 from clustersim.report.answer_timeline import shown_ranks, shown_rows_of, timeline_of
 from clustersim.report.chrome import write_chrome
 from clustersim.report.files import atomic_file
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 MOST_BYTES: Final = 2**30
 MOST_RANKS: Final = 64
+MANY_SPANS: Final = 100_000
+"""Writing so many takes seconds."""
 _SAMPLE: Final = 200  # spans
 Writer = Callable[[Timeline, Iterable[Slice], IO[bytes]], None]
 
@@ -50,6 +55,12 @@ def write_trace(result: "Result", path: str | Path) -> int:
     return len(ranks)
 
 
+def spans_of(result: "Result") -> int:
+    """About how many spans `write_trace` writes: blocks, what is in them and what is sent, not what is received."""
+    blocks, received = (np.count_nonzero(result.trace.stream == each) for each in (Stream.COMPUTE, Stream.RECEIVE))
+    return round((result.spans + blocks - received) * len(_ranks(result)) / result.simulated_ranks)
+
+
 def _ranks(result: "Result") -> list[int]:
     """The ranks that are written."""
     ranks: list[int] = result.trace.simulated_ranks.tolist()
@@ -68,5 +79,4 @@ def _estimate(result: "Result", ranks: Sequence[int], write: Writer) -> Bytes:
     file = io.BytesIO()
     write(timeline, sample, file)
     sampled = sum(1 + len(piece.inside) for piece in sample)
-    share = len(ranks) / result.simulated_ranks
-    return file.tell() / max(1, sampled) * (result.spans + len(result.trace)) * share
+    return file.tell() / max(1, sampled) * spans_of(result)

@@ -6,7 +6,7 @@ from clustersim.report.figure import share_words
 from clustersim.report.steps import spread_words
 from clustersim.report.view import PageView, Steps, Subject, Trust, Verdict
 from clustersim.report.wording import PROVENANCE_MEANINGS, PROVENANCE_NAMES
-from clustersim.units import format_bytes, format_flops, format_number, format_seconds
+from clustersim.units import format_bytes, format_flops, format_number, format_step_time
 
 
 def verdict_card(view: PageView) -> str:
@@ -44,7 +44,7 @@ def foot(view: PageView) -> str:
 
 
 def _headline(seconds: float) -> str:
-    words = format_seconds(seconds).split(" ")
+    words = format_step_time(seconds).split(" ")
     pairs = zip(words[::2], words[1::2], strict=True)
     return " ".join(f"{number}<small>&nbsp;{unit}</small>" for number, unit in pairs)
 

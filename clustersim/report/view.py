@@ -6,6 +6,7 @@ colours; labels give words, so a part may be named more precisely than its categ
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,8 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
-_ROUNDING = 1e-9  # relative: what sums of times are off by
+ROUNDING: Final = 1e-9
+"""Part of the step time that sums of times are off by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +90,21 @@ class Breakdown:
     """Where the step's time goes.
 
     labels, categories: [parts]; step: [parts] seconds, the mean over ranks, which sum
-    to the step time; stages: [rows, parts] seconds, each row sums to the step time.
+    to the step time; stages: [rows, parts] seconds, each row sums to the step time; path: [parts] seconds of the
+    critical path, which also sum to the step time.
     """
 
     labels: tuple[str, ...]
     categories: tuple[Category, ...]
     step: FloatArray
     stages: FloatArray
+    path: FloatArray
 
     @property
     def present(self) -> IntArray:
-        """The parts that are more than rounding, in the mean or on a stage."""
-        most = np.maximum(self.step, self.stages.max(axis=0, initial=0.0))
-        return np.flatnonzero(most > _ROUNDING * self.step.sum())
+        """The parts that are more than rounding, in the mean, on a stage or on the critical path."""
+        most = np.maximum(np.maximum(self.step, self.path), self.stages.max(axis=0, initial=0.0))
+        return np.flatnonzero(most > ROUNDING * self.step.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,12 +228,17 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Who waits for whom. labels, short: names of the pipeline ranks, whose ranks wait as long as `waits` says."""
+    """Who waits for whom.
+
+    labels, short: names of the pipeline ranks, whose ranks wait as long as `waits` says; otherwise: what is to be said
+    where nobody is slow.
+    """
 
     labels: tuple[str, ...]
     short: tuple[str, ...]
     waits: Waits
     stragglers: Stragglers
+    otherwise: str
 
     @property
     def spread(self) -> Seconds:
@@ -241,8 +250,8 @@ class Waiting:
 class PageView:
     """All that the page shows.
 
-    waiting: where ranks of one pipeline rank differ; notes: further lines for the foot of the page, such as the version
-    that made it.
+    waiting: where something is disturbed or ranks of one pipeline rank differ; notes: further lines for the foot of the
+    page, such as the version that made it.
     """
 
     subject: Subject

@@ -1,7 +1,8 @@
 """Who waits for whom? For every pipeline rank, how long its ranks wait, and the ranks that they wait for.
 
 Waiting is what the breakdown calls bubble and wait: the rank could work, but others are not ready. The rank of a stage
-that waits least is the one that the others wait for.
+that waits least is the one that the others wait for. Bubbles are common to all of a stage and far longer than what one
+slow rank costs, so waits are drawn from the least one of the stage on.
 """
 
 from html import escape
@@ -14,27 +15,40 @@ from clustersim.hardware.disturbance import in_ranges
 from clustersim.report.figure import Figure, Traces, axis, layout, legend, short_labels, time_scale, typed
 from clustersim.report.rows import shown_rows
 from clustersim.report.view import FloatArray, Waiting
-from clustersim.units import Seconds, format_seconds
+from clustersim.units import format_seconds
 
-NO_STRAGGLERS: Final = (
-    f"No rank's kernels take {100 * LEAST:g} % longer than is usual on its stage, so none is a straggler: the ranks "
-    "wait for whoever comes last each time."
-)
+SHARED_DELAY: Final = "A slow way delays all members of the groups that use it: the slowest rank stands first."
+_LONGER: Final = f"{100 * LEAST:g} %"
 
 
-def waiting_figure(waiting: Waiting, step_time: Seconds) -> Figure:
-    """For every pipeline rank a bar from who waits least to who waits most, their mean, and stragglers."""
+def nobody_slow(disturbed: str, *, jittered: bool) -> str:
+    """What to say where no rank is a straggler. disturbed: what is, in words, empty if nothing."""
+    if not disturbed:
+        return (
+            f"No rank's kernels take {_LONGER} longer than is usual on its stage, so none is a straggler: the ranks "
+            "wait for whoever comes last each time."
+        )
+    evens_out = " Jitter evens out over a rank's kernels: the ranks wait for whoever comes last each time."
+    return (
+        f"What is disturbed, {disturbed}, is not visible as kernel or communication time of single ranks: no rank's "
+        f"kernels take {_LONGER} longer than is usual on its stage, no rank's communication {_LONGER} of the step."
+        + evens_out
+        * jittered
+    )
+
+
+def waiting_figure(waiting: Waiting) -> Figure:
+    """For every pipeline rank by how much its ranks wait longer than the one that waits least, and stragglers."""
     shown = shown_rows(len(waiting.labels))
     labels = [escape(waiting.labels[row]) for row in shown]
-    most = float(waiting.waits.most.max(initial=0.0))
-    scale = time_scale(step_time)
+    scale = time_scale(waiting.spread)
     return Figure(
         name="waiting",
         traces=[*_spread(waiting, labels, scale.size), *_stragglers(waiting, set(shown.tolist()), scale.size)],
         layout=layout(
             showlegend=True,
             legend=legend(traceorder="normal"),
-            xaxis=axis(f"waiting for others [{scale.unit}]", range=[0, 1.06 * most / scale.size or 1], fixedrange=True),
+            xaxis=axis(f"waits longer by [{scale.unit}]", range=_range(waiting.spread / scale.size), fixedrange=True),
             yaxis=axis("", autorange="reversed", fixedrange=True, type="category", ticksuffix=" "),
             dragmode=False,
             bargap=0.5,
@@ -44,14 +58,20 @@ def waiting_figure(waiting: Waiting, step_time: Seconds) -> Figure:
     )
 
 
+def _range(most: float) -> list[float]:
+    """From a little before zero, where stragglers stand."""
+    return [-0.02 * most, 1.06 * most]
+
+
 def stragglers_table(waiting: Waiting) -> str:
     """The slowest ranks in numbers, or a sentence that there are none, as HTML."""
     found = waiting.stragglers
     if not found.slowest:
-        return f"<p>{escape(NO_STRAGGLERS)}</p>"
+        return f"<p>{escape(waiting.otherwise)}</p>"
     rows = "".join(_row(waiting, straggler) for straggler in found.slowest)
-    head = "<thead><tr><th>stragglers</th><th>kernels</th><th>longer by</th><th>waits</th></tr></thead>"
-    return f'<table class="parts">{head}<tbody>{rows}</tbody></table>{_more(waiting)}'
+    head = "<thead><tr><th>stragglers</th><th>slow</th><th>longer by</th><th>waits</th></tr></thead>"
+    table = f'<table class="parts">{head}<tbody>{rows}</tbody></table>'
+    return f"<div>{table}{_more(waiting)}{_shared(waiting)}</div>"
 
 
 def straggler_words(waiting: Waiting, straggler: Straggler) -> str:
@@ -59,10 +79,22 @@ def straggler_words(waiting: Waiting, straggler: Straggler) -> str:
     return f"{in_ranges(np.array(straggler.ranks), 'rank')} ({waiting.labels[straggler.kind]})"
 
 
+def slowness(straggler: Straggler) -> str:
+    """What takes longer, and by how much."""
+    return " and ".join(f"{what} take{'s' * (what != 'kernels')} {longer}" for what, longer in _slow(straggler))
+
+
+def _slow(straggler: Straggler) -> list[tuple[str, str]]:
+    """Each kind of work that takes longer, and by how much."""
+    kernels = [("kernels", f"{straggler.excess:.1%}")] if straggler.computes_slowly else []
+    return kernels + ([("communication", format_seconds(straggler.delay))] if straggler.delay else [])
+
+
 def _row(waiting: Waiting, straggler: Straggler) -> str:
     return (
         f'<tr><th scope="row">{escape(straggler_words(waiting, straggler))}</th>'
-        f"<td>{format_seconds(straggler.kernels)}</td><td>{straggler.excess:.1%}</td>"
+        f"<td>{'<br>'.join(what for what, _ in _slow(straggler))}</td>"
+        f"<td>{'<br>'.join(longer for _, longer in _slow(straggler))}</td>"
         f"<td>{format_seconds(straggler.waits)}</td></tr>"
     )
 
@@ -71,6 +103,12 @@ def _more(waiting: Waiting) -> str:
     found = waiting.stragglers
     more = found.ranks - sum(len(each.ranks) for each in found.slowest)
     return f'<p class="caption">and {more:,} more ranks</p>' if more else ""
+
+
+def _shared(waiting: Waiting) -> str:
+    """What must be said of communication that takes longer."""
+    delayed = any(each.delay for each in waiting.stragglers.slowest)
+    return f'<p class="caption">{SHARED_DELAY}</p>' if delayed else ""
 
 
 def _spread(waiting: Waiting, labels: list[str], size: float) -> Traces:
@@ -83,16 +121,15 @@ def _spread(waiting: Waiting, labels: list[str], size: float) -> Traces:
     bar = {
         "type": "bar",
         "orientation": "h",
-        "name": "from least to most",
+        "name": "the one that waits most",
         "y": labels,
-        "base": typed(least / size),
         "x": typed((most - least) / size),
         "customdata": words,
         "hovertemplate": "<b>%{y}</b><br>waits %{customdata}<extra></extra>",
         "marker": {"color": "@muted", "opacity": 0.4},
     }
     dot = {"symbol": "circle", "size": 8, "color": "@ink", "line": {"width": 1.5, "color": "@surface"}}
-    return [bar, _points("mean", labels, mean / size, dot)]
+    return [bar, _points("mean", labels, (mean - least) / size, dot)]
 
 
 def _stragglers(waiting: Waiting, shown: set[int], size: float) -> Traces:
@@ -103,12 +140,11 @@ def _stragglers(waiting: Waiting, shown: set[int], size: float) -> Traces:
     points = _points(
         "straggler",
         [escape(waiting.labels[each.kind]) for each in found],
-        np.array([each.waits for each in found]) / size,
+        np.array([each.waits - waiting.waits.least[each.kind] for each in found]) / size,
         diamond,
     )
     words = [
-        f"{escape(straggler_words(waiting, each))}<br>kernels take {each.excess:.1%} longer, waits "
-        f"{format_seconds(each.waits)}"
+        f"{escape(straggler_words(waiting, each))}<br>{slowness(each)} longer, waits {format_seconds(each.waits)}"
         for each in found
     ]
     return [{**points, "hovertext": words, "hoverinfo": "text"}]

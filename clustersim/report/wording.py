@@ -8,7 +8,9 @@ import numpy as np
 
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.timing import Provenance
-from clustersim.hardware.disturbance import DeadLink, Disturbances, LinkChange, in_ranges
+from clustersim.errors import InputError
+from clustersim.hardware.disturbance import DeadLink, Disturbances, LinkChange, SlowNic, in_ranges
+from clustersim.hardware.topology import Fabric
 from clustersim.parallel.data import DataParallelism, NaiveDataParallel, Replicated, Zero
 from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute
 
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
 
 
 _MOST_ENTRIES: Final = 3  # of one kind of disturbance
+CRITICAL_PATH: Final = (
+    "The critical path is the chain of tasks that makes the step as long as it is; to shorten what is not on it does "
+    "not help."
+)
 PROVENANCE_NAMES: Final[Mapping[Provenance, str]] = MappingProxyType(
     {
         Provenance.MEASURED: "measured here",
@@ -79,7 +85,7 @@ def layout_line(scenario: "Scenario") -> str:
 
 def disturbed_line(scenario: "Scenario") -> str:
     """What is wrong with the cluster, in one line; empty if nothing is."""
-    words = list(_wrong(scenario.disturbances))
+    words = list(_wrong(scenario.disturbances, scenario.cluster.fabric))
     words += [_jitter(scenario.jitter)] if scenario.jitter else []
     return "; ".join(words)
 
@@ -92,11 +98,11 @@ def gpu_line(scenario: "Scenario") -> str:
     return used[0][0] if len(used) == 1 else f"({' + '.join(f'{count:,} {name}' for name, count in used)})"
 
 
-def _wrong(disturbances: Disturbances) -> Iterator[str]:
+def _wrong(disturbances: Disturbances, fabric: Fabric) -> Iterator[str]:
     """Slow GPUs, NICs and links, and what others load."""
     yield from _few([f"{_gpus(each.gpus)} at {_percent(each.speed)} speed" for each in disturbances.slow])
-    yield from _few([f"NICs of {_gpus(each.gpus)} at {_percent(each.bandwidth)}" for each in disturbances.nics])
-    yield from _few([_link(each) for each in disturbances.links])
+    yield from _few([_nics(each) for each in disturbances.nics])
+    yield from _few([_link(each, fabric) for each in disturbances.links])
     for kind, load in disturbances.background.items():
         yield f"{_percent(load)} of every {kind.value} link loaded by others"
 
@@ -115,11 +121,25 @@ def _percent(share: float) -> str:
     return f"{100 * share:.4g} %"
 
 
-def _link(change: LinkChange) -> str:
-    ends = f"{change.source} {'-' if change.both_ways else '→'} {change.target}"
+def _nics(nic: SlowNic) -> str:
+    return f"NICs of {_gpus(nic.gpus)} {f'at {_percent(nic.bandwidth)}' if nic.bandwidth else 'dead'}"
+
+
+def _link(change: LinkChange, fabric: Fabric) -> str:
+    """A link or, of a bundle, how many of its members."""
+    ends = f"{change.source} {'-' if change.both_ways else '->'} {change.target}"
+    members = _members(change, fabric)
     if isinstance(change.what, DeadLink):
-        return f"link {ends} dead" if change.what.lost == 1 else f"{change.what.lost} links {ends} dead"
-    return f"link {ends} at {_percent(change.what.bandwidth)}"
+        return f"link {ends} dead" if members == 1 else f"{change.what.lost} of {members} links {ends} dead"
+    return f"{'link' if members == 1 else f'{members} links'} {ends} at {_percent(change.what.bandwidth)}"
+
+
+def _members(change: LinkChange, fabric: Fabric) -> int:
+    """How many parallel links are between the ends; a graph, where each link is one, forgets those that are dead."""
+    try:
+        return fabric.members(fabric.find(change.source, change.target))
+    except InputError:
+        return 1
 
 
 def _jitter(jitter: Jitter) -> str:

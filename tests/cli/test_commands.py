@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from clustersim.cli.outputs import Outputs
+from clustersim.cli.run import run_scenario
+from clustersim.report import trace
 from tests.cli.conftest import TWO_TIERS, Run
 
 KEYS = """
@@ -51,6 +54,23 @@ def test_of_more_ranks_than_anyone_reads_the_trace_has_some_and_says_so(clusters
     many = ["--set", "cluster.gpus=72", "--set", "layout.dp=18", "--set", "training.global_batch=36"]
     done = clustersim("run", plan, *many, "--set", "disturbances.jitter=1%", "--trace", "a.json")
     assert "wrote a.json (2 of 72 simulated ranks)" in done.stdout
+
+
+@pytest.mark.parametrize(("least", "table", "said"), [(1, True, True), (10**6, True, False), (1, False, False)])
+def test_a_long_trace_is_announced_with_its_spans(
+    plan: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    least: int,
+    table: bool,
+    said: bool,
+) -> None:
+    monkeypatch.setattr(trace, "MANY_SPANS", least)
+    file = plan.parent / "a.json"
+    assert run_scenario(plan, [], Outputs(trace=str(file), table=table))
+    spans = file.read_text().count('"ph":"X"')
+    assert capsys.readouterr().err == (f"writing about {spans:,} spans to {file}\n" if said else "")
 
 
 def test_steps_and_what_is_disturbed_are_said(clustersim: Run, plan: Path) -> None:

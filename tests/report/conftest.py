@@ -172,7 +172,8 @@ def breakdown(drawn: Timeline) -> Breakdown:
         seconds[row, 4] = 0.08 * seconds[row, 1]
         seconds[row, 1] *= 0.92
         seconds[row, 7:] = (whole - work) * np.array([0.4, 0.15, 0.45])
-    return Breakdown(tuple(part.label for part in PARTS), PARTS, seconds.mean(axis=0), seconds)
+    path = np.where(np.arange(len(PARTS)) == 0, whole, 0.0)
+    return Breakdown(tuple(part.label for part in PARTS), PARTS, seconds.mean(axis=0), seconds, path)
 
 
 def memory(drawn: Timeline, capacity: float) -> Memory:

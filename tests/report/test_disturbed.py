@@ -1,5 +1,6 @@
 """Several steps, stragglers and jitter on the page, in the table and in the comparison: small pipelines, simulated."""
 
+import html
 import io
 import json
 import re
@@ -22,10 +23,12 @@ from clustersim.report.table import render_table
 from clustersim.report.theme import CATEGORIES, Category
 from clustersim.report.timeline import drawing, timeline_caption, timeline_figure
 from clustersim.report.view import PageView, Timeline
+from clustersim.report.waiting import SHARED_DELAY
 from clustersim.report.wording import disturbed_line, gpu_line
 from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
+from clustersim.units import format_seconds
 
 SMALL: dict[str, Any] = {
     "model": {"preset": "llama3-8b", "layers": 8},
@@ -97,7 +100,86 @@ def test_the_slow_rank_computes_longest_and_waits_least_of_its_stage(slow: Resul
     assert straggler.waits == pytest.approx(waiting.waits.least[straggler.kind])
     assert slow.to_json()["stragglers"]["slowest"][0]["ranks"] == [9]
     drawn = figures(render_page(page_view(slow)))["waiting"]
-    assert [trace["name"] for trace in drawn["traces"]] == ["from least to most", "mean", "straggler"]
+    assert [trace["name"] for trace in drawn["traces"]] == ["the one that waits most", "mean", "straggler"]
+
+
+def numbers(trace: dict[str, Any]) -> list[float]:
+    return np.frombuffer(b64decode(trace["x"]["bdata"])).tolist()
+
+
+def test_waits_are_drawn_from_the_rank_that_waits_least_so_that_bubbles_do_not_hide_them(slow: Result) -> None:
+    waits = slow.waits
+    most, mean, straggler = figures(render_page(page_view(slow)))["waiting"]["traces"]
+    assert numbers(most) == pytest.approx(1e3 * (waits.most - waits.least), abs=1e-6)  # in ms
+    assert numbers(mean) == pytest.approx(1e3 * (waits.mean - waits.least), abs=1e-6)
+    assert numbers(straggler) == [0.0]
+    assert numbers(mean)[2] > 0.5 * numbers(most)[2] > 5.0  # one of four is slow, those that meet it wait for it
+
+
+def test_a_slow_nic_is_found_by_the_communication_of_its_rank_and_has_a_row() -> None:
+    result = result_of("disturbances.nics={gpu: 9, bandwidth: 2 %}")
+    view = page_view(result)
+    first = result.stragglers.slowest[0]
+    assert (first.ranks, first.computes_slowly) == ((9,), False)
+    words = "straggler: rank 9 (stage 2): communication takes "
+    assert f"{words}{format_seconds(first.delay)} longer than is usual there" in printed(view)
+    assert SHARED_DELAY in render_page(view)
+    assert "stage 2, slow rank 9" in [row.title for row in view.timeline.rows]
+    assert result.to_json()["stragglers"]["slowest"][0]["communication_longer_s"] == first.delay
+
+
+def test_a_dead_nvlink_is_found_by_the_communication_of_its_group() -> None:
+    result = result_of("disturbances.links=[{between: [gpu9, nvswitch1], dead: true}]")
+    assert {rank for each in result.stragglers.slowest for rank in each.ranks} == {8, 9}  # a tensor-parallel group
+
+
+def test_the_straggler_of_one_program_that_all_run_waits_for_nobody() -> None:
+    alone = ["layout={tp: 1, dp: 16, data: fsdp}", "training.global_batch=16", "disturbances.slow={gpu: 9, speed: 0.8}"]
+    view = page_view(result_of(*alone))
+    assert view.waiting is not None
+    (straggler,) = view.waiting.stragglers.slowest
+    assert (straggler.ranks, straggler.waits) == ((9,), 0.0)
+    assert "<td>0 s</td></tr>" in render_page(view)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "disturbances.background={leaf: 30%}",
+        "disturbances.nics={gpu: 9, bandwidth: 99 %}",
+        "disturbances.jitter=0.01 %",
+    ],
+)
+@pytest.mark.parametrize("steps", ["steps=1", "steps=2"])
+def test_what_is_disturbed_and_not_visible_is_said_and_never_that_nothing_is(override: str, steps: str) -> None:
+    view = page_view(result_of(override, steps))
+    assert view.waiting is not None
+    assert view.waiting.stragglers.ranks == 0
+    assert view.subject.disturbed in view.waiting.otherwise
+    for text in (" ".join(printed(view).split()), html.unescape(render_page(view))):
+        assert "is not visible as kernel or communication time of single ranks" in text
+        assert "none is a straggler" not in text
+    assert "Who waits for whom" in render_page(view)
+    assert ("Jitter evens out" in view.waiting.otherwise) is ("jitter" in override)
+
+
+def test_table_and_page_show_the_critical_path_beside_the_mean(slow: Result) -> None:
+    view = page_view(slow)
+    assert view.breakdown.path.sum() == pytest.approx(view.verdict.step_time)
+    slowed = slow.path_parts["slowed by communication"]
+    (line,) = [line for line in printed(view).splitlines() if line.startswith("slowed by communication")]
+    assert format_seconds(slowed) in line
+    assert f"<td>{format_seconds(slowed)}</td></tr>" in render_page(view)
+    assert "to shorten what is not on it does not help" in " ".join(printed(view).split())
+    assert "to shorten what is not on it does not help" in render_page(view)
+
+
+def test_lines_of_the_table_s_parts_fit_into_80_characters(slow: Result) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(render_table(page_view(slow)))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert not [line for line in lines if line.strip() and not line.strip(" █▏▎▍▌▋▊▉")]  # a bar that did not fit
 
 
 def test_a_box_says_what_it_waited_inside_and_by_how_much_it_was_slowed(slow: Result) -> None:
@@ -108,11 +190,11 @@ def test_a_box_says_what_it_waited_inside_and_by_how_much_it_was_slowed(slow: Re
     assert all("inside for ranks that it meets" in text for text in texts)
 
 
-def test_jitter_makes_no_straggler_and_the_page_says_so_without_a_figure() -> None:
+def test_jitter_makes_no_straggler_and_the_page_says_so_and_shows_who_waits() -> None:
     view = page_view(result_of("disturbances.jitter={std: 0.5 %, seed: 3}"))
     assert "jitter 0.5 % (normal, seed 3)" in printed(view)
-    assert "none is a straggler" in render_page(view)
-    assert "waiting" not in figures(render_page(view))
+    assert "the ranks wait for whoever comes last each time" in render_page(view)
+    assert "waiting" in figures(render_page(view))
 
 
 def test_of_ranks_that_all_differ_those_on_the_critical_path_are_shown() -> None:
@@ -170,6 +252,11 @@ def test_the_timeline_shows_all_steps_and_counts_microbatches_from_the_beginning
         ([SLOW], "GPU 9 at 80 % speed"),
         (["disturbances.slow={node: 1, speed: 0.5}"], "GPUs 8-15 at 50 % speed"),
         (["disturbances.nics={gpu: 3, bandwidth: 0.25}"], "NICs of GPU 3 at 25 %"),
+        (
+            ["disturbances.links=[{between: [gpu3, nvswitch0], dead: true}]"],
+            "link gpu3 - nvswitch0 dead",
+        ),
+        (["disturbances.nics={gpu: 3, dead: true}"], "NICs of GPU 3 dead"),
         (["disturbances.background={leaf: 30%}"], "30 % of every leaf link loaded by others"),
         (["disturbances.jitter={std: 2%, distribution: lognormal, seed: 7}"], "jitter 2 % (lognormal, seed 7)"),
         ([SLOW, "disturbances.jitter=1%"], "GPU 9 at 80 % speed; jitter 1 % (normal, seed 0)"),
@@ -181,6 +268,17 @@ def test_the_timeline_shows_all_steps_and_counts_microbatches_from_the_beginning
 )
 def test_what_is_disturbed_is_one_line(overrides: Sequence[str], words: str) -> None:
     assert disturbed_line(scenario(*overrides)) == words
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [("dead: true", "1 of 16 links"), ("dead: 3", "3 of 16 links"), ("bandwidth: 0.5", "16 links")],
+)
+def test_of_a_bundle_the_line_says_how_many_links_are_meant(what: str, words: str) -> None:
+    end = "at 50 %" if "bandwidth" in what else "dead"
+    pod = ["cluster={name: llama3-roce, gpus: 512}", "layout.dp=64", "training.global_batch=64"]
+    change = f"disturbances.links=[{{from: leaf0.0, to: spine0.0, {what}}}]"
+    assert disturbed_line(scenario(*pod, change)) == f"{words} leaf0.0 -> spine0.0 {end}"
 
 
 def test_of_mixed_accelerators_each_is_counted() -> None:

@@ -59,9 +59,12 @@ def test_hostile_names_stay_text(make_view: View) -> None:
 def test_the_waterfall_begins_each_part_where_the_last_one_ended_and_sums_to_the_step(make_view: View) -> None:
     view = make_view()
     *parts, whole = figures(render_page(view))["waterfall"]["traces"]
-    ends = [0.0] + [part["base"][0] + part["x"][0] for part in parts]
-    assert [part["base"][0] for part in parts] == pytest.approx(ends[:-1])
-    assert whole["x"][0] == pytest.approx(ends[-1])
+    mean, path = parts[: len(parts) // 2], parts[len(parts) // 2 :]
+    for shown in (mean, path):
+        ends = [0.0] + [part["base"][0] + part["x"][0] for part in shown]
+        assert [part["base"][0] for part in shown] == pytest.approx(ends[:-1])
+        assert whole["x"][0] == pytest.approx(ends[-1])
+    assert [part["y"] for part in mean] == [part["y"] for part in path]
     assert whole["x"][0] / 1e3 == pytest.approx(view.verdict.step_time)
 
 
@@ -109,7 +112,7 @@ def test_an_empty_answer_makes_a_page(make_view: View) -> None:
     empty = replace(
         view,
         timeline=replace(view.timeline, spans=nothing, path=CriticalPath(whole, whole, real, real, whole > 0)),
-        breakdown=Breakdown((), (), real, np.zeros((1, 0))),
+        breakdown=Breakdown((), (), real, np.zeros((1, 0)), real),
         memory=Memory((), (), (), 0.0),
     )
     assert set(figures(render_page(empty))) == {"waterfall", "timeline"}

@@ -25,6 +25,13 @@ def test_the_step_time_comes_first(make_view: View) -> None:
     assert printed(make_view()).startswith("step time 352.4 ms")
 
 
+@pytest.mark.parametrize(("seconds", "words"), [(7.0, "7.000 s"), (6.98, "6.980 s"), (0.12, "120.0 ms")])
+def test_step_times_have_four_digits(make_view: View, seconds: float, words: str) -> None:
+    view = make_view()
+    first = printed(replace(view, verdict=replace(view.verdict, step_time=seconds))).splitlines()[0]
+    assert first.startswith(f"step time {words} ")
+
+
 def test_parts_are_printed_with_their_sum(make_view: View) -> None:
     lines = printed(make_view()).splitlines()
     assert any(line.startswith("forward") and "80 ms" in line for line in lines)
@@ -51,9 +58,9 @@ def test_bars_are_in_proportion_and_empty_where_there_is_nothing_to_see(make_vie
     step[:4] = [1.0, 0.5, 0.03, 0.0001]
     text = printed(replace(view, breakdown=replace(view.breakdown, step=step, stages=step[None, :])))
     lines = {line.split()[0]: line for line in text.splitlines() if line}
-    assert lines["forward"].count("█") == 24
-    assert lines["backward"].count("█") == 12
-    assert lines["recompute"].rstrip()[-1] == "▊"  # 0.03 · 24 = 0.72 of a character
+    assert lines["forward"].count("█") == 20
+    assert lines["backward"].count("█") == 10
+    assert lines["recompute"].rstrip()[-1] == "▋"  # 0.03 · 20 = 0.6 of a character
     assert lines["optimizer"].rstrip()[-1] == "%"
 
 

@@ -14,9 +14,9 @@ from clustersim.program.task import Compute
 from clustersim.report import trace as trace_module
 from clustersim.report.chrome import write_chrome
 from clustersim.report.perfetto import write_perfetto
-from clustersim.report.slices import Inside, Label, slices, tracks
+from clustersim.report.slices import Inside, Label, Slice, slices, tracks
 from clustersim.report.theme import Category
-from clustersim.report.trace import write_trace
+from clustersim.report.trace import spans_of, write_trace
 from clustersim.report.view import PageView, Timeline
 from clustersim.result import Result
 from clustersim.scenario import Scenario
@@ -76,6 +76,24 @@ def test_perfetto_gives_back_every_span_with_its_times_and_arguments(timeline: T
     assert names[lane.parent_uuid].name == "stage 0, rank 0 (for 1,024)"
     first = {note.name: note.int_value or note.string_value for note in begins[0].track_event.debug_annotations}
     assert first["does"] == timeline.spans.texts[timeline.spans.name[0]]
+
+
+@pytest.mark.parametrize("time", [0, 127, 128, 7 * 10**9, 2**56 - 1])
+def test_perfetto_keeps_times_of_any_size(timeline: Timeline, time: int) -> None:
+    protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+    label = Label("a" * 200, Category.FORWARD, {"moved": 3, "share": 0.5})  # longer than one byte of length can say
+    file = io.BytesIO()
+    write_perfetto(replace(timeline, rows=()), [Slice(0, 0, 0, 0, time, label)], file)
+    trace = protos.Trace()
+    trace.ParseFromString(file.getvalue())
+    _, begin, end = trace.packet
+    assert (begin.timestamp, begin.track_event.name, end.timestamp) == (0, label.name, time)
+    assert len(begin.track_event.debug_annotations) == 2
+
+
+def test_how_many_spans_will_be_written_is_known_before(result: Result, tmp_path: Path) -> None:
+    write_trace(result, tmp_path / "step.json")
+    assert spans_of(result) == len(complete(tmp_path / "step.json"))
 
 
 def test_chrome_json_gives_back_every_span(timeline: Timeline, tmp_path: Path) -> None:
@@ -222,7 +240,7 @@ def test_nothing_overlaps_on_a_track(timeline: Timeline) -> None:
 def test_without_the_extra_one_sentence_says_what_to_install(
     result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "perfetto.trace_builder.proto_builder", None)
+    monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace", None)
     with pytest.raises(InputError, match=r"pip install .clustersim"):
         write_trace(result, tmp_path / "step.pftrace")
     assert list(tmp_path.iterdir()) == []
