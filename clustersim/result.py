@@ -202,6 +202,7 @@ class Result:
         """The answer as plain data: seconds, bytes, fractions."""
         return {
             "name": self.scenario.name,
+            "scenario": self.scenario.to_mapping(),
             "step_time_s": self.step_time,
             "step_times_s": self.step_times.tolist(),
             "step_time_distribution_s": self.step_time_distribution,

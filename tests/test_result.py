@@ -17,8 +17,8 @@ PROMISED = [
     "provenance_share", "ranks", "simulated_ranks", "spans", "simulate_wall_s", "warnings", "not_modelled",
 ]  # fmt: skip
 KEYS = [
-    *PROMISED, "name", "experience", "flop_convention", "critical_path_s", "stages", "network", "step_times_s",
-    "step_time_distribution_s", "stragglers",
+    *PROMISED, "name", "scenario", "experience", "flop_convention", "critical_path_s", "stages", "network",
+    "step_times_s", "step_time_distribution_s", "stragglers",
 ]  # fmt: skip
 STAGE_KEYS = {"pipeline_rank", "breakdown_s", "waits_s", "peak_memory_bytes", "memory_bytes"}
 
@@ -121,6 +121,7 @@ def test_the_network_is_said(answer: dict[str, Any]) -> None:
 
 def test_names_and_numbers_of_ranks(answer: dict[str, Any]) -> None:
     assert answer["name"] == "a test"
+    assert answer["scenario"] == MAPPING
     assert answer["ranks"] == 16
     assert 1 <= answer["simulated_ranks"] <= 16
     assert answer["spans"] > 100

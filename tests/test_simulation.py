@@ -209,3 +209,38 @@ def test_collectives_of_a_machine_that_nobody_measured_are_no_published_ones() -
     changed = {"name": "dgx-h100", "gpus": 16, "node": {"nvlink": {"bandwidth": "7 GB/s"}}}
     assert simulate(scenario()).provenance["published"] == pytest.approx(1)
     assert 0 < simulate(scenario(cluster=changed)).provenance["published"] < 0.9
+
+
+def test_each_stage_has_the_memory_of_its_smallest_gpu_and_the_peak_is_the_mean_of_all() -> None:
+    """The second stage is on the second node, of GPUs with half the memory and a third of the peak."""
+    mixed = {"name": "dgx-h100", "gpus": 16, "mixed": {"node": 1, "accelerator": "a100-sxm-40gb"}}
+    result = simulate(scenario(cluster=mixed))
+    big, small = result.scenario.cluster.kinds()[0]
+    assert result.capacities == (big.memory_bytes, small.memory_bytes)
+    precision = result.scenario.training.precision.compute
+    assert result.peak_flops == (big.peak_of(precision) + small.peak_of(precision)) / 2
+    report = check(scenario(cluster=mixed))
+    assert report.memory_capacity_bytes == result.memory_capacity
+    assert report.peak_memory_bytes == result.peak_memory
+    both = {"name": "dgx-h100", "gpus": 16, "mixed": {"node": 0, "accelerator": "a100-sxm-40gb"}}
+    spread = simulate(scenario("layout.order=[tp, pp, cp, dp]", cluster=both))
+    assert spread.capacities == (small.memory_bytes, small.memory_bytes), "each stage has GPUs of both nodes"
+
+
+def test_several_steps_are_answered_by_their_mean() -> None:
+    one, three = simulate(scenario()), simulate(scenario("steps=3"))
+    assert three.step_times.sum() == pytest.approx(three.trace.makespan)
+    assert three.step_time == pytest.approx(three.step_times.mean())
+    assert three.flops == one.flops
+    assert three.peak_memory == one.peak_memory
+    assert sum(three.breakdown.mean().values()) == pytest.approx(three.step_time)
+
+
+def test_interference_costs_time_and_can_be_turned_off() -> None:
+    usual, without, doubled = (
+        simulate(scenario(*changes, "layout.data=zero1"))
+        for changes in ((), ("cost.interference=0",), ("cost.interference=38 %",))
+    )
+    assert without.step_time < usual.step_time < doubled.step_time
+    assert without.breakdown.mean()["slowed by communication"] == 0
+    assert usual.scenario.cluster.accelerator.interference == 0.19

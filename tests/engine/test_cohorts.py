@@ -139,7 +139,7 @@ CIRCLE = kinds(
 
 
 def test_what_only_a_clock_can_run_is_left_to_it() -> None:
-    """Where collectives slow kernels (φ = 1), whether the first block is slowed depends on a collective that it precedes.
+    """Where collectives slow kernels (φ = 1), if the first block is slowed depends on a collective that it precedes.
 
     It is not: it takes 2 s, the message 0.5, the other block 1; the collective runs from 3.5, beside the block of 4 s.
     """
