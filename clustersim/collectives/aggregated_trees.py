@@ -27,7 +27,7 @@ class AggregatedTrees:
     def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
         """One phase."""
         members, size = arrangement.flat, arrangement.size
-        if kind not in _KINDS or bool((arrangement.spans != size).any()):
+        if kind not in _KINDS or arrangement.spans != size:
             return ()
         offsets = np.arange(1, size)
         hops, blocks = np.unique(offsets & -offsets, return_counts=True)

@@ -1,13 +1,13 @@
 """Which algorithm does a library take?
 
 The fastest that it offers for this collective, these groups and this payload, by the model's own estimate, as NCCL's
-tuner does; or the one that the user named.
+tuner does; or the one that the user named. Groups of different shapes choose apart, beside each other (`siblings`).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clustersim.collectives.library import ALGORITHMS, Library, Offer
-from clustersim.collectives.loads import OwnLoads, own_loads
+from clustersim.collectives.loads import OwnLoads, own_loads, spread
 from clustersim.collectives.phase import Arrangement, FloatArray, IntArray, Phase, Rounds, arrange
-from clustersim.collectives.routes import LinkClasses, link_classes, route
+from clustersim.collectives.routes import LinkClasses, Routed, link_classes, route
+from clustersim.collectives.siblings import Siblings
 from clustersim.collectives.transfer import (
     Burden,
-    Mask,
     burden,
     effective_bandwidth,
     least_latency,
@@ -41,15 +41,16 @@ from clustersim.units import Bytes, Seconds
 class Choices:
     """What each offer would cost all groups of one role, for any payload.
 
-    coefficients: [offers, 3, classes] latency (s), seconds per byte, fill (s/byte of chunk); groups with equal
-    coefficients are one class; group_class: [groups]; floor: seconds that what was left out takes at least.
+    coefficients: [offers, 3, classes] latency (s), seconds per byte, fill (s/byte of chunk), infinite latency where
+    groups cannot take an offer; groups of one class have equal coefficients; group_class: [groups]; floor: [classes]
+    seconds that what was left out takes at least.
     """
 
     offers: tuple[Offer, ...]
     coefficients: FloatArray
     group_class: IntArray
     library: Library
-    floor: Seconds = math.inf
+    floor: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,8 @@ class Choice:
     """The fastest offer in each group, and in the slowest one.
 
     seconds: [groups]; idle: [groups] the part of them in which no bytes move; taken: [groups] number of the offer, of
-    which chunk: [offers] is the bytes of one chunk; offers: all of them; offer: what the slowest group takes.
+    which chunk: [offers] is the bytes of one chunk; offers: all of them; offer: what the slowest group takes;
+    certain: nothing that was left out can be faster in any group.
     """
 
     seconds: FloatArray
@@ -67,6 +69,7 @@ class Choice:
     offers: tuple[Offer, ...]
     offer: Offer
     slowest: int
+    certain: bool
 
 
 def choose(choices: Choices, payload: Bytes) -> Choice:
@@ -90,6 +93,7 @@ def choose(choices: Choices, payload: Bytes) -> Choice:
         offers=choices.offers,
         offer=choices.offers[int(best[worst])],
         slowest=int((groups == worst).argmax()),
+        certain=bool((fastest < choices.floor).all()),
     )
 
 
@@ -113,38 +117,46 @@ class Surveyor:
         payload: algorithms whose rounds alone take longer than others for it, in every group, are left out.
         """
         turned = images(members, self._turn) if self._turn else None
-        if turned is None:
-            return self._cheapest(self._tender(kind, arrange(members, self.fabric), algorithm), payload)
-        kept = self._tender(kind, arrange(members[turned.kept], self.fabric), algorithm)
-        choices = self._cheapest(replace(kept, turned=True), payload)
-        return replace(choices, group_class=choices.group_class[turned.of])
+        kept = members if turned is None else members[turned.kept]
+        tenders = [self._tender(kind, each, algorithm) for each in arrange(kept, self.fabric)]
+        route_one = partial(self._route, turned=turned is not None, alone=len(tenders) == 1)
+        siblings = Siblings([tender.phases for tender in tenders], route_one)
+        beside = (partial(siblings.routed, number) for number in range(len(tenders)))
+        parts = [self._cheapest(*each, payload) for each in zip(tenders, beside, strict=True)]
+        choices = _side_by_side(parts, [tender.arrangement.groups for tender in tenders])
+        return choices if turned is None else replace(choices, group_class=choices.group_class[turned.of])
 
     def own_loads(self, kind: Collective, members: IntArray, offer: Offer) -> OwnLoads:
-        """What an offer asks of links in each of the groups [groups, size] by itself."""
-        arrangement = arrange(members, self.fabric)
-        phases = ALGORITHMS[offer.algorithm].phases(kind, arrangement)
-        routed = [route(phase, self.fabric) for phase in phases]
-        return own_loads(self.fabric, self.library, offer, routed, int(arrangement.spans.max()))
+        """What an offer asks of links in each of the groups [groups, size] by itself, where they can take it."""
+        parts = []
+        for each in arrange(members, self.fabric):
+            routed = [route(phase, self.fabric) for phase in ALGORITHMS[offer.algorithm].phases(kind, each)]
+            if routed:
+                parts.append((each.groups, own_loads(self.fabric, self.library, offer, routed, each.spans)))
+        return spread(parts, len(members))
 
     def _tender(self, kind: Collective, arrangement: Arrangement, algorithm: str | None) -> "_Tender":
         """What the library offers for groups of this shape."""
         able = [offer for offer in self.library.offered(kind, algorithm) if self._possible(offer)]
-        phases = {name: ALGORITHMS[name].phases(kind, arrangement) for name in {offer.algorithm for offer in able}}
-        offers = tuple(offer for offer in able if phases[offer.algorithm])
+        names = dict.fromkeys(offer.algorithm for offer in able)
+        phases = {name: found for name in names if (found := ALGORITHMS[name].phases(kind, arrangement))}
+        offers = tuple(offer for offer in able if offer.algorithm in phases)
         if not offers:
             what = f"{kind.value} by {algorithm}" if algorithm else kind.value
             raise InputError(f"{self.library.name} cannot do {what} in groups of {arrangement.size} on this cluster")
         return _Tender(offers, phases, arrangement)
 
-    def _cheapest(self, tender: "_Tender", payload: Bytes | None) -> Choices:
+    def _cheapest(
+        self, tender: "_Tender", routed: Callable[[str], tuple[Routed, ...]], payload: Bytes | None
+    ) -> Choices:
         """Cost algorithm by algorithm, from the one that may take the least, until no other can be the fastest."""
         floors = sorted((floor, name) for name, floor in tender.floors(self.library.launch).items())
         borne: dict[str, tuple[_Borne, ...]] = {}
         for (_, name), (floor, _) in pairwise([*floors, (math.inf, "")]):
-            borne[name] = tuple(self._borne(phase, turned=tender.turned) for phase in tender.phases[name])
+            borne[name] = tuple(self._borne(each) for each in routed(name))
             if math.isinf(floor) or payload is not None:
-                choices = replace(self._classified(tender, borne), floor=floor)
-                if payload is not None and choose(choices, payload).seconds.max() < floor:
+                choices = self._classified(tender, borne, floor)
+                if payload is not None and choose(choices, payload).certain:
                     break
         return choices
 
@@ -156,13 +168,17 @@ class Surveyor:
         ports = table.bandwidth[table.kind == LINK_KINDS.index(LinkKind.NVLINK)]
         return ports.size > 0 and self.library.generation(float(ports.max())).in_network is not None
 
-    def _borne(self, phase: Phase, *, turned: bool) -> "_Borne":
-        """What a phase means to groups; turned: each stands for as many as there are places in a node."""
-        first = one_of_each(phase, self._turn) if self._turn and not turned else None
+    def _route(self, phase: Phase, *, turned: bool, alone: bool) -> Routed:
+        """Route a phase; turned: groups stand for as many as a node has places; alone: no other loads are added."""
+        first = one_of_each(phase, self._turn) if self._turn and alone and not turned else None
         turn = self._turn if turned or first else None
-        classes = self._classes if turn is None else self._orbit_classes
-        found = burden(route(first or phase, self.fabric, turn), classes, self.library)
-        return _Borne(found, phase.rounds.across(len(found.near)), phase.stages)
+        return route(first or phase, self.fabric, turn)
+
+    def _borne(self, routed: Routed) -> "_Borne":
+        """What a phase means to groups."""
+        classes = self._orbit_classes if routed.orbits else self._classes
+        found = burden(routed, classes, self.library)
+        return _Borne(found, routed.phase.rounds.across(len(found.near)), routed.phase.stages)
 
     @cached_property
     def _turn(self) -> Turn | None:
@@ -180,36 +196,53 @@ class Surveyor:
         table, first = self.fabric.links, self._turn.first
         return link_classes(LinkTable(table.kind[first], table.bandwidth[first], table.latency[first]))
 
-    def _classified(self, tender: "_Tender", borne: Mapping[str, tuple["_Borne", ...]]) -> Choices:
+    def _classified(self, tender: "_Tender", borne: Mapping[str, tuple["_Borne", ...]], floor: Seconds) -> Choices:
         """Cost the offers once for all groups that bear the same, and merge groups with equal coefficients."""
         offers = tuple(offer for offer in tender.offers if offer.algorithm in borne)
         told = [column for found in borne.values() for each in found for column in each.columns]
-        all_spans = tender.arrangement.spans
-        bearing, first = distinct([all_spans, *told])
-        alone, spans = all_spans[first] == tender.arrangement.size, int(all_spans.max())
+        bearing, first = distinct(told)
         own = {name: [each.of(first) for each in found] for name, found in borne.items()}
-        table = np.stack([self._cost(offer, own[offer.algorithm], alone, spans) for offer in offers])
+        table = np.stack([self._cost(offer, own[offer.algorithm], tender.arrangement) for offer in offers])
         classes, merged = np.unique(table.reshape(-1, len(first)), axis=1, return_inverse=True)
-        return Choices(offers, classes.reshape(len(offers), 3, -1), merged.reshape(-1)[bearing], self.library)
+        coefficients = classes.reshape(len(offers), 3, -1)
+        least = np.full(classes.shape[1], floor)
+        return Choices(offers, coefficients, merged.reshape(-1)[bearing], self.library, least)
 
-    def _cost(self, offer: Offer, borne: Sequence["_Borne"], alone: Mask, spans: int) -> FloatArray:
-        """[3, groups]: latency, seconds per byte, fill of all phases, in groups over at most `spans` domains."""
-        bandwidth = effective_bandwidth(self._orbit_classes.table, self.library, offer, spans)
-        total = np.zeros((3, len(alone)))
+    def _cost(self, offer: Offer, borne: Sequence["_Borne"], arrangement: Arrangement) -> FloatArray:
+        """[3, groups]: latency, seconds per byte, fill of all phases, in groups of this shape."""
+        alone = arrangement.spans == arrangement.size
+        bandwidth = effective_bandwidth(self._orbit_classes.table, self.library, offer, arrangement.spans)
+        total = np.zeros((3, len(borne[0].burden.near)))
         for each in borne:
-            latency = phase_latency(each.burden, each.rounds, offer, alone)
+            latency = phase_latency(each.burden, each.rounds, offer, alone=alone)
             total += time_phase(each.burden, bandwidth, latency, each.stages)
         return total
 
 
+def _side_by_side(parts: Sequence[Choices], groups: Sequence[IntArray]) -> Choices:
+    """The choices of all groups from those of sets; groups: which ones each set is about."""
+    if len(parts) == 1:
+        return parts[0]
+    library = parts[0].library
+    offers = tuple(offer for offer in library.offers if any(offer in part.offers for part in parts))
+    impossible = np.array([math.inf, 0.0, 0.0])
+    classes = [part.coefficients.shape[2] for part in parts]
+    table = np.broadcast_to(impossible[:, None], (len(offers), 3, sum(classes))).copy()
+    group_class = np.empty(sum(map(len, groups)), dtype=np.int64)
+    for part, own, end in zip(parts, groups, np.cumsum(classes).tolist(), strict=True):
+        first = end - part.coefficients.shape[2]
+        table[[offers.index(offer) for offer in part.offers], :, first:end] = part.coefficients
+        group_class[own] = first + part.group_class
+    return Choices(offers, table, group_class, library, np.concatenate([part.floor for part in parts]))
+
+
 @dataclass(frozen=True, slots=True)
 class _Tender:
-    """Offers and the phases of their algorithms; turned: groups stand for as many as a node has places."""
+    """What the library offers to groups of one shape: offers, and the phases of their algorithms in its order."""
 
     offers: tuple[Offer, ...]
     phases: Mapping[str, tuple[Phase, ...]]
     arrangement: Arrangement
-    turned: bool = False
 
     def floors(self, launch: Seconds) -> dict[str, Seconds]:
         """What each algorithm takes at least in any group, for any payload."""

@@ -32,7 +32,7 @@ class OwnLoads:
 
 
 def own_loads(fabric: Fabric, library: Library, offer: Offer, phases: Sequence[Routed], spans: int) -> OwnLoads:
-    """Add up the phases of an offer in groups over at most `spans` domains."""
+    """Add up the phases of an offer in groups over `spans` domains."""
     bandwidth = np.append(effective_bandwidth(fabric.links, library, offer, spans), np.inf)
     groups = len(phases[0].parts[0].latency)
     per_byte, fill, flow = np.zeros((3, groups))
@@ -48,9 +48,21 @@ def own_loads(fabric: Fabric, library: Library, offer: Offer, phases: Sequence[R
     return OwnLoads(per_byte, fill, flow / offer.efficiency, _together(parts, per_byte))
 
 
+def spread(parts: Sequence[tuple[IntArray, OwnLoads]], groups: int) -> OwnLoads:
+    """Loads of all groups from those of some: each part says which groups it is about; the others ask for nothing."""
+    if len(parts) == 1 and len(parts[0][0]) == groups:
+        return parts[0][1]
+    per_byte, fill, flow = np.zeros((3, groups))
+    crossings = [NOTHING]
+    for own, loads in parts:
+        per_byte[own], fill[own], flow[own] = loads.per_byte, loads.fill, loads.flow
+        crossings.append(Crossings(own[loads.crossings.group], loads.crossings.link, loads.crossings.seconds))
+    return OwnLoads(per_byte, fill, flow, _joined(crossings))
+
+
 def picked(offers: Mapping[int, OwnLoads], taken: IntArray) -> OwnLoads:
-    """Loads of groups that take different offers: group g takes offers[taken[g]]."""
-    if len(offers) == 1:
+    """Loads of groups that take different offers: group g takes offers[taken[g]], none where that is negative."""
+    if len(offers) == 1 and taken.min() >= 0:
         return next(iter(offers.values()))
     per_byte, fill, flow = np.zeros((3, len(taken)))
     parts = [NOTHING]

@@ -37,14 +37,14 @@ class Pairwise:
 def _send(arrangement: Arrangement) -> Phase:
     """From the first member to the second."""
     members = arrangement.flat
-    crosses = (arrangement.spans > 1).astype(np.int64)
+    crosses = int(arrangement.spans > 1)
     return phase(Flows(members[:, :1], members[:, 1:], 1.0), rounds=Rounds(local=1 - crosses, network=crosses))
 
 
 def _shift(arrangement: Arrangement) -> Phase:
     """From each member to the next, one part at a time."""
     members, hops = arrangement.flat, arrangement.size - 1
-    network = np.where(arrangement.spans > 1, hops, 0)
+    network = hops if arrangement.spans > 1 else 0
     around = Flows(members, np.roll(members, -1, axis=1), hops / arrangement.size)
     return phase(around, rounds=Rounds(local=hops - network, network=network))
 
@@ -56,7 +56,7 @@ def _all_to_all(arrangement: Arrangement) -> Phase:
     share = (size - 1) / size / len(distances)
     targets = np.stack([np.roll(members, -int(distance), axis=1) for distance in distances], axis=2)
     sources = np.broadcast_to(members[:, :, None], targets.shape)
-    crosses = (arrangement.spans > 1).astype(np.int64)
+    crosses = int(arrangement.spans > 1)
     posts = crosses * (size - size // arrangement.spans)
     return phase(Flows(sources, targets, share), rounds=Rounds(local=1 - crosses, network=crosses, posts=posts))
 

@@ -4,9 +4,9 @@ An algorithm is a sequence of phases. A phase is a set of flows that run side by
 that follow each other (pipelining). It only lists what is moved; how long that takes is asked in `transfer`.
 
 Before an algorithm lists its flows, the members of each group are arranged by domain: domains in ascending number from
-the root's on, members of a domain in the group's order. A domain is an NVLink domain or a node, whichever holds more
-GPUs. If every domain of every group holds the same number of members, algorithms can use one route per member out of
-each domain; otherwise each member stands alone.
+the root's on, members of a domain in the group's order. A domain is an NVLink domain or a node, whichever holds more of
+the group. If every domain of a group holds the same number of members, algorithms can use one route per member out of
+each domain; otherwise each member stands alone. Groups of a role that differ in shape are arranged apart.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clustersim.hardware.topology import Fabric
+from clustersim.program.colour import distinct
 from clustersim.program.task import Collective
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +89,16 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Groups by domain. members: [groups, domains, per_domain]; spans: [groups] how many domains each group crosses.
+    """Groups of one shape by domain. members: [groups, domains, per_domain]; spans: how many domains each crosses.
 
-    A group whose domains hold different numbers of members is arranged as `size` domains of one member. switched: every
-    domain's members share an NVLink domain.
+    Groups whose domains hold different numbers of members are arranged as `size` domains of one member. switched: every
+    domain's members share an NVLink domain. groups: [groups] which of the role's groups these are.
     """
 
     members: IntArray
-    spans: IntArray
+    spans: int
     switched: bool
+    groups: IntArray
 
     @property
     def size(self) -> int:
@@ -116,8 +119,8 @@ class Algorithm(Protocol):
         """List what is moved; no phases if the algorithm cannot do this collective in groups of this shape."""
 
 
-def arrange(members: IntArray, fabric: Fabric) -> Arrangement:
-    """Order groups [groups, size] by domain, the first member's domain first."""
+def arrange(members: IntArray, fabric: Fabric) -> tuple[Arrangement, ...]:
+    """Order groups [groups, size] by domain, the first member's domain first; groups of each shape apart."""
     domains, switched = _domains(members, fabric)
     distance = domains - domains[:, :1]
     distance[distance < 0] += int(domains.max(initial=0)) + 1
@@ -125,32 +128,43 @@ def arrange(members: IntArray, fabric: Fabric) -> Arrangement:
         order = np.argsort(distance, axis=1, kind="stable")
         members, distance = np.take_along_axis(members, order, axis=1), np.take_along_axis(distance, order, axis=1)
     starts = np.diff(distance, axis=1, prepend=-1) != 0
-    spans = starts.sum(axis=1)
-    return Arrangement(members.reshape(len(members), *_shape(starts)), spans, switched)
+    spans, even = starts.sum(axis=1), _even(starts)
+    shape, first = distinct([spans, even, switched | ~even])
+    sets = (np.flatnonzero(shape == number) for number in range(len(first)))
+    return tuple(
+        _arranged(members, groups, spans=int(spans[one]), even=bool(even[one]), switched=bool(switched[one]))
+        for groups, one in zip(sets, first.tolist(), strict=True)
+    )
 
 
-def _domains(members: IntArray, fabric: Fabric) -> tuple[IntArray, bool]:
-    """NVLink domains, or nodes if these join several of them; and whether it is the former."""
+def _arranged(members: IntArray, groups: IntArray, *, spans: int, even: bool, switched: bool) -> Arrangement:
+    """Some of the groups, ordered, which cross equally many domains, evenly or not."""
+    size = members.shape[1]
+    count = spans if even else size
+    return Arrangement(members[groups].reshape(len(groups), count, size // count), spans, switched, groups)
+
+
+def _domains(members: IntArray, fabric: Fabric) -> tuple[IntArray, Mask]:
+    """NVLink domains, or nodes if these join several of a group; and whether it is the former, in each group."""
     domains, nodes = fabric.domains(members), fabric.nodes(members)
-    if not np.array_equal(nodes, domains) and _distinct(nodes) < _distinct(domains):
-        return nodes, False
-    return domains, True
+    if np.array_equal(nodes, domains):
+        return domains, np.ones(len(members), dtype=np.bool_)
+    switched = _distinct(nodes) >= _distinct(domains)
+    return np.where(switched[:, None], domains, nodes), switched
 
 
-def _distinct(numbers: IntArray) -> int:
-    return int(np.count_nonzero(np.bincount(numbers.ravel())))
+def _distinct(numbers: IntArray) -> IntArray:
+    """How many different numbers each row has."""
+    different: IntArray = 1 + np.count_nonzero(np.diff(np.sort(numbers, axis=1), axis=1), axis=1)
+    return different
 
 
-def _shape(starts: NDArray[np.bool_]) -> tuple[int, int]:
-    """Domains and members per domain, if these are equal everywhere; `starts` marks the first member of a domain."""
+def _even(starts: Mask) -> Mask:
+    """Whether all domains of a group hold equally many members; `starts` marks the first member of a domain."""
     size = starts.shape[1]
-    count = int(starts[0].sum())
-    if size % count == 0:
-        per_domain = size // count
-        expected = np.arange(size) % per_domain == 0
-        if bool((starts == expected).all()):
-            return count, per_domain
-    return size, 1
+    per_domain = size // starts.sum(axis=1)
+    even: Mask = (starts == (np.arange(size) % per_domain[:, None] == 0)).all(axis=1)
+    return even
 
 
 def phase(*parts: Flows, rounds: Rounds, stages: float = 1.0) -> Phase:

@@ -33,12 +33,13 @@ class Routes:
 class Routed:
     """A phase on a fabric. parts: routes of the phase's parts; load: [links + 1] payloads per link, 0 for no link.
 
-    Links are orbits where flows stand for their images.
+    orbits: links are orbits, because flows stand for their images.
     """
 
     phase: Phase
     parts: tuple[Routes, ...]
     load: FloatArray
+    orbits: bool = False
 
 
 def route(phase: Phase, fabric: Fabric, turn: Turn | None = None) -> Routed:
@@ -49,7 +50,7 @@ def route(phase: Phase, fabric: Fabric, turn: Turn | None = None) -> Routed:
     parts = tuple(_routes(part, fabric, turn) for part in phase.parts)
     if turn is None:
         return Routed(phase, parts, _loads(parts, len(fabric.links.bandwidth)))
-    return Routed(phase, parts, _loads(parts, len(turn.first)) * np.append(turn.copies, 0.0))
+    return Routed(phase, parts, _loads(parts, len(turn.first)) * np.append(turn.copies, 0.0), orbits=True)
 
 
 def _routes(part: Flows, fabric: Fabric, turn: Turn | None) -> Routes:

@@ -34,7 +34,7 @@ def _spokes(arrangement: Arrangement, share: float, *, outward: bool) -> Phase:
     others = arrangement.flat[:, 1:]
     root = np.broadcast_to(arrangement.flat[:, :1], others.shape)
     ends = (root, others) if outward else (others, root)
-    crosses = (arrangement.spans > 1).astype(np.int64)
+    crosses = int(arrangement.spans > 1)
     return phase(
         Flows(*ends, share), rounds=Rounds(local=1 - crosses, network=crosses, posts=crosses * others.shape[1])
     )

@@ -139,14 +139,14 @@ def time_phase(burden: Burden, bandwidth: FloatArray, latency: FloatArray, stage
     return np.stack([latency, per_byte, stages * per_byte])
 
 
-def phase_latency(burden: Burden, rounds: Rounds, offer: Offer, alone: Mask) -> FloatArray:
+def phase_latency(burden: Burden, rounds: Rounds, offer: Offer, *, alone: bool) -> FloatArray:
     """Seconds of latency of one phase in each group: start-up, dependent rounds and posts.
 
-    alone: [groups] whether no domain holds a second member.
+    alone: no domain holds a second member.
     """
     local = np.where(burden.pcie, *_local(offer))
     local = np.where(burden.network, np.maximum(local, offer.post), local) + burden.near
-    between = np.where(alone, offer.alone, offer.rounds[Medium.NETWORK]) + burden.far
+    between = (offer.alone if alone else offer.rounds[Medium.NETWORK]) + burden.far
     total: FloatArray = offer.startup + rounds.local * local + rounds.network * between + rounds.posts * offer.post
     return total
 

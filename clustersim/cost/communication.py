@@ -4,13 +4,13 @@ The library's fastest algorithm on the routes of all groups of the role (see `co
 on the payload is worked out once for each role and collective, so another payload costs microseconds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from clustersim.collectives.choose import Choice, Choices, Surveyor, choose
-from clustersim.collectives.library import Library
+from clustersim.collectives.library import Library, Offer
 from clustersim.collectives.loads import OwnLoads, picked
 from clustersim.collectives.phase import IntArray
 from clustersim.cost.timing import Bound, Demand, ExchangeTiming, Provenance
@@ -22,7 +22,7 @@ from clustersim.program.traffic import NOTHING
 from clustersim.units import Bytes
 
 NEGLIGIBLE: Final = 1e-3
-"""A collective whose bytes move for less than this part of its latency in every group loads no shared link."""
+"""A group whose bytes move for less than this part of its latency loads no shared link."""
 
 
 class CommunicationCost:
@@ -83,19 +83,21 @@ class CommunicationCost:
         if groups.shape[1] < 2 or not len(groups):
             return unshared
         choice = self._choose(exchange)
-        if (choice.seconds - choice.idle).max() < NEGLIGIBLE * choice.idle.min():
+        negligible = choice.seconds - choice.idle < NEGLIGIBLE * choice.idle
+        if negligible.all():
             return unshared
-        loads = self._loads(exchange.group, exchange.collective, choice)
+        taken = np.where(negligible, -1, choice.taken)
+        loads = self._loads(exchange.group, exchange.collective, choice.offers, taken)
         return _demand(choice, loads, payload) if len(loads.crossings.group) else unshared
 
-    def _loads(self, role: str, kind: Collective, choice: Choice) -> OwnLoads:
-        """What the offers that the groups of a role take ask of links."""
-        key = (role, kind, tuple(offer.name for offer in choice.offers), choice.taken.tobytes())
+    def _loads(self, role: str, kind: Collective, offers: Sequence[Offer], taken: IntArray) -> OwnLoads:
+        """What the offers that the groups of a role take ask of links; nothing where the number taken is negative."""
+        key = (role, kind, tuple(offer.name for offer in offers), taken.tobytes())
         if key not in self._own:
             members = self._members(role)
-            taken = {n: choice.offers[n] for n in np.unique(choice.taken).tolist()}
-            parts = {n: self._surveyor.own_loads(kind, members, offer) for n, offer in taken.items()}
-            self._own[key] = picked(parts, choice.taken)
+            numbers = np.unique(taken[taken >= 0]).tolist()
+            parts = {n: self._surveyor.own_loads(kind, members, offers[n]) for n in numbers}
+            self._own[key] = picked(parts, taken)
         return self._own[key]
 
     def _tier(self, role: str, group: int) -> str:
@@ -110,7 +112,7 @@ class CommunicationCost:
         if key not in self._choices:
             self._choices[key] = self._survey(exchange, payload)
         choice = choose(self._choices[key], payload)
-        if choice.seconds.max() < self._choices[key].floor:
+        if choice.certain:
             return choice
         self._choices[key] = self._survey(exchange, None)
         return choose(self._choices[key], payload)

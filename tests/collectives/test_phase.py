@@ -11,20 +11,20 @@ from tests.collectives.fake_fabric import FakeFabric
 
 def test_regular_groups_keep_their_members_by_domain():
     fabric = FakeFabric(16, 4)
-    arrangement = arrange(np.array([[0, 8, 1, 9], [2, 10, 3, 11]]), fabric)
+    (arrangement,) = arrange(np.array([[0, 8, 1, 9], [2, 10, 3, 11]]), fabric)
     assert arrangement.members.tolist() == [[[0, 1], [8, 9]], [[2, 3], [10, 11]]]
-    assert arrangement.spans.tolist() == [2, 2]
+    assert arrangement.spans == 2
 
 
 def test_the_root_comes_first_even_in_a_higher_domain():
-    arrangement = arrange(np.array([[9, 1, 8, 0]]), FakeFabric(16, 4))
+    (arrangement,) = arrange(np.array([[9, 1, 8, 0]]), FakeFabric(16, 4))
     assert arrangement.flat.tolist() == [[9, 8, 1, 0]]
 
 
 def test_uneven_groups_stand_alone_but_know_how_many_domains_they_cross():
-    arrangement = arrange(np.array([[0, 1, 4]]), FakeFabric(8, 4))
+    (arrangement,) = arrange(np.array([[0, 1, 4]]), FakeFabric(8, 4))
     assert arrangement.members.shape == (1, 3, 1)
-    assert arrangement.spans.tolist() == [2]
+    assert arrangement.spans == 2
     (phase,) = Ring().phases(Collective.ALL_REDUCE, arrangement)
     assert (phase.rounds.network, phase.rounds.local) == (2, 2)  # one crossing and back per pass of two rounds
 
@@ -37,7 +37,7 @@ def test_nodes_count_where_they_join_several_domains():
         def nodes(self, gpus):
             return gpus // 4
 
-    arrangement = arrange(np.arange(8)[None], PcieFabric(8, 4))
+    (arrangement,) = arrange(np.arange(8)[None], PcieFabric(8, 4))
     assert arrangement.members.shape == (1, 2, 4)
     assert not arrangement.switched
 
@@ -46,7 +46,8 @@ def test_nodes_count_where_they_join_several_domains():
 def test_rings_between_domains_stay_on_their_rail_and_use_all_of_them(domains):
     local = 4
     fabric = FakeFabric(domains * local, local)
-    (phase,) = Ring().phases(Collective.ALL_GATHER, arrange(np.arange(domains * local)[None], fabric))
+    (arrangement,) = arrange(np.arange(domains * local)[None], fabric)
+    (phase,) = Ring().phases(Collective.ALL_GATHER, arrangement)
     crosses = phase.sources // local != phase.targets // local
     assert (phase.sources[crosses] % local == phase.targets[crosses] % local).all()
     assert len(np.unique(phase.sources[crosses])) == domains * local

@@ -109,16 +109,15 @@ def test_only_groups_whose_images_are_groups_stand_for_them() -> None:
 def test_flows_over_whole_nodes_come_in_sets_of_images() -> None:
     fabric = fabric_of("dgx-h100", 64)
     assert fabric.turn is not None
-    (phase,) = Ring().phases(Collective.ALL_GATHER, arrange(np.arange(64)[None], fabric))
+    (world,) = arrange(np.arange(64)[None], fabric)
+    (phase,) = Ring().phases(Collective.ALL_GATHER, world)
     found = one_of_each(phase, fabric.turn)
     assert found is not None
     assert len(set((found.sources // 8).ravel().tolist())) == 8
     assert found.sources.size * 8 == phase.sources.size
-    assert all(
-        one_of_each(each, fabric.turn)
-        for each in Tree().phases(Collective.ALL_REDUCE, arrange(np.arange(64)[None], fabric))
-    )
-    (halves,) = Ring().phases(Collective.ALL_GATHER, arrange(np.arange(64).reshape(16, 4), fabric))
+    assert all(one_of_each(each, fabric.turn) for each in Tree().phases(Collective.ALL_REDUCE, world))
+    (fours,) = arrange(np.arange(64).reshape(16, 4), fabric)
+    (halves,) = Ring().phases(Collective.ALL_GATHER, fours)
     assert one_of_each(halves, fabric.turn) is None
 
 
@@ -129,7 +128,7 @@ def test_an_algorithm_left_out_could_not_have_been_the_fastest(kind: Collective,
     some, every = surveyor.survey(kind, members, None, payload), surveyor.survey(kind, members)
     assert choose(some, payload).seconds.tolist() == choose(every, payload).seconds.tolist()
     assert choose(some, payload).offer == choose(every, payload).offer
-    assert len(some.offers) == len(every.offers) or choose(every, payload).seconds.max() < some.floor
+    assert len(some.offers) == len(every.offers) or choose(some, payload).certain
 
 
 def test_small_payloads_leave_slow_algorithms_out() -> None:

@@ -26,7 +26,8 @@ PASSES = [(Collective.ALL_REDUCE, 2), (Collective.ALL_GATHER, 1), (Collective.RE
 def arranged(groups: int, domains: int, per_domain: int) -> Arrangement:
     """Groups that take whole domains in a fabric of exactly that size."""
     gpus = groups * domains * per_domain
-    return arrange(np.arange(gpus).reshape(groups, -1), FakeFabric(gpus, per_domain))
+    (arrangement,) = arrange(np.arange(gpus).reshape(groups, -1), FakeFabric(gpus, per_domain))
+    return arrangement
 
 
 def volumes(algorithm: Algorithm, kind: Collective, arrangement: Arrangement) -> tuple[np.ndarray, np.ndarray]:

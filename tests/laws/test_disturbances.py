@@ -57,6 +57,7 @@ def _wrong(draw: st.DrawFn, gpus: int) -> dict[str, Any]:
         "slow NIC": {"nics": [{"gpu": gpu, "bandwidth": 0.5}]},
         "background": {"background": {"nic": 0.5}},
         "dead NIC": {"links": [{"between": [f"nic{gpu // 2}.{gpu % 2}", f"gpu{gpu}"], "dead": True}]},
+        "dead NVLink": {"links": [{"between": [f"gpu{gpu}", f"nvswitch{gpu // 2}"], "dead": True}]},
         "mixed": {"mixed": True},
     }
     kind = draw(st.sampled_from(sorted(kinds)))
