@@ -48,6 +48,7 @@ class World:
     paces: BlockPaces = field(init=False)
     _meetings: MeetingPlaces = field(init=False)
     _groups: dict[tuple[str, int], tuple[tuple[str, int], int]] = field(init=False, default_factory=dict)
+    _members: dict[tuple[str, int], int] = field(init=False, default_factory=dict)
     _private: dict[tuple[Block, int], bool] = field(init=False, default_factory=dict)
     _receipts: dict[int, dict[tuple[str, Action], int]] = field(init=False, default_factory=dict)
 
@@ -108,9 +109,11 @@ class World:
         known = self._groups.get((role, rank))
         if known is None:
             row = self.program.rows[role][rank]
-            members = self.program.groups[role].members[row]
-            count = len(np.unique(self.classes.colour[members]))
-            known = self._groups[role, rank] = ((role, int(self.classes.groups[role][row])), count)
+            name = role, int(self.classes.groups[role][row])
+            if name not in self._members:
+                members = self.program.groups[role].members[row]
+                self._members[name] = len(np.unique(self.classes.colour[members]))
+            known = self._groups[role, rank] = name, self._members[name]
         return known
 
     def _receipts_of(self, rank: int) -> dict[tuple[str, Action], int]:
