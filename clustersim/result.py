@@ -163,7 +163,8 @@ class Result:
     @property
     def not_modelled(self) -> tuple[str, ...]:
         """What the answer leaves out."""
-        disturbed = self.scenario.jitter is not None or self.scenario.disturbances != Disturbances()
+        given = self.scenario.disturbances != Disturbances() or self.scenario.cluster.mixed
+        disturbed = self.scenario.jitter is not None or given
         return (NOT_SHARED[self.scenario.cost.network], *(() if disturbed else (HEALTHY,)), *NOT_MODELLED)
 
     @property

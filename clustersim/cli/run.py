@@ -20,6 +20,8 @@ def run_scenario(file: Path, overrides: Sequence[str], outputs: Outputs) -> bool
     """Simulate and answer; whether the scenario fits in memory."""
     scenario = Scenario.load(file, overrides)
     outputs.require((file, *scenario.files))
+    if outputs.table:
+        _announce_wait(scenario)
     from clustersim.simulation import simulate
 
     with waiting_for("simulating"):
@@ -48,6 +50,14 @@ def _write_json(result: "Result", path: str | None) -> None:
         sys.stdout.write(text)
     else:
         write_text_atomically(path, text)
+
+
+def _announce_wait(scenario: Scenario) -> None:
+    """Say beforehand what takes long; the answer says it again."""
+    from clustersim.scenario.warnings import long_waits
+
+    for warning in long_waits(scenario):
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
 
 
 def _announce_trace(result: "Result", path: str) -> None:

@@ -25,8 +25,8 @@ def nobody_slow(disturbed: str, *, jittered: bool) -> str:
     """What to say where no rank is a straggler. disturbed: what is, in words, empty if nothing."""
     if not disturbed:
         return (
-            f"No rank's kernels take {_LONGER} longer than is usual on its stage, so none is a straggler: the ranks "
-            "wait for whoever comes last each time."
+            f"No rank's kernels take {_LONGER} longer than is usual on its stage, so none is called a straggler; "
+            "where GPUs differ, the faster ones wait."
         )
     evens_out = " Jitter evens out over a rank's kernels: the ranks wait for whoever comes last each time."
     return (

@@ -32,6 +32,11 @@ def warnings(scenario: Scenario) -> list[str]:
     return [warning for check in _WARNINGS for warning in check(scenario)]
 
 
+def long_waits(scenario: Scenario) -> list[str]:
+    """Those of `warnings` that say that a simulation takes long."""
+    return [warning for check in _LONG for warning in check(scenario)]
+
+
 def _replicated_heads(scenario: Scenario) -> Iterator[str]:
     model, tp = scenario.model, scenario.layout.tp
     if tp > model.kv_heads:
@@ -114,12 +119,14 @@ def _tasks(scenario: Scenario) -> float:
 
 def _split_tensor_groups(scenario: Scenario) -> Iterator[str]:
     """Blocks of a tensor-parallel group that is out of step meet other groups' exchange by exchange."""
-    speeds = scenario.disturbances.speeds(scenario.cluster.gpus)[members(scenario.layout, "tp")]
-    split = bool((speeds.min(axis=1) != speeds.max(axis=1)).any())
-    if scenario.cost.network is Contention.SHARED and split and _tasks(scenario) > MANY_SPLIT:
+    disturbances, groups = scenario.disturbances, members(scenario.layout, "tp")
+    speeds = disturbances.speeds(scenario.cluster.gpus)[groups]
+    slow = bool((speeds.min(axis=1) != speeds.max(axis=1)).any())
+    links = bool(disturbances.nics or disturbances.links) and groups.shape[1] > 1
+    if scenario.cost.network is Contention.SHARED and (slow or links) and _tasks(scenario) > MANY_SPLIT:
         yield (
-            "disturbances.slow slows some ranks of a tensor-parallel group and not others; on a shared network such a "
-            "scenario can take minutes, with cost.network uncontended it takes seconds"
+            "disturbances put some ranks of a tensor-parallel group out of step; on a shared network such a scenario "
+            "can take minutes, with cost.network uncontended it takes seconds"
         )
 
 
@@ -188,3 +195,4 @@ _WARNINGS: tuple[Callable[[Scenario], Iterator[str]], ...] = (
     _split_tensor_groups,
     _beyond_reach,
 )
+_LONG = (_one_by_one, _many_spans, _split_tensor_groups)

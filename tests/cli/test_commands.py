@@ -10,6 +10,7 @@ import pytest
 from clustersim.cli.outputs import Outputs
 from clustersim.cli.run import run_scenario
 from clustersim.report import trace
+from clustersim.scenario import warnings
 from tests.cli.conftest import TWO_TIERS, Run
 
 KEYS = """
@@ -172,3 +173,16 @@ def test_json_may_go_to_a_pipe_by_its_name(clustersim: Run, plan: Path) -> None:
     done = clustersim("run", plan, "--quiet", "--json", "/dev/stdout")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["ranks"] == 8
+
+
+def test_what_takes_long_is_said_before_it_begins(
+    plan: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A degraded NIC puts a tensor-parallel group out of step, on a shared network; any number of tasks is too many."""
+    monkeypatch.setattr(warnings, "MANY_SPLIT", 0.0)
+    changes = ["cost.network=shared", "disturbances.nics={gpu: 0, bandwidth: 0.5}"]
+    run_scenario(plan, changes, Outputs())
+    said = capsys.readouterr()
+    assert "out of step" in said.err and "out of step" in said.out
+    run_scenario(plan, changes, Outputs(table=False))
+    assert not capsys.readouterr().err
