@@ -11,6 +11,7 @@ While a collective of the data stream moves data, kernels of the compute stream 
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any, Final
 
 import simpy
@@ -37,7 +38,9 @@ class Rank:
     _waiting: dict[int, simpy.Event] = field(init=False, default_factory=dict)
     _beside: bool = field(init=False, default=False)
     _stretch: Stretch | None = field(init=False, default=None)
+    _awaited: int = field(init=False, default=-1)
     _paces: dict[Block, Paces] = field(init=False, default_factory=dict)
+    _pieces: dict[Block, list[int]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rows = [-1] * len(self.world.program_of(self.number).tasks)
@@ -48,6 +51,8 @@ class Rank:
         queues: dict[Stream, list[int]] = {}
         for number, stream in enumerate(program.streams):
             queues.setdefault(stream, []).append(number)
+        if Stream.DATA not in queues:
+            self._awaited = len(program.tasks)
         for stream in sorted(queues):
             if stream is not Stream.RECEIVE:
                 self.world.environment.process(self._run(stream, queues[stream]))
@@ -69,7 +74,9 @@ class Rank:
             for needed in task.after:
                 if self.rows[needed] < 0:
                     self._alongside(stream, False)
+                    self._await(stream, needed)
                     yield self._done(needed)
+                    self._await(stream, -1)
                     cause = self.rows[needed]
                 elif cause < 0:
                     cause = self.rows[needed]
@@ -96,6 +103,14 @@ class Rank:
                 self.world.note(self.number, number, task.block, cause)
             self.finish(number, cause)
         self._alongside(stream, False)
+        self._await(stream, len(self.rows))
+
+    def _await(self, stream: Stream, needed: int) -> None:
+        """Note for which compute task the data stream waits; -1 for none, or for another stream's."""
+        if stream is Stream.DATA:
+            streams = self.world.program_of(self.number).streams
+            other = 0 <= needed < len(streams) and streams[needed] is not Stream.COMPUTE
+            self._awaited = -1 if other else needed
 
     def _done(self, number: int) -> simpy.Event:
         event = self._waiting.get(number)
@@ -121,21 +136,50 @@ class Rank:
             if self.world.jitter is None:
                 self._paces[block] = whole
         if self.world.private(self.number, block):
-            slowed = yield from self._work(whole)
+            slowed = yield from self._work(whole, calm=self._calm(number))
             return 0.0, slowed, 0.0
         waited = slowed = contended = 0.0
-        for place, operation in enumerate(block.operations):
+        for begin, end in pairwise(self._cuts(number, block)):
             come = self.world.environment.now
-            meeting = yield from self._meet(operation)
+            meeting = yield from self._meet(block.operations[begin])
             start = self.world.environment.now
             waited += start - come
             if meeting is None or not self.world.shares(self.number, meeting[0]):
-                slowed += yield from self._work(whole.only(place))
+                slowed += yield from self._work(whole.between(begin, end), calm=self._calm(number))
             else:
-                more, longer = yield from self._exchange((number, place, block), *meeting)
+                more, longer = yield from self._exchange((number, begin, block), *meeting)
                 slowed, contended = slowed + more, contended + longer
-            self.world.recorder.operation((self.number, number, place), start, self.world.environment.now)
+            self._record(number, whole.alone[begin : end + 1], begin, start)
         return waited, slowed, contended
+
+    def _calm(self, number: int) -> bool:
+        """Whether no collective can be beside the block of a task: the data stream waits for its end, or a later one's.
+
+        The compute stream runs its tasks in ascending number.
+        """
+        return not self._beside and self._awaited >= number
+
+    def _cuts(self, number: int, block: Block) -> list[int]:
+        """Where to cut a block so that ranks meet before pieces only, and pieces that may be slowed are operations."""
+        operations = range(len(block.operations) + 1)
+        if not (self.world.coalesce and self._calm(number)):
+            return list(operations)
+        known = self._pieces.get(block)
+        if known is None:
+            meets = [self.world.meets(self.number, operation) for operation in block.operations]
+            shares = [self.world.shares_in(self.number, operation) for operation in block.operations]
+            inner = (n for n in operations[1:-1] if meets[n] or shares[n] or shares[n - 1])
+            known = self._pieces[block] = [0, *inner, len(block.operations)]
+        return known
+
+    def _record(self, number: int, ends: list[Seconds], first: int, start: Seconds) -> None:
+        """Write the operations of a piece that has just ended; those of longer pieces were not disturbed."""
+        write, now = self.world.recorder.operation, self.world.environment.now
+        last = len(ends) - 2
+        for place in range(last + 1):
+            begin = start + (ends[place] - ends[0])
+            until = now if place == last else start + (ends[place + 1] - ends[0])
+            write((self.number, number, first + place), begin, until)
 
     def _meet(self, operation: Operation) -> Generator[simpy.Event, Any, tuple[Exchange, Rendezvous] | None]:
         """Wait for those who take part in an operation's exchange."""
@@ -170,11 +214,11 @@ class Rank:
         usual = both.of(kernel, both.exchange)
         return max(usual - both.of(kernel - slowed, both.exchange), 0.0), max(whole - usual, 0.0)
 
-    def _work(self, paces: Paces) -> Generator[simpy.Event, Any, Seconds]:
+    def _work(self, paces: Paces, *, calm: bool = False) -> Generator[simpy.Event, Any, Seconds]:
         """Run operations that nobody else can observe; return by how much collectives beside slowed them."""
         environment = self.world.environment
         alone = paces.alone[-1]
-        if paces.equal:
+        if calm or paces.equal:
             yield environment.timeout(alone)
             return 0.0
         begin = environment.now

@@ -29,10 +29,10 @@ class Paces:
         """Whether a collective beside changes nothing."""
         return self.alone is self.beside
 
-    def only(self, place: int) -> "Paces":
-        """One operation of the stretch."""
-        alone = [0.0, self.alone[place + 1] - self.alone[place]]
-        return Paces(alone, alone if self.equal else [0.0, self.beside[place + 1] - self.beside[place]])
+    def between(self, begin: int, end: int) -> "Paces":
+        """Some operations of the stretch, as one."""
+        alone = [0.0, self.alone[end] - self.alone[begin]]
+        return Paces(alone, alone if self.equal else [0.0, self.beside[end] - self.beside[begin]])
 
 
 def paces(kernels: FloatArray, rest: FloatArray, slowdown: float) -> Paces:

@@ -18,7 +18,7 @@ from clustersim.engine.transfers import Shared, Transfers, Uncontended
 from clustersim.program.action import Action
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.symmetry import Classes
-from clustersim.program.task import Block, Exchange, Receive, Send, Stream
+from clustersim.program.task import Block, Exchange, Operation, Receive, Send, Stream
 from clustersim.units import Seconds
 
 IntArray = NDArray[np.int64]
@@ -93,6 +93,14 @@ class World:
         """Whether an exchange inside a block shares links with others, in the rank's group."""
         shares = None if self.sharing is None else self.sharing.inside.get(exchange)
         return shares is not None and bool(shares[self.program.rows[exchange.group][rank]])
+
+    def shares_in(self, rank: int, operation: Operation) -> bool:
+        """Whether an operation's exchange shares links with others, in the rank's group."""
+        return operation.exchange is not None and self.shares(rank, operation.exchange)
+
+    def meets(self, rank: int, operation: Operation) -> bool:
+        """Whether other simulated ranks take part in an operation's exchange."""
+        return operation.exchange is not None and self._group(operation.exchange.group, rank)[1] > 1
 
     def deliver(self, sender: int, send: Send, start: Seconds, cause: int) -> None:
         """Finish the receive that a message was for, and write its span."""

@@ -131,15 +131,15 @@ def test_operations_of_no_seconds_are_passed_over() -> None:
 def test_where_nothing_is_slowed_the_paces_are_one(operations: list[tuple[float, float]], slowdown: float) -> None:
     own = of(*operations, slowdown=slowdown)
     assert own.equal
-    assert own.only(0).equal
+    assert own.between(0, 1).equal
     assert end(own, [(0.5, True)]) == sum(sum(each) for each in operations)
 
 
 def test_one_operation_of_a_stretch_has_its_paces() -> None:
     own = of((2.0, 0.0), (1.0, 3.0), slowdown=0.5)
-    assert (own.only(0).alone, own.only(0).beside) == ([0.0, 2.0], [0.0, 3.0])
-    assert (own.only(1).alone, own.only(1).beside) == ([0.0, 4.0], [0.0, 4.5])
-    assert not own.only(1).equal
+    assert (own.between(0, 1).alone, own.between(0, 1).beside) == ([0.0, 2.0], [0.0, 3.0])
+    assert (own.between(1, 2).alone, own.between(1, 2).beside) == ([0.0, 4.0], [0.0, 4.5])
+    assert not own.between(1, 2).equal
 
 
 def test_whether_a_stretch_was_disturbed() -> None:
