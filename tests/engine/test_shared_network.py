@@ -7,10 +7,12 @@ import pytest
 from clustersim.engine.engine import run
 from clustersim.program.program import Program
 from clustersim.program.symmetry import unfolded
+from clustersim.program.task import Block, Compute, Operation, Overlap, Stream, Work
 from clustersim.trace.store import Trace
+from clustersim.workload.kernels import Kernel
 from tests.engine.fake_costs import UnitCost
 from tests.engine.fake_links import LinkCost
-from tests.engine.small import NEXT, compute, exchange, meet, program, receive, row_of, send, waits
+from tests.engine.small import NEXT, block, compute, exchange, meet, program, receive, row_of, send, waits
 
 
 def shared(made: Program, routes: Mapping[str, list[list[int]]], latency: float = 0.0) -> Trace:
@@ -95,6 +97,25 @@ def test_collectives_inside_blocks_share() -> None:
     trace = shared(made, {"tp": [[0]], "dp": [[0]]})
     assert starts(trace, 0, 0) == starts(trace, 0, 1) == (0.0, 5.0)
     assert trace.contended[row_of(trace, 0, 0)] == 2.0
+
+
+def test_a_kernel_beside_its_own_contended_exchange_takes_what_their_overlap_takes() -> None:
+    """A kernel of 1 s in 4 chunks beside 2 s of data, that share their link with a reduction of 2 s and so take 4.
+
+    The longer hides the shorter but for one chunk: 4 + 1/4 instead of 2 + 1/4.
+    """
+    (kernel,) = block(1.0).operations
+    assert isinstance(kernel.does, Kernel)
+    both = Operation(Overlap(exchange("tp", 2.0), kernel.does, 4.0), Work.FORWARD)
+    made = program(
+        [[(Stream.COMPUTE, Compute(Block("block", (both,)))), meet(2.0)]], {"tp": [[0]], "dp": [[0]]}
+    )  # fmt: skip
+    trace = shared(made, {"tp": [[0]], "dp": [[0]]})
+    assert starts(trace, 0, 0) == (0.0, 4.25)
+    assert starts(trace, 0, 1) == (0.0, 4.0)
+    assert trace.contended[row_of(trace, 0, 0)] == 2.0
+    alone = shared(made, {"tp": [[0]], "dp": [[1]]})
+    assert starts(alone, 0, 0) == (0.0, 2.25)
 
 
 def test_a_collective_inside_a_block_that_has_its_link_for_itself_takes_its_own_time() -> None:
