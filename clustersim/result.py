@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -176,12 +177,12 @@ class Result:
         ]
         return int(np.array(sizes)[self.program.kind[self.trace.simulated_ranks]].sum())
 
-    @property
+    @cached_property
     def stragglers(self) -> Stragglers:
         """The ranks that compute or communicate longest for what they do."""
         return find_stragglers(self.breakdown, self.program.kind, moving_seconds(self.trace, self.scenario.steps))
 
-    @property
+    @cached_property
     def waits(self) -> Waits:
         """How long the ranks of each program wait for others."""
         return find_waits(self.breakdown, self.program.kind)

@@ -4,9 +4,9 @@ Every instant from 0 to the makespan gets exactly one part on every rank, by wha
 runs a block, the operations of the block say it (kernels by why they run, communication that is not hidden by a
 kernel by its axis), what its kernels last longer because of communication beside them is a part of its own, and what
 it waits inside for other ranks is wait; what exchanges inside last longer because they share links counts as they do;
-while a collective runs on the compute stream itself, it is exposed; while the
-stream stands still, `idle` says what for. So the parts of a rank sum to the makespan (of several steps: to the mean
-step time). Communication on other streams beside a running block is hidden and has no part, but for what it slows.
+while a collective runs on the compute stream itself, it is exposed; while the stream stands still, `idle` says what
+for. So the parts of a rank sum to the makespan (of several steps: to the mean step time). Communication on other
+streams beside a running block is hidden and has no part, but for what it slows.
 """
 
 from dataclasses import dataclass

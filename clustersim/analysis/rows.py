@@ -75,11 +75,6 @@ class Rows:
         """[rows] index into `exchanges`, or -1."""
         return self.tasks.exchange[self.entry]
 
-    @property
-    def part(self) -> IntArray:
-        """[rows] place of the part that the exchange is when exposed, or -1."""
-        return self.tasks.part[self.entry]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRuns:

@@ -15,7 +15,7 @@ from clustersim.engine.columns import Columns, Span
 from clustersim.engine.meeting import FloatArray, IntArray
 from clustersim.engine.play import beside, leaders, play
 from clustersim.program.program import RankProgram
-from clustersim.program.task import Block, Communicate, Stream
+from clustersim.program.task import Block, Stream
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +114,7 @@ def _computed_before(program: RankProgram, chosen: list[int]) -> list[int]:
         if stream is Stream.COMPUTE:
             needs.append(number)
             continue
-        if isinstance(task, Communicate) or stream is not Stream.RECEIVE:
+        if stream is not Stream.RECEIVE:
             own = streams[stream] = max(own, streams.get(stream, -1))
         needs.append(own)
     return [needs[number] for number in chosen]

@@ -24,7 +24,7 @@ from clustersim.program.symmetry import Classes
 from clustersim.trace.store import OperationSpans, Trace
 
 FEW: Final = 2
-"""Simulated ranks of a kind up to which running them one by one is faster than as arrays (measured, CPython 3.11)."""
+"""Simulated ranks of a kind, on average, up to which one by one is faster than as arrays (measured, CPython 3.11)."""
 
 
 class DeadlockError(ClusterSimError):
@@ -54,7 +54,7 @@ def run(
 
 
 def _worthwhile(program: Program, classes: Classes) -> bool:
-    """Whether so many ranks of a kind are simulated that arrays over them pay."""
+    """Whether so many ranks of a kind are simulated, on average, that arrays over them pay."""
     return classes.count > FEW * len(program.programs)
 
 

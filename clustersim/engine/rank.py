@@ -144,7 +144,7 @@ class Rank:
             meeting = yield from self._meet(block.operations[begin])
             start = self.world.environment.now
             waited += start - come
-            if meeting is None or not self.world.shares(self.number, meeting[0]):
+            if meeting is None or not self.world.shares(self.number, block.operations[begin]):
                 slowed += yield from self._work(whole.between(begin, end), calm=self._calm(number))
             else:
                 more, longer = yield from self._exchange((number, begin, block), *meeting)
@@ -167,7 +167,7 @@ class Rank:
         known = self._pieces.get(block)
         if known is None:
             meets = [self.world.meets(self.number, operation) for operation in block.operations]
-            shares = [self.world.shares_in(self.number, operation) for operation in block.operations]
+            shares = [self.world.shares(self.number, operation) for operation in block.operations]
             inner = (n for n in operations[1:-1] if meets[n] or shares[n] or shares[n - 1])
             known = self._pieces[block] = [0, *inner, len(block.operations)]
         return known

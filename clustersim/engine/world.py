@@ -76,10 +76,7 @@ class World:
             return False
         known = self._private.get((block, rank))
         if known is None:
-            known = all(
-                self._group(exchange.group, rank)[1] == 1 and not self.shares(rank, exchange)
-                for exchange in block.exchanges
-            )
+            known = not any(self.meets(rank, each) or self.shares(rank, each) for each in block.operations)
             self._private[block, rank] = known
         return known
 
@@ -89,14 +86,12 @@ class World:
             groups = dict.fromkeys(self._group(exchange.group, rank) for exchange in block.exchanges)
             self.recorder.meet(number, [name for name, members in groups if members > 1], row)
 
-    def shares(self, rank: int, exchange: Exchange) -> bool:
-        """Whether an exchange inside a block shares links with others, in the rank's group."""
-        shares = None if self.sharing is None else self.sharing.inside.get(exchange)
-        return shares is not None and bool(shares[self.program.rows[exchange.group][rank]])
-
-    def shares_in(self, rank: int, operation: Operation) -> bool:
+    def shares(self, rank: int, operation: Operation) -> bool:
         """Whether an operation's exchange shares links with others, in the rank's group."""
-        return operation.exchange is not None and self.shares(rank, operation.exchange)
+        exchange = operation.exchange
+        if self.sharing is None or exchange is None or exchange not in self.sharing.inside:
+            return False
+        return bool(self.sharing.inside[exchange][self.program.rows[exchange.group][rank]])
 
     def meets(self, rank: int, operation: Operation) -> bool:
         """Whether other simulated ranks take part in an operation's exchange."""

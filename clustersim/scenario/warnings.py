@@ -119,11 +119,13 @@ def _tasks(scenario: Scenario) -> float:
 
 def _split_tensor_groups(scenario: Scenario) -> Iterator[str]:
     """Blocks of a tensor-parallel group that is out of step meet other groups' exchange by exchange."""
+    if scenario.cost.network is Contention.NONE or _tasks(scenario) <= MANY_SPLIT:
+        return
     disturbances, groups = scenario.disturbances, members(scenario.layout, "tp")
     speeds = disturbances.speeds(scenario.cluster.gpus)[groups]
     slow = bool((speeds.min(axis=1) != speeds.max(axis=1)).any())
     links = bool(disturbances.nics or disturbances.links) and groups.shape[1] > 1
-    if scenario.cost.network is Contention.SHARED and (slow or links) and _tasks(scenario) > MANY_SPLIT:
+    if slow or links:
         yield (
             "disturbances put some ranks of a tensor-parallel group out of step; on a shared network such a scenario "
             "can take minutes, with cost.network uncontended it takes seconds"
