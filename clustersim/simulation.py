@@ -3,6 +3,7 @@
 `check` answers what needs no simulation: whether the scenario is legal (it was built, so it is) and fits in memory.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -19,6 +20,7 @@ from clustersim.collectives.library import load_library
 from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
 from clustersim.cost.machines import Machine, Machines, Slowed
+from clustersim.cost.record import Call
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.sharing import Alone, Sharing, sharing
 from clustersim.cost.symmetry import alike, alike_shared, all_apart
@@ -37,13 +39,14 @@ from clustersim.parallel.plan import Plan
 from clustersim.program.action import Order
 from clustersim.program.program import Program
 from clustersim.program.symmetry import Classes, unfolded
-from clustersim.program.task import Compute, Stream
+from clustersim.program.task import Block, Compute, Overlap, Stream
 from clustersim.result import Flops, Result
 from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.scenario.checks import problems
 from clustersim.trace.store import Trace
 from clustersim.units import Bytes
 from clustersim.workload.flops import model_flops
+from clustersim.workload.kernels import Kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,38 @@ def check(scenario: Scenario) -> CheckReport:
     peak, capacity = max(zip(peaks, capacities, strict=True), key=lambda pair: pair[0] / pair[1])
     suggestions = () if peak <= capacity else _suggestions(scenario)
     return CheckReport(peak, capacity, scenario.warnings, suggestions)
+
+
+def kernels_of(scenario: Scenario) -> tuple[Kernel, ...]:
+    """The distinct kernels that the scenario's ranks run, as they are timed, in the order in which they first run."""
+    _require(scenario)
+    found: dict[Kernel, None] = {}
+    for block in _blocks(lower(_plan(scenario), _order(scenario))):
+        for operation in block.operations:
+            match operation.does:
+                case Kernel() as kernel:
+                    found[kernel] = None
+                case Overlap(kernel=kernel, chunks=chunks):
+                    found[kernel if math.isinf(chunks) else kernel.piece(int(chunks))] = None
+    return tuple(found)
+
+
+def exchanges_of(scenario: Scenario) -> tuple[Call, ...]:
+    """The distinct collectives and messages that the scenario's ranks run, with the ranks and nodes that they span."""
+    _require(scenario)
+    program = lower(_plan(scenario), _order(scenario))
+    per_node = scenario.cluster.gpus_per_node
+    found: dict[Call, None] = {}
+    for exchange in dict.fromkeys(exchange for each in program.programs for exchange in each.exchanges):
+        for members in program.groups[exchange.group].members:
+            nodes = len(np.unique(members // per_node))
+            found[Call(exchange.collective, exchange.payload, len(members), nodes)] = None
+    return tuple(found)
+
+
+def _blocks(program: Program) -> Iterator[Block]:
+    tasks = (task for each in program.programs for task in each.tasks)
+    yield from dict.fromkeys(task.block for task in tasks if isinstance(task, Compute))
 
 
 def peak_memory(scenario: Scenario) -> Bytes:

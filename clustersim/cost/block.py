@@ -135,7 +135,7 @@ class BlockCost:
         """Duration of an exchange in the group of one rank (its first member, for pairs)."""
         timing = self._exchanges.exchange(exchange)
         row = self._rows[exchange.group][rank]
-        return Timing(float(timing.seconds[row]), timing.provenance, timing.bound)
+        return Timing(float(timing.seconds[row]), timing.provenance, timing.bound, timing.error)
 
     def exchange_timing(self, exchange: Exchange) -> ExchangeTiming:
         """Duration of an exchange in every group of its role."""

@@ -20,6 +20,7 @@ class Provenance(Enum):
 
     MEASURED = "measured"  # this kernel and shape was timed
     INTERPOLATED = "interpolated"  # between timed shapes
+    FITTED = "fitted"  # from a model whose constants are fitted to a calibration record of this hardware
     PUBLISHED = "published"  # from a model whose constants are fitted to published measurements of this hardware
     ROOFLINE = "roofline"  # analytic, from datasheet peaks
 
@@ -36,11 +37,16 @@ class Bound(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Duration of one kernel or collective alone on its hardware."""
+    """Duration of one kernel or collective alone on its hardware.
+
+    error: the part by which the real duration is expected to differ, from the dispersion of what was measured or from
+    how a model met measurements; None: nothing was measured here.
+    """
 
     seconds: Seconds
     provenance: Provenance
     bound: Bound
+    error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,7 @@ class ExchangeTiming:
     """Duration of one collective in every group of its role.
 
     seconds: [groups]; for people, algorithm: what the slowest group takes; tier: the highest that two of its members
-    have between them (a ring may stay below it).
+    have between them (a ring may stay below it); error: as in `Timing`.
     """
 
     seconds: FloatArray
@@ -56,6 +62,7 @@ class ExchangeTiming:
     bound: Bound
     algorithm: str
     tier: str
+    error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

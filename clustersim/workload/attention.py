@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from clustersim.dtypes import DType
 from clustersim.workload import streaming
-from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape
+from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
 from clustersim.workload.linear import product
 from clustersim.workload.operators import Operator, Region
 from clustersim.workload.streaming import Streaming
@@ -82,36 +82,37 @@ class Core:
             yield self._matrix_pass("attention.dropout", streaming.SCORE_DROPOUT)
         yield self._context()
 
-    def _product(self, name: str, m: int, n: int, k: int) -> Kernel:
-        shape = MatmulShape(m, n, k, batch=self.shape.batch * self.shape.heads)
+    def _product(self, name: str, sizes: tuple[int, int, int], operands: Operands) -> Kernel:
+        m, n, k = sizes
+        shape = MatmulShape(m, n, k, batch=self.shape.batch * self.shape.heads, operands=operands)
         return product(name, self.dtype, shape, result=self.dtype.bytes)
 
     def _scores(self) -> Operator:
         query, key, head = self.shape.query, self.shape.key, self.shape.head_dim
         backward = (
-            self._product("attention.scores.query_gradient", query, head, key),
-            self._product("attention.scores.key_gradient", key, head, query),
+            self._product("attention.scores.query_gradient", (query, head, key), Operands.NN),
+            self._product("attention.scores.key_gradient", (key, head, query), Operands.TN),
         )
-        forward = self._product("attention.scores", query, key, head)
+        forward = self._product("attention.scores", (query, key, head), Operands.NT)
         return Operator("attention.scores", Region.SHARDED, (forward,), backward, core=True)
 
     def _context(self) -> Operator:
         query, key, head = self.shape.query, self.shape.key, self.shape.head_dim
         backward = (
-            self._product("attention.context.score_gradient", query, key, head),
-            self._product("attention.context.value_gradient", key, head, query),
+            self._product("attention.context.score_gradient", (query, key, head), Operands.NT),
+            self._product("attention.context.value_gradient", (key, head, query), Operands.TN),
         )
-        forward = self._product("attention.context", query, head, key)
+        forward = self._product("attention.context", (query, head, key), Operands.NN)
         return Operator("attention.context", Region.SHARDED, (forward,), backward, core=True)
 
     def _matrix_pass(self, name: str, over: Streaming) -> Operator:
-        elements = self._statistics * self.shape.key
+        scores = over.over(self._statistics, self.shape.key)
         return Operator(
             name,
             Region.SHARDED,
-            (over.forward_kernel(name, self.dtype, elements),),
-            over.backward_kernels(name, self.dtype, elements),
-            kept=over.kept.bytes(self.dtype, elements),
+            (over.forward_kernel(name, self.dtype, scores),),
+            over.backward_kernels(name, self.dtype, scores),
+            kept=over.kept.bytes(self.dtype, scores.elements),
             core=True,
         )
 

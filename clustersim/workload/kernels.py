@@ -29,14 +29,31 @@ class KernelKind(Enum):
     COPY = "copy"
 
 
+class Operands(Enum):
+    """How the operands A[m, k] and B[k, n] of a product lie in memory: N row by row, T transposed.
+
+    With weights [outputs, inputs], a linear layer's forward is NT, its input gradient NN, its weight gradient TN.
+    """
+
+    NT = "NT"
+    NN = "NN"
+    TN = "TN"
+
+
 @dataclass(frozen=True, slots=True)
 class MatmulShape:
-    """C[m, n] += A[m, k] B[k, n], `batch` times."""
+    """C[m, n] = A[m, k] B[k, n], `batch` times.
+
+    accumulated: the format of the result that the product is added to in memory (the gradients' own, in the product's
+    epilogue); None: the product is written.
+    """
 
     m: int
     n: int
     k: int
     batch: int = 1
+    operands: Operands = Operands.NT
+    accumulated: DType | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +69,65 @@ class AttentionShape:
     causal: bool
 
 
+class Routine(Enum):
+    """What a kernel that streams its operands through memory computes."""
+
+    LAYERNORM = "layernorm"
+    RMSNORM = "rmsnorm"
+    GELU = "gelu"
+    SWIGLU = "swiglu"  # silu(gate) x up, both halves of one tensor of 2 x width columns
+    ROTARY = "rotary"  # rotate-half; table: positions
+    RESIDUAL = "residual"  # sum of two tensors
+    RESIDUAL_DROPOUT = "residual_dropout"  # residual + dropout(branch)
+    DROPOUT = "dropout"
+    SOFTMAX = "softmax"  # of scores [rows, width], with a causal mask and a scale
+    LOSS_TORCH = "loss_torch"  # log-softmax and negative log-likelihood of logits [rows, width]
+    LOSS_VOCAB_PARALLEL = "loss_vocab_parallel"  # Megatron-LM's, one operation after the other in FP32
+    LOSS_FUSED = "loss_fused"
+    LOOKUP = "lookup"  # rows of a table [table, width]; backward: its dense gradient
+    POSITIONS = "positions"  # a table of positions [table, width] added; backward: the sum over sequences
+    BIAS_GRADIENT = "bias_gradient"  # sum over the rows
+    ACCUMULATE = "accumulate"  # a gradient in the kernel's format added to one in formats[0]
+    ADAM = (
+        "adam"  # one update in the kernel's format; formats: of gradients, of moments, of a copy of the weights, if any
+    )
+    SGD = "sgd"  # with momentum; formats as for ADAM
+    GRADIENT_NORM = "gradient_norm"
+    GRADIENT_CLIP = "gradient_clip"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamShape:
+    """A routine over [rows, width] elements.
+
+    backward: its input gradient; fused: one kernel that passes every operand once, not one for each term of its formula
+    as PyTorch runs it; table: rows of what is looked up or added by position; formats: of further operands, as the
+    routine says.
+    """
+
+    routine: Routine
+    rows: int
+    width: int
+    backward: bool = False
+    fused: bool = False
+    table: int = 0
+    formats: tuple[DType, ...] = ()
+
+    @property
+    def elements(self) -> int:
+        """Elements of the tensor that the routine is over."""
+        return self.rows * self.width
+
+
+Shape = MatmulShape | AttentionShape | StreamShape
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One kernel on one rank.
 
     flops: FLOP executed (a causal attention kernel skips the masked half, and counts what it does);
-    bytes: read and written in device memory if every operand passes once; shape: None for streaming kernels;
+    bytes: read and written in device memory if every operand passes once; shape: what it computes, None if unknown;
     launches: how many device kernels this is in an unfused implementation (1 when fused).
     """
 
@@ -66,7 +136,7 @@ class Kernel:
     dtype: DType
     flops: Flop
     bytes: Bytes
-    shape: MatmulShape | AttentionShape | None = None
+    shape: Shape | None = None
     launches: int = 1
 
     def piece(self, pieces: int) -> "Kernel":
@@ -75,14 +145,17 @@ class Kernel:
         The operand that is not cut (B of a matmul, the queries and the result of attention) passes with every piece.
         """
         match self.shape:
-            case MatmulShape(m, n, k, batch):
+            case MatmulShape(m, n, k) as product:
                 rows = -(-m // pieces)
                 cut = (rows * k + rows * n + k * n) / (m * k + m * n + k * n)
-                shape: MatmulShape | AttentionShape | None = MatmulShape(rows, n, k, batch)
+                shape: Shape = replace(product, m=rows)
                 return replace(self, flops=self.flops / pieces, bytes=self.bytes * cut, shape=shape)
             case AttentionShape() as whole:
                 queries, keys = whole.query * whole.heads, whole.key * whole.kv_heads
                 cut = (queries + keys / pieces) / (queries + keys)
                 shape = replace(whole, key=-(-whole.key // pieces))
                 return replace(self, flops=self.flops / pieces, bytes=self.bytes * cut, shape=shape)
+            case StreamShape() as streamed:
+                shape = replace(streamed, rows=-(-streamed.rows // pieces))
+                return replace(self, flops=self.flops / pieces, bytes=self.bytes / pieces, shape=shape)
         return replace(self, flops=self.flops / pieces, bytes=self.bytes / pieces)

@@ -12,13 +12,13 @@ by the operator that reads it: inputs of norms, of linear layers and of the acti
 split, which costs one more all-gather in backward (section 4.2.2).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clustersim.dtypes import DType
 from clustersim.units import Bytes
 from clustersim.workload import streaming
 from clustersim.workload.attention import Core, operators
-from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind
+from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, Routine, StreamShape
 from clustersim.workload.linear import Linear, activation_dtype
 from clustersim.workload.operators import Layer, Operator, Region, Shard
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
@@ -113,14 +113,7 @@ def head(model: Model, training: Training, shard: Shard) -> Layer:
     rank = _Rank(model, training, shard)
     logits = Linear("head.logits", shard.tokens, model.hidden, rank.vocab, rank.dtype)
     loss = streaming.loss(training.loss)
-    elements = shard.tokens * rank.vocab
-    made = Operator(
-        "head.loss",
-        Region.SHARDED,
-        (loss.forward_kernel("head.loss", rank.dtype, elements),),
-        loss.backward_kernels("head.loss", rank.dtype, elements),
-        kept=loss.kept.bytes(rank.dtype, elements),
-    )
+    made = _streamed(Region.SHARDED, "head.loss", rank.dtype, (loss, (loss.over(shard.tokens, rank.vocab),)))
     return Layer(
         (_norm(rank, "head.norm", forks=False), _linear(rank, logits, rank.input_bytes), made), rank.input_bytes
     )
@@ -154,7 +147,9 @@ def _mlp(rank: _Rank) -> list[Operator]:
     return [
         _norm(rank, "mlp.norm"),
         _linear(rank, up, rank.residual * rank.operand.bytes),
-        _split(rank, "mlp.activation", activation, shard.tokens * rank.ffn),
+        _streamed(
+            Region.SHARDED, "mlp.activation", rank.dtype, (activation, (activation.over(shard.tokens, rank.ffn),))
+        ),
         _linear(rank, down, shard.tokens * rank.ffn * rank.operand.bytes),
         _residual(rank, "mlp.residual"),
     ]
@@ -169,13 +164,22 @@ def _qkv(rank: _Rank) -> Operator:
 
 def _qk_norm(rank: _Rank) -> Operator:
     over = streaming.norm(rank.model.norm, fused=rank.training.fused)
-    elements = rank.shard.tokens * (rank.query_width + rank.kv_width)
-    return _split(rank, "attention.qk_norm", over, elements, parameters=2 * rank.model.head_dim)
+    shapes = tuple(over.over(rows, rank.model.head_dim) for rows in _heads(rank))
+    made = _streamed(Region.SHARDED, "attention.qk_norm", rank.dtype, (over, shapes))
+    return replace(made, parameters=2 * rank.model.head_dim)
 
 
 def _rotary(rank: _Rank) -> Operator:
-    elements = rank.shard.tokens * (rank.query_width + rank.kv_width)
-    return _split(rank, "attention.rotary", streaming.rotary(fused=rank.training.fused), elements)
+    over = streaming.rotary(fused=rank.training.fused)
+    shapes = tuple(over.over(rows, rank.model.head_dim, table=rank.shard.sequence) for rows in _heads(rank))
+    return _streamed(Region.SHARDED, "attention.rotary", rank.dtype, (over, shapes))
+
+
+def _heads(rank: _Rank) -> tuple[int, ...]:
+    """Heads of all tokens that one kernel works on: fused those of queries and keys, else each by themselves."""
+    queries, keys = rank.shard.tokens * rank.query_width, rank.shard.tokens * rank.kv_width
+    parts = (queries + keys,) if rank.training.fused else (queries, keys)
+    return tuple(elements // rank.model.head_dim for elements in parts)
 
 
 def _linear(rank: _Rank, linear: Linear, kept: Bytes) -> Operator:
@@ -185,31 +189,27 @@ def _linear(rank: _Rank, linear: Linear, kept: Bytes) -> Operator:
         Region.SHARDED,
         linear.forward(precision),
         linear.input_gradient(precision),
-        linear.weight_gradient(precision),
+        linear.weight_gradient(precision, fused=rank.training.fused),
         parameters=linear.parameters,
         kept=float(kept),
     )
 
 
-def _split(rank: _Rank, name: str, over: Streaming, elements: int, parameters: int = 0) -> Operator:
+def _streamed(region: Region, name: str, dtype: DType, over: tuple[Streaming, tuple[StreamShape, ...]]) -> Operator:
+    """An operator that streams over some shapes, one kernel for each."""
+    streams, shapes = over
     return Operator(
         name,
-        Region.SHARDED,
-        (over.forward_kernel(name, rank.dtype, elements),),
-        over.backward_kernels(name, rank.dtype, elements),
-        parameters=parameters,
-        kept=over.kept.bytes(rank.dtype, elements),
+        region,
+        tuple(streams.forward_kernel(name, dtype, shape) for shape in shapes),
+        tuple(kernel for shape in shapes for kernel in streams.backward_kernels(name, dtype, shape)),
+        kept=sum(streams.kept.bytes(dtype, shape.elements) for shape in shapes),
     )
 
 
 def _residual_wide(rank: _Rank, name: str, over: Streaming) -> Operator:
-    return Operator(
-        name,
-        Region.REPLICATED,
-        (over.forward_kernel(name, rank.dtype, rank.residual),),
-        over.backward_kernels(name, rank.dtype, rank.residual),
-        kept=over.kept.bytes(rank.dtype, rank.residual),
-    )
+    shape = over.over(rank.shard.residual_tokens, rank.model.hidden)
+    return _streamed(Region.REPLICATED, name, rank.dtype, (over, (shape,)))
 
 
 def _residual(rank: _Rank, name: str) -> Operator:
@@ -220,17 +220,12 @@ def _residual(rank: _Rank, name: str) -> Operator:
 def _norm(rank: _Rank, name: str, *, forks: bool = True) -> Operator:
     """A norm; where the residual forks before it, backward ends with the sum of both gradients."""
     over = streaming.norm(rank.model.norm, fused=rank.training.fused)
-    backward = over.backward_kernels(name, rank.dtype, rank.residual)
+    made = _residual_wide(rank, name, over)
+    backward, summed = made.input_gradient, streaming.GRADIENT_SUM
     if forks:
-        backward += (streaming.GRADIENT_SUM.forward_kernel(f"{name}.gradient_sum", rank.dtype, rank.residual),)
-    return Operator(
-        name,
-        Region.REPLICATED,
-        (over.forward_kernel(name, rank.dtype, rank.residual),),
-        backward,
-        parameters=norm_parameters(rank.model),
-        kept=over.kept.bytes(rank.dtype, rank.residual),
-    )
+        shape = summed.over(rank.shard.residual_tokens, rank.model.hidden)
+        backward += (summed.forward_kernel(f"{name}.gradient_sum", rank.dtype, shape),)
+    return replace(made, input_gradient=backward, parameters=norm_parameters(rank.model))
 
 
 def _tokens(rank: _Rank) -> Operator:
@@ -238,14 +233,15 @@ def _tokens(rank: _Rank) -> Operator:
     tokens, hidden, width = rank.shard.tokens, rank.model.hidden, rank.dtype.bytes
     weights = rank.vocab * hidden
     rows = float(tokens * hidden * width)
-    gradients = rank.training.precision.gradients.bytes
+    name, shape = "embedding.tokens", StreamShape(Routine.LOOKUP, tokens, hidden, fused=True, table=rank.vocab)
+    formats = (rank.dtype, rank.training.precision.gradients)
     return Operator(
-        "embedding.tokens",
+        name,
         Region.SHARDED,
-        (_lookup("embedding.tokens", rank.dtype, 2 * rows + tokens * _TOKEN_ID_BYTES),),
+        (_lookup(name, rank.dtype, 2 * rows + tokens * _TOKEN_ID_BYTES, shape),),
         weight_gradient=(
-            _lookup("embedding.tokens.weight_gradient", rank.dtype, weights * width + 3 * rows),
-            _lookup("embedding.tokens.accumulate", rank.dtype, float(weights * (width + 2 * gradients))),
+            _lookup(f"{name}.weight_gradient", rank.dtype, weights * width + 3 * rows, replace(shape, backward=True)),
+            streaming.accumulate(f"{name}.accumulate", formats, rank.vocab, hidden),
         ),
         parameters=weights,
         kept=float(tokens * _TOKEN_ID_BYTES),
@@ -255,16 +251,19 @@ def _tokens(rank: _Rank) -> Operator:
 def _positions(rank: _Rank) -> Operator:
     """The table is added to each sequence; its gradient is the sum over sequences."""
     rows = float(rank.residual * rank.dtype.bytes)
-    table = rank.model.max_positions * rank.model.hidden
-    gradient = rows + 2.0 * table * rank.training.precision.gradients.bytes
+    tokens, hidden, table = rank.shard.residual_tokens, rank.model.hidden, rank.model.max_positions
+    gradients = rank.training.precision.gradients
+    shape = StreamShape(Routine.POSITIONS, tokens, hidden, fused=True, table=table, formats=(gradients,))
+    gradient = rows + 2.0 * table * hidden * gradients.bytes
+    name, back = "embedding.positions", replace(shape, backward=True)
     return Operator(
-        "embedding.positions",
+        name,
         Region.REPLICATED,
-        (_lookup("embedding.positions", rank.dtype, 3 * rows),),
-        weight_gradient=(_lookup("embedding.positions.weight_gradient", rank.dtype, gradient),),
-        parameters=table,
+        (_lookup(name, rank.dtype, 3 * rows, shape),),
+        weight_gradient=(_lookup(f"{name}.weight_gradient", rank.dtype, gradient, back),),
+        parameters=table * hidden,
     )
 
 
-def _lookup(name: str, dtype: DType, moved: Bytes) -> Kernel:
-    return Kernel(name, KernelKind.EMBEDDING, dtype, flops=0.0, bytes=moved)
+def _lookup(name: str, dtype: DType, moved: Bytes, shape: StreamShape) -> Kernel:
+    return Kernel(name, KernelKind.EMBEDDING, dtype, flops=0.0, bytes=moved, shape=shape)

@@ -2,18 +2,19 @@
 
 A product of [m, k] and [k, n] is 2mnk FLOP and moves each operand once. A linear layer of `inputs` x `outputs` on T
 tokens is three products: forward (T, outputs, inputs), input gradient (T, inputs, outputs), weight gradient (outputs,
-inputs, T), which is added to the accumulated gradient in memory (read and written in the gradients' format). Its
-bias is added by the product's epilogue or the next kernel, for nothing; the bias gradient is one more read of the
+inputs, T), which is added to the accumulated gradient in memory (read and written in the gradients' format): fused in
+the product's epilogue (Megatron-LM's gradient accumulation fusion), else by a kernel of its own (PyTorch's autograd).
+Its bias is added by the product's epilogue or the next kernel, for nothing; the bias gradient is one more read of the
 output's gradient. With FP8 compute the operands of linear layers are one byte wide, results and all other
 activations are BF16 (Micikevicius et al. 2022, arXiv:2209.05433); the casts are not counted.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clustersim.dtypes import DType
 from clustersim.units import Bytes
-from clustersim.workload.kernels import Kernel, KernelKind, MatmulShape
-from clustersim.workload.streaming import BIAS_GRADIENT
+from clustersim.workload.kernels import Kernel, KernelKind, MatmulShape, Operands
+from clustersim.workload.streaming import BIAS_GRADIENT, accumulate
 from clustersim.workload.training import Precision
 
 
@@ -55,16 +56,23 @@ class Linear:
 
     def input_gradient(self, precision: Precision) -> tuple[Kernel, ...]:
         """The gradient of the input."""
-        shape = MatmulShape(self.tokens, self.inputs, self.outputs)
+        shape = MatmulShape(self.tokens, self.inputs, self.outputs, operands=Operands.NN)
         name = f"{self.name}.input_gradient"
         return (product(name, self.dtype, shape, result=activation_dtype(precision).bytes),)
 
-    def weight_gradient(self, precision: Precision) -> tuple[Kernel, ...]:
+    def weight_gradient(self, precision: Precision, *, fused: bool) -> tuple[Kernel, ...]:
         """The gradients of weight and bias, added to what is accumulated."""
-        shape = MatmulShape(self.outputs, self.inputs, self.tokens)
-        weight = product(f"{self.name}.weight_gradient", self.dtype, shape, result=2 * precision.gradients.bytes)
         if not self.bias_tokens:
-            return (weight,)
-        elements = self.bias_tokens * self.outputs
-        name = f"{self.name}.bias_gradient"
-        return (weight, BIAS_GRADIENT.forward_kernel(name, activation_dtype(precision), elements))
+            return self._weight_gradient(precision, fused=fused)
+        bias = BIAS_GRADIENT.over(self.bias_tokens, self.outputs)
+        summed = BIAS_GRADIENT.forward_kernel(f"{self.name}.bias_gradient", activation_dtype(precision), bias)
+        return (*self._weight_gradient(precision, fused=fused), summed)
+
+    def _weight_gradient(self, precision: Precision, *, fused: bool) -> tuple[Kernel, ...]:
+        name, gradients, dtype = f"{self.name}.weight_gradient", precision.gradients, activation_dtype(precision)
+        shape = MatmulShape(self.outputs, self.inputs, self.tokens, operands=Operands.TN)
+        if fused:
+            added = replace(shape, accumulated=gradients)
+            return (product(name, self.dtype, added, result=2 * gradients.bytes),)
+        made = product(name, self.dtype, shape, result=dtype.bytes)
+        return (made, accumulate(f"{self.name}.accumulate", (dtype, gradients), self.outputs, self.inputs))

@@ -7,21 +7,28 @@ form, one kernel per term of the update: for Adam decay (2 passes over the weigh
 Its arithmetic is not counted as FLOP. Parameters may be a fraction of a whole (a shard).
 """
 
+from dataclasses import replace
+
+from clustersim.dtypes import DType
 from clustersim.units import Bytes
-from clustersim.workload.kernels import Kernel, KernelKind
+from clustersim.workload.kernels import Kernel, KernelKind, Routine, StreamShape
+from clustersim.workload.linear import activation_dtype
 from clustersim.workload.training import Optimizer, Precision, Training
 
 
 def optimizer_step(training: Training, parameters: float) -> tuple[Kernel, ...]:
     """One update of so many parameters on this rank."""
-    precision = training.precision
-    fused, unfused = _ADAM if training.optimizer is Optimizer.ADAM else _SGD
+    precision, adam = training.precision, training.optimizer is Optimizer.ADAM
+    fused, unfused = _ADAM if adam else _SGD
     weights, gradients, moments, launches = fused if training.fused else unfused
     held = precision.master or precision.compute
     width = weights * held.bytes + gradients * precision.gradients.bytes + moments * precision.moments.bytes
     copied = _copy_bytes(precision, fused=training.fused)
     kernels = launches + (1 if copied and not training.fused else 0)
-    return (_kernel("optimizer.step", training, parameters * (width + copied), kernels),)
+    copy = (activation_dtype(precision),) if copied else ()
+    shape = _shape(Routine.ADAM if adam else Routine.SGD, training, parameters)
+    shape = replace(shape, formats=(precision.gradients, precision.moments, *copy))
+    return (_kernel("optimizer.step", held, parameters * (width + copied), shape, kernels),)
 
 
 def gradient_norm(training: Training, parameters: float) -> tuple[Kernel, ...]:
@@ -30,11 +37,13 @@ def gradient_norm(training: Training, parameters: float) -> tuple[Kernel, ...]:
     Unfused, PyTorch's clip_grad_norm_ scales them whatever the norm; fused optimizers scale only when it is exceeded,
     which in a steady run is rare.
     """
-    width = training.precision.gradients.bytes
-    norm = _kernel("optimizer.gradient_norm", training, parameters * width, 1)
+    dtype = training.precision.gradients
+    over = _shape(Routine.GRADIENT_NORM, training, parameters)
+    norm = _kernel("optimizer.gradient_norm", dtype, parameters * dtype.bytes, over)
     if training.fused:
         return (norm,)
-    return (norm, _kernel("optimizer.gradient_clip", training, parameters * 2 * width, 1))
+    scaled = _shape(Routine.GRADIENT_CLIP, training, parameters)
+    return (norm, _kernel("optimizer.gradient_clip", dtype, parameters * 2 * dtype.bytes, scaled))
 
 
 # Passes over (weights, gradients, moments and scratch), launches: fused, unfused.
@@ -49,6 +58,9 @@ def _copy_bytes(precision: Precision, *, fused: bool) -> int:
     return precision.compute.bytes + (0 if fused else precision.master.bytes)
 
 
-def _kernel(name: str, training: Training, moved: Bytes, launches: int) -> Kernel:
-    dtype = training.precision.master or training.precision.compute
-    return Kernel(name, KernelKind.OPTIMIZER, dtype, flops=0.0, bytes=float(moved), launches=launches)
+def _shape(routine: Routine, training: Training, parameters: float) -> StreamShape:
+    return StreamShape(routine, 1, round(parameters), fused=training.fused)
+
+
+def _kernel(name: str, dtype: DType, moved: Bytes, shape: StreamShape, launches: int = 1) -> Kernel:
+    return Kernel(name, KernelKind.OPTIMIZER, dtype, flops=0.0, bytes=float(moved), shape=shape, launches=launches)

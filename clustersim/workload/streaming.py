@@ -10,12 +10,12 @@ them again). LayerNorm, GELU and dropout are single kernels in PyTorch too, but 
 gradient is a second kernel that reads both operands again.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from clustersim.dtypes import DType
 from clustersim.units import Bytes
-from clustersim.workload.kernels import Kernel, KernelKind
+from clustersim.workload.kernels import Kernel, KernelKind, Routine, StreamShape
 from clustersim.workload.training import Loss
 from clustersim.workload.transformer import Mlp, Norm
 
@@ -39,75 +39,129 @@ class Streaming:
     """A streaming operator: passes forward and backward, and what it keeps in between. None: there is no kernel."""
 
     kind: KernelKind
+    routine: Routine
     forward: Passes
     backward: Passes | None
     kept: Passes = Passes(0)
+    fused: bool = False
 
-    def forward_kernel(self, name: str, dtype: DType, elements: int) -> Kernel:
-        """The forward kernel on so many elements."""
-        return _kernel(name, self.kind, (dtype, elements), self.forward)
+    def over(self, rows: int, width: int, table: int = 0) -> StreamShape:
+        """The forward routine over so many elements; table: rows of what it looks up."""
+        return StreamShape(self.routine, rows, width, fused=self.fused, table=table)
 
-    def backward_kernels(self, name: str, dtype: DType, elements: int) -> tuple[Kernel, ...]:
-        """The kernels of the input gradient on so many elements; none if the gradient passes unchanged."""
+    def forward_kernel(self, name: str, dtype: DType, shape: StreamShape) -> Kernel:
+        """The forward kernel over a shape."""
+        return _kernel(name, (self.kind, dtype), shape, self.forward)
+
+    def backward_kernels(self, name: str, dtype: DType, shape: StreamShape) -> tuple[Kernel, ...]:
+        """The kernels of the input gradient over a (forward) shape; none if the gradient passes unchanged."""
         if self.backward is None:
             return ()
-        return (_kernel(f"{name}.input_gradient", self.kind, (dtype, elements), self.backward),)
+        return (_kernel(f"{name}.input_gradient", (self.kind, dtype), replace(shape, backward=True), self.backward),)
 
 
-def _kernel(name: str, kind: KernelKind, operand: tuple[DType, int], passes: Passes) -> Kernel:
-    dtype, elements = operand
-    return Kernel(name, kind, dtype, flops=0.0, bytes=passes.bytes(dtype, elements), launches=passes.launches)
+def _kernel(name: str, kind: tuple[KernelKind, DType], shape: StreamShape, passes: Passes) -> Kernel:
+    family, dtype = kind
+    moved = passes.bytes(dtype, shape.elements)
+    return Kernel(name, family, dtype, flops=0.0, bytes=moved, shape=shape, launches=passes.launches)
 
 
 # Elements are those of the activation that is normalised.
-_NORM_FUSED = Streaming(KernelKind.NORM, Passes(2), Passes(3), kept=Passes(1))
-_LAYERNORM_UNFUSED = Streaming(KernelKind.NORM, Passes(2), Passes(5, launches=2), kept=Passes(1))
-_RMSNORM_UNFUSED = Streaming(
-    KernelKind.NORM, Passes(4, fp32=7, launches=8), Passes(8, fp32=19, launches=16), kept=Passes(1, fp32=1)
+_NORMS = MappingProxyType(
+    {
+        (Norm.LAYERNORM, True): Streaming(
+            KernelKind.NORM, Routine.LAYERNORM, Passes(2), Passes(3), kept=Passes(1), fused=True
+        ),
+        (Norm.RMSNORM, True): Streaming(
+            KernelKind.NORM, Routine.RMSNORM, Passes(2), Passes(3), kept=Passes(1), fused=True
+        ),
+        (Norm.LAYERNORM, False): Streaming(
+            KernelKind.NORM, Routine.LAYERNORM, Passes(2), Passes(5, launches=2), kept=Passes(1)
+        ),
+        (Norm.RMSNORM, False): Streaming(
+            KernelKind.NORM,
+            Routine.RMSNORM,
+            Passes(4, fp32=7, launches=8),
+            Passes(8, fp32=19, launches=16),
+            kept=Passes(1, fp32=1),
+        ),
+    }
 )
 # Elements are those of the activation's result. SwiGLU reads gate and up.
-_GELU = Streaming(KernelKind.ACTIVATION, Passes(2), Passes(3), kept=Passes(1))
-_SWIGLU_FUSED = Streaming(KernelKind.ACTIVATION, Passes(3), Passes(5), kept=Passes(2))
-_SWIGLU_UNFUSED = Streaming(KernelKind.ACTIVATION, Passes(5, launches=2), Passes(9, launches=3), kept=Passes(3))
-# Elements are those of queries and keys together; unfused, each has its own kernels.
-_ROTARY_FUSED = Streaming(KernelKind.ROTARY, Passes(2), Passes(2))
-_ROTARY_UNFUSED = Streaming(KernelKind.ROTARY, Passes(10, launches=10), Passes(14, launches=14))
+_GELU = Streaming(KernelKind.ACTIVATION, Routine.GELU, Passes(2), Passes(3), kept=Passes(1), fused=True)
+_SWIGLU_FUSED = Streaming(KernelKind.ACTIVATION, Routine.SWIGLU, Passes(3), Passes(5), kept=Passes(2), fused=True)
+_SWIGLU_UNFUSED = Streaming(
+    KernelKind.ACTIVATION, Routine.SWIGLU, Passes(5, launches=2), Passes(9, launches=3), kept=Passes(3)
+)
+# Elements are those of queries and keys together, or, unfused, of each.
+_ROTARY_FUSED = Streaming(KernelKind.ROTARY, Routine.ROTARY, Passes(2), Passes(2), fused=True)
+_ROTARY_UNFUSED = Streaming(KernelKind.ROTARY, Routine.ROTARY, Passes(10, launches=5), Passes(14, launches=7))
 # Residual: the gradient passes unchanged, dropout masks it.
-_RESIDUAL = Streaming(KernelKind.RESIDUAL, Passes(3), None)
-_RESIDUAL_DROPOUT_FUSED = Streaming(KernelKind.RESIDUAL, Passes(3, mask=1), Passes(2, mask=1), kept=Passes(0, mask=1))
+_RESIDUAL = Streaming(KernelKind.RESIDUAL, Routine.RESIDUAL, Passes(3), None, fused=True)
+_RESIDUAL_DROPOUT_FUSED = Streaming(
+    KernelKind.RESIDUAL,
+    Routine.RESIDUAL_DROPOUT,
+    Passes(3, mask=1),
+    Passes(2, mask=1),
+    kept=Passes(0, mask=1),
+    fused=True,
+)
 _RESIDUAL_DROPOUT_UNFUSED = Streaming(
-    KernelKind.RESIDUAL, Passes(5, mask=1, launches=2), Passes(2, mask=1), kept=Passes(0, mask=1)
+    KernelKind.RESIDUAL,
+    Routine.RESIDUAL_DROPOUT,
+    Passes(5, mask=1, launches=2),
+    Passes(2, mask=1),
+    kept=Passes(0, mask=1),
 )
 # Elements are scores. The dropout of scores also keeps its result, which the product with the values reads.
-_SOFTMAX_FUSED = Streaming(KernelKind.SOFTMAX, Passes(2), Passes(3), kept=Passes(1))
-_SOFTMAX_UNFUSED = Streaming(KernelKind.SOFTMAX, Passes(4, launches=2), Passes(5, launches=2), kept=Passes(1))
-SCORE_DROPOUT = Streaming(KernelKind.DROPOUT, Passes(2, mask=1), Passes(2, mask=1), kept=Passes(1, mask=1))
-DROPOUT = Streaming(KernelKind.DROPOUT, Passes(2, mask=1), Passes(2, mask=1), kept=Passes(0, mask=1))
+_SOFTMAX_FUSED = Streaming(KernelKind.SOFTMAX, Routine.SOFTMAX, Passes(2), Passes(3), kept=Passes(1), fused=True)
+_SOFTMAX_UNFUSED = Streaming(
+    KernelKind.SOFTMAX, Routine.SOFTMAX, Passes(4, launches=2), Passes(5, launches=2), kept=Passes(1)
+)
+SCORE_DROPOUT = Streaming(
+    KernelKind.DROPOUT, Routine.DROPOUT, Passes(2, mask=1), Passes(2, mask=1), kept=Passes(1, mask=1), fused=True
+)
+DROPOUT = Streaming(
+    KernelKind.DROPOUT, Routine.DROPOUT, Passes(2, mask=1), Passes(2, mask=1), kept=Passes(0, mask=1), fused=True
+)
 # Elements are logits; their softmax is kept in FP32 (Korthikanti et al. 2022, section 4.3: 4sbv).
 _LOSSES = MappingProxyType(
     {
-        Loss.FUSED: Streaming(KernelKind.LOSS, Passes(1, fp32=1), Passes(1, fp32=1), kept=Passes(0, fp32=1)),
+        Loss.FUSED: Streaming(
+            KernelKind.LOSS,
+            Routine.LOSS_FUSED,
+            Passes(1, fp32=1),
+            Passes(1, fp32=1),
+            kept=Passes(0, fp32=1),
+            fused=True,
+        ),
         Loss.TORCH: Streaming(
-            KernelKind.LOSS, Passes(1, fp32=3, launches=3), Passes(1, fp32=5, launches=3), kept=Passes(0, fp32=1)
+            KernelKind.LOSS,
+            Routine.LOSS_TORCH,
+            Passes(1, fp32=3, launches=3),
+            Passes(1, fp32=5, launches=3),
+            kept=Passes(0, fp32=1),
         ),
         # Megatron-LM, megatron/core/tensor_parallel/cross_entropy.py. Forward: to FP32 (1 + 1), maximum (1), subtract,
         # exponential (2 each), sum (1), divide (2). Backward: multiply (2), back to the activation's format (1 + 1).
         Loss.VOCAB_PARALLEL: Streaming(
-            KernelKind.LOSS, Passes(1, fp32=9, launches=6), Passes(1, fp32=3, launches=2), kept=Passes(0, fp32=1)
+            KernelKind.LOSS,
+            Routine.LOSS_VOCAB_PARALLEL,
+            Passes(1, fp32=9, launches=6),
+            Passes(1, fp32=3, launches=2),
+            kept=Passes(0, fp32=1),
         ),
     }
 )
 # A residual stream forks before each norm: backward adds the two gradients.
-GRADIENT_SUM = Streaming(KernelKind.RESIDUAL, Passes(3), None)
+GRADIENT_SUM = _RESIDUAL
 # The bias gradient sums the output's gradient over the tokens.
-BIAS_GRADIENT = Streaming(KernelKind.COPY, Passes(1), None)
+BIAS_GRADIENT = Streaming(KernelKind.COPY, Routine.BIAS_GRADIENT, Passes(1), None, fused=True)
 
 
 def norm(form: Norm, *, fused: bool) -> Streaming:
     """Passes of a norm."""
-    if fused:
-        return _NORM_FUSED
-    return _RMSNORM_UNFUSED if form is Norm.RMSNORM else _LAYERNORM_UNFUSED
+    return _NORMS[form, fused]
 
 
 def activation(mlp: Mlp, *, fused: bool) -> Streaming:
@@ -118,7 +172,7 @@ def activation(mlp: Mlp, *, fused: bool) -> Streaming:
 
 
 def rotary(*, fused: bool) -> Streaming:
-    """Passes of rotary positions over queries and keys."""
+    """Passes of rotary positions over queries and keys; unfused over each of them by itself."""
     return _ROTARY_FUSED if fused else _ROTARY_UNFUSED
 
 
@@ -137,3 +191,11 @@ def softmax(*, fused: bool) -> Streaming:
 def loss(form: Loss) -> Streaming:
     """Passes of softmax cross-entropy over the logits."""
     return _LOSSES[form]
+
+
+def accumulate(name: str, formats: tuple[DType, DType], rows: int, width: int) -> Kernel:
+    """Add a gradient [rows, width] of the first format to what is accumulated in the second."""
+    made, kept = formats
+    shape = StreamShape(Routine.ACCUMULATE, rows, width, fused=True, formats=(kept,))
+    moved = float(shape.elements * (made.bytes + 2 * kept.bytes))
+    return Kernel(name, KernelKind.COPY, made, flops=0.0, bytes=moved, shape=shape)

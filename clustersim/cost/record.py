@@ -1,0 +1,280 @@
+"""What does a calibration record hold?
+
+What one machine was measured to do: kernels by shape, collectives by payload, copies, kernels beside other work; how,
+when and with which versions; and the constants of the cost models that were fitted to these rows, with their residuals.
+`cost.record_file` reads and writes it, `cost.recorded` and `cost.recorded_exchanges` answer from it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from typing import Final
+
+from clustersim.dtypes import DType
+from clustersim.errors import InputError
+from clustersim.hardware.efficiency import Efficiency
+from clustersim.program.task import Collective
+from clustersim.units import Bytes, BytesPerSecond, Flop, FlopPerSecond, Seconds
+from clustersim.workload.kernels import Kernel, KernelKind, Shape, StreamShape
+
+VERSION: Final = 1
+
+
+class Origin(Enum):
+    """Where the rows come from."""
+
+    MEASURED = "measured"  # on the machine that the record names
+    PUBLISHED = "published"  # by others, each row with its source
+    DERIVED = "derived"  # from the record of another accelerator, as `derivation` says
+
+
+class Outcome(Enum):
+    """What became of a row that was to be measured."""
+
+    MEASURED = "measured"
+    OUT_OF_MEMORY = "out_of_memory"
+    UNSUPPORTED = "unsupported"  # the device or the library has no such kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Repeated measurements of one thing: median seconds, percentiles, how many were kept and how many dropped."""
+
+    seconds: Seconds
+    p5: Seconds
+    p95: Seconds
+    repetitions: int
+    dropped: int = 0
+
+    @property
+    def dispersion(self) -> float:
+        """Half of what lies between p5 and p95, as a part of the median."""
+        return (self.p95 - self.p5) / 2.0 / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What makes two kernels the same measurement; their names do not."""
+
+    kind: KernelKind
+    dtype: DType
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """One kernel. flops, bytes, launches: as `workload` counts them; time: None unless it was measured."""
+
+    name: str
+    kind: KernelKind
+    dtype: DType
+    shape: Shape
+    flops: Flop
+    bytes: Bytes
+    launches: int
+    time: Spread | None
+    outcome: Outcome = Outcome.MEASURED
+    source: str = ""
+
+    @property
+    def signature(self) -> Signature:
+        """What was measured."""
+        return Signature(self.kind, self.dtype, self.shape)
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel that was measured."""
+        return Kernel(self.name, self.kind, self.dtype, self.flops, self.bytes, self.shape, self.launches)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A collective of `ranks` ranks on `nodes` nodes, as many on each; payload: as `program.task.Collective` says."""
+
+    collective: Collective
+    payload: Bytes
+    ranks: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRow:
+    """One collective, run by all groups of that size at the same time, as a layout's groups do."""
+
+    call: Call
+    time: Spread
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRow:
+    """One copy of so many bytes (each read once and written once): device memory, or between host and device."""
+
+    route: str
+    bytes: Bytes
+    time: Spread
+
+
+@dataclass(frozen=True, slots=True)
+class BesideRow:
+    """One kernel alone, and while something else runs on the same device (`beside`: a copy, a collective)."""
+
+    kernel: KernelRow
+    beside: str
+    together: Spread
+
+    @property
+    def slowing(self) -> float:
+        """The part by which the kernel took longer."""
+        alone = self.kernel.time
+        return 0.0 if alone is None else max(0.0, self.together.seconds / alone.seconds - 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """How well a model meets its rows: mean absolute errors; left_out: of each row from the fit to the others."""
+
+    rows: int
+    error: float
+    left_out: float
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFit:
+    """The kernel model of `cost.roofline` fitted to the rows.
+
+    peak, memory_bandwidth, compute_units: what stands for the datasheet's inside the model; interference: None where
+    it was not measured; residuals: by family of kernels (see `family`).
+    """
+
+    peak: Mapping[DType, FlopPerSecond]
+    memory_bandwidth: BytesPerSecond
+    compute_units: int
+    efficiency: Efficiency
+    interference: float | None
+    residuals: Mapping[str, Residual]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveFit:
+    """Seconds = alpha + payload / beta, for one collective, number of ranks and of nodes."""
+
+    collective: Collective
+    ranks: int
+    nodes: int
+    alpha: Seconds
+    beta: BytesPerSecond
+    residual: Residual
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The machine. accelerator: its name in clustersim; name: its own; empty or 0: unknown.
+
+    collectives: library and version (`nccl 2.27.5`, `gloo`); threads: of the CPU that each process computes with.
+    """
+
+    accelerator: str
+    name: str
+    memory_bytes: Bytes = 0.0
+    compute_units: int = 0
+    driver: str = ""
+    cuda: str = ""
+    torch: str = ""
+    collectives: str = ""
+    threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """How the rows were measured. processes: that measured at the same time on this machine.
+
+    before, after: clocks and temperature as the device gives them, empty where it does not.
+    """
+
+    date: str
+    command: str
+    method: str
+    processes: int = 1
+    before: Mapping[str, float] = field(default_factory=dict)
+    after: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A calibration record. derivation: how a derived or published one came about."""
+
+    device: Device
+    conditions: Conditions
+    kernels: tuple[KernelRow, ...] = ()
+    collectives: tuple[CollectiveRow, ...] = ()
+    copies: tuple[CopyRow, ...] = ()
+    beside: tuple[BesideRow, ...] = ()
+    launch_interval: Seconds | None = None
+    kernel_fit: KernelFit | None = None
+    collective_fits: tuple[CollectiveFit, ...] = ()
+    origin: Origin = Origin.MEASURED
+    derivation: str = ""
+    version: int = VERSION
+
+
+def signature(kernel: Kernel) -> Signature | None:
+    """What a kernel is looked up by; None where nothing says what it computes."""
+    return None if kernel.shape is None else Signature(kernel.kind, kernel.dtype, kernel.shape)
+
+
+def family(signature: Signature) -> str:
+    """Kernels whose measurements tell about each other: by kind (and routine), number format and direction.
+
+    Such as `matmul bf16`, `attention_backward bf16`, `rmsnorm backward fused bf16`.
+    """
+    shape = signature.shape
+    if isinstance(shape, StreamShape):
+        words = (shape.routine.value, "backward" * shape.backward, "fused" * shape.fused)
+        return " ".join((*filter(None, words), signature.dtype.value))
+    return f"{signature.kind.value} {signature.dtype.value}"
+
+
+def merged(first: Record, second: Record) -> Record:
+    """Rows of both, the second's where both measured the same, without fits (they belong to the rows before).
+
+    Raise InputError where the records are of different devices, origins or numbers of processes.
+    """
+    conditions = second.conditions
+    _require_equal("origin", first.origin.value, second.origin.value)
+    _require_equal("processes", first.conditions.processes, conditions.processes)
+    kernels = {row.signature: row for row in (*first.kernels, *second.kernels)}
+    collectives = {row.call: row for row in (*first.collectives, *second.collectives)}
+    copies = {(row.route, row.bytes): row for row in (*first.copies, *second.copies)}
+    beside = {(row.kernel.signature, row.beside): row for row in (*first.beside, *second.beside)}
+    interval = first.launch_interval if second.launch_interval is None else second.launch_interval
+    return replace(
+        second,
+        device=_same(first.device, second.device),
+        conditions=replace(conditions, before=first.conditions.before or conditions.before),
+        kernels=tuple(kernels.values()),
+        collectives=tuple(collectives.values()),
+        copies=tuple(copies.values()),
+        beside=tuple(beside.values()),
+        launch_interval=interval,
+        kernel_fit=None,
+        collective_fits=(),
+    )
+
+
+def _same(first: Device, second: Device) -> Device:
+    """The device that both describe; what one of them does not know is the other's."""
+    known = {}
+    for each in fields(Device):
+        mine, other = getattr(first, each.name), getattr(second, each.name)
+        if mine and other:
+            _require_equal(each.name, mine, other)
+        known[each.name] = other or mine
+    return Device(**known)
+
+
+def _require_equal(what: str, first: object, second: object) -> None:
+    if first != second:
+        raise InputError(
+            f"records of {what} {first} and of {what} {second} cannot be merged; keep a record for each of them"
+        )
