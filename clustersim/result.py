@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from clustersim.analysis.breakdown import Breakdown
+from clustersim.analysis.provenance import Expectation, Item, expectation, provenance_share
 from clustersim.analysis.stragglers import Stragglers, Waits, find_stragglers, find_waits, moving_seconds
 from clustersim.analysis.utilization import (
     CONVENTION,
@@ -30,14 +31,16 @@ from clustersim.scenario import Contention, Scenario
 from clustersim.trace.store import FloatArray, IntArray, OperationSpans, Trace
 from clustersim.units import Bytes, Flop, FlopPerSecond, Seconds, format_step_time
 
+SHORTER, LONGER = 0.13, 0.24  # parts of the predicted time by which published runs took less, and more, at most
 EXPERIENCE: Final = (
     "60 published Megatron-LM and NeMo runs on A100, H100 and GB200 took 8 % longer than predicted on average, "
-    "from 13 % less to 24 % more (python -m tests.published.steps)"
+    f"from {100 * SHORTER:.0f} % less to {100 * LONGER:.0f} % more (python -m tests.published.steps)"
 )
 NOT_SHARED: Final[Mapping[Contention, str]] = {
     Contention.NONE: "contention between collectives of different kinds (each kind shares links among its own groups)",
     Contention.SHARED: "queues and congestion control of the network: links are shared fairly, as fluids",
 }
+_VISIBLE: Final = 5e-4  # of the busy time
 PERCENTILES: Final[Mapping[str, int]] = {"min": 0, "p5": 5, "p50": 50, "p95": 95, "max": 100}
 HEALTHY: Final = "stragglers and jitter: all GPUs and links are healthy (`disturbances` says otherwise)"
 NOT_MODELLED: Final = (
@@ -63,8 +66,8 @@ class Result:
     """Simulated training steps. What is said of a step is the mean over them.
 
     inside: works out single operations; step_times: seconds of each; ledgers: memory of each pipeline rank over time;
-    capacities: bytes of the smallest GPU of each; path: trace rows of the critical path; provenance: share of busy time
-    by where durations come from; suggestions: changes that would make a scenario fit that does not; wall: seconds that
+    capacities: bytes of the smallest GPU of each; path: trace rows of the critical path; items: what all ranks spend
+    their busy time on; suggestions: changes that would make a scenario fit that does not; wall: seconds that
     the simulation took.
     """
 
@@ -79,7 +82,7 @@ class Result:
     capacities: tuple[Bytes, ...]
     path: IntArray
     path_parts: Mapping[str, Seconds]
-    provenance: Mapping[str, float]
+    items: tuple[Item, ...]
     flops: Flops
     suggestions: tuple[str, ...]
     wall: Seconds
@@ -93,6 +96,36 @@ class Result:
     def step_time(self) -> Seconds:
         """Seconds from the start of a step until every rank is done; of several steps the mean."""
         return self.trace.makespan / self.scenario.steps
+
+    @cached_property
+    def provenance(self) -> Mapping[str, float]:
+        """Share of busy time by where durations come from."""
+        return provenance_share(self.items)
+
+    @cached_property
+    def expectation(self) -> Expectation:
+        """By how much the sources of durations expect the answer to differ."""
+        return expectation(self.items)
+
+    @property
+    def band(self) -> tuple[Seconds, Seconds]:
+        """Between what and what the step time is expected: errors of measured durations, for the rest experience."""
+        error, unknown = self.expectation.error, self.expectation.unknown
+        less, more = error + unknown * SHORTER, error + unknown * LONGER
+        return max(0.0, self.step_time * (1.0 - less)), self.step_time * (1.0 + more)
+
+    @property
+    def experience(self) -> str:
+        """The band, and on what it rests, in a sentence."""
+        low, high = map(format_step_time, self.band)
+        known = 1.0 - self.expectation.unknown
+        if known < _VISIBLE:
+            return f"expect {low} to {high}: {EXPERIENCE}"
+        sure = f"{known:.0%} of the busy time rests on measurements here, within {self.expectation.error / known:.1%}"
+        rest = f"; as for the rest, {EXPERIENCE}" if known < 1.0 - _VISIBLE else ""
+        return (
+            f"expect {low} to {high}: {sure}; what a framework adds is not in it (clustersim calibrate --check){rest}"
+        )
 
     @property
     def step_time_distribution(self) -> dict[str, Seconds]:
@@ -224,7 +257,8 @@ class Result:
             "stages": [self._stage(rank) for rank in range(len(self.ledgers))],
             "stragglers": self._stragglers(),
             "provenance_share": dict(self.provenance),
-            "experience": EXPERIENCE,
+            "step_time_band_s": list(self.band),
+            "experience": self.experience,
             "network": self.scenario.cost.network.value,
             "ranks": self.ranks,
             "simulated_ranks": self.simulated_ranks,

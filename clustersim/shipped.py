@@ -20,20 +20,25 @@ _ONE_OF: Final = {
     "clusters": "cluster",
     "frameworks": "framework",
     "libraries": "library",
+    "records": "record",
 }
 _MOST_REPEATED: Final = 100_000  # values that the aliases of a YAML file may add; a file by hand has some dozens
 _ENDINGS: Final = (".yaml", ".yml", ".json")
 
 
 def shelf(name: str) -> Path:
-    """The folder of one shelf (`accelerators`, `clusters`, `frameworks`, `libraries`)."""
+    """The folder of one shelf (`accelerators`, `clusters`, `frameworks`, `libraries`, `records`)."""
+    if name == "records":  # calibration writes them, and carries them in its own package
+        return _PACKAGE.parent / "calibrate" / name
     inside = _PACKAGE / "_topologies" / name
     return inside if inside.is_dir() else _PACKAGE.parent / "topologies" / name
 
 
 def names(shelf_name: str) -> list[str]:
-    """Names of what is shipped on a shelf, sorted."""
-    return sorted(path.stem for path in shelf(shelf_name).glob("*.yaml"))
+    """Names of what is shipped on a shelf, sorted; what lies in a folder of it has that before its name."""
+    folder = shelf(shelf_name)
+    found = (path for path in folder.rglob("*") if path.suffix in _ENDINGS)
+    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in found)
 
 
 def is_path(name: str) -> bool:
@@ -48,7 +53,7 @@ def find(shelf_name: str, name: str) -> Path:
     known = names(shelf_name)
     if name not in known:
         raise InputError(f"there is no {_ONE_OF[shelf_name]} {name!r}; {nearest(name, known)}")
-    return shelf(shelf_name) / f"{name}.yaml"
+    return next(path for path in map((shelf(shelf_name) / name).with_suffix, _ENDINGS) if path.exists())
 
 
 def beside(base: Path, path: str) -> Path:

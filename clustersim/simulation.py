@@ -12,7 +12,7 @@ import numpy as np
 
 from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.critical_path import critical_path, path_summary
-from clustersim.analysis.provenance import provenance_share
+from clustersim.analysis.provenance import items
 from clustersim.analysis.rows import read_rows
 from clustersim.analysis.steps import step_times
 from clustersim.analysis.utilization import recomputed_flops
@@ -21,12 +21,15 @@ from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
 from clustersim.cost.machines import Machine, Machines, Slowed
 from clustersim.cost.record import Call
+from clustersim.cost.recorded import RecordedKernels
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.sharing import Alone, Sharing, sharing
 from clustersim.cost.symmetry import alike, alike_shared, all_apart
+from clustersim.cost.timing import KernelCost
 from clustersim.engine.engine import run
 from clustersim.engine.inside import Inside
 from clustersim.errors import InputError
+from clustersim.hardware.accelerator import Accelerator
 from clustersim.lowering.step import lower
 from clustersim.lowering.steps import repeat
 from clustersim.memory.activations import Activations
@@ -43,6 +46,7 @@ from clustersim.program.task import Block, Compute, Overlap, Stream
 from clustersim.result import Flops, Result
 from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.scenario.checks import problems
+from clustersim.scenario.settings import CostSettings
 from clustersim.trace.store import Trace
 from clustersim.units import Bytes
 from clustersim.workload.flops import model_flops
@@ -92,7 +96,7 @@ def simulate(scenario: Scenario) -> Result:
         capacities=capacities,
         path=critical_path(trace),
         path_parts=path_summary(rows, cost.block),
-        provenance=provenance_share(rows, cost.block, lambda exchange: cost.exchange_timing(exchange).provenance),
+        items=items(rows, cost.block, cost.exchange_timing),
         flops=Flops(model_flops(scenario.model, scenario.training), recomputed_flops(rows) / scenario.steps),
         suggestions=() if fits else _suggestions(scenario),
         wall=perf_counter() - started,
@@ -178,11 +182,25 @@ def _machines(scenario: Scenario) -> Machines:
     speeds, speed = np.unique(scenario.disturbances.speeds(world), return_inverse=True)
     pairs, of = np.unique(kind[:world] * len(speeds) + speed.reshape(-1), return_inverse=True)
     machines: list[Machine] = []
+    own = [_machine(accelerator, settings) for accelerator in accelerators]
     for number, at in (divmod(pair, len(speeds)) for pair in pairs.tolist()):
-        accelerator, kernels = accelerators[number], Roofline(accelerators[number])
-        slowing = accelerator.interference if settings.interference is None else settings.interference
-        machines.append(Machine(kernels if speeds[at] == 1.0 else Slowed(kernels, float(speeds[at])), slowing))
+        machine = own[number]
+        slow = machine if speeds[at] == 1.0 else replace(machine, kernels=Slowed(machine.kernels, float(speeds[at])))
+        machines.append(slow)
     return Machines(tuple(machines), of.reshape(-1))
+
+
+def _machine(accelerator: Accelerator, settings: CostSettings) -> Machine:
+    """An accelerator at its full speed, as it was measured if there is a record of it."""
+    record = settings.record
+    if record is None or record.device.accelerator != accelerator.name:
+        kernels: KernelCost = Roofline(accelerator)
+        interference = accelerator.interference
+    else:
+        kernels = RecordedKernels(record, accelerator)
+        measured = None if record.kernel_fit is None else record.kernel_fit.interference
+        interference = accelerator.interference if measured is None else measured
+    return Machine(kernels, interference if settings.interference is None else settings.interference)
 
 
 def _sharing(scenario: Scenario, program: Program, exchanges: CommunicationCost) -> Sharing | None:

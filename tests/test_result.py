@@ -18,7 +18,7 @@ PROMISED = [
 ]  # fmt: skip
 KEYS = [
     *PROMISED, "name", "scenario", "experience", "flop_convention", "critical_path_s", "stages", "network",
-    "step_times_s", "step_time_distribution_s", "stragglers",
+    "step_times_s", "step_time_distribution_s", "stragglers", "step_time_band_s",
 ]  # fmt: skip
 STAGE_KEYS = {"pipeline_rank", "breakdown_s", "waits_s", "peak_memory_bytes", "memory_bytes"}
 

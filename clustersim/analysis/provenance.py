@@ -1,55 +1,97 @@
-"""On what do the answer's durations rest?
+"""On what do the answer's durations rest, and how far do they carry?
 
-Every second in which a rank computes or moves data, hidden or not, on all ranks, is counted under the provenance of
-its duration; waiting has none. An overlapped kernel and exchange count under the longer of the two, as timed.
+Every second in which a rank computes or moves data, hidden or not, on all ranks, is counted under the kernel or
+exchange that it is spent on, with the provenance and the expected error of its duration; waiting has none. An
+overlapped kernel and exchange count under the longer of the two, as timed.
+
+Errors of one answer are taken to have one sign: they add up, so the band is wide rather than narrow.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim.analysis.rows import FloatArray, Rows, TimingOf, block_runs, timings
-from clustersim.cost.block import BlockTiming
-from clustersim.cost.timing import Provenance
-from clustersim.program.task import Exchange
-from clustersim.trace.store import Trace
+from clustersim.analysis.rows import Rows, TimingOf, block_runs, timings
+from clustersim.cost.timing import ExchangeTiming, Provenance
+from clustersim.program.task import Exchange, Overlap
+from clustersim.units import Seconds
+from clustersim.workload.kernels import Kernel
 
-_KINDS = tuple(Provenance)
+Work = Kernel | Exchange | Overlap
 
 
-def provenance_share(
-    rows: Rows,
-    timing_of: TimingOf,
-    exchange_provenance: Callable[[Exchange], Provenance],
-) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class Item:
+    """All runs of one kernel or exchange whose durations have one source.
+
+    error: the part by which they are expected to differ, None where nothing was measured; seconds: on all ranks.
+    """
+
+    does: Work
+    provenance: Provenance
+    error: float | None
+    seconds: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """error: of the busy seconds whose source knows its own, as a part of all; unknown: part of the others."""
+
+    error: float
+    unknown: float
+
+
+def items(rows: Rows, timing_of: TimingOf, exchange_timing: Callable[[Exchange], ExchangeTiming]) -> tuple[Item, ...]:
+    """What the ranks do, longest first."""
+    seconds: dict[tuple[Work, Provenance, float | None], float] = {}
+    for key, spent in (*_in_blocks(rows, timing_of), *_exchanges(rows, exchange_timing)):
+        seconds[key] = seconds.get(key, 0.0) + spent
+    found = (Item(*key, seconds=spent) for key, spent in seconds.items())
+    return tuple(sorted(found, key=lambda item: -item.seconds))
+
+
+def provenance_share(found: Iterable[Item]) -> dict[str, float]:
     """Share of busy seconds by provenance, summing to 1 (all zero if nothing took any time)."""
-    seconds = _block_seconds(rows.trace, rows, timing_of) + _exchange_seconds(rows.trace, rows, exchange_provenance)
-    whole = float(seconds.sum())
-    return {kind.value: float(part) / whole if whole > 0 else 0.0 for kind, part in zip(_KINDS, seconds, strict=True)}
+    seconds = dict.fromkeys(Provenance, 0.0)
+    for item in found:
+        seconds[item.provenance] += item.seconds
+    whole = sum(seconds.values())
+    return {kind.value: part / whole if whole > 0 else 0.0 for kind, part in seconds.items()}
 
 
-def _block_seconds(trace: Trace, rows: Rows, timing_of: TimingOf) -> FloatArray:
+def expectation(found: Sequence[Item]) -> Expectation:
+    """By how much the answer is expected to differ, as far as its sources know."""
+    whole = sum(item.seconds for item in found)
+    if whole <= 0:
+        return Expectation(0.0, 1.0)
+    known = sum(item.seconds * item.error for item in found if item.error is not None)
+    return Expectation(known / whole, sum(item.seconds for item in found if item.error is None) / whole)
+
+
+_Spent = list[tuple[tuple[Work, Provenance, float | None], float]]
+
+
+def _in_blocks(rows: Rows, timing_of: TimingOf) -> _Spent:
+    trace = rows.trace
     runs = block_runs(rows, np.arange(len(trace)), trace.end - trace.start)
     different, which = timings(rows, runs, timing_of)
     times = np.bincount(which, runs.runs * rows.weights[runs.owner], minlength=len(different))
-    seconds = np.zeros(len(_KINDS))
-    for (_, timing), count in zip(different, times.tolist(), strict=True):
-        seconds += _by_provenance(timing) * count
-    return seconds
+    spent: _Spent = []
+    for (block, timing), count in zip(different, times.tolist(), strict=True):
+        for place, operation in enumerate(block.operations):
+            key = operation.does, timing.provenance[place], timing.error[place]
+            spent.append((key, timing.durations[place] * count))
+    return spent
 
 
-def _by_provenance(timing: BlockTiming) -> FloatArray:
-    seconds = np.zeros(len(_KINDS))
-    for provenance, duration in zip(timing.provenance, timing.durations, strict=True):
-        seconds[_KINDS.index(provenance)] += duration
-    return seconds
-
-
-def _exchange_seconds(trace: Trace, rows: Rows, exchange_provenance: Callable[[Exchange], Provenance]) -> FloatArray:
-    places = np.array([_KINDS.index(exchange_provenance(exchange)) for exchange in rows.exchanges], dtype=np.int64)
-    exchange = rows.exchange
+def _exchanges(rows: Rows, exchange_timing: Callable[[Exchange], ExchangeTiming]) -> _Spent:
+    trace, exchange = rows.trace, rows.exchange
     chosen = exchange >= 0
     busy = (trace.end - trace.start)[chosen] * rows.weights[rows.owner[chosen]]
-    seconds = np.zeros(len(_KINDS))
-    np.add.at(seconds, places[exchange[chosen]], busy)
-    return seconds
+    seconds = np.bincount(exchange[chosen], busy, minlength=len(rows.exchanges))
+    spent: _Spent = []
+    for each, part in zip(rows.exchanges, seconds.tolist(), strict=True):
+        timing = exchange_timing(each)
+        spent.append(((each, timing.provenance, timing.error), part))
+    return spent

@@ -109,6 +109,27 @@ def check(file: ScenarioFile, overrides: Overrides = None) -> None:
 
 
 @app.command()
+def coverage(
+    file: ScenarioFile,
+    overrides: Overrides = None,
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the list as JSON; - is stdout.")] = None,
+    all_rows: Annotated[bool, typer.Option("--all", help="List what is measured, too.")] = False,
+) -> None:
+    """Show which kernels and collectives are not covered by the scenario's record, and what they weigh in the step."""
+    from clustersim.cli.coverage import show_coverage
+
+    show_coverage(file, overrides or [], json, every=all_rows)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
+def calibrate(context: typer.Context) -> None:
+    """Measure this machine's kernels and collectives, and check predictions against real steps (needs PyTorch)."""
+    from clustersim.cli.extension import run_extension
+
+    raise typer.Exit(run_extension("calibrate", context.args))
+
+
+@app.command()
 def presets() -> None:
     """List the models, clusters, accelerators and schedules that are shipped."""
     from clustersim.cli.shelves import print_shelves

@@ -63,7 +63,8 @@ class BlockTiming:
     durations: [operations] seconds; offsets: [operations + 1] seconds from the block's start, their running sum;
     exposed: [operations] the part of each that is communication not hidden by a kernel (all of an exchange's time,
     none of a kernel's); slowed: [operations] the part by which an exchange of the same operation slows its kernel;
-    together: operations that are a kernel and an exchange side by side, by place; provenance, bound: one per operation.
+    together: operations that are a kernel and an exchange side by side, by place; provenance, bound, error: one per
+    operation.
     """
 
     durations: tuple[Seconds, ...]
@@ -73,6 +74,7 @@ class BlockTiming:
     together: Mapping[int, SideBySide]
     provenance: tuple[Provenance, ...]
     bound: tuple[Bound, ...]
+    error: tuple[float | None, ...]
 
     @property
     def seconds(self) -> Seconds:
@@ -196,6 +198,7 @@ def timing_of(
         together=together,
         provenance=tuple(timing.provenance for timing in operations),
         bound=tuple(timing.bound for timing in operations),
+        error=tuple(timing.error for timing in operations),
     )
 
 

@@ -27,7 +27,7 @@ from clustersim.report.view import (
 )
 from clustersim.report.waiting import nobody_slow
 from clustersim.report.wording import disturbed_line, gpu_line, layout_line, stage_name
-from clustersim.result import EXPERIENCE, Result
+from clustersim.result import Result
 from clustersim.units import Seconds, format_seconds
 
 _VISIBLE: Final = 1e-3  # of the step: the least difference of waiting that is shown
@@ -137,7 +137,7 @@ def trust_of(result: Result) -> Trust:
         simulated_ranks=result.simulated_ranks,
         spans=result.spans,
         provenance={Provenance(source): share for source, share in result.provenance.items() if share > 0},
-        experience=EXPERIENCE,
+        experience=result.experience,
         warnings=result.scenario.warnings,
         suggestions=result.suggestions,
         not_modelled=result.not_modelled,

@@ -16,7 +16,7 @@ from clustersim.report.slices import Arguments, Inside, Label
 from clustersim.report.view import FloatArray, IntArray
 from clustersim.report.wording import PROVENANCE_NAMES
 from clustersim.trace.store import OperationSpans
-from clustersim.workload.kernels import AttentionShape, Kernel, MatmulShape
+from clustersim.workload.kernels import AttentionShape, Kernel, MatmulShape, Shape, StreamShape
 
 if TYPE_CHECKING:
     from clustersim.result import Result
@@ -92,15 +92,25 @@ def _label(operation: Operation, timing: BlockTiming, place: int) -> Label:
 def _kernel(kernel: Kernel) -> Arguments:
     arguments: Arguments = {"kernel": kernel.kind.value, "dtype": kernel.dtype.value}
     arguments |= {"flop": int(kernel.flops), "memory_bytes": int(kernel.bytes)}
-    match kernel.shape:
-        case MatmulShape(m, n, k, batch):
-            arguments["shape"] = f"m {m}, n {n}, k {k}" + (f", batch {batch}" if batch > 1 else "")
-        case AttentionShape() as shape:
-            arguments["shape"] = (
+    words = shape_words(kernel.shape)
+    return arguments | ({"shape": words} if words else {})
+
+
+def shape_words(shape: Shape | None) -> str:
+    """What a kernel computes, in the field's terms; empty where nothing says it."""
+    match shape:
+        case MatmulShape(m, n, k, batch, operands, accumulated):
+            more = f", batch {batch}" if batch > 1 else ""
+            return f"{operands.value} m {m}, n {n}, k {k}{more}{', accumulated' if accumulated else ''}"
+        case AttentionShape():
+            return (
                 f"batch {shape.batch}, queries {shape.query}, keys {shape.key}, heads {shape.heads}, "
-                f"kv heads {shape.kv_heads}, head dim {shape.head_dim}" + (", causal" if shape.causal else "")
+                f"kv heads {shape.kv_heads}, head dim {shape.head_dim}{', causal' if shape.causal else ''}"
             )
-    return arguments
+        case StreamShape(routine, rows, width, backward, fused):
+            how = f"{', backward' if backward else ''}{'' if fused else ', unfused'}"
+            return f"{routine.value} {rows} x {width}{how}" if rows > 1 else f"{routine.value} {width}{how}"
+    return ""
 
 
 def _exchange(exchange: Exchange) -> Arguments:

@@ -8,10 +8,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from clustersim import shipped
+from clustersim.cost.record import Record
+from clustersim.cost.record_file import read_record
 from clustersim.errors import InputError, nearest
 from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.parallel.layout import Layout
-from clustersim.scenario.file import ClusterSection, LayoutSection, ModelSection, ScheduleChoice
+from clustersim.scenario.file import (
+    ClusterSection,
+    LayoutSection,
+    ModelSection,
+    RecordSection,
+    ScaleSection,
+    ScenarioFile,
+    ScheduleChoice,
+)
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.shelf import schedule
 from clustersim.workload.hf_config import config_file, read_hf_config
@@ -79,10 +89,43 @@ def read_cluster(section: ClusterSection, base: Path, gpus: int | None) -> Clust
     return load_cluster(str(place), gpus=gpus, overrides=changes or None)
 
 
-def files(section: ModelSection, cluster: Cluster, base: Path) -> tuple[Path, ...]:
-    """The model's file, if the scenario names one, and the cluster's."""
-    model = () if section.path is None else (config_file(shipped.beside(base, section.path)),)
-    return (*model, *cluster.files)
+def record_file(section: RecordSection, base: Path) -> Path:
+    """The file of a record: a shipped one's by name, or a path as seen from the scenario."""
+    return (
+        shipped.beside(base, section.file) if shipped.is_path(section.file) else shipped.find("records", section.file)
+    )
+
+
+def read_costs(section: RecordSection, base: Path, cluster: Cluster) -> Record:
+    """The record for the cluster's accelerator; one of another is refused unless it says how to scale it."""
+    path = record_file(section, base)
+    record = read_record(path)
+    accelerators = [accelerator.name for accelerator in cluster.kinds()[0]]
+    measured = record.device.accelerator
+    if section.scale is not None:
+        return _carried_over(record, section.scale, accelerators[0])
+    if measured not in accelerators:
+        raise InputError(
+            f"{section.file} was measured on {measured}, but the cluster has {' and '.join(accelerators)}; measure "
+            f"there, or carry it over: {{file: {section.file}, scale: {{compute: 1.0, bandwidth: 1.0}}}}, with the "
+            f"ratios of {accelerators[0]} to {measured}"
+        )
+    return record
+
+
+def _carried_over(record: Record, scale: ScaleSection, accelerator: str) -> Record:
+    """A record as another accelerator would have it."""
+    from clustersim.cost.scaled import scaled
+
+    there = scaled(record, compute=scale.compute, bandwidth=scale.bandwidth)
+    return replace(there, device=replace(there.device, accelerator=accelerator))
+
+
+def files(file: ScenarioFile, cluster: Cluster, base: Path) -> tuple[Path, ...]:
+    """The files of the model and the record, if the scenario names them, and the cluster's."""
+    model = () if file.model.path is None else (config_file(shipped.beside(base, file.model.path)),)
+    record = () if file.cost.record is None else (record_file(file.cost.record, base),)
+    return (*model, *record, *cluster.files)
 
 
 def read_layout(section: LayoutSection, gpus: int) -> Layout:

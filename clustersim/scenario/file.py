@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from clustersim.cost.record import Record
 from clustersim.dtypes import DType
 from clustersim.errors import nearest, shown
 from clustersim.parallel.data import DDP_BUCKET, DataParallelism, NaiveDataParallel, Replicated, Zero
@@ -48,6 +49,7 @@ from clustersim.workload.transformer import Mlp, Norm, Positions
 
 MOST_INTERFERENCE = 10.0
 MOST_STEPS = 10_000
+MOST_SCALE = 1_000.0
 
 
 class ModelSection(Shipped):
@@ -277,10 +279,19 @@ class TrainingSection(Section):
         return Training(**{**plain, "precision": self.precision.formats(), "recompute": self.recompute.choice()})
 
 
-class KernelSource(Enum):
-    """Where kernel durations come from."""
+class ScaleSection(Section):
+    """`cost.record.scale`: the cluster's accelerator relative to the one that was measured."""
 
-    ROOFLINE = "roofline"
+    compute: Annotated[float, Field(gt=0.0, le=MOST_SCALE)] = 1.0
+    bandwidth: Annotated[float, Field(gt=0.0, le=MOST_SCALE)] = 1.0
+
+
+class RecordSection(Section):
+    """`cost.record`: a calibration record, and how it is carried over to another accelerator."""
+
+    short: ClassVar[str | None] = "file"
+    file: Name = Field(examples=["my-gpu.json"])
+    scale: ScaleSection | None = None
 
 
 def _yaml_off(value: object) -> object:
@@ -301,17 +312,17 @@ def _algorithms(value: object) -> object:
 class CostSection(Section):
     """`cost`: where durations come from, and how many ranks are simulated one by one."""
 
-    kernels: Annotated[KernelSource, member(KernelSource)] = KernelSource.ROOFLINE
+    record: RecordSection | None = None
     collectives: Annotated[dict[Collective, str], BeforeValidator(_algorithms)] = Field({})
     symmetry: Annotated[Symmetry, member(Symmetry), BeforeValidator(_yaml_off)] = Symmetry.AUTO
     coalesce: bool = True
     network: Annotated[Contention, member(Contention)] = Contention.NONE
     interference: Annotated[float | None, share(0.0, MOST_INTERFERENCE)] = None
 
-    def settings(self) -> CostSettings:
-        """The settings as the inside knows them."""
+    def settings(self, record: Record | None) -> CostSettings:
+        """The settings as the inside knows them, with the record that was read."""
         algorithms = MappingProxyType(self.collectives)
-        return CostSettings(self.symmetry, self.coalesce, self.network, algorithms, self.interference)
+        return CostSettings(self.symmetry, self.coalesce, self.network, algorithms, self.interference, record)
 
 
 class ScenarioFile(Section):

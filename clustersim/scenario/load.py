@@ -72,6 +72,12 @@ def _referred(file: ScenarioFile, origin: Origin) -> Scenario:
     if model is None or schedule is None or machine is None:
         raise refuse(origin.source, found)
     cluster, disturbances = machine
+    record = None
+    if file.cost.record is not None:
+        section = file.cost.record
+        record = _try(found, "cost.record: ", lambda: build.read_costs(section, origin.base, cluster))
+        if record is None:
+            raise refuse(origin.source, found)
     return Scenario(
         name=file.name or origin.name,
         model=model,
@@ -79,11 +85,11 @@ def _referred(file: ScenarioFile, origin: Origin) -> Scenario:
         layout=build.read_layout(file.layout, cluster.gpus),
         schedule=schedule,
         training=file.training.step(),
-        cost=file.cost.settings(),
+        cost=file.cost.settings(record),
         disturbances=disturbances,
         jitter=None if file.disturbances.jitter is None else file.disturbances.jitter.jitter(),
         steps=file.steps,
-        files=build.files(file.model, cluster, origin.base),
+        files=build.files(file, cluster, origin.base),
     )
 
 

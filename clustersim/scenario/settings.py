@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
+from clustersim.cost.record import Record
 from clustersim.program.task import Collective
 
 
@@ -26,7 +27,8 @@ class Contention(Enum):
 class CostSettings:
     """coalesce: tasks that no other rank can observe are one event; collectives: algorithm by collective.
 
-    interference: the part by which kernels take longer beside a collective, None: the accelerator's own.
+    interference: the part by which kernels take longer beside a collective, None: the record's or the accelerator's
+    own; record: what was measured on the accelerator that it names, None: nothing.
     """
 
     symmetry: Symmetry = Symmetry.AUTO
@@ -34,3 +36,4 @@ class CostSettings:
     network: Contention = Contention.NONE
     collectives: Mapping[Collective, str] = field(default_factory=lambda: MappingProxyType({}))
     interference: float | None = None
+    record: Record | None = None

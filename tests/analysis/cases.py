@@ -142,6 +142,7 @@ def timing(*pieces: tuple[float, float], provenance: tuple[Provenance, ...] | No
         together={},
         provenance=provenance or (Provenance.ROOFLINE,) * len(pieces),
         bound=(Bound.COMPUTE,) * len(pieces),
+        error=(None,) * len(pieces),
     )
 
 

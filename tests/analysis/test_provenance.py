@@ -1,10 +1,11 @@
 """On what do the durations rest?"""
 
+import numpy as np
 import pytest
 from hypothesis import given
 
-from clustersim.analysis.provenance import provenance_share
-from clustersim.cost.timing import Provenance
+from clustersim.analysis.provenance import expectation, items, provenance_share
+from clustersim.cost.timing import Bound, ExchangeTiming, Provenance
 from clustersim.program.task import Compute, Exchange, Stream
 
 from .cases import FORWARD, Case, Row, collective, nonzero, timing
@@ -13,8 +14,12 @@ from .random_cases import MIXED, cases
 P = Provenance
 
 
-def published(_: Exchange) -> Provenance:
-    return P.PUBLISHED
+def published(_: Exchange) -> ExchangeTiming:
+    return ExchangeTiming(np.ones(1), P.PUBLISHED, Bound.BANDWIDTH, "ring", "leaf")
+
+
+def shares_of(case: Case) -> dict[str, float]:
+    return provenance_share(items(case.joined, case.timing_of, published))
 
 
 def test_busy_seconds_of_all_ranks_are_shared_out() -> None:
@@ -30,17 +35,18 @@ def test_busy_seconds_of_all_ranks_are_shared_out() -> None:
         Row(collective("dp"), 3, 7, -1, Stream.DATA),
     )
     case = Case(rows, (0, 1, 0, 0), timings={MIXED: pair})
-    assert provenance_share(case.joined, case.timing_of, published) == {
-        "measured": 6 / 32, "interpolated": 0.0, "published": 12 / 32, "roofline": 14 / 32,
+    assert shares_of(case) == {
+        "measured": 6 / 32, "interpolated": 0.0, "fitted": 0.0, "published": 12 / 32, "roofline": 14 / 32,
     }  # fmt: skip
 
 
 @given(cases())
 def test_shares_sum_to_one_unless_nothing_took_time(case: Case) -> None:
-    shares = provenance_share(case.joined, case.timing_of, published)
+    shares = shares_of(case)
     assert sum(shares.values()) == pytest.approx(1.0) or not nonzero(shares)
 
 
 def test_an_empty_trace_rests_on_nothing() -> None:
     case = Case(())
-    assert not nonzero(provenance_share(case.joined, case.timing_of, published))
+    assert not nonzero(shares_of(case))
+    assert expectation(items(case.joined, case.timing_of, published)).unknown == 1

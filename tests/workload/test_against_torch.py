@@ -114,14 +114,13 @@ def _rotate(x: Any, cosine: Any, sine: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Case:
-    """A formula in PyTorch. constants: not differentiated; repeats: how often the operator runs the formula."""
+    """A formula in PyTorch. constants: not differentiated."""
 
     operator: streaming.Streaming
     formula: Callable[..., Any]
     inputs: tuple[Any, ...]
     constants: tuple[Any, ...] = ()
     elements: int = ELEMENTS
-    repeats: int = 1
 
     def run(self) -> Any:
         return self.formula(*self.inputs, *self.constants)
@@ -140,13 +139,11 @@ def _cases() -> dict[str, _Case]:
         "rms norm": _Case(streaming.norm(Norm.RMSNORM, fused=False), _rms_norm, (x, weight)),
         "swiglu": _Case(streaming.activation(Mlp.SWIGLU, fused=False), _swiglu, (x, other)),
         "gelu": _Case(streaming.activation(Mlp.GELU, fused=False), functional.gelu, (x,)),
-        # queries and keys are rotated by kernels of their own
         "rotary": _Case(
             streaming.rotary(fused=False),
             _rotate,
             (x.detach().view(TOKENS, 32, 128).requires_grad_(),),
             (*angles,),
-            repeats=2,
         ),
         "softmax": _Case(streaming.softmax(fused=False), _masked_softmax, (scores,), (mask,), elements=16 * 256 * 256),
     }
@@ -165,7 +162,7 @@ def test_unfused_passes_are_what_pytorch_runs(name: str) -> None:
     for passes, trace in ((case.operator.forward, forward), (case.operator.backward, backward)):
         assert passes is not None
         assert passes.bytes(DType.BF16, case.elements) == pytest.approx(trace.bytes, rel=0.02)
-        assert passes.launches == case.repeats * trace.launches
+        assert passes.launches == trace.launches
 
 
 @pytest.mark.parametrize("name", _CASES)

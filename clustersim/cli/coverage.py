@@ -1,0 +1,128 @@
+"""Which kernels and collectives of a scenario rest on no measurement, and what do they weigh in the step?
+
+A weight is the share of the time that all ranks compute or communicate. Kernels that are the same measurement (equal
+kind, format and shape) are one line.
+"""
+
+import json as json_format
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from clustersim.analysis.provenance import Item, provenance_share
+from clustersim.cli.outputs import STDOUT, Outputs
+from clustersim.cost.timing import Provenance
+from clustersim.program.task import Exchange, Overlap
+from clustersim.report.files import write_text_atomically
+from clustersim.report.operations import shape_words
+from clustersim.report.wording import PROVENANCE_NAMES
+from clustersim.scenario import Scenario
+from clustersim.units import format_bytes
+
+COVERED: Final = (Provenance.MEASURED, Provenance.INTERPOLATED)
+_MOST: Final = 25  # lines of the table; the rest is one more
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What is one measurement. share: of the busy time; error: as in `cost.timing.Timing`."""
+
+    kind: str
+    what: str
+    names: tuple[str, ...]
+    provenance: Provenance
+    error: float | None
+    share: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The line as plain data."""
+        return {
+            "kind": self.kind,
+            "what": self.what,
+            "names": list(self.names),
+            "provenance": self.provenance.value,
+            "covered": self.provenance in COVERED,
+            "error": self.error,
+            "share": self.share,
+        }
+
+
+def show_coverage(file: Path, overrides: Sequence[str], json: str | None, *, every: bool) -> None:
+    """Simulate the scenario, and print (or write) on what its durations rest."""
+    scenario = Scenario.load(file, overrides)
+    Outputs(json=json).require((file, *scenario.files))
+    from clustersim.simulation import simulate
+
+    items = simulate(scenario).items
+    shares, found = provenance_share(items), lines(items)
+    if json is not None:
+        _write({"provenance_share": shares, "lines": [line.to_json() for line in found]}, json)
+    if json != STDOUT:
+        _print(scenario, shares, [line for line in found if every or line.provenance not in COVERED])
+
+
+def lines(items: Sequence[Item]) -> list[Line]:
+    """What is measured once, heaviest first."""
+    whole = sum(item.seconds for item in items) or 1.0
+    together: dict[tuple[str, str, Provenance, float | None], tuple[float, dict[str, None]]] = {}
+    for item in items:
+        kind, what, name = _said(item)
+        key = kind, what, item.provenance, item.error
+        share, names = together.get(key, (0.0, {}))
+        together[key] = share + item.seconds / whole, names | {name: None}
+    found = [
+        Line(kind, what, tuple(names), provenance, error, share)
+        for (kind, what, provenance, error), (share, names) in together.items()
+    ]
+    return sorted(found, key=lambda line: -line.share)
+
+
+def _said(item: Item) -> tuple[str, str, str]:
+    """Kind, what is done, and name."""
+    match item.does:
+        case Exchange() as exchange:
+            return exchange.collective.value, f"{exchange.group}, {format_bytes(exchange.payload)}", exchange.name
+        case Overlap(exchange=exchange, kernel=kernel):
+            words = f"{kernel.dtype.value} {shape_words(kernel.shape)} beside {exchange.collective.value}"
+            return kernel.kind.value, words, kernel.name
+        case kernel:
+            return kernel.kind.value, f"{kernel.dtype.value} {shape_words(kernel.shape)}", kernel.name
+
+
+def _print(scenario: Scenario, shares: dict[str, float], shown: Sequence[Line]) -> None:
+    record = scenario.cost.record
+    told = "no record" if record is None else f"record of {record.device.name or record.device.accelerator}"
+    print(f"{scenario.name}: {told}; busy time by the source of its durations:")
+    for source in Provenance:
+        if shares[source.value] > 0:
+            print(f"  {shares[source.value]:7.1%}  {PROVENANCE_NAMES[source]}")
+    if not shown:
+        print("everything that takes time is measured or lies between measured shapes")
+        return
+    for line in shown[:_MOST]:
+        print(_words(line))
+    if len(shown) > _MOST:
+        rest = sum(line.share for line in shown[_MOST:])
+        print(f"and {len(shown) - _MOST} more, {rest:.2%} in all (--json FILE lists them)")
+    if record is None or any(line.provenance not in COVERED for line in shown):
+        name = scenario.path or "SCENARIO.yaml"
+        print(
+            f"measure them on a {scenario.cluster.accelerator.name}: clustersim calibrate --for {name} -o RECORD.json"
+        )
+
+
+def _words(line: Line) -> str:
+    """One line of text; not a table, whose columns would be too narrow for shapes."""
+    name = line.names[0] + (f" and {len(line.names) - 1} more" if len(line.names) > 1 else "")
+    error = "" if line.error is None else f" within {line.error:.1%}"
+    return f"{line.share:7.2%}  {name:<34} {line.kind} {line.what}, {line.provenance.value}{error}"
+
+
+def _write(content: dict[str, Any], path: str) -> None:
+    text = json_format.dumps(content, indent=2, allow_nan=False) + "\n"
+    if path == STDOUT:
+        sys.stdout.write(text)
+    else:
+        write_text_atomically(path, text)

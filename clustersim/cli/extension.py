@@ -1,0 +1,19 @@
+"""How does the command line reach a package that it must not import?
+
+Calibration imports clustersim (and torch), never the reverse; it offers its command as an entry point of the group
+`clustersim.commands`, which is looked up when the command is typed.
+"""
+
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+
+from clustersim.errors import InputError
+
+
+def run_extension(name: str, arguments: Sequence[str]) -> int:
+    """Run the command that an installed package offers under a name; return its exit status."""
+    found = entry_points(group="clustersim.commands", name=name)
+    if not found:
+        raise InputError(f"nothing installed offers {name}; install clustersim again: pip install 'clustersim[{name}]'")
+    status: int = next(iter(found)).load()(list(arguments))
+    return status

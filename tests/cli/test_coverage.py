@@ -1,0 +1,94 @@
+"""Which kernels of a scenario rest on no measurement? A record of its matmuls leaves all the others."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clustersim import Scenario, simulate
+from clustersim.cost.record import Conditions, Device, KernelRow, Record, Spread
+from clustersim.cost.record_file import write_record
+from clustersim.simulation import kernels_of
+from clustersim.workload.kernels import KernelKind
+from tests.cli.conftest import Run
+
+SECONDS = 1e-3
+
+
+def record_of_matmuls(plan: Path, path: Path, accelerator: str = "h100-sxm-80gb") -> None:
+    """Every matmul of a plan took a millisecond, give or take 2 %."""
+    rows = [
+        KernelRow(
+            kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, kernel.launches,
+            Spread(SECONDS, 0.98 * SECONDS, 1.02 * SECONDS, 20),
+        )
+        for kernel in kernels_of(Scenario.load(plan))
+        if kernel.kind is KernelKind.MATMUL and kernel.shape is not None
+    ]  # fmt: skip
+    device = Device(accelerator, "a test's GPU")
+    write_record(Record(device, Conditions("2026-11-20", "none", "made up"), tuple(rows)), path)
+
+
+def test_what_a_record_does_not_cover_is_listed_with_its_weight(clustersim: Run, plan: Path, tmp_path: Path) -> None:
+    record_of_matmuls(plan, tmp_path / "gpu.json")
+    done = clustersim("coverage", plan, "--set", "cost.record=gpu.json", "--json", "-")
+    answer = json.loads(done.stdout)
+    assert sum(line["share"] for line in answer["lines"]) == pytest.approx(1.0)
+    kinds = {line["kind"]: line["covered"] for line in answer["lines"]}
+    assert kinds["matmul"]
+    assert not any(covered for kind, covered in kinds.items() if kind != "matmul")
+    measured = sum(line["share"] for line in answer["lines"] if line["covered"])
+    assert answer["provenance_share"]["measured"] == pytest.approx(measured)
+    assert {line["error"] for line in answer["lines"] if line["covered"]} == {pytest.approx(0.02)}
+    table = clustersim("coverage", plan, "--set", "cost.record=gpu.json").stdout
+    assert "a test's GPU" in table
+    assert "matmul" not in table
+    assert "clustersim calibrate --for" in table
+
+
+def test_the_band_narrows_to_what_was_measured(plan: Path, tmp_path: Path) -> None:
+    """Measured parts differ by 2 %, the others as published runs did: 13 % less to 24 % more."""
+    record_of_matmuls(plan, tmp_path / "gpu.json")
+    result = simulate(Scenario.load(plan, [f"cost.record={tmp_path / 'gpu.json'}"]))
+    measured = result.provenance["measured"]
+    low, high = result.band
+    assert low == pytest.approx(result.step_time * (1 - 0.02 * measured - 0.13 * (1 - measured)))
+    assert high == pytest.approx(result.step_time * (1 + 0.02 * measured + 0.24 * (1 - measured)))
+    plain = simulate(Scenario.load(plan))
+    assert plain.band == pytest.approx((0.87 * plain.step_time, 1.24 * plain.step_time))
+
+
+def test_a_record_of_another_accelerator_is_refused_unless_it_is_scaled(
+    clustersim: Run, plan: Path, tmp_path: Path
+) -> None:
+    record_of_matmuls(plan, tmp_path / "gpu.json", accelerator="h200-sxm-141gb")
+    refused = clustersim("run", plan, "--set", "cost.record=gpu.json")
+    assert refused.returncode == 2
+    assert "was measured on h200-sxm-141gb, but the cluster has h100-sxm-80gb" in refused.stderr
+    scaled = ["cost.record.file=gpu.json", "cost.record.scale.bandwidth=0.7"]
+    done = clustersim("run", plan, "--set", scaled[0], "--set", scaled[1])
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "is empty"),
+        ('{"version": 1, "device"', "is not valid JSON"),
+        ('{"version": 7}', "version: 7 is not 1"),
+        ('{"version": 1}', "device: is missing"),
+    ],
+)
+def test_a_broken_record_is_one_sentence(clustersim: Run, plan: Path, tmp_path: Path, content: str, says: str) -> None:
+    (tmp_path / "broken.json").write_text(content)
+    done = clustersim("check", plan, "--set", "cost.record=broken.json")
+    assert done.returncode == 2
+    assert "broken.json" in done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_record_that_nobody_ships_is_refused_with_those_that_are(clustersim: Run, plan: Path) -> None:
+    done = clustersim("check", plan, "--set", "cost.record=h100")
+    assert done.returncode == 2
+    assert "there is no record 'h100'" in done.stderr
