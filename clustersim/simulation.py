@@ -22,10 +22,11 @@ from clustersim.cost.communication import CommunicationCost
 from clustersim.cost.machines import Machine, Machines, Slowed
 from clustersim.cost.record import Call
 from clustersim.cost.recorded import RecordedKernels
+from clustersim.cost.recorded_exchanges import RecordedExchanges
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.sharing import Alone, Sharing, sharing
 from clustersim.cost.symmetry import alike, alike_shared, all_apart
-from clustersim.cost.timing import KernelCost
+from clustersim.cost.timing import ExchangeCost, KernelCost
 from clustersim.engine.engine import run
 from clustersim.engine.inside import Inside
 from clustersim.errors import InputError
@@ -168,11 +169,17 @@ def _order(scenario: Scenario) -> Order:
     return scenario.schedule.order(scenario.layout.pp, scenario.microbatches)
 
 
-def _exchanges(scenario: Scenario, program: Program) -> CommunicationCost:
-    cluster = scenario.cluster
+def _exchanges(scenario: Scenario, program: Program) -> CommunicationCost | RecordedExchanges:
+    cluster, settings = scenario.cluster, scenario.cost
     library = load_library(cluster.library)
     library = replace(library, published=library.published and cluster.measured)
-    return CommunicationCost(cluster.fabric, library, program.groups, scenario.cost.collectives)
+    model = CommunicationCost(cluster.fabric, library, program.groups, settings.collectives)
+    if settings.record is None or scenario.disturbances.network:
+        return model  # what was measured on a healthy network does not say what a disturbed one does
+    chosen = settings.collectives  # nor what an algorithm does that the user has chosen instead
+    rows = tuple(row for row in settings.record.collectives if row.call.collective not in chosen)
+    record = replace(settings.record, collectives=rows)
+    return RecordedExchanges(model, record, program.groups, gpus_per_node=cluster.gpus_per_node)
 
 
 def _machines(scenario: Scenario) -> Machines:
@@ -203,14 +210,14 @@ def _machine(accelerator: Accelerator, settings: CostSettings) -> Machine:
     return Machine(kernels, interference if settings.interference is None else settings.interference)
 
 
-def _sharing(scenario: Scenario, program: Program, exchanges: CommunicationCost) -> Sharing | None:
+def _sharing(scenario: Scenario, program: Program, exchanges: CommunicationCost | RecordedExchanges) -> Sharing | None:
     """Which exchanges share the network, if they are to."""
     if scenario.cost.network is Contention.NONE:
         return None
     return sharing(program, exchanges, len(scenario.cluster.fabric.links.kind))
 
 
-def _classes(scenario: Scenario, cost: BlockCost, exchanges: CommunicationCost, shares: Sharing | None) -> Classes:
+def _classes(scenario: Scenario, cost: BlockCost, exchanges: ExchangeCost, shares: Sharing | None) -> Classes:
     """Which ranks provably do the same; where every kernel varies by itself, none do."""
     links, program, machine = scenario.cluster.fabric.links, cost.program, cost.machines.of
     if scenario.cost.symmetry is Symmetry.OFF or scenario.jitter is not None:

@@ -9,11 +9,13 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.analysis.parts import PARTS
+from clustersim.cost.record import Call, CollectiveRow, Conditions, Device, Record, Spread
+from clustersim.cost.timing import Provenance
 from clustersim.errors import InputError
 from clustersim.memory.footprint import Category
 from clustersim.result import Result
 from clustersim.scenario.settings import Symmetry
-from clustersim.simulation import check, peak_memory
+from clustersim.simulation import check, exchanges_of, peak_memory
 
 
 def scenario(*overrides: str, **sections: Any) -> Scenario:
@@ -244,3 +246,39 @@ def test_interference_costs_time_and_can_be_turned_off() -> None:
     assert without.step_time < usual.step_time < doubled.step_time
     assert without.breakdown.mean()["slowed by communication"] == 0
     assert usual.scenario.cluster.accelerator.interference == 0.19
+
+
+def recorded(calls: dict[Call, float]) -> Record:
+    rows = tuple(CollectiveRow(call, Spread(seconds, seconds, seconds, 20)) for call, seconds in calls.items())
+    return Record(
+        Device("h100-sxm-80gb", "a test's GPU"), Conditions("2026-11-20", "none", "made up"), collectives=rows
+    )
+
+
+def test_a_record_s_collectives_take_what_was_measured() -> None:
+    """Without overlap a step is longer by as much as its one reduction."""
+    plain = scenario("layout.tp=1", "layout.pp=1", "layout.dp=16", "layout.data.ddp.overlap=false")
+    reduction = next(call for call in exchanges_of(plain) if call.payload > 1e6)
+    assert (reduction.ranks, reduction.nodes) == (16, 2)
+    took = [
+        simulate(replace(plain, cost=replace(plain.cost, record=recorded({reduction: seconds}))))
+        for seconds in (1.0, 3.0)
+    ]
+    assert took[1].step_time == pytest.approx(took[0].step_time + 2.0)
+    assert took[1].provenance["measured"] > took[0].provenance["measured"] > 0
+
+
+def test_a_record_is_left_aside_where_it_cannot_answer() -> None:
+    """On a disturbed network, and for algorithms that the user has chosen."""
+    calls = dict.fromkeys(exchanges_of(scenario()), 1e-3)
+    kinds = {call.collective.value for call in calls} & {"all_gather", "reduce_scatter", "all_reduce"}
+    forced = {"collectives": dict.fromkeys(kinds, "ring")}
+    for case, uses in (
+        (scenario(), True),
+        (scenario(disturbances={"nics": [{"gpu": 3, "bandwidth": 0.5}]}), False),
+        (scenario(cost=forced), True),  # messages of the pipeline still
+    ):
+        result = simulate(replace(case, cost=replace(case.cost, record=recorded(calls))))
+        assert (result.provenance["measured"] > 0) == uses
+    chosen = {item.does.collective.value for item in result.items if item.provenance is Provenance.MEASURED}  # type: ignore[union-attr]
+    assert chosen == {call.collective.value for call in calls} - kinds

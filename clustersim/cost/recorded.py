@@ -1,23 +1,172 @@
-"""Placeholder by the lead so that imports work; helper H1 replaces this whole file."""
+"""How long does a kernel take, from what was measured on this hardware?
 
-from clustersim.cost.record import Record, signature
+What was timed takes what it took (the median). A kernel between measured ones (inside the convex hull of those of its
+family, in logarithms of sizes: `cost.similarity`, `cost.hull`) takes what the fitted kernel model says, times what
+its neighbours took relative to the model (`cost.kriging`). What lies beyond takes what the fitted model says. Errors
+are the dispersion of the row; the mean error of the rows that it was compared with, each predicted from the others
+(those on the hull too, so that it is rather too large); and the model's residual, of each row from the fit to the others.
+
+Assumed: a measured row stands for the kernel wherever it runs in a step, with clocks and caches as in training. What a
+record of published or derived rows says is never called measured or interpolated.
+"""
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clustersim.cost.hull import inside
+from clustersim.cost.kriging import Kriging
+from clustersim.cost.record import KernelFit, KernelRow, Origin, Outcome, Record, Spread, family, signature
 from clustersim.cost.roofline import Roofline
+from clustersim.cost.similarity import LAYOUT_DISTANCE, Place, place
 from clustersim.cost.timing import Provenance, Timing
 from clustersim.hardware.accelerator import Accelerator
+from clustersim.units import Seconds
 from clustersim.workload.kernels import Kernel
+
+FloatArray = NDArray[np.float64]
+
+_STANDING: Final = {Origin.PUBLISHED: Provenance.PUBLISHED, Origin.DERIVED: Provenance.FITTED}
+
+
+def standing(origin: Origin, provenance: Provenance) -> Provenance:
+    """What a duration rests on, if it was found so in a record of this origin."""
+    return _STANDING.get(origin, provenance)
+
+
+def fitted_model(fit: KernelFit | None, accelerator: Accelerator) -> Roofline:
+    """The kernel model with a record's constants, or with the accelerator's own where the record has none."""
+    if fit is None:
+        return Roofline(accelerator)
+    return Roofline(
+        replace(
+            accelerator,
+            peak={**accelerator.peak, **fit.peak},
+            memory_bandwidth=fit.memory_bandwidth,
+            compute_units=fit.compute_units,
+            efficiency=fit.efficiency,
+        )
+    )
 
 
 class RecordedKernels:
-    """Exact hits only."""
+    """A source of kernel durations for one accelerator (a `KernelCost`); remembers the kernels that it has timed.
+
+    record: of this accelerator (the door has checked); accelerator: gives what the record's fit does not.
+    """
 
     def __init__(self, record: Record, accelerator: Accelerator) -> None:
-        self._rows = {row.signature: row for row in record.kernels if row.time is not None}
-        self._base = Roofline(accelerator)
+        self._origin, self._fit = record.origin, record.kernel_fit
+        self._model = fitted_model(record.kernel_fit, accelerator)
+        self._rows = {row.signature: time for row, time in _timed(record.kernels)}
+        self._kin = _by_kin(record.kernels)
+        self._kindred: dict[Hashable, _Kindred] = {}
+        self._timings: dict[Kernel, Timing] = {}
 
     def kernel(self, kernel: Kernel) -> Timing:
-        """Time one kernel."""
-        base, key = self._base.kernel(kernel), signature(kernel)
-        row = None if key is None else self._rows.get(key)
-        if row is None or row.time is None:
-            return base
-        return Timing(row.time.seconds, Provenance.MEASURED, base.bound, row.time.dispersion)
+        """Time one kernel alone on one accelerator."""
+        timing = self._timings.get(kernel)
+        if timing is None:
+            timing = self._timings[kernel] = self._time(kernel)
+        return timing
+
+    def _time(self, kernel: Kernel) -> Timing:
+        modelled, sought = self._model.kernel(kernel), signature(kernel)
+        if sought is None:
+            return self._beyond(modelled, None)
+        row = self._rows.get(sought)
+        if row is not None:
+            return self._recorded(modelled, (row.seconds, row.dispersion), Provenance.MEASURED)
+        between = self._between(place(sought), modelled.seconds)
+        if between is not None:
+            return self._recorded(modelled, between, Provenance.INTERPOLATED)
+        return self._beyond(modelled, family(sought))
+
+    def _recorded(self, modelled: Timing, found: tuple[Seconds, float], provenance: Provenance) -> Timing:
+        seconds, error = found
+        return Timing(seconds, standing(self._origin, provenance), modelled.bound, error)
+
+    def _between(self, sought: Place, modelled: Seconds) -> tuple[Seconds, float] | None:
+        """Seconds and their error, where measured rows lie around."""
+        if sought.kin not in self._kin:
+            return None
+        if sought.kin not in self._kindred:
+            self._kindred[sought.kin] = _kindred(self._kin[sought.kin], self._model)
+        kindred = self._kindred[sought.kin]
+        return (modelled * kindred.factor(sought), kindred.error) if kindred.around(sought) else None
+
+    def _beyond(self, modelled: Timing, named: str | None) -> Timing:
+        """What the model says, which was fitted to the record or is the accelerator's own."""
+        if self._fit is None:
+            return modelled
+        left_out = {name: residual.left_out for name, residual in self._fit.residuals.items()}
+        error = left_out.get(named or "", max(left_out.values(), default=None))
+        return replace(modelled, provenance=standing(self._origin, Provenance.FITTED), error=error)
+
+
+@dataclass(frozen=True)
+class _Kindred:
+    """Measured rows that are compared with each other.
+
+    points: [rows, sizes]; ratios: [rows] logarithms of measured over modelled seconds; layouts: one of each row.
+    """
+
+    points: FloatArray
+    ratios: FloatArray
+    layouts: Sequence[tuple[object, ...]]
+    _alike: dict[tuple[object, ...], FloatArray] = field(default_factory=dict, repr=False, compare=False)
+
+    def around(self, sought: Place) -> bool:
+        """Whether rows of the same layout lie around."""
+        if sought.layout not in self._alike:
+            same = np.array([layout == sought.layout for layout in self.layouts])
+            self._alike[sought.layout] = self.points[same]
+        return inside(self._alike[sought.layout], np.array(sought.point))
+
+    def factor(self, sought: Place) -> float:
+        """Measured over modelled seconds, as expected from the rows."""
+        point = np.append(sought.point, self._marks([sought.layout])[0])
+        return math.exp(self._kriging.at(point))
+
+    @cached_property
+    def error(self) -> float:
+        """Mean error of rows that are predicted from the others, as a part of what was measured."""
+        return float(np.abs(np.expm1(self._kriging.left_out - self.ratios)).mean())
+
+    @cached_property
+    def _kriging(self) -> Kriging:
+        return Kriging(np.hstack([self.points, self._marks(self.layouts)]), self.ratios)
+
+    @cached_property
+    def _columns(self) -> tuple[tuple[int, object], ...]:
+        """What a layout may be, by its place in it."""
+        return tuple(dict.fromkeys(each for layout in self.layouts for each in enumerate(layout)))
+
+    def _marks(self, layouts: Sequence[tuple[object, ...]]) -> FloatArray:
+        """Coordinates of layouts, which put two that differ in one thing at their distance: [layouts, things]."""
+        marked = [[layout[at] == thing for at, thing in self._columns] for layout in layouts]
+        return np.array(marked, dtype=np.float64).reshape(len(layouts), -1) * LAYOUT_DISTANCE / math.sqrt(2.0)
+
+
+def _kindred(rows: Sequence[tuple[Place, Kernel, Seconds]], model: Roofline) -> _Kindred:
+    """Rows of one kin, relative to a model."""
+    points = np.array([place.point for place, _, _ in rows])
+    ratios = np.array([math.log(seconds / model.kernel(kernel).seconds) for _, kernel, seconds in rows])
+    return _Kindred(points, ratios, [place.layout for place, _, _ in rows])
+
+
+def _timed(rows: Iterable[KernelRow]) -> Iterable[tuple[KernelRow, Spread]]:
+    return ((row, row.time) for row in rows if row.outcome is Outcome.MEASURED and row.time is not None)
+
+
+def _by_kin(rows: Iterable[KernelRow]) -> Mapping[Hashable, list[tuple[Place, Kernel, Seconds]]]:
+    found: dict[Hashable, list[tuple[Place, Kernel, Seconds]]] = {}
+    for row, time in _timed(rows):
+        where = place(row.signature)
+        found.setdefault(where.kin, []).append((where, row.kernel, time.seconds))
+    return found

@@ -90,6 +90,11 @@ class Disturbances:
     links: tuple[LinkChange, ...] = ()
     background: Mapping[LinkKind, float] = field(default_factory=lambda: MappingProxyType({}))
 
+    @property
+    def network(self) -> bool:
+        """Whether links are not as they should be."""
+        return bool(self.nics or self.links or any(self.background.values()))
+
     def speeds(self, gpus: int) -> FloatArray:
         """Speed of each of the first GPUs relative to an undisturbed one: [gpus]."""
         speeds: FloatArray = np.ones(gpus)

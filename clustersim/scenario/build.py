@@ -10,6 +10,7 @@ from typing import Any, Final
 from clustersim import shipped
 from clustersim.cost.record import Record
 from clustersim.cost.record_file import read_record
+from clustersim.cost.scaled import scaled
 from clustersim.errors import InputError, nearest
 from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.parallel.layout import Layout
@@ -115,8 +116,6 @@ def read_costs(section: RecordSection, base: Path, cluster: Cluster) -> Record:
 
 def _carried_over(record: Record, scale: ScaleSection, accelerator: str) -> Record:
     """A record as another accelerator would have it."""
-    from clustersim.cost.scaled import scaled
-
     there = scaled(record, compute=scale.compute, bandwidth=scale.bandwidth)
     return replace(there, device=replace(there.device, accelerator=accelerator))
 

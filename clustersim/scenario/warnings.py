@@ -176,6 +176,12 @@ def _beyond_reach(scenario: Scenario) -> Iterator[str]:
         yield f"disturbances.{key} changes nothing: no transfer leaves the {highest} tier"
 
 
+def _record_of_a_healthy_network(scenario: Scenario) -> Iterator[str]:
+    record = scenario.cost.record
+    if record is not None and record.collectives and scenario.disturbances.network:
+        yield "the network is disturbed, so the record's collectives are left aside: the model of the fabric times all"
+
+
 _BEYOND: Mapping[str, tuple[LinkKind, ...]] = {
     "gpu": (LinkKind.NVLINK, LinkKind.PCIE, LinkKind.HOST, LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE),
     "nvlink": (LinkKind.PCIE, LinkKind.HOST, LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE),
@@ -196,5 +202,6 @@ _WARNINGS: tuple[Callable[[Scenario], Iterator[str]], ...] = (
     _many_spans,
     _split_tensor_groups,
     _beyond_reach,
+    _record_of_a_healthy_network,
 )
 _LONG = (_one_by_one, _many_spans, _split_tensor_groups)

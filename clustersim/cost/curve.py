@@ -1,0 +1,78 @@
+"""How long does one collective take for any payload, from some that were measured?
+
+A measured payload takes what it took. Between two measured ones the logarithm of the time is a straight line over that
+of the payload; the error is that of every inner payload as predicted from its neighbours (with none, half of what lies
+between the two that there are). Beyond them, the fitted alpha + payload / beta, with its residual.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clustersim.cost.record import CollectiveFit, Spread
+from clustersim.cost.timing import Provenance
+from clustersim.units import Bytes, Seconds
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a curve says of one payload."""
+
+    seconds: Seconds
+    provenance: Provenance
+    error: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """times: by payload, of one collective in groups of one size on so many nodes; fit: None if there is none."""
+
+    times: Mapping[Bytes, Spread]
+    fit: CollectiveFit | None
+
+    def at(self, payload: Bytes) -> Reading | None:
+        """What a payload takes; None where nothing says it."""
+        time = self.times.get(payload)
+        if time is not None:
+            return Reading(time.seconds, Provenance.MEASURED, time.dispersion)
+        if self._payloads[0] < payload < self._payloads[-1]:
+            seconds = float(_line(np.array([payload]), self._payloads, self._seconds)[0])
+            return Reading(seconds, Provenance.INTERPOLATED, self._error)
+        if self.fit is None:
+            return None
+        return Reading(self.fit.alpha + payload / self.fit.beta, Provenance.FITTED, self.fit.residual.left_out)
+
+    @property
+    def floor(self) -> Seconds:
+        """What the smallest measured payload takes: nearly all of it latency."""
+        return float(self._seconds[0])
+
+    @cached_property
+    def _payloads(self) -> FloatArray:
+        return np.array(sorted(self.times))
+
+    @cached_property
+    def _seconds(self) -> FloatArray:
+        return np.array([self.times[payload].seconds for payload in self._payloads.tolist()])
+
+    @cached_property
+    def _error(self) -> float:
+        """Mean error of inner payloads, each between its neighbours, as a part of what was measured."""
+        payloads, seconds = self._payloads, self._seconds
+        if len(payloads) < 3:
+            return math.sqrt(float(seconds.max() / seconds.min())) - 1.0
+        places = range(1, len(payloads) - 1)
+        ends = ((payloads[[at - 1, at + 1]], seconds[[at - 1, at + 1]]) for at in places)
+        left_out = [_line(payloads[[at]], *end)[0] for at, end in zip(places, ends, strict=True)]
+        return float(np.abs(np.array(left_out) / seconds[1:-1] - 1.0).mean())
+
+
+def _line(payload: FloatArray, payloads: FloatArray, seconds: FloatArray) -> FloatArray:
+    """Straight between the logarithms of payloads above zero."""
+    return np.exp(np.interp(np.log(payload), np.log(payloads), np.log(seconds)))
