@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clustersim.collectives.lanes import Lanes, lanes
 from clustersim.collectives.library import ALGORITHMS, Library, Offer
 from clustersim.collectives.loads import OwnLoads, own_loads, spread
 from clustersim.collectives.phase import Arrangement, FloatArray, IntArray, Phase, Rounds, arrange
@@ -34,7 +35,7 @@ from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind, LinkTable
 from clustersim.hardware.turn import Turn
 from clustersim.program.colour import distinct
 from clustersim.program.task import Collective
-from clustersim.units import Bytes, Seconds
+from clustersim.units import Bytes, BytesPerSecond, Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class Choices:
 
     coefficients: [offers, 3, classes] latency (s), seconds per byte, fill (s/byte of chunk), infinite latency where
     groups cannot take an offer; groups of one class have equal coefficients; group_class: [groups]; floor: [classes]
-    seconds that what was left out takes at least.
+    seconds that what was left out takes at least; port: bytes/s of a GPU's NVLink, 0 if there is none; lanes: of
+    messages, where all stay inside domains.
     """
 
     offers: tuple[Offer, ...]
@@ -51,6 +53,8 @@ class Choices:
     group_class: IntArray
     library: Library
     floor: FloatArray
+    port: BytesPerSecond = 0.0
+    lanes: Lanes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +79,12 @@ class Choice:
 def choose(choices: Choices, payload: Bytes) -> Choice:
     """The fastest offer for this payload, in each group; time of microseconds."""
     chunk = np.array([_chunk(offer, choices.library, payload) for offer in choices.offers])
-    launch = np.array([choices.library.launch if offer.launched else 0.0 for offer in choices.offers])
+    start = choices.library.launch_on(choices.port)
+    launch = np.array([start if offer.launched else 0.0 for offer in choices.offers])
     latency, per_byte, fill = np.moveaxis(choices.coefficients, 1, 0)
-    idle = launch[:, None] + latency
-    seconds = idle + payload * per_byte + chunk[:, None] * fill
+    moving = payload * per_byte + chunk[:, None] * fill
+    idle = launch[:, None] + latency + np.maximum(_channelled(choices, payload)[:, None] - moving, 0.0)
+    seconds = idle + moving
     seconds[[payload > offer.most for offer in choices.offers]] = np.inf
     best = seconds.argmin(axis=0)
     each = np.arange(seconds.shape[1])
@@ -95,6 +101,14 @@ def choose(choices: Choices, payload: Bytes) -> Choice:
         slowest=int((groups == worst).argmax()),
         certain=bool((fastest < choices.floor).all()),
     )
+
+
+def _channelled(choices: Choices, payload: Bytes) -> FloatArray:
+    """What channels take at least to carry the messages of each offer: [offers]."""
+    if choices.lanes is None:
+        return np.zeros(len(choices.offers))
+    seconds = choices.lanes.seconds(payload, choices.library, choices.port)
+    return np.array([seconds if offer.channelled else 0.0 for offer in choices.offers])
 
 
 def _chunk(offer: Offer, library: Library, payload: Bytes) -> Bytes:
@@ -124,6 +138,7 @@ class Surveyor:
         beside = (partial(siblings.routed, number) for number in range(len(tenders)))
         parts = [self._cheapest(*each, payload) for each in zip(tenders, beside, strict=True)]
         choices = _side_by_side(parts, [tender.arrangement.groups for tender in tenders])
+        choices = replace(choices, port=self._port, lanes=lanes(kind, members, self.fabric) if self._port else None)
         return choices if turned is None else replace(choices, group_class=choices.group_class[turned.of])
 
     def own_loads(self, kind: Collective, members: IntArray, offer: Offer) -> OwnLoads:
@@ -150,7 +165,7 @@ class Surveyor:
         self, tender: "_Tender", routed: Callable[[str], tuple[Routed, ...]], payload: Bytes | None
     ) -> Choices:
         """Cost algorithm by algorithm, from the one that may take the least, until no other can be the fastest."""
-        floors = sorted((floor, name) for name, floor in tender.floors(self.library.launch).items())
+        floors = sorted((floor, name) for name, floor in tender.floors(self.library.launch_on(self._port)).items())
         borne: dict[str, tuple[_Borne, ...]] = {}
         for (_, name), (floor, _) in pairwise([*floors, (math.inf, "")]):
             borne[name] = tuple(self._borne(each) for each in routed(name))
@@ -164,9 +179,7 @@ class Surveyor:
         """Whether the fabric's switches can do what the offer needs."""
         if not needs_switch(offer):
             return True
-        table = self._orbit_classes.table
-        ports = table.bandwidth[table.kind == LINK_KINDS.index(LinkKind.NVLINK)]
-        return ports.size > 0 and self.library.generation(float(ports.max())).in_network is not None
+        return self._port > 0.0 and self.library.generation(self._port).in_network is not None
 
     def _route(self, phase: Phase, *, turned: bool, alone: bool) -> Routed:
         """Route a phase; turned: groups stand for as many as a node has places; alone: no other loads are added."""
@@ -179,6 +192,12 @@ class Surveyor:
         classes = self._orbit_classes if routed.orbits else self._classes
         found = burden(routed, classes, self.library)
         return _Borne(found, routed.phase.rounds.across(len(found.near)), routed.phase.stages)
+
+    @cached_property
+    def _port(self) -> BytesPerSecond:
+        """Of the fastest GPU's NVLink; 0 without any."""
+        table = self._orbit_classes.table
+        return float(table.bandwidth[table.kind == LINK_KINDS.index(LinkKind.NVLINK)].max(initial=0.0))
 
     @cached_property
     def _turn(self) -> Turn | None:
@@ -206,7 +225,7 @@ class Surveyor:
         classes, merged = np.unique(table.reshape(-1, len(first)), axis=1, return_inverse=True)
         coefficients = classes.reshape(len(offers), 3, -1)
         least = np.full(classes.shape[1], floor)
-        return Choices(offers, coefficients, merged.reshape(-1)[bearing], self.library, least)
+        return Choices(offers, coefficients, merged.reshape(-1)[bearing], self.library, least, self._port)
 
     def _cost(self, offer: Offer, borne: Sequence["_Borne"], arrangement: Arrangement) -> FloatArray:
         """[3, groups]: latency, seconds per byte, fill of all phases, in groups of this shape."""

@@ -53,6 +53,7 @@ class Generation:
 
     efficiency: share of it that a collective reaches. in_network: share of that which the adding switch reaches, None
     if it cannot add. low_latency: rate that the LL protocol cannot exceed in groups of one, two, and more domains.
+    launch: of a collective, None if the library's own holds. channel: rate of one channel of a message, None if unknown.
     """
 
     name: str
@@ -60,6 +61,29 @@ class Generation:
     efficiency: float
     in_network: float | None
     low_latency: tuple[BytesPerSecond, BytesPerSecond, BytesPerSecond] | None
+    launch: Seconds | None = None
+    channel: BytesPerSecond | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """On how many channels (thread blocks) a GPU's messages travel inside an NVLink domain.
+
+    A message has as many as all peers leave it of `all`, but one for every `least` bytes and at least one; twice as
+    many, up to all, while a channel would carry more than `most` bytes.
+    """
+
+    all: int
+    least: Bytes
+    most: Bytes
+
+    def of(self, message: Bytes, ranks: int) -> int:
+        """Channels of one message in a group of so many ranks."""
+        fair = max(1, 2 ** int(math.log2(self.all / ranks))) if ranks < self.all else 1
+        channels = max(1, min(fair, math.ceil(message / self.least)))
+        while message > channels * self.most and 2 * channels <= self.all:
+            channels *= 2
+        return channels
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +102,7 @@ class Offer:
     member, so that nothing hides the network; post: to hand one message to the network interface. efficiency: of the
     links' reachable bandwidth. chunked: the pipeline works in large chunks. capped: subject to `low_latency`.
     default: the library chooses it by itself. launched: the library's launch time comes on top of the start-up. most:
-    the largest payload that it is used for.
+    the largest payload that it is used for. channelled: messages travel on the library's `channels`.
     """
 
     algorithm: str
@@ -94,6 +118,7 @@ class Offer:
     default: bool
     launched: bool
     most: Bytes = math.inf
+    channelled: bool = False
 
     @property
     def name(self) -> str:
@@ -107,6 +132,7 @@ class Library:
 
     efficiency: share of nominal bandwidth reached on links other than NVLink. included: route latency that the rounds'
     times contain; what a route has beyond it is added. launch: of a collective, on top of the offers' own times.
+    channels: of messages, None where they never limit these.
     """
 
     name: str
@@ -117,6 +143,17 @@ class Library:
     pipeline: Pipeline
     offers: tuple[Offer, ...]
     published: bool
+    channels: Channels | None = None
+
+    def launch_on(self, port: BytesPerSecond) -> Seconds:
+        """Of a collective among GPUs with such NVLink ports; port: 0 without NVLink."""
+        own = self.generation(port).launch if port else None
+        return self.launch if own is None else own
+
+    def channel_on(self, port: BytesPerSecond) -> BytesPerSecond:
+        """Rate of one channel of a message over such NVLink ports; infinite where nothing is known of it."""
+        own = self.generation(port).channel if port else None
+        return math.inf if own is None else own
 
     def generation(self, bandwidth: BytesPerSecond) -> Generation:
         """The generation whose port is nearest to this bandwidth."""
@@ -161,7 +198,13 @@ def _library(path: Path, content: Mapping[str, Any]) -> Library:
         pipeline=Pipeline(float(pipeline["fraction"]), parse_quantity(pipeline["chunk"], Dimension.SIZE)),
         offers=tuple(_offer(entry) for entry in content["offers"]),
         published=bool(content["published"]),
+        channels=_channels(content["channels"]) if "channels" in content else None,
     )
+
+
+def _channels(entry: Mapping[str, Any]) -> Channels:
+    least, most = (parse_quantity(entry[key], Dimension.SIZE) for key in ("least", "most"))
+    return Channels(int(entry["all"]), least, most)
 
 
 def _generation(entry: Mapping[str, Any]) -> Generation:
@@ -173,6 +216,8 @@ def _generation(entry: Mapping[str, Any]) -> Generation:
         efficiency=float(entry["efficiency"]),
         in_network=None if in_network is None else float(in_network),
         low_latency=None if ceiling is None else (_rate(ceiling[0]), _rate(ceiling[1]), _rate(ceiling[2])),
+        launch=_seconds(entry["launch"]) if "launch" in entry else None,
+        channel=_rate(entry["channel"]) if "channel" in entry else None,
     )
 
 
@@ -194,6 +239,7 @@ def _offer(entry: Mapping[str, Any]) -> Offer:
         default=bool(entry.get("default", True)),
         launched=bool(entry.get("launched", True)),
         most=parse_quantity(entry["most"], Dimension.SIZE) if "most" in entry else math.inf,
+        channelled=bool(entry.get("channelled", False)),
     )
 
 

@@ -4,7 +4,7 @@ What was timed takes what it took (the median). A kernel between measured ones (
 family, in logarithms of sizes: `cost.similarity`, `cost.hull`) takes what the fitted kernel model says, times what
 its neighbours took relative to the model (`cost.kriging`). What lies beyond takes what the fitted model says. Errors
 are the dispersion of the row; the mean error of the rows that it was compared with, each predicted from the others
-(those on the hull too, so that it is rather too large); and the model's residual, of each row from the fit to the others.
+(those on the hull too, so it is rather too large); and the model's residual, of each row from the fit to the others.
 
 Assumed: a measured row stands for the kernel wherever it runs in a step, with clocks and caches as in training. What a
 record of published or derived rows says is never called measured or interpolated.
@@ -136,7 +136,7 @@ class _Kindred:
     @cached_property
     def error(self) -> float:
         """Mean error of rows that are predicted from the others, as a part of what was measured."""
-        return float(np.abs(np.expm1(self._kriging.left_out - self.ratios)).mean())
+        return float(np.abs(np.expm1(self._kriging.left_out() - self.ratios)).mean())
 
     @cached_property
     def _kriging(self) -> Kriging:

@@ -1,0 +1,127 @@
+"""Can a record have been measured?
+
+Times, sizes and rates are above zero, a median lies between its percentiles, what was measured has a time and nothing
+else has, ranks lie on nodes evenly, and nothing is measured twice.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import fields
+from typing import Final
+
+from clustersim.cost.record import CollectiveRow, KernelFit, KernelRow, Outcome, Record, Spread
+from clustersim.errors import InputError
+from clustersim.workload.kernels import Shape
+
+_MAY_BE_ZERO: Final = frozenset({"table"})  # of the sizes of a shape
+
+
+def require_measured(record: Record) -> None:
+    """Raise InputError that names key and value of what cannot have been measured, or fitted to measurements."""
+    for key, number in _positive(record):
+        if number <= 0:
+            raise InputError(f"{key}: {number!r} is not above zero")
+    for key, number in _not_negative(record):
+        if number < 0:
+            raise InputError(f"{key}: {number!r} is below zero")
+    for key, time in _times(record):
+        if not time.p5 <= time.seconds <= time.p95:
+            raise InputError(f"{key}: the median {time.seconds!r} is not between p5 {time.p5!r} and p95 {time.p95!r}")
+    for key, row in _kernels(record):
+        _require_time_if_measured(key, row)
+    for at, collective in enumerate(record.collectives):
+        _require_even(f"collectives[{at}].call", collective)
+    for key, what in _measured_things(record).items():
+        _require_different(key, what)
+
+
+def _require_time_if_measured(key: str, row: KernelRow) -> None:
+    if (row.outcome is Outcome.MEASURED) != (row.time is not None):
+        found = "has no time" if row.time is None else "has a time"
+        raise InputError(f"{key}.outcome: {row.outcome.value} {found}; only what was measured has one")
+
+
+def _require_even(key: str, row: CollectiveRow) -> None:
+    if row.call.ranks % row.call.nodes:
+        raise InputError(f"{key}.nodes: {row.call.ranks} ranks cannot lie on {row.call.nodes} nodes, as many on each")
+
+
+def _require_different(key: str, measured: Sequence[Hashable]) -> None:
+    twice = next((what for what, count in Counter(measured).items() if count > 1), None)
+    if twice is not None:
+        first, second = [at for at, what in enumerate(measured) if what == twice][:2]
+        raise InputError(f"{key}[{second}] is the same measurement as {key}[{first}]; keep one of them")
+
+
+def _measured_things(record: Record) -> dict[str, Sequence[Hashable]]:
+    """What may stand in a record once, by the list that it stands in."""
+    return {
+        "kernels": [row.signature for row in record.kernels],
+        "collectives": [row.call for row in record.collectives],
+        "copies": [(copy.route, copy.bytes) for copy in record.copies],
+        "beside": [(each.kernel.signature, each.beside) for each in record.beside],
+        "collective_fits": [(fit.collective, fit.ranks, fit.nodes) for fit in record.collective_fits],
+    }
+
+
+def _kernels(record: Record) -> Iterator[tuple[str, KernelRow]]:
+    yield from ((f"kernels[{at}]", row) for at, row in enumerate(record.kernels))
+    yield from ((f"beside[{at}].kernel", each.kernel) for at, each in enumerate(record.beside))
+
+
+def _times(record: Record) -> Iterator[tuple[str, Spread]]:
+    for key, row in _kernels(record):
+        if row.time is not None:
+            yield f"{key}.time", row.time
+    yield from ((f"collectives[{at}].time", row.time) for at, row in enumerate(record.collectives))
+    yield from ((f"copies[{at}].time", copy.time) for at, copy in enumerate(record.copies))
+    yield from ((f"beside[{at}].together", each.together) for at, each in enumerate(record.beside))
+
+
+def _positive(record: Record) -> Iterator[tuple[str, float]]:
+    for key, time in _times(record):
+        yield from _numbers(key, time, "seconds", "p5", "p95", "repetitions")
+    for key, row in _kernels(record):
+        yield f"{key}.launches", row.launches
+        yield from _sizes(f"{key}.shape", row.shape)
+    for at, collective in enumerate(record.collectives):
+        yield from _numbers(f"collectives[{at}].call", collective.call, "payload", "ranks", "nodes")
+    for at, copy in enumerate(record.copies):
+        yield f"copies[{at}].bytes", copy.bytes
+    for at, fit in enumerate(record.collective_fits):
+        yield from _numbers(f"collective_fits[{at}]", fit, "beta", "ranks", "nodes")
+    if record.kernel_fit is not None:
+        yield from _rates(record.kernel_fit)
+    yield "conditions.processes", record.conditions.processes
+
+
+def _not_negative(record: Record) -> Iterator[tuple[str, float]]:
+    for key, time in _times(record):
+        yield f"{key}.dropped", time.dropped
+    for key, row in _kernels(record):
+        yield from _numbers(key, row, "flops", "bytes")
+    for at, fit in enumerate(record.collective_fits):
+        yield f"collective_fits[{at}].alpha", fit.alpha
+        yield from _numbers(f"collective_fits[{at}].residual", fit.residual, "error", "left_out")
+    yield from _numbers("device", record.device, "memory_bytes", "compute_units", "threads")
+    yield "launch_interval", record.launch_interval or 0.0
+    if record.kernel_fit is not None:
+        for name, residual in record.kernel_fit.residuals.items():
+            yield from _numbers(f"kernel_fit.residuals.{name}", residual, "error", "left_out")
+        yield "kernel_fit.interference", record.kernel_fit.interference or 0.0
+
+
+def _rates(fit: KernelFit) -> Iterator[tuple[str, float]]:
+    yield from ((f"kernel_fit.peak.{dtype.value}", rate) for dtype, rate in fit.peak.items())
+    yield from _numbers("kernel_fit", fit, "memory_bandwidth", "compute_units")
+    yield "kernel_fit.efficiency.memory", fit.efficiency.memory
+
+
+def _sizes(key: str, shape: Shape) -> Iterator[tuple[str, float]]:
+    """The sizes of a shape that must be above zero."""
+    sizes = (each.name for each in fields(shape) if each.type is int and each.name not in _MAY_BE_ZERO)
+    return _numbers(key, shape, *sizes)
+
+
+def _numbers(key: str, holder: object, *names: str) -> Iterator[tuple[str, float]]:
+    return ((f"{key}.{name}", getattr(holder, name)) for name in names)

@@ -1,0 +1,68 @@
+"""A collective's time over its payload: measured, between, beyond."""
+
+import math
+
+import pytest
+
+from clustersim.cost.curve import Curve
+from clustersim.cost.timing import Provenance
+from tests.cost.records import line, spread
+
+ALPHA, BETA = 2e-5, 1e11
+PAYLOADS = [2.0**power for power in range(10, 31)]
+
+
+def straight(payload: float) -> float:
+    return ALPHA + payload / BETA
+
+
+CURVE = Curve({payload: spread(straight(payload), 0.05) for payload in PAYLOADS}, line(ALPHA, BETA, 0.07))
+
+
+def test_a_measured_payload_takes_its_median_and_errs_by_its_dispersion():
+    reading = CURVE.at(2.0**20)
+    assert reading is not None
+    assert (reading.seconds, reading.provenance) == (straight(2.0**20), Provenance.MEASURED)
+    assert reading.error == pytest.approx(0.05)
+
+
+def test_between_two_payloads_a_power_law_comes_back_exactly():
+    curve = Curve({size: spread(1e-9 * size**0.8) for size in PAYLOADS}, None)
+    reading = curve.at(3e6)
+    assert reading is not None
+    assert reading.provenance is Provenance.INTERPOLATED
+    assert reading.seconds == pytest.approx(1e-9 * 3e6**0.8)
+    assert reading.error == pytest.approx(0.0, abs=1e-12)
+
+
+def test_between_two_payloads_alpha_and_beta_come_back_within_the_stated_error():
+    """Errors left out are of gaps twice as wide, so they are larger than what is left between; at the knee,
+
+    2 MB, they are largest: all within 25 % of the time.
+    """
+    errors = []
+    for size in (1.5 * payload for payload in PAYLOADS[:-1]):
+        reading = CURVE.at(size)
+        assert reading is not None
+        errors.append(abs(reading.seconds / straight(size) - 1.0))
+    assert sum(errors) / len(errors) <= reading.error < 0.25
+
+
+def test_beyond_the_payloads_the_fit_answers_with_its_residual():
+    for size in (1.0, 1e12):
+        reading = CURVE.at(size)
+        assert reading is not None
+        assert reading.seconds == straight(size)
+        assert (reading.provenance, reading.error) == (Provenance.FITTED, 0.07)
+
+
+def test_beyond_the_payloads_nothing_answers_without_a_fit():
+    assert Curve(CURVE.times, None).at(1.0) is None
+
+
+def test_two_payloads_err_by_half_of_what_lies_between_them():
+    """From 1 ms to 4 ms: 2 ms in the middle, which may be twice too long or too short, an error of one."""
+    reading = Curve({1e6: spread(1e-3), 4e6: spread(4e-3)}, None).at(2e6)
+    assert reading is not None
+    assert reading.seconds == pytest.approx(2e-3)
+    assert reading.error == pytest.approx(math.sqrt(4.0) - 1.0)

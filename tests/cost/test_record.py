@@ -1,0 +1,85 @@
+"""What a record says of its rows, and which records are one."""
+
+from dataclasses import replace
+
+import pytest
+
+from clustersim.cost.record import BesideRow, CopyRow, Device, Origin, Record, family, merged, signature
+from clustersim.dtypes import DType
+from clustersim.errors import InputError
+from clustersim.workload.kernels import AttentionShape, MatmulShape, Operands
+from tests.cost.records import CONDITIONS, DEVICE, attention, calls, fit, line, product, row, spread, streamed
+
+FIRST, SECOND = product(MatmulShape(128, 256, 512)), product(MatmulShape(512, 256, 128))
+
+
+def test_dispersion_is_half_of_what_lies_between_the_percentiles():
+    assert replace(spread(2.0), p5=1.9, p95=2.3).dispersion == pytest.approx(0.1)
+
+
+def test_a_signature_leaves_out_the_name_and_keeps_the_layout():
+    assert signature(FIRST) == signature(replace(FIRST, name="other"))
+    turned = replace(FIRST, shape=MatmulShape(128, 256, 512, operands=Operands.TN))
+    assert signature(FIRST) != signature(turned)
+    assert signature(replace(FIRST, shape=None)) is None
+    assert row(FIRST, 1.0).signature == signature(row(FIRST, 1.0).kernel)
+
+
+def test_families_are_by_kind_or_routine_and_format():
+    kernels = {
+        "matmul fp8": replace(FIRST, dtype=DType.FP8),
+        "attention_forward bf16": attention(AttentionShape(1, 8, 8, 1, 1, 8, True)),
+        "rmsnorm fused bf16": streamed(8, 8),
+    }
+    for name, kernel in kernels.items():
+        sought = signature(kernel)
+        assert sought is not None
+        assert family(sought) == name
+
+
+def test_slowing_is_the_part_by_which_a_kernel_took_longer_and_never_below_zero():
+    assert BesideRow(row(FIRST, 2.0), "copy", spread(2.5)).slowing == pytest.approx(0.25)
+    assert BesideRow(row(FIRST, 2.0), "copy", spread(1.9)).slowing == 0.0
+
+
+def test_merging_keeps_rows_of_both_and_the_later_of_two_of_the_same():
+    first = Record(
+        DEVICE,
+        replace(CONDITIONS, before={"clock": 1.0}),
+        (row(FIRST, 1.0), row(SECOND, 2.0)),
+        calls({1e6: 1.0}),
+        (CopyRow("device", 1e9, spread(1.0)),),
+        launch_interval=3e-6,
+        kernel_fit=fit(),
+        collective_fits=(line(1e-5, 1e9, 0.1),),
+    )
+    second = Record(DEVICE, replace(CONDITIONS, date="2025-01-02"), (row(FIRST, 3.0),), calls({1e6: 2.0, 2e6: 3.0}))
+    both = merged(first, second)
+    assert {each.shape: each.time.seconds for each in both.kernels if each.time} == {
+        FIRST.shape: 3.0,
+        SECOND.shape: 2.0,
+    }
+    assert {each.call.payload: each.time.seconds for each in both.collectives} == {1e6: 2.0, 2e6: 3.0}
+    assert both.copies == first.copies
+    assert (both.launch_interval, both.conditions.date, both.conditions.before) == (3e-6, "2025-01-02", {"clock": 1.0})
+    assert (both.kernel_fit, both.collective_fits) == (None, ())
+
+
+def test_what_one_record_does_not_know_of_the_device_the_other_does():
+    short = Record(Device("h100-sxm-80gb", ""), CONDITIONS)
+    whole = Record(replace(DEVICE, torch="2.9", collectives="nccl 2.27.5"), CONDITIONS)
+    assert merged(short, whole).device == merged(whole, short).device == whole.device
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        (Record(replace(DEVICE, accelerator="h200-sxm-141gb"), CONDITIONS), "accelerator h100-sxm-80gb"),
+        (Record(replace(DEVICE, name="GH200"), CONDITIONS), "GH200"),
+        (Record(DEVICE, CONDITIONS, origin=Origin.PUBLISHED), "published"),
+        (Record(DEVICE, replace(CONDITIONS, processes=2)), "processes"),
+    ],
+)
+def test_records_of_different_things_are_refused(other: Record, named: str):
+    with pytest.raises(InputError, match=named):
+        merged(Record(DEVICE, CONDITIONS), other)

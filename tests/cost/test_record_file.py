@@ -1,0 +1,220 @@
+"""What a record's file may hold: mistakes are named by file, key and value, in one sentence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clustersim.cost.record import BesideRow, CopyRow, KernelRow, Outcome, Record, Spread
+from clustersim.cost.record_file import read_record, record_text, write_record
+from clustersim.dtypes import DType
+from clustersim.errors import InputError, OutputError
+from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands, Routine, StreamShape
+from tests.cost.records import CONDITIONS, DEVICE, attention, calls, fit, line, product, row, spread
+
+PRODUCT = product(MatmulShape(128, 256, 512, operands=Operands.TN, accumulated=DType.FP32))
+FLASH = attention(AttentionShape(1, 8, 8, 2, 1, 8, True))
+ADAM = Kernel(
+    "optimizer.step",
+    KernelKind.OPTIMIZER,
+    DType.FP32,
+    0.0,
+    1e9,
+    StreamShape(Routine.ADAM, 1, 1000, fused=True, formats=(DType.FP32, DType.BF16)),
+    8,
+)
+LARGE = product(MatmulShape(1 << 20, 1 << 20, 1 << 20))
+RECORD = Record(
+    DEVICE,
+    CONDITIONS,
+    (
+        row(PRODUCT, 1e-4, 0.02),
+        row(FLASH, 2e-4),
+        row(ADAM, 3e-4),
+        KernelRow(
+            "large",
+            LARGE.kind,
+            LARGE.dtype,
+            LARGE.shape or MatmulShape(1, 1, 1),
+            1.0,
+            1.0,
+            1,
+            None,
+            Outcome.OUT_OF_MEMORY,
+        ),
+    ),
+    calls({1e6: 1e-3, 2e6: 2e-3}),
+    (CopyRow("device", 1e9, spread(1e-3)),),
+    (BesideRow(row(PRODUCT, 1e-4), "copy", Spread(2e-4, 1e-4, 3e-4, 10, 1)),),
+    launch_interval=2e-6,
+    kernel_fit=fit(matmul_bf16=0.1),
+    collective_fits=(line(1e-5, 1e9, 0.1),),
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "record.json"
+
+
+def changed(path: Path, keys: list[Any], value: Any) -> Path:
+    """A file of the record with one value changed, or dropped (Ellipsis)."""
+    content = json.loads(record_text(RECORD))
+    place = content
+    for key in keys[:-1]:
+        place = place[key]
+    if value is ...:
+        del place[keys[-1]]
+    else:
+        place[keys[-1]] = value
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        read_record(path)
+    said = str(caught.value)
+    assert said.startswith(f"{path}: ")
+    assert "\n" not in said
+    return said.removeprefix(f"{path}: ")
+
+
+def test_every_part_of_a_record_comes_back(path: Path):
+    write_record(RECORD, path)
+    assert read_record(path) == RECORD
+
+
+def test_what_is_left_out_of_a_file_is_as_the_record_has_it(path: Path):
+    device = {"accelerator": DEVICE.accelerator, "name": DEVICE.name}
+    conditions = {"date": "2025-01-01", "command": "clustersim calibrate", "method": "median"}
+    path.write_text(json.dumps({"version": 1, "device": device, "conditions": conditions}), encoding="utf-8")
+    assert read_record(path) == Record(DEVICE, CONDITIONS)
+
+
+def test_a_row_is_a_line():
+    lines = record_text(RECORD).splitlines()
+    assert sum('"shape"' in line for line in lines) == len(RECORD.kernels) + len(RECORD.beside)
+
+
+def test_whole_numbers_stand_for_floats(path: Path):
+    record = read_record(changed(path, ["kernels", 0, "flops"], 7))
+    assert record.kernels[0].flops == 7.0
+    assert isinstance(record.kernels[0].flops, float)
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "said"),
+    [
+        (["version"], 2, "version: 2 is not 1, which this clustersim reads; calibrate again"),
+        (["version"], ..., "version: nothing is not 1, which this clustersim reads; calibrate again"),
+        (["device"], ..., "device: is missing"),
+        (["kernel"], [], "kernel: unknown key; did you mean kernel_fit or kernels?"),
+        (["device", "tourch"], "2.9", "device.tourch: unknown key; did you mean torch?"),
+        (["kernels", 0, "time", "second"], 1.0, "kernels[0].time.second: unknown key; did you mean seconds?"),
+        (["kernels", 0, "time", "seconds"], ..., "kernels[0].time.seconds: is missing"),
+        (["kernels", 1, "shape", "query"], ..., "kernels[1].shape.query: is missing"),
+        (["kernels", 0, "shape", "nn"], 3, "kernels[0].shape.nn: unknown key; did you mean n?"),
+        (["kernels", 0, "shape", "m"], 1.5, "kernels[0].shape.m: 1.5 is not a whole number"),
+        (["kernels", 0, "shape", "m"], True, "kernels[0].shape.m: true is not a whole number"),
+        (
+            ["kernels", 0, "shape", "m"],
+            10**30,
+            "kernels[0].shape.m: 1,000,000,000,000,000,000,000,000,000,000 is too large",
+        ),
+        (["kernels", 0, "shape", "m"], 0, "kernels[0].shape.m: 0 is not above zero"),
+        (["kernels", 0, "shape"], None, "kernels[0].shape: nothing is not a mapping of keys to values"),
+        (
+            ["kernels", 0, "shape", "operands"],
+            "TT",
+            "kernels[0].shape.operands: 'TT' is unknown; choose one of NN, NT, TN",
+        ),
+        (["kernels", 0, "dtype"], "bf61", "kernels[0].dtype: 'bf61' is unknown; did you mean bf16?"),
+        (["kernels", 0, "dtype"], 16, "kernels[0].dtype: 16 is unknown; did you mean fp16?"),
+        (["kernels", 0, "time", "seconds"], "1e-4", "kernels[0].time.seconds: '1e-4' is not a finite number"),
+        (["kernels", 0, "time", "seconds"], float("nan"), "kernels[0].time.seconds: nan is not a finite number"),
+        (["kernels", 0, "time", "seconds"], float("inf"), "kernels[0].time.seconds: inf is not a finite number"),
+        (["kernels", 0, "time", "seconds"], -1.0, "kernels[0].time.seconds: -1.0 is not above zero"),
+        (["kernels", 0, "time", "p5"], 0.0, "kernels[0].time.p5: 0.0 is not above zero"),
+        (["kernels", 0, "time", "repetitions"], 0, "kernels[0].time.repetitions: 0 is not above zero"),
+        (["kernels", 0, "time", "dropped"], -1, "kernels[0].time.dropped: -1 is below zero"),
+        (["kernels", 0, "bytes"], -1.0, "kernels[0].bytes: -1.0 is below zero"),
+        (["kernels", 0, "launches"], 0, "kernels[0].launches: 0 is not above zero"),
+        (["kernels", 0, "time"], None, "kernels[0].outcome: measured has no time; only what was measured has one"),
+        (["kernels", 0, "time"], 1e-4, "kernels[0].time: 0.0001 is not a mapping of keys to values"),
+        (
+            ["kernels", 0, "outcome"],
+            "unsupported",
+            "kernels[0].outcome: unsupported has a time; only what was measured has one",
+        ),
+        (["kernels"], {}, "kernels: {} is not a list"),
+        (["kernels"], [7], "kernels[0]: 7 is not a mapping of keys to values"),
+        (
+            ["collectives", 1, "call", "payload"],
+            1e6,
+            "collectives[1] is the same measurement as collectives[0]; keep one of them",
+        ),
+        (["collectives", 1, "call", "payload"], 0, "collectives[1].call.payload: 0.0 is not above zero"),
+        (
+            ["collectives", 0, "call", "nodes"],
+            3,
+            "collectives[0].call.nodes: 8 ranks cannot lie on 3 nodes, as many on each",
+        ),
+        (
+            ["collectives", 0, "call", "collective"],
+            "allreduce",
+            "collectives[0].call.collective: 'allreduce' is unknown; did you mean all_reduce?",
+        ),
+        (["collective_fits", 0, "beta"], 0.0, "collective_fits[0].beta: 0.0 is not above zero"),
+        (["collective_fits", 0, "alpha"], -1e-6, "collective_fits[0].alpha: -1e-06 is below zero"),
+        (["kernel_fit", "peak", "bf16"], 0.0, "kernel_fit.peak.bf16: 0.0 is not above zero"),
+        (
+            ["kernel_fit", "peak", "int8"],
+            1.0,
+            "kernel_fit.peak: 'int8' is unknown; choose one of bf16, fp16, fp32, fp8, tf32",
+        ),
+        (
+            ["kernel_fit", "efficiency", "matmul", "tiles"],
+            [[1]],
+            "kernel_fit.efficiency.matmul.tiles[0]: [1] has not 2 values",
+        ),
+        (["conditions", "processes"], 0, "conditions.processes: 0 is not above zero"),
+        (["copies", 0, "time", "p95"], 1e-4, "copies[0].time: the median 0.001 is not between p5 0.001 and p95 0.0001"),
+        (["beside", 0, "beside"], 3, "beside[0].beside: 3 is not a text"),
+        (["launch_interval"], -1.0, "launch_interval: -1.0 is below zero"),
+    ],
+)
+def test_mistakes_are_named(path: Path, keys: list[Any], value: Any, said: str):
+    assert refusal(changed(path, keys, value)) == said
+
+
+def test_the_same_kernel_twice_is_refused_whatever_its_name(path: Path):
+    content = json.loads(record_text(RECORD))
+    content["kernels"].append({**content["kernels"][1], "name": "other"})
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert refusal(path) == "kernels[4] is the same measurement as kernels[1]; keep one of them"
+
+
+def test_a_truncated_file_is_refused(path: Path):
+    path.write_text(record_text(RECORD)[:-20], encoding="utf-8")
+    assert refusal(path).startswith("is not valid JSON: ")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "7", "\x00", '{"version": 1, "version": 1}'])
+def test_what_is_no_record_is_refused(path: Path, text: str):
+    path.write_text(text, encoding="utf-8")
+    assert refusal(path)
+
+
+def test_a_file_that_is_not_there_is_refused(path: Path):
+    assert "cannot be read" in refusal(path)
+
+
+def test_writing_replaces_the_whole_file_or_nothing(path: Path):
+    write_record(RECORD, path)
+    write_record(Record(DEVICE, CONDITIONS), path)
+    assert read_record(path) == Record(DEVICE, CONDITIONS)
+    with pytest.raises(OutputError, match="cannot be written"):
+        write_record(RECORD, path / "beneath.json")
+    assert [each.name for each in path.parent.iterdir()] == ["record.json"]
