@@ -78,14 +78,8 @@ class Choice:
 
 def choose(choices: Choices, payload: Bytes) -> Choice:
     """The fastest offer for this payload, in each group; time of microseconds."""
-    chunk = np.array([_chunk(offer, choices.library, payload) for offer in choices.offers])
-    start = choices.library.launch_on(choices.port)
-    launch = np.array([start if offer.launched else 0.0 for offer in choices.offers])
-    latency, per_byte, fill = np.moveaxis(choices.coefficients, 1, 0)
-    moving = payload * per_byte + chunk[:, None] * fill
-    idle = launch[:, None] + latency + np.maximum(_channelled(choices, payload)[:, None] - moving, 0.0)
+    idle, moving = costs(choices, payload)
     seconds = idle + moving
-    seconds[[payload > offer.most for offer in choices.offers]] = np.inf
     best = seconds.argmin(axis=0)
     each = np.arange(seconds.shape[1])
     fastest, waiting = seconds[best, each], idle[best, each]
@@ -95,12 +89,28 @@ def choose(choices: Choices, payload: Bytes) -> Choice:
         seconds=fastest[groups],
         idle=waiting[groups],
         taken=best[groups],
-        chunk=chunk,
+        chunk=_chunks(choices, payload),
         offers=choices.offers,
         offer=choices.offers[int(best[worst])],
         slowest=int((groups == worst).argmax()),
         certain=bool((fastest < choices.floor).all()),
     )
+
+
+def costs(choices: Choices, payload: Bytes) -> tuple[FloatArray, FloatArray]:
+    """Seconds of each offer in which no bytes move, and in which they do: [offers, classes]."""
+    start = choices.library.launch_on(choices.port)
+    launch = np.array([start if offer.launched else 0.0 for offer in choices.offers])
+    latency, per_byte, fill = np.moveaxis(choices.coefficients, 1, 0)
+    moving = payload * per_byte + _chunks(choices, payload)[:, None] * fill
+    idle = launch[:, None] + latency + np.maximum(_channelled(choices, payload)[:, None] - moving, 0.0)
+    idle[[payload > offer.most for offer in choices.offers]] = np.inf
+    return idle, moving
+
+
+def _chunks(choices: Choices, payload: Bytes) -> FloatArray:
+    """Bytes of one chunk of each offer: [offers]."""
+    return np.array([_chunk(offer, choices.library, payload) for offer in choices.offers])
 
 
 def _channelled(choices: Choices, payload: Bytes) -> FloatArray:

@@ -53,7 +53,8 @@ class Generation:
 
     efficiency: share of it that a collective reaches. in_network: share of that which the adding switch reaches, None
     if it cannot add. low_latency: rate that the LL protocol cannot exceed in groups of one, two, and more domains.
-    launch: of a collective, None if the library's own holds. channel: rate of one channel of a message, None if unknown.
+    launch: of a collective, None if the library's own holds. channel: rate of one of a message's channels, None if
+    unknown.
     """
 
     name: str

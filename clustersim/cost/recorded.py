@@ -6,6 +6,8 @@ its neighbours took relative to the model (`cost.kriging`). What lies beyond tak
 are the dispersion of the row; the mean error of the rows that it was compared with, each predicted from the others
 (those on the hull too, so it is rather too large); and the model's residual, of each row from the fit to the others.
 
+Rows are device time, without what the host takes to launch: no kernel takes less than its launches do.
+
 Assumed: a measured row stands for the kernel wherever it runs in a step, with clocks and caches as in training. What a
 record of published or derived rows says is never called measured or interpolated.
 """
@@ -24,7 +26,7 @@ from clustersim.cost.kriging import Kriging
 from clustersim.cost.record import KernelFit, KernelRow, Origin, Outcome, Record, Spread, family, signature
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.similarity import LAYOUT_DISTANCE, Place, place
-from clustersim.cost.timing import Provenance, Timing
+from clustersim.cost.timing import Bound, Provenance, Timing
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.units import Seconds
 from clustersim.workload.kernels import Kernel
@@ -62,7 +64,10 @@ class RecordedKernels:
 
     def __init__(self, record: Record, accelerator: Accelerator) -> None:
         self._origin, self._fit = record.origin, record.kernel_fit
-        self._model = fitted_model(record.kernel_fit, accelerator)
+        fitted = fitted_model(record.kernel_fit, accelerator).accelerator
+        measured, own = record.launch_interval, fitted.efficiency.launch_interval
+        self._interval = own if measured is None else measured
+        self._model = Roofline(replace(fitted, efficiency=replace(fitted.efficiency, launch_interval=0.0)))
         self._rows = {row.signature: time for row, time in _timed(record.kernels)}
         self._kin = _by_kin(record.kernels)
         self._kindred: dict[Hashable, _Kindred] = {}
@@ -72,8 +77,13 @@ class RecordedKernels:
         """Time one kernel alone on one accelerator."""
         timing = self._timings.get(kernel)
         if timing is None:
-            timing = self._timings[kernel] = self._time(kernel)
+            timing = self._timings[kernel] = self._launched(self._time(kernel), kernel.launches)
         return timing
+
+    def _launched(self, timing: Timing, launches: int) -> Timing:
+        """No kernel takes less than the host needs to launch it."""
+        floor = launches * self._interval
+        return timing if floor <= timing.seconds else replace(timing, seconds=floor, bound=Bound.LAUNCH)
 
     def _time(self, kernel: Kernel) -> Timing:
         modelled, sought = self._model.kernel(kernel), signature(kernel)

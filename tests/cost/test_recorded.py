@@ -7,7 +7,7 @@ import pytest
 
 from clustersim.cost.record import Origin, Outcome, Record
 from clustersim.cost.recorded import RecordedKernels, fitted_model
-from clustersim.cost.timing import Provenance, Timing
+from clustersim.cost.timing import Bound, Provenance, Timing
 from clustersim.dtypes import DType
 from clustersim.workload.kernels import AttentionShape, Kernel, MatmulShape, Operands, Routine
 from tests.cost.records import H100, MODEL, attention, fit, measured, product, row, streamed
@@ -40,6 +40,15 @@ def test_a_measured_kernel_takes_its_median_and_errs_by_its_dispersion():
     assert timing.provenance is Provenance.MEASURED
     assert timing.error == pytest.approx(0.03)
     assert timing.bound is MODEL.kernel(CUBE[7]).bound
+
+
+def test_no_kernel_takes_less_than_its_launches():
+    """4 launches of 3 us are more than the 5 us that the device was busy, and less than 50 us."""
+    for busy, seconds, bound in ((5e-6, 12e-6, Bound.LAUNCH), (50e-6, 50e-6, MODEL.kernel(CUBE[0]).bound)):
+        kernel = replace(CUBE[0], launches=4)
+        timing = timed(replace(measured([kernel], lambda _, busy=busy: busy), launch_interval=3e-6), kernel)
+        assert timing.seconds == pytest.approx(seconds)
+        assert timing.bound is bound
 
 
 def test_names_make_no_difference_but_shapes_formats_and_layouts_do():

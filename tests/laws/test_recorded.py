@@ -111,7 +111,7 @@ def test_a_record_that_is_written_and_read_is_the_same(record: Record):
 
 @given(st.lists(st.tuples(MATMULS, SECONDS), min_size=1, max_size=8, unique_by=lambda each: each[0]), st.data())
 def test_a_measured_kernel_does_not_depend_on_what_else_was_measured(measured: list[tuple[MatmulShape, float]], data):
-    """Nor on the order of the rows, nor on whether there is a fit."""
+    """Nor on the order of the rows, nor on whether there is a fit; what is shorter than its launch takes that."""
     made = [row(product(shape), seconds, 0.1) for shape, seconds in measured]
     chosen = data.draw(st.sampled_from(made))
     alone = RecordedKernels(Record(DEVICE, CONDITIONS, (chosen,)), H100).kernel(chosen.kernel)
@@ -120,7 +120,7 @@ def test_a_measured_kernel_does_not_depend_on_what_else_was_measured(measured: l
     assert timing == alone
     assert timing.provenance is Provenance.MEASURED
     assert chosen.time is not None
-    assert timing.seconds == chosen.time.seconds
+    assert timing.seconds == max(chosen.time.seconds, H100.efficiency.launch_interval)
 
 
 @given(st.lists(MATMULS, min_size=1, max_size=12, unique=True), MATMULS)
