@@ -1,0 +1,191 @@
+"""Which kernels are measured?
+
+Those that scenarios' ranks run, sharded as they are there; those of whole layers of published models at usual degrees;
+or a general grid of each family, from which the fits learn and between whose points others are interpolated. The grid
+takes what the device does in a part of the time that there is, by a first look at how fast it is.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, product
+from pathlib import Path
+from typing import Final
+
+from clustersim.dtypes import DType
+from clustersim.scenario import Scenario
+from clustersim.simulation import kernels_of
+from clustersim.units import BytesPerSecond, FlopPerSecond, Seconds
+from clustersim.workload import attention, layers, linear, streaming
+from clustersim.workload.kernels import AttentionShape, Kernel, MatmulShape, Operands
+from clustersim.workload.operators import Shard
+from clustersim.workload.optimizer import gradient_norm, optimizer_step
+from clustersim.workload.presets import preset
+from clustersim.workload.streaming import Streaming
+from clustersim.workload.training import Loss, Optimizer, Precision, Training
+from clustersim.workload.transformer import Mlp, Model, Norm
+
+MODELS: Final = ("llama3-8b", "llama3-70b", "llama3-405b")
+DEGREES: Final = (1, 2, 4, 8)  # of tensor parallelism
+MICROBATCHES: Final = (1, 2)
+SEQUENCES: Final = (2048, 4096, 8192)
+
+_CUBES: Final = (256, 384, 512, 1000, 1024, 1536, 2048, 3000, 4096, 6000, 8192, 12288, 16384)
+_TOKENS: Final = (512, 2048, 8192, 16384)
+_LAYERS: Final = (  # outputs, inputs: of linear layers from GPT-2 to Llama 3 405B, some of them sharded
+    (768, 3072),
+    (2304, 768),
+    (1024, 4096),
+    (4096, 4096),
+    (6144, 4096),
+    (28672, 4096),
+    (4096, 14336),
+    (32000, 4096),
+    (1280, 8192),
+    (8192, 1024),
+    (8192, 8192),
+    (13312, 16384),
+)
+_BATCHES: Final = ((32, 512, 64), (32, 2048, 128), (128, 1024, 64))  # of products, positions, head_dim
+_HEADS: Final = ((1, 32, 8), (4, 12, 12), (1, 16, 2), (4, 32, 32))  # sequences, heads, key/value heads
+_POSITIONS: Final = (512, 1024, 2048, 4096, 8192, 16384)
+_STREAMS: Final = ((512, 768), (1024, 4096), (4096, 2048), (4096, 8192), (16384, 8192), (8192, 28672))  # rows, width
+_VOCABULARIES: Final = ((1024, 32000), (4096, 50257), (8192, 32064), (8192, 128256))  # tokens, logits
+_PARAMETERS: Final = (2**20, 2**23, 2**26, 2**28, 2**30)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a device is, roughly."""
+
+    flops: FlopPerSecond
+    bandwidth: BytesPerSecond
+
+    def seconds(self, kernel: Kernel) -> Seconds:
+        """What a kernel takes, roughly."""
+        return max(kernel.flops / self.flops, kernel.bytes / self.bandwidth)
+
+
+ROUGHLY: Final = Pace(flops=1e11, bandwidth=1e10)  # a CPU's, to put kernels in an order
+
+
+def of_scenarios(paths: Iterable[str], overrides: Sequence[str]) -> list[Kernel]:
+    """All kernels of some scenarios' ranks; raise InputError as they are loaded."""
+    found = chain.from_iterable(kernels_of(Scenario.load(Path(path), overrides)) for path in paths)
+    return list(dict.fromkeys(found))
+
+
+def of_presets(names: Iterable[str]) -> list[Kernel]:
+    """Kernels of embedding, layer and head of models, at all degrees, microbatches and sequences, fused and not."""
+    found: dict[Kernel, None] = {}
+    for name, tp, batch, sequence in product(names, DEGREES, MICROBATCHES, SEQUENCES):
+        model = preset(name)
+        for split in {False, tp > 1}:
+            shard = Shard(batch, sequence, sequence, tp=tp, sequence_parallel=split)
+            found |= dict.fromkeys(_layers(model, shard))
+    return list(found)
+
+
+def _layers(model: Model, shard: Shard) -> Iterator[Kernel]:
+    for fused in (True, False):
+        loss = Loss.VOCAB_PARALLEL if fused else Loss.TORCH
+        training = Training(shard.sequence, shard.batch, shard.batch, fused=fused, loss=loss)
+        for part in (layers.embedding, layers.layer, layers.head):
+            for operator in part(model, training, shard).operators:
+                yield from (*operator.forward, *operator.input_gradient, *operator.weight_gradient)
+
+
+def grid(formats: Sequence[DType], pace: Pace, limit: Seconds) -> list[Kernel]:
+    """A general grid in some formats, the first of them the most used, of kernels that take no longer than a limit."""
+    main, *others = formats
+    found = chain(
+        _matmuls(main),
+        _attention(main),
+        _streams(main),
+        _losses(main),
+        _updates(main),
+        *(_cubes(other, _CUBES[::2]) for other in others),
+    )
+    return [kernel for kernel in dict.fromkeys(found) if pace.seconds(kernel) <= limit]
+
+
+def _matmuls(dtype: DType) -> Iterator[Kernel]:
+    yield from _cubes(dtype, _CUBES)
+    for tokens, (outputs, inputs) in product(_TOKENS, _LAYERS):
+        forward = MatmulShape(tokens, outputs, inputs)
+        yield _product(dtype, forward)
+        yield _product(dtype, MatmulShape(tokens, inputs, outputs, operands=Operands.NN))
+        weight = MatmulShape(outputs, inputs, tokens, operands=Operands.TN)
+        yield _product(dtype, weight)
+        yield _product(dtype, replace(weight, accumulated=DType.FP32))
+    for batch, positions, head in _BATCHES:
+        yield _product(dtype, MatmulShape(positions, positions, head, batch=batch))
+        yield _product(dtype, MatmulShape(positions, head, positions, batch=batch, operands=Operands.NN))
+        yield _product(dtype, MatmulShape(positions, head, positions, batch=batch, operands=Operands.TN))
+
+
+def _cubes(dtype: DType, sizes: Iterable[int]) -> Iterator[Kernel]:
+    for size, operands in product(sizes, Operands):
+        yield _product(dtype, MatmulShape(size, size, size, operands=operands))
+
+
+def _product(dtype: DType, shape: MatmulShape) -> Kernel:
+    written = DType.BF16.bytes if dtype is DType.FP8 else dtype.bytes
+    result = written if shape.accumulated is None else 2 * shape.accumulated.bytes
+    return linear.product(f"grid.matmul.{shape.operands.value}", dtype, shape, result=result)
+
+
+def _attention(dtype: DType) -> Iterator[Kernel]:
+    for (batch, heads, kv_heads), positions, head_dim, causal in product(_HEADS, _POSITIONS, (64, 128), (True, False)):
+        shape = AttentionShape(batch, positions, positions, heads, kv_heads, head_dim, causal)
+        for operator in attention.Core(shape, dtype, dropout=False, fused=True).flash():
+            yield from (*operator.forward, *operator.input_gradient)
+
+
+def _streams(dtype: DType) -> Iterator[Kernel]:
+    for stream, (rows, width) in product(_operators(), _STREAMS):
+        shape = stream.over(rows, width)
+        yield stream.forward_kernel(f"grid.{stream.routine.value}", dtype, shape)
+        yield from stream.backward_kernels(f"grid.{stream.routine.value}", dtype, shape)
+    for rows, width in _STREAMS:
+        yield streaming.accumulate("grid.accumulate", (dtype, DType.FP32), rows, width)
+    for fused, rows in product((True, False), (4096, 65536, 524288)):
+        over = streaming.rotary(fused=fused)
+        shape = over.over(rows, 128, table=2048 if rows > 4096 else 512)
+        yield over.forward_kernel("grid.rotary", dtype, shape)
+        yield from over.backward_kernels("grid.rotary", dtype, shape)
+
+
+def _operators() -> Iterator[Streaming]:
+    """Each routine over [rows, width] that a layer may have."""
+    for fused in (True, False):
+        yield streaming.norm(Norm.LAYERNORM, fused=fused)
+        yield streaming.norm(Norm.RMSNORM, fused=fused)
+        yield streaming.activation(Mlp.SWIGLU, fused=fused)
+        yield streaming.residual(dropout=True, fused=fused)
+        yield streaming.softmax(fused=fused)
+    yield streaming.activation(Mlp.GELU, fused=True)
+    yield streaming.residual(dropout=False, fused=True)
+    yield streaming.DROPOUT
+    yield streaming.BIAS_GRADIENT
+
+
+def _losses(dtype: DType) -> Iterator[Kernel]:
+    for form, (rows, width) in product(Loss, _VOCABULARIES):
+        over = streaming.loss(form)
+        yield over.forward_kernel("grid.loss", dtype, over.over(rows, width))
+        yield from over.backward_kernels("grid.loss", dtype, over.over(rows, width))
+    precision = Precision(compute=dtype, master=None)
+    for (tokens, vocab), hidden in product(_VOCABULARIES, (768, 4096)):
+        model = replace(preset("llama3-8b"), vocab=vocab, hidden=hidden)
+        table = layers.embedding(model, Training(tokens, 1, 1, precision), Shard(1, tokens, tokens))
+        for operator in table.operators:
+            yield from (*operator.forward, *operator.weight_gradient)
+
+
+def _updates(dtype: DType) -> Iterator[Kernel]:
+    full = Precision(compute=DType.FP32, gradients=DType.FP32, master=None)
+    mixed = Precision(compute=dtype, gradients=DType.FP32, master=DType.FP32)
+    for parameters, fused, optimizer in product(_PARAMETERS, (True, False), Optimizer):
+        for precision in dict.fromkeys((full, mixed if dtype is not DType.FP32 else full)):
+            training = Training(1, 1, precision=precision, fused=fused, optimizer=optimizer)
+            yield from (*optimizer_step(training, parameters), *gradient_norm(training, parameters))

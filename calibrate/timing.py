@@ -1,0 +1,116 @@
+"""How long does something take, and how sure is that?
+
+It is run until it gets no faster, then timed in samples of as many runs as make one long against the clock's
+resolution. The answer is the median of the samples, with their 5th and 95th percentile. A sample is dropped, and
+counted, where it is further from the median than five standard deviations of the others, the deviation being 1.4826
+median absolute deviations (Leys et al. 2013, J. Exp. Soc. Psychology 49(4)): another process, a clock that changes.
+Of fewer than eight samples none is dropped, since those say little about the others.
+Sampling ends when the median's standard error (1.2533 standard deviations over the root of the samples, for normal
+ones) is below a part of it, or when the time that was given is up.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clustersim.cost.record import Spread
+from clustersim.units import Seconds
+
+Action = Callable[[], None]
+Load = Callable[[Seconds], Action]
+"""Begins other work that lasts so many seconds, or until it is ended; what it returns ends it, or waits for it."""
+
+_NORMAL: Final = 1.4826  # standard deviations in a median absolute deviation, of a normal distribution
+_OUTLYING: Final = 5.0  # standard deviations
+_FEW: Final = 8  # samples
+_ROUNDING: Final = 1e-3  # of the median: below that samples are equal
+_MEDIAN_ERROR: Final = 1.2533  # standard error of a median over that of a mean, of a normal distribution
+
+
+class Stopwatch(Protocol):
+    """The seam between the method and a device's clock."""
+
+    def now(self) -> Seconds:
+        """Seconds by the wall."""
+
+    def time(self, action: Action, repeats: int) -> Seconds:
+        """Seconds that the device works on so many runs of an action, all together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How much is measured.
+
+    seconds: spent on samples, at most (but for the least number of samples); sample: that one lasts, at least; batch:
+    runs in a sample, at most; error: of the median, at which sampling ends; cold: operands are not in a cache.
+    """
+
+    seconds: Seconds = 0.5
+    sample: Seconds = 1e-3
+    batch: int = 512
+    least: int = 5
+    most: int = 200
+    error: float = 2e-3
+    cold: bool = True
+
+    def __str__(self) -> str:
+        """The method in a sentence, as records keep it."""
+        operands = "rotated through more memory than the caches hold, or flushed" if self.cold else "warm"
+        return (
+            f"random normal operands, {operands}; run until no faster, then {self.least} to {self.most} samples of at "
+            f"least {self.sample * 1e3:g} ms (or one run) each; median, 5th and 95th percentile; samples beyond "
+            f"{_OUTLYING:g} x {_NORMAL} median absolute deviations dropped"
+        )
+
+
+QUICK: Final = Method(seconds=0.05, least=3, most=20, error=0.01)
+"""Good enough for a comparison within one run."""
+
+
+def measure(watch: Stopwatch, action: Action, method: Method, *, round_of: int = 1) -> Spread:
+    """Time an action; round_of: runs after which it starts over with the same operands."""
+    once = _warm(watch, action, round_of)
+    repeats = max(1, min(method.batch, math.ceil(method.sample / once)))
+    samples: list[Seconds] = []
+    began = watch.now()
+    while not _enough(samples, watch.now() - began, method):
+        samples.append(watch.time(action, repeats) / repeats)
+    return spread(samples)
+
+
+def spread(samples: Sequence[Seconds]) -> Spread:
+    """Median and percentiles of samples, without those that are far from all others."""
+    every = np.array(samples)
+    kept = every if len(every) < _FEW else every[np.abs(every - np.median(every)) <= _allowed(every)]
+    p5, median, p95 = (float(value) for value in np.percentile(kept, (5, 50, 95)))
+    return Spread(median, p5, p95, repetitions=len(kept), dropped=len(every) - len(kept))
+
+
+def _warm(watch: Stopwatch, action: Action, round_of: int) -> Seconds:
+    """Run a round after the other until one is not much faster than that before; seconds of one run."""
+    before = watch.time(action, round_of)
+    while (now := watch.time(action, round_of)) < 0.9 * before:
+        before = now
+    return max(now / round_of, 1e-9)
+
+
+def _enough(samples: Sequence[Seconds], spent: Seconds, method: Method) -> bool:
+    if len(samples) < method.least:
+        return len(samples) >= 1 and spent > 10.0 * method.seconds
+    if len(samples) >= method.most or spent >= method.seconds:
+        return True
+    every = np.array(samples)
+    error = _MEDIAN_ERROR * _deviation(every) / math.sqrt(len(every))
+    return bool(error <= method.error * np.median(every))
+
+
+def _deviation(samples: NDArray[np.float64]) -> float:
+    return float(_NORMAL * np.median(np.abs(samples - np.median(samples))))
+
+
+def _allowed(samples: NDArray[np.float64]) -> float:
+    return max(_OUTLYING * _deviation(samples), _ROUNDING * float(np.median(samples)))
