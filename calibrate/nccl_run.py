@@ -1,0 +1,58 @@
+"""What does one run of nccl-tests say? The form that its text table and its JSON are read into.
+
+Reference: NVIDIA/nccl-tests, src/util.cu and src/common.cu, versions 2.0 (2017) to 2.19 (2026).
+"""
+
+from dataclasses import dataclass
+
+from clustersim.units import Bytes, Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One GPU that took part. group: NCCL_TESTS_SPLIT's, 0 without."""
+
+    group: int
+    host: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One line of the table. where: for messages; seconds, wrong: None where the test has none ("N/A")."""
+
+    where: str
+    size: Bytes
+    count: int
+    out_of_place: Seconds | None
+    in_place: Seconds | None
+    wrong: tuple[float | None, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run.
+
+    file: its name; where: for messages; test: the program's name, empty where the log does not say; version: NCCL's,
+    empty likewise; iterations: that each time is the mean of; wrong: values that it found out of bounds in all.
+    """
+
+    file: str
+    where: str
+    test: str
+    places: tuple[Place, ...]
+    version: str
+    iterations: int
+    samples: tuple[Sample, ...]
+    wrong: int
+    date: str = ""
+
+
+def version_of(code: int) -> str:
+    """NCCL's version from its number (nccl.h: major * 10000 + minor * 100 + patch, * 1000 before 2.9).
+
+    >>> version_of(22705), version_of(2804)
+    ('2.27.5', '2.8.4')
+    """
+    major = 10_000 if code >= 10_000 else 1_000
+    return f"{code // major}.{code % major // 100}.{code % 100}"

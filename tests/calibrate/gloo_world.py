@@ -1,0 +1,92 @@
+"""Four processes, as two nodes of two, that measure collectives with gloo: started by test_collectives with torchrun.
+
+Argument: a file, into which the first process writes what it saw. Warnings are errors.
+"""
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from calibrate import sweep, torch_collectives
+from calibrate.collectives import measure_calls
+from calibrate.devices import find
+from calibrate.distributed import joined, joined_world
+from calibrate.sweep import Skipped
+from clustersim.cost.record import Call, CollectiveRow
+from clustersim.errors import InputError
+from clustersim.program.task import Collective
+
+SIZE = 4096.0
+
+
+def main(output: Path) -> None:
+    warnings.simplefilter("error")
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
+    torch.set_num_threads(1)
+    seen: dict[str, Any] = {}
+    with joined("gloo", torch.device("cpu")):
+        seen["nodes"] = joined_world().nodes
+        seen["all"] = rows([Call(each, SIZE, *shape) for shape in ((2, 1), (4, 2)) for each in possible(shape)])
+        seen["idle"] = rows([Call(Collective.ALL_REDUCE, SIZE, 3, 1), Call(Collective.ALL_REDUCE, SIZE, 2, 2)])
+        seen["skipped"] = skipped()
+        seen["wrong"] = [wrong(each) for each in (Collective.ALL_REDUCE, Collective.ALL_TO_ALL)]
+        if dist.get_rank() == 0:
+            output.write_text(json.dumps(seen), encoding="utf-8")
+
+
+def possible(shape: tuple[int, int]) -> list[Collective]:
+    return [each for each in Collective if each is not Collective.SEND_RECV or shape[0] == 2]
+
+
+def rows(calls: list[Call]) -> list[list[Any]]:
+    """All rows, which every rank must see alike."""
+    measured = measure_calls(calls, find("cpu"), patience=0.01)
+    mine = [row.time.seconds for row in measured]
+    others: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(others, mine)
+    assert all(other == mine for other in others)
+    return [[row.call.collective.value, row.call.ranks, row.call.nodes, row.time.seconds] for row in measured]
+
+
+def skipped() -> list[str]:
+    """Why calls were not measured."""
+    reasons: list[str] = []
+
+    def note(result: CollectiveRow | Skipped) -> None:
+        if isinstance(result, Skipped):
+            reasons.append(result.why)
+
+    huge = [Call(Collective.BROADCAST, 1e15, 2, 1), Call(Collective.BROADCAST, SIZE, 8, 1)]
+    measure_calls([*huge, Call(Collective.SEND_RECV, SIZE, 4, 2)], find("cpu"), arrived=note)
+    measure_calls([Call(Collective.BROADCAST, SIZE, 2, 1)], find("cpu"), budget=0.0, arrived=note)
+    sweep._USABLE = float("inf")  # the memory looks free, but one rank cannot have it
+    measure_calls([Call(Collective.BROADCAST, 1e15, 2, 1)], find("cpu"), arrived=note)
+    return reasons
+
+
+def wrong(collective: Collective) -> str:
+    """What is said of a collective that does nothing in one group."""
+    does = torch_collectives._CALLS[collective]
+
+    def broken(member: torch_collectives.Member, payload: float) -> torch_collectives.Prepared:
+        call = does(member, payload)
+        result = call.result
+        assert result is not None
+        return torch_collectives.Prepared(call.lap, result + (dist.get_rank() == 3), call.expected)
+
+    torch_collectives._CALLS = {**torch_collectives._CALLS, collective: broken}
+    try:
+        measure_calls([Call(collective, SIZE, 2, 1)], find("cpu"))
+    except InputError as error:
+        return str(error)
+    return "nothing"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

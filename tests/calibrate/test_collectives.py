@@ -1,0 +1,378 @@
+"""Real collectives between real processes: measured right, alike on all ranks, written as they come."""
+
+import argparse
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.run import get_args_parser
+
+from calibrate.collectives import MEASURED, add_arguments, calls_for
+from calibrate.command import main
+from calibrate.distributed import World, backend_of, library, local_device, started
+from calibrate.fit_alpha_beta import fit_calls
+from calibrate.laps import LEAST, MOST, DeviceClock, HostClock, Lap, timed
+from calibrate.torch_collectives import Member
+from clustersim.cost.record import Call, KernelFit, Residual
+from clustersim.cost.record_file import read_record, write_record
+from clustersim.errors import InputError
+from clustersim.hardware.accelerator import load_accelerator
+from clustersim.program.task import Collective
+from clustersim.scenario import Scenario
+from clustersim.simulation import exchanges_of
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PLAN = """
+model: {preset: gpt-tiny, vocab: 50432}
+cluster: {name: laptop, gpus: 2}
+layout: {tp: 2}
+training: {sequence: 128, global_batch: 2, microbatch: 1, precision: fp32}
+"""
+
+
+def torchrun(processes: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Processes on a free port of this machine, ended after two minutes whatever happens."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    command = [*start, *(str(argument) for argument in arguments)]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def pair(*arguments: str | Path) -> list[subprocess.CompletedProcess[str]]:
+    """Two processes that run a command of calibrate together, as torchrun would start them, ended after two minutes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    command = [sys.executable, "-m", "calibrate", *(str(argument) for argument in arguments)]
+    running = [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **meeting, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        spoken = [each.communicate(timeout=120) for each in running]
+    finally:
+        for each in running:
+            each.kill()
+    return [
+        subprocess.CompletedProcess(command, each.returncode, *said) for each, said in zip(running, spoken, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """What four processes saw, as two nodes of two (see gloo_world)."""
+    output = tmp_path_factory.mktemp("world") / "seen.json"
+    ended = torchrun(4, HERE / "gloo_world.py", output)
+    assert ended.returncode == 0, ended.stderr
+    content: Mapping[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+    return content
+
+
+def test_every_collective_is_right_and_timed_in_a_node_and_across(seen: Mapping[str, Any]) -> None:
+    assert seen["nodes"] == 2
+    timed = {(name, ranks, nodes) for name, ranks, nodes, _ in seen["all"]}
+    assert timed == {
+        *((each.value, 2, 1) for each in Collective),
+        *((each.value, 4, 2) for each in Collective if each is not Collective.SEND_RECV),
+    }
+    assert all(1e-6 < seconds < 1.0 for *_, seconds in seen["all"])
+
+
+def test_ranks_of_no_group_only_meet_the_others(seen: Mapping[str, Any]) -> None:
+    """Groups of three do not fit nodes of two, so only pairs across are left."""
+    assert [tuple(row[:3]) for row in seen["idle"]] == [("all_reduce", 2, 2)]
+
+
+def test_what_cannot_be_measured_is_passed_over_with_the_reason(seen: Mapping[str, Any]) -> None:
+    assert [reason.partition(";")[0] for reason in seen["skipped"]] == [
+        "1.776 PiB of memory a process",
+        "8 ranks on 1 node do not fit the 4 processes on 2 nodes",
+        "send_recv has 2 ranks, not 4",
+        "the time was over",
+        "1.776 PiB of memory for each process could not be had",
+    ]
+
+
+def test_a_wrong_result_is_an_error_that_names_the_collective(seen: Mapping[str, Any]) -> None:
+    """Only the fourth rank's result is wrong; all ranks say so."""
+    assert seen["wrong"] == [
+        "all_reduce of 2 ranks on 1 node gave a wrong result",
+        "all_to_all of 2 ranks on 1 node gave a wrong result",
+    ]
+
+
+def test_the_command_measures_writes_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    output = tmp_path / "record.json"
+    first, _ = pair("collectives", "--sizes", "1 KiB,256KiB,4 MiB", "--budget", "4 s", "-o", output)
+    assert first.returncode == 0, first.stderr
+    record = read_record(output)
+    grid = {Call(collective, size, 2, 1) for collective in MEASURED for size in (2.0**10, 2.0**18, 2.0**22)}
+    late = re.search(r"(\d+) not measured: the time was over", first.stdout)  # on a busy machine
+    assert {row.call for row in record.collectives} <= grid
+    assert len(record.collectives) + int(late[1] if late else 0) == len(grid)
+    assert record.collective_fits == fit_calls(record.collectives)
+    assert (record.device.collectives, record.device.accelerator, record.device.threads) == ("gloo", "cpu-laptop", 1)
+    assert f"/{len(grid)}, " in first.stderr  # how far it is
+
+    kept = replace(record, collectives=record.collectives[:-1], kernel_fit=_fit(), collective_fits=())
+    write_record(kept, output)
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(PLAN, encoding="utf-8")
+    again, _ = pair("collectives", "--for", plan, "--budget", "20 s", "-o", output)
+    assert again.returncode == 0, again.stderr
+    after = read_record(output)
+    wanted = {call for call in exchanges_of(Scenario.load(plan)) if call.ranks == 2}
+    assert {row.call for row in after.collectives} == wanted | {row.call for row in kept.collectives}
+    assert after.collectives[: len(kept.collectives)] == kept.collectives
+    assert after.kernel_fit == kept.kernel_fit
+    assert after.collective_fits == fit_calls(after.collectives)
+
+
+def _fit() -> KernelFit:
+    accelerator = load_accelerator("cpu-laptop")
+    return KernelFit(
+        dict(accelerator.peak), 1e10, 1, accelerator.efficiency, None, {"matmul fp32": Residual(1, 0.0, 0.0)}
+    )
+
+
+def test_a_record_of_another_device_ends_all_processes_with_one_error(tmp_path: Path) -> None:
+    output = tmp_path / "record.json"
+    text = '{"device": {"accelerator": "mi300x", "name": "AMD Instinct MI300X"}, "version": 1, '
+    text += '"conditions": {"date": "2026-11-01", "command": "", "method": ""}}'
+    output.write_text(text, encoding="utf-8")
+    first, second = pair("collectives", "--sizes", "1 KiB", "-o", output)
+    assert (first.returncode, second.returncode) == (2, 2)
+    assert first.stderr.endswith("cannot be merged; keep a record for each of them\n")
+    assert "error: " not in second.stderr
+    assert output.read_text(encoding="utf-8") == text
+
+
+def test_without_torchrun_the_command_says_how_to_start_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["collectives"]) == 2
+    assert "torchrun --nproc-per-node 2 -m calibrate collectives" in capsys.readouterr().err
+
+
+def test_one_process_has_nobody_to_talk_to() -> None:
+    with pytest.raises(InputError, match="torchrun started 1; start two or more"):
+        started({"RANK": "0", "WORLD_SIZE": "1"}, command="collectives")
+
+
+def test_nodes_with_different_numbers_of_processes_are_refused() -> None:
+    with pytest.raises(InputError, match="6 processes with 4 on this node"):
+        started({"RANK": "0", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "4"}, command="collectives")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--sizes", "1 KiB,2"), "--sizes: '2' is not a size"),
+        (("--sizes", "0 B"), "--sizes: '0 B' is not above zero"),
+        (("--largest", "512 B"), "--largest: '512 B' is below 1 KiB"),
+        (("--budget", "soon"), "--budget: 'soon' is not a time"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], sentence: str
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["collectives", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit) as ended:  # the others end without saying it again
+        main(["collectives", *arguments])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == ""
+
+
+def test_torchrun_hands_every_option_on() -> None:
+    """It parses what follows the script too, and refuses what may be the beginning of several of its own options."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    given = ["calibrate", "collectives", *(name for action in parser._actions for name in action.option_strings)]
+    assert get_args_parser().parse_args(["-m", *given]).training_script_args == given[1:]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_nccl_without_a_gpu_is_refused() -> None:
+    assert backend_of(None) == "gloo"
+    with pytest.raises(InputError):
+        local_device("nccl", World(0, 2, 2), {})
+
+
+def test_nccl_needs_a_gpu_for_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    with pytest.raises(InputError, match="4 processes on a node with 2 GPUs"):
+        local_device("nccl", World(0, 4, 4), {})
+
+
+def test_the_librarys_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+    assert library(torch.device("cuda", 0)) == "nccl 2.27.5"
+    assert library(torch.device("cpu")) == "gloo"
+
+
+def test_groups_are_neighbours_in_a_node_and_as_many_on_each() -> None:
+    """Two nodes of four: ranks 0 to 3 and 4 to 7."""
+    world = World(0, 8, 4)
+    assert world.groups(2, 1) == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert world.groups(2, 2) == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert world.groups(4, 2) == ((0, 1, 4, 5), (2, 3, 6, 7))
+    assert world.groups(8, 2) == (tuple(range(8)),)
+    assert world.groups(3, 1) == ((0, 1, 2), (4, 5, 6))  # one rank of each node is left over
+    assert world.groups(3, 2) == world.groups(8, 1) == world.groups(1, 1) == world.groups(16, 4) == ()
+
+
+@pytest.mark.parametrize("world", [World(0, 8, 8), World(0, 16, 4), World(0, 6, 6), World(0, 12, 4)])
+def test_every_layout_covers_all_ranks_once(world: World) -> None:
+    assert (world.ranks, world.nodes) in world.layouts()
+    for ranks, nodes in world.layouts():
+        groups = world.groups(ranks, nodes)
+        assert sorted(rank for group in groups for rank in group) == list(range(world.ranks))
+        assert all(len(group) == ranks for group in groups)
+        assert all(len({rank // world.per_node for rank in group}) == nodes for group in groups)
+
+
+def test_a_grid_has_pairs_for_messages_and_a_number_for_each_rank() -> None:
+    calls = calls_for(World(0, 6, 3), (16.0, 1024.0))
+    assert {(call.ranks, call.nodes) for call in calls if call.collective is Collective.SEND_RECV} == {(2, 1), (2, 2)}
+    reduces = {(call.payload, call.ranks, call.nodes) for call in calls if call.collective is Collective.ALL_REDUCE}
+    assert reduces == {
+        *((1024.0, *shape) for shape in ((2, 2), (3, 1), (6, 2))),
+        *((16.0, *shape) for shape in ((2, 2), (3, 1))),
+    }
+    assert len(set(calls)) == len(calls)
+
+
+def test_a_payload_is_rounded_up_to_whole_numbers_of_each_member() -> None:
+    member = Member(None, (0, 1, 2), 0, torch.device("cpu"))
+    assert member.part(24.0) == 2
+    assert member.part(25.0) == 3
+    assert member.part(1.0) == 1
+
+
+def test_a_lap_is_timed_between_its_start_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The barrier before, and what is prepared, take no part in it."""
+    ticks = iter((10.0, 10.5, 20.0, 20.25))
+    log: list[str] = []
+
+    def read() -> float:
+        log.append("read")
+        return next(ticks)
+
+    monkeypatch.setattr("calibrate.laps.perf_counter", read)
+    monkeypatch.setattr("calibrate.laps.dist.barrier", lambda: log.append("meet"))
+    starts, ends = HostClock(shared=True).laps(noting(log), 2)
+    assert (ends - starts).tolist() == [0.5, 0.25]
+    assert log == ["prepare", "meet", "read", "run", "read"] * 2
+
+
+def noting(log: list[str]) -> Lap:
+    return Lap(lambda: log.append("prepare"), lambda: log.append("run"))
+
+
+class FakeEvent:
+    """A GPU's event: notes that it was queued, and is 3 ms after the one before it."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def record(self) -> None:
+        self.log.append("event")
+
+    def elapsed_time(self, _end: "FakeEvent") -> float:
+        return 3.0
+
+
+def test_a_gpus_laps_are_queued_behind_a_pause_and_timed_by_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    pauses: list[int] = []
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: FakeEvent(log))
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: (log.append("pause"), pauses.append(cycles)))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: log.append("wait"))
+    monkeypatch.setattr("calibrate.laps.dist.all_reduce", lambda _number: log.append("together"))
+    clock = DeviceClock(torch.device("cpu"))
+    starts, ends = clock.laps(noting(log), 2)
+    assert (ends - starts).tolist() == [3e-3, 3e-3]
+    lap = ["prepare", "together", "event", "run", "event"]
+    assert log == ["pause", *lap, *lap, "wait"]
+    clock.laps(noting(log), 1)
+    assert 0 < pauses[1] < pauses[0]  # as long as queuing took
+
+
+@dataclass
+class FakeClock:
+    """Laps of these lengths, over and over; this rank starts a little before the last one."""
+
+    lengths: tuple[float, ...]
+    shared: bool = True
+    taken: int = 0
+
+    def laps(self, _lap: Lap, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        lengths = [self.lengths[(self.taken + turn) % len(self.lengths)] for turn in range(count)]
+        self.taken += count
+        starts = torch.full((count,), 5.0, dtype=torch.float64)
+        return starts, starts + EARLY + torch.tensor(lengths, dtype=torch.float64)
+
+
+EARLY = 1.0
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ranks start all laps `EARLY` later and are done first."""
+
+    def largest(values: torch.Tensor, _device: torch.device) -> torch.Tensor:
+        return values + EARLY if bool((values == 5.0).all()) else values
+
+    monkeypatch.setattr("calibrate.laps.largest", largest)
+
+
+NOWHERE = torch.device("cpu")
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_call_lasts_from_its_last_members_start() -> None:
+    """On one node's clock; between nodes, each rank counts from its own start."""
+    lap = Lap(lambda: None, lambda: None)
+    assert timed(lap, FakeClock((0.25,)), NOWHERE, 60.0).seconds == pytest.approx(0.25)
+    assert timed(lap, FakeClock((0.25,), shared=False), NOWHERE, 60.0).seconds == pytest.approx(0.25 + EARLY)
+
+
+@pytest.mark.usefixtures("alone")
+def test_there_and_back_counts_as_two() -> None:
+    assert timed(Lap(lambda: None, lambda: None, trips=2), FakeClock((0.5,)), NOWHERE, 60.0).seconds == 0.25
+
+
+@pytest.mark.usefixtures("alone")
+def test_laps_go_on_until_the_median_is_known_or_the_time_is_up() -> None:
+    lap = Lap(lambda: None, lambda: None)
+    steady = timed(lap, FakeClock((0.25,)), NOWHERE, 60.0)
+    unsteady = timed(lap, FakeClock((0.1, 0.25, 0.4)), NOWHERE, 60.0)
+    hurried = timed(lap, FakeClock((0.1, 0.25, 0.4)), NOWHERE, 0.0)
+    assert steady.repetitions < unsteady.repetitions
+    assert unsteady.repetitions >= MOST
+    assert hurried.repetitions == LEAST

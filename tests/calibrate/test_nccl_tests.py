@@ -1,0 +1,322 @@
+"""What nccl-tests prints becomes a record, whichever version printed it; a run with errors does not.
+
+The files in nccl/ have invented numbers in the form of nccl-tests' own format strings (NVIDIA/nccl-tests: src/common.cu
+and src/all_gather.cu of v2.10, src/common.cu of v2.13.9, src/util.cu of v2.19.6).
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calibrate.command import main
+from calibrate.nccl_tests import read_runs
+from clustersim.cost.record import Call, Record
+from clustersim.cost.record_file import read_record
+from clustersim.program.task import Collective
+
+FILES = Path(__file__).parent / "nccl"
+ALL_GATHER, ALL_REDUCE = "all_gather_v2.10_a100.txt", "all_reduce_v2.13_h100_2_nodes.txt"
+SEND_RECV, REDUCE_SCATTER, ALL_TO_ALL = "sendrecv_v2.13_h100.txt", "v2.19_h200.txt", "alltoall_v2.19_h200.json"
+
+
+@pytest.fixture
+def take_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Record]:
+    """Import files of nccl/ (or paths) into a record."""
+
+    def run(*arguments: str | Path, output: str = "record.json") -> Record:
+        status = main(["import-nccl-tests", *(str(each) for each in arguments), "-o", str(tmp_path / output)])
+        assert status == 0, capsys.readouterr().err
+        return read_record(tmp_path / output)
+
+    return run
+
+
+@pytest.fixture
+def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Why an import is refused; nothing is written then."""
+
+    def run(*arguments: str | Path) -> str:
+        output = tmp_path / "none.json"
+        assert main(["import-nccl-tests", *(str(each) for each in arguments), "-o", str(output)]) == 2
+        assert not output.exists()
+        return capsys.readouterr().err
+
+    return run
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Callable[..., Path]:
+    """A copy of a file with something replaced."""
+
+    def write(name: str, *changes: tuple[str, str], to: str | None = None) -> Path:
+        text = (FILES / name).read_text(encoding="utf-8")
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path / (to or name)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def calls(record: Record) -> dict[Call, float]:
+    return {row.call: row.time.seconds for row in record.collectives}
+
+
+def test_a_table_of_2021_without_root_and_with_deviations_for_wrong_values(take_over: Callable[..., Record]) -> None:
+    record = take_over(FILES / ALL_GATHER, "--cluster", "dgx-a100")
+    assert calls(record)[Call(Collective.ALL_GATHER, 67108864.0, 8, 1)] == pytest.approx(401.2e-6)
+    assert len(record.collectives) == 5
+    assert record.device.accelerator == "a100-sxm-80gb"
+    assert record.device.name == "A100-SXM4-80GB"
+    row = record.collectives[0]
+    assert (row.source, row.time.repetitions, row.time.dispersion) == (ALL_GATHER, 20, 0.0)
+
+
+def test_ranks_and_nodes_come_from_the_lines_of_ranks(take_over: Callable[..., Record]) -> None:
+    """Mpirun's prefix and a line of NCCL's own between the rows are no obstacle."""
+    record = take_over(FILES / ALL_REDUCE, "--cluster", "dgx-h100")
+    assert calls(record) == {
+        Call(Collective.ALL_REDUCE, 2.0**20, 16, 2): pytest.approx(121.5e-6),
+        Call(Collective.ALL_REDUCE, 2.0**23, 16, 2): pytest.approx(189.4e-6),
+        Call(Collective.ALL_REDUCE, 2.0**26, 16, 2): pytest.approx(508.8e-6),
+        Call(Collective.ALL_REDUCE, 2.0**29, 16, 2): pytest.approx(2851.0e-6),
+    }
+    assert record.device.collectives == "nccl 2.19.3"
+    assert [(fit.ranks, fit.nodes) for fit in record.collective_fits] == [(16, 2)]
+
+
+def test_a_table_of_2026_names_its_collective_and_has_statistics_and_timestamps(
+    take_over: Callable[..., Record],
+) -> None:
+    """The line of size 0, whose payload is too small for a part of each rank, is no row."""
+    record = take_over(FILES / REDUCE_SCATTER, "--cluster", "hgx-h200")
+    assert {call.collective for call in calls(record)} == {Collective.REDUCE_SCATTER}
+    assert [call.payload for call in calls(record)] == [512.0, 32768.0, 2097152.0, 134217728.0]
+    assert record.device.collectives == "nccl 2.28.7"
+
+
+def test_json_says_the_same_as_a_table(take_over: Callable[..., Record]) -> None:
+    record = take_over(FILES / ALL_TO_ALL, "--cluster", "hgx-h200")
+    assert calls(record)[Call(Collective.ALL_TO_ALL, 2.0**24, 8, 1)] == pytest.approx(82.42e-6)
+    assert record.conditions.date == "2026-07-10"
+    assert record.device.collectives == "nccl 2.28.7"
+
+
+def test_a_process_with_several_gpus_names_one_of_them_in_json(
+    take_over: Callable[..., Record], tmp_path: Path
+) -> None:
+    content = json.loads((FILES / ALL_TO_ALL).read_text(encoding="utf-8"))
+    content["config"]["ngpus"], content["config"]["devices"] = 8, content["config"]["devices"][:1]
+    path = tmp_path / "one_process.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert {call.ranks for call in calls(take_over(path, "--cluster", "hgx-h200"))} == {8}
+
+
+def test_each_version_of_the_json_is_read(take_over: Callable[..., Record], changed: Callable[..., Path]) -> None:
+    for version in (1, 2, 3):
+        path = changed(ALL_TO_ALL, ('"version": 3', f'"version": {version}'))
+        assert len(take_over(path, "--cluster", "hgx-h200", output=f"{version}.json").collectives) == 3
+
+
+def test_sendrecv_is_pairs_across_nodes_if_the_ring_of_ranks_crosses_them(
+    take_over: Callable[..., Record], changed: Callable[..., Path]
+) -> None:
+    record = take_over(FILES / SEND_RECV, "--cluster", "dgx-h100")
+    assert {(call.ranks, call.nodes) for call in calls(record)} == {(2, 1)}
+    apart = [(f"on   h100-001 device  {gpu} ", f"on   h100-002 device  {gpu} ") for gpu in (4, 5, 6, 7)]
+    record = take_over(changed(SEND_RECV, *apart), "--cluster", "dgx-h100", output="two.json")
+    assert {(call.ranks, call.nodes) for call in calls(record)} == {(2, 2)}
+
+
+def test_in_place_times_are_taken_when_asked_for(take_over: Callable[..., Record]) -> None:
+    record = take_over(FILES / ALL_GATHER, "--cluster", "dgx-a100", "--in-place")
+    assert calls(record)[Call(Collective.ALL_GATHER, 67108864.0, 8, 1)] == pytest.approx(399.7e-6)
+    assert "in-place" in record.conditions.method
+
+
+def test_groups_of_a_split_run_are_what_communicates(
+    take_over: Callable[..., Record], changed: Callable[..., Path]
+) -> None:
+    """NCCL_TESTS_SPLIT="MOD 8" on two nodes: eight groups of two ranks, one on each node."""
+    split = [(f"Rank {rank:2d} Group  0", f"Rank {rank:2d} Group {rank % 8:2d}") for rank in range(16)]
+    record = take_over(changed(ALL_REDUCE, *split), "--cluster", "dgx-h100")
+    assert {(call.ranks, call.nodes) for call in calls(record)} == {(2, 2)}
+
+
+def test_lines_that_were_printed_again_are_repetitions_of_one_row(
+    take_over: Callable[..., Record], changed: Callable[..., Path]
+) -> None:
+    again = [changed(ALL_GATHER, ("401.2", time), to=f"all_gather_{time}.txt") for time in ("401.2", "405.2", "409.2")]
+    record = take_over(*again, "--cluster", "dgx-a100")
+    row = next(row for row in record.collectives if row.call.payload == 67108864.0)
+    assert row.time.seconds == pytest.approx(405.2e-6)
+    assert row.time.p5 < row.time.seconds < row.time.p95
+    assert row.time.repetitions == 60
+
+
+def test_several_runs_in_one_log_are_several_collectives(take_over: Callable[..., Record], tmp_path: Path) -> None:
+    text = (FILES / REDUCE_SCATTER).read_text(encoding="utf-8")
+    path = tmp_path / "all.log"
+    path.write_text(text + text.replace("reduce_scatter_perf", "broadcast_perf"), encoding="utf-8")
+    record = take_over(path, "--cluster", "hgx-h200")
+    assert {call.collective for call in calls(record)} == {Collective.REDUCE_SCATTER, Collective.BROADCAST}
+
+
+def test_files_add_to_a_record_that_is_there(take_over: Callable[..., Record]) -> None:
+    take_over(FILES / REDUCE_SCATTER, "--cluster", "hgx-h200")
+    record = take_over(FILES / ALL_TO_ALL, "--cluster", "hgx-h200")
+    assert {fit.collective for fit in record.collective_fits} == {Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL}
+    assert len(record.collectives) == 7
+
+
+def test_a_record_of_another_device_is_left_alone(
+    take_over: Callable[..., Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = take_over(FILES / ALL_TO_ALL, "--cluster", "hgx-h200")
+    output = tmp_path / "record.json"
+    assert main(["import-nccl-tests", str(FILES / SEND_RECV), "--cluster", "dgx-h100", "-o", str(output)]) == 2
+    assert "h200-sxm-141gb and of accelerator h100-sxm-80gb cannot be merged" in capsys.readouterr().err
+    assert read_record(output) == before
+
+
+def test_a_log_without_lines_of_ranks_takes_them_from_options(
+    take_over: Callable[..., Record], refused: Callable[..., str], changed: Callable[..., Path]
+) -> None:
+    bare = changed(SEND_RECV, ("#  Rank", "#  Rnk"))
+    assert "lists no GPUs; say how many ran with --ranks N --nodes N" in refused(bare, "--cluster", "dgx-h100")
+    record = take_over(bare, "--cluster", "dgx-h100", "--ranks", "8", "--nodes", "1")
+    assert record.device.name == ""
+    assert len(record.collectives) == 4
+
+
+def test_a_file_whose_name_says_nothing_takes_the_collective_from_the_option(
+    take_over: Callable[..., Record], refused: Callable[..., str], changed: Callable[..., Path]
+) -> None:
+    nameless = changed(ALL_GATHER, to="log.txt")
+    assert "add --collective NAME" in refused(nameless, "--cluster", "dgx-a100")
+    record = take_over(nameless, "--cluster", "dgx-a100", "--collective", "all_gather")
+    assert {call.collective for call in calls(record)} == {Collective.ALL_GATHER}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--collective", "broadcast"), "is reduce_scatter_perf, not the --collective broadcast"),
+        (("--collective", "all_redcue"), "--collective: there is no collective 'all_redcue'; did you mean all_reduce"),
+        (("--ranks", "4"), "has 8 ranks, not the --ranks 4"),
+        (("--nodes", "2"), "has 1 nodes, not the --nodes 2"),
+        (("--cluster", "dgx-h100"), "ran on NVIDIA H200, but dgx-h100 has h100-sxm-80gb"),
+        (("--cluster", "dgx-h2000"), "there is no cluster 'dgx-h2000'"),
+        (("--cluster", "gb200-nvl72"), "8 ranks on a node, but 4 GPUs in gb200-nvl72"),
+    ],
+)
+def test_options_that_do_not_agree_with_the_log_are_refused(
+    refused: Callable[..., str], arguments: tuple[str, ...], sentence: str
+) -> None:
+    assert sentence in refused(FILES / REDUCE_SCATTER, "--cluster", "hgx-h200", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        (ALL_REDUCE, ("247.31      0", "247.31     12"), "12 wrong values at size 67,108,864 B, count 16,777,216"),
+        (ALL_REDUCE, ("values : 0 OK", "values : 3 FAILED"), "line 1: the run found 3 values out of bounds"),
+        (ALL_REDUCE, ("NCCL INFO", "NCCL WARN"), "line 26: the run had an error"),
+        (ALL_REDUCE, ("NCCL version", "h100: Test NCCL failure common.cu:1005"), "line 20: the run had an error"),
+        (ALL_REDUCE, ("# Avg bus bandwidth", "Killed"), "line 33: the run that starts in line 1 has no"),
+        (ALL_REDUCE, ("     -1    508.8  131.90", "     -1"), "line 28: 11 values under 13 columns"),
+        (ALL_REDUCE, ("508.8", "5o8.8"), "line 28: '5o8.8' is not a number"),
+        (ALL_REDUCE, ("16777216 ", "1677721b "), "line 28: '1677721b' is not a number of bytes or elements"),
+        (ALL_REDUCE, ("508.8", "0.000"), "line 28: there is no out-of-place time above zero"),
+        (ALL_REDUCE, ("#       size ", "#       sice "), "line 1: the run has no table"),
+        (ALL_REDUCE, ("     time ", "  cputime "), "line 23: cputime is what launching takes"),
+        (ALL_REDUCE, ("   time ", "   tine "), "line 23: 0 columns are called time, not 2"),
+        (ALL_REDUCE, ("# nThread", "# nTread"), "has no run of nccl-tests"),
+        (ALL_REDUCE, ("h100-002 device  7", "h100-001 device  8"), "7 to 9 ranks on a node"),
+        (ALL_REDUCE, ("2 Group  0", "2 Group  1"), "its groups differ, 2 ranks on 2 nodes and 14 ranks on 2 nodes"),
+        (ALL_REDUCE, ("HBM3\n[1,0]<stdout>:NCCL", "HBM2\n[1,0]<stdout>:NCCL"), "HBM2, but NVIDIA H100 80GB HBM3"),
+        (REDUCE_SCATTER, ("reduce_scatter_perf", "alltoallv_perf"), "alltoallv_perf tests nothing that clustersim has"),
+    ],
+)  # fmt: skip
+def test_a_table_that_cannot_be_trusted_is_refused_with_its_line(
+    refused: Callable[..., str], changed: Callable[..., Path], name: str, change: tuple[str, str], sentence: str
+) -> None:
+    message = refused(changed(name, change), "--cluster", "dgx-h100" if name == ALL_REDUCE else "hgx-h200")
+    assert sentence in message
+    assert message.startswith("error: ")
+    assert message.count("\n") == 1
+
+
+def _early(content: dict[str, Any]) -> None:
+    del content["out_of_bounds"]
+
+
+def _wrong(content: dict[str, Any]) -> None:
+    content["results"][1]["out_of_place"]["nwrong"] = 5.0
+
+
+def _launching(content: dict[str, Any]) -> None:
+    content["results"][1]["in_place"]["cpu_time"] = content["results"][1]["in_place"].pop("time")
+
+
+def _absent(content: dict[str, Any]) -> None:
+    content["results"][0]["out_of_place"] = None
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (_early, "out_of_bounds: is missing, so the run broke off"),
+        (_wrong, "results[1]: 5 wrong values at size 16,777,216 B"),
+        (_launching, "results[1]: cpu_time is what launching takes"),
+        (_absent, "results[0]: there is no out-of-place time above zero"),
+        (lambda content: content.update(version=4), "version is 4"),
+        (lambda content: content.update(errors=["unhandled system error"]), "errors: the run had an error"),
+        (lambda content: content["out_of_bounds"].update(count=2), "the run found 2 values out of bounds"),
+        (lambda content: content["results"][2].pop("size"), "results[2].size: "),
+        (lambda content: content.update(results=[]), "no size is above 0 bytes"),
+    ],
+)
+def test_json_that_cannot_be_trusted_is_refused_with_its_key(
+    refused: Callable[..., str], tmp_path: Path, change: Callable[[dict[str, Any]], object], sentence: str
+) -> None:
+    content = json.loads((FILES / ALL_TO_ALL).read_text(encoding="utf-8"))
+    change(content)
+    path = tmp_path / "alltoall.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert sentence in refused(path, "--cluster", "hgx-h200")
+
+
+def test_a_file_that_is_none_of_both_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
+    path = tmp_path / "all_reduce.json"
+    path.write_text((FILES / ALL_TO_ALL).read_text(encoding="utf-8")[:900], encoding="utf-8")
+    assert "is not valid JSON, or truncated" in refused(path, "--cluster", "hgx-h200")
+    path.write_text(" \n", encoding="utf-8")
+    assert "is empty" in refused(path, "--cluster", "hgx-h200")
+    path.write_bytes(b"\xff\xfe\x00")
+    assert "not UTF-8" in refused(path, "--cluster", "hgx-h200")
+    assert "cannot be read" in refused(tmp_path / "absent.txt", "--cluster", "hgx-h200")
+
+
+def test_a_run_of_one_rank_exchanges_nothing(refused: Callable[..., str], changed: Callable[..., Path]) -> None:
+    text = (FILES / SEND_RECV).read_text(encoding="utf-8")
+    others = re.findall(r"#  Rank  [1-7].*\n", text)
+    alone = changed(SEND_RECV, *((line, "") for line in others))
+    assert "1 ranks on 1 nodes are not two or more" in refused(alone, "--cluster", "dgx-h100")
+
+
+def test_importing_a_file_again_changes_nothing(take_over: Callable[..., Record]) -> None:
+    first = take_over(FILES / ALL_TO_ALL, "--cluster", "hgx-h200")
+    assert take_over(FILES / ALL_TO_ALL, "--cluster", "hgx-h200") == first
+
+
+def test_what_is_read_says_where_it_stands() -> None:
+    (run,) = read_runs(FILES / REDUCE_SCATTER)
+    assert run.samples[1].where.endswith("v2.19_h200.txt: line 20")
+    assert len(run.places) == 8
