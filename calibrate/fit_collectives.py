@@ -1,86 +1,39 @@
 """How well does the model of collectives predict published benchmarks, and which constants fit them best?
 
-Three constants of a library are fitted: the launch time of a collective, the share of a payload that is one chunk, and
-the largest chunk. One triple serves all GPUs, sizes and algorithms: of a grid, the one with the least mean over sources
-of the mean over a source's tables of |log(predicted / measured)|. Tables over AWS EFA, whose latency nothing here
-models, do not take part; they are judged all the same. Everything else in `topologies/libraries/nccl.yaml` is NCCL's
+Constants of the library that are fitted: what a collective's launch adds, for each generation of GPUs, to sizes below
+1 MiB (what nccl-tests measures beyond NCCL's own latencies differs between them, and their hosts); and, for all, the
+share of a payload that is one chunk, and the largest chunk, to sizes from 1 MiB on. They are of a grid, those with the
+least mean over sources of the mean over a source's tables of |log(predicted / measured)|. Two kinds of tables do not
+take part, but are judged all the same: those over AWS EFA, another network, whose latency is its plugin's, and those
+with what a framework does on the host before each call. Everything else in `topologies/libraries/nccl.yaml` is NCCL's
 own or a datasheet's.
 
     python -m calibrate fit-collectives            print the errors with the shipped constants
     python -m calibrate fit-collectives --fit      search the constants; print them, the errors with them, and the
-                                                   errors of each source with constants fitted to all other sources
+                                                   errors of each table with constants fitted to all other tables
 
 Source of the measurements: calibrate/published/collectives.csv, one row per message size with its source.
 """
 
 import argparse
-import csv
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from clustersim.collectives.choose import Choices, Surveyor, choose
+from calibrate.published_collectives import Benchmark, read_benchmarks
+from calibrate.quality import Quality
+from clustersim.collectives.choose import Choices, choose, costs
 from clustersim.collectives.library import Library, Pipeline, load_library
-from clustersim.collectives.phase import FloatArray
-from clustersim.hardware.clos_fabric import ClosFabric
-from clustersim.hardware.routing import Spread
-from clustersim.hardware.shape import Leaf, Network, Nics, Node, NvLink, Port
-from clustersim.program.task import Collective
-from clustersim.units import Bytes, Seconds
+from clustersim.collectives.phase import FloatArray, IntArray
+from clustersim.units import Seconds
 
-PUBLISHED: Final = Path(__file__).parent / "published" / "collectives.csv"
-_MEBIBYTE: Final = 2**20
-_NVLINK: Final = {"a100": 300e9, "h100": 450e9, "h200": 450e9, "b200": 900e9}  # bytes/s of a GPU's port, datasheets
-_NIC: Final = {"a100": 25e9, "h100": 50e9, "h200": 50e9, "b200": 50e9}  # bytes/s of network per GPU in these tables
-_PCIE: Final = {"a100": 32e9, "h100": 64e9, "h200": 64e9, "b200": 64e9}  # Gen4 x16, Gen5 x16
 _FRACTIONS: Final = (0.2, 0.4, 0.6, 0.8, 1.0)
 _CHUNKS: Final = (4e6, 8e6, 12e6, 16e6, 20e6)
-_LAUNCHES: Final = (0.0, 2e-6, 4e-6, 6e-6, 8e-6, 10e-6)
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """One table: a collective at many sizes. algorithm: "" if the library chose; sizes: bytes; measured: seconds."""
-
-    source: str
-    gpu: str
-    gpus: int
-    per_node: int
-    interconnect: str
-    collective: Collective
-    algorithm: str
-    sizes: tuple[Bytes, ...]
-    measured: tuple[Seconds, ...]
-
-    @property
-    def fitted(self) -> bool:
-        """Whether the table takes part in a fit."""
-        return "efa" not in self.interconnect
-
-    @cached_property
-    def fabric(self) -> ClosFabric:
-        """Nodes with NVSwitch and one network port per GPU, under one tier of rail switches."""
-        kind = self.gpu.split("-")[0]
-        node = Node(
-            gpus=self.per_node,
-            pcie=Port(_PCIE[kind], 0.5e-6),
-            nvlink=NvLink(self.per_node, Port(_NVLINK[kind], 0.5e-6)),
-            nics=Nics(self.per_node, Port(_NIC[kind], 0.5e-6)),
-        )
-        nodes = -(-self.gpus // self.per_node)
-        return ClosFabric(node, Network(Leaf(nodes, self.per_node, 0.5e-6), Spread()), nodes * self.per_node)
-
-    def survey(self, library: Library) -> Choices:
-        """Cost all offers; nccl-tests' send/recv sends from each rank to the next."""
-        members = np.arange(self.gpus)[None]
-        if self.collective is Collective.SEND_RECV:
-            members = np.stack([members[0], np.roll(members[0], -1)], axis=1)
-        return Surveyor(self.fabric, library).survey(self.collective, members, self.algorithm or None)
+PIPELINES: Final = tuple(itertools.starmap(Pipeline, itertools.product(_FRACTIONS, _CHUNKS)))
+LAUNCHES: Final[Sequence[Seconds]] = tuple(each * 1e-6 for each in range(31))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,63 +46,119 @@ class Errors:
 
     def mape(self, *, large: bool) -> float:
         """Mean absolute percentage error of the sizes from 1 MiB on, or below; nan if there are none."""
-        chosen = np.array([size >= _MEBIBYTE for size in self.benchmark.sizes]) == large
-        errors = np.abs(np.array(self.ratios)[chosen] - 1) * 100
+        errors = np.abs(np.array(self.ratios)[self.benchmark.large == large] - 1) * 100
         return float(errors.mean()) if errors.size else float("nan")
-
-
-def read_benchmarks(path: Path = PUBLISHED) -> tuple[Benchmark, ...]:
-    """Group the rows of the published tables."""
-    tables: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
-    keys = ("source", "locator", "gpu", "gpus", "gpus_per_node", "interconnect", "library", "collective", "algorithm")
-    with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            tables.setdefault(tuple(row[key] for key in keys), []).append(row)
-    return tuple(_benchmark(rows) for rows in tables.values())
-
-
-def _benchmark(rows: Sequence[Mapping[str, str]]) -> Benchmark:
-    first = rows[0]
-    return Benchmark(
-        source=first["source"],
-        gpu=first["gpu"],
-        gpus=int(first["gpus"]),
-        per_node=int(first["gpus_per_node"]),
-        interconnect=first["interconnect"],
-        collective=Collective(first["collective"]),
-        algorithm=first["algorithm"],
-        sizes=tuple(float(row["bytes"]) for row in rows),
-        measured=tuple(float(row["time_us"]) * 1e-6 for row in rows),
-    )
 
 
 def compare(benchmark: Benchmark, choices: Choices) -> Errors:
     """Predict every size of a benchmark; the slowest group counts."""
     predicted = [choose(choices, size) for size in benchmark.sizes]
-    ratios = (float(each.seconds.max()) / seconds for each, seconds in zip(predicted, benchmark.measured, strict=True))
+    seconds = benchmark.seen(np.array([each.seconds.max() for each in predicted]))
+    ratios = (seconds / np.array(benchmark.measured)).tolist()
     return Errors(benchmark, tuple(ratios), tuple(each.offer.name for each in predicted))
 
 
-def candidates(library: Library) -> tuple[Library, ...]:
-    """The library with every triple of constants on the grid."""
-    return tuple(
-        replace(library, launch=launch, pipeline=Pipeline(fraction, chunk))
-        for launch, fraction, chunk in itertools.product(_LAUNCHES, _FRACTIONS, _CHUNKS)
+@dataclass(frozen=True)
+class Fit:
+    """Misfits of tables with every candidate: below 1 MiB and from there on, each [tables, pipelines, launches].
+
+    tables: those that take part; generations: of each. Misfits are nan where a table has no such sizes.
+    """
+
+    library: Library
+    tables: tuple[Benchmark, ...]
+    generations: tuple[str, ...]
+    small: FloatArray
+    large: FloatArray
+
+    def best(self, without: Benchmark | None = None) -> Library:
+        """The library with the constants that fit all tables but one best."""
+        kept = [place for place, table in enumerate(self.tables) if table is not without]
+        launches = {name: self._launches(name, kept) for name in dict.fromkeys(self.generations)}
+        pipelines = np.arange(len(PIPELINES))
+        at_best = [self.large[place][pipelines, launches[self.generations[place]]] for place in kept]
+        best = int(self._mean(kept, np.array(at_best)).argmin())
+        found = {name: LAUNCHES[int(each[best])] for name, each in launches.items()}
+        return _with(self.library, PIPELINES[best], found)
+
+    def _launches(self, generation: str, kept: Sequence[int]) -> IntArray:
+        """Number of the best launch time of a generation with each pipeline, by sizes below 1 MiB."""
+        mine = [place for place in kept if self.generations[place] == generation]
+        best: IntArray = self._mean(mine, self.small[mine]).argmin(axis=1)
+        return best
+
+    def _mean(self, places: Sequence[int], misfits: FloatArray) -> FloatArray:
+        """Over sources, of the means over a source's tables that have such sizes."""
+        known = [number for number in range(len(places)) if np.isfinite(misfits[number]).all()]
+        sources = [self.tables[places[number]].source for number in known]
+        weights = np.array([1.0 / sources.count(source) for source in sources])
+        mean: FloatArray = np.tensordot(weights, misfits[known], axes=1)
+        return mean
+
+
+def _with(library: Library, pipeline: Pipeline, launches: Mapping[str, Seconds]) -> Library:
+    generations = (replace(each, launch=launches.get(each.name, each.launch)) for each in library.generations)
+    return replace(library, pipeline=pipeline, generations=tuple(generations))
+
+
+def fit(surveys: Mapping[Benchmark, Choices], library: Library) -> Fit:
+    """Judge every candidate by every table that takes part."""
+    tables = tuple(table for table in surveys if table.fitted)
+    misfits = np.array([_misfits(table, surveys[table], library) for table in tables])
+    generations = tuple(library.generation(table.port).name for table in tables)
+    return Fit(library, tables, generations, small=misfits[:, 0], large=misfits[:, 1])
+
+
+def _misfits(table: Benchmark, choices: Choices, library: Library) -> FloatArray:
+    """Mean |log(predicted / measured)| with each candidate, of small and of large sizes: [2, pipelines, launches]."""
+    generation = library.generation(table.port).name
+    libraries = [_with(library, pipeline, {generation: 0.0}) for pipeline in PIPELINES]
+    misfits = np.array([_logarithms(table, replace(choices, library=each)) for each in libraries])
+    parts = (misfits[..., ~table.large], misfits[..., table.large])
+    return np.array([part.mean(axis=-1) if part.size else np.full(part.shape[:-1], np.nan) for part in parts])
+
+
+def _logarithms(table: Benchmark, choices: Choices) -> FloatArray:
+    """|log(predicted / measured)| with every launch time: [launches, sizes]."""
+    launched = np.array([offer.launched for offer in choices.offers])
+    extra = np.multiply.outer(LAUNCHES, launched)[:, :, None]
+    costed = (np.sum(costs(choices, size), axis=0) for size in table.sizes)
+    seconds = np.stack([(extra + each).min(axis=1).max(axis=1) for each in costed], axis=1)
+    misfits: FloatArray = np.abs(np.log(table.seen(seconds) / np.array(table.measured)))
+    return misfits
+
+
+def survey(library: Library) -> dict[Benchmark, Choices]:
+    """Cost the library's offers for every published table."""
+    return {benchmark: benchmark.survey(library) for benchmark in read_benchmarks()}
+
+
+def judge(library: Library) -> list[Quality]:
+    """How well the library predicts collectives of each GPU, and with constants fitted to all other tables."""
+    surveys = survey(library)
+    fits = fit(surveys, library)
+    errors = [compare(table, choices) for table, choices in surveys.items()]
+    left_out = [_left_out(table, choices, fits) for table, choices in surveys.items()]
+    kinds = sorted({each.benchmark.kind for each in errors})
+    parts = [(kind, large) for kind in kinds for large in (True, False)]
+    return [_quality(kind, errors, left_out, large=large) for kind, large in parts]
+
+
+def _left_out(table: Benchmark, choices: Choices, fits: Fit) -> Errors:
+    """A table as constants predict it that were fitted to all others."""
+    return compare(table, replace(choices, library=fits.best(without=table)))
+
+
+def _quality(kind: str, errors: Sequence[Errors], left_out: Sequence[Errors], *, large: bool) -> Quality:
+    mine = [each for each in errors if each.benchmark.kind == kind]
+    others = [each for each in left_out if each.benchmark.kind == kind]
+    return Quality(
+        accelerator=kind,
+        kind=f"collectives {'>=' if large else '<'} 1 MiB",
+        n=sum(int((each.benchmark.large == large).sum()) for each in mine),
+        mape=_mape(mine, large=large) / 100.0,
+        loo_mape=_mape(others, large=large) / 100.0,
     )
-
-
-def misfits(surveys: Mapping[Benchmark, Choices], libraries: Sequence[Library]) -> Mapping[str, FloatArray]:
-    """Mean |log(predicted / measured)| of each source's tables with each library: [libraries] by source."""
-    by_source: dict[str, list[list[float]]] = {}
-    for table, choices in surveys.items():
-        if table.fitted:
-            misfit = [_misfit(compare(table, replace(choices, library=library))) for library in libraries]
-            by_source.setdefault(table.source, []).append(misfit)
-    return {source: np.array(tables).mean(axis=0) for source, tables in by_source.items()}
-
-
-def _misfit(errors: Errors) -> float:
-    return float(np.mean(np.abs(np.log(errors.ratios))))
 
 
 def report(errors: Iterable[Errors]) -> str:
@@ -157,45 +166,22 @@ def report(errors: Iterable[Errors]) -> str:
     lines = [f"{'source':<18}{'gpu':<15}{'gpus':>6} {'collective':<22}{'>= 1 MiB':>8}{'< 1 MiB':>8}{'sizes':>6}"]
     by_gpu: dict[str, list[Errors]] = {}
     for each in errors:
-        known = each.benchmark
-        mark = " " if known.fitted else "*"
-        what = f"{known.collective.value}{' ' + known.algorithm if known.algorithm else ''}"
-        lines.append(
-            f"{known.source + mark:<18}{known.gpu:<15}{known.gpus:>6} {what:<22}"
-            f"{each.mape(large=True):>6.1f} %{each.mape(large=False):>6.1f} %{len(known.sizes):>6}"
-        )
-        by_gpu.setdefault(known.gpu.split("-")[0], []).append(each)
-    lines += [_summary(gpu, members) for gpu, members in by_gpu.items()]
-    return "\n".join([*lines, "* not fitted: a network whose latency is not modelled"])
+        lines.append(f"{_named(each)}{_percent([each])}{len(each.ratios):>6}")
+        by_gpu.setdefault(each.benchmark.kind, []).append(each)
+    lines += [f"mean over tables  {gpu:<44}{_percent(members)}" for gpu, members in by_gpu.items()]
+    lines += ["* not fitted: over AWS EFA, or with what a framework does on the host before each call"]
+    return "\n".join(lines)
 
 
-def _summary(gpu: str, members: Sequence[Errors]) -> str:
-    """Mean over a GPU type's benchmarks."""
-    return f"mean over tables  {gpu:<46}{_mape(members, large=True):>6.1f} %{_mape(members, large=False):>6.1f} %"
+def _named(errors: Errors) -> str:
+    known = errors.benchmark
+    mark = " " if known.fitted else "*"
+    what = f"{known.collective.value}{' ' + known.algorithm if known.algorithm else ''}"
+    return f"{known.source + mark:<18}{known.gpu:<15}{known.gpus:>6} {what:<22}"
 
 
-def fit(surveys: Mapping[Benchmark, Choices], library: Library) -> tuple[Library, str]:
-    """The best constants, and how each source is predicted by constants fitted to the others."""
-    libraries = candidates(library)
-    by_source = misfits(surveys, libraries)
-    lines = ["each source with constants fitted to all others:"]
-    for source in by_source:
-        best = _best(libraries, [misfit for other, misfit in by_source.items() if other != source])
-        tables = {table: choices for table, choices in surveys.items() if table.fitted and table.source == source}
-        errors = [compare(table, replace(choices, library=best)) for table, choices in tables.items()]
-        percent = f"{_mape(errors, large=True):>6.1f} %{_mape(errors, large=False):>6.1f} %"
-        lines.append(f"  {source:<20}{_constants(best):<44}{percent}")
-    best = _best(libraries, list(by_source.values()))
-    return best, "\n".join([f"fitted: {_constants(best)}", *lines])
-
-
-def _best(libraries: Sequence[Library], by_source: Sequence[FloatArray]) -> Library:
-    return libraries[int(np.mean(by_source, axis=0).argmin())]
-
-
-def _constants(library: Library) -> str:
-    chunk, fraction = library.pipeline.chunk / 1e6, library.pipeline.fraction
-    return f"launch {library.launch * 1e6:.0f} us, fraction {fraction:.1f}, chunk {chunk:.0f} MB"
+def _percent(errors: Sequence[Errors]) -> str:
+    return f"{_mape(errors, large=True):>6.1f} %{_mape(errors, large=False):>6.1f} %"
 
 
 def _mape(errors: Sequence[Errors], *, large: bool) -> float:
@@ -204,23 +190,35 @@ def _mape(errors: Sequence[Errors], *, large: bool) -> float:
     return float(np.nanmean(each)) if np.isfinite(each).any() else float("nan")
 
 
+def _constants(library: Library) -> str:
+    chunk, fraction = library.pipeline.chunk / 1e6, library.pipeline.fraction
+    launches = (f"{each.name} {each.launch * 1e6:.0f} us" for each in library.generations if each.launch is not None)
+    return f"launch {', '.join(launches)}; fraction {fraction:.1f}, chunk {chunk:.0f} MB"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `print_errors`."""
+    """The options of `command`."""
     parser.add_argument("--fit", action="store_true", help="search the fitted constants first, and print them")
     parser.add_argument("--detail", action="store_true", help="print every size")
 
 
-def print_errors(options: argparse.Namespace) -> None:
+def command(options: argparse.Namespace) -> None:
     """Print how predicted and published times compare."""
     library = load_library("nccl")
-    surveys = {benchmark: benchmark.survey(library) for benchmark in read_benchmarks()}
+    surveys = survey(library)
     if options.fit:
-        library, text = fit(surveys, library)
-        print(text)
+        fits = fit(surveys, library)
+        library = fits.best()
+        print(f"fitted: {_constants(library)}\neach table with constants fitted to all others:")
+        print("\n".join(_beside(_left_out(table, surveys[table], fits), fits.best(table)) for table in surveys))
     errors = [compare(benchmark, replace(choices, library=library)) for benchmark, choices in surveys.items()]
     if options.detail:
         print("\n".join(_detail(each) for each in errors))
     print(report(errors))
+
+
+def _beside(errors: Errors, library: Library) -> str:
+    return f"  {_named(errors)}{_percent([errors])}  {_constants(library)}"
 
 
 def _detail(errors: Errors) -> str:

@@ -8,6 +8,7 @@ two together, so that nothing is tuned by hand.
 References: the `source` and `locator` columns of published/kernels.csv and published/bandwidth.csv.
 """
 
+import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,15 +19,18 @@ from typing import Any, Final
 import numpy as np
 
 from calibrate.fit_attention import fit_attention
+from calibrate.fit_collectives import judge
 from calibrate.fit_matmul import fit_fp8_share, fit_matmul, matmul_seconds
 from calibrate.grid import Winner
-from calibrate.published_kernels import AttentionRow, MatmulRow, attentions, bandwidths, best_rates, matmuls
+from calibrate.published_kernels import MatmulRow, attentions, bandwidths, best_rates, matmuls
+from calibrate.published_records import write_records
+from calibrate.quality import Fits, Judged, Quality, table
+from clustersim.collectives.library import load_library
 from clustersim.dtypes import DType
 from clustersim.errors import OutputError
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.efficiency import Efficiency
 
-LARGE: Final = 1e12  # FLOP from which a matmul counts as large
 DIGITS: Final = 2  # of a derived share
 
 
@@ -67,52 +71,27 @@ DERIVATIONS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Quality:
-    """How well the constants predict one kind of kernel.
-
-    error: mean absolute percentage error; left_out_error: the same with each row predicted from the fit to all the
-    others; large_error: of matmuls of at least 1 TFLOP alone, None without any.
-    """
-
-    accelerator: str
-    kind: str
-    rows: int
-    error: float
-    left_out_error: float
-    large_rows: int
-    large_error: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Fits:
-    """Recommended constants by accelerator, and how well they predict."""
-
-    efficiencies: Mapping[str, Efficiency]
-    qualities: Sequence[Quality]
-
-
 def fit() -> Fits:
     """Fit every target and derive the others; deterministic, a few seconds."""
     efficiencies: dict[str, Efficiency] = {}
-    qualities: list[Quality] = []
+    judged: list[Judged] = []
     for target in TARGETS:
         sibling = efficiencies[target.latency_of] if target.latency_of else None
         fitted, found = _fit(target, sibling)
         efficiencies[target.name] = fitted.efficiency
-        qualities.extend(found)
+        judged.extend(found)
     for derivation in DERIVATIONS:
         derived, found = _fit_few(_derive(derivation, efficiencies))
         efficiencies[derivation.name] = derived.efficiency
-        qualities.extend(found)
-    return Fits(efficiencies, qualities)
+        judged.extend(found)
+    return Fits(efficiencies, judged)
 
 
 def _with(accelerator: Accelerator, **constants: Any) -> Accelerator:
     return replace(accelerator, efficiency=replace(accelerator.efficiency, **constants))
 
 
-def _fit(target: Target, sibling: Efficiency | None) -> tuple[Accelerator, list[Quality]]:
+def _fit(target: Target, sibling: Efficiency | None) -> tuple[Accelerator, list[Judged]]:
     accelerator = _with(load_accelerator(target.name), published=True, memory=_memory_share(target.name, sibling))
     accelerator, qualities = _fit_matmuls(accelerator, sibling)
     rows = [row for row in attentions() if row.accelerator in (target.name, *target.same_chip)]
@@ -120,19 +99,19 @@ def _fit(target: Target, sibling: Efficiency | None) -> tuple[Accelerator, list[
     backward = [row for row in rows if row.backward]
     ahead, winner_ahead = fit_attention(accelerator, forward, 1.0)
     back, winner_back = fit_attention(accelerator, backward, ahead.causal)
-    qualities.append(_quality(target.name, "attention forward", forward, winner_ahead))
-    qualities.append(_quality(target.name, "attention backward", backward, winner_back))
+    qualities.append(Judged(target.name, "attention forward", forward, winner_ahead))
+    qualities.append(Judged(target.name, "attention backward", backward, winner_back))
     return _with(accelerator, attention_forward=ahead, attention_backward=back), qualities
 
 
-def _fit_matmuls(accelerator: Accelerator, sibling: Efficiency | None) -> tuple[Accelerator, list[Quality]]:
+def _fit_matmuls(accelerator: Accelerator, sibling: Efficiency | None) -> tuple[Accelerator, list[Judged]]:
     dense, fp8 = _matmuls_of(accelerator.name)
     constants, latency, winner = fit_matmul(accelerator, dense, sibling.kernel_latency if sibling else None)
-    qualities = [_quality(accelerator.name, "matmul", dense, winner)]
+    qualities = [Judged(accelerator.name, "matmul", dense, winner)]
     fitted = _with(accelerator, matmul=constants, kernel_latency=latency)
     if fp8:
         constants, winner = fit_fp8_share(fitted, fp8)
-        qualities.append(_quality(accelerator.name, "matmul fp8", fp8, winner))
+        qualities.append(Judged(accelerator.name, "matmul fp8", fp8, winner))
     else:
         ratio = _ratio(_best_share(accelerator, DType.FP8), _best_share(accelerator, DType.BF16), 1.0)
         constants = replace(constants, fp8_share=round(constants.share * ratio, DIGITS))
@@ -166,17 +145,17 @@ def _derive(derivation: Derivation, known: Mapping[str, Efficiency]) -> Accelera
     )
 
 
-def _fit_few(accelerator: Accelerator) -> tuple[Accelerator, list[Quality]]:
+def _fit_few(accelerator: Accelerator) -> tuple[Accelerator, list[Judged]]:
     """Let FP8 matmuls of a derived accelerator correct its fp8_share; the others judge constants they have not seen."""
     dense, fp8 = _matmuls_of(accelerator.name)
     qualities = []
     if dense:
         predicted = matmul_seconds(accelerator, dense)
-        qualities.append(_quality(accelerator.name, "matmul, not fitted", dense, Winner((), predicted, predicted)))
+        qualities.append(Judged(accelerator.name, "matmul, not fitted", dense, Winner((), predicted, predicted)))
     if fp8:
         constants, winner = fit_fp8_share(accelerator, fp8)
         accelerator = _with(accelerator, matmul=constants)
-        qualities.append(_quality(accelerator.name, "matmul fp8", fp8, winner))
+        qualities.append(Judged(accelerator.name, "matmul fp8", fp8, winner))
     return accelerator, qualities
 
 
@@ -205,58 +184,45 @@ def _memory_share(name: str, sibling: Efficiency | None) -> float:
     return round(float(np.mean(measured)) / load_accelerator(name).memory_bandwidth, DIGITS)
 
 
-def _quality(name: str, kind: str, rows: Sequence[MatmulRow] | Sequence[AttentionRow], winner: Winner) -> Quality:
-    measured = np.array([row.seconds for row in rows])
-    error = np.abs(winner.predicted / measured - 1.0)
-    left_out = np.abs(winner.left_out / measured - 1.0)
-    large = np.array([isinstance(row, MatmulRow) and row.flops >= LARGE for row in rows])
-    return Quality(
-        accelerator=name,
-        kind=kind,
-        rows=len(rows),
-        error=float(error.mean()),
-        left_out_error=float(left_out.mean()),
-        large_rows=int(large.sum()),
-        large_error=float(error[large].mean()) if large.any() else None,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `command`."""
+    parser.add_argument("--json", metavar="FILE", help="write the fits as JSON to FILE, or to standard output for -")
+    parser.add_argument("--records", metavar="DIR", type=Path, help="write a calibration record of each accelerator")
 
 
-def command(target: str | None) -> None:
-    """Fit, and print a table (or write JSON to a file, or to standard output for `-`)."""
-    fits = fit()
-    if target is None:
-        print(_table(fits))
+def command(options: argparse.Namespace) -> None:
+    """Fit, and print tables (or write JSON to a file, or to standard output for `-`), and write records if asked."""
+    fits, collectives = fit(), judge(load_library("nccl"))
+    if options.records is not None:
+        write_records(fits, options.records)
+    if options.json is None:
+        print("\n".join([table([*fits.qualities, *collectives]), "", *_constants(fits)]))
         return
-    text = json.dumps(
-        {"qualities": [asdict(row) for row in fits.qualities], "efficiency": _recommended(fits)}, indent=2
-    )
+    _write_json(fits, collectives, options.json)
+
+
+def _write_json(fits: Fits, collectives: Sequence[Quality], target: str) -> None:
+    qualities = [asdict(each) for each in (*fits.qualities, *collectives)]
+    efficiency = {name: asdict(each) for name, each in fits.efficiencies.items()}
+    text = json.dumps({"qualities": qualities, "efficiency": efficiency}, indent=2) + "\n"
     if target == "-":
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(text)
         return
     try:
-        Path(target).write_text(text + "\n", encoding="utf-8")
+        Path(target).write_text(text, encoding="utf-8")
     except OSError as error:
         raise OutputError(f"{target}: cannot be written ({error.strerror})") from error
 
 
-def _recommended(fits: Fits) -> dict[str, dict[str, Any]]:
-    return {name: asdict(efficiency) for name, efficiency in fits.efficiencies.items()}
-
-
-def _table(fits: Fits) -> str:
-    lines = [f"{'accelerator':<16}{'kind':<20}{'rows':>5}{'error':>8}{'left out':>10}{'large':>7}{'error':>8}"]
-    for row in fits.qualities:
-        large = "" if row.large_error is None else f"{row.large_error:8.1%}"
-        errors = f"{row.error:8.1%}{row.left_out_error:10.1%}"
-        lines.append(f"{row.accelerator:<16}{row.kind:<20}{row.rows:>5}{errors}{row.large_rows or '':>7}{large}")
-    lines.append("")
+def _constants(fits: Fits) -> list[str]:
+    lines = []
     for name, efficiency in fits.efficiencies.items():
         lines.append(f"{name}: {'published' if efficiency.published else 'derived'}")
-        lines.extend(f"  {line}" for line in _constants(efficiency))
-    return "\n".join(lines)
+        lines.extend(f"  {line}" for line in _listed(efficiency))
+    return lines
 
 
-def _constants(efficiency: Efficiency) -> list[str]:
+def _listed(efficiency: Efficiency) -> list[str]:
     matmul = efficiency.matmul
     sizes = f"prologue {matmul.prologue:g}, edge {matmul.edge:g}"
     lines = [f"matmul: share {matmul.share:g}, fp8_share {matmul.fp8_share:g}, {sizes}"]

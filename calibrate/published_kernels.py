@@ -13,9 +13,12 @@ from typing import Final
 from clustersim.cost.roofline import BACKWARD_MATMULS, FORWARD_MATMULS
 from clustersim.dtypes import DType
 from clustersim.units import BytesPerSecond, Flop, FlopPerSecond, Seconds
-from clustersim.workload.kernels import AttentionShape, MatmulShape
+from clustersim.workload.attention import Core
+from clustersim.workload.kernels import AttentionShape, Kernel, MatmulShape, Operands
 
 FOLDER: Final = Path(__file__).parent / "published"
+# cuBLAS names operands column by column, so that its TN is a linear layer's forward, as which those without count.
+_OPERANDS: Final = {"TN": Operands.NT, "NN": Operands.NN, "NT": Operands.TN, "": Operands.NT}
 _BEST_OF_SEARCH: Final = "best shape of a search"
 # The text peak of FlashAttention-2 on A100 belongs to the longest sequence of the paper's setting: 16k tokens,
 # hidden 2048, head dimension 128, no mask (arXiv:2307.08691, section 4.1 and figures 4-6).
@@ -31,6 +34,7 @@ class MatmulRow:
     dtype: DType
     moved: float
     seconds: Seconds
+    source: str = ""
 
     @property
     def flops(self) -> Flop:
@@ -40,13 +44,19 @@ class MatmulRow:
 
 @dataclass(frozen=True, slots=True)
 class AttentionRow:
-    """One measured flash attention kernel. flops: executed, so half of the full matrix with a causal mask."""
+    """One measured flash attention kernel.
+
+    flops: executed, so half of the full matrix with a causal mask; moved: bytes if every operand passes once.
+    """
 
     accelerator: str
     shape: AttentionShape
+    dtype: DType
     backward: bool
     flops: Flop
+    moved: float
     seconds: Seconds
+    source: str = ""
 
 
 def _rows(name: str) -> list[dict[str, str]]:
@@ -83,12 +93,15 @@ def bandwidths() -> dict[str, list[BytesPerSecond]]:
 
 def _matmul(row: dict[str, str]) -> MatmulRow:
     operand, _, result = row["dtype"].partition(" -> ")
-    shape = MatmulShape(int(row["m"]), int(row["n"]), int(row["k"]))
     # An FP32 result is the weight gradient, which is accumulated into: read and written.
-    result_bytes = 2 * DType.FP32.bytes if result == "fp32" else DType.BF16.bytes
+    added = DType.FP32 if result == "fp32" else None
+    operands = _OPERANDS[row["layout"]]
+    shape = MatmulShape(int(row["m"]), int(row["n"]), int(row["k"]), operands=operands, accumulated=added)
+    result_bytes = 2 * added.bytes if added else DType.BF16.bytes
     inputs = (shape.m + shape.n) * shape.k * DType(operand).bytes
     moved = inputs + shape.m * shape.n * result_bytes
-    return MatmulRow(row["gpu"], shape, DType(operand), float(moved), float(row["time_us"]) * 1e-6)
+    seconds = float(row["time_us"]) * 1e-6
+    return MatmulRow(row["gpu"], shape, DType(operand), float(moved), seconds, _source(row))
 
 
 def _attention(row: dict[str, str]) -> AttentionRow:
@@ -114,4 +127,24 @@ def _timed(row: dict[str, str], shape: AttentionShape, rate: FlopPerSecond) -> A
     backward = row["direction"] == "bwd"
     per_score = (BACKWARD_MATMULS if backward else FORWARD_MATMULS) * shape.head_dim
     scores = shape.batch * shape.heads * shape.query * shape.key * (0.5 if shape.causal else 1.0)
-    return AttentionRow(row["gpu"], shape, backward, scores * per_score, scores * per_score / rate)
+    dtype = DType.FP16 if row["dtype"] == "fp16" else DType.BF16
+    return AttentionRow(
+        accelerator=row["gpu"],
+        shape=shape,
+        dtype=dtype,
+        backward=backward,
+        flops=scores * per_score,
+        moved=flash_kernel(shape, dtype, backward=backward).bytes,
+        seconds=scores * per_score / rate,
+        source=_source(row),
+    )
+
+
+def _source(row: dict[str, str]) -> str:
+    return f"{row['source']}: {row['locator']}"
+
+
+def flash_kernel(shape: AttentionShape, dtype: DType, *, backward: bool) -> Kernel:
+    """Flash attention of a shape as a training step runs it."""
+    (operator,) = Core(shape, dtype, dropout=False, fused=True).flash()
+    return operator.input_gradient[0] if backward else operator.forward[0]

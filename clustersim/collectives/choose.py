@@ -61,13 +61,15 @@ class Choices:
 class Choice:
     """The fastest offer in each group, and in the slowest one.
 
-    seconds: [groups]; idle: [groups] the part of them in which no bytes move; taken: [groups] number of the offer, of
-    which chunk: [offers] is the bytes of one chunk; offers: all of them; offer: what the slowest group takes;
-    certain: nothing that was left out can be faster in any group.
+    seconds: [groups]; idle: [groups] the part of them in which no bytes move; narrow: [groups] the part by which bytes
+    move slower than links let them (see `lanes`); taken: [groups] number of the offer, of which chunk: [offers] is the
+    bytes of one chunk; offers: all of them; offer: what the slowest group takes; certain: nothing that was left out
+    can be faster in any group.
     """
 
     seconds: FloatArray
     idle: FloatArray
+    narrow: FloatArray
     taken: IntArray
     chunk: FloatArray
     offers: tuple[Offer, ...]
@@ -78,16 +80,17 @@ class Choice:
 
 def choose(choices: Choices, payload: Bytes) -> Choice:
     """The fastest offer for this payload, in each group; time of microseconds."""
-    idle, moving = costs(choices, payload)
-    seconds = idle + moving
+    idle, moving, narrow = costs(choices, payload)
+    seconds = idle + moving + narrow
     best = seconds.argmin(axis=0)
     each = np.arange(seconds.shape[1])
-    fastest, waiting = seconds[best, each], idle[best, each]
+    fastest = seconds[best, each]
     worst = int(fastest.argmax())
     groups = choices.group_class
     return Choice(
         seconds=fastest[groups],
-        idle=waiting[groups],
+        idle=idle[best, each][groups],
+        narrow=narrow[best, each][groups],
         taken=best[groups],
         chunk=_chunks(choices, payload),
         offers=choices.offers,
@@ -97,15 +100,18 @@ def choose(choices: Choices, payload: Bytes) -> Choice:
     )
 
 
-def costs(choices: Choices, payload: Bytes) -> tuple[FloatArray, FloatArray]:
-    """Seconds of each offer in which no bytes move, and in which they do: [offers, classes]."""
+def costs(choices: Choices, payload: Bytes) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Seconds of each offer in which no bytes move, in which links move them, and that channels take beyond.
+
+    Each is [offers, classes].
+    """
     start = choices.library.launch_on(choices.port)
     launch = np.array([start if offer.launched else 0.0 for offer in choices.offers])
     latency, per_byte, fill = np.moveaxis(choices.coefficients, 1, 0)
     moving = payload * per_byte + _chunks(choices, payload)[:, None] * fill
-    idle = launch[:, None] + latency + np.maximum(_channelled(choices, payload)[:, None] - moving, 0.0)
+    idle = launch[:, None] + latency
     idle[[payload > offer.most for offer in choices.offers]] = np.inf
-    return idle, moving
+    return idle, moving, np.maximum(_channelled(choices, payload)[:, None] - moving, 0.0)
 
 
 def _chunks(choices: Choices, payload: Bytes) -> FloatArray:

@@ -136,7 +136,7 @@ def _demand(choice: Choice, loads: OwnLoads, payload: Bytes) -> Demand:
     alone = loads.flow == 0.0
     transfer = payload * loads.per_byte + choice.chunk[choice.taken] * loads.fill
     return Demand(
-        latency=np.where(alone, choice.seconds, choice.idle),
+        latency=np.where(alone, choice.seconds, choice.idle + choice.narrow),
         transfer=np.where(alone, 0.0, transfer),
         per_byte=loads.per_byte,
         flow=payload * loads.flow,

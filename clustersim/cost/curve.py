@@ -1,6 +1,6 @@
 """How long does one collective take for any payload, from some that were measured?
 
-A measured payload takes what it took. Between two measured ones the logarithm of the time is a straight line over that
+A measured payload takes what it took; where repetitions are not known, it errs as if it lay between others. Between two measured ones the logarithm of the time is a straight line over that
 of the payload; the error is that of every inner payload as predicted from its neighbours (with none, half of what lies
 between the two that there are). Beyond them, the fitted alpha + payload / beta, with its residual.
 """
@@ -40,7 +40,8 @@ class Curve:
         """What a payload takes; None where nothing says it."""
         time = self.times.get(payload)
         if time is not None:
-            return Reading(time.seconds, Provenance.MEASURED, time.dispersion)
+            error = time.dispersion if time.repetitions > 1 else self._error
+            return Reading(time.seconds, Provenance.MEASURED, error)
         if self._payloads[0] < payload < self._payloads[-1]:
             seconds = float(_line(np.array([payload]), self._payloads, self._seconds)[0])
             return Reading(seconds, Provenance.INTERPOLATED, self._error)

@@ -144,7 +144,8 @@ class KernelFit:
     """The kernel model of `cost.roofline` fitted to the rows.
 
     peak, memory_bandwidth, compute_units: what stands for the datasheet's inside the model; interference: None where
-    it was not measured; residuals: by family of kernels (see `family`).
+    it was not measured; factors: what a family of kernels (see `family`) takes relative to the model, 1 where it is not
+    named; residuals: by family, factors included.
     """
 
     peak: Mapping[DType, FlopPerSecond]
@@ -152,6 +153,7 @@ class KernelFit:
     compute_units: int
     efficiency: Efficiency
     interference: float | None
+    factors: Mapping[str, float]
     residuals: Mapping[str, Residual]
 
 

@@ -91,13 +91,20 @@ class RecordedKernels:
             return self._beyond(modelled, None)
         row = self._rows.get(sought)
         if row is not None:
-            return self._recorded(modelled, (row.seconds, row.dispersion), Provenance.MEASURED)
+            return self._recorded(modelled, (row.seconds, self._dispersion(row, family(sought))), Provenance.MEASURED)
         between = self._between(place(sought), modelled.seconds)
         if between is not None:
             return self._recorded(modelled, between, Provenance.INTERPOLATED)
         return self._beyond(modelled, family(sought))
 
-    def _recorded(self, modelled: Timing, found: tuple[Seconds, float], provenance: Provenance) -> Timing:
+    def _dispersion(self, row: Spread, named: str) -> float | None:
+        """How far repetitions of a row lie apart; where there is one alone, the family's residual."""
+        if row.repetitions > 1:
+            return row.dispersion
+        residual = None if self._fit is None else self._fit.residuals.get(named)
+        return None if residual is None else residual.left_out
+
+    def _recorded(self, modelled: Timing, found: tuple[Seconds, float | None], provenance: Provenance) -> Timing:
         seconds, error = found
         return Timing(seconds, standing(self._origin, provenance), modelled.bound, error)
 
@@ -116,7 +123,8 @@ class RecordedKernels:
             return modelled
         left_out = {name: residual.left_out for name, residual in self._fit.residuals.items()}
         error = left_out.get(named or "", max(left_out.values(), default=None))
-        return replace(modelled, provenance=standing(self._origin, Provenance.FITTED), error=error)
+        seconds = modelled.seconds * self._fit.factors.get(named or "", 1.0)
+        return replace(modelled, seconds=seconds, provenance=standing(self._origin, Provenance.FITTED), error=error)
 
 
 @dataclass(frozen=True)

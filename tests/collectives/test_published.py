@@ -3,38 +3,31 @@
 import numpy as np
 import pytest
 
-from calibrate.fit_collectives import Errors, compare, fit, read_benchmarks
+from calibrate.fit_collectives import compare, fit, judge, survey
 from clustersim.collectives.library import load_library
-from clustersim.program.task import Collective
 
 LIBRARY = load_library("nccl")
-SURVEYS = {table: table.survey(LIBRARY) for table in read_benchmarks()}
+SURVEYS = survey(LIBRARY)
 ERRORS = [compare(table, choices) for table, choices in SURVEYS.items()]
 
 
-def mean(errors: list[Errors], *, large: bool) -> float:
-    return float(np.nanmean([each.mape(large=large) for each in errors]))
+def test_collectives_are_predicted_within_12_percent_from_1_mib_on_and_25_below():
+    """Means over all tables of a GPU type, each predicted with constants fitted to all other tables.
 
-
-@pytest.mark.parametrize("gpu", ["a100", "h100", "h200"])
-def test_sizes_from_1_mib_on_are_predicted_within_15_percent(gpu):
-    assert mean([each for each in ERRORS if each.benchmark.gpu.startswith(gpu)], large=True) <= 15
-
-
-def test_b200_collectives_are_predicted_within_15_percent():
-    """Send/recv is not: from 64 KiB to 512 MiB the table runs at an eighth of the link's rate, for no known reason.
-
-    Nor is the table over EFA, whose latency is not modelled.
+    Among them are tables that no fit has seen: over AWS EFA, and with the host's work before each call.
     """
-    collectives = [
-        each
-        for each in ERRORS
-        if each.benchmark.gpu == "b200"
-        and each.benchmark.collective is not Collective.SEND_RECV
-        and each.benchmark.fitted
-    ]
-    assert mean(collectives, large=True) <= 15
-    assert mean(collectives, large=False) <= 30
+    qualities = judge(LIBRARY)
+    assert {each.accelerator for each in qualities} == {"a100", "h100", "h200", "b200"}
+    assert sum(each.n for each in qualities) == sum(len(table.sizes) for table in SURVEYS)
+    for each in qualities:
+        bound = 0.12 if ">=" in each.kind else 0.25
+        assert max(each.mape, each.loo_mape) <= bound, each
+
+
+def test_messages_on_few_channels_are_predicted():
+    """Send/recv among 8 B200: 64 MiB takes as long as 256 MiB, since a message gets more channels as it grows."""
+    (errors,) = (each for each in ERRORS if each.benchmark.collective.value == "send_recv")
+    assert errors.mape(large=True) <= 5
 
 
 def test_large_messages_approach_the_measured_rate():
@@ -46,5 +39,4 @@ def test_large_messages_approach_the_measured_rate():
 
 
 def test_the_shipped_constants_are_the_fitted_ones():
-    best, _ = fit(SURVEYS, LIBRARY)
-    assert best == LIBRARY
+    assert fit(SURVEYS, LIBRARY).best() == LIBRARY

@@ -1,6 +1,7 @@
 """A collective's time over its payload: measured, between, beyond."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -24,6 +25,15 @@ def test_a_measured_payload_takes_its_median_and_errs_by_its_dispersion():
     assert reading is not None
     assert (reading.seconds, reading.provenance) == (straight(2.0**20), Provenance.MEASURED)
     assert reading.error == pytest.approx(0.05)
+
+
+def test_a_payload_that_was_measured_once_errs_as_if_it_lay_between_others():
+    """nccl-tests prints means, of which nobody knows how far they lie apart."""
+    once = {payload: replace(time, repetitions=1) for payload, time in CURVE.times.items()}
+    known, between = Curve(once, CURVE.fit).at(2.0**20), CURVE.at(3e6)
+    assert known is not None
+    assert between is not None
+    assert known.error == between.error > 0
 
 
 def test_between_two_payloads_a_power_law_comes_back_exactly():

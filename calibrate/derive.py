@@ -1,0 +1,94 @@
+"""What does a record of one accelerator say of another with the same compute die?
+
+Where two accelerators differ in their memory alone, kernels that compute or launches bound take the same, and those
+that memory bounds take less by the ratio of the memory bandwidths (`cost.scaled`, whose kernel model says what bounds
+which). Clocks under load, which a power limit sets, are assumed to keep the ratio of the boards' rates below. Pairs of
+different dies are refused: whoever wants one all the same scales a record in the scenario, by ratios of their own.
+
+    python -m calibrate derive RECORD --to h100-sxm-80gb -o OUT
+"""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from clustersim.cost.record import Device, Origin, Record
+from clustersim.cost.record_file import read_record, write_record
+from clustersim.cost.scaled import scaled
+from clustersim.errors import InputError, nearest
+from clustersim.hardware.accelerator import Accelerator, load_accelerator
+
+
+@dataclass(frozen=True, slots=True)
+class Die:
+    """A compute die and the accelerators that are sold with it; rates: of compute, relative to each other."""
+
+    rates: Mapping[str, float]
+    source: str
+
+
+DIES: Final = (
+    Die(
+        MappingProxyType({"h100-sxm-80gb": 1.0, "h200-sxm-141gb": 1.0}),
+        "NVIDIA H200 datasheet: the H100 SXM's Tensor Core rates and 700 W, with 141 GB of HBM3e at 4.8 TB/s",
+    ),
+    Die(
+        MappingProxyType({"a100-sxm-40gb": 1.0, "a100-sxm-80gb": 1.0}),
+        "NVIDIA A100 datasheet: one table of rates and 400 W for both SXM boards, with HBM2 or HBM2e",
+    ),
+    Die(
+        MappingProxyType({"b200-sxm-180gb": 1745.0, "gb200": 1822.0}),
+        "best BF16 matmul of a search, 1745.0 and 1822.0 TFLOP/s: stas00/ml-engineering, compute/accelerator README",
+    ),
+)
+_DIE: Final[Mapping[str, Die]] = MappingProxyType({name: die for die in DIES for name in die.rates})
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `command`."""
+    parser.add_argument("record", type=Path, metavar="RECORD", help="a calibration record")
+    parser.add_argument("--to", required=True, metavar="ACCELERATOR", help="a shipped accelerator with the same die")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="where to write its record")
+
+
+def command(options: argparse.Namespace) -> None:
+    """Read a record, carry it over and write it."""
+    write_record(derived(read_record(options.record), options.to), options.output)
+    print(f"wrote {options.output}")
+
+
+def derived(record: Record, to: str) -> Record:
+    """The record of an accelerator with the same compute die; raise InputError where it has another."""
+    source = record.device.accelerator
+    die = _die(source, to)
+    known, wanted = load_accelerator(source), load_accelerator(to)
+    ratio = wanted.memory_bandwidth / known.memory_bandwidth
+    found = scaled(record, compute=die.rates[to] / die.rates[source], bandwidth=ratio)
+    return replace(
+        found,
+        device=_device(record.device, wanted),
+        origin=Origin.DERIVED,
+        derivation=f"{found.derivation}; of one compute die: {die.source}",
+    )
+
+
+def _die(source: str, to: str) -> Die:
+    """The die of both."""
+    if to not in _DIE:
+        raise InputError(f"--to: no accelerator {to!r} with a die that others share is known; {nearest(to, _DIE)}")
+    die = _DIE[to]
+    others = [name for name in die.rates if name != to]
+    if source not in others:
+        problem = "is of it already" if source == to else "has another compute die"
+        raise InputError(
+            f"--to {to}: the record's accelerator {source} {problem}; records of {' or '.join(others)} carry over to it"
+        )
+    return die
+
+
+def _device(measured: Device, wanted: Accelerator) -> Device:
+    """The machine that the record stands for: the measured one's software, the other's memory, and no name."""
+    return replace(measured, accelerator=wanted.name, name="", memory_bytes=wanted.memory_bytes)
