@@ -23,8 +23,8 @@ class Command(NamedTuple):
     answers: str
 
 
-MEASURE: Final = "calibrate.kernels"
-CHECK: Final = "calibrate.check.command"
+MEASURE: Final = Command("calibrate.kernels", "How fast is this machine?")
+CHECK: Final = Command("calibrate.check.command", "Does a real training step take what is predicted?")
 COMMANDS: Final = {
     "collectives": Command("calibrate.collectives", "measure collectives; start it with torchrun"),
     "import-nccl-tests": Command("calibrate.nccl_tests", "take over what nccl-tests printed, as text or JSON"),
@@ -43,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one calibration command; return the exit status (2 for bad input)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _run(given)
+        command, options = parsed(given)
+        return command(options) or 0
     except ClusterSimError as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
@@ -51,24 +52,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _run(given: list[str]) -> int:
-    if given and given[0] in COMMANDS:
-        chosen = COMMANDS[given[0]]
-        return _command(chosen.module, f"clustersim calibrate {given[0]}", chosen.answers, given[1:])
-    if any(argument == "--check" or argument.startswith("--check=") for argument in given):
-        return _command(CHECK, "clustersim calibrate", "Does a real training step take what is predicted?", given)
-    return _command(MEASURE, "clustersim calibrate", "How fast is this machine?", given, epilog=_others())
-
-
-def _command(module: str, program: str, answers: str, given: list[str], epilog: str | None = None) -> int:
-    loaded = import_module(module)
-    add_arguments: Callable[[argparse.ArgumentParser], None] = loaded.add_arguments
-    command: Callable[[argparse.Namespace], int | None] = loaded.command
+def parsed(given: Sequence[str]) -> tuple[Callable[[argparse.Namespace], int | None], argparse.Namespace]:
+    """The command that is meant, and its options; ends the program on wrong ones, as argparse does."""
+    named, rest, epilog = _chosen(given)
+    module = import_module(named.module)
     parser = argparse.ArgumentParser(
-        prog=program, description=answers, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"clustersim calibrate {given[0]}" if rest is not given else "clustersim calibrate",
+        description=named.answers,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_arguments(parser)
-    return command(parser.parse_args(given)) or 0
+    module.add_arguments(parser)
+    return module.command, parser.parse_args(rest)
+
+
+def _chosen(given: Sequence[str]) -> tuple[Command, Sequence[str], str | None]:
+    if given and given[0] in COMMANDS:
+        return COMMANDS[given[0]], given[1:], None
+    if any(argument.split("=")[0] == "--check" for argument in given):
+        return CHECK, given, None
+    return MEASURE, given, _others()
 
 
 def _others() -> str:

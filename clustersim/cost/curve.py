@@ -1,8 +1,9 @@
 """How long does one collective take for any payload, from some that were measured?
 
-A measured payload takes what it took; where repetitions are not known, it errs as if it lay between others. Between two measured ones the logarithm of the time is a straight line over that
-of the payload; the error is that of every inner payload as predicted from its neighbours (with none, half of what lies
-between the two that there are). Beyond them, the fitted alpha + payload / beta, with its residual.
+A measured payload takes what it took; where its repetitions are not known, it errs as if it lay between others.
+Between two measured ones the logarithm of the time is a straight line over that of the payload; the error is that of
+every inner payload as predicted from its neighbours (with none, half of what lies between the two that there are).
+Beyond them, the fitted alpha + payload / beta, with its residual.
 """
 
 import math

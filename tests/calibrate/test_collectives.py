@@ -148,7 +148,7 @@ def test_the_command_measures_writes_and_goes_on_where_it_was(tmp_path: Path) ->
 def _fit() -> KernelFit:
     accelerator = load_accelerator("cpu-laptop")
     return KernelFit(
-        dict(accelerator.peak), 1e10, 1, accelerator.efficiency, None, {"matmul fp32": Residual(1, 0.0, 0.0)}
+        dict(accelerator.peak), 1e10, 1, accelerator.efficiency, None, {}, {"matmul fp32": Residual(1, 0.0, 0.0)}
     )
 
 

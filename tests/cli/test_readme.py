@@ -1,12 +1,14 @@
 """What README tells a stranger to type must exist."""
 
 import re
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from calibrate.command import parsed
 from clustersim.cli.app import app
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +37,21 @@ def test_the_files_and_extras_that_the_commands_name_exist() -> None:
     assert extras is not None
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(extras[1].split(",")) <= project["optional-dependencies"].keys()
+
+
+def test_the_calibrations_in_readme_are_commands_with_these_options() -> None:
+    """Parsed, not run: what argparse does not know ends the test."""
+    blocks = re.findall(r"```console\n(.*?)```", README, re.DOTALL)
+    lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
+    calibrations = [line[line.index("calibrate") + 1 :] for line in lines if "calibrate" in line]
+    assert {"collectives", "import-nccl-tests", "derive"} <= {line[0] for line in calibrations}
+    for line in calibrations:
+        command, _ = parsed(line)
+        assert callable(command)
+    assert [line[:2] for line in lines if "calibrate" not in line] == [
+        ["clustersim", "coverage"],
+        ["clustersim", "run"],
+    ]
 
 
 def test_the_picture_is_there() -> None:
