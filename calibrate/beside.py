@@ -30,10 +30,17 @@ Octets = NDArray[np.uint8]
 
 COPY: Final = "copy"
 ALL_REDUCE: Final = "all_reduce"
+SIZES: Final = {"cuda": 8192, "cpu": 1024}  # rows of a product that lasts milliseconds
 _ROUNDS: Final = 12
 _LONG: Final = 5e-3  # seconds of kernels beside the other work
 _COPIED: Final = 2**28  # bytes of a copy, more than caches hold
 _REDUCED: Final = 2**26  # bytes of a collective
+
+
+def typical_kernel(device: TorchDevice) -> Kernel:
+    """A square product in the format that the device trains in."""
+    narrow = device.torch.type != "cpu" and device.supports(DType.BF16)
+    return usual_kernel(DType.BF16 if narrow else DType.FP32, SIZES[device.torch.type])
 
 
 def usual_kernel(dtype: DType, size: int) -> Kernel:

@@ -4,8 +4,9 @@
     torchrun --nproc-per-node 2 -m calibrate collectives --for plan.yaml -o cpu.json
 
 Every collective over powers of two of bytes, for all sizes of groups that the processes divide into, within nodes and
-across them; or exactly the collectives that a scenario's ranks run. Rows are written as they come, so an interrupted
-run goes on where it was when it is started again with the same record. How a call is timed: `calibrate.laps`.
+across them; or exactly the collectives that a scenario's ranks run; and a matrix product beside all-reduces, for by how
+much collectives slow kernels. Rows are written as they come, so an interrupted run goes on where it was when it is
+started again with the same record. How a call is timed: `calibrate.laps`.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from calibrate.added import added
 from calibrate.collective_table import fit_table, row_line
 from calibrate.fit_alpha_beta import fit_calls
 from calibrate.torch_door import require_torch
-from clustersim.cost.record import Call, CollectiveRow, Conditions, Record
+from clustersim.cost.record import BesideRow, Call, CollectiveRow, Conditions, Record
 from clustersim.cost.record_file import write_record
 from clustersim.errors import InputError
 from clustersim.program.task import Collective
@@ -111,15 +112,19 @@ def command(options: argparse.Namespace) -> None:
 
 
 def _measure(options: argparse.Namespace, world: "World") -> None:
+    from calibrate.beside import beside_all_reduce, typical_kernel
     from calibrate.distributed import backend_of, first_decides, joined, local_device
+    from calibrate.timing import Method
 
     budget, sizes = _duration(options.budget), _sizes(options)
     backend = backend_of(options.backend)
     device = local_device(backend, world)
     with joined(backend, device.torch):
-        calls, record = first_decides(lambda: _plan(options, world, device, sizes), device.torch)
+        calls, record, beside = first_decides(lambda: _plan(options, world, device, sizes), device.torch)
         keeper = _Keeper(record, _path(options), len(calls))
         measure_calls(calls, device, budget=budget, arrived=None if world.rank else keeper.keep)
+        if not beside:
+            keeper.slow(beside_all_reduce(typical_kernel(device), device, Method()))
         if world.rank == 0:
             keeper.finish(device.conditions())
 
@@ -155,15 +160,15 @@ def _quantity(option: str, text: str, dimension: Dimension) -> float:
 
 def _plan(
     options: argparse.Namespace, world: "World", device: "TorchDevice", sizes: Sequence[Bytes]
-) -> tuple[tuple[Call, ...], Record]:
-    """What is still to be measured, and the record that it goes into."""
+) -> tuple[tuple[Call, ...], Record, bool]:
+    """Calls that are still to be measured, the record that they go into, and whether it has a kernel beside one."""
     record = _record(options, world, device)
     known = {row.call for row in record.collectives}
     if options.scenario is None:
         calls = calls_for(world, sizes)
     else:
         calls = tuple(call for call in exchanges_of(Scenario.load(options.scenario)) if call.ranks > 1)
-    return tuple(call for call in calls if call not in known), record
+    return tuple(call for call in calls if call not in known), record, record.interference is not None
 
 
 def _record(options: argparse.Namespace, world: "World", device: "TorchDevice") -> Record:
@@ -202,6 +207,11 @@ class _Keeper:
         else:
             self.reasons[result.why] += 1
 
+    def slow(self, row: BesideRow | None) -> None:
+        """A kernel was measured beside a collective, if it could be."""
+        if row is not None:
+            self.record = replace(self.record, beside=(*self.record.beside, row))
+
     def finish(self, after: Mapping[str, float]) -> None:
         """Fit, write, and say what was found and what was not measured."""
         conditions = replace(self.record.conditions, after=after)
@@ -209,6 +219,8 @@ class _Keeper:
         self.record = replace(self.record, conditions=conditions, collective_fits=fits)
         self._write()
         print(fit_table(fits))
+        if self.record.interference is not None:
+            print(f"kernels take {self.record.interference:.0%} longer beside collectives")
         for why, count in self.reasons.items():
             print(f"{count} not measured: {why}")
 

@@ -12,8 +12,6 @@ What stands for the datasheet's in the fit:
   placeholders, and on a GPU that beats its datasheet, the fitted rate itself (or the best measured, if that is higher).
 - `memory_bandwidth`: by the same rule, from copies in device memory and streaming kernels.
 - `compute_units`: of the device; of a CPU, the threads that a process computes with.
-- `interference`: by which part kernels took longer beside collectives, all together. A copy within the device's memory
-  takes far more of its bandwidth than a collective: beside one alone, the accelerator's own value stays.
 
 - `factors`: what a family of kernels takes relative to the model that all of them share, where leaving rows out shows
   that it holds (norms in FP32 pieces do not reach the bandwidth of a copy, for one).
@@ -61,7 +59,6 @@ from clustersim.cost.record import CopyRow, Device, KernelFit, Record, Residual,
 from clustersim.cost.roofline import Roofline
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import AttentionEfficiency
-from clustersim.program.task import Collective
 from clustersim.units import Seconds
 from clustersim.workload.kernels import AttentionShape, KernelKind, StreamShape
 
@@ -88,7 +85,6 @@ def fit_kernels(record: Record, accelerator: Accelerator) -> KernelFit:
         memory_bandwidth=found.memory_bandwidth,
         compute_units=found.compute_units,
         efficiency=found.efficiency,
-        interference=_interference(record),
         factors=factors,
         residuals=residuals,
     )
@@ -169,14 +165,6 @@ def _attentions(rows: Iterable[Timed]) -> list[AttentionRow]:
         for each in rows
         if isinstance(each.row.shape, AttentionShape)
     ]
-
-
-def _interference(record: Record) -> float | None:
-    """The part by which kernels took longer beside collectives; None: not measured."""
-    collectives = {kind.value for kind in Collective}
-    rows = [row for row in record.beside if row.beside in collectives and row.kernel.time is not None]
-    alone = sum(row.together.seconds / (1.0 + row.slowing) for row in rows)
-    return sum(row.together.seconds for row in rows) / alone - 1.0 if rows else None
 
 
 def _families(state: State, rows: Sequence[Timed]) -> tuple[dict[str, float], dict[str, Residual]]:

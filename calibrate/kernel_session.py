@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from calibrate.beside import COPY, beside_copy, usual_kernel
+from calibrate.beside import COPY, SIZES, beside_copy, typical_kernel, usual_kernel
 from calibrate.copies import copies, launch_interval
 from calibrate.devices import TorchDevice
 from calibrate.fit_record import fitted
@@ -30,7 +30,6 @@ _GPU: Final = (DType.BF16, DType.FP16, DType.TF32, DType.FP32, DType.FP8)  # for
 _CPU: Final = (DType.FP32, DType.BF16)
 _GRID_PART: Final = 1 / 2500  # of the budget that one run may take: some hundred kernels, some runs of each
 _COPYING: Final = 0.2  # seconds for each copy
-_SIZE: Final = {"cuda": 8192, "cpu": 1024}  # rows of a product that lasts milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ def kernels_for(wishes: Wishes, device: TorchDevice) -> list[Kernel]:
 
 def pace(device: TorchDevice, dtype: DType) -> Pace:
     """How fast the device is, by one product and one sum."""
-    size = _SIZE[device.torch.type]
+    size = SIZES[device.torch.type]
     product = usual_kernel(dtype, size)
     total = streaming.GRADIENT_SUM.forward_kernel("pace.sum", dtype, streaming.GRADIENT_SUM.over(2 * size, 2 * size))
     flops, bandwidth = row(product, device, QUICK).time, row(total, device, QUICK).time
@@ -95,8 +94,7 @@ def measure_machine(session: Session, device: TorchDevice, method: Method) -> No
     ):
         session.extend(replace(empty, copies=(copied,)))
     if not any(each.beside == COPY for each in known.beside):
-        dtype = DType.FP32 if _is_cpu(device) or not device.supports(DType.BF16) else DType.BF16
-        found = beside_copy(usual_kernel(dtype, _SIZE[device.torch.type]), device, method)
+        found = beside_copy(typical_kernel(device), device, method)
         session.extend(replace(empty, beside=() if found is None else (found,)))
     session.save()
 

@@ -125,7 +125,6 @@ def _kernel_fit(name: str, fits: Fits) -> KernelFit | None:
         memory_bandwidth=accelerator.memory_bandwidth,
         compute_units=accelerator.compute_units,
         efficiency=replace(efficiency, kernel_latency=round(efficiency.kernel_latency, 9)),
-        interference=None,
         factors={},
         residuals=_residuals([each for each in fits.judged if each.accelerator == name]),
     )

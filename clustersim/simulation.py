@@ -205,7 +205,7 @@ def _machine(accelerator: Accelerator, settings: CostSettings) -> Machine:
         interference = accelerator.interference
     else:
         kernels = RecordedKernels(record, accelerator)
-        measured = None if record.kernel_fit is None else record.kernel_fit.interference
+        measured = record.interference
         interference = accelerator.interference if measured is None else measured
     return Machine(kernels, interference if settings.interference is None else settings.interference)
 

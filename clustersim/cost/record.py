@@ -143,16 +143,14 @@ class Residual:
 class KernelFit:
     """The kernel model of `cost.roofline` fitted to the rows.
 
-    peak, memory_bandwidth, compute_units: what stands for the datasheet's inside the model; interference: None where
-    it was not measured; factors: what a family of kernels (see `family`) takes relative to the model, 1 where it is not
-    named; residuals: by family, factors included.
+    peak, memory_bandwidth, compute_units: what stands for the datasheet's inside the model; factors: what a family of
+    kernels (see `family`) takes relative to the model, 1 where it is not named; residuals: by family, factors included.
     """
 
     peak: Mapping[DType, FlopPerSecond]
     memory_bandwidth: BytesPerSecond
     compute_units: int
     efficiency: Efficiency
-    interference: float | None
     factors: Mapping[str, float]
     residuals: Mapping[str, Residual]
 
@@ -218,6 +216,17 @@ class Record:
     origin: Origin = Origin.MEASURED
     derivation: str = ""
     version: int = VERSION
+
+    @property
+    def interference(self) -> float | None:
+        """The part by which kernels took longer beside collectives, all together; None: not measured.
+
+        A copy within the device's memory takes far more of its bandwidth than a collective does, and says nothing here.
+        """
+        collectives = {kind.value for kind in Collective}
+        rows = [row for row in self.beside if row.beside in collectives and row.kernel.time is not None]
+        alone = sum(row.together.seconds / (1.0 + row.slowing) for row in rows)
+        return sum(row.together.seconds for row in rows) / alone - 1.0 if rows else None
 
 
 def signature(kernel: Kernel) -> Signature | None:

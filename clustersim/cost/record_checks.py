@@ -108,13 +108,13 @@ def _not_negative(record: Record) -> Iterator[tuple[str, float]]:
     if record.kernel_fit is not None:
         for name, residual in record.kernel_fit.residuals.items():
             yield from _numbers(f"kernel_fit.residuals.{name}", residual, "error", "left_out")
-        yield "kernel_fit.interference", record.kernel_fit.interference or 0.0
 
 
 def _rates(fit: KernelFit) -> Iterator[tuple[str, float]]:
     yield from ((f"kernel_fit.peak.{dtype.value}", rate) for dtype, rate in fit.peak.items())
     yield from _numbers("kernel_fit", fit, "memory_bandwidth", "compute_units")
     yield "kernel_fit.efficiency.memory", fit.efficiency.memory
+    yield from ((f"kernel_fit.factors.{name}", factor) for name, factor in fit.factors.items())
 
 
 def _sizes(key: str, shape: Shape) -> Iterator[tuple[str, float]]:

@@ -130,6 +130,8 @@ def test_the_command_measures_writes_and_goes_on_where_it_was(tmp_path: Path) ->
     assert record.collective_fits == fit_calls(record.collectives)
     assert (record.device.collectives, record.device.accelerator, record.device.threads) == ("gloo", "cpu-laptop", 1)
     assert f"/{len(grid)}, " in first.stderr  # how far it is
+    assert [each.beside for each in record.beside] == ["all_reduce"]
+    assert "longer beside collectives" in first.stdout
 
     kept = replace(record, collectives=record.collectives[:-1], kernel_fit=_fit(), collective_fits=())
     write_record(kept, output)
@@ -142,13 +144,14 @@ def test_the_command_measures_writes_and_goes_on_where_it_was(tmp_path: Path) ->
     assert {row.call for row in after.collectives} == wanted | {row.call for row in kept.collectives}
     assert after.collectives[: len(kept.collectives)] == kept.collectives
     assert after.kernel_fit == kept.kernel_fit
+    assert after.beside == record.beside, "measured once"
     assert after.collective_fits == fit_calls(after.collectives)
 
 
 def _fit() -> KernelFit:
     accelerator = load_accelerator("cpu-laptop")
     return KernelFit(
-        dict(accelerator.peak), 1e10, 1, accelerator.efficiency, None, {}, {"matmul fp32": Residual(1, 0.0, 0.0)}
+        dict(accelerator.peak), 1e10, 1, accelerator.efficiency, {}, {"matmul fp32": Residual(1, 0.0, 0.0)}
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from calibrate.fit_record import fit_kernels
-from clustersim.cost.record import BesideRow, CopyRow, KernelFit, Record, Spread, family, signature
+from clustersim.cost.record import CopyRow, KernelFit, Record, Spread, family, signature
 from clustersim.cost.recorded import RecordedKernels
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.timing import Provenance
@@ -151,17 +151,6 @@ def test_copies_stand_for_the_memory_bandwidth_where_nothing_else_streams() -> N
     fit = fit_kernels(record, H100)
     assert fit.memory_bandwidth == H100.memory_bandwidth
     assert fit.efficiency.memory == pytest.approx(20e9 / 7e-3 / 3.35e12, rel=0.01)
-
-
-def test_interference_is_that_beside_collectives() -> None:
-    """Kernels of 1 s that take 1.2 s beside an all-reduce, 1.5 s beside a copy (which is no collective)."""
-    alone = row(matmul(64, 64, 64), 1.0)
-    copied = BesideRow(alone, "copy", Spread(1.5, 1.5, 1.5, 1))
-    reduced = BesideRow(alone, "all_reduce", Spread(1.2, 1.2, 1.2, 1))
-    record = record_of(H100, [matmul(64, 64, 64)])
-    assert fit_kernels(record, H100).interference is None
-    assert fit_kernels(replace(record, beside=(copied,)), H100).interference is None
-    assert fit_kernels(replace(record, beside=(copied, reduced)), H100).interference == pytest.approx(0.2)
 
 
 def test_a_family_that_is_slower_than_the_model_of_all_has_its_factor() -> None:

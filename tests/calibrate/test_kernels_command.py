@@ -32,7 +32,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(cpu_device, "_USUAL_CACHE", 2.0**18)
     monkeypatch.setattr(copies, "_SIZES", (2**16,))
     monkeypatch.setattr(beside, "_COPIED", 2**20)
-    monkeypatch.setattr(kernel_session, "_SIZE", {"cpu": 64})
+    monkeypatch.setitem(beside.SIZES, "cpu", 64)
     monkeypatch.setattr(kernel_session, "fitted", lambda record, _accelerator: record)
     monkeypatch.setattr(session, "_LONGEST", 0.01)
     monkeypatch.chdir(tmp_path)

@@ -74,7 +74,6 @@ def fit(accelerator: Accelerator = H100, **left_out: float) -> KernelFit:
         memory_bandwidth=accelerator.memory_bandwidth,
         compute_units=accelerator.compute_units,
         efficiency=replace(accelerator.efficiency, published=False),
-        interference=0.1,
         factors={},
         residuals={name.replace("_", " "): Residual(10, error / 2.0, error) for name, error in left_out.items()},
     )

@@ -83,3 +83,13 @@ def test_what_one_record_does_not_know_of_the_device_the_other_does():
 def test_records_of_different_things_are_refused(other: Record, named: str):
     with pytest.raises(InputError, match=named):
         merged(Record(DEVICE, CONDITIONS), other)
+
+
+def test_interference_is_that_beside_collectives() -> None:
+    """Kernels of 1 s that take 1.2 s beside an all-reduce, 1.5 s beside a copy (which is no collective)."""
+    alone = row(product(MatmulShape(64, 64, 64)), 1.0)
+    copied, reduced = BesideRow(alone, "copy", spread(1.5)), BesideRow(alone, "all_reduce", spread(1.2))
+    record = Record(DEVICE, CONDITIONS)
+    assert record.interference is None
+    assert replace(record, beside=(copied,)).interference is None
+    assert replace(record, beside=(copied, reduced)).interference == pytest.approx(0.2)
