@@ -11,6 +11,8 @@ from clustersim.cli.app import app
 OPTIONS = {
     "run": ["FILE", "--set", "--json", "--html", "--trace", "--quiet", "-q", "--help"],
     "check": ["FILE", "--set", "--help"],
+    "coverage": ["FILE", "--set", "--json", "--all", "--help"],
+    "calibrate": [],  # all options are calibrate's own (`calibrate.command`)
     "presets": ["--help"],
     "topology": ["NAME", "--gpus", "--html", "--help"],
 }

@@ -1,0 +1,1 @@
+"""HOW TRUE IS A PREDICTION? The scenario's real model, trained on this machine, beside its simulation."""

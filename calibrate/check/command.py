@@ -1,0 +1,66 @@
+"""Does a real training step take what is predicted?
+
+    python -m calibrate --check SCENARIO
+    torchrun --nproc-per-node 2 -m calibrate --check SCENARIO --set layout.tp=2
+
+The scenario's model is built in PyTorch and trained for some steps, in turns with measuring the kernels (and
+collectives) that the scenario's ranks run; the prediction rests on these, or on a record (`--record`).
+"""
+
+import argparse
+from pathlib import Path
+
+from calibrate.torch_door import require_torch
+from clustersim.errors import InputError, OutputError
+from clustersim.scenario import Scenario
+
+ROUNDS = 4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `command`."""
+    parser.add_argument("--check", metavar="SCENARIO", required=True, help="scenario whose model is trained")
+    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], dest="changes", help="override")
+    parser.add_argument("--record", metavar="FILE", help="predict with this record; measure no kernels")
+    parser.add_argument("--steps", type=int, default=3 * ROUNDS, metavar="N", help=f"real steps ({3 * ROUNDS})")
+    parser.add_argument("--layers", type=int, metavar="N", help="layers of the model (as many as fit)")
+    parser.add_argument("--device", metavar="DEVICE", help="cuda or cpu (the best there is)")
+    parser.add_argument("--json", metavar="FILE", help="write the answer as JSON to FILE, or to standard output for -")
+
+
+def command(options: argparse.Namespace) -> None:
+    """Check one scenario, with as many processes as its layout has ranks; the first one writes and reports errors."""
+    require_torch()
+    from calibrate.check.here import end_without_threads, joined_here, world_of
+    from calibrate.check.session import Asked, checked
+
+    if options.steps < 1:
+        raise InputError(f"--steps: {options.steps} is too few; 1 is the fewest")
+    scenario = Scenario.load(options.check, options.changes)
+    world = world_of(scenario)
+    rounds = min(ROUNDS, options.steps)
+    record = None if options.record is None else Path(options.record)
+    asked = Asked(rounds, -(-options.steps // rounds), options.layers, record)
+    try:
+        with joined_here(world, options.device) as here:
+            made = checked(scenario, here, asked)
+            if here.first:
+                _answer(made.to_text(), made.to_json(), options.json)
+    except InputError:
+        if world.rank:
+            raise SystemExit(2) from None
+        raise
+    if world.ranks > 1:
+        end_without_threads()
+
+
+def _answer(text: str, content: str, target: str | None) -> None:
+    if target == "-":
+        print(content)
+        return
+    print(text)
+    if target is not None:
+        try:
+            Path(target).write_text(content + "\n", encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"{target}: cannot be written ({error.strerror})") from error

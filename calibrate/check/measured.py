@@ -1,0 +1,166 @@
+"""How are a prediction's kernels and a real step measured so that they can be compared?
+
+In turns, several rounds of both, because a machine's speed changes while it is measured: kernels and collectives of
+the scenario, each by itself, then some training steps. In several processes all measure at the same time, as they
+compute at the same time in a step. A kernel's time is the median over rounds, and so is a step's.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from statistics import median
+from typing import Final, TypeVar
+
+from calibrate import kernel_rows
+from calibrate.check.between import measure_between
+from calibrate.check.here import Here
+from calibrate.check.lost import interference
+from calibrate.check.profile import Profile, profiled
+from calibrate.check.timeline import TIMED, Part, StepTime, Timeline
+from calibrate.check.trainer import Batch, Trainer, step
+from calibrate.collectives import measure_calls
+from calibrate.distributed import library
+from calibrate.timing import QUICK
+from clustersim.cost.record import CollectiveRow, Conditions, KernelRow, Record, Spread
+from clustersim.scenario import Scenario
+from clustersim.simulation import exchanges_of, kernels_of
+
+T = TypeVar("T")
+
+WARM_UP: Final = 2  # steps: torch makes optimizer states in the first, DDP orders its buckets after it
+PATIENCE: Final = 0.15  # seconds for each call in a round
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """What was measured: pooled rows, steps and profiles of all rounds.
+
+    interference: by what part kernels take longer beside data-parallel collectives; None: it was not measured.
+    """
+
+    kernels: tuple[KernelRow, ...]
+    collectives: tuple[CollectiveRow, ...]
+    steps: tuple[StepTime, ...]
+    profiles: tuple[Profile, ...]
+    interference: float | None
+
+
+def run_rounds(scenario: Scenario, trainer: Trainer, batch: Batch, here: Here, plan: tuple[int, int, bool]) -> Rounds:
+    """Measure and train in turns. plan: rounds, steps of each, and whether kernels are measured too."""
+    rounds, steps, measuring = plan
+    train(trainer, batch, here, WARM_UP)
+    kernels: list[KernelRow] = []
+    calls: list[CollectiveRow] = []
+    times: list[StepTime] = []
+    profiles: list[Profile] = []
+    slowing: list[float] = []
+    for _ in range(rounds):
+        if measuring:
+            kernels += _kernels(scenario, here)
+            calls += _calls(scenario, here, kernels)
+            slowing += _slowing(scenario, here, kernels, calls)
+            train(trainer, batch, here, 1)  # caches and allocator as in training
+        times += train(trainer, batch, here, steps)
+        here.meet()
+        profiles += here.gathered(profiled(trainer, batch, here.device.torch))
+    return Rounds(
+        pooled_kernels(kernels),
+        pooled_calls(calls),
+        tuple(times),
+        tuple(profiles),
+        median(slowing) if slowing else None,
+    )
+
+
+def train(trainer: Trainer, batch: Batch, here: Here, steps: int) -> list[StepTime]:
+    """Real steps, each of which all processes begin together: the slowest one's time, the mean of parts."""
+    timeline = Timeline(here.device.torch)
+    mine = []
+    for _ in range(steps):
+        here.meet()
+        step(trainer, batch, timeline)
+        mine.append(timeline.read())
+    return [together(each) for each in zip(*here.gathered(mine), strict=True)]
+
+
+def together(ranks: Sequence[StepTime]) -> StepTime:
+    """One step of all ranks; waiting for the slowest one is `OTHER`."""
+    seconds = max(each.seconds for each in ranks)
+    parts = {part: sum(each.parts[part] for each in ranks) / len(ranks) for part in Part}
+    return StepTime(seconds, {**parts, Part.OTHER: seconds - sum(parts[part] for part in TIMED)})
+
+
+def typical(steps: Sequence[StepTime]) -> StepTime:
+    """Medians of the step and of each part."""
+    parts = {part: median(each.parts[part] for each in steps) for part in Part}
+    return StepTime(median(each.seconds for each in steps), parts)
+
+
+def record_of(scenario: Scenario, rounds: Rounds, here: Here) -> Record:
+    """What was measured, as a record of the scenario's accelerator."""
+    device = here.device.describe(scenario.cluster.accelerator.name)
+    if here.world.ranks > 1:
+        device = replace(device, collectives=library(here.device.torch))
+    conditions = Conditions(
+        date=datetime.now(UTC).date().isoformat(),
+        command="calibrate --check",
+        method=f"{QUICK}; median over rounds between training steps",
+        processes=here.world.ranks,
+        after=here.device.conditions(),
+    )
+    return Record(device, conditions, kernels=rounds.kernels, collectives=rounds.collectives)
+
+
+def _kernels(scenario: Scenario, here: Here) -> Iterable[KernelRow]:
+    return kernel_rows.rows(kernels_of(scenario), here.device, QUICK)
+
+
+def _calls(scenario: Scenario, here: Here, kernels: Sequence[KernelRow]) -> list[CollectiveRow]:
+    calls = [call for call in exchanges_of(scenario) if call.ranks > 1]
+    in_order = sorted(calls, key=lambda call: (call.collective.value, call.ranks, call.nodes, call.payload))
+    if calls and here.device.torch.type == "cpu" and here.world.nodes == 1:
+        return measure_between(in_order, kernels, here)
+    return measure_calls(in_order, here.device, patience=PATIENCE) if calls else []
+
+
+def _slowing(
+    scenario: Scenario, here: Here, kernels: Sequence[KernelRow], calls: Sequence[CollectiveRow]
+) -> list[float]:
+    """The part by which kernels are slowed, where collectives run beside them: those of replicas."""
+    if scenario.layout.dp == 1:
+        return []
+    found = interference(here, kernels, calls)
+    return [] if found is None else [found]
+
+
+def pooled_kernels(rows: Iterable[KernelRow]) -> tuple[KernelRow, ...]:
+    """One row of each kernel: the median of its medians."""
+    return tuple(
+        replace(same[0], time=_pooled([row.time for row in same if row.time is not None]))
+        for same in _alike(rows, lambda row: row.signature)
+    )
+
+
+def pooled_calls(rows: Iterable[CollectiveRow]) -> tuple[CollectiveRow, ...]:
+    """One row of each call: the median of its medians."""
+    alike = _alike(rows, lambda row: row.call)
+    return tuple(replace(same[0], time=_pooled([row.time for row in same]) or same[0].time) for same in alike)
+
+
+def _alike(rows: Iterable[T], key: Callable[[T], object]) -> list[list[T]]:
+    found: dict[object, list[T]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return list(found.values())
+
+
+def _pooled(times: Sequence[Spread]) -> Spread | None:
+    if not times:
+        return None
+    return Spread(
+        seconds=median(each.seconds for each in times),
+        p5=min(each.p5 for each in times),
+        p95=max(each.p95 for each in times),
+        repetitions=sum(each.repetitions for each in times),
+        dropped=sum(each.dropped for each in times),
+    )

@@ -1,0 +1,274 @@
+"""What model does a scenario train, as PyTorch modules?
+
+A decoder-only transformer whose operators are those that `clustersim.workload.layers` counts, one for one: norm, one
+product for queries, keys and values, rotary or learned positions, attention through SDPA, output product, residual,
+norm, one product for gate and up, activation, product down, residual; final norm, logits, loss. The formulas between
+the products are `calibrate.formulas`, which are also what is measured. Every call is labelled with its kind of kernel,
+so that a profile can be folded by kind.
+
+The outputs of a product that a tensor-parallel rank holds are its own queries, keys and values (or gate and up) one
+behind the other: the whole matrix is that of all ranks, rank by rank, which permutes heads and nothing else.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+from calibrate import formulas
+from calibrate.check.formats import TORCH
+from calibrate.check.linear import Linear
+from clustersim.parallel.pipeline import Stage
+from clustersim.parallel.plan import Plan
+from clustersim.workload.kernels import KernelKind
+from clustersim.workload.training import Attention as Core
+from clustersim.workload.training import SelectiveRecompute, Training
+from clustersim.workload.transformer import Mlp, Model, Norm, Positions
+
+Angles = tuple[Tensor, Tensor]
+ROTARY_BASE = 10_000.0  # Su et al. 2021; the value changes no time
+
+
+def _again(run: Callable[..., Tensor], *operands: Tensor) -> Tensor:
+    """Run a part of the model, and all of it again before its backward, as Megatron-LM and the simulator do.
+
+    Left to itself, torch stops where the last tensor that backward reads is there: before a layer's last product.
+    """
+    with set_checkpoint_early_stop(False):
+        result: Tensor = checkpoint(run, *operands, use_reentrant=False)
+    return result
+
+
+class NormLayer(nn.Module):
+    """Layer norm with weight and bias, or RMS norm with a weight; shifted: whether a layer norm has a bias to learn."""
+
+    def __init__(self, form: Norm, width: int, *, fused: bool, shifted: bool = True) -> None:
+        super().__init__()
+        self.form, self.fused = form, fused
+        self.weight = nn.Parameter(torch.ones(width))
+        if form is Norm.LAYERNORM and shifted:
+            self.bias = nn.Parameter(torch.zeros(width))
+        elif form is Norm.LAYERNORM:
+            self.register_buffer("bias", torch.zeros(width), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        with record_function(KernelKind.NORM.value):
+            if self.form is Norm.LAYERNORM:
+                return formulas.layernorm(x, self.weight, self.bias)
+            return formulas.rmsnorm(x, self.weight, fused=self.fused)
+
+
+class Attention(nn.Module):
+    """Queries, keys and values, attention, and its output. tp: ranks that share the heads."""
+
+    def __init__(self, model: Model, training: Training, angles: Angles | None, tp: int) -> None:
+        super().__init__()
+        self.model, self.training_plan, self.angles = model, training, angles
+        self.heads, self.kv_heads = model.heads // tp, model.kv_heads // tp
+        width = (model.heads + 2 * model.kv_heads) * model.head_dim
+        self.qkv = Linear(model.hidden, width, bias=model.qkv_bias, fused=training.fused)
+        self.out = Linear(model.heads * model.head_dim, model.hidden, bias=model.linear_bias, fused=training.fused)
+        if model.qk_norm:
+            normed = {"fused": training.fused, "shifted": False}
+            self.query_norm = NormLayer(model.norm, model.head_dim, **normed)
+            self.key_norm = NormLayer(model.norm, model.head_dim, **normed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, sequence, hidden] both ways."""
+        made = self.qkv(x).unflatten(-1, (-1, self.model.head_dim))
+        q, k, v = (part.transpose(1, 2) for part in self._placed(made))
+        if isinstance(self.training_plan.recompute, SelectiveRecompute):
+            result = _again(self._core, q, k, v)
+        else:
+            result = self._core(q, k, v)
+        made_out: Tensor = self.out(result.transpose(1, 2).flatten(2))
+        return made_out
+
+    def _placed(self, made: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of [batch, sequence, all heads, head_dim], normalised and turned by position."""
+        heads, kv_heads = self.heads, self.kv_heads
+        if self.angles is not None and self.training_plan.fused and not self.model.qk_norm:
+            both, v = torch.split(made, [heads + kv_heads, kv_heads], dim=2)
+            q, k = torch.split(self._turned(both), [heads, kv_heads], dim=2)
+            return q, k, v
+        q, k, v = torch.split(made, [heads, kv_heads, kv_heads], dim=2)
+        if self.model.qk_norm:
+            q, k = self.query_norm(q), self.key_norm(k)
+        return (q, k, v) if self.angles is None else (self._turned(q), self._turned(k), v)
+
+    def _turned(self, x: Tensor) -> Tensor:
+        if self.angles is None:
+            return x
+        with record_function(KernelKind.ROTARY.value):
+            cos, sin = self.angles
+            return formulas.rotary(x.transpose(1, 2), cos, sin, fused=self.training_plan.fused).transpose(1, 2)
+
+    def _core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.training_plan.attention is Core.FLASH:
+            with record_function(KernelKind.ATTENTION_FORWARD.value):
+                return formulas.attention(q, k, v, causal=True)
+        return _standard(q, k, v, self.training_plan, dropout=self.model.dropout)
+
+
+def _standard(q: Tensor, k: Tensor, v: Tensor, training: Training, *, dropout: bool) -> Tensor:
+    """Attention that writes its scores to memory; keys and values are repeated for the queries that share them."""
+    shared = q.shape[1] // k.shape[1]
+    if shared > 1:
+        k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+    with record_function(KernelKind.MATMUL.value):
+        scores = q @ (k / k.shape[-1] ** 0.5).transpose(2, 3)
+    with record_function(KernelKind.SOFTMAX.value):
+        weights = formulas.softmax(scores, fused=training.fused)
+    if dropout:
+        with record_function(KernelKind.DROPOUT.value):
+            weights = formulas.dropout(weights)
+    with record_function(KernelKind.MATMUL.value):
+        return weights @ v
+
+
+class FeedForward(nn.Module):
+    """The MLP. With SwiGLU `up` makes gate and up in one product."""
+
+    def __init__(self, model: Model, training: Training) -> None:
+        super().__init__()
+        self.form, self.fused = model.mlp, training.fused
+        width = 2 * model.ffn if model.mlp is Mlp.SWIGLU else model.ffn
+        self.up = Linear(model.hidden, width, bias=model.linear_bias, fused=training.fused)
+        self.down = Linear(model.ffn, model.hidden, bias=model.linear_bias, fused=training.fused)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, sequence, hidden] both ways."""
+        made = self.up(x)
+        with record_function(KernelKind.ACTIVATION.value):
+            made = formulas.swiglu(made, fused=self.fused) if self.form is Mlp.SWIGLU else formulas.gelu(made)
+        result: Tensor = self.down(made)
+        return result
+
+
+class Layer(nn.Module):
+    """One transformer layer. again: its forward is run again before its backward."""
+
+    def __init__(self, model: Model, training: Training, attention: Attention, *, again: bool) -> None:
+        super().__init__()
+        self.dropout, self.fused, self.again = model.dropout, training.fused, again
+        self.attention_norm = NormLayer(model.norm, model.hidden, fused=training.fused)
+        self.attention = attention
+        self.mlp_norm = NormLayer(model.norm, model.hidden, fused=training.fused)
+        self.mlp = FeedForward(model, training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, sequence, hidden] both ways; the sequence is a rank's own part under sequence parallelism."""
+        if not self.again:
+            return self._run(x)
+        return _again(self._run, x)
+
+    def _run(self, x: Tensor) -> Tensor:
+        x = self._joined(x, self.attention(self.attention_norm(x)))
+        return self._joined(x, self.mlp(self.mlp_norm(x)))
+
+    def _joined(self, x: Tensor, branch: Tensor) -> Tensor:
+        with record_function(KernelKind.RESIDUAL.value):
+            if self.dropout:
+                return formulas.residual_dropout(x, branch, fused=self.fused)
+            return formulas.residual(x, branch)
+
+
+class Embedding(nn.Module):
+    """Tokens, and learned positions if the model has them."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.dropout = model.dropout
+        self.tokens = nn.Embedding(model.vocab, model.hidden)
+        if model.positions is Positions.LEARNED:
+            self.positions = nn.Parameter(torch.zeros(model.max_positions, model.hidden))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens [batch, sequence] to [batch, sequence, hidden]."""
+        with record_function(KernelKind.EMBEDDING.value):
+            x: Tensor = self.tokens(tokens)
+            if hasattr(self, "positions"):
+                x = x + self.positions[: x.shape[1]]
+        if self.dropout:
+            with record_function(KernelKind.DROPOUT.value):
+                x = formulas.dropout(x)
+        return x
+
+
+class Head(nn.Module):
+    """Final norm and logits."""
+
+    def __init__(self, model: Model, training: Training) -> None:
+        super().__init__()
+        self.norm = NormLayer(model.norm, model.hidden, fused=training.fused)
+        self.logits = Linear(model.hidden, model.vocab, bias=False, fused=training.fused)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, sequence, hidden] to [batch, sequence, vocabulary]."""
+        result: Tensor = self.logits(self.norm(x))
+        return result
+
+
+class Transformer(nn.Module):
+    """A stage of the model, or all of it: what comes before its layers and what after, if it has that."""
+
+    def __init__(self, embedding: Embedding | None, layers: Sequence[Layer], head: Head | None, loss: Any) -> None:
+        super().__init__()
+        self.embedding, self.layers, self.head, self.loss = embedding, nn.ModuleList(layers), head, loss
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Tokens [batch, sequence] or activations to activations, logits, or, with targets, the mean loss."""
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for layer in self.layers:
+            x = layer(x)
+        if self.head is not None:
+            x = self.head(x)
+        if targets is None:
+            return x
+        loss: Tensor = self.loss(x, targets)
+        return loss
+
+
+def build(plan: Plan, stage: Stage) -> Transformer:
+    """A stage in the default device and format of torch, matrices whole, heads those of one tensor-parallel rank."""
+    model, training = plan.model, plan.training
+    angles = _angles(plan) if model.positions is Positions.ROTARY else None
+    again = plan.recomputed_layers(stage)
+    layers = [
+        Layer(model, training, Attention(model, training, angles, plan.layout.tp), again=number < again)
+        for number in range(stage.layers)
+    ]
+    made = Transformer(
+        Embedding(model) if stage.embedding else None,
+        layers,
+        Head(model, training) if stage.head else None,
+        lambda logits, targets: loss(logits, targets, training),
+    )
+    tie(made, model)
+    return made
+
+
+def tie(made: Transformer, model: Model) -> None:
+    """Let the logits' matrix be the embedding's, where the model has them tied and the stage both."""
+    if model.tied_embeddings and made.embedding is not None and made.head is not None:
+        made.head.logits.weight = made.embedding.tokens.weight
+
+
+def loss(logits: Tensor, targets: Tensor, training: Training) -> Tensor:
+    """Mean loss of logits [batch, sequence, vocabulary] and targets [batch, sequence]."""
+    with record_function(KernelKind.LOSS.value):
+        return formulas.cross_entropy(logits.flatten(0, 1), targets.flatten(), training.loss)
+
+
+def _angles(plan: Plan) -> Angles:
+    """Cosines and sines [sequence, head_dim] of rotary positions, both halves alike."""
+    head_dim, dtype = plan.model.head_dim, TORCH[plan.training.precision.compute]
+    places = torch.arange(0, head_dim, 2, dtype=torch.float32)
+    turns = torch.outer(torch.arange(plan.training.sequence, dtype=torch.float32), ROTARY_BASE ** (-places / head_dim))
+    both = torch.cat((turns, turns), dim=-1)
+    return both.cos().to(dtype), both.sin().to(dtype)

@@ -1,0 +1,98 @@
+"""Which scenarios can be trained here, and by which strategy?
+
+One axis at a time: data parallelism (DDP, FSDP2), tensor parallelism (DTensor) or a pipeline. What torch's own
+strategies and optimizers do otherwise than the scenario says is refused with the nearest change that they do.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from calibrate.check.ddp import replicated
+from calibrate.check.formats import held
+from calibrate.check.fsdp import sharded
+from calibrate.check.pipeline import Staged
+from calibrate.check.single import single
+from calibrate.check.tensor import split
+from calibrate.check.trainer import Trainer
+from clustersim.errors import InputError
+from clustersim.hardware.disturbance import Disturbances
+from clustersim.parallel.data import Replicated, Zero
+from clustersim.parallel.plan import Plan
+from clustersim.scenario import Scenario
+from clustersim.workload.training import Loss
+from clustersim.workload.transformer import Positions
+
+ONE_AXIS = "one of dp (ddp or fsdp), tp and pp can be checked at a time"
+
+
+def plan_of(scenario: Scenario) -> Plan:
+    """How the scenario's model is spread."""
+    return Plan(scenario.model, scenario.training, scenario.layout, scenario.schedule.chunks)
+
+
+def trainer_of(scenario: Scenario, device: torch.device) -> Trainer:
+    """The model and strategy of this process."""
+    plan = plan_of(scenario)
+    match plan.layout:
+        case layout if layout.world == 1:
+            return single(plan, device)
+        case layout if layout.tp > 1:
+            return split(plan, device)
+        case layout if layout.pp > 1:
+            return Staged(plan, scenario.schedule, device)
+    match plan.layout.data:
+        case Replicated() as strategy:
+            return replicated(plan, strategy, device)
+        case Zero() as strategy:
+            return sharded(plan, strategy, device)
+    raise InputError(f"layout.data: this strategy cannot be checked; {ONE_AXIS}")
+
+
+def require_supported(scenario: Scenario) -> None:
+    """Raise InputError that lists what cannot be checked."""
+    found = [*_layout(scenario), *_formats(scenario), *_model(scenario), *_machine(scenario)]
+    if found:
+        raise InputError("\n".join(found))
+
+
+def _layout(scenario: Scenario) -> Iterator[str]:
+    layout = scenario.layout
+    degrees = {"tp": layout.tp, "cp": layout.cp, "dp": layout.dp, "pp": layout.pp}
+    used = [f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1]
+    if layout.cp > 1 or len(used) > 1:
+        yield f"layout: {' x '.join(used)} cannot be checked: {ONE_AXIS}"
+    if layout.dp > 1 and not (isinstance(layout.data, Replicated) or layout.data.stage == 3):
+        yield "layout.data: only ddp and fsdp can be checked"
+    if layout.tensor_overlap and layout.tp > 1:
+        yield "layout.tensor_overlap: DTensor does not cut collectives; set it to false"
+    if layout.tp > scenario.model.kv_heads:
+        yield f"layout.tp: DTensor cannot repeat {scenario.model.kv_heads} kv_heads over {layout.tp} ranks"
+
+
+def _formats(scenario: Scenario) -> Iterator[str]:
+    precision, wide = scenario.training.precision, held(scenario.training.precision)
+    if {precision.gradients.bytes, precision.moments.bytes} != {wide.bytes}:
+        yield f"training.precision: torch's optimizers want gradients and moments in the weights' format, {wide.value}"
+    ddp = scenario.layout.dp > 1 and isinstance(scenario.layout.data, Replicated)
+    if ddp and precision.compute.bytes != precision.gradients.bytes:
+        yield (
+            f"layout.data: DDP reduces gradients in the weights' format, {precision.compute.value}; "
+            "use fsdp, or set training.precision.compute to that of the gradients"
+        )
+
+
+def _model(scenario: Scenario) -> Iterator[str]:
+    layout, model = scenario.layout, scenario.model
+    sharded_weights = layout.dp > 1 and isinstance(layout.data, Zero)
+    if model.tied_embeddings and (layout.pp > 1 or sharded_weights):
+        yield "model.tied_embeddings: stages and FSDP units cannot share a weight; set it to false"
+    if layout.tp > 1 and layout.sequence_parallel and model.positions is Positions.LEARNED:
+        yield "layout.sequence_parallel: learned positions are not split by sequence; set model.positions to rotary"
+    if layout.tp > 1 and scenario.training.loss is not Loss.TORCH:
+        yield "training.loss: DTensor's loss over a split vocabulary is PyTorch's; set it to torch"
+
+
+def _machine(scenario: Scenario) -> Iterator[str]:
+    if scenario.disturbances != Disturbances() or scenario.jitter is not None or scenario.cluster.mixed:
+        yield "disturbances: this machine has its own; leave them out, and mixed accelerators too"

@@ -1,0 +1,69 @@
+"""How far from real steps are predictions on this machine? Prints the error of every layout, measured in one run.
+
+    python -m tests.benchmarks.check            one process, DDP, FSDP, tp 2 and pp 2 of examples/tiny_cpu.yaml
+    python -m tests.benchmarks.check --json -   the same as JSON
+
+Layouts are checked one after the other, each as `python -m calibrate --check` does it: kernels and collectives are
+measured between real steps. On a machine that does other work at the same time, errors are larger: two processes of
+one thread each need two idle cores, and more for the threads that move data.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[2]
+SCENARIO: Final = "examples/tiny_cpu.yaml"
+WHOLE: Final = "training.microbatch=4"  # tensor parallelism: fewer, longer kernels between its many collectives
+STEADY: Final = "training.microbatch=1"  # a pipeline: four microbatches
+CASES: Final = {
+    "one process": (1, ()),
+    "ddp 2": (2, ("layout.data=ddp",)),
+    "fsdp 2": (2, ("layout.data=fsdp",)),
+    "tp 2": (2, ("layout.tp=2", WHOLE)),
+    "pp 2": (2, ("layout.pp=2", STEADY)),
+}
+
+
+def check(ranks: int, changes: tuple[str, ...], steps: int) -> dict[str, Any]:
+    """One check, in processes of its own."""
+    words = [word for change in (f"cluster.gpus={ranks}", *changes) for word in ("--set", change)]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    asked = ["-m", "calibrate", "--check", SCENARIO, "--device", "cpu", "--steps", str(steps), "--json", "-", *words]
+    done = subprocess.run(
+        [sys.executable, *(launcher if ranks > 1 else []), *asked], cwd=ROOT, text=True, check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=600,
+    )  # fmt: skip
+    found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") : done.stdout.rindex("}") + 1])
+    return found
+
+
+def main() -> None:
+    """Check every layout and print the errors."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=12, help="real steps of each layout (12)")
+    parser.add_argument("--json", metavar="FILE", help="write JSON to FILE, or to standard output for -")
+    options = parser.parse_args()
+    found = {name: check(ranks, changes, options.steps) for name, (ranks, changes) in CASES.items()}
+    if options.json is not None:
+        text = json.dumps(found, indent=2)
+        print(text) if options.json == "-" else Path(options.json).write_text(text + "\n", encoding="utf-8")
+        return
+    print(
+        f"{'':<14}{'predicted':>11}{'measured':>11}{'step':>9}{'forward':>9}{'backward':>9}{'optimizer':>10}{'peak':>8}"
+    )
+    for name, answer in found.items():
+        parts = "".join(f"{100 * answer['parts'][part]['error']:>+8.0f} %" for part in ("forward", "backward"))
+        print(
+            f"{name:<14}{answer['predicted_s'] * 1e3:>8.0f} ms{answer['measured_s'] * 1e3:>8.0f} ms"
+            f"{100 * answer['error']:>+7.1f} %{parts.replace(' %', '%'):>18}"
+            f"{100 * answer['parts']['optimizer']['error']:>+9.0f}%{100 * answer['peak_error']:>+7.1f}%"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Small scenarios for checks of real steps, on a CPU."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from clustersim.scenario import Scenario
+
+LLAMA = {
+    "name": "small-llama", "layers": 2, "hidden": 64, "ffn": 96, "heads": 4, "kv_heads": 2, "head_dim": 16,
+    "vocab": 128, "max_positions": 64, "mlp": "swiglu", "norm": "rmsnorm", "positions": "rotary",
+    "tied_embeddings": False, "linear_bias": False, "qkv_bias": False,
+}  # fmt: skip
+GPT = {
+    "name": "small-gpt", "layers": 2, "hidden": 64, "ffn": 96, "heads": 4, "kv_heads": 4, "head_dim": 16,
+    "vocab": 128, "max_positions": 64, "mlp": "gelu", "norm": "layernorm", "positions": "learned",
+    "tied_embeddings": True, "linear_bias": True, "qkv_bias": True,
+}  # fmt: skip
+TRAINING = {
+    "sequence": 32, "global_batch": 4, "microbatch": 2, "precision": "fp32", "loss": "torch", "fused": False,
+}  # fmt: skip
+
+
+def scenario(model: dict[str, Any] = LLAMA, *overrides: str) -> Scenario:
+    """One process of a small model, with overrides."""
+    cluster = {"name": "laptop", "gpus": 1}
+    mapping = {"name": "small", "model": model, "cluster": cluster, "training": TRAINING}
+    return Scenario.from_mapping(mapping, overrides)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch computes with one thread: more of them wait for each other where other work runs."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,124 @@
+"""A check says what is wrong with what it was asked, and answers with a prediction near a real step."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from clustersim.errors import InputError
+from tests.calibrate.check_cases import LLAMA, TRAINING, one_thread, scenario
+
+torch = pytest.importorskip("torch")
+
+from calibrate.check.command import add_arguments, command  # noqa: E402 - torch first
+from calibrate.check.here import fitted_layers, world_of  # noqa: E402
+from calibrate.check.support import require_supported  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def _options(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    file = tmp_path / "small.yaml"
+    file.write_text(yaml.safe_dump({"model": LLAMA, "cluster": {"name": "laptop", "gpus": 1}, "training": TRAINING}))
+    return str(file)
+
+
+def test_one_process_cannot_train_two_ranks(path: str) -> None:
+    with pytest.raises(InputError, match=r"2 ranks.*1 process.*torchrun --nproc-per-node 2 -m calibrate --check"):
+        command(_options("--check", path, "--set", "cluster.gpus=2"))
+
+
+def test_more_processes_than_ranks_are_refused() -> None:
+    with pytest.raises(InputError, match="1 ranks, and this is 4 processes; start one"):
+        world_of(scenario(), {"WORLD_SIZE": "4"})
+
+
+def test_a_gpu_that_is_not_there_is_refused(path: str) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(InputError, match="--device cpu"):
+        command(_options("--check", path, "--device", "cuda"))
+
+
+def test_without_torch_it_says_how_to_install_it(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("calibrate.torch_door.find_spec", lambda _name: None)
+    with pytest.raises(InputError, match="pip install"):
+        command(_options("--check", path))
+
+
+def test_steps_must_be_asked_for(path: str) -> None:
+    with pytest.raises(InputError, match="--steps: 0"):
+        command(_options("--check", path, "--steps", "0"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            ("cluster={name: dgx-h100, gpus: 8}", "layout.tp=2", "training.global_batch=8"),
+            "tp 2 x dp 4 cannot be checked: one of dp",
+        ),
+        (("cluster.gpus=2", "layout.cp=2"), "cp 2 cannot be checked"),
+        (("cluster.gpus=2", "layout.data=zero1"), "only ddp and fsdp"),
+        (("cluster.gpus=2", "layout.tp=2", "training.loss=fused"), "set it to torch"),
+        (("cluster.gpus=2", "layout.pp=2", "model.tied_embeddings=true"), "tied_embeddings"),
+        (("cluster.gpus=2", "layout.data=ddp", "training.precision=bf16"), "use fsdp"),
+        (("training.precision={compute: bf16, gradients: bf16}",), "gradients and moments in the weights' format"),
+        (("disturbances.jitter=1 %",), "disturbances"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(overrides: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        require_supported(scenario(LLAMA, *overrides))
+
+
+def test_a_model_is_cut_to_the_layers_that_fit() -> None:
+    from calibrate.check.predict import peak_allocated
+
+    given = scenario(LLAMA, "model.layers=6")
+    room = peak_allocated(scenario(LLAMA, "model.layers=4"))
+    assert fitted_layers(given, room, None).model.layers == 4
+    assert fitted_layers(given, room, 3).model.layers == 3
+    assert fitted_layers(given, 2 * room, None) is given
+    with pytest.raises(InputError, match=r"with only 1 layers needs .* make it smaller"):
+        fitted_layers(given, 1.0, None)
+
+
+def test_a_record_of_another_accelerator_is_refused(path: str, tmp_path: Path) -> None:
+    from clustersim.cost.record import Conditions, Device, Record
+    from clustersim.cost.record_file import write_record
+
+    other = tmp_path / "other.json"
+    write_record(Record(Device("h100-sxm-80gb", "a GPU"), Conditions("2026-11-20", "test", "test")), other)
+    with pytest.raises(InputError, match=r"h100-sxm-80gb is not the scenario's, cpu-laptop"):
+        command(_options("--check", path, "--record", str(other)))
+
+
+def test_a_step_of_one_process_takes_what_is_predicted(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Real steps beside the prediction from kernels measured between them.
+
+    Wide, a factor of 1.6: the machine is shared, and kernels of a model this small are not much longer than autograd's
+    own work. `python -m tests.benchmarks.check` prints the errors of larger ones.
+    """
+    wider = ["model.hidden=256", "model.ffn=704", "model.heads=4", "model.kv_heads=4", "model.head_dim=64"]
+    sizes = [*wider, "model.vocab=1024", "model.max_positions=256", "training.sequence=128"]
+    changes = [word for change in sizes for word in ("--set", change)]
+    command(_options("--check", path, "--steps", "2", "--json", "-", *changes))
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["provenance_share"]["measured"] == pytest.approx(1.0)
+    assert 1 / 1.6 < answer["predicted_s"] / answer["measured_s"] < 1.6
+    assert answer["predicted_peak_bytes"] == pytest.approx(answer["measured_peak_bytes"], rel=0.1)

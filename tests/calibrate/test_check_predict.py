@@ -1,0 +1,101 @@
+"""What the simulator says of a step adds up, and a comparison says what it was given."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from clustersim.workload.kernels import KernelKind
+from tests.calibrate.check_cases import LLAMA, one_thread, scenario
+
+torch = pytest.importorskip("torch")
+
+from calibrate.check.comparison import Comparison, Pair  # noqa: E402 - torch first
+from calibrate.check.measured import pooled_kernels, together, typical  # noqa: E402
+from calibrate.check.predict import peak_allocated, predict  # noqa: E402
+from calibrate.check.profile import profiled  # noqa: E402
+from calibrate.check.support import plan_of, trainer_of  # noqa: E402
+from calibrate.check.timeline import Part, StepTime  # noqa: E402
+from calibrate.check.trainer import random_batch  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.mark.parametrize("layout", ["dp=2", "tp=2", "pp=2"])
+def test_parts_sum_to_the_step(layout: str) -> None:
+    given = scenario(LLAMA, "cluster.gpus=2", f"layout.{layout}")
+    found = predict(given, None)
+    assert sum(found.parts.values()) == pytest.approx(found.seconds)
+    assert min(found.parts.values()) > -1e-12
+
+
+def test_kinds_of_one_process_are_all_of_its_step() -> None:
+    found = predict(scenario(), None)
+    assert sum(found.kinds.values()) == pytest.approx(found.seconds)
+
+
+def test_a_profile_finds_every_kind_that_is_simulated() -> None:
+    given = scenario(LLAMA)
+    trainer, batch = trainer_of(given, CPU), random_batch(plan_of(given), CPU)
+    profiled(trainer, batch, CPU)  # the optimizer's states are made in the first step
+    found = profiled(trainer, batch, CPU)
+    assert set(found.kinds) == set(predict(given, None).kinds)
+    assert KernelKind.ATTENTION_BACKWARD in found.kinds
+
+
+def test_tensors_take_what_the_ledger_says() -> None:
+    """Within 10 %: statistics of norms, masks and what the optimizer needs for a moment are not counted."""
+    given = scenario(LLAMA, "model.vocab=512", "training.sequence=64", "training.microbatch=4")
+    trainer, batch = trainer_of(given, CPU), random_batch(plan_of(given), CPU)
+    profiled(trainer, batch, CPU)
+    assert profiled(trainer, batch, CPU).peak == pytest.approx(peak_allocated(given), rel=0.1)
+
+
+def _time(seconds: float, forward: float) -> StepTime:
+    return StepTime(seconds, {Part.FORWARD: forward, Part.BACKWARD: 2.0, Part.OPTIMIZER: 1.0, Part.OTHER: 0.0})
+
+
+def test_a_step_of_several_ranks_is_the_slowest_ones() -> None:
+    step = together([_time(5.0, 2.0), _time(6.0, 1.0)])
+    assert step.seconds == 6.0
+    assert step.parts[Part.FORWARD] == 1.5
+    assert step.parts[Part.OTHER] == 6.0 - 1.5 - 2.0 - 1.0
+
+
+def test_the_typical_step_is_the_median() -> None:
+    assert typical([_time(9.0, 1.0), _time(5.0, 2.0), _time(6.0, 3.0)]).seconds == 6.0
+
+
+def test_nothing_measured_pools_to_nothing() -> None:
+    assert pooled_kernels([]) == ()
+
+
+def _comparison() -> Comparison:
+    return Comparison(
+        name="small", device="a CPU", layout="one process", layers=2, layers_of=4, steps=3, step=Pair(1.1, 1.0),
+        fastest=0.9, slowest=1.2, parts={Part.FORWARD: Pair(0.4, 0.5), Part.OTHER: Pair(0.0, 0.0)},
+        kinds={"matmul": Pair(0.3, 0.2)}, predicted_peak=2.0**30, measured_peak=2.0**31, provenance={"measured": 1.0},
+    )  # fmt: skip
+
+
+def test_json_says_what_the_issue_asks_for() -> None:
+    content = json.loads(_comparison().to_json())
+    assert content["error"] == pytest.approx(0.1)
+    assert content["predicted_peak_bytes"] == 2.0**30
+    assert content["measured_peak_bytes"] == 2.0**31
+    assert content["parts"]["forward"]["error"] == pytest.approx(-0.2)
+    assert content["parts"]["other"]["error"] is None
+    assert {"predicted_s", "measured_s", "kinds", "device", "layout", "steps", "provenance_share"} <= set(content)
+
+
+def test_the_table_says_how_far_off_it_is() -> None:
+    text = _comparison().to_text()
+    assert "2 of 4 layers" in text
+    assert "+10.0 %" in text
+    assert "-50.0 %" in text
