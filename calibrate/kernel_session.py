@@ -52,13 +52,15 @@ def run(session: Session, device: TorchDevice, wishes: Wishes, method: Method) -
     missing = session.missing(asked)
     _say(session, f"has {len(asked) - len(missing)} of {len(asked)} kernels already", len(asked) - len(missing))
     roofline = Roofline(accelerator)
-    parts = Parts(wishes.budget, lambda kernel: roofline.kernel(kernel).seconds)
+    rough = pace(device, typical_kernel(device).dtype)
+    parts = Parts(wishes.budget, lambda kernel: max(roofline.kernel(kernel).seconds, rough.seconds(kernel)))
     with shown("kernels", len(missing)) as advance:
         for made in measured(missing, device, parts, method):
             session.add(made)
             advance(made.name)
     left = len(session.missing(asked))
-    _say(session, f"lacks {left} kernels: the budget is spent; the same command goes on with them", left)
+    again = "the same command goes on with them, a larger --budget has room for long ones"
+    _say(session, f"lacks {left} kernels that the budget had no time for; {again}", left)
     return session.finish(device.conditions(), lambda record: fitted(record, accelerator))
 
 

@@ -4,7 +4,7 @@ The record's file is written every few seconds, whole or not at all; started aga
 with what is not in it. A file of another device, or of other versions, is refused. Every kernel has a part of the
 budget: half of it is the same for all, half goes where the predicted time is; what a kernel leaves over is the others'.
 What kernels took besides their samples so far (operands, warm-up) is taken off each part.
-Kernels that are left when the budget is spent are left out, the shortest ones, for the next session.
+Kernels that are left when the budget is spent, and those that take longer than is left of it, are for a later session.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +25,7 @@ from clustersim.workload.kernels import Kernel
 _SAVED: Final = 3.0  # seconds between writes
 _SHORTEST: Final = 0.02  # seconds of samples
 _LONGEST: Final = 1.0
+_FEWEST: Final = 3.0  # runs of a kernel: two to warm up, one sample
 
 Clock = Callable[[], Seconds]
 
@@ -88,7 +89,10 @@ class Parts:
     predicted: Callable[[Kernel], Seconds]
 
     def of(self, kernels: Sequence[Kernel], method: Method, clock: Clock) -> Iterator[tuple[Kernel, Method]]:
-        """Kernels, the longest first, with the method that its part allows; ends when the budget is spent."""
+        """Kernels, the longest first, with the method that its part allows, until the budget is spent.
+
+        Those that alone would overrun what is left of it are passed over.
+        """
         ordered = sorted(kernels, key=self.predicted, reverse=True)
         if self.budget is None:
             yield from ((kernel, method) for kernel in ordered)
@@ -99,6 +103,8 @@ class Parts:
             left = self.budget - (before - began)
             if left <= 0.0:
                 return
+            if _FEWEST * self.predicted(kernel) > left:
+                continue
             part = left * shares[place] / sum(shares[place:]) - beyond / max(place, 1)
             seconds = min(_LONGEST, max(_SHORTEST, part))
             yield kernel, replace(method, seconds=seconds)

@@ -93,7 +93,7 @@ def test_a_budget_that_is_spent_says_what_is_left(
 ) -> None:
     monkeypatch.setattr(kernel_session, "measured", lambda *_: iter(()))
     _run("--for", "tiny.yaml", "-o", "r.json")
-    assert "the budget is spent; the same command goes on with them" in capsys.readouterr().err
+    assert "kernels that the budget had no time for; the same command goes on with them" in capsys.readouterr().err
 
 
 def test_the_grid_is_measured_where_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,8 @@ def _spent(parts: Any, kernels: list[Kernel], clock: _Clock, uses: Callable[[flo
 
 
 def _weights(kernel: Kernel) -> float:
-    return float(kernel.name.removeprefix("matmul."))
+    """Milliseconds by the name, so that a budget of seconds has room for all."""
+    return 1e-3 * float(kernel.name.removeprefix("matmul."))
 
 
 def test_half_of_the_budget_is_shared_by_time_and_half_by_heads() -> None:
@@ -108,7 +109,7 @@ def test_what_kernels_take_besides_their_samples_is_taken_off_the_others_parts()
     The second has a ninth of 1.7 s, less 0.1 s. From then on all has its place, and the budget is kept.
     """
     clock = _Clock()
-    parts = session.Parts(2.0, lambda _: 1.0)
+    parts = session.Parts(2.0, lambda _: 1e-3)
     given = list(_spent(parts, [_matmul(size) for size in range(1, 11)], clock, lambda each: each + 0.1).values())
     assert given[:2] == pytest.approx([0.2, 1.7 / 9 - 0.1])
     assert len(given) == 10
@@ -119,6 +120,13 @@ def test_a_spent_budget_leaves_the_shortest_out() -> None:
     parts = session.Parts(1.0, _weights)
     given = _spent(parts, [_matmul(10), _matmul(90), _matmul(50)], _Clock(), lambda _: 0.6)
     assert list(given) == ["matmul.90", "matmul.50"]
+
+
+def test_a_kernel_that_would_overrun_what_is_left_is_passed_over() -> None:
+    """Three runs of 400 ms do not fit in a second; those of 90 ms do, and of 10 ms in what these leave."""
+    parts = session.Parts(1.0, _weights)
+    given = _spent(parts, [_matmul(10), _matmul(90), _matmul(400)], _Clock(), lambda _: 0.5)
+    assert list(given) == ["matmul.90", "matmul.10"]
 
 
 def test_without_a_budget_the_method_is_the_methods_own() -> None:
