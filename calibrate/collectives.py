@@ -163,6 +163,8 @@ def _plan(
 ) -> tuple[tuple[Call, ...], Record, bool]:
     """Calls that are still to be measured, the record that they go into, and whether it has a kernel beside one."""
     record = _record(options, world, device)
+    if options.output is not None:
+        write_record(record, Path(options.output))  # one that cannot be written is known now
     known = {row.call for row in record.collectives}
     if options.scenario is None:
         calls = calls_for(world, sizes)
@@ -223,6 +225,10 @@ class _Keeper:
             print(f"kernels take {self.record.interference:.0%} longer beside collectives")
         for why, count in self.reasons.items():
             print(f"{count} not measured: {why}")
+        if self.output is None:
+            print("nothing was written; name a record with -o RECORD")
+        else:
+            print(f"wrote {self.output}; use: cost: {{record: {self.output}}}")
 
     def _write(self) -> None:
         if self.output is not None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Final, NamedTuple
 
-from clustersim.errors import ClusterSimError
+from clustersim.errors import ClusterSimError, InputError, nearest
 
 BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130
@@ -69,6 +69,8 @@ def parsed(given: Sequence[str]) -> tuple[Callable[[argparse.Namespace], int | N
 def _chosen(given: Sequence[str]) -> tuple[Command, Sequence[str], str | None]:
     if given and given[0] in COMMANDS:
         return COMMANDS[given[0]], given[1:], None
+    if given and not given[0].startswith("-"):
+        raise InputError(f"there is no calibration {given[0]!r}; {nearest(given[0], COMMANDS)}")
     if any(argument.split("=")[0] == "--check" for argument in given):
         return CHECK, given, None
     return MEASURE, given, _others()

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Final
 
 from clustersim.cost.record import Device, Origin, Record
-from clustersim.cost.record_file import read_record, write_record
+from clustersim.cost.record_file import read_record, require_own, write_record
 from clustersim.cost.scaled import scaled
 from clustersim.errors import InputError, nearest
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
@@ -56,7 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> None:
     """Read a record, carry it over and write it."""
-    write_record(derived(read_record(options.record), options.to), options.output)
+    found = derived(read_record(options.record), options.to)
+    require_own(options.output, Origin.DERIVED)
+    write_record(found, options.output)
     print(f"wrote {options.output}")
 
 

@@ -102,6 +102,10 @@ def accelerator_of(device: TorchDevice, accelerator: str | None) -> str:
     """The accelerator that a device is; raise InputError where that cannot be told, or where the name is unknown."""
     if accelerator is not None:
         find_shipped("accelerators", accelerator)
+        if device.torch.type == "cpu" and accelerator in names("accelerators") and accelerator != _CPU:
+            raise InputError(
+                f"--accelerator: {device.name} is no {accelerator}; of a CPU, name {_CPU} or a file of your own"
+            )
         return accelerator
     if device.torch.type == "cpu":
         return _CPU

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from calibrate.devices import TorchDevice, find
-from clustersim.errors import InputError
+from clustersim.errors import ClusterSimError, InputError
 
 Members = tuple[int, ...]
 T = TypeVar("T")
@@ -148,12 +148,12 @@ def formed(groups: tuple[Members, ...]) -> Iterator[Any]:
 
 
 def first_decides(decide: Callable[[], T], device: torch.device) -> T:
-    """What the first rank decides, on all ranks; its InputError is raised on all of them."""
+    """What the first rank decides, on all ranks; its error, if it is the user's, is raised on all of them."""
     text = b""
     if dist.get_rank() == 0:
         try:
             text = pickle.dumps((decide(), None))
-        except InputError as error:
+        except ClusterSimError as error:
             text = pickle.dumps((None, str(error)))
     value, refusal = pickle.loads(_spoken(text, device))
     if refusal is not None:

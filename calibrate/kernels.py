@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from calibrate.torch_door import require_torch
@@ -29,6 +30,7 @@ if TYPE_CHECKING:  # these need torch
     from calibrate.timing import Method
 
 _BUDGET: Final = "5min"
+_APART: Final = 0.1  # half of what lies between p5 and p95, as a part of the median
 _REASONS: Final = 5  # why kernels are missing, that are printed
 
 
@@ -71,7 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--presets", metavar="MODEL", nargs="*", help=models)
     parser.add_argument("--budget", default=_BUDGET, metavar="TIME", help=f"time for all kernels (default: {_BUDGET})")
     parser.add_argument("--accelerator", metavar="NAME", help="what clustersim calls the device, or a file of your own")
-    parser.add_argument("-o", "--output", metavar="RECORD.json", help="the record; gone on with, if it is there")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="RECORD.json",
+        help="the record; gone on with, if it is there (default: ACCELERATOR.record.json)",
+    )
 
 
 def command(options: argparse.Namespace) -> None:
@@ -82,6 +89,8 @@ def command(options: argparse.Namespace) -> None:
     from calibrate.session import Session, conditions
     from calibrate.timing import Method
 
+    if options.overrides and not options.scenarios:
+        raise InputError("--set changes a scenario; name one with --for")
     budget = _budget(options.budget)
     device, method = find(options.device), Method()
     wishes = Wishes(options.scenarios, options.overrides, _presets(options), _grid(options), budget)
@@ -98,7 +107,10 @@ def command(options: argparse.Namespace) -> None:
 
 
 def _budget(text: str) -> Seconds:
-    seconds = parse_quantity(text, Dimension.TIME)
+    try:
+        seconds = parse_quantity(text, Dimension.TIME)
+    except InputError as error:
+        raise InputError(f"--budget: {error}; for minutes write 5min") from error
     if seconds <= 0.0:
         raise InputError(f"--budget {text} is no time to measure in; write e.g. {_BUDGET}")
     return seconds
@@ -130,5 +142,20 @@ def summary(record: Record, path: Path) -> str:
     if errors:
         rows = sum(each.rows for each in errors.values())
         mean = sum(each.rows * each.error for each in errors.values()) / rows
-        lines.append(f"  the fitted kernel model meets {rows} of them with a mean error of {mean:.0%}")
+        lines.append(
+            f"  kernels that were not measured: a model fitted to {rows} of these, which it meets within {mean:.0%}"
+        )
+    lines += _doubts(record)
     return "\n".join([f"{path}: kernels of {record.device.name}: {counted}", *lines, f"use: cost: {{record: {path}}}"])
+
+
+def _doubts(record: Record) -> list[str]:
+    """What a user should know who trusts the record."""
+    apart = [row.time.dispersion for row in record.kernels if row.time is not None and row.time.repetitions > 1]
+    middle = median(apart) if apart else 0.0
+    if middle < _APART:
+        return []
+    return [
+        f"warning: half of the kernels differ by {middle:.0%} or more from run to run: this machine does other work, "
+        "or its clock changes; delete the record and measure again when it is quiet"
+    ]

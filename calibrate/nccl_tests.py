@@ -58,7 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `command`."""
     parser.add_argument("files", nargs="+", metavar="FILE", help="what nccl-tests printed, or its JSON (-J)")
     parser.add_argument("--cluster", required=True, metavar="NAME", help="where it ran: a shipped cluster, or a file")
-    parser.add_argument("-o", "--output", metavar="RECORD", help="record to write, or to add to, in JSON")
+    parser.add_argument(
+        "-o", "--output", metavar="RECORD", required=True, help="record to write, or to add to, in JSON"
+    )
     parser.add_argument("--in-place", action="store_true", help="take the in-place times, not the out-of-place ones")
     parser.add_argument("--collective", metavar="NAME", help="which one, where neither log nor file name says")
     parser.add_argument("--ranks", type=int, metavar="N", help="how many GPUs, where the log lists none")
@@ -70,15 +72,15 @@ def command(options: argparse.Namespace) -> None:
     cluster = load_cluster(options.cluster)
     runs = tuple(run for file in options.files for run in read_runs(Path(file)))
     rows = tuple(_rows(runs, cluster, options))
-    output = None if options.output is None else Path(options.output)
+    output = Path(options.output)
     record = added(Record(_device(runs, cluster), _conditions(runs, options), collectives=rows), output)
     record = replace(record, collective_fits=fit_calls(record.collectives))
-    if output is not None:
-        write_record(record, output)
+    write_record(record, output)
     shapes = Counter((row.call.collective.value, row.call.ranks, row.call.nodes) for row in rows)
     for (name, ranks, nodes), count in shapes.items():
         print(f"{count} sizes of {name}, {ranks} ranks on {nodes} node{'s' * (nodes > 1)}")
     print(fit_table(record.collective_fits))
+    print(f"wrote {output}; use: cost: {{record: {output}}}")
 
 
 def read_runs(path: Path) -> tuple[Run, ...]:

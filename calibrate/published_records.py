@@ -35,7 +35,7 @@ from clustersim.cost.record import (
     Spread,
     family,
 )
-from clustersim.cost.record_file import write_record
+from clustersim.cost.record_file import require_own, write_record
 from clustersim.errors import OutputError
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.units import Seconds
@@ -58,8 +58,11 @@ def write_records(fits: Fits, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{folder}: cannot be made ({error.strerror})") from error
-    for name, record in records(fits).items():
-        write_record(record, folder / f"{name}.json")
+    made = {folder / f"{name}.json": record for name, record in records(fits).items()}
+    for path in made:
+        require_own(path, Origin.PUBLISHED)
+    for path, record in made.items():
+        write_record(record, path)
 
 
 def records(fits: Fits) -> dict[str, Record]:

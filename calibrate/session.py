@@ -19,6 +19,7 @@ from calibrate.kernel_rows import distinct, row
 from calibrate.timing import Method
 from clustersim.cost.record import Conditions, Device, KernelRow, Record, merged, signature
 from clustersim.cost.record_file import read_record, write_record
+from clustersim.errors import InputError
 from clustersim.units import Seconds
 from clustersim.workload.kernels import Kernel
 
@@ -37,7 +38,7 @@ class Session:
         """Go on with the file if there is one; raise InputError where it is of another device."""
         empty = Record(device, conditions)
         self.path = path
-        self.record = merged(read_record(path), empty) if path.exists() else empty
+        self.record = _merged_with(path, empty) if path.exists() else empty
         self._new: list[KernelRow] = []
         self._saved = monotonic()
 
@@ -73,6 +74,14 @@ class Session:
             rows = replace(self.record, kernels=tuple(self._new))
             self.record, self._new = merged(self.record, rows), []
         return self.record
+
+
+def _merged_with(path: Path, empty: Record) -> Record:
+    there = read_record(path)
+    try:
+        return merged(there, empty)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
 
 
 def conditions(device: TorchDevice, command: str, method: Method) -> Conditions:

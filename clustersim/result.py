@@ -111,8 +111,8 @@ class Result:
     def band(self) -> tuple[Seconds, Seconds]:
         """Between what and what the step time is expected: errors of measured durations, for the rest experience."""
         error, unknown = self.expectation.error, self.expectation.unknown
-        less, more = error + unknown * SHORTER, error + unknown * LONGER
-        return max(0.0, self.step_time * (1.0 - less)), self.step_time * (1.0 + more)
+        low, high = (1.0 - unknown * SHORTER) / (1.0 + error), 1.0 + error + unknown * LONGER
+        return self.step_time * low, self.step_time * high
 
     @property
     def experience(self) -> str:
@@ -121,11 +121,17 @@ class Result:
         known = 1.0 - self.expectation.unknown
         if known < _VISIBLE:
             return f"expect {low} to {high}: {EXPERIENCE}"
-        sure = f"{known:.0%} of the busy time rests on measurements here, within {self.expectation.error / known:.1%}"
+        within = f"within {self.expectation.error / known:.1%}"
+        sure = f"{known:.0%} of the busy time rests on {self._measured_on}, {within}"
         rest = f"; as for the rest, {EXPERIENCE}" if known < 1.0 - _VISIBLE else ""
         return (
             f"expect {low} to {high}: {sure}; what a framework adds is not in it (clustersim calibrate --check){rest}"
         )
+
+    @property
+    def _measured_on(self) -> str:
+        record = self.scenario.cost.record
+        return "measurements" if record is None else f"the record of {record.device.name} of {record.conditions.date}"
 
     @property
     def step_time_distribution(self) -> dict[str, Seconds]:

@@ -130,7 +130,10 @@ def kernels_of(scenario: Scenario) -> tuple[Kernel, ...]:
 
 
 def exchanges_of(scenario: Scenario) -> tuple[Call, ...]:
-    """The distinct collectives and messages that the scenario's ranks run, with the ranks and nodes that they span."""
+    """The distinct collectives and messages that the scenario's ranks run, with the ranks and nodes that they span.
+
+    In one order, whatever process asks: all ranks of a world measure them together.
+    """
     _require(scenario)
     program = lower(_plan(scenario), _order(scenario))
     per_node = scenario.cluster.gpus_per_node
@@ -139,7 +142,7 @@ def exchanges_of(scenario: Scenario) -> tuple[Call, ...]:
         for members in program.groups[exchange.group].members:
             nodes = len(np.unique(members // per_node))
             found[Call(exchange.collective, exchange.payload, len(members), nodes)] = None
-    return tuple(found)
+    return tuple(sorted(found, key=lambda call: (call.collective.value, call.ranks, call.nodes, call.payload)))
 
 
 def _blocks(program: Program) -> Iterator[Block]:

@@ -1,7 +1,7 @@
 """How long do collectives take between kernels, on a CPU?
 
-After a barrier, and called one after the other, gloo's collectives take a third of what they take in a training step,
-where each finds threads asleep and cores busy with kernels. So a kernel runs before each call here, as in a step, and
+After a barrier, and called one after the other, gloo's collectives take less than in a training step, where each finds
+threads asleep and cores busy with kernels. So a kernel runs before each call here, as in a step, and
 a call counts from when its last member comes until its last member is done. Its times are far from normal (a thread
 that waits for its turn waits for a tick of the scheduler), and a step adds up many: the mean counts, not the median.
 On GPUs a queue keeps all that away, and calls are measured as `calibrate.collectives` does.

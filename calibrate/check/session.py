@@ -10,12 +10,13 @@ import torch
 from calibrate.check.comparison import Comparison, Pair
 from calibrate.check.formats import allow_tf32
 from calibrate.check.here import Here, fitted_layers, note
-from calibrate.check.measured import record_of, run_rounds, typical
+from calibrate.check.measured import Rounds, record_of, run_rounds, typical
 from calibrate.check.predict import Prediction, predict
 from calibrate.check.profile import Profile
 from calibrate.check.support import plan_of, require_supported, trainer_of
 from calibrate.check.timeline import Part, StepTime
-from calibrate.check.trainer import Batch, Trainer, random_batch
+from calibrate.check.trainer import random_batch
+from calibrate.formulas import Unsupported
 from clustersim.cost.record import Record
 from clustersim.cost.record_file import read_record
 from clustersim.errors import InputError
@@ -42,8 +43,7 @@ def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
     if cut.model.layers != scenario.model.layers:
         note(here, f"training {cut.model.layers} of the {scenario.model.layers} layers of {cut.model.name}")
     allow_tf32(cut.training.precision)
-    trainer, batch = _prepared(cut, here)
-    rounds = run_rounds(cut, trainer, batch, here, (asked.rounds, asked.steps, record is None))
+    rounds = _measured(cut, here, (asked.rounds, asked.steps, record is None))
     predicted = predict(_slowed(cut, rounds.interference), record or record_of(cut, rounds, here))
     made = _compared(predicted, typical(rounds.steps), rounds.profiles)
     times: list[Seconds] = [each.seconds for each in rounds.steps]
@@ -61,13 +61,17 @@ def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
     )
 
 
-def _prepared(scenario: Scenario, here: Here) -> tuple[Trainer, Batch]:
+def _measured(scenario: Scenario, here: Here, plan: tuple[int, int, bool]) -> Rounds:
+    """Build the model and train it; plan: as `run_rounds` has it. Raise InputError where it cannot be run here."""
     device = here.device.torch
     torch.manual_seed(here.world.rank if scenario.layout.dp > 1 else 0)
     try:
-        return trainer_of(scenario, device), random_batch(plan_of(scenario), device)
+        batch = random_batch(plan_of(scenario), device)
+        return run_rounds(scenario, trainer_of(scenario, device), batch, here, plan)
+    except Unsupported as reason:
+        raise InputError(f"training.fused: {reason}; set it to false") from reason
     except torch.OutOfMemoryError as error:
-        raise InputError(f"{scenario.model.name} does not fit on {here.device.name}; use --layers") from error
+        raise InputError(f"{scenario.model.name} does not fit on {here.device.name}; use fewer --layers") from error
 
 
 def _record(scenario: Scenario, path: Path) -> Record:

@@ -6,7 +6,7 @@ kind, format and shape) are one line.
 
 import json as json_format
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,7 @@ from typing import Any, Final
 from clustersim.analysis.provenance import Item, provenance_share
 from clustersim.cli.outputs import STDOUT, Outputs
 from clustersim.cost.timing import Provenance
-from clustersim.program.task import Exchange, Overlap
+from clustersim.program.task import Collective, Exchange, Overlap
 from clustersim.report.files import write_text_atomically
 from clustersim.report.operations import shape_words
 from clustersim.report.wording import PROVENANCE_NAMES
@@ -22,6 +22,7 @@ from clustersim.scenario import Scenario
 from clustersim.units import format_bytes
 
 COVERED: Final = (Provenance.MEASURED, Provenance.INTERPOLATED)
+_COLLECTIVES: Final = frozenset(kind.value for kind in Collective)
 _MOST: Final = 25  # lines of the table; the rest is one more
 
 
@@ -60,7 +61,7 @@ def show_coverage(file: Path, overrides: Sequence[str], json: str | None, *, eve
     if json is not None:
         _write({"provenance_share": shares, "lines": [line.to_json() for line in found]}, json)
     if json != STDOUT:
-        _print(scenario, shares, [line for line in found if every or line.provenance not in COVERED])
+        _print(scenario, shares, [line for line in found if every or line.provenance not in COVERED], every=every)
 
 
 def lines(items: Sequence[Item]) -> list[Line]:
@@ -68,6 +69,8 @@ def lines(items: Sequence[Item]) -> list[Line]:
     whole = sum(item.seconds for item in items) or 1.0
     together: dict[tuple[str, str, Provenance, float | None], tuple[float, dict[str, None]]] = {}
     for item in items:
+        if item.seconds <= 0.0:  # a collective of one rank
+            continue
         kind, what, name = _said(item)
         key = kind, what, item.provenance, item.error
         share, names = together.get(key, (0.0, {}))
@@ -91,7 +94,7 @@ def _said(item: Item) -> tuple[str, str, str]:
             return kernel.kind.value, f"{kernel.dtype.value} {shape_words(kernel.shape)}", kernel.name
 
 
-def _print(scenario: Scenario, shares: dict[str, float], shown: Sequence[Line]) -> None:
+def _print(scenario: Scenario, shares: dict[str, float], shown: Sequence[Line], *, every: bool) -> None:
     record = scenario.cost.record
     told = "no record" if record is None else f"record of {record.device.name or record.device.accelerator}"
     print(f"{scenario.name}: {told}; busy time by the source of its durations:")
@@ -101,16 +104,25 @@ def _print(scenario: Scenario, shares: dict[str, float], shown: Sequence[Line]) 
     if not shown:
         print("everything that takes time is measured or lies between measured shapes")
         return
-    for line in shown[:_MOST]:
+    most = len(shown) if every else _MOST
+    for line in shown[:most]:
         print(_words(line))
-    if len(shown) > _MOST:
-        rest = sum(line.share for line in shown[_MOST:])
-        print(f"and {len(shown) - _MOST} more, {rest:.2%} in all (--json FILE lists them)")
-    if record is None or any(line.provenance not in COVERED for line in shown):
-        name = scenario.path or "SCENARIO.yaml"
-        print(
-            f"measure them on a {scenario.cluster.accelerator.name}: clustersim calibrate --for {name} -o RECORD.json"
-        )
+    if len(shown) > most:
+        rest = sum(line.share for line in shown[most:])
+        print(f"and {len(shown) - most} more, {rest:.2%} in all (--all lists them)")
+    for hint in _hints(scenario, shown):
+        print(hint)
+
+
+def _hints(scenario: Scenario, shown: Sequence[Line]) -> Iterator[str]:
+    """How to measure what was not."""
+    name, gpu = scenario.path or "SCENARIO.yaml", scenario.cluster.accelerator.name
+    lacking = {line.kind in _COLLECTIVES for line in shown if line.provenance not in COVERED}
+    if False in lacking:
+        yield f"measure kernels on one {gpu}: clustersim calibrate --for {name} -o RECORD.json"
+    if True in lacking:
+        measure = f"torchrun --nproc-per-node N -m calibrate collectives --for {name} -o RECORD.json"
+        yield f"measure collectives on the nodes that they span: {measure}"
 
 
 def _words(line: Line) -> str:

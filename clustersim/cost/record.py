@@ -285,7 +285,9 @@ def _same(first: Device, second: Device) -> Device:
 
 
 def _require_equal(what: str, first: object, second: object) -> None:
-    if first != second:
-        raise InputError(
-            f"records of {what} {first} and of {what} {second} cannot be merged; keep a record for each of them"
-        )
+    if first == second:
+        return
+    threads = "; on a CPU, OMP_NUM_THREADS sets both (torchrun sets it to 1)" * (what in ("compute_units", "threads"))
+    raise InputError(
+        f"records of {what} {first} and of {what} {second} cannot be merged; keep a record for each of them{threads}"
+    )

@@ -15,7 +15,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from clustersim.cost.decode import decode
-from clustersim.cost.record import VERSION, Record
+from clustersim.cost.record import VERSION, Origin, Record
 from clustersim.cost.record_checks import require_measured
 from clustersim.errors import InputError, OutputError, shown
 from clustersim.shipped import read_mapping
@@ -32,9 +32,12 @@ def read_record(path: Path) -> Record:
     """Read a record; raise InputError that names the file, the key and the value."""
     content = read_mapping(path)
     version = content.get("version")
+    if version is None or ("device" not in content and version == VERSION):
+        raise InputError(f"{path}: is no calibration record: {'device' if version else 'version'} is missing")
     if version != VERSION:
         raise InputError(
-            f"{path}: version: {shown(version)} is not {VERSION}, which this clustersim reads; calibrate again"
+            f"{path}: version: {shown(version)} is not {VERSION}, which this clustersim reads; "
+            "calibrate into another file"
         )
     try:
         record: Record = decode(content, Record)
@@ -54,6 +57,12 @@ def write_record(record: Record, path: Path) -> None:
         with suppress(OSError):
             beside.unlink()
         raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def require_own(path: Path, origin: Origin) -> None:
+    """Raise InputError where writing a record of this origin would replace anything but another one of it."""
+    if path.exists() and read_record(path).origin is not origin:
+        raise InputError(f"{path}: is there already, and is no {origin.value} record; name another file")
 
 
 def record_text(record: Record) -> str:

@@ -9,7 +9,8 @@ are the dispersion of the row; the mean error of the rows that it was compared w
 Rows are device time, without what the host takes to launch: no kernel takes less than its launches do.
 
 Assumed: a measured row stands for the kernel wherever it runs in a step, with clocks and caches as in training. What a
-record of published or derived rows says is never called measured or interpolated.
+record of published or derived rows says is never called measured or interpolated, and its errors, which are of other
+machines, do not count.
 """
 
 import math
@@ -33,12 +34,17 @@ from clustersim.workload.kernels import Kernel
 
 FloatArray = NDArray[np.float64]
 
-_STANDING: Final = {Origin.PUBLISHED: Provenance.PUBLISHED, Origin.DERIVED: Provenance.FITTED}
+_STANDING: Final = {Origin.PUBLISHED: Provenance.PUBLISHED, Origin.DERIVED: Provenance.DERIVED}
 
 
 def standing(origin: Origin, provenance: Provenance) -> Provenance:
     """What a duration rests on, if it was found so in a record of this origin."""
     return _STANDING.get(origin, provenance)
+
+
+def own_error(origin: Origin, error: float | None) -> float | None:
+    """What a record's error says of this machine: nothing, where others measured, or another machine."""
+    return error if origin is Origin.MEASURED else None
 
 
 def fitted_model(fit: KernelFit | None, accelerator: Accelerator) -> Roofline:
@@ -106,7 +112,7 @@ class RecordedKernels:
 
     def _recorded(self, modelled: Timing, found: tuple[Seconds, float | None], provenance: Provenance) -> Timing:
         seconds, error = found
-        return Timing(seconds, standing(self._origin, provenance), modelled.bound, error)
+        return Timing(seconds, standing(self._origin, provenance), modelled.bound, own_error(self._origin, error))
 
     def _between(self, sought: Place, modelled: Seconds) -> tuple[Seconds, float] | None:
         """Seconds and their error, where measured rows lie around."""
@@ -124,7 +130,12 @@ class RecordedKernels:
         left_out = {name: residual.left_out for name, residual in self._fit.residuals.items()}
         error = left_out.get(named or "", max(left_out.values(), default=None))
         seconds = modelled.seconds * self._fit.factors.get(named or "", 1.0)
-        return replace(modelled, seconds=seconds, provenance=standing(self._origin, Provenance.FITTED), error=error)
+        return replace(
+            modelled,
+            seconds=seconds,
+            provenance=standing(self._origin, Provenance.FITTED),
+            error=own_error(self._origin, error),
+        )
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from clustersim.cost.curve import Curve, Reading
 from clustersim.cost.record import CollectiveRow, Record, Spread
-from clustersim.cost.recorded import standing
+from clustersim.cost.recorded import own_error, standing
 from clustersim.cost.timing import Bound, Demand, DemandCost, ExchangeCost, ExchangeTiming
 from clustersim.program.program import Groups
 from clustersim.program.task import Collective, Exchange
@@ -96,7 +96,7 @@ class RecordedExchanges:
             bound=Bound.LATENCY if curve.floor > reading.seconds / 2.0 else Bound.BANDWIDTH,
             algorithm=ALGORITHM,
             tier=modelled.tier,
-            error=reading.error,
+            error=own_error(self._origin, reading.error),
         )
 
     def _ask(self, exchange: Exchange) -> Demand:

@@ -21,6 +21,7 @@ class Provenance(Enum):
     MEASURED = "measured"  # this kernel and shape was timed
     INTERPOLATED = "interpolated"  # between timed shapes
     FITTED = "fitted"  # from a model whose constants are fitted to a calibration record of this hardware
+    DERIVED = "derived"  # from a record of similar hardware, scaled
     PUBLISHED = "published"  # from a model whose constants are fitted to published measurements of this hardware
     ROOFLINE = "roofline"  # analytic, from datasheet peaks
 

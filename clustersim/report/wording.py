@@ -28,6 +28,7 @@ PROVENANCE_NAMES: Final[Mapping[Provenance, str]] = MappingProxyType(
         Provenance.MEASURED: "measured here",
         Provenance.INTERPOLATED: "interpolated between measured shapes",
         Provenance.FITTED: "model fitted to measurements of this hardware",
+        Provenance.DERIVED: "scaled from measurements of other hardware",
         Provenance.PUBLISHED: "model fitted to published measurements of this hardware",
         Provenance.ROOFLINE: "model from datasheets",
     }
@@ -38,6 +39,8 @@ PROVENANCE_MEANINGS: Final[Mapping[Provenance, str]] = MappingProxyType(
         Provenance.INTERPOLATED: "Timed on this hardware with smaller and larger shapes, and read off between them.",
         Provenance.FITTED: "Computed from FLOP, bytes and shapes that were not timed. The model's few constants are "
         "fitted to what was timed on this hardware.",
+        Provenance.DERIVED: "Timed, or fitted to what was timed, on other hardware and scaled by the ratios of compute "
+        "rate and memory bandwidth; nothing was measured on this hardware.",
         Provenance.PUBLISHED: "Computed from FLOP, bytes and shapes. The model's few constants are fitted to "
         "kernels and collectives that others timed on this hardware; no duration itself was measured.",
         Provenance.ROOFLINE: "Computed from FLOP, bytes and shapes with peaks of the datasheet or constants of a "

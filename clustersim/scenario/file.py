@@ -294,6 +294,10 @@ class RecordSection(Section):
     scale: ScaleSection | None = None
 
 
+def _none(value: object) -> object:
+    return None if value == "none" else value
+
+
 def _yaml_off(value: object) -> object:
     """YAML 1.1 reads `off` as false."""
     return "off" if value is False else value
@@ -312,7 +316,7 @@ def _algorithms(value: object) -> object:
 class CostSection(Section):
     """`cost`: where durations come from, and how many ranks are simulated one by one."""
 
-    record: RecordSection | None = None
+    record: Annotated[RecordSection | None, BeforeValidator(_none)] = None
     collectives: Annotated[dict[Collective, str], BeforeValidator(_algorithms)] = Field({})
     symmetry: Annotated[Symmetry, member(Symmetry), BeforeValidator(_yaml_off)] = Symmetry.AUTO
     coalesce: bool = True

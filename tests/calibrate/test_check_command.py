@@ -60,6 +60,11 @@ def test_without_torch_it_says_how_to_install_it(path: str, monkeypatch: pytest.
         command(_options("--check", path))
 
 
+def test_fused_formulas_are_for_gpus(path: str) -> None:
+    with pytest.raises(InputError, match=r"training.fused: rotary: .* set it to false"):
+        command(_options("--check", path, "--device", "cpu", "--set", "training.fused=true"))
+
+
 def test_steps_must_be_asked_for(path: str) -> None:
     with pytest.raises(InputError, match="--steps: 0"):
         command(_options("--check", path, "--steps", "0"))

@@ -53,7 +53,7 @@ def test_the_band_narrows_to_what_was_measured(plan: Path, tmp_path: Path) -> No
     result = simulate(Scenario.load(plan, [f"cost.record={tmp_path / 'gpu.json'}"]))
     measured = result.provenance["measured"]
     low, high = result.band
-    assert low == pytest.approx(result.step_time * (1 - 0.02 * measured - 0.13 * (1 - measured)))
+    assert low == pytest.approx(result.step_time * (1 - 0.13 * (1 - measured)) / (1 + 0.02 * measured))
     assert high == pytest.approx(result.step_time * (1 + 0.02 * measured + 0.24 * (1 - measured)))
     plain = simulate(Scenario.load(plan))
     assert plain.band == pytest.approx((0.87 * plain.step_time, 1.24 * plain.step_time))
@@ -77,7 +77,7 @@ def test_a_record_of_another_accelerator_is_refused_unless_it_is_scaled(
         ("", "is empty"),
         ('{"version": 1, "device"', "is not valid JSON"),
         ('{"version": 7}', "version: 7 is not 1"),
-        ('{"version": 1}', "device: is missing"),
+        ('{"version": 1}', "is no calibration record: device is missing"),
     ],
 )
 def test_a_broken_record_is_one_sentence(clustersim: Run, plan: Path, tmp_path: Path, content: str, says: str) -> None:

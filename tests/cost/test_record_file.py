@@ -107,9 +107,9 @@ def test_whole_numbers_stand_for_floats(path: Path):
 @pytest.mark.parametrize(
     ("keys", "value", "said"),
     [
-        (["version"], 2, "version: 2 is not 1, which this clustersim reads; calibrate again"),
-        (["version"], ..., "version: nothing is not 1, which this clustersim reads; calibrate again"),
-        (["device"], ..., "device: is missing"),
+        (["version"], 2, "version: 2 is not 1, which this clustersim reads; calibrate into another file"),
+        (["version"], ..., "is no calibration record: version is missing"),
+        (["device"], ..., "is no calibration record: device is missing"),
         (["kernel"], [], "kernel: unknown key; did you mean kernel_fit or kernels?"),
         (["device", "tourch"], "2.9", "device.tourch: unknown key; did you mean torch?"),
         (["kernels", 0, "time", "second"], 1.0, "kernels[0].time.second: unknown key; did you mean seconds?"),

@@ -115,7 +115,7 @@ def test_messages_are_pairs():
 
 
 @pytest.mark.parametrize(
-    ("origin", "stands"), [(Origin.PUBLISHED, Provenance.PUBLISHED), (Origin.DERIVED, Provenance.FITTED)]
+    ("origin", "stands"), [(Origin.PUBLISHED, Provenance.PUBLISHED), (Origin.DERIVED, Provenance.DERIVED)]
 )
 def test_what_was_not_measured_here_is_never_called_so(origin: Origin, stands: Provenance):
     made = recorded(*TP, origin=origin)

@@ -122,7 +122,7 @@ def test_every_operation_of_every_simulated_rank_is_in_the_trace_with_its_time(t
     assert sorted(event["ts"] for event in inside) == pytest.approx(sorted(1e6 * start for _, start, _ in expected))
     assert sum(event["dur"] for event in inside) == pytest.approx(1e6 * sum(seconds for *_, seconds in expected))
     up = next(event["args"] for event in inside if event["name"] == "mlp.up")
-    assert up["shape"] == "m 4096, n 14336, k 4096"  # gate and up together, 2 · 14,336 / tp 2
+    assert up["shape"] == "NT m 4096, n 14336, k 4096"  # gate and up together, 2 · 14,336 / tp 2
     assert up["flop"] == 2 * 4096 * 14336 * 4096
     assert up["duration_from"] == "model fitted to published measurements of this hardware"
     assert any(event["args"].get("collective") == "all_gather" and event["args"]["payload_bytes"] for event in inside)
