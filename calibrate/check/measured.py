@@ -117,10 +117,10 @@ def _kernels(scenario: Scenario, here: Here) -> Iterable[KernelRow]:
 
 def _calls(scenario: Scenario, here: Here, kernels: Sequence[KernelRow]) -> list[CollectiveRow]:
     calls = [call for call in exchanges_of(scenario) if call.ranks > 1]
-    in_order = sorted(calls, key=lambda call: (call.collective.value, call.ranks, call.nodes, call.payload))
+
     if calls and here.device.torch.type == "cpu" and here.world.nodes == 1:
-        return measure_between(in_order, kernels, here)
-    return measure_calls(in_order, here.device, patience=PATIENCE) if calls else []
+        return measure_between(calls, kernels, here)
+    return measure_calls(calls, here.device, patience=PATIENCE) if calls else []
 
 
 def _slowing(
