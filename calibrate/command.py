@@ -23,18 +23,18 @@ class Command(NamedTuple):
     answers: str
 
 
-MEASURE: Final = Command("calibrate.kernels", "How fast is this machine?")
+MEASURE: Final = Command("calibrate.kernels.command", "How fast is this machine?")
 CHECK: Final = Command("calibrate.check.command", "Does a real training step take what is predicted?")
 COMMANDS: Final = {
-    "collectives": Command("calibrate.collectives", "measure collectives; start it with torchrun"),
-    "import-nccl-tests": Command("calibrate.nccl_tests", "take over what nccl-tests printed, as text or JSON"),
+    "collectives": Command("calibrate.collectives.command", "measure collectives; start it with torchrun"),
+    "import-nccl-tests": Command("calibrate.nccl_tests.command", "take over what nccl-tests printed, as text or JSON"),
     "derive": Command("calibrate.derive", "carry a record over to an accelerator with the same compute die"),
     "fit-published": Command(
-        "calibrate.fit_published",
+        "calibrate.fit.published",
         "fit every shipped accelerator's kernel constants to the published measurements in calibrate/published",
     ),
     "fit-collectives": Command(
-        "calibrate.fit_collectives", "compare predicted collectives with the published ones, and fit their constants"
+        "calibrate.fit.collectives", "compare predicted collectives with the published ones, and fit their constants"
     ),
 }
 

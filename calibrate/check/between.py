@@ -4,7 +4,7 @@ After a barrier, and called one after the other, gloo's collectives take less th
 threads asleep and cores busy with kernels. So a kernel runs before each call here, as in a step, and
 a call counts from when its last member comes until its last member is done. Its times are far from normal (a thread
 that waits for its turn waits for a tick of the scheduler), and a step adds up many: the mean counts, not the median.
-On GPUs a queue keeps all that away, and calls are measured as `calibrate.collectives` does.
+On GPUs a queue keeps all that away, and calls are measured as `calibrate.collectives.command` does.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 
 from calibrate.check.here import Here
-from calibrate.distributed import largest
-from calibrate.laps import Lap
-from calibrate.routines import prepare
-from calibrate.torch_collectives import Member, prepared
+from calibrate.collectives.laps import Lap
+from calibrate.collectives.operations import Member, prepared
+from calibrate.collectives.world import largest
+from calibrate.kernels.routines import prepare
 from clustersim.cost.record import Call, CollectiveRow, KernelRow, Spread
 
 LAPS: Final = 24

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from calibrate.check.predict import peak_allocated
-from calibrate.devices import TorchDevice, find
-from calibrate.distributed import World, joined, local_device
+from calibrate.collectives.world import World, joined, local_device
+from calibrate.devices.device import TorchDevice, find
 from clustersim.errors import InputError
 from clustersim.scenario import Scenario
 from clustersim.units import Bytes, format_bytes

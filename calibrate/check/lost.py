@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from calibrate.check.here import Here
-from calibrate.distributed import largest
-from calibrate.routines import prepare, settings
-from calibrate.timing import Action
+from calibrate.collectives.world import largest
+from calibrate.kernels.routines import prepare, settings
+from calibrate.kernels.timing import Action
 from clustersim.cost.record import CollectiveRow, KernelRow
 from clustersim.units import Bytes, Seconds
 

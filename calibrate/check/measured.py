@@ -11,16 +11,16 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Final, TypeVar
 
-from calibrate import kernel_rows
 from calibrate.check.between import measure_between
 from calibrate.check.here import Here
 from calibrate.check.lost import interference
 from calibrate.check.profile import Profile, profiled
 from calibrate.check.timeline import TIMED, Part, StepTime, Timeline
 from calibrate.check.trainer import Batch, Trainer, step
-from calibrate.collectives import measure_calls
-from calibrate.distributed import library
-from calibrate.timing import QUICK
+from calibrate.collectives.command import measure_calls
+from calibrate.collectives.world import library
+from calibrate.kernels import rows as kernel_rows
+from calibrate.kernels.timing import QUICK
 from clustersim.cost.record import CollectiveRow, Conditions, KernelRow, Record, Spread
 from clustersim.scenario import Scenario
 from clustersim.simulation import exchanges_of, kernels_of

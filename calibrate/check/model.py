@@ -3,8 +3,8 @@
 A decoder-only transformer whose operators are those that `clustersim.workload.layers` counts, one for one: norm, one
 product for queries, keys and values, rotary or learned positions, attention through SDPA, output product, residual,
 norm, one product for gate and up, activation, product down, residual; final norm, logits, loss. The formulas between
-the products are `calibrate.formulas`, which are also what is measured. Every call is labelled with its kind of kernel,
-so that a profile can be folded by kind.
+the products are `calibrate.kernels.formulas`, which are also what is measured. Every call is labelled with its kind of
+kernel, so that a profile can be folded by kind.
 
 The outputs of a product that a tensor-parallel rank holds are its own queries, keys and values (or gate and up) one
 behind the other: the whole matrix is that of all ranks, rank by rank, which permutes heads and nothing else.
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from calibrate import formulas
 from calibrate.check.formats import TORCH
 from calibrate.check.linear import Linear
+from calibrate.kernels import formulas
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.workload.kernels import KernelKind

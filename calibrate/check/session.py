@@ -16,7 +16,7 @@ from calibrate.check.profile import Profile
 from calibrate.check.support import plan_of, require_supported, trainer_of
 from calibrate.check.timeline import Part, StepTime
 from calibrate.check.trainer import random_batch
-from calibrate.formulas import Unsupported
+from calibrate.kernels.formulas import Unsupported
 from clustersim.cost.record import Record
 from clustersim.cost.record_file import read_record
 from clustersim.errors import InputError

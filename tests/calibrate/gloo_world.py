@@ -13,11 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from calibrate import sweep, torch_collectives
-from calibrate.collectives import measure_calls
-from calibrate.devices import find
-from calibrate.distributed import joined, joined_world
-from calibrate.sweep import Skipped
+from calibrate.collectives import operations as torch_collectives
+from calibrate.collectives import sweep
+from calibrate.collectives.command import measure_calls
+from calibrate.collectives.sweep import Skipped
+from calibrate.collectives.world import joined, joined_world
+from calibrate.devices.device import find
 from clustersim.cost.record import Call, CollectiveRow
 from clustersim.errors import InputError
 from clustersim.program.task import Collective

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from calibrate.published_kernels import flash_kernel
+from calibrate.fit.published_kernels import flash_kernel
 from clustersim.cost.record import Conditions, Device, KernelRow, Record, Spread
 from clustersim.cost.roofline import Roofline
 from clustersim.dtypes import DType

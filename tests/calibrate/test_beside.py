@@ -10,10 +10,10 @@ import pytest
 from clustersim.dtypes import DType
 
 torch = pytest.importorskip("torch")
-beside = pytest.importorskip("calibrate.beside")
-from calibrate import copies  # noqa: E402 - after torch is known to be there
-from calibrate.cpu_device import CpuDevice  # noqa: E402
-from calibrate.timing import Method  # noqa: E402
+beside = pytest.importorskip("calibrate.kernels.beside")
+from calibrate.devices.cpu import CpuDevice  # noqa: E402
+from calibrate.kernels import copies  # noqa: E402 - after torch is known to be there
+from calibrate.kernels.timing import Method  # noqa: E402
 
 FAST = Method(seconds=0.005, least=2, most=3, sample=0.0)
 

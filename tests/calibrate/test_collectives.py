@@ -16,12 +16,12 @@ import pytest
 import torch
 from torch.distributed.run import get_args_parser
 
-from calibrate.collectives import MEASURED, add_arguments, calls_for
+from calibrate.collectives.command import MEASURED, add_arguments, calls_for
+from calibrate.collectives.laps import LEAST, MOST, DeviceClock, HostClock, Lap, timed
+from calibrate.collectives.operations import Member
+from calibrate.collectives.world import World, backend_of, library, local_device, started
 from calibrate.command import main
-from calibrate.distributed import World, backend_of, library, local_device, started
-from calibrate.fit_alpha_beta import fit_calls
-from calibrate.laps import LEAST, MOST, DeviceClock, HostClock, Lap, timed
-from calibrate.torch_collectives import Member
+from calibrate.fit.alpha_beta import fit_calls
 from clustersim.cost.record import Call, KernelFit, Residual
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.errors import InputError
@@ -286,8 +286,8 @@ def test_a_lap_is_timed_between_its_start_and_its_end(monkeypatch: pytest.Monkey
         log.append("read")
         return next(ticks)
 
-    monkeypatch.setattr("calibrate.laps.perf_counter", read)
-    monkeypatch.setattr("calibrate.laps.dist.barrier", lambda: log.append("meet"))
+    monkeypatch.setattr("calibrate.collectives.laps.perf_counter", read)
+    monkeypatch.setattr("calibrate.collectives.laps.dist.barrier", lambda: log.append("meet"))
     starts, ends = HostClock(shared=True).laps(noting(log), 2)
     assert (ends - starts).tolist() == [0.5, 0.25]
     assert log == ["prepare", "meet", "read", "run", "read"] * 2
@@ -316,7 +316,7 @@ def test_a_gpus_laps_are_queued_behind_a_pause_and_timed_by_its_events(monkeypat
     monkeypatch.setattr(torch.cuda, "Event", lambda **_: FakeEvent(log))
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: (log.append("pause"), pauses.append(cycles)))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: log.append("wait"))
-    monkeypatch.setattr("calibrate.laps.dist.all_reduce", lambda _number: log.append("together"))
+    monkeypatch.setattr("calibrate.collectives.laps.dist.all_reduce", lambda _number: log.append("together"))
     clock = DeviceClock(torch.device("cpu"))
     starts, ends = clock.laps(noting(log), 2)
     assert (ends - starts).tolist() == [3e-3, 3e-3]
@@ -351,7 +351,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def largest(values: torch.Tensor, _device: torch.device) -> torch.Tensor:
         return values + EARLY if bool((values == 5.0).all()) else values
 
-    monkeypatch.setattr("calibrate.laps.largest", largest)
+    monkeypatch.setattr("calibrate.collectives.laps.largest", largest)
 
 
 NOWHERE = torch.device("cpu")

@@ -7,7 +7,7 @@ import pytest
 
 from calibrate.command import main
 from calibrate.derive import DIES, derived
-from calibrate.fit_record import fitted
+from calibrate.fit.record import fitted
 from clustersim.cost.record import Origin, Record, signature
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.cost.recorded import RecordedKernels

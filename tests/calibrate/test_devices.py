@@ -12,9 +12,9 @@ from clustersim.errors import InputError
 from clustersim.shipped import names
 
 torch = pytest.importorskip("torch")
-devices = pytest.importorskip("calibrate.devices")
-from calibrate import cuda_device  # noqa: E402 - after torch is known to be there
-from calibrate.cpu_device import CpuDevice, CpuStopwatch  # noqa: E402
+devices = pytest.importorskip("calibrate.devices.device")
+from calibrate.devices import cuda as cuda_device  # noqa: E402 - after torch is known to be there
+from calibrate.devices.cpu import CpuDevice, CpuStopwatch  # noqa: E402
 
 MIB = 2.0**20
 

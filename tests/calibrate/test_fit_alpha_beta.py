@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.collective_table import fit_table
-from calibrate.fit_alpha_beta import fit_calls
+from calibrate.collectives.table import fit_table
+from calibrate.fit.alpha_beta import fit_calls
 from clustersim.cost.record import Call, CollectiveRow, Spread
 from clustersim.program.task import Collective
 

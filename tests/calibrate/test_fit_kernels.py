@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from calibrate.__main__ import main
-from calibrate.fit_published import DERIVATIONS, TARGETS, Fits, fit
-from calibrate.grid import GridSearch
-from calibrate.published_kernels import attentions, best_rates, matmuls
+from calibrate.fit.grid import GridSearch
+from calibrate.fit.published import DERIVATIONS, TARGETS, Fits, fit
+from calibrate.fit.published_kernels import attentions, best_rates, matmuls
 from clustersim.cost.roofline import Roofline
 from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import load_accelerator

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from calibrate.fit_record import fit_kernels
+from calibrate.fit.record import fit_kernels
 from clustersim.cost.record import CopyRow, KernelFit, Record, Spread, family, signature
 from clustersim.cost.recorded import RecordedKernels
 from clustersim.cost.roofline import Roofline

@@ -9,7 +9,7 @@ import pytest
 from clustersim.workload.training import Loss
 
 torch = pytest.importorskip("torch")
-formulas = pytest.importorskip("calibrate.formulas")
+formulas = pytest.importorskip("calibrate.kernels.formulas")
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +122,7 @@ def test_a_compiled_formula_is_the_same_and_its_graph_can_be_kept() -> None:
 
     if shutil.which("g++") is None:
         pytest.skip("no C++ compiler")
-    from calibrate.routines import compiling
+    from calibrate.kernels.routines import compiling
 
     with compiling():
         for rows in (16, 24):

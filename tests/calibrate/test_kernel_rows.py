@@ -13,10 +13,11 @@ from clustersim.workload.kernels import Kernel, KernelKind, MatmulShape, Routine
 from clustersim.workload.linear import product
 
 torch = pytest.importorskip("torch")
-kernel_rows = pytest.importorskip("calibrate.kernel_rows")
-from calibrate import kernels, routines  # noqa: E402 - after torch is known to be there
-from calibrate.cpu_device import CpuDevice  # noqa: E402
-from calibrate.timing import Method  # noqa: E402
+kernel_rows = pytest.importorskip("calibrate.kernels.rows")
+from calibrate.devices.cpu import CpuDevice  # noqa: E402
+from calibrate.kernels import command as kernels  # noqa: E402 - after torch is known to be there
+from calibrate.kernels import routines  # noqa: E402
+from calibrate.kernels.timing import Method  # noqa: E402
 
 FAST = Method(seconds=0.002, least=2, most=2, sample=0.0)
 MIB = 2.0**20
@@ -167,7 +168,7 @@ def test_an_optimizers_memory_is_not_what_its_passes_move() -> None:
 
 
 def test_rotation_runs_each_copy_in_turn() -> None:
-    from calibrate.routines.action import Rotation
+    from calibrate.kernels.routines.action import Rotation
 
     ran: list[int] = []
     action = Rotation([lambda number=number: ran.append(number) for number in range(3)])  # type: ignore[misc]

@@ -14,8 +14,10 @@ from clustersim.scenario import Scenario
 from clustersim.simulation import kernels_of
 
 torch = pytest.importorskip("torch")
-kernels = pytest.importorskip("calibrate.kernels")
-from calibrate import beside, copies, cpu_device, kernel_session, session  # noqa: E402 - after torch is known to be there
+kernels = pytest.importorskip("calibrate.kernels.command")
+from calibrate.devices import cpu as cpu_device  # noqa: E402 - after torch is known to be there
+from calibrate.kernels import beside, copies, session  # noqa: E402
+from calibrate.kernels import run as kernel_session  # noqa: E402
 
 TINY = """
 model: {preset: llama-tiny, layers: 1, hidden: 64, ffn: 96, heads: 4, kv_heads: 2, head_dim: 16, vocab: 128}

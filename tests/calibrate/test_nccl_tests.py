@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from calibrate.command import main
-from calibrate.nccl_tests import read_runs
+from calibrate.nccl_tests.command import read_runs
 from clustersim.cost.record import Call, Record
 from clustersim.cost.record_file import read_record
 from clustersim.program.task import Collective

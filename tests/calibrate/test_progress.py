@@ -5,7 +5,7 @@ from typing import Final
 
 import pytest
 
-from calibrate import progress
+from calibrate.kernels import progress
 
 STEPS: Final = 4
 

@@ -6,9 +6,9 @@ import pytest
 
 import calibrate
 from calibrate.command import main
-from calibrate.fit_published import TARGETS, fit
-from calibrate.published_kernels import matmuls
-from calibrate.published_records import records
+from calibrate.fit.published import TARGETS, fit
+from calibrate.fit.published_kernels import matmuls
+from calibrate.fit.published_records import records
 from clustersim.cost.record import Origin, Record, signature
 from clustersim.cost.record_file import read_record, record_text
 from clustersim.cost.recorded import RecordedKernels

@@ -18,8 +18,8 @@ from clustersim.workload.training import Loss, Optimizer, Precision, Training
 from clustersim.workload.transformer import Mlp, Norm
 
 torch = pytest.importorskip("torch")
-routines = pytest.importorskip("calibrate.routines")
-from calibrate.routines import matmul, optimizer  # noqa: E402 - after torch is known to be there
+routines = pytest.importorskip("calibrate.kernels.routines")
+from calibrate.kernels.routines import matmul, optimizer  # noqa: E402 - after torch is known to be there
 
 CPU = torch.device("cpu")
 # Operators that move nothing, or one element of each row.
@@ -297,7 +297,7 @@ def test_a_kernel_without_a_shape_is_unsupported() -> None:
 
 def test_large_operands_are_normal_too_and_keep_their_layout() -> None:
     """On a CPU a block of random numbers comes again and again."""
-    from calibrate.routines.formats import drawn, normal
+    from calibrate.kernels.routines.formats import drawn, normal
 
     large = normal(CPU, DType.FP32, 3, 2**20)
     assert large.mean().item() == pytest.approx(0.0, abs=0.01)

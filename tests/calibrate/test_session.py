@@ -15,8 +15,8 @@ from clustersim.workload.kernels import Kernel, MatmulShape
 from clustersim.workload.linear import product
 
 pytest.importorskip("torch")
-session = pytest.importorskip("calibrate.session")
-from calibrate.timing import Method  # noqa: E402 - after torch is known to be there
+session = pytest.importorskip("calibrate.kernels.session")
+from calibrate.kernels.timing import Method  # noqa: E402 - after torch is known to be there
 
 DEVICE = Device("cpu-laptop", "Test CPU", torch="2.13.0", threads=1)
 HOW = Conditions("2026-11-20", "clustersim calibrate", "by hand", before={"clock_mhz": 2000.0})

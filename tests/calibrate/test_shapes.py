@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from calibrate import shapes
+from calibrate.kernels import shapes
 from clustersim.cost.record import signature
 from clustersim.dtypes import DType
 from clustersim.errors import InputError

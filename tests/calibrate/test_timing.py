@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from calibrate.timing import Action, Method, measure, spread
+from calibrate.kernels.timing import Action, Method, measure, spread
 
 
 @dataclass

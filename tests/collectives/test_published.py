@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from calibrate.fit_collectives import compare, fit, judge, survey
+from calibrate.fit.collectives import compare, fit, judge, survey
 from clustersim.collectives.library import load_library
 
 LIBRARY = load_library("nccl")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from calibrate.published_kernels import matmuls
+from calibrate.fit.published_kernels import matmuls
 from clustersim.cost.kriging import LEVEL, NOISE, Kriging
 from clustersim.cost.roofline import Roofline
 from clustersim.dtypes import DType

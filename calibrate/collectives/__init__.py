@@ -1,0 +1,1 @@
+"""How long do collectives take between these processes?"""

@@ -1,0 +1,239 @@
+"""How long do this machine's collectives take?
+
+    torchrun --nproc-per-node 8 -m calibrate collectives -o h100.json
+    torchrun --nproc-per-node 2 -m calibrate collectives --for plan.yaml -o cpu.json
+
+Every collective over powers of two of bytes, for all sizes of groups that the processes divide into, within nodes and
+across them; or exactly the collectives that a scenario's ranks run; and a matrix product beside all-reduces, for by how
+much collectives slow kernels. Rows are written as they come, so an interrupted run goes on where it was when it is
+started again with the same record. How a call is timed: `calibrate.collectives.laps`.
+"""
+
+import argparse
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+from calibrate.collectives.added import added
+from calibrate.collectives.table import fit_table, row_line
+from calibrate.fit.alpha_beta import fit_calls
+from calibrate.torch_door import require_torch
+from clustersim.cost.record import BesideRow, Call, CollectiveRow, Conditions, Record
+from clustersim.cost.record_file import write_record
+from clustersim.errors import InputError
+from clustersim.program.task import Collective
+from clustersim.scenario import Scenario
+from clustersim.simulation import exchanges_of
+from clustersim.units import Bytes, Dimension, Seconds, format_seconds, parse_quantity
+
+if TYPE_CHECKING:
+    from calibrate.collectives.sweep import Skipped
+    from calibrate.collectives.world import World
+    from calibrate.devices.device import TorchDevice
+
+MEASURED: Final = (
+    Collective.ALL_REDUCE,
+    Collective.ALL_GATHER,
+    Collective.REDUCE_SCATTER,
+    Collective.ALL_TO_ALL,
+    Collective.BROADCAST,
+    Collective.SEND_RECV,
+)
+SMALLEST: Final = 2**10
+PATIENCE: Final = 1.0  # seconds for one call, if the budget has as much
+
+
+def measure_calls(
+    calls: Sequence[Call],
+    device: "TorchDevice",
+    *,
+    budget: Seconds | None = None,
+    patience: Seconds = PATIENCE,
+    arrived: Callable[["CollectiveRow | Skipped"], None] | None = None,
+) -> list[CollectiveRow]:
+    """Measure calls inside an initialised torch.distributed; all ranks call it alike and get the same rows.
+
+    budget: seconds for all of them, None for as long as it takes; patience: for each, at most; arrived: told of each
+    row, or why there is none.
+    """
+    from calibrate.collectives.sweep import sweep
+
+    rows: list[CollectiveRow] = []
+    for result in sweep(calls, device, budget=budget, patience=patience):
+        if arrived is not None:
+            arrived(result)
+        if isinstance(result, CollectiveRow):
+            rows.append(result)
+    return rows
+
+
+def calls_for(world: "World", sizes: Sequence[Bytes]) -> tuple[Call, ...]:
+    """Every collective at every size, in all groups that the processes divide into; send_recv in pairs."""
+    pairs = tuple((2, nodes) for nodes in (1, 2) if world.groups(2, nodes))
+    return tuple(
+        Call(collective, size, ranks, nodes)
+        for ranks, nodes in sorted({*world.layouts(), *pairs})
+        for collective in MEASURED
+        if ((ranks, nodes) in (pairs if collective is Collective.SEND_RECV else world.layouts()))
+        for size in sizes
+        if size >= 4.0 * ranks  # a number for each rank
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `command`; torchrun refuses a script's option that begins several of its own, such as --max."""
+    parser.add_argument("-o", "--output", metavar="RECORD", help="record to write, or to go on with, in JSON")
+    parser.add_argument("--for", dest="scenario", metavar="SCENARIO", help="measure exactly what its ranks run")
+    parser.add_argument("--sizes", metavar="SIZES", help='payloads, such as "1 KiB,1 MiB" (default: powers of two)')
+    parser.add_argument("--largest", default="1 GiB", metavar="SIZE", help="largest of the default payloads (1 GiB)")
+    parser.add_argument("--budget", default="5 min", metavar="TIME", help="time for all of it (5 min)")
+    parser.add_argument("--backend", choices=("nccl", "gloo"), help="nccl on GPUs, gloo on CPUs (the best there is)")
+    parser.add_argument("--accelerator", metavar="NAME", help="what clustersim calls this device")
+
+
+def command(options: argparse.Namespace) -> None:
+    """Measure, with as many processes as torchrun started; the first one writes and reports errors."""
+    require_torch()
+    from calibrate.collectives.world import started
+
+    world = started(command="collectives")
+    try:
+        _measure(options, world)
+    except InputError:
+        if world.rank:
+            raise SystemExit(2) from None
+        raise
+
+
+def _measure(options: argparse.Namespace, world: "World") -> None:
+    from calibrate.collectives.world import backend_of, first_decides, joined, local_device
+    from calibrate.kernels.beside import beside_all_reduce, typical_kernel
+    from calibrate.kernels.timing import Method
+
+    budget, sizes = _duration(options.budget), _sizes(options)
+    backend = backend_of(options.backend)
+    device = local_device(backend, world)
+    with joined(backend, device.torch):
+        calls, record, beside = first_decides(lambda: _plan(options, world, device, sizes), device.torch)
+        keeper = _Keeper(record, _path(options), len(calls))
+        measure_calls(calls, device, budget=budget, arrived=None if world.rank else keeper.keep)
+        if not beside:
+            keeper.slow(beside_all_reduce(typical_kernel(device), device, Method()))
+        if world.rank == 0:
+            keeper.finish(device.conditions())
+
+
+def _path(options: argparse.Namespace) -> Path | None:
+    return None if options.output is None else Path(options.output)
+
+
+def _duration(text: str) -> Seconds:
+    return _quantity("--budget", text, Dimension.TIME)
+
+
+def _sizes(options: argparse.Namespace) -> tuple[Bytes, ...]:
+    if options.sizes is not None:
+        return tuple(sorted({_quantity("--sizes", text, Dimension.SIZE) for text in options.sizes.split(",")}))
+    largest = _quantity("--largest", options.largest, Dimension.SIZE)
+    if largest < SMALLEST:
+        raise InputError(
+            f"--largest: {options.largest!r} is below 1 KiB, the smallest payload; name others with --sizes"
+        )
+    return tuple(float(2**power) for power in range(10, 64) if 2**power <= largest)
+
+
+def _quantity(option: str, text: str, dimension: Dimension) -> float:
+    try:
+        value = parse_quantity(text, dimension)
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from error
+    if value <= 0.0:
+        raise InputError(f"{option}: {text!r} is not above zero")
+    return value
+
+
+def _plan(
+    options: argparse.Namespace, world: "World", device: "TorchDevice", sizes: Sequence[Bytes]
+) -> tuple[tuple[Call, ...], Record, bool]:
+    """Calls that are still to be measured, the record that they go into, and whether it has a kernel beside one."""
+    record = _record(options, world, device)
+    if options.output is not None:
+        write_record(record, Path(options.output))  # one that cannot be written is known now
+    known = {row.call for row in record.collectives}
+    if options.scenario is None:
+        calls = calls_for(world, sizes)
+    else:
+        calls = tuple(call for call in exchanges_of(Scenario.load(options.scenario)) if call.ranks > 1)
+    return tuple(call for call in calls if call not in known), record, record.interference is not None
+
+
+def _record(options: argparse.Namespace, world: "World", device: "TorchDevice") -> Record:
+    from calibrate.collectives.laps import METHOD
+    from calibrate.collectives.world import library
+    from calibrate.devices.device import accelerator_of
+
+    found = replace(device.describe(accelerator_of(device, options.accelerator)), collectives=library(device.torch))
+    conditions = Conditions(
+        date=datetime.now(UTC).date().isoformat(),
+        command=shlex.join(["torchrun", "--nproc-per-node", str(world.per_node), "-m", "calibrate", *sys.argv[1:]]),
+        method=METHOD,
+        before=device.conditions(),
+    )
+    return added(Record(found, conditions), _path(options))
+
+
+@dataclass(slots=True)
+class _Keeper:
+    """Writes rows as they come, and shows them; calls: how many are to come."""
+
+    record: Record
+    output: Path | None
+    calls: int
+    began: Seconds = field(default_factory=perf_counter)
+    done: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def keep(self, result: "CollectiveRow | Skipped") -> None:
+        """One more call is done, or passed over."""
+        self.done += 1
+        if isinstance(result, CollectiveRow):
+            self.record = replace(self.record, collectives=(*self.record.collectives, result))
+            self._write()
+            print(f"[{self.done}/{self.calls}, {self._left()}] {row_line(result)}", file=sys.stderr, flush=True)
+        else:
+            self.reasons[result.why] += 1
+
+    def slow(self, row: BesideRow | None) -> None:
+        """A kernel was measured beside a collective, if it could be."""
+        if row is not None:
+            self.record = replace(self.record, beside=(*self.record.beside, row))
+
+    def finish(self, after: Mapping[str, float]) -> None:
+        """Fit, write, and say what was found and what was not measured."""
+        conditions = replace(self.record.conditions, after=after)
+        fits = fit_calls(self.record.collectives)
+        self.record = replace(self.record, conditions=conditions, collective_fits=fits)
+        self._write()
+        print(fit_table(fits))
+        if self.record.interference is not None:
+            print(f"kernels take {self.record.interference:.0%} longer beside collectives")
+        for why, count in self.reasons.items():
+            print(f"{count} not measured: {why}")
+        if self.output is None:
+            print("nothing was written; name a record with -o RECORD")
+        else:
+            print(f"wrote {self.output}; use: cost: {{record: {self.output}}}")
+
+    def _write(self) -> None:
+        if self.output is not None:
+            write_record(self.record, self.output)
+
+    def _left(self) -> str:
+        left = (perf_counter() - self.began) / self.done * (self.calls - self.done)
+        return f"{format_seconds(round(left))} left"

@@ -1,0 +1,145 @@
+"""How long do collectives of many sizes and groups take, one after the other?
+
+All groups of one call's shape run it at the same time, as those of a layout do; ranks of no group only meet the others.
+Each collective's result is checked once for each shape of group before it is timed. What does not fit the processes,
+their memory or the time left is passed over on all ranks alike, with the reason.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Final
+
+from calibrate.collectives.laps import Clock, DeviceClock, HostClock, Lap, timed
+from calibrate.collectives.operations import COPIES, ITEM, Member, Prepared, prepared
+from calibrate.collectives.world import World, formed, joined_world, least
+from calibrate.devices.device import TorchDevice
+from clustersim.cost.record import Call, CollectiveRow
+from clustersim.errors import InputError
+from clustersim.program.task import Collective
+from clustersim.units import Bytes, Seconds, format_bytes
+
+_CHECKED: Final = 1000 * ITEM  # bytes of each member's part in a check
+_USABLE: Final = 0.8  # of the memory that is free
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A call that was not measured, and why."""
+
+    call: Call
+    why: str
+
+
+def sweep(
+    calls: Sequence[Call], device: TorchDevice, *, budget: Seconds | None, patience: Seconds
+) -> Iterator[CollectiveRow | Skipped]:
+    """Measure calls, in the order of their groups; every rank gets the same.
+
+    device: where this rank's data lie; budget: seconds for all of them; patience: for each. Raise InputError where a
+    collective gives a wrong result.
+    """
+    world = joined_world()
+    end = None if budget is None else perf_counter() + budget
+    left = len(calls)
+    for (ranks, nodes), alike in _by_group(calls).items():
+        groups = world.groups(ranks, nodes)
+        if not groups:
+            yield from (Skipped(call, _unfit(call, world)) for call in alike)
+            left -= len(alike)
+            continue
+        with formed(groups) as handle:
+            bench = _Bench(world, device, _member(handle, groups, world, device))
+            for call in alike:
+                share = patience if end is None else min(patience, least((end - perf_counter()) / left, device.torch))
+                yield bench.measured(call, share)
+                left -= 1
+
+
+def _by_group(calls: Sequence[Call]) -> dict[tuple[int, int], list[Call]]:
+    alike: dict[tuple[int, int], list[Call]] = {}
+    for call in calls:
+        alike.setdefault((call.ranks, call.nodes), []).append(call)
+    return alike
+
+
+def _unfit(call: Call, world: World) -> str:
+    return f"{_group(call)} do not fit the {world.ranks} processes on {_nodes(world.nodes)}"
+
+
+def _group(call: Call) -> str:
+    return f"{call.ranks} ranks on {_nodes(call.nodes)}"
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def _member(handle: Any, groups: Sequence[tuple[int, ...]], world: World, device: TorchDevice) -> Member | None:
+    """The place of this rank in the group that it belongs to."""
+    mine = next((ranks for ranks in groups if world.rank in ranks), None)
+    return None if mine is None else Member(handle, mine, mine.index(world.rank), device.torch)
+
+
+@dataclass(slots=True)
+class _Bench:
+    """Calls of one shape of group, on one rank; member: None where it belongs to no group."""
+
+    world: World
+    device: TorchDevice
+    member: Member | None
+    checked: set[Collective] = field(default_factory=set)
+
+    def measured(self, call: Call, patience: Seconds) -> CollectiveRow | Skipped:
+        """One call, or why not."""
+        if patience <= 0.0:
+            return Skipped(call, "the time was over; started again with the same record it goes on")
+        if call.collective is Collective.SEND_RECV and call.ranks != 2:
+            return Skipped(call, f"send_recv has 2 ranks, not {call.ranks}")
+        need, free = COPIES * call.payload, self._free()
+        if need > _USABLE * free:
+            return Skipped(call, f"{format_bytes(need)} of memory a process; {format_bytes(free)} are free")
+        self._check(call)
+        lap = self._lap(call)
+        if lap is None:
+            return Skipped(call, f"{format_bytes(need)} of memory for each process could not be had")
+        return CollectiveRow(call, timed(lap, self._clock(), self.device.torch, patience))
+
+    def _free(self) -> Bytes:
+        """Memory that each process may use; processes on one CPU share it."""
+        sharing = 1 if self.device.torch.type == "cuda" else self.world.per_node
+        return least((self.device.free_bytes() or math.inf) / sharing, self.device.torch)
+
+    def _lap(self, call: Call) -> Lap | None:
+        """The call with its buffers; None where a rank could not have them."""
+        try:
+            lap = _IDLE if self.member is None else prepared(call.collective, self.member, call.payload).lap
+        except RuntimeError as error:
+            if not self.device.out_of_memory(error):
+                raise
+            lap = None
+        return None if least(float(lap is not None), self.device.torch) < 1.0 else lap
+
+    def _check(self, call: Call) -> None:
+        """Refuse a collective whose result is wrong, in whichever group."""
+        if call.collective in self.checked:
+            return
+        self.checked.add(call.collective)
+        right = self.member is None or _right(prepared(call.collective, self.member, _CHECKED * call.ranks))
+        if least(float(right), self.device.torch) < 1.0:
+            raise InputError(f"{call.collective.value} of {_group(call)} gave a wrong result")
+
+    def _clock(self) -> Clock:
+        if self.device.torch.type == "cuda":
+            return DeviceClock(self.device.torch)
+        return HostClock(shared=self.world.nodes == 1)
+
+
+_IDLE: Final = Lap(lambda: None, lambda: None)
+
+
+def _right(call: Prepared) -> bool:
+    call.lap.prepare()
+    call.lap.run()
+    return call.right

@@ -1,0 +1,1 @@
+"""On what are kernels run and timed?"""

@@ -1,0 +1,130 @@
+"""What is measured on: which device does PyTorch have here, and what can be asked of it?
+
+The seam between what is measured and where: a GPU (`cuda_device`) or the CPU (`cpu_device`). A record names an
+accelerator of clustersim; it is found by the name that the driver gives the device.
+"""
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+import torch
+
+from calibrate.devices.cpu import CpuDevice
+from calibrate.devices.cuda import CudaDevice
+from calibrate.kernels.timing import Action, Load, Stopwatch
+from clustersim.cost.record import Device
+from clustersim.dtypes import DType
+from clustersim.errors import InputError, nearest
+from clustersim.shipped import find as find_shipped
+from clustersim.shipped import names
+from clustersim.units import Bytes, Seconds
+
+# Words that are in a device's own name, and what clustersim calls it; the first line whose words are all there counts.
+_NAMES: Final = (
+    (("GB200",), "gb200"),
+    (("B200",), "b200-sxm-180gb"),
+    (("H200",), "h200-sxm-141gb"),
+    (("H100", "80GB", "HBM3"), "h100-sxm-80gb"),
+    (("H100", "PCIe"), "h100-pcie-80gb"),
+    (("A100", "SXM", "80GB"), "a100-sxm-80gb"),
+    (("A100", "SXM", "40GB"), "a100-sxm-40gb"),
+    (("A100", "80GB", "PCIe"), "a100-pcie-80gb"),
+    (("V100", "SXM", "32GB"), "v100-sxm-32gb"),
+    (("MI300X",), "mi300x"),
+)
+_OTHERS: Final = ("MIG", "NVL")  # a part of a GPU, and a GPU with other clocks and memory
+_CPU: Final = "cpu-laptop"
+
+
+class TorchDevice(Protocol):
+    """A device that PyTorch computes on."""
+
+    @property
+    def torch(self) -> torch.device:
+        """What PyTorch calls it."""
+
+    @property
+    def name(self) -> str:
+        """What its driver calls it."""
+
+    @property
+    def cache_bytes(self) -> Bytes:
+        """Its last cache before memory."""
+
+    def supports(self, dtype: DType) -> bool:
+        """Whether it multiplies matrices of that format."""
+
+    def describe(self, accelerator: str) -> Device:
+        """As a record has it; accelerator: its name in clustersim (see `accelerator_of`)."""
+
+    def conditions(self) -> Mapping[str, float]:
+        """Clocks, temperature and power, as far as the device gives them."""
+
+    def synchronize(self) -> None:
+        """Wait until all that was asked of it is done."""
+
+    def stopwatch(self, *, flushed: bool = False, beside: Load | None = None) -> Stopwatch:
+        """A clock of the device's own; flushed: its cache is before each run; beside: what runs at the same time."""
+
+    def host_seconds(self, action: Action, repeats: int) -> Seconds:
+        """Seconds until so many runs are launched and done, by the wall."""
+
+    def free_bytes(self) -> Bytes:
+        """Memory that is free here."""
+
+    def release(self) -> None:
+        """Give memory back that nothing holds any more."""
+
+    def reset_peak(self) -> None:
+        """Forget the peak of memory so far."""
+
+    def peak_bytes(self) -> Bytes:
+        """The most memory that was held at a time since then: on a GPU that of tensors, on a CPU the process's."""
+
+    def out_of_memory(self, error: Exception) -> bool:
+        """Whether an error says that memory ran out."""
+
+
+def find(name: str | None) -> TorchDevice:
+    """The device of that name: cuda, cpu, or None for the best there is; raise InputError where it is not there."""
+    match name:
+        case "cpu":
+            return CpuDevice()
+        case "cuda":
+            _require_cuda()
+            return CudaDevice(torch.cuda.current_device())
+        case None:
+            return CudaDevice(torch.cuda.current_device()) if torch.cuda.is_available() else CpuDevice()
+    raise InputError(f"there is no device {name!r}; {nearest(name, ['cuda', 'cpu'])}")
+
+
+def accelerator_of(device: TorchDevice, accelerator: str | None) -> str:
+    """The accelerator that a device is; raise InputError where that cannot be told, or where the name is unknown."""
+    if accelerator is not None:
+        find_shipped("accelerators", accelerator)
+        if device.torch.type == "cpu" and accelerator in names("accelerators") and accelerator != _CPU:
+            raise InputError(
+                f"--accelerator: {device.name} is no {accelerator}; of a CPU, name {_CPU} or a file of your own"
+            )
+        return accelerator
+    if device.torch.type == "cpu":
+        return _CPU
+    if not any(word in device.name for word in _OTHERS):
+        for words, known in _NAMES:
+            if all(word in device.name for word in words):
+                return known
+    raise InputError(
+        f"{device.name} is no accelerator that clustersim knows by that name; say which it is with --accelerator: "
+        f"{', '.join(names('accelerators'))}, or the path of your own file"
+    )
+
+
+def _require_cuda() -> None:
+    if torch.cuda.is_available():
+        return
+    if torch.version.cuda is None and torch.version.hip is None:
+        raise InputError(
+            f"PyTorch {torch.__version__} is built without CUDA; install one that has it "
+            "(https://pytorch.org/get-started), or measure the CPU with --device cpu"
+        )
+    raise InputError("PyTorch finds no GPU here (nvidia-smi lists them); measure the CPU with --device cpu")

@@ -1,0 +1,1 @@
+"""Which constants of the cost models do measurements support?"""

@@ -1,0 +1,98 @@
+"""Which flash attention constants do measured kernels support?
+
+Searched: share of the peak, what a causal mask costs, what softmax and a block's start cost, and the rows that one
+compute unit works on at a time (see `cost.roofline`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.fit.grid import GridSearch, Winner, combinations, steps
+from calibrate.fit.published_kernels import AttentionRow
+from clustersim.cost.roofline import BACKWARD_MATMULS, FORWARD_MATMULS, attention_load
+from clustersim.hardware.accelerator import Accelerator
+from clustersim.hardware.efficiency import AttentionEfficiency
+
+FloatArray = NDArray[np.float64]
+
+SHARES: Final = steps(0.35, 1.0, 0.01)
+MASKS: Final = (0.8, 0.85, 0.9, 0.95, 1.0)
+HEAD_OVERHEADS: Final = (0, 8, 16, 24, 32, 48, 64, 96)
+KEY_OVERHEADS: Final = (0, 32, 64, 96, 128, 192, 256, 384, 512)
+BLOCKS: Final = (64, 128, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGrid:
+    """What is searched; a constant that is given has one value."""
+
+    shares: FloatArray
+    masks: Sequence[float]
+    heads: Sequence[float]
+    keys: Sequence[float]
+    blocks: Sequence[int]
+
+
+def own_attention(constants: AttentionEfficiency) -> AttentionGrid:
+    """Given constants, nothing searched."""
+    return AttentionGrid(
+        shares=np.array([constants.share]),
+        masks=(constants.causal,),
+        heads=(constants.head_overhead,),
+        keys=(constants.key_overhead,),
+        blocks=(constants.block,),
+    )
+
+
+def search_attention(accelerator: Accelerator, rows: Sequence[AttentionRow], grid: AttentionGrid) -> Winner:
+    """The best share, causal factor, head and key overheads and block of the grid, of one direction."""
+    search = GridSearch(np.array([row.seconds for row in rows]))
+    causal = np.array([row.shape.causal for row in rows])
+    memory, start = _memory(accelerator, rows), accelerator.efficiency
+    for head, key, block in combinations(grid.heads, grid.keys, grid.blocks):
+        full = _full_rate(accelerator, _constants(1.0, 1.0, head, key, block), rows)
+        for mask in grid.masks:
+            compute = np.where(causal, full / mask, full)[None, :] / grid.shares[:, None]
+            seconds = np.maximum(compute, memory) + start.kernel_latency
+            labels = [(float(share), mask, float(head), float(key), float(block)) for share in grid.shares]
+            search.offer(labels, np.maximum(seconds, start.launch_interval))
+    return search.winner()
+
+
+def attention_constants(winner: Winner) -> AttentionEfficiency:
+    """The constants that a search found."""
+    return _constants(*winner.constants)
+
+
+def fit_attention(
+    accelerator: Accelerator, rows: Sequence[AttentionRow], unmasked: float
+) -> tuple[AttentionEfficiency, Winner]:
+    """Fit one direction's constants; unmasked: the causal factor to keep where no row has a causal mask."""
+    masks = MASKS if any(row.shape.causal for row in rows) else (unmasked,)
+    winner = search_attention(accelerator, rows, AttentionGrid(SHARES, masks, HEAD_OVERHEADS, KEY_OVERHEADS, BLOCKS))
+    return attention_constants(winner), winner
+
+
+def _constants(share: float, causal: float, head: float, key: float, block: float) -> AttentionEfficiency:
+    return AttentionEfficiency(share, causal, float(head), float(key), int(block))
+
+
+def _full_rate(accelerator: Accelerator, constants: AttentionEfficiency, rows: Sequence[AttentionRow]) -> FloatArray:
+    """Seconds of every row's arithmetic at a share of 1."""
+    units = accelerator.compute_units
+    loads = (attention_load(constants, row.shape, _scores(row), units) for row in rows)
+    peaks = (accelerator.peak_of(row.dtype) for row in rows)
+    return np.array([row.flops / peak * load for row, peak, load in zip(rows, peaks, loads, strict=True)])
+
+
+def _memory(accelerator: Accelerator, rows: Sequence[AttentionRow]) -> FloatArray:
+    """Seconds of every row's memory traffic."""
+    return np.array([row.moved for row in rows]) / (accelerator.memory_bandwidth * accelerator.efficiency.memory)
+
+
+def _scores(row: AttentionRow) -> float:
+    return row.flops / (row.shape.head_dim * (BACKWARD_MATMULS if row.backward else FORWARD_MATMULS))

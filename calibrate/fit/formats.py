@@ -1,0 +1,118 @@
+"""Which matmul constants and rates of number formats do a record's rows support?
+
+The format with the most FLOP among the rows is the reference: it gives the share of the peak, perimeter, prologue and,
+where no streaming kernel told it, the start of a kernel. Of each other format the rate alone is searched. One share
+serves all formats but FP8, so the peak of another format is its rate over that share.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.fit.grid import Winner, supported
+from calibrate.fit.matmul import EDGES, PROLOGUES, MatmulGrid, own_matmul, search_matmul
+from calibrate.fit.published_kernels import MatmulRow
+from calibrate.fit.state import (
+    SHARES,
+    Scale,
+    State,
+    Timed,
+    best_rate,
+    by_format,
+    latencies,
+    near,
+    seconds_of,
+    with_constants,
+    with_peak,
+)
+from clustersim.dtypes import DType
+from clustersim.hardware.accelerator import Accelerator
+from clustersim.units import FlopPerSecond
+from clustersim.workload.kernels import MatmulShape
+
+FloatArray = NDArray[np.float64]
+
+
+def fit_formats(state: State, rows: Sequence[Timed]) -> State:
+    """The reference format first, then the rates of all others; rows: of all kinds."""
+    formats = by_format(each for each in rows if isinstance(each.row.shape, MatmulShape))
+    dense = [dtype for dtype in formats if dtype is not DType.FP8]
+    if dense:
+        reference = max(dense, key=lambda dtype: sum(each.row.flops for each in formats[dtype]))
+        state = _fit_reference(state, formats[reference], _free(state, rows))
+        for dtype in dense:
+            if dtype is not reference:
+                state = _fit_format(state, formats[dtype])
+    return _fit_fp8(state, formats[DType.FP8]) if DType.FP8 in formats else state
+
+
+def _free(state: State, rows: Sequence[Timed]) -> FloatArray:
+    """What the start of a matmul may take: what streaming kernels have shown, if there were any."""
+    return np.array([state.accelerator.efficiency.kernel_latency]) if state.left_out else latencies(rows)
+
+
+def _fit_reference(state: State, rows: Sequence[Timed], free: FloatArray) -> State:
+    """Share of the peak, perimeter, prologue, and the start of a kernel where it is free."""
+    scale, accelerator = _scale(state, rows)
+    winner = _search_reference(accelerator, rows, free)
+    part, edge, prologue, latency = winner.constants
+    peak = scale.nominal(part)
+    matmul = replace(state.accelerator.efficiency.matmul, share=part * scale.rate / peak, edge=edge, prologue=prologue)
+    return state.fitted(rows, winner, matmul=matmul, kernel_latency=latency).with_peak(rows[0].row.dtype, peak)
+
+
+def _search_reference(accelerator: Accelerator, rows: Sequence[Timed], free: FloatArray) -> Winner:
+    """Nothing, the share alone, the share and the start, all: what the rows support."""
+    measured, own = _matmuls(rows), own_matmul(accelerator)
+    winners = [search_matmul(accelerator, measured, grid) for grid in (own, replace(own, shares=SHARES))]
+    around = near(winners[-1])
+    if len(free) > 1:
+        winners.append(search_matmul(accelerator, measured, replace(own, shares=around, latencies=free)))
+    winners.append(search_matmul(accelerator, measured, MatmulGrid(around, EDGES, PROLOGUES, free)))
+    return supported(winners, seconds_of(rows))
+
+
+def _fit_format(state: State, rows: Sequence[Timed]) -> State:
+    """The peak of a format beside the reference, at the same share of it."""
+    rate, winner, _ = _fit_rate(state, rows)
+    peak = rate / state.accelerator.efficiency.matmul.share
+    return state.fitted(rows, winner).with_peak(rows[0].row.dtype, peak)
+
+
+def _fit_fp8(state: State, rows: Sequence[Timed]) -> State:
+    """The share of the FP8 peak."""
+    rate, winner, scale = _fit_rate(state, rows)
+    peak = scale.nominal(winner.constants[0])
+    matmul = replace(state.accelerator.efficiency.matmul, fp8_share=rate / peak)
+    return state.fitted(rows, winner, matmul=matmul).with_peak(DType.FP8, peak)
+
+
+def _fit_rate(state: State, rows: Sequence[Timed]) -> tuple[FlopPerSecond, Winner, Scale]:
+    """The rate of one format alone; all other constants are those of the reference."""
+    scale, accelerator = _scale(state, rows)
+    own, matmul = own_matmul(accelerator), accelerator.efficiency.matmul
+    if rows[0].row.dtype is DType.FP8:
+        own = replace(own, shares=np.array([matmul.fp8_share]))
+    winners = [search_matmul(accelerator, _matmuls(rows), grid) for grid in (own, replace(own, shares=SHARES))]
+    winner = supported(winners, seconds_of(rows))
+    return winner.constants[0] * scale.rate, winner, scale
+
+
+def _scale(state: State, rows: Sequence[Timed]) -> tuple[Scale, Accelerator]:
+    """The rate whose parts are searched, and the accelerator with it for a peak, at the same rate of matmuls."""
+    accelerator, dtype = state.accelerator, rows[0].row.dtype
+    nominal, matmul = accelerator.peak.get(dtype, 0.0), accelerator.efficiency.matmul
+    scale = state.scale(nominal, best_rate(rows))
+    part = (nominal or scale.rate) / scale.rate
+    shares = replace(matmul, share=matmul.share * part, fp8_share=matmul.fp8_share * part)
+    return scale, with_peak(with_constants(accelerator, matmul=shares), dtype, scale.rate)
+
+
+def _matmuls(rows: Iterable[Timed]) -> list[MatmulRow]:
+    return [
+        MatmulRow(each.row.source, each.row.shape, each.row.dtype, each.row.bytes, each.seconds)
+        for each in rows
+        if isinstance(each.row.shape, MatmulShape)
+    ]

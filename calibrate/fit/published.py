@@ -1,0 +1,232 @@
+"""Which constants of the kernel model do published measurements support?
+
+For every accelerator with published kernels, the constants of `cost.roofline` are searched on a grid. Accelerators
+without take a sibling's; where the best matmul that a search found is known for both, the share of the peak keeps the
+sibling's distance from that upper bound. The values found are the ones in `topologies/accelerators`: a test holds the
+two together, so that nothing is tuned by hand.
+
+References: the `source` and `locator` columns of published/kernels.csv and published/bandwidth.csv.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from calibrate.fit.attention import fit_attention
+from calibrate.fit.collectives import judge
+from calibrate.fit.grid import Winner
+from calibrate.fit.matmul import fit_fp8_share, fit_matmul, matmul_seconds
+from calibrate.fit.published_kernels import MatmulRow, attentions, bandwidths, best_rates, matmuls
+from calibrate.fit.published_records import write_records
+from calibrate.fit.quality import Fits, Judged, Quality, table
+from clustersim.collectives.library import load_library
+from clustersim.dtypes import DType
+from clustersim.errors import OutputError
+from clustersim.hardware.accelerator import Accelerator, load_accelerator
+from clustersim.hardware.efficiency import Efficiency
+
+DIGITS: Final = 2  # of a derived share
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An accelerator with published kernels.
+
+    latency_of: whose kernel latency it takes, for want of small kernels of its own; same_chip: accelerators whose
+    attention rows are added to its own.
+    """
+
+    name: str
+    latency_of: str | None = None
+    same_chip: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """An accelerator without enough published kernels, and the one whose constants it takes."""
+
+    name: str
+    sibling: str
+
+
+TARGETS: Final = (
+    Target("a100-sxm-80gb", same_chip=("a100-pcie-80gb",)),
+    Target("h100-sxm-80gb"),
+    Target("a100-pcie-80gb", latency_of="a100-sxm-80gb", same_chip=("a100-sxm-80gb",)),
+    Target("b200-sxm-180gb", latency_of="h100-sxm-80gb"),
+)
+DERIVATIONS: Final = (
+    Derivation("a100-sxm-40gb", "a100-sxm-80gb"),
+    Derivation("v100-sxm-32gb", "a100-sxm-80gb"),
+    Derivation("h100-pcie-80gb", "h100-sxm-80gb"),
+    Derivation("h200-sxm-141gb", "h100-sxm-80gb"),
+    Derivation("gb200", "b200-sxm-180gb"),
+    Derivation("mi300x", "h100-sxm-80gb"),
+)
+
+
+def fit() -> Fits:
+    """Fit every target and derive the others; deterministic, a few seconds."""
+    efficiencies: dict[str, Efficiency] = {}
+    judged: list[Judged] = []
+    for target in TARGETS:
+        sibling = efficiencies[target.latency_of] if target.latency_of else None
+        fitted, found = _fit(target, sibling)
+        efficiencies[target.name] = fitted.efficiency
+        judged.extend(found)
+    for derivation in DERIVATIONS:
+        derived, found = _fit_few(_derive(derivation, efficiencies))
+        efficiencies[derivation.name] = derived.efficiency
+        judged.extend(found)
+    return Fits(efficiencies, judged)
+
+
+def _with(accelerator: Accelerator, **constants: Any) -> Accelerator:
+    return replace(accelerator, efficiency=replace(accelerator.efficiency, **constants))
+
+
+def _fit(target: Target, sibling: Efficiency | None) -> tuple[Accelerator, list[Judged]]:
+    accelerator = _with(load_accelerator(target.name), published=True, memory=_memory_share(target.name, sibling))
+    accelerator, qualities = _fit_matmuls(accelerator, sibling)
+    rows = [row for row in attentions() if row.accelerator in (target.name, *target.same_chip)]
+    forward = [row for row in rows if not row.backward]
+    backward = [row for row in rows if row.backward]
+    ahead, winner_ahead = fit_attention(accelerator, forward, 1.0)
+    back, winner_back = fit_attention(accelerator, backward, ahead.causal)
+    qualities.append(Judged(target.name, "attention forward", forward, winner_ahead))
+    qualities.append(Judged(target.name, "attention backward", backward, winner_back))
+    return _with(accelerator, attention_forward=ahead, attention_backward=back), qualities
+
+
+def _fit_matmuls(accelerator: Accelerator, sibling: Efficiency | None) -> tuple[Accelerator, list[Judged]]:
+    dense, fp8 = _matmuls_of(accelerator.name)
+    constants, latency, winner = fit_matmul(accelerator, dense, sibling.kernel_latency if sibling else None)
+    qualities = [Judged(accelerator.name, "matmul", dense, winner)]
+    fitted = _with(accelerator, matmul=constants, kernel_latency=latency)
+    if fp8:
+        constants, winner = fit_fp8_share(fitted, fp8)
+        qualities.append(Judged(accelerator.name, "matmul fp8", fp8, winner))
+    else:
+        ratio = _ratio(_best_share(accelerator, DType.FP8), _best_share(accelerator, DType.BF16), 1.0)
+        constants = replace(constants, fp8_share=round(constants.share * ratio, DIGITS))
+    return _with(fitted, matmul=constants), qualities
+
+
+def _derive(derivation: Derivation, known: Mapping[str, Efficiency]) -> Accelerator:
+    """The sibling's constants, with this accelerator's tiles, bandwidth and distance from its best matmul."""
+    accelerator = load_accelerator(derivation.name)
+    sibling, reference = known[derivation.sibling], load_accelerator(derivation.sibling)
+    dense = _ratio(_best_share(accelerator, DType.BF16), _best_share(reference, DType.BF16), 1.0)
+    fp8 = _ratio(_best_share(accelerator, DType.FP8), _best_share(reference, DType.FP8), dense)
+    matmul = replace(
+        sibling.matmul,
+        share=round(sibling.matmul.share * dense, DIGITS),
+        fp8_share=round(sibling.matmul.fp8_share * fp8, DIGITS),
+        tiles=accelerator.efficiency.matmul.tiles,
+    )
+    forward, backward = (  # clocks under load limit both kinds alike
+        replace(constants, share=round(constants.share * dense, DIGITS))
+        for constants in (sibling.attention_forward, sibling.attention_backward)
+    )
+    return _with(
+        accelerator,
+        published=False,
+        matmul=matmul,
+        attention_forward=forward,
+        attention_backward=backward,
+        memory=_memory_share(derivation.name, sibling),
+        kernel_latency=sibling.kernel_latency,
+    )
+
+
+def _fit_few(accelerator: Accelerator) -> tuple[Accelerator, list[Judged]]:
+    """Let FP8 matmuls of a derived accelerator correct its fp8_share; the others judge constants they have not seen."""
+    dense, fp8 = _matmuls_of(accelerator.name)
+    qualities = []
+    if dense:
+        predicted = matmul_seconds(accelerator, dense)
+        qualities.append(Judged(accelerator.name, "matmul, not fitted", dense, Winner((), predicted, predicted)))
+    if fp8:
+        constants, winner = fit_fp8_share(accelerator, fp8)
+        accelerator = _with(accelerator, matmul=constants)
+        qualities.append(Judged(accelerator.name, "matmul fp8", fp8, winner))
+    return accelerator, qualities
+
+
+def _matmuls_of(name: str) -> tuple[list[MatmulRow], list[MatmulRow]]:
+    """An accelerator's rows in dense formats, and in FP8."""
+    rows = [row for row in matmuls() if row.accelerator == name]
+    fp8 = [row for row in rows if row.dtype is DType.FP8]
+    return [row for row in rows if row.dtype is not DType.FP8], fp8
+
+
+def _best_share(accelerator: Accelerator, dtype: DType) -> float | None:
+    """Part of the peak that the best matmul of a search reached, where one is known."""
+    rate = best_rates().get((accelerator.name, dtype))
+    return None if rate is None else rate / accelerator.peak_of(dtype)
+
+
+def _ratio(share: float | None, reference: float | None, unknown: float) -> float:
+    return unknown if share is None or reference is None else share / reference
+
+
+def _memory_share(name: str, sibling: Efficiency | None) -> float:
+    """Mean of the measured bandwidths over the datasheet's; the sibling's where none is known."""
+    measured = bandwidths().get(name, [])
+    if sibling is not None and not measured:
+        return sibling.memory
+    return round(float(np.mean(measured)) / load_accelerator(name).memory_bandwidth, DIGITS)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `command`."""
+    parser.add_argument("--json", metavar="FILE", help="write the fits as JSON to FILE, or to standard output for -")
+    parser.add_argument("--records", metavar="DIR", type=Path, help="write a calibration record of each accelerator")
+
+
+def command(options: argparse.Namespace) -> None:
+    """Fit, and print tables (or write JSON to a file, or to standard output for `-`), and write records if asked."""
+    fits, collectives = fit(), judge(load_library("nccl"))
+    if options.records is not None:
+        write_records(fits, options.records)
+    if options.json is None:
+        print("\n".join([table([*fits.qualities, *collectives]), "", *_constants(fits)]))
+        return
+    _write_json(fits, collectives, options.json)
+
+
+def _write_json(fits: Fits, collectives: Sequence[Quality], target: str) -> None:
+    qualities = [asdict(each) for each in (*fits.qualities, *collectives)]
+    efficiency = {name: asdict(each) for name, each in fits.efficiencies.items()}
+    text = json.dumps({"qualities": qualities, "efficiency": efficiency}, indent=2) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{target}: cannot be written ({error.strerror})") from error
+
+
+def _constants(fits: Fits) -> list[str]:
+    lines = []
+    for name, efficiency in fits.efficiencies.items():
+        lines.append(f"{name}: {'published' if efficiency.published else 'derived'}")
+        lines.extend(f"  {line}" for line in _listed(efficiency))
+    return lines
+
+
+def _listed(efficiency: Efficiency) -> list[str]:
+    matmul = efficiency.matmul
+    sizes = f"prologue {matmul.prologue:g}, edge {matmul.edge:g}"
+    lines = [f"matmul: share {matmul.share:g}, fp8_share {matmul.fp8_share:g}, {sizes}"]
+    for name in ("attention_forward", "attention_backward"):
+        constants = asdict(getattr(efficiency, name))
+        lines.append(f"{name}: " + ", ".join(f"{key} {value:g}" for key, value in constants.items()))
+    return [*lines, f"memory {efficiency.memory:g}, kernel_latency {efficiency.kernel_latency * 1e6:g} us"]

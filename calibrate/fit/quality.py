@@ -1,0 +1,99 @@
+"""How well does a model with fitted constants meet the measurements?
+
+By accelerator and kind of kernel or collective: the mean absolute percentage error, and the same with each row (of
+collectives, each table) predicted by constants fitted to all the others. Errors are parts: 0.1 is 10 %.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.fit.grid import Winner
+from calibrate.fit.published_kernels import AttentionRow, MatmulRow
+from clustersim.hardware.efficiency import Efficiency
+
+FloatArray = NDArray[np.float64]
+
+LARGE: Final = 1e12  # FLOP from which a matmul counts as large
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """n: rows; mape: mean absolute percentage error of the fit; loo_mape: left out; large: matmuls from 1 TFLOP on.
+
+    Of collectives, errors are means over tables of the means over a table's sizes.
+    """
+
+    accelerator: str
+    kind: str
+    n: int
+    mape: float
+    loo_mape: float
+    large_n: int = 0
+    large_mape: float | None = None
+    large_loo_mape: float | None = None
+
+
+def quality(
+    accelerator: str, kind: str, seconds: tuple[FloatArray, FloatArray, FloatArray], large: Sequence[bool]
+) -> Quality:
+    """Of rows that took, were predicted to take, and were predicted by the others to take so many seconds."""
+    measured, predicted, left_out = seconds
+    error, left = np.abs(predicted / measured - 1.0), np.abs(left_out / measured - 1.0)
+    which = np.array(large)
+    return Quality(
+        accelerator,
+        kind,
+        n=len(error),
+        mape=float(error.mean()),
+        loo_mape=float(left.mean()),
+        large_n=int(which.sum()),
+        large_mape=float(error[which].mean()) if which.any() else None,
+        large_loo_mape=float(left[which].mean()) if which.any() else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One kind of kernel of one accelerator: its rows, and what is predicted for them."""
+
+    accelerator: str
+    kind: str
+    rows: Sequence[MatmulRow | AttentionRow]
+    winner: Winner
+
+    @property
+    def quality(self) -> Quality:
+        """How well the constants predict it."""
+        large = [isinstance(row, MatmulRow) and row.flops >= LARGE for row in self.rows]
+        measured = np.array([row.seconds for row in self.rows])
+        return quality(self.accelerator, self.kind, (measured, self.winner.predicted, self.winner.left_out), large)
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """Recommended constants by accelerator, and how well they predict."""
+
+    efficiencies: Mapping[str, Efficiency]
+    judged: Sequence[Judged]
+
+    @property
+    def qualities(self) -> tuple[Quality, ...]:
+        """Of every accelerator and kind of kernel."""
+        return tuple(each.quality for each in self.judged)
+
+
+def table(qualities: Sequence[Quality]) -> str:
+    """One line for each accelerator and kind."""
+    head = f"{'accelerator':<16}{'kind':<40}{'n':>5}{'MAPE':>8}{'left out':>10}{'large':>7}{'MAPE':>8}{'left out':>10}"
+    return "\n".join([head, *map(_line, qualities)])
+
+
+def _line(each: Quality) -> str:
+    known = f"{each.accelerator:<16}{each.kind:<40}{each.n:>5}{each.mape:8.1%}{each.loo_mape:10.1%}"
+    if each.large_mape is None or each.large_loo_mape is None:
+        return known
+    return f"{known}{each.large_n:>7}{each.large_mape:8.1%}{each.large_loo_mape:10.1%}"

@@ -1,0 +1,1 @@
+"""How long do kernels take on this machine?"""

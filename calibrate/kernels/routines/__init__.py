@@ -1,0 +1,83 @@
+"""HOW DOES PYTORCH RUN EACH KERNEL? One file for each family; `prepare` gives something to time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Final
+
+import torch
+
+from calibrate.kernels.formulas import Unsupported
+from calibrate.kernels.routines import attention, matmul, optimizer, streaming
+from calibrate.kernels.timing import Action
+from clustersim.dtypes import DType
+from clustersim.units import Bytes
+from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Routine, StreamShape
+
+__all__ = ["Unsupported", "allocated", "compiling", "prepare", "settings", "touched"]
+
+_UPDATES: Final = (Routine.ADAM, Routine.SGD, Routine.GRADIENT_NORM, Routine.GRADIENT_CLIP)
+_TENSORS: Final = {Routine.ADAM: 4, Routine.SGD: 3}  # as large as the weights; of other routines one at least
+_COMPILED: Final = 64  # variants of one formula: formats, and sizes that are 1
+_SCRATCH: Final = 1.5  # times what a streaming kernel moves: operands, results, and what autograd keeps between
+
+
+def prepare(kernel: Kernel, device: torch.device) -> Action:
+    """What runs the kernel once, over random operands of its own; raise Unsupported where there is no such kernel."""
+    match kernel.shape:
+        case MatmulShape() as shape:
+            return matmul.prepare(shape, kernel.dtype, device)
+        case AttentionShape() as shape:
+            gradient = kernel.kind is KernelKind.ATTENTION_BACKWARD
+            return attention.prepare(shape, kernel.dtype, device, gradient=gradient)
+        case StreamShape() as shape if shape.routine in _UPDATES:
+            return optimizer.prepare(shape, kernel.dtype, device)
+        case StreamShape() as shape:
+            return streaming.prepare(shape, kernel.dtype, device)
+    raise Unsupported(f"{kernel.name}: nothing says what it computes")
+
+
+def allocated(kernel: Kernel) -> Bytes:
+    """Bytes that the kernel's operands and results take, at most."""
+    match kernel.shape:
+        case MatmulShape() as shape:
+            return matmul.allocated(shape, kernel.dtype)
+        case AttentionShape() as shape:
+            return attention.allocated(shape, kernel.dtype)
+        case StreamShape(routine=Routine.LOOKUP | Routine.POSITIONS) as shape:
+            return _SCRATCH * kernel.bytes + shape.table * shape.width * kernel.dtype.bytes
+    return _SCRATCH * kernel.bytes
+
+
+def touched(kernel: Kernel) -> Bytes:
+    """Bytes of distinct memory that one run of the kernel reads or writes, at least."""
+    match kernel.shape:
+        case StreamShape(routine=routine) as shape:
+            return float(_TENSORS.get(routine, 1) * shape.elements * kernel.dtype.bytes)
+    return allocated(kernel)
+
+
+@contextmanager
+def settings(kernel: Kernel, device: torch.device) -> Iterator[None]:
+    """PyTorch as the kernel needs it, while it is prepared and run: TF32 where that is its format, and not otherwise.
+
+    All is as before afterwards.
+    """
+    fused = isinstance(kernel.shape, StreamShape) and kernel.shape.fused
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = kernel.dtype is DType.TF32
+    try:
+        with compiling() if fused and device.type == "cuda" else nullcontext():
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Compiled formulas keep their buffers, so that backward can run again, and are never left uncompiled."""
+    from torch._dynamo import config as dynamo  # takes seconds to import, and only compiling needs it
+    from torch._functorch import config as functorch
+
+    variants = dynamo.patch(recompile_limit=_COMPILED, fail_on_recompile_limit_hit=True)
+    with variants, functorch.patch(donated_buffer=False):
+        yield

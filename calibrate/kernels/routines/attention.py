@@ -1,0 +1,30 @@
+"""How does PyTorch run flash attention, forward and backward?
+
+Queries, keys and values lie in memory as the products before them leave them: [batch, positions, heads, head_dim].
+"""
+
+import torch
+
+from calibrate.kernels import formulas
+from calibrate.kernels.routines.action import Kept, backward
+from calibrate.kernels.routines.formats import normal
+from calibrate.kernels.timing import Action
+from clustersim.dtypes import DType
+from clustersim.workload.kernels import AttentionShape
+
+
+def prepare(shape: AttentionShape, dtype: DType, device: torch.device, *, gradient: bool) -> Action:
+    """Attention over random operands, or the gradients of its three operands."""
+    sizes = (shape.query, shape.heads), (shape.key, shape.kv_heads), (shape.key, shape.kv_heads)
+    made = [normal(device, dtype, shape.batch, *size, shape.head_dim, gradient=True) for size in sizes]
+    q, k, v = (operand.transpose(1, 2) for operand in made)
+    if not gradient:
+        return Kept(lambda: formulas.attention(q, k, v, causal=shape.causal))
+    return backward(formulas.attention(q, k, v, causal=shape.causal), made)
+
+
+def allocated(shape: AttentionShape, dtype: DType) -> float:
+    """Bytes of operands, result, and the gradients of all four."""
+    queries = shape.query * shape.heads
+    keys = shape.key * shape.kv_heads
+    return 4.0 * shape.batch * (queries + keys) * shape.head_dim * dtype.bytes

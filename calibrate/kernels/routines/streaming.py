@@ -1,0 +1,184 @@
+"""How does PyTorch run what streams through memory: norm, activation, rotary, residual, softmax, loss, embedding?
+
+Forward is the formula over operands that require a gradient, as in training; backward its gradients alone, through a
+graph that is kept. What a kernel's shape leaves open is chosen as a model has it: scores are square where rows allow,
+positions cover whole sequences.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from calibrate.kernels import formulas
+from calibrate.kernels.formulas import Unsupported
+from calibrate.kernels.routines.action import Kept, backward
+from calibrate.kernels.routines.formats import drawn, normal
+from calibrate.kernels.timing import Action
+from clustersim.dtypes import DType
+from clustersim.workload.kernels import Routine, StreamShape
+from clustersim.workload.training import Loss
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """Makes the random operands of a routine."""
+
+    shape: StreamShape
+    dtype: DType
+    device: torch.device
+
+    def tensor(self, *sizes: int) -> Tensor:
+        """One that requires a gradient; [rows, width] where no sizes are given."""
+        return normal(self.device, self.dtype, *(sizes or (self.shape.rows, self.shape.width)), gradient=True)
+
+    def plain(self, dtype: DType, *sizes: int) -> Tensor:
+        """One that does not."""
+        return normal(self.device, dtype, *sizes)
+
+    def indices(self, many: int) -> Tensor:
+        """[rows] random numbers below `many`."""
+        return torch.randint(many, (self.shape.rows,), device=self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A formula over its operands, and those of them that have gradients; gradient: of the result, if not random."""
+
+    forward: Callable[[], Tensor]
+    inputs: Sequence[Tensor]
+    gradient: Tensor | None = None
+
+
+Preparation = Callable[[Operands], Prepared]
+
+
+def prepare(shape: StreamShape, dtype: DType, device: torch.device) -> Action:
+    """A streaming routine over random operands, or its backward; raise Unsupported where there is no such kernel."""
+    made = Operands(shape, dtype, device)
+    match shape.routine:
+        case Routine.BIAS_GRADIENT:
+            gradients = made.plain(dtype, shape.rows, shape.width)
+            return Kept(lambda: gradients.sum(0))
+        case Routine.ACCUMULATE:
+            return _accumulate(made)
+        case Routine.POSITIONS if shape.backward:
+            return _position_gradient(made)
+    if shape.routine not in _FORMULAS:
+        raise Unsupported(f"{shape.routine.value}: it is not measured")
+    prepared = _FORMULAS[shape.routine](made)
+    if not shape.backward:
+        return Kept(prepared.forward)
+    return backward(prepared.forward(), prepared.inputs, prepared.gradient)
+
+
+def _layernorm(made: Operands) -> Prepared:
+    x, weight, bias = made.tensor(), made.tensor(made.shape.width), made.tensor(made.shape.width)
+    return Prepared(lambda: formulas.layernorm(x, weight, bias), (x, weight, bias))
+
+
+def _rmsnorm(made: Operands) -> Prepared:
+    x, weight = made.tensor(), made.tensor(made.shape.width)
+    return Prepared(lambda: formulas.rmsnorm(x, weight, fused=made.shape.fused), (x, weight))
+
+
+def _gelu(made: Operands) -> Prepared:
+    x = made.tensor()
+    return Prepared(lambda: formulas.gelu(x), (x,))
+
+
+def _swiglu(made: Operands) -> Prepared:
+    x = made.tensor(made.shape.rows, 2 * made.shape.width)
+    return Prepared(lambda: formulas.swiglu(x, fused=made.shape.fused), (x,))
+
+
+def _rotary(made: Operands) -> Prepared:
+    shape = made.shape
+    positions = shape.table if shape.table and shape.rows % shape.table == 0 else shape.rows
+    x = made.tensor(shape.rows // positions, positions, shape.width)
+    cos, sin = (made.plain(made.dtype, positions, shape.width) for _ in range(2))
+    return Prepared(lambda: formulas.rotary(x, cos, sin, fused=shape.fused), (x,))
+
+
+def _residual(made: Operands) -> Prepared:
+    x, y = made.tensor(), made.tensor()
+    return Prepared(lambda: formulas.residual(x, y), (x, y))
+
+
+def _residual_dropout(made: Operands) -> Prepared:
+    x, branch = made.tensor(), made.tensor()
+    return Prepared(lambda: formulas.residual_dropout(x, branch, fused=made.shape.fused), (x, branch))
+
+
+def _dropout(made: Operands) -> Prepared:
+    x = made.tensor()
+    return Prepared(lambda: formulas.dropout(x), (x,))
+
+
+def _softmax(made: Operands) -> Prepared:
+    rows, key = made.shape.rows, made.shape.width
+    query = math.gcd(rows, key)
+    scores = made.tensor(rows // query, query, key)
+    mask = formulas.causal_mask(query, key, made.device)
+    return Prepared(lambda: formulas.softmax(scores, mask, fused=made.shape.fused), (scores,))
+
+
+def _loss(made: Operands, form: Loss) -> Prepared:
+    """The gradient is one for each token: Megatron's backward multiplies what it keeps by it, again and again."""
+    logits, targets = made.tensor(), made.indices(made.shape.width)
+    gradient = torch.tensor(float(made.shape.rows), device=made.device)
+    return Prepared(lambda: formulas.cross_entropy(logits, targets, form), (logits,), gradient)
+
+
+def _lookup(made: Operands) -> Prepared:
+    table, tokens = made.tensor(made.shape.table, made.shape.width), made.indices(made.shape.table)
+    return Prepared(lambda: functional.embedding(tokens, table), (table,))
+
+
+def _positions(made: Operands) -> Prepared:
+    rows, width, table = made.shape.rows, made.shape.width, made.shape.table
+    sequence = rows if rows <= table else math.gcd(rows, table)
+    x, weight = made.tensor(rows // sequence, sequence, width), made.tensor(table, width)
+    return Prepared(lambda: x + weight[:sequence], (weight,))
+
+
+def _position_gradient(made: Operands) -> Action:
+    """The sum over sequences, added to what is accumulated."""
+    prepared = _positions(made)
+    result, (weight,) = prepared.forward(), prepared.inputs
+    held = made.plain(made.shape.formats[0], *weight.shape)
+    given = drawn(torch.empty_like(result))
+    return Kept(lambda: held.add_(*torch.autograd.grad(result, (weight,), given, retain_graph=True)))
+
+
+def _accumulate(made: Operands) -> Action:
+    shape = made.shape
+    held = made.plain(shape.formats[0], shape.rows, shape.width)
+    gradient = made.plain(made.dtype, shape.rows, shape.width)
+    return Kept(lambda: held.add_(gradient))
+
+
+_FORMULAS: Final = MappingProxyType[Routine, Preparation](
+    {
+        Routine.LAYERNORM: _layernorm,
+        Routine.RMSNORM: _rmsnorm,
+        Routine.GELU: _gelu,
+        Routine.SWIGLU: _swiglu,
+        Routine.ROTARY: _rotary,
+        Routine.RESIDUAL: _residual,
+        Routine.RESIDUAL_DROPOUT: _residual_dropout,
+        Routine.DROPOUT: _dropout,
+        Routine.SOFTMAX: _softmax,
+        Routine.LOSS_TORCH: partial(_loss, form=Loss.TORCH),
+        Routine.LOSS_VOCAB_PARALLEL: partial(_loss, form=Loss.VOCAB_PARALLEL),
+        Routine.LOSS_FUSED: partial(_loss, form=Loss.FUSED),
+        Routine.LOOKUP: _lookup,
+        Routine.POSITIONS: _positions,
+    }
+)

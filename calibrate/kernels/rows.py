@@ -1,0 +1,112 @@
+"""How long does this device take for each kernel?
+
+A kernel is prepared as often as it takes for its operands together to be twice the last cache, and the copies are run
+in turn; where that would take too many, the cache is flushed before each run. What has no kernel here, or needs more
+memory than there is, becomes a row that says so, and measuring goes on.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from calibrate.devices.device import TorchDevice
+from calibrate.kernels import routines
+from calibrate.kernels.routines.action import Rotation
+from calibrate.kernels.timing import Action, Method, measure
+from clustersim.cost.record import KernelRow, Outcome, Spread, signature
+from clustersim.units import format_bytes
+from clustersim.workload.kernels import Kernel
+
+_CACHES: Final = 2.0  # times the last cache that rotated operands take
+_COPIES: Final = 64  # of the operands, at most; smaller ones are flushed
+_WASTED: Final = 16.0  # times the last cache that copies may take, with memory that a run does not touch
+_FREE: Final = 0.8  # part of the free memory that one kernel may take
+_ROTATED: Final = 0.2  # part of it that copies may take
+_FLUSHED: Final = 2  # runs in a sample, each after a flush, which takes longer than most of them
+_QUEUED: Final = 512  # launches that a GPU takes in without making the host wait
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """How the caches are kept cold: so many copies of the operands in turn, flushed before each run or not."""
+
+    copies: int
+    flushed: bool
+
+
+def distinct(kernels: Iterable[Kernel]) -> list[Kernel]:
+    """One kernel of each signature, in the order in which they come; those without a shape are left out."""
+    found = {known: kernel for kernel in kernels if (known := signature(kernel)) is not None}
+    return list(found.values())
+
+
+def rows(kernels: Iterable[Kernel], device: TorchDevice, method: Method) -> Iterator[KernelRow]:
+    """Measure kernels one after the other, each signature once."""
+    for kernel in distinct(kernels):
+        yield row(kernel, device, method)
+
+
+def row(kernel: Kernel, device: TorchDevice, method: Method) -> KernelRow:
+    """Measure one kernel; kernel.shape must be given."""
+    if kernel.shape is None:
+        raise ValueError(f"{kernel.name}: nothing says what it computes")
+    name, kind, launches = kernel.name, kernel.kind, kernel.launches
+    made = KernelRow(name, kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, launches, time=None)
+    try:
+        return replace(made, time=_timed(kernel, device, method))
+    except routines.Unsupported as reason:
+        return replace(made, outcome=Outcome.UNSUPPORTED, source=str(reason))
+    except _TooLargeError as reason:
+        return replace(made, outcome=Outcome.OUT_OF_MEMORY, source=str(reason))
+    except Exception as error:  # whatever PyTorch raises for one kernel, the others can be measured
+        return _failed(made, device, error)
+    finally:
+        device.release()
+
+
+def arrangement(kernel: Kernel, device: TorchDevice, method: Method) -> Arrangement:
+    """How a kernel is kept cold."""
+    if not method.cold:
+        return Arrangement(1, flushed=False)
+    needed = math.ceil(_CACHES * device.cache_bytes / routines.touched(kernel))
+    spent = min(_ROTATED * device.free_bytes(), _WASTED * device.cache_bytes)
+    affordable = max(1, int(spent / routines.allocated(kernel)))
+    if needed > _COPIES or needed > affordable:
+        return Arrangement(1, flushed=True)
+    return Arrangement(needed, flushed=False)
+
+
+class _TooLargeError(Exception):
+    """A kernel's operands do not fit."""
+
+
+def _timed(kernel: Kernel, device: TorchDevice, method: Method) -> Spread:
+    if not device.supports(kernel.dtype):
+        raise routines.Unsupported(f"{device.name} has no {kernel.dtype.value}")
+    size = routines.allocated(kernel)
+    if size > _FREE * device.free_bytes():
+        free = format_bytes(device.free_bytes())
+        raise _TooLargeError(f"its operands take {format_bytes(size)}; {free} are free")
+    cold = arrangement(kernel, device, method)
+    with routines.settings(kernel, device.torch):
+        action = _rotation(kernel, device, cold.copies)
+        watch = device.stopwatch(flushed=cold.flushed)
+        batch = _FLUSHED if cold.flushed else max(1, min(method.batch, _QUEUED // kernel.launches))
+        return measure(watch, action, replace(method, batch=batch), round_of=cold.copies)
+
+
+def _rotation(kernel: Kernel, device: TorchDevice, copies: int) -> Action:
+    actions = [routines.prepare(kernel, device.torch) for _ in range(copies)]
+    device.synchronize()
+    return actions[0] if copies == 1 else Rotation(actions)
+
+
+def _failed(made: KernelRow, device: TorchDevice, error: Exception) -> KernelRow:
+    """What PyTorch refuses is not measured; what leaves the device unusable is not survived."""
+    if device.out_of_memory(error):
+        return replace(made, outcome=Outcome.OUT_OF_MEMORY, source="memory ran out while it ran")
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    if "CUDA error" in reason:
+        raise error
+    return replace(made, outcome=Outcome.UNSUPPORTED, source=reason)

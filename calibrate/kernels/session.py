@@ -1,0 +1,133 @@
+"""How does measuring survive an interruption, and keep to its budget?
+
+The record's file is written every few seconds, whole or not at all; started again with the same file, a session goes on
+with what is not in it. A file of another device, or of other versions, is refused. Every kernel has a part of the
+budget: half of it is the same for all, half goes where the predicted time is; what a kernel leaves over is the others'.
+What kernels took besides their samples so far (operands, warm-up) is taken off each part.
+Kernels that are left when the budget is spent, and those that take longer than is left of it, are for a later session.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from time import monotonic
+from typing import Final
+
+from calibrate.devices.device import TorchDevice
+from calibrate.kernels.rows import distinct, row
+from calibrate.kernels.timing import Method
+from clustersim.cost.record import Conditions, Device, KernelRow, Record, merged, signature
+from clustersim.cost.record_file import read_record, write_record
+from clustersim.errors import InputError
+from clustersim.units import Seconds
+from clustersim.workload.kernels import Kernel
+
+_SAVED: Final = 3.0  # seconds between writes
+_SHORTEST: Final = 0.02  # seconds of samples
+_LONGEST: Final = 1.0
+_FEWEST: Final = 3.0  # runs of a kernel: two to warm up, one sample
+
+Clock = Callable[[], Seconds]
+
+
+class Session:
+    """A record that grows, and its file."""
+
+    def __init__(self, path: Path, device: Device, conditions: Conditions) -> None:
+        """Go on with the file if there is one; raise InputError where it is of another device."""
+        empty = Record(device, conditions)
+        self.path = path
+        self.record = _merged_with(path, empty) if path.exists() else empty
+        self._new: list[KernelRow] = []
+        self._saved = monotonic()
+
+    def add(self, measured: KernelRow) -> None:
+        """One more kernel, written if it is time to."""
+        self._new.append(measured)
+        if monotonic() - self._saved >= _SAVED:
+            self.save()
+
+    def extend(self, other: Record) -> None:
+        """All rows of another record."""
+        self.record = merged(self._gathered(), other)
+
+    def missing(self, kernels: Sequence[Kernel]) -> list[Kernel]:
+        """Those kernels that the record has no row of, each signature once."""
+        known = {each.signature for each in self._gathered().kernels}
+        return [kernel for kernel in distinct(kernels) if signature(kernel) not in known]
+
+    def save(self) -> None:
+        """Write the record."""
+        write_record(self._gathered(), self.path)
+        self._saved = monotonic()
+
+    def finish(self, after: Mapping[str, float], fitted: Callable[[Record], Record]) -> Record:
+        """Fit the record and write it; after: the device's conditions now."""
+        found = self._gathered()
+        self.record = fitted(replace(found, conditions=replace(found.conditions, after=dict(after))))
+        write_record(self.record, self.path)
+        return self.record
+
+    def _gathered(self) -> Record:
+        if self._new:
+            rows = replace(self.record, kernels=tuple(self._new))
+            self.record, self._new = merged(self.record, rows), []
+        return self.record
+
+
+def _merged_with(path: Path, empty: Record) -> Record:
+    there = read_record(path)
+    try:
+        return merged(there, empty)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def conditions(device: TorchDevice, command: str, method: Method) -> Conditions:
+    """How a session measures that begins now."""
+    today = datetime.now(UTC).date().isoformat()
+    return Conditions(today, command, str(method), before=dict(device.conditions()))
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Parts of a budget for kernels, by what they are predicted to take."""
+
+    budget: Seconds | None
+    predicted: Callable[[Kernel], Seconds]
+
+    def of(self, kernels: Sequence[Kernel], method: Method, clock: Clock) -> Iterator[tuple[Kernel, Method]]:
+        """Kernels, the longest first, with the method that its part allows, until the budget is spent.
+
+        Those that alone would overrun what is left of it are passed over.
+        """
+        ordered = sorted(kernels, key=self.predicted, reverse=True)
+        if self.budget is None:
+            yield from ((kernel, method) for kernel in ordered)
+            return
+        shares, began, beyond = self._shares(ordered), clock(), 0.0
+        for place, kernel in enumerate(ordered):
+            before = clock()
+            left = self.budget - (before - began)
+            if left <= 0.0:
+                return
+            if _FEWEST * self.predicted(kernel) > left:
+                continue
+            part = left * shares[place] / sum(shares[place:]) - beyond / max(place, 1)
+            seconds = min(_LONGEST, max(_SHORTEST, part))
+            yield kernel, replace(method, seconds=seconds)
+            beyond += max(0.0, clock() - before - seconds)
+
+    def _shares(self, kernels: Sequence[Kernel]) -> list[float]:
+        times = [self.predicted(kernel) for kernel in kernels]
+        total = sum(times) or 1.0
+        return [1.0 / len(kernels) + time / total for time in times]
+
+
+def measured(
+    kernels: Sequence[Kernel], device: TorchDevice, parts: Parts, method: Method, *, clock: Clock = monotonic
+) -> Iterator[KernelRow]:
+    """Measure kernels as their parts of the budget allow."""
+    for kernel, allowed in parts.of(distinct(kernels), method, clock):
+        yield row(kernel, device, allowed)
