@@ -11,7 +11,8 @@ import argparse
 from pathlib import Path
 
 from calibrate.torch_door import require_torch
-from clustersim.errors import InputError, OutputError
+from clustersim.errors import InputError
+from clustersim.report.files import write_text_atomically
 from clustersim.scenario import Scenario
 
 ROUNDS = 4
@@ -60,7 +61,4 @@ def _answer(text: str, content: str, target: str | None) -> None:
         return
     print(text)
     if target is not None:
-        try:
-            Path(target).write_text(content + "\n", encoding="utf-8")
-        except OSError as error:
-            raise OutputError(f"{target}: cannot be written ({error.strerror})") from error
+        write_text_atomically(target, content + "\n")

@@ -27,9 +27,9 @@ from calibrate.fit.published_records import write_records
 from calibrate.fit.quality import Fits, Judged, Quality, table
 from clustersim.collectives.library import load_library
 from clustersim.dtypes import DType
-from clustersim.errors import OutputError
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.efficiency import Efficiency
+from clustersim.report.files import write_text_atomically
 
 DIGITS: Final = 2  # of a derived share
 
@@ -208,10 +208,7 @@ def _write_json(fits: Fits, collectives: Sequence[Quality], target: str) -> None
     if target == "-":
         sys.stdout.write(text)
         return
-    try:
-        Path(target).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"{target}: cannot be written ({error.strerror})") from error
+    write_text_atomically(target, text)
 
 
 def _constants(fits: Fits) -> list[str]:
