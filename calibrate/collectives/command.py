@@ -27,6 +27,7 @@ from calibrate.torch_door import require_torch
 from clustersim.cost.record import BesideRow, Call, CollectiveRow, Conditions, Record
 from clustersim.cost.record_file import write_record
 from clustersim.errors import InputError
+from clustersim.hardware.accelerator import load_accelerator
 from clustersim.program.task import Collective
 from clustersim.scenario import Scenario
 from clustersim.simulation import exchanges_of
@@ -90,6 +91,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `command`; torchrun refuses a script's option that begins several of its own, such as --max."""
     parser.add_argument("-o", "--output", metavar="RECORD", help="record to write, or to go on with, in JSON")
     parser.add_argument("--for", dest="scenario", metavar="SCENARIO", help="measure exactly what its ranks run")
+    parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[],
+                        help="change a value of the scenario")  # fmt: skip
     parser.add_argument("--sizes", metavar="SIZES", help='payloads, such as "1 KiB,1 MiB" (default: powers of two)')
     parser.add_argument("--largest", default="1 GiB", metavar="SIZE", help="largest of the default payloads (1 GiB)")
     parser.add_argument("--budget", default="5 min", metavar="TIME", help="time for all of it (5 min)")
@@ -169,7 +172,9 @@ def _plan(
     if options.scenario is None:
         calls = calls_for(world, sizes)
     else:
-        calls = tuple(call for call in exchanges_of(Scenario.load(options.scenario)) if call.ranks > 1)
+        calls = tuple(
+            call for call in exchanges_of(Scenario.load(options.scenario, options.overrides)) if call.ranks > 1
+        )
     return tuple(call for call in calls if call not in known), record, record.interference is not None
 
 
@@ -178,7 +183,8 @@ def _record(options: argparse.Namespace, world: "World", device: "TorchDevice") 
     from calibrate.collectives.world import library
     from calibrate.devices.device import accelerator_of
 
-    found = replace(device.describe(accelerator_of(device, options.accelerator)), collectives=library(device.torch))
+    accelerator = load_accelerator(accelerator_of(device, options.accelerator))
+    found = replace(device.describe(accelerator.name), collectives=library(device.torch))
     conditions = Conditions(
         date=datetime.now(UTC).date().isoformat(),
         command=shlex.join(["torchrun", "--nproc-per-node", str(world.per_node), "-m", "calibrate", *sys.argv[1:]]),

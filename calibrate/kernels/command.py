@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from calibrate.torch_door import require_torch
 from clustersim.cost.record import KernelRow, Record, signature
 from clustersim.errors import InputError
+from clustersim.hardware.accelerator import load_accelerator
 from clustersim.units import Dimension, Seconds, parse_quantity
 from clustersim.workload.kernels import Kernel
 
@@ -85,6 +86,7 @@ def command(options: argparse.Namespace) -> None:
     """Measure what was asked for into a record; raise InputError where it cannot be."""
     require_torch()
     from calibrate.devices.device import accelerator_of, find
+    from calibrate.fit.record import fitted
     from calibrate.kernels.run import Wishes, run
     from calibrate.kernels.session import Session, conditions
     from calibrate.kernels.timing import Method
@@ -94,13 +96,14 @@ def command(options: argparse.Namespace) -> None:
     budget = _budget(options.budget)
     device, method = find(options.device), Method()
     wishes = Wishes(options.scenarios, options.overrides, _presets(options), _grid(options), budget)
-    described = device.describe(accelerator_of(device, options.accelerator))
-    path = Path(options.output or f"{Path(described.accelerator).stem}.record.json")
+    accelerator = load_accelerator(accelerator_of(device, options.accelerator))
+    described = device.describe(accelerator.name)
+    path = Path(options.output or f"{accelerator.name}.record.json")
     session = Session(path, described, conditions(device, _typed(sys.argv), method))
     try:
-        record = run(session, device, wishes, method)
+        record = run(session, device, wishes, (method, accelerator))
     except KeyboardInterrupt:
-        session.save()
+        session.finish(device.conditions(), lambda record: fitted(record, accelerator))
         print(f"\nstopped: {path} holds what was measured; the same command goes on with the rest", file=sys.stderr)
         raise
     print(summary(record, path))

@@ -21,7 +21,7 @@ from calibrate.kernels.timing import QUICK, Method
 from clustersim.cost.record import Record
 from clustersim.cost.roofline import Roofline
 from clustersim.dtypes import DType
-from clustersim.hardware.accelerator import load_accelerator
+from clustersim.hardware.accelerator import Accelerator
 from clustersim.units import Seconds
 from clustersim.workload import streaming
 from clustersim.workload.kernels import Kernel
@@ -43,9 +43,9 @@ class Wishes:
     budget: Seconds
 
 
-def run(session: Session, device: TorchDevice, wishes: Wishes, method: Method) -> Record:
-    """Measure what the record lacks, and fit it."""
-    accelerator = load_accelerator(session.record.device.accelerator)
+def run(session: Session, device: TorchDevice, wishes: Wishes, how: tuple[Method, Accelerator]) -> Record:
+    """Measure what the record lacks, and fit it; how: the method, and the accelerator from which the fit starts."""
+    method, accelerator = how
     session.save()  # a file that cannot be written is known now, not after the measuring
     asked = kernels_for(wishes, device)
     measure_machine(session, device, method)

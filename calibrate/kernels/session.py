@@ -17,7 +17,7 @@ from typing import Final
 from calibrate.devices.device import TorchDevice
 from calibrate.kernels.rows import distinct, row
 from calibrate.kernels.timing import Method
-from clustersim.cost.record import Conditions, Device, KernelRow, Record, merged, signature
+from clustersim.cost.record import Conditions, Device, KernelRow, Outcome, Record, merged, signature
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.errors import InputError
 from clustersim.units import Seconds
@@ -38,7 +38,8 @@ class Session:
         """Go on with the file if there is one; raise InputError where it is of another device."""
         empty = Record(device, conditions)
         self.path = path
-        self.record = _merged_with(path, empty) if path.exists() else empty
+        self._fits = read_record(path) if path.exists() else empty
+        self.record = _merged_with(path, self._fits, empty) if path.exists() else empty
         self._new: list[KernelRow] = []
         self._saved = monotonic()
 
@@ -54,12 +55,14 @@ class Session:
 
     def missing(self, kernels: Sequence[Kernel]) -> list[Kernel]:
         """Those kernels that the record has no row of, each signature once."""
-        known = {each.signature for each in self._gathered().kernels}
+        again = Outcome.OUT_OF_MEMORY  # somebody else may have had it
+        known = {each.signature for each in self._gathered().kernels if each.outcome is not again}
         return [kernel for kernel in distinct(kernels) if signature(kernel) not in known]
 
     def save(self) -> None:
-        """Write the record."""
-        write_record(self._gathered(), self.path)
+        """Write the record; the fits that it came with stay until it is fitted again."""
+        kept = replace(self._gathered(), kernel_fit=self._fits.kernel_fit, collective_fits=self._fits.collective_fits)
+        write_record(kept, self.path)
         self._saved = monotonic()
 
     def finish(self, after: Mapping[str, float], fitted: Callable[[Record], Record]) -> Record:
@@ -76,8 +79,7 @@ class Session:
         return self.record
 
 
-def _merged_with(path: Path, empty: Record) -> Record:
-    there = read_record(path)
+def _merged_with(path: Path, there: Record, empty: Record) -> Record:
     try:
         return merged(there, empty)
     except InputError as error:

@@ -114,8 +114,9 @@ def _rows(runs: Iterable[Run], cluster: Cluster, options: argparse.Namespace) ->
         raise InputError(f"{', '.join(sorted({run.file for run in runs}))}: no size is above 0 bytes")
     for call, seconds in samples.items():
         source, iterations = origin[call]
+        source = f"{source}, means of {iterations} iterations"
         p5, median, p95 = (float(value) for value in np.percentile(seconds, (5, 50, 95)))
-        yield CollectiveRow(call, Spread(median, p5, p95, iterations * len(seconds)), source)
+        yield CollectiveRow(call, Spread(median, p5, p95, len(seconds)), source)
 
 
 def _call(collective: Collective, size: float, ranks: int, nodes: int) -> Call:

@@ -5,6 +5,7 @@ kind, format and shape) are one line.
 """
 
 import json as json_format
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -61,7 +62,10 @@ def show_coverage(file: Path, overrides: Sequence[str], json: str | None, *, eve
     if json is not None:
         _write({"provenance_share": shares, "lines": [line.to_json() for line in found]}, json)
     if json != STDOUT:
-        _print(scenario, shares, [line for line in found if every or line.provenance not in COVERED], every=every)
+        shown = [line for line in found if every or line.provenance not in COVERED]
+        _print(scenario, shares, shown, every=every)
+        for hint in _hints(scenario, overrides, shown):
+            print(hint)
 
 
 def lines(items: Sequence[Item]) -> list[Line]:
@@ -110,13 +114,12 @@ def _print(scenario: Scenario, shares: dict[str, float], shown: Sequence[Line], 
     if len(shown) > most:
         rest = sum(line.share for line in shown[most:])
         print(f"and {len(shown) - most} more, {rest:.2%} in all (--all lists them)")
-    for hint in _hints(scenario, shown):
-        print(hint)
 
 
-def _hints(scenario: Scenario, shown: Sequence[Line]) -> Iterator[str]:
-    """How to measure what was not."""
-    name, gpu = scenario.path or "SCENARIO.yaml", scenario.cluster.accelerator.name
+def _hints(scenario: Scenario, overrides: Sequence[str], shown: Sequence[Line]) -> Iterator[str]:
+    """How to measure what was not; beside what a record is, overrides change what is measured."""
+    changes = [shlex.join(["--set", each]) for each in overrides if not each.startswith("cost.record")]
+    name, gpu = " ".join([str(scenario.path or "SCENARIO.yaml"), *changes]), scenario.cluster.accelerator.name
     lacking = {line.kind in _COLLECTIVES for line in shown if line.provenance not in COVERED}
     if False in lacking:
         yield f"measure kernels on one {gpu}: clustersim calibrate --for {name} -o RECORD.json"

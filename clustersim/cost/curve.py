@@ -27,7 +27,7 @@ class Reading:
 
     seconds: Seconds
     provenance: Provenance
-    error: float
+    error: float | None
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,11 @@ class Curve:
         return np.array([self.times[payload].seconds for payload in self._payloads.tolist()])
 
     @cached_property
-    def _error(self) -> float:
-        """Mean error of inner payloads, each between its neighbours, as a part of what was measured."""
+    def _error(self) -> float | None:
+        """Mean error of inner payloads, each between its neighbours; None where one payload alone was measured."""
         payloads, seconds = self._payloads, self._seconds
+        if len(payloads) < 2:
+            return None
         if len(payloads) < 3:
             return math.sqrt(float(seconds.max() / seconds.min())) - 1.0
         places = range(1, len(payloads) - 1)

@@ -247,14 +247,15 @@ def family(signature: Signature) -> str:
 
 
 def merged(first: Record, second: Record) -> Record:
-    """Rows of both, the second's where both measured the same, without fits (they belong to the rows before).
+    """Rows of both, the second's where both have measured the same, without fits (they belong to the rows before).
 
     Raise InputError where the records are of different devices, origins or numbers of processes.
     """
     conditions = second.conditions
     _require_equal("origin", first.origin.value, second.origin.value)
     _require_equal("processes", first.conditions.processes, conditions.processes)
-    kernels = {row.signature: row for row in (*first.kernels, *second.kernels)}
+    kernels = {row.signature: row for row in first.kernels}
+    kernels |= {row.signature: row for row in second.kernels if row.time is not None or row.signature not in kernels}
     collectives = {row.call: row for row in (*first.collectives, *second.collectives)}
     copies = {(row.route, row.bytes): row for row in (*first.copies, *second.copies)}
     beside = {(row.kernel.signature, row.beside): row for row in (*first.beside, *second.beside)}
@@ -268,6 +269,7 @@ def merged(first: Record, second: Record) -> Record:
         copies=tuple(copies.values()),
         beside=tuple(beside.values()),
         launch_interval=interval,
+        derivation=second.derivation or first.derivation,
         kernel_fit=None,
         collective_fits=(),
     )

@@ -49,14 +49,17 @@ def read_record(path: Path) -> Record:
 
 def write_record(record: Record, path: Path) -> None:
     """Write a record, whole or not at all; raise OutputError where that cannot be done."""
-    beside = path.with_name(f".{path.name}.part")
+    target = path.resolve()  # of a link, what it leads to
+    beside = target.with_name(f".{target.name}.part")
     try:
         beside.write_text(record_text(record), encoding="utf-8")
-        beside.replace(path)
+        beside.replace(target)
     except OSError as error:
         with suppress(OSError):
             beside.unlink()
         raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
+    except ValueError as error:
+        raise OutputError(f"{path}: cannot be written: it would hold a number that is not finite") from error
 
 
 def require_own(path: Path, origin: Origin) -> None:

@@ -103,6 +103,8 @@ def read_costs(section: RecordSection, base: Path, cluster: Cluster) -> Record:
     record = read_record(path)
     accelerators = [accelerator.name for accelerator in cluster.kinds()[0]]
     measured = record.device.accelerator
+    if section.scale is not None and len(accelerators) > 1 and measured in accelerators:
+        raise InputError(f"{section.file} was measured on {measured}, which the cluster has; leave scale out")
     if section.scale is not None:
         return _carried_over(record, section.scale, accelerators[0])
     if measured not in accelerators:

@@ -75,7 +75,9 @@ def test_a_table_of_2021_without_root_and_with_deviations_for_wrong_values(take_
     assert record.device.accelerator == "a100-sxm-80gb"
     assert record.device.name == "A100-SXM4-80GB"
     row = record.collectives[0]
-    assert (row.source, row.time.repetitions, row.time.dispersion) == (ALL_GATHER, 20, 0.0)
+    assert (row.source, row.time.repetitions) == (f"{ALL_GATHER}, means of 20 iterations", 1), (
+        "how far they lie apart is not printed"
+    )
 
 
 def test_ranks_and_nodes_come_from_the_lines_of_ranks(take_over: Callable[..., Record]) -> None:
@@ -157,7 +159,7 @@ def test_lines_that_were_printed_again_are_repetitions_of_one_row(
     row = next(row for row in record.collectives if row.call.payload == 67108864.0)
     assert row.time.seconds == pytest.approx(405.2e-6)
     assert row.time.p5 < row.time.seconds < row.time.p95
-    assert row.time.repetitions == 60
+    assert row.time.repetitions == 3
 
 
 def test_several_runs_in_one_log_are_several_collectives(take_over: Callable[..., Record], tmp_path: Path) -> None:

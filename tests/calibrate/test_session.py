@@ -7,10 +7,21 @@ from typing import Any
 
 import pytest
 
-from clustersim.cost.record import Conditions, Device, KernelRow, Record, Spread
-from clustersim.cost.record_file import read_record
+from clustersim.cost.record import (
+    CollectiveFit,
+    Conditions,
+    Device,
+    KernelRow,
+    Outcome,
+    Record,
+    Residual,
+    Spread,
+    signature,
+)
+from clustersim.cost.record_file import read_record, write_record
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
+from clustersim.program.task import Collective
 from clustersim.workload.kernels import Kernel, MatmulShape
 from clustersim.workload.linear import product
 
@@ -141,3 +152,14 @@ def test_a_record_gathers_all_kinds_of_rows(tmp_path: Path) -> None:
     made.save()
     found = read_record(tmp_path / "r.json")
     assert (found.launch_interval, len(found.kernels)) == (2e-6, 1)
+
+
+def test_what_had_no_memory_is_tried_again_and_fits_stay_until_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    failed = replace(_row(64), time=None, outcome=Outcome.OUT_OF_MEMORY)
+    fits = (CollectiveFit(Collective.ALL_REDUCE, 2, 1, 1e-4, 1e9, Residual(3, 0.1, 0.2)),)
+    write_record(Record(DEVICE, HOW, (failed, _row(128)), collective_fits=fits), path)
+    made = session.Session(path, DEVICE, HOW)
+    assert [signature(each) for each in made.missing([_matmul(64), _matmul(128)])] == [failed.signature]
+    made.save()
+    assert read_record(path).collective_fits == fits

@@ -76,3 +76,9 @@ def test_two_payloads_err_by_half_of_what_lies_between_them():
     assert reading is not None
     assert reading.seconds == pytest.approx(2e-3)
     assert reading.error == pytest.approx(math.sqrt(4.0) - 1.0)
+
+
+def test_of_one_payload_measured_once_nobody_knows_the_error():
+    once = Curve({1e6: replace(spread(1e-3), repetitions=1)}, None).at(1e6)
+    assert once is not None
+    assert once.error is None

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from clustersim.cost.record import BesideRow, CopyRow, Device, Origin, Record, family, merged, signature
+from clustersim.cost.record import BesideRow, CopyRow, Device, Origin, Outcome, Record, family, merged, signature
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
 from clustersim.workload.kernels import AttentionShape, MatmulShape, Operands
@@ -93,3 +93,13 @@ def test_interference_is_that_beside_collectives() -> None:
     assert record.interference is None
     assert replace(record, beside=(copied,)).interference is None
     assert replace(record, beside=(copied, reduced)).interference == pytest.approx(0.2)
+
+
+def test_what_was_measured_stays_where_a_later_session_could_not_measure_it() -> None:
+    """Out of memory the second time: the row of the first is kept, and so is how the record came about."""
+    failed = replace(row(FIRST, 1.0), time=None, outcome=Outcome.OUT_OF_MEMORY)
+    before = Record(DEVICE, CONDITIONS, (row(FIRST, 1.0),), derivation="made up")
+    found = merged(before, Record(DEVICE, CONDITIONS, (failed, row(SECOND, 2.0))))
+    assert [each.time for each in found.kernels] == [spread(1.0), spread(2.0)]
+    assert found.derivation == "made up"
+    assert merged(Record(DEVICE, CONDITIONS, (failed,)), before).kernels == before.kernels

@@ -1,6 +1,7 @@
 """What a record's file may hold: mistakes are named by file, key and value, in one sentence."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +219,18 @@ def test_writing_replaces_the_whole_file_or_nothing(path: Path):
     with pytest.raises(OutputError, match="cannot be written"):
         write_record(RECORD, path / "beneath.json")
     assert [each.name for each in path.parent.iterdir()] == ["record.json"]
+
+
+def test_a_link_stays_a_link_and_what_it_leads_to_is_written(tmp_path: Path):
+    target, link = tmp_path / "there.json", tmp_path / "here.json"
+    write_record(Record(DEVICE, CONDITIONS), target)
+    link.symlink_to(target)
+    write_record(Record(DEVICE, CONDITIONS, launch_interval=2e-6), link)
+    assert link.is_symlink()
+    assert read_record(target).launch_interval == 2e-6
+
+
+def test_a_number_that_is_not_finite_is_not_written(tmp_path: Path):
+    with pytest.raises(OutputError, match="not finite"):
+        write_record(Record(DEVICE, CONDITIONS, launch_interval=math.nan), tmp_path / "r.json")
+    assert not list(tmp_path.iterdir())
