@@ -155,4 +155,4 @@ def test_an_unwritable_target_is_one_sentence_and_status_two(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(["fit-published", "--json", str(tmp_path / "no" / "where.json")]) == 2
-    assert "cannot be written" in capsys.readouterr().err
+    assert "there is no directory" in capsys.readouterr().err
