@@ -36,7 +36,8 @@ def test_busy_seconds_of_all_ranks_are_shared_out() -> None:
     )
     case = Case(rows, (0, 1, 0, 0), timings={MIXED: pair})
     assert shares_of(case) == {
-        "measured": 6 / 32, "interpolated": 0.0, "fitted": 0.0, "derived": 0.0, "published": 12 / 32, "roofline": 14 / 32,
+        "measured": 6 / 32, "interpolated": 0.0, "fitted": 0.0, "derived": 0.0,
+        "published": 12 / 32, "roofline": 14 / 32,
     }  # fmt: skip
 
 
