@@ -154,7 +154,8 @@ def summary(record: Record, path: Path) -> str:
 
 def _doubts(record: Record) -> list[str]:
     """What a user should know who trusts the record."""
-    apart = [row.time.dispersion for row in record.kernels if row.time is not None and row.time.repetitions > 1]
+    times = [row.time.dispersion for row in record.kernels if row.time is not None]
+    apart = [each for each in times if each is not None]
     middle = median(apart) if apart else 0.0
     if middle < _APART:
         return []

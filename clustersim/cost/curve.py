@@ -41,8 +41,8 @@ class Curve:
         """What a payload takes; None where nothing says it."""
         time = self.times.get(payload)
         if time is not None:
-            error = time.dispersion if time.repetitions > 1 else self._error
-            return Reading(time.seconds, Provenance.MEASURED, error)
+            error = time.dispersion
+            return Reading(time.seconds, Provenance.MEASURED, self._error if error is None else error)
         if self._payloads[0] < payload < self._payloads[-1]:
             seconds = float(_line(np.array([payload]), self._payloads, self._seconds)[0])
             return Reading(seconds, Provenance.INTERPOLATED, self._error)

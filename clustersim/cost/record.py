@@ -47,9 +47,9 @@ class Spread:
     dropped: int = 0
 
     @property
-    def dispersion(self) -> float:
-        """Half of what lies between p5 and p95, as a part of the median."""
-        return (self.p95 - self.p5) / 2.0 / self.seconds
+    def dispersion(self) -> float | None:
+        """Half of what lies between p5 and p95, as a part of the median; None where there is one repetition alone."""
+        return (self.p95 - self.p5) / 2.0 / self.seconds if self.repetitions > 1 else None
 
 
 @dataclass(frozen=True, slots=True)

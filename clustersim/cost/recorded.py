@@ -105,7 +105,7 @@ class RecordedKernels:
 
     def _dispersion(self, row: Spread, named: str) -> float | None:
         """How far repetitions of a row lie apart; where there is one alone, the family's residual."""
-        if row.repetitions > 1:
+        if row.dispersion is not None:
             return row.dispersion
         residual = None if self._fit is None else self._fit.residuals.get(named)
         return None if residual is None else residual.left_out
