@@ -1,0 +1,95 @@
+"""Which cases are there? Tables of measurements, one CSV row each, as shipped or as a user brings them.
+
+The columns are those of the shipped tables (`published/README.md`). An empty cell means that the source does not state
+the value, never zero. A table that lacks a needed column is refused as a whole; a row that cannot be read or predicted
+is skipped with the reason, so that one bad row does not cost the others.
+"""
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from clustersim.errors import InputError, shown
+
+PUBLISHED: Final = Path(__file__).with_name("published")
+
+
+class CannotPredictError(Exception):
+    """Why a row has no prediction. owed: whether there should be one, since the row itself is complete and legal."""
+
+    def __init__(self, reason: str, *, owed: bool = True) -> None:
+        super().__init__(reason)
+        self.owed = owed
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row of a table, by column; line: its number in the file."""
+
+    cells: dict[str, str]
+    line: int
+
+    def text(self, column: str) -> str:
+        """The cell, empty if the source does not state it or the table has no such column."""
+        return self.cells.get(column, "")
+
+    def is_yes(self, column: str) -> bool:
+        """Whether the cell says yes."""
+        return self.text(column) == "yes"
+
+    def number(self, column: str, default: float | None = None) -> float:
+        """A number above zero; raise CannotPredictError if it is none, or missing without a default."""
+        text = self.text(column)
+        if not text and default is not None:
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value > 0.0):
+            raise CannotPredictError(self._unreadable(column, text, "a number above 0"), owed=False)
+        return value
+
+    def whole(self, column: str, default: int | None = None) -> int:
+        """A whole number above zero; raise CannotPredictError if it is none, or missing without a default."""
+        value = self.number(column, default)
+        if value != int(value):
+            raise CannotPredictError(self._unreadable(column, self.text(column), "a whole number"), owed=False)
+        return int(value)
+
+    def _unreadable(self, column: str, text: str, wanted: str) -> str:
+        said = f"{shown(text)} is not {wanted}" if text else "is not stated"
+        return f"line {self.line}: {column} {said}"
+
+
+def read_cases(path: Path, needed: Sequence[str]) -> list[Case]:
+    """The rows of a table; raise InputError that names the file and what it lacks."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as lines:
+            reader = csv.DictReader(lines, strict=True)
+            columns = reader.fieldnames or ()
+            rows = [(reader.line_num, row) for row in reader]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: cannot be read (not UTF-8 text)") from error
+    except csv.Error as error:
+        raise InputError(f"{path}: is not a CSV table ({error})") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    lacking = [column for column in needed if column not in columns]
+    if lacking:
+        raise InputError(
+            f"{path}: lacks {'column' if len(lacking) == 1 else 'columns'} {', '.join(lacking)}; it has "
+            f"{', '.join(columns) or 'none'}"
+        )
+    if not rows:
+        raise InputError(f"{path}: has no rows below its header")
+    return [_case(path, line, row) for line, row in rows]
+
+
+def _case(path: Path, line: int, row: dict[str | None, str | list[str] | None]) -> Case:
+    if None in row:
+        raise InputError(f"{path}: line {line} has more cells than the header has columns")
+    return Case({str(column): str(cell or "").strip() for column, cell in row.items()}, line)

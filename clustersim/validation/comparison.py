@@ -1,0 +1,41 @@
+"""What was measured, what was predicted, and how far are they apart?"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One case. measured, predicted: in the unit of its table (seconds, bytes).
+
+    skipped: why there is no prediction (None: there is one); expressible: whether a prediction was owed, since the case
+    is of a kind that scenarios can say (a dense model in a number format that is modelled, all inputs stated);
+    factors: by what errors are grouped, as in `{"gpu": "a100-sxm-80gb", "recompute": "full"}`.
+    """
+
+    case_id: str
+    source: str
+    measured: float
+    predicted: float | None = None
+    skipped: str | None = None
+    expressible: bool = True
+    factors: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured, less one; None where the case was skipped."""
+        return None if self.predicted is None else self.predicted / self.measured - 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The comparison as plain data."""
+        return {
+            "case_id": self.case_id,
+            "source": self.source,
+            "measured": self.measured,
+            "predicted": self.predicted,
+            "error": self.error,
+            "skipped_reason": self.skipped,
+            "factors": dict(self.factors),
+        }

@@ -1,0 +1,86 @@
+"""How good are predictions of many cases?
+
+Errors are predicted over measured, less one. A macro mean counts every source once, so that one with hundreds of cases
+does not drown the rest.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, median
+from typing import Any
+
+from clustersim.validation.comparison import Comparison
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Of a group of cases. n: predicted; skipped: without a prediction; all else over those predicted, None if none.
+
+    mape: mean absolute error; median_ape: the median; bias: mean error, negative where predictions are too fast (or
+    too small); worst: the error that is farthest from 0, with its sign; covered: predicted over expressible.
+    """
+
+    n: int
+    skipped: int
+    mape: float | None
+    median_ape: float | None
+    bias: float | None
+    worst: float | None
+    covered: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures as plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Macro:
+    """Means over sources: of their mean absolute errors and of their biases."""
+
+    sources: int
+    mape: float
+    bias: float
+
+
+def quality(comparisons: Sequence[Comparison]) -> Quality:
+    """The quality of a group."""
+    errors = [each.error for each in comparisons if each.error is not None]
+    owed = sum(each.expressible for each in comparisons)
+    covered = len(errors) / owed if owed else None
+    skipped = len(comparisons) - len(errors)
+    if not errors:
+        return Quality(0, skipped, None, None, None, None, covered)
+    sizes = [abs(error) for error in errors]
+    return Quality(len(errors), skipped, fmean(sizes), median(sizes), fmean(errors), max(errors, key=abs), covered)
+
+
+def grouped(comparisons: Iterable[Comparison], of: Callable[[Comparison], Hashable]) -> dict[Any, list[Comparison]]:
+    """Comparisons by what `of` says of them, groups in order of first appearance."""
+    groups: dict[Any, list[Comparison]] = {}
+    for each in comparisons:
+        groups.setdefault(of(each), []).append(each)
+    return groups
+
+
+def by_source(comparisons: Iterable[Comparison]) -> dict[str, Quality]:
+    """The quality of every source."""
+    return {source: quality(group) for source, group in grouped(comparisons, lambda each: each.source).items()}
+
+
+def by_factor(comparisons: Sequence[Comparison]) -> dict[str, dict[str, Quality]]:
+    """The quality by every value of every factor that some comparison has."""
+    names = dict.fromkeys(name for each in comparisons for name in each.factors)
+    found: dict[str, dict[str, Quality]] = {}
+    for name in names:
+        having = [each for each in comparisons if name in each.factors]
+        groups = grouped(having, lambda each, name=name: each.factors[name])  # type: ignore[misc]
+        found[name] = {value: quality(groups[value]) for value in sorted(groups)}
+    return found
+
+
+def macro(qualities: Iterable[Quality]) -> Macro | None:
+    """The mean over sources that have predictions; None if there are none."""
+    pairs = [(each.mape, each.bias) for each in qualities if each.mape is not None and each.bias is not None]
+    if not pairs:
+        return None
+    return Macro(len(pairs), fmean(mape for mape, _ in pairs), fmean(bias for _, bias in pairs))

@@ -1,0 +1,105 @@
+"""Which scenario is a published run?
+
+One function turns a row of `steps.csv` into what a scenario file of the run would hold. What the row does not state is
+filled in by the habits of its software (`software`), never by what would meet the measured time.
+"""
+
+from typing import Any, Final
+
+from clustersim.validation.cases import CannotPredictError, Case
+from clustersim.validation.machines import cluster_section
+from clustersim.validation.software import Software, software_of
+
+FORMATS: Final = ("bf16", "fp16")
+RECOMPUTES: Final = {"": "none", "none": "none", "selective": "selective", "full": "full"}
+SCHEDULES: Final = ("", "1f1b", "interleaved")
+_AXES: Final = ("tp", "pp", "cp", "dp")
+
+
+def scenario_mapping(case: Case) -> dict[str, Any]:
+    """What a scenario file of the run holds; raise CannotPredictError where scenarios cannot say it."""
+    _require(case)
+    software = software_of(case)
+    return {
+        "name": case.text("case_id"),
+        "model": _model(case, software),
+        "cluster": cluster_section(case),
+        "layout": _layout(case, software),
+        "schedule": _schedule(case),
+        "training": _training(case, software),
+    }
+
+
+def _require(case: Case) -> None:
+    """Refuse what is not modelled; a row that leaves out what a step depends on is not owed a prediction either."""
+    if case.text("experts") not in ("", "0", "1"):
+        raise CannotPredictError("mixture of experts is not modelled", owed=False)
+    if case.text("precision") not in FORMATS:
+        raise CannotPredictError(f"precision {case.text('precision') or 'is not stated'}: not modelled", owed=False)
+    if case.whole("ep", 1) > 1:
+        raise CannotPredictError("expert parallelism is not modelled", owed=False)
+    if case.whole("hsdp_replicas", 1) > 1:
+        raise CannotPredictError("hybrid sharding (hsdp_replicas) is not modelled", owed=False)
+    if case.text("schedule") not in SCHEDULES:
+        raise CannotPredictError(f"schedule {case.text('schedule')} is not modelled")
+
+
+def _model(case: Case, software: Software) -> dict[str, Any]:
+    widths = ("layers", "hidden", "heads", "vocab")
+    heads = case.whole("heads")
+    return {
+        "name": case.text("model") or case.text("case_id"),
+        **{column: case.whole(column) for column in widths},
+        "kv_heads": case.whole("kv_heads", heads),
+        "head_dim": case.whole("head_dim", max(1, case.whole("hidden") // heads)),
+        "ffn": case.whole("ffn_hidden"),
+        "max_positions": case.whole("seq"),
+        "mlp": case.text("mlp") or "swiglu",
+        "tied_embeddings": case.is_yes("tied_embeddings"),
+        **software.model(case),
+    }
+
+
+def _layout(case: Case, software: Software) -> dict[str, Any]:
+    degrees = {axis: case.whole(axis, 1) for axis in _AXES}
+    section: dict[str, Any] = {
+        **degrees,
+        "sequence_parallel": case.is_yes("sequence_parallel") and degrees["tp"] > 1,
+        "tensor_overlap": software.overlaps_tensors(case),
+        "pipeline_overlap": software.pipeline_overlap,
+        "data": software.data(case),
+    }
+    stages = degrees["pp"] * case.whole("vpp", 1)
+    if stages > 1 and "take a layer slot" in case.text("notes"):  # embedding and head, as a row says that it does
+        slots = (case.whole("layers") + 2) // stages
+        section["layers_per_stage"] = [slots - 1, *[slots] * (stages - 2), slots - 1]
+    return section
+
+
+def _schedule(case: Case) -> Any:
+    if case.whole("pp", 1) == 1 or case.text("schedule") != "interleaved":
+        return "1f1b"
+    return {"interleaved": {"chunks": case.whole("vpp")}}
+
+
+def _training(case: Case, software: Software) -> dict[str, Any]:
+    return {
+        "sequence": case.whole("seq"),
+        "global_batch": case.whole("global_batch"),
+        "microbatch": case.whole("micro_batch"),
+        "precision": {"compute": case.text("precision"), "gradients": software.gradients(case)},
+        "recompute": _recompute(case),
+        "attention": case.text("attention") or software.attention,
+        "loss": software.loss,
+    }
+
+
+def _recompute(case: Case) -> Any:
+    kind = case.text("recompute")
+    if kind == "alternate-layers":
+        return {"layers": case.whole("layers") // 2}
+    if kind == "selective-op":
+        return "selective"
+    if kind not in RECOMPUTES:
+        raise CannotPredictError(f"recompute {kind} is not modelled")
+    return RECOMPUTES[kind]

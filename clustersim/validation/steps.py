@@ -1,0 +1,93 @@
+"""Do predicted training steps take as long as published ones took?"""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from clustersim.errors import InputError
+from clustersim.scenario import Scenario
+from clustersim.simulation import simulate
+from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
+from clustersim.validation.comparison import Comparison
+from clustersim.validation.settings import scenario_mapping
+
+SHIPPED: Final = PUBLISHED / "steps.csv"
+NEEDED: Final = (
+    *("case_id", "source", "gpu", "n_gpus", "layers", "hidden", "ffn_hidden", "heads", "vocab", "seq", "global_batch"),
+    *("micro_batch", "tp", "pp", "dp", "precision", "step_time_s"),
+)
+_SCALES: Final = ((8, "one node (8 or fewer)"), (64, "9 to 64"), (512, "65 to 512"), (1 << 40, "more than 512"))
+_CHUNK: Final = 8  # cases that a process takes at a time
+
+
+def read_steps(path: Path = SHIPPED) -> list[Case]:
+    """The rows of a table of steps."""
+    return read_cases(path, NEEDED)
+
+
+def scenario_of(case: Case) -> Scenario:
+    """The scenario of a run; raise CannotPredictError where there is none."""
+    mapping = scenario_mapping(case)
+    try:
+        return Scenario.from_mapping(mapping, source=case.text("case_id"))
+    except InputError as error:
+        reason = "; ".join(str(error).splitlines()).removeprefix(f"{case.text('case_id')}: ")
+        raise CannotPredictError(f"line {case.line}: {reason}", owed=False) from error
+
+
+def compare_step(case: Case) -> Comparison:
+    """Predict one run."""
+    measured = float("nan")
+    try:
+        measured = case.number("step_time_s")
+        predicted, skipped, owed = simulate(scenario_of(case)).step_time, None, True
+    except CannotPredictError as refusal:
+        predicted, skipped, owed = None, str(refusal), refusal.owed
+    return Comparison(case.text("case_id"), case.text("source"), measured, predicted, skipped, owed, factors_of(case))
+
+
+def compare_steps(
+    cases: Sequence[Case], *, workers: int | None = None, progress: Callable[[int], None] | None = None
+) -> list[Comparison]:
+    """Predict many runs, in parallel; progress: called with how many are done."""
+    workers = min(workers or os.cpu_count() or 1, max(1, len(cases) // _CHUNK))
+    if workers == 1:
+        done = map(compare_step, cases)
+        return _counted(done, progress)
+    with ProcessPoolExecutor(workers) as pool:
+        return _counted(pool.map(compare_step, cases, chunksize=_CHUNK), progress)
+
+
+def _counted(done: Iterable[Comparison], progress: Callable[[int], None] | None) -> list[Comparison]:
+    found: list[Comparison] = []
+    for each in done:
+        found.append(each)
+        if progress is not None:
+            progress(len(found))
+    return found
+
+
+def factors_of(case: Case) -> dict[str, str]:
+    """By what a run's error is grouped."""
+    return {
+        "gpu": case.text("gpu"),
+        "scale": _scale(case),
+        "axes": _axes(case),
+        "recompute": case.text("recompute") or "not stated",
+        "software": case.text("framework") or "not stated",
+        "quality": case.text("quality") or "not stated",
+    }
+
+
+def _scale(case: Case) -> str:
+    gpus = case.text("n_gpus")
+    return next(name for most, name in _SCALES if int(gpus) <= most) if gpus.isdigit() else "not stated"
+
+
+def _axes(case: Case) -> str:
+    """Parallel axes with a degree above one, and ZeRO: `tp+pp`, `dp (ZeRO-3)`."""
+    used = [axis for axis in ("tp", "cp", "pp", "dp") if case.text(axis) not in ("", "1")]
+    stage = case.text("zero_stage")
+    return ("+".join(used) or "none") + (f" (ZeRO-{stage})" if stage not in ("", "0") else "")
