@@ -31,7 +31,7 @@ COMMANDS: Final = {
     "derive": Command("calibrate.derive", "carry a record over to an accelerator with the same compute die"),
     "fit-published": Command(
         "calibrate.fit.published",
-        "fit every shipped accelerator's kernel constants to the published measurements in calibrate/published",
+        "fit every shipped accelerator's kernel constants to the shipped table of published kernels",
     ),
     "fit-collectives": Command(
         "calibrate.fit.collectives", "compare predicted collectives with the published ones, and fit their constants"

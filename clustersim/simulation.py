@@ -19,7 +19,7 @@ from clustersim.analysis.utilization import recomputed_flops
 from clustersim.collectives.library import load_library
 from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
-from clustersim.cost.machines import Machine, Machines, Slowed
+from clustersim.cost.machines import FLASH1, Host, Machine, Machines, OlderAttention, Slowed, slowest
 from clustersim.cost.record import Call
 from clustersim.cost.recorded import RecordedKernels
 from clustersim.cost.recorded_exchanges import RecordedExchanges
@@ -31,11 +31,11 @@ from clustersim.engine.engine import run
 from clustersim.engine.inside import Inside
 from clustersim.errors import InputError
 from clustersim.hardware.accelerator import Accelerator
+from clustersim.lowering.profile import profiled
 from clustersim.lowering.step import lower
 from clustersim.lowering.steps import repeat
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Footprint
-from clustersim.memory.framework import Framework, load_framework
 from clustersim.memory.ledger import Ledger, Pass, in_order, ledger
 from clustersim.memory.remedies import remedies
 from clustersim.parallel.groups import coordinate
@@ -47,11 +47,12 @@ from clustersim.program.task import Block, Compute, Overlap, Stream
 from clustersim.result import Flops, Result
 from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.scenario.checks import problems
-from clustersim.scenario.settings import CostSettings
 from clustersim.trace.store import Trace
 from clustersim.units import Bytes
 from clustersim.workload.flops import model_flops
+from clustersim.workload.framework import Framework
 from clustersim.workload.kernels import Kernel
+from clustersim.workload.training import Attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,8 @@ def simulate(scenario: Scenario) -> Result:
     """Simulate training steps."""
     _require(scenario)
     started = perf_counter()
-    plan, order = _plan(scenario), _order(scenario)
+    plan = _plan(scenario)
+    order = _order(scenario, plan)
     program = repeat(lower(plan, order), scenario.steps)
     exchanges = _exchanges(scenario, program)
     shares = _sharing(scenario, program, exchanges)
@@ -81,7 +83,7 @@ def simulate(scenario: Scenario) -> Result:
     inside = _run(scenario, cost, _classes(scenario, cost, exchanges, shares), shares)
     trace = inside.trace
     rows = read_rows(trace, program, scenario.steps)
-    footprint = _footprint(scenario, plan, load_framework())
+    footprint = _footprint(scenario, plan, scenario.framework)
     ledgers = tuple(_timed_ledgers(footprint, program, trace))
     capacities = _capacities(scenario, plan)
     fits = all(each.peak <= capacity for each, capacity in zip(ledgers, capacities, strict=True))
@@ -108,7 +110,7 @@ def check(scenario: Scenario) -> CheckReport:
     """Say whether a scenario fits in memory, and what would make it fit."""
     _require(scenario)
     plan = _plan(scenario)
-    peaks = _peaks(scenario, _footprint(scenario, plan, load_framework()))
+    peaks = _peaks(scenario, _footprint(scenario, plan, scenario.framework))
     capacities = _capacities(scenario, plan)
     peak, capacity = max(zip(peaks, capacities, strict=True), key=lambda pair: pair[0] / pair[1])
     suggestions = () if peak <= capacity else _suggestions(scenario)
@@ -119,7 +121,7 @@ def kernels_of(scenario: Scenario) -> tuple[Kernel, ...]:
     """The distinct kernels that the scenario's ranks run, as they are timed, in the order in which they first run."""
     _require(scenario)
     found: dict[Kernel, None] = {}
-    for block in _blocks(lower(_plan(scenario), _order(scenario))):
+    for block in _blocks(_lowered(scenario)):
         for operation in block.operations:
             match operation.does:
                 case Kernel() as kernel:
@@ -135,7 +137,7 @@ def exchanges_of(scenario: Scenario) -> tuple[Call, ...]:
     In one order, whatever process asks: all ranks of a world measure them together.
     """
     _require(scenario)
-    program = lower(_plan(scenario), _order(scenario))
+    program = _lowered(scenario)
     per_node = scenario.cluster.gpus_per_node
     found: dict[Call, None] = {}
     for exchange in dict.fromkeys(exchange for each in program.programs for exchange in each.exchanges):
@@ -152,7 +154,13 @@ def _blocks(program: Program) -> Iterator[Block]:
 
 def peak_memory(scenario: Scenario) -> Bytes:
     """Bytes that the fullest GPU needs; no simulation, since the peak depends on the order of passes alone."""
-    return max(_peaks(scenario, _footprint(scenario, _plan(scenario), load_framework())))
+    return max(_peaks(scenario, _footprint(scenario, _plan(scenario), scenario.framework)))
+
+
+def ledgers_of(scenario: Scenario) -> tuple[Ledger, ...]:
+    """Memory of the fullest GPU of every pipeline rank, over the number of its pass; no simulation."""
+    _require(scenario)
+    return tuple(_ledgers(scenario, _footprint(scenario, _plan(scenario), scenario.framework)))
 
 
 def _require(scenario: object) -> None:
@@ -168,8 +176,15 @@ def _plan(scenario: Scenario) -> Plan:
     return Plan(scenario.model, scenario.training, scenario.layout, scenario.schedule.chunks)
 
 
-def _order(scenario: Scenario) -> Order:
-    return scenario.schedule.order(scenario.layout.pp, scenario.microbatches)
+def _order(scenario: Scenario, plan: Plan) -> Order:
+    """The order in which pipeline ranks work, as it is with the costs of the cluster's first kind of accelerator."""
+    kernels = _machine(scenario, scenario.cluster.kinds()[0][0]).kernels
+    return profiled(scenario.schedule, plan, kernels).order(plan.layout.pp, plan.microbatches)
+
+
+def _lowered(scenario: Scenario) -> Program:
+    plan = _plan(scenario)
+    return lower(plan, _order(scenario, plan))
 
 
 def _exchanges(scenario: Scenario, program: Program) -> CommunicationCost | RecordedExchanges:
@@ -187,12 +202,12 @@ def _exchanges(scenario: Scenario, program: Program) -> CommunicationCost | Reco
 
 def _machines(scenario: Scenario) -> Machines:
     """What each rank's kernels run on: its accelerator, at the speed to which it is disturbed."""
-    world, settings = scenario.layout.world, scenario.cost
+    world = scenario.layout.world
     accelerators, kind = scenario.cluster.kinds()
     speeds, speed = np.unique(scenario.disturbances.speeds(world), return_inverse=True)
     pairs, of = np.unique(kind[:world] * len(speeds) + speed.reshape(-1), return_inverse=True)
     machines: list[Machine] = []
-    own = [_machine(accelerator, settings) for accelerator in accelerators]
+    own = [_machine(scenario, accelerator) for accelerator in accelerators]
     for number, at in (divmod(pair, len(speeds)) for pair in pairs.tolist()):
         machine = own[number]
         slow = machine if speeds[at] == 1.0 else replace(machine, kernels=Slowed(machine.kernels, float(speeds[at])))
@@ -200,17 +215,32 @@ def _machines(scenario: Scenario) -> Machines:
     return Machines(tuple(machines), of.reshape(-1))
 
 
-def _machine(accelerator: Accelerator, settings: CostSettings) -> Machine:
-    """An accelerator at its full speed, as it was measured if there is a record of it."""
-    record = settings.record
+def _machine(scenario: Scenario, accelerator: Accelerator) -> Machine:
+    """An accelerator at its full speed, as it was measured if there is a record of it, and its host."""
+    settings, record = scenario.cost, scenario.cost.record
     if record is None or record.device.accelerator != accelerator.name:
-        kernels: KernelCost = Roofline(accelerator)
+        pace = accelerator.in_training
+        rate = pace.sustained / (1.0 + pace.spread * slowest(scenario.layout.world))
+        kernels: KernelCost = Roofline(accelerator, rate)
         interference = accelerator.interference
     else:
         kernels = RecordedKernels(record, accelerator)
         measured = record.interference
         interference = accelerator.interference if measured is None else measured
-    return Machine(kernels, interference if settings.interference is None else settings.interference)
+    older = _older_attention(scenario.training.attention, accelerator)
+    kernels = kernels if older == 1.0 else OlderAttention(kernels, older)
+    host = Host(scenario.framework.launch, scenario.framework.call)
+    return Machine(kernels, interference if settings.interference is None else settings.interference, host)
+
+
+def _older_attention(attention: Attention, accelerator: Accelerator) -> float:
+    """How many times longer the flash attention of a training takes than the fastest there is for the accelerator."""
+    match attention:
+        case Attention.FLASH2:
+            return accelerator.in_training.flash2
+        case Attention.FLASH1:
+            return FLASH1 * accelerator.in_training.flash2
+    return 1.0
 
 
 def _sharing(scenario: Scenario, program: Program, exchanges: CommunicationCost | RecordedExchanges) -> Sharing | None:
@@ -270,9 +300,14 @@ def _footprint(scenario: Scenario, plan: Plan, framework: Framework) -> Footprin
 
 def _peaks(scenario: Scenario, footprint: Footprint) -> list[Bytes]:
     """What the fullest GPU of each pipeline rank needs."""
+    return [each.peak for each in _ledgers(scenario, footprint)]
+
+
+def _ledgers(scenario: Scenario, footprint: Footprint) -> Iterator[Ledger]:
+    """The ledger of the fullest GPU of each pipeline rank, over the number of its pass."""
     plan, activations = footprint.plan, Activations(footprint.plan)
-    order = scenario.schedule.order(plan.layout.pp, plan.microbatches)
-    return [ledger(footprint, activations, rank, in_order(actions)).peak for rank, actions in enumerate(order)]
+    for rank, actions in enumerate(_order(scenario, plan)):
+        yield ledger(footprint, activations, rank, in_order(actions))
 
 
 def _capacities(scenario: Scenario, plan: Plan) -> tuple[Bytes, ...]:
@@ -285,7 +320,7 @@ def _capacities(scenario: Scenario, plan: Plan) -> tuple[Bytes, ...]:
 
 def _suggestions(scenario: Scenario) -> tuple[str, ...]:
     """Single changes (and the few sensible pairs of them) after which the scenario fits."""
-    capacity, framework = min(_capacities(scenario, _plan(scenario))), load_framework()
+    capacity, framework = min(_capacities(scenario, _plan(scenario))), scenario.framework
     domains = scenario.cluster.fabric.domains(np.arange(scenario.cluster.gpus))
     domain = int(np.count_nonzero(domains == domains[0]))
 

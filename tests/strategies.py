@@ -189,6 +189,7 @@ STRATEGIES: list[str | dict[str, Any]] = [
     {"fsdp": {"prefetch": 0}},
     {"fsdp": {"prefetch": 3, "reshard_after_forward": False}},
 ]
+SCHEDULES = ["gpipe", "1f1b", "interleaved", "zb-1p", "zb-2p"]
 RECOMPUTES = ["none", "selective", "full", {"layers": 1}]
 
 
@@ -197,7 +198,7 @@ def mappings(draw: st.DrawFn, cluster: str | None = None) -> dict[str, Any]:
     """What a scenario file of 2 to 16 GPUs says."""
     place = draw(st.sampled_from(sorted(CLUSTERS))) if cluster is None else cluster
     degrees = draw(st.sampled_from(LEGAL[place]))
-    schedule = draw(st.sampled_from(["gpipe", "1f1b", "interleaved"] if degrees["pp"] > 1 else ["gpipe", "1f1b"]))
+    schedule = draw(st.sampled_from(SCHEDULES if degrees["pp"] > 1 else ["gpipe", "1f1b"]))
     rounds = draw(st.integers(1, 2)) * degrees["pp"] if schedule == "interleaved" else draw(st.integers(1, 4))
     layout = {**degrees, **draw(_layouts())}
     if degrees["dp"] == prod(degrees.values()) and (degrees["dp"] == 2 or place in WHOLE_NODE) and draw(st.booleans()):

@@ -16,7 +16,7 @@ from calibrate.check.timeline import TIMED, Part
 from clustersim.cost.record import Record
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Footprint
-from clustersim.memory.framework import Framework
+from clustersim.workload.framework import Framework
 from clustersim.memory.ledger import in_order, ledger
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Compute, Stream

@@ -20,6 +20,7 @@ from clustersim.hardware.disturbance import Disturbances
 from clustersim.parallel.data import Replicated, Zero
 from clustersim.parallel.plan import Plan
 from clustersim.scenario import Scenario
+from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.workload.training import Loss
 from clustersim.workload.transformer import Positions
 
@@ -64,6 +65,8 @@ def _layout(scenario: Scenario) -> Iterator[str]:
         yield f"layout: {' x '.join(used)} cannot be checked: {ONE_AXIS}"
     if layout.dp > 1 and not (isinstance(layout.data, Replicated) or layout.data.stage == 3):
         yield "layout.data: only ddp and fsdp can be checked"
+    if layout.pp > 1 and isinstance(scenario.schedule, ZeroBubble):
+        yield f"schedule: torch has no {scenario.schedule.name}; gpipe, 1f1b and interleaved can be checked"
     if layout.tensor_overlap and layout.tp > 1:
         yield "layout.tensor_overlap: DTensor does not cut collectives; set it to false"
     if layout.tp > scenario.model.kv_heads:

@@ -12,7 +12,7 @@ own or a datasheet's.
     python -m calibrate fit-collectives --fit      search the constants; print them, the errors with them, and the
                                                    errors of each table with constants fitted to all other tables
 
-Source of the measurements: calibrate/published/collectives.csv, one row per message size with its source.
+Source of the measurements: clustersim/validation/published/collectives.csv, one row per message size with its source.
 """
 
 import argparse
@@ -53,9 +53,8 @@ class Errors:
 def compare(benchmark: Benchmark, choices: Choices) -> Errors:
     """Predict every size of a benchmark; the slowest group counts."""
     predicted = [choose(choices, size) for size in benchmark.sizes]
-    seconds = benchmark.seen(np.array([each.seconds.max() for each in predicted]))
-    ratios = (seconds / np.array(benchmark.measured)).tolist()
-    return Errors(benchmark, tuple(ratios), tuple(each.offer.name for each in predicted))
+    ratios = benchmark.ratios(np.array([each.seconds.max() for each in predicted]))
+    return Errors(benchmark, tuple(ratios.tolist()), tuple(each.offer.name for each in predicted))
 
 
 @dataclass(frozen=True)
@@ -124,13 +123,13 @@ def _logarithms(table: Benchmark, choices: Choices) -> FloatArray:
     extra = np.multiply.outer(LAUNCHES, launched)[:, :, None]
     costed = (np.sum(costs(choices, size), axis=0) for size in table.sizes)
     seconds = np.stack([(extra + each).min(axis=1).max(axis=1) for each in costed], axis=1)
-    misfits: FloatArray = np.abs(np.log(table.seen(seconds) / np.array(table.measured)))
+    misfits: FloatArray = np.abs(np.log(table.ratios(seconds)))
     return misfits
 
 
 def survey(library: Library) -> dict[Benchmark, Choices]:
     """Cost the library's offers for every published table."""
-    return {benchmark: benchmark.survey(library) for benchmark in read_benchmarks()}
+    return {benchmark: benchmark.place.survey(library) for benchmark in read_benchmarks()}
 
 
 def judge(library: Library) -> list[Quality]:
@@ -139,7 +138,7 @@ def judge(library: Library) -> list[Quality]:
     fits = fit(surveys, library)
     errors = [compare(table, choices) for table, choices in surveys.items()]
     left_out = [_left_out(table, choices, fits) for table, choices in surveys.items()]
-    kinds = sorted({each.benchmark.kind for each in errors})
+    kinds = sorted({each.benchmark.place.kind for each in errors})
     parts = [(kind, large) for kind in kinds for large in (True, False)]
     return [_quality(kind, errors, left_out, large=large) for kind, large in parts]
 
@@ -150,8 +149,8 @@ def _left_out(table: Benchmark, choices: Choices, fits: Fit) -> Errors:
 
 
 def _quality(kind: str, errors: Sequence[Errors], left_out: Sequence[Errors], *, large: bool) -> Quality:
-    mine = [each for each in errors if each.benchmark.kind == kind]
-    others = [each for each in left_out if each.benchmark.kind == kind]
+    mine = [each for each in errors if each.benchmark.place.kind == kind]
+    others = [each for each in left_out if each.benchmark.place.kind == kind]
     return Quality(
         accelerator=kind,
         kind=f"collectives {'>=' if large else '<'} 1 MiB",
@@ -167,17 +166,17 @@ def report(errors: Iterable[Errors]) -> str:
     by_gpu: dict[str, list[Errors]] = {}
     for each in errors:
         lines.append(f"{_named(each)}{_percent([each])}{len(each.ratios):>6}")
-        by_gpu.setdefault(each.benchmark.kind, []).append(each)
+        by_gpu.setdefault(each.benchmark.place.kind, []).append(each)
     lines += [f"mean over tables  {gpu:<44}{_percent(members)}" for gpu, members in by_gpu.items()]
     lines += ["* not fitted: over AWS EFA, or with what a framework does on the host before each call"]
     return "\n".join(lines)
 
 
 def _named(errors: Errors) -> str:
-    known = errors.benchmark
-    mark = " " if known.fitted else "*"
+    known = errors.benchmark.place
+    mark = " " if errors.benchmark.fitted else "*"
     what = f"{known.collective.value}{' ' + known.algorithm if known.algorithm else ''}"
-    return f"{known.source + mark:<18}{known.gpu:<15}{known.gpus:>6} {what:<22}"
+    return f"{errors.benchmark.source + mark:<18}{known.gpu:<15}{known.gpus:>6} {what:<22}"
 
 
 def _percent(errors: Sequence[Errors]) -> str:
@@ -226,4 +225,5 @@ def _detail(errors: Errors) -> str:
     known = errors.benchmark
     rows = zip(known.sizes, known.measured, errors.ratios, errors.algorithms, strict=True)
     lines = [f"{size:>14.0f} B {time * 1e6:>10.1f} us x {ratio:.2f} {name}" for size, time, ratio, name in rows]
-    return "\n".join([f"{known.source} {known.gpu} {known.gpus} {known.collective.value}", *lines])
+    place = known.place
+    return "\n".join([f"{known.source} {place.gpu} {place.gpus} {place.collective.value}", *lines])

@@ -5,7 +5,8 @@ without take a sibling's; where the best matmul that a search found is known for
 sibling's distance from that upper bound. The values found are the ones in `topologies/accelerators`: a test holds the
 two together, so that nothing is tuned by hand.
 
-References: the `source` and `locator` columns of published/kernels.csv and published/bandwidth.csv.
+References: the `source` and `locator` columns of `clustersim/validation/published/kernels.csv` and of
+`published/bandwidth.csv`.
 """
 
 import argparse
@@ -66,7 +67,11 @@ DERIVATIONS: Final = (
     Derivation("v100-sxm-32gb", "a100-sxm-80gb"),
     Derivation("h100-pcie-80gb", "h100-sxm-80gb"),
     Derivation("h200-sxm-141gb", "h100-sxm-80gb"),
+    Derivation("h100-sxm-96gb", "h100-sxm-80gb"),
+    Derivation("h800-sxm-80gb", "h100-sxm-80gb"),
     Derivation("gb200", "b200-sxm-180gb"),
+    Derivation("b300-sxm-288gb", "b200-sxm-180gb"),
+    Derivation("gb300", "b200-sxm-180gb"),
     Derivation("mi300x", "h100-sxm-80gb"),
 )
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from calibrate.fit.alpha_beta import fit_calls
 from calibrate.fit.published_collectives import Benchmark, read_benchmarks
-from calibrate.fit.published_kernels import AttentionRow, MatmulRow, attentions, flash_kernel, matmuls
+from calibrate.fit.published_kernels import AttentionRow, MatmulRow, attentions, matmuls
 from calibrate.fit.quality import Fits, Judged
 from clustersim.cost.record import (
     Call,
@@ -39,6 +39,7 @@ from clustersim.cost.record_file import require_own, write_record
 from clustersim.errors import OutputError
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.units import Seconds
+from clustersim.validation.kernels import flash_kernel
 from clustersim.workload.kernels import KernelKind
 
 CONDITIONS: Final = Conditions(
@@ -47,7 +48,8 @@ CONDITIONS: Final = Conditions(
     method="published by others, each row by its source; a single value each, or the median of several sources",
 )
 DERIVATION: Final = (
-    "rows of calibrate/published/kernels.csv and collectives.csv; constants by python -m calibrate fit-published"
+    "rows of clustersim/validation/published/kernels.csv and collectives.csv; "
+    "constants by python -m calibrate fit-published"
 )
 _DIGITS: Final = 6  # of what is computed: enough, and the same on every machine
 
@@ -156,16 +158,16 @@ def _residual(pairs: Sequence[tuple[float, float]]) -> Residual:
 def _collectives() -> dict[str, list[CollectiveRow]]:
     found: dict[str, dict[Call, list[CollectiveRow]]] = {}
     for table in read_benchmarks():
-        if table.algorithm or table.gpus > table.per_node:
+        if table.place.algorithm or table.place.nodes > 1:
             continue
         for row in _rows(table):
-            found.setdefault(table.accelerator, {}).setdefault(row.call, []).append(row)
+            found.setdefault(table.place.accelerator, {}).setdefault(row.call, []).append(row)
     return {name: [_one_call(same) for same in rows.values()] for name, rows in found.items()}
 
 
 def _rows(table: Benchmark) -> Iterable[CollectiveRow]:
     for size, seconds in zip(table.sizes, table.measured, strict=True):
-        call = Call(table.collective, size, table.gpus, 1)
+        call = Call(table.place.collective, size, table.place.gpus, 1)
         yield CollectiveRow(call, _spread([seconds]), f"{table.source}: {table.locator}")
 
 

@@ -1,6 +1,7 @@
 """What is a second of a rank's time called?
 
-Kernels are called by why they run (`Work`), communication by the mesh axis that it serves. Reductions over all ranks
+Kernels are called by why they run (`Work`), what the GPU waits for the host to launch them is a part of its own,
+communication by the mesh axis that it serves. Reductions over all ranks
 of a replica, over the world and of tied embeddings complete the gradients, so they count as data parallel.
 """
 
@@ -24,6 +25,7 @@ class Part(Enum):
     COMPUTE = "compute"
     RECOMPUTE = "recompute"
     OPTIMIZER = "optimizer"
+    LAUNCH = "kernel launch"
     SLOWED = "slowed by communication"
     EXPOSED_TP = "exposed tp"
     EXPOSED_CP = "exposed cp"
@@ -75,8 +77,10 @@ STAGE_CROSSING_ROLES: Final = PIPELINE_ROLES | {"embedding", "model", "world"}
 def kernel_parts(block: Block, timing: BlockTiming) -> FloatArray:
     """Seconds of each part in which kernels run, as they take alone: [parts]."""
     seconds = np.zeros(len(PARTS))
-    for operation, duration in zip(block.operations, timing.kernels.tolist(), strict=True):
+    running = timing.kernels - timing.launching
+    for operation, duration in zip(block.operations, running.tolist(), strict=True):
         seconds[PART_OF_WORK[operation.work].place] += duration
+    seconds[Part.LAUNCH.place] += float(timing.launching.sum())
     return seconds
 
 

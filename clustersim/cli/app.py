@@ -121,6 +121,42 @@ def coverage(
     show_coverage(file, overrides or [], json, every=all_rows)
 
 
+@app.command()
+def explain(
+    file: ScenarioFile,
+    measured: Annotated[str, typer.Option(metavar="TIME", help="Time that a step took, e.g. 4.2s.")],
+    overrides: Overrides = None,
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the answer as JSON; - is stdout.")] = None,
+) -> None:
+    """Say whether a measured step time is reasonable, and which single causes would explain the gap."""
+    from clustersim.cli.explain import explain_step
+
+    explain_step(file, measured, overrides or [], json)
+
+
+@app.command()
+def validate(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KIND FILE.csv | show CASE_ID",
+            help="Kinds: steps, memory, collectives, kernels. Without a file the shipped cases; default: all kinds.",
+        ),
+    ] = None,
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write errors as JSON; - is stdout.")] = None,
+    html: Html = None,
+    workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes; default: one per core.")] = None,
+    only: Annotated[str, typer.Option(metavar="TEXT", help="Only cases whose id contains it.")] = "",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
+) -> None:
+    """Predict published runs and measurements, or your own, and say how far off the predictions are."""
+    from clustersim.cli.outputs import Outputs
+    from clustersim.cli.validate import run_validation
+    from clustersim.cli.validate_kinds import Choice
+
+    run_validation(words or [], Choice(only, workers), Outputs(json=json, html=html, table=not quiet and json != "-"))
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
 def calibrate(context: typer.Context) -> None:
     """Measure this machine's kernels and collectives, and check predictions against real steps (needs PyTorch)."""

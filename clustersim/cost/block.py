@@ -5,6 +5,10 @@ may have different machines, and exchanges of different groups may differ; ranks
 timing.
 
 A kernel that runs beside an exchange of its own block (`Overlap`) is slowed by it while both run.
+
+The host launches a block's kernels and collectives while earlier ones run, so a block takes as long as the GPU needs for
+it, or as the host needs to launch it, whichever is longer; what the GPU waits is spread over the kernels by their
+launches. Assumed: the host gets no further ahead than one block, as frameworks that wait for the GPU between passes.
 """
 
 import math
@@ -15,7 +19,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from clustersim.cost.machines import Machine, Machines
+from clustersim.cost.machines import Host, Machine, Machines
 from clustersim.cost.timing import Bound, ExchangeCost, ExchangeTiming, Provenance, Timing
 from clustersim.program.program import Program
 from clustersim.program.task import Block, Exchange, Overlap
@@ -63,6 +67,7 @@ class BlockTiming:
     durations: [operations] seconds; offsets: [operations + 1] seconds from the block's start, their running sum;
     exposed: [operations] the part of each that is communication not hidden by a kernel (all of an exchange's time,
     none of a kernel's); slowed: [operations] the part by which an exchange of the same operation slows its kernel;
+    launching: [operations] the part of each kernel's time in which the GPU waits for the host;
     together: operations that are a kernel and an exchange side by side, by place; provenance, bound, error: one per
     operation.
     """
@@ -71,6 +76,7 @@ class BlockTiming:
     offsets: FloatArray
     exposed: FloatArray
     slowed: FloatArray
+    launching: FloatArray
     together: Mapping[int, SideBySide]
     provenance: tuple[Provenance, ...]
     bound: tuple[Bound, ...]
@@ -83,7 +89,7 @@ class BlockTiming:
 
     @property
     def kernels(self) -> FloatArray:
-        """[operations] what the kernels of each take alone."""
+        """[operations] what the kernels of each take alone, launched by their host."""
         return np.array(self.durations) - self.exposed - self.slowed
 
     def rest(self, kernels: FloatArray) -> FloatArray:
@@ -169,7 +175,8 @@ class BlockCost:
                     timing, part = self._machine(rank).kernels.kernel(kernel), (0.0, 0.0)
             timings.append(timing)
             parts.append((timing.seconds, 0.0) if part is None else part)
-        return timing_of(timings, parts, together)
+        launching = _launching(self._machine(rank).host, block, [timing.seconds for timing in timings])
+        return timing_of(timings, parts, together, launching)
 
     def _overlapped(self, rank: int, overlap: Overlap) -> tuple[Timing, tuple[Seconds, Seconds], SideBySide]:
         """Timing of a kernel and an exchange side by side, how much of it is exposed communication, and slowing."""
@@ -186,20 +193,44 @@ def timing_of(
     operations: Sequence[Timing],
     parts: Sequence[tuple[Seconds, Seconds]],
     together: Mapping[int, SideBySide] = MappingProxyType({}),
+    launching: FloatArray | None = None,
 ) -> BlockTiming:
-    """Put timings of operations together; parts: (exposed, slowed) of each."""
-    durations = tuple(timing.seconds for timing in operations)
+    """Put timings of operations together; parts: (exposed, slowed) of each; launching: None, no waiting for the host."""
+    waits = np.zeros(len(operations)) if launching is None else launching
+    durations = tuple(timing.seconds + wait for timing, wait in zip(operations, waits.tolist(), strict=True))
     exposed, slowed = np.array(parts, dtype=np.float64).reshape(-1, 2).T
     return BlockTiming(
         durations=durations,
         offsets=np.concatenate(([0.0], np.cumsum(durations))),
         exposed=exposed,
         slowed=slowed,
+        launching=waits,
         together=together,
         provenance=tuple(timing.provenance for timing in operations),
         bound=tuple(timing.bound for timing in operations),
         error=tuple(timing.error for timing in operations),
     )
+
+
+def _launching(host: Host, block: Block, seconds: Sequence[Seconds]) -> FloatArray:
+    """[operations] how long the GPU waits for the host, at kernels that no exchange runs beside."""
+    launches = np.array([_launches(operation.does) for operation in block.operations], dtype=np.float64).reshape(-1, 3)
+    kernels, beside, calls = launches.T
+    late = (kernels.sum() + beside.sum()) * host.launch + calls.sum() * host.call - sum(seconds)
+    waits: FloatArray = kernels * max(late, 0.0) / max(kernels.sum(), 1.0)
+    return waits
+
+
+def _launches(does: Kernel | Exchange | Overlap) -> tuple[float, float, float]:
+    """What the host launches for an operation: kernels by themselves, kernels beside an exchange, exchanges."""
+    match does:
+        case Exchange():
+            return 0.0, 0.0, 1.0
+        case Overlap(kernel=kernel, chunks=chunks):
+            pieces = 1.0 if math.isinf(chunks) else chunks
+            return 0.0, kernel.launches * pieces, pieces
+        case kernel:
+            return float(kernel.launches), 0.0, 0.0
 
 
 def _in_pieces(machine: Machine, kernel: Kernel, chunks: float) -> Timing:

@@ -9,9 +9,10 @@ What is expected at a point is then a weighted mean of the values of its NEIGHBO
 expected from the others.
 
 Chosen by that error, among methods that return zero where all values are zero. On the 920 published matrix products of
-four GPUs (`calibrate/published/kernels.csv`), mean absolute errors in percent for the published rooflines of B200, A100
-PCIe, A100 SXM and H100, and as a share of the roofline's own error, beside the share for rooflines of a peak and a
-bandwidth only, and the share for products, norms and attention that were measured on a CPU (60 and 300 of each):
+four GPUs (`clustersim/validation/published/kernels.csv`), mean absolute errors in percent for the published rooflines
+of B200, A100 PCIe, A100 SXM and H100, and as a share of the roofline's own error, beside the share for rooflines of a
+peak and a bandwidth only, and the share for products, norms and attention that were measured on a CPU (60 and 300 of
+each):
 
     roofline alone                                 11.6  4.0  6.9  7.0   1.00   1.00   1.00
     inverse distance, 16 neighbours                 8.1  3.5  5.7  6.3   0.82   0.43   0.80

@@ -2,18 +2,41 @@
 
 A machine is an accelerator in the state that it is in: its kernels take what its source of durations says, and longer
 by a part while a collective runs beside them on the same GPU, because the collective's own kernel takes compute units
-and memory bandwidth away. Ranks on equal machines share one.
+and memory bandwidth away. A host launches them one after the other. Ranks on equal machines share one.
 """
 
 from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clustersim.cost.timing import KernelCost, Timing
-from clustersim.workload.kernels import Kernel
+from clustersim.units import Seconds
+from clustersim.workload.kernels import Kernel, KernelKind
 
 IntArray = NDArray[np.int64]
+
+FLASH1: Final = 2.0
+"""Times that FlashAttention takes relative to FlashAttention-2 ("around 2x speedup", arXiv:2307.08691, abstract)."""
+
+
+def slowest(gpus: int) -> float:
+    """By how many standard deviations the slowest of so many GPUs is expected to be slower than the mean one.
+
+    The expected largest of a normal sample, by Blom's approximation (Statistical Estimates and Transformed
+    Beta-Variables, 1958). A step waits for all of its ranks, so the slowest sets the pace.
+    """
+    return 0.0 if gpus < 2 else NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The CPU process that drives one GPU. launch: seconds for one kernel; call: for one collective."""
+
+    launch: Seconds = 0.0
+    call: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +45,7 @@ class Machine:
 
     kernels: KernelCost
     interference: float = 0.0
+    host: Host = Host()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +59,20 @@ class Slowed:
         """Time one kernel alone."""
         timing = self.kernels.kernel(kernel)
         return replace(timing, seconds=timing.seconds / self.speed)
+
+
+@dataclass(frozen=True, slots=True)
+class OlderAttention:
+    """Flash attention of an older library, which takes some `times` as long; all other kernels as they are."""
+
+    kernels: KernelCost
+    times: float
+
+    def kernel(self, kernel: Kernel) -> Timing:
+        """Time one kernel alone."""
+        timing = self.kernels.kernel(kernel)
+        attention = kernel.kind in (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
+        return replace(timing, seconds=timing.seconds * self.times) if attention else timing
 
 
 @dataclass(frozen=True, slots=True, eq=False)

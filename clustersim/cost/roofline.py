@@ -20,7 +20,7 @@ al., "Stream-K", arXiv:2301.03598, section 3 (splitting k); Dao, "FlashAttention
 3.1-3.2; Williams et al., "Roofline", CACM 52(4).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -51,9 +51,13 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """A source of kernel durations for one accelerator; remembers the kernels that it has timed."""
+    """A source of kernel durations for one accelerator; remembers the kernels that it has timed.
+
+    rate: arithmetic relative to kernels by themselves, for kernels within a training step.
+    """
 
     accelerator: Accelerator
+    rate: float = 1.0
     _timings: dict[Kernel, Timing] = field(default_factory=dict, repr=False, compare=False)
 
     def kernel(self, kernel: Kernel) -> Timing:
@@ -66,6 +70,7 @@ class Roofline:
     def _time(self, kernel: Kernel) -> Timing:
         efficiency = self.accelerator.efficiency
         work = self._work(kernel)
+        work = replace(work, compute=work.compute / self.rate)
         latency = kernel.launches * efficiency.kernel_latency
         floor = kernel.launches * efficiency.launch_interval
         busy = max(work.compute, work.memory)

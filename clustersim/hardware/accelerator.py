@@ -12,11 +12,12 @@ from typing import Final
 from clustersim import shipped
 from clustersim.dtypes import DType
 from clustersim.errors import InputError, nearest, shown
-from clustersim.hardware.efficiency import AttentionEfficiency, Efficiency, MatmulEfficiency
+from clustersim.hardware.efficiency import AttentionEfficiency, Efficiency, InTraining, MatmulEfficiency
 from clustersim.section import Section
 from clustersim.units import Bytes, BytesPerSecond, Dimension, FlopPerSecond
 
 MOST_UNITS: Final = 1_000_000  # compute units, or rows of an attention block: a typing error beyond
+MOST_SUSTAINED: Final = 1.25  # of the published single kernels' rate
 MOST_INTERFERENCE: Final = 10.0  # kernels that take eleven times as long: a percentage by mistake beyond
 _PROVENANCE: Final = MappingProxyType({"published": True, "roofline": False})
 
@@ -42,6 +43,7 @@ class Accelerator:
     interference: float
     efficiency: Efficiency
     sources: Mapping[str, str]
+    in_training: InTraining = InTraining()
 
     def peak_of(self, dtype: DType) -> FlopPerSecond:
         """Dense peak in FLOP/s; raise InputError that lists the formats that this accelerator has."""
@@ -66,6 +68,7 @@ def load_accelerator(name_or_path: str) -> Accelerator:
         context_bytes=section.quantity("context", Dimension.SIZE, zero=True),
         interference=_interference(section),
         efficiency=_efficiency(section.section("efficiency")),
+        in_training=_in_training(section.section("in_training")) if section.has("in_training") else InTraining(),
         sources=section.section("sources").texts(),
     )
     section.finish()
@@ -97,6 +100,14 @@ def _efficiency(section: Section) -> Efficiency:
         memory=section.share("memory"),
         kernel_latency=section.quantity("kernel_latency", Dimension.TIME, zero=True),
         launch_interval=section.quantity("launch_interval", Dimension.TIME, zero=True),
+    )
+
+
+def _in_training(section: Section) -> InTraining:
+    return InTraining(
+        sustained=section.ratio("sustained", most=MOST_SUSTAINED),
+        spread=section.number("spread"),
+        flash2=section.number("flash2", low=1.0),
     )
 
 

@@ -62,3 +62,18 @@ class Efficiency:
     memory: float
     kernel_latency: Seconds
     launch_interval: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class InTraining:
+    """How kernels of a training step differ from the same kernels by themselves.
+
+    sustained: their arithmetic rate relative to that of single kernels, as the power limit leaves it under a mix of
+    kernels on real values, and as other machines and library versions than those of the published kernels have it;
+    spread: standard deviation of that rate from GPU to GPU (a step waits for the slowest); flash2: how many times
+    longer FlashAttention-2 takes than the flash attention for which the constants are, the fastest there is.
+    """
+
+    sustained: float = 1.0
+    spread: float = 0.0
+    flash2: float = 1.0

@@ -1,10 +1,11 @@
 """DDP, ZeRO-1 and ZeRO-2: when are gradients reduced and updated parameters gathered?
 
-The backward that completes gradients is cut where buckets become full, and each bucket's collective is issued there
-(Li et al. 2020, section 3.2.3). With ZeRO, the parameters that the last step updated are gathered at the start of the
-step, in the order in which the first forward needs them, and that forward waits for them layer by layer (Megatron-LM's
-distributed optimizer with `overlap_param_gather`). Without overlap everything is communicated after the last backward,
-but for ZeRO-2's gradients, which cannot wait: they are reduced after every backward, and the next pass waits for them.
+The backward that completes gradients (or its half, the weights') is cut where buckets become full, and each bucket's
+collective is issued there (Li et al. 2020, section 3.2.3). With ZeRO, the parameters that the last step updated are
+gathered at the start of the step, in the order in which the first forward needs them, and that forward waits for them
+layer by layer (Megatron-LM's distributed optimizer with `overlap_param_gather`). Without overlap everything is
+communicated after the last backward, but for ZeRO-2's gradients, which cannot wait: they are reduced after every
+backward, and the next pass waits for them.
 """
 
 from collections.abc import Sequence
@@ -48,7 +49,8 @@ class Bucketed:
             run, self._awaited = Pass(run.stage, run.action, (*run.after, *self._awaited), run.arriving), ()
         if run.action.kind is ActionKind.FORWARD:
             return self._forward(low, run)
-        if self.every_microbatch or (self.overlap and run.action.microbatch == self.last_microbatch):
+        completes = self.every_microbatch or (self.overlap and run.action.microbatch == self.last_microbatch)
+        if completes and run.action.kind is not ActionKind.INPUT_GRADIENT:
             return self._backward(low, run)
         return Plain().run(low, run)
 
@@ -99,7 +101,7 @@ class Bucketed:
         return task
 
     def _backward(self, low: Lowering, run: Pass) -> int:
-        operations = low.units.operations(run.stage, ActionKind.BACKWARD)
+        operations = low.units.operations(run.stage, run.action.kind)
         task, after, arriving = -1, run.after, run.arriving
         for place, (piece, parameters) in enumerate(buckets(operations, self.bucket)):
             part = Pass(run.stage, run.action, after, arriving)

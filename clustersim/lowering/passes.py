@@ -7,7 +7,8 @@ The seam between the pipeline and data parallelism: the pipeline says which pass
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from types import MappingProxyType
+from typing import Final, Protocol
 
 from clustersim.lowering.tasklist import Blocks, TaskList
 from clustersim.lowering.units import Units
@@ -16,6 +17,15 @@ from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.task import Collective, Communicate, Compute, Exchange, Operation, Stream
 from clustersim.units import Bytes
+
+_NAMES: Final = MappingProxyType(
+    {
+        ActionKind.FORWARD: "forward",
+        ActionKind.BACKWARD: "backward",
+        ActionKind.INPUT_GRADIENT: "input gradient",
+        ActionKind.WEIGHT_GRADIENT: "weight gradient",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +51,7 @@ class Lowering:
 
     def compute(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
         """Add a compute task whose block is shared by all passes with this key; return its number."""
-        name = "forward" if run.action.kind is ActionKind.FORWARD else "backward"
+        name = _NAMES[run.action.kind]
         block = self.blocks.block((name, bool(run.arriving), key), name, (*run.arriving, *operations))
         self.computed = self.tasks.add(Stream.COMPUTE, Compute(block, run.after, run.action))
         return self.computed
@@ -67,7 +77,7 @@ class DataLowering(Protocol):
         """Issue what the step starts with."""
 
     def run(self, low: Lowering, run: Pass) -> int:
-        """Issue one forward or backward; return the number of its last compute task."""
+        """Issue one pass; return the number of its last compute task."""
 
     def reduce(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
         """Issue the gradient reductions that have not been issued during backward; `after` is the last compute task."""

@@ -4,6 +4,7 @@ Every unit (layer, embedding, head) waits for the gather of its parameters. The 
 reaches the unit `prefetch` places before it, so at most prefetch + 1 gathered units are in memory; a pass prefetches
 nothing for the next pass. Gradients are reduced and scattered unit by unit, behind the gathers in the same stream. The
 head stays gathered between its forward and its backward, which follows at once (as torchtitan wraps it for FSDP2).
+Where backward is run in halves, its input gradients need the parameters, its weight gradients do not.
 Reference: Zhao et al. 2023, "PyTorch FSDP", sections 3.2 and 3.3.
 """
 
@@ -29,13 +30,13 @@ class Sharded:
 
     def run(self, low: Lowering, run: Pass) -> int:
         """Gather, run and (backward) reduce unit by unit; return the last compute task."""
-        forward = run.action.kind is ActionKind.FORWARD
-        units = low.units.of(run.stage)[:: 1 if forward else -1]
+        kind = run.action.kind
+        units = low.units.of(run.stage)[:: 1 if kind is ActionKind.FORWARD else -1]
         gathers: dict[int, int] = {}
         issued = 0
         for place, unit in enumerate(units):
             while issued < min(len(units), place + 1 + self.strategy.ahead):
-                if forward or self._gathered_again(units[issued]):
+                if self._gathers(units[issued], kind):
                     gathers[issued] = self._gather(low, units[issued])
                 issued += 1
             own = (gathers[place],) if place in gathers else ()
@@ -49,8 +50,9 @@ class Sharded:
     def end(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
         """Nothing to do: the next step gathers what it needs."""
 
-    def _gathered_again(self, unit: Unit) -> bool:
-        return self.strategy.reshard_after_forward and not unit.head
+    def _gathers(self, unit: Unit, kind: ActionKind) -> bool:
+        again = self.strategy.reshard_after_forward and not unit.head
+        return kind is ActionKind.FORWARD or (again and kind is not ActionKind.WEIGHT_GRADIENT)
 
     def _gather(self, low: Lowering, unit: Unit) -> int:
         payload = unit.parameters * low.plan.training.precision.compute.bytes
@@ -58,10 +60,9 @@ class Sharded:
         return low.communicate(f"gather {unit.name}", Collective.ALL_GATHER, payload, after)
 
     def _compute(self, low: Lowering, run: Pass, unit: Unit) -> None:
-        """Run one unit, and after its backward reduce its gradients."""
-        forward = run.action.kind is ActionKind.FORWARD
-        operations = unit.forward if forward else unit.backward
-        task = low.compute(run, id(unit), operations)
-        if not forward:
+        """Run one unit, and reduce its gradients once they are there."""
+        kind = run.action.kind
+        task = low.compute(run, id(unit), unit.operations(kind))
+        if kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT):
             payload = unit.parameters * low.plan.training.precision.gradients.bytes
             low.reducing.append(low.communicate(f"reduce {unit.name}", Collective.REDUCE_SCATTER, payload, (task,)))

@@ -3,7 +3,14 @@
 Ranks of one pipeline rank run the same tasks, whatever their coordinates on the other axes. A pipeline rank works
 through its schedule: it waits for the activations (or gradients) of a pass, runs it, and sends on what comes out. After
 the last backward come the reductions that are still to be done, the norm of all gradients, and the optimizer.
+
+All ranks wait for the norm, but not with a zero-bubble schedule, whose pipeline ranks begin and end one after the
+other: there the optimizer waits for the norm so far, of the stages up to its own, handed on along the pipeline.
+Whether the whole norm would have changed the update is found out beside the next step's warm-up (Qi et al. 2023,
+arXiv:2401.10241, section 4); here it never does, and finding out costs nothing.
 """
+
+from typing import Final
 
 from clustersim.lowering.data import data_lowering
 from clustersim.lowering.naive import lower_naive
@@ -31,6 +38,7 @@ from clustersim.workload.kernels import Kernel
 from clustersim.workload.layers import gradient_norm, optimizer_step
 
 NORM_BYTES = 4.0  # one fp32 sum of squares
+_NORM: Final = "gradient norm"
 
 
 def lower(plan: Plan, order: Order) -> Program:
@@ -62,7 +70,8 @@ def _rank(low: Lowering, rank: int, actions: tuple[Action, ...]) -> RankProgram:
     last = low.computed or 0
     data.reduce(low, stages, last)
     _tie_embeddings(low, stages, last)
-    data.end(low, stages, _optimize(low, stages))
+    halves = any(action.kind is ActionKind.WEIGHT_GRADIENT for action in actions)
+    data.end(low, stages, _optimize(low, stages, handed_on=halves and low.plan.layout.pp > 1))
     return low.tasks.program()
 
 
@@ -70,7 +79,8 @@ def _receive(low: Lowering, run: Pass) -> Pass:
     """Wait for what another pipeline rank sends; without sequence parallelism its parts are gathered on arrival."""
     layout, forward = low.plan.layout, run.action.kind is ActionKind.FORWARD
     source = run.stage.number + (-1 if forward else 1)
-    if layout.pp == 1 or not 0 <= source < len(low.plan.stages):
+    alone = layout.pp == 1 or run.action.kind is ActionKind.WEIGHT_GRADIENT
+    if alone or not 0 <= source < len(low.plan.stages):
         return run
     task = low.tasks.add(Stream.RECEIVE, Receive(low.messages[forward], run.action))
     arriving: tuple[Operation, ...] = ()
@@ -84,7 +94,8 @@ def _send(low: Lowering, action: Action, done: int) -> tuple[int, ...]:
     """Send a pass's output on; return what the next pass must wait for because of it."""
     layout, forward = low.plan.layout, action.kind is ActionKind.FORWARD
     target = action.stage + (1 if forward else -1)
-    if layout.pp == 1 or not 0 <= target < len(low.plan.stages):
+    alone = layout.pp == 1 or action.kind is ActionKind.WEIGHT_GRADIENT
+    if alone or not 0 <= target < len(low.plan.stages):
         return ()
     stream = Stream.SEND_NEXT if forward else Stream.SEND_PREVIOUS
     tag = Action(target, action.kind, action.microbatch)
@@ -104,8 +115,8 @@ def _tie_embeddings(low: Lowering, stages: tuple[Stage, ...], after: int) -> Non
     low.reducing.append(low.tasks.add(Stream.DATA, Communicate(exchange, (after, *low.reducing[-1:]))))
 
 
-def _optimize(low: Lowering, stages: tuple[Stage, ...]) -> int:
-    """Clip and apply the gradients that this rank updates; return the optimizer's task."""
+def _optimize(low: Lowering, stages: tuple[Stage, ...], *, handed_on: bool) -> int:
+    """Clip and apply the gradients that this rank updates; return the optimizer's task. handed_on: the norm is."""
     plan = low.plan
     parameters = float(sum(low.plan.parameters(stage) for stage in stages))
     sharded = isinstance(plan.layout.data, Zero)
@@ -113,12 +124,43 @@ def _optimize(low: Lowering, stages: tuple[Stage, ...]) -> int:
         parameters /= plan.replicas
     after = tuple(low.reducing)
     if plan.training.gradient_clipping:
-        norm = low.blocks.block(("norm", parameters), "gradient norm", _steps(gradient_norm(plan.training, parameters)))
-        task = low.tasks.add(Stream.COMPUTE, Compute(norm, after))
-        exchange = Exchange("gradient norm", Collective.ALL_REDUCE, "world" if sharded else "model", NORM_BYTES)
-        after = (low.tasks.add(Stream.DATA, Communicate(exchange, (task,))),)
+        kernels = _steps(gradient_norm(plan.training, parameters))
+        after = _norm_so_far(low, stages[0].number, kernels) if handed_on else _norm(low, kernels)
     block = low.blocks.block(("optimizer", parameters), "optimizer", _steps(optimizer_step(plan.training, parameters)))
     return low.tasks.add(Stream.COMPUTE, Compute(block, after))
+
+
+def _norm(low: Lowering, kernels: list[Operation]) -> tuple[int, ...]:
+    """Sum the squares of all gradients; return the task after which the sum is there."""
+    task = _squares(low, kernels)
+    role = "world" if isinstance(low.plan.layout.data, Zero) else "model"
+    exchange = Exchange(_NORM, Collective.ALL_REDUCE, role, NORM_BYTES)
+    return (low.tasks.add(Stream.DATA, Communicate(exchange, (task,))),)
+
+
+def _norm_so_far(low: Lowering, stage: int, kernels: list[Operation]) -> tuple[int, ...]:
+    """Sum the squares of gradients up to this stage and hand them on; return the tasks after which they are there.
+
+    Messages are tagged as the last weight gradient, which itself sends nothing.
+    """
+    if low.plan.layout.tp > 1:
+        kernels = [*kernels, Operation(Exchange(_NORM, Collective.ALL_REDUCE, "tp", NORM_BYTES), Work.OPTIMIZER)]
+    there: tuple[int, ...] = (_squares(low, kernels),)
+    if isinstance(low.plan.layout.data, Zero) and low.plan.replicas > 1:
+        there = (low.communicate(_NORM, Collective.ALL_REDUCE, NORM_BYTES, there),)
+    message = Exchange(_NORM, Collective.SEND_RECV, "pp_next", NORM_BYTES)
+    tag = Action(stage, ActionKind.WEIGHT_GRADIENT, low.plan.microbatches - 1)
+    if stage > 0:
+        there = (*there, low.tasks.add(Stream.RECEIVE, Receive(message, tag)))
+    if stage + 1 < len(low.plan.stages):
+        low.tasks.add(Stream.SEND_NEXT, Send(message, tag._replace(stage=stage + 1), there))
+    return there
+
+
+def _squares(low: Lowering, operations: list[Operation]) -> int:
+    """Sum the squares of this rank's gradients once they are reduced; return the task."""
+    block = low.blocks.block(("norm", tuple(operations)), "gradient norm", operations)
+    return low.tasks.add(Stream.COMPUTE, Compute(block, tuple(low.reducing)))
 
 
 def _steps(kernels: tuple[Kernel, ...]) -> list[Operation]:

@@ -2,32 +2,57 @@
 
 A unit is what ZeRO-3 gathers at once and what a layer-wise timeline shows: the embedding, one layer, or the head (final
 norm, logits, loss). Full recomputation runs a layer's forward again before its backward, selective recomputation only
-its attention core; the embedding and the head are never run again.
+its attention core (or all but what it keeps of single operations); the embedding and the head are never run again. Where backward is run in halves, what is run again
+comes before the input gradients.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from clustersim.errors import ClusterSimError
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
-from clustersim.parallel.tensor import Sharding, backward, core_again, forward
+from clustersim.parallel.tensor import (
+    Sharding,
+    backward,
+    core_again,
+    forward,
+    input_gradients,
+    operations_again,
+    weight_gradients,
+)
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Operation, Work
 from clustersim.workload.layers import Layer
-from clustersim.workload.training import SelectiveRecompute
+from clustersim.workload.training import SelectiveOperations, SelectiveRecompute
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A part of a stage. parameters: on this rank; head: final norm, logits and loss."""
+    """A part of a stage. parameters: on this rank; head: final norm, logits and loss.
+
+    inputs, weights: the halves of `backward`, where a schedule runs them apart.
+    """
 
     name: str
     forward: tuple[Operation, ...]
     backward: tuple[Operation, ...]
+    inputs: tuple[Operation, ...]
+    weights: tuple[Operation, ...]
     parameters: int
     head: bool = False
+
+    def operations(self, kind: ActionKind) -> tuple[Operation, ...]:
+        """Operations of a pass through the unit."""
+        match kind:
+            case ActionKind.FORWARD:
+                return self.forward
+            case ActionKind.BACKWARD:
+                return self.backward
+            case ActionKind.INPUT_GRADIENT:
+                return self.inputs
+            case ActionKind.WEIGHT_GRADIENT:
+                return self.weights
 
 
 @dataclass(frozen=True)
@@ -64,6 +89,8 @@ class Units:
         again: list[Operation] = []
         if isinstance(self.plan.training.recompute, SelectiveRecompute):
             again = core_again(self.plan.layer, self.plan.sharding)
+        if isinstance(self.plan.training.recompute, SelectiveOperations):
+            again = operations_again(self.plan.layer, self.plan.sharding)
         return _unit("layer", self.plan.layer, self.plan.sharding, again)
 
     @cached_property
@@ -85,12 +112,8 @@ class Units:
 
 def operations_of(units: Sequence[Unit], kind: ActionKind) -> tuple[Operation, ...]:
     """Operations of a pass through units: forward in model order, backward in reverse."""
-    match kind:
-        case ActionKind.FORWARD:
-            return tuple(operation for unit in units for operation in unit.forward)
-        case ActionKind.BACKWARD:
-            return tuple(operation for unit in reversed(units) for operation in unit.backward)
-    raise ClusterSimError(f"a backward in halves ({kind.value}) cannot be lowered")
+    ordered = units if kind is ActionKind.FORWARD else reversed(units)
+    return tuple(operation for unit in ordered for operation in unit.operations(kind))
 
 
 def _unit(name: str, part: Layer, sharding: Sharding, again: list[Operation]) -> Unit:
@@ -98,5 +121,7 @@ def _unit(name: str, part: Layer, sharding: Sharding, again: list[Operation]) ->
         name=name,
         forward=tuple(forward(part, sharding)),
         backward=(*again, *backward(part, sharding)),
+        inputs=(*again, *input_gradients(part, sharding)),
+        weights=tuple(weight_gradients(part, sharding)),
         parameters=part.parameters,
     )

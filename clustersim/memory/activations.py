@@ -8,7 +8,11 @@ loss's FP32 softmax, then the gradient of the logits' weight, then those of the 
 filled again), at the end the embedding's. A weight's gradient is there once in the activations' format before it is
 accumulated (autograd; Megatron-LM's fused accumulation allocates the same size for its hooks, in
 `LinearWithGradAccumulationAndAsyncCommunication`). ZeRO-3's gradients are counted with its gathered units.
-Reference: Korthikanti et al. 2022, sections 4 and 5.
+
+Where backward is run in halves, the input gradient frees what was kept but for what the weight gradients wait for: the
+inputs of linear layers and, new, the gradients of their outputs (in a GPT layer 32 of 34 s b h bytes, and the scores).
+Recomputed layers come back as far as that, so then more waits than was kept.
+Reference: Korthikanti et al. 2022, sections 4 and 5; Qi et al. 2023 (arXiv:2401.10241), section 2.3.
 """
 
 from collections.abc import Iterator
@@ -19,10 +23,11 @@ from clustersim.dtypes import DType
 from clustersim.parallel.data import Zero
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
+from clustersim.program.action import ActionKind
 from clustersim.units import Bytes
 from clustersim.workload.layers import Layer
 from clustersim.workload.linear import activation_dtype
-from clustersim.workload.training import Loss, SelectiveRecompute
+from clustersim.workload.training import Loss, SelectiveOperations, SelectiveRecompute
 
 
 @dataclass(frozen=True)
@@ -38,25 +43,42 @@ class Activations:
         ends = self.plan.embedding.kept if stage.embedding else 0.0
         return layers + ends + (self.plan.head.kept if stage.head else 0.0)
 
-    def passing(self, stage: Stage) -> Bytes:
-        """Bytes that the backward of one microbatch needs at its fullest, beside what was kept."""
-        return max(0.0, *self._moments(stage))
+    def waiting(self, stage: Stage) -> Bytes:
+        """Bytes that one microbatch keeps on a stage from its input gradients to its weight gradients."""
+        ends = self.plan.embedding.waiting if stage.embedding else 0.0
+        return stage.layers * self.plan.layer.waiting + ends + (self.plan.head.waiting if stage.head else 0.0)
 
-    def _moments(self, stage: Stage) -> Iterator[Bytes]:
-        """Bytes beside what was kept, less what is freed by then: loss, logits, last and first layer, embedding."""
-        freed, again = 0.0, self.plan.recomputed_layers(stage)
+    def passing(self, stage: Stage, kind: ActionKind = ActionKind.BACKWARD) -> Bytes:
+        """Bytes that a backward of one microbatch, or a half of it, needs at its fullest, beside what was kept."""
+        if kind is ActionKind.WEIGHT_GRADIENT:
+            return self._largest_gradient(stage)
+        return max(0.0, *self._moments(stage, whole=kind is ActionKind.BACKWARD))
+
+    def _moments(self, stage: Stage, *, whole: bool) -> Iterator[Bytes]:
+        """Bytes beside what was kept, less what is freed by then: loss, logits, last and first layer, embedding.
+
+        Where more waits for the weights' half than was kept of a layer, the first such layer of the stage is fullest.
+        """
+        freed, again, layer = 0.0, self.plan.recomputed_layers(stage), self.plan.layer
         if stage.head:
             yield self._logits * self._loss_width
-            yield self._logits * (self._width - DType.FP32.bytes) + self._weight_gradient(self.plan.head)
-            freed += self.plan.head.kept
-        if stage.layers > again:
-            yield self.plan.layer.kept - self._kept_layer + self._weight_gradient(self.plan.layer) - freed
-            freed += (stage.layers - again) * self._kept_layer
-        if again:
-            yield self.plan.layer.kept - self.plan.layer.input_bytes + self._weight_gradient(self.plan.layer) - freed
-            freed += again * self.plan.layer.input_bytes
+            yield self._logits * (self._width - DType.FP32.bytes) + self._gradient_beside(self.plan.head, whole)
+            freed += self.plan.head.kept - (0.0 if whole else self.plan.head.waiting)
+        for count, kept in ((stage.layers - again, self._kept_layer), (again, layer.input_bytes)):
+            if count:
+                each = kept - (0.0 if whole else layer.waiting)
+                yield layer.kept - kept + self._gradient_beside(layer, whole) - min(freed, freed + (count - 1) * each)
+                freed += count * each
         if stage.embedding:
-            yield self._weight_gradient(self.plan.embedding) - freed
+            yield self._gradient_beside(self.plan.embedding, whole) - freed
+
+    def _gradient_beside(self, part: Layer, whole: bool) -> Bytes:
+        """The gradient of a weight in a backward; its half of the input makes none."""
+        return self._weight_gradient(part) if whole else 0.0
+
+    def _largest_gradient(self, stage: Stage) -> Bytes:
+        parts = ((stage.embedding, self.plan.embedding), (stage.layers, self.plan.layer), (stage.head, self.plan.head))
+        return max((self._weight_gradient(part) for there, part in parts if there), default=0.0)
 
     def _weight_gradient(self, part: Layer) -> Bytes:
         """The gradient of the largest weight, before it is accumulated."""
@@ -88,6 +110,9 @@ class Activations:
     @cached_property
     def _kept_layer(self) -> Bytes:
         """Bytes of a layer whose forward is not run again as a whole."""
+        layer = self.plan.layer
+        if isinstance(self.plan.training.recompute, SelectiveOperations):
+            return layer.input_bytes + sum(operator.results for operator in layer.operators)
         if not isinstance(self.plan.training.recompute, SelectiveRecompute):
-            return self.plan.layer.kept
-        return sum(operator.kept for operator in self.plan.layer.operators if not operator.core)
+            return layer.kept
+        return sum(operator.kept for operator in layer.operators if not operator.core)

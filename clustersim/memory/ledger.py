@@ -1,7 +1,8 @@
 """How full is a rank's memory, and when?
 
 Activations of a microbatch are there from the start of its forward to the end of its backward on the stage; what a
-backward needs for a moment is there while it runs. The compute stream runs passes one after the other, so the peak
+backward needs for a moment is there while it runs. Where it is run in halves, the first frees what the second does not
+need. The compute stream runs passes one after the other, so the peak
 depends on their order alone, not on how long they take: `peak` needs no simulation.
 """
 
@@ -77,12 +78,15 @@ def ledger(footprint: Footprint, activations: Activations, pipeline_rank: int, p
 def _changes(activations: Activations, passes: Iterable[Pass]) -> Iterable[tuple[Seconds, int, Bytes]]:
     """(time, order at equal times: freed before allocated, bytes)."""
     plan, outputs = activations.plan, _outputs(activations.plan)
-    needs: dict[int, tuple[Bytes, Bytes]] = {}
+    needs: dict[tuple[int, ActionKind], tuple[Bytes, Bytes, Bytes]] = {}
     for action, start, end in passes:
-        if action.stage not in needs:
+        key = action.stage, action.kind
+        if key not in needs:
             stage = plan.stages[action.stage]
-            needs[action.stage] = activations.kept(stage) + outputs, activations.passing(stage)
-        kept, passing = needs[action.stage]
+            needs[key] = (
+                activations.kept(stage) + outputs, activations.waiting(stage), activations.passing(stage, action.kind),
+            )  # fmt: skip
+        kept, waiting, passing = needs[key]
         match action.kind:
             case ActionKind.FORWARD:
                 yield start, 1, kept
@@ -91,9 +95,10 @@ def _changes(activations: Activations, passes: Iterable[Pass]) -> Iterable[tuple
                 yield end, 0, -kept - passing
             case ActionKind.INPUT_GRADIENT:
                 yield start, 1, passing
-                yield end, 0, -passing
+                yield end, 0, waiting - kept - passing
             case ActionKind.WEIGHT_GRADIENT:
-                yield end, 0, -kept
+                yield start, 1, passing
+                yield end, 0, -waiting - passing
 
 
 def _outputs(plan: Plan) -> Bytes:

@@ -16,6 +16,7 @@ class Layout:
     """Degrees of parallelism. layers_per_stage: layers of each virtual stage in model order, or None for an even split.
 
     tensor_overlap: tensor-parallel collectives are pipelined in chunks with their neighbouring matmul;
+    backward_overlap: backward's run beside the matmul of the gradient that does not need them (Megatron-LM since 2022);
     pipeline_overlap: a stage goes on computing while its output is sent (otherwise it waits for its sends).
     """
 
@@ -26,6 +27,7 @@ class Layout:
     order: tuple[str, ...] = AXES
     sequence_parallel: bool = False
     tensor_overlap: bool = False
+    backward_overlap: bool = True
     pipeline_overlap: bool = True
     data: DataParallelism = field(default_factory=Replicated)
     layers_per_stage: tuple[int, ...] | None = None

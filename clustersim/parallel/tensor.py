@@ -5,8 +5,10 @@ with a row-parallel one. Forward all-reduces at the end, backward at the start. 
 et al. 2022, section 4.2.2) the replicated regions hold a part of the sequence: forward all-gathers at the start and
 reduce-scatters at the end, backward the reverse, and gathers the saved input once more for the weight gradient.
 Backward's collective of the input gradient runs beside the weight gradient's matmul, which does not need it
-(Megatron-LM, `LinearWithGradAccumulationAndAsyncCommunication`). With `tensor_overlap` the other collectives are cut
-into tp chunks and pipelined with their matmul (Transformer Engine's user buffers).
+(Megatron-LM, `LinearWithGradAccumulationAndAsyncCommunication`), unless `backward_overlap` is off. With `tensor_overlap` the other collectives are cut
+into tp chunks and pipelined with their matmul (Transformer Engine's user buffers). Where backward is run in halves
+(zero-bubble schedules), no weight gradient is beside the input gradient's collective, and the input is gathered again
+in the weights' half (sail-sg/zero-bubble-pipeline-parallelism, `WeightGradStore`).
 
 Context parallelism: keys and values travel a ring while attention works on the block that is already there (Ring
 Attention, Liu et al. 2023; Transformer Engine's `p2p`), forward once, backward together with their gradients.
@@ -117,19 +119,53 @@ def forward(layer: Layer, sharding: Sharding, work: Work = Work.FORWARD) -> list
 
 def backward(layer: Layer, sharding: Sharding) -> list[Operation]:
     """Operations of a layer's backward, with its collectives, in reverse order of the operators."""
-    chunks = _chunks(sharding.layout)
+    beside = math.inf if sharding.layout.backward_overlap else _chunks(sharding.layout)
     operations: list[Operation] = []
     for place in reversed(_places(layer.operators)):
-        # the ring carries keys, values and the gradients of both
-        inputs = _attended(place, place.operator.input_gradient, sharding.ring(2.0), Work.BACKWARD)
-        weights = [Operation(kernel, Work.BACKWARD) for kernel in place.operator.weight_gradient]
-        if place.leaves:
-            inputs = _joined(sharding.enter_gradient(), inputs, 0, chunks)
+        inputs, weights = _inputs(place, sharding), _weights(place)
         if place.enters:
-            inputs = _joined(sharding.input_again(), inputs, 0, math.inf)
-            weights = _joined(sharding.input_gradient(), weights, 0, math.inf)
+            inputs = _joined(sharding.input_again(), inputs, 0, beside)
+            weights = _joined(sharding.input_gradient(), weights, 0, beside)
         operations += _completed(inputs + weights, place.operator.parameters)
     return operations
+
+
+def input_gradients(layer: Layer, sharding: Sharding) -> list[Operation]:
+    """Operations of the half of a backward that the stage before waits for: nothing hides the input gradient's sum."""
+    operations: list[Operation] = []
+    for place in reversed(_places(layer.operators)):
+        inputs = _inputs(place, sharding)
+        if place.enters:
+            inputs = _joined(sharding.input_gradient(), inputs, len(inputs), _chunks(sharding.layout))
+        operations += inputs
+    return operations
+
+
+def weight_gradients(layer: Layer, sharding: Sharding) -> list[Operation]:
+    """Operations of the other half; nothing hides that inputs are gathered again.
+
+    Gradients of norms are there already; they count with the next weight's, or with the last one's.
+    """
+    operations: list[Operation] = []
+    early = 0
+    for place in reversed(_places(layer.operators)):
+        weights = _weights(place)
+        if place.enters:
+            weights = _joined(sharding.input_again(), weights, 0, _chunks(sharding.layout))
+        complete = early + place.operator.parameters
+        operations += _completed(weights, complete)
+        early = 0 if weights else complete
+    return [*operations[:-1], *_completed(operations[-1:], early + sum(each.gradients for each in operations[-1:]))]
+
+
+def _inputs(place: "_Place", sharding: Sharding) -> list[Operation]:
+    """An operator's input gradient; the ring carries keys, values and the gradients of both."""
+    inputs = _attended(place, place.operator.input_gradient, sharding.ring(2.0), Work.BACKWARD)
+    return _joined(sharding.enter_gradient(), inputs, 0, _chunks(sharding.layout)) if place.leaves else inputs
+
+
+def _weights(place: "_Place") -> list[Operation]:
+    return [Operation(kernel, Work.BACKWARD) for kernel in place.operator.weight_gradient]
 
 
 def core_again(layer: Layer, sharding: Sharding) -> list[Operation]:
@@ -138,6 +174,16 @@ def core_again(layer: Layer, sharding: Sharding) -> list[Operation]:
     for place in _places(layer.operators):
         if place.operator.core:
             again += _attended(place, place.operator.forward, sharding.ring(1.0), Work.RECOMPUTE)
+    return again
+
+
+def operations_again(layer: Layer, sharding: Sharding) -> list[Operation]:
+    """Operations that selective recomputation by operations runs again: gathers too; sums are among what is kept."""
+    again: list[Operation] = []
+    for place in _places(layer.operators):
+        kernels = _attended(place, place.operator.run_again, sharding.ring(1.0), Work.RECOMPUTE)
+        gathered = sharding.enter() if place.enters else None
+        again += _joined(gathered, kernels, 0, _chunks(sharding.layout)) if kernels else []
     return again
 
 
@@ -168,7 +214,7 @@ def _places(operators: Sequence[Operator]) -> list[_Place]:
 def _attended(place: _Place, kernels: Sequence[Kernel], ring: _Ring | None, work: Work) -> list[Operation]:
     """Kernels of an operator; the attention core's first kernel hides the ring, one block of keys at a time."""
     operations = [Operation(kernel, work) for kernel in kernels]
-    if ring is None or not place.attends:
+    if ring is None or not place.attends or not operations:
         return operations
     first, *others = operations
     if not isinstance(kernel := first.does, Kernel):

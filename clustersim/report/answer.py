@@ -36,6 +36,7 @@ PART_LOOKS: Final[Mapping[Part, Category]] = MappingProxyType(
         Part.COMPUTE: Category.COMPUTE,
         Part.RECOMPUTE: Category.RECOMPUTE,
         Part.OPTIMIZER: Category.OPTIMIZER,
+        Part.LAUNCH: Category.LAUNCH,
         Part.SLOWED: Category.SLOWED,
         Part.EXPOSED_TP: Category.TENSOR,
         Part.EXPOSED_CP: Category.CONTEXT,

@@ -34,7 +34,7 @@ def render_table(view: PageView) -> "Group":
         Text(),
         _numbers(verdict, trust),
         Text(),
-        _parts(view.breakdown),
+        breakdown_table(view.breakdown),
         Text(CRITICAL_PATH, style="dim"),
         Text(),
         *([Text(line) for line in _stragglers(view.waiting)] if view.waiting else []),
@@ -108,7 +108,8 @@ def _where(verdict: Verdict) -> str:
     return f"{share:.0%} of {format_bytes(verdict.memory_capacity)}{place}"
 
 
-def _parts(breakdown: Breakdown) -> "Table":
+def breakdown_table(breakdown: Breakdown) -> "Table":
+    """Where the time goes: seconds of every part, the mean over ranks and on the critical path."""
     from rich.text import Text
 
     table = _grid(numbers=2)

@@ -22,6 +22,7 @@ class Category(Enum):
     WEIGHT_GRADIENT = ("backward: weight gradient", "#B8CF5A", "")
     RECOMPUTE = ("recompute", "#56B4E9", "/")
     OPTIMIZER = ("optimizer", "#CC79A7", "")
+    LAUNCH = ("kernel launch", "#D0A2C0", "/")
     SLOWED = ("slowed by communication", "#004E7C", "x")
     TENSOR = ("tensor parallel communication", "#E69F00", "")
     CONTEXT = ("context parallel communication", "#B8860B", "")

@@ -12,7 +12,7 @@ from clustersim.errors import InputError
 from clustersim.hardware.disturbance import DeadLink, Disturbances, LinkChange, SlowNic, in_ranges
 from clustersim.hardware.topology import Fabric
 from clustersim.parallel.data import DataParallelism, NaiveDataParallel, Replicated, Zero
-from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute
+from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveOperations, SelectiveRecompute
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
@@ -175,6 +175,8 @@ def _recompute(policy: Recompute) -> str:
             return "no recompute"
         case SelectiveRecompute():
             return "selective recompute"
+        case SelectiveOperations():
+            return "selective recompute by operations"
         case FullRecompute(layers=None):
             return "full recompute"
         case FullRecompute(layers=layers):

@@ -25,6 +25,7 @@ from clustersim.scenario.file import (
 )
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.shelf import schedule
+from clustersim.workload.framework import Framework, load_framework
 from clustersim.workload.hf_config import config_file, read_hf_config
 from clustersim.workload.presets import preset
 from clustersim.workload.transformer import Mlp, Model, Norm, Positions
@@ -88,6 +89,11 @@ def read_cluster(section: ClusterSection, base: Path, gpus: int | None) -> Clust
     if section.accelerator is not None and shipped.is_path(section.accelerator):
         changes["accelerator"] = str(shipped.beside(base, section.accelerator))
     return load_cluster(str(place), gpus=gpus, overrides=changes or None)
+
+
+def read_framework(name: str, base: Path) -> Framework:
+    """A shipped framework by name, or a file as seen from the scenario."""
+    return load_framework(str(shipped.beside(base, name)) if shipped.is_path(name) else name)
 
 
 def record_file(section: RecordSection, base: Path) -> Path:

@@ -42,6 +42,7 @@ from clustersim.workload.training import (
     Optimizer,
     Precision,
     Recompute,
+    SelectiveOperations,
     SelectiveRecompute,
     Training,
 )
@@ -179,6 +180,7 @@ class LayoutSection(Section):
     order: Annotated[list[str], BeforeValidator(_axes)] = Field(list(AXES))
     sequence_parallel: bool = False
     tensor_overlap: bool = False
+    backward_overlap: bool = True
     pipeline_overlap: bool = True
     data: DataChoice = DataChoice(ddp=Ddp())
     layers_per_stage: Annotated[list[Annotated[int, Field(ge=0, le=MOST_LAYERS)]] | None, BeforeValidator(_even)] = None
@@ -197,10 +199,12 @@ class Interleaved(Section):
 class ScheduleChoice(Choice):
     """`schedule`: one pipeline schedule."""
 
-    words: ClassVar[dict[str, Any]] = {name: {name: {}} for name in ("1f1b", "gpipe", "interleaved")}
+    words: ClassVar[dict[str, Any]] = {name: {name: {}} for name in ("1f1b", "gpipe", "interleaved", "zb-1p", "zb-2p")}
     one_f_one_b: Flat | None = Field(None, alias="1f1b")
     gpipe: Flat | None = None
     interleaved: Interleaved | None = None
+    zero_bubble_1p: Flat | None = Field(None, alias="zb-1p")
+    zero_bubble_2p: Flat | None = Field(None, alias="zb-2p")
 
 
 _PRECISIONS = {
@@ -232,11 +236,12 @@ class RecomputeMode(Enum):
 
     NONE = "none"
     SELECTIVE = "selective"
+    SELECTIVE_OP = "selective_op"
     FULL = "full"
 
 
 class RecomputeSection(Section):
-    """`training.recompute`: none, selective, full, or full for so many layers of each stage."""
+    """`training.recompute`: none, selective, selective_op, full, or full for so many layers of each stage."""
 
     short: ClassVar[str | None] = "mode"
     mode: Annotated[RecomputeMode, member(RecomputeMode)] = RecomputeMode.FULL
@@ -245,7 +250,7 @@ class RecomputeSection(Section):
     @model_validator(mode="after")
     def _layers_are_full(self) -> Self:
         """So that `--set training.recompute.layers=4` works on a file that says none, too."""
-        if self.layers is not None and self.mode is RecomputeMode.SELECTIVE:
+        if self.layers is not None and self.mode in (RecomputeMode.SELECTIVE, RecomputeMode.SELECTIVE_OP):
             raise mistake("layers are recomputed in full, not selectively; write {layers: 4}")
         return self
 
@@ -256,6 +261,8 @@ class RecomputeSection(Section):
                 return NoRecompute()
             case RecomputeMode.SELECTIVE:
                 return SelectiveRecompute()
+            case RecomputeMode.SELECTIVE_OP:
+                return SelectiveOperations()
         return FullRecompute(layers=self.layers)
 
 
@@ -338,6 +345,7 @@ class ScenarioFile(Section):
     layout: LayoutSection = LayoutSection()
     schedule: ScheduleChoice = ScheduleChoice.model_validate("1f1b")
     training: TrainingSection = Field(examples=["{sequence: 8192, global_batch: 2048}"])
+    framework: Name = "pytorch"
     cost: CostSection = CostSection()
     disturbances: DisturbancesSection = DisturbancesSection()
     steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] = 1

@@ -69,7 +69,8 @@ def _referred(file: ScenarioFile, origin: Origin) -> Scenario:
     cluster = _try(found, "cluster: ", lambda: build.read_cluster(file.cluster, origin.base, gpus))
     schedule = _try(found, "schedule: ", lambda: build.read_schedule(file.schedule))
     machine = None if cluster is None else _machine(found, file, cluster, origin.base)
-    if model is None or schedule is None or machine is None:
+    framework = _try(found, "framework: ", lambda: build.read_framework(file.framework, origin.base))
+    if model is None or schedule is None or machine is None or framework is None:
         raise refuse(origin.source, found)
     cluster, disturbances = machine
     record = None
@@ -86,6 +87,7 @@ def _referred(file: ScenarioFile, origin: Origin) -> Scenario:
         schedule=schedule,
         training=file.training.step(),
         cost=file.cost.settings(record),
+        framework=framework,
         disturbances=disturbances,
         jitter=None if file.disturbances.jitter is None else file.disturbances.jitter.jitter(),
         steps=file.steps,

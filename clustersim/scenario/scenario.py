@@ -13,6 +13,7 @@ from clustersim.hardware.disturbance import Disturbances
 from clustersim.parallel.layout import Layout
 from clustersim.scenario.settings import CostSettings
 from clustersim.schedules.schedule import Schedule
+from clustersim.workload.framework import Framework, load_framework
 from clustersim.workload.training import Training
 from clustersim.workload.transformer import Model
 
@@ -21,6 +22,7 @@ from clustersim.workload.transformer import Model
 class Scenario:
     """Training steps of a model on a cluster; every rank of the layout is one of the cluster's GPUs.
 
+    framework: the software, which launches kernels and holds memory of its own;
     disturbances: what is wrong with the cluster, whose `fabric` already is the disturbed one; jitter: how kernels vary,
     None: not at all; steps: how many successive ones are simulated; warnings: what is legal and still likely a mistake;
     path: the file that it was read from, if any; written: the mapping that it was read from, overrides applied;
@@ -34,6 +36,7 @@ class Scenario:
     schedule: Schedule
     training: Training
     cost: CostSettings = field(default_factory=CostSettings)
+    framework: Framework = field(default_factory=load_framework)
     disturbances: Disturbances = field(default_factory=Disturbances)
     jitter: Jitter | None = None
     steps: int = 1

@@ -15,6 +15,7 @@ from clustersim.parallel.data import Zero
 from clustersim.parallel.groups import members
 from clustersim.scenario.scenario import Scenario
 from clustersim.scenario.settings import Contention, Symmetry
+from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.workload.training import Attention, SelectiveRecompute
 from clustersim.workload.transformer import Positions
 
@@ -56,7 +57,7 @@ def _tensor_beyond_domain(scenario: Scenario) -> Iterator[str]:
 
 def _nothing_to_drop(scenario: Scenario) -> Iterator[str]:
     training = scenario.training
-    if isinstance(training.recompute, SelectiveRecompute) and training.attention is Attention.FLASH:
+    if isinstance(training.recompute, SelectiveRecompute) and training.attention is not Attention.STANDARD:
         yield "training.recompute selective only costs time with flash attention, which keeps no scores to recompute"
 
 
@@ -135,7 +136,7 @@ def _split_tensor_groups(scenario: Scenario) -> Iterator[str]:
 def _old_for_flash(scenario: Scenario) -> Iterator[str]:
     """bf16 came with compute capability 8.0, the least that FlashAttention-2 needs (Dao-AILab/flash-attention)."""
     for gpu in scenario.cluster.kinds()[0]:
-        if scenario.training.attention is Attention.FLASH and DType.BF16 not in gpu.peak:
+        if scenario.training.attention is not Attention.STANDARD and DType.BF16 not in gpu.peak:
             yield (
                 f"attention flash on {gpu.name}: FlashAttention-2 needs compute capability 8.0 and this, without bf16, "
                 "has less; training.attention standard is the safe choice"
@@ -157,6 +158,23 @@ def _uncommon_interleaving(scenario: Scenario) -> Iterator[str]:
         yield (
             f"{layers} layers do not divide into pp {pp} x {chunks} chunks = {pp * chunks} stages, not even with "
             "embedding and loss counted as layers; Megatron-LM wants such a split written out (layout.layers_per_stage)"
+        )
+
+
+def _ends_one_after_the_other(scenario: Scenario) -> Iterator[str]:
+    """ZB-2p has its ranks begin and end one forward after each other; its bubble is gone from many steps in a row."""
+    schedule = scenario.schedule
+    if not isinstance(schedule, ZeroBubble) or schedule.memory < 2 or scenario.layout.pp == 1:
+        return
+    if scenario.model.tied_embeddings:
+        yield (
+            f"model.tied_embeddings: the first and the last pipeline rank add up a gradient at the end of a step, so "
+            f"schedule {schedule.name} cannot begin the next step early; its authors untie them"
+        )
+    elif scenario.steps == 1:
+        yield (
+            f"schedule {schedule.name}: ranks are done one after the other and go on with the next step, so a step "
+            "alone takes longer than one of many; with steps 3 the last one shows the pace of training"
         )
 
 
@@ -196,6 +214,7 @@ _WARNINGS: tuple[Callable[[Scenario], Iterator[str]], ...] = (
     _nothing_to_drop,
     _long_rotary,
     _uncommon_interleaving,
+    _ends_one_after_the_other,
     _old_for_flash,
     _unfolded,
     _one_by_one,

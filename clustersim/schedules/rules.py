@@ -48,6 +48,11 @@ class DryRun:
         """When the last action ended."""
         return max((row[-1] for row in self.ends if row), default=0.0)
 
+    @property
+    def longest(self) -> float:
+        """From when a rank's first action ended until its last one did, on the rank that takes longest."""
+        return max((row[-1] - row[0] for row in self.ends if row), default=0.0)
+
 
 def verify(order: Order, *, chunks: int, microbatches: int, in_flight: Sequence[int] | None = None) -> None:
     """Raise InputError that names the rank, the action and the broken rule. in_flight: the most per rank."""
@@ -110,9 +115,13 @@ def peak_in_flight(order: Order) -> tuple[int, ...]:
     return tuple(max(accumulate(_HELD[action.kind] for action in actions), default=0) for actions in order)
 
 
-def dry_run(order: Order, *, forward: float = 1.0, backward: float = 2.0) -> DryRun:
-    """Run an order with these costs per action (`I` and `W` are half a backward); raise InputError on a deadlock."""
-    cost = {F: forward, B: backward, INPUT: backward / 2, WEIGHT: backward / 2}
+def dry_run(order: Order, *, forward: float = 1.0, backward: float = 2.0, weight: float | None = None) -> DryRun:
+    """Run an order with these costs per action; raise InputError on a deadlock. weight: of `W`; None: half a backward.
+
+    `I` takes what `W` leaves of a backward.
+    """
+    weight = backward / 2 if weight is None else weight
+    cost = {F: forward, B: backward, INPUT: backward - weight, WEIGHT: weight}
     last = max((action.stage for actions in order for action in actions), default=0)
     bench = _Bench(cost, last, tuple([] for _ in order))
     awake = list(range(len(order)))

@@ -4,6 +4,7 @@ A new schedule is one new file on this shelf and one line here.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -12,8 +13,12 @@ from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.schedule import Schedule
+from clustersim.schedules.zero_bubble import ZeroBubble
 
-_PLAIN: Final[Mapping[str, Callable[[], Schedule]]] = MappingProxyType({GPipe.name: GPipe, OneFOneB.name: OneFOneB})
+_ZERO_BUBBLE: Final = {f"zb-{memory}p": partial(ZeroBubble, memory) for memory in (1, 2)}
+_PLAIN: Final[Mapping[str, Callable[[], Schedule]]] = MappingProxyType(
+    {GPipe.name: GPipe, OneFOneB.name: OneFOneB, **_ZERO_BUBBLE}
+)
 _CHUNKED: Final[Mapping[str, Callable[[int], Schedule]]] = MappingProxyType({Interleaved.name: Interleaved})
 NAMES: Final = (*_PLAIN, *_CHUNKED)
 

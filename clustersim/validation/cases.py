@@ -14,6 +14,7 @@ from typing import Final
 
 from clustersim.errors import InputError, shown
 
+MOST: Final = 1e18  # beyond which no count, size or time is; and below its inverse
 PUBLISHED: Final = Path(__file__).with_name("published")
 
 
@@ -36,9 +37,9 @@ class Case:
         """The cell, empty if the source does not state it or the table has no such column."""
         return self.cells.get(column, "")
 
-    def is_yes(self, column: str) -> bool:
-        """Whether the cell says yes."""
-        return self.text(column) == "yes"
+    def is_yes(self, column: str, default: bool = False) -> bool:
+        """Whether the cell says yes; the default where it says nothing."""
+        return self.text(column) == "yes" if self.text(column) else default
 
     def number(self, column: str, default: float | None = None) -> float:
         """A number above zero; raise CannotPredictError if it is none, or missing without a default."""
@@ -49,7 +50,9 @@ class Case:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not (math.isfinite(value) and value > 0.0):
+        if value > MOST or 0.0 < value < 1.0 / MOST:
+            raise CannotPredictError(self._unreadable(column, text, f"within {1 / MOST:g} to {MOST:g}"), owed=False)
+        if not value > 0.0:  # nor NaN
             raise CannotPredictError(self._unreadable(column, text, "a number above 0"), owed=False)
         return value
 

@@ -26,18 +26,21 @@ PLACES: Final = {
     "a100-sxm-40gb": Place("dgx-a100", "a100-sxm-40gb"),
     "a100-sxm-80gb": Place("dgx-a100"),
     "h100-sxm-80gb": Place("dgx-h100"),
-    "h100-sxm-96gb": Place("dgx-h100"),
+    "h100-sxm-96gb": Place("dgx-h100", "h100-sxm-96gb"),
+    "h800-sxm-80gb": Place("dgx-h100", "h800-sxm-80gb"),
     "h200-sxm-141gb": Place("hgx-h200"),
     "b200": Place("hgx-b200"),
+    "b300": Place("hgx-b200", "b300-sxm-288gb"),
     "gb200": Place("gb200-nvl72", node=4),
+    "gb300": Place("gb200-nvl72", "gb300", node=4),
 }
 _PORTS: Final = re.compile(r"(?:(\d+)x)?(\d+)G")
 _PORT_OF: Final = {"dgx-v100": 100, "dgx-a100": 200}  # Gbit/s of one port, where a row states a node's sum only
 _USUAL_PORT: Final = 400
 
 
-def cluster_section(case: Case) -> dict[str, Any]:
-    """The `cluster` section of a run."""
+def cluster_section(case: Case, *, one_port: bool = False) -> dict[str, Any]:
+    """The `cluster` section of a run; one_port: its software keeps one network port of each node busy."""
     gpu = case.text("gpu")
     if gpu not in PLACES:
         raise CannotPredictError(f"gpu {gpu or 'is not stated'}: there is no such machine; {nearest(gpu, PLACES)}")
@@ -46,6 +49,8 @@ def cluster_section(case: Case) -> dict[str, Any]:
     if place.accelerator:
         section["accelerator"] = place.accelerator
     ports = _ports(case.text("interconnect"), place)
+    if one_port:
+        ports = {**(ports or {}), "per_node": 1}
     return section | ({"node": {"nic": ports}} if ports else {})
 
 

@@ -7,9 +7,11 @@ does not drown the rest.
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
-from typing import Any
+from typing import Any, TypeVar
 
 from clustersim.validation.comparison import Comparison
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,10 @@ def quality(comparisons: Sequence[Comparison]) -> Quality:
     return Quality(len(errors), skipped, fmean(sizes), median(sizes), fmean(errors), max(errors, key=abs), covered)
 
 
-def grouped(comparisons: Iterable[Comparison], of: Callable[[Comparison], Hashable]) -> dict[Any, list[Comparison]]:
-    """Comparisons by what `of` says of them, groups in order of first appearance."""
-    groups: dict[Any, list[Comparison]] = {}
-    for each in comparisons:
+def grouped(things: Iterable[T], of: Callable[[T], Hashable]) -> dict[Any, list[T]]:
+    """Things (comparisons, cases) by what `of` says of them, groups in order of first appearance."""
+    groups: dict[Any, list[T]] = {}
+    for each in things:
         groups.setdefault(of(each), []).append(each)
     return groups
 

@@ -12,7 +12,7 @@ from clustersim.validation.software import Software, software_of
 
 FORMATS: Final = ("bf16", "fp16")
 RECOMPUTES: Final = {"": "none", "none": "none", "selective": "selective", "full": "full"}
-SCHEDULES: Final = ("", "1f1b", "interleaved")
+SCHEDULES: Final = ("", "1f1b", "interleaved", "zb-1p", "zb-2p")
 _AXES: Final = ("tp", "pp", "cp", "dp")
 
 
@@ -23,10 +23,11 @@ def scenario_mapping(case: Case) -> dict[str, Any]:
     return {
         "name": case.text("case_id"),
         "model": _model(case, software),
-        "cluster": cluster_section(case),
+        "cluster": cluster_section(case, one_port=software.serial(case)),
         "layout": _layout(case, software),
         "schedule": _schedule(case),
         "training": _training(case, software),
+        "framework": software.framework,
     }
 
 
@@ -66,6 +67,7 @@ def _layout(case: Case, software: Software) -> dict[str, Any]:
         **degrees,
         "sequence_parallel": case.is_yes("sequence_parallel") and degrees["tp"] > 1,
         "tensor_overlap": software.overlaps_tensors(case),
+        "backward_overlap": software.overlaps_backward(case),
         "pipeline_overlap": software.pipeline_overlap,
         "data": software.data(case),
     }
@@ -77,20 +79,24 @@ def _layout(case: Case, software: Software) -> dict[str, Any]:
 
 
 def _schedule(case: Case) -> Any:
-    if case.whole("pp", 1) == 1 or case.text("schedule") != "interleaved":
+    name = case.text("schedule")
+    if case.whole("pp", 1) == 1 or not name:
         return "1f1b"
-    return {"interleaved": {"chunks": case.whole("vpp")}}
+    # without a stated number of chunks, the finest interleaving: one layer each
+    finest = -(-case.whole("layers") // case.whole("pp"))
+    return {"interleaved": {"chunks": case.whole("vpp", finest)}} if name == "interleaved" else name
 
 
 def _training(case: Case, software: Software) -> dict[str, Any]:
     return {
         "sequence": case.whole("seq"),
         "global_batch": case.whole("global_batch"),
-        "microbatch": case.whole("micro_batch"),
+        "microbatch": case.whole("micro_batch", 1),
         "precision": {"compute": case.text("precision"), "gradients": software.gradients(case)},
         "recompute": _recompute(case),
-        "attention": case.text("attention") or software.attention,
+        "attention": software.core(case),
         "loss": software.loss,
+        "fused": software.fused(case),
     }
 
 
@@ -99,7 +105,7 @@ def _recompute(case: Case) -> Any:
     if kind == "alternate-layers":
         return {"layers": case.whole("layers") // 2}
     if kind == "selective-op":
-        return "selective"
+        return "selective_op"
     if kind not in RECOMPUTES:
         raise CannotPredictError(f"recompute {kind} is not modelled")
     return RECOMPUTES[kind]

@@ -3,7 +3,7 @@
 The `framework` column names the software; its habits are defaults of its code at that time, the same for every run.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from clustersim.validation.cases import Case
@@ -15,18 +15,38 @@ _MEGATRON_BUCKET: Final = "160 MB"  # 40 M parameters in fp32 (DistributedDataPa
 class Software:
     """One framework at one time. wanted: part of the `framework` cell; until: last year of this generation.
 
-    pipeline_overlap: sends between stages run beside compute; wide_gradients: bf16 runs keep and reduce gradients in
-    fp32; attention: where a row states none; bucket: of gradients that are not sharded.
+    pipeline_overlap: sends between stages run beside compute; data_overlap: so do gradient reductions, where a row does
+    not say; backward_overlap: so do tensor-parallel collectives of backward; serial_zero3: ZeRO-3 is DeepSpeed's of
+    early 2021, whose three published runs move parameters as if nothing ran beside them and one network port of each
+    node did the work (arXiv:2104.04473 does not say why); wide_gradients: bf16 runs keep and reduce gradients in fp32;
+    attention: where a row states none; flash: the flash attention of its time; biased: GPT models have biases and
+    dropout; bucket: of gradients that are not sharded; framework: in topologies/frameworks; eager: not compiled, unless
+    a row says that it is.
     """
 
     wanted: str
     until: int = 9999
     pipeline_overlap: bool = True
+    data_overlap: bool = True
+    backward_overlap: bool = True
+    serial_zero3: bool = False
     wide_gradients: bool = True
     attention: str = "flash"
+    flash: str = "flash"
     loss: str = "vocab_parallel"
     biased: bool = False
     bucket: str | None = None
+    framework: str = "pytorch"
+    eager: bool = False
+
+    def fused(self, case: Case) -> bool:
+        """Whether norms, activation, rotary, residual and optimizer are fused kernels: compiled, or written so."""
+        return not self.eager or "compile" in case.text("notes").replace("eager or compiled", "")
+
+    def core(self, case: Case) -> str:
+        """The attention core; `flash` in a row is the flash attention that the software had."""
+        stated = case.text("attention") or self.attention
+        return self.flash if stated == "flash" else stated
 
     def model(self, case: Case) -> dict[str, Any]:
         """What the model's layers are made of."""
@@ -43,18 +63,26 @@ class Software:
 
     def data(self, case: Case) -> dict[str, Any]:
         """The strategy of data parallelism."""
-        stage = int(case.text("zero_stage") or 0)
-        overlap = case.is_yes("overlap_grad_reduce")
+        stage = _zero_stage(case)
+        overlap = case.is_yes("overlap_grad_reduce", self.data_overlap) and not self.serial(case)
         if stage == 3:
             return {"fsdp": {"overlap": overlap}}
         if stage:
             return {"zero": {"stage": stage, "overlap": overlap}}
         return {"ddp": {"overlap": overlap, **({"bucket": self.bucket} if self.bucket else {})}}
 
+    def serial(self, case: Case) -> bool:
+        """Whether sharded parameters are gathered and gradients scattered one after the other, each beside nothing."""
+        return self.serial_zero3 and _zero_stage(case) == 3
+
     def overlaps_tensors(self, case: Case) -> bool:
         """Whether tensor-parallel collectives are pipelined with their matmuls."""
         notes = case.text("notes")
         return "tensor-parallel communication overlap on" in notes or "asyncTP" in notes
+
+    def overlaps_backward(self, case: Case) -> bool:
+        """Whether backward's tensor-parallel collectives run beside the gradients that do not need them."""
+        return self.backward_overlap and "comm overlap OFF" not in case.text("notes")
 
     def gradients(self, case: Case) -> str:
         """The format in which gradients are kept and reduced."""
@@ -62,15 +90,30 @@ class Software:
         return "fp32" if compute == "bf16" and self.wide_gradients else compute
 
 
+_MEGATRON_2021: Final = Software(
+    "megatron",
+    until=2021,
+    pipeline_overlap=False,
+    data_overlap=False,
+    backward_overlap=False,
+    serial_zero3=True,
+    attention="standard",
+    biased=True,
+    bucket=_MEGATRON_BUCKET,
+    flash="flash2",
+    framework="megatron-2021",
+)
+
 # The first that matches; Megatron-LM keeps fp16 gradients of fp16 runs, fp32 of bf16 runs.
 SOFTWARE: Final = (
-    Software("composer", wide_gradients=False, loss="fused"),
-    Software("torchtitan", loss="torch"),
+    Software("composer", 2023, wide_gradients=False, loss="torch", eager=True, flash="flash1", framework="fsdp-2023"),
+    Software("torchtitan", backward_overlap=False, loss="torch", eager=True, flash="flash2", framework="torchtitan"),
     Software("nemo", biased=True, bucket=_MEGATRON_BUCKET),
     Software("megatron-bridge", bucket=_MEGATRON_BUCKET),
-    Software(
-        "megatron", until=2023, biased=True, pipeline_overlap=False, attention="standard", bucket=_MEGATRON_BUCKET
-    ),
+    # Megatron-LM overlaps backward's all-reduce since December 2021; Megatron-DeepSpeed branched off before.
+    replace(_MEGATRON_2021, wanted="megatron-deepspeed", until=2023),
+    _MEGATRON_2021,
+    replace(_MEGATRON_2021, until=2023, backward_overlap=True, serial_zero3=False),
     Software("megatron", biased=True, bucket=_MEGATRON_BUCKET),
     Software(""),
 )
@@ -79,5 +122,9 @@ SOFTWARE: Final = (
 def software_of(case: Case) -> Software:
     """The software of a run."""
     name = case.text("framework").lower()
-    year = int(case.text("year")) if case.text("year").isdigit() else 9999
+    year = min(9999.0, float(case.text("year"))) if case.text("year").isdecimal() else 9999.0
     return next(each for each in SOFTWARE if each.wanted in name and year <= each.until)
+
+
+def _zero_stage(case: Case) -> int:
+    return 0 if case.text("zero_stage") == "0" else case.whole("zero_stage", 0)

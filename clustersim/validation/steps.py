@@ -1,5 +1,6 @@
 """Do predicted training steps take as long as published ones took?"""
 
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -18,7 +19,7 @@ NEEDED: Final = (
     *("case_id", "source", "gpu", "n_gpus", "layers", "hidden", "ffn_hidden", "heads", "vocab", "seq", "global_batch"),
     *("micro_batch", "tp", "pp", "dp", "precision", "step_time_s"),
 )
-_SCALES: Final = ((8, "one node (8 or fewer)"), (64, "9 to 64"), (512, "65 to 512"), (1 << 40, "more than 512"))
+_SCALES: Final = ((8, "one node (8 or fewer)"), (64, "9 to 64"), (512, "65 to 512"), (math.inf, "more than 512"))
 _CHUNK: Final = 8  # cases that a process takes at a time
 
 
@@ -83,7 +84,7 @@ def factors_of(case: Case) -> dict[str, str]:
 
 def _scale(case: Case) -> str:
     gpus = case.text("n_gpus")
-    return next(name for most, name in _SCALES if int(gpus) <= most) if gpus.isdigit() else "not stated"
+    return next(name for most, name in _SCALES if float(gpus) <= most) if gpus.isdecimal() else "not stated"
 
 
 def _axes(case: Case) -> str:

@@ -72,7 +72,16 @@ class Core:
             read_backward,
             self.shape,
         )
-        yield Operator("attention.core", Region.SHARDED, (forward,), (backward,), kept=logarithms, core=True)
+        yield Operator(
+            "attention.core",
+            Region.SHARDED,
+            (forward,),
+            (backward,),
+            kept=logarithms,
+            core=True,
+            again=(),
+            results=queries * width + logarithms,
+        )
 
     def standard(self) -> Iterator[Operator]:
         """Scores, softmax, dropout of the softmax, and its product with the values."""
@@ -119,4 +128,4 @@ class Core:
 
 def operators(core: Core, attention: Attention) -> tuple[Operator, ...]:
     """The operators of the attention core, in forward order."""
-    return tuple(core.flash() if attention is Attention.FLASH else core.standard())
+    return tuple(core.standard() if attention is Attention.STANDARD else core.flash())

@@ -18,7 +18,7 @@ from clustersim.dtypes import DType
 from clustersim.units import Bytes
 from clustersim.workload import streaming
 from clustersim.workload.attention import Core, operators
-from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, Routine, StreamShape
+from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Routine, StreamShape
 from clustersim.workload.linear import Linear, activation_dtype
 from clustersim.workload.operators import Layer, Operator, Region, Shard
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
@@ -146,20 +146,47 @@ def _mlp(rank: _Rank) -> list[Operator]:
     activation = streaming.activation(model.mlp, fused=rank.training.fused)
     return [
         _norm(rank, "mlp.norm"),
-        _linear(rank, up, rank.residual * rank.operand.bytes),
+        _up(rank, up),
         _streamed(
             Region.SHARDED, "mlp.activation", rank.dtype, (activation, (activation.over(shard.tokens, rank.ffn),))
         ),
-        _linear(rank, down, shard.tokens * rank.ffn * rank.operand.bytes),
+        _down(rank, down),
         _residual(rank, "mlp.residual"),
     ]
+
+
+def _up(rank: _Rank, up: Linear) -> Operator:
+    """The fifth product of a layer; with a gate, the sixth beside it."""
+    gated = rank.model.mlp is Mlp.SWIGLU
+    return _half_again(
+        rank,
+        _linear(rank, up, rank.residual * rank.operand.bytes),
+        replace(up, outputs=rank.ffn if gated else 0, bias_tokens=0),
+    )
+
+
+def _down(rank: _Rank, down: Linear) -> Operator:
+    """The last product of a layer: the seventh with a gate, else the sixth."""
+    made = _linear(rank, down, rank.shard.tokens * rank.ffn * rank.operand.bytes)
+    seventh = rank.model.mlp is Mlp.SWIGLU
+    return _half_again(rank, made, replace(down, outputs=0 if seventh else down.outputs, bias_tokens=0))
+
+
+def _half_again(rank: _Rank, made: Operator, again: Linear) -> Operator:
+    """A linear layer of which selective recomputation by operations runs a part again and keeps the other outputs."""
+    whole = made.forward[0].shape
+    outputs = whole.n if isinstance(whole, MatmulShape) else 0
+    kernels = again.forward(rank.training.precision) if again.outputs else ()
+    return replace(made, again=kernels, results=float(again.tokens * (outputs - again.outputs) * rank.dtype.bytes))
 
 
 def _qkv(rank: _Rank) -> Operator:
     tokens, width = rank.shard.tokens, rank.query_width + 2 * rank.kv_width
     bias_tokens = tokens if rank.model.qkv_bias else 0
     linear = Linear("attention.qkv", tokens, rank.model.hidden, width, rank.operand, bias_tokens)
-    return _linear(rank, linear, rank.residual * rank.operand.bytes + tokens * width * rank.dtype.bytes)
+    made = _linear(rank, linear, rank.residual * rank.operand.bytes)
+    made = replace(made, kept=made.kept + tokens * width * rank.dtype.bytes)
+    return _half_again(rank, made, replace(linear, outputs=rank.kv_width, bias_tokens=0))  # of q, k, v the second
 
 
 def _qk_norm(rank: _Rank) -> Operator:
@@ -182,7 +209,8 @@ def _heads(rank: _Rank) -> tuple[int, ...]:
     return tuple(elements // rank.model.head_dim for elements in parts)
 
 
-def _linear(rank: _Rank, linear: Linear, kept: Bytes) -> Operator:
+def _linear(rank: _Rank, linear: Linear, read: Bytes) -> Operator:
+    """A linear layer that keeps its input, of so many bytes."""
     precision = rank.training.precision
     return Operator(
         linear.name,
@@ -191,7 +219,8 @@ def _linear(rank: _Rank, linear: Linear, kept: Bytes) -> Operator:
         linear.input_gradient(precision),
         linear.weight_gradient(precision, fused=rank.training.fused),
         parameters=linear.parameters,
-        kept=float(kept),
+        kept=float(read),
+        waiting=float(read + linear.tokens * linear.outputs * rank.dtype.bytes),
     )
 
 
@@ -245,6 +274,7 @@ def _tokens(rank: _Rank) -> Operator:
         ),
         parameters=weights,
         kept=float(tokens * _TOKEN_ID_BYTES),
+        waiting=float(tokens * _TOKEN_ID_BYTES) + rows,
     )
 
 

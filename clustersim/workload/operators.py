@@ -55,7 +55,10 @@ class Operator:
     """One operator of a layer on one rank.
 
     parameters: held by this rank; kept: bytes that stay in memory from forward to backward if nothing is recomputed;
-    core: part of the attention core, which selective recomputation runs again instead of keeping its `kept`.
+    waiting: bytes that stay from the input's gradient to the weights' where the two are run apart (its input and the
+    gradient of its output); core: part of the attention core, which selective recomputation runs again instead of
+    keeping its `kept`; again: what selective recomputation by operations runs again (None: all of forward), keeping
+    `results` bytes of the rest.
     """
 
     name: str
@@ -65,7 +68,15 @@ class Operator:
     weight_gradient: tuple[Kernel, ...] = ()
     parameters: int = 0
     kept: Bytes = 0.0
+    waiting: Bytes = 0.0
     core: bool = False
+    again: tuple[Kernel, ...] | None = None
+    results: Bytes = 0.0
+
+    @property
+    def run_again(self) -> tuple[Kernel, ...]:
+        """What selective recomputation by operations runs again."""
+        return self.forward if self.again is None else self.again
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +95,8 @@ class Layer:
     def kept(self) -> Bytes:
         """Bytes kept for backward if nothing is recomputed."""
         return sum(operator.kept for operator in self.operators)
+
+    @property
+    def waiting(self) -> Bytes:
+        """Bytes kept from the gradient of the input to those of the weights."""
+        return sum(operator.waiting for operator in self.operators)

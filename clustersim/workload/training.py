@@ -7,9 +7,15 @@ from clustersim.dtypes import DType
 
 
 class Attention(Enum):
-    """FLASH is one fused kernel that keeps no score matrix; STANDARD writes scores to memory."""
+    """FLASH, one fused kernel that keeps no score matrix, by the fastest library for the GPU; STANDARD writes scores.
+
+    FLASH2 and FLASH1 are FlashAttention's second version (since July 2023, PyTorch's since 2.2) and its first (Triton's
+    of that time is like it), which newer GPUs do not run at their full rate.
+    """
 
     FLASH = "flash"
+    FLASH2 = "flash2"
+    FLASH1 = "flash1"
     STANDARD = "standard"
 
 
@@ -24,6 +30,15 @@ class SelectiveRecompute:
 
 
 @dataclass(frozen=True, slots=True)
+class SelectiveOperations:
+    """Keep the results of flash attention and of every second matrix product of a layer, run all else again.
+
+    Queries, keys and values, and the MLP's first two matrices, are products of their own (torchtitan's `selective`
+    activation checkpointing with option `op`, torch.utils.checkpoint's selective contexts).
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class FullRecompute:
     """Keep each layer's input only and run the layer's forward again before its backward.
 
@@ -33,7 +48,7 @@ class FullRecompute:
     layers: int | None = None
 
 
-Recompute = NoRecompute | SelectiveRecompute | FullRecompute
+Recompute = NoRecompute | SelectiveRecompute | SelectiveOperations | FullRecompute
 
 
 @dataclass(frozen=True, slots=True)

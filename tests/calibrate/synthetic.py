@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from calibrate.fit.published_kernels import flash_kernel
 from clustersim.cost.record import Conditions, Device, KernelRow, Record, Spread
 from clustersim.cost.roofline import Roofline
 from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import Accelerator
+from clustersim.validation.kernels import flash_kernel
 from clustersim.workload import streaming
 from clustersim.workload.kernels import AttentionShape, Kernel, MatmulShape, StreamShape
 from clustersim.workload.linear import product

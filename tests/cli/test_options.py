@@ -12,6 +12,8 @@ OPTIONS = {
     "run": ["FILE", "--set", "--json", "--html", "--trace", "--quiet", "-q", "--help"],
     "check": ["FILE", "--set", "--help"],
     "coverage": ["FILE", "--set", "--json", "--all", "--help"],
+    "explain": ["FILE", "--measured", "--set", "--json", "--help"],
+    "validate": ["KIND FILE.csv | show CASE_ID", "--json", "--html", "--workers", "--only", "--quiet", "-q", "--help"],
     "calibrate": [],  # all options are calibrate's own (`calibrate.command`)
     "presets": ["--help"],
     "topology": ["NAME", "--gpus", "--html", "--help"],

@@ -1,7 +1,8 @@
 """Training steps of a tiny model at durations that are set by hand.
 
 Of a layer, only the attention core takes time: `forward` and `backward` seconds (again `forward` where it is
-recomputed), in proportion to the keys where it is cut into pieces. Embedding, head and everything else are free, but
+recomputed), in proportion to the keys where it is cut into pieces, and where a test wants it the gradient of one
+weight, `weight` seconds. Embedding, head and everything else are free, but
 for the loss and the optimizer where a test wants them, so a stage lasts its number of layers. An exchange takes what
 `exchanges` says of its name, by default nothing.
 """
@@ -17,6 +18,7 @@ from clustersim.cost.machines import Machine, Machines
 from clustersim.cost.timing import Bound, ExchangeTiming, Provenance, Timing
 from clustersim.engine.engine import run
 from clustersim.lowering.step import lower
+from clustersim.lowering.steps import repeat
 from clustersim.lowering.units import Unit, Units
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
@@ -59,11 +61,14 @@ class Fixed:
 
     forward: float = 1.0
     backward: float = 2.0
+    weight: float = 0.0
     loss: float = 0.0
     optimizer: float = 0.0
     exchanges: Mapping[str, Seconds] = field(default_factory=dict)
 
     def of_kernel(self, kernel: Kernel) -> float:
+        if kernel.name == "mlp.up.weight_gradient":
+            return self.weight
         part = kernel.shape.key / SEQUENCE if isinstance(kernel.shape, AttentionShape) else 1.0
         return part * {
             KernelKind.ATTENTION_FORWARD: self.forward,
@@ -71,6 +76,10 @@ class Fixed:
             KernelKind.LOSS: self.loss,
             KernelKind.OPTIMIZER: self.optimizer,
         }.get(kernel.kind, 0.0)
+
+    def costs(self, program: Program) -> "_Cost":
+        """Costs of a program's kernels and exchanges."""
+        return _Cost(self, program)
 
     def of_exchange(self, exchange: Exchange) -> float | list[float]:
         seconds = self.exchanges.get(exchange.name, 0.0)
@@ -113,9 +122,9 @@ class Step:
     def program(self) -> Program:
         return lower(self.plan, self.schedule.order(self.layout.pp, self.microbatches))
 
-    def run(self, fixed: Fixed, *, folded: bool = True) -> Trace:
-        program = self.program
-        pieces = _Cost(fixed, program)
+    def run(self, fixed: Fixed, *, folded: bool = True, steps: int = 1) -> Trace:
+        program = repeat(self.program, steps)
+        pieces = fixed.costs(program)
         cost = BlockCost(program, Machines.equal(Machine(pieces), program.ranks), pieces)
         return run(program, fold(program, cost) if folded else unfolded(program), cost)[0]
 

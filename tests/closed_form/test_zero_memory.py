@@ -9,7 +9,7 @@ import pytest
 
 from clustersim.dtypes import DType
 from clustersim.memory.footprint import Category, Footprint
-from clustersim.memory.framework import load_framework
+from clustersim.workload.framework import load_framework
 from clustersim.parallel.data import DataParallelism, Replicated, Zero
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan

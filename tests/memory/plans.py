@@ -2,7 +2,7 @@
 
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Category, Footprint
-from clustersim.memory.framework import Framework
+from clustersim.workload.framework import Framework
 from clustersim.memory.ledger import Ledger, in_order, ledger
 from clustersim.parallel.plan import Plan
 from clustersim.schedules.schedule import Schedule

@@ -160,3 +160,24 @@ def test_the_embeddings_gradient_comes_when_the_layers_activations_are_gone() ->
 def test_zero_3_counts_gradients_with_its_gathered_units() -> None:
     plan = Plan(preset("llama3-8b"), Training(8192, 8), Layout(dp=8, data=Zero(3)))
     assert Activations(plan).passing(Stage(1, 8, embedding=False, head=False)) == 0.0
+
+
+@pytest.mark.parametrize(("name", "b"), CASES)
+@pytest.mark.parametrize("recompute", [NoRecompute(), SelectiveRecompute(), FullRecompute()])
+def test_weight_gradients_wait_for_32_sbh(name: str, b: int, recompute: Recompute) -> None:
+    """Qi et al. 2023 (arXiv:2401.10241), section 2.3: inputs of 14 s b h and gradients of outputs of 18 s b h bytes.
+
+    Queries, keys and values read 2 and make 6, the attention output 2 and 2, the MLP 2 and 8, and 8 and 2.
+    """
+    model = preset(name)
+    made = activations(model, b, Layout(), recompute)
+    assert made.waiting(LAYERS) == LAYERS.layers * 32 * SEQUENCE * b * model.hidden
+
+
+def test_tensor_parallelism_splits_what_column_parallel_layers_make_and_row_parallel_ones_read() -> None:
+    """Of 32: 6 + 2 + 8 + 8 = 24 split over tp; with sequence parallelism the 2 + 2 that columns read are too."""
+    model = preset("megatron-22b")
+    for sequence_parallel, whole in ((False, 8), (True, 4)):
+        made = activations(model, 1, Layout(tp=8, sequence_parallel=sequence_parallel))
+        per_layer = whole + (32 - whole) / 8
+        assert made.waiting(LAYERS) == LAYERS.layers * per_layer * SEQUENCE * model.hidden

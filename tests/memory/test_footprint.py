@@ -6,7 +6,7 @@ import pytest
 
 from clustersim.dtypes import DType
 from clustersim.memory.footprint import Category
-from clustersim.memory.framework import Framework, load_framework
+from clustersim.workload.framework import Framework, load_framework
 from clustersim.parallel.data import NaiveDataParallel, Replicated, Zero
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan

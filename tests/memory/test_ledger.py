@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Category, Footprint
-from clustersim.memory.framework import Framework
+from clustersim.workload.framework import Framework
 from clustersim.memory.ledger import Pass, in_order, ledger
 from clustersim.parallel.data import NaiveDataParallel
 from clustersim.parallel.layout import Layout
@@ -18,13 +18,15 @@ from clustersim.program.action import Action, ActionKind
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
+from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.workload.presets import preset
-from clustersim.workload.training import FullRecompute, Training
+from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute, Training
 
 from .plans import BARE, ledger_of, resident
 
 MODEL = preset("gpt3-175b")
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
+I, W = ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT  # noqa: E741 - their letters
 
 
 def plan(pp: int, microbatches: int, chunks: int = 1, layout: Layout | None = None) -> Plan:
@@ -156,3 +158,36 @@ def test_recomputation_trades_kept_for_passing() -> None:
     )
     assert full.peak_activations < none.peak_activations / 4
     assert full.resident == none.resident == resident(plan(8, 8))
+
+
+@given(pp=st.integers(2, 8), extra=st.integers(0, 16), memory=st.integers(1, 2), data=st.data())
+def test_zero_bubble_keeps_p_or_2p_microbatches(pp: int, extra: int, memory: int, data: st.DataObject) -> None:
+    """With equal costs every microbatch counts as whole until its weight gradients: p - r are the fewest of rank r."""
+    rank = data.draw(st.integers(0, pp - 1))
+    of = plan(pp, pp + extra)
+    stage, activations = of.stages[rank], Activations(of)
+    peak = ledger_of(of, rank, ZeroBubble(memory)).peak_activations
+    assert peak >= (pp - rank) * activations.kept(stage)
+    assert peak <= memory * pp * activations.kept(stage) + activations.passing(stage)
+
+
+@pytest.mark.parametrize("recompute", [NoRecompute(), SelectiveRecompute(), FullRecompute(), FullRecompute(2)])
+def test_halves_free_what_was_kept_one_after_the_other(recompute: Recompute) -> None:
+    of = Plan(MODEL, Training(2048, 1, recompute=recompute), Layout(tp=8, pp=4))
+    activations = Activations(of)
+    for stage in of.stages:
+        passes = in_order([Action(stage.number, kind, 0) for kind in (F, I, W)])
+        made = ledger(Footprint(of, BARE, 0.0), activations, stage.number, passes)
+        kept, waiting = activations.kept(stage), activations.waiting(stage)
+        extra = activations.passing(stage, I), activations.passing(stage, W)
+        expected = [kept, kept + extra[0], waiting, waiting + extra[1], 0.0]
+        assert made.activations.tolist() == pytest.approx(expected, abs=1.0)
+
+
+def test_halves_wait_for_more_than_full_recomputation_kept() -> None:
+    """A layer's input is 2 s b h bytes of the 32 s b h that its weight gradients need again."""
+    of = Plan(MODEL, Training(2048, 4, recompute=FullRecompute()), Layout(pp=4))
+    activations, stage = Activations(of), of.stages[1]
+    assert activations.waiting(stage) == 16 * activations.kept(stage)
+    least = activations.waiting(stage) - activations.kept(stage)
+    assert activations.passing(stage, I) >= least * (stage.layers - 1) / stage.layers

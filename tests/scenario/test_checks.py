@@ -132,6 +132,16 @@ def test_interleaving_that_megatron_refuses_is_a_warning(mapping: dict[str, Any]
     assert not Scenario.from_mapping(mapping, [*four, "model.layers=30"]).warnings
 
 
+def test_zb_2p_says_when_its_bubble_shows(mapping: dict[str, Any]) -> None:
+    four = ["layout.pp=4", "layout.dp=4", "schedule=zb-2p", "model.tied_embeddings=false"]
+    (alone,) = Scenario.from_mapping(mapping, four).warnings
+    assert "steps 3" in alone
+    assert not Scenario.from_mapping(mapping, [*four, "steps=3"]).warnings
+    assert not Scenario.from_mapping(mapping, [*four, "schedule=zb-1p"]).warnings
+    (tied,) = Scenario.from_mapping(mapping, [*four, "steps=3", "model.tied_embeddings=true"]).warnings
+    assert "cannot begin the next step early" in tied
+
+
 def test_absurd_products_are_refused_before_anything_is_built() -> None:
     mapping = {
         "model": "llama3-8b",

@@ -13,6 +13,7 @@ from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
+from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.workload.training import FullRecompute, NoRecompute, Precision, SelectiveRecompute
 from clustersim.workload.transformer import Mlp, Positions
 
@@ -63,6 +64,8 @@ def test_naive_data_parallel_is_one_process_on_one_node(mapping: dict[str, Any],
     ("written", "schedule"),
     [
         ("1f1b", OneFOneB()),
+        ("zb-1p", ZeroBubble(1)),
+        ({"zb-2p": {}}, ZeroBubble(2)),
         ("gpipe", GPipe()),
         ("interleaved", Interleaved(2)),
         ({"interleaved": {"chunks": 4}}, Interleaved(4)),

@@ -1,0 +1,55 @@
+"""How do summaries become a page? Their comparisons and qualities, as the plain rows that the report draws."""
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from clustersim.cli.validate_table import (
+    HEADS,
+    RANKED,
+    TITLES,
+    coverage_notes,
+    macro_words,
+    parts_of,
+    quality_cells,
+    ranking_cells,
+)
+from clustersim.report.validation import Line, Lines, Part, Point, write_validation_page
+from clustersim.validation.layouts import Ranking
+from clustersim.validation.summary import Summary
+
+_BYTES: Final = ("memory",)
+
+
+def write_page(summaries: Sequence[Summary], title: str, path: str) -> None:
+    """Write the page; raise OutputError if it cannot be written."""
+    rankings = [each.layouts for each in summaries if each.layouts is not None and each.layouts.sets]
+    layouts = _layouts(rankings[0]) if rankings else None
+    write_validation_page(title, [_part(each) for each in summaries], layouts, path)
+
+
+def _part(summary: Summary) -> Part:
+    points = tuple(
+        Point(each.case_id, each.source, each.measured, each.predicted, dict(each.factors))
+        for each in summary.comparisons
+        if each.predicted is not None and each.error is not None and math.isfinite(each.error)
+    )
+    unit = "B" if summary.kind in _BYTES else "s"
+    notes = tuple(f"{note[0].upper()}{note[1:]}." for note in coverage_notes(summary))
+    return Part(TITLES[summary.kind].capitalize(), unit, points, _sources(summary), summary.reasons, notes)
+
+
+def _sources(summary: Summary) -> Lines:
+    lines: list[Line] = []
+    for source, quality in summary.sources.items():
+        lines.append(Line(source or "not stated", quality_cells(quality)))
+        lines += [Line(name, quality_cells(part), depth=1) for name, part in parts_of(summary, source).items()]
+    sums = [Line("all cases", quality_cells(summary.overall))]
+    if summary.macro is not None:
+        sums.append(Line(*macro_words(summary.macro)))
+    return Lines(("source", *HEADS), tuple(lines), tuple(sums))
+
+
+def _layouts(ranking: Ranking) -> Lines:
+    lines = tuple(Line(source, ranking_cells(mine)) for source, mine in ranking.by_source().items())
+    return Lines(RANKED, lines, (Line("all sets", ranking_cells(ranking)),))

@@ -1,0 +1,126 @@
+"""What is one published case? Its scenario as a file would hold it, and the prediction beside what was measured."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from clustersim.cli.outputs import Outputs
+from clustersim.cli.validate_json import write_json
+from clustersim.cli.validate_kinds import KINDS, Choice, Kind, load_kind, near_ids
+from clustersim.cli.waiting import waiting_for
+from clustersim.errors import InputError, shown
+from clustersim.units import format_bytes, format_seconds, format_step_time
+from clustersim.validation.cases import CannotPredictError, Case
+from clustersim.validation.comparison import Comparison
+from clustersim.validation.summary import finite
+
+if TYPE_CHECKING:
+    from clustersim.result import Result
+
+
+def show_case(case_id: str, choice: Choice, outputs: Outputs) -> None:
+    """Print the case; a step with where its predicted time goes."""
+    if choice.only:
+        raise InputError(f"--only {choice.only}: is for tables of cases; validate show takes one id")
+    kind, cases = _find(case_id, choice)
+    outputs.require([kind.shipped])
+    if kind.name == KINDS[0]:
+        _show_step(cases[0], outputs)
+        return
+    _show_rows(kind, cases, outputs)
+
+
+def _find(case_id: str, choice: Choice) -> tuple[Kind, list[Case]]:
+    """The shipped rows with that id, of the first kind that has them; raise InputError with the nearest ids."""
+    every: list[Case] = []
+    for name in KINDS:
+        kind = load_kind(name, choice)
+        cases = kind.read(kind.shipped)
+        found = [case for case in cases if case.text("case_id") == case_id]
+        if found:
+            return kind, found
+        every += cases
+    raise InputError(f"there is no published case {shown(case_id)}; {near_ids(case_id, every)}")
+
+
+def _show_step(case: Case, outputs: Outputs) -> None:
+    """A step: why there is no prediction, or all that there is to it."""
+    from clustersim.validation.steps import factors_of
+
+    mapping, result, reason = _simulated(case)
+    predicted = None if result is None else result.step_time
+    measured, name, source = case.number("step_time_s"), case.text("case_id"), case.text("source")
+    comparison = Comparison(name, source, measured, predicted, reason, factors=factors_of(case))
+    if outputs.json is not None:
+        whole = None if result is None else result.to_json()
+        content = {"kind": "steps", **comparison.to_json(), "scenario": mapping, "prediction": whole}
+        write_json(finite(content), outputs.json)
+    if outputs.html is not None:
+        _require_page(result, reason).save_html(outputs.html)
+    if outputs.table:
+        _print_step(case, comparison, mapping, result)
+        for path in outputs.files.values():
+            print(f"wrote {path}")
+
+
+def _simulated(case: Case) -> "tuple[dict[str, Any] | None, Result | None, str | None]":
+    """What a scenario file would hold, the answer, and why there is none; as many of them as there are."""
+    from clustersim.simulation import simulate
+    from clustersim.validation.settings import scenario_mapping
+    from clustersim.validation.steps import scenario_of
+
+    mapping = None
+    try:
+        mapping = scenario_mapping(case)
+        with waiting_for("simulating"):
+            return mapping, simulate(scenario_of(case)), None
+    except CannotPredictError as refusal:
+        return mapping, None, str(refusal)
+
+
+def _require_page(result: "Result | None", reason: str | None) -> "Result":
+    if result is None:
+        raise InputError(f"--html: there is no prediction to draw: {reason}")
+    return result
+
+
+def _print_step(case: Case, comparison: Comparison, mapping: "dict[str, Any] | None", result: "Result | None") -> None:
+    from rich.console import Console
+
+    from clustersim.report.answer import page_view
+    from clustersim.report.table import render_table
+
+    if mapping is not None:
+        print(yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True))
+    if result is not None:
+        Console().print(render_table(page_view(result)))
+        print()
+    print("\n".join(_lines(case, comparison, format_step_time)))
+
+
+def _lines(case: Case, comparison: Comparison, words: Callable[[float], str]) -> Iterator[str]:
+    """Measured and predicted, and where the measurement is from."""
+    yield f"{comparison.case_id}"
+    yield f"  measured   {words(comparison.measured)}"
+    if comparison.predicted is None or comparison.error is None:
+        yield f"  skipped    {comparison.skipped}"
+    else:
+        yield f"  predicted  {words(comparison.predicted)}"
+        yield f"  error      {comparison.error:+.1%}"
+    which = ("collective", "bytes") if case.text("collective") else ("quantity", "rank")  # of several rows of one case
+    stated = (name for name in (*which, "source", "locator", "quality", "notes") if case.text(name))
+    yield from (f"  {name:<10} {case.text(name)}" for name in stated)
+
+
+def _show_rows(kind: Kind, cases: Sequence[Case], outputs: Outputs) -> None:
+    """All rows of a case of another kind."""
+    if outputs.html is not None:
+        raise InputError(f"--html: cases of {kind.name} have no page of their own; clustersim validate {kind.name} has")
+    comparisons = kind.summarize(cases).comparisons
+    if outputs.json is not None:
+        write_json(finite({"kind": kind.name, "cases": [each.to_json() for each in comparisons]}), outputs.json)
+    words = format_bytes if kind.name == "memory" else format_seconds
+    if outputs.table:
+        for case, comparison in zip(cases, comparisons, strict=True):
+            print("\n".join(_lines(case, comparison, words)))

@@ -1,0 +1,178 @@
+"""How does a terminal show how far predictions are off? A table by source, one for each factor, and what is missing."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from clustersim.cli.shelves import table_of
+from clustersim.validation.layouts import Ranking
+from clustersim.validation.memory import Verdict
+from clustersim.validation.quality import Macro, Quality
+from clustersim.validation.summary import DENSE, Coverage, Summary
+
+HEADS: Final = ("cases", "skipped", "mean", "median", "bias", "worst")
+TITLES: Final[Mapping[str, str]] = {
+    "steps": "step time",
+    "memory": "memory",
+    "collectives": "collectives",
+    "kernels": "kernels",
+}
+SUBSETS: Final[Mapping[str, str]] = {
+    "megatron-2021 without ZeRO-3": "megatron-2021 without ZeRO-3",
+    "megatron-2021 with ZeRO-3": "megatron-2021 with ZeRO-3",
+    "vtrain single-node": "vtrain, one node",
+    "vtrain multi-node": "vtrain, several nodes",
+}
+RANKED: Final = ("source", "sets", "cases", "right", "mean regret", "Kendall tau")
+_NOTHING: Final = "–"
+_MOST_REASONS: Final = 12
+_MOST_LETTERS: Final = 80
+_SIGNS: Final = (
+    "mean and median: of absolute errors; bias and worst: with their sign, below zero where the prediction is too "
+    "fast or too small; macro mean: every source counts once; right: sets whose fastest layout was predicted"
+)
+
+
+def print_summaries(summaries: Sequence[Summary]) -> None:
+    """Print all that is known of each table."""
+    console = Console()
+    for summary in summaries:
+        for part in _parts(summary):
+            console.print(part)
+    console.print(Text(_SIGNS, style="dim"))
+
+
+def _parts(summary: Summary) -> Iterator[Table | Text]:
+    yield _sources(summary)
+    yield Text()
+    yield from map(Text, coverage_notes(summary))
+    yield from _reasons(summary.reasons)
+    yield Text()
+    for factor, values in summary.factors.items():
+        yield _table(f"{TITLES[summary.kind]} by {factor}", factor, values)
+        yield Text()
+    if summary.layouts is not None and summary.layouts.sets:
+        yield _layouts(summary.layouts)
+        yield Text()
+
+
+def _sources(summary: Summary) -> Table:
+    table = _table(f"{TITLES[summary.kind]}: predicted against measured", "source", {})
+    for source, quality in summary.sources.items():
+        table.add_row(Text(source or "not stated"), *quality_cells(quality))
+        for name, part in parts_of(summary, source).items():
+            table.add_row(Text(f"  {name}"), *quality_cells(part), style="dim")
+    table.add_row(Text("all cases"), *quality_cells(summary.overall), style="bold")
+    if summary.macro is not None:
+        name, cells = macro_words(summary.macro)
+        table.add_row(Text(name), *cells, style="bold")
+    return table
+
+
+def _table(title: str, name: str, values: Mapping[str, Quality]) -> Table:
+    table = table_of(title, name, *HEADS)
+    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
+    for column in table.columns[1:]:
+        column.no_wrap = True
+    for value, quality in values.items():
+        table.add_row(Text(_cut(value) or "not stated"), *quality_cells(quality))
+    return table
+
+
+def _cut(words: str) -> str:
+    """Names of a table that a user brings may be of any length."""
+    return words if len(words) <= _MOST_LETTERS else f"{words[:_MOST_LETTERS]}..."
+
+
+def parts_of(summary: Summary, source: str) -> dict[str, Quality]:
+    """The kinds of runs that a source mixes, by name."""
+    parts = (summary.subsets or {}).items()
+    return {SUBSETS.get(name, name): part for name, part in parts if name.startswith(f"{source} ")}
+
+
+def quality_cells(quality: Quality) -> tuple[str, ...]:
+    """The cells below HEADS."""
+    counts, sizes = (f"{quality.n:,}", f"{quality.skipped:,}"), (percent(quality.mape), percent(quality.median_ape))
+    return (*counts, *sizes, signed(quality.bias), signed(quality.worst))
+
+
+def macro_words(means: Macro) -> tuple[str, tuple[str, ...]]:
+    """The name of the line and the cells below HEADS."""
+    name = f"macro mean, {means.sources} {'source' if means.sources == 1 else 'sources'}"
+    return name, ("", "", percent(means.mape), "", signed(means.bias), "")
+
+
+def percent(value: float | None) -> str:
+    """A fraction in percent, a dash where there is none.
+
+    >>> percent(0.0314), percent(None)
+    ('3.1%', '–')
+    """
+    return _NOTHING if value is None else f"{value:.1%}"
+
+
+def signed(value: float | None) -> str:
+    """A fraction in percent with its sign.
+
+    >>> signed(0.031), signed(-0.2), signed(None)
+    ('+3.1%', '-20.0%', '–')
+    """
+    return _NOTHING if value is None else f"{value:+.1%}"
+
+
+def coverage_notes(summary: Summary) -> Iterator[str]:
+    """How many cases are predicted of those that should be, and whether runs fit, in sentences."""
+    yield _coverage("coverage", summary.coverage)
+    if summary.dense is not None and summary.dense.expressible:
+        yield _coverage(f"coverage of {DENSE}", summary.dense)
+    if summary.fits:
+        yield _fits(summary.fits)
+
+
+def _fits(verdicts: Sequence[Verdict]) -> str:
+    """Of how many runs it is known whether they fit, and of which it is wrong."""
+    judged = [each for each in verdicts if each.predicted is not None]
+    wrong = [each.case_id for each in judged if not each.right]
+    known = f"fits or does not fit: right for {len(judged) - len(wrong):,} of {len(judged):,} runs"
+    skipped = f", {len(verdicts) - len(judged):,} are skipped" if len(judged) < len(verdicts) else ""
+    return known + (f" (wrong for {', '.join(map(_cut, wrong))})" if wrong else "") + skipped
+
+
+def _coverage(name: str, coverage: Coverage) -> str:
+    known = f"{coverage.predicted:,} of {coverage.expressible:,}"
+    return f"{name}: {known} cases that should have a prediction have one ({percent(coverage.share)})"
+
+
+def _reasons(reasons: Mapping[str, tuple[str, ...]]) -> Iterator[Table | Text]:
+    """The reasons of most cases, a line each, with one of the cases."""
+    if not reasons:
+        return
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    for reason, cases in list(reasons.items())[:_MOST_REASONS]:
+        first = f" ({cases[0]})" if len(cases) == 1 else f" (as {cases[0]})"
+        table.add_row(f"{len(cases):,}", Text(reason).append(_cut(first), style="dim"))
+    rest = list(reasons.values())[_MOST_REASONS:]
+    if rest:
+        table.add_row(f"{sum(map(len, rest)):,}", f"for {len(rest):,} other reasons, which --json and --html list")
+    yield Text()
+    yield Text("skipped cases and the reason")
+    yield table
+
+
+def _layouts(ranking: Ranking) -> Table:
+    table = table_of("which layout is fastest", *RANKED)
+    for source, mine in ranking.by_source().items():
+        table.add_row(Text(source or "not stated"), *ranking_cells(mine))
+    table.add_row(Text("all sets"), *ranking_cells(ranking), style="bold")
+    return table
+
+
+def ranking_cells(ranking: Ranking) -> tuple[str, ...]:
+    """The cells below RANKED."""
+    tau = _NOTHING if ranking.tau is None else f"{ranking.tau:.2f}"
+    return f"{len(ranking.sets):,}", f"{ranking.cases:,}", f"{ranking.right:,}", percent(ranking.regret), tau

@@ -1,0 +1,285 @@
+"""Is it true? A page that shows predictions beside measurements: all cases on log axes, and their errors by factor.
+
+Rows come as plain values, so that this room needs to know nothing of how cases are read, grouped or predicted.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+from clustersim.report.document import Card, document, figure_card, section
+from clustersim.report.figure import Figure, Traces, axis, layout, legend, wrapped
+from clustersim.report.files import write_text_atomically
+from clustersim.units import format_bytes, format_seconds
+
+BAND: Final = 0.1  # of the shaded band around the truth
+_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8D96A0")
+_SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "cross", "x", "pentagon", "star")
+_MOST_VALUES: Final = 14  # of a factor; the rest is one more
+_VALUE_PIXELS: Final = 36
+_FEW_DECADES: Final = 2.5
+_REST: Final = "all others"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A case with its prediction, both in seconds or bytes. factors: by what errors are grouped, in words."""
+
+    case_id: str
+    source: str
+    measured: float
+    predicted: float
+    factors: Mapping[str, str]
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted / self.measured - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A row of a table: its name and its cells, in words. depth: 1 for a part of the line above."""
+
+    name: str
+    cells: tuple[str, ...]
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """A table. heads: of all columns; sums: lines at its end."""
+
+    heads: tuple[str, ...]
+    lines: tuple[Line, ...]
+    sums: tuple[Line, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """All cases of one kind. unit: `s` or `B`; skipped: case ids by the reason; notes: sentences below the table."""
+
+    title: str
+    unit: str
+    points: tuple[Point, ...]
+    sources: Lines
+    skipped: Mapping[str, tuple[str, ...]]
+    notes: tuple[str, ...] = ()
+
+
+def write_validation_page(title: str, parts: Sequence[Part], layouts: Lines | None, path: str | Path) -> None:
+    """Write the page to `path`, wholly or not at all; raise OutputError if it cannot be written."""
+    write_text_atomically(path, validation_page(title, parts, layouts))
+
+
+def validation_page(title: str, parts: Sequence[Part], layouts: Lines | None = None) -> str:
+    """The page as HTML text; layouts: how well the fastest layout is chosen, if there is anything to choose."""
+    cards = [card for number, part in enumerate(parts) for card in _cards(part, number)]
+    if layouts is not None:
+        cards.append(Card(section("Which layout is fastest", lines_table(layouts), lead=_LAYOUTS_LEAD)))
+    return document(title, [Card(f'<section class="card"><h1>{escape(title)}</h1>{_INTRODUCTION}</section>'), *cards])
+
+
+_INTRODUCTION: Final = (
+    '<p class="lead">Every case is predicted from what its source states; no constant depends on the case. Errors are '
+    "predicted over measured, less one: below zero the prediction is too fast (or too small). Mean and median are of "
+    "absolute errors, bias is the mean of errors, a macro mean counts every source once.</p>"
+)
+_SCATTER_LEAD: Final = (
+    "Each mark is a case. On the line the prediction is exact, the band is within 10 %. Point at a mark for the case, "
+    "click the legend to hide a source, double-click it to see that source alone, drag to zoom."
+)
+_FACTOR_LEAD: Final = (
+    "Each mark is a case, the box holds the middle half of the cases and the line in it is the median. The shaded band "
+    "is within 10 %."
+)
+_LAYOUTS_LEAD: Final = (
+    "Sets of cases that differ only in layout. Right: the fastest was predicted to be fastest. Regret: by how much the "
+    "layout that is predicted to be fastest is slower than the fastest measured. Kendall's tau compares the two "
+    "orders: 1 is the same, -1 reversed."
+)
+
+
+def _cards(part: Part, number: int) -> Iterator[Card]:
+    yield Card(section(part.title, lines_table(part.sources) + _sentences(part.notes)))
+    if part.points:
+        figure = scatter_figure(part, f"scatter{number}")
+        yield figure_card(f"{part.title}: predicted against measured", figure, lead=_SCATTER_LEAD)
+    if any(point.factors for point in part.points):
+        figure = factor_figure(part.points, f"factor{number}")
+        yield figure_card(f"{part.title}: error by factor", figure, lead=_FACTOR_LEAD)
+    if part.skipped:
+        yield Card(section(f"{part.title}: skipped", _skipped(part.skipped)))
+
+
+def lines_table(lines: Lines) -> str:
+    """A table of names and figures."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in lines.heads)
+    rows = "".join(map(_row, lines.lines)) + "".join(_row(line, ' class="sum"') for line in lines.sums)
+    return f'<table class="parts"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+
+
+def _row(line: Line, attributes: str = "") -> str:
+    cells = "".join(f"<td>{escape(cell)}</td>" for cell in line.cells)
+    name = f"{'&emsp;' * line.depth}{escape(line.name)}"
+    return f'<tr{attributes}><th scope="row">{name}</th>{cells}</tr>'
+
+
+def _sentences(notes: Sequence[str]) -> str:
+    return "".join(f'<p class="caption">{escape(note)}</p>' for note in notes)
+
+
+def _skipped(reasons: Mapping[str, tuple[str, ...]]) -> str:
+    """Reasons with the number of cases, which unfold."""
+    return "".join(
+        f"<details><summary>{len(cases):,} × {escape(reason)}</summary>"
+        f'<p class="caption">{escape(", ".join(cases))}</p></details>'
+        for reason, cases in reasons.items()
+    )
+
+
+def scatter_figure(part: Part, name: str) -> Figure:
+    """Predicted against measured on log axes."""
+    size = 2.0**30 if part.unit == "B" else 1.0
+    values = [value / size for point in part.points for value in (point.measured, point.predicted)]
+    least, most = 0.7 * min(values), 1.4 * max(values)
+    ticks = _ticks(least, most)
+    scale: dict[str, Any] = {
+        "type": "log",
+        "range": [math.log10(least), math.log10(most)],
+        "tickvals": ticks,
+        "ticktext": [_quantity(tick * size, part.unit) for tick in ticks],
+    }
+    return Figure(
+        name=name,
+        traces=[*_truth(least, most), *_sources(part, size)],
+        layout=layout(
+            showlegend=True, legend=legend(), xaxis=axis("measured", **scale), yaxis=axis("predicted", **scale)
+        ),
+        height=680,
+        narrow={"height": 520, "legend": {"font": {"size": 9}}},
+    )
+
+
+def _ticks(least: float, most: float) -> list[float]:
+    """Powers of ten, and between them 2 and 5 where there are few.
+
+    >>> _ticks(0.02, 30.0), _ticks(0.7, 3.0)
+    ([0.1, 1.0, 10.0], [1.0, 2.0])
+    """
+    low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
+    steps = (1, 2, 5) if math.log10(most / least) < _FEW_DECADES else (1,)
+    ticks = [float(f"{step}e{power}") for power in range(low, high + 1) for step in steps]
+    return [tick for tick in ticks if least <= tick <= most]
+
+
+def _truth(least: float, most: float) -> Traces:
+    """The band within 10 %, and the line on which a prediction is exact."""
+    band = {
+        "type": "scatter", "mode": "lines", "fill": "toself", "fillcolor": "@track", "line": {"width": 0},
+        "x": [least, most, most, least],
+        "y": [least * (1 - BAND), most * (1 - BAND), most * (1 + BAND), least * (1 + BAND)],
+        "hoverinfo": "skip", "showlegend": False,
+    }  # fmt: skip
+    line = {
+        "type": "scatter", "mode": "lines", "x": [least, most], "y": [least, most], "showlegend": False,
+        "line": {"width": 1, "color": "@muted"}, "hoverinfo": "skip",
+    }  # fmt: skip
+    return [band, line]
+
+
+def _sources(part: Part, size: float) -> Traces:
+    """One colour and symbol for each source, those with most cases first and so below the others."""
+    groups: dict[str, list[Point]] = {}
+    for point in part.points:
+        groups.setdefault(point.source, []).append(point)
+    ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
+    return [
+        {
+            "type": "scatter", "mode": "markers", "name": escape(source or "no source"),
+            "x": [point.measured / size for point in points], "y": [point.predicted / size for point in points],
+            "marker": _look(number), "text": [hover(point, part.unit) for point in points],
+            "hovertemplate": "%{text}<extra></extra>",
+        }
+        for number, (source, points) in enumerate(ordered)
+    ]  # fmt: skip
+
+
+def _look(number: int) -> dict[str, Any]:
+    return {
+        "color": _COLOURS[number % len(_COLOURS)],
+        "symbol": _SYMBOLS[number % len(_SYMBOLS)],
+        "size": 8,
+        "opacity": 0.8,
+        "line": {"width": 0.5, "color": "@surface"},
+    }
+
+
+def hover(point: Point, unit: str) -> str:
+    """What a mark says of its case."""
+    measured, predicted = (_quantity(value, unit) for value in (point.measured, point.predicted))
+    lines = [f"<b>{wrapped(point.case_id, 60)}</b>", f"measured {measured}, predicted {predicted}"]
+    factors = [f"{escape(name)}: {escape(value)}" for name, value in point.factors.items()]
+    return "<br>".join([*lines, f"error {point.error:+.1%}", *factors])
+
+
+def _quantity(value: float, unit: str) -> str:
+    return format_bytes(value) if unit == "B" else format_seconds(float(f"{value:.4g}"))
+
+
+def factor_figure(points: Sequence[Point], name: str) -> Figure:
+    """The errors of all cases by the values of a factor, which the reader chooses."""
+    factors = dict.fromkeys(factor for point in points for factor in point.factors)
+    groups = {factor: _values(points, factor) for factor in factors}
+    rows = max(len(values) for values in groups.values())
+    zone = {
+        "type": "rect", "layer": "below", "xref": "x", "yref": "paper", "x0": -100 * BAND, "x1": 100 * BAND,
+        "y0": 0, "y1": 1, "fillcolor": "@track", "line": {"width": 0},
+    }  # fmt: skip
+    return Figure(
+        name=name,
+        traces=[],
+        choices=tuple((factor, _boxes(values)) for factor, values in groups.items()),
+        layout=layout(
+            shapes=[zone],
+            xaxis=axis("predicted over measured, less one", ticksuffix=" %", zeroline=True, zerolinecolor="@muted"),
+            yaxis=axis("", type="category", autorange="reversed", ticksuffix="  ", fixedrange=True),
+            boxgap=0.35,
+        ),
+        height=110 + _VALUE_PIXELS * rows,
+        narrow={"yaxis": {"tickfont": {"size": 9}}},
+    )
+
+
+def _values(points: Sequence[Point], factor: str) -> dict[str, list[Point]]:
+    """Cases by their value of a factor, values of most cases first, rare ones together."""
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        if factor in point.factors:
+            groups.setdefault(point.factors[factor], []).append(point)
+    ordered = sorted(groups, key=lambda value: (-len(groups[value]), value))
+    many = len(ordered) > _MOST_VALUES + 1
+    kept, rest = (ordered[:_MOST_VALUES], ordered[_MOST_VALUES:]) if many else (ordered, [])
+    others = [point for value in rest for point in groups[value]]
+    return {value: groups[value] for value in kept} | ({_REST: others} if others else {})
+
+
+def _boxes(values: Mapping[str, Sequence[Point]]) -> Traces:
+    return [
+        {
+            "type": "box", "orientation": "h", "boxpoints": "all", "jitter": 0.6, "pointpos": 0, "name": "",
+            "x": [100 * point.error for point in points], "y": [_label(value, len(points))] * len(points),
+            "text": [f"{escape(point.case_id)}<br>{escape(point.source)}: {point.error:+.1%}" for point in points],
+            "hovertemplate": "%{text}<extra></extra>", "hoveron": "points",
+            "marker": {"color": "@accent", "size": 4, "opacity": 0.5}, "line": {"color": "@ink", "width": 1},
+            "fillcolor": "rgba(0,0,0,0)",
+        }
+        for value, points in values.items()
+    ]  # fmt: skip
+
+
+def _label(value: str, cases: int) -> str:
+    return f"{escape(value)} ({cases:,})"

@@ -1,0 +1,294 @@
+"""Do predicted collectives take as long as published benchmarks say?
+
+A benchmark is a table: one collective at many sizes, on nodes with NVSwitch and one network port per GPU under one
+tier of rail switches. What one GPU's ports carry is its own (`MACHINES`), the network's rate is the row's where it
+states one (`nvlink4 + 8x400G-ib-ndr`). Where one process drives several GPUs (nccl-tests' -g 8, as in
+Benchmarks/NCCLBandwidth.py of Azure/AI-benchmarking-guide), its thread launches the collective on one after the other,
+so that it takes at least so many launches. Where calls are timed one by one, by events around each (all_reduce_bench.py
+of stas00/ml-engineering, which calls this "with host overhead"), the GPU waits for the host in between: for a launch at
+least, and for whatever else the framework does.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from clustersim.collectives.choose import Choices, Surveyor, choose
+from clustersim.collectives.library import Library, load_library
+from clustersim.collectives.phase import FloatArray
+from clustersim.errors import InputError, nearest
+from clustersim.hardware.accelerator import Accelerator
+from clustersim.hardware.clos_fabric import ClosFabric
+from clustersim.hardware.routing import Spread
+from clustersim.hardware.shape import Leaf, Network, Nics, Node, NvLink, Port
+from clustersim.program.task import Collective
+from clustersim.units import BytesPerSecond, Seconds
+from clustersim.validation.accelerators import accelerator_of
+from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
+from clustersim.validation.comparison import Comparison
+from clustersim.validation.quality import grouped
+
+SHIPPED: Final = PUBLISHED / "collectives.csv"
+NEEDED: Final = (
+    "case_id",
+    "source",
+    "gpu",
+    "n_gpus",
+    "gpus_per_node",
+    "interconnect",
+    "collective",
+    "bytes",
+    "time_us",
+)
+MEBIBYTE: Final = 2**20
+MOST_GPUS: Final = 2**17
+_ALGORITHMS: Final = {
+    **{"": "", "ring": "ring", "tree": "tree"},
+    **dict.fromkeys(("nvls", "nvlstree", "in_network"), "in_network"),
+}
+_PLACE: Final = (
+    *("gpu", "n_gpus", "gpus_per_node", "interconnect", "collective", "algo", "gpus_per_process", "timed"),
+)
+_PORTS: Final = re.compile(r"(\d+)x(\d+)G\b")
+# Of a port, so that a message takes 20 us to another node: net_lat of p5 in src/tuner/nccl_ofi_model.cpp
+# (aws/aws-ofi-nccl@2daf7d30), "2 nodes, 8B RDMA w/imm"; 18 us on p5en.
+_EFA: Final = 9e-6
+_LATENCY: Final = 0.5e-6  # of any other port and switch; the library's own constants hold what is beyond
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Ports of one GPU in bytes/s: NVLink, PCIe, network where a row states none.
+
+    node: GPUs of a whole node, to which the ports of a row belong; domain: GPUs that NVLink joins, if not of a node;
+    mesh: whether every pair of a node's GPUs has its own link, so that fewer GPUs use fewer links.
+    """
+
+    nvlink: BytesPerSecond
+    pcie: BytesPerSecond
+    nic: BytesPerSecond
+    library: str = "nccl"
+    node: int = 8
+    domain: int | None = None
+    mesh: bool = False
+
+
+# NVLink and Infinity Fabric of datasheets; PCIe Gen3 to Gen6 x16. By what an accelerator's name begins with.
+MACHINES: Final = {
+    "v100": Machine(150e9, 16e9, 6.25e9),
+    "a100": Machine(300e9, 32e9, 25e9),
+    "h100": Machine(450e9, 64e9, 50e9),
+    "h200": Machine(450e9, 64e9, 50e9),
+    "b200": Machine(900e9, 64e9, 50e9),
+    "gb200": Machine(900e9, 64e9, 50e9, node=4, domain=72),
+    "b300": Machine(900e9, 128e9, 100e9),
+    "gb300": Machine(900e9, 128e9, 100e9, node=4, domain=72),
+    "mi300x": Machine(448e9, 64e9, 50e9, library="rccl", mesh=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """On what a benchmark ran, and how: all that its times depend on, beside the sizes.
+
+    gpu: as tables call it; accelerator: the shipped one that it is; per_node: GPUs of a node; per_process: GPUs that
+    one process drives; called: whether each call was timed by itself; launch: what the host needs for one;
+    algorithm: "" if the library chose.
+    """
+
+    gpu: str
+    accelerator: str
+    launch: Seconds
+    gpus: int
+    per_node: int
+    per_process: int
+    called: bool
+    interconnect: str
+    collective: Collective
+    algorithm: str
+
+    @property
+    def kind(self) -> str:
+        """Of GPU: `h100` for any H100."""
+        return self.accelerator.split("-")[0]
+
+    @property
+    def machine(self) -> Machine:
+        """The ports of a GPU."""
+        return MACHINES[self.kind]
+
+    @property
+    def port(self) -> BytesPerSecond:
+        """Of a GPU towards the others of its node."""
+        there = min(self.gpus, self.per_node)
+        return self.machine.nvlink * ((there - 1) / (self.machine.node - 1) if self.machine.mesh else 1.0)
+
+    @property
+    def over_efa(self) -> bool:
+        """Whether the network is AWS's."""
+        return "efa" in self.interconnect
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that it takes."""
+        return -(-self.gpus // self.per_node)
+
+    @property
+    def fabric(self) -> ClosFabric:
+        """Nodes with NVSwitch and one network port per GPU, under one tier of rail switches."""
+        machine, gpus = self.machine, self.nodes * self.per_node
+        domain = min(machine.domain, gpus) if machine.domain else self.per_node
+        node = Node(
+            gpus=self.per_node,
+            pcie=Port(machine.pcie, _LATENCY),
+            nvlink=NvLink(domain, Port(self.port, _LATENCY)),
+            nics=Nics(self.per_node, Port(self._network, _EFA if self.over_efa else _LATENCY)),
+        )
+        return ClosFabric(node, Network(Leaf(self.nodes, self.per_node, _LATENCY), Spread()), gpus)
+
+    @property
+    def _network(self) -> BytesPerSecond:
+        """Of one GPU: its part of the ports that the node has."""
+        stated = _PORTS.match(self.interconnect.partition(" + ")[2])
+        if stated is None:
+            return self.machine.nic
+        ports, rate = int(stated[1]), float(stated[2]) * 1e9 / 8.0
+        return ports * rate / self.machine.node
+
+    def survey(self, library: Library) -> Choices:
+        """Cost all offers; nccl-tests' send/recv sends from each rank to the next."""
+        members = np.arange(self.gpus)[None]
+        if self.collective is Collective.SEND_RECV:
+            members = np.stack([members[0], np.roll(members[0], -1)], axis=1)
+        return Surveyor(self.fabric, library).survey(self.collective, members, self.algorithm or None)
+
+    def seen(self, seconds: FloatArray) -> FloatArray:
+        """What the benchmark sees of collectives that take so long."""
+        return np.maximum(seconds + self.launch * self.called, self.launch * self.per_process)
+
+
+def read_collectives(path: Path = SHIPPED) -> list[Case]:
+    """The rows of a table of collectives."""
+    return read_cases(path, NEEDED)
+
+
+def compare_collectives(cases: Sequence[Case]) -> list[Comparison]:
+    """Predict every row, in seconds; the slowest group counts. Rows of one place are predicted together."""
+    found: dict[int, Comparison] = {}
+    numbered = grouped(enumerate(cases), lambda row: tuple(row[1].text(column) for column in _PLACE))
+    for rows in numbered.values():
+        found |= _compared(rows)
+    return [found[number] for number in range(len(cases))]
+
+
+def place_of(case: Case) -> Place:
+    """Where and how a row was measured; raise CannotPredictError where that cannot be said."""
+    accelerator = _accelerator(case)
+    return Place(
+        gpu=case.text("gpu"),
+        accelerator=accelerator.name,
+        launch=accelerator.efficiency.launch_interval,
+        gpus=_count(case, "n_gpus", least=2),
+        per_node=_count(case, "gpus_per_node", MACHINES[accelerator.name.split("-")[0]].node),
+        per_process=case.whole("gpus_per_process", 1),
+        called=case.text("timed") == "call",
+        interconnect=case.text("interconnect"),
+        collective=_collective(case),
+        algorithm=_algorithm(case),
+    )
+
+
+def seconds_of(case: Case) -> Seconds:
+    """The measured time, or what the printed rate says that it was."""
+    if case.text("time_us") or not case.text("algbw_GBps"):
+        return case.number("time_us") * 1e-6
+    return case.number("bytes") / (case.number("algbw_GBps") * 1e9)
+
+
+def _compared(rows: Sequence[tuple[int, Case]]) -> dict[int, Comparison]:
+    """Rows of one place, by their numbers."""
+    first = rows[0][1]
+    try:
+        place = place_of(first)
+        choices = _surveyed(place)
+    except CannotPredictError as refusal:
+        return {number: _refused(case, str(refusal).replace(*_lines(first, case), 1), refusal) for number, case in rows}
+    return {number: _comparison(case, place, choices) for number, case in rows}
+
+
+def _lines(first: Case, case: Case) -> tuple[str, str]:
+    """What a reason says of the first row of a place, and what it says of this one."""
+    return f"line {first.line}: ", f"line {case.line}: "
+
+
+def _surveyed(place: Place) -> Choices:
+    try:
+        return place.survey(load_library(place.machine.library))
+    except InputError as error:
+        raise CannotPredictError("; ".join(str(error).splitlines()), owed=False) from error
+
+
+def _comparison(case: Case, place: Place, choices: Choices) -> Comparison:
+    measured, predicted, skipped, owed = math.nan, None, None, True
+    try:
+        size, measured = case.number("bytes"), seconds_of(case)
+        predicted = float(place.seen(choose(choices, size).seconds.max()))
+    except CannotPredictError as refusal:
+        skipped, owed = str(refusal), refusal.owed
+    factors = _factors(case, str(place.nodes))
+    return Comparison(case.text("case_id"), case.text("source"), measured, predicted, skipped, owed, factors)
+
+
+def _refused(case: Case, reason: str, refusal: CannotPredictError) -> Comparison:
+    """A row without a place."""
+    factors = _factors(case, case.text("nodes"))
+    known = (case.text("case_id"), case.text("source"), math.nan)
+    return Comparison(*known, skipped=reason, expressible=refusal.owed, factors=factors)
+
+
+def _factors(case: Case, nodes: str) -> dict[str, str]:
+    """By what errors are grouped."""
+    try:
+        size = ">= 1 MiB" if case.number("bytes") >= MEBIBYTE else "below 1 MiB"
+    except CannotPredictError:
+        size = ""
+    known = {"gpu": case.text("gpu"), "collective": case.text("collective"), "size": size, "nodes": nodes}
+    return {name: value or "not stated" for name, value in known.items()}
+
+
+def _accelerator(case: Case) -> Accelerator:
+    """The accelerator, of which a machine must be known."""
+    accelerator = accelerator_of(case)
+    name = accelerator.name
+    if name.split("-")[0] not in MACHINES or "-pcie-" in name:
+        known = ", ".join(MACHINES)
+        raise CannotPredictError(f"gpu {case.text('gpu')}: no machine of it is known; of {known} one is", owed=False)
+    return accelerator
+
+
+def _count(case: Case, column: str, default: int | None = None, least: int = 1) -> int:
+    """A number of GPUs that a cluster may have."""
+    count = case.whole(column, default)
+    if not least <= count <= MOST_GPUS:
+        wrong = f"too small; {least} is the least" if count < least else f"too large; {MOST_GPUS:,} is the most"
+        raise CannotPredictError(f"line {case.line}: {column} {count:,} is {wrong}", owed=False)
+    return count
+
+
+def _collective(case: Case) -> Collective:
+    name = case.text("collective")
+    if name not in {each.value for each in Collective}:
+        raise CannotPredictError(f"collective {name or 'is not stated'}: not modelled", owed=False)
+    return Collective(name)
+
+
+def _algorithm(case: Case) -> str:
+    name = case.text("algo").lower()
+    if name not in _ALGORITHMS:
+        raise CannotPredictError(f"algo {case.text('algo')}: not modelled; {nearest(name, _ALGORITHMS)}", owed=False)
+    return _ALGORITHMS[name]

@@ -1,0 +1,177 @@
+"""Do predicted kernels take as long as published ones took?
+
+A row is one matrix multiplication or one flash attention kernel; its time is what is printed, or what the printed rate
+says that it was, with the FLOP that `flop_convention` counts. Predicted is what the roofline of the accelerator says
+(`cost.roofline`). The best shape that a search found is an upper bound, and no row of a comparison.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from clustersim.cost.roofline import BACKWARD_MATMULS, FORWARD_MATMULS, Roofline
+from clustersim.dtypes import DType
+from clustersim.units import Seconds
+from clustersim.validation.accelerators import accelerator_of
+from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
+from clustersim.validation.comparison import Comparison
+from clustersim.validation.quality import grouped
+from clustersim.workload.attention import Core
+from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
+
+SHIPPED: Final = PUBLISHED / "kernels.csv"
+NEEDED: Final = (
+    *("op", "gpu", "m", "n", "k", "batch", "seq", "heads", "head_dim", "causal", "direction", "dtype", "layout"),
+    *("tflops", "time_us", "flop_convention", "source"),
+)
+BEST_OF_SEARCH: Final = "best shape of a search"
+# cuBLAS names operands column by column, so that its TN is a linear layer's forward, as which those without count.
+_OPERANDS: Final = {"TN": Operands.NT, "NN": Operands.NN, "NT": Operands.TN, "": Operands.NT}
+_NO_KERNEL: Final = {
+    "grouped_gemm": "grouped matrix multiplications (of experts) are not modelled",
+    "attention_peak": "a peak that a text states, without its shape",
+    "hbm_stream_triad": "a bandwidth, not a kernel's time",
+    "transformer_layer": "a layer is many kernels; its step is among the steps",
+}
+_OTHER_ATTENTION: Final = ("standard", "Triton", "no intra-warpgroup", "no warp specialisation")
+_BEFORE_HOPPER: Final = ("v100", "a100")  # on which FlashAttention-2 is what frameworks run
+_DIRECTIONS: Final = {"fwd": (False,), "bwd": (True,), "fwd+bwd": (False, True)}
+
+
+def read_kernels(path: Path = SHIPPED) -> list[Case]:
+    """The rows of a table of kernels, each with a `case_id`, made of what it says if the table has none."""
+    return [_named(case) for case in read_cases(path, NEEDED)]
+
+
+def compare_kernels(cases: Sequence[Case]) -> list[Comparison]:
+    """Predict every row, in seconds."""
+    sources = {gpu: _roofline(same[0]) for gpu, same in grouped(cases, lambda case: case.text("gpu")).items()}
+    return [_comparison(case, sources[case.text("gpu")]) for case in cases]
+
+
+def kernels_of(case: Case) -> tuple[Kernel, ...]:
+    """The kernels that a row times, one after the other; raise CannotPredictError if it is none that is modelled."""
+    op = case.text("op")
+    if op in _NO_KERNEL:
+        raise CannotPredictError(_NO_KERNEL[op], owed=False)
+    if case.text("implementation") == BEST_OF_SEARCH:
+        raise CannotPredictError("the best shape of a search is an upper bound", owed=False)
+    if op == "gemm":
+        return (matmul_of(case),)
+    if op != "attention":
+        raise CannotPredictError(f"op {op or 'is not stated'}: not modelled", owed=False)
+    if case.text("direction") not in _DIRECTIONS:
+        raise CannotPredictError("direction is not stated", owed=False)
+    return tuple(attention_of(case, backward=backward) for backward in _DIRECTIONS[case.text("direction")])
+
+
+def matmul_of(case: Case) -> Kernel:
+    """The matmul of a row. An FP32 result is the weight gradient, which is accumulated into: read and written."""
+    operand, _, result = (part.strip() for part in case.text("dtype").partition("->"))
+    added, dtype = DType.FP32 if result == "fp32" else None, _format(case, operand)
+    m, n, k = (case.whole(column) for column in ("m", "n", "k"))
+    shape = MatmulShape(m, n, k, operands=_operands(case), accumulated=added)
+    if case.whole("batch", 1) > 1:
+        shape = replace(shape, batch=case.whole("batch"))
+    result_bytes = 2 * added.bytes if added else DType.BF16.bytes
+    moved = ((m + n) * k * dtype.bytes + m * n * result_bytes) * shape.batch
+    return Kernel("matmul", KernelKind.MATMUL, dtype, 2.0 * m * n * k * shape.batch, float(moved), shape)
+
+
+def attention_of(case: Case, *, backward: bool) -> Kernel:
+    """The flash attention kernel of a row; its FLOP are those executed, half of the matrix with a causal mask."""
+    _require_flash(case)
+    heads, sequence = case.whole("heads"), case.whole("seq")
+    shape = AttentionShape(
+        batch=case.whole("batch", 1),
+        query=sequence,
+        key=sequence,
+        heads=heads,
+        kv_heads=case.whole("kv_heads", heads),
+        head_dim=case.whole("head_dim"),
+        causal=case.is_yes("causal"),
+    )
+    return timed_attention(shape, DType.FP16 if case.text("dtype") == "fp16" else DType.BF16, backward=backward)
+
+
+def timed_attention(shape: AttentionShape, dtype: DType, *, backward: bool) -> Kernel:
+    """Flash attention whose FLOP are counted as published rates count them."""
+    per_score = (BACKWARD_MATMULS if backward else FORWARD_MATMULS) * shape.head_dim
+    scores = shape.batch * shape.heads * shape.query * shape.key * (0.5 if shape.causal else 1.0)
+    return replace(flash_kernel(shape, dtype, backward=backward), flops=scores * per_score)
+
+
+def flash_kernel(shape: AttentionShape, dtype: DType, *, backward: bool) -> Kernel:
+    """Flash attention of a shape as a training step runs it."""
+    (operator,) = Core(shape, dtype, dropout=False, fused=True).flash()
+    return operator.input_gradient[0] if backward else operator.forward[0]
+
+
+def seconds_of(case: Case, kernels: Sequence[Kernel]) -> Seconds:
+    """The measured time; of attention, whose rates are what is printed, what the rate says that it was."""
+    printed = "tflops" if case.text("op") == "attention" else "time_us"
+    other = "time_us" if printed == "tflops" else "tflops"
+    column = printed if case.text(printed) or not case.text(other) else other
+    if column == "time_us":
+        return case.number("time_us") * 1e-6
+    twice = case.is_yes("causal") and "no causal halving" in case.text("flop_convention")
+    return sum(kernel.flops for kernel in kernels) / (case.number("tflops") * 1e12 / (2.0 if twice else 1.0))
+
+
+def _comparison(case: Case, source: Roofline | CannotPredictError) -> Comparison:
+    measured, predicted, skipped, owed = math.nan, None, None, True
+    try:
+        kernels = kernels_of(case)
+        if isinstance(source, CannotPredictError):
+            raise source
+        measured = seconds_of(case, kernels)
+        predicted = sum(source.kernel(kernel).seconds for kernel in kernels)
+    except CannotPredictError as refusal:
+        skipped, owed = str(refusal), refusal.owed
+    factors = {column: case.text(column) or "not stated" for column in ("gpu", "op", "direction", "dtype")}
+    return Comparison(case.text("case_id"), case.text("source"), measured, predicted, skipped, owed, factors)
+
+
+def _roofline(case: Case) -> Roofline | CannotPredictError:
+    try:
+        return Roofline(accelerator_of(case))
+    except CannotPredictError as refusal:
+        return refusal
+
+
+def _require_flash(case: Case) -> None:
+    """Refuse attention that is not the flash attention that frameworks run on such a GPU."""
+    implementation, gpu = case.text("implementation"), case.text("gpu")
+    other = implementation.startswith(_OTHER_ATTENTION)
+    if other or (implementation == "FA2" and not gpu.startswith(_BEFORE_HOPPER)):
+        raise CannotPredictError(f"{implementation} is not the flash attention that is modelled for it", owed=False)
+    if case.text("dtype") not in ("bf16", "fp16", "fp16/bf16"):
+        raise CannotPredictError(f"attention in {case.text('dtype') or 'no stated format'} is not modelled", owed=False)
+    if case.text("v_head_dim") not in ("", case.text("head_dim")):
+        raise CannotPredictError("values with another head dimension than keys are not modelled", owed=False)
+
+
+def _format(case: Case, name: str) -> DType:
+    if name not in {each.value for each in DType}:
+        raise CannotPredictError(f"dtype {case.text('dtype') or 'is not stated'}: not modelled", owed=False)
+    return DType(name)
+
+
+def _operands(case: Case) -> Operands:
+    if case.text("layout") not in _OPERANDS:
+        raise CannotPredictError(f"line {case.line}: layout {case.text('layout')} is none of TN, NN, NT", owed=False)
+    return _OPERANDS[case.text("layout")]
+
+
+def _named(case: Case) -> Case:
+    if case.text("case_id"):
+        return case
+    sizes = ("m", "n", "k") if case.text("m") else ("batch", "seq", "heads", "head_dim")
+    shape = "x".join(case.text(size) or "1" for size in sizes)
+    said = [case.text(column) for column in ("layout", "direction") if case.text(column)]
+    said += ["causal"] if case.is_yes("causal") else []
+    dtype = case.text("dtype").replace(" ", "")
+    words = [case.text("op"), case.text("gpu"), shape, dtype, *said, case.text("implementation").replace(" ", "-")]
+    return Case({"case_id": "-".join(word for word in words if word), **case.cells}, case.line)

@@ -1,0 +1,253 @@
+"""Do predicted peaks of memory fit what published runs held?
+
+A row is one quantity of one run, of one rank or stage. `peak_allocated` is the most that the framework's allocator had
+given out; `peak_reserved` the most that it had taken from the device, with what fragmentation loses; `allocated_at_log`
+what stays between steps; `nvidia_smi_used` the device's own figure, with the driver's context and NCCL's buffers.
+
+A row that leaves out what the model or the run is made of takes it from the shipped step of the same `case_id`; else a
+model's dimensions from its preset, or from shipped steps of a model of that name, if all of them agree. Where the batch
+is not stated, there are enough microbatches to fill the pipeline; where dp is not, it takes the GPUs that the other
+axes leave.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from clustersim.memory.footprint import Category
+from clustersim.memory.ledger import Ledger
+from clustersim.parallel.groups import coordinate
+from clustersim.scenario import Scenario
+from clustersim.simulation import ledgers_of
+from clustersim.units import Bytes
+from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
+from clustersim.validation.comparison import Comparison
+from clustersim.validation.quality import grouped
+from clustersim.validation.settings import FORMATS
+from clustersim.validation.steps import factors_of, read_steps, scenario_of
+from clustersim.workload.presets import PRESETS
+from clustersim.workload.transformer import Model
+
+SHIPPED: Final = PUBLISHED / "memory.csv"
+NEEDED: Final = (
+    *("case_id", "source", "gpu", "n_gpus", "model", "seq", "global_batch", "micro_batch", "tp", "pp", "dp"),
+    *("precision", "quantity", "rank", "bytes"),
+)
+QUANTITIES: Final = ("peak_allocated", "peak_reserved", "allocated_at_log", "nvidia_smi_used")
+_MODEL: Final = ("layers", "hidden", "ffn_hidden", "mlp", "heads", "kv_heads", "head_dim", "vocab", "tied_embeddings")
+_FULLEST: Final = ("", "max", "max over ranks", "max over stages")
+_OF_A_ROW: Final = ("quantity", "rank", "bytes", "fits", "unit_printed")
+_OUTSIDE: Final = (Category.COMMUNICATION, Category.CONTEXT)  # not the framework's allocator's
+_BETWEEN_STEPS: Final = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)
+_FITS: Final = {"yes": True, "oom": False, "no": False}
+_DIGITS: Final = 9  # that a rank's number has fewer than
+_FRESH: Final = 4  # microbatches per stage where the batch is not stated: as full as any schedule becomes
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a run fits in memory: as its source states it, and as predicted (None: skipped, with the reason)."""
+
+    case_id: str
+    source: str
+    stated: bool
+    predicted: bool | None = None
+    skipped: str | None = None
+    expressible: bool = True
+
+    @property
+    def right(self) -> bool:
+        """Whether there is a prediction and it is what is stated."""
+        return self.predicted is self.stated
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What the ranks of a run hold: the ledgers of its pipeline ranks."""
+
+    scenario: Scenario
+    ledgers: tuple[Ledger, ...]
+
+    def of(self, case: Case) -> Bytes:
+        """Bytes of the quantity that a row measures."""
+        quantity = case.text("quantity")
+        if quantity not in QUANTITIES:
+            raise CannotPredictError(
+                f"quantity {quantity or 'is not stated'}: not measured or not modelled", owed=False
+            )
+        return max(_bytes(self.ledgers[stage], quantity) for stage in self._stages(case))
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest device has room for all that it holds."""
+        return max(each.peak for each in self.ledgers) <= self.scenario.cluster.accelerator.memory_bytes
+
+    def _stages(self, case: Case) -> Iterable[int]:
+        """The pipeline ranks of which a row's is the fullest: a rank of the run, a stage by name, or any."""
+        rank, stages = case.text("rank").lower(), len(self.ledgers)
+        if rank in _FULLEST:
+            return range(stages)
+        if rank.isdecimal() and len(rank) < _DIGITS and int(rank) < self.scenario.layout.world:
+            return (int(self._stage_of_rank[int(rank)]),)
+        named = {"first pipeline stage": 0, "last pipeline stage": stages - 1}
+        named |= {f"stage {stage}": stage for stage in range(stages)}
+        if rank not in named:
+            raise CannotPredictError(f"line {case.line}: rank {rank} is none of the run's", owed=False)
+        return (named[rank],)
+
+    @cached_property
+    def _stage_of_rank(self) -> list[int]:
+        stages: list[int] = coordinate(self.scenario.layout, "pp").tolist()
+        return stages
+
+
+def read_memory(path: Path = SHIPPED) -> list[Case]:
+    """The rows of a table of memory."""
+    return read_cases(path, NEEDED)
+
+
+def compare_memory(cases: Sequence[Case]) -> list[Comparison]:
+    """Predict every row, in bytes; rows of one run are predicted together."""
+    found = dict(pair for run in _runs(cases) for pair in _compared(run))
+    return [found[number] for number in range(len(cases))]
+
+
+def fits_right(cases: Sequence[Case]) -> list[Verdict]:
+    """Whether every run that states that it fits (`yes`) or does not (`oom`) is predicted to."""
+    return [_judged(run) for run in _runs(cases) if any(case.text("fits").lower() in _FITS for _, case in run)]
+
+
+Run = list[tuple[int, Case]]  # a run's rows, with their numbers in the table
+
+
+def _runs(cases: Sequence[Case]) -> list[Run]:
+    """Rows, with all that is known of their runs, together where they are of one run."""
+    known = _Known.shipped()
+    rows = [(number, known.completed(case)) for number, case in enumerate(cases)]
+    return list(grouped(rows, lambda row: _identity(row[1])).values())
+
+
+def _identity(case: Case) -> tuple[tuple[str, str], ...]:
+    return tuple((column, text) for column, text in case.cells.items() if column not in _OF_A_ROW)
+
+
+def _compared(run: Run) -> list[tuple[int, Comparison]]:
+    """Every row of a run, with its number."""
+    try:
+        held = _holding(run[0][1])
+    except CannotPredictError as refusal:
+        return [(number, _skipped(case, refusal)) for number, case in run]
+    return [(number, _comparison(case, held)) for number, case in run]
+
+
+def _comparison(case: Case, held: Holding) -> Comparison:
+    try:
+        measured, predicted = _measured(case), held.of(case)
+    except CannotPredictError as refusal:
+        return _skipped(case, refusal)
+    return Comparison(case.text("case_id"), case.text("source"), measured, predicted, factors=_factors(case))
+
+
+def _skipped(case: Case, refusal: CannotPredictError) -> Comparison:
+    try:
+        measured = _measured(case)
+    except CannotPredictError as unmeasured:
+        measured, refusal = math.nan, unmeasured
+    known = (case.text("case_id"), case.text("source"), measured)
+    return Comparison(*known, skipped=str(refusal), expressible=refusal.owed, factors=_factors(case))
+
+
+def _factors(case: Case) -> dict[str, str]:
+    return {"quantity": case.text("quantity") or "not stated"} | factors_of(case)
+
+
+def _measured(case: Case) -> Bytes:
+    if not case.text("bytes") and _FITS.get(case.text("fits").lower()) is False:
+        raise CannotPredictError("it ran out of memory, so that no bytes were measured", owed=False)
+    return case.number("bytes")
+
+
+def _judged(run: Run) -> Verdict:
+    case = next(case for _, case in run if case.text("fits").lower() in _FITS)
+    of, stated = (case.text("case_id"), case.text("source")), _FITS[case.text("fits").lower()]
+    try:
+        return Verdict(*of, stated, _holding(case).fits)
+    except CannotPredictError as refusal:
+        return Verdict(*of, stated, None, str(refusal), refusal.owed)
+
+
+def _holding(case: Case) -> Holding:
+    """The ledgers of a run; raise CannotPredictError where there is no scenario of it."""
+    if case.text("gpu") in ("", "unknown"):
+        raise CannotPredictError("gpu is not stated", owed=False)
+    if not case.text("layers") and case.text("precision") in FORMATS:
+        model = case.text("model") or "without a name"
+        raise CannotPredictError(f"dimensions of model {model} are not stated, and not shipped", owed=False)
+    scenario = scenario_of(case)
+    return Holding(scenario, ledgers_of(scenario))
+
+
+def _bytes(rank: Ledger, quantity: str) -> Bytes:
+    """What a quantity counts of a pipeline rank's ledger."""
+    parts = rank.at_peak()
+    if quantity == "nvidia_smi_used":
+        return sum(parts.values())
+    if quantity == "allocated_at_log":
+        return sum(parts[category] for category in _BETWEEN_STEPS)
+    outside = (*_OUTSIDE, *(() if quantity == "peak_reserved" else (Category.FRAGMENTATION,)))
+    return sum(size for category, size in parts.items() if category not in outside)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What shipped steps say of runs by `case_id`, and of models by name."""
+
+    runs: Mapping[str, Mapping[str, str]]
+    models: Mapping[str, Mapping[str, str]]
+
+    @classmethod
+    def shipped(cls) -> "_Known":
+        steps = read_steps()
+        runs = {case.text("case_id"): case.cells for case in steps}
+        named = grouped(steps, lambda case: _bare(case.text("model")))
+        presets = {_bare(name): _dimensions(each.model) for name, each in PRESETS.items()}
+        return cls(runs, {name: _agreed(same) for name, same in named.items()} | presets)
+
+    def completed(self, case: Case) -> Case:
+        """The row with what it leaves out; its own cells stay."""
+        stated = {column: text for column, text in case.cells.items() if text}
+        model = {} if "layers" in stated else self.models.get(_bare(stated.get("model", "")), {})
+        cells = {**self.runs.get(case.text("case_id"), model), **stated}
+        return Case({**case.cells, **_defaults(Case(cells, case.line)), **cells}, case.line)
+
+
+def _bare(name: str) -> str:
+    """A model's name by which others find it, as `Llama3.1-8B` finds `llama3-8b` (3.1 kept the dimensions of 3)."""
+    return "".join(letter for letter in name.lower().replace("3.1", "3") if letter.isalnum())
+
+
+def _dimensions(model: Model) -> Mapping[str, str]:
+    """The cells of a preset."""
+    said = {"ffn_hidden": str(model.ffn), "mlp": model.mlp.value, "vocab": str(model.vocab)}
+    said |= {column: str(getattr(model, column)) for column in ("layers", "hidden", "heads", "kv_heads", "head_dim")}
+    return said | {"tied_embeddings": "yes" if model.tied_embeddings else "no"}
+
+
+def _agreed(same: Sequence[Case]) -> Mapping[str, str]:
+    """The dimensions of a model, if all rows have the same."""
+    found = {tuple(case.text(column) for column in _MODEL) for case in same}
+    return dict(zip(_MODEL, found.pop(), strict=True)) if len(found) == 1 else {}
+
+
+def _defaults(case: Case) -> dict[str, str]:
+    """What dp and the batch are, where the other axes are known."""
+    try:
+        gpus, micro = case.whole("n_gpus"), case.whole("micro_batch")
+        tp, pp, cp = (case.whole(axis, 1) for axis in ("tp", "pp", "cp"))
+        dp = case.whole("dp", max(1, gpus // (tp * pp * cp)))
+    except CannotPredictError:
+        return {}
+    return {"dp": str(dp), "global_batch": str(dp * micro * (1 if pp == 1 else _FRESH * pp))}

@@ -1,0 +1,186 @@
+"""What is said of a table of cases? Its errors, overall and by source and factor, and what is missing from them.
+
+Two sources mix two kinds of runs, of which a mean says little: their cases are also told apart (`SUBSETS`). Coverage is
+predicted over expressible, where each case says for itself whether it is expressible; and, more strictly, over all
+steps of dense models in bf16 or fp16 whose inputs are known (quality A and B), whatever they say.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from clustersim.validation.cases import Case
+from clustersim.validation.comparison import Comparison
+from clustersim.validation.layouts import Ranking, rank_layouts
+from clustersim.validation.memory import Verdict
+from clustersim.validation.quality import Macro, Quality, by_factor, by_source, grouped, macro, quality
+from clustersim.validation.settings import FORMATS
+
+DENSE: Final = "dense bf16/fp16, quality A and B"
+_PLACE: Final = re.compile(r"^line \d+: ")
+_GPUS_OF_A_NODE: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How many cases of those that should have a prediction have one."""
+
+    predicted: int
+    expressible: int
+
+    @property
+    def share(self) -> float | None:
+        """Predicted over expressible; None if there are none."""
+        return self.predicted / self.expressible if self.expressible else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The counts and the share."""
+        return {"predicted": self.predicted, "expressible": self.expressible, "share": self.share}
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Of one table. kind: steps, memory, collectives or kernels; dense: coverage of dense cases, of steps only.
+
+    subsets: parts of sources, by name; layouts: which layout is fastest, of steps only; fits: of memory only.
+    """
+
+    kind: str
+    comparisons: tuple[Comparison, ...]
+    dense: Coverage | None = None
+    subsets: Mapping[str, Quality] | None = None
+    layouts: Ranking | None = None
+    fits: tuple[Verdict, ...] = ()
+
+    @property
+    def overall(self) -> Quality:
+        """The quality of all cases."""
+        return quality(self.comparisons)
+
+    @property
+    def sources(self) -> dict[str, Quality]:
+        """The quality of every source."""
+        return by_source(self.comparisons)
+
+    @property
+    def macro(self) -> Macro | None:
+        """Means over sources."""
+        return macro(self.sources.values())
+
+    @property
+    def factors(self) -> dict[str, dict[str, Quality]]:
+        """The quality by every value of every factor."""
+        return by_factor(self.comparisons)
+
+    @property
+    def coverage(self) -> Coverage:
+        """Of what every case says of itself."""
+        owed = [each for each in self.comparisons if each.expressible]
+        return Coverage(sum(each.predicted is not None for each in owed), len(owed))
+
+    @property
+    def reasons(self) -> dict[str, tuple[str, ...]]:
+        """Why cases were skipped, with their ids; the reason of most cases first."""
+        skipped = [each for each in self.comparisons if each.skipped is not None]
+        groups = grouped(skipped, lambda each: _PLACE.sub("", each.skipped or ""))
+        found = {reason: tuple(each.case_id for each in group) for reason, group in groups.items()}
+        return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain data, without infinities and NaN."""
+        means = self.macro
+        found = {
+            "kind": self.kind,
+            "overall": self.overall.to_json(),
+            "macro": {"sources": 0, "mape": None, "bias": None} if means is None else asdict(means),
+            "by_source": _plain_each(self.sources),
+            "subsets": _plain_each(self.subsets or {}),
+            "by_factor": {factor: _plain_each(values) for factor, values in self.factors.items()},
+            "coverage": self._coverage_json(),
+            "skipped_reasons": {reason: len(cases) for reason, cases in self.reasons.items()},
+            "cases": [each.to_json() for each in self.comparisons],
+        }
+        ranking = {} if self.layouts is None else {"layouts": self.layouts.to_json()}
+        fits = {"fits": self._fits_json()} if self.fits else {}
+        return finite(found | ranking | fits)  # type: ignore[no-any-return]
+
+    def _fits_json(self) -> dict[str, Any]:
+        judged = [each for each in self.fits if each.predicted is not None]
+        return {
+            "n": len(judged),
+            "skipped": len(self.fits) - len(judged),
+            "right": sum(each.right for each in judged),
+            "cases": [
+                {
+                    "case_id": each.case_id,
+                    "source": each.source,
+                    "stated": each.stated,
+                    "predicted": each.predicted,
+                    "skipped_reason": each.skipped,
+                }
+                for each in self.fits
+            ],
+        }
+
+    def _coverage_json(self) -> dict[str, Any]:
+        return self.coverage.to_json() | ({} if self.dense is None else {DENSE: self.dense.to_json()})
+
+
+def summary_of_steps(cases: Sequence[Case], comparisons: Sequence[Comparison]) -> Summary:
+    """The summary of a table of steps; comparisons: of these cases, in their order."""
+    pairs = list(zip(cases, comparisons, strict=True))
+    dense = [each for case, each in pairs if _is_dense(case)]
+    ranking = rank_layouts(cases, comparisons)
+    covered = Coverage(sum(each.predicted is not None for each in dense), len(dense))
+    return Summary("steps", tuple(comparisons), covered, _subsets(pairs), ranking)
+
+
+def finite(value: Any) -> Any:
+    """Plain data with null for every number that JSON cannot say."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {key: finite(each) for key, each in value.items()}
+        case list() | tuple():
+            return [finite(each) for each in value]
+    return value
+
+
+def _plain_each(qualities: Mapping[str, Quality]) -> dict[str, Any]:
+    return {name: each.to_json() for name, each in qualities.items()}
+
+
+def _is_dense(case: Case) -> bool:
+    """Whether a dense model was run in bf16 or fp16, and all that a step depends on is known."""
+    known = case.text("quality") in ("A", "B")
+    return known and case.text("experts") in ("", "0", "1") and case.text("precision") in FORMATS
+
+
+def _gathers_parameters(case: Case) -> bool:
+    return case.text("zero_stage") == "3"
+
+
+def _crosses_nodes(case: Case) -> bool:
+    ranks, node = case.text("n_gpus"), case.text("gpus_per_node")
+    return ranks.isdecimal() and float(ranks) > (float(node) if node.isdecimal() else _GPUS_OF_A_NODE)
+
+
+SUBSETS: Final[tuple[tuple[str, Callable[[Case], bool], str, str], ...]] = (
+    ("megatron-2021", _gathers_parameters, "without ZeRO-3", "with ZeRO-3"),
+    ("vtrain", _crosses_nodes, "single-node", "multi-node"),
+)
+
+
+def _subsets(pairs: Sequence[tuple[Case, Comparison]]) -> dict[str, Quality]:
+    """The parts of the sources that have parts; source: whose; those of which `is_other` holds come second."""
+    found: dict[str, Quality] = {}
+    for source, is_other, first, second in SUBSETS:
+        mine = [pair for pair in pairs if pair[1].source == source]
+        for name, wanted in ((first, False), (second, True)):
+            part = [each for case, each in mine if is_other(case) is wanted]
+            if part:
+                found[f"{source} {name}"] = quality(part)
+    return found

@@ -1,0 +1,193 @@
+"""What a user types to validate, and what comes back; on tables of few cases, and of a few shipped ones."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clustersim import Scenario, simulate
+from clustersim.validation.cases import PUBLISHED
+from tests.cli.conftest import Run
+from tests.validation.rows import row, write_rows
+
+KOREA = "korth-T5-22B-present"
+MIXTURE = "dgxc-v25.05-Grok1_314B-GB200-bf16-128-gbs256"  # of experts
+FIGURES = {"n", "skipped", "mape", "median_ape", "bias", "worst", "covered"}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Two cases that can be predicted, of two sources, an impossible layout, and a cell that is no number."""
+    rows = [
+        row(case_id="one"),
+        row(case_id="two", tp="1", dp="4", source="somebody"),
+        row(case_id="impossible", tp="3"),
+        row(case_id="words", step_time_s="fast"),
+    ]
+    return write_rows(tmp_path / "mine.csv", *rows)
+
+
+def answer_of(stdout: str) -> Any:
+    """What was printed as JSON, in which there is no NaN."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    return json.loads(stdout, parse_constant=refuse)
+
+
+def test_a_users_table_is_predicted_and_what_cannot_be_is_told(clustersim: Run, table: Path) -> None:
+    done = clustersim("validate", "steps", table, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    answer = answer_of(done.stdout)
+    assert answer["kind"] == "steps"
+    assert answer["overall"]["n"] == 2
+    assert answer["overall"]["skipped"] == 2
+    assert {name: each["n"] for name, each in answer["by_source"].items()} == {"nobody": 1, "somebody": 1}
+    assert set(answer["overall"]) == FIGURES
+    cases = {each["case_id"]: each for each in answer["cases"]}
+    for name in ("one", "two"):
+        assert cases[name]["error"] == pytest.approx(cases[name]["predicted"] / cases[name]["measured"] - 1)
+        assert cases[name]["skipped_reason"] is None
+    assert "tp 3 x cp 1 x pp 2 x dp 2 = 12 ranks" in cases["impossible"]["skipped_reason"]
+    assert cases["impossible"]["predicted"] is None
+    assert "'fast' is not a number" in cases["words"]["skipped_reason"]
+    assert cases["words"]["measured"] is None
+    errors = [abs(cases[name]["error"]) for name in ("one", "two")]
+    assert answer["overall"]["mape"] == pytest.approx(sum(errors) / 2)
+    assert answer["macro"]["mape"] == pytest.approx(sum(errors) / 2)
+
+
+def test_tables_are_printed_and_files_written(clustersim: Run, table: Path, tmp_path: Path) -> None:
+    done = clustersim("validate", "steps", table, "--json", "out.json", "--html", "page.html")
+    assert done.returncode == 0, done.stderr
+    for expected in ("nobody", "somebody", "all cases", "macro mean, 2 sources", "by gpu", "skipped", "coverage"):
+        assert expected in done.stdout
+    assert "wrote page.html" in done.stdout
+    assert answer_of((tmp_path / "out.json").read_text())["overall"]["n"] == 2
+    page = (tmp_path / "page.html").read_text()
+    assert "impossible" in page
+    assert "https://" not in page.split("<script>")[0]
+
+
+def test_quiet_prints_nothing(clustersim: Run, table: Path) -> None:
+    done = clustersim("validate", "steps", table, "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_any_number_of_processes_gives_the_same_answer(clustersim: Run, tmp_path: Path) -> None:
+    """Sixteen cases are enough for two processes."""
+    rows = [row(case_id=f"case {n}", seq=str(128 * (n + 1)), layers="2") for n in range(16)]
+    table = write_rows(tmp_path / "many.csv", *rows)
+    one = clustersim("validate", "steps", table, "--json", "-", "--workers", "1")
+    two = clustersim("validate", "steps", table, "--json", "-", "--workers", "2")
+    assert one.stdout == two.stdout
+    assert [each["case_id"] for each in answer_of(one.stdout)["cases"]] == [f"case {n}" for n in range(16)]
+
+
+def test_a_part_of_the_shipped_steps_is_chosen_by_id(clustersim: Run) -> None:
+    done = clustersim("validate", "steps", "--only", KOREA, "--json", "-")
+    assert [each["case_id"] for each in answer_of(done.stdout)["cases"]] == [KOREA]
+
+
+def test_without_a_kind_all_kinds_are_answered(clustersim: Run) -> None:
+    done = clustersim("validate", "--only", KOREA, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    answer = answer_of(done.stdout)
+    assert answer["overall"]["n"] == 1
+    for kind in ("memory", "collectives", "kernels"):
+        assert answer[kind]["kind"] == kind
+        assert set(answer[kind]["overall"]) == FIGURES
+    assert set(answer) >= {"by_source", "by_factor", "macro", "subsets", "coverage", "cases", "layouts"}
+
+
+def test_a_case_is_shown_as_the_scenario_that_gives_its_prediction(clustersim: Run, tmp_path: Path) -> None:
+    done = clustersim("validate", "show", KOREA)
+    assert done.returncode == 0, done.stderr
+    text, _, rest = done.stdout.partition("\n\n")
+    (tmp_path / "shown.yaml").write_text(text)
+    result = simulate(Scenario.load(tmp_path / "shown.yaml"))
+    told = answer_of(clustersim("validate", "show", KOREA, "--json", "-").stdout)
+    assert told["predicted"] == pytest.approx(result.step_time)
+    assert yaml.safe_load(text) == told["scenario"]
+    for expected in ("step time", "measured", "predicted", "error", "korthikanti-2022", "critical path"):
+        assert expected in rest
+
+
+def test_a_case_that_is_not_modelled_is_shown_with_the_reason(clustersim: Run) -> None:
+    done = clustersim("validate", "show", MIXTURE)
+    assert done.returncode == 0
+    assert "skipped" in done.stdout
+    refused = clustersim("validate", "show", MIXTURE, "--html", "page.html")
+    assert refused.returncode == 2
+    assert "no prediction to draw" in refused.stderr
+
+
+@pytest.mark.parametrize("kind", ["memory", "collectives", "kernels"])
+def test_the_shipped_tables_are_what_users_tables_look_like(clustersim: Run, tmp_path: Path, kind: str) -> None:
+    """The header and the first rows of each, as a file of a user's."""
+    lines = (PUBLISHED / f"{kind}.csv").read_text().splitlines(keepends=True)[:4]
+    (tmp_path / "theirs.csv").write_text("".join(lines))
+    done = clustersim("validate", kind, "theirs.csv", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    answer = answer_of(done.stdout)
+    assert answer["kind"] == kind
+    assert len(answer["cases"]) == 3
+    assert answer["overall"]["n"] + answer["overall"]["skipped"] == 3
+    name = answer["cases"][0]["case_id"]
+    shown = clustersim("validate", "show", name)
+    assert shown.returncode == 0, shown.stderr
+    assert name in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("stps", "mine.csv"), "did you mean steps?"),
+        (("mine.csv",), "clustersim validate steps mine.csv"),
+        (("steps", "mine.csv", "more"), "not also 'more'"),
+        (("steps", "none.csv"), "none.csv: cannot be read"),
+        (("steps", "."), "cannot be read"),
+        (("show",), "needs the id of one case"),
+        (("show", "korth-T5-22B-presen"), f"did you mean {KOREA}"),
+        (("show", "?"), "such as"),
+        (("show", KOREA, "--only", "x"), "takes one id"),
+        (("steps", "mine.csv", "--only", "nowhere"), "no case id contains it"),
+        (("steps", "mine.csv", "--json", "mine.csv"), "is one of the files that are read"),
+        (("steps", "mine.csv", "--html", "mine.csv"), "is one of the files that are read"),
+        (("steps", "mine.csv", "--json", "none/out.json"), "there is no directory"),
+        (("steps", "mine.csv", "--html", "-"), "needs the name of a file"),
+        (("steps", "mine.csv", "--json", "same", "--html", "same"), "need different files"),
+        (("steps", "mine.csv", "--workers", "0"), "--workers"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_sentence(clustersim: Run, table: Path, words: tuple[str, ...], says: str) -> None:
+    before = table.read_bytes()
+    done = clustersim("validate", *words)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert table.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "lacks columns case_id"),
+        (b"case_id,source\nx,y\n", "lacks columns gpu"),
+        (bytes(range(256)), "not UTF-8 text"),
+        (b'"', "is not a CSV table"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["steps", "memory", "collectives", "kernels"])
+def test_a_broken_table_is_one_sentence(clustersim: Run, tmp_path: Path, kind: str, content: bytes, says: str) -> None:
+    (tmp_path / "broken.csv").write_bytes(content)
+    done = clustersim("validate", kind, "broken.csv")
+    assert done.returncode == 2
+    assert "broken.csv" in done.stderr
+    assert (says if kind == "steps" else says.split(" col")[0]) in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,65 @@
+"""Zero-bubble schedules through the real lowering and engine, against closed forms.
+
+p ranks with one layer each, m microbatches; a forward, the gradient of the input and that of the weights take a second
+each. A step in a row of many takes what the next one ends later.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from clustersim.parallel.data import Replicated
+from clustersim.parallel.layout import Layout
+from clustersim.schedules.one_f_one_b import OneFOneB
+from clustersim.schedules.schedule import Schedule
+from clustersim.schedules.zero_bubble import ZeroBubble
+from tests.closed_form.fixed import MODEL, Fixed, Step
+
+EQUAL = Fixed(forward=1.0, backward=1.0, weight=1.0)
+SHAPES = [(2, 3), (2, 6), (3, 5), (4, 7), (4, 12)]
+
+
+def last_of_many(step: Step) -> float:
+    """Seconds by which a row of steps ends later for its last one."""
+    return step.run(EQUAL, steps=4).makespan - step.run(EQUAL, steps=3).makespan
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), SHAPES)
+@pytest.mark.parametrize("clipping", [False, True])
+@pytest.mark.parametrize(("schedule", "idle"), [(ZeroBubble(1), 1), (ZeroBubble(2), 0)])
+def test_steps_in_a_row_have_the_papers_bubble(
+    schedule: Schedule, idle: int, *, clipping: bool, ranks: int, microbatches: int
+) -> None:
+    """Qi et al. 2023, table 2 with F = I = W: (p - 1)(F + I - W) for ZB-H1, (p - 1)(F + I - 2 W) = 0 for ZB-H2.
+
+    Clipped or not: the norm is handed on along the pipeline, as ranks are done.
+    """
+    step = Step(ranks, Layout(pp=ranks), schedule, microbatches, training={"gradient_clipping": clipping})
+    assert last_of_many(step) == 3 * microbatches + idle * (ranks - 1)
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), SHAPES)
+def test_a_step_of_zb_2p_alone_begins_and_ends_one_forward_after_each_other(ranks: int, microbatches: int) -> None:
+    """Without a bubble on any rank (m of at least 2 p - 1) rank r is busy from r to r + 3 m."""
+    step = Step(ranks, Layout(pp=ranks), ZeroBubble(2), microbatches)
+    assert step.seconds(EQUAL) == 3 * microbatches + ranks - 1
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), SHAPES)
+def test_1f1b_waits_for_whole_backwards(ranks: int, microbatches: int) -> None:
+    """(p - 1)(F + I + W) of bubble, three times that of ZB-1p, whether ranks wait for the norm or not."""
+    step = Step(ranks, Layout(pp=ranks), OneFOneB(), microbatches)
+    assert step.seconds(EQUAL) == 3 * (microbatches + ranks - 1)
+
+
+def test_gradients_are_reduced_beside_what_is_left_of_their_half() -> None:
+    """Two microbatches of two layers; a reduction of an MLP matrix's gradient takes half a second.
+
+    In the last half the second layer's second matrix is reduced beside the first one's gradient (from 0 to 0.5 s of
+    2 s), its first one (1 to 1.5) and the first layer's second (1.5 to 2) beside the first layer's; the last is left.
+    """
+    matrix = 4.0 * MODEL.hidden * MODEL.ffn
+    fixed = replace(EQUAL, exchanges={"reduce gradients": lambda each: 0.5 if each.payload == matrix else 0.0})
+    step = Step(2, Layout(dp=2, data=Replicated(bucket=1.0)), ZeroBubble(1), 2)
+    assert [each.payload for each in step.issued("reduce gradients")].count(matrix) == 4
+    assert step.seconds(fixed) == 3 * 2 * 2 + 0.5

@@ -1,0 +1,148 @@
+"""ZB-1p and ZB-2p: the paper's bubbles, with equal costs and with those that it profiled, and its memory."""
+
+from collections.abc import Sequence
+from itertools import accumulate, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.errors import InputError
+from clustersim.program.action import Action, ActionKind, Order
+from clustersim.schedules.notation import format_order, parse_order
+from clustersim.schedules.one_f_one_b import OneFOneB
+from clustersim.schedules.rules import dry_run, verify
+from clustersim.schedules.schedule import Schedule
+from clustersim.schedules.zero_bubble import PassCosts, ZeroBubble
+
+F, I, W = ActionKind.FORWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT  # noqa: E741 - their letters
+COSTS = st.builds(PassCosts, st.floats(0.5, 2), st.floats(0.5, 3), st.floats(0.1, 3), st.floats(0.2, 1.5))
+SHAPES = [st.integers(1, 2), st.integers(1, 7), st.integers(1, 20)]
+
+
+def longest(order: Order, costs: PassCosts, message: float = 0.0) -> float:
+    """Seconds of the rank that takes longest, from its first pass to its last; messages take `message`."""
+    seconds = {F: costs.forward, I: costs.input_gradient, W: costs.weight_gradient}
+    came: dict[Action, float] = {}
+    done, free, first = [0] * len(order), [0.0] * len(order), [0.0] * len(order)
+    while any(count < len(actions) for count, actions in zip(done, order, strict=True)):
+        for rank, actions in enumerate(order):
+            while done[rank] < len(actions):
+                action = actions[done[rank]]
+                source = action.stage + {F: -1, I: 1, W: len(order)}[action.kind]
+                sent = action._replace(stage=source)
+                if 0 <= source < len(order) and sent not in came:
+                    break
+                begin = max(free[rank], came[sent] + message if 0 <= source < len(order) else 0.0)
+                first[rank] = begin if done[rank] == 0 else first[rank]
+                free[rank] = came[action] = begin + seconds[action.kind]
+                done[rank] += 1
+    return max(end - begin for begin, end in zip(first, free, strict=True))
+
+
+def bubble(schedule: ZeroBubble, ranks: int, microbatches: int, message: float = 0.0) -> float:
+    """Seconds in which the rank that takes longest has nothing to do."""
+    costs = schedule.costs
+    work = microbatches * (costs.forward + costs.input_gradient + costs.weight_gradient)
+    return longest(schedule.order(ranks, microbatches), costs, message) - work
+
+
+@given(st.integers(1, 9), st.integers(1, 30))
+def test_equal_passes_have_the_papers_bubbles(ranks: int, microbatches: int) -> None:
+    """Table 2 with F = I = W = 1: (p - 1)(F + I - W) = p - 1 for ZB-H1, (p - 1)(F + I - 2 W) = 0 for ZB-H2.
+
+    With few microbatches no order does better than 2 p - 1 - m: the last rank begins at p - 1 and has m forwards and m
+    input gradients to run before the last gradient can go up the p - 1 ranks to the first, which still has that
+    microbatch's weight gradient to run: 2 (p - 1) + 2 m + 1 in all, of which 3 m is work.
+    """
+    few = 2 * ranks - 1 - microbatches
+    assert bubble(ZeroBubble(1), ranks, microbatches) == max(ranks - 1, few)
+    assert bubble(ZeroBubble(2), ranks, microbatches) == max(0, few)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shape", "message", "printed"),
+    [
+        (ZeroBubble(2, PassCosts(18.522, 18.086, 9.337, 0.366)), (8, 24), 0.601, 0.0433),
+        (ZeroBubble(2, PassCosts(29.802, 29.428, 19.530, 0.432)), (8, 32), 0.577, 0.0022),
+        (ZeroBubble(2, PassCosts(29.935, 29.621, 19.388, 0.432)), (8, 64), 0.535, 0.0010),
+        (ZeroBubble(2, PassCosts(11.307, 11.254, 8.101, 0.432)), (16, 64), 0.379, 0.0054),
+        (ZeroBubble(2, PassCosts(11.325, 11.308, 8.109, 0.432)), (16, 128), 0.378, 0.0028),
+        (ZeroBubble(2, PassCosts(10.408, 10.204, 7.703, 0.432)), (32, 128), 0.408, 0.0029),
+        (ZeroBubble(1, PassCosts(29.718, 29.444, 19.927, 0.432)), (8, 24), 0.527, 0.1323),
+        (ZeroBubble(1, PassCosts(29.935, 29.621, 19.388, 0.432)), (8, 64), 0.535, 0.0554),
+        (ZeroBubble(1, PassCosts(11.347, 11.248, 8.132, 0.432)), (16, 48), 0.377, 0.1397),
+        (ZeroBubble(1, PassCosts(11.307, 11.254, 8.101, 0.432)), (16, 64), 0.379, 0.1088),
+        (ZeroBubble(1, PassCosts(10.419, 10.207, 7.715, 0.432)), (32, 96), 0.408, 0.1421),
+        (ZeroBubble(1, PassCosts(10.408, 10.204, 7.703, 0.432)), (32, 128), 0.408, 0.1106),
+    ],
+)
+def test_profiled_passes_have_the_papers_bubble_rates(
+    schedule: ZeroBubble, shape: tuple[int, int], message: float, printed: float
+) -> None:
+    """Qi et al. 2023: the rates of the orders that its scheduler finds, and the costs (ms) of passes and messages.
+
+    Without flash attention a layer keeps 34 s b h + 5 a s s b bytes, of which 32 s b h wait for W (section 2.3): with
+    s 1024 and h / a of 96 or 128 these are 0.366 or 0.432 of them.
+    """
+    idle, costs = bubble(schedule, *shape, message), schedule.costs
+    work = shape[1] * (costs.forward + costs.input_gradient + costs.weight_gradient)
+    assert idle / (idle + work) == pytest.approx(printed, abs=0.0025)
+
+
+@given(*SHAPES, COSTS)
+def test_every_order_keeps_the_rules_and_survives_its_text_form(
+    memory: int, ranks: int, microbatches: int, costs: PassCosts
+) -> None:
+    order = ZeroBubble(memory, costs).order(ranks, microbatches)
+    verify(order, chunks=1, microbatches=microbatches)
+    assert parse_order(format_order(order)) == order
+
+
+@given(*SHAPES, COSTS)
+def test_no_rank_keeps_more_than_its_memory(memory: int, ranks: int, microbatches: int, costs: PassCosts) -> None:
+    """In activations of p microbatches (1F1B's first rank), or twice as many; more never waits than was kept."""
+    waiting = min(1.0, costs.waiting)
+    change = {F: 1.0, I: waiting - 1.0, W: -waiting}
+    for actions in ZeroBubble(memory, costs).order(ranks, microbatches):
+        peak = max(accumulate(change[action.kind] for action in actions))
+        assert peak <= memory * ranks + 1e-9
+
+
+@given(st.integers(2, 7), st.integers(1, 20))
+def test_equal_passes_keep_at_most_p_or_2p_microbatches(ranks: int, microbatches: int) -> None:
+    for memory in (1, 2):
+        order = ZeroBubble(memory).order(ranks, microbatches)
+        verify(order, chunks=1, microbatches=microbatches, in_flight=[memory * ranks] * ranks)
+
+
+def finish(schedule: Schedule, ranks: int, microbatches: int, costs: PassCosts) -> float:
+    backward, weight = costs.input_gradient + costs.weight_gradient, costs.weight_gradient
+    order = schedule.order(ranks, microbatches)
+    return dry_run(order, forward=costs.forward, backward=backward, weight=weight).longest + costs.forward
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 3), (4, 4), (4, 12), (8, 24)])
+@pytest.mark.parametrize("memory", [1, 2])
+def test_usual_passes_take_less_time_in_halves(memory: int, ranks: int, microbatches: int) -> None:
+    for gradient, weight in product((0.8, 1.0, 1.25, 1.5), (0.5, 0.75, 1.0)):
+        costs = PassCosts(1.0, gradient, weight, 0.75)
+        halved = finish(ZeroBubble(memory, costs), ranks, microbatches, costs)
+        assert halved < finish(OneFOneB(), ranks, microbatches, costs)
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(0, 4), (4, 0)])
+def test_nothing_to_schedule_is_refused(ranks: int, microbatches: int) -> None:
+    with pytest.raises(InputError, match="1 is the fewest"):
+        ZeroBubble(1).order(ranks, microbatches)
+
+
+def kinds(actions: Sequence[Action]) -> str:
+    return "".join(action.kind.value for action in actions)
+
+
+def test_figure_3_zb_h1_on_four_ranks() -> None:
+    """Qi et al. 2023, figure 3 top: weight gradients are put off by as many microbatches as the rank's number."""
+    order = ZeroBubble(1).order(4, 8)
+    assert kinds(order[0]).startswith("FFFFIWFIWFIWF")
+    assert kinds(order[3]).startswith("FIFIFIFIWFIW")

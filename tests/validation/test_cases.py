@@ -1,0 +1,69 @@
+"""Which cases are there? Tables as users bring them, good and bad."""
+
+from pathlib import Path
+
+import pytest
+
+from clustersim.errors import InputError
+from clustersim.validation.cases import CannotPredictError, read_cases
+from tests.validation.rows import case, row, write_rows
+
+
+def test_cells_are_read_by_column(tmp_path: Path) -> None:
+    cases = read_cases(write_rows(tmp_path / "t.csv", row(), row(tp=" 4 ", notes="")), ["tp"])
+    assert [each.whole("tp") for each in cases] == [2, 4]
+    assert [each.line for each in cases] == [2, 3]
+    assert cases[0].text("no such column") == ""
+
+
+def test_what_a_spreadsheet_writes_is_read(tmp_path: Path) -> None:
+    """A byte order mark, Windows line ends, a cell with a comma."""
+    path = tmp_path / "t.csv"
+    path.write_bytes('\ufeffcase_id,notes\r\n"a","b, c"\r\n'.encode())
+    assert read_cases(path, ["case_id"])[0].text("notes") == "b, c"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "lacks column case_id"),
+        (b"case_id\n", "no rows"),
+        (b"name\nx\n", "lacks column case_id; it has name"),
+        (b"case_id\nx,y\n", "line 2 has more cells"),
+        (b'case_id\n"x\n', "is not a CSV table"),
+        (bytes(range(256)), "not UTF-8 text"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused_by_name(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"t\.csv") as refused:
+        read_cases(path, ["case_id"])
+    assert says in str(refused.value)
+
+
+def test_a_missing_file_and_a_directory_are_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.csv", tmp_path):
+        with pytest.raises(InputError, match="cannot be read"):
+            read_cases(path, [])
+
+
+@pytest.mark.parametrize("text", ["abc", "nan", "-inf", "-1", "0"])
+def test_what_is_no_number_above_zero_is_named_with_its_line(text: str) -> None:
+    with pytest.raises(CannotPredictError, match=rf"line 2: step_time_s '{text}' is not a number above 0") as refused:
+        case(step_time_s=text).number("step_time_s")
+    assert not refused.value.owed
+
+
+@pytest.mark.parametrize("text", ["inf", "1e300", "1e-320"])
+def test_what_nothing_can_be_is_refused(text: str) -> None:
+    with pytest.raises(CannotPredictError, match=rf"step_time_s '{text}' is not within 1e-18 to 1e\+18"):
+        case(step_time_s=text).number("step_time_s")
+
+
+def test_a_fraction_is_no_whole_number_and_a_missing_one_has_its_default() -> None:
+    with pytest.raises(CannotPredictError, match=r"tp '2\.5' is not a whole number"):
+        case(tp="2.5").whole("tp")
+    with pytest.raises(CannotPredictError, match="tp is not stated"):
+        case(tp="").whole("tp")
+    assert case(tp="").whole("tp", 1) == 1

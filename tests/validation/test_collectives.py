@@ -1,0 +1,135 @@
+"""Collectives of published tables and of users' own: predicted, or skipped with a reason."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from clustersim.errors import InputError
+from clustersim.hardware.accelerator import load_accelerator
+from clustersim.validation.collectives import compare_collectives, place_of, read_collectives
+from clustersim.validation.comparison import Comparison
+from clustersim.validation.quality import by_factor
+from tests.validation.tables import write_table
+
+ROW = {
+    "case_id": "mine",
+    "source": "me",
+    "gpu": "h100-sxm-80gb",
+    "n_gpus": "8",
+    "gpus_per_node": "8",
+    "nodes": "1",
+    "interconnect": "nvlink4",
+    "collective": "all_reduce",
+    "bytes": "1073741824",
+    "time_us": "4000",
+    "algbw_GBps": "",
+    "algo": "",
+    "gpus_per_process": "",
+    "timed": "",
+}
+
+
+def compared(folder: Path, *changes: dict[str, str]) -> list[Comparison]:
+    rows = [ROW | change for change in changes] or [ROW]
+    return compare_collectives(read_collectives(write_table(folder / "mine.csv", *rows)))
+
+
+@pytest.fixture(scope="module")
+def shipped() -> list[Comparison]:
+    return compare_collectives(read_collectives())
+
+
+def test_shipped_collectives_meet_their_bands(shipped: list[Comparison]) -> None:
+    """12 % from 1 MiB on, 25 % below."""
+    by_size = by_factor(shipped)["size"]
+    large, small = by_size[">= 1 MiB"], by_size["below 1 MiB"]
+    assert large.mape is not None
+    assert large.mape <= 0.12
+    assert small.mape is not None
+    assert small.mape <= 0.25
+    assert large.n + small.n >= 916
+
+
+def test_every_shipped_row_is_predicted_or_says_why_not(shipped: list[Comparison]) -> None:
+    assert len(shipped) == len(read_collectives())
+    assert all((each.predicted is None) == bool(each.skipped) for each in shipped)
+    assert not any(each.skipped for each in shipped if each.expressible)
+
+
+def test_a_large_ring_takes_what_its_bandwidth_says(tmp_path: Path) -> None:
+    """Asked for a ring, 8 H100 move 2 · 7/8 of the payload through ports of 450 GB/s at NCCL's 0.824: 5.07 ms."""
+    (ring,) = compared(tmp_path, {"algo": "Ring"})
+    assert ring.predicted == pytest.approx(2 * 7 / 8 * 2**30 / (450e9 * 0.824), rel=0.03)
+
+
+def test_ports_that_a_row_states_are_its_network(tmp_path: Path) -> None:
+    """Half the ports, nearly twice the time: beyond a node the network is what bounds."""
+    two = {"n_gpus": "16", "nodes": "2", "collective": "all_gather", "bytes": str(2**33)}
+    fast, slow, unstated = compared(
+        tmp_path,
+        two | {"interconnect": "nvlink4 + 8x400G-ib-ndr"},
+        two | {"interconnect": "nvlink4 + 4x400G-ib-ndr"},
+        two | {"interconnect": "nvlink4 + unknown"},
+    )
+    assert fast.predicted == unstated.predicted
+    assert slow.predicted is not None
+    assert fast.predicted is not None
+    assert 1.8 < slow.predicted / fast.predicted <= 2.01
+
+
+def test_a_process_with_eight_gpus_launches_eight_times(tmp_path: Path) -> None:
+    """And a call that is timed by itself waits for its launch."""
+    launch = load_accelerator("h100-sxm-80gb").efficiency.launch_interval
+    small = {"bytes": "8"}
+    alone, driven, called = compared(tmp_path, small, small | {"gpus_per_process": "1000"}, small | {"timed": "call"})
+    assert driven.predicted == pytest.approx(1000 * launch)
+    assert alone.predicted is not None
+    assert called.predicted == pytest.approx(alone.predicted + launch)
+
+
+def test_fewer_gpus_of_a_mesh_use_fewer_links(tmp_path: Path) -> None:
+    pair, all_eight = read_collectives(
+        write_table(tmp_path / "t.csv", ROW | {"gpu": "mi300x", "n_gpus": "2"}, ROW | {"gpu": "mi300x"})
+    )
+    assert place_of(all_eight).port == 7 * place_of(pair).port == 448e9
+
+
+def test_a_rate_stands_for_a_time_that_is_not_stated(tmp_path: Path) -> None:
+    (each,) = compared(tmp_path, {"time_us": "", "algbw_GBps": "250"})
+    assert each.measured == pytest.approx(2**30 / 250e9)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"gpu": "unknown"}, "gpu is not stated"),
+        ({"gpu": "h101-sxm-80gb"}, "gpu h101-sxm-80gb: there is no such accelerator; did you mean h100-sxm-80gb?"),
+        ({"gpu": "h100-pcie-80gb"}, "no machine of it is known"),
+        ({"collective": "moe_dispatch"}, "collective moe_dispatch: not modelled"),
+        ({"algo": "magic"}, "algo magic: not modelled"),
+        ({"bytes": "much"}, "line 2: bytes 'much' is not a number above 0"),
+        ({"bytes": ""}, "line 2: bytes is not stated"),
+        ({"time_us": ""}, "line 2: time_us is not stated"),
+        ({"n_gpus": "7.5"}, "line 2: n_gpus '7.5' is not a whole number"),
+        ({"n_gpus": "100000000"}, "line 2: n_gpus 100,000,000 is too large"),
+        ({"n_gpus": "1"}, "line 2: n_gpus 1 is too small"),
+    ],
+)
+def test_a_row_that_cannot_be_predicted_says_why(tmp_path: Path, change: dict[str, str], reason: str) -> None:
+    bad, good = compared(tmp_path, change, {})
+    assert reason in (bad.skipped or "")
+    assert not bad.expressible
+    assert good.predicted is not None
+
+
+def test_reasons_name_their_own_line(tmp_path: Path) -> None:
+    first, second = compared(tmp_path, {"n_gpus": ""}, {"n_gpus": ""})
+    assert [first.skipped, second.skipped] == ["line 2: n_gpus is not stated", "line 3: n_gpus is not stated"]
+    assert math.isnan(first.measured)
+
+
+def test_a_table_without_a_needed_column_is_refused(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv", {key: text for key, text in ROW.items() if key != "bytes"})
+    with pytest.raises(InputError, match="lacks column bytes"):
+        read_collectives(path)

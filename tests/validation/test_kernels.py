@@ -1,0 +1,154 @@
+"""Kernels of published tables and of users' own: predicted, or skipped with a reason."""
+
+from pathlib import Path
+
+import pytest
+
+from clustersim.cost.roofline import Roofline
+from clustersim.dtypes import DType
+from clustersim.errors import InputError
+from clustersim.hardware.accelerator import load_accelerator
+from clustersim.validation.comparison import Comparison
+from clustersim.validation.kernels import attention_of, compare_kernels, matmul_of, read_kernels, seconds_of
+from clustersim.validation.quality import quality
+from clustersim.workload.kernels import Operands
+from tests.validation.tables import write_table
+
+GEMM = {
+    **{"op": "gemm", "gpu": "h100-sxm-80gb", "m": "8192", "n": "8192", "k": "8192", "batch": "1"},
+    **{"seq": "", "heads": "", "kv_heads": "", "head_dim": "", "v_head_dim": "", "causal": "", "direction": ""},
+    **{"dtype": "bf16", "layout": "TN", "implementation": "cuBLAS", "tflops": "", "time_us": "1600"},
+    **{"flop_convention": "2mnk", "source": "me"},
+}
+ATTENTION = GEMM | {
+    **{"op": "attention", "m": "", "n": "", "k": "", "batch": "2", "seq": "4096", "heads": "32", "head_dim": "128"},
+    **{"causal": "yes", "direction": "fwd", "implementation": "FA3", "layout": "", "tflops": "500", "time_us": ""},
+    "flop_convention": "4bhs^2d fwd, x2.5 bwd, halved when causal",
+}
+
+
+def compared(folder: Path, *rows: dict[str, str]) -> list[Comparison]:
+    return compare_kernels(read_kernels(write_table(folder / "mine.csv", *rows)))
+
+
+@pytest.fixture(scope="module")
+def shipped() -> list[Comparison]:
+    return compare_kernels(read_kernels())
+
+
+def test_shipped_kernels_are_predicted_within_ten_percent(shipped: list[Comparison]) -> None:
+    found = quality(shipped)
+    assert found.mape is not None
+    assert found.mape <= 0.10
+    assert found.n >= 1000
+
+
+def test_every_shipped_row_is_predicted_or_says_why_not(shipped: list[Comparison]) -> None:
+    assert len(shipped) == len(read_kernels())
+    assert all((each.predicted is None) == bool(each.skipped) for each in shipped)
+    assert not any(each.skipped for each in shipped if each.expressible)
+
+
+def test_upper_bounds_are_not_compared(shipped: list[Comparison]) -> None:
+    bounds = [number for number, case in enumerate(read_kernels()) if "best shape" in case.text("implementation")]
+    assert bounds
+    assert all(shipped[number].predicted is None for number in bounds)
+
+
+def test_a_matmul_is_what_the_roofline_says(tmp_path: Path) -> None:
+    case, accumulated = read_kernels(
+        write_table(tmp_path / "t.csv", GEMM, GEMM | {"dtype": "bf16 -> fp32", "layout": "NT"})
+    )
+    kernel = matmul_of(case)
+    assert kernel.flops == 2 * 8192**3
+    assert kernel.bytes == 3 * 8192**2 * 2
+    assert compare_kernels([case])[0].predicted == Roofline(load_accelerator("h100-sxm-80gb")).kernel(kernel).seconds
+    assert matmul_of(accumulated).bytes == 2 * 8192**2 * 2 + 2 * 8192**2 * 4, "an FP32 result is read and written"
+    assert (matmul_of(accumulated).shape.operands, matmul_of(case).shape.operands) == (Operands.TN, Operands.NT)  # type: ignore[union-attr]
+
+
+def test_a_batch_of_products_is_one_kernel_of_as_many(tmp_path: Path) -> None:
+    one, four = map(matmul_of, read_kernels(write_table(tmp_path / "t.csv", GEMM, GEMM | {"batch": "4"})))
+    assert (four.flops, four.bytes) == (4 * one.flops, 4 * one.bytes)
+
+
+def test_a_rate_gives_the_time_by_the_flop_that_its_convention_counts(tmp_path: Path) -> None:
+    """4 b h s^2 d FLOP of 2 sequences, half of them under a causal mask: 0.275 TFLOP at 500 TFLOP/s, 0.55 ms."""
+    halved, whole = compared(tmp_path, ATTENTION, ATTENTION | {"flop_convention": "full matrix (no causal halving)"})
+    flops = 4 * 2 * 32 * 4096**2 * 128
+    assert halved.measured == pytest.approx(flops / 2 / 500e12)
+    assert whole.measured == pytest.approx(flops / 500e12)
+    (gemm,) = compared(tmp_path, GEMM | {"time_us": "", "tflops": "700"})
+    assert gemm.measured == pytest.approx(2 * 8192**3 / 700e12)
+
+
+def test_forward_and_backward_add_up(tmp_path: Path) -> None:
+    forward, backward, both = compared(
+        tmp_path, ATTENTION, ATTENTION | {"direction": "bwd"}, ATTENTION | {"direction": "fwd+bwd"}
+    )
+    assert forward.predicted is not None
+    assert backward.predicted is not None
+    assert both.predicted == pytest.approx(forward.predicted + backward.predicted)
+
+
+def test_backward_is_five_products_of_forwards_two(tmp_path: Path) -> None:
+    (case,) = read_kernels(write_table(tmp_path / "t.csv", ATTENTION))
+    forward, backward = attention_of(case, backward=False), attention_of(case, backward=True)
+    assert backward.flops == 2.5 * forward.flops
+    assert seconds_of(case, [backward]) == pytest.approx(2.5 * seconds_of(case, [forward]))
+    assert forward.dtype is DType.BF16
+
+
+def test_names_of_shipped_accelerators_are_known_too(tmp_path: Path) -> None:
+    table_name, own_name = compared(tmp_path, GEMM | {"gpu": "b200"}, GEMM | {"gpu": "b200-sxm-180gb"})
+    assert table_name.predicted == own_name.predicted
+    assert table_name.case_id == "gemm-b200-8192x8192x8192-bf16-TN-cuBLAS"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"op": "grouped_gemm"}, "grouped matrix multiplications"),
+        ({"op": "softmax"}, "op softmax: not modelled"),
+        ({"gpu": "gaudi2"}, "gpu gaudi2: there is no such accelerator"),
+        ({"gpu": ""}, "gpu is not stated"),
+        ({"m": "many"}, "line 2: m 'many' is not a number above 0"),
+        ({"k": ""}, "line 2: k is not stated"),
+        ({"n": "0.5"}, "line 2: n '0.5' is not a whole number"),
+        ({"time_us": "-3"}, "line 2: time_us '-3' is not a number above 0"),
+        ({"dtype": "int4"}, "dtype int4: not modelled"),
+        ({"dtype": "fp8 (1x128/128x128 scaling) -> bf16"}, "dtype fp8 (1x128/128x128 scaling) -> bf16: not modelled"),
+        ({"layout": "XY"}, "line 2: layout XY is none of TN, NN, NT"),
+        ({"implementation": "best shape of a search"}, "upper bound"),
+    ],
+)
+def test_a_row_that_cannot_be_predicted_says_why(tmp_path: Path, change: dict[str, str], reason: str) -> None:
+    bad, good = compared(tmp_path, GEMM | change, GEMM)
+    assert reason in (bad.skipped or "")
+    assert not bad.expressible
+    assert good.predicted is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"implementation": "standard attention (PyTorch)"},
+        {"implementation": "FA2"},
+        {"dtype": "fp8"},
+        {"v_head_dim": "64"},
+        {"direction": ""},
+    ],
+)
+def test_attention_that_is_not_the_modelled_one_is_no_row_of_a_comparison(
+    tmp_path: Path, change: dict[str, str]
+) -> None:
+    bad, good = compared(tmp_path, ATTENTION | change, ATTENTION)
+    assert bad.skipped
+    assert not bad.expressible
+    assert good.predicted is not None
+
+
+def test_a_table_without_a_needed_column_is_refused(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv", {key: text for key, text in GEMM.items() if key not in ("k", "dtype")})
+    with pytest.raises(InputError, match="lacks columns k, dtype"):
+        read_kernels(path)

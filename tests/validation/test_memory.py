@@ -1,0 +1,145 @@
+"""Memory of published runs and of users' own: which quantity, of which rank, of which run."""
+
+from pathlib import Path
+
+import pytest
+
+from clustersim.errors import InputError
+from clustersim.simulation import check, ledgers_of
+from clustersim.validation.cases import Case
+from clustersim.validation.comparison import Comparison
+from clustersim.validation.memory import compare_memory, fits_right, read_memory
+from clustersim.validation.steps import read_steps, scenario_of
+from tests.validation.rows import ROW
+from tests.validation.tables import write_table
+
+RUN = {key: text for key, text in ROW.items() if key not in ("step_time_s", "quality")} | {"model": "made up"}
+MEASURED = RUN | {"quantity": "peak_allocated", "rank": "", "bytes": "1e9", "fits": "yes"}
+SHIPPED = "titan-T1-fsdp"  # a step whose memory was measured too
+
+
+def cases(folder: Path, *changes: dict[str, str]) -> list[Case]:
+    return read_memory(write_table(folder / "mine.csv", *(MEASURED | change for change in changes)))
+
+
+def compared(folder: Path, *changes: dict[str, str]) -> list[Comparison]:
+    return compare_memory(cases(folder, *changes))
+
+
+def predicted(folder: Path, *changes: dict[str, str]) -> list[float]:
+    found = compared(folder, *changes)
+    assert not [each.skipped for each in found if each.predicted is None]
+    return [each.predicted or 0.0 for each in found]
+
+
+def test_quantities_hold_ever_more(tmp_path: Path) -> None:
+    """What stays between steps, allocated at the peak, reserved with fragmentation, and all with driver and NCCL."""
+    names = ("allocated_at_log", "peak_allocated", "peak_reserved", "nvidia_smi_used")
+    between, allocated, reserved, used = predicted(tmp_path, *({"quantity": name} for name in names))
+    assert between < allocated < reserved < used
+    scenario = scenario_of(cases(tmp_path, {})[0])
+    assert reserved == pytest.approx(allocated * scenario.framework.fragmentation)
+    assert used == pytest.approx(check(scenario).peak_memory_bytes)
+
+
+def test_states_of_a_stage_are_what_the_zero_paper_counts(tmp_path: Path) -> None:
+    """Half of 4 layers, 12 h^2 weights each, and the embedding, over tp 2; bf16 with fp32 gradients: 18 bytes each.
+
+    The table of positions (seq x h) is whole on every rank of the first stage; biases and norms are the rest.
+    """
+    first, last = predicted(
+        tmp_path,
+        {"quantity": "allocated_at_log", "rank": "first pipeline stage"},
+        {"quantity": "allocated_at_log", "rank": "stage 1"},
+    )
+    weights = (2 * 12 * 1024**2 + 51200 * 1024) / 2
+    assert first == pytest.approx(18 * (weights + 1024 * 1024), rel=2e-3)
+    assert last == pytest.approx(18 * weights, rel=2e-3)
+
+
+def test_a_rank_is_one_of_its_stage(tmp_path: Path) -> None:
+    """Ranks are numbered tp, dp, pp: the first four are of the first stage."""
+    first, same, other, fullest = predicted(
+        tmp_path, {"rank": "0"}, {"rank": "3"}, {"rank": "4"}, {"rank": "max over ranks"}
+    )
+    stages = ledgers_of(scenario_of(cases(tmp_path, {})[0]))
+    assert len(stages) == 2
+    assert first == same
+    assert first != other
+    assert fullest == max(first, other)
+
+
+def test_a_row_of_a_shipped_step_takes_what_it_leaves_out_from_it(tmp_path: Path) -> None:
+    step = next(case for case in read_steps() if case.text("case_id") == SHIPPED)
+    bare = dict.fromkeys(MEASURED, "") | {"case_id": SHIPPED, "quantity": "peak_allocated", "bytes": "8e10"}
+    whole = {column: step.text(column) for column in step.cells} | {"case_id": "another name"}
+    joined, own = compare_memory(read_memory(write_table(tmp_path / "t.csv", bare, bare | whole)))
+    assert joined.predicted == own.predicted
+    assert joined.predicted is not None
+
+
+def test_a_row_without_dimensions_takes_those_of_a_shipped_model_of_its_name(tmp_path: Path) -> None:
+    dimensions = ("layers", "hidden", "ffn_hidden", "heads", "vocab", "mlp")
+    bare = dict.fromkeys(dimensions, "") | {"model": "GPT 22B", "tp": "8", "pp": "1", "dp": "1"}
+    stated = {"layers": "48", "hidden": "6144", "ffn_hidden": "24576", "heads": "64", "vocab": "51200", "mlp": "gelu"}
+    by_name, by_dimensions = predicted(tmp_path, bare, bare | stated | {"tied_embeddings": "yes"})
+    assert by_name == by_dimensions
+    (unknown,) = compared(tmp_path, bare | {"model": "of our own"})
+    assert unknown.skipped == "dimensions of model of our own are not stated, and not shipped"
+    assert not unknown.expressible
+
+
+def test_a_preset_is_found_by_its_name_as_others_write_it(tmp_path: Path) -> None:
+    bare = {"layers": "", "hidden": "", "ffn_hidden": "", "heads": "", "vocab": "", "mlp": ""}
+    ours, theirs = predicted(tmp_path, bare | {"model": "llama3-8b"}, bare | {"model": "Llama3.1_8B"})
+    assert ours == theirs
+
+
+def test_a_batch_that_is_not_stated_fills_the_pipeline(tmp_path: Path) -> None:
+    unstated, full = predicted(tmp_path, {"global_batch": "", "dp": ""}, {"global_batch": "64"})
+    assert unstated == full
+
+
+def test_whether_a_run_fits_is_judged_once_for_all_its_rows(tmp_path: Path) -> None:
+    huge = {"case_id": "huge", "layers": "4000", "bytes": "", "fits": "oom"}
+    table = cases(tmp_path, {}, {"quantity": "peak_reserved"}, huge, huge | {"fits": "yes", "case_id": "not so"})
+    fits, oom, wrong = fits_right(table)
+    assert [fits.right, oom.right, wrong.right] == [True, True, False]
+    assert [fits.predicted, oom.predicted, wrong.predicted] == [True, False, False]
+    assert compare_memory(table)[2].skipped == "it ran out of memory, so that no bytes were measured"
+
+
+def test_a_run_that_cannot_be_predicted_is_not_right(tmp_path: Path) -> None:
+    (verdict,) = fits_right(cases(tmp_path, {"precision": "fp8"}))
+    assert not verdict.right
+    assert "fp8" in (verdict.skipped or "")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"quantity": "analytic"}, "quantity analytic: not measured or not modelled"),
+        ({"rank": "9"}, "line 2: rank 9 is none of the run's"),
+        ({"rank": "\u00b2"}, "is none of the run's"),
+        ({"rank": "9" * 5000}, "is none of the run's"),
+        ({"dp": "\u00b2", "global_batch": ""}, "line 2: dp '\u00b2' is not a number above 0"),
+        ({"bytes": "lots"}, "line 2: bytes 'lots' is not a number above 0"),
+        ({"bytes": ""}, "line 2: bytes is not stated"),
+        ({"precision": "fp8"}, "precision fp8"),
+        ({"experts": "8"}, "mixture of experts"),
+        ({"gpu": "unknown"}, "gpu is not stated"),
+        ({"layers": "few"}, "line 2: layers 'few' is not a number above 0"),
+        ({"micro_batch": "3"}, "global_batch"),
+    ],
+)
+def test_a_row_that_cannot_be_predicted_says_why(tmp_path: Path, change: dict[str, str], reason: str) -> None:
+    bad, good = compared(tmp_path, {"experts": ""} | change, {"experts": ""})
+    assert reason in (bad.skipped or "")
+    assert not bad.expressible
+    assert good.predicted is not None
+
+
+def test_a_table_without_a_needed_column_is_refused(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv", {key: text for key, text in MEASURED.items() if key != "quantity"})
+    with pytest.raises(InputError, match="lacks column quantity"):
+        read_memory(path)

@@ -1,0 +1,72 @@
+"""What is said of a table? Counts, reasons and coverage of made-up comparisons."""
+
+import json
+
+import pytest
+
+from clustersim.validation.comparison import Comparison
+from clustersim.validation.memory import Verdict
+from clustersim.validation.summary import DENSE, Summary, finite, summary_of_steps
+from tests.validation.rows import case, compared
+
+
+def test_reasons_are_counted_without_the_line_that_they_are_on() -> None:
+    comparisons = [Comparison(str(n), "s", 1.0, None, f"line {n}: tp is not stated") for n in range(3)]
+    summary = Summary("steps", (*comparisons, Comparison("x", "s", 1.0, None, "other")))
+    assert summary.reasons == {"tp is not stated": ("0", "1", "2"), "other": ("x",)}
+
+
+def test_coverage_of_dense_cases_does_not_ask_the_case() -> None:
+    """Of four cases one is a mixture of experts and one of unknown quality; one of the other two is predicted."""
+    cases = [case(), case(tp="3"), case(experts="8"), case(quality="C")]
+    comparisons = [
+        compared(cases[0], 0.1),
+        Comparison("b", "s", 1.0, None, "impossible", expressible=False),
+        Comparison("c", "s", 1.0, None, "experts", expressible=False),
+        compared(cases[3], 0.1),
+    ]
+    summary = summary_of_steps(cases, comparisons)
+    assert summary.coverage.share == 1.0
+    assert summary.dense is not None
+    assert summary.dense.share == 0.5
+    assert summary.to_json()["coverage"][DENSE] == {"predicted": 1, "expressible": 2, "share": 0.5}
+
+
+def test_sources_that_mix_two_kinds_of_runs_are_told_apart() -> None:
+    cases = [
+        case(source="vtrain"),
+        case(source="vtrain", n_gpus="16", gpus_per_node="8"),
+        case(source="megatron-2021", zero_stage="3"),
+        case(source="megatron-2021"),
+        case(source="nobody", zero_stage="3"),
+    ]
+    summary = summary_of_steps(cases, [compared(each, 0.1 * (n + 1)) for n, each in enumerate(cases)])
+    subsets = summary.subsets or {}
+    assert {name: each.bias for name, each in subsets.items()} == pytest.approx(
+        {
+            "vtrain single-node": 0.0,
+            "vtrain multi-node": 1.0,
+            "megatron-2021 with ZeRO-3": 2.0,
+            "megatron-2021 without ZeRO-3": 3.0,
+        }
+    )
+
+
+def test_json_holds_null_where_there_is_no_number() -> None:
+    comparisons = (Comparison("a", "s", float("nan"), None, "no measurement"), Comparison("b", "s", 1e-320, 1.0))
+    text = json.dumps(Summary("steps", comparisons).to_json(), allow_nan=False)
+    assert json.loads(text)["cases"][0]["measured"] is None
+    assert finite({"a": [float("inf"), (1.0, float("nan"))]}) == {"a": [None, [1.0, None]]}
+
+
+def test_whether_runs_fit_counts_those_that_are_judged() -> None:
+    verdicts = (Verdict("a", "s", True, True), Verdict("b", "s", False, True), Verdict("c", "s", True, None, "why"))
+    told = Summary("memory", (), fits=verdicts).to_json()["fits"]
+    assert (told["n"], told["right"], told["skipped"]) == (2, 1, 1)
+
+
+def test_an_empty_table_has_a_summary() -> None:
+    plain = Summary("memory", ()).to_json()
+    assert plain["overall"]["n"] == 0
+    assert plain["macro"] == {"sources": 0, "mape": None, "bias": None}
+    assert plain["coverage"]["share"] is None
