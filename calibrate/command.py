@@ -36,6 +36,9 @@ COMMANDS: Final = {
     "fit-collectives": Command(
         "calibrate.fit.collectives", "compare predicted collectives with the published ones, and fit their constants"
     ),
+    "fit-steps": Command(
+        "calibrate.fit.steps", "fit the constants of training steps to the shipped table of published steps"
+    ),
 }
 
 

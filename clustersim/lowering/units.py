@@ -2,8 +2,8 @@
 
 A unit is what ZeRO-3 gathers at once and what a layer-wise timeline shows: the embedding, one layer, or the head (final
 norm, logits, loss). Full recomputation runs a layer's forward again before its backward, selective recomputation only
-its attention core (or all but what it keeps of single operations); the embedding and the head are never run again. Where backward is run in halves, what is run again
-comes before the input gradients.
+its attention core (or all but what it keeps of single operations); the embedding and the head are never run again.
+Where backward is run in halves, what is run again comes before the input gradients.
 """
 
 from collections.abc import Sequence

@@ -5,10 +5,11 @@ with a row-parallel one. Forward all-reduces at the end, backward at the start. 
 et al. 2022, section 4.2.2) the replicated regions hold a part of the sequence: forward all-gathers at the start and
 reduce-scatters at the end, backward the reverse, and gathers the saved input once more for the weight gradient.
 Backward's collective of the input gradient runs beside the weight gradient's matmul, which does not need it
-(Megatron-LM, `LinearWithGradAccumulationAndAsyncCommunication`), unless `backward_overlap` is off. With `tensor_overlap` the other collectives are cut
-into tp chunks and pipelined with their matmul (Transformer Engine's user buffers). Where backward is run in halves
-(zero-bubble schedules), no weight gradient is beside the input gradient's collective, and the input is gathered again
-in the weights' half (sail-sg/zero-bubble-pipeline-parallelism, `WeightGradStore`).
+(Megatron-LM, `LinearWithGradAccumulationAndAsyncCommunication`), unless `backward_overlap` is off. With
+`tensor_overlap` the other collectives are cut into tp chunks and pipelined with their matmul (Transformer Engine's user
+buffers). Where backward is run in halves (zero-bubble schedules), no weight gradient is beside the input gradient's
+collective, and the input is gathered again in the weights' half (sail-sg/zero-bubble-pipeline-parallelism,
+`WeightGradStore`).
 
 Context parallelism: keys and values travel a ring while attention works on the block that is already there (Ring
 Attention, Liu et al. 2023; Transformer Engine's `p2p`), forward once, backward together with their gradients.
@@ -131,7 +132,7 @@ def backward(layer: Layer, sharding: Sharding) -> list[Operation]:
 
 
 def input_gradients(layer: Layer, sharding: Sharding) -> list[Operation]:
-    """Operations of the half of a backward that the stage before waits for: nothing hides the input gradient's sum."""
+    """Operations of the half of a backward that the stage before waits for; no weight gradient hides its sums."""
     operations: list[Operation] = []
     for place in reversed(_places(layer.operators)):
         inputs = _inputs(place, sharding)
@@ -151,7 +152,7 @@ def weight_gradients(layer: Layer, sharding: Sharding) -> list[Operation]:
     for place in reversed(_places(layer.operators)):
         weights = _weights(place)
         if place.enters:
-            weights = _joined(sharding.input_again(), weights, 0, _chunks(sharding.layout))
+            weights = _joined(sharding.input_again(), weights, 0, 1)
         complete = early + place.operator.parameters
         operations += _completed(weights, complete)
         early = 0 if weights else complete

@@ -89,25 +89,30 @@ def _durations(costs: PassCosts, grid: int) -> dict[ActionKind, int]:
 
 @dataclass(slots=True)
 class _Rank:
-    """A pipeline rank whose order is being found. ends: of the passes begun so far, by kind; free: when it is."""
+    """A pipeline rank whose order is being found.
+
+    forwards, inputs: when each `F` and `I` begun so far ends; weights: how many `W` have begun; free: when it is.
+    """
 
     stage: int
     actions: list[Action] = field(default_factory=list)
-    ends: dict[ActionKind, list[int]] = field(default_factory=lambda: {_F: [], _I: [], _W: []})
+    forwards: list[int] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    weights: int = 0
     free: int = 0
-    turn: ActionKind = _I
+    forward_next: bool = True
 
-    def begun(self, kind: ActionKind) -> int:
-        """How many passes of a kind have begun."""
-        return len(self.ends[kind])
-
-    def run(self, kind: ActionKind, now: int, duration: int) -> None:
-        """Begin the next pass of a kind."""
-        self.actions.append(Action(self.stage, kind, self.begun(kind)))
-        self.free = now + duration
-        self.ends[kind].append(self.free)
-        if kind is not _W:
-            self.turn = kind
+    def run(self, kind: ActionKind, end: int) -> None:
+        """Begin the next pass of a kind, which ends then."""
+        self.free = end
+        if kind is _W:
+            self.actions.append(Action(self.stage, kind, self.weights))
+            self.weights += 1
+            return
+        ends = self.forwards if kind is _F else self.inputs
+        self.actions.append(Action(self.stage, kind, len(ends)))
+        ends.append(end)
+        self.forward_next = kind is _I
 
 
 @dataclass(slots=True)
@@ -133,7 +138,7 @@ class _Bench:
             rank = self.ranks[-place]
             kind = self._choice(rank, now) if rank.free <= now else None
             if kind is not None:
-                rank.run(kind, now, self.durations[kind])
+                rank.run(kind, now + self.durations[kind])
                 for stage in {rank.stage, rank.stage + _TOWARDS[kind]}:
                     if 0 <= stage < len(self.ranks):
                         heapq.heappush(awake, (rank.free, -stage))
@@ -141,29 +146,29 @@ class _Bench:
 
     def _choice(self, rank: _Rank, now: int) -> ActionKind | None:
         """What a free rank runs; None: it waits."""
-        comes = {_F: self._forward_comes(rank), _I: self._gradient_comes(rank)}
-        other = _F if rank.turn is _I else _I
-        for kind in (other, rank.turn):
-            if comes[kind] <= now:
-                return kind
-        gap = min(comes.values()) - now
-        return _W if rank.begun(_W) < rank.begun(_I) and gap >= self.patience else None
+        forward, gradient = self._forward_comes(rank), self._gradient_comes(rank)
+        if forward <= now and (rank.forward_next or gradient > now):
+            return _F
+        if gradient <= now:
+            return _I
+        gap = min(forward, gradient) - now
+        return _W if rank.weights < len(rank.inputs) and gap >= self.patience else None
 
     def _forward_comes(self, rank: _Rank) -> float:
         """When the next forward may run; infinite: there is none, no memory for it, or it is not known yet."""
-        forwards, inputs, weights = (rank.begun(kind) for kind in (_F, _I, _W))
-        kept = forwards - inputs + self.waiting * (inputs - weights)
+        forwards, inputs = len(rank.forwards), len(rank.inputs)
+        kept = forwards - inputs + self.waiting * (inputs - rank.weights)
         if forwards == self.microbatches or kept + 1 > self.room:
             return math.inf
-        return _end(self.ranks[rank.stage - 1].ends[_F], forwards) if rank.stage else 0.0
+        return _end(self.ranks[rank.stage - 1].forwards, forwards) if rank.stage else 0.0
 
     def _gradient_comes(self, rank: _Rank) -> float:
         """When the next input gradient may run; infinite: there is none, or it is not known yet."""
-        inputs = rank.begun(_I)
-        if inputs == rank.begun(_F):
+        inputs = len(rank.inputs)
+        if inputs == len(rank.forwards):
             return math.inf
         last = rank.stage == len(self.ranks) - 1
-        return 0.0 if last else _end(self.ranks[rank.stage + 1].ends[_I], inputs)
+        return 0.0 if last else _end(self.ranks[rank.stage + 1].inputs, inputs)
 
 
 def _end(ends: Sequence[int], number: int) -> float:

@@ -108,7 +108,8 @@ _MEGATRON_2021: Final = Software(
 SOFTWARE: Final = (
     Software("composer", 2023, wide_gradients=False, loss="torch", eager=True, flash="flash1", framework="fsdp-2023"),
     Software("torchtitan", backward_overlap=False, loss="torch", eager=True, flash="flash2", framework="torchtitan"),
-    Software("nemo", biased=True, bucket=_MEGATRON_BUCKET),
+    # NVIDIA/NeMo's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 = False in scripts/performance)
+    Software("nemo", wide_gradients=False, biased=True, bucket=_MEGATRON_BUCKET),
     Software("megatron-bridge", bucket=_MEGATRON_BUCKET),
     # Megatron-LM overlaps backward's all-reduce since December 2021; Megatron-DeepSpeed branched off before.
     replace(_MEGATRON_2021, wanted="megatron-deepspeed", until=2023),
