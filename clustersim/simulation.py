@@ -19,7 +19,7 @@ from clustersim.analysis.utilization import recomputed_flops
 from clustersim.collectives.library import load_library
 from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
-from clustersim.cost.machines import FLASH1, Host, Machine, Machines, OlderAttention, Slowed, slowest
+from clustersim.cost.machines import FLASH1, Machine, Machines, OlderAttention, Slowed, slowest
 from clustersim.cost.record import Call
 from clustersim.cost.recorded import RecordedKernels
 from clustersim.cost.recorded_exchanges import RecordedExchanges
@@ -229,8 +229,8 @@ def _machine(scenario: Scenario, accelerator: Accelerator) -> Machine:
         interference = accelerator.interference if measured is None else measured
     older = _older_attention(scenario.training.attention, accelerator)
     kernels = kernels if older == 1.0 else OlderAttention(kernels, older)
-    host = Host(scenario.framework.launch, scenario.framework.call)
-    return Machine(kernels, interference if settings.interference is None else settings.interference, host)
+    part = interference if settings.interference is None else settings.interference
+    return Machine(kernels, part, scenario.framework.launch)
 
 
 def _older_attention(attention: Attention, accelerator: Accelerator) -> float:

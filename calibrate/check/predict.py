@@ -16,7 +16,6 @@ from calibrate.check.timeline import TIMED, Part
 from clustersim.cost.record import Record
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Footprint
-from clustersim.workload.framework import Framework
 from clustersim.memory.ledger import in_order, ledger
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Compute, Stream
@@ -24,6 +23,7 @@ from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.units import Bytes, Seconds
+from clustersim.workload.framework import Framework
 from clustersim.workload.kernels import KernelKind
 
 

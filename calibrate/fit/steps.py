@@ -1,10 +1,10 @@
 """Which constants of training steps do published steps support?
 
-Two kinds, few: how fast an accelerator's arithmetic is within a step relative to single kernels (`in_training.sustained`)
-and what a framework's host needs to launch a kernel (`host.launch`). Every shipped step is predicted on a small table of
-both (its accelerator's, its framework's); between the table's points the step is linear in the time per FLOP and in the
-launch. The constants then minimise the macro mean of the absolute logarithm of predicted over measured: every source
-counts once. A constant with fewer than ten cases is taken from its sibling, unless it says that it has none.
+Two kinds, few: how fast an accelerator's arithmetic is within a step relative to single kernels
+(`in_training.sustained`), and what a framework's host needs to launch a kernel (`host.launch`). Every shipped step is
+predicted on a small table of both (its accelerator's, its framework's); between the table's points the step is taken as
+linear in the time per FLOP and in the launch. The constants then minimise the macro mean of the absolute logarithm of
+predicted over measured: every source counts once. A constant that too few cases depend on is not searched.
 
 Leave one source out: the constants are found again without a source, which they then predict.
 """
@@ -13,7 +13,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Final
@@ -23,28 +23,33 @@ from numpy.typing import NDArray
 
 from clustersim.report.files import write_text_atomically
 from clustersim.scenario import Scenario
+from clustersim.shipped import names
 from clustersim.simulation import simulate
 from clustersim.units import Seconds
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.steps import read_steps, scenario_of
+from clustersim.workload.framework import load_framework
 
 FloatArray = NDArray[np.float64]
 
 SUSTAINED: Final = (0.6, 0.8, 1.1)  # of the table
-LAUNCHES: Final = (0.0, 10e-6, 30e-6, 90e-6)
+LAUNCHES: Final = (0.0, 20e-6, 40e-6, 50e-6, 60e-6, 70e-6, 90e-6)
 SHARES: Final = np.round(np.arange(0.5, 1.2001, 0.01), 2)  # what is searched
 LAUNCH_STEPS: Final = np.round(np.arange(0.0, 90.1, 1.0) * 1e-6, 7)
 SIBLINGS: Final = {
     "a100-sxm-40gb": "a100-sxm-80gb",
-    "gb200": "b200-sxm-180gb",
     "h200-sxm-141gb": "h100-sxm-80gb",
     "h800-sxm-80gb": "h100-sxm-80gb",
     "b300-sxm-288gb": "b200-sxm-180gb",
-    "gb300": "b200-sxm-180gb",
-    "v100-sxm-32gb": "a100-sxm-80gb",
 }
-"""Accelerators that have another's constant: the same chip, or too few cases of their own."""
+"""Accelerators of the same chip share a constant; GB200, cooled otherwise, has no dense bf16 cases to speak of."""
 
+ACCELERATORS: Final = ("a100-sxm-80gb", "b200-sxm-180gb", "h100-sxm-80gb", "h100-sxm-96gb")
+LIKE: Final = {"h100-sxm-96gb": "h100-sxm-80gb"}
+"""Where an accelerator has too few cases, whose constant it takes; the others keep the rate of single kernels."""
+
+LEAST: Final = 4  # cases that a constant needs
+VISIBLE: Final = 0.01  # of a step: what depends on a launch less than this does not count
 STRIDE_ABOVE: Final = 150  # of a source with more cases, only so many are predicted, evenly spread
 FORMATS: Final = ("bf16", "fp16")
 ROUNDS: Final = 6  # of the coordinate search, which ends earlier where nothing changes
@@ -106,7 +111,12 @@ def tabulate(case: Case) -> Tabulated | None:
         scenario, measured = scenario_of(case), case.number("step_time_s")
     except CannotPredictError:
         return None
-    seconds = [[_seconds(scenario, sustained, launch) for launch in LAUNCHES] for sustained in SUSTAINED]
+    soonest, latest = (_seconds(scenario, SUSTAINED[1], launch) for launch in (LAUNCHES[0], LAUNCHES[-1]))
+    launches = LAUNCHES if latest > (1.0 + VISIBLE) * soonest else LAUNCHES[:1] * len(LAUNCHES)
+    known = {
+        (sustained, late): _seconds(scenario, sustained, late) for sustained in SUSTAINED for late in set(launches)
+    }
+    seconds = [[known[sustained, late] for late in launches] for sustained in SUSTAINED]
     own = scenario.cluster.accelerator.name
     return Tabulated(
         case.text("case_id"),
@@ -123,41 +133,53 @@ def _seconds(scenario: Scenario, sustained: float, launch: Seconds) -> Seconds:
     accelerator = scenario.cluster.accelerator
     pace = replace(accelerator.in_training, sustained=sustained)
     cluster = replace(scenario.cluster, accelerator=replace(accelerator, in_training=pace))
-    return simulate(replace(scenario, cluster=cluster, framework=replace(scenario.framework, launch=launch))).step_time
+    result = simulate(replace(scenario, cluster=cluster, framework=replace(scenario.framework, launch=launch)))
+    return float(result.step_times[-1])
 
 
 def fit(table: Sequence[Tabulated]) -> Constants:
     """The constants with the least macro error, found by turns; deterministic."""
-    sustained = dict.fromkeys(sorted({each.accelerator for each in table}), 1.0)
-    launch = dict.fromkeys(sorted({each.framework for each in table}), 10e-6)
+    sustained = dict.fromkeys(ACCELERATORS, 1.0)
+    launch = {name: load_framework(name).launch for name in names("frameworks")}
     for _ in range(ROUNDS):
         before = dict(sustained), dict(launch)
-        for name in sustained:
-            _improve(table, Constants(sustained, launch), sustained, name, lambda each: each.accelerator, SHARES)
-        for name in launch:
-            _improve(table, Constants(sustained, launch), launch, name, lambda each: each.framework, LAUNCH_STEPS)
+        now = Constants(sustained, launch)
+        for name in _searched(table, sustained):
+            _improve(table, now, sustained, name, SHARES)
+        for name in _depended_on(table, launch):
+            _improve(table, now, launch, name, LAUNCH_STEPS)
         if before == (sustained, launch):
             break
+    for name, other in LIKE.items():
+        if name not in _searched(table, sustained):
+            sustained[name] = sustained[other]
     return Constants(sustained, launch)
 
 
+def _searched(table: Sequence[Tabulated], known: Iterable[str]) -> list[str]:
+    """Accelerators with enough cases."""
+    return [name for name in known if sum(each.accelerator == name for each in table) >= LEAST]
+
+
+def _depended_on(table: Sequence[Tabulated], known: Iterable[str]) -> list[str]:
+    """Frameworks of which enough cases take another time with another launch."""
+    moved = [each.framework for each in table if each.seconds[1, -1] > (1.0 + VISIBLE) * each.seconds[1, 0]]
+    return [name for name in known if moved.count(name) >= LEAST]
+
+
 def _improve(
-    table: Sequence[Tabulated],
-    now: Constants,
-    searched: dict[str, float],
-    name: str,
-    of: Callable[[Tabulated], str],
-    values: FloatArray,
+    table: Sequence[Tabulated], now: Constants, searched: dict[str, float], name: str, values: FloatArray
 ) -> None:
     """Set one constant to the value with the least error of the cases that have it, each weighed by its source."""
-    counts = {source: sum(each.source == source for each in table) for source in {each.source for each in table}}
+    sources = [each.source for each in table]
     loss = np.zeros(len(values))
     for each in table:
-        if of(each) != name:
+        if name not in (each.accelerator, each.framework):
             continue
-        held = np.full(len(values), now.sustained[each.accelerator]), np.full(len(values), now.launch[each.framework])
-        pair = (values, held[1]) if searched is now.sustained else (held[0], values)
-        loss += np.abs(each.errors(*pair)) / counts[each.source]
+        sustained = np.full(len(values), now.sustained.get(each.accelerator, 1.0))
+        launch = np.full(len(values), now.launch[each.framework])
+        pair = (values, launch) if searched is now.sustained else (sustained, values)
+        loss += np.abs(each.errors(*pair)) / sources.count(each.source)
     searched[name] = float(values[int(np.argmin(loss))])
 
 
@@ -181,7 +203,7 @@ def judged(table: Sequence[Tabulated], found: Constants) -> list[SourceQuality]:
 def _judge(table: Sequence[Tabulated], source: str, found: Constants) -> SourceQuality:
     own = [each for each in table if each.source == source]
     others = fit([each for each in table if each.source != source])
-    seen, unseen = _errors(own, found), _errors(own, _known(others))
+    seen, unseen = _errors(own, found), _errors(own, others)
     return SourceQuality(
         source,
         len(own),
@@ -192,17 +214,9 @@ def _judge(table: Sequence[Tabulated], source: str, found: Constants) -> SourceQ
     )
 
 
-def _known(found: Constants) -> Constants:
-    """Constants for what was not among the cases, too: single kernels' rate; the mean framework's launch."""
-    sustained = {name: 1.0 for name in ("a100-sxm-80gb", "h100-sxm-80gb", "h100-sxm-96gb", "b200-sxm-180gb")}
-    mean = float(np.median(list(found.launch.values())))
-    launch = dict.fromkeys(("pytorch", "megatron-2021", "fsdp-2023", "torchtitan"), mean)
-    return Constants(sustained | dict(found.sustained), launch | dict(found.launch))
-
-
 def _errors(cases: Sequence[Tabulated], constants: Constants) -> FloatArray:
     """Predicted over measured, less one."""
-    pairs = ((each, constants.sustained[each.accelerator], constants.launch[each.framework]) for each in cases)
+    pairs = ((each, constants.sustained.get(each.accelerator, 1.0), constants.launch[each.framework]) for each in cases)
     return np.array([np.exp(float(each.errors(np.array([s]), np.array([late]))[0])) - 1.0 for each, s, late in pairs])
 
 
@@ -221,6 +235,8 @@ def command(options: argparse.Namespace) -> None:
     cases = thinned(read_steps())
     with ProcessPoolExecutor(options.workers) as pool:
         table = [each for each in pool.map(tabulate, cases, chunksize=4) if each is not None]
+    if len(table) < len(cases):
+        print(f"{len(cases) - len(table)} of {len(cases)} cases cannot be predicted", file=sys.stderr)
     found = fit(table)
     report(found, judged(table, found), table, options.json)
 
@@ -238,7 +254,7 @@ def report(
             write_text_atomically(target, text)
         return
     counts = [*(each.accelerator for each in table), *(each.framework for each in table)]
-    for name, value in found.sustained.items():
+    for name, value in sorted(found.sustained.items()):
         print(f"{name:20s} sustained {value:.2f}  ({counts.count(name)} cases)")
     for name, value in found.launch.items():
         print(f"{name:20s} launch {value * 1e6:.0f} us  ({counts.count(name)} cases)")

@@ -6,9 +6,9 @@ timing.
 
 A kernel that runs beside an exchange of its own block (`Overlap`) is slowed by it while both run.
 
-The host launches a block's kernels and collectives while earlier ones run, so a block takes as long as the GPU needs for
-it, or as the host needs to launch it, whichever is longer; what the GPU waits is spread over the kernels by their
-launches. Assumed: the host gets no further ahead than one block, as frameworks that wait for the GPU between passes.
+The host launches a block's kernels and collectives while earlier ones run, so a block takes as long as the GPU needs
+for it, or as the host needs to launch it, whichever is longer; what the GPU waits is spread over the kernels by their
+launches. Assumed: the host gets no further ahead than one block, as in frameworks that wait for the GPU between passes.
 """
 
 import math
@@ -19,7 +19,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from clustersim.cost.machines import Host, Machine, Machines
+from clustersim.cost.machines import Machine, Machines
 from clustersim.cost.timing import Bound, ExchangeCost, ExchangeTiming, Provenance, Timing
 from clustersim.program.program import Program
 from clustersim.program.task import Block, Exchange, Overlap
@@ -175,7 +175,7 @@ class BlockCost:
                     timing, part = self._machine(rank).kernels.kernel(kernel), (0.0, 0.0)
             timings.append(timing)
             parts.append((timing.seconds, 0.0) if part is None else part)
-        launching = _launching(self._machine(rank).host, block, [timing.seconds for timing in timings])
+        launching = _launching(self._machine(rank).launch, block, [timing.seconds for timing in timings])
         return timing_of(timings, parts, together, launching)
 
     def _overlapped(self, rank: int, overlap: Overlap) -> tuple[Timing, tuple[Seconds, Seconds], SideBySide]:
@@ -195,7 +195,7 @@ def timing_of(
     together: Mapping[int, SideBySide] = MappingProxyType({}),
     launching: FloatArray | None = None,
 ) -> BlockTiming:
-    """Put timings of operations together; parts: (exposed, slowed) of each; launching: None, no waiting for the host."""
+    """Put timings of operations together; parts: (exposed, slowed) of each; launching: waits for the host, if any."""
     waits = np.zeros(len(operations)) if launching is None else launching
     durations = tuple(timing.seconds + wait for timing, wait in zip(operations, waits.tolist(), strict=True))
     exposed, slowed = np.array(parts, dtype=np.float64).reshape(-1, 2).T
@@ -212,25 +212,25 @@ def timing_of(
     )
 
 
-def _launching(host: Host, block: Block, seconds: Sequence[Seconds]) -> FloatArray:
+def _launching(launch: Seconds, block: Block, seconds: Sequence[Seconds]) -> FloatArray:
     """[operations] how long the GPU waits for the host, at kernels that no exchange runs beside."""
-    launches = np.array([_launches(operation.does) for operation in block.operations], dtype=np.float64).reshape(-1, 3)
-    kernels, beside, calls = launches.T
-    late = (kernels.sum() + beside.sum()) * host.launch + calls.sum() * host.call - sum(seconds)
+    launches = np.array([_launches(operation.does) for operation in block.operations], dtype=np.float64).reshape(-1, 2)
+    kernels, others = launches.T
+    late = (kernels.sum() + others.sum()) * launch - sum(seconds)
     waits: FloatArray = kernels * max(late, 0.0) / max(kernels.sum(), 1.0)
     return waits
 
 
-def _launches(does: Kernel | Exchange | Overlap) -> tuple[float, float, float]:
-    """What the host launches for an operation: kernels by themselves, kernels beside an exchange, exchanges."""
+def _launches(does: Kernel | Exchange | Overlap) -> tuple[float, float]:
+    """What the host launches for an operation: kernels by themselves, and all else."""
     match does:
         case Exchange():
-            return 0.0, 0.0, 1.0
+            return 0.0, 1.0
         case Overlap(kernel=kernel, chunks=chunks):
             pieces = 1.0 if math.isinf(chunks) else chunks
-            return 0.0, kernel.launches * pieces, pieces
+            return 0.0, (kernel.launches + 1.0) * pieces
         case kernel:
-            return float(kernel.launches), 0.0, 0.0
+            return float(kernel.launches), 0.0
 
 
 def _in_pieces(machine: Machine, kernel: Kernel, chunks: float) -> Timing:

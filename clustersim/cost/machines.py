@@ -32,20 +32,15 @@ def slowest(gpus: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
-    """The CPU process that drives one GPU. launch: seconds for one kernel; call: for one collective."""
-
-    launch: Seconds = 0.0
-    call: Seconds = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class Machine:
-    """kernels: how long they take alone; interference: the part by which they take longer beside a collective."""
+    """kernels: how long they take alone; interference: the part by which they take longer beside a collective.
+
+    launch: seconds that the host needs for one kernel or collective.
+    """
 
     kernels: KernelCost
     interference: float = 0.0
-    host: Host = Host()
+    launch: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ Datasheet rates and sizes, and the constants with which real kernels reach them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
@@ -43,7 +43,7 @@ class Accelerator:
     interference: float
     efficiency: Efficiency
     sources: Mapping[str, str]
-    in_training: InTraining = InTraining()
+    in_training: InTraining = field(default_factory=InTraining)
 
     def peak_of(self, dtype: DType) -> FlopPerSecond:
         """Dense peak in FLOP/s; raise InputError that lists the formats that this accelerator has."""

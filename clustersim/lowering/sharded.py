@@ -4,7 +4,10 @@ Every unit (layer, embedding, head) waits for the gather of its parameters. The 
 reaches the unit `prefetch` places before it, so at most prefetch + 1 gathered units are in memory; a pass prefetches
 nothing for the next pass. Gradients are reduced and scattered unit by unit, behind the gathers in the same stream. The
 head stays gathered between its forward and its backward, which follows at once (as torchtitan wraps it for FSDP2).
-Where backward is run in halves, its input gradients need the parameters, its weight gradients do not.
+FSDP2 gathers into one buffer and copies each parameter out of it before its unit runs (`foreach_all_gather`'s copy-out,
+torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py); copies of gradients into the buffer that is reduced run
+beside compute and are left out. Where backward is run in halves, its input gradients need the parameters, its weight
+gradients do not.
 Reference: Zhao et al. 2023, "PyTorch FSDP", sections 3.2 and 3.3.
 """
 
@@ -16,7 +19,9 @@ from clustersim.lowering.units import Unit
 from clustersim.parallel.data import Zero
 from clustersim.parallel.pipeline import Stage
 from clustersim.program.action import ActionKind
-from clustersim.program.task import Collective
+from clustersim.program.task import Collective, Operation, Work
+from clustersim.workload.kernels import Kernel, KernelKind
+from clustersim.workload.linear import activation_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,18 @@ class Sharded:
     def _compute(self, low: Lowering, run: Pass, unit: Unit) -> None:
         """Run one unit, and reduce its gradients once they are there."""
         kind = run.action.kind
-        task = low.compute(run, id(unit), unit.operations(kind))
+        copied = self._copies(low, unit, kind)
+        task = low.compute(run, id(unit), (*copied, *unit.operations(kind)))
         if kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT):
             payload = unit.parameters * low.plan.training.precision.gradients.bytes
             low.reducing.append(low.communicate(f"reduce {unit.name}", Collective.REDUCE_SCATTER, payload, (task,)))
+
+    def _copies(self, low: Lowering, unit: Unit, kind: ActionKind) -> tuple[Operation, ...]:
+        """The copy of what was gathered into the parameters' own memory, if there is one."""
+        if not (self.strategy.copies and low.plan.replicas > 1 and self._gathers(unit, kind)):
+            return ()
+        work = Work.FORWARD if kind is ActionKind.FORWARD else Work.BACKWARD
+        precision = low.plan.training.precision
+        moved = 2.0 * unit.parameters * precision.compute.bytes
+        dtype = activation_dtype(precision)
+        return (Operation(Kernel(f"copy {unit.name}", KernelKind.COPY, dtype, flops=0.0, bytes=moved), work),)

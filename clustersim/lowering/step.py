@@ -62,11 +62,16 @@ def _rank(low: Lowering, rank: int, actions: tuple[Action, ...]) -> RankProgram:
     stages = low.plan.stages_of(rank)
     data.begin(low, stages)
     sent: tuple[int, ...] = ()
-    for action in actions:
+    held: Action | None = None
+    for action, following in zip(actions, (*actions[1:], None), strict=True):
         stage = low.plan.stages[action.stage]
         run = _receive(low, Pass(stage, action, sent))
         done = data.run(low, run)
-        sent = _send(low, action, done)
+        if _sends_later(low, action, following):
+            held, sent = action, ()
+            continue
+        sent = () if held is None else _send(low, held, done)
+        sent, held = (*sent, *_send(low, action, done)), None
     last = low.computed or 0
     data.reduce(low, stages, last)
     _tie_embeddings(low, stages, last)
@@ -88,6 +93,19 @@ def _receive(low: Lowering, run: Pass) -> Pass:
         gather = Exchange("gather stage input", Collective.ALL_GATHER, "tp", low.plan.activation)
         arriving = (Operation(gather, Work.FORWARD if forward else Work.BACKWARD),)
     return Pass(run.stage, run.action, (*run.after, task), arriving)
+
+
+def _sends_later(low: Lowering, action: Action, following: Action | None) -> bool:
+    """Whether a forward's output waits for the next backward's, with which it is sent.
+
+    So does Megatron-LM's interleaved schedule where sends are not overlapped: after each forward and backward of its
+    steady phase it sends both ways at once (`send_forward_backward_recv_forward_backward`). It wants microbatches in
+    multiples of the pipeline's ranks, and runs all forwards first where there are only as many.
+    """
+    plan = low.plan
+    whole = plan.microbatches > plan.layout.pp and plan.microbatches % plan.layout.pp == 0
+    paired = following is not None and (action.kind, following.kind) == (ActionKind.FORWARD, ActionKind.BACKWARD)
+    return paired and whole and plan.chunks > 1 and not plan.layout.pipeline_overlap
 
 
 def _send(low: Lowering, action: Action, done: int) -> tuple[int, ...]:

@@ -9,11 +9,11 @@ bytes for parameters and gradients and 12 for master weights and moments of P pa
 from dataclasses import dataclass
 from enum import Enum
 
-from clustersim.workload.framework import Framework
 from clustersim.parallel.data import NaiveDataParallel, Zero
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.units import Bytes
+from clustersim.workload.framework import Framework
 from clustersim.workload.training import Optimizer
 
 

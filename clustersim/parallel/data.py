@@ -32,7 +32,8 @@ class Replicated:
 class Zero:
     """ZeRO: optimizer states (stage 1), gradients too (2), parameters too (3, FSDP) are sharded.
 
-    prefetch: how many layers ahead stage 3 gathers; overlap: communication runs beside compute.
+    prefetch: how many layers ahead stage 3 gathers; overlap: communication runs beside compute; copies:
+    stage 3 copies what it gathered into each parameter's own memory (FSDP2's parameters; FSDP1's flat ones need none).
     """
 
     stage: int
@@ -40,6 +41,7 @@ class Zero:
     overlap: bool = True
     prefetch: int = 1
     reshard_after_forward: bool = True
+    copies: bool = False
 
     @property
     def ahead(self) -> int:

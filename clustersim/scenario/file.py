@@ -112,12 +112,13 @@ class Ddp(Section):
 
 
 class Fsdp(Section):
-    """ZeRO stage 3."""
+    """ZeRO stage 3 as PyTorch's FSDP2 (`fully_shard`) does it, or FSDP1, without `copies`."""
 
     bucket: Size | None = None
     overlap: bool = True
     prefetch: Annotated[int, Field(ge=0, le=MOST_LAYERS)] = 1
     reshard_after_forward: bool = True
+    copies: bool = True
 
     def strategy(self) -> DataParallelism:
         """The strategy as the inside knows it."""
@@ -128,6 +129,7 @@ class ZeroStage(Fsdp):
     """ZeRO with its stage."""
 
     stage: Annotated[int, Field(ge=1, le=3)] = Field(examples=[1])
+    copies: bool = False
 
 
 class Naive(Section):

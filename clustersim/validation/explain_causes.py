@@ -217,8 +217,7 @@ class Launches:
     def apply(self, scenario: Scenario, strength: float) -> Scenario:
         """strength: seconds that the host needs for one kernel; calls of collectives take as many times as long."""
         framework = scenario.framework
-        call = framework.call * strength / framework.launch if framework.launch else framework.call
-        return replace(scenario, framework=replace(framework, launch=strength, call=call))
+        return replace(scenario, framework=replace(framework, launch=strength))
 
     def words(self, strength: float) -> str:
         """`the host launching a kernel every 24 us`."""

@@ -18,10 +18,10 @@ class Software:
     pipeline_overlap: sends between stages run beside compute; data_overlap: so do gradient reductions, where a row does
     not say; backward_overlap: so do tensor-parallel collectives of backward; serial_zero3: ZeRO-3 is DeepSpeed's of
     early 2021, whose three published runs move parameters as if nothing ran beside them and one network port of each
-    node did the work (arXiv:2104.04473 does not say why); wide_gradients: bf16 runs keep and reduce gradients in fp32;
-    attention: where a row states none; flash: the flash attention of its time; biased: GPT models have biases and
-    dropout; bucket: of gradients that are not sharded; framework: in topologies/frameworks; eager: not compiled, unless
-    a row says that it is.
+    node did the work (arXiv:2104.04473 does not say why); fsdp2: ZeRO-3 is PyTorch's `fully_shard`; wide_gradients:
+    bf16 runs keep and reduce gradients in fp32; attention: where a row states none; flash: the flash attention of its
+    time; biased: GPT models have biases and dropout; bucket: of gradients that are not sharded; framework: in
+    topologies/frameworks; eager: not compiled, unless a row says that it is.
     """
 
     wanted: str
@@ -30,6 +30,7 @@ class Software:
     data_overlap: bool = True
     backward_overlap: bool = True
     serial_zero3: bool = False
+    fsdp2: bool = False
     wide_gradients: bool = True
     attention: str = "flash"
     flash: str = "flash"
@@ -66,7 +67,7 @@ class Software:
         stage = _zero_stage(case)
         overlap = case.is_yes("overlap_grad_reduce", self.data_overlap) and not self.serial(case)
         if stage == 3:
-            return {"fsdp": {"overlap": overlap}}
+            return {"fsdp": {"overlap": overlap, "copies": self.fsdp2}}
         if stage:
             return {"zero": {"stage": stage, "overlap": overlap}}
         return {"ddp": {"overlap": overlap, **({"bucket": self.bucket} if self.bucket else {})}}
@@ -106,8 +107,8 @@ _MEGATRON_2021: Final = Software(
 
 # The first that matches; Megatron-LM keeps fp16 gradients of fp16 runs, fp32 of bf16 runs.
 SOFTWARE: Final = (
-    Software("composer", 2023, wide_gradients=False, loss="torch", eager=True, flash="flash1", framework="fsdp-2023"),
-    Software("torchtitan", backward_overlap=False, loss="torch", eager=True, flash="flash2", framework="torchtitan"),
+    Software("composer", 2023, wide_gradients=False, loss="torch", eager=True, flash="flash1"),
+    Software("torchtitan", fsdp2=True, backward_overlap=False, loss="torch", eager=True, flash="flash2"),
     # NVIDIA/NeMo's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 = False in scripts/performance)
     Software("nemo", wide_gradients=False, biased=True, bucket=_MEGATRON_BUCKET),
     Software("megatron-bridge", bucket=_MEGATRON_BUCKET),

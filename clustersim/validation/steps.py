@@ -43,7 +43,7 @@ def compare_step(case: Case) -> Comparison:
     measured = float("nan")
     try:
         measured = case.number("step_time_s")
-        predicted, skipped, owed = simulate(scenario_of(case)).step_time, None, True
+        predicted, skipped, owed = float(simulate(scenario_of(case)).step_times[-1]), None, True
     except CannotPredictError as refusal:
         predicted, skipped, owed = None, str(refusal), refusal.owed
     return Comparison(case.text("case_id"), case.text("source"), measured, predicted, skipped, owed, factors_of(case))
