@@ -129,10 +129,11 @@ def _carried_over(record: Record, scale: ScaleSection, accelerator: str) -> Reco
 
 
 def files(file: ScenarioFile, cluster: Cluster, base: Path) -> tuple[Path, ...]:
-    """The files of the model and the record, if the scenario names them, and the cluster's."""
+    """The files of the model, the record and the framework, if the scenario names them, and the cluster's."""
     model = () if file.model.path is None else (config_file(shipped.beside(base, file.model.path)),)
     record = () if file.cost.record is None else (record_file(file.cost.record, base),)
-    return (*model, *record, *cluster.files)
+    framework = (shipped.beside(base, file.framework),) if shipped.is_path(file.framework) else ()
+    return (*model, *record, *framework, *cluster.files)
 
 
 def read_layout(section: LayoutSection, gpus: int) -> Layout:

@@ -1,0 +1,105 @@
+"""What would a published step take under other constants? A small table of predictions, and what lies between them.
+
+A step depends on two constants: its accelerator's arithmetic rate within a step (relative to single kernels), and its
+framework's time to launch a kernel. Between the table's points it is taken as linear in the time per FLOP and in the
+launch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clustersim.scenario import Scenario
+from clustersim.simulation import simulate
+from clustersim.units import Seconds
+from clustersim.validation.cases import CannotPredictError, Case
+from clustersim.validation.steps import scenario_of
+
+FloatArray = NDArray[np.float64]
+
+SUSTAINED: Final = (1.25, 0.8, 0.6)
+LAUNCHES: Final = (0.0, 40e-6, 50e-6, 60e-6, 70e-6, 80e-6)
+NODES: Final = (1.0 / np.array(SUSTAINED), np.array(LAUNCHES))
+VISIBLE: Final = 0.01  # of a step: what depends on a constant less than this does not depend on it
+SIBLINGS: Final[Mapping[str, str]] = {
+    "a100-sxm-40gb": "a100-sxm-80gb",
+    "h200-sxm-141gb": "h100-sxm-80gb",
+    "h800-sxm-80gb": "h100-sxm-80gb",
+    "b300-sxm-288gb": "b200-sxm-180gb",
+}
+"""Accelerators of one chip share constants; GB200, cooled otherwise, has no dense bf16 cases to speak of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tabulated:
+    """One case. seconds: [SUSTAINED, LAUNCHES] what is predicted."""
+
+    case_id: str
+    source: str
+    accelerator: str
+    framework: str
+    measured: Seconds
+    seconds: FloatArray
+
+    def errors(self, sustained: FloatArray, launch: FloatArray) -> FloatArray:
+        """Logarithm of predicted over measured, for pairs of constants: [pairs]."""
+        places = [_place(value, nodes) for value, nodes in zip((1.0 / sustained, launch), NODES, strict=True)]
+        seconds = np.zeros(len(launch))
+        for corner in product((0, 1), repeat=len(places)):
+            weight = np.ones(len(launch))
+            for side, (_, part) in zip(corner, places, strict=True):
+                weight = weight * (part if side else 1.0 - part)
+            seconds += weight * self.seconds[tuple(at + side for side, (at, _) in zip(corner, places, strict=True))]
+        logarithms: FloatArray = np.log(seconds / self.measured)
+        return logarithms
+
+    def depends_on_launch(self) -> bool:
+        """Whether the launch shows."""
+        return bool(self.seconds[1, -1] > (1.0 + VISIBLE) * self.seconds[1, 0])
+
+
+def _place(values: FloatArray, nodes: FloatArray) -> tuple[NDArray[np.int64], FloatArray]:
+    """The interval of ascending nodes in which values lie, and where in it (beyond the ends it goes on)."""
+    at = np.clip(np.searchsorted(nodes, values, side="right") - 1, 0, len(nodes) - 2)
+    return at, (values - nodes[at]) / (nodes[at + 1] - nodes[at])
+
+
+def tabulate(case: Case) -> Tabulated | None:
+    """Predict one case on the table; None where it cannot be predicted."""
+    try:
+        scenario, measured = scenario_of(case), case.number("step_time_s")
+    except CannotPredictError:
+        return None
+    own = scenario.cluster.accelerator.name
+    return Tabulated(
+        case.text("case_id"),
+        case.text("source"),
+        SIBLINGS.get(own, own),
+        scenario.framework.name,
+        measured,
+        _predicted(scenario),
+    )
+
+
+def _predicted(scenario: Scenario) -> FloatArray:
+    """The table; where the host never shows, one launch stands for all."""
+    seconds = np.empty((len(SUSTAINED), len(LAUNCHES)))
+    for row, sustained in enumerate(SUSTAINED):
+        seconds[row, :] = _seconds(scenario, sustained, LAUNCHES[0])
+    if _seconds(scenario, SUSTAINED[0], LAUNCHES[-1]) > (1.0 + VISIBLE) * seconds[0, 0]:
+        for row, column in product(range(len(SUSTAINED)), range(1, len(LAUNCHES))):
+            seconds[row, column] = _seconds(scenario, SUSTAINED[row], LAUNCHES[column])
+    return seconds
+
+
+def _seconds(scenario: Scenario, sustained: float, launch: Seconds) -> Seconds:
+    """The step under other constants."""
+    accelerator = scenario.cluster.accelerator
+    pace = replace(accelerator.in_training, sustained=sustained)
+    cluster = replace(scenario.cluster, accelerator=replace(accelerator, in_training=pace))
+    result = simulate(replace(scenario, cluster=cluster, framework=replace(scenario.framework, launch=launch)))
+    return float(result.step_times[-1])
