@@ -4,12 +4,17 @@ Errors are predicted over measured, less one. A macro mean counts every source o
 does not drown the rest.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
+
+import numpy as np
 
 from clustersim.validation.comparison import Comparison
+
+LEAST: Final = 5  # cases of a source that says something about a band
 
 T = TypeVar("T")
 
@@ -86,3 +91,19 @@ def macro(qualities: Iterable[Quality]) -> Macro | None:
     if not pairs:
         return None
     return Macro(len(pairs), fmean(mape for mape, _ in pairs), fmean(bias for _, bias in pairs))
+
+
+def band(comparisons: Iterable[Comparison], share: float = 0.9) -> tuple[float, float]:
+    """Between what parts of the predicted value `share` of the measured ones lie beside it, less one: (low, high).
+
+    Every source counts once, those with fewer than five predictions not at all.
+    """
+    predicted = [(each.source, 1.0 / (1.0 + each.error) - 1.0) for each in comparisons if each.error is not None]
+    counts = Counter(source for source, _ in predicted)
+    ratios = [(ratio, 1.0 / counts[source]) for source, ratio in predicted if counts[source] >= LEAST]
+    if not ratios:
+        return 0.0, 0.0
+    values, weights = np.array(sorted(ratios)).T
+    beside = np.cumsum(weights) / weights.sum()
+    low, high = np.searchsorted(beside, ((1.0 - share) / 2.0, (1.0 + share) / 2.0))
+    return float(values[low]), float(values[min(high, len(values) - 1)])

@@ -139,6 +139,7 @@ def timing(*pieces: tuple[float, float], provenance: tuple[Provenance, ...] | No
         offsets=np.concatenate(([0.0], np.cumsum(durations))),
         exposed=np.array([exposed for _, exposed in pieces]),
         slowed=np.zeros(len(pieces)),
+        launching=np.zeros(len(pieces)),
         together={},
         provenance=provenance or (Provenance.ROOFLINE,) * len(pieces),
         bound=(Bound.COMPUTE,) * len(pieces),

@@ -1,12 +1,16 @@
 """Machines: what a GPU's state does to its kernels, and to nothing else."""
 
+from dataclasses import replace
+from math import pi, sqrt
+
 import numpy as np
 import pytest
 
 from clustersim.cost.block import BlockCost
-from clustersim.cost.machines import Machine, Machines, Slowed
+from clustersim.cost.machines import Machine, Machines, OlderAttention, Slowed, slowest
 from clustersim.cost.timing import Bound, Provenance
 from clustersim.program.task import Block
+from clustersim.workload.kernels import KernelKind
 from tests.engine.fake_costs import UnitCost
 from tests.engine.small import block, exchange, program
 
@@ -90,3 +94,44 @@ def test_each_rank_has_the_interference_of_its_machine() -> None:
     unit = UnitCost(made)
     blocks = BlockCost(made, Machines((Machine(unit), Machine(unit, 0.25)), np.array([1, 0])), unit)
     assert (blocks.interference(0), blocks.interference(1)) == (0.25, 0.0)
+
+
+def test_a_gpu_alone_is_the_mean_one() -> None:
+    assert slowest(1) == 0.0
+
+
+def test_the_slowest_of_more_gpus_is_slower() -> None:
+    later = [slowest(gpus) for gpus in (1, 2, 3, 8, 64, 1024, 16384)]
+    assert later == sorted(set(later))
+
+
+@pytest.mark.parametrize(("gpus", "exact"), [(2, 1 / sqrt(pi)), (3, 1.5 / sqrt(pi))])
+def test_the_slowest_of_two_and_three_as_their_integrals_are(gpus: int, exact: float) -> None:
+    """Expected largest of 2 and 3 standard normals (closed forms: Jones 1948); Blom's score lies within 5 % of it."""
+    assert slowest(gpus) == pytest.approx(exact, rel=0.05)
+
+
+def test_the_slowest_of_many_as_drawn() -> None:
+    """Mean largest of 1024 standard normals over 4000 draws, whose own standard error is 0.35/sqrt(4000) = 0.006."""
+    drawn = np.random.default_rng(0).standard_normal((4000, 1024), dtype=np.float32).max(axis=1).mean()
+    assert slowest(1024) == pytest.approx(float(drawn), rel=0.01)
+
+
+@pytest.mark.parametrize("kind", list(KernelKind))
+def test_an_older_library_takes_longer_for_attention_and_for_nothing_else(kind: KernelKind) -> None:
+    unit = UnitCost(program([[]]))
+    (some,) = (each.kernel for each in block(3.0).operations)
+    assert some is not None
+    timing = OlderAttention(unit, 1.6).kernel(replace(some, kind=kind))
+    longer = kind in (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
+    assert timing.seconds == pytest.approx(3.0 * (1.6 if longer else 1.0))
+    assert (timing.provenance, timing.bound) == (Provenance.MEASURED, Bound.COMPUTE)
+
+
+def test_each_rank_is_launched_by_the_host_of_its_machine() -> None:
+    """Two kernels of 1 s, by a host that needs 3 s for each and by one that needs nothing."""
+    made = program([[], []])
+    unit = UnitCost(made)
+    blocks = BlockCost(made, Machines((Machine(unit), Machine(unit, launch=3.0)), np.array([1, 0])), unit)
+    work = block(1.0, 1.0)
+    assert (blocks.block(0, work).seconds, blocks.block(1, work).seconds) == (6.0, 2.0)

@@ -10,6 +10,7 @@ from clustersim import shipped
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
+from clustersim.hardware.efficiency import InTraining
 
 GROUPS = {
     "peak",
@@ -22,6 +23,7 @@ GROUPS = {
     "efficiency",
     "launch_interval",
 }
+OF_TRAINING = {"sustained", "spread"}
 
 
 @pytest.fixture
@@ -42,7 +44,9 @@ def refusal(tmp_path: Path, content: dict[str, Any]) -> str:
 def test_every_shipped_accelerator_loads_and_has_a_source_for_every_group_of_numbers(name: str) -> None:
     accelerator = load_accelerator(name)
     assert accelerator.name == name
-    assert set(accelerator.sources) == GROUPS
+    pace = accelerator.in_training
+    needed = GROUPS | (set() if pace == InTraining() else OF_TRAINING) | ({"flash2"} if pace.flash2 > 1 else set())
+    assert set(accelerator.sources) == needed
     assert accelerator.peak_of(DType.FP32) > 0
     assert 0 < accelerator.context_bytes < accelerator.memory_bytes
 
@@ -69,6 +73,15 @@ def test_a_path_works_like_a_name_and_names_the_accelerator_after_the_file(
     mine, shipped_one = load_accelerator(str(path)), load_accelerator("h100-sxm-80gb")
     assert mine.name == "mine"
     assert mine.efficiency == shipped_one.efficiency
+
+
+def test_without_constants_of_training_kernels_of_a_step_take_what_they_take_alone(
+    tmp_path: Path, content: dict[str, Any]
+) -> None:
+    path = tmp_path / "mine.yaml"
+    del content["in_training"]
+    path.write_text(yaml.safe_dump(content))
+    assert load_accelerator(str(path)).in_training == InTraining(sustained=1.0, spread=0.0, flash2=1.0)
 
 
 @pytest.mark.parametrize("value", [0, 0.0, 0.2, 10])
@@ -126,6 +139,11 @@ def test_a_missing_file_is_refused() -> None:
         (("efficiency", "matmul", "tiles"), [], "efficiency.matmul.tiles: [] is not a list"),
         (("efficiency", "attention_forward", "block"), 1.5, "attention_forward.block: 1.5 is not a whole number"),
         (("efficiency", "kernel_latency"), "5 GB", "efficiency.kernel_latency: '5 GB' has unit 'GB'"),
+        (("in_training", "sustained"), 0, "in_training.sustained: 0 is not a number above 0"),
+        (("in_training", "sustained"), 94, "in_training.sustained: 94 is not a number above 0 and up to 1.25"),
+        (("in_training", "spread"), -0.01, "in_training.spread: -0.01 is not a number from 0 up"),
+        (("in_training", "flash2"), 0.6, "in_training.flash2: 0.6 is not a number from 1 up"),
+        (("in_training", "sustain"), 1, "in_training.sustain: unknown key; did you mean in_training.sustained?"),
         (("description",), "", "description: '' is not a text"),
     ],
 )
