@@ -188,9 +188,10 @@ STRATEGIES: list[str | dict[str, Any]] = [
     {"zero": {"stage": 2, "overlap": False}},
     {"fsdp": {"prefetch": 0}},
     {"fsdp": {"prefetch": 3, "reshard_after_forward": False}},
+    {"fsdp": {"copies": False}},
 ]
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "zb-1p", "zb-2p"]
-RECOMPUTES = ["none", "selective", "full", {"layers": 1}]
+RECOMPUTES = ["none", "selective", "selective_op", "full", {"layers": 1}]
 
 
 @st.composite
@@ -208,6 +209,7 @@ def mappings(draw: st.DrawFn, cluster: str | None = None) -> dict[str, Any]:
         "cluster": {**CLUSTERS[place], "gpus": prod(degrees.values())},
         "layout": layout,
         "schedule": schedule,
+        "framework": draw(st.sampled_from(["pytorch", "megatron-2021"])),
         "training": {
             "sequence": 128,
             "global_batch": degrees["dp"] * rounds,
@@ -241,6 +243,7 @@ def _layouts(draw: st.DrawFn) -> dict[str, Any]:
         "order": list(draw(st.permutations(AXES))),
         "sequence_parallel": draw(st.booleans()),
         "tensor_overlap": draw(st.booleans()),
+        "backward_overlap": draw(st.booleans()),
         "pipeline_overlap": draw(st.booleans()),
         "data": draw(st.sampled_from(STRATEGIES)),
     }

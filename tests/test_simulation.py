@@ -8,14 +8,18 @@ import numpy as np
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.analysis.parts import PARTS
+from clustersim.analysis.parts import PARTS, Part
+from clustersim.cost.machines import slowest
 from clustersim.cost.record import Call, CollectiveRow, Conditions, Device, Record, Spread
 from clustersim.cost.timing import Provenance
 from clustersim.errors import InputError
+from clustersim.hardware.efficiency import InTraining
 from clustersim.memory.footprint import Category
+from clustersim.program.task import Compute
 from clustersim.result import Result
 from clustersim.scenario.settings import Symmetry
 from clustersim.simulation import check, exchanges_of, peak_memory
+from clustersim.workload.training import Attention
 
 
 def scenario(*overrides: str, **sections: Any) -> Scenario:
@@ -40,7 +44,11 @@ VARIANTS = {
     "full recomputation": ("training.recompute=full",),
     "context": ("layout.cp=2", "layout.dp=2"),
     "uneven": ("layout.layers_per_stage=[17, 15]",),
-    "no overlap": ("layout.pipeline_overlap=false", "layout.data.ddp.overlap=false"),
+    "no overlap": ("layout.pipeline_overlap=false", "layout.data.ddp.overlap=false", "layout.backward_overlap=false"),
+    "sends together": ("schedule.interleaved.chunks=4", "layout.pipeline_overlap=false"),
+    "zero bubble": ("schedule=zb-2p",),
+    "selective operations": ("training.recompute=selective_op",),
+    "older attention on a slow host": ("training.attention=flash1", "framework=megatron-2021", "training.sequence=512"),
 }
 SMALL = (
     "cluster.gpus=4", "layout.tp=1", "layout.pp=1", "layout.dp=4", "layout.sequence_parallel=false",
@@ -62,6 +70,90 @@ def test_every_part_is_there_and_none_is_negative(result: Result) -> None:
     mean = result.breakdown.mean()
     assert set(mean) == {str(part.value) if hasattr(part, "value") else str(part) for part in PARTS}
     assert min(mean.values()) >= -1e-12
+
+
+TINY = (
+    "model=gpt2-small", "model.layers=4", "model.vocab=50432", "training.sequence=128", "training.global_batch=8",
+    "layout.pp=1", "layout.dp=8",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("jitter", ["0 %", "5 %"])
+def test_a_gpu_that_waits_for_its_host_says_so(jitter: str) -> None:
+    """Kernels of some µs that the host needs 64 µs each to launch: most of the step is launching, on every rank."""
+    tiny = scenario(*TINY, f"disturbances.jitter={jitter}")
+    late, ready = (simulate(replace(tiny, framework=replace(tiny.framework, launch=launch))) for launch in (64e-6, 0.0))
+    for rank in range(late.ranks):
+        parts = late.breakdown.of(rank)
+        assert sum(parts.values()) == pytest.approx(late.step_time)
+        assert parts["kernel launch"] > 0.5 * late.step_time
+        assert ready.breakdown.of(rank)["kernel launch"] == 0.0
+    assert late.step_time > 2 * ready.step_time
+    if tiny.jitter is None:
+        for part in (Part.COMPUTE, Part.OPTIMIZER):  # as long as without waiting: what kernels take does not change
+            assert late.breakdown.total(part) == pytest.approx(ready.breakdown.total(part))
+
+
+def test_a_gpu_with_much_to_do_does_not_wait_for_its_host() -> None:
+    """Kernels of 4,096 tokens take longer than 10 µs of launching each; only the optimizer's few may not."""
+    usual = scenario()
+    assert simulate(usual).breakdown.total(Part.LAUNCH) < 1e-3 * simulate(usual).step_time
+
+
+def test_the_slowest_of_the_gpus_sets_the_pace_of_products() -> None:
+    """Rate 1/(1 + spread x slowest(n)): without spread the step is shorter, and a rate of 0.94 is slower than 1."""
+    usual = scenario("cost.interference=0")
+    gpu = usual.cluster.accelerator
+    seconds = []
+    for pace in (InTraining(), InTraining(sustained=0.94), InTraining(sustained=0.94, spread=0.05)):
+        cluster = replace(usual.cluster, accelerator=replace(gpu, in_training=pace))
+        seconds.append(simulate(replace(usual, cluster=cluster)).step_time)
+    ideal, warm, uneven = seconds
+    assert ideal < warm < ideal / 0.94
+    assert warm < uneven < warm * (1 + 0.05 * slowest(16))
+
+
+@pytest.mark.parametrize(("attention", "times"), [("flash2", 1.6), ("flash1", 3.2)])
+def test_older_attention_takes_its_times_longer_and_nothing_else_does(attention: str, times: float) -> None:
+    """One GPU's step takes longer by (times - 1) of its attention: `flash2` of H100's file, for flash1 twice that."""
+    alone = scenario("cluster.gpus=1", "model.layers=2", layout={}, training={"sequence": 4096, "global_batch": 1})
+    assert alone.cluster.accelerator.in_training.flash2 == 1.6
+    alone = replace(alone, framework=replace(alone.framework, launch=0.0))
+    newest, older = (
+        simulate(replace(alone, training=replace(alone.training, attention=Attention(each))))
+        for each in ("flash", attention)
+    )
+
+    assert attention_seconds(older) == pytest.approx(times * attention_seconds(newest))
+    assert older.step_time - newest.step_time == pytest.approx((times - 1) * attention_seconds(newest))
+
+
+def attention_seconds(result: Result) -> float:
+    """Seconds of flash attention in a step of one GPU."""
+    blocks = [task.block for task in result.program.programs[0].tasks if isinstance(task, Compute)]
+    return sum(
+        seconds
+        for block in blocks
+        for operation, seconds in zip(block.operations, result.cost.block(0, block).durations, strict=True)
+        if operation.kernel is not None and operation.kernel.name.startswith("attention.core")
+    )
+
+
+def test_without_overlap_in_backward_tensor_collectives_are_exposed() -> None:
+    beside, alone = (simulate(scenario(f"layout.backward_overlap={each}")) for each in ("true", "false"))
+    assert alone.breakdown.total(Part.EXPOSED_TP) > beside.breakdown.total(Part.EXPOSED_TP)
+    assert alone.breakdown.total(Part.SLOWED) < beside.breakdown.total(Part.SLOWED)
+    assert alone.breakdown.total(Part.COMPUTE) == pytest.approx(beside.breakdown.total(Part.COMPUTE))
+    assert alone.step_time > beside.step_time
+
+
+def test_selective_operations_cost_less_time_than_full_recomputation_and_less_memory_than_none() -> None:
+    none, selective, full = (
+        simulate(scenario(f"training.recompute={each}")) for each in ("none", "selective_op", "full")
+    )
+    assert none.step_time < selective.step_time < full.step_time
+    assert none.peak_memory > selective.peak_memory > full.peak_memory
+    assert 0 < selective.breakdown.total(Part.RECOMPUTE) < full.breakdown.total(Part.RECOMPUTE)
 
 
 def test_provenance_sums_to_one(result: Result) -> None:

@@ -108,7 +108,7 @@ class Attention(nn.Module):
             return formulas.rotary(x.transpose(1, 2), cos, sin, fused=self.training_plan.fused).transpose(1, 2)
 
     def _core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if self.training_plan.attention is Core.FLASH:
+        if self.training_plan.attention is not Core.STANDARD:
             with record_function(KernelKind.ATTENTION_FORWARD.value):
                 return formulas.attention(q, k, v, causal=True)
         return _standard(q, k, v, self.training_plan, dropout=self.model.dropout)

@@ -21,7 +21,7 @@ from clustersim.parallel.data import Replicated, Zero
 from clustersim.parallel.plan import Plan
 from clustersim.scenario import Scenario
 from clustersim.schedules.zero_bubble import ZeroBubble
-from clustersim.workload.training import Loss
+from clustersim.workload.training import Attention, Loss, SelectiveOperations
 from clustersim.workload.transformer import Positions
 
 ONE_AXIS = "one of dp (ddp or fsdp), tp and pp can be checked at a time"
@@ -92,6 +92,10 @@ def _model(scenario: Scenario) -> Iterator[str]:
         yield "model.tied_embeddings: stages and FSDP units cannot share a weight; set it to false"
     if layout.tp > 1 and layout.sequence_parallel and model.positions is Positions.LEARNED:
         yield "layout.sequence_parallel: learned positions are not split by sequence; set model.positions to rotary"
+    if scenario.training.attention is Attention.FLASH1:
+        yield "training.attention: torch has no flash1; flash, flash2 and standard can be checked"
+    if isinstance(scenario.training.recompute, SelectiveOperations):
+        yield "training.recompute: selective_op cannot be checked; none, selective, full and {layers: 4} can"
     if layout.tp > 1 and scenario.training.loss is not Loss.TORCH:
         yield "training.loss: DTensor's loss over a split vocabulary is PyTorch's; set it to torch"
 

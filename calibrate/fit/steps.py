@@ -3,8 +3,8 @@
 Two kinds, few: how fast an accelerator's arithmetic is within a step relative to single kernels
 (`in_training.sustained`), and what a framework's host needs to launch a kernel (`host.launch`). They minimise the macro
 mean over sources of the absolute logarithm of predicted over measured, so that every source counts once. A constant
-that too few cases depend on is not searched. A third kind was tried, the bandwidth of streaming kernels within a step:
-it lowered the error by a tenth of a point, and is left out.
+that too few cases depend on is not searched. Two more were tried, the bandwidth of streaming kernels within a step and
+the host's time before a pass: each lowered the error by less than a tenth of a point, and is left out.
 
 Leave one source out: the constants are found again without a source, which they then predict.
 """

@@ -1,8 +1,9 @@
 """On what do the answer's durations rest, and how far do they carry?
 
 Every second in which a rank computes or moves data, hidden or not, on all ranks, is counted under the kernel or
-exchange that it is spent on, with the provenance and the expected error of its duration; waiting has none. An
-overlapped kernel and exchange count under the longer of the two, as timed.
+exchange that it is spent on, with the provenance and the expected error of its duration; waiting (for other ranks, or
+for the host to launch a kernel) has none. An overlapped kernel and exchange count under the longer of the two, as
+timed.
 
 Errors of one answer are taken to have one sign: they add up, so the band is wide rather than narrow.
 """
@@ -81,7 +82,8 @@ def _in_blocks(rows: Rows, timing_of: TimingOf) -> _Spent:
     for (block, timing), count in zip(different, times.tolist(), strict=True):
         for place, operation in enumerate(block.operations):
             key = operation.does, timing.provenance[place], timing.error[place]
-            spent.append((key, timing.durations[place] * count))
+            busy = timing.durations[place] - float(timing.launching[place])
+            spent.append((key, busy * count))
     return spent
 
 

@@ -13,7 +13,14 @@ from clustersim.parallel.data import Zero
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.units import Bytes, format_bytes
-from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute, Training
+from clustersim.workload.training import (
+    FullRecompute,
+    NoRecompute,
+    Recompute,
+    SelectiveOperations,
+    SelectiveRecompute,
+    Training,
+)
 
 MOST = 4
 Candidate = tuple[str, Plan]
@@ -60,7 +67,8 @@ def _recompute(plan: Plan) -> Iterator[Candidate]:
     done = max(map(plan.recomputed_layers, plan.stages))
     if isinstance(now, NoRecompute):
         yield "training.recompute=selective", _trained(plan, recompute=SelectiveRecompute())
-    mode = "training.recompute=full " if isinstance(now, SelectiveRecompute) else ""
+    selective = isinstance(now, SelectiveRecompute | SelectiveOperations)
+    mode = "training.recompute=full " if selective else ""
     for count in range(done + 1, layers):
         yield f"{mode}training.recompute.layers={count}", _trained(plan, recompute=FullRecompute(count))
     if done < layers:

@@ -107,6 +107,7 @@ _MEGATRON_2021: Final = Software(
 
 # The first that matches; Megatron-LM keeps fp16 gradients of fp16 runs, fp32 of bf16 runs.
 SOFTWARE: Final = (
+    # Composer's rows are inferred to use PyTorch's loss: small models, whose logits weigh most, take as much longer
     Software("composer", 2023, wide_gradients=False, loss="torch", eager=True, flash="flash1"),
     Software("torchtitan", fsdp2=True, backward_overlap=False, loss="torch", eager=True, flash="flash2"),
     # NVIDIA/NeMo's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 = False in scripts/performance)

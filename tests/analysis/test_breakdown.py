@@ -1,5 +1,7 @@
 """Where every second goes, on traces small enough to do by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -41,6 +43,16 @@ def test_a_blocks_operations_are_told_apart() -> None:
     case = Case((Row(Compute(MIXED), 0, 9),), timings={MIXED: MIXED_TIMING})
     assert parts(case) == {
         "compute": 5.0, "recompute": 1.5, "optimizer": 0.75, "exposed tp": 1.25, "exposed cp": 0.5,
+    }  # fmt: skip
+
+
+def test_what_kernels_wait_for_their_host_has_a_part_of_its_own() -> None:
+    """Of the 3 s, 1.5 s and 0.75 s of three kernels by themselves, the host lets the GPU wait 1 s, 0.5 s and 0.25 s."""
+    hosted = replace(MIXED_TIMING, launching=np.array([1.0, 0.0, 0.0, 0.5, 0.0, 0.25]))
+    case = Case((Row(Compute(MIXED), 0, 9),), timings={MIXED: hosted})
+    assert parts(case) == {
+        "compute": 4.0, "recompute": 1.0, "optimizer": 0.5, "kernel launch": 1.75, "exposed tp": 1.25,
+        "exposed cp": 0.5,
     }  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """On what do the durations rest?"""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -39,6 +41,14 @@ def test_busy_seconds_of_all_ranks_are_shared_out() -> None:
         "measured": 6 / 32, "interpolated": 0.0, "fitted": 0.0, "derived": 0.0,
         "published": 12 / 32, "roofline": 14 / 32,
     }  # fmt: skip
+
+
+def test_a_kernel_whose_host_is_late_counts_for_what_it_takes_itself() -> None:
+    """Two kernels of 4 s, the measured one 3 s late: 1 s of 5 is measured."""
+    pair = timing((4, 0), (4, 0), (0, 0), (0, 0), (0, 0), (0, 0), provenance=(P.MEASURED,) + (P.ROOFLINE,) * 5)
+    late = replace(pair, launching=np.array([3.0, 0, 0, 0, 0, 0]))
+    shares = shares_of(Case((Row(Compute(MIXED), 0, 8),), timings={MIXED: late}))
+    assert (shares["measured"], shares["roofline"]) == (1 / 5, 4 / 5)
 
 
 @given(cases())

@@ -85,6 +85,8 @@ def test_steps_must_be_asked_for(path: str) -> None:
         (("cluster.gpus=2", "layout.data=ddp", "training.precision=bf16"), "use fsdp"),
         (("training.precision={compute: bf16, gradients: bf16}",), "gradients and moments in the weights' format"),
         (("disturbances.jitter=1 %",), "disturbances"),
+        (("training.attention=flash1",), "training.attention: torch has no flash1"),
+        (("training.recompute=selective_op",), "training.recompute: selective_op cannot be checked"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(overrides: tuple[str, ...], sentence: str) -> None:

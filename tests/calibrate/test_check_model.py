@@ -80,7 +80,7 @@ def test_the_model_has_the_parameters_that_are_counted(model: dict[str, Any], ov
 
 
 @pytest.mark.parametrize("model", [LLAMA, GPT], ids=["llama", "gpt"])
-@pytest.mark.parametrize("attention", ["flash", "standard"])
+@pytest.mark.parametrize("attention", ["flash", "flash2", "standard"])
 @pytest.mark.parametrize("recompute", ["none", "selective", "full", "{layers: 1}"])
 def test_a_step_multiplies_the_matrices_that_are_counted(model: dict[str, Any], attention: str, recompute: str) -> None:
     """Every product of forward, recomputation and both gradients, shape by shape, as often as it is simulated."""

@@ -8,6 +8,7 @@ import pytest
 from clustersim import Scenario, simulate
 from clustersim.cost.record import Conditions, Device, KernelRow, Record, Spread
 from clustersim.cost.record_file import write_record
+from clustersim.result import LONGER, SHORTER
 from clustersim.simulation import kernels_of
 from clustersim.workload.kernels import KernelKind
 from tests.cli.conftest import Run
@@ -48,15 +49,15 @@ def test_what_a_record_does_not_cover_is_listed_with_its_weight(clustersim: Run,
 
 
 def test_the_band_narrows_to_what_was_measured(plan: Path, tmp_path: Path) -> None:
-    """Measured parts differ by 2 %, the others as published runs did: 13 % less to 24 % more."""
+    """Measured parts differ by 2 %, the others as published runs did."""
     record_of_matmuls(plan, tmp_path / "gpu.json")
     result = simulate(Scenario.load(plan, [f"cost.record={tmp_path / 'gpu.json'}"]))
     measured = result.provenance["measured"]
     low, high = result.band
-    assert low == pytest.approx(result.step_time * (1 - 0.13 * (1 - measured)) / (1 + 0.02 * measured))
-    assert high == pytest.approx(result.step_time * (1 + 0.02 * measured + 0.24 * (1 - measured)))
+    assert low == pytest.approx(result.step_time * (1 - SHORTER * (1 - measured)) / (1 + 0.02 * measured))
+    assert high == pytest.approx(result.step_time * (1 + 0.02 * measured + LONGER * (1 - measured)))
     plain = simulate(Scenario.load(plan))
-    assert plain.band == pytest.approx((0.87 * plain.step_time, 1.24 * plain.step_time))
+    assert plain.band == pytest.approx(((1 - SHORTER) * plain.step_time, (1 + LONGER) * plain.step_time))
 
 
 def test_a_record_of_another_accelerator_is_refused_unless_it_is_scaled(

@@ -93,6 +93,30 @@ def test_sends_that_stop_compute(ranks: int, sending: float, microbatches: int) 
     assert step.seconds(cost) == waves * (FORWARD + BACKWARD) + 2 * (waves - 1) * sending
 
 
+INTERLEAVED = [(ranks, chunks, times * ranks) for ranks in range(2, 7) for chunks in (2, 3) for times in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(("ranks", "chunks", "microbatches"), INTERLEAVED)
+def test_sends_that_go_together_neither_deadlock_nor_cost_by_themselves(
+    ranks: int, chunks: int, microbatches: int
+) -> None:
+    """Interleaved without pipeline_overlap: a forward's output leaves with the next backward's gradient.
+
+    In the steady phase a forward's reader has a backward of its own to do first, so where messages take no time the
+    bubble stays (p - 1)(F + B)/v. Messages that take time make the step longer than with overlap, by at most what all
+    of them take one after the other on every rank.
+    """
+    with_overlap, without = (
+        Step(ranks * chunks, Layout(pp=ranks, pipeline_overlap=overlap), Interleaved(chunks), microbatches)
+        for overlap in (True, False)
+    )
+    ideal = (microbatches * chunks + ranks - 1) * (FORWARD + BACKWARD)
+    assert without.run(COST).makespan == ideal
+    slow = replace(COST, exchanges={"activations": 0.25, "gradients": 0.25})
+    messages = 2 * (chunks * ranks - 1) * microbatches
+    assert with_overlap.run(slow).makespan <= without.run(slow).makespan <= ideal + 0.25 * messages
+
+
 def test_1f1b_with_slow_messages_on_two_ranks() -> None:
     """P = 2, m = 3, F = 1, B = 2, messages take 1 beside compute.
 

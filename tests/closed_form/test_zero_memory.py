@@ -9,10 +9,10 @@ import pytest
 
 from clustersim.dtypes import DType
 from clustersim.memory.footprint import Category, Footprint
-from clustersim.workload.framework import load_framework
 from clustersim.parallel.data import DataParallelism, Replicated, Zero
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
+from clustersim.workload.framework import load_framework
 from clustersim.workload.presets import preset
 from clustersim.workload.training import Precision, Training
 from clustersim.workload.transformer import parameters

@@ -98,6 +98,44 @@ def test_a_pass_prefetches_nothing_for_the_next() -> None:
     assert set(after[:5]) == {(last,)}
 
 
+def copies(data: Zero, replicas: int = 4, **training: object) -> dict[str, float]:
+    """Bytes that copies move in a forward and a backward of one microbatch."""
+    changed = replace(TRAINING, global_batch=replicas, gradient_clipping=False, **training)
+    (only,) = lowered(planned(Layout(dp=replicas, data=data), changed)).programs
+    moved = {"F": 0.0, "B": 0.0}
+    for task in only.tasks:
+        if isinstance(task, Compute) and task.action is not None:
+            made = [each.kernel for each in task.block.operations if each.kernel]
+            moved[task.action.kind.value] += sum(each.bytes for each in made if each.name.startswith("copy"))
+    return moved
+
+
+def test_what_is_gathered_is_copied_where_fsdp2_copies_it() -> None:
+    """Each gathered bf16 parameter is read and written, 2 x 2 bytes; the head is gathered for its forward only."""
+    whole, head = parameters(SMALL), head_parameters(SMALL)
+    assert copies(Zero(3, copies=True)) == {"F": 4 * whole, "B": 4 * (whole - head)}
+    assert copies(Zero(3, copies=True, reshard_after_forward=False)) == {"F": 4 * whole, "B": 0}
+
+
+def test_nothing_is_copied_without_copies_or_without_others_to_gather_from() -> None:
+    assert copies(Zero(3)) == {"F": 0, "B": 0}
+    assert copies(Zero(3, copies=True), replicas=1) == {"F": 0, "B": 0}
+
+
+def test_copies_are_made_once_where_forward_is_run_again_and_change_nothing_else() -> None:
+    data = Zero(3, copies=True)
+    assert copies(data, recompute=FullRecompute()) == copies(data)
+    assert data_words(program(data)) == data_words(program(Zero(3)))
+    assert collectives(program(data)) == collectives(program(Zero(3)))
+
+
+def test_copies_come_before_the_kernels_that_read_them() -> None:
+    for task in program(Zero(3, copies=True)).tasks:
+        if isinstance(task, Compute) and task.action:
+            copied = [each.kernel is not None and each.kernel.name.startswith("copy") for each in task.block.operations]
+            assert not any(copied[1:])
+
+
 def test_the_optimizer_waits_for_every_reduction() -> None:
     only = program(Zero(3), microbatches=2)
     reductions = [

@@ -136,6 +136,43 @@ def test_without_pipeline_overlap_the_next_pass_waits_for_the_send() -> None:
     assert isinstance(waiting.tasks[second - 1], Send)
 
 
+def test_sends_of_interleaved_passes_go_together_where_nothing_overlaps_them() -> None:
+    """Two ranks, two chunks, four microbatches: rank 0 sends F2's output and B0's gradient when both are done.
+
+    Megatron-LM's `send_forward_backward_recv_forward_backward`; its next pass waits for both. Before and after the
+    steady phase sends are alone.
+    """
+    plan = planned(Layout(pp=2, pipeline_overlap=False), replace(PLAIN, global_batch=4), chunks=2)
+    first, _ = lowered(plan).programs
+    spoken = words(first)
+    steady = spoken.index("F2")
+    assert spoken[:steady] == [
+        "F0", "send 1F0", "F1", "send 1F1", "receive 2F0", "F0", "send 3F0", "receive 2F1", "F1", "send 3F1",
+    ]  # fmt: skip
+    assert spoken[steady : steady + 6] == ["F2", "receive 2B0", "B0", "send 1F2", "send 1B0", "F3"]
+    backward = steady + 2
+    assert [task.after for task in first.tasks[backward + 1 : backward + 4]] == [
+        (backward,), (backward,), (backward + 1, backward + 2),
+    ]  # fmt: skip
+    assert spoken[-8:] == [
+        "receive 2B3", "B3", "send 1B3", "receive 0B2", "B2", "receive 0B3", "B3", "optimizer",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("overlap", "microbatches", "chunks"),
+    [(True, 4, 2), (False, 2, 2), (False, 4, 1)],
+    ids=["they are overlapped", "all forwards come first", "there is one chunk"],
+)
+def test_every_output_is_sent_at_once_where(overlap: bool, microbatches: int, chunks: int) -> None:
+    training = replace(PLAIN, global_batch=microbatches)
+    for program in lowered(planned(Layout(pp=2, pipeline_overlap=overlap), training, chunks=chunks)).programs:
+        for number, task in enumerate(program.tasks):
+            if isinstance(task, Send):
+                assert isinstance(program.tasks[number - 1], Compute)
+                assert task.after == (number - 1,)
+
+
 @pytest.mark.parametrize("sequence_parallel", [True, False])
 def test_a_tensor_rank_sends_its_part_and_parts_are_gathered_where_the_activation_is_whole(
     sequence_parallel: bool,

@@ -2,11 +2,11 @@
 
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Category, Footprint
-from clustersim.workload.framework import Framework
 from clustersim.memory.ledger import Ledger, in_order, ledger
 from clustersim.parallel.plan import Plan
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.shelf import schedule
+from clustersim.workload.framework import Framework
 
 BARE = Framework(fragmentation=1.0, communicator=0.0)
 """A framework that holds nothing beside tensors."""

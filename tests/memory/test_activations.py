@@ -16,6 +16,7 @@ from clustersim.workload.training import (
     NoRecompute,
     Precision,
     Recompute,
+    SelectiveOperations,
     SelectiveRecompute,
     Training,
 )
@@ -181,3 +182,30 @@ def test_tensor_parallelism_splits_what_column_parallel_layers_make_and_row_para
         made = activations(model, 1, Layout(tp=8, sequence_parallel=sequence_parallel))
         per_layer = whole + (32 - whole) / 8
         assert made.waiting(LAYERS) == LAYERS.layers * per_layer * SEQUENCE * model.hidden
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("llama3-8b", 4096 + (4096 + 1024) + 4096 + 14336 + 4096),  # input; q, v; attention; gate; down
+        ("gpt3-175b", 12288 + 2 * 12288 + 12288 + 4 * 12288),  # input; q, v; attention; up
+    ],
+)
+def test_selective_operations_keep_the_input_attention_and_every_second_product(name: str, columns: int) -> None:
+    """Two bytes of each, and the FP32 logarithms of flash attention's sums, one for each token and head."""
+    model = preset(name)
+    training = Training(SEQUENCE, 1, recompute=SelectiveOperations())
+    made = Activations(Plan(model, training, Layout()))
+    assert made.kept(LAYERS) == LAYERS.layers * SEQUENCE * (2 * columns + 4 * model.heads)
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "gpt3-175b", "qwen2.5-7b"])
+@pytest.mark.parametrize("layout", [Layout(), Layout(tp=4), Layout(tp=4, sequence_parallel=True), Layout(cp=2)])
+def test_selective_operations_keep_less_than_all_and_more_than_the_input(name: str, layout: Layout) -> None:
+    kept, passing = [], []
+    for recompute in (FullRecompute(), SelectiveOperations(), NoRecompute()):
+        made = Activations(Plan(preset(name), Training(SEQUENCE, 1, recompute=recompute), layout))
+        kept.append(made.kept(LAYERS))
+        passing.append(made.passing(LAYERS))
+    assert kept == sorted(set(kept))
+    assert passing == sorted(set(passing), reverse=True), "what was not kept is there while its layer's backward runs"

@@ -6,10 +6,10 @@ import pytest
 
 from clustersim.dtypes import DType
 from clustersim.memory.footprint import Category
-from clustersim.workload.framework import Framework, load_framework
 from clustersim.parallel.data import NaiveDataParallel, Replicated, Zero
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
+from clustersim.workload.framework import Framework, load_framework
 from clustersim.workload.presets import preset
 from clustersim.workload.training import Optimizer, Precision, Training
 from clustersim.workload.transformer import layer_parameters, parameters

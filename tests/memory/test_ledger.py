@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Category, Footprint
-from clustersim.workload.framework import Framework
 from clustersim.memory.ledger import Pass, in_order, ledger
 from clustersim.parallel.data import NaiveDataParallel
 from clustersim.parallel.layout import Layout
@@ -19,6 +18,7 @@ from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.zero_bubble import ZeroBubble
+from clustersim.workload.framework import Framework
 from clustersim.workload.presets import preset
 from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute, Training
 

@@ -42,6 +42,12 @@ CASES = {
         "llama2-70b", 64, {"tp": 4, "pp": 2, "dp": 8}, schedule={"interleaved": {"chunks": 4}}, global_batch=128
     ),
     "recomputed already": scenario("llama2-13b", 64, {"dp": 64}, recompute="full"),
+    "cores recomputed": scenario(
+        "llama2-13b", 64, {"tp": 8, "dp": 8}, microbatch=16, global_batch=128, recompute="selective"
+    ),
+    "operations recomputed": scenario(
+        "llama2-13b", 64, {"tp": 8, "dp": 8}, microbatch=32, global_batch=256, recompute="selective_op"
+    ),
     "two changes": scenario("llama2-70b", 32, {"tp": 8, "dp": 4}, sequence=8192, global_batch=64),
     "one process": scenario("llama2-7b", 8, {"dp": 8, "data": "data_parallel"}),
     "context": scenario("llama2-13b", 32, {"cp": 2, "dp": 16}, sequence=4096, microbatch=2),

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
-from clustersim.parallel.tensor import backward, core_again, forward
+from clustersim.parallel.tensor import backward, core_again, forward, operations_again
 from clustersim.program.task import Collective, Exchange, Operation, Overlap, Work
 from clustersim.workload import layers
-from clustersim.workload.kernels import Kernel
+from clustersim.workload.kernels import Kernel, MatmulShape
 from clustersim.workload.presets import preset
 from clustersim.workload.training import Attention, Training
 from clustersim.workload.transformer import Mlp, Model, Norm, Positions
@@ -167,10 +167,79 @@ def test_selective_recomputation_runs_the_core_and_nothing_else(attention: Atten
     of = Plan(SMALL, training, Layout(tp=2, sequence_parallel=True))
     again = core_again(layers.layer(SMALL, training, of.shard), of.sharding)
     names = [each.kernel.name for each in again if each.kernel]
-    core = ["attention.core"] if attention is Attention.FLASH else ["scores", "softmax", "context"]
-    assert [name.removeprefix("attention.") if attention is Attention.STANDARD else name for name in names] == core
+    core = ["scores", "softmax", "context"] if attention is Attention.STANDARD else ["core"]
+    assert [name.removeprefix("attention.") for name in names] == core
     assert all(each.work is Work.RECOMPUTE for each in again)
     assert not exchanges(again)
+
+
+def again(model: Model, layout: Layout, attention: Attention = Attention.FLASH) -> list[Operation]:
+    """What selective recomputation by operations runs again of a layer."""
+    training = Training(32, 1, attention=attention)
+    of = Plan(model, training, layout)
+    return operations_again(layers.layer(model, training, of.shard), of.sharding)
+
+
+def products(operations: list[Operation]) -> dict[str, int]:
+    """Columns of the matrix products among some operations."""
+    return {each.name: each.shape.n for each in kernels(operations) if isinstance(each.shape, MatmulShape)}
+
+
+ATTENTIONS = (Attention.FLASH, Attention.STANDARD)
+STREAMED = ["attention.norm", "attention.rotary", "attention.residual", "mlp.norm", "mlp.activation", "mlp.residual"]
+
+
+@pytest.mark.parametrize("attention", [Attention.FLASH, Attention.FLASH2, Attention.FLASH1])
+def test_of_a_gated_layers_seven_products_every_second_is_run_again(attention: Attention) -> None:
+    """Of q, k, v, output, gate, up, down (as torchtitan counts): k (2 heads of 16), the output and up (ffn).
+
+    Nor is anything that is neither a product nor flash attention.
+    """
+    operations = again(SMALL, Layout(), attention)
+    assert products(operations) == {"attention.qkv": 32, "attention.out": 64, "mlp.up": 128}
+    assert [each.name for each in kernels(operations) if each.name not in products(operations)] == STREAMED
+    assert {each.work for each in operations} == {Work.RECOMPUTE}
+
+
+def test_of_an_ungated_layers_six_products_every_second_is_run_again() -> None:
+    """q, k, v, output, up, down: k, the output and down."""
+    operations = again(replace(SMALL, mlp=Mlp.GELU), Layout())
+    assert products(operations) == {"attention.qkv": 32, "attention.out": 64, "mlp.down": 64}
+
+
+def test_scores_that_are_written_are_run_again() -> None:
+    """Batched products of scores and of values are no `mm`; all three kernels of the core run again."""
+    flash, standard = ({each.name for each in kernels(again(SMALL, Layout(), each))} for each in ATTENTIONS)
+    assert standard - flash == {"attention.scores", "attention.softmax", "attention.context"}
+    assert flash < standard
+
+
+def test_what_is_kept_needs_neither_its_sums_nor_its_ring_again() -> None:
+    """As in torchtitan, which keeps reduce-scatters, not gathers; flash attention is kept with its ring."""
+    split = again(SMALL, Layout(tp=2, sequence_parallel=True))
+    assert [each.name for each in exchanges(split)] == ["gather input"] * 2
+    assert not exchanges(again(SMALL, Layout(cp=2)))
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_without_overlap_in_backward_its_collectives_stand_alone(sequence_parallel: bool) -> None:
+    beside, alone = (
+        both(plan(Layout(tp=2, sequence_parallel=sequence_parallel, backward_overlap=overlap)))
+        for overlap in (True, False)
+    )
+    assert any(isinstance(each.does, Overlap) for each in beside[1])
+    assert not any(isinstance(each.does, Overlap) for each in alone[1])
+    assert alone[0] == beside[0], "forward is as it was"
+    assert Counter(exchanges(alone[1])) == Counter(exchanges(beside[1]))
+    assert Counter(kernels(alone[1])) == Counter(kernels(beside[1]))
+
+
+def test_without_overlap_in_backward_tensor_overlap_still_cuts_its_collectives_into_chunks() -> None:
+    layout = Layout(tp=2, sequence_parallel=True, tensor_overlap=True, backward_overlap=False)
+    _, back = both(plan(layout))
+    assert exchanges(back)
+    assert {each.does.chunks for each in back if isinstance(each.does, Overlap)} == {2}
+    assert not any(isinstance(each.does, Exchange) for each in back)
 
 
 def test_full_recomputation_repeats_forward_with_its_collectives() -> None:

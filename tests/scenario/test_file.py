@@ -1,10 +1,13 @@
 """What a file may say, and what the inside gets from it."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from clustersim import shipped
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
 from clustersim.parallel.data import NaiveDataParallel, Replicated, Zero
@@ -14,7 +17,15 @@ from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.zero_bubble import ZeroBubble
-from clustersim.workload.training import FullRecompute, NoRecompute, Precision, SelectiveRecompute
+from clustersim.workload.framework import load_framework
+from clustersim.workload.training import (
+    Attention,
+    FullRecompute,
+    NoRecompute,
+    Precision,
+    SelectiveOperations,
+    SelectiveRecompute,
+)
 from clustersim.workload.transformer import Mlp, Positions
 
 Refusal = Callable[..., str]
@@ -38,8 +49,12 @@ def test_an_inline_model_has_its_familys_usual_parts(mapping: dict[str, Any]) ->
     [
         ("ddp", Replicated()),
         ({"ddp": {"bucket": "10 MiB", "overlap": False}}, Replicated(bucket=10 * 2**20, overlap=False)),
-        ("fsdp", Zero(stage=3)),
-        ({"fsdp": {"prefetch": 2, "reshard_after_forward": False}}, Zero(3, prefetch=2, reshard_after_forward=False)),
+        ("fsdp", Zero(stage=3, copies=True)),
+        (
+            {"fsdp": {"prefetch": 2, "reshard_after_forward": False}},
+            Zero(3, prefetch=2, reshard_after_forward=False, copies=True),
+        ),
+        ({"fsdp": {"copies": False}}, Zero(stage=3)),  # FSDP1's flat parameters
         ("zero1", Zero(stage=1)),
         ("zero2", Zero(stage=2)),
         ("zero3", Zero(stage=3)),
@@ -101,6 +116,7 @@ def test_the_compute_format_gives_the_formats_that_are_not_named(
     [
         ("none", NoRecompute()),
         ("selective", SelectiveRecompute()),
+        ("selective_op", SelectiveOperations()),
         ("full", FullRecompute()),
         ({"layers": 3}, FullRecompute(layers=3)),
     ],
@@ -110,6 +126,25 @@ def test_recompute_is_none_selective_full_or_some_layers(
 ) -> None:
     mapping["training"]["recompute"] = written
     assert Scenario.from_mapping(mapping).training.recompute == recompute
+
+
+def test_a_framework_is_a_shipped_one_or_a_file_beside_the_scenario(mapping: dict[str, Any], tmp_path: Path) -> None:
+    assert Scenario.from_mapping(mapping).framework == load_framework("pytorch")
+    assert Scenario.from_mapping(mapping | {"framework": "megatron-2021"}).framework == load_framework("megatron-2021")
+    mine = shipped.read_mapping(shipped.find("frameworks", "pytorch"))
+    mine["host"]["launch"] = "5 us"
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(mine))
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(yaml.safe_dump(mapping | {"framework": "./mine.yaml"}))
+    framework = Scenario.load(plan).framework
+    assert framework.name == "mine"
+    assert framework.launch == pytest.approx(5e-6)
+
+
+@pytest.mark.parametrize("attention", list(Attention))
+def test_attention_is_a_generation_of_flash_or_standard(mapping: dict[str, Any], attention: Attention) -> None:
+    mapping["training"]["attention"] = attention.value
+    assert Scenario.from_mapping(mapping).training.attention is attention
 
 
 def test_the_network_is_uncontended_unless_shared(mapping: dict[str, Any]) -> None:
@@ -154,6 +189,10 @@ def test_a_cluster_without_a_number_of_gpus_is_as_large_as_the_layout(mapping: d
         ("training.precision=BF16", "training.precision: 'BF16' is unknown; did you mean bf16?"),
         ("schedule=1f1", "schedule: '1f1' is unknown; did you mean 1f1b?"),
         ("layout.data=fspd", "layout.data: 'fspd' is unknown; did you mean fsdp?"),
+        ("training.attention=flash3", "training.attention: 'flash3' is unknown; did you mean flash"),
+        ("framework=pytorh", "framework: there is no framework 'pytorh'; did you mean pytorch?"),
+        ("layout.backward_overlp=false", "layout.backward_overlp: unknown key; did you mean backward_overlap?"),
+        ("layout.data.ddp.copies=true", "layout.data.ddp.copies: unknown key"),
         ("training.recompute=ful", "training.recompute: 'ful' is unknown; did you mean full?"),
         ("training.precision=bf1", "training.precision: 'bf1' is unknown; did you mean bf16?"),
         ("cost.collectives.all_reduc=ring", "'all_reduc' is no collective; did you mean all_reduce?"),
@@ -196,6 +235,9 @@ def test_a_misspelt_word_is_refused_with_its_key_and_the_nearest_one(
         ("model={preset: llama3-8b, path: config.json}", "keep one"),
         ("training={global_batch: 128}", "training.sequence: is missing"),
         ("training.recompute={mode: selective, layers: 2}", "layers are recomputed in full"),
+        ("training.recompute={mode: selective_op, layers: 2}", "layers are recomputed in full"),
+        ("layout.backward_overlap=3", "layout.backward_overlap: 3 is neither true nor false"),
+        ("framework=", "framework: nothing is not a text"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_key_the_value_and_what_is_legal(

@@ -1,0 +1,149 @@
+"""Constants of training steps: steps of known constants give these back, and what is left out is not seen.
+
+Made-up steps take w/r + n l seconds: w seconds of arithmetic at the rate r of their accelerator, and n launches of l
+seconds of their framework. A table of these is exact, since it is linear between its nodes in 1/r and in l.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from calibrate.fit.step_table import NODES, Tabulated
+from calibrate.fit.steps import ACCELERATORS, LEAST, LIKE, STRIDE_ABOVE, Constants, errors, fit, judged, thinned
+from clustersim.validation.cases import Case
+
+H100, A100, B200 = "h100-sxm-80gb", "a100-sxm-80gb", "b200-sxm-180gb"
+OLD, NEW = "megatron-2021", "pytorch"
+RATES = {H100: 0.91, A100: 0.97, B200: 0.83}
+LAUNCH = 57e-6
+
+
+@dataclass(frozen=True)
+class Made:
+    """A step of `work` seconds at full rate and so many launches; longer: measured over what it takes."""
+
+    accelerator: str = H100
+    source: str = "paper"
+    work: float = 1.0
+    launches: float = 0.0
+    framework: str = NEW
+    longer: float = 1.0
+
+    def tabulated(self, name: str) -> Tabulated:
+        slowness, launch, *_ = np.meshgrid(*NODES, indexing="ij")
+        takes = self.work / RATES[self.accelerator] + self.launches * LAUNCH
+        return Tabulated(
+            name, self.source, self.accelerator, self.framework, self.longer * takes,
+            self.work * slowness + self.launches * launch,
+        )  # fmt: skip
+
+
+def table(made: Sequence[Made]) -> list[Tabulated]:
+    return [each.tabulated(f"case {number}") for number, each in enumerate(made)]
+
+
+def many(made: Made, count: int = LEAST) -> list[Made]:
+    """Like one, of different lengths."""
+    return [replace(made, work=made.work * (1 + number / 4)) for number in range(count)]
+
+
+def launched(count: int = LEAST) -> list[Made]:
+    """Steps in which 64 ms of launches show."""
+    return many(Made(A100, "host", launches=1000.0, framework=OLD, work=0.1), count)
+
+
+EVERY = [*many(Made(H100)), *many(Made(A100, "other")), *many(Made(B200, "third")), *launched()]
+
+
+def test_known_constants_come_back() -> None:
+    found = fit(table(EVERY))
+    assert {name: found.sustained[name] for name in RATES} == pytest.approx(RATES)
+    assert found.launch[OLD] == pytest.approx(LAUNCH)
+    assert np.abs(errors(table(EVERY), found)).max() < 1e-9
+
+
+def test_the_order_of_cases_changes_nothing() -> None:
+    assert fit(table(EVERY)) == fit(table(EVERY[::-1]))
+
+
+def test_a_constant_that_too_few_cases_depend_on_is_not_searched() -> None:
+    """A rate stays that of single kernels; a launch stays as it is shipped."""
+    few = [*many(Made(H100)), *many(Made(A100, "other")), *many(Made(B200), LEAST - 1), *launched(LEAST - 1)]
+    found, nothing = fit(table(few)), fit([])
+    assert found.sustained[B200] == 1.0
+    assert found.launch == nothing.launch
+    assert found.sustained[H100] == pytest.approx(RATES[H100])
+
+
+def test_a_launch_that_does_not_show_is_not_searched() -> None:
+    """At most 40 launches of at most 80 us in more than a second: 0.3 %."""
+    hidden = [replace(each, work=1.0, launches=40.0) for each in launched()]
+    assert fit(table([*EVERY[:-LEAST], *hidden])).launch == fit([]).launch
+
+
+def test_an_accelerator_with_too_few_cases_takes_its_siblings_constant() -> None:
+    found = fit(table(EVERY))
+    assert LIKE
+    for name, other in LIKE.items():
+        assert name in ACCELERATORS
+        assert found.sustained[name] == found.sustained[other] != 1.0
+
+
+def test_every_source_counts_once_however_many_cases_it_has() -> None:
+    """Two sources agree, one of 40 cases differs by 8 %: the rate is the two's."""
+    odd = many(Made(H100, "odd", longer=1.08), 40)
+    found = fit(table([*many(Made(H100, "one")), *many(Made(H100, "two")), *odd]))
+    assert found.sustained[H100] == pytest.approx(RATES[H100])
+
+
+def test_a_source_that_is_left_out_is_not_seen() -> None:
+    """Its accelerator's rate is 0.83, without it 1: predicted 0.83 of what was measured. With it, exactly."""
+    qualities = {each.source: each for each in judged(table(EVERY), fit(table(EVERY)))}
+    third = qualities["third"]
+    assert (third.n, third.mape, third.bias) == (LEAST, pytest.approx(0.0, abs=1e-9), pytest.approx(0.0, abs=1e-9))
+    assert third.loo_bias == pytest.approx(RATES[B200] - 1.0)
+    assert third.loo_mape == pytest.approx(1.0 - RATES[B200])
+
+
+def test_a_source_is_predicted_by_the_constants_of_the_others() -> None:
+    """Measured 10 % longer than the two others say, it is predicted 1/1.1 of what it took."""
+    cases = table([*many(Made(H100, "one")), *many(Made(H100, "two")), *many(Made(H100, "odd", longer=1.1))])
+    found = fit(cases)
+    odd = next(each for each in judged(cases, found) if each.source == "odd")
+    assert odd.loo_bias == pytest.approx(1 / 1.1 - 1)
+    assert found.sustained[H100] == pytest.approx(RATES[H100])
+
+
+def test_between_nodes_a_step_is_linear_in_the_time_per_flop_and_in_the_launch() -> None:
+    """So it is beyond them: 2 s at rate 0.9, and 1000 launches of 90 us, more than the table has."""
+    case = Made(work=2.0, launches=1000.0).tabulated("case")
+    others = [np.array([float(nodes[0])]) for nodes in NODES[2:]]
+    (error,) = case.errors(np.array([0.9]), np.array([90e-6]), *others)
+    assert np.exp(error) * case.measured == pytest.approx(2.0 / 0.9 + 0.09)
+
+
+def case(source: str, number: int, **columns: str) -> Case:
+    row = {"case_id": f"{source}-{number}", "source": source, "precision": "bf16", "quality": "A", "experts": ""}
+    return Case(row | columns, line=2 + number)
+
+
+def test_steps_that_are_searched_are_dense_certain_and_of_16_bits() -> None:
+    wanted = [case("paper", 0), case("paper", 1, precision="fp16", experts="1", quality="B")]
+    others = [case("paper", 2, experts="8"), case("paper", 3, precision="fp8"), case("paper", 4, quality="C")]
+    assert thinned([*wanted, *others]) == wanted
+
+
+def test_of_a_source_with_very_many_cases_an_even_choice_is_searched() -> None:
+    """2.4 times as many as are wanted: every third."""
+    count = int(2.4 * STRIDE_ABOVE)
+    few, lots = [case("small", 0)], [case("large", number) for number in range(count)]
+    assert thinned([*lots, *few]) == [*lots[::3], *few]
+
+
+def test_constants_of_a_case_are_its_accelerators_and_its_frameworks() -> None:
+    found = fit(table(EVERY))
+    assert isinstance(found, Constants)
+    other = replace(Made().tabulated("case"), accelerator="v100-sxm-32gb", framework=OLD)
+    assert found.of(other)[:2] == (1.0, found.launch[OLD])

@@ -1,0 +1,103 @@
+"""Frameworks: what is shipped is complete and sourced, and a wrong file is refused in one clear sentence."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clustersim import shipped
+from clustersim.errors import InputError
+from clustersim.workload.framework import load_framework
+
+
+@pytest.fixture
+def content() -> dict[str, Any]:
+    return shipped.read_mapping(shipped.find("frameworks", "pytorch"))
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
+    def write(content: dict[str, Any]) -> Path:
+        path = tmp_path / "mine.yaml"
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("name", shipped.names("frameworks"))
+def test_every_shipped_framework_loads_and_has_a_source_for_every_number(name: str) -> None:
+    framework = load_framework(name)
+    assert framework.name == name
+    assert framework.fragmentation >= 1.0
+    assert framework.launch > 0.0
+    content = shipped.read_mapping(shipped.find("frameworks", name))
+    assert set(content["sources"]) == {*content["memory"], *content["host"]}
+
+
+def test_pytorch_is_what_is_loaded_if_nothing_is_said() -> None:
+    assert load_framework() == load_framework("pytorch")
+
+
+def test_software_of_2021_launches_more_slowly() -> None:
+    assert load_framework("megatron-2021").launch > load_framework("pytorch").launch
+
+
+def test_a_path_works_like_a_name_and_numbers_are_read_in_si_units(
+    content: dict[str, Any], written: Callable[[dict[str, Any]], Path]
+) -> None:
+    content["memory"] = {"fragmentation": 1.25, "communicator": "2 MiB"}
+    content["host"]["launch"] = "7 us"
+    framework = load_framework(str(written(content)))
+    assert (framework.fragmentation, framework.communicator, framework.name) == (1.25, 2.0 * 2**20, "mine")
+    assert framework.launch == pytest.approx(7e-6)
+
+
+def test_a_host_that_costs_nothing_is_allowed(
+    content: dict[str, Any], written: Callable[[dict[str, Any]], Path]
+) -> None:
+    content["host"]["launch"] = "0 us"
+    assert load_framework(str(written(content))).launch == 0.0
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        (("memory", "fragmentation"), 0.9, "memory.fragmentation: 0.9 is not a number from 1 up"),
+        (("memory", "communicator"), "688 us", "memory.communicator: '688 us' has unit 'us'"),
+        (("memory", "reserve"), "1 GB", "memory.reserve: unknown key"),
+        (("host", "launch"), 10, "host.launch: 10 has no unit"),
+        (("host", "launch"), "-1 us", "host.launch: '-1 us' is "),
+        (("host", "lunch"), "1 us", "host.lunch: unknown key; did you mean host.launch?"),
+        (("hosts",), {}, "hosts: unknown key; did you mean host?"),
+        (("host",), "10 us", "host: '10 us' is not a mapping"),
+        (("description",), "", "description: '' is not a text"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_file_key_and_value(
+    content: dict[str, Any], written: Callable[[dict[str, Any]], Path], path: tuple[str, ...], value: object,
+    sentence: str,
+) -> None:  # fmt: skip
+    section = content
+    for key in path[:-1]:
+        section = section[key]
+    section[path[-1]] = value
+    mine = written(content)
+    with pytest.raises(InputError) as caught:
+        load_framework(str(mine))
+    assert sentence in str(caught.value)
+    assert str(mine) in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["description", "memory", "host", "sources"])
+def test_a_missing_key_is_named(content: dict[str, Any], written: Callable[[dict[str, Any]], Path], key: str) -> None:
+    del content[key]
+    with pytest.raises(InputError, match=f"{key}: is missing"):
+        load_framework(str(written(content)))
+
+
+def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"'megatron-2012'; did you mean megatron-2021\?"):
+        load_framework("megatron-2012")
