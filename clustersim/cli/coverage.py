@@ -4,19 +4,16 @@ A weight is the share of the time that all ranks compute or communicate. Kernels
 kind, format and shape) are one line.
 """
 
-import json as json_format
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from clustersim.analysis.provenance import Item, provenance_share
-from clustersim.cli.outputs import STDOUT, Outputs
+from clustersim.cli.outputs import STDOUT, Outputs, write_json
 from clustersim.cost.timing import Provenance
 from clustersim.program.task import Collective, Exchange, Overlap
-from clustersim.report.files import write_text_atomically
 from clustersim.report.operations import shape_words
 from clustersim.report.wording import PROVENANCE_NAMES
 from clustersim.scenario import Scenario
@@ -60,7 +57,7 @@ def show_coverage(file: Path, overrides: Sequence[str], json: str | None, *, eve
     items = simulate(scenario).items
     shares, found = provenance_share(items), lines(items)
     if json is not None:
-        _write({"provenance_share": shares, "lines": [line.to_json() for line in found]}, json)
+        write_json({"provenance_share": shares, "lines": [line.to_json() for line in found]}, json)
     if json != STDOUT:
         shown = [line for line in found if every or line.provenance not in COVERED]
         _print(scenario, shares, shown, every=every)
@@ -133,11 +130,3 @@ def _words(line: Line) -> str:
     name = line.names[0] + (f" and {len(line.names) - 1} more" if len(line.names) > 1 else "")
     error = "" if line.error is None else f" within {line.error:.1%}"
     return f"{line.share:7.2%}  {name:<34} {line.kind} {line.what}, {line.provenance.value}{error}"
-
-
-def _write(content: dict[str, Any], path: str) -> None:
-    text = json_format.dumps(content, indent=2, allow_nan=False) + "\n"
-    if path == STDOUT:
-        sys.stdout.write(text)
-    else:
-        write_text_atomically(path, text)

@@ -1,15 +1,12 @@
 """What does `clustersim explain` do? Say whether a measured step time is reasonable, and what would explain the gap."""
 
-import json as json_format
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from clustersim.cli.outputs import STDOUT, Outputs
+from clustersim.cli.outputs import STDOUT, Outputs, write_json
 from clustersim.cli.waiting import waiting_for
 from clustersim.errors import InputError
-from clustersim.report.files import write_text_atomically
 from clustersim.scenario import Scenario
 from clustersim.units import format_step_time
 
@@ -34,17 +31,9 @@ def explain_step(file: Path, measured: str, overrides: Sequence[str], json: str 
     with waiting_for("simulating causes"):
         explanation = explain(scenario, seconds)
     if json is not None:
-        _write(explanation, json)
+        write_json(explanation.to_json(), json)
     if json != STDOUT:
         _print(explanation)
-
-
-def _write(explanation: "Explanation", path: str) -> None:
-    text = json_format.dumps(explanation.to_json(), indent=2, allow_nan=False) + "\n"
-    if path == STDOUT:
-        sys.stdout.write(text)
-    else:
-        write_text_atomically(path, text)
 
 
 def _print(explanation: "Explanation") -> None:

@@ -1,12 +1,14 @@
 """Where do answers go? Every file that a command is asked to write is checked before time is spent on an answer."""
 
-from collections.abc import Iterable
+import json
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from clustersim.errors import InputError
-from clustersim.report.files import require_writable
+from clustersim.report.files import require_writable, write_text_atomically
 
 STDOUT: Final = "-"
 _TRACES: Final = (".json", ".pftrace", ".perfetto-trace", "")
@@ -57,3 +59,12 @@ class Outputs:
                 f"--trace {self.trace}: name a file that ends in .json (Chrome) or in .pftrace, .perfetto-trace or "
                 "nothing (Perfetto)"
             )
+
+
+def write_json(content: Mapping[str, Any], path: str) -> None:
+    """Write plain data without NaN to a file, wholly or not at all; `-` is standard output."""
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    if path == STDOUT:
+        sys.stdout.write(text)
+    else:
+        write_text_atomically(path, text)

@@ -1,14 +1,12 @@
 """What does `clustersim run` do? Read a scenario, simulate it, write what was asked for, say whether it fits."""
 
-import json as json_format
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clustersim.cli.outputs import STDOUT, Outputs
+from clustersim.cli.outputs import Outputs, write_json
 from clustersim.cli.waiting import waiting_for
-from clustersim.report.files import write_text_atomically
 from clustersim.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -26,7 +24,8 @@ def run_scenario(file: Path, overrides: Sequence[str], outputs: Outputs) -> bool
 
     with waiting_for("simulating"):
         result = simulate(scenario)
-        _write_json(result, outputs.json)
+        if outputs.json is not None:
+            write_json(result.to_json(), outputs.json)
         if outputs.trace and outputs.table:
             _announce_trace(result, outputs.trace)
         traced = _write_trace(result, outputs.trace)
@@ -40,16 +39,6 @@ def run_scenario(file: Path, overrides: Sequence[str], outputs: Outputs) -> bool
         for option, path in outputs.files.items():
             print(f"wrote {path}{traced if option == '--trace' else ''}")
     return result.fits
-
-
-def _write_json(result: "Result", path: str | None) -> None:
-    if path is None:
-        return
-    text = json_format.dumps(result.to_json(), indent=2, allow_nan=False) + "\n"
-    if path == STDOUT:
-        sys.stdout.write(text)
-    else:
-        write_text_atomically(path, text)
 
 
 def _announce_wait(scenario: Scenario) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clustersim.cli.outputs import Outputs
-from clustersim.cli.validate_json import write_json
+from clustersim.cli.outputs import Outputs, write_json
 from clustersim.cli.validate_kinds import KINDS, SHOW, Choice, Kind, load_kind, near_ids
 from clustersim.errors import InputError, nearest, shown
 from clustersim.validation.cases import Case

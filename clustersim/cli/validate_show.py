@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from clustersim.cli.outputs import Outputs
-from clustersim.cli.validate_json import write_json
+from clustersim.cli.outputs import Outputs, write_json
 from clustersim.cli.validate_kinds import KINDS, Choice, Kind, load_kind, near_ids
 from clustersim.cli.waiting import waiting_for
 from clustersim.errors import InputError, shown

@@ -25,6 +25,7 @@ _ELEMENTWISE: Final = frozenset(
         Routine.RESIDUAL,
         Routine.RESIDUAL_DROPOUT,
         Routine.DROPOUT,
+        Routine.COPY,
         Routine.ACCUMULATE,
         Routine.ADAM,
         Routine.SGD,

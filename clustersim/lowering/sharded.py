@@ -20,8 +20,8 @@ from clustersim.parallel.data import Zero
 from clustersim.parallel.pipeline import Stage
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Collective, Operation, Work
-from clustersim.workload.kernels import Kernel, KernelKind
 from clustersim.workload.linear import activation_dtype
+from clustersim.workload.streaming import copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,6 @@ class Sharded:
             return ()
         work = Work.FORWARD if kind is ActionKind.FORWARD else Work.BACKWARD
         precision = low.plan.training.precision
-        moved = 2.0 * unit.parameters * precision.compute.bytes
         dtype = activation_dtype(precision)
-        return (Operation(Kernel(f"copy {unit.name}", KernelKind.COPY, dtype, flops=0.0, bytes=moved), work),)
+        elements = unit.parameters * precision.compute.bytes // dtype.bytes
+        return (Operation(copy(f"copy {unit.name}", dtype, elements), work),)

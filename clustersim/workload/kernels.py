@@ -87,6 +87,7 @@ class Routine(Enum):
     LOOKUP = "lookup"  # rows of a table [table, width]; backward: its dense gradient
     POSITIONS = "positions"  # a table of positions [table, width] added; backward: the sum over sequences
     BIAS_GRADIENT = "bias_gradient"  # sum over the rows
+    COPY = "copy"
     ACCUMULATE = "accumulate"  # a gradient in the kernel's format added to one in formats[0]
     ADAM = (
         "adam"  # one update in the kernel's format; formats: of gradients, of moments, of a copy of the weights, if any

@@ -193,6 +193,12 @@ def loss(form: Loss) -> Streaming:
     return _LOSSES[form]
 
 
+def copy(name: str, dtype: DType, elements: int) -> Kernel:
+    """Copy so many elements from one place in memory to another."""
+    shape = StreamShape(Routine.COPY, elements, 1, fused=True)
+    return Kernel(name, KernelKind.COPY, dtype, flops=0.0, bytes=Passes(2).bytes(dtype, elements), shape=shape)
+
+
 def accumulate(name: str, formats: tuple[DType, DType], rows: int, width: int) -> Kernel:
     """Add a gradient [rows, width] of the first format to what is accumulated in the second."""
     made, kept = formats
