@@ -67,8 +67,8 @@ def prepare(shape: StreamShape, dtype: DType, device: torch.device) -> Action:
             gradients = made.plain(dtype, shape.rows, shape.width)
             return Kept(lambda: gradients.sum(0))
         case Routine.COPY:
-            source, target = (made.plain(dtype, shape.rows, shape.width) for _ in range(2))
-            return Kept(lambda: target.copy_(source))
+            source = made.plain(dtype, shape.rows, shape.width)
+            return Kept(lambda: source.clone())
         case Routine.ACCUMULATE:
             return _accumulate(made)
         case Routine.POSITIONS if shape.backward:
