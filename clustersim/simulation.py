@@ -216,19 +216,21 @@ def _machines(scenario: Scenario) -> Machines:
 
 
 def _machine(scenario: Scenario, accelerator: Accelerator) -> Machine:
-    """An accelerator at its full speed, as it was measured if there is a record of it, and its host."""
+    """An accelerator at its full speed, as it was measured if there is a record of it, and its host.
+
+    A record's attention is the one that was measured, whatever its version.
+    """
     settings, record = scenario.cost, scenario.cost.record
     if record is None or record.device.accelerator != accelerator.name:
         pace = accelerator.in_training
         rate = pace.sustained / (1.0 + pace.spread * slowest(scenario.layout.world))
-        kernels: KernelCost = Roofline(accelerator, rate)
+        older = _older_attention(scenario.training.attention, accelerator)
+        kernels: KernelCost = OlderAttention(Roofline(accelerator, rate), older)
         interference = accelerator.interference
     else:
         kernels = RecordedKernels(record, accelerator)
         measured = record.interference
         interference = accelerator.interference if measured is None else measured
-    older = _older_attention(scenario.training.attention, accelerator)
-    kernels = kernels if older == 1.0 else OlderAttention(kernels, older)
     part = interference if settings.interference is None else settings.interference
     return Machine(kernels, part, scenario.framework.launch)
 

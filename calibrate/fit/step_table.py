@@ -17,7 +17,7 @@ from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.units import Seconds
 from clustersim.validation.cases import CannotPredictError, Case
-from clustersim.validation.steps import scenario_of
+from clustersim.validation.steps import predicted_seconds, scenario_of
 
 FloatArray = NDArray[np.float64]
 
@@ -102,4 +102,4 @@ def _seconds(scenario: Scenario, sustained: float, launch: Seconds) -> Seconds:
     pace = replace(accelerator.in_training, sustained=sustained)
     cluster = replace(scenario.cluster, accelerator=replace(accelerator, in_training=pace))
     result = simulate(replace(scenario, cluster=cluster, framework=replace(scenario.framework, launch=launch)))
-    return float(result.step_times[-1])
+    return predicted_seconds(result)

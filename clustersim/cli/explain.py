@@ -92,6 +92,8 @@ def _share(share: float) -> str:
 
 
 def _invisible(causes: "Sequence[Cause]") -> list[str]:
-    """What changes next to nothing, in one line."""
-    without = [cause.what.removeprefix("even with ") for cause in causes if not cause.visible]
-    return [f"no visible part of the gap: {'; '.join(without)}"] if without else []
+    """What changes next to nothing, and what would widen the gap, in a line each."""
+    away = [f"{cause.what} ({format_step_time(cause.step_time)})" for cause in causes if cause.opposite]
+    rest = [cause.what.removeprefix("even with ") for cause in causes if not (cause.visible or cause.opposite)]
+    told = [(f"no visible part of the gap: {'; '.join(rest)}", rest), (f"the other way: {'; '.join(away)}", away)]
+    return [line for line, there in told if there]

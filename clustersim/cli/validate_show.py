@@ -1,5 +1,6 @@
 """What is one published case? Its scenario as a file would hold it, and the prediction beside what was measured."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -45,10 +46,10 @@ def _find(case_id: str, choice: Choice) -> tuple[Kind, list[Case]]:
 
 def _show_step(case: Case, outputs: Outputs) -> None:
     """A step: why there is no prediction, or all that there is to it."""
-    from clustersim.validation.steps import factors_of
+    from clustersim.validation.steps import factors_of, predicted_seconds
 
     mapping, result, reason = _simulated(case)
-    predicted = None if result is None else result.step_time
+    predicted = None if result is None else predicted_seconds(result)
     measured, name, source = case.number("step_time_s"), case.text("case_id"), case.text("source")
     comparison = Comparison(name, source, measured, predicted, reason, factors=factors_of(case))
     if outputs.json is not None:
@@ -101,7 +102,7 @@ def _print_step(case: Case, comparison: Comparison, mapping: "dict[str, Any] | N
 def _lines(case: Case, comparison: Comparison, words: Callable[[float], str]) -> Iterator[str]:
     """Measured and predicted, and where the measurement is from."""
     yield f"{comparison.case_id}"
-    yield f"  measured   {words(comparison.measured)}"
+    yield f"  measured   {words(comparison.measured) if math.isfinite(comparison.measured) else 'not stated'}"
     if comparison.predicted is None or comparison.error is None:
         yield f"  skipped    {comparison.skipped}"
     else:

@@ -1,5 +1,6 @@
 """How does a terminal show how far predictions are off? A table by source, one for each factor, and what is missing."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -8,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from clustersim.cli.shelves import table_of
+from clustersim.units import format_bytes, format_step_time
 from clustersim.validation.layouts import Ranking
 from clustersim.validation.memory import Verdict
 from clustersim.validation.quality import Macro, Quality
@@ -30,6 +32,7 @@ RANKED: Final = ("source", "sets", "cases", "right", "mean regret", "Kendall tau
 _NOTHING: Final = "–"
 _MOST_REASONS: Final = 12
 _MOST_LETTERS: Final = 80
+_MOST_CASES: Final = 30  # of a table whose cases are listed one by one
 _SIGNS: Final = (
     "mean and median: of absolute errors; bias and worst: with their sign, below zero where the prediction is too "
     "fast or too small; macro mean: every source counts once; right: sets whose fastest layout was predicted"
@@ -51,6 +54,9 @@ def _parts(summary: Summary) -> Iterator[Table | Text]:
     yield from map(Text, coverage_notes(summary))
     yield from _reasons(summary.reasons)
     yield Text()
+    if len(summary.comparisons) <= _MOST_CASES:
+        yield _cases(summary)
+        yield Text()
     for factor, values in summary.factors.items():
         yield _table(f"{TITLES[summary.kind]} by {factor}", factor, values)
         yield Text()
@@ -69,6 +75,18 @@ def _sources(summary: Summary) -> Table:
     if summary.macro is not None:
         name, cells = macro_words(summary.macro)
         table.add_row(Text(name), *cells, style="bold")
+    return table
+
+
+def _cases(summary: Summary) -> Table:
+    """Every case, with why it was skipped."""
+    table = table_of("each case", "case", "measured", "predicted", "error", "")
+    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
+    words = format_bytes if summary.kind == "memory" else format_step_time
+    for each in summary.comparisons:
+        measured = words(each.measured) if math.isfinite(each.measured) else _NOTHING
+        found = (_NOTHING, _NOTHING) if each.error is None else (words(each.predicted or 0.0), f"{each.error:+.1%}")
+        table.add_row(Text(_cut(each.case_id)), measured, *found, Text(each.skipped or "", overflow="fold"))
     return table
 
 

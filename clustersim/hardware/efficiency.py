@@ -70,8 +70,9 @@ class InTraining:
 
     sustained: their arithmetic rate relative to that of single kernels, as the power limit leaves it under a mix of
     kernels on real values, and as other machines and library versions than those of the published kernels have it;
-    spread: standard deviation of that rate from GPU to GPU (a step waits for the slowest); flash2: how many times
-    longer FlashAttention-2 takes than the flash attention for which the constants are, the fastest there is.
+    spread: standard deviation of the time per FLOP from GPU to GPU, relative (a step waits for the slowest);
+    flash2: how many times longer FlashAttention-2 takes than the flash attention for which the constants are, the
+    fastest there is.
     """
 
     sustained: float = 1.0

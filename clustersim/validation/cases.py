@@ -38,8 +38,11 @@ class Case:
         return self.cells.get(column, "")
 
     def is_yes(self, column: str, default: bool = False) -> bool:
-        """Whether the cell says yes; the default where it says nothing."""
-        return self.text(column) == "yes" if self.text(column) else default
+        """Whether the cell says yes; the default where it says nothing; raise CannotPredictError for other words."""
+        text = self.text(column)
+        if text not in ("", "yes", "no"):
+            raise CannotPredictError(self._unreadable(column, text, "yes or no"), owed=False)
+        return text == "yes" if text else default
 
     def number(self, column: str, default: float | None = None) -> float:
         """A number above zero; raise CannotPredictError if it is none, or missing without a default."""

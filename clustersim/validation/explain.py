@@ -53,8 +53,13 @@ class Cause:
 
     @property
     def visible(self) -> bool:
-        """Whether it changes anything worth mentioning."""
-        return abs(self.share) >= VISIBLE
+        """Whether it changes anything worth mentioning, towards what was measured."""
+        return self.share >= VISIBLE
+
+    @property
+    def opposite(self) -> bool:
+        """Whether it visibly widens the gap."""
+        return self.share <= -VISIBLE
 
     @property
     def sentence(self) -> str:

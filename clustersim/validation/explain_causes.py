@@ -215,7 +215,7 @@ class Launches:
         return reach if (none < MOST_LAUNCH if longer else none > 0.0) else None
 
     def apply(self, scenario: Scenario, strength: float) -> Scenario:
-        """strength: seconds that the host needs for one kernel; calls of collectives take as many times as long."""
+        """strength: seconds that the host needs for one kernel or collective."""
         framework = scenario.framework
         return replace(scenario, framework=replace(framework, launch=strength))
 

@@ -58,6 +58,13 @@ def _pipeline_overlap(scenario: Scenario, on: bool) -> Scenario | None:
     return replace(scenario, layout=replace(layout, pipeline_overlap=on))
 
 
+def _backward_overlap(scenario: Scenario, on: bool) -> Scenario | None:
+    layout = scenario.layout
+    if layout.backward_overlap is on or layout.tp == 1:
+        return None
+    return replace(scenario, layout=replace(layout, backward_overlap=on))
+
+
 def _fused(scenario: Scenario, on: bool) -> Scenario | None:
     training = scenario.training
     return None if training.fused is on else replace(scenario, training=replace(training, fused=on))
@@ -113,6 +120,12 @@ SWITCHES: Final = (
         "stages wait for their sends",
         "stages compute while they send",
         _pipeline_overlap,
+    ),
+    Switch(
+        "backward_overlap",
+        "backward's tensor-parallel communication does not hide behind the weight gradient",
+        "backward's tensor-parallel communication hides behind the weight gradient",
+        _backward_overlap,
     ),
     Switch(
         "fused_kernels",

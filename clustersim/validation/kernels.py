@@ -13,6 +13,7 @@ from typing import Final
 
 from clustersim.cost.roofline import BACKWARD_MATMULS, FORWARD_MATMULS, Roofline
 from clustersim.dtypes import DType
+from clustersim.errors import InputError
 from clustersim.units import Seconds
 from clustersim.validation.accelerators import accelerator_of
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
@@ -130,6 +131,8 @@ def _comparison(case: Case, source: Roofline | CannotPredictError) -> Comparison
         predicted = sum(source.kernel(kernel).seconds for kernel in kernels)
     except CannotPredictError as refusal:
         skipped, owed = str(refusal), refusal.owed
+    except InputError as refusal:  # a format that the accelerator does not have
+        skipped, owed = f"line {case.line}: {refusal}", False
     factors = {column: case.text(column) or "not stated" for column in ("gpu", "op", "direction", "dtype")}
     return Comparison(case.text("case_id"), case.text("source"), measured, predicted, skipped, owed, factors)
 
@@ -171,7 +174,7 @@ def _named(case: Case) -> Case:
     sizes = ("m", "n", "k") if case.text("m") else ("batch", "seq", "heads", "head_dim")
     shape = "x".join(case.text(size) or "1" for size in sizes)
     said = [case.text(column) for column in ("layout", "direction") if case.text(column)]
-    said += ["causal"] if case.is_yes("causal") else []
+    said += ["causal"] if case.text("causal") == "yes" else []
     dtype = case.text("dtype").replace(" ", "")
     words = [case.text("op"), case.text("gpu"), shape, dtype, *said, case.text("implementation").replace(" ", "-")]
-    return Case({"case_id": "-".join(word for word in words if word), **case.cells}, case.line)
+    return Case({**case.cells, "case_id": "-".join(word for word in words if word)}, case.line)

@@ -14,11 +14,12 @@ from clustersim.validation.cases import CannotPredictError, Case
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A shipped cluster. accelerator: another one than the cluster's own; node: GPUs of one."""
+    """A shipped cluster. accelerator, nvlink: others than the cluster's own; node: GPUs of one."""
 
     cluster: str
     accelerator: str | None = None
     node: int = 8
+    nvlink: str | None = None
 
 
 PLACES: Final = {
@@ -27,7 +28,7 @@ PLACES: Final = {
     "a100-sxm-80gb": Place("dgx-a100"),
     "h100-sxm-80gb": Place("dgx-h100"),
     "h100-sxm-96gb": Place("dgx-h100", "h100-sxm-96gb"),
-    "h800-sxm-80gb": Place("dgx-h100", "h800-sxm-80gb"),
+    "h800-sxm-80gb": Place("dgx-h100", "h800-sxm-80gb", nvlink="200 GB/s"),
     "h200-sxm-141gb": Place("hgx-h200"),
     "b200": Place("hgx-b200"),
     "b300": Place("hgx-b200", "b300-sxm-288gb"),
@@ -43,7 +44,9 @@ def cluster_section(case: Case, *, one_port: bool = False) -> dict[str, Any]:
     """The `cluster` section of a run; one_port: its software keeps one network port of each node busy."""
     gpu = case.text("gpu")
     if gpu not in PLACES:
-        raise CannotPredictError(f"gpu {gpu or 'is not stated'}: there is no such machine; {nearest(gpu, PLACES)}")
+        raise CannotPredictError(
+            f"gpu {gpu or 'is not stated'}: there is no such machine; {nearest(gpu, PLACES)}", owed=False
+        )
     place = PLACES[gpu]
     section: dict[str, Any] = {"name": place.cluster, "gpus": case.whole("n_gpus")}
     if place.accelerator:
@@ -51,7 +54,10 @@ def cluster_section(case: Case, *, one_port: bool = False) -> dict[str, Any]:
     ports = _ports(case.text("interconnect"), place)
     if one_port:
         ports = {**(ports or {}), "per_node": 1}
-    return section | ({"node": {"nic": ports}} if ports else {})
+    node = {"nic": ports} if ports else {}
+    if place.nvlink is not None:  # a part of H100's, as DeepSeek-V3's report says of H800 (arXiv:2412.19437)
+        node["nvlink"] = {"bandwidth": place.nvlink}
+    return section | ({"node": node} if node else {})
 
 
 def _ports(interconnect: str, place: Place) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
 """Which scenario is a published run?
 
 One function turns a row of `steps.csv` into what a scenario file of the run would hold. What the row does not state is
-filled in by the habits of its software (`software`), never by what would meet the measured time.
+filled in by the habits of its software (`software`), the same for all of its runs.
 """
 
 from typing import Any, Final
@@ -74,7 +74,7 @@ def _layout(case: Case, software: Software) -> dict[str, Any]:
         "sequence_parallel": case.is_yes("sequence_parallel") and degrees["tp"] > 1,
         "tensor_overlap": software.overlaps_tensors(case),
         "backward_overlap": software.overlaps_backward(case),
-        "pipeline_overlap": software.pipeline_overlap,
+        "pipeline_overlap": software.overlaps_pipeline(case),
         "data": software.data(case),
     }
     stages = degrees["pp"] * case.whole("vpp", 1)

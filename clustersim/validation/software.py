@@ -1,13 +1,18 @@
 """What does a run's software do that its publication does not say?
 
-The `framework` column names the software; its habits are defaults of its code at that time, the same for every run.
+The `framework` column names the software; its habits are defaults of its code at that time, the same for every run. Two
+are inferred from measurements, for want of another source: how early ZeRO-3 communicated (`serial_zero3`), and the
+loss of Composer's benchmarks.
 """
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from clustersim.validation.cases import Case
 
+_NO_OVERLAP: Final = "TP/PP/DP comm overlap OFF"  # as a row's notes say it
+_COMPILED: Final = re.compile(r"(?:\+|torch\.)compile\b")  # "fsdp+compile", "torch.compile"
 _MEGATRON_BUCKET: Final = "160 MB"  # 40 M parameters in fp32 (DistributedDataParallelConfig.bucket_size)
 
 
@@ -42,7 +47,7 @@ class Software:
 
     def fused(self, case: Case) -> bool:
         """Whether norms, activation, rotary, residual and optimizer are fused kernels: compiled, or written so."""
-        return not self.eager or "compile" in case.text("notes").replace("eager or compiled", "")
+        return not self.eager or _COMPILED.search(case.text("notes")) is not None
 
     def core(self, case: Case) -> str:
         """The attention core; `flash` in a row is the flash attention that the software had."""
@@ -83,7 +88,11 @@ class Software:
 
     def overlaps_backward(self, case: Case) -> bool:
         """Whether backward's tensor-parallel collectives run beside the gradients that do not need them."""
-        return self.backward_overlap and "comm overlap OFF" not in case.text("notes")
+        return self.backward_overlap and _NO_OVERLAP not in case.text("notes")
+
+    def overlaps_pipeline(self, case: Case) -> bool:
+        """Whether sends between stages run beside compute."""
+        return self.pipeline_overlap and _NO_OVERLAP not in case.text("notes")
 
     def gradients(self, case: Case) -> str:
         """The format in which gradients are kept and reduced."""
@@ -114,7 +123,7 @@ SOFTWARE: Final = (
     Software("nemo", wide_gradients=False, biased=True, bucket=_MEGATRON_BUCKET),
     Software("megatron-bridge", bucket=_MEGATRON_BUCKET),
     # Megatron-LM overlaps backward's all-reduce since December 2021; Megatron-DeepSpeed branched off before.
-    replace(_MEGATRON_2021, wanted="megatron-deepspeed", until=2023),
+    replace(_MEGATRON_2021, wanted="megatron-deepspeed", until=2023, serial_zero3=False),
     _MEGATRON_2021,
     replace(_MEGATRON_2021, until=2023, backward_overlap=True, serial_zero3=False),
     Software("megatron", biased=True, bucket=_MEGATRON_BUCKET),

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from clustersim.errors import InputError
+from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
+from clustersim.units import Seconds
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
 from clustersim.validation.comparison import Comparison
 from clustersim.validation.settings import scenario_mapping
@@ -38,14 +40,21 @@ def scenario_of(case: Case) -> Scenario:
         raise CannotPredictError(f"line {case.line}: {reason}", owed=False) from error
 
 
+def predicted_seconds(result: Result) -> Seconds:
+    """What a run is predicted to report: of several simulated steps the last, which is a steady one."""
+    return float(result.step_times[-1])
+
+
 def compare_step(case: Case) -> Comparison:
     """Predict one run."""
     measured = float("nan")
     try:
         measured = case.number("step_time_s")
-        predicted, skipped, owed = float(simulate(scenario_of(case)).step_times[-1]), None, True
+        predicted, skipped, owed = predicted_seconds(simulate(scenario_of(case))), None, True
     except CannotPredictError as refusal:
         predicted, skipped, owed = None, str(refusal), refusal.owed
+    except InputError as refusal:
+        predicted, skipped, owed = None, f"line {case.line}: {refusal}", False
     return Comparison(case.text("case_id"), case.text("source"), measured, predicted, skipped, owed, factors_of(case))
 
 
