@@ -25,6 +25,7 @@ from clustersim.report.files import write_text_atomically
 from clustersim.shipped import names
 from clustersim.units import Seconds
 from clustersim.validation.cases import Case
+from clustersim.validation.settings import is_dense
 from clustersim.validation.steps import read_steps
 from clustersim.workload.framework import load_framework
 
@@ -35,7 +36,6 @@ LIKE: Final[Mapping[str, str]] = {"h100-sxm-96gb": "h100-sxm-80gb"}
 """Whose constants an accelerator with too few cases takes; others keep those of single kernels."""
 LEAST: Final = 4  # cases that a constant needs
 STRIDE_ABOVE: Final = 150  # of a source with more cases, an even choice of no more than these is predicted
-FORMATS: Final = ("bf16", "fp16")
 ROUNDS: Final = 12  # of the coordinate search, which ends earlier where nothing changes
 
 
@@ -55,8 +55,7 @@ def thinned(cases: Sequence[Case]) -> list[Case]:
     """Dense cases of quality A and B; of sources with very many, an even choice."""
     groups: dict[str, list[Case]] = {}
     for case in cases:
-        dense = case.text("experts") in ("", "0", "1") and case.text("precision") in FORMATS
-        if dense and case.text("quality") in ("A", "B"):
+        if is_dense(case):
             groups.setdefault(case.text("source"), []).append(case)
     return [case for group in groups.values() for case in group[:: -(-len(group) // STRIDE_ABOVE)]]
 

@@ -6,7 +6,7 @@ good switches that are on are put off, and the other way round.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from clustersim.parallel.data import NaiveDataParallel
 from clustersim.scenario import Scenario
@@ -44,25 +44,17 @@ def _data_overlap(scenario: Scenario, on: bool) -> Scenario | None:
     return replace(scenario, layout=replace(layout, data=replace(strategy, overlap=on)))
 
 
-def _tensor_overlap(scenario: Scenario, on: bool) -> Scenario | None:
-    layout = scenario.layout
-    if layout.tensor_overlap is on or layout.tp == 1:
-        return None
-    return replace(scenario, layout=replace(layout, tensor_overlap=on))
+def _overlap(field: str, axis: str) -> Put:
+    """A flag of the layout that shows where an axis has more than one rank."""
 
+    def put(scenario: Scenario, on: bool) -> Scenario | None:
+        layout = scenario.layout
+        if getattr(layout, field) is on or getattr(layout, axis) == 1:
+            return None
+        changed: dict[str, Any] = {field: on}
+        return replace(scenario, layout=replace(layout, **changed))
 
-def _pipeline_overlap(scenario: Scenario, on: bool) -> Scenario | None:
-    layout = scenario.layout
-    if layout.pipeline_overlap is on or layout.pp == 1:
-        return None
-    return replace(scenario, layout=replace(layout, pipeline_overlap=on))
-
-
-def _backward_overlap(scenario: Scenario, on: bool) -> Scenario | None:
-    layout = scenario.layout
-    if layout.backward_overlap is on or layout.tp == 1:
-        return None
-    return replace(scenario, layout=replace(layout, backward_overlap=on))
+    return put
 
 
 def _fused(scenario: Scenario, on: bool) -> Scenario | None:
@@ -113,19 +105,19 @@ SWITCHES: Final = (
         "tensor_overlap",
         "tensor-parallel communication does not overlap with its matmuls",
         "tensor-parallel communication overlaps with its matmuls",
-        _tensor_overlap,
+        _overlap("tensor_overlap", "tp"),
     ),
     Switch(
         "pipeline_overlap",
         "stages wait for their sends",
         "stages compute while they send",
-        _pipeline_overlap,
+        _overlap("pipeline_overlap", "pp"),
     ),
     Switch(
         "backward_overlap",
         "backward's tensor-parallel communication does not hide behind the weight gradient",
         "backward's tensor-parallel communication hides behind the weight gradient",
-        _backward_overlap,
+        _overlap("backward_overlap", "tp"),
     ),
     Switch(
         "fused_kernels",

@@ -11,6 +11,7 @@ from clustersim.validation.machines import cluster_section
 from clustersim.validation.software import Software, software_of
 
 FORMATS: Final = ("bf16", "fp16")
+_DENSE: Final = ("", "0", "1")  # experts
 RECOMPUTES: Final = {"": "none", "none": "none", "selective": "selective", "full": "full"}
 SCHEDULES: Final = ("", "1f1b", "interleaved", "zb-1p", "zb-2p")
 _AXES: Final = ("tp", "pp", "cp", "dp")
@@ -37,9 +38,15 @@ def _steps(case: Case) -> int:
     return 3 if case.text("schedule").startswith("zb") else 1
 
 
+def is_dense(case: Case) -> bool:
+    """Whether a dense model was run in bf16 or fp16, and all that a step depends on is known (quality A or B)."""
+    known = case.text("quality") in ("A", "B")
+    return known and case.text("experts") in _DENSE and case.text("precision") in FORMATS
+
+
 def _require(case: Case) -> None:
     """Refuse what is not modelled; a row that leaves out what a step depends on is not owed a prediction either."""
-    if case.text("experts") not in ("", "0", "1"):
+    if case.text("experts") not in _DENSE:
         raise CannotPredictError("mixture of experts is not modelled", owed=False)
     if case.text("precision") not in FORMATS:
         raise CannotPredictError(f"precision {case.text('precision') or 'is not stated'}: not modelled", owed=False)

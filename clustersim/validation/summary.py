@@ -16,7 +16,7 @@ from clustersim.validation.comparison import Comparison
 from clustersim.validation.layouts import Ranking, rank_layouts
 from clustersim.validation.memory import Verdict
 from clustersim.validation.quality import Macro, Quality, by_factor, by_source, grouped, macro, quality
-from clustersim.validation.settings import FORMATS
+from clustersim.validation.settings import is_dense
 
 DENSE: Final = "dense bf16/fp16, quality A and B"
 _PLACE: Final = re.compile(r"^line \d+: ")
@@ -131,7 +131,7 @@ class Summary:
 def summary_of_steps(cases: Sequence[Case], comparisons: Sequence[Comparison]) -> Summary:
     """The summary of a table of steps; comparisons: of these cases, in their order."""
     pairs = list(zip(cases, comparisons, strict=True))
-    dense = [each for case, each in pairs if _is_dense(case)]
+    dense = [each for case, each in pairs if is_dense(case)]
     ranking = rank_layouts(cases, comparisons)
     covered = Coverage(sum(each.predicted is not None for each in dense), len(dense))
     return Summary("steps", tuple(comparisons), covered, _subsets(pairs), ranking)
@@ -151,12 +151,6 @@ def finite(value: Any) -> Any:
 
 def _plain_each(qualities: Mapping[str, Quality]) -> dict[str, Any]:
     return {name: each.to_json() for name, each in qualities.items()}
-
-
-def _is_dense(case: Case) -> bool:
-    """Whether a dense model was run in bf16 or fp16, and all that a step depends on is known."""
-    known = case.text("quality") in ("A", "B")
-    return known and case.text("experts") in ("", "0", "1") and case.text("precision") in FORMATS
 
 
 def _gathers_parameters(case: Case) -> bool:
