@@ -226,9 +226,12 @@ class Result:
         """How long the ranks of each program wait for others."""
         return find_waits(self.breakdown, self.program.kind)
 
-    def operations(self, rank: int) -> OperationSpans:
-        """When each kernel and collective inside the blocks of a rank ran; worked out when asked for."""
-        return self.inside.of(rank)
+    def operations(self, rank: int, tasks: frozenset[int] | None = None) -> OperationSpans:
+        """When each kernel and collective inside the blocks of a rank (or of some of its tasks) ran.
+
+        Worked out when asked for.
+        """
+        return self.inside.of(rank, tasks)
 
     def mfu(self) -> float:
         """Model FLOP utilization (see `analysis.utilization.CONVENTION`)."""

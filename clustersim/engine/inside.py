@@ -4,6 +4,7 @@ A trace says when blocks began. From there their operations can be run again, wi
 the collectives that were beside them, so that spans of operations need not be kept for all ranks.
 """
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,13 +31,16 @@ class Inside:
     trace: Trace
     written: OperationSpans
 
-    def of(self, rank: int) -> OperationSpans:
-        """Every operation of the blocks of a rank, in the order in which they ran."""
+    def of(self, rank: int, tasks: frozenset[int] | None = None) -> OperationSpans:
+        """Every operation of the blocks of a rank, or of these of its tasks only, in the order in which they ran."""
         simulated = int(self.trace.representative[rank])
-        written = self.written.of(simulated)
+        program = self.program.programs[int(self.program.kind[simulated])]
+        blocks = {number for number, task in enumerate(program.tasks) if isinstance(task, Compute)}
+        wanted = blocks if tasks is None else blocks & tasks
+        written = self.written.of(simulated, wanted)
         ranks = self._together(simulated)
         place = int(np.flatnonzero(ranks == simulated)[0])
-        parts = [written, *self._played(ranks, place, set(written.task.tolist()))]
+        parts = [written, *self._played(ranks, place, wanted - set(written.task.tolist()))]
         columns = [np.concatenate(column) for column in zip(*(part.columns for part in parts), strict=True)]
         order = np.lexsort((columns[2], columns[1]))
         return OperationSpans(*(column[order] for column in columns))
@@ -56,8 +60,8 @@ class Inside:
                 together: IntArray = same[reached]
                 return together
 
-    def _played(self, ranks: IntArray, place: int, written: set[int]) -> list[OperationSpans]:
-        """Run the blocks again that the engine has not written."""
+    def _played(self, ranks: IntArray, place: int, tasks: Set[int]) -> list[OperationSpans]:
+        """Run the blocks of these tasks again."""
         program = self.program.programs[int(self.program.kind[ranks[0]])]
         pieces = BlockPieces(program, ranks, self.cost, self.jitter, meetings_of(self.program, self.classes, ranks))
         start, end = self._times(ranks)
@@ -65,7 +69,7 @@ class Inside:
         since, until = start[:, beside], end[:, beside]
         played: list[OperationSpans] = []
         for number, task in enumerate(program.tasks):
-            if isinstance(task, Compute) and number not in written:
+            if isinstance(task, Compute) and number in tasks:
                 meets = ((since < end[:, number, None]) & (until > start[:, number, None])).any(axis=0)
                 busy = [(start[:, each], end[:, each]) for each in beside[meets].tolist()]
                 played.append(_spans(int(ranks[place]), number, place, pieces, (task, start[:, number], busy)))

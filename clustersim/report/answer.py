@@ -1,6 +1,7 @@
 """Which parts of a result does the page show, and under which names and colours?"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -10,7 +11,9 @@ from clustersim.analysis.parts import PARTS, Part
 from clustersim.cost.timing import Provenance
 from clustersim.memory.footprint import Category as Use
 from clustersim.memory.ledger import Ledger
-from clustersim.report.answer_timeline import shown_ranks, timeline_of
+from clustersim.report.answer_kernels import kernels_of
+from clustersim.report.answer_timeline import shown_ranks, shown_rows_of, timeline_of
+from clustersim.report.rows import MOST_ROWS, shown_rows
 from clustersim.report.theme import Category
 from clustersim.report.view import (
     ROUNDING,
@@ -21,6 +24,7 @@ from clustersim.report.view import (
     StageMemory,
     Steps,
     Subject,
+    Timeline,
     Trust,
     Verdict,
     Waiting,
@@ -70,11 +74,17 @@ def page_view(result: Result) -> PageView:
         verdict=verdict_of(result),
         trust=trust_of(result),
         breakdown=breakdown_of(result, ranks),
-        timeline=timeline_of(result, ranks),
+        timeline=drawn_timeline(result, ranks),
         memory=memory_of(result),
         waiting=waiting_of(result),
         notes=(f"Simulated in {format_seconds(result.wall)}.",),
     )
+
+
+def drawn_timeline(result: Result, ranks: Sequence[int]) -> Timeline:
+    """The timeline of some ranks with the kernels inside their passes."""
+    kernels = kernels_of(result, shown_rows_of(result, ranks))
+    return replace(timeline_of(result, ranks), kernels=kernels)
 
 
 def subject_of(result: Result) -> Subject:
@@ -163,15 +173,16 @@ def _settled(result: Result, parts: Mapping[str, Seconds]) -> FloatArray:
 
 
 def memory_of(result: Result) -> Memory:
-    """The ledgers of all pipeline ranks."""
+    """The ledgers of pipeline ranks: of many some, evenly spaced, and the fullest."""
+    shown = sorted({*shown_rows(len(result.ledgers), MOST_ROWS - 1).tolist(), result.fullest})
     return Memory(
         labels=tuple(use.value for use in Use),
         categories=tuple(USE_LOOKS[use] for use in Use),
         stages=tuple(
-            _held(stage_name(result.scenario, number), str(number), ledger)
-            for number, ledger in enumerate(result.ledgers)
+            _held(stage_name(result.scenario, number), str(number), result.ledgers[number]) for number in shown
         ),
         capacity=result.memory_capacity,
+        of_stages=len(result.ledgers),
     )
 
 

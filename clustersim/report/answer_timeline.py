@@ -15,6 +15,7 @@ from clustersim.analysis.parts import PART_OF_ROLE, Part
 from clustersim.cost.block import BlockTiming
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.task import Block, Compute, Exchange, Overlap, Receive, Send, Stream, Task, Work
+from clustersim.report.rows import shown_rows
 from clustersim.report.theme import CATEGORIES, Category
 from clustersim.report.view import IntArray, Path, Row, Spans, Timeline
 from clustersim.report.wording import PROVENANCE_NAMES, row_note, row_word, stage_name
@@ -64,7 +65,7 @@ _MOST_STRAGGLERS: Final = 4
 def shown_ranks(result: "Result") -> list[int]:
     """Simulated ranks that say most: of each pipeline rank one, and stragglers, each beside one that is not.
 
-    Of a pipeline rank's ranks the one is shown on which the critical path is longest, or that stands for most ranks. So
+    Of many pipeline ranks some, evenly spaced. Of a pipeline rank's ranks the one is shown on which the critical path is longest, or that stands for most ranks. So
     the path can be followed, and the rows belong to one pipeline where every rank is simulated.
     """
     trace, kind = result.trace, result.program.kind
@@ -73,7 +74,10 @@ def shown_ranks(result: "Result") -> list[int]:
         trace.rank[result.path], trace.end[result.path] - trace.start[result.path], minlength=result.ranks
     )
     order = np.lexsort((np.arange(result.ranks), -stands_for, -on_path))
-    chosen = {int(order[kind[order] == stage][0]) for stage in range(len(result.ledgers))}
+    of_kind, first = np.unique(kind[order], return_index=True)
+    stages = of_kind < len(result.ledgers)
+    leading = order[first[stages]]
+    chosen = set(leading[shown_rows(len(leading))].tolist())
     for straggler in result.stragglers.slowest[:_MOST_STRAGGLERS]:
         same = np.where(kind == straggler.kind, stands_for, -1)
         same[trace.representative[list(straggler.ranks)]] = -1
@@ -96,7 +100,7 @@ def timeline_of(result: "Result", ranks: Sequence[int]) -> Timeline:
     )  # fmt: skip
     return Timeline(
         rows, LANES, _spans(result, ranks), _path(result, ranks), row_word(scenario), row_note(scenario),
-        tuple(np.cumsum(result.step_times)[:-1].tolist()),
+        tuple(np.cumsum(result.step_times)[:-1].tolist()), of_rows=max(len(rows), len(result.ledgers)),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""How are a million spans drawn with ten thousand boxes?
+"""How are millions of spans kept as some boxes?
 
 First the spans of one action (a stage's forward of a microbatch) that follow each other without a gap become the one
 box that pipeline figures show. If there are still too many, spans shorter than a bin of time are drawn together with
@@ -18,8 +18,7 @@ from clustersim.units import Seconds
 
 BoolArray = NDArray[np.bool_]
 
-MOST_BOXES: Final = 10_000
-_FINEST_BIN: Final = 1 / 4096  # of the drawn time: about a quarter of a pixel
+_FINEST_BIN: Final = 2.0**-20  # of the drawn time
 _TOUCH: Final = 1e-9  # of the drawn time: rounding, not a gap
 
 
@@ -50,7 +49,7 @@ class Boxes:
         return self.order[self.first[box] : self.first[box + 1]]
 
 
-def boxes(spans: Spans, rows: IntArray, *, by_action: bool, most: int = MOST_BOXES) -> Boxes:
+def boxes(spans: Spans, rows: IntArray, *, by_action: bool, most: int) -> Boxes:
     """At most `most` boxes that stand for all spans of these rows; by_action: join the pieces of one action."""
     whole = float(spans.end.max()) if len(spans) else 0.0
     order = np.lexsort((spans.end, spans.start, spans.lane, spans.row))

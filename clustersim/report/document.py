@@ -4,7 +4,7 @@ It needs nothing else, neither a network nor a second file: plotly.js is in it o
 it to load anything.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -52,30 +52,31 @@ def slot(figure: Figure) -> str:
     return f'<div class="slot">{choice}{plot}</div>'
 
 
-def document(title: str, cards: Sequence[Card]) -> str:
-    """A self-contained HTML document."""
+def document(title: str, cards: Sequence[Card], *, scripts: Sequence[str] = (), styles: Sequence[str] = ()) -> str:
+    """A self-contained HTML document. scripts, styles: further assets, by name, beside those that the figures need."""
     figures = [figure for card in cards for figure in card.figures]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(title)} · clustersim</title><style>{_asset('page.css')}</style></head>\n"
-        f"<body><main>{''.join(card.html for card in cards)}</main>\n{_scripts(figures)}</body></html>\n"
+        f"<title>{escape(title)} · clustersim</title><style>{_joined(('page', *styles), 'css')}</style></head>\n"
+        f"<body><main>{''.join(card.html for card in cards)}</main>\n{_scripts(figures, scripts)}</body></html>\n"
     )
 
 
-def _scripts(figures: Sequence[Figure]) -> str:
-    """plotly.js, the figures and the script that draws them."""
+def _scripts(figures: Sequence[Figure], scripts: Sequence[str]) -> str:
+    """plotly.js, the figures, the script that draws them and the behaviours that it finds."""
     from plotly.offline import get_plotlyjs
 
     content = script_json([figure.as_json() for figure in figures])
+    behaviours = dict.fromkeys(figure.behaviour for figure in figures if figure.behaviour)
     return (
         f"<script>{get_plotlyjs()}</script>\n"
         f'<script type="application/json" id="figures">{content}</script>\n'
-        f"<script>{_asset('page.js')}</script>\n"
+        f"<script>{_joined(('page', *behaviours, *scripts), 'js')}</script>\n"
     )
 
 
-def _asset(name: str) -> str:
-    return (_ASSETS / name).read_text(encoding="utf-8")
+def _joined(names: Iterable[str], kind: str) -> str:
+    return "\n".join((_ASSETS / f"{name}.{kind}").read_text(encoding="utf-8") for name in names)

@@ -8,14 +8,15 @@ variables and is filled in by the page's script, so that figures follow the read
 import base64
 import json
 import textwrap
+import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from itertools import chain
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from clustersim.report.theme import Category
 
@@ -24,6 +25,7 @@ Traces = list[dict[str, Any]]
 MUTED = "@muted"
 SURFACE = "@surface"
 GRID = "@grid"
+_EFFORT = 6  # of zlib, whose usual compromise it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,10 @@ class Figure:
     """One drawing.
 
     narrow: what a small screen changes in the layout; choices: traces by name, where the reader picks
-    one of several (the first is shown), instead of `traces`; height: CSS pixels; numbers: words in boxes, drawn where
-    they fit (middle, width, y: in axis units; height: of every box; text, colour).
+    one of several (the first is shown), instead of `traces`; height: CSS pixels.
+
+    Of more data than can be drawn, behaviour: the asset that draws what fits the axes' ranges (`report/assets`), from
+    arrays: typed arrays by name, as `packed` gives them, and facts: plain data.
     """
 
     name: str
@@ -41,17 +45,21 @@ class Figure:
     height: int
     narrow: Mapping[str, Any]
     choices: tuple[tuple[str, Traces], ...] = ()
-    numbers: Mapping[str, Any] | None = None
+    behaviour: str = ""
+    arrays: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """What the page's script reads."""
         return {
             "name": self.name,
-            "traces": self.choices[0][1] if self.choices else self.traces,
+            "traces": self.traces,
             "layout": {**self.layout, "height": self.height},
             "narrow": self.narrow,
             "choices": [traces for _, traces in self.choices],
-            "numbers": self.numbers,
+            "behaviour": self.behaviour,
+            "arrays": self.arrays,
+            "facts": self.facts,
         }
 
 
@@ -59,6 +67,18 @@ def typed(values: ArrayLike) -> dict[str, str]:
     """A one-dimensional array as plotly.js' typed array (float64)."""
     raw = np.ascontiguousarray(values, dtype="<f8")
     return {"dtype": "f8", "bdata": base64.b64encode(raw.tobytes()).decode("ascii")}
+
+
+_PACKED = frozenset({"u1", "u2", "u4", "i2", "i4", "f4", "f8"})
+
+
+def packed(values: NDArray[Any]) -> dict[str, str]:
+    """An array for a behaviour: zlib, then base64; raises ValueError for a type that JavaScript has no array of."""
+    dtype = values.dtype.str[1:]
+    if dtype not in _PACKED:
+        raise ValueError(f"no typed array of {values.dtype}; one of {', '.join(sorted(_PACKED))}")
+    raw = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).tobytes()
+    return {"dtype": dtype, "z": base64.b64encode(zlib.compress(raw, _EFFORT)).decode("ascii")}
 
 
 def script_json(value: object) -> str:

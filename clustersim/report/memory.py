@@ -1,17 +1,19 @@
 """What does each stage hold, and when is it most? Peaks of all stages, and one stage over time, with the capacity."""
 
 from html import escape
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clustersim.report.figure import (
     Figure,
     Traces,
     axis,
-    hatching,
     layout,
     legend,
     marker,
+    packed,
     short_labels,
     time_scale,
     typed,
@@ -51,15 +53,13 @@ def peak_figure(memory: Memory) -> Figure:
 def memory_figure(memory: Memory, step_time: float) -> Figure:
     """One stage over time, stacked by category; the reader chooses the stage, the fullest comes first."""
     scale = time_scale(step_time)
-    chosen = stages_by_peak(memory)
     most = max([memory.capacity, *(float(stage.held.sum(axis=0).max()) for stage in memory.stages)]) / _GIB
+    stages = [memory.stages[stage] for stage in stages_by_peak(memory)]
+    times, held, facts = _columns(stages)
     return Figure(
         name="memory",
         traces=[],
-        choices=tuple(
-            (memory.stages[stage].label, _stage_traces(memory, memory.stages[stage], step_time, scale.size))
-            for stage in chosen
-        ),
+        choices=tuple((stage.label, []) for stage in stages),
         layout=layout(
             showlegend=True,
             legend=legend(traceorder="normal"),
@@ -71,7 +71,41 @@ def memory_figure(memory: Memory, step_time: float) -> Figure:
         ),
         height=400,
         narrow={"legend": {"font": {"size": 9}}},
+        behaviour="memory",
+        arrays={"time": packed(times), "held": packed(held)},
+        facts={"stages": facts, "looks": _looks(memory), "end": step_time, "size": scale.size, "gib": _GIB},
     )
+
+
+def _columns(stages: list[StageMemory]) -> tuple[NDArray[np.float32], NDArray[np.float32], list[dict[str, Any]]]:
+    """Moments and bytes of all stages, one after the other, and for each stage where they are.
+
+    Of a category that holds the same at all times only the amount is kept.
+    """
+    times: list[FloatArray] = [np.zeros(0)]
+    held: list[FloatArray] = [np.zeros(0)]
+    facts, first, at = [], 0, 0
+    for stage in stages:
+        moments = _moments(stage)
+        amounts: list[float | dict[str, int]] = []
+        for row in stage.held[:, moments]:
+            if np.ptp(row) == 0:
+                amounts.append(float(row[0]))
+                continue
+            amounts.append({"first": at})
+            held.append(row)
+            at += len(row)
+        facts.append({"first": first, "moments": len(moments), "held": amounts})
+        times.append(stage.times[moments])
+        first += len(moments)
+    return np.concatenate(times).astype(np.float32), np.concatenate(held).astype(np.float32), facts
+
+
+def _looks(memory: Memory) -> list[dict[str, str]]:
+    return [
+        {"label": escape(label), "colour": category.colour, "pattern": category.pattern}
+        for label, category in zip(memory.labels, memory.categories, strict=True)
+    ]
 
 
 def stages_by_peak(memory: Memory) -> list[int]:
@@ -126,31 +160,6 @@ def _peak_traces(memory: Memory, labels: list[str], peaks: FloatArray) -> Traces
         for index, category in enumerate(memory.categories)
         if len(peaks) and np.any(peaks[:, index])
     ]
-
-
-def _stage_traces(memory: Memory, stage: StageMemory, step_time: float, size: float) -> Traces:
-    moments = _moments(stage)
-    times = np.append(stage.times[moments], max(step_time, float(stage.times[-1]))) / size
-    traces: Traces = []
-    for index, category in enumerate(memory.categories):
-        held = stage.held[index, moments]
-        if not np.any(held):
-            continue
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "stackgroup": "held",
-                "name": escape(memory.labels[index]),
-                "x": typed(times),
-                "y": typed(np.append(held, held[-1]) / _GIB),
-                "line": {"shape": "hv", "width": 0.8, "color": category.colour},
-                "fillcolor": category.colour,
-                "fillpattern": {**hatching(category), "bgcolor": category.colour},
-                "hovertemplate": "%{y:.2f} GiB",
-            }
-        )
-    return traces
 
 
 def _moments(stage: StageMemory) -> IntArray:

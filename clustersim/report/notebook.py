@@ -7,7 +7,8 @@ offline; the price is plotly.js (4.8 MB) in every displayed result.
 from html import escape
 
 from clustersim.report.document import Card, document, slot
-from clustersim.report.timeline import drawing, timeline_figure
+from clustersim.report.timeline import timeline_figure
+from clustersim.report.timeline_arrays import drawing
 from clustersim.report.verdict import verdict_card
 from clustersim.report.view import PageView
 

@@ -16,7 +16,8 @@ from clustersim.report.files import write_text_atomically
 from clustersim.report.memory import memory_figure, peak_figure
 from clustersim.report.steps import steps_figure
 from clustersim.report.theme import Category
-from clustersim.report.timeline import drawing, timeline_caption, timeline_figure
+from clustersim.report.timeline import timeline_caption, timeline_figure
+from clustersim.report.timeline_arrays import drawing
 from clustersim.report.verdict import foot, verdict_card
 from clustersim.report.view import ROUNDING, Breakdown, PageView, Steps, Timeline, Waiting
 from clustersim.report.waiting import stragglers_table, waiting_figure
@@ -96,20 +97,23 @@ def waiting_card(waiting: Waiting, step_time: Seconds, row_word: str) -> Card:
     return Card(section("Who waits for whom", body, lead=_WAITING_LEAD.format(row=row_word)), (figure,))
 
 
-def timeline_card(timeline: Timeline) -> Card:
-    """When each row does what."""
+def timeline_card(timeline: Timeline, *, name: str = "timeline", title: str = "") -> Card:
+    """When each row does what. name: of the figure, where a page has several; title: above it, if not the usual one."""
     drawn, several = drawing(timeline), len(timeline.rows) > 1
     slow = any(row.told for row in timeline.rows)
     rows = _ROWS_LEAD.format(row=timeline.row_word) * several + _SLOW_LEAD * slow
     lead, caption = rows + _STEPS_LEAD * bool(timeline.ends) + _TIMELINE_LEAD, timeline_caption(drawn)
-    return figure_card(_TIMELINE_TITLES[several], timeline_figure(drawn), lead=lead, caption=caption)
+    figure = timeline_figure(drawn, name=name)
+    return figure_card(title or _TIMELINE_TITLES[several], figure, lead=lead, caption=caption)
 
 
 def _memory_cards(view: PageView) -> Iterator[Card]:
     of = f" of the {view.timeline.row_word}" if len(view.timeline.rows) > 1 else ""
     lead = _MEMORY_LEAD.format(of=of, step=", in the first step" if view.verdict.steps else "")
     yield figure_card("Memory over time", memory_figure(view.memory, view.verdict.step_time), lead=lead)
-    yield figure_card("Memory at the peak", peak_figure(view.memory))
+    shown, all_stages = len(view.memory.stages), view.memory.of_stages
+    some = f"{shown} of {all_stages:,} {view.timeline.row_word}s are shown, the fullest among them."
+    yield figure_card("Memory at the peak", peak_figure(view.memory), caption=some if shown < all_stages else "")
 
 
 def _side_by_side(left: str, right: str) -> str:

@@ -166,6 +166,40 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelLabel:
+    """What an operation inside a span says: a kernel, an exchange, or both side by side.
+
+    category: index into theme.CATEGORIES; lines: its shape, what bounds it and how its duration is known; flop: FLOP;
+    bytes: memory traffic; payload: bytes of the exchange.
+    """
+
+    name: str
+    category: int
+    lines: tuple[str, ...]
+    flop: float = 0.0
+    bytes: float = 0.0
+    payload: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What runs inside spans. Runs of one block are mostly equal, so spans refer to patterns.
+
+    pattern: [spans] number of a pattern, -1 where nothing is known; first: [patterns + 1] where each begins in label:
+    [n] index into labels, gap: [n] seconds since the operation before (at first since the span's start), duration: [n]
+    seconds; left_out: spans whose operations are known and were too many.
+    """
+
+    pattern: IntArray
+    first: IntArray
+    label: IntArray
+    gap: FloatArray
+    duration: FloatArray
+    labels: tuple[KernelLabel, ...]
+    left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Path:
     """The critical path: pieces in order of time, each in a row and a lane. Columns of one length.
 
@@ -189,7 +223,8 @@ class Timeline:
     """Rows of spans; lane 0 is computation, further lanes are kinds of communication.
 
     row_word: what a row is called; row_note: what must be said of that, if anything; ends: seconds at which steps end
-    that another one follows.
+    that another one follows; kernels: what runs inside spans, where it is shown; of_rows: of how many rows these were
+    chosen, 0 for all.
     """
 
     rows: tuple[Row, ...]
@@ -199,6 +234,8 @@ class Timeline:
     row_word: str = "stage"
     row_note: str = ""
     ends: tuple[Seconds, ...] = ()
+    kernels: Kernels | None = None
+    of_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +255,13 @@ class StageMemory:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory of every pipeline rank; labels, categories: [categories]."""
+    """Memory of pipeline ranks; labels, categories: [categories]; of_stages: of how many these are, 0 for all."""
 
     labels: tuple[str, ...]
     categories: tuple[Category, ...]
     stages: tuple[StageMemory, ...]
     capacity: Bytes
+    of_stages: int = 0
 
 
 @dataclass(frozen=True, slots=True)

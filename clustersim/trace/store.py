@@ -19,6 +19,7 @@ the others waited; else the row itself.
 Ranks of one class have equal timelines: `representative[r]` is the simulated rank that stands for rank r.
 """
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,8 +85,8 @@ class OperationSpans:
         """All columns."""
         return self.rank, self.task, self.operation, self.start, self.end
 
-    def of(self, rank: int) -> "OperationSpans":
-        """Those of one rank."""
-        chosen = self.rank == rank
+    def of(self, rank: int, tasks: Set[int]) -> "OperationSpans":
+        """Those of some tasks of one rank."""
+        chosen = (self.rank == rank) & np.isin(self.task, list(tasks))
         rank_, task, operation, start, end = (column[chosen] for column in self.columns)
         return OperationSpans(rank_, task, operation, start, end)

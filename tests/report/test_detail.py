@@ -49,21 +49,21 @@ def test_pieces_of_one_action_become_one_box() -> None:
         ),
         texts=(),
     )
-    joined = boxes(same, np.array([0]), by_action=True)
+    joined = boxes(same, np.array([0]), by_action=True, most=10_000)
     assert len(joined) == 1
     assert (joined.start[0], joined.end[0]) == (0.0, 6.0)
     assert joined.members(0).tolist() == [0, 1, 2, 3]
-    assert len(boxes(same, np.array([0]), by_action=False)) == 4
+    assert len(boxes(same, np.array([0]), by_action=False, most=10_000)) == 4
 
 
 def test_actions_are_never_joined_while_they_are_few() -> None:
-    assert len(boxes(many(1000), np.array([0]), by_action=True)) == 1000
+    assert len(boxes(many(1000), np.array([0]), by_action=True, most=10_000)) == 1000
 
 
 @pytest.mark.parametrize("count", [10_001, 200_000])
 def test_no_more_boxes_than_allowed_and_no_span_lost(count: int) -> None:
     spans = many(count)
-    joined = boxes(spans, np.array([0]), by_action=True)
+    joined = boxes(spans, np.array([0]), by_action=True, most=10_000)
     assert len(joined) <= 10_000
     assert np.array_equal(np.sort(joined.order), np.arange(count))
     assert joined.first[-1] == count
@@ -72,18 +72,18 @@ def test_no_more_boxes_than_allowed_and_no_span_lost(count: int) -> None:
 
 
 def test_a_merged_box_has_the_category_that_lasts_longest() -> None:
-    joined = boxes(many(200_000), np.array([0]), by_action=True)
+    joined = boxes(many(200_000), np.array([0]), by_action=True, most=10_000)
     assert set(joined.category.tolist()) == {CATEGORIES.index(Category.FORWARD)}
 
 
 def test_rows_that_are_not_shown_have_no_boxes(make_view: View) -> None:
     spans = make_view(4, 4).timeline.spans
-    joined = boxes(spans, np.array([1, 3]), by_action=True)
+    joined = boxes(spans, np.array([1, 3]), by_action=True, most=10_000)
     assert set(spans.row[joined.order].tolist()) == {1, 3}
 
 
 def test_no_spans_give_no_boxes() -> None:
-    assert len(boxes(many(0), np.array([0]), by_action=True)) == 0
+    assert len(boxes(many(0), np.array([0]), by_action=True, most=10_000)) == 0
 
 
 def test_first_and_last_row_are_always_shown() -> None:
@@ -96,4 +96,4 @@ def test_a_box_without_length_keeps_its_category() -> None:
     assert spans.category[1] == CATEGORIES.index(Category.BACKWARD)
     end = np.array([2.0, 2.0])
     still = Spans(*(end if name == "end" else getattr(spans, name) for name in Spans.__slots__[:14]), texts=())
-    assert boxes(still, np.array([0]), by_action=False).category[1] == CATEGORIES.index(Category.BACKWARD)
+    assert boxes(still, np.array([0]), by_action=False, most=10_000).category[1] == CATEGORIES.index(Category.BACKWARD)

@@ -21,7 +21,8 @@ from clustersim.report.hover import number_of, what
 from clustersim.report.page import render_page
 from clustersim.report.table import render_table
 from clustersim.report.theme import CATEGORIES, Category
-from clustersim.report.timeline import drawing, timeline_caption, timeline_figure
+from clustersim.report.timeline import timeline_caption, timeline_figure
+from clustersim.report.timeline_arrays import drawing
 from clustersim.report.view import PageView, Timeline
 from clustersim.report.waiting import SHARED_DELAY
 from clustersim.report.wording import disturbed_line, gpu_line
@@ -29,6 +30,7 @@ from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.units import format_seconds
+from tests.report.unpack import unpacked
 
 SMALL: dict[str, Any] = {
     "model": {"preset": "llama3-8b", "layers": 8},
@@ -182,12 +184,12 @@ def test_lines_of_the_table_s_parts_fit_into_80_characters(slow: Result) -> None
     assert not [line for line in lines if line.strip() and not line.strip(" █▏▎▍▌▋▊▉")]  # a bar that did not fit
 
 
-def test_a_box_says_what_it_waited_inside_and_by_how_much_it_was_slowed(slow: Result) -> None:
-    traces = {trace["name"]: trace for trace in figures(render_page(page_view(slow)))["timeline"]["traces"]}
-    assert any("slowed by communication by" in text for text in traces["backward"]["hovertext"])
-    partner = timeline_of(slow, [int(slow.trace.representative[8])])  # meets rank 9 in every layer
-    texts = next(trace["hovertext"] for trace in timeline_figure(drawing(partner)).traces if trace["name"] == "forward")
-    assert all("inside for ranks that it meets" in text for text in texts)
+def test_boxes_know_what_they_waited_inside_and_by_how_much_they_were_slowed(slow: Result) -> None:
+    timeline = page_view(slow).timeline
+    assert unpacked(drawing(timeline).arrays)["slowed"].sum() == pytest.approx(timeline.spans.slowed.sum(), rel=1e-6)
+    partner = drawing(timeline_of(slow, [int(slow.trace.representative[8])]))  # meets rank 9 in every layer
+    read = unpacked(partner.arrays)
+    assert (read["waited"][read["look"] == CATEGORIES.index(Category.FORWARD)] > 0).all()
 
 
 def test_jitter_makes_no_straggler_and_the_page_says_so_and_shows_who_waits() -> None:
@@ -210,8 +212,7 @@ def test_pieces_of_the_path_are_not_joined_over_ranks_that_are_not_shown(slow: R
     timeline = page_view(slow).timeline
 
     def links(shown: Timeline) -> int:
-        (line,) = [trace for trace in timeline_figure(drawing(shown)).traces if trace["type"] == "scatter"]
-        return int(np.isnan(np.frombuffer(b64decode(line["x"]["bdata"]))).sum())
+        return int(unpacked(drawing(shown).arrays)["pathFollows"].sum())
 
     follows = timeline.path.follows.copy()
     follows[np.flatnonzero(np.diff(timeline.path.row))[0] + 1] = False

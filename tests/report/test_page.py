@@ -15,7 +15,6 @@ from clustersim.cost.timing import Provenance
 from clustersim.report.notebook import fragment
 from clustersim.report.page import render_page, write_page
 from clustersim.report.table import render_table
-from clustersim.report.timeline import drawing, timeline_caption
 from clustersim.report.view import Breakdown, Memory, PageView, Spans, Trust
 from clustersim.report.view import Path as CriticalPath
 from clustersim.report.wording import PROVENANCE_MEANINGS, PROVENANCE_NAMES
@@ -76,27 +75,10 @@ def test_what_is_only_rounding_is_no_part(make_view: View) -> None:
     assert "recompute" not in {trace["name"] for trace in figures(text)["waterfall"]["traces"]}
 
 
-def test_each_box_says_what_when_and_what_it_waited_for(make_view: View) -> None:
-    traces = {trace["name"]: trace for trace in figures(render_page(make_view(2, 2)))["timeline"]["traces"]}
-    hover = traces["forward"]["hovertext"][2]  # stage 0 holds the first two boxes
-    assert "forward of microbatch 0" in hover
-    assert "stage 1" in hover
-    assert "for forward of microbatch 0 on stage 0" in hover
-    assert "128 MiB moved" in traces["pipeline communication"]["hovertext"][0]
-
-
 def test_more_stages_than_fit_are_sampled_and_the_caption_says_so(make_view: View) -> None:
     view = make_view(80, 2)
     assert "64 of 80 stages are shown" in render_page(view)
     assert len(figures(render_page(view))["timeline"]["layout"]["yaxis"]["tickvals"]) == 64
-
-
-def test_a_caption_tells_when_spans_were_merged(make_view: View) -> None:
-    view = make_view(8, 1000)
-    drawn = drawing(view.timeline)
-    assert len(drawn.boxes) <= 10_000 < len(view.timeline.spans)
-    assert "merged with their neighbours" in timeline_caption(drawn)
-    assert timeline_caption(drawing(make_view(4, 8).timeline)) == ""
 
 
 def test_one_stage_and_one_rank_without_communication_make_a_page(make_view: View) -> None:

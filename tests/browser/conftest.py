@@ -1,0 +1,99 @@
+"""A real browser (the system's chromium, headless, driven by playwright) that refuses every request to a network."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+QUIET = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+)
+PATIENCE = 60_000  # milliseconds
+
+
+@dataclass
+class Opened:
+    """A page that has been drawn. complaints: what its console said; requests: what it asked a network for."""
+
+    page: Any
+    complaints: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def quiet(self) -> bool:
+        """Whether it neither complained nor asked for anything."""
+        return not self.complaints and not self.requests
+
+    def js(self, script: str, argument: object = None) -> Any:
+        """What a JavaScript function returns for an argument."""
+        return self.page.evaluate(script, argument)
+
+    def facts(self, figure: str) -> Any:
+        """What a figure knows beside its arrays."""
+        figures = self.js("() => JSON.parse(document.getElementById('figures').textContent)")
+        return next(each["facts"] for each in figures if each["name"] == figure)
+
+    def drawn(self, figure: str) -> int:
+        """How often a figure has been drawn."""
+        return int(self.js("name => document.getElementById(name).dataset.drawn ?? 0", figure))
+
+    def relayout(self, figure: str, change: dict[str, object]) -> None:
+        """Zoom as a user does, and wait until it is drawn."""
+        before = self.drawn(figure)
+        self.js("([name, change]) => Plotly.relayout(name, change).then(() => null)", [figure, change])
+        self.until(lambda: self.drawn(figure) > before)
+
+    def until(self, true: Callable[[], bool]) -> None:
+        """Wait until something is so; a page's policy forbids the driver's own way, which evaluates text."""
+        for _ in range(PATIENCE // 20):
+            if true():
+                return
+            self.page.wait_for_timeout(20)
+        raise TimeoutError("the page did not get there")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """The running browser."""
+    if BROWSER is None:
+        pytest.skip("no chromium is installed")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=BROWSER, args=QUIET.split())
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(chromium: Any) -> Iterator[Callable[..., Opened]]:
+    """Open a file: `open_page(path, width=1280, dark=False)`; returns when every figure is drawn."""
+    with ExitStack() as stack:
+
+        def opened(path: Path, *, width: int = 1280, height: int = 1000, dark: bool = False) -> Opened:
+            context = chromium.new_context(
+                viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
+            )
+            stack.callback(context.close)
+            page = context.new_page()
+            page.set_default_timeout(PATIENCE)
+            seen = Opened(page)
+            page.on("console", lambda message: seen.complaints.append(f"{message.type}: {message.text}"))
+            page.on("pageerror", lambda error: seen.complaints.append(f"error: {error}"))
+            page.on("request", lambda request: _note(seen, request.url, path))
+            page.goto(path.as_uri())
+            page.wait_for_selector("html[data-ready=yes]", state="attached")
+            return seen
+
+        yield opened
+
+
+def _note(seen: Opened, url: str, path: Path) -> None:
+    """Keep what is asked for beyond the page itself and what it holds."""
+    if url != path.as_uri() and not url.startswith(("data:", "blob:")):
+        seen.requests.append(url)

@@ -1,0 +1,129 @@
+"""What of a timeline goes into the file; what the browser makes of it is in tests/browser."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from clustersim.report.figure import packed
+from clustersim.report.rows import MOST_ROWS
+from clustersim.report.timeline import lane_bands, timeline_caption, timeline_figure
+from clustersim.report.timeline_arrays import MOST_BYTES, drawing, narrowest
+from clustersim.report.view import KernelLabel, Kernels, PageView, Spans, Timeline
+from tests.report.unpack import unpacked
+
+View = Callable[..., PageView]
+
+
+def with_kernels(timeline: Timeline, each: int, *, own: bool) -> Timeline:
+    """The same with so many kernels in every pass, of random times where they are its own."""
+    spans = timeline.spans
+    passes = np.flatnonzero(spans.lane == 0)
+    patterns = len(passes) if own else 1
+    pattern = np.full(len(spans), -1)
+    pattern[passes] = np.arange(patterns) if own else 0
+    share = np.random.default_rng(0).dirichlet(np.ones(each), patterns)
+    long = (spans.end - spans.start)[passes[:patterns]]
+    kernels = Kernels(
+        pattern, np.arange(patterns + 1) * each, np.zeros(patterns * each, dtype=np.int64),
+        np.zeros(patterns * each), (share * long[:, None]).ravel(), (KernelLabel("matmul", 1, ("m 1",)),),
+    )  # fmt: skip
+    return replace(timeline, kernels=kernels)
+
+
+def test_times_and_causes_come_back_to_a_tick(make_view: View) -> None:
+    timeline = make_view(4, 8, 2).timeline
+    drawn = drawing(timeline)
+    read, lead = unpacked(drawn.arrays), drawn.boxes.lead()
+    assert read["start"] * drawn.tick == pytest.approx(timeline.spans.start[lead], abs=drawn.tick)
+    assert read["end"] * drawn.tick == pytest.approx(drawn.boxes.end, abs=drawn.tick)
+    caused = np.flatnonzero(read["cause"] >= 0)
+    assert len(caused) > 0
+    assert (read["end"][read["cause"][caused]].astype(int) <= read["start"][caused].astype(int) + 1).all()
+    waited = np.maximum(timeline.spans.start[lead] - timeline.spans.waiting[lead], 0.0)
+    assert read["waiting"] * drawn.tick == pytest.approx(waited, abs=drawn.tick)
+
+
+def test_kernels_fill_the_passes_that_they_are_in(make_view: View) -> None:
+    timeline = with_kernels(make_view(2, 4).timeline, 7, own=True)
+    drawn = drawing(timeline)
+    read = unpacked(drawn.arrays)
+    for span in np.flatnonzero(read["pattern"] >= 0):
+        first, last = read["patternFirst"][read["pattern"][span] :][:2]
+        inside = read["gap"][first:last].sum() + read["duration"][first:last].sum()
+        whole = (read["spanEnd"][span].astype(float) - read["spanStart"][span]) * drawn.tick
+        assert inside == pytest.approx(whole, rel=1e-5)
+
+
+def test_runs_that_share_a_pattern_cost_nothing_more(make_view: View) -> None:
+    few, many = (
+        sum(len(each["z"]) for each in drawing(with_kernels(make_view(4, microbatches).timeline, 1000, own=False)).arrays.values())
+        for microbatches in (8, 64)
+    )  # fmt: skip
+    assert (
+        many < few + 64 * 4 * 2 * 60
+    )  # bytes of a pass and its message; a thousand kernels of its own are four thousand
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"), [(200_000, "Kernels of 516 spans are not in this file"), (4_000, "merged with")]
+)
+def test_what_is_too_large_is_left_out_the_innermost_first_and_said(make_view: View, limit: int, words: str) -> None:
+    timeline = with_kernels(make_view(4, 64).timeline, 200, own=True)
+    full, drawn = drawing(timeline), drawing(timeline, limit)
+    assert timeline_caption(full) == ""
+    assert sum(len(each["z"]) for each in drawn.arrays.values()) <= limit
+    assert words in timeline_caption(drawn)
+
+
+def test_a_million_own_kernels_fit(make_view: View) -> None:
+    timeline = with_kernels(make_view(8, 250).timeline, 250, own=True)
+    assert timeline.kernels is not None
+    assert len(timeline.kernels.label) >= 1_000_000
+    drawn = drawing(timeline)
+    assert timeline_caption(drawn) == ""
+    assert sum(len(each["z"]) for each in drawn.arrays.values()) <= MOST_BYTES
+
+
+def test_no_more_rows_than_a_page_bears(make_view: View) -> None:
+    drawn = drawing(make_view(80, 2).timeline)
+    assert len(drawn.rows) == MOST_ROWS
+    assert unpacked(drawn.arrays)["row"].max() == MOST_ROWS - 1
+
+
+def test_nothing_happened(make_view: View) -> None:
+    view = make_view(1, 1)
+    whole, real = np.zeros(0, dtype=np.int64), np.zeros(0)
+    nothing = Spans(*[whole] * 5, *[real] * 4, *[whole] * 3, real, real, texts=())
+    path = replace(view.timeline.path, **dict.fromkeys(("row", "lane"), whole), start=real, end=real, follows=whole > 0)
+    drawn = drawing(replace(view.timeline, spans=nothing, path=path))
+    assert timeline_figure(drawn).layout["xaxis"]["range"] == [0, 1]
+    assert {len(array) for name, array in unpacked(drawn.arrays).items() if not name.endswith(("first", "First"))} == {
+        0
+    }
+
+
+def test_lanes_do_not_overlap_and_stay_in_their_row() -> None:
+    edges = [(centre - height / 2, centre + height / 2) for centre, height in lane_bands(3)]
+    assert edges == sorted(edges)
+    assert all(low < high for low, high in edges)
+    assert all(before[1] <= after[0] + 1e-12 for before, after in zip(edges, edges[1:], strict=False))
+    assert -0.5 <= edges[0][0] and edges[-1][1] <= 0.5
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1)), st.sampled_from(["u1", "u2", "u4", "i2", "i4", "f4", "f8"]))
+def test_arrays_come_back_as_they_were(values: list[int], dtype: str) -> None:
+    array: NDArray[np.generic] = np.array(values, dtype=np.int64).astype(dtype)
+    (back,) = unpacked({"a": packed(array)}).values()
+    assert np.array_equal(back, array)
+    numbers = np.array(values, dtype=np.int64)
+    assert np.array_equal(narrowest(numbers).astype(np.int64), numbers)
+
+
+def test_an_array_that_javascript_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="no typed array of int64; one of f4, f8"):
+        packed(np.zeros(1, dtype=np.int64))
