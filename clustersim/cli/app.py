@@ -90,13 +90,29 @@ def run(
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the numbers as JSON; - is stdout.")] = None,
     html: Html = None,
     trace: Annotated[str | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev.")] = None,
+    kineto: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Write a trace per rank, as PyTorch's profiler does.")
+    ] = None,
+    spans: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write all spans as a table: .csv, .parquet or .arrow.")
+    ] = None,
+    ranks: Annotated[
+        str,
+        typer.Option(
+            metavar="RANKS", help="Of which ranks traces are, e.g. 0:8,stage:3,slowest:4; default: one of each kind."
+        ),
+    ] = "",
+    force: Annotated[bool, typer.Option("--force", help="Write traces of more than 1 GB, too.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
 ) -> None:
     """Simulate training steps and print where the time goes."""
-    from clustersim.cli.outputs import Outputs
+    from clustersim.cli.outputs import Outputs, TraceChoice
     from clustersim.cli.run import run_scenario
 
-    outputs = Outputs(json=json, html=html, trace=trace, table=not quiet and json != "-")
+    choice = TraceChoice(ranks, force)
+    outputs = Outputs(
+        json=json, html=html, trace=trace, kineto=kineto, spans=spans, choice=choice, table=not quiet and json != "-"
+    )
     _exit(fits=run_scenario(file, overrides or [], outputs))
 
 
@@ -119,6 +135,39 @@ def coverage(
     from clustersim.cli.coverage import show_coverage
 
     show_coverage(file, overrides or [], json, every=all_rows)
+
+
+@app.command()
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="A", help="Scenario, or a result that `run --json` wrote.")],
+    second: Annotated[
+        Path | None, typer.Argument(metavar="[B]", help="The other; default: A with the changes.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of B; repeatable.")
+    ] = None,
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the difference as JSON; - is stdout.")] = None,
+    html: Html = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
+) -> None:
+    """Say what is different between two scenarios or results: the input, the step time, and which parts of it."""
+    from clustersim.cli.diff import show_difference
+    from clustersim.cli.outputs import Outputs
+
+    outputs = Outputs(json=json, html=html, table=not quiet and json != "-")
+    _exit(fits=show_difference(first, second, overrides or [], outputs))
+
+
+@app.command()
+def explore(
+    file: ScenarioFile,
+    html: Annotated[str, typer.Option("--html", metavar="FILE", help="The page to write.")],
+    overrides: Overrides = None,
+) -> None:
+    """Write an interactive page: memory, placement, bubbles and scaling as layouts and sizes change."""
+    from clustersim.cli.explore import explore_scenario
+
+    explore_scenario(file, overrides or [], html)
 
 
 @app.command()
@@ -175,7 +224,7 @@ def presets() -> None:
 
 @app.command()
 def topology(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A shipped cluster, or a topology file.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A shipped cluster, a topology file, or a scenario.")],
     gpus: Annotated[int | None, typer.Option(metavar="N", help="Number of GPUs; default: the file's.")] = None,
     html: Html = None,
 ) -> None:

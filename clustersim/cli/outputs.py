@@ -15,18 +15,36 @@ _TRACES: Final = (".json", ".pftrace", ".perfetto-trace", "")
 
 
 @dataclass(frozen=True, slots=True)
+class TraceChoice:
+    """Of which ranks traces are (empty: one of each kind), and whether they may be larger than the limit."""
+
+    ranks: str = ""
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Outputs:
-    """Names as they were typed. json: a file or `-` for stdout; table: print one."""
+    """Names as they were typed. json: a file or `-` for stdout; kineto: a directory; table: print one."""
 
     json: str | None = None
     html: str | None = None
     trace: str | None = None
+    kineto: str | None = None
+    spans: str | None = None
+    choice: TraceChoice = TraceChoice()
     table: bool = True
 
     @property
     def files(self) -> dict[str, Path]:
         """Option and path of every file that is written."""
-        wanted = {"--json": None if self.json == STDOUT else self.json, "--html": self.html, "--trace": self.trace}
+        json = None if self.json == STDOUT else self.json
+        wanted = {"--json": json, "--html": self.html, "--trace": self.trace, "--spans": self.spans}
+        return {option: Path(name) for option, name in wanted.items() if name is not None}
+
+    @property
+    def traces(self) -> dict[str, Path]:
+        """Option and path of all that is written span by span, directories among them."""
+        wanted = {"--trace": self.trace, "--kineto": self.kineto, "--spans": self.spans}
         return {option: Path(name) for option, name in wanted.items() if name is not None}
 
     @property
@@ -44,10 +62,7 @@ class Outputs:
                     raise InputError(f"{option} {path}: is one of the files that are read; name another")
         if len({path.resolve() for path in self.files.values()}) < len(self.files):
             raise InputError(f"{' and '.join(self.files)} need different files")
-        if self.trace is not None and Path(self.trace).suffix != ".json":
-            from clustersim.report.perfetto import require_perfetto
-
-            require_perfetto()
+        self._require_traces()
 
     def _require_names(self) -> None:
         if self.json == "":
@@ -59,6 +74,43 @@ class Outputs:
                 f"--trace {self.trace}: name a file that ends in .json (Chrome) or in .pftrace, .perfetto-trace or "
                 "nothing (Perfetto)"
             )
+        if self.kineto in ("", STDOUT):
+            raise InputError("--kineto needs the name of a directory, such as traces")
+        if self.choice != TraceChoice() and not self.traces:
+            raise InputError("--ranks and --force say how traces are written; name one (--trace, --kineto or --spans)")
+
+    def _require_traces(self) -> None:
+        if self.trace is not None and Path(self.trace).suffix != ".json":
+            from clustersim.report.perfetto import require_perfetto
+
+            require_perfetto()
+        if self.spans is not None:
+            from clustersim.report.span_files import require_table
+
+            require_table(self.spans)
+        if self.kineto is not None:
+            self._require_kineto(Path(self.kineto))
+
+    def _require_kineto(self, folder: Path) -> None:
+        from clustersim.report.kineto_files import require_directory
+
+        require_directory(folder)
+        for option, path in self.files.items():
+            if folder.resolve() in (path.resolve(), path.resolve().parent):
+                raise InputError(f"{option} {path}: lies in --kineto {folder}, which is for traces alone; name another")
+
+
+def announce(path: str | Path, note: str = "") -> None:
+    """Say that a file was written; on a terminal its name is a link to it."""
+    if not sys.stdout.isatty():
+        print(f"wrote {path}{note}")
+        return
+    from rich.console import Console
+    from rich.style import Style
+    from rich.text import Text
+
+    link = Style(link=Path(path).resolve().as_uri())
+    Console().print(Text.assemble("wrote ", (str(path), link), note), soft_wrap=True)
 
 
 def write_json(content: Mapping[str, Any], path: str) -> None:

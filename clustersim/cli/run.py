@@ -1,16 +1,16 @@
 """What does `clustersim run` do? Read a scenario, simulate it, write what was asked for, say whether it fits."""
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clustersim.cli.outputs import Outputs, write_json
+from clustersim.cli.outputs import Outputs, announce, write_json
 from clustersim.cli.waiting import waiting_for
 from clustersim.scenario import Scenario
 
 if TYPE_CHECKING:
-    from clustersim.report.view import PageView
     from clustersim.result import Result
 
 
@@ -18,6 +18,7 @@ def run_scenario(file: Path, overrides: Sequence[str], outputs: Outputs) -> bool
     """Simulate and answer; whether the scenario fits in memory."""
     scenario = Scenario.load(file, overrides)
     outputs.require((file, *scenario.files))
+    _require_ranks(scenario, outputs)
     if outputs.table:
         _announce_wait(scenario)
     from clustersim.simulation import simulate
@@ -26,19 +27,22 @@ def run_scenario(file: Path, overrides: Sequence[str], outputs: Outputs) -> bool
         result = simulate(scenario)
         if outputs.json is not None:
             write_json(result.to_json(), outputs.json)
-        if outputs.trace and outputs.table:
-            _announce_trace(result, outputs.trace)
-        traced = _write_trace(result, outputs.trace)
-        if outputs.drawn:
-            from clustersim.report.answer import page_view
-
-            view = page_view(result)
-            _write_page(view, outputs.html)
+        notes = _write_traces(result, outputs)
+        if outputs.html is not None:
+            _write_page(result, outputs.html)
     if outputs.table:
-        _print(view)
-        for option, path in outputs.files.items():
-            print(f"wrote {path}{traced if option == '--trace' else ''}")
+        _print(result)
+        for option, path in (outputs.files | outputs.traces).items():
+            announce(path, notes.get(option, ""))
     return result.fits
+
+
+def _require_ranks(scenario: Scenario, outputs: Outputs) -> None:
+    """Refuse ranks that are not there before anyone waits."""
+    if outputs.traces:
+        from clustersim.report.trace_ranks import require_ranks
+
+        require_ranks(scenario.layout, outputs.choice.ranks)
 
 
 def _announce_wait(scenario: Scenario) -> None:
@@ -49,35 +53,54 @@ def _announce_wait(scenario: Scenario) -> None:
         print(f"warning: {warning}", file=sys.stderr, flush=True)
 
 
-def _announce_trace(result: "Result", path: str) -> None:
+def _write_traces(result: "Result", outputs: Outputs) -> dict[str, str]:
+    """Write what is written span by span; say by option of how many ranks, if not of all."""
+    if not outputs.traces:
+        return {}
+    from clustersim.report.trace_ranks import ranks_of
+
+    ranks = ranks_of(result, outputs.choice.ranks)
+    return {option: _write_spans(result, option, ranks, outputs) for option in outputs.traces}
+
+
+def _write_spans(result: "Result", option: str, ranks: list[int], outputs: Outputs) -> str:
+    """Write one kind of trace; the note that says of how many ranks it is."""
+    from clustersim.report.kineto_files import write_kineto_files
+    from clustersim.report.span_files import write_spans
+    from clustersim.report.trace import MOST_BYTES, write_trace
+
+    write = {"--trace": write_trace, "--kineto": write_kineto_files, "--spans": write_spans}[option]
+    path = outputs.traces[option]
+    if outputs.table:
+        _announce_trace(result, path, ranks)
+    count = write(result, path, ranks, most=math.inf if outputs.choice.force else MOST_BYTES)
+    if outputs.choice.ranks:
+        return f" ({count:,} of {result.ranks:,} ranks)"
+    return f" ({count:,} of {result.simulated_ranks:,} simulated ranks)" if count < result.simulated_ranks else ""
+
+
+def _announce_trace(result: "Result", path: Path, ranks: list[int]) -> None:
     """Say how much is about to be written, where that takes a while."""
     from clustersim.report.trace import MANY_SPANS, spans_of
 
-    spans = spans_of(result)
+    spans = spans_of(result, ranks)
     if spans >= MANY_SPANS:
         print(f"writing about {spans:,} spans to {path}", file=sys.stderr, flush=True)
 
 
-def _write_trace(result: "Result", path: str | None) -> str:
-    """Write the trace; say of how many ranks, if not of all that were simulated."""
-    if path is None:
-        return ""
-    from clustersim.report.trace import write_trace
+def _write_page(result: "Result", path: str) -> None:
+    """Write the page, with changes of the scenario that are simulated for it."""
+    from clustersim.planning.what_if import what_ifs
+    from clustersim.report.answer import page_view
+    from clustersim.report.page import write_page
 
-    ranks = write_trace(result, path)
-    return f" ({ranks:,} of {result.simulated_ranks:,} simulated ranks)" if ranks < result.simulated_ranks else ""
-
-
-def _write_page(view: "PageView", path: str | None) -> None:
-    if path is not None:
-        from clustersim.report.page import write_page
-
-        write_page(view, path)
+    write_page(page_view(result, what_ifs(result)), path)
 
 
-def _print(view: "PageView") -> None:
+def _print(result: "Result") -> None:
     from rich.console import Console
 
+    from clustersim.report.answer import table_view
     from clustersim.report.table import render_table
 
-    Console().print(render_table(view))
+    Console().print(render_table(table_view(result)))

@@ -1,69 +1,106 @@
-"""How is a cluster wired? A row for each tier, from the GPUs up, and a picture on request."""
+"""How is a cluster wired, and which tier does each axis of a layout cross? Tables, and a picture on request."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from clustersim import shipped
+from clustersim.analysis.network_axes import AxisSpan, axis_spans
 from clustersim.cli.outputs import Outputs
 from clustersim.cli.shelves import table_of
+from clustersim.errors import InputError, nearest
 from clustersim.hardware.cluster import Cluster, describe, load_cluster
+from clustersim.hardware.graph_file import is_graph
 from clustersim.hardware.topology import Tier
+from clustersim.report.topology_view import crossing_words, level_of, picture, size_words, tier_names
 from clustersim.units import format_bandwidth
 
-_NAMES: Final = {"gpu": "GPU", "nvswitch": "NVLink domain", "host": "PCIe root", "nic": "NIC", "switch": "switch"}
+_SCENARIO: Final = ("model", "training")
+_CLUSTER: Final = ("node", "accelerator", "fabric")
 
 
 def show_topology(name: str, gpus: int | None, html: str | None) -> None:
-    """Print a cluster's tiers; write its picture to `html`."""
-    cluster = load_cluster(name, gpus=gpus)
-    Outputs(html=html).require(cluster.files)
+    """Print a cluster's tiers and, of a scenario, which axis crosses which; write a picture to `html`."""
+    cluster, spans, files = _read(name, gpus)
+    Outputs(html=html).require(files)
     if html is not None:
-        _draw(cluster, Path(html))
-    console = Console()
-    console.print(Text.assemble((cluster.name, "bold"), f"  {_size(cluster)}\n{cluster.description}"))
-    console.print(_table(describe(cluster)))
+        from clustersim.report.topology import write_topology_page
+
+        write_topology_page(picture(cluster, spans), Path(html))
+    tiers, console = describe(cluster), Console()
+    console.print(Text.assemble((cluster.name, "bold"), f"  {size_words(cluster)}\n{cluster.description}"))
+    console.print(_tier_table(tiers))
+    if spans:
+        console.print(_axis_table(spans, tier_names(tiers), tiers))
     if html is not None:
         print(f"wrote {html}")
 
 
-def _draw(cluster: Cluster, html: Path) -> None:
-    from clustersim.report import topology as picture
-
-    tiers = describe(cluster)
-    ends = {"nvswitch", tiers[-1].kind}  # no way leads up from these
-    rows = [
-        picture.Tier(name, tier.count, "" if tier.kind in ends else format_bandwidth(tier.bandwidth), _note(tier))
-        for name, tier in zip(_names(tiers), tiers, strict=True)
-    ]
-    picture.write_topology_page(f"{cluster.name}: {_size(cluster)}", rows, html)
-
-
-def _size(cluster: Cluster) -> str:
-    return f"{cluster.gpus:,} x {cluster.accelerator.name}, {cluster.gpus_per_node} per node"
+def _read(name: str, gpus: int | None) -> tuple[Cluster, tuple[AxisSpan, ...], list[Path]]:
+    """A cluster, the axes of a scenario's layout, and the files that were read."""
+    if not shipped.is_path(name):
+        return _shipped(name, gpus)
+    content = shipped.read_mapping(Path(name))
+    if any(key in content for key in _SCENARIO):
+        return _scenario(Path(name), gpus)
+    if not is_graph(content) and not any(key in content for key in _CLUSTER):
+        raise InputError(f"{name}: {_neither(content)}")
+    cluster = load_cluster(name, gpus=gpus)
+    return cluster, (), list(cluster.files)
 
 
-def _table(tiers: Sequence[Tier]) -> Table:
+def _shipped(name: str, gpus: int | None) -> tuple[Cluster, tuple[AxisSpan, ...], list[Path]]:
+    known = shipped.names("clusters")
+    if name not in known:
+        raise InputError(
+            f"there is no cluster {name!r}, and that is not the path of a scenario or topology file (.yaml, .yml, "
+            f".json); {nearest(name, known)}"
+        )
+    cluster = load_cluster(name, gpus=gpus)
+    return cluster, (), list(cluster.files)
+
+
+def _neither(content: dict[str, Any]) -> str:
+    keys = ", ".join(map(str, list(content)[:8])) or "no keys"
+    return (
+        f"is neither a scenario (which has {' and '.join(_SCENARIO)}) nor a cluster (which has {', '.join(_CLUSTER)}, "
+        f"or the nodes and edges of a graph); it has {keys}"
+    )
+
+
+def _scenario(path: Path, gpus: int | None) -> tuple[Cluster, tuple[AxisSpan, ...], list[Path]]:
+    from clustersim.scenario import Scenario
+
+    scenario = Scenario.load(path)
+    cluster, layout = scenario.cluster, scenario.layout
+    if gpus not in (None, cluster.gpus):
+        raise InputError(
+            f"--gpus {gpus:,}: {path} is a scenario, whose layout needs {cluster.gpus:,} GPUs; leave --gpus out, or "
+            "change the layout"
+        )
+    spans = axis_spans(layout, cluster.fabric, chunks=scenario.schedule.chunks)
+    return cluster, spans, [path, *cluster.files]
+
+
+def _tier_table(tiers: Sequence[Tier]) -> Table:
     rated = any(tier.oversubscription is not None for tier in tiers)
     table = table_of("", "tier", "count", "bandwidth of each", *["oversubscribed"] * rated)
-    for name, tier in zip(_names(tiers), tiers, strict=True):
+    for name, tier in zip(tier_names(tiers), tiers, strict=True):
         ratio = "" if tier.oversubscription is None else f"1:{tier.oversubscription:.3g}"
         table.add_row(name, f"{tier.count:,}", format_bandwidth(tier.bandwidth), *[ratio] * rated)
     return table
 
 
-def _names(tiers: Sequence[Tier]) -> list[str]:
-    """What people call the tiers; of several of one kind, with their number from below."""
-    kinds = [tier.kind for tier in tiers]
-    names = [_NAMES.get(kind, f"{kind} switch") for kind in kinds]
-    return [
-        f"{name} {kinds[: place + 1].count(kind)}" if kinds.count(kind) > 1 else name
-        for place, (kind, name) in enumerate(zip(kinds, names, strict=True))
-    ]
-
-
-def _note(tier: Tier) -> str:
-    return "" if tier.oversubscription in (None, 1) else f"1:{tier.oversubscription:.3g} oversubscribed"
+def _axis_table(spans: Sequence[AxisSpan], names: Sequence[str], tiers: Sequence[Tier]) -> Table:
+    """Which axis crosses which tier, between neighbours of its groups."""
+    table = table_of("", "axis", "GPUs", "groups", "stride", "nodes", "up to")
+    table.add_column("links between neighbours")
+    for span in spans:
+        counts = (span.size, span.groups, span.stride, span.nodes)
+        top = max(level_of(crossing, tiers) for crossing in span.crossings)
+        table.add_row(span.axis, *(f"{each:,}" for each in counts), names[top], ", ".join(crossing_words(span)))
+    return table

@@ -8,10 +8,15 @@ from typing import Final
 import numpy as np
 
 from clustersim.analysis.parts import PARTS, Part
+from clustersim.analysis.what_if import WhatIfs
 from clustersim.cost.timing import Provenance
 from clustersim.memory.footprint import Category as Use
 from clustersim.memory.ledger import Ledger
+from clustersim.report.answer_activity import activity_of
+from clustersim.report.answer_critical_path import critical_path_of
 from clustersim.report.answer_kernels import kernels_of
+from clustersim.report.answer_network import network_of, topology_of
+from clustersim.report.answer_overlap import overlap_of
 from clustersim.report.answer_timeline import shown_ranks, shown_rows_of, timeline_of
 from clustersim.report.rows import MOST_ROWS, shown_rows
 from clustersim.report.theme import Category
@@ -66,15 +71,31 @@ USE_LOOKS: Final[Mapping[Use, Category]] = MappingProxyType(
 )
 
 
-def page_view(result: Result) -> PageView:
-    """What the page, the notebook and the traces show of a result."""
+def page_view(result: Result, what_ifs: WhatIfs | None = None) -> PageView:
+    """What the page shows of a result; what_ifs: changes that were simulated, too."""
+    view = table_view(result)
+    ranks = [row.rank for row in view.timeline.rows]
+    return replace(
+        view,
+        timeline=drawn_timeline(result, ranks),
+        activity=activity_of(result),
+        overlap=overlap_of(result),
+        network=network_of(result),
+        topology=topology_of(result),
+        critical_path=critical_path_of(result),
+        what_ifs=what_ifs,
+    )
+
+
+def table_view(result: Result) -> PageView:
+    """What a terminal and a notebook show of a result: all but what takes long and is looked at on a page only."""
     ranks = shown_ranks(result)
     return PageView(
         subject=subject_of(result),
         verdict=verdict_of(result),
         trust=trust_of(result),
         breakdown=breakdown_of(result, ranks),
-        timeline=drawn_timeline(result, ranks),
+        timeline=timeline_of(result, ranks),
         memory=memory_of(result),
         waiting=waiting_of(result),
         notes=(f"Simulated in {format_seconds(result.wall)}.",),
@@ -118,6 +139,7 @@ def verdict_of(result: Result) -> Verdict:
         bubble_fraction=answer["bubble_fraction"],
         exposed_communication_fraction=answer["exposed_communication_fraction"],
         steps=steps_of(result),
+        band=result.band,
     )
 
 
@@ -157,12 +179,14 @@ def trust_of(result: Result) -> Trust:
 
 def breakdown_of(result: Result, ranks: Sequence[int]) -> Breakdown:
     """The mean over all ranks, and some ranks."""
+    ideal, compute = result.mfu() * result.step_time, result.breakdown.mean()[Part.COMPUTE.value]
     return Breakdown(
         labels=tuple(part.value for part in PARTS),
         categories=tuple(PART_LOOKS[part] for part in PARTS),
         step=_settled(result, result.breakdown.mean()),
         stages=np.array([_settled(result, result.breakdown.of(rank)) for rank in ranks]),
         path=_settled(result, result.path_parts),
+        ideal=ideal if ideal < compute else 0.0,
     )
 
 

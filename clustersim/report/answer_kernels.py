@@ -12,8 +12,7 @@ import numpy as np
 
 from clustersim.cost.block import BlockTiming
 from clustersim.program.task import Block, Compute
-from clustersim.report.operations import labels_of
-from clustersim.report.slices import Label
+from clustersim.report.operations import Label, labels_of
 from clustersim.report.theme import CATEGORIES
 from clustersim.report.view import BoolArray, FloatArray, IntArray, KernelLabel, Kernels
 

@@ -65,8 +65,9 @@ _MOST_STRAGGLERS: Final = 4
 def shown_ranks(result: "Result") -> list[int]:
     """Simulated ranks that say most: of each pipeline rank one, and stragglers, each beside one that is not.
 
-    Of many pipeline ranks some, evenly spaced. Of a pipeline rank's ranks the one is shown on which the critical path is longest, or that stands for most ranks. So
-    the path can be followed, and the rows belong to one pipeline where every rank is simulated.
+    Of many pipeline ranks some are shown, evenly spaced. Of a pipeline rank's ranks the one is shown on which the
+    critical path is longest, or that stands for most ranks. So the path can be followed, and the rows belong to one
+    pipeline where every rank is simulated.
     """
     trace, kind = result.trace, result.program.kind
     stands_for = np.bincount(trace.representative, minlength=result.ranks)

@@ -1,12 +1,13 @@
 """Where does the step's time go? Parts, each from where the last one ends, up to the step time; and every stage.
 
+The first part, computation, is in two where it can be: what the model's FLOP take at the peak, and what kernels need
+more.
 Wide bars are the mean over ranks; thin ones below them are the critical path, whose parts sum to the step time, too.
 """
 
+from dataclasses import dataclass
 from html import escape
 from typing import Final
-
-import numpy as np
 
 from clustersim.report.figure import (
     Figure,
@@ -22,39 +23,66 @@ from clustersim.report.figure import (
     wrapped,
 )
 from clustersim.report.rows import shown_rows
+from clustersim.report.theme import Category
 from clustersim.report.view import Breakdown, IntArray, Row
-from clustersim.units import format_seconds, format_step_time
+from clustersim.units import Seconds, format_seconds, format_step_time
 
+IDEAL: Final = "ideal: model FLOP at the peak"
+BELOW_PEAK: Final = "kernels below the peak"
 _WIDE: Final = 0.62  # of a row
 _THIN: Final = 0.12
 
 
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """One row of the waterfall. path: seconds on the critical path, from path_start; None: not told apart there."""
+
+    name: str
+    category: Category
+    start: Seconds
+    seconds: Seconds
+    path_start: Seconds
+    path: Seconds | None
+
+
+def falls(breakdown: Breakdown) -> list[Fall]:
+    """The rows of the waterfall, which sum to the step time; so do those of the critical path."""
+    parts, ideal = breakdown.present, breakdown.ideal
+    rows: list[Fall] = []
+    start = path = 0.0
+    for part in parts.tolist():
+        name, look = breakdown.labels[part], breakdown.categories[part]
+        seconds, on_path = float(breakdown.step[part]), float(breakdown.path[part])
+        if part == 0 and ideal:
+            rows.append(Fall(IDEAL, look, 0.0, ideal, 0.0, None))
+            start, seconds, name = ideal, seconds - ideal, BELOW_PEAK
+        rows.append(Fall(name, look, start, seconds, path, on_path))
+        start, path = start + seconds, path + on_path
+    return rows
+
+
 def waterfall(breakdown: Breakdown) -> Figure:
     """For each part a bar and a thin one, each starting where the last one ended; the last bar is the whole step."""
-    parts = breakdown.present
+    rows = falls(breakdown)
     total = float(breakdown.step.sum())
     scale = time_scale(total)
-    traces = [
-        bar(breakdown, part, start / scale.size, scale.size)
-        for seconds, bar in ((breakdown.step[parts], _part_bar), (breakdown.path[parts], _path_bar))
-        for part, start in zip(parts, np.cumsum(seconds) - seconds, strict=True)
-    ]
-    traces.append(_total_bar(total, scale.size))
+    bars = [_part_bar(row, total, scale.size) for row in rows]
+    paths = [_path_bar(row, row.path, scale.size) for row in rows if row.path is not None]
     reach = total / scale.size
     return Figure(
         name="waterfall",
-        traces=traces,
+        traces=[*bars, *paths, _total_bar(total, scale.size)],
         layout=layout(
             xaxis=axis(f"time [{scale.unit}]", range=[0, reach * 1.3 if reach else 1], fixedrange=True),
             yaxis=axis("", autorange="reversed", fixedrange=True, ticksuffix="  "),
             dragmode=False,
             bargap=0.28,
         ),
-        height=70 + 34 * (len(parts) + 1),
+        height=70 + 34 * (len(rows) + 1),
         narrow={
             "font": {"size": 10},
             "xaxis": {"range": [0, reach * 1.9 if reach else 1]},
-            "yaxis": _wrapped([breakdown.labels[part] for part in parts]),
+            "yaxis": _wrapped([row.name for row in rows]),
         },
     )
 
@@ -92,37 +120,36 @@ def _wrapped(labels: list[str]) -> dict[str, object]:
     }
 
 
-def _part_bar(breakdown: Breakdown, part: int, base: float, size: float) -> dict[str, object]:
-    seconds = float(breakdown.step[part])
-    share = seconds / float(breakdown.step.sum())
-    name = escape(breakdown.labels[part])
+def _part_bar(row: Fall, total: Seconds, size: float) -> dict[str, object]:
+    share = row.seconds / total
+    name = escape(row.name)
     return {
         "type": "bar",
         "orientation": "h",
         "name": name,
         "y": [name],
-        "x": [seconds / size],
-        "base": [base],
-        "text": [f"{format_seconds(seconds)} · {share_words(share)}"],
+        "x": [row.seconds / size],
+        "base": [row.start / size],
+        "text": [f"{format_seconds(row.seconds)} · {share_words(share)}"],
         "textposition": "outside",
         "cliponaxis": False,
-        "hovertemplate": f"<b>{name}</b><br>{format_seconds(seconds)}, {share:.2%} of the step<extra></extra>",
-        "marker": marker(breakdown.categories[part]),
+        "hovertemplate": f"<b>{name}</b><br>{format_seconds(row.seconds)}, {share:.2%} of the step<extra></extra>",
+        "marker": marker(row.category),
         "width": _WIDE,
         "offset": -0.4,
     }
 
 
-def _path_bar(breakdown: Breakdown, part: int, base: float, size: float) -> dict[str, object]:
-    seconds, name = float(breakdown.path[part]), escape(breakdown.labels[part])
+def _path_bar(row: Fall, seconds: Seconds, size: float) -> dict[str, object]:
+    name = "computation" if row.name == BELOW_PEAK else escape(row.name)
     words = f"<b>{name}</b> on the critical path<br>{format_seconds(seconds)}<extra></extra>"
     return {
         "type": "bar",
         "orientation": "h",
         "name": f"{name} on the critical path",
-        "y": [name],
+        "y": [escape(row.name)],
         "x": [seconds / size],
-        "base": [base],
+        "base": [row.path_start / size],
         "hovertemplate": words,
         "marker": {"color": "@ink", "opacity": 0.55},
         "width": _THIN,

@@ -3,18 +3,20 @@
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from clustersim.report.answer import page_view
+from clustersim.report.difference import signed
+from clustersim.report.difference_page import part_changes
 from clustersim.report.document import Card, document, figure_card, section
-from clustersim.report.figure import Figure, Scale, axis, layout, legend, marker, time_scale, typed, wrapped
+from clustersim.report.figure import Figure, axis, layout, legend, time_scale, typed, wrapped
 from clustersim.report.files import write_text_atomically
 from clustersim.report.page import stages_card, timeline_card, waiting_card
 from clustersim.report.verdict import foot
-from clustersim.report.view import FloatArray, PageView
-from clustersim.units import format_seconds, format_step_time
+from clustersim.report.view import PageView
+from clustersim.units import format_step_time
 
 if TYPE_CHECKING:
     from clustersim.result import Result
@@ -62,12 +64,12 @@ def difference_figure(views: Mapping[str, PageView]) -> Figure:
     diamond = {"symbol": "diamond", "size": 11, "color": "@ink", "line": {"width": 1.5, "color": "@surface"}}
     net = {
         "type": "scatter", "mode": "markers", "name": "step", "y": names, "x": typed(whole / scale.size),
-        "customdata": [_signed(value) for value in whole.tolist()], "marker": diamond,
+        "customdata": [signed(value) for value in whole.tolist()], "marker": diamond,
         "hovertemplate": "<b>%{y}</b><br>step: %{customdata}<extra></extra>",
     }  # fmt: skip
     return Figure(
         name="difference",
-        traces=[*_changes(base, names, changes, scale), net],
+        traces=[*part_changes(names, changes, scale), net],
         layout=layout(
             barmode="relative",
             showlegend=True,
@@ -84,24 +86,6 @@ def difference_figure(views: Mapping[str, PageView]) -> Figure:
             "yaxis": {"tickmode": "array", "tickvals": names, "ticktext": [wrapped(name) for name, _ in others]},
         },
     )
-
-
-def _changes(base: PageView, names: list[str], changes: FloatArray, scale: Scale) -> list[dict[str, Any]]:
-    most = float(np.abs(changes).max(initial=0.0))
-    parts = np.flatnonzero(np.abs(changes).max(axis=0, initial=0.0) > 1e-3 * most)
-    return [
-        {
-            "type": "bar", "orientation": "h", "name": escape(base.breakdown.labels[part]), "y": names,
-            "x": typed(changes[:, part] / scale.size), "marker": marker(base.breakdown.categories[part]),
-            "customdata": [_signed(value) for value in changes[:, part].tolist()],
-            "hovertemplate": f"<b>%{{y}}</b><br>{escape(base.breakdown.labels[part])}: %{{customdata}}<extra></extra>",
-        }
-        for part in parts.tolist()
-    ]  # fmt: skip
-
-
-def _signed(seconds: float) -> str:
-    return f"{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}"
 
 
 def _table(views: Mapping[str, PageView]) -> str:

@@ -12,7 +12,7 @@ from clustersim.report.timeline_arrays import drawing
 from clustersim.report.verdict import verdict_card
 from clustersim.report.view import PageView
 
-_VERDICT_PIXELS = 500
+_VERDICT_PIXELS = 720
 
 
 def fragment(view: PageView) -> str:

@@ -4,7 +4,7 @@ When each operation ran is worked out for one rank at a time; what it says is th
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from clustersim.analysis.parts import PART_OF_ROLE
 from clustersim.cost.block import BlockTiming
 from clustersim.program.task import Block, Compute, Exchange, Operation
 from clustersim.report.answer_timeline import EXCHANGE_LOOKS, WORK_LOOKS
-from clustersim.report.slices import Arguments, Inside, Label
+from clustersim.report.theme import Category
 from clustersim.report.view import FloatArray, IntArray
 from clustersim.report.wording import PROVENANCE_NAMES
 from clustersim.trace.store import OperationSpans
@@ -20,6 +20,28 @@ from clustersim.workload.kernels import AttentionShape, Kernel, MatmulShape, Sha
 
 if TYPE_CHECKING:
     from clustersim.result import Result
+
+
+Arguments = dict[str, str | int | float]
+_KEPT: Final = 8  # ranks whose times are kept: ranks of several classes may come in turn
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Label:
+    """What a slice says. Compared by identity: operations that are repeated share one."""
+
+    name: str
+    category: Category
+    arguments: Arguments
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inside:
+    """What runs in a slice, in order. start, end: [labels] seconds."""
+
+    start: FloatArray
+    end: FloatArray
+    labels: tuple[Label, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +61,8 @@ class Operations:
         if not isinstance(task, Compute):
             return None
         if rank not in self.times:
-            self.times.clear()  # spans come rank by rank
+            if len(self.times) >= _KEPT:
+                self.times.clear()
             self.times[rank] = _Times.of(self.result.operations(rank))
         key = (rank, task.block)
         if key not in self.labels:

@@ -1,7 +1,8 @@
 """What does a person look at? One HTML file that needs nothing else: no server, no network, no second file.
 
 From top to bottom in the order of questions: does it fit and how fast is it, where does the time go, who waits for
-whom, what happens when, what does memory do, how far can this be trusted.
+whom, what happens when, on all ranks too, what hides behind what, what do memory and the network do, what makes the
+step as long as it is, what would change it, how far can this be trusted.
 """
 
 from collections.abc import Iterator
@@ -9,18 +10,24 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-from clustersim.report.breakdown import stage_breakdown, waterfall
+from clustersim.report.breakdown import BELOW_PEAK, IDEAL, stage_breakdown, waterfall
+from clustersim.report.critical_path import critical_path_card
 from clustersim.report.document import Card, document, figure_card, section, slot
 from clustersim.report.figure import share_words
 from clustersim.report.files import write_text_atomically
+from clustersim.report.heatmap import heatmap_card
 from clustersim.report.memory import memory_figure, peak_figure
+from clustersim.report.network import network_card
+from clustersim.report.overlap import overlap_card
 from clustersim.report.steps import steps_figure
 from clustersim.report.theme import Category
 from clustersim.report.timeline import timeline_caption, timeline_figure
 from clustersim.report.timeline_arrays import drawing
+from clustersim.report.topology import topology_card
 from clustersim.report.verdict import foot, verdict_card
 from clustersim.report.view import ROUNDING, Breakdown, PageView, Steps, Timeline, Waiting
 from clustersim.report.waiting import stragglers_table, waiting_figure
+from clustersim.report.what_if import what_if_card
 from clustersim.units import Seconds, format_seconds, format_step_time
 
 
@@ -45,8 +52,17 @@ def _cards(view: PageView) -> Iterator[Card]:
     if view.waiting:
         yield waiting_card(view.waiting, view.verdict.step_time, view.timeline.row_word)
     yield timeline_card(view.timeline)
+    if view.activity:
+        yield heatmap_card(view.activity, view.breakdown.categories)
+    if view.overlap:
+        yield overlap_card(view.overlap)
     if view.memory.stages:
         yield from _memory_cards(view)
+    yield from _network_cards(view)
+    if view.critical_path:
+        yield critical_path_card(view.critical_path, view.breakdown.categories)
+    if view.what_ifs:
+        yield what_if_card(view.what_ifs)
     yield Card(section("How far to trust this", foot(view)))
 
 
@@ -97,14 +113,13 @@ def waiting_card(waiting: Waiting, step_time: Seconds, row_word: str) -> Card:
     return Card(section("Who waits for whom", body, lead=_WAITING_LEAD.format(row=row_word)), (figure,))
 
 
-def timeline_card(timeline: Timeline, *, name: str = "timeline", title: str = "") -> Card:
-    """When each row does what. name: of the figure, where a page has several; title: above it, if not the usual one."""
+def timeline_card(timeline: Timeline) -> Card:
+    """When each row does what."""
     drawn, several = drawing(timeline), len(timeline.rows) > 1
     slow = any(row.told for row in timeline.rows)
     rows = _ROWS_LEAD.format(row=timeline.row_word) * several + _SLOW_LEAD * slow
     lead, caption = rows + _STEPS_LEAD * bool(timeline.ends) + _TIMELINE_LEAD, timeline_caption(drawn)
-    figure = timeline_figure(drawn, name=name)
-    return figure_card(title or _TIMELINE_TITLES[several], figure, lead=lead, caption=caption)
+    return figure_card(_TIMELINE_TITLES[several], timeline_figure(drawn), lead=lead, caption=caption)
 
 
 def _memory_cards(view: PageView) -> Iterator[Card]:
@@ -114,6 +129,16 @@ def _memory_cards(view: PageView) -> Iterator[Card]:
     shown, all_stages = len(view.memory.stages), view.memory.of_stages
     some = f"{shown} of {all_stages:,} {view.timeline.row_word}s are shown, the fullest among them."
     yield figure_card("Memory at the peak", peak_figure(view.memory), caption=some if shown < all_stages else "")
+
+
+def _network_cards(view: PageView) -> Iterator[Card]:
+    """The cluster with the layout laid over it, and what its links carry."""
+    if view.topology:
+        yield topology_card(view.topology)
+    if view.network:
+        yield network_card(view.network)
+    elif view.topology:
+        yield Card(section("Network", "<p>The ranks exchange nothing: no network is used.</p>"))
 
 
 def _side_by_side(left: str, right: str) -> str:
@@ -129,12 +154,25 @@ def parts_table(breakdown: Breakdown) -> str:
             (float(breakdown.step[part]), float(breakdown.path[part])),
             total,
         )
-        for part in breakdown.present
+        + (_ideal_rows(breakdown, total) if part == 0 else "")
+        for part in breakdown.present.tolist()
     )
     whole, path = (f"<td>{format_step_time(each)}</td>" for each in (total, float(breakdown.path.sum())))
     last = f'<tr class="sum"><th scope="row">step</th>{whole}<td>100.0%</td>{path}</tr>'
     head = "<thead><tr><th>part</th><th>mean</th><th>share</th><th>critical path</th></tr></thead>"
     return f'<table class="parts">{head}<tbody>{rows}{last}</tbody></table>'
+
+
+def _ideal_rows(breakdown: Breakdown, total: Seconds) -> str:
+    """What of the computation is ideal, and what is not; nothing where that cannot be said."""
+    if not breakdown.ideal:
+        return ""
+    pairs = (IDEAL, breakdown.ideal), (BELOW_PEAK, float(breakdown.step[0]) - breakdown.ideal)
+    return "".join(
+        f'<tr class="of"><th scope="row">{escape(name)}</th><td>{format_seconds(seconds)}</td>'
+        f"<td>{share_words(seconds / total)}</td><td></td></tr>"
+        for name, seconds in pairs
+    )
 
 
 def _parts_row(name: str, seconds: tuple[Seconds, Seconds], total: Seconds) -> str:

@@ -1,27 +1,42 @@
 """How is a trace written for Perfetto, to be opened at ui.perfetto.dev?
 
-One track for each row, in order, with a track below it for each lane; slices carry what the page's hover text says.
-Times are whole nanoseconds, so what is shorter is drawn with no length. The protobuf comes from the `perfetto`
-package, an extra: `pip install 'clustersim[trace]'`.
+Tracks are a tree in a given order: the scenario, replicas, stages, ranks with their counters, streams. Slices carry
+what the page's hover text says, and flows join what is sent with what is received, and the members of collectives.
+Times are whole nanoseconds, so what is shorter is drawn with no length. The protobuf comes from the `perfetto` package,
+an extra: `pip install 'clustersim[trace]'`.
+
+Perfetto lets no trace choose colours (github.com/google/perfetto/issues/620). It gives slices with equal correlation
+ids equal colours (pull/1628), so the words of the page's categories are these ids: as on the page, one category has
+one colour everywhere, but not the page's.
 Reference: perfetto.dev/docs/reference/synthetic-track-event
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
-from typing import IO, Any, Final
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, Final, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clustersim.errors import InputError
-from clustersim.report.slices import Arguments, Label, Nanoseconds, Slice
-from clustersim.report.view import Timeline
+from clustersim.report.operations import Arguments, Label
+from clustersim.report.slices import STREAM_NAMES, Nanoseconds, Nested, Slice
+from clustersim.report.trace_content import Content
+from clustersim.report.trace_counters import Counter
+from clustersim.report.trace_flows import NONE
+from clustersim.report.trace_ranks import TraceRank
+from clustersim.report.view import IntArray
 
 _SEQUENCE: Final = 1
-_LANE_TRACKS: Final = 1 << 20  # track numbers of one lane
-_TRACK_NUMBERS: Final = 1 << 30  # track numbers of one row
 _PACKET: Final = b"\x0a"  # tag of Trace.packet, field 1, with a length
 _STAMP: Final = 8  # bytes of a time: 2 years
 _TIMESTAMP: Final = b"\x40"  # tag of TracePacket.timestamp, field 8, a varint
+_SEQUENCE_ID: Final = b"\x50" + bytes([_SEQUENCE])  # TracePacket.trusted_packet_sequence_id, field 10
+_EVENT: Final = b"\x5a"  # tag of TracePacket.track_event, field 11, with a length
+_FLOW: Final = b"\xf9\x02"  # tag of TrackEvent.flow_ids, field 47, 8 bytes
+_VALUE: Final = b"\xe1\x02"  # tag of TrackEvent.double_counter_value, field 44, 8 bytes
+_FIXED: Final = 8
 
 
 def require_perfetto() -> None:
@@ -29,27 +44,17 @@ def require_perfetto() -> None:
     _library()
 
 
-def write_perfetto(timeline: Timeline, pieces: Iterable[Slice], file: IO[bytes]) -> None:
-    """Write the timeline's rows and these slices of it; raise InputError where the extra is not installed."""
-    protos = _library()
-    writer = _Writer(file, protos)
-    for number, row in enumerate(timeline.rows):
-        writer.track(_row_track(number), 0, row.named)
-    described: set[int] = set()
-    for piece in pieces:
-        track = _lane_track(piece)
-        if track not in described:
-            described.add(track)
-            writer.track(track, _row_track(piece.row), timeline.lanes[piece.lane])
-        writer.slice(track, piece)
-
-
-def _row_track(row: int) -> int:
-    return (row + 1) * _TRACK_NUMBERS
-
-
-def _lane_track(piece: Slice) -> int:
-    return _row_track(piece.row) + piece.lane * _LANE_TRACKS + piece.track + 1
+def write_perfetto(content: Content, file: IO[bytes]) -> None:
+    """Write ranks, their slices and counters; raise InputError where the extra is not installed."""
+    writer = _Writer(file, _library())
+    tree = _Tree(writer, content.title)
+    for rank in content.ranks:
+        tree.rank(rank)
+    for rank, counters in content.counters:
+        for counter in counters:
+            writer.counter(tree.counter(rank, counter), counter)
+    for piece in content.pieces:
+        writer.slice(tree.stream(piece), piece)
 
 
 def _library() -> Any:
@@ -63,58 +68,151 @@ def _library() -> Any:
     return perfetto_trace_pb2
 
 
+class _Tree:
+    """Tracks, described when they are first met; each has a place among its siblings."""
+
+    def __init__(self, writer: "_Writer", title: str) -> None:
+        self._writer = writer
+        self._tracks: dict[tuple[object, ...], int] = {}
+        self._children: dict[int, int] = {}
+        self._top = self._track((), 0, title)
+
+    def rank(self, rank: TraceRank) -> int:
+        """The track of a rank, below its stage and replica."""
+        replica = self._track((rank.replica,), self._top, f"replica {rank.replica}")
+        stage = self._track((rank.replica, rank.stage), replica, rank.stage)
+        return self._track(("rank", rank.rank), stage, rank.name)
+
+    def counter(self, rank: TraceRank, counter: Counter) -> int:
+        """The track of a rank's counter."""
+        return self._track((rank.rank, counter.name), self.rank(rank), counter.name, counter)
+
+    def stream(self, piece: Slice) -> int:
+        """The track of a slice: those of a stream have one name, and viewers draw them below each other."""
+        parent = self._tracks["rank", piece.rank]
+        return self._track((piece.rank, piece.stream, piece.track), parent, STREAM_NAMES[piece.stream])
+
+    def _track(self, key: tuple[object, ...], parent: int, name: str, counter: Counter | None = None) -> int:
+        number = self._tracks.get(key)
+        if number is None:
+            number = self._tracks[key] = len(self._tracks) + 1
+            place = self._children[parent] = self._children.get(parent, 0) + 1
+            self._writer.track(number, parent, place, name, counter)
+        return number
+
+
 class _Writer:
     """Packets, one pass at a time: a million spans never stand in memory as packets.
 
     A trace is its packets, each behind the tag and the length of a field. What packets of a label on a track have in
-    common is encoded once; the time, whose place among a packet's fields is free, is put behind it.
+    common is encoded once, with what differs behind it: a flow or a value as the last field of the event, and the time
+    as the last one of the packet, all of fixed lengths.
     Reference: protobuf.dev/programming-guides/encoding
     """
 
     def __init__(self, file: IO[bytes], protos: Any) -> None:
         self._file, self._protos = file, protos
-        self._known: dict[tuple[Label | None, int], bytes] = {}
+        self._known: dict[tuple[tuple[Label, ...], int, tuple[bool, ...]], _Template] = {}
 
-    def track(self, number: int, parent: int, name: str) -> None:
-        """Describe a line of the viewer; parent 0 is the top."""
+    def track(self, number: int, parent: int, place: int, name: str, counter: Counter | None) -> None:
+        """Describe a line of the viewer; parent 0 is the top; place: among its siblings."""
         trace = self._protos.Trace()
         packet = trace.packet.add()
         packet.trusted_packet_sequence_id = _SEQUENCE
         track = packet.track_descriptor
-        track.uuid, track.name, track.parent_uuid = number, name, parent
+        track.uuid, track.name, track.sibling_order_rank = number, name, place
         track.child_ordering = self._protos.TrackDescriptor.EXPLICIT
-        track.sibling_order_rank = number % _TRACK_NUMBERS or number // _TRACK_NUMBERS
+        if parent:
+            track.parent_uuid = parent
+        if counter is not None and counter.per_second:
+            track.counter.unit_name = "bytes/s"
+        elif counter is not None:
+            track.counter.unit = self._protos.CounterDescriptor.UNIT_SIZE_BYTES
         self._file.write(trace.SerializeToString())
 
+    def counter(self, track: int, counter: Counter) -> None:
+        """The values of a counter."""
+        event = self._event(track, self._protos.TrackEvent.TYPE_COUNTER)
+        head = _head(event.SerializeToString(), _VALUE)
+        for stamp, value in zip(_stamps(counter.times.tolist()), counter.values.tolist(), strict=True):
+            self._file.write(head + struct.pack("<d", value) + _TIMESTAMP + stamp)
+
     def slice(self, track: int, piece: Slice) -> None:
-        """A beginning, what is inside, and an end. What begins operations is used again."""
-        end = self._of(None, track)
-        packets, times = [self._untimed(piece.label, track)], [piece.start]
-        for each in piece.inside:
-            packets += (self._of(each.label, track), end)
-            times += (each.start, each.end)
-        packets.append(end)
-        times.append(piece.end)
-        self._file.write(b"".join(chain.from_iterable(zip(packets, _stamps(times), strict=True))))
+        """A beginning, what is inside, and an end."""
+        start, stop = _stamps([piece.start, piece.end])
+        begin = self._untimed(piece.label, track, flows=piece.flow != NONE)
+        flow = b"" if piece.flow == NONE else piece.flow.to_bytes(_FIXED, "little")
+        inside = b"" if piece.inside is None else self._inside(track, piece.inside)
+        end = self._untimed(None, track, flows=False)
+        self._file.write(b"".join((begin, flow, _TIMESTAMP, start, inside, end, _TIMESTAMP, stop)))
 
-    def _of(self, label: Label | None, track: int) -> bytes:
-        known = self._known.get((label, track))
-        if known is None:
-            known = self._known[label, track] = self._untimed(label, track)
-        return known
+    def _inside(self, track: int, inside: Nested) -> bytes:
+        """Packets of what is inside: the same but for times and flows wherever a block is run."""
+        flows = tuple(flow != NONE for flow in inside.flows)
+        key = (inside.labels, track, flows)
+        if key not in self._known:
+            self._known[key] = self._template(inside.labels, track, flows or (False,) * len(inside))
+        times = _digits(np.stack((inside.start, inside.end), axis=1).ravel())
+        return self._known[key].filled(times, [flow for flow in inside.flows if flow != NONE])
 
-    def _untimed(self, label: Label | None, track: int) -> bytes:
-        """The packet of a beginning, or without a label of an end, on a track, but for the bytes of its time."""
-        packet, event = self._protos.TracePacket(), self._protos.TrackEvent
-        packet.trusted_packet_sequence_id = _SEQUENCE
-        packet.track_event.track_uuid = track
-        packet.track_event.type = event.TYPE_SLICE_END if label is None else event.TYPE_SLICE_BEGIN
+    def _template(self, labels: Sequence[Label], track: int, flows: Sequence[bool]) -> "_Template":
+        packets, times, numbers = bytearray(), [], []
+        end = self._untimed(None, track, flows=False)
+        for label, flow in zip(labels, flows, strict=True):
+            packets += self._untimed(label, track, flows=flow)
+            if flow:
+                numbers.append(len(packets))
+                packets += bytes(_FIXED)
+            for more in (b"", end):
+                packets += more + _TIMESTAMP
+                times.append(len(packets))
+                packets += bytes(_STAMP)
+        return _Template.of(packets, times, numbers)
+
+    def _untimed(self, label: Label | None, track: int, *, flows: bool) -> bytes:
+        """The packet of a beginning, or without a label of an end, on a track, up to its flow or its time."""
+        types = self._protos.TrackEvent
+        event = self._event(track, types.TYPE_SLICE_END if label is None else types.TYPE_SLICE_BEGIN)
         if label is not None:
-            packet.track_event.name = label.name
-            packet.track_event.categories.append(label.category.label)
-            _annotate(packet.track_event, label.arguments)
-        encoded: bytes = packet.SerializeToString()
-        return _PACKET + _varint(len(encoded) + len(_TIMESTAMP) + _STAMP) + encoded + _TIMESTAMP
+            event.name = label.name
+            event.categories.append(label.category.label)
+            event.correlation_id_str = label.category.label
+            _annotate(event, label.arguments)
+        return _head(event.SerializeToString(), _FLOW if flows else b"")
+
+    def _event(self, track: int, kind: int) -> Any:
+        event = self._protos.TrackEvent()
+        event.track_uuid, event.type = track, kind
+        return event
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    """Packets with places for times and flows. times: [times, bytes] places of theirs; flows: [flows, bytes]."""
+
+    packets: NDArray[np.uint8]
+    times: IntArray
+    flows: IntArray
+
+    @classmethod
+    def of(cls, packets: bytearray, times: Sequence[int], flows: Sequence[int]) -> Self:
+        """times, flows: where each begins."""
+        places = [np.array(each, dtype=np.int64)[:, None] + np.arange(_STAMP) for each in (times, flows)]
+        return cls(np.frombuffer(bytes(packets), dtype=np.uint8), *places)
+
+    def filled(self, times: NDArray[np.uint8], flows: Sequence[int]) -> bytes:
+        """The packets with times as encoded, and flows."""
+        packets = self.packets.copy()
+        packets[self.times] = times
+        packets[self.flows] = np.array(flows, dtype="<u8").view(np.uint8).reshape(-1, _FIXED)
+        return packets.tobytes()
+
+
+def _head(event: bytes, last: bytes) -> bytes:
+    """A packet up to what differs. event: as encoded; last: the tag of the event's last field, if that differs."""
+    length = len(event) + len(last) + (_FIXED if last else 0)
+    inner = _SEQUENCE_ID + _EVENT + _varint(length) + event + last
+    return _PACKET + _varint(len(inner) + (_FIXED if last else 0) + len(_TIMESTAMP) + _STAMP) + inner
 
 
 def _varint(number: int) -> bytes:
@@ -128,11 +226,16 @@ def _varint(number: int) -> bytes:
 
 
 def _stamps(times: Sequence[Nanoseconds]) -> Iterator[bytes]:
-    """Times as numbers of protobuf that are all as long, so that packets are: their highest bits may be zeros."""
-    bits = np.array(times, dtype=np.int64)[:, None] >> 7 * np.arange(_STAMP) & 0x7F
-    bits[:, :-1] |= 0x80
-    encoded = bits.astype(np.uint8).tobytes()
+    """Times as numbers of protobuf."""
+    encoded = _digits(np.array(times, dtype=np.int64)).tobytes()
     return (encoded[place : place + _STAMP] for place in range(0, len(encoded), _STAMP))
+
+
+def _digits(times: IntArray) -> NDArray[np.uint8]:
+    """Times as numbers of protobuf that are all as long: their highest bits may be zeros. [times, bytes]."""
+    bits = times[:, None] >> 7 * np.arange(_STAMP) & 0x7F
+    bits[:, :-1] |= 0x80
+    return bits.astype(np.uint8)
 
 
 def _annotate(event: Any, arguments: Arguments) -> None:

@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.report.view import IntArray
+from clustersim.trace.store import IntArray
 
 MOST_ROWS: Final = 64
 

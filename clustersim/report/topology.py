@@ -1,34 +1,37 @@
-"""What does the cluster look like? A picture by tiers, drawn the same for one node and for 16,384 GPUs.
+"""What does the cluster look like, and what lies between the groups of a layout on it?
 
-Each tier is a line of boxes, all of a few and ever fewer of many; between two tiers stands what connects them. The
-picture shows how many there are and how fast the way up is, not which cable goes where.
+A picture by tiers, drawn the same for one node and for 16,384 GPUs. Each tier is a line of boxes, all of a few and ever
+fewer of many; between two tiers stands what connects them. Beside them every axis of a layout is a line from the GPUs
+up to the highest tier that its groups cross, with a dot at each tier whose links neighbours of a group have between
+them. The picture shows how many there are and how fast the way up is, not which cable goes where.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any, Final
 
 from clustersim.report.document import Card, document, section, slot
-from clustersim.report.figure import Figure, Traces, layout
+from clustersim.report.figure import MUTED, SURFACE, Figure, Traces, layout
 from clustersim.report.files import write_text_atomically
+from clustersim.report.network_words import AXIS_LOOKS, axis_words, table_of
 
 _MOST_DRAWN: Final = 36
 _MOST_EXTRA: Final = 2.3  # boxes for each doubling beyond eight
 _BOX: Final = 0.26  # height of a box, in tiers
 _WORDS: Final = 0.24  # height of a line of words
-_TIER_COLOURS: Final = ("#009E73", "#56B4E9", "#E69F00", "#0072B2", "#CC79A7", "#D55E00", "#8D96A0")
-_TIER_PIXELS: Final = 104
+_TIER_PIXELS: Final = 92
+_LANE: Final = 0.115  # width of what an axis has beside the boxes, whose width is 1
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
     """One tier of a cluster.
 
-    kind: "GPU", "leaf switch"; bandwidth: of the way up, per direction and with its unit,
-    empty for the top; note: anything else, such as "8 per node" or "1:7 oversubscribed".
+    kind: "GPU", "leaf switch"; bandwidth: of the way up, per direction, with its unit and what it is made of, empty
+    for the top; note: anything else, such as "8 per node" or "1:7 oversubscribed".
     """
 
     kind: str
@@ -37,42 +40,96 @@ class Tier:
     note: str = ""
 
 
-def write_topology_page(title: str, tiers: Sequence[Tier], path: str | Path) -> None:
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Links that neighbours of a group have between them. level: of the tier to which they lead up, from 0 on.
+
+    links: in words; all_of_them: every pair of neighbours has them.
+    """
+
+    level: int
+    links: str
+    all_of_them: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One axis of a layout. size: GPUs of a group; stride: ranks between its members; nodes: that it lies on."""
+
+    axis: str
+    size: int
+    groups: int
+    stride: int
+    nodes: int
+    crossings: tuple[Crossing, ...]
+
+    @property
+    def top(self) -> int:
+        """Level of the highest tier that it crosses."""
+        return max(crossing.level for crossing in self.crossings)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A cluster from the GPUs up, and the axes of a layout on it, if any."""
+
+    title: str
+    tiers: tuple[Tier, ...]
+    lanes: tuple[Lane, ...] = ()
+
+
+def write_topology_page(picture: Picture, path: str | Path) -> None:
     """Write the picture as one self-contained page; raise OutputError if it cannot be written."""
-    write_text_atomically(path, topology_page(title, tiers))
+    write_text_atomically(path, topology_page(picture))
 
 
-def topology_page(title: str, tiers: Sequence[Tier]) -> str:
-    """A page with the picture and a table; tiers from the GPUs up."""
-    figure = topology_figure(tiers)
-    return document(title, [Card(section(title, slot(figure) + _table(tiers), lead=_LEAD), (figure,))])
+def topology_page(picture: Picture) -> str:
+    """A page with the picture and its tables."""
+    return document(picture.title, [topology_card(picture, picture.title)])
+
+
+def topology_card(picture: Picture, title: str = "Cluster and layout") -> Card:
+    """The picture, what each axis crosses, and the tiers in numbers."""
+    figure = topology_figure(picture)
+    lanes = _lane_table(picture) if picture.lanes else ""
+    lead = _LEAD + _LANES_LEAD * bool(picture.lanes)
+    return Card(section(title, f"{slot(figure)}{lanes}{_tier_table(picture.tiers)}", lead=lead), (figure,))
 
 
 _LEAD: Final = (
     "Each line is a tier, GPUs at the bottom; of many equal boxes only some are drawn. Between two tiers stands the "
     "bandwidth of the way up, in each direction."
 )
+_LANES_LEAD: Final = (
+    " Beside them stand the axes of the layout, each as high as its groups reach: a dot where neighbours of a group "
+    "have such links between them, a ring where only some of them do."
+)
 
 
-def topology_figure(tiers: Sequence[Tier]) -> Figure:
-    """Boxes as bars, connections as bands, words between them."""
+def topology_figure(picture: Picture) -> Figure:
+    """Boxes as bars, connections as bands, words between them; axes as lines beside them."""
+    tiers, lanes = picture.tiers, picture.lanes
     traces: Traces = []
     for level, tier in enumerate(tiers):
         if level + 1 < len(tiers):
             traces.append(_ways_up(level, tier, tiers[level + 1]))
         traces.append(_boxes(level, tier))
+    traces += [trace for place, lane in enumerate(lanes) for trace in _line(place, lane)]
+    traces += [_dots(place, lane, tiers) for place, lane in enumerate(lanes)]
+    words = [note for level, tier in enumerate(tiers) for note in _words(level, tier)]
+    wide, short = ([note for place, lane in enumerate(lanes) for note in told(place, lane)] for told in (_told, _short))
     return Figure(
         name="topology",
         traces=traces,
         layout=layout(
-            xaxis={"range": [-0.02, 1.02], "visible": False, "fixedrange": True},
-            yaxis={"range": [-0.45, len(tiers) - 0.8], "visible": False, "fixedrange": True},
-            annotations=[note for level, tier in enumerate(tiers) for note in _words(level, tier)],
+            xaxis={"range": [-0.02, 1.02 + _LANE * (len(lanes) + 0.3)], "visible": False, "fixedrange": True},
+            yaxis={"range": [-0.45, len(tiers) - 0.8 + 0.25 * bool(lanes)], "visible": False, "fixedrange": True},
+            annotations=words + wide,
             dragmode=False,
             margin={"l": 4, "r": 4, "t": 4, "b": 4},
         ),
         height=_TIER_PIXELS * len(tiers) + 40,
-        narrow={},
+        narrow={"annotations": words + short},
     )
 
 
@@ -98,7 +155,7 @@ def _boxes(level: int, tier: Tier) -> dict[str, Any]:
         "y": [_BOX] * len(places),
         "base": [level - _BOX / 2] * len(places),
         "width": 0.8 / _MOST_DRAWN,
-        "marker": {"color": _TIER_COLOURS[level % len(_TIER_COLOURS)], "cornerradius": 3},
+        "marker": {"color": MUTED if level else "@accent", "opacity": 0.6 if level else 1.0, "cornerradius": 3},
         "hovertemplate": escape(f"{tier.count:,} × {tier.kind}") + "<extra></extra>",
     }
 
@@ -134,7 +191,82 @@ def _words(level: int, tier: Tier) -> list[dict[str, Any]]:
     ]
 
 
-def _table(tiers: Sequence[Tier]) -> str:
+def _middle(place: int) -> float:
+    """Where the place-th axis stands."""
+    return 1.02 + _LANE * (place + 0.6)
+
+
+def _colour(lane: Lane) -> str:
+    return AXIS_LOOKS[lane.axis][1].colour
+
+
+def _line(place: int, lane: Lane) -> Traces:
+    """From the GPUs to the highest tier, with a cap; a darker edge, because some colours are pale."""
+    middle, half = _middle(place), 0.25 * _LANE
+    common = {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [middle - half, middle + half, None, middle, middle, None, middle - half, middle + half],
+        "y": [0, 0, None, 0, lane.top, None, lane.top, lane.top],
+        "hoverinfo": "skip",
+    }
+    return [{**common, "line": {"width": width, "color": colour}} for width, colour in ((7, MUTED), (4, _colour(lane)))]
+
+
+def _dots(place: int, lane: Lane, tiers: Sequence[Tier]) -> dict[str, Any]:
+    crossings = lane.crossings
+    name = f"<b>{lane.axis}</b>: {_sentence(lane)}<br>between neighbours: "
+    words = [f"{name}{each.links}, up to {escape(tiers[each.level].kind)}" for each in crossings]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [_middle(place)] * len(crossings),
+        "y": [each.level for each in crossings],
+        "hovertext": words,
+        "hoverinfo": "text",
+        "marker": {
+            "size": 15,
+            "color": [_colour(lane) if each.all_of_them else SURFACE for each in crossings],
+            "line": {"width": 2, "color": "@ink"},
+        },
+    }
+
+
+def _sentence(lane: Lane) -> str:
+    apart = "adjacent" if lane.stride == 1 else f"stride {lane.stride:,}"
+    nodes = "1 node" if lane.nodes == 1 else f"{lane.nodes:,} nodes"
+    return f"{lane.groups:,} × {lane.size:,} GPUs, {apart}, {nodes}"
+
+
+def _told(place: int, lane: Lane) -> Iterator[dict[str, Any]]:
+    """The name of an axis below its line, and what its groups are above."""
+    stride = "adjacent" if lane.stride == 1 else f"stride {lane.stride:,}"
+    yield from _labels(place, lane, f"{lane.size:,} GPUs<br>{stride}", 11)
+
+
+def _short(place: int, lane: Lane) -> Iterator[dict[str, Any]]:
+    yield from _labels(place, lane, f"{lane.size:,}", 10)
+
+
+def _labels(place: int, lane: Lane, above: str, size: int) -> Iterator[dict[str, Any]]:
+    common = {"x": _middle(place), "xanchor": "center", "showarrow": False}
+    yield {**common, "y": -_BOX / 2 - _WORDS / 2, "text": f"<b>{lane.axis}</b>", "font": {"size": 13}}
+    yield {**common, "y": lane.top + 0.14, "yanchor": "bottom", "text": above, "font": {"size": size}}
+
+
+def _lane_table(picture: Picture) -> str:
+    rows = (
+        (
+            f"{axis_words(lane.axis)}<br><small>{_sentence(lane)}</small>",
+            escape(picture.tiers[lane.top].kind),
+            "<br>".join(each.links for each in lane.crossings),
+        )
+        for lane in picture.lanes
+    )
+    return f'<div style="margin-bottom:16px">{table_of(("axis", "up to", "between neighbours"), rows)}</div>'
+
+
+def _tier_table(tiers: Sequence[Tier]) -> str:
     rows = "".join(
         f'<tr><th scope="row">{escape(tier.kind)}</th><td>{tier.count:,}</td><td>{escape(tier.bandwidth)}</td>'
         f'<td class="words">{escape(tier.note)}</td></tr>'

@@ -1,11 +1,12 @@
-"""How is a whole step written for a trace viewer? Every simulated rank, its passes, and the operations inside them.
+"""How are whole steps written for other tools? Ranks, their passes, and the operations inside them.
 
-Nobody reads a trace of every rank of a large cluster, and it would fill a disk: of more than `MOST_RANKS` those are
-written that the page shows. The size is estimated from a sample of passes before anything is written.
+The size is estimated from a sample of passes before anything is written: a trace of every rank of a large cluster would
+fill a disk, and no viewer opens it.
 """
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
@@ -13,70 +14,67 @@ from typing import IO, TYPE_CHECKING, Final
 import numpy as np
 
 from clustersim.errors import OutputError
-from clustersim.program.task import Stream
-from clustersim.report.answer_timeline import shown_ranks, shown_rows_of, timeline_of
+from clustersim.program.task import Compute
 from clustersim.report.chrome import write_chrome
 from clustersim.report.files import atomic_file
-from clustersim.report.operations import Operations
 from clustersim.report.perfetto import write_perfetto
-from clustersim.report.slices import Slice, slices
-from clustersim.report.view import Timeline
+from clustersim.report.trace_content import Content, content_of
+from clustersim.report.trace_ranks import TraceRank, default_ranks, trace_ranks
 from clustersim.units import Bytes, format_bytes
 
 if TYPE_CHECKING:
     from clustersim.result import Result
 
 MOST_BYTES: Final = 2**30
-MOST_RANKS: Final = 64
 MANY_SPANS: Final = 100_000
 """Writing so many takes seconds."""
-_SAMPLE: Final = 200  # spans
-Writer = Callable[[Timeline, Iterable[Slice], IO[bytes]], None]
+SAMPLE: Final = 200
+"""Passes and messages from which the size of a file is estimated."""
+Writer = Callable[[Content, IO[bytes]], None]
 
 
-def write_trace(result: "Result", path: str | Path) -> int:
-    """Write Chrome JSON if `path` ends in .json, else Perfetto; return of how many ranks.
+def write_trace(
+    result: "Result", path: str | Path, ranks: Sequence[int] | None = None, *, most: Bytes = MOST_BYTES
+) -> int:
+    """Write Chrome JSON if `path` ends in .json, else Perfetto, of some ranks; return of how many.
 
-    Raises InputError where the extra for Perfetto is missing, OutputError where `path` cannot be written or the trace
-    would be larger than `MOST_BYTES`.
+    ranks: by default as by `default_ranks`. Raises InputError where the extra for Perfetto is missing, OutputError
+    where `path` cannot be written or the trace would be larger than `most` bytes.
     """
     write = write_chrome if Path(path).suffix == ".json" else write_perfetto
-    ranks = _ranks(result)
-    size = _estimate(result, ranks, write)
-    if size > MOST_BYTES:
-        raise OutputError(
-            f"{path}: the trace of all operations on {len(ranks):,} simulated ranks would be about "
-            f"{format_bytes(size)}, above {format_bytes(MOST_BYTES)}; give fewer microbatches"
-            " (training.global_batch) or fewer steps, or simulate one rank of each kind (cost.symmetry: auto)"
-        )
-    timeline, pieces = _slices(result, ranks)
+    chosen = trace_ranks(result, default_ranks(result) if ranks is None else ranks)
+    size = _estimate(result, chosen, write)
+    require_size(path, size, len(chosen), most)
     with atomic_file(path) as file:
-        write(timeline, pieces, file)
-    return len(ranks)
+        write(content_of(result, chosen), file)
+    return len(chosen)
 
 
-def spans_of(result: "Result") -> int:
-    """About how many spans `write_trace` writes: blocks, what is in them and what is sent, not what is received."""
-    blocks, received = (np.count_nonzero(result.trace.stream == each) for each in (Stream.COMPUTE, Stream.RECEIVE))
-    return round((result.spans + blocks - received) * len(_ranks(result)) / result.simulated_ranks)
+def spans_of(result: "Result", ranks: Sequence[int] | None = None) -> int:
+    """How many spans traces of some ranks have: passes, the operations in them, and what is sent and received."""
+    sizes = [
+        sum(1 + len(task.block.operations) if isinstance(task, Compute) else 1 for task in program.tasks)
+        for program in result.program.programs
+    ]
+    chosen = default_ranks(result) if ranks is None else ranks
+    return int(np.array(sizes)[result.program.kind[list(chosen)]].sum())
 
 
-def _ranks(result: "Result") -> list[int]:
-    """The ranks that are written."""
-    ranks: list[int] = result.trace.simulated_ranks.tolist()
-    return ranks if len(ranks) <= MOST_RANKS else shown_ranks(result)
+def require_size(path: str | Path, size: Bytes, ranks: int, most: Bytes) -> None:
+    """Raise OutputError where a file, or a directory of them, would have more bytes than `most`."""
+    if size > most:
+        raise OutputError(
+            f"{path}: all operations on {ranks:,} rank{'s' if ranks > 1 else ''} would be about {format_bytes(size)}, "
+            f"above {format_bytes(most)}; choose fewer ranks (--ranks 0, --ranks slowest:2), give fewer microbatches "
+            "(training.global_batch) or fewer steps, or write it all the same (--force)"
+        )
 
 
-def _slices(result: "Result", ranks: Sequence[int]) -> tuple[Timeline, Iterable[Slice]]:
-    timeline = timeline_of(result, ranks)
-    return timeline, slices(timeline, Operations(result, shown_rows_of(result, ranks)))
-
-
-def _estimate(result: "Result", ranks: Sequence[int], write: Writer) -> Bytes:
+def _estimate(result: "Result", ranks: tuple[TraceRank, ...], write: Writer) -> Bytes:
     """Bytes of the whole trace, as large for each slice as the beginning of the first rank."""
-    timeline, pieces = _slices(result, ranks[:1])
-    sample = list(islice(pieces, _SAMPLE))
+    content = content_of(result, ranks[:1])
+    sample = list(islice(content.pieces, SAMPLE))
     file = io.BytesIO()
-    write(timeline, sample, file)
-    sampled = sum(1 + len(piece.inside) for piece in sample)
-    return file.tell() / max(1, sampled) * spans_of(result)
+    write(replace(content, pieces=sample, counters=()), file)
+    sampled = sum(1 + len(piece.inside or ()) for piece in sample)
+    return file.tell() / max(1, sampled) * spans_of(result, [rank.rank for rank in ranks])

@@ -4,7 +4,7 @@ from html import escape
 
 from clustersim.report.figure import share_words
 from clustersim.report.steps import spread_words
-from clustersim.report.view import PageView, Steps, Subject, Trust, Verdict
+from clustersim.report.view import PageView, Subject, Trust, Verdict
 from clustersim.report.wording import PROVENANCE_MEANINGS, PROVENANCE_NAMES
 from clustersim.units import format_bytes, format_flops, format_number, format_step_time
 
@@ -17,16 +17,17 @@ def verdict_card(view: PageView) -> str:
         f'<p class="subject">{escape(view.subject.model)} on {view.trust.ranks:,} × {escape(view.subject.gpu)}'
         f" ({escape(view.subject.cluster)})<br>{escape(view.subject.layout)}{_disturbed(view.subject)}</p>"
         f'<div class="headline"><div class="step"><b>{_headline(view.verdict.step_time)}</b>'
-        f"<span>{_per_step(view.verdict.steps)}</span></div>{_fits(view.verdict)}</div>"
+        f"<span>{_per_step(view.verdict)}</span></div>{_fits(view.verdict)}</div>"
         f'<dl class="numbers">{"".join(_number(*number) for number in _numbers(view.verdict))}</dl>'
         f'<p class="convention">{escape(view.verdict.convention)}</p>'
         f'<p class="convention">{escape(view.trust.experience)}</p>'
+        f'<p class="convention">{escape(_rests_on(view.trust))}</p>{_not_modelled(view.trust)}'
         f"{_alerts(view.trust)}{_suggestions(view.trust)}</section>"
     )
 
 
 def foot(view: PageView) -> str:
-    """Where the durations come from, what is not modelled, and how much was simulated."""
+    """Where the durations come from, and how much was simulated."""
     trust = view.trust
     simulated = (
         f"{trust.simulated_ranks:,} of {trust.ranks:,} ranks were simulated, {trust.spans:,} spans; "
@@ -34,13 +35,8 @@ def foot(view: PageView) -> str:
         if trust.simulated_ranks < trust.ranks
         else f"All {trust.ranks:,} ranks were simulated, {trust.spans:,} spans."
     )
-    missing = "".join(f"<li>{escape(item)}</li>" for item in trust.not_modelled)
-    missing = f"<ul>{missing}</ul>" if missing else "<p>Nothing that is known.</p>"
     notes = "".join(f"<p>{escape(note)}</p>" for note in view.notes)
-    return (
-        f'<div class="two"><div><h3>Where the durations come from</h3>{_provenance(trust)}<p>{simulated}</p></div>'
-        f"<div><h3>Not modelled</h3>{missing}</div></div>{notes}"
-    )
+    return f"<h3>Where the durations come from</h3>{_provenance(trust)}<p>{simulated}</p>{notes}"
 
 
 def _headline(seconds: float) -> str:
@@ -53,10 +49,30 @@ def _disturbed(subject: Subject) -> str:
     return f'<br><b class="disturbed">disturbed:</b> {escape(subject.disturbed)}' if subject.disturbed else ""
 
 
-def _per_step(steps: Steps | None) -> str:
-    if steps is None:
-        return "per training step"
-    return f"per training step, the mean of {len(steps.times):,}<br>{escape(spread_words(steps.spread))}"
+def _per_step(verdict: Verdict) -> str:
+    """What the headline is of, and between what it is expected."""
+    words = "per training step"
+    if verdict.steps is not None:
+        words += f", the mean of {len(verdict.steps.times):,}<br>{escape(spread_words(verdict.steps.spread))}"
+    if verdict.band is not None:
+        words += f"<br>expected between <b>{' and '.join(map(format_step_time, verdict.band))}</b>"
+    return words
+
+
+def _rests_on(trust: Trust) -> str:
+    """From what durations come, in a line."""
+    shares = [f"{share_words(share)} {PROVENANCE_NAMES[source]}" for source, share in trust.provenance.items()]
+    return f"Durations, by busy time: {'; '.join(shares)}." if shares else ""
+
+
+def _not_modelled(trust: Trust) -> str:
+    """What the answer leaves out, folded until asked for; a printed page has it open."""
+    items = "".join(f"<li>{escape(item)}</li>" for item in trust.not_modelled)
+    if not items:
+        return ""
+    return (
+        f'<details class="missing"><summary>Not modelled: {len(trust.not_modelled)}</summary><ul>{items}</ul></details>'
+    )
 
 
 def _fits(verdict: Verdict) -> str:

@@ -12,8 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clustersim.analysis.stragglers import Stragglers, Waits
+from clustersim.analysis.what_if import WhatIfs
 from clustersim.cost.timing import Provenance
+from clustersim.report.critical_path import CriticalPath
+from clustersim.report.heatmap import Heatmap
+from clustersim.report.network import Network
+from clustersim.report.overlap import StageOverlap
 from clustersim.report.theme import Category
+from clustersim.report.topology import Picture
 from clustersim.units import Bytes, FlopPerSecond, Seconds
 
 IntArray = NDArray[np.int64]
@@ -48,7 +54,7 @@ class Steps:
 class Verdict:
     """The headline. convention: how FLOP are counted and which peak is meant; worst_stage: its label.
 
-    steps: where there are several; then step_time is their mean.
+    steps: where there are several; then step_time is their mean; band: between what the step time is expected.
     """
 
     step_time: Seconds
@@ -65,6 +71,7 @@ class Verdict:
     bubble_fraction: float
     exposed_communication_fraction: float
     steps: Steps | None = None
+    band: tuple[Seconds, Seconds] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,8 @@ class Breakdown:
 
     labels, categories: [parts]; step: [parts] seconds, the mean over ranks, which sum
     to the step time; stages: [rows, parts] seconds, each row sums to the step time; path: [parts] seconds of the
-    critical path, which also sum to the step time.
+    critical path, which also sum to the step time; ideal: seconds that the model's FLOP take at the peak, part of the
+    first part, or 0 where that is not longer (by convention attention counts in full, and causal kernels skip half).
     """
 
     labels: tuple[str, ...]
@@ -99,6 +107,7 @@ class Breakdown:
     step: FloatArray
     stages: FloatArray
     path: FloatArray
+    ideal: Seconds = 0.0
 
     @property
     def present(self) -> IntArray:
@@ -289,7 +298,9 @@ class PageView:
     """All that the page shows.
 
     waiting: where something is disturbed or ranks of one pipeline rank differ; notes: further lines for the foot of the
-    page, such as the version that made it.
+    page, such as the version that made it. On pages only, each None where there is nothing to show: activity, of all
+    ranks over time; overlap of communication and computation; network; topology; critical_path; what_ifs, changes that
+    were simulated.
     """
 
     subject: Subject
@@ -300,3 +311,9 @@ class PageView:
     memory: Memory
     waiting: Waiting | None = None
     notes: tuple[str, ...] = field(default=())
+    activity: Heatmap | None = None
+    overlap: StageOverlap | None = None
+    network: Network | None = None
+    topology: Picture | None = None
+    critical_path: CriticalPath | None = None
+    what_ifs: WhatIfs | None = None

@@ -4,8 +4,7 @@ A cause has a strength, a number of which one value (`Reach.none`) changes nothi
 about linearly with them: times as long, seconds for one launch, a standard deviation. They end where no healthy or
 plausible machine lies: ten times as slow, 300 us to launch a kernel, the whole peak, twice the bandwidth.
 
-One slow GPU: MegaScale (Jiang et al. 2024, arXiv:2402.15627) found machines 10 % slower for the same work. It is one in
-the middle of the world, so of a middle stage; the first stage has spare time where it has a layer less.
+One slow GPU: MegaScale (Jiang et al. 2024, arXiv:2402.15627) found machines 10 % slower for the same work.
 """
 
 import math
@@ -13,25 +12,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-import numpy as np
-
 from clustersim.cost.jitter import MOST_NORMAL, Distribution, Jitter
-from clustersim.hardware.disturbance import Slow
-from clustersim.hardware.topology import LINK_KINDS, LinkKind
+from clustersim.hardware.topology import LinkKind
 from clustersim.scenario import Scenario
+from clustersim.scenario.changes.kernels import efficiency_of, with_products, with_streaming
+from clustersim.scenario.changes.links import network_links, nvlink, pcie_links, with_links
+from clustersim.scenario.changes.work import with_slow_gpu
 from clustersim.units import Seconds, format_seconds
-from clustersim.validation.explain_costs import (
-    efficiency_of,
-    with_products,
-    with_streaming,
-)
 
 MOST_TIMES: Final = 10.0  # as long: what is slower is broken, not slow
 LEAST_TIMES: Final = 0.5  # as long: the wrong generation of links at most
 MOST_LAUNCH: Final[Seconds] = 300e-6  # for one kernel: eager Python with autograd takes some tens of microseconds
 LEAST_LAUNCH: Final[Seconds] = 1e-6  # for one kernel: below, differences between hosts are not felt
 MOST_JITTERED: Final = 256  # ranks that all differ and are simulated in a moment
-NETWORK: Final = (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +117,13 @@ class Links:
 
     def reach(self, scenario: Scenario, *, longer: bool) -> Reach | None:
         """Nothing where the layout uses none of these links."""
-        if not self._numbers(scenario):
+        if not self.kinds(scenario):
             return None
         return Reach(1.0, MOST_TIMES if longer else LEAST_TIMES)
 
     def apply(self, scenario: Scenario, strength: float) -> Scenario:
         """strength: times as long, so one over the part of the bandwidth."""
-        fabric, record = scenario.cluster.fabric, scenario.cost.record
-        left = np.where(np.isin(fabric.links.kind, self._numbers(scenario)), 1.0 / strength, 1.0)
-        cluster = replace(scenario.cluster, fabric=fabric.changed(left))
-        cost = scenario.cost if record is None else replace(scenario.cost, record=replace(record, collectives=()))
-        return replace(scenario, cluster=cluster, cost=cost)
+        return with_links(scenario, self.kinds(scenario), 1.0 / strength)
 
     def words(self, strength: float) -> str:
         """`NICs and switches at 37 % of the bandwidth`."""
@@ -143,10 +132,6 @@ class Links:
     def effort(self, reach: Reach, strength: float) -> float:
         """Logarithm of the times."""
         return _ratio(strength, reach.none)
-
-    def _numbers(self, scenario: Scenario) -> list[int]:
-        there = np.unique(scenario.cluster.fabric.links.kind)
-        return [number for number in map(LINK_KINDS.index, self.kinds(scenario)) if number in there]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +146,7 @@ class OneSlowGpu:
 
     def apply(self, scenario: Scenario, strength: float) -> Scenario:
         """strength: times as long, so one over the speed."""
-        slow = Slow((scenario.layout.world // 2,), 1.0 / strength)
-        disturbances = replace(scenario.disturbances, slow=(*scenario.disturbances.slow, slow))
-        return replace(scenario, disturbances=disturbances)
+        return with_slow_gpu(scenario, 1.0 / strength)
 
     def words(self, strength: float) -> str:
         """`one GPU at 0.71 of its speed`."""
@@ -230,31 +213,12 @@ class Launches:
         return _ratio(max(strength, LEAST_LAUNCH), max(reach.none, LEAST_LAUNCH))
 
 
-def _network(scenario: Scenario) -> tuple[LinkKind, ...]:
-    """What leads from node to node, if the layout's ranks are on several."""
-    fabric = scenario.cluster.fabric
-    nodes = fabric.nodes(np.arange(scenario.layout.world))
-    return NETWORK if len(np.unique(nodes)) > 1 else ()
-
-
-def _nvlink(scenario: Scenario) -> tuple[LinkKind, ...]:
-    """NVLink (or xGMI), where there is any and ranks to use it."""
-    there = LINK_KINDS.index(LinkKind.NVLINK) in scenario.cluster.fabric.links.kind
-    return (LinkKind.NVLINK,) if there and scenario.layout.world > 1 else ()
-
-
-def _pcie(scenario: Scenario) -> tuple[LinkKind, ...]:
-    """Where there is no NVLink: PCIe, and what joins root complexes."""
-    several = scenario.layout.world > 1
-    return (LinkKind.PCIE, LinkKind.HOST) if several and not _nvlink(scenario) else ()
-
-
 CONTINUOUS: Final[tuple[Continuous, ...]] = (
     Products(),
     Streaming(),
-    Links("network", "NICs and switches", _network),
-    Links("nvlink", "NVLink", _nvlink),
-    Links("pcie", "PCIe and host links", _pcie),
+    Links("network", "NICs and switches", network_links),
+    Links("nvlink", "NVLink", nvlink),
+    Links("pcie", "PCIe and host links", pcie_links),
     OneSlowGpu(),
     Jittered(),
     Launches(),

@@ -1,11 +1,28 @@
-from clustersim.report.topology import Tier, topology_figure, topology_page
+"""The picture of a cluster: what it says of tiers, and how high it draws the axes of a layout."""
 
-POD = (
-    Tier("GPU", 16_384, "450 GB/s", "8 to a node"),
-    Tier("NVSwitch domain", 2_048, "50 GB/s per GPU"),
-    Tier("leaf switch", 192, "3.2 TB/s", "1:7 oversubscribed"),
-    Tier("core switch", 1),
+import numpy as np
+import pytest
+
+from clustersim.analysis.network_axes import axis_spans
+from clustersim.hardware.cluster import Cluster, load_cluster
+from clustersim.hardware.topology import LinkKind
+from clustersim.parallel.layout import Layout
+from clustersim.report.topology import Crossing, Lane, Picture, Tier, topology_figure, topology_page
+from clustersim.report.topology_view import picture
+
+POD = Picture(
+    "a pod",
+    (
+        Tier("GPU", 16_384, "450 GB/s", "8 to a node"),
+        Tier("NVSwitch domain", 2_048, "50 GB/s per GPU"),
+        Tier("leaf switch", 192, "3.2 TB/s", "1:7 oversubscribed"),
+        Tier("core switch", 1),
+    ),
 )
+
+
+def words(drawn: Picture) -> str:
+    return " ".join(note["text"] for note in topology_figure(drawn).layout["annotations"])
 
 
 def test_sixteen_thousand_gpus_are_a_few_dozen_boxes() -> None:
@@ -14,12 +31,81 @@ def test_sixteen_thousand_gpus_are_a_few_dozen_boxes() -> None:
 
 
 def test_counts_bandwidths_and_notes_are_written() -> None:
-    words = " ".join(note["text"] for note in topology_figure(POD).layout["annotations"])
     for expected in ("16,384 × GPU", "450 GB/s", "1:7 oversubscribed", "1 × core switch"):
-        assert expected in words
+        assert expected in words(POD)
 
 
 def test_names_of_a_users_topology_stay_text() -> None:
-    text = topology_page("</title><script>", [Tier("<b>GPU", 1), Tier("</script>", 2)])
+    text = topology_page(Picture("</title><script>", (Tier("<b>GPU", 1), Tier("</script>", 2))))
     assert "<b>GPU" not in text
     assert "</title><script>" not in text
+
+
+def test_an_axis_is_drawn_from_the_gpus_up_to_the_tier_that_it_crosses_last() -> None:
+    lane = Lane("dp", 128, 4, 8, 16, (Crossing(1, "NIC", all_of_them=True), Crossing(2, "leaf", all_of_them=False)))
+    figure = topology_figure(Picture("pod", POD.tiers, (lane,)))
+    lines = [trace for trace in figure.traces if trace.get("mode") == "lines" and "fill" not in trace]
+    assert {max(y for y in trace["y"] if y is not None) for trace in lines} == {2}
+    (dots,) = [trace for trace in figure.traces if trace.get("mode") == "markers"]
+    assert dots["y"] == [1, 2]
+    full, part = dots["marker"]["color"]
+    assert full != part == "@surface", "a ring where only some neighbours cross"
+    assert "leaf switch" in dots["hovertext"][1]
+    wide, narrow = figure.layout["annotations"], figure.narrow["annotations"]
+    assert any("128 GPUs" in note["text"] and "stride 8" in note["text"] for note in wide)
+    assert any(note["text"] == "128" for note in narrow)
+
+
+def lanes(cluster: Cluster, layout: Layout, chunks: int = 1) -> dict[str, tuple[str, Lane]]:
+    """For each axis the tier that it reaches, and what is drawn."""
+    drawn = picture(cluster, axis_spans(layout, cluster.fabric, chunks=chunks))
+    return {lane.axis: (drawn.tiers[lane.top].kind, lane) for lane in drawn.lanes}
+
+
+def test_llama_crosses_one_tier_more_with_each_axis() -> None:
+    found = lanes(load_cluster("llama3-roce", gpus=16_384), Layout(tp=8, dp=128, pp=16))
+    assert {axis: top for axis, (top, _) in found.items()} == {
+        "tp": "NVLink domain", "dp": "spine switch", "pp": "core switch",
+    }  # fmt: skip
+    sizes = {axis: (lane.size, lane.groups, lane.stride, lane.nodes) for axis, (_, lane) in found.items()}
+    assert sizes == {"tp": (8, 2048, 1, 1), "dp": (128, 128, 8, 128), "pp": (16, 1024, 1024, 16)}
+
+
+def test_an_axis_within_an_nvlink_domain_of_many_nodes_stays_there() -> None:
+    found = lanes(load_cluster("gb200-nvl72", gpus=144), Layout(tp=8, dp=9, pp=2))
+    assert found["dp"][0] == "NVLink domain"
+    assert found["dp"][1].nodes == 9 * 8 // 4 // 2, "every second node of four GPUs"
+    assert found["pp"][0] in ("leaf switch", "spine switch")
+
+
+def test_axes_of_one_are_left_out() -> None:
+    assert not lanes(load_cluster("dgx-h100", gpus=1), Layout())
+    assert set(lanes(load_cluster("dgx-h100", gpus=8), Layout(dp=8))) == {"dp"}
+
+
+@pytest.mark.parametrize("gpus", [8, 16, 64])
+def test_parts_of_neighbours_are_those_of_all_pairs(gpus: int) -> None:
+    """Ranks in order on nodes of eight: one pair of eight leaves its node, and the last one comes back to the first."""
+    (span,) = axis_spans(Layout(dp=gpus), load_cluster("dgx-h100", gpus=gpus).fabric)
+    inside = next(each for each in span.crossings if each.kind is LinkKind.NVLINK)
+    assert inside.part == (1.0 if gpus == 8 else pytest.approx(7 / 8))
+    assert sum(each.part for each in span.crossings if each.kind is LinkKind.NIC) == pytest.approx(
+        0.0 if gpus == 8 else 1 / 8
+    )
+
+
+def test_a_pipeline_closes_its_ring_only_with_several_chunks() -> None:
+    """Pods of 3,072 GPUs, stages of 1,024: some steps from stage to stage change the pod, and so does the way back."""
+    fabric, layout = load_cluster("llama3-roce", gpus=16_384).fabric, Layout(tp=8, dp=128, pp=16)
+    changes = int(np.count_nonzero(np.diff(np.arange(16) * 1024 // 3072)))
+    for chunks, expected in ((1, changes / 15), (4, (changes + 1) / 16)):
+        crossings = axis_spans(layout, fabric, chunks=chunks)[-1].crossings
+        assert crossings[-1].kind is LinkKind.SPINE
+        assert crossings[-1].part == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["laptop", "dgx-h100", "pcie-node", "gb200-nvl72", "mi300x", "dgx-v100"])
+def test_every_shipped_cluster_says_how_fast_the_way_up_from_a_gpu_is(name: str) -> None:
+    drawn = picture(load_cluster(name))
+    assert drawn.tiers[0].bandwidth.startswith(("NVLink", "PCIe"))
+    assert not drawn.tiers[-1].bandwidth

@@ -373,7 +373,7 @@ clustersim.behaviours.timeline = (figure, arrays, tools) => {
   }
 
   function move(plot, zoom, shift) {
-    const most = whole / size;
+    const most = figure.layout.xaxis.range[1];
     const [low, high] = plot.layout.xaxis.range;
     const width = zoom ? Math.min(most, (high - low) * zoom) : most;
     const from = zoom ? Math.max(0, Math.min(most - width, (low + high - width) / 2 + shift * width)) : 0;

@@ -11,7 +11,7 @@ from typing import Final
 from clustersim.cost.record import KernelRow, Record, Spread
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import AttentionEfficiency, Efficiency
-from clustersim.scenario import Scenario
+from clustersim.scenario.scenario import Scenario
 from clustersim.workload.kernels import KernelKind
 
 PRODUCTS: Final = frozenset({KernelKind.MATMUL, KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD})

@@ -4,7 +4,7 @@ import pytest
 
 from clustersim import Scenario
 from clustersim.hardware.accelerator import Accelerator
-from clustersim.validation.explain_costs import with_products, with_streaming
+from clustersim.scenario.changes.kernels import with_products, with_streaming
 
 MIXED = {"name": "dgx-h100", "gpus": 16, "mixed": {"node": 1, "accelerator": "a100-sxm-80gb"}}
 

@@ -1,0 +1,66 @@
+"""When do two things happen at once? Intervals of time of many owners, intersected and joined in columns."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from clustersim.analysis.rows import FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Intervals:
+    """Columns of one length. key: whose (a class, a stream, or both in a number); start, end: seconds, start <= end."""
+
+    key: IntArray
+    start: FloatArray
+    end: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    @property
+    def seconds(self) -> FloatArray:
+        """How long each is."""
+        return self.end - self.start
+
+    def total(self, keys: int) -> FloatArray:
+        """Seconds of each of so many keys, what overlaps counted as often as it is there: [keys]."""
+        return np.bincount(self.key, self.seconds, minlength=keys).astype(np.float64, copy=False)
+
+    def sorted(self) -> "Intervals":
+        """By key and time."""
+        order = np.argsort(self.key * _apart(self) + self.start, kind="stable")  # fast where they are sorted mostly
+        return Intervals(self.key[order], self.start[order], self.end[order])
+
+    def joined(self) -> "Intervals":
+        """Those of a key that overlap or touch as one, by key and time."""
+        if len(self) == 0:
+            return self
+        ordered = self.sorted()
+        apart = _apart(ordered)
+        reached = np.maximum.accumulate(ordered.key * apart + ordered.end)
+        new = np.concatenate(([True], ordered.key[1:] * apart + ordered.start[1:] > reached[:-1]))
+        new[1:] |= ordered.key[1:] != ordered.key[:-1]
+        first = np.flatnonzero(new)
+        return Intervals(ordered.key[first], ordered.start[first], np.maximum.reduceat(ordered.end, first))
+
+
+def common(some: Intervals, others: Intervals) -> tuple[IntArray, IntArray, Intervals]:
+    """Where intervals of equal keys overlap: which of `some`, which of `others`, and the time that they share.
+
+    others: by key and time, and those of a key apart from each other.
+    """
+    apart = max(_apart(some), _apart(others))
+    low = np.searchsorted(others.key * apart + others.end, some.key * apart + some.start, side="right")
+    high = np.searchsorted(others.key * apart + others.start, some.key * apart + some.end, side="left")
+    count = np.maximum(high - low, 0)
+    one = np.repeat(np.arange(len(some)), count)
+    other = np.arange(len(one)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(low, count)
+    start = np.maximum(some.start[one], others.start[other])
+    end = np.maximum(np.minimum(some.end[one], others.end[other]), start)
+    return one, other, Intervals(some.key[one], start, end)
+
+
+def _apart(intervals: Intervals) -> float:
+    """By how much times of successive keys are set apart, so that (key, time) sorts as one number."""
+    return 2.0 * float(intervals.end.max(initial=0.0)) or 1.0

@@ -1,0 +1,99 @@
+"""Which tiers do the groups of a layout cross?
+
+For every axis with more than one rank: how far apart its ranks are, and which links lie between neighbours of a group.
+Rings and pipelines send between neighbours; the last one of a group has the first as its neighbour, but in a pipeline
+whose stages hold one chunk each. Other algorithms may reach further.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
+from clustersim.parallel.groups import members
+from clustersim.parallel.layout import Layout
+
+IntArray = NDArray[np.int64]
+
+
+_NETWORK: Final = [LINK_KINDS.index(kind) for kind in (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE)]
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Links of a kind between neighbours. part: of the pairs of neighbours that have them between them.
+
+    climb: how many switches of the network such a link leads above the node, 0 inside it.
+    """
+
+    kind: LinkKind
+    climb: int
+    part: float
+
+
+@dataclass(frozen=True, slots=True)
+class AxisSpan:
+    """The groups of one axis on a machine.
+
+    size: GPUs of a group; stride: ranks from one member to the next; nodes: on which the widest group lies; crossings:
+    what is between neighbours, from the lowest on.
+    """
+
+    axis: str
+    size: int
+    groups: int
+    stride: int
+    nodes: int
+    crossings: tuple[Crossing, ...]
+
+
+def axis_spans(layout: Layout, fabric: Fabric, *, chunks: int = 1) -> tuple[AxisSpan, ...]:
+    """The axes that have groups, in the layout's order. chunks: of each pipeline rank."""
+    return tuple(_spans(layout, fabric, chunks))
+
+
+def _spans(layout: Layout, fabric: Fabric, chunks: int) -> Iterator[AxisSpan]:
+    stride = 1
+    for axis in layout.order:
+        size = getattr(layout, axis)
+        if size > 1:
+            groups = members(layout, axis)
+            kinds = _kinds_between(groups, fabric, wraps=axis != "pp" or chunks > 1)
+            crossings = (*_inside(kinds), *_climbs(kinds))
+            yield AxisSpan(axis, size, len(groups), stride, _nodes(groups, fabric), crossings)
+        stride *= size
+
+
+def _kinds_between(groups: IntArray, fabric: Fabric, *, wraps: bool) -> IntArray:
+    """Kinds of the links between neighbours in the order of travel, -1 for none: [pairs, hops]."""
+    pairs = slice(None) if wraps else slice(-1)
+    sources, targets = groups[:, pairs].reshape(-1), np.roll(groups, -1, axis=1)[:, pairs].reshape(-1)
+    links = fabric.paths(sources, targets).links
+    kinds: IntArray = np.where(links >= 0, fabric.links.kind[links], -1)
+    return kinds
+
+
+def _inside(kinds: IntArray) -> Iterator[Crossing]:
+    for number, kind in enumerate(LINK_KINDS):
+        part = float((kinds == number).any(axis=1).mean())
+        if number not in _NETWORK and part > 0.0:
+            yield Crossing(kind, 0, part)
+
+
+def _climbs(kinds: IntArray) -> Iterator[Crossing]:
+    """What lies between nodes: as many links up as down, the first half of them from switch to switch."""
+    network = np.isin(kinds, _NETWORK)
+    height = (network.sum(axis=1) + 1) // 2
+    for climb in range(1, int(height.max(initial=0)) + 1):
+        there = height >= climb
+        one = int(there.argmax())
+        kind = LINK_KINDS[int(kinds[one][network[one]][climb - 1])]
+        yield Crossing(kind, climb, float(there.mean()))
+
+
+def _nodes(groups: IntArray, fabric: Fabric) -> int:
+    nodes = np.sort(fabric.nodes(groups), axis=1)
+    return int((1 + np.count_nonzero(np.diff(nodes, axis=1), axis=1)).max())

@@ -1,0 +1,118 @@
+"""How many bytes does a collective put on each link?
+
+The library takes an algorithm for every group of a role, as when the exchange is timed (`cost.communication`); its
+flows are routed and counted, in parts of the payload. Counted is what the algorithm moves: what protocols add on the
+wire (flags beside the data) is not. A byte counts once for every link that it passes, and once for every tier that it
+crosses, on however many links of it (up to a switch and down again).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clustersim.collectives.choose import Choice
+from clustersim.collectives.library import ALGORITHMS, Library
+from clustersim.collectives.phase import Flows, arrange
+from clustersim.cost.communication import CommunicationCost
+from clustersim.hardware.topology import LINK_KINDS, Fabric
+from clustersim.program.program import Groups
+from clustersim.program.task import Collective, Exchange
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Carried:
+    """What one collective carries in every group of its role, in parts of its payload.
+
+    group, link, share: [entries] what a group puts on a link, a pair of them may occur more than once; sent: [groups]
+    all that members send; crossing: [groups, LINK_KINDS] what crosses links of each kind. Compared by identity:
+    exchanges that differ in nothing but payload share one.
+    """
+
+    group: IntArray
+    link: IntArray
+    share: FloatArray
+    sent: FloatArray
+    crossing: FloatArray
+
+
+class Volumes(Protocol):
+    """The seam between this analysis and what knows which algorithm a library takes."""
+
+    def carried(self, exchange: Exchange) -> Carried:
+        """What one collective carries in each group of its role."""
+
+
+class Metered(CommunicationCost):
+    """A cost of communication that also says how many bytes go where (`Volumes`)."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        library: Library,
+        groups: Mapping[str, Groups],
+        overrides: Mapping[Collective, str] | None = None,
+    ) -> None:
+        super().__init__(fabric, library, groups, overrides)
+        self._carried: dict[tuple[str, Collective, tuple[str, ...], bytes], Carried] = {}
+
+    def carried(self, exchange: Exchange) -> Carried:
+        """What one collective carries in each group of its role, by the algorithms that the groups take."""
+        groups = self._members(exchange.group)
+        if groups.shape[1] < 2 or not len(groups):
+            return _nothing(len(groups))
+        algorithms, taken = _algorithms(self._choose(exchange))
+        key = exchange.group, exchange.collective, algorithms, taken.tobytes()
+        if key not in self._carried:
+            flows = _flows(exchange.collective, groups, (algorithms, taken), self._surveyor.fabric)
+            self._carried[key] = _counted(flows, self._surveyor.fabric, len(groups))
+        return self._carried[key]
+
+
+def _nothing(groups: int) -> Carried:
+    none = np.zeros(0, np.int64)
+    return Carried(none, none, np.zeros(0), np.zeros(groups), np.zeros((groups, len(LINK_KINDS))))
+
+
+def _algorithms(choice: Choice) -> tuple[tuple[str, ...], IntArray]:
+    """The algorithms that groups take, and which of them each takes: [groups]; protocols move the same bytes."""
+    names = [choice.offers[number].algorithm for number in range(len(choice.offers))]
+    used = tuple(dict.fromkeys(names[number] for number in np.unique(choice.taken).tolist()))
+    number = np.array([used.index(name) if name in used else -1 for name in names], np.int64)
+    return used, number[choice.taken]
+
+
+def _flows(
+    kind: Collective, members: IntArray, choice: tuple[tuple[str, ...], IntArray], fabric: Fabric
+) -> Iterator[tuple[IntArray, Flows]]:
+    """Flows of groups that take an algorithm, and which groups these are."""
+    algorithms, taken = choice
+    for each in arrange(members, fabric):
+        for number, name in enumerate(algorithms):
+            own = taken[each.groups] == number
+            phases = ALGORITHMS[name].phases(kind, each) if own.any() else ()
+            for part in (part for phase in phases for part in phase.parts if part.share > 0):
+                yield each.groups[own], Flows(part.sources[own], part.targets[own], part.share)
+
+
+def _counted(flows: Iterable[tuple[IntArray, Flows]], fabric: Fabric, groups: int) -> Carried:
+    total, kind = _nothing(groups), fabric.links.kind
+    columns: list[tuple[IntArray, IntArray, FloatArray]] = [(total.group, total.link, total.share)]
+    for own, part in flows:
+        sources, targets = part.sources.reshape(-1), part.targets.reshape(-1)
+        links = fabric.paths(sources, targets).links
+        flow, hop = np.nonzero(links >= 0)
+        group, link = np.repeat(own, part.sources[0].size), links[flow, hop]
+        columns.append((group[flow], link, np.full(len(flow), part.share)))
+        total.sent[:] += part.share * np.bincount(group[sources != targets], minlength=groups)
+        crosses = np.zeros((len(links), len(LINK_KINDS)), np.bool_)
+        crosses[flow, kind[link]] = True
+        for column in np.flatnonzero(crosses.any(axis=0)).tolist():
+            total.crossing[:, column] += part.share * np.bincount(group[crosses[:, column]], minlength=groups)
+    group, link, share = (np.concatenate(each) for each in zip(*columns, strict=True))
+    return Carried(group, link, share, total.sent, total.crossing)

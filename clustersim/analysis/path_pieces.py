@@ -1,0 +1,196 @@
+"""Of what does the critical path consist? Its uninterrupted pieces on single ranks, and its parts by pipeline rank.
+
+A piece is a run of neighbouring rows of the path on one rank, with the time between them; pieces follow each other
+without a gap from 0 to the makespan. What joins two pieces is what the later one's rank waited for. Seconds of rows are
+divided into parts as by `breakdown`, each run of a block by itself, so parts sum to the makespan.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clustersim.analysis.breakdown import run_parts
+from clustersim.analysis.parts import PARTS, Part
+from clustersim.analysis.rows import BlockRuns, FloatArray, IntArray, Rows, TimingOf, block_runs
+from clustersim.program.action import ActionKind
+from clustersim.program.task import Communicate, Compute, Receive, Send, Task
+from clustersim.trace.store import Trace
+from clustersim.units import Seconds
+
+_Number = TypeVar("_Number", np.int64, np.float64)
+
+
+class Link(Enum):
+    """How the path came to a piece."""
+
+    BEGINNING = "beginning"
+    MESSAGE = "message"  # the rank waited for a message
+    GROUP = "group"  # it waited for the last member of a collective
+    BLOCK = "block"  # the ranks met inside a block
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Actions of one kind in a piece: the least and the greatest microbatch."""
+
+    kind: ActionKind
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece: on which rank, from when to when, how the path came to it, and what the rank did.
+
+    kind: the rank's program; passes: by kind of action; others: names of its other blocks and of collectives; both in
+    order of time, and only of what took time.
+    """
+
+    rank: int
+    kind: int
+    start: Seconds
+    end: Seconds
+    link: Link
+    passes: tuple[Passes, ...]
+    others: tuple[str, ...]
+
+    @property
+    def seconds(self) -> Seconds:
+        """How long it is."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stretches:
+    """The path cut where its rank or what takes most of a row changes; columns of one length, from 0 to the makespan.
+
+    kind: program of the rank; part: place of the part.
+    """
+
+    rank: IntArray
+    kind: IntArray
+    part: IntArray
+    start: FloatArray
+    end: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PathPieces:
+    """The critical path of all steps. parts: [kinds, parts] its seconds by the program of the rank that it was on."""
+
+    pieces: tuple[Piece, ...]
+    parts: FloatArray
+    stretches: Stretches
+
+    @property
+    def seconds(self) -> Seconds:
+        """The whole path, which is the makespan."""
+        return float(self.stretches.end.max(initial=0.0))
+
+
+def path_pieces(rows: Rows, path: IntArray, timing_of: TimingOf) -> PathPieces:
+    """Cut the critical path into pieces. path: rows of the trace, first to last, as by `critical_path`."""
+    course = _Course.of(rows.trace, path)
+    bounds = np.flatnonzero(np.diff(rows.trace.rank[path], prepend=-1)).tolist()
+    pieces = tuple(_piece(rows, course, each) for each in map(slice, bounds, [*bounds[1:], len(path)]))
+    return PathPieces(pieces, _parts(rows, course, timing_of), _stretches(rows, course, timing_of))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Course:
+    """The path's rows with, of each, when the one before it ended, when the row itself began, and when it ended."""
+
+    row: IntArray
+    before: FloatArray
+    begin: FloatArray
+    end: FloatArray
+
+    @classmethod
+    def of(cls, trace: Trace, row: IntArray) -> Self:
+        end = trace.end[row]
+        leads = (trace.leader[row[1:]] == row[:-1]) & (row[1:] != row[:-1])
+        end[:-1][leads] = np.minimum(end[:-1], end[1:])[leads]  # what a leader does after those it led is off the path
+        end = np.maximum.accumulate(end)
+        before = np.concatenate(([0.0], end))[: len(row)]
+        return cls(row, before, np.clip(trace.start[row], before, end), end)
+
+
+def _parts(rows: Rows, course: _Course, timing_of: TimingOf) -> FloatArray:
+    """Seconds by the program of the rank that the path was on: [kinds, parts]."""
+    parts = np.zeros((len(rows.program.programs), len(PARTS)))
+    runs = block_runs(rows, course.row, course.end - course.begin)
+    np.add.at(parts, rows.program.kind[rows.ranks[runs.owner]], run_parts(rows, runs, timing_of))
+    kind, part = rows.program.kind[rows.trace.rank[course.row]], rows.tasks.part[rows.entry[course.row]]
+    moves = part >= 0
+    np.add.at(parts, (kind[moves], part[moves]), (course.end - course.begin)[moves])
+    np.add.at(parts[:, Part.WAIT.place], kind, course.begin - course.before)
+    return parts
+
+
+def _most(rows: Rows, row: IntArray, timing_of: TimingOf) -> IntArray:
+    """The place of the part that takes most of each row."""
+    trace, part = rows.trace, rows.tasks.part[rows.entry[row]].copy()
+    blocks = np.flatnonzero(part < 0)
+    run = row[blocks]
+    full = trace.end[run] - trace.start[run]
+    each = BlockRuns(
+        owner=rows.owner[run], block=rows.block[run], seconds=full, full=full, waited=trace.waited[run],
+        slowed=trace.slowed[run], contended=trace.contended[run], runs=np.ones(len(run), dtype=np.int64),
+    )  # fmt: skip
+    part[blocks] = run_parts(rows, each, timing_of).argmax(axis=1)
+    return part
+
+
+def _stretches(rows: Rows, course: _Course, timing_of: TimingOf) -> Stretches:
+    """Rows, and the waits before them, joined while rank and part stay the same."""
+    waits = np.full(len(course.row), Part.WAIT.place)
+    start, end = _paired(course.before, course.begin), _paired(course.begin, course.end)
+    part, rank = _paired(waits, _most(rows, course.row, timing_of)), np.repeat(rows.trace.rank[course.row], 2)
+    kept = end > start
+    start, end, part, rank = start[kept], end[kept], part[kept], rank[kept]
+    first = np.flatnonzero((np.diff(rank, prepend=-1) != 0) | (np.diff(part, prepend=-1) != 0))
+    last = np.append(first[1:], len(rank))[: len(first)] - 1
+    return Stretches(rank[first], rows.program.kind[rank[first]], part[first], start[first], end[last])
+
+
+def _paired(some: NDArray[_Number], others: NDArray[_Number]) -> NDArray[_Number]:
+    """One of some, one of the others, in turn."""
+    return np.stack((some, others), axis=1).ravel()
+
+
+def _link(rows: Rows, path: IntArray, place: int) -> Link:
+    """How the path came from the row before to the one at a place."""
+    if place == 0:
+        return Link.BEGINNING
+    task = _task(rows, path[place])
+    if isinstance(task, Receive | Send):
+        return Link.MESSAGE
+    return Link.BLOCK if isinstance(task, Compute) and rows.trace.leader[path[place]] == path[place - 1] else Link.GROUP
+
+
+def _piece(rows: Rows, course: _Course, which: slice) -> Piece:
+    passes: dict[ActionKind, Passes] = {}
+    others: dict[str, None] = {}
+    for row in course.row[which][(course.end > course.before)[which]].tolist():
+        task = _task(rows, row)
+        if isinstance(task, Communicate):
+            others[task.exchange.name] = None
+        elif not isinstance(task, Compute):
+            continue
+        elif task.action is None:
+            others[task.block.name] = None
+        else:
+            kind, number = task.action.kind, task.action.microbatch
+            known = passes.get(kind, Passes(kind, number, number))
+            passes[kind] = Passes(kind, min(known.first, number), max(known.last, number))
+    rank, link = int(rows.trace.rank[course.row[which.start]]), _link(rows, course.row, which.start)
+    start, end = float(course.before[which.start]), float(course.end[which][-1])
+    return Piece(rank, int(rows.program.kind[rank]), start, end, link, tuple(passes.values()), tuple(others))
+
+
+def _task(rows: Rows, row: int) -> Task:
+    trace, program = rows.trace, rows.program
+    return program.programs[int(program.kind[trace.rank[row]])].tasks[int(trace.task[row])]

@@ -1,0 +1,22 @@
+"""What does `clustersim explore` do? Simulate a few dozen variants of a scenario and write a page to play with."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from clustersim.cli.outputs import Outputs
+from clustersim.cli.waiting import counting
+from clustersim.scenario import Scenario
+
+
+def explore_scenario(file: Path, overrides: Sequence[str], html: str) -> None:
+    """Write the explorer page of a scenario."""
+    scenario = Scenario.load(file, overrides)
+    Outputs(html=html).require((file, *scenario.files))
+    from clustersim.planning.explore import explore
+    from clustersim.planning.explore_steps import count
+    from clustersim.report.explorer import write_explorer
+
+    with counting("simulating variants", count(scenario)) as done:
+        exploration = explore(scenario, done)
+    write_explorer(exploration, html)
+    print(f"wrote {html}")

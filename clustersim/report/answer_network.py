@@ -1,0 +1,32 @@
+"""What does the page need to know of the network and the cluster? It is counted from a result when a page is made."""
+
+from clustersim.analysis.network import network_use
+from clustersim.analysis.network_axes import axis_spans
+from clustersim.analysis.network_bytes import Metered
+from clustersim.analysis.rows import read_rows
+from clustersim.collectives.library import load_library
+from clustersim.report.network import Network
+from clustersim.report.topology import Picture
+from clustersim.report.topology_view import picture
+from clustersim.result import Result
+from clustersim.scenario import Contention
+
+
+def network_of(result: Result) -> Network | None:
+    """How the links were used; None where the ranks exchange nothing."""
+    scenario, program = result.scenario, result.program
+    cluster, cost = scenario.cluster, scenario.cost
+    volumes = Metered(cluster.fabric, load_library(cluster.library), program.groups, cost.collectives)
+    use = network_use(read_rows(result.trace, program, scenario.steps), cluster.fabric, volumes)
+    if use is None:
+        return None
+    healthy = not scenario.disturbances.network  # else no collective is looked up in the record
+    recorded = healthy and cost.record is not None and bool(cost.record.collectives)
+    return Network(use, shared=cost.network is Contention.SHARED, recorded=recorded)
+
+
+def topology_of(result: Result) -> Picture:
+    """The cluster, and the axes of the layout on it."""
+    scenario = result.scenario
+    fabric, chunks = scenario.cluster.fabric, scenario.schedule.chunks
+    return picture(scenario.cluster, axis_spans(scenario.layout, fabric, chunks=chunks))

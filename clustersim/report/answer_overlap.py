@@ -1,0 +1,29 @@
+"""What does the page say of a result's communication and computation?"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from clustersim.analysis.overlap import overlap
+from clustersim.analysis.rows import read_rows
+from clustersim.report.overlap import StageOverlap
+from clustersim.report.wording import row_word, stage_name
+
+if TYPE_CHECKING:
+    from clustersim.result import Result
+
+
+def overlap_of(result: "Result") -> StageOverlap | None:
+    """How communication meets computation on every stage; None where nothing moves."""
+    scenario = result.scenario
+    rows = read_rows(result.trace, result.program, scenario.steps)
+    found = overlap(rows, result.cost.block, result.breakdown)
+    if found.moving.max(initial=0.0) <= 0:
+        return None
+    kind = result.program.kind[rows.ranks]
+    mean, total = found.mean(kind, rows.weights), found.mean(np.zeros_like(kind), rows.weights)
+    if len(mean.alone) > scenario.layout.pp:  # torch.nn.DataParallel
+        return StageOverlap(mean, total, ("first GPU", "other GPUs"), ("first", "others"), "kind of GPU")
+    numbers = range(len(mean.alone))
+    labels = tuple(stage_name(scenario, number) for number in numbers)
+    return StageOverlap(mean, total, labels, tuple(map(str, numbers)), row_word(scenario))

@@ -1,0 +1,104 @@
+// The state of the explorer page: what its controls say, what was last legal, and who must draw it anew.
+//
+// `settings` are the controls' present values; `drawn` the last legal ones, with all that follows from them. Both are in
+// the address (what differs from the scenario), so that an address shares a state.
+clustersim.explorer = (() => {
+  "use strict";
+  const facts = JSON.parse(document.getElementById("explorer-facts").textContent);
+  const model = clustersim.explorerModel(facts);
+  const exchanges = clustersim.explorerExchanges(facts, model);
+  const start = { model: 0, format: 0, ...facts.start };
+  const controls = new Map([...document.querySelectorAll("[data-key]")].map((control) => [control.dataset.key, control]));
+  const names = { model: facts.models, format: facts.formats };
+  const drawers = [];
+  let settings = { ...start };
+  let drawn = null;
+
+  const valuesOf = (control) => JSON.parse(control.dataset.values);
+
+  // The value of a control, of the kind that the scenario's has.
+  function read(key) {
+    const control = controls.get(key);
+    if (control.type === "checkbox") return control.checked;
+    const value = control.type === "range" ? valuesOf(control)[control.value] : control.value;
+    return typeof start[key] === "number" ? Number(value) : value;
+  }
+
+  function show(key) {
+    const control = controls.get(key);
+    const value = settings[key];
+    if (control.type === "checkbox") control.checked = value;
+    else control.value = control.type === "range" ? valuesOf(control).indexOf(value) : String(value);
+    const output = document.querySelector(`output[for="${control.id}"]`);
+    if (!output) return;
+    output.textContent = value.toLocaleString("en-US");
+    control.setAttribute("aria-valuetext", output.textContent);
+  }
+
+  // From the address: `#tp=4&model=llama3-8b`; what it says of no control, or with no legal value, is passed over.
+  function fromAddress() {
+    const found = { ...start };
+    for (const [key, text] of new URLSearchParams(location.hash.slice(1))) {
+      const control = controls.get(key);
+      if (!control) continue;
+      const place = names[key]?.findIndex((each) => each.name === text) ?? -1;
+      const value = names[key] ? place : typeof start[key] === "number" ? Number(text) : text;
+      if (control.type === "checkbox") found[key] = text === "yes";
+      else if (valuesOf(control).includes(value)) found[key] = value;
+    }
+    return found;
+  }
+
+  function toAddress() {
+    const changed = Object.keys(start).filter((key) => settings[key] !== start[key]);
+    const word = (key) => (names[key] ? names[key][settings[key]].name : { true: "yes", false: "no" }[settings[key]] ?? settings[key]);
+    const text = new URLSearchParams(changed.map((key) => [key, word(key)])).toString();
+    history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);
+  }
+
+  // Controls that mean nothing for the present choice say so by being switched off.
+  function quieten() {
+    controls.get("chunks").disabled = settings.schedule !== "interleaved";
+    controls.get("split").disabled = settings.tp === 1;
+  }
+
+  function update() {
+    for (const key of controls.keys()) show(key);
+    quieten();
+    const problems = [...model.problems(settings)];
+    if (!problems.length) drawn = { settings: { ...settings }, stages: model.memory(settings) };
+    document.body.classList.toggle("stale", problems.length > 0);
+    const said = document.getElementById("explorer-problems");
+    said.hidden = !problems.length;
+    said.replaceChildren(...problems.map((problem) => Object.assign(document.createElement("li"), { textContent: problem })));
+    if (!drawn || problems.length) return;
+    drawers.forEach((draw) => draw(drawn));
+  }
+
+  function set(changes) {
+    settings = { ...settings, ...changes };
+    toAddress();
+    update();
+  }
+
+  function begin() {
+    for (const [key, control] of controls) control.addEventListener("input", () => set({ [key]: read(key) }));
+    document.getElementById("explorer-reset").addEventListener("click", () => set(start));
+    addEventListener("hashchange", () => {
+      settings = fromAddress();
+      update();
+    });
+    update(); // the scenario, which is legal, so that there is always something drawn
+    settings = fromAddress();
+    update();
+  }
+
+  // Ask for a drawing, now and whenever something legal is chosen.
+  function onDraw(draw) {
+    drawers.push(draw);
+    if (drawn) draw(drawn);
+  }
+
+  begin();
+  return { facts, model, exchanges, set, onDraw, drawn: () => drawn };
+})();

@@ -1,0 +1,84 @@
+// Memory by part, ZeRO 0 to 3 side by side, against what a GPU has; and the same as a table of numbers.
+clustersim.behaviours.explorer_memory = (figure, _arrays, tools) => {
+  "use strict";
+  const GIB = 2 ** 30;
+  const { explorer } = clustersim;
+  const { parts } = figure.facts;
+  const { capacity } = explorer.facts.machine;
+  const labels = ["DDP, ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3"];
+
+  const verdict = (stage) => (stage.fits ? "fits" : "does not fit");
+  const x = (settings) => labels.map((label, zero) => (zero === settings.zero ? `<b>▸ ${label}</b>` : label));
+
+  function bars({ settings, stages }) {
+    return parts.map((part) => ({
+      type: "bar",
+      name: part.label,
+      x: x(settings),
+      y: stages.map((stage) => stage.parts[part.name] / GIB),
+      customdata: stages.map((stage) => tools.bytes(stage.parts[part.name])),
+      marker: { color: part.colour, line: { width: 0.6, color: "@surface" }, ...(part.pattern ? { pattern: hatch(part) } : {}) },
+      hovertemplate: `<b>${tools.escape(part.label)}</b>: %{customdata}<extra></extra>`,
+    }));
+  }
+
+  const hatch = (part) => ({ shape: part.pattern, size: 6, solidity: 0.25, fgcolor: "@surface", bgcolor: part.colour });
+
+  function totals({ settings, stages }) {
+    return {
+      type: "scatter", mode: "text", x: x(settings), y: stages.map((stage) => stage.peak / GIB),
+      text: stages.map((stage) => `${stage.fits ? "✓" : "✕"} ${tools.bytes(stage.peak)}${tools.narrow() ? "" : `, ${verdict(stage)}`}`),
+      textposition: "top center", textfont: { size: tools.narrow() ? 10 : 12, color: "@ink" }, hoverinfo: "skip", showlegend: false, cliponaxis: false,
+    };
+  }
+
+  function limit(layout, stages) {
+    const most = Math.max(capacity, ...stages.map((stage) => stage.peak));
+    layout.yaxis.range = [0, (most * 1.12) / GIB];
+    layout.shapes = [{
+      type: "line", xref: "paper", x0: 0, x1: 1, y0: capacity / GIB, y1: capacity / GIB, line: { color: tools.colour("alarm"), width: 2, dash: "dash" },
+    }];
+    layout.annotations = [{
+      xref: "paper", x: 1, y: capacity / GIB, xanchor: "right", yanchor: "bottom", showarrow: false,
+      text: `a GPU has ${tools.bytes(capacity)}`, font: { color: tools.colour("alarm"), size: 12 }, bgcolor: tools.colour("surface"),
+    }];
+  }
+
+  function cell(tag, text, kind = "") {
+    return Object.assign(document.createElement(tag), { textContent: text, className: kind });
+  }
+
+  function row(name, texts, kind = "", colour = "") {
+    const line = document.createElement("tr");
+    line.className = kind;
+    line.append(cell("th", name), ...texts.map((text) => cell("td", text)));
+    if (colour) line.firstChild.prepend(Object.assign(cell("i", "", "key"), { style: `background-color: ${colour}` }));
+    return line;
+  }
+
+  function table({ settings, stages }) {
+    const { pp } = settings;
+    const body = parts.map((part) => row(part.label, stages.map((stage) => tools.bytes(stage.parts[part.name])), "", part.colour));
+    body.push(row("all", stages.map((stage) => tools.bytes(stage.peak)), "sum"));
+    body.push(row(`of ${tools.bytes(capacity)}`, stages.map(verdict)));
+    if (pp > 1) body.push(row("fullest pipeline rank", stages.map((stage) => String(stage.rank))));
+    document.getElementById("explorer-memory-table").replaceChildren(...body);
+  }
+
+  explorer.onDraw((drawn) => {
+    table(drawn);
+    const plot = document.getElementById(figure.name);
+    if (plot.layout) tools.redraw();
+  });
+
+  return {
+    traces(layout) {
+      const drawn = explorer.drawn();
+      limit(layout, drawn.stages);
+      return [...bars(drawn), totals(drawn)];
+    },
+    attach(plot) {
+      plot.on("plotly_click", ({ points: [point] }) => explorer.set({ zero: point.pointNumber }));
+    },
+  };
+};

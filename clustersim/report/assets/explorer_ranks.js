@@ -1,0 +1,263 @@
+// Who holds what, and who talks to whom? Ranks on their nodes; the chosen one's share of the model, and its groups.
+(() => {
+  "use strict";
+  const { explorer, tools } = clustersim;
+  const { facts, model, exchanges } = explorer;
+  const MOST_NODES = 8;
+  const COLUMNS = Math.min(8, facts.machine.per_node); // boxes beside each other
+  const MOST_STAGES = 64; // rows of the table of stages
+  const TIERS = {
+    gpu: "itself", nvlink: "NVLink", host: "the node's host", node: "the node", leaf: "leaf switches", spine: "spine switches",
+    core: "core switches", network: "the network",
+  };
+  const grid = document.getElementById("explorer-ranks");
+  const about = document.getElementById("explorer-rank");
+  const talks = document.getElementById("explorer-talks");
+  const stagesTable = document.getElementById("explorer-stages");
+  const chosenInput = document.getElementById("explorer-chosen");
+  let chosen = 0;
+  let ready = false;
+
+  const number = (value) => value.toLocaleString("en-US");
+  const element = (tag, text, kind = "") => Object.assign(document.createElement(tag), { textContent: text, className: kind });
+
+  // A row of a table; words are those cells that may break.
+  function tableRow(name, cells) {
+    const line = document.createElement("tr");
+    line.append(element("th", name), ...cells.map((text) => element("td", text, "words")));
+    return line;
+  }
+
+  // The groups of a rank: by axis its members, the rank itself among them.
+  function groupsOf(settings, rank) {
+    const of = (...axes) => exchanges.group(settings, rank, axes);
+    return { tp: of("tp"), cp: of("cp"), dp: of("dp", "cp"), pp: of("pp") };
+  }
+
+  // Neighbours in the pipeline: the ranks of the next and of the previous stage.
+  function neighbours(settings, rank) {
+    const at = exchanges.coordinates(settings, rank);
+    const wraps = model.chunksOf(settings) > 1;
+    const side = (step) => {
+      const pp = at.pp + step;
+      const inside = pp >= 0 && pp < settings.pp;
+      return settings.pp > 1 && (inside || wraps) ? exchanges.rankAt(settings, { ...at, pp: (pp + settings.pp) % settings.pp }) : null;
+    };
+    return { next: side(1), previous: side(-1) };
+  }
+
+  // What each rank is to the chosen one, in words; the first that holds.
+  function relations(settings, rank) {
+    const groups = groupsOf(settings, rank);
+    const { next, previous } = neighbours(settings, rank);
+    const found = new Map();
+    const note = (ranks, word) => ranks.forEach((each) => found.has(each) || found.set(each, word));
+    note([rank], "chosen");
+    note(groups.tp, "tp");
+    note(groups.cp, "cp");
+    note([next, previous].filter((each) => each !== null), "pp");
+    note(groups.dp, "dp");
+    return found;
+  }
+
+  // Nodes that are drawn: the first ones, and those of the chosen rank's groups; all if they are few.
+  function nodesShown(settings, found) {
+    const { per_node: size } = facts.machine;
+    const nodes = Math.ceil(settings.gpus / size);
+    if (nodes <= MOST_NODES) return Array.from({ length: nodes }, (_, node) => node);
+    const wanted = [chosen, ...[...found.keys()].filter((rank) => found.get(rank) !== "dp"), 0, size, ...found.keys()];
+    const unique = [...new Set(wanted.map((rank) => Math.floor(rank / size)))];
+    return unique.slice(0, MOST_NODES).sort((one, other) => one - other);
+  }
+
+  function rankButton(settings, rank, word) {
+    const at = exchanges.coordinates(settings, rank);
+    const button = element("button", "", `rank stage${at.pp % 8} ${word ?? ""}`);
+    const place = [`t${at.tp}`, ...(settings.cp > 1 ? [`c${at.cp}`] : []), `d${at.dp}`, `p${at.pp}`].join(" ");
+    button.type = "button";
+    button.dataset.rank = rank;
+    button.tabIndex = rank === chosen ? 0 : -1;
+    button.setAttribute("aria-pressed", String(rank === chosen));
+    button.setAttribute("aria-label", `rank ${rank}: tp ${at.tp}, cp ${at.cp}, dp ${at.dp}, pp ${at.pp}${word ? `, ${word}` : ""}`);
+    button.append(element("b", number(rank)), element("small", place), element("i", word ?? ""));
+    return button;
+  }
+
+  function drawGrid(settings, found) {
+    const { per_node: size } = facts.machine;
+    const shown = nodesShown(settings, found);
+    const rows = [];
+    shown.forEach((node, place) => {
+      const skipped = node - (place ? shown[place - 1] + 1 : 0);
+      if (skipped) rows.push(element("p", `… ${number(skipped)} node${skipped > 1 ? "s" : ""} like these …`, "skipped"));
+      const row = element("div", "", "node");
+      const ranks = Array.from({ length: Math.min(size, settings.gpus - node * size) }, (_, gpu) => node * size + gpu);
+      const boxes = element("div", "");
+      boxes.style.setProperty("--columns", COLUMNS);
+      boxes.append(...ranks.map((rank) => rankButton(settings, rank, found.get(rank))));
+      row.append(element("span", `node ${number(node)}`), boxes);
+      rows.push(row);
+    });
+    const after = Math.ceil(settings.gpus / size) - 1 - shown[shown.length - 1];
+    if (after > 0) rows.push(element("p", `… ${number(after)} more node${after > 1 ? "s" : ""} …`, "skipped"));
+    grid.replaceChildren(...rows);
+  }
+
+  const parameters = (many) => (many >= 1e9 ? `${tools.number(many / 1e9)} G` : `${tools.number(many / 1e6)} M`);
+
+  const span = (first, many, word) => (many === 1 ? `${word} ${number(first)}` : `${word}s ${number(first)} to ${number(first + many - 1)}`);
+
+  // A part of a whole that is cut evenly: "columns 0 to 6,655 of 53,248".
+  const part = (place, parts, whole, word) => (parts === 1 ? `all ${number(whole)} ${word}s` : `${span((place * whole) / parts, whole / parts, word)} of ${number(whole)}`);
+
+  function holds(stages) {
+    const names = stages.map((stage) => {
+      const layers = stage.layers ? [span(stage.first, stage.layers, "layer")] : [];
+      return [...(stage.embedding ? ["the embedding"] : []), ...layers, ...(stage.head ? ["final norm, logits and loss"] : [])].join(", ");
+    });
+    return names.length === 1 ? names[0] : names.map((name, chunk) => `chunk ${chunk}: ${name}`).join("; ");
+  }
+
+  function slices(settings, at) {
+    const { heads, kv_heads: keys, ffn, vocab } = model.modelOf(settings).dimensions;
+    const { tp } = settings;
+    if (tp === 1) return "every weight of these layers, whole";
+    const shared = tp > keys ? `key and value head ${Math.floor((at.tp * keys) / tp)} of ${keys} (with ${tp / keys - 1} other rank${tp / keys > 2 ? "s" : ""})` : `key and value ${part(at.tp, tp, keys, "head")}`;
+    return `attention: query ${part(at.tp, tp, heads, "head")}, ${shared}; MLP: ${part(at.tp, tp, ffn, "column")}; embedding and logits: ${part(at.tp, tp, vocab, "row")}; norms whole`;
+  }
+
+  function samples(settings, at) {
+    const each = settings.batch / model.dpOf(settings);
+    const tokens = settings.cp > 1 ? `, of each ${number(settings.sequence / settings.cp)} of ${number(settings.sequence)} tokens: pieces ${at.cp} and ${2 * settings.cp - 1 - at.cp} of ${2 * settings.cp}` : "";
+    const m = model.microbatches(settings);
+    return `${number(each)} of the ${number(settings.batch)} sequences of a step, such as ${span(at.dp * each, each, "sequence")}, in ${number(m)} microbatch${m > 1 ? "es" : ""} of ${settings.microbatch}${tokens}`;
+  }
+
+  // Which part of what is sharded over the ranks with the same weights is this rank's.
+  function shard(settings, at, total) {
+    const replicas = model.dpOf(settings) * settings.cp;
+    const groups = groupsOf(settings, chosen);
+    const place = groups.dp.indexOf(chosen);
+    const own = `part ${number(place)} of ${number(replicas)}, ${number(Math.round(total / replicas))} parameters`;
+    const whole = (what) => `${what} whole, as ${replicas > 1 ? `all ${number(replicas)} ranks with these weights do` : "no other rank has these weights"}`;
+    const sharded = ["optimizer states", "gradients", "parameters"].slice(0, settings.zero);
+    const rest = ["parameters", "gradients", "optimizer states"].slice(0, 3 - settings.zero);
+    if (replicas === 1 || !sharded.length) return whole("parameters, gradients and optimizer states");
+    const kept = rest.length ? `; ${whole(rest.join(" and "))}` : ", and gathers whole layers for the moment that they are used";
+    return `of ${sharded.join(", ")} only ${own}${kept}`;
+  }
+
+  function drawAbout({ settings, stages: memory }) {
+    const at = exchanges.coordinates(settings, chosen);
+    const own = model.ofRank(model.stagesOf(settings), at.pp, settings.pp);
+    const total = own.flatMap((stage) => model.parametersOf(settings, stage)).reduce((all, each) => all + each, 0);
+    const { peak } = memory[settings.zero].ranks[at.pp];
+    const lines = [
+      ["place", `node ${number(Math.floor(chosen / facts.machine.per_node))}; tp ${at.tp} of ${settings.tp}, cp ${at.cp} of ${settings.cp}, dp ${at.dp} of ${model.dpOf(settings)}, pp ${at.pp} of ${settings.pp} (counted from 0)`],
+      ["layers", holds(own)],
+      ["slice of each weight", `${slices(settings, at)}. Together ${parameters(total)} parameters`],
+      ["data", samples(settings, at)],
+      [["DDP", "ZeRO 1", "ZeRO 2", "ZeRO 3"][settings.zero], shard(settings, at, total)],
+      ["memory at its fullest", `${tools.bytes(peak)} of ${tools.bytes(facts.machine.capacity)}`],
+    ];
+    about.replaceChildren(...lines.flatMap(([name, words]) => [element("dt", name), element("dd", words)]));
+  }
+
+  function listed(ranks) {
+    if (ranks.length <= 4) return ranks.map(number).join(", ");
+    return `${ranks.slice(0, 3).map(number).join(", ")} … ${number(ranks[ranks.length - 1])}`;
+  }
+
+  const PURPOSE = {
+    tp: (settings) => (settings.split ? "gathers inputs and scatters sums of each layer" : "sums what each layer's halves make"),
+    cp: () => "passes keys and values round a ring",
+    dp: ({ zero }) => ["sums gradients once a step", "scatters gradients, gathers new parameters", "scatters gradients of each microbatch, gathers new parameters", "gathers each layer's parameters for each pass, scatters its gradients"][zero],
+    pp: () => "hands activations on and gradients back",
+    embedding: () => "sums the gradients of the embedding, which is the logits' matrix, too",
+  };
+
+  // First and last stage of a rank's pipeline, and which of them is the other.
+  function otherEnd(settings, at) {
+    const ends = [0, settings.pp - 1].map((pp) => exchanges.rankAt(settings, { ...at, pp }));
+    return [ends, ends.filter((each) => each !== chosen)];
+  }
+
+  function drawTalks(settings) {
+    const at = exchanges.coordinates(settings, chosen);
+    const sent = exchanges.traffic(settings, at.pp);
+    const groups = groupsOf(settings, chosen);
+    const { next, previous } = neighbours(settings, chosen);
+    const beside = [...new Set([previous, next].filter((each) => each !== null))];
+    const rows = ["tp", "cp", "dp"].filter((axis) => groups[axis].length > 1).map((axis) => [axis, groups[axis], groups[axis].filter((each) => each !== chosen)]);
+    if (settings.pp > 1) rows.push(["pp", [chosen, ...beside], beside]);
+    if (sent.embedding) rows.push(["embedding", ...otherEnd(settings, at)]);
+    const lines = rows.map(([axis, all, others]) => {
+      const tier = exchanges.tier(all);
+      return tableRow(axis, [`${number(others.length)}: ${listed(others)}`, TIERS[tier] ?? tier, tools.bytes(sent[axis]), PURPOSE[axis](settings)]);
+    });
+    if (!lines.length) lines.push(tableRow("nobody: one GPU does it all", []));
+    talks.replaceChildren(...lines);
+  }
+
+  function drawStages({ settings, stages: memory }) {
+    const every = settings.gpus / settings.pp;
+    const stages = model.stagesOf(settings);
+    const rows = memory[settings.zero].ranks.slice(0, MOST_STAGES).map(({ peak }, rank) => {
+      const own = model.ofRank(stages, rank, settings.pp);
+      const total = own.flatMap((stage) => model.parametersOf(settings, stage)).reduce((all, each) => all + each, 0);
+      const fits = peak <= facts.machine.capacity ? "fits" : "does not fit";
+      return tableRow(`pp ${rank}`, [number(every), holds(own), parameters(total), tools.bytes(peak), fits]);
+    });
+    if (settings.pp > MOST_STAGES) rows.push(tableRow(`… ${settings.pp - MOST_STAGES} more …`, []));
+    stagesTable.replaceChildren(...rows);
+  }
+
+  function draw(drawn) {
+    if (!ready) return;
+    const { settings } = drawn;
+    chosen = Math.min(chosen, settings.gpus - 1);
+    chosenInput.max = settings.gpus - 1;
+    chosenInput.value = chosen;
+    drawGrid(settings, relations(settings, chosen));
+    drawAbout(drawn);
+    drawTalks(settings);
+    drawStages(drawn);
+  }
+
+  function choose(rank, focus) {
+    const drawn = explorer.drawn();
+    if (!Number.isInteger(rank) || rank < 0 || rank >= drawn.settings.gpus) return;
+    chosen = rank;
+    draw(drawn);
+    if (focus) grid.querySelector(`[data-rank="${rank}"]`)?.focus();
+  }
+
+  // Arrow keys go to the neighbours on the drawing.
+  function moved({ key }) {
+    const buttons = [...grid.querySelectorAll("button")];
+    const place = buttons.findIndex((button) => Number(button.dataset.rank) === chosen);
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: COLUMNS, ArrowUp: -COLUMNS }[key];
+    return step === undefined ? undefined : buttons[place + step];
+  }
+
+  grid.addEventListener("click", ({ target }) => {
+    const button = target.closest("button");
+    if (button) choose(Number(button.dataset.rank), true);
+  });
+  grid.addEventListener("keydown", (event) => {
+    const button = moved(event);
+    if (!button) return;
+    event.preventDefault();
+    choose(Number(button.dataset.rank), true);
+  });
+  chosenInput.addEventListener("change", () => choose(Number(chosenInput.value), false));
+
+  async function begin() {
+    const levels = facts.machine.levels.map(async ([name, packed]) => [name, await clustersim.unpacked(packed)]);
+    facts.machine.levels = await Promise.all(levels);
+    ready = true;
+    explorer.onDraw(draw);
+  }
+
+  begin();
+})();

@@ -1,0 +1,260 @@
+"""Of what does the critical path consist? A bar from 0 to the end, its longest pieces, and its parts by stage."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Final
+
+import numpy as np
+
+from clustersim.analysis.parts import PARTS
+from clustersim.analysis.path_pieces import Link, Passes, PathPieces, Piece, Stretches
+from clustersim.program.action import ActionKind
+from clustersim.report.document import Card, section, slot
+from clustersim.report.figure import Figure, Traces, axis, layout, marker, time_scale, typed
+from clustersim.report.keys import key, part_keys
+from clustersim.report.theme import Category
+from clustersim.report.wording import CRITICAL_PATH
+from clustersim.units import format_seconds, format_step_time
+
+_MOST_LINES: Final = 12  # of the table of pieces
+_MOST_STAGES: Final = 16  # of the table of stages
+_MOST_STRETCHES: Final = 1000  # of the bar: a pixel each
+_MOST_NAMES: Final = 3  # of what is no pass of a microbatch
+_LEAST: Final = 0.01  # of the step: what a piece is at least that has a line of its own
+_ROUNDED: Final = 0.999  # plotly widens opaque bars to a pixel each, which many short ones would fill
+_LEFT: Final = ' style="text-align:left"'
+_ROUNDING: Final = 1e-9
+_NAMES: Final = {
+    ActionKind.FORWARD: "forward",
+    ActionKind.BACKWARD: "backward",
+    ActionKind.INPUT_GRADIENT: "input gradients",
+    ActionKind.WEIGHT_GRADIENT: "weight gradients",
+}
+_HOW: Final = {
+    Link.BEGINNING: "",
+    Link.MESSAGE: "after a message from {other}",
+    Link.GROUP: "after {other}, the last of a collective to come",
+    Link.BLOCK: "after {other}, whom it met inside a pass",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CriticalPath:
+    """The path of all steps. labels, short: names of pipeline ranks, by kind; word: what they are called."""
+
+    path: PathPieces
+    labels: tuple[str, ...]
+    short: tuple[str, ...]
+    word: str
+    steps: int = 1
+
+
+def critical_path_card(path: CriticalPath, looks: Sequence[Category]) -> Card:
+    """The bar, the pieces and the stages. looks: [parts] the category of each part."""
+    figure = path_figure(path, looks)
+    body = part_keys(np.unique(path.path.stretches.part).tolist(), looks) + slot(figure)
+    if len(path.path.pieces) > 1:
+        body += f"<h3>Longest pieces, in order of time</h3>{pieces_table(path)}"
+    if len(_stages(path)) > 1:
+        title = f"By {escape(path.word)}{f', the mean of {path.steps} steps' if path.steps > 1 else ''}"
+        body += f'<h3 style="margin-top:16px">{title}</h3>{stages_table(path, looks)}'
+    return Card(section("Critical path", body, lead=CRITICAL_PATH), (figure,))
+
+
+def path_figure(path: CriticalPath, looks: Sequence[Category]) -> Figure:
+    """Two bars from 0 to the end: what takes most, and on which stage."""
+    stretches = _at_most(path.path.stretches, _MOST_STRETCHES)
+    scale = time_scale(path.path.seconds)
+    several = len(path.labels) > 1
+    return Figure(
+        name="critical-path",
+        traces=[*_part_bars(path, stretches, looks, scale.size), *(_stage_bars(path, stretches, scale.size) * several)],
+        layout=layout(
+            xaxis=axis(f"time [{scale.unit}]", range=[0, path.path.seconds / scale.size], fixedrange=True),
+            yaxis=axis(
+                "", range=[0.5 + several, -0.5], tickmode="array", tickvals=[0, 1][: 1 + several],
+                ticktext=["part ", f"{escape(path.word)} "][: 1 + several], fixedrange=True, showgrid=False,
+            ),
+            dragmode=False,
+            uniformtext={"mode": "hide", "minsize": 9},
+        ),
+        height=110 + 34 * several,
+        narrow={"yaxis": {"ticktext": ["part ", f"{escape(path.word.split()[-1])} "][: 1 + several]}},
+    )  # fmt: skip
+
+
+def pieces_table(path: CriticalPath) -> str:
+    """The longest pieces in order of time, those between them together."""
+    lines = "".join(_line(path, each) for each in _lines(path.path.pieces))
+    whole = format_step_time(path.path.seconds)
+    last = f'<tr class="sum"><th scope="row">end</th><td></td><td></td><td>{whole}</td></tr>'
+    head = f"<thead><tr><th>from</th><th{_LEFT}>where</th><th{_LEFT}>what</th><th>takes</th></tr></thead>"
+    return _wide(f'<table class="parts">{head}<tbody>{lines}{last}</tbody></table>')
+
+
+def stages_table(path: CriticalPath, looks: Sequence[Category]) -> str:
+    """Seconds of one step by stage and part; they sum to the step time. Of many stages those with most of it."""
+    parts = path.path.parts / path.steps
+    present = np.flatnonzero(parts.sum(axis=0) > _ROUNDING * parts.sum()).tolist()
+    stages = _stages(path)
+    shown = sorted(sorted(stages, key=lambda stage: -parts[stage].sum())[:_MOST_STAGES])
+    lines = [(path.labels[stage], parts[stage]) for stage in shown]
+    if rest := sorted(set(stages) - set(shown)):
+        lines.append((f"{len(rest):,} more", parts[rest].sum(axis=0)))
+    words = "".join(f"<th>{key(looks[part])}{escape(PARTS[part].value)}</th>" for part in present)
+    head = f"<thead><tr><th>{escape(path.word)}</th>{words}<th>sum</th></tr></thead>"
+    rows = "".join(_stage_row(escape(name), seconds, present) for name, seconds in lines)
+    total = _stage_row("step", parts.sum(axis=0), present, whole=True)
+    return _wide(f'<table class="parts">{head}<tbody>{rows}{total}</tbody></table>')
+
+
+def _stages(path: CriticalPath) -> list[int]:
+    """Those that the path touches."""
+    touched: list[int] = np.flatnonzero(path.path.parts.sum(axis=1) > _ROUNDING * path.path.seconds).tolist()
+    return touched
+
+
+def _stage_row(name: str, seconds: Any, present: list[int], *, whole: bool = False) -> str:
+    rounding = _ROUNDING * max(float(seconds.sum()), 0.0)
+    cells = "".join(f"<td>{format_seconds(float(each)) if each > rounding else ''}</td>" for each in seconds[present])
+    total = format_step_time(float(seconds.sum())) if whole else format_seconds(float(seconds.sum()))
+    opening = '<tr class="sum">' if whole else "<tr>"
+    return f'{opening}<th scope="row">{name}</th>{cells}<td>{total}</td></tr>'
+
+
+def _wide(table: str) -> str:
+    """A table that may be wider than a small screen."""
+    return f'<div style="overflow-x:auto">{table}</div>'
+
+
+_Came = tuple[Piece, Piece | None]
+"""A piece, and the one from which the path came to it."""
+
+
+def _lines(pieces: Sequence[Piece]) -> list[tuple[_Came, ...]]:
+    """As many of the longest pieces by themselves as leave few enough lines; pieces that take no time are left out."""
+    least = _LEAST * pieces[-1].end
+    came = [each for each in zip(pieces, (None, *pieces), strict=False) if each[0].seconds > _ROUNDING * pieces[-1].end]
+    long = [place for place, (piece, _) in enumerate(came) if piece.seconds >= least]
+    long.sort(key=lambda place: -came[place][0].seconds)
+    for alone in range(min(len(long), _MOST_LINES), 0, -1):
+        lines = list(_grouped(came, frozenset(long[:alone])))
+        if len(lines) <= _MOST_LINES:
+            return lines
+    return list(_grouped(came, frozenset()))
+
+
+def _grouped(came: Sequence[_Came], alone: frozenset[int]) -> Iterator[tuple[_Came, ...]]:
+    starts = [place for place in range(len(came)) if place == 0 or place in alone or place - 1 in alone]
+    for first, after in zip(starts, [*starts[1:], len(came)], strict=True):
+        yield tuple(came[first:after])
+
+
+def _line(path: CriticalPath, line: tuple[_Came, ...]) -> str:
+    first, last = line[0][0], line[-1][0]
+    seconds = last.end - first.start
+    where, what = _one(path, *line[0]) if len(line) == 1 else _several(path, [piece for piece, _ in line])
+    cells = "".join(f'<td class="words"{_LEFT}>{escape(words)}</td>' for words in (where, what))
+    start = format_seconds(first.start)
+    return f'<tr><th scope="row">{start}</th>{cells}<td>{format_seconds(seconds)}</td></tr>'
+
+
+def _one(path: CriticalPath, piece: Piece, before: Piece | None) -> tuple[str, str]:
+    """Where a piece is and what it does."""
+    what = [_passes(piece.passes)] if piece.passes else []
+    more = len(piece.others) - _MOST_NAMES
+    what += [*piece.others[:_MOST_NAMES], *([f"{more} more"] if more > 0 else [])]
+    how = _HOW[piece.link].format(other=_where(path, before)) if before else ""
+    return _where(path, piece), "; ".join(filter(None, (", ".join(what) or "waits", how)))
+
+
+def _several(path: CriticalPath, pieces: Sequence[Piece]) -> tuple[str, str]:
+    kinds = [piece.kind for piece in pieces]
+    least, most = min(kinds), max(kinds)
+    where = f"{path.word}s {path.short[least]} to {path.short[most]}" if least != most else path.labels[least]
+    what = f"{len(pieces)} pieces of at most {format_seconds(max(piece.seconds for piece in pieces))}"
+    done = _passes(_together([each for piece in pieces for each in piece.passes]))
+    return where, f"{what}: {done}" if done else what
+
+
+def _together(passes: Sequence[Passes]) -> list[Passes]:
+    """One for each kind of action, over all their microbatches."""
+    kinds = dict.fromkeys(each.kind for each in passes)
+    same = {kind: [each for each in passes if each.kind is kind] for kind in kinds}
+    return [Passes(kind, min(e.first for e in some), max(e.last for e in some)) for kind, some in same.items()]
+
+
+def _where(path: CriticalPath, piece: Piece) -> str:
+    label = path.labels[piece.kind]
+    return f"{label} (rank {piece.rank})" if len(path.labels) > 1 else f"rank {piece.rank}"
+
+
+def _passes(passes: Sequence[Passes]) -> str:
+    """Words for actions, as in "forward of microbatches 3 to 9"."""
+    return ", ".join(f"{_NAMES[each.kind]} of {_microbatches(each)}" for each in passes)
+
+
+def _microbatches(passes: Passes) -> str:
+    one = passes.first == passes.last
+    return f"microbatch {passes.first}" if one else f"microbatches {passes.first} to {passes.last}"
+
+
+def _at_most(stretches: Stretches, most: int) -> Stretches:
+    """The stretches, or of too many those that are under way in the middle of `most` equal parts of the time."""
+    if len(stretches.rank) <= most:
+        return stretches
+    whole = float(stretches.end[-1])
+    edges = np.linspace(0.0, whole, most + 1)
+    met = np.minimum(np.searchsorted(stretches.end, (edges[1:] + edges[:-1]) / 2), len(stretches.rank) - 1)
+    first = np.flatnonzero(np.diff(met, prepend=-1))
+    at = met[first]
+    start = edges[first]
+    return Stretches(stretches.rank[at], stretches.kind[at], stretches.part[at], start, np.append(start[1:], whole))
+
+
+def _part_bars(path: CriticalPath, stretches: Stretches, looks: Sequence[Category], size: float) -> Traces:
+    """A trace for each part that takes most of some stretch."""
+    return [
+        _bar(
+            PARTS[part].value, 0.0, (stretches.start[chosen] / size, stretches.end[chosen] / size),
+            marker={**marker(looks[part]), "line": {"width": 0}, "opacity": _ROUNDED},
+            hovertext=[_hover(path, stretches, place) for place in chosen.tolist()],
+        )
+        for part in np.unique(stretches.part).tolist()
+        for chosen in (np.flatnonzero(stretches.part == part),)
+    ]  # fmt: skip
+
+
+def _hover(path: CriticalPath, stretches: Stretches, place: int) -> str:
+    start, end = float(stretches.start[place]), float(stretches.end[place])
+    name, rank = PARTS[int(stretches.part[place])].value, int(stretches.rank[place])
+    label = path.labels[int(stretches.kind[place])]
+    where = f"{label}, rank {rank}" if len(path.labels) > 1 else f"rank {rank}"
+    return f"<b>mostly {name}</b><br>{escape(where)}<br>{format_seconds(start)} to {format_seconds(end)}"
+
+
+def _stage_bars(path: CriticalPath, stretches: Stretches, size: float) -> Traces:
+    """Which stage the path is on, its number where there is room."""
+    first = np.flatnonzero(np.diff(stretches.kind, prepend=-1))
+    start = stretches.start[first]
+    end = np.append(start[1:], stretches.end[-1:]) if len(first) else start
+    kinds = stretches.kind[first].tolist()
+    return [
+        _bar(
+            path.word, 1.0, (start / size, end / size),
+            marker={"color": "@track", "line": {"width": 0.5, "color": "@muted"}},
+            text=[escape(path.short[kind]) for kind in kinds], textposition="inside", insidetextanchor="middle",
+            textangle=0, textfont={"color": "@ink", "size": 11},
+            hovertext=[escape(path.labels[kind]) for kind in kinds],
+        )
+    ]  # fmt: skip
+
+
+def _bar(name: str, y: float, edges: tuple[Any, Any], **more: Any) -> dict[str, Any]:
+    start, end = edges
+    return {
+        "type": "bar", "orientation": "h", "name": escape(name), "y": typed(np.full(len(start), y)),
+        "width": 0.8, "base": typed(start), "x": typed(end - start), "hovertemplate": "%{hovertext}<extra></extra>",
+        **more,
+    }  # fmt: skip

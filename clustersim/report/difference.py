@@ -1,0 +1,237 @@
+"""What is different between two answers: the input, the numbers, and which parts make a step longer?
+
+The parts are those of the breakdown, the mean over all ranks. They sum to the step time in each answer, so their
+differences sum to the difference of the step times. Parts are compared by name, whatever model and cluster they are of.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from clustersim.analysis.parts import PARTS, Part
+from clustersim.report.view import ROUNDING, FloatArray
+from clustersim.report.wording import stage_name
+from clustersim.result import Result
+from clustersim.scenario.changes.written import Changed, changed_keys, other_files
+from clustersim.units import Seconds, format_bytes, format_number, format_seconds, format_step_time
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One number of both answers, in words."""
+
+    name: str
+    first: str
+    second: str
+    change: str
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two answers.
+
+    titles: what each is of; inputs: what their files say otherwise; notes: what else must be known; step_times:
+    [2] seconds; parts: [2, parts] seconds of PARTS, the mean over ranks; stages: [2, rows, parts] seconds of each
+    pipeline rank, no rows where the pipelines differ; row_labels: [rows]; answers: the numbers as `--json` has them.
+    """
+
+    titles: tuple[str, str]
+    inputs: tuple[Changed, ...]
+    notes: tuple[str, ...]
+    step_times: FloatArray
+    parts: FloatArray
+    stages: FloatArray
+    row_labels: tuple[str, ...]
+    answers: tuple[Mapping[str, Any], Mapping[str, Any]] = field(repr=False)
+
+    @property
+    def longer(self) -> Seconds:
+        """Seconds by which the second step is longer."""
+        return float(self.step_times[1] - self.step_times[0])
+
+    @property
+    def stage_deltas(self) -> FloatArray:
+        """[rows, parts] seconds by which each part of each pipeline rank is longer."""
+        return np.asarray(self.stages[1] - self.stages[0])
+
+    @property
+    def deltas(self) -> FloatArray:
+        """[parts] seconds by which each part is longer."""
+        return np.asarray(self.parts[1] - self.parts[0])
+
+    @property
+    def present(self) -> list[Part]:
+        """The parts that are more than rounding in one of both."""
+        return [part for part in PARTS if self.parts[:, part.place].max() > ROUNDING * self.step_times.max()]
+
+    @property
+    def different(self) -> list[Part]:
+        """The parts that differ by more than rounding."""
+        return [part for part in self.present if abs(self.deltas[part.place]) > ROUNDING * self.step_times.max()]
+
+    def words(self, seconds: Seconds) -> str:
+        """A difference of times; none where it is only rounding."""
+        return signed(seconds) if abs(seconds) > ROUNDING * self.step_times.max() else "0 s"
+
+    def to_json(self) -> dict[str, Any]:
+        """The difference as plain data; of each number first, second and second minus first."""
+        first, second = self.answers
+        return {
+            "first": {"title": self.titles[0], **_plain(first)},
+            "second": {"title": self.titles[1], **_plain(second)},
+            "inputs": [{"key": each.key, "first": each.first, "second": each.second} for each in self.inputs],
+            "delta": {key: second[key] - first[key] for key in _NUMBERS},
+            "parts_s": [_part(part, self.parts[:, part.place]) for part in self.present],
+            "stages": self._stages() if self.row_labels else None,
+            "notes": list(self.notes),
+        }
+
+    def _stages(self) -> list[dict[str, Any]]:
+        return [
+            {"pipeline_rank": row, "parts_s": [_part(part, self.stages[:, row, part.place]) for part in self.present]}
+            for row in range(self.stages.shape[1])
+        ]
+
+
+_NUMBERS: Final = (
+    "step_time_s",
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "mfu",
+    "hfu",
+    "bubble_fraction",
+    "exposed_communication_fraction",
+    "peak_memory_bytes",
+    "memory_capacity_bytes",
+    "ranks",
+)
+
+
+def difference_of(first: Result, second: Result, titles: tuple[str, str], notes: tuple[str, ...] = ()) -> Difference:
+    """Compare two answers."""
+    answers = first.to_json(), second.to_json()
+    times = _tokens(second) / _tokens(first)
+    work = [] if times == 1.0 else [f"a step of B has {times:.4g} times the tokens; compare tokens/s per GPU"]
+    others = [
+        f"{name}: both name it by the same words, but the files differ"
+        for name in other_files(first.scenario, second.scenario)
+    ]
+    rows = len(first.ledgers) if _pipeline(first) == _pipeline(second) else 0
+    return Difference(
+        titles=titles,
+        inputs=changed_keys(first.scenario, second.scenario),
+        notes=(*notes, *work, *others),
+        step_times=np.array([first.step_time, second.step_time]),
+        parts=np.array([_seconds(answer["breakdown_s"]) for answer in answers]),
+        stages=np.array([[_seconds(row["breakdown_s"]) for row in each["stages"][:rows]] for each in answers]).reshape(
+            2, rows, len(PARTS)
+        ),
+        row_labels=tuple(stage_name(first.scenario, row) for row in range(rows)),
+        answers=answers,
+    )
+
+
+def headline(difference: Difference) -> str:
+    """The answer in a sentence."""
+    step = format_step_time(float(difference.step_times[1]))
+    if abs(difference.longer) <= ROUNDING * float(difference.step_times.max()):
+        return f"both steps take {step}"
+    longer = "longer" if difference.longer > 0.0 else "shorter"
+    part = difference.longer / float(difference.step_times[0])
+    return f"B's step takes {step}, {format_step_time(abs(difference.longer))} ({part:+.1%}) {longer} than A's"
+
+
+def lines(difference: Difference) -> list[Line]:
+    """The numbers that people compare."""
+    first, second = difference.answers
+    formats: list[tuple[str, str, Callable[[float], str], Callable[[float, float], str]]] = [
+        ("step time", "step_time_s", format_step_time, _seconds_and_part),
+        ("tokens/s", "tokens_per_s", lambda value: f"{value:,.0f}", _part_of),
+        ("tokens/s per GPU", "tokens_per_s_per_gpu", format_number, _part_of),
+        ("MFU", "mfu", _percent, _points),
+        ("HFU", "hfu", _percent, _points),
+        ("bubble", "bubble_fraction", _percent, _points),
+        ("exposed communication", "exposed_communication_fraction", _percent, _points),
+        ("peak memory", "peak_memory_bytes", format_bytes, _bytes),
+        ("memory of the GPU", "memory_capacity_bytes", format_bytes, _bytes),
+        ("GPUs", "ranks", lambda value: f"{value:,}", _part_of),
+    ]
+    numbers = [
+        Line(name, show(first[key]), show(second[key]), change(first[key], second[key]))
+        for name, key, show, change in formats
+    ]
+    return [*numbers, Line("fits", _fits(first), _fits(second), "" if first["fits"] == second["fits"] else "changes")]
+
+
+def signed(seconds: Seconds) -> str:
+    """A difference of times, with its sign."""
+    return f"{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}"
+
+
+def words_of(value: object) -> str:
+    """A value of the input as a file has it.
+
+    >>> words_of(None), words_of(True), words_of(16384), words_of([1, "a"])
+    ('not given', 'true', '16,384', '[1, a]')
+    """
+    match value:
+        case None:
+            return "not given"
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return f"{value:,}"
+        case list():
+            return f"[{', '.join(map(words_of, value))}]"
+        case Mapping():
+            return f"{{{', '.join(f'{key}: {words_of(each)}' for key, each in value.items())}}}"
+        case _:
+            return str(value)
+
+
+def _tokens(result: Result) -> int:
+    """Of one step."""
+    return result.scenario.training.global_batch * result.scenario.training.sequence
+
+
+def _pipeline(result: Result) -> tuple[int, int]:
+    return len(result.ledgers), result.scenario.schedule.chunks
+
+
+def _seconds(parts: Mapping[str, Seconds]) -> list[Seconds]:
+    return [parts[part.value] for part in PARTS]
+
+
+def _plain(answer: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": answer["name"], **{key: answer[key] for key in _NUMBERS}, "fits": answer["fits"]}
+
+
+def _part(part: Part, seconds: FloatArray) -> dict[str, Any]:
+    first, second = seconds.tolist()
+    return {"part": part.value, "first": first, "second": second, "delta": second - first}
+
+
+def _fits(answer: Mapping[str, Any]) -> str:
+    return "✓ fits" if answer["fits"] else "✕ does not fit"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}"
+
+
+def _part_of(first: float, second: float) -> str:
+    return "" if first == second else f"{second / first - 1.0:+.1%}"
+
+
+def _seconds_and_part(first: Seconds, second: Seconds) -> str:
+    return "" if first == second else f"{signed(second - first)} ({second / first - 1.0:+.1%})"
+
+
+def _points(first: float, second: float) -> str:
+    return "" if first == second else f"{100 * (second - first):+.1f} points"
+
+
+def _bytes(first: float, second: float) -> str:
+    return "" if first == second else f"{'-' if second < first else '+'}{format_bytes(abs(second - first))}"

@@ -1,0 +1,207 @@
+"""How do DDP, ZeRO, tensor and pipeline parallelism place a model, and what do they cost? A page to play with.
+
+Everything is in the page: tables of the model of memory (`analysis.exploration`) with which its script answers for any
+choice, and steps that were simulated beforehand. The script's answers are the models' own (tests/browser).
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from clustersim.analysis.exploration import Exploration
+from clustersim.memory.footprint import Category as Use
+from clustersim.report.answer import USE_LOOKS
+from clustersim.report.document import Card, document, section, slot
+from clustersim.report.explorer_controls import controls
+from clustersim.report.explorer_steps import steps_card
+from clustersim.report.figure import Figure, axis, layout, legend, packed, script_json
+from clustersim.report.files import write_text_atomically
+from clustersim.units import format_bytes
+
+_SCRIPTS: Final = (
+    "explorer_passes", "explorer_model", "explorer_exchanges", "explorer", "explorer_ranks", "explorer_words",
+)  # fmt: skip
+_TOPICS: Final = {
+    "ddp": "Data parallelism (DDP)",
+    "zero1": "ZeRO 1: sharded optimizer",
+    "zero2": "ZeRO 2: and gradients",
+    "zero3": "ZeRO 3: and parameters (FSDP)",
+    "tensor": "Tensor parallelism",
+    "pipeline": "Pipeline parallelism",
+}
+_STACK: Final = (
+    Use.PARAMETERS, Use.GRADIENTS, Use.OPTIMIZER, Use.ACTIVATIONS, Use.GATHERED, Use.COMMUNICATION, Use.CONTEXT,
+    Use.FRAGMENTATION,
+)  # fmt: skip
+"""Parts of memory from the bottom of a bar."""
+
+
+def write_explorer(exploration: Exploration, path: str | Path) -> None:
+    """Write the page; raise OutputError if it cannot be written."""
+    write_text_atomically(path, explorer_page(exploration))
+
+
+def explorer_page(exploration: Exploration) -> str:
+    """The page as HTML text."""
+    cards = [
+        _head(exploration),
+        _panel(exploration),
+        _memory_card(),
+        _words_card(),
+        _ranks_card(exploration),
+        _bubble_card(),
+        *([steps_card(exploration)] if exploration.studies else []),
+        _trust_card(exploration),
+    ]
+    return document(f"explore {exploration.name}", cards, scripts=_SCRIPTS, styles=("explorer",))
+
+
+def _head(exploration: Exploration) -> Card:
+    machine = exploration.machine
+    words = (
+        f"{exploration.models[0].name} on {machine.cluster} ({machine.accelerator}, "
+        f"{format_bytes(machine.capacity)} each). Change anything below; the address "
+        "keeps what you chose, so that it can be shared."
+    )
+    title = f"<h1>{escape(exploration.name)}: what goes where?</h1>"
+    return Card(f'<section class="card">{title}<p class="subject">{escape(words)}</p></section>')
+
+
+def _panel(exploration: Exploration) -> Card:
+    """Controls and the verdict, which stay in sight; and what the page's script knows."""
+    verdict = (
+        '<div class="state"><div class="fits" id="explorer-verdict" role="status"><b></b> <span></span>'
+        '<div class="gauge"><i></i></div></div>'
+        '<button type="button" id="explorer-reset">back to the scenario</button></div>'
+        '<ul class="alerts" id="explorer-problems" role="alert" hidden></ul>'
+    )
+    facts = f'<script type="application/json" id="explorer-facts">{script_json(_facts(exploration))}</script>'
+    return Card(f'<section class="card panel">{controls(exploration)}{verdict}{facts}</section>')
+
+
+def _facts(exploration: Exploration) -> dict[str, Any]:
+    """What the page's script reads; studies are drawn here."""
+    facts = asdict(exploration)
+    del facts["studies"], facts["notes"]
+    facts["start"]["split"] = facts["start"].pop("sequence_parallel")
+    levels = exploration.machine.levels
+    facts["machine"]["levels"] = [(name, packed(unit.astype(np.uint32))) for name, unit in levels]
+    return facts
+
+
+def _memory_card() -> Card:
+    parts = [
+        {
+            "name": use.value,
+            "label": USE_LOOKS[use].label,
+            "colour": USE_LOOKS[use].colour,
+            "pattern": USE_LOOKS[use].pattern,
+        }
+        for use in _STACK
+    ]
+    figure = Figure(
+        name="explorer-memory",
+        traces=[],
+        layout=layout(
+            barmode="stack",
+            showlegend=True,
+            legend=legend(traceorder="normal", y=1.02),
+            xaxis=axis("", type="category", fixedrange=True, tickfont={"size": 13}),
+            yaxis=axis("memory of the fullest GPU [GiB]", fixedrange=True),
+            dragmode=False,
+            bargap=0.35,
+        ),
+        height=430,
+        narrow={"showlegend": False, "xaxis": {"tickfont": {"size": 10}}},  # the table below has the colours, too
+        behaviour="explorer_memory",
+        facts={"parts": parts},
+    )
+    table = (
+        '<table class="wide"><thead><tr><th>memory of the fullest GPU</th><th>DDP, ZeRO 0</th><th>ZeRO 1</th>'
+        '<th>ZeRO 2</th><th>ZeRO 3</th></tr></thead><tbody id="explorer-memory-table"></tbody></table>'
+    )
+    lead = (
+        "Each bar is one GPU of the pipeline rank that needs most, at its fullest moment. ZeRO cuts optimizer state "
+        "(1), gradients (2) and parameters (3) into a part for each replica. Click a bar to choose its stage."
+    )
+    return _shown("Does it fit? Memory of a GPU", slot(figure) + table, figure, lead=lead)
+
+
+def _words_card() -> Card:
+    topics = "".join(
+        f'<div><h3>{escape(title)}</h3><p id="explain-{name}"></p></div>' for name, title in _TOPICS.items()
+    )
+    return _shown("What each of them does, with these numbers", f'<div class="explained">{topics}</div>')
+
+
+def _ranks_card(exploration: Exploration) -> Card:
+    """Ranks on their nodes, what the chosen one holds, and with whom it talks."""
+    order = ", then ".join(exploration.order)
+    lead = (
+        f"Each box is a GPU with its rank and its coordinates on the axes (t: tp, c: cp, d: dp, p: pp); ranks count "
+        f"{order}. Choose one with a click or the arrow keys: boxes that say tp, cp, dp or pp are those with which it "
+        "talks."
+    )
+    pick = (
+        '<label class="pick">chosen rank <input type="number" id="explorer-chosen" min="0" step="1" value="0"></label>'
+    )
+    talks = _scrolled(("axis", "with", "over", "a GPU sends a step", "what for"), "explorer-talks")
+    stages = _scrolled(("stage", "ranks", "holds", "parameters", "memory", ""), "explorer-stages")
+    body = (
+        f'{pick}<div class="two wide-left"><div class="grid-of-ranks" id="explorer-ranks" role="group" '
+        f'aria-label="ranks on their nodes"></div><dl class="holds" id="explorer-rank" aria-live="polite"></dl></div>'
+        f"<h3>With whom it talks</h3>{talks}<h3>All ranks, by pipeline stage</h3>{stages}"
+    )
+    return _shown("Who holds what, who talks to whom", body, lead=lead)
+
+
+def _scrolled(heads: Sequence[str], name: str) -> str:
+    """An empty table that the page's script fills."""
+    row = "".join(f"<th>{escape(head)}</th>" for head in heads)
+    body = f'<thead><tr>{row}</tr></thead><tbody id="{name}"></tbody>'
+    return f'<div class="scroll"><table class="told">{body}</table></div>'
+
+
+def _bubble_card() -> Card:
+    figure = Figure(
+        name="explorer-bubble",
+        traces=[],
+        layout=layout(
+            showlegend=True,
+            legend=legend(),
+            xaxis=axis("microbatches of a step on each replica", type="log", fixedrange=True),
+            yaxis=axis("bubble, share of the step", ticksuffix=" %", fixedrange=True, rangemode="tozero"),
+            dragmode=False,
+        ),
+        height=330,
+        narrow={},
+        behaviour="explorer_bubble",
+    )
+    lead = (
+        "The order of passes of each schedule, played with equal stages, a backward of twice its forward and messages "
+        "that take no time. More microbatches make the pipeline's beginning and end a smaller part of the step."
+    )
+    words = '<p id="explorer-bubble-words" aria-live="polite"></p>'
+    return _shown("Bubble: how long stages wait for each other", words + slot(figure), figure, lead=lead)
+
+
+def _trust_card(exploration: Exploration) -> Card:
+    rows = "".join(f"<li>{escape(note)}</li>" for note in (*exploration.notes, *_ALWAYS))
+    return Card(section("What this rests on", f"<ul>{rows}</ul>"))
+
+
+_ALWAYS: Final = (
+    "memory is what clustersim's model of memory says of each choice (clustersim check); it needs no simulation",
+    "bytes sent are those of ring algorithms; a library may choose others. Sums of a few bytes are left out",
+    "attention, loss, optimizer, framework and cluster are the scenario's; stages hold layers as evenly as they can",
+    "simulated steps do not follow the controls: they are the scenario's, changed as their titles say",
+)
+
+
+def _shown(title: str, body: str, *figures: Figure, lead: str = "") -> Card:
+    """A card that is greyed while the controls say something illegal."""
+    return Card(f'<div class="shown">{section(title, body, lead=lead)}</div>', figures)

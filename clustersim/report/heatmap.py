@@ -1,0 +1,145 @@
+"""What does every rank of the job do, when? One row for each rank, coloured by what takes most of each moment.
+
+Ranks of one class have equal rows, so the file holds a row for each class and the page's script (`assets/heatmap.js`)
+puts them where their ranks are. It draws at most some hundred rows at a time: zoomed in, every rank has its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from clustersim.analysis.activity import Activity
+from clustersim.analysis.parts import PARTS
+from clustersim.parallel.layout import Layout
+from clustersim.report.document import Card, section, slot
+from clustersim.report.figure import Figure, axis, layout, packed, time_scale
+from clustersim.report.keys import part_keys
+from clustersim.report.theme import Category
+from clustersim.units import format_seconds
+
+NAME: Final = "heatmap"
+ORDERS: Final = (("by stage", ("pp", "dp", "cp", "tp")), ("by replica", ("dp", "pp", "cp", "tp")))
+"""In which order rows stand: the axes from the one that changes last."""
+_HEIGHT: Final = 420
+_DRAWN: Final = 512  # rows that the page's script draws at most
+_ROW: Final = 40  # pixels of a row where there are few
+_NOBODY: Final = np.iinfo(np.uint16).max
+_LEAD: Final = (
+    "Each row is one rank; the colour says what takes most of each {bin}. Drag to zoom until single ranks show, "
+    "double-click to see all, point for words, click a row for the rank's class."
+)
+_ASK: Final = (
+    '<p class="choice"><label>rank <input id="heatmap-rank" type="number" min="0" max="{last}" step="1" '
+    'style="width:8em"></label></p><div id="heatmap-row" aria-live="polite"></div>'
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Heatmap:
+    """What all ranks do, and where they are. layout: gives their coordinates; gpus_per_node: their nodes."""
+
+    activity: Activity
+    layout: Layout
+    gpus_per_node: int
+
+    @property
+    def ranks(self) -> int:
+        """World size."""
+        return len(self.activity.representative)
+
+
+def heatmap_card(heatmap: Heatmap, looks: Sequence[Category]) -> Card:
+    """All ranks over time, and a panel about the one that is clicked. looks: [parts] the category of each."""
+    figure = heatmap_figure(heatmap, looks)
+    bins = heatmap.activity.category.shape[1]
+    body = (
+        part_keys(np.unique(heatmap.activity.category).tolist(), looks)
+        + slot(figure)
+        + _ASK.format(last=heatmap.ranks - 1)
+    )
+    lead = _LEAD.format(bin=format_seconds(heatmap.activity.makespan / bins))
+    return Card(section("All ranks over time", body, lead=lead, caption=_caption(heatmap)), (figure,))
+
+
+def heatmap_figure(heatmap: Heatmap, looks: Sequence[Category]) -> Figure:
+    """The figure, which its behaviour draws."""
+    activity = heatmap.activity
+    scale = time_scale(activity.makespan)
+    shown = int((_class_of(heatmap) != _NOBODY).sum())
+    rows = [shown - 0.5, -0.5]
+    return Figure(
+        name=NAME,
+        traces=[],
+        choices=tuple((words, []) for words, _ in _orders(heatmap)),
+        layout=layout(
+            xaxis=axis(
+                f"time [{scale.unit}]", range=[0, activity.makespan / scale.size], minallowed=0,
+                maxallowed=activity.makespan / scale.size, showgrid=False,
+            ),
+            yaxis=axis("", range=rows, minallowed=-0.5, maxallowed=shown - 0.5, showgrid=False),
+        ),
+        height=min(_HEIGHT, 60 + _ROW * shown),
+        narrow={"yaxis": {"tickfont": {"size": 9}}},
+        behaviour="heatmap",
+        arrays={
+            "category": packed(activity.category.ravel()),
+            "seconds": packed(activity.seconds.astype(np.float32).ravel()),
+            "simulated": packed(activity.ranks.astype(np.uint32)),
+            "classOf": packed(_class_of(heatmap)),
+        },
+        facts=_facts(heatmap, looks, scale.size),
+    )  # fmt: skip
+
+
+def _facts(heatmap: Heatmap, looks: Sequence[Category], size: float) -> dict[str, Any]:
+    degrees = [getattr(heatmap.layout, each) for each in heatmap.layout.order]
+    strides = dict(zip(heatmap.layout.order, np.cumprod([1, *degrees[:-1]]).tolist(), strict=True))
+    return {
+        "parts": [
+            {"name": part.value, "colour": look.colour, "hatched": bool(look.pattern)}
+            for part, look in zip(PARTS, looks, strict=True)
+        ],
+        "axes": {name: [getattr(heatmap.layout, name), stride] for name, stride in strides.items()},
+        "orders": [axes for _, axes in _orders(heatmap)],
+        "perNode": heatmap.gpus_per_node,
+        "bins": heatmap.activity.category.shape[1],
+        "makespan": heatmap.activity.makespan,
+        "size": size,
+        "most": _DRAWN,
+    }
+
+
+def _orders(heatmap: Heatmap) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The orders that differ."""
+    several = heatmap.layout.pp > 1 and heatmap.layout.dp > 1
+    return ORDERS if several else ORDERS[1:]
+
+
+def _class_of(heatmap: Heatmap) -> Any:
+    """The row of `Activity` that each rank has: [ranks], `_NOBODY` where its class is not shown."""
+    activity = heatmap.activity
+    place = np.minimum(np.searchsorted(activity.ranks, activity.representative), len(activity.ranks) - 1)
+    return np.where(activity.ranks[place] == activity.representative, place, _NOBODY).astype(np.uint16)
+
+
+def _caption(heatmap: Heatmap) -> str:
+    """What the reader must know of how much is shown."""
+    activity = heatmap.activity
+    classes, shown = len(np.unique(activity.representative)), len(activity.ranks)
+    notes = [_alike(heatmap.ranks, classes), "Inside a pass, its kernels and exchanges are spread evenly over it."]
+    if heatmap.ranks > _DRAWN:
+        notes.append("Where a row of the picture stands for several ranks, it is the one that fewest others are like.")
+    if not activity.whole:
+        notes.insert(1, f"Those of {shown:,} classes are shown, evenly spaced over the ranks.")
+    return " ".join(notes)
+
+
+def _alike(ranks: int, classes: int) -> str:
+    """How many ranks differ, in a sentence."""
+    if classes == 1:
+        return f"All {ranks:,} ranks do the same at the same times."
+    if classes == ranks:
+        return f"All {ranks:,} ranks differ."
+    return f"{ranks:,} ranks are of {classes:,} classes; those of one class do the same at the same times."

@@ -1,0 +1,132 @@
+"""What are kernels and collectives called in a trace of PyTorch's profiler, and which arguments do tools read there?
+
+Matrix products and attention have the names and arguments of PyTorch's operators, from which tools work out FLOP;
+other kernels have the simulator's own names. Collectives have NCCL's kernel names, by which tools tell them from
+computation, and the arguments of PyTorch's `record_param_comms`. Payloads are counted in elements of the compute
+format, whatever their own.
+Reference: pytorch/pytorch, torch/csrc/distributed/c10d/ParamCommsUtils.hpp; NVIDIA/nccl, src/device/generate.py
+"""
+
+import re
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from clustersim.cost.timing import ExchangeTiming
+from clustersim.dtypes import DType
+from clustersim.program.task import Collective, Exchange
+from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
+
+_NCCL: Final = MappingProxyType(  # the kernel's name, and the name that c10d gives the collective
+    {
+        Collective.ALL_REDUCE: ("AllReduce_Sum_{}", "allreduce"),
+        Collective.ALL_GATHER: ("AllGather", "_allgather_base"),
+        Collective.REDUCE_SCATTER: ("ReduceScatter_Sum_{}", "_reduce_scatter_base"),
+        Collective.BROADCAST: ("Broadcast", "broadcast"),
+        Collective.REDUCE: ("Reduce_Sum_{}", "reduce"),
+        Collective.SCATTER: ("SendRecv", "scatter"),
+        Collective.GATHER: ("SendRecv", "gather"),
+        Collective.ALL_TO_ALL: ("SendRecv", "all_to_all"),
+        Collective.SEND_RECV: ("SendRecv", "send"),
+        Collective.SHIFT: ("SendRecv", "coalesced"),
+    }
+)
+_SHARED_OUT: Final = (Collective.REDUCE_SCATTER, Collective.SCATTER)  # each member ends with its share
+_SHARED_IN: Final = (Collective.ALL_GATHER, Collective.GATHER)  # each member begins with its share
+_NCCL_FORMATS: Final = MappingProxyType(
+    {DType.FP32: "f32", DType.TF32: "f32", DType.BF16: "bf16", DType.FP16: "f16", DType.FP8: "f8e4m3"}
+)
+_C10_FORMATS: Final = MappingProxyType(
+    {
+        DType.FP32: "Float", DType.TF32: "Float", DType.BF16: "BFloat16", DType.FP16: "Half",
+        DType.FP8: "Float8_e4m3fn",
+    }
+)  # fmt: skip
+_LISTED: Final = 16  # ranks of a group that an event lists
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """One kernel: what the host calls it with, and what runs. arguments: of the operator; device: of the kernel."""
+
+    operator: str
+    arguments: dict[str, Any]
+    kernel: str
+    device: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """A process group: a name of its own among all groups, what it is for, its ranks."""
+
+    name: str
+    role: str
+    ranks: tuple[int, ...]
+
+
+def called_kernel(kernel: Kernel) -> Called:
+    """A kernel as PyTorch calls it."""
+    name = f"{kernel.kind.value}_{kernel.dtype.value}::{kernel.name}"
+    operator, arguments = _operator(kernel)
+    return Called(operator, arguments, name, {"flop": int(kernel.flops), "memory bytes": int(kernel.bytes)})
+
+
+def called_exchange(
+    exchange: Exchange, timing: ExchangeTiming, group: ProcessGroup, dtype: DType, *, received: bool
+) -> Called:
+    """A collective, or a message that is sent or received, as c10d calls NCCL."""
+    kernel, name = ("SendRecv", "recv") if received else _NCCL[exchange.collective]
+    suffix = "" if kernel == "SendRecv" else "_" + re.sub(r"[^A-Z0-9]+", "_", timing.algorithm.upper()).strip("_")
+    kernel = f"ncclDevKernel_{kernel.format(_NCCL_FORMATS[dtype])}{suffix}(ncclDevKernelArgsStorage<4096ul>)"
+    size, elements = len(group.ranks), int(exchange.payload // dtype.bytes)
+    arguments = {
+        "Collective name": name,
+        "In msg nelems": elements // size if exchange.collective in _SHARED_IN else elements,
+        "Out msg nelems": elements // size if exchange.collective in _SHARED_OUT else elements,
+        "Group size": size,
+        "dtype": _C10_FORMATS[dtype],
+        "Process Group Name": group.name,
+        "Process Group Description": group.role,
+        "Process Group Ranks": _listed(group.ranks),
+    }
+    return Called("record_param_comms", arguments, kernel, arguments)
+
+
+def _listed(ranks: tuple[int, ...]) -> str:
+    words = [str(rank) for rank in ranks]
+    return f"[{', '.join(words if len(words) <= _LISTED else [*words[: _LISTED - 1], '...', words[-1]])}]"
+
+
+def _operator(kernel: Kernel) -> tuple[str, dict[str, Any]]:
+    """The operator's name and arguments, as the profiler writes them with `record_shapes`."""
+    match kernel.shape:
+        case MatmulShape() as shape:
+            return _product(shape, kernel.dtype)
+        case AttentionShape() as shape if kernel.kind is KernelKind.ATTENTION_FORWARD:
+            queries = [shape.batch, shape.heads, shape.query, shape.head_dim]
+            keys = [shape.batch, shape.kv_heads, shape.key, shape.head_dim]
+            concrete = ["", "", "", "0.", str(shape.causal), "False", ""]
+            arguments = _arguments([queries, keys, keys], kernel.dtype, concrete)
+            return "aten::_scaled_dot_product_flash_attention", arguments
+    return f"clustersim::{kernel.kind.value}", {}
+
+
+def _product(shape: MatmulShape, dtype: DType) -> tuple[str, dict[str, Any]]:
+    m, n, k = shape.m, shape.n, shape.k
+    first = [1, m] if shape.operands is Operands.TN else [k, 1]
+    second = [1, k] if shape.operands is Operands.NT else [n, 1]
+    if shape.batch == 1:
+        return "aten::mm", _arguments([[m, k], [k, n]], dtype, ["", ""]) | {"Input Strides": [first, second]}
+    batches = [[shape.batch, m, k], [shape.batch, k, n]]
+    strides = {"Input Strides": [[m * k, *first], [k * n, *second]]}
+    return "aten::bmm", _arguments(batches, dtype, ["", ""]) | strides
+
+
+def _arguments(dims: list[list[int]], dtype: DType, concrete: list[str]) -> dict[str, Any]:
+    scalars = len(concrete) - len(dims)
+    return {
+        "Input Dims": [*dims, *([[]] * scalars)],
+        "Input type": [*[f"c10::{_C10_FORMATS[dtype]}" if dtype is not DType.FP32 else "float"] * len(dims),
+                       *["Scalar"] * scalars],
+        "Concrete Inputs": concrete,
+    }  # fmt: skip

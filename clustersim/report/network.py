@@ -1,0 +1,197 @@
+"""How much is the network used, by whom, and where is it full?
+
+A heatmap of tiers over time, the links that are used most, and which axis of the layout crosses which tier.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import chain
+from typing import Any, Final
+
+from clustersim.analysis.network import AxisUse, BusyLink, NetworkUse, TierUse
+from clustersim.report.document import Card, section, slot
+from clustersim.report.figure import MUTED, Figure, axis, layout, share_words, time_scale
+from clustersim.report.network_words import AXIS_LOOKS, LINK_WORDS, axis_words, table_of
+from clustersim.units import format_bandwidth, format_bytes, format_seconds
+
+STAYS_BELOW: Final = "stays below"
+NOT_USED: Final = "–"
+OVER_COLOUR: Final = "#D55E00"
+_STOPS: Final = (0.0, 0.01, 0.03, 0.1, 0.3, 0.6, 1.0)  # of utilisation: little is to be seen, too
+_VISIBLE: Final = 5e-4  # of what a link carries
+_ROW: Final = 34  # pixels
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What the card shows. shared: links are shared in the run; recorded: some times are those of a record."""
+
+    use: NetworkUse
+    shared: bool
+    recorded: bool
+
+
+def network_card(network: Network) -> Card:
+    """The heatmap with its numbers, and both tables."""
+    figure, use = utilisation_figure(network.use), network.use
+    tables = (
+        _titled("Tiers", _tier_table(use.tiers)),
+        _titled("Busiest links", _link_table(use.busiest)),
+        _titled("Which axis crosses which tier", _axis_table(use)),
+    )
+    return Card(
+        section("Network", slot(figure) + "".join(tables), lead=_lead(network), caption=_caption(network)), (figure,)
+    )
+
+
+_LEAD: Final = (
+    "Each row is all links of one tier: the bytes that they carry over what they could carry at their nominal "
+    "bandwidth; the deeper the colour, the fuller. Bytes of a collective or message are spread evenly over the time "
+    "that it takes, those of exchanges inside a pass over the pass."
+)
+_OVER: Final = (
+    " More than 100 % (orange): axes meet on these links at the same time, which this run lets them do for free; "
+    "cost.network: shared says what it costs."
+)
+_RECORDED: Final = " Times are the record's where it has them; which links are used is what the model's algorithms say."
+
+
+def _lead(network: Network) -> str:
+    return _LEAD + _OVER * _over(network) + _RECORDED * network.recorded
+
+
+def _over(network: Network) -> bool:
+    """Whether a tier carries more than it could, because axes do not slow each other."""
+    return not network.shared and any(tier.peak > 1.0 for tier in network.use.tiers)
+
+
+def _caption(network: Network) -> str:
+    met = _SHARED if network.shared else _ALONE
+    return met + _BELOW * (not _over(network))
+
+
+_SHARED: Final = "Links are shared fairly among all that cross them at the same time."
+_ALONE: Final = "Each axis shares links among its own groups only."
+_BELOW: Final = " What protocols add on the wire is not counted, so that a link in use all the time stays below 100 %."
+
+
+def utilisation_figure(use: NetworkUse) -> Figure:
+    """Tiers by time, the GPUs' own links at the bottom."""
+    scale = time_scale(use.seconds)
+    labels = [LINK_WORDS[tier.kind] for tier in use.tiers]
+    most = max(1.0, *(tier.peak for tier in use.tiers))
+    width = use.seconds / len(use.tiers[0].over_time) / scale.size
+    trace = {
+        "type": "heatmap",
+        "y": labels,
+        "x0": width / 2,
+        "dx": width,
+        "z": [[round(value, 4) for value in tier.over_time.tolist()] for tier in use.tiers],
+        "zmin": 0.0,
+        "zmax": most,
+        "colorscale": colour_scale(most),
+        "ygap": 3,
+        "showscale": False,
+        "hovertemplate": f"<b>%{{y}}</b><br>at %{{x:.4~g}} {scale.unit}: %{{z:.1%}} used<extra></extra>",
+    }
+    return Figure(
+        name="network",
+        traces=[trace],
+        layout=layout(
+            xaxis=axis(f"time [{scale.unit}]", range=[0, use.seconds / scale.size], showgrid=False),
+            yaxis=axis("", fixedrange=True, type="category", ticksuffix=" ", showgrid=False),
+            annotations=[_numbers(label, tier) for label, tier in zip(labels, use.tiers, strict=True)],
+            margin={"l": 8, "r": 170, "t": 8, "b": 40},
+        ),
+        height=60 + _ROW * len(labels),
+        narrow={"annotations": [], "margin": {"l": 8, "r": 8, "t": 8, "b": 40}},
+    )
+
+
+def colour_scale(most: float) -> list[list[Any]]:
+    """From clear to blue at 100 %, so that it reads on light and dark; orange above. most: utilisation at the end.
+
+    >>> colour_scale(1.0)[0], colour_scale(1.0)[-1]
+    ([0.0, 'rgba(38,143,214,0.1)'], [1.0, 'rgba(38,143,214,1)'])
+    >>> colour_scale(2.0)[-2:]
+    [[0.5, '#D55E00'], [1.0, '#D55E00']]
+    """
+    within = [[stop / most, f"rgba(38,143,214,{0.1 + 0.9 * stop**0.4:.3g})"] for stop in _STOPS]
+    return within if most <= 1.0 else [*within, [1.0 / most, OVER_COLOUR], [1.0, OVER_COLOUR]]
+
+
+def _numbers(label: str, tier: TierUse) -> dict[str, Any]:
+    """Mean and peak, at the right of a row."""
+    return {
+        "xref": "paper",
+        "x": 1.01,
+        "y": label,
+        "xanchor": "left",
+        "showarrow": False,
+        "text": f"mean {share_words(tier.mean)}, peak {share_words(tier.peak)}",
+        "font": {"size": 11, "color": MUTED},
+    }
+
+
+def _titled(title: str, table: str) -> str:
+    return f'<h3 style="margin-top:16px">{title}</h3><div style="overflow-x:auto">{table}</div>'
+
+
+def _tier_table(tiers: Sequence[TierUse]) -> str:
+    return table_of(("tier", "mean", "peak", "busiest link"), map(_tier, reversed(tiers)))
+
+
+def _tier(tier: TierUse) -> tuple[str, ...]:
+    about = f"{tier.links:,} links, {format_bandwidth(tier.capacity)} together"
+    shares = map(share_words, (tier.mean, tier.peak, tier.busiest))
+    return f"{LINK_WORDS[tier.kind]}<br><small>{about}</small>", *shares
+
+
+def _link_table(links: Sequence[BusyLink]) -> str:
+    return table_of(
+        ("link", "at full rate", "of the step", "used by"),
+        ((_link(each), format_seconds(each.seconds), share_words(each.utilisation), _users(each)) for each in links),
+    )
+
+
+def _link(busy: BusyLink) -> str:
+    link, others = busy.link, busy.alike - 1
+    cables = f", {busy.parallel:,} cables" if busy.parallel > 1 else ""
+    alike = f", and {others:,} alike" if others else ""
+    about = f"{LINK_WORDS[link.kind]}, {format_bandwidth(link.bandwidth)}{cables}{alike}"
+    return f"{escape(link.source)} → {escape(link.target)}<br><small>{escape(about)}</small>"
+
+
+def _users(busy: BusyLink) -> str:
+    total = sum(busy.carried.values())
+    shares = sorted(((amount / total, axis) for axis, amount in busy.carried.items()), reverse=True)
+    return "<br>".join(f"{axis_words(axis)} {share_words(share)}" for share, axis in shares if share >= _VISIBLE)
+
+
+def _axis_table(use: NetworkUse) -> str:
+    """Tiers from the top, axes side by side."""
+    order = list(AXIS_LOOKS)
+    axes = sorted(use.axes, key=lambda each: order.index(each.axis))
+    columns = [[_amount(each.sent / use.gpus), *reversed(list(_crossings(each, use.gpus)))] for each in axes]
+    names = ["sent in all", *(LINK_WORDS[tier.kind] for tier in reversed(use.tiers))]
+    return table_of(("per GPU and step", *(axis_words(each.axis) for each in axes)), zip(names, *columns, strict=True))
+
+
+def _crossings(axis: AxisUse, gpus: int) -> Iterable[str]:
+    """A cell for each tier: bytes, and their share where it is not all."""
+    crossing = axis.crossing.tolist()
+    highest = max((place for place, amount in enumerate(crossing) if amount > 0.0), default=-1)
+    below = (_cell(amount / gpus, amount / axis.sent) for amount in crossing[: highest + 1])
+    return chain(below, [STAYS_BELOW] * (len(crossing) - highest - 1))
+
+
+def _cell(amount: float, share: float) -> str:
+    if amount <= 0.0:
+        return NOT_USED
+    return _amount(amount) + (f"<br><small>{share_words(share)}</small>" if share < 1.0 - _VISIBLE else "")
+
+
+def _amount(amount: float) -> str:
+    """Bytes; a mean over GPUs may be less than one."""
+    return format_bytes(amount) if amount >= 1.0 else "&lt;1 B"

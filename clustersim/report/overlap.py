@@ -1,0 +1,197 @@
+"""How much communication hides behind computation? A bar for each stage and mesh axis, and the totals.
+
+Each bar is the time in which the rank computes or the axis moves data: computation with nothing of the axis beside it,
+both at once, then what is exposed, and what moves while the rank waits for something else. What is hatched costs
+nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Final
+
+import numpy as np
+
+from clustersim.analysis.overlap import AXES, Overlap
+from clustersim.analysis.rows import FloatArray
+from clustersim.report.document import Card, section, slot
+from clustersim.report.figure import (
+    MUTED,
+    SURFACE,
+    Figure,
+    axis,
+    layout,
+    legend,
+    marker,
+    share_words,
+    time_scale,
+    typed,
+)
+from clustersim.report.keys import key
+from clustersim.report.rows import shown_rows
+from clustersim.report.theme import Category
+from clustersim.units import format_seconds
+
+LOOKS: Final = (Category.TENSOR, Category.CONTEXT, Category.DATA, Category.PIPELINE)
+"""The category of each of `AXES`."""
+_ALONE: Final = "compute only"
+_ROUNDING: Final = 1e-9  # of what a time is a part of
+_BAND: Final = 0.84  # of a row that its bars fill
+_LEAD: Final = (
+    "For each {row} a bar for each kind of communication: how long ranks only compute, compute while data moves "
+    "(hatched: hidden), and move data that nothing hides. They wait for what is exposed; what moves beside a wait for "
+    "something else costs nothing."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StageOverlap:
+    """Overlap of stages, the mean over the ranks of each.
+
+    total: [1, axes] the mean over all ranks; labels, short: names of the stages; word: what they are called.
+    """
+
+    overlap: Overlap
+    total: Overlap
+    labels: tuple[str, ...]
+    short: tuple[str, ...]
+    word: str
+
+    @property
+    def axes(self) -> list[int]:
+        """The places in `AXES` of those that move anything."""
+        moving: list[int] = np.flatnonzero(self.overlap.moving.max(axis=0) > 0).tolist()
+        return moving
+
+
+def overlap_card(stages: StageOverlap) -> Card:
+    """The bars, and how much of each axis hides."""
+    figure = overlap_figure(stages)
+    body = f'<div class="two wide-left">{slot(figure)}{totals_table(stages)}</div>'
+    shown = len(shown_rows(len(stages.labels)))
+    some = f"{shown} of {len(stages.labels):,} {stages.word}s are shown, evenly spaced."
+    caption = some if shown < len(stages.labels) else ""
+    title = "Communication and computation"
+    return Card(section(title, body, lead=_LEAD.format(row=stages.word), caption=caption), (figure,))
+
+
+def overlap_figure(stages: StageOverlap) -> Figure:
+    """Stacked bars, one for each stage and axis."""
+    shown = shown_rows(len(stages.labels))
+    found = stages.overlap
+    reach = float((found.alone + found.moving)[shown][:, stages.axes].max(initial=0.0))
+    scale = time_scale(reach)
+    rows = np.arange(len(shown))
+    each = max(12 * len(stages.axes), min(14 + 12 * len(stages.axes), 1200 // max(1, len(shown))))
+    return Figure(
+        name="overlap",
+        traces=[*_traces(stages, scale.size), _names(stages, scale.size)],
+        layout=layout(
+            showlegend=True,
+            legend=legend(traceorder="normal"),
+            xaxis=axis(f"time [{scale.unit}]", range=[0, 1.04 * reach / scale.size or 1], fixedrange=True),
+            yaxis=axis(
+                "", range=[len(shown) - 0.5, -0.5], tickmode="array", tickvals=rows.tolist(), fixedrange=True,
+                ticktext=[escape(stages.labels[row]) + "  " for row in shown], showgrid=False,
+            ),
+            dragmode=False,
+        ),
+        height=130 + each * len(shown),
+        narrow={
+            "legend": {"font": {"size": 9}},
+            "yaxis": {"ticktext": [escape(stages.short[row]) + " " for row in shown]},
+        },
+    )  # fmt: skip
+
+
+def totals_table(stages: StageOverlap) -> str:
+    """For each axis how long it moves data and how much of that hides, the mean over ranks."""
+    head = "".join(f"<th>{word}</th>" for word in ("axis", "moves", "hidden", "exposed", "beside a wait"))
+    rows = "".join(_total_row(stages.total, place) for place in stages.axes)
+    return f'<table class="parts"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+
+
+def _total_row(total: Overlap, place: int) -> str:
+    moving = float(total.moving[0, place])
+    kinds = (float(kind[0, place]) / moving for kind in (total.hidden, total.exposed, total.beside))
+    cells = "".join(f"<td>{share_words(kind if kind > _ROUNDING else 0.0)}</td>" for kind in kinds)
+    name = f"{key(LOOKS[place])}{AXES[place]}"
+    return f'<tr><th scope="row">{name}</th><td>{format_seconds(moving)}</td>{cells}</tr>'
+
+
+def _traces(stages: StageOverlap, size: float) -> Iterator[dict[str, Any]]:
+    """A trace for each axis and kind; computation alone has one legend entry for all axes."""
+    found = stages.overlap
+    for place in stages.axes:
+        name, base = AXES[place], np.zeros(len(stages.labels))
+        for words, kind, look in (
+            (_ALONE, found.alone, marker(Category.COMPUTE)),
+            (f"{name} hidden", found.hidden, _patterned(LOOKS[place], "/")),
+            (f"{name} exposed", found.exposed, marker(LOOKS[place])),
+            (f"{name} beside a wait", found.beside, _patterned(LOOKS[place], ".")),
+        ):
+            seconds = np.where(kind[:, place] > _ROUNDING * found.step, kind[:, place], 0.0)
+            if seconds.any():
+                yield _bars(stages, place, (words, look), (base, seconds), size)
+            base = base + seconds
+
+
+def _bars(
+    stages: StageOverlap,
+    place: int,
+    named: tuple[str, dict[str, Any]],
+    where: tuple[FloatArray, FloatArray],
+    size: float,
+) -> dict[str, Any]:
+    """One kind of one axis. named: its words and its look; where: [stages] seconds from where on, and for how long."""
+    (words, look), (base, seconds) = named, where
+    shown = shown_rows(len(stages.labels))
+    hover = [
+        f"<b>{escape(stages.labels[row])}</b>, {AXES[place]}<br>{words}: {format_seconds(float(seconds[row]))}"
+        for row in shown
+    ]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": words,
+        "legendgroup": words,
+        "showlegend": place == stages.axes[0] or words != _ALONE,
+        "y": typed(_middle(stages, place)),
+        "width": 0.9 * _BAND / len(stages.axes),
+        "base": typed(base[shown] / size),
+        "x": typed(seconds[shown] / size),
+        "hovertext": hover,
+        "hovertemplate": "%{hovertext}<extra></extra>",
+        "marker": look,
+    }
+
+
+def _middle(stages: StageOverlap, place: int) -> FloatArray:
+    """Where the bars of an axis stand: [stages shown]."""
+    number, many = stages.axes.index(place), len(stages.axes)
+    rows = np.arange(len(shown_rows(len(stages.labels))), dtype=np.float64)
+    return rows + _BAND * ((number + 0.5) / many - 0.5)
+
+
+def _names(stages: StageOverlap, size: float) -> dict[str, Any]:
+    """The name of the axis at the end of each bar."""
+    shown = shown_rows(len(stages.labels))
+    ends = (stages.overlap.alone + stages.overlap.moving)[shown]
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "x": typed(np.concatenate([ends[:, place] for place in stages.axes]) / size),
+        "y": typed(np.concatenate([_middle(stages, place) for place in stages.axes])),
+        "text": [AXES[place] for place in stages.axes for _ in shown],
+        "textposition": "middle right",
+        "textfont": {"size": 9, "color": MUTED},
+        "cliponaxis": False,
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }
+
+
+def _patterned(category: Category, shape: str) -> dict[str, Any]:
+    """A category's bars under a pattern that says how it meets computation."""
+    pattern = {"shape": shape, "size": 6, "solidity": 0.35, "fgcolor": SURFACE, "bgcolor": category.colour}
+    return {**marker(category), "pattern": pattern}

@@ -1,0 +1,94 @@
+"""What does a rank hold and move while it runs? Curves that a trace shows beside its spans.
+
+Memory held is the ledger's, which follows the first step. What links carry is not kept by a simulation; known is what
+the rank's own messages and collectives of data parallelism ask of them: the payload of each over the time that it
+takes, as if it moved evenly. A collective's payload is the whole buffer, as nccl-tests count it, so this is its
+algorithm bandwidth; what tensor parallelism exchanges inside passes is not in it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from clustersim.program.task import Compute, Stream
+from clustersim.report.trace_ranks import TraceRank
+from clustersim.report.view import FloatArray, IntArray
+from clustersim.units import format_bytes
+
+if TYPE_CHECKING:
+    from clustersim.result import Result
+
+RATES: Final = (
+    ("data parallel collectives: payload per second", (Stream.DATA,)),
+    ("messages sent to other stages: bytes per second", (Stream.SEND_NEXT, Stream.SEND_PREVIOUS)),
+    ("messages received from other stages: bytes per second", (Stream.RECEIVE,)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A curve of a rank. times: [n] nanoseconds, ascending; values: [n] bytes, or bytes per second, from then on."""
+
+    name: str
+    per_second: bool
+    times: IntArray
+    values: FloatArray
+
+
+def counters(result: "Result", ranks: Sequence[TraceRank]) -> Iterator[tuple[TraceRank, tuple[Counter, ...]]]:
+    """The curves of every rank that is written."""
+    rates: dict[int, tuple[Counter, ...]] = {}
+    for rank in ranks:
+        if rank.simulated not in rates:
+            rates[rank.simulated] = tuple(_rates(result, rank.simulated))
+        yield rank, (_memory(result, rank.rank), *rates[rank.simulated])
+
+
+def _memory(result: "Result", rank: int) -> Counter:
+    """What the allocator holds beyond activations does not change; it rounds up what it holds by a part."""
+    place = min(int(result.program.kind[rank]), len(result.ledgers) - 1)
+    ledger = result.ledgers[place]
+    held = ledger.peak - (ledger.peak_activations - ledger.activations) * ledger.fragmentation
+    empty = ledger.peak - ledger.peak_activations * ledger.fragmentation
+    step = "memory held in the first step" if result.scenario.steps > 1 else "memory held"
+    name = f"{step}, of {format_bytes(result.capacities[place])}"
+    times = _nanoseconds(np.append(0.0, ledger.times))
+    return Counter(name, False, *_last(times, np.append(empty, held)))
+
+
+def _rates(result: "Result", rank: int) -> Iterator[Counter]:
+    trace = result.trace
+    mine = np.flatnonzero(trace.rank == rank)
+    payload = _payloads(result, rank)
+    for name, streams in RATES:
+        rows = mine[np.isin(trace.stream[mine], streams) & (trace.end[mine] > trace.start[mine])]
+        if len(rows):
+            rate = payload[trace.task[rows]] / (trace.end[rows] - trace.start[rows])
+            yield Counter(name, True, *_sum(_nanoseconds(trace.start[rows]), _nanoseconds(trace.end[rows]), rate))
+
+
+def _payloads(result: "Result", rank: int) -> FloatArray:
+    """Bytes of every task of a rank: [tasks]."""
+    tasks = result.program.programs[int(result.program.kind[rank])].tasks
+    return np.array([0.0 if isinstance(task, Compute) else task.exchange.payload for task in tasks])
+
+
+def _sum(start: IntArray, end: IntArray, rate: FloatArray) -> tuple[IntArray, FloatArray]:
+    """The sum of rates that each last from a start to an end; exactly nothing where none does."""
+    times = np.concatenate((start, end))
+    order = np.argsort(times, kind="stable")
+    running = np.cumsum(np.concatenate((np.ones(len(start)), -np.ones(len(end))))[order])
+    value = np.where(running > 0, np.cumsum(np.concatenate((rate, -rate))[order]), 0.0)
+    return _last(times[order], value)
+
+
+def _last(times: IntArray, values: FloatArray) -> tuple[IntArray, FloatArray]:
+    """Of several values at one time the last."""
+    last = np.append(times[1:] != times[:-1], True)
+    return times[last], values[last]
+
+
+def _nanoseconds(seconds: FloatArray) -> IntArray:
+    return np.rint(seconds * 1e9).astype(np.int64)

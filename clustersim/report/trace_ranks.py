@@ -1,0 +1,144 @@
+"""Of which ranks are traces written, and what is each called?
+
+Nobody reads a trace of every rank of a large cluster. Of more than `MOST_RANKS` simulated ranks those are written that
+the page shows: one of each pipeline rank, and stragglers. Or a user says which (`--ranks`). A rank that was not
+simulated is written from the rank that stands for it, whose times are provably its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from clustersim.analysis.parts import Part
+from clustersim.errors import InputError
+from clustersim.parallel.groups import coordinate
+from clustersim.parallel.layout import AXES, Layout
+from clustersim.report.answer_timeline import shown_ranks
+from clustersim.report.view import IntArray
+from clustersim.report.wording import stage_name
+
+if TYPE_CHECKING:
+    from clustersim.result import Result
+
+MOST_RANKS: Final = 64
+_KERNELS: Final = tuple(part.place for part in (Part.COMPUTE, Part.RECOMPUTE, Part.OPTIMIZER))
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRank:
+    """A rank that is written.
+
+    simulated: the rank whose spans are its own; coordinates: on every axis, in the order of AXES; alone: how many
+    ranks of its class there are, itself among them, if no other of them is written, else 1; slow: a straggler.
+    """
+
+    rank: int
+    simulated: int
+    stage: str
+    coordinates: tuple[int, ...]
+    alone: int
+    slow: bool
+    axes: tuple[str, ...]
+
+    @property
+    def replica(self) -> int:
+        """Its place among the replicas of the model."""
+        return self.coordinates[AXES.index("dp")]
+
+    @property
+    def name(self) -> str:
+        """What it is called within its stage."""
+        within = [f"{axis} {self.coordinates[AXES.index(axis)]}" for axis in self.axes]
+        within += [f"for {self.alone:,} ranks"] if self.alone > 1 else []
+        return f"{'slow ' if self.slow else ''}rank {self.rank}" + (f" ({', '.join(within)})" if within else "")
+
+
+def default_ranks(result: "Result") -> list[int]:
+    """The simulated ranks if they are few, else those that the page shows."""
+    ranks: list[int] = result.trace.simulated_ranks.tolist()
+    return ranks if len(ranks) <= MOST_RANKS else shown_ranks(result)
+
+
+def require_ranks(layout: Layout, choice: str) -> None:
+    """Raise InputError, which says what is legal, for a choice that `ranks_of` cannot follow; an empty one is legal."""
+    for word in choice.split(",") if choice else ():
+        _named(layout, word.strip(), choice)
+
+
+def ranks_of(result: "Result", choice: str) -> list[int]:
+    """The ranks that a choice such as `0:8,stage:3,slowest:4` names, ascending; of an empty one `default_ranks`.
+
+    Raises InputError as `require_ranks` does.
+    """
+    if not choice:
+        return default_ranks(result)
+    named = [_named(result.scenario.layout, word.strip(), choice) for word in choice.split(",")]
+    slowest = _slowest(result, max(count for _, count in named))
+    return sorted(set(slowest).union(*(ranks for ranks, _ in named)))
+
+
+def trace_ranks(result: "Result", ranks: Sequence[int]) -> tuple[TraceRank, ...]:
+    """What is to be known of the ranks that are written, by replica, stage and rank."""
+    layout, stands = result.scenario.layout, result.trace.representative
+    places = np.stack([coordinate(layout, axis) for axis in AXES])
+    members, written = np.bincount(stands), np.bincount(stands[list(ranks)], minlength=result.ranks)
+    slow = {rank for straggler in result.stragglers.slowest for rank in straggler.ranks}
+    axes = tuple(axis for axis in ("tp", "cp") if getattr(layout, axis) > 1)
+    found = [
+        TraceRank(
+            rank=rank,
+            simulated=int(stands[rank]),
+            stage=stage_name(result.scenario, int(places[AXES.index("pp"), rank])),
+            coordinates=tuple(places[:, rank].tolist()),
+            alone=int(members[stands[rank]]) if written[stands[rank]] == 1 else 1,
+            slow=rank in slow,
+            axes=axes,
+        )
+        for rank in ranks
+    ]
+    return tuple(sorted(found, key=lambda each: (each.replica, each.coordinates[AXES.index("pp")], each.rank)))
+
+
+def _named(layout: Layout, word: str, choice: str) -> tuple[Sequence[int], int]:
+    """The ranks that a word names, and how many of the slowest."""
+    kind, colon, number = word.partition(":")
+    ranks: Sequence[int] = ()
+    slowest = 0
+    match kind, bool(colon), number.isdecimal():
+        case "all", False, _:
+            ranks = range(layout.world)
+        case "stage", _, True:
+            ranks = np.flatnonzero(coordinate(layout, "pp") == int(number)).tolist()
+        case "slowest", _, True:
+            slowest = int(number) if int(number) <= layout.world else 0
+        case _, False, _ if kind.isdecimal():
+            ranks = range(int(kind), min(int(kind) + 1, layout.world))
+        case _, _, True if kind.isdecimal() and int(number) <= layout.world:
+            ranks = range(int(kind), int(number))
+    if not ranks and not slowest:
+        raise InputError(_refusal(layout, word, choice))
+    return ranks, slowest
+
+
+def _refusal(layout: Layout, word: str, choice: str) -> str:
+    return (
+        f"--ranks {choice}: {word or 'an empty word'} names no ranks; give one or several, separated by commas, of 5, "
+        f"0:8 (0 to 7; there are ranks 0 to {layout.world - 1:,}), stage:0 to stage:{layout.pp - 1} (all ranks of a "
+        f"pipeline rank), slowest:4 (1 to {layout.world:,}), all"
+    )
+
+
+def _slowest(result: "Result", count: int) -> list[int]:
+    """Stragglers first, then by how much longer a rank's kernels take than the median of its program."""
+    parts, kind = result.breakdown, result.program.kind
+    owner = np.searchsorted(parts.ranks, parts.representative)
+    kernels = parts.seconds[:, _KERNELS].sum(axis=1)[owner]
+    medians = np.array([float(np.median(kernels[kind == each])) for each in range(int(kind.max()) + 1)])[kind]
+    place = np.full(result.ranks, len(result.stragglers.slowest))
+    for number, straggler in enumerate(result.stragglers.slowest):
+        place[list(straggler.ranks)] = number
+    longer = np.round((kernels - medians) / parts.seconds.sum(axis=1)[owner], 9)  # rounding is no difference
+    order: IntArray = np.lexsort((np.arange(result.ranks), -longer, place))
+    return [int(rank) for rank in order[:count]]

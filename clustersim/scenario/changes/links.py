@@ -1,0 +1,57 @@
+"""What would a scenario be with faster or slower links?
+
+All links of some kinds have a part of their bandwidth, everywhere. What was measured on the links as they are does not
+say what others do: then collectives take what the model says, so such a scenario is to be compared with one
+`without_measured_collectives`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from clustersim.hardware.topology import LINK_KINDS, LinkKind
+from clustersim.scenario.scenario import Scenario
+
+NETWORK: Final = (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE)
+"""What leads from node to node."""
+
+
+def network_links(scenario: Scenario) -> tuple[LinkKind, ...]:
+    """Kinds of links from node to node, if the layout's ranks are on several."""
+    nodes = scenario.cluster.fabric.nodes(np.arange(scenario.layout.world))
+    return _there(scenario, NETWORK) if len(np.unique(nodes)) > 1 else ()
+
+
+def nvlink(scenario: Scenario) -> tuple[LinkKind, ...]:
+    """NVLink (or xGMI), where there is any and ranks to use it."""
+    return _there(scenario, (LinkKind.NVLINK,)) if scenario.layout.world > 1 else ()
+
+
+def pcie_links(scenario: Scenario) -> tuple[LinkKind, ...]:
+    """Where there is no NVLink: PCIe, and what joins root complexes."""
+    several = scenario.layout.world > 1
+    return _there(scenario, (LinkKind.PCIE, LinkKind.HOST)) if several and not nvlink(scenario) else ()
+
+
+def with_links(scenario: Scenario, kinds: Sequence[LinkKind], bandwidth: float) -> Scenario:
+    """Links of some kinds have a part (or a multiple) of their bandwidth."""
+    fabric = scenario.cluster.fabric
+    numbers = [LINK_KINDS.index(kind) for kind in kinds]
+    left = np.where(np.isin(fabric.links.kind, numbers), bandwidth, 1.0)
+    cluster = replace(scenario.cluster, fabric=fabric.changed(left))
+    return replace(without_measured_collectives(scenario), cluster=cluster)
+
+
+def without_measured_collectives(scenario: Scenario) -> Scenario:
+    """Collectives take what the model says; the same scenario where none were measured."""
+    record = scenario.cost.record
+    if record is None or not record.collectives:
+        return scenario
+    return replace(scenario, cost=replace(scenario.cost, record=replace(record, collectives=())))
+
+
+def _there(scenario: Scenario, kinds: Sequence[LinkKind]) -> tuple[LinkKind, ...]:
+    there = np.unique(scenario.cluster.fabric.links.kind)
+    return tuple(kind for kind in kinds if LINK_KINDS.index(kind) in there)

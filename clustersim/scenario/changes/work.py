@@ -1,0 +1,33 @@
+"""What would a scenario be with more microbatches, other ones, another recomputation, or one slow rank?"""
+
+from dataclasses import replace
+
+from clustersim.hardware.disturbance import Slow
+from clustersim.scenario.scenario import Scenario
+from clustersim.workload.training import Recompute
+
+
+def with_batch(scenario: Scenario, times: int) -> Scenario:
+    """So many times the sequences in a step: every replica runs so many times the microbatches."""
+    training = scenario.training
+    return replace(scenario, training=replace(training, global_batch=times * training.global_batch))
+
+
+def with_microbatch(scenario: Scenario, sequences: int) -> Scenario:
+    """Microbatches of so many sequences, in the same batch."""
+    return replace(scenario, training=replace(scenario.training, microbatch=sequences))
+
+
+def with_recompute(scenario: Scenario, policy: Recompute) -> Scenario:
+    """Another choice of activations that are computed again."""
+    return replace(scenario, training=replace(scenario.training, recompute=policy))
+
+
+def with_slow_gpu(scenario: Scenario, speed: float) -> Scenario:
+    """One GPU's kernels run at a part of their speed.
+
+    It is one in the middle of the world, so of a middle stage; the first has spare time where it has a layer less.
+    """
+    slow = Slow((scenario.layout.world // 2,), speed)
+    disturbances = scenario.disturbances
+    return replace(scenario, disturbances=replace(disturbances, slow=(*disturbances.slow, slow)))

@@ -1,0 +1,123 @@
+"""How large is the page of few and of a million spans, and how long does a browser take to draw it and to zoom?
+
+    python -m tests.benchmarks.page
+
+Needs chromium; rendering is in software, as on a machine without a GPU. Compare ratios within a run, not runs: an empty
+page with nothing but plotly.js is opened beside them.
+"""
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+from clustersim.report.answer import page_view
+from clustersim.report.page import render_page
+from clustersim.scenario import Scenario
+from clustersim.simulation import simulate
+from tests.browser.conftest import BROWSER, PATIENCE, QUIET
+
+EXAMPLES: Final = Path(__file__).parents[2] / "examples"
+CASES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "512": ("llama3_405b_16k.yaml", (
+        "model={preset: llama3-8b, layers: 4}", "cluster.gpus=8", "layout={tp: 2, pp: 2, dp: 2}", "schedule=1f1b",
+        "training.global_batch=4", "training.recompute=none",
+    )),
+    "50k": ("llama3_405b_16k.yaml", ("training.global_batch=1280",)),
+    "1M, each of its own time": ("gpt3_175b_1k.yaml", (
+        "cluster.gpus=64", "layout.dp=1", "training.global_batch=800", "disturbances.jitter=2%",
+    )),
+}  # fmt: skip
+ZOOMS: Final = (0.1, 0.01, 0.001, 1.0)  # parts of the step
+LINE: Final = "{:26} {:>10} {:>8} {:>9} {:>9} {:>9} {:>11}"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page and what it holds. spans: kernels and collectives in it; wall: seconds that writing it took."""
+
+    text: str
+    spans: int
+    wall: float
+
+
+def page_of(file: str, changes: tuple[str, ...]) -> Page:
+    """The page of an example with changes."""
+    result = simulate(Scenario.load(EXAMPLES / file, list(changes)))
+    started = perf_counter()
+    view = page_view(result)
+    kernels, spans = view.timeline.kernels, view.timeline.spans
+    assert kernels is not None
+    inside = (kernels.first[1:] - kernels.first[:-1])[kernels.pattern[kernels.pattern >= 0]]
+    text = render_page(view)
+    return Page(text, int(inside.sum() + (spans.lane > 0).sum()), perf_counter() - started)
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """A new page of the system's browser."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=BROWSER, args=QUIET.split())
+        page = running.new_context(viewport={"width": 1280, "height": 1000}).new_page()
+        page.set_default_timeout(PATIENCE)
+        yield page
+        running.close()
+
+
+def opened(path: Path, figure: str) -> tuple[float, float, float]:
+    """Seconds until words are seen, until a figure is drawn, and of the longest zoom of it; nothing of no figure."""
+    with browser() as page:
+        started = perf_counter()
+        page.goto(path.as_uri(), wait_until="commit")
+        if not figure:
+            page.wait_for_load_state("load")
+            return 0.0, perf_counter() - started, 0.0
+        page.wait_for_selector(f"#{figure}[data-drawn]", state="attached")
+        drawn = perf_counter() - started
+        page.wait_for_selector("html[data-ready=yes]", state="attached")
+        first = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") / 1e3
+        return first, drawn, max(zoomed(page, figure, part) for part in ZOOMS)
+
+
+def zoomed(page: Any, figure: str, part: float) -> float:
+    """Seconds from asking for a part of the step, in its middle, until it is drawn."""
+    milliseconds: float = page.evaluate(
+        """async ([name, part]) => {
+            const plot = document.getElementById(name), { size, whole } = clustersim.tools.figure(name).figure.facts;
+            const before = plot.dataset.drawn, begun = performance.now();
+            await Plotly.relayout(plot, { "xaxis.range": [(0.5 - part / 2) * whole / size, (0.5 + part / 2) * whole / size] });
+            while (plot.dataset.drawn === before) await new Promise(requestAnimationFrame);
+            await new Promise((next) => requestAnimationFrame(() => setTimeout(next)));
+            return performance.now() - begun;
+        }""",
+        [figure, part],
+    )
+    return milliseconds / 1e3
+
+
+def main() -> None:
+    """Print a line for each size."""
+    print(LINE.format("spans in the page", "in all", "MB", "written", "words", "timeline", "slowest zoom"))
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "page.html"
+        for name, case in CASES.items():
+            page = page_of(*case)
+            target.write_text(page.text, encoding="utf-8")
+            first, drawn, zoom = opened(target, "timeline")
+            words = (f"{each:.2f} s" for each in (page.wall, first, drawn, zoom))
+            print(LINE.format(name, f"{page.spans:,}", f"{len(page.text.encode()) / 1e6:.1f}", *words), flush=True)
+        library = re.search(r"<script>/\*\*\s+\* plotly\.js.*?</script>", page.text, flags=re.DOTALL)
+        assert library is not None
+        target.write_text(f"<!doctype html><body>{library[0]}", encoding="utf-8")
+        _, whole, _ = opened(target, "")
+        print(LINE.format("plotly.js alone", "", f"{len(library[0]) / 1e6:.1f}", "", "", f"{whole:.2f} s", ""))
+
+
+if __name__ == "__main__":
+    main()

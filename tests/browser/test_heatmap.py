@@ -1,0 +1,156 @@
+"""The heatmap in a browser: rows are ranks, their parts are the analysis', a click leads to a rank's class."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clustersim import Scenario, simulate
+from clustersim.analysis.activity import Activity, activity
+from clustersim.analysis.parts import PARTS
+from clustersim.analysis.rows import read_rows
+from clustersim.parallel.groups import coordinate
+from clustersim.parallel.layout import Layout
+from clustersim.report.answer import PART_LOOKS
+from clustersim.report.answer_activity import activity_of
+from clustersim.report.document import document
+from clustersim.report.heatmap import Heatmap, heatmap_card
+from clustersim.result import Result
+from clustersim.units import Dimension, parse_quantity
+
+pytestmark = pytest.mark.browser
+
+LOOKS = [PART_LOOKS[part] for part in PARTS]
+SLOW = 5  # of tp 2, cp 1, dp 4, pp 2: dp 2, pp 0, tp 1
+ROWS = """() => {
+    const { y, z } = document.getElementById("heatmap").data[0];
+    return z.map((row, place) => [y[place], y[place + 1], Array.from(row)]);
+}"""
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return simulate(
+        Scenario.from_mapping(
+            {
+                "model": {"preset": "gpt-tiny", "vocab": 50432},
+                "cluster": {"name": "dgx-a100", "gpus": 16},
+                "layout": {"tp": 2, "pp": 2, "dp": 4},
+                "schedule": "1f1b",
+                "training": {"sequence": 512, "global_batch": 32, "microbatch": 2, "precision": "bf16"},
+                "disturbances": {"slow": [{"gpu": SLOW, "speed": 0.6}]},
+            }
+        )
+    )
+
+
+def written(tmp_path: Path, heatmap: Heatmap | None) -> Path:
+    assert heatmap is not None
+    path = tmp_path / "heatmap.html"
+    path.write_text(document("heatmap", [heatmap_card(heatmap, LOOKS)]), encoding="utf-8")
+    return path
+
+
+def by_stage(result: Result) -> list[int]:
+    """All ranks in the order of the rows."""
+    axes = [coordinate(result.scenario.layout, axis) for axis in ("tp", "cp", "dp", "pp")]
+    return np.lexsort(axes).tolist()
+
+
+def part_at(result: Result, rank: int, words: str) -> str:
+    """What the breakdown says of a rank in the time that the words name, as in "1.2 ms to 1.3 ms"."""
+    found = activity_of(result)
+    assert found is not None
+    row = found.activity.category[found.activity.ranks.tolist().index(result.trace.representative[rank])]
+    start = re.search(r"([\d.]+ \w+) to ", words)
+    assert start is not None
+    moment = parse_quantity(start[1], Dimension.TIME) * (1 + 1e-3)
+    return PARTS[row[int(moment / found.activity.makespan * len(row))]].value
+
+
+def centre(page: Any, row: float, time: float) -> tuple[float, float]:
+    """Where on the screen a row and a time (as the axis counts) are."""
+    at = page.js(
+        """([row, time]) => {
+            const plot = document.getElementById("heatmap"), box = plot.getBoundingClientRect();
+            const { xaxis, yaxis } = plot._fullLayout;
+            return [box.left + xaxis._offset + xaxis.l2p(time), box.top + yaxis._offset + yaxis.l2p(row)];
+        }""",
+        [row, time],
+    )
+    return at[0], at[1]
+
+
+def test_every_rank_has_a_row_with_the_parts_that_python_finds(
+    open_page: Callable[..., Any], tmp_path: Path, result: Result
+) -> None:
+    page = open_page(written(tmp_path, activity_of(result)))
+    rows = page.js(ROWS)
+    found = activity(read_rows(result.trace, result.program), result.cost.block, bins=len(rows[0][2]))
+    place = np.searchsorted(found.ranks, result.trace.representative)
+    assert [row[:2] for row in rows] == [[rank - 0.5, rank + 0.5] for rank in range(16)]
+    for rank, row in zip(by_stage(result), rows, strict=True):
+        assert row[2] == found.category[place[rank]].tolist()
+    assert page.quiet(), (page.complaints, page.requests)
+
+
+def test_hover_has_words_and_a_click_leads_to_the_class(
+    open_page: Callable[..., Any], tmp_path: Path, result: Result
+) -> None:
+    page = open_page(written(tmp_path, activity_of(result)))
+    row = by_stage(result).index(SLOW)
+    for time in (3.0, 3.1):
+        page.page.mouse.move(*centre(page, row, time))
+    page.until(lambda: f"rank {SLOW}, " in page.page.inner_text("#heatmap-words"))
+    words = page.page.inner_text("#heatmap-words")
+    assert f"mostly {part_at(result, SLOW, words)}" in words
+    page.page.mouse.click(*centre(page, row, 3.1))
+    text = page.page.inner_text("#heatmap-row")
+    assert f"Rank {SLOW}: pp 0, dp 2, tp 1, node 0" in text
+    assert "No other rank does the same." in text
+    alike = int(np.flatnonzero(np.bincount(result.trace.representative) > 1)[0])
+    same = np.flatnonzero(result.trace.representative == alike)
+    page.page.fill("#heatmap-rank", str(same[-1]))
+    page.page.keyboard.press("Enter")
+    text = page.page.inner_text("#heatmap-row")
+    assert f"{len(same)} ranks do the same at the same times" in text
+    assert f"Rank {alike} was simulated for them." in text
+    seconds = result.breakdown.of(alike)
+    assert f"compute {1000 * seconds['compute']:.4g} ms" in text
+    assert page.quiet()
+
+
+def test_another_order_puts_replicas_together(open_page: Callable[..., Any], tmp_path: Path, result: Result) -> None:
+    page = open_page(written(tmp_path, activity_of(result)))
+    page.page.select_option("select[data-figure=heatmap]", "1")
+    page.until(lambda: page.drawn("heatmap") > 1)
+    found = activity_of(result)
+    assert found is not None
+    axes = [coordinate(result.scenario.layout, axis) for axis in ("tp", "cp", "pp", "dp")]
+    row = np.lexsort(axes).tolist().index(SLOW)
+    assert page.js(ROWS)[row][2] == found.activity.category[found.activity.ranks.tolist().index(SLOW)].tolist()
+
+
+def test_of_many_ranks_some_are_drawn_and_all_when_zoomed(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    """131,072 ranks, one of them unlike all others: it is seen from afar, and zoomed in there are single rows."""
+    layout, bins, unlike = Layout(tp=8, pp=16, dp=1024), 90, 70_000
+    representative = np.arange(16)[coordinate(layout, "pp")] * 8192
+    representative[unlike] = unlike
+    ranks = np.unique(representative)
+    category = np.random.default_rng(0).integers(0, len(PARTS), (len(ranks), bins)).astype(np.uint8)
+    known = Activity(ranks, representative, np.full((len(ranks), len(PARTS)), 0.5), category, 6.5)
+    page = open_page(written(tmp_path, Heatmap(known, layout, 8)), width=390, dark=True)
+    rows = page.js(ROWS)
+    assert 256 <= len(rows) <= 512
+    row = np.lexsort([coordinate(layout, axis) for axis in ("tp", "cp", "dp", "pp")]).tolist().index(unlike)
+    own = category[ranks.tolist().index(unlike)].tolist()
+    assert next(cells for low, high, cells in rows if low < row < high) == own
+    page.relayout("heatmap", {"yaxis.range[0]": row + 4.5, "yaxis.range[1]": row - 5.5})
+    rows = page.js(ROWS)
+    assert [high - low for low, high, _ in rows] == [1.0] * 10
+    assert rows[5][2] == own
+    assert f"rank {unlike} " in page.js("() => document.getElementById('heatmap').layout.yaxis.ticktext")
+    assert page.quiet(), (page.complaints, page.requests)

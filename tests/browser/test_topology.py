@@ -1,0 +1,78 @@
+"""The picture of the cluster and the network's card in a real browser."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clustersim import Scenario, simulate
+from clustersim.report.answer_network import network_of, topology_of
+from clustersim.report.document import document
+from clustersim.report.network import network_card
+from clustersim.report.topology import topology_card, write_topology_page
+
+pytestmark = pytest.mark.browser
+
+WORDS = "#topology .annotation-text"
+PLAN = {
+    "model": "llama3-8b",
+    "cluster": {"name": "dgx-h100", "gpus": 32},
+    "layout": {"tp": 8, "pp": 2, "dp": 2},
+    "training": {"sequence": 1024, "global_batch": 16, "microbatch": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    result = simulate(Scenario.from_mapping(PLAN))
+    network = network_of(result)
+    assert network is not None
+    path = tmp_path_factory.mktemp("network") / "page.html"
+    path.write_text(document("network", [network_card(network), topology_card(topology_of(result))]))
+    write_topology_page(topology_of(result), path.with_name("topology.html"))
+    return path
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False), (390, True)])
+def test_cards_open_quietly_and_fit_the_screen(
+    open_page: Callable[..., Any], page: Path, width: int, dark: bool
+) -> None:
+    opened = open_page(page, width=width, dark=dark)
+    assert opened.quiet(), opened.complaints + opened.requests
+    assert opened.js("() => document.documentElement.scrollWidth") <= width
+
+
+def test_words_of_the_picture_do_not_lie_on_each_other(open_page: Callable[..., Any], page: Path) -> None:
+    for width in (1280, 390):
+        opened = open_page(page.with_name("topology.html"), width=width)
+        assert opened.quiet(), opened.complaints + opened.requests
+        boxes = opened.js(
+            f"() => [...document.querySelectorAll({WORDS!r})].map(e => e.getBoundingClientRect().toJSON())"
+        )
+        assert len(boxes) > 8
+        for place, one in enumerate(boxes):
+            for other in boxes[place + 1 :]:
+                across = min(one["right"], other["right"]) - max(one["left"], other["left"])
+                down = min(one["bottom"], other["bottom"]) - max(one["top"], other["top"])
+                assert across <= 1 or down <= 1
+
+
+def test_pointing_at_a_dot_tells_what_is_between_neighbours(open_page: Callable[..., Any], page: Path) -> None:
+    opened = open_page(page.with_name("topology.html"))
+    dots = opened.page.locator("#topology .scatterlayer .points path")
+    assert dots.count() >= 3
+    box = dots.first.bounding_box()
+    opened.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    opened.page.wait_for_selector("#topology .hovertext")
+    assert "between neighbours: NVLink" in opened.page.locator("#topology .hovertext").text_content()
+
+
+def test_pointing_at_the_heatmap_tells_the_tier_and_its_use(open_page: Callable[..., Any], page: Path) -> None:
+    opened = open_page(page)
+    box = opened.page.locator("#network .nsewdrag").bounding_box()
+    opened.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] - 8)
+    opened.page.wait_for_selector("#network .hovertext")
+    told = opened.page.locator("#network .hovertext").text_content()
+    assert told.startswith("NVLink")
+    assert "% used" in told

@@ -1,0 +1,160 @@
+"""Two scenarios or results, as a user types it: what was changed, what it comes to, and what cannot be compared."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clustersim.cli.diff import show_difference
+from clustersim.cli.outputs import Outputs
+from tests.cli.conftest import PLAN, Run, write_plan
+
+
+def answer(clustersim: Run, *arguments: str | Path) -> dict[str, Any]:
+    done = clustersim("diff", *arguments, "--json", "-")
+    assert done.stderr == ""
+    content: dict[str, Any] = json.loads(done.stdout)
+    return content
+
+
+def step_time(clustersim: Run, *arguments: str | Path) -> float:
+    seconds: float = json.loads(clustersim("run", *arguments, "--json", "-").stdout)["step_time_s"]
+    return seconds
+
+
+def recorded(clustersim: Run, plan: Path, **changes: Any) -> Path:
+    """What `run --json` wrote, with changes."""
+    file = plan.parent / "result.json"
+    clustersim("run", plan, "--json", file, "--quiet")
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, **changes}))
+    return file
+
+
+def test_a_change_is_the_second_scenario(clustersim: Run, plan: Path) -> None:
+    found = answer(clustersim, plan, "--set", "layout.tp=4", "--set", "layout.dp=1")
+    assert found["inputs"] == [
+        {"key": "layout.tp", "first": 2, "second": 4},
+        {"key": "layout.dp", "first": 2, "second": 1},
+    ]
+    first, second = (
+        step_time(clustersim, plan),
+        step_time(clustersim, plan, "--set", "layout.tp=4", "--set", "layout.dp=1"),
+    )
+    assert (found["first"]["step_time_s"], found["second"]["step_time_s"]) == (first, second)
+    assert found["delta"]["step_time_s"] == second - first
+    assert sum(part["delta"] for part in found["parts_s"]) == pytest.approx(second - first, rel=1e-6)
+    assert found["second"]["title"] == f"{plan} with layout.tp=4, layout.dp=1"
+
+
+def test_two_files_and_a_change_of_the_second(clustersim: Run, plan: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = write_plan(tmp_path / "other", {**PLAN, "schedule": "gpipe", "name": "the other"})
+    found = answer(clustersim, plan, other, "--set", "training.sequence=512")
+    assert [each["key"] for each in found["inputs"]] == ["name", "schedule", "training.sequence"]
+    assert found["second"]["title"] == f"the other ({other}) with training.sequence=512"
+    assert found["notes"] == ["a step of B has 0.5 times the tokens; compare tokens/s per GPU"]
+
+
+def test_the_terminal_gets_plain_text_and_the_page_is_written(clustersim: Run, plan: Path, tmp_path: Path) -> None:
+    done = clustersim("diff", plan, "--set", "schedule.interleaved.chunks=2", "--html", "page.html", COLUMNS="100")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("B's step takes ")
+    for words in ("schedule", "1f1b", "interleaved", "tokens/s per GPU", "peak memory", "✓ fits", "longer by"):
+        assert words in done.stdout
+    assert "\x1b" not in done.stdout
+    assert "page.html" in done.stdout.splitlines()[-1]
+    assert "timeline-b" in (tmp_path / "page.html").read_text()
+
+
+def test_a_result_stands_for_its_scenario(clustersim: Run, plan: Path) -> None:
+    file = recorded(clustersim, plan)
+    assert answer(clustersim, plan, file)["inputs"] == []
+    found = answer(clustersim, file, "--set", "schedule=gpipe")
+    assert [each["key"] for each in found["inputs"]] == ["schedule"]
+    assert found["notes"] == []
+    assert found["first"]["title"] == f"plan ({file})"
+
+
+def test_a_result_of_another_version_says_by_how_much_it_was_another(clustersim: Run, plan: Path) -> None:
+    now = step_time(clustersim, plan)
+    file = recorded(clustersim, plan, step_time_s=now / 1.25)
+    (note,) = answer(clustersim, file, plan)["notes"]
+    assert note.startswith(f"A: {file} recorded a step of ")
+    assert "(+25.00%)" in note
+    rounded = recorded(clustersim, plan, step_time_s=now * (1 + 1e-9))
+    assert answer(clustersim, rounded, plan)["notes"] == []
+    changed = answer(clustersim, plan, file, "--set", "schedule=gpipe")  # the result has no time of the changed one
+    assert changed["notes"] == []
+
+
+def test_paths_of_a_result_are_looked_for_beside_it(clustersim: Run, tmp_path: Path) -> None:
+    model = {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 32000}
+    config = {"model_type": "llama", "intermediate_size": 1024, "max_position_embeddings": 2048, **model}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    file = recorded(clustersim, write_plan(tmp_path, {**PLAN, "model": "config.json"}))
+    assert answer(clustersim, file, "--set", "schedule=gpipe")["first"]["step_time_s"] > 0
+    (tmp_path / "config.json").unlink()
+    done = clustersim("diff", file, "--set", "schedule=gpipe")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "config.json" in done.stderr
+    assert "looked for beside its file" in done.stderr
+
+
+def test_whether_the_second_fits_is_what_is_returned(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, PLAN)
+    tiny = write_plan_of(tmp_path / "big.yaml", {**PLAN, "model": "llama3-70b"})
+    quiet = Outputs(table=False)
+    assert show_difference(plan, None, ["schedule=gpipe"], quiet)
+    assert not show_difference(plan, tiny, [], quiet)
+    assert show_difference(tiny, plan, [], quiet)
+
+
+def write_plan_of(path: Path, content: dict[str, Any]) -> Path:
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+BAD: dict[str, tuple[list[str], str]] = {
+    "one file alone": (["plan.yaml"], "plan.yaml alone differs from nothing"),
+    "missing": (["missing.yaml", "plan.yaml"], "missing.yaml: cannot be read"),
+    "second missing": (["plan.yaml", "missing.json"], "missing.json: cannot be read"),
+    "a list": (["plan.yaml", "list.json"], "list.json: holds a list"),
+    "broken": (["broken.json", "plan.yaml"], "broken.json: is not valid JSON"),
+    "neither": (["plan.yaml", "neither.json"], "neither.json: is neither a scenario nor a result"),
+    "no result": (["half.json", "plan.yaml"], "half.json: has a scenario, but not the name and step_time_s"),
+    "old keys": (["old.json", "plan.yaml"], "old.json: lay_out: unknown key; did you mean layout?"),
+    "not a scenario": (["plan.yaml", "other.yaml"], "colour: unknown key"),
+    "unknown key": (["plan.yaml", "--set", "layout.tpp=4"], "layout.tpp: unknown key"),
+    "no value": (["plan.yaml", "--set", "layout.tp"], "write a dotted key and a value"),
+    "illegal": (["plan.yaml", "--set", "layout.tp=3"], "tp 3"),
+    "no directory": (["plan.yaml", "--set", "schedule=gpipe", "--html", "no/page.html"], "there is no directory no"),
+    "a directory": (["plan.yaml", "--set", "schedule=gpipe", "--html", "."], "is a directory"),
+    "page over input": (["plan.yaml", "--set", "steps=2", "--html", "plan.yaml"], "is one of the files that are read"),
+    "json over the second": (["plan.yaml", "again.yaml", "--json", "again.yaml"], "is one of the files that are read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_compared_is_one_sentence(clustersim: Run, plan: Path, tmp_path: Path, case: str) -> None:
+    arguments, words = BAD[case]
+    files = {
+        "list.json": "[1, 2]",
+        "broken.json": "{",
+        "neither.json": '{"traceEvents": []}',
+        "half.json": json.dumps({"scenario": PLAN, "step_time_s": "fast"}),
+        "old.json": json.dumps({"scenario": {**PLAN, "lay_out": {}}, "step_time_s": 1.0, "name": "old"}),
+        "other.yaml": "colour: red\n",
+        "again.yaml": plan.read_text(),
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    done = clustersim("diff", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert plan.read_text() == yaml.safe_dump(PLAN)
+    assert not (tmp_path / "page.html").exists()

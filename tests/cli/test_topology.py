@@ -1,0 +1,69 @@
+"""`clustersim topology` of clusters and scenarios, and what it refuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cli.conftest import PLAN, TWO_TIERS, Run
+
+
+def lines(clustersim: Run, *arguments: str | Path) -> list[list[str]]:
+    done = clustersim("topology", *arguments)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def write(path: Path, content: Any) -> Path:
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_a_scenario_lists_which_tier_each_axis_crosses(clustersim: Run, plan: Path, tmp_path: Path) -> None:
+    found = lines(clustersim, plan, "--html", "picture.html")
+    assert ["tp", "2", "4", "1", "1", "NVLink", "domain", "NVLink"] in found
+    assert {line[0] for line in found if line} >= {"dp", "pp", "GPU"}
+    text = (tmp_path / "picture.html").read_text()
+    assert "between neighbours" in text
+    assert "NVLink domain" in text
+
+
+def test_a_scenario_on_a_graph_climbs_as_many_switches_as_there_are(clustersim: Run, tmp_path: Path) -> None:
+    (tmp_path / "two.json").write_text(json.dumps(TWO_TIERS))
+    plan = {**PLAN, "cluster": "two.json", "layout": {"tp": 2, "dp": 2, "pp": 2}}
+    found = lines(clustersim, write(tmp_path / "graph.yaml", plan))
+    assert ["tp", "2", "4", "1", "2", "switch", "1", "NIC"] in found
+    assert ["pp", "2", "4", "4", "2", "switch", "2", "NIC,", "switch", "to", "switch"] in found
+
+
+def test_a_cluster_has_no_axes(clustersim: Run) -> None:
+    assert not [line for line in lines(clustersim, "dgx-h100") if line[:1] == ["axis"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["neither.yaml"], ["neither.yaml", "scenario", "model and training", "cluster", "node", "it has a, b"]),
+        (["empty.yaml"], ["empty.yaml", "is empty"]),
+        (["missing.yaml"], ["missing.yaml", "cannot be read"]),
+        (["dgx-h10"], ["no cluster 'dgx-h10'", "scenario", ".yaml", "did you mean dgx-h100?"]),
+        (["plan.yaml", "--gpus", "16"], ["--gpus 16", "plan.yaml", "8 GPUs"]),
+        (["wrong.yaml"], ["wrong.yaml", "layout.tpp", "did you mean tp?"]),
+        (["plan.yaml", "--html", "plan.yaml"], ["is one of the files that are read"]),
+        (["plan.yaml", "--html", "no/such/page.html"], ["no/such"]),
+    ],
+)
+def test_what_it_cannot_show_is_one_sentence(
+    clustersim: Run, plan: Path, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    write(tmp_path / "neither.yaml", {"a": 1, "b": 2})
+    (tmp_path / "empty.yaml").write_text("")
+    write(tmp_path / "wrong.yaml", {**PLAN, "layout": {"tpp": 2}})
+    assert plan.exists()
+    done = clustersim("topology", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr

@@ -1,0 +1,105 @@
+"""`clustersim run --trace --kineto --spans --ranks --force`: what is written, said and refused."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from clustersim.cli.outputs import Outputs, TraceChoice, announce
+from clustersim.cli.run import run_scenario
+from clustersim.errors import InputError, OutputError
+from clustersim.report import trace
+from tests.cli.conftest import Run
+
+
+def test_all_traces_of_the_chosen_ranks_are_written_and_named(clustersim: Run, plan: Path, tmp_path: Path) -> None:
+    asked = ["--trace", "a.json", "--spans", "a.csv", "--kineto", "traces", "--ranks", "1,stage:1"]
+    done = clustersim("run", plan, *asked)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line for line in done.stdout.splitlines() if line.startswith("wrote ")] == [
+        "wrote a.json (5 of 8 ranks)",
+        "wrote a.csv (5 of 8 ranks)",
+        "wrote traces (5 of 8 ranks)",
+    ]
+    ranks = [1, 4, 5, 6, 7]
+    assert sorted(each.name for each in (tmp_path / "traces").iterdir()) == [f"rank-{rank}.json" for rank in ranks]
+    events = json.loads((tmp_path / "a.json").read_text())["traceEvents"]
+    assert sorted({event["pid"] for event in events}) == ranks
+    with (tmp_path / "a.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert sorted({int(row["rank"]) for row in rows}) == ranks
+    slices = [event for event in events if event["ph"] == "X"]
+    assert len(slices) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--ranks", "0"], "--ranks and --force say how traces are written"),
+        (["--force", "--html", "a.html"], "--ranks and --force say how traces are written"),
+        (["--trace", "a.json", "--ranks", "0:9"], "0:9 names no ranks; give one or several"),
+        (["--spans", "a.csv", "--ranks", "stage:2"], "stage:0 to stage:1"),
+        (["--kineto", "a", "--ranks", "slowest:9"], "slowest:4 (1 to 8)"),
+        (["--spans", "a.xlsx"], "name a file that ends in .csv, .parquet or .arrow"),
+        (["--spans", "-"], "name a file that ends in .csv, .parquet or .arrow"),
+        (["--spans", "no/a.csv"], "there is no directory no"),
+        (["--kineto", ""], "--kineto needs the name of a directory"),
+        (["--kineto", "plan.yaml"], "plan.yaml: is a file; name a directory"),
+        (["--kineto", "."], "holds plan.yaml, which is no trace that clustersim wrote"),
+        (["--kineto", "no/a"], "there is no directory no"),
+        (["--spans", "plan.csv", "--json", "plan.csv"], "need different files"),
+    ],
+)
+def test_what_cannot_be_traced_is_refused_before_simulating(
+    clustersim: Run, plan: Path, tmp_path: Path, asked: list[str], said: str
+) -> None:
+    done = clustersim("run", plan, *asked)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert [each.name for each in tmp_path.iterdir()] == ["plan.yaml"]
+
+
+def test_a_file_in_the_directory_of_traces_is_refused(plan: Path, tmp_path: Path) -> None:
+    (tmp_path / "traces").mkdir()
+    outputs = Outputs(kineto=str(tmp_path / "traces"), html=str(tmp_path / "traces" / "a.html"))
+    with pytest.raises(InputError, match=r"--html .*lies in --kineto"):
+        outputs.require([plan])
+
+
+def test_a_table_without_the_extra_is_refused_before_simulating(clustersim: Run, plan: Path, tmp_path: Path) -> None:
+    (tmp_path / "pyarrow.py").write_text("raise ImportError")
+    done = clustersim("run", plan, "--set", "steps=200", "--spans", "a.parquet", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2
+    assert "pip install 'clustersim[table]'" in done.stderr
+    assert ".csv" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["trace", "kineto", "spans"])
+def test_what_is_too_large_is_refused_unless_it_is_forced(
+    plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setattr(trace, "MOST_BYTES", 1000)
+    name = str(tmp_path / {"trace": "a.json", "kineto": "traces", "spans": "a.csv"}[option])
+    with pytest.raises(OutputError, match=r"above 1000 B; .*--ranks.*--force"):
+        run_scenario(plan, [], Outputs(**{option: name}, table=False))  # type: ignore[arg-type]
+    assert not Path(name).exists()
+    forced = TraceChoice("0", force=True)
+    assert run_scenario(plan, [], Outputs(**{option: name}, choice=forced, table=False))  # type: ignore[arg-type]
+    assert Path(name).exists()
+
+
+def test_on_a_terminal_a_files_name_is_a_link_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a [b] é.html"
+    announce(path, " (2 of 3)")
+    assert capsys.readouterr().out == f"wrote {path} (2 of 3)\n"
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    announce(path, " (2 of 3)")
+    shown = capsys.readouterr().out
+    assert f";{path.as_uri()}\x1b\\{path}\x1b]8;;\x1b\\ (2 of 3)\n" in shown  # OSC 8, the terminals' hyperlinks

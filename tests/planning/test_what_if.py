@@ -1,0 +1,193 @@
+"""What-if: every outcome is that of the scenario written by hand, and what is not tried says why."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from clustersim.analysis.what_if import Outcome, WhatIf
+from clustersim.cost.record import Call, CollectiveRow, Conditions, Device, Record, Spread
+from clustersim.errors import InputError
+from clustersim.planning import what_if
+from clustersim.planning.cases import CASES, Case
+from clustersim.planning.what_if import what_ifs
+from clustersim.program.task import Collective
+from clustersim.result import Result
+from clustersim.scenario import Scenario
+from clustersim.scenario.changes.work import with_microbatch
+from clustersim.simulation import simulate
+
+SMALL: dict[str, Any] = {
+    "model": {"preset": "llama3-8b", "layers": 8},
+    "cluster": {"name": "dgx-h100", "gpus": 16},
+    "layout": {"tp": 2, "pp": 4, "dp": 2, "data": "zero1"},
+    "training": {"sequence": 4096, "global_batch": 16, "microbatch": 2, "recompute": {"layers": 1}},
+}
+
+
+def result_of(*overrides: str) -> Result:
+    return simulate(Scenario.from_mapping(SMALL, overrides, source="small"))
+
+
+def cases_of(result: Result, budget: float = math.inf) -> dict[str, WhatIf]:
+    return {case.name: case for case in what_ifs(result, budget).cases}
+
+
+def tried(case: WhatIf) -> Outcome:
+    assert case.outcome is not None, case.note
+    return case.outcome
+
+
+@pytest.fixture(scope="module")
+def plain() -> Result:
+    return result_of()
+
+
+@pytest.fixture(scope="module")
+def cases(plain: Result) -> dict[str, WhatIf]:
+    return cases_of(plain)
+
+
+def test_all_cases_of_the_shelf_are_answered_in_its_order(plain: Result) -> None:
+    assert [case.name for case in what_ifs(plain, math.inf).cases] == [case.name for case in CASES]
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("twice_the_microbatches", ["training.global_batch=32"]),
+        ("half_the_microbatch", ["training.microbatch=1"]),
+        ("slow_rank", ["disturbances.slow={gpu: 8, speed: 0.9}"]),
+        ("no_recompute", ["training.recompute=none"]),
+        ("full_recompute", ["training.recompute=full"]),
+    ],
+)
+def test_an_outcome_is_that_of_the_scenario_as_a_user_would_write_it(
+    plain: Result, cases: dict[str, WhatIf], name: str, overrides: list[str]
+) -> None:
+    outcome, written = tried(cases[name]), result_of(*overrides)
+    assert outcome.step_time == written.step_time
+    assert outcome.base == plain.step_time
+    assert outcome.tokens_per_s_per_gpu == pytest.approx(written.tokens_per_second / written.ranks)
+    assert (outcome.peak_memory, outcome.fits) == (written.peak_memory, written.fits)
+    assert cases[name].note == ""
+
+
+def test_slower_links_and_faster_kernels_go_the_way_that_they_must_here(cases: dict[str, WhatIf]) -> None:
+    assert tried(cases["node_links_less"]).delta > 0.0  # tensor-parallel collectives are exposed
+    assert tried(cases["network_less"]).delta >= 0.0
+    assert tried(cases["network_twice"]).delta <= 0.0
+    faster = tried(cases["products_faster"])
+    assert -1.0 / 11.0 < faster.part < 0.0  # at most what all of the step would gain
+
+
+def test_more_tokens_take_longer_and_are_not_worse(cases: dict[str, WhatIf]) -> None:
+    outcome = tried(cases["twice_the_microbatches"])
+    assert outcome.delta > 0.0
+    assert outcome.tokens == 2.0
+    assert outcome.longer == pytest.approx(outcome.step_time / 2 - outcome.base)
+    assert outcome.longer < 0.0 < outcome.faster  # twice the microbatches, the same bubble
+    assert (1.0 + outcome.part) * (1.0 + outcome.faster) == pytest.approx(1.0)
+
+
+def test_without_nvlink_the_links_inside_a_node_are_those_of_pcie() -> None:
+    shared = ["cluster={name: pcie-node, gpus: 8}", "layout={tp: 8}", "training.global_batch=2"]
+    outcome = tried(cases_of(result_of(*shared))["node_links_less"])
+    assert 0.0 < outcome.part < 1.0 / 9.0  # at most what all of the step would lose
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reasons"),
+    [
+        (
+            ["layout={}", "cluster.gpus=1", "training.microbatch=1", "training.recompute=none"],
+            {
+                "network_less": "all ranks are on one node",
+                "network_twice": "all ranks are on one node",
+                "node_links_less": "no NVLink or PCIe is used",
+                "half_the_microbatch": "a microbatch of 1 sequence has no half",
+                "slow_rank": "there is one rank",
+                "no_recompute": "nothing is recomputed now",
+            },
+        ),
+        (
+            ["training.microbatch=3", "training.global_batch=18", "training.recompute=full"],
+            {
+                "half_the_microbatch": "a microbatch of 3 sequences has no half",
+                "full_recompute": "all layers are recomputed now",
+            },
+        ),
+    ],
+)
+def test_what_cannot_be_says_why(overrides: list[str], reasons: dict[str, str]) -> None:
+    found = cases_of(result_of(*overrides))
+    assert {name: case.note for name, case in found.items() if case.outcome is None} == reasons
+
+
+def test_a_change_that_is_illegal_gives_the_sentence_that_the_file_would_get(
+    plain: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(what_if, "CASES", (Case("five", "microbatches of 5", lambda each: with_microbatch(each, 5)),))
+    with pytest.raises(InputError) as refused:
+        result_of("training.microbatch=5")
+    (case,) = what_ifs(plain, math.inf).cases
+    assert case.outcome is None
+    assert case.note == str(refused.value).removeprefix("small: ")
+
+
+def test_what_takes_longer_than_is_set_aside_is_left_out_and_says_so(plain: Result) -> None:
+    slow = replace(plain, wall=60.0)
+    found = what_ifs(slow, budget=5.0)
+    assert not found.tried
+    assert all("simulating it takes some" in case.note for case in found.untried if case.name == "node_links_less")
+    assert any("2 min 0 s" in case.note or "120 s" in case.note for case in found.untried)
+
+
+def test_cases_are_tried_until_the_time_is_used_up(plain: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 1000, 2))
+    monkeypatch.setattr(what_if, "perf_counter", lambda: float(next(clock)))
+    found = what_ifs(replace(plain, wall=0.5), budget=5.0)
+    assert [case.name for case, _ in found.tried] == ["network_less", "network_twice"]
+    assert all(case.note.startswith("left out: ") for case in found.untried)
+
+
+def test_a_change_that_makes_the_simulation_slow_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clustersim.scenario.warnings.MANY_SPLIT", 100)
+    shared = result_of("cost.network=shared")
+    found = cases_of(shared, budget=1000.0)
+    assert [name for name, case in found.items() if "left out, as it takes long: disturbances put" in case.note] == [
+        "slow_rank"
+    ]
+    assert tried(cases_of(shared)["slow_rank"]).delta > 0.0  # asked for in any case
+
+
+def test_measured_collectives_do_not_count_as_an_effect_of_the_links(plain: Result) -> None:
+    calls = [Call(Collective.ALL_REDUCE, payload, 2, 1) for payload in (1e5, 1e8)]
+    rows = tuple(CollectiveRow(call, Spread(1.0, 1.0, 1.0, 5)) for call in calls)  # seconds: far too long
+    conditions = Conditions(date="2026-01-01", command="", method="")
+    record = Record(Device("h100-sxm-80gb", "gpu"), conditions, collectives=rows)
+    scenario = replace(plain.scenario, cost=replace(plain.scenario.cost, record=record))
+    measured = simulate(scenario)
+    assert measured.step_time > 2.0 * plain.step_time
+    found = cases_of(measured)
+    links, kernels = tried(found["node_links_less"]), tried(found["slow_rank"])
+    assert links.base < 0.5 * measured.step_time
+    assert 0.0 < links.part < 0.1
+    assert "modelled before and after" in found["node_links_less"].note
+    assert kernels.base == measured.step_time
+    assert found["slow_rank"].note == ""
+
+
+def test_json_is_plain_and_says_what_was_not_tried(plain: Result) -> None:
+    answers = {each["name"]: each for each in what_ifs(plain, math.inf).to_json()}
+    twice = answers["twice_the_microbatches"]
+    assert twice["delta_s"] == pytest.approx(twice["step_time_s"] - twice["base_s"])
+    assert twice["tried"] is True
+    alone = {each["name"]: each for each in what_ifs(result_of("layout={}", "cluster.gpus=8")).to_json()}
+    assert alone["network_less"] == {
+        "name": "network_less",
+        "words": "network links at 0.9x bandwidth",
+        "note": "all ranks are on one node",
+        "tried": False,
+    }

@@ -1,0 +1,119 @@
+"""The critical path's bar and tables."""
+
+import base64
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clustersim import Scenario, simulate
+from clustersim.analysis.parts import PARTS, Part
+from clustersim.analysis.path_pieces import Link, Passes, PathPieces, Piece, Stretches
+from clustersim.program.action import ActionKind
+from clustersim.report.answer import PART_LOOKS
+from clustersim.report.answer_critical_path import critical_path_of
+from clustersim.report.critical_path import CriticalPath, critical_path_card, path_figure, pieces_table, stages_table
+
+LOOKS = [PART_LOOKS[part] for part in PARTS]
+PIPELINE: dict[str, Any] = {
+    "model": {"preset": "gpt-tiny", "layers": 8}, "cluster": {"name": "dgx-a100", "gpus": 8},
+    "layout": {"pp": 4, "dp": 2}, "schedule": "1f1b",
+    "training": {"sequence": 512, "global_batch": 32, "microbatch": 2, "precision": "bf16"},
+}  # fmt: skip
+FORWARD = (Passes(ActionKind.FORWARD, 3, 9),)
+
+
+def path(lengths: list[float], *, stages: int = 2, word: str = "stage") -> CriticalPath:
+    """Pieces of so many seconds, on one stage after the other."""
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    ranks = np.arange(len(lengths)) % stages
+    pieces = tuple(
+        Piece(rank, rank, start, end, Link.MESSAGE if number else Link.BEGINNING, FORWARD, ())
+        for number, (rank, start, end) in enumerate(zip(ranks.tolist(), starts.tolist(), ends.tolist(), strict=True))
+    )
+    parts = np.zeros((stages, len(PARTS)))
+    np.add.at(parts[:, Part.COMPUTE.place], ranks, lengths)
+    stretches = Stretches(ranks, ranks, np.full(len(lengths), Part.COMPUTE.place), starts, ends)
+    labels = tuple(f"{word} {number}" for number in range(stages))
+    return CriticalPath(PathPieces(pieces, parts, stretches), labels, tuple(map(str, range(stages))), word)
+
+
+def rows(table: str) -> list[list[str]]:
+    """The text of a table's cells, by row."""
+    lines = re.findall(r"<tr.*?</tr>", table)
+    return [[re.sub("<.*?>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", line)] for line in lines]
+
+
+def column(figure_trace: dict[str, Any], name: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(figure_trace[name]["bdata"]), dtype=figure_trace[name]["dtype"])
+
+
+def test_a_piece_says_where_it_is_what_it_does_and_what_it_waited_for() -> None:
+    _, first, second, end = rows(pieces_table(path([1.0, 2.0])))
+    assert first == ["0 s", "stage 0 (rank 0)", "forward of microbatches 3 to 9", "1 s"]
+    after = "forward of microbatches 3 to 9; after a message from stage 0 (rank 0)"
+    assert second == ["1 s", "stage 1 (rank 1)", after, "2 s"]
+    assert end[-1] == "3.000 s"
+
+
+def test_short_pieces_between_long_ones_share_a_line() -> None:
+    lines = rows(pieces_table(path([5.0, *[1 / 128] * 64, 5.0, *[1 / 128] * 16], stages=3)))[1:-1]
+    assert [line[-1] for line in lines] == ["5 s", "500 ms", "5 s", "125 ms"]
+    assert lines[1][1:3] == ["stages 0 to 2", "64 pieces of at most 7.812 ms: forward of microbatches 3 to 9"]
+
+
+def test_pieces_that_take_no_time_have_no_line() -> None:
+    lines = rows(pieces_table(path([1.0, 0.0, 1.0])))[1:-1]
+    assert len(lines) == 2
+    assert "after a message from stage 1" in lines[1][2]
+
+
+@pytest.mark.parametrize("many", [1, 5, 13, 300])
+def test_lines_are_few_and_follow_each_other(many: int) -> None:
+    lengths = np.random.default_rng(many).integers(1, 9, many) / 1024
+    lines = rows(pieces_table(path(lengths.tolist())))[1:-1]
+    assert len(lines) <= 12
+    assert lines[0][0] == "0 s"
+    took = sum(float(line[-1].split()[0]) * (1e-3 if line[-1].endswith("ms") else 1.0) for line in lines)
+    assert took == pytest.approx(lengths.sum(), rel=1e-2)
+
+
+def test_stages_sum_to_the_step_time() -> None:
+    result = simulate(Scenario.from_mapping(PIPELINE).changed("steps=2"))
+    found = critical_path_of(result)
+    assert found is not None
+    assert found.path.parts.sum() / 2 == pytest.approx(result.step_time, rel=1e-12)
+    head, *stages, step = rows(stages_table(found, LOOKS))
+    assert [row[0] for row in stages] == [f"stage {number}" for number in range(4)]
+    known = {name: seconds for name, seconds in result.path_parts.items() if seconds > 1e-9 * result.step_time}
+    assert head[1:-1] == list(known)
+    assert "By stage, the mean of 2 steps" in critical_path_card(found, LOOKS).html
+    assert step[0] == "step"
+
+
+def test_the_bar_reaches_from_the_beginning_to_the_end() -> None:
+    found = critical_path_of(simulate(Scenario.from_mapping(PIPELINE)))
+    assert found is not None
+    figure = path_figure(found, LOOKS)
+    parts = [trace for trace in figure.traces if trace["name"] != "stage"]
+    (stages,) = (trace for trace in figure.traces if trace["name"] == "stage")
+    whole = figure.layout["xaxis"]["range"][1]
+    assert sum(column(trace, "x").sum() for trace in parts) == pytest.approx(whole)
+    assert column(stages, "x").sum() == pytest.approx(whole)
+    assert set(stages["text"]) == {"0", "1", "2", "3"}
+
+
+def test_16384_stages_and_a_very_long_path_are_cut_to_what_can_be_seen() -> None:
+    found = path([1.0] * 40_000, stages=16384, word="<stage>")
+    card = critical_path_card(found, LOOKS)
+    (bar, _) = card.figures[0].traces
+    assert len(column(bar, "x")) <= 1000
+    assert column(bar, "x").sum() == pytest.approx(card.figures[0].layout["xaxis"]["range"][1])
+    assert len(rows(stages_table(found, LOOKS))) == 16 + 3
+    assert "<stage>" not in card.html
+
+
+def test_one_piece_on_one_stage_needs_no_tables() -> None:
+    assert "<table" not in critical_path_card(path([1.0], stages=1), LOOKS).html

@@ -1,0 +1,77 @@
+"""What the heatmap's file holds; what its script draws is tried in tests/browser."""
+
+import base64
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clustersim import Scenario, simulate
+from clustersim.analysis.activity import Activity
+from clustersim.analysis.parts import PARTS, Part
+from clustersim.parallel.groups import coordinate
+from clustersim.parallel.layout import Layout
+from clustersim.report.answer import PART_LOOKS
+from clustersim.report.answer_activity import activity_of
+from clustersim.report.figure import Figure
+from clustersim.report.heatmap import Heatmap, heatmap_card, heatmap_figure
+
+LOOKS = [PART_LOOKS[part] for part in PARTS]
+LAYOUT = Layout(tp=2, pp=3, dp=4)
+LAPTOP: dict[str, Any] = {
+    "model": "gpt-tiny", "cluster": {"name": "laptop", "gpus": 2}, "layout": {"dp": 2},
+    "training": {"sequence": 512, "global_batch": 8, "microbatch": 4, "precision": "fp32"},
+}  # fmt: skip
+
+
+def made(representative: np.ndarray, ranks: np.ndarray, layout: Layout = LAYOUT, bins: int = 10) -> Heatmap:
+    category = np.full((len(ranks), bins), Part.WAIT.place, dtype=np.uint8)
+    seconds = np.zeros((len(ranks), len(PARTS)))
+    return Heatmap(Activity(ranks, representative, seconds, category, 1.0), layout, 8)
+
+
+def array(figure: Figure, name: str) -> list[float]:
+    packed = figure.arrays[name]
+    return np.frombuffer(zlib.decompress(base64.b64decode(packed["z"])), dtype=packed["dtype"]).tolist()
+
+
+def test_every_rank_finds_the_row_of_its_class_or_that_there_is_none() -> None:
+    """Of the classes of ranks 0, 5 and 7 the one of 5 is left out."""
+    representative = np.array([0, 5, 7] * 8)
+    heatmap = made(representative, np.array([0, 7]))
+    assert array(heatmap_figure(heatmap, LOOKS), "classOf") == [0, 65535, 1] * 8
+    assert heatmap_figure(heatmap, LOOKS).layout["yaxis"]["range"] == [15.5, -0.5]
+    assert "Those of 2 classes are shown" in heatmap_card(heatmap, LOOKS).html
+
+
+@pytest.mark.parametrize("order", [("tp", "cp", "dp", "pp"), ("pp", "dp", "cp", "tp")])
+def test_degrees_and_strides_give_every_ranks_coordinates(order: tuple[str, ...]) -> None:
+    layout = Layout(tp=2, pp=3, dp=4, order=order)
+    axes = heatmap_figure(made(np.arange(24), np.arange(24), layout), LOOKS).facts["axes"]
+    for axis, (degree, stride) in axes.items():
+        assert (np.arange(24) // stride % degree == coordinate(layout, axis)).all()
+
+
+def test_the_legend_has_words_for_what_is_seen_and_for_nothing_else() -> None:
+    html = heatmap_card(made(np.arange(24), np.arange(24)), LOOKS).html
+    assert "</i>wait</span>" in html
+    assert "</i>compute</span>" not in html
+
+
+def test_one_rank_has_no_heatmap_and_two_have() -> None:
+    one = Scenario.from_mapping({**LAPTOP, "cluster": {"name": "laptop", "gpus": 1}, "layout": {}})
+    assert activity_of(simulate(one)) is None
+    two = activity_of(simulate(Scenario.from_mapping(LAPTOP)))
+    assert two is not None
+    assert "All 2 ranks do the same at the same times." in heatmap_card(two, LOOKS).html
+
+
+def test_the_largest_heatmap_is_a_small_part_of_a_page() -> None:
+    """Noise cannot be packed: 2,048 classes of 13 parts at random, on 131,072 ranks."""
+    layout = Layout(tp=8, pp=16, dp=1024)
+    ranks = np.arange(0, 131072, 64)
+    category = np.random.default_rng(0).integers(0, len(PARTS), (2048, 720)).astype(np.uint8)
+    known = Activity(ranks, np.arange(131072), np.zeros((2048, len(PARTS))), category, 1.0)
+    figure = heatmap_figure(Heatmap(known, layout, 8), LOOKS)
+    assert sum(len(each["z"]) for each in figure.arrays.values()) < 2e6

@@ -1,0 +1,223 @@
+"""Traces in the shape of PyTorch's profiler, read by what reads those."""
+
+import json
+import logging
+import os
+import re
+import warnings
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clustersim.analysis.parts import Part
+from clustersim.errors import OutputError
+from clustersim.report import kineto_files
+from clustersim.report.kineto_files import require_directory, write_kineto_files
+from clustersim.result import Result
+from tests.report.traced import simulated
+
+GPU_PARTS = (Part.COMPUTE, Part.RECOMPUTE, Part.OPTIMIZER, Part.LAUNCH, Part.SLOWED)
+EXPOSED = (Part.EXPOSED_TP, Part.EXPOSED_CP, Part.EXPOSED_DP, Part.EXPOSED_PP)
+ONE_STAGE = ("layout.pp=1", "layout.dp=4")
+OVERLAPPED = (*ONE_STAGE, "layout.sequence_parallel=true", "layout.tensor_overlap=true")
+
+Event = dict[str, Any]
+Intervals = list[tuple[float, float]]
+
+
+def written(folder: Path, result: Result, rank: int) -> dict[str, Any]:
+    write_kineto_files(result, folder, [rank])
+    content: dict[str, Any] = json.loads((folder / f"rank-{rank}.json").read_text())
+    return content
+
+
+def kernels(content: dict[str, Any]) -> list[Event]:
+    return [event for event in content["traceEvents"] if event.get("cat") == "kernel"]
+
+
+def is_communication(event: Event) -> bool:
+    return bool(event["name"].startswith("nccl"))
+
+
+def merged(events: list[Event]) -> Intervals:
+    """Times of events in nanoseconds, put together where they touch."""
+    found: Intervals = []
+    for event in sorted(events, key=lambda each: each["ts"]):
+        start = round(event["ts"] * 1e3)
+        end = start + round(event["dur"] * 1e3)
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
+
+
+def seconds(intervals: Intervals) -> float:
+    return sum(end - start for start, end in intervals) * 1e-9
+
+
+def common(first: Intervals, second: Intervals) -> float:
+    """Seconds in both."""
+    return 1e-9 * sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a in first for b in second)
+
+
+@pytest.mark.parametrize("overrides", [(), ONE_STAGE, OVERLAPPED, ("disturbances.slow={gpu: 1, speed: 0.5}",)])
+@pytest.mark.parametrize("rank", [0, 7])
+def test_kernels_last_as_long_as_the_breakdown_says(tmp_path: Path, overrides: tuple[str, ...], rank: int) -> None:
+    result = simulated(*overrides)
+    computing = merged([each for each in kernels(written(tmp_path, result, rank)) if not is_communication(each)])
+    parts = result.breakdown.of(rank)
+    assert seconds(computing) == pytest.approx(sum(parts[part.value] for part in GPU_PARTS), rel=1e-5)
+
+
+@pytest.mark.parametrize("overrides", [ONE_STAGE, OVERLAPPED])
+def test_communication_beside_no_kernel_is_what_is_exposed(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    result = simulated(*overrides)
+    events = kernels(written(tmp_path, result, 3))
+    computing = merged([each for each in events if not is_communication(each)])
+    moving = merged([each for each in events if is_communication(each)])
+    exposed = sum(result.breakdown.of(3)[part.value] for part in EXPOSED)
+    assert seconds(moving) - common(computing, moving) == pytest.approx(exposed, rel=1e-4)
+    assert exposed > 0
+
+
+def test_every_kernel_is_launched_by_the_host_before_it_starts_one_after_the_other(tmp_path: Path) -> None:
+    content = written(tmp_path, simulated(), 4)
+    by_correlation = {event["args"]["correlation"]: event for event in kernels(content)}
+    hosts = [event for event in content["traceEvents"] if event.get("cat") == "cpu_op"]
+    launches = [event for event in content["traceEvents"] if event.get("cat") == "cuda_runtime"]
+    assert len(hosts) == len(launches) == len(by_correlation) == len(kernels(content))
+    for host, launch in zip(hosts, launches, strict=True):
+        kernel = by_correlation[launch["args"]["correlation"]]
+        assert (
+            host["ts"] < launch["ts"] < launch["ts"] + launch["dur"] < host["ts"] + host["dur"] <= kernel["ts"] + 1e-6
+        )
+        assert host["args"]["External id"] == launch["args"]["External id"] == kernel["args"]["External id"]
+    ends = np.array([event["ts"] + event["dur"] for event in hosts])
+    assert (np.array([event["ts"] for event in hosts])[1:] >= ends[:-1] - 1e-6).all()
+    arrows = {ph: {each["id"] for each in content["traceEvents"] if each["ph"] == ph} for ph in "sf"}
+    assert arrows["s"] == arrows["f"] == set(by_correlation)
+
+
+def test_collectives_have_nccls_names_and_pytorchs_arguments(tmp_path: Path) -> None:
+    content = written(tmp_path, simulated(), 5)
+    found = {event["name"].partition("(")[0]: event["args"] for event in kernels(content) if is_communication(event)}
+    assert {
+        "ncclDevKernel_AllReduce_Sum_bf16_RING_SIMPLE", "ncclDevKernel_AllGather_RING_SIMPLE",
+        "ncclDevKernel_ReduceScatter_Sum_bf16_RING_SIMPLE", "ncclDevKernel_SendRecv",
+    } <= set(found)  # fmt: skip
+    gather = found["ncclDevKernel_AllGather_RING_SIMPLE"]
+    assert gather["Out msg nelems"] == gather["Group size"] * gather["In msg nelems"]
+    assert found["ncclDevKernel_ReduceScatter_Sum_bf16_RING_SIMPLE"]["Process Group Ranks"] == "[5, 7]"
+    info = content["distributedInfo"]
+    assert (info["rank"], info["world_size"], info["backend"]) == (5, 8, "nccl")
+    groups = {group["pg_desc"]: group["ranks"] for group in info["pg_config"]}
+    assert groups["tp"] == [4, 5]
+    assert groups["pp_previous"] == [5, 1]
+    assert {each["args"]["Process Group Name"] for each in kernels(content) if is_communication(each)} == {
+        group["pg_name"] for group in info["pg_config"]
+    }
+
+
+def test_products_have_the_shapes_from_which_tools_count_flop(tmp_path: Path) -> None:
+    content = written(tmp_path, simulated(), 0)
+    flop = {event["args"]["External id"]: event["args"].get("flop") for event in kernels(content)}
+    products = [event for event in content["traceEvents"] if event["name"] == "aten::mm"]
+    assert len(products) > 50
+    for event in products:
+        (m, k), (k_again, n) = event["args"]["Input Dims"]
+        assert k == k_again
+        assert flop[event["args"]["External id"]] == 2 * m * n * k
+
+
+def test_steps_are_marked_and_share_nothing(tmp_path: Path) -> None:
+    content = written(tmp_path, simulated("steps=3"), 0)
+    marks = [event for event in content["traceEvents"] if event["name"].startswith("ProfilerStep#")]
+    assert [event["name"] for event in marks] == [f"ProfilerStep#{step}" for step in range(3)]
+    for before, after in pairwise(marks):
+        assert before["ts"] + before["dur"] == pytest.approx(after["ts"])
+
+
+def test_files_are_named_by_rank_and_say_it_on_a_line_that_hta_finds(tmp_path: Path) -> None:
+    write_kineto_files(simulated(), tmp_path / "new", [0, 5])
+    for rank in (0, 5):
+        lines = (tmp_path / "new" / f"rank-{rank}.json").read_text().splitlines()
+        assert [int(found[1]) for line in lines if (found := re.search(r'"rank":\s+(\d+)', line))] == [rank]
+
+
+def test_a_directory_of_an_earlier_run_is_replaced_and_any_other_refused(tmp_path: Path) -> None:
+    result, folder = simulated(), tmp_path / "traces"
+    assert write_kineto_files(result, folder, [0, 1]) == 2
+    assert write_kineto_files(result, folder, [1, 4]) == 2
+    assert sorted(each.name for each in folder.iterdir()) == ["rank-1.json", "rank-4.json"]
+    (folder / "rank-0.json").write_text('{"traceEvents": []}')  # somebody's own
+    with pytest.raises(OutputError, match=r"holds rank-0\.json, which is no trace that clustersim wrote"):
+        write_kineto_files(result, folder, [1])
+    assert (folder / "rank-4.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("file", "is a file"), ("no/where", "there is no directory"), ("x" * 300, "too long")]
+)
+def test_what_cannot_be_a_directory_of_traces_is_one_sentence(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=words):
+        require_directory(tmp_path / name)
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = kineto_files.write_kineto
+
+    def full(result: Result, rank: Any, file: Any, **more: Any) -> int:
+        count = real(result, rank, file, **more)
+        if rank.rank == 5:
+            raise OSError(28, "No space left on device")
+        return count
+
+    monkeypatch.setattr(kineto_files, "write_kineto", full)
+    with pytest.raises(OutputError, match="No space left on device"):
+        write_kineto_files(simulated(), tmp_path, [0, 5])
+    assert [each.name for each in tmp_path.iterdir()] == ["rank-0.json"]
+
+
+def test_too_much_is_refused_with_its_size(tmp_path: Path) -> None:
+    result, folder = simulated(), tmp_path / "traces"
+    write_kineto_files(result, folder, [0, 4])
+    size = sum(each.stat().st_size for each in folder.iterdir())
+    write_kineto_files(result, folder, [0, 4], most=1.3 * size)
+    with pytest.raises(OutputError, match="on 2 ranks would be about"):
+        write_kineto_files(result, folder, [0, 4], most=0.7 * size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [(), ONE_STAGE, OVERLAPPED])
+def test_holistic_trace_analysis_finds_the_breakdown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
+) -> None:
+    """HTA's temporal breakdown and overlap of communication and computation, of every rank."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        monkeypatch.setitem(os.environ, "HTA_DISABLE_NS_ROUNDING", "1")
+        analysis = pytest.importorskip("hta.trace_analysis", reason="HTA is not installed: pip install traceinsight")
+        result = simulated(*overrides)
+        write_kineto_files(result, tmp_path, range(8))
+        logging.disable(logging.WARNING)
+        found = analysis.TraceAnalysis(trace_dir=str(tmp_path))
+        times = found.get_temporal_breakdown(visualize=False).set_index("rank")
+        overlaps = found.get_comm_comp_overlap(visualize=False).set_index("rank")
+        logging.disable(logging.NOTSET)
+    for rank in range(8):
+        parts = result.breakdown.of(rank)
+        computing = sum(parts[part.value] for part in GPU_PARTS)
+        assert times.loc[rank, "compute_time(us)"] == pytest.approx(1e6 * computing, rel=1e-4)
+        if overrides:  # one stage: it never waits for messages, so it is never idle while something moves
+            exposed = sum(parts[part.value] for part in EXPOSED)
+            assert times.loc[rank, "non_compute_time(us)"] == pytest.approx(1e6 * exposed, rel=1e-3)
+        events = kernels(json.loads((tmp_path / f"rank-{rank}.json").read_text()))
+        moving = merged([event for event in events if is_communication(event)])
+        beside = common(moving, merged([event for event in events if not is_communication(event)]))
+        expected = 100 * beside / seconds(moving)
+        assert overlaps.loc[rank, "comp_comm_overlap_pctg"] == pytest.approx(expected, abs=0.02)

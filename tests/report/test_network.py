@@ -1,0 +1,126 @@
+"""The network's card: what it shows of tiers, links and axes."""
+
+import re
+from html import unescape
+
+import numpy as np
+import pytest
+
+from clustersim import Scenario, simulate
+from clustersim.analysis.network import AxisUse, BusyLink, NetworkUse, TierUse
+from clustersim.hardware.topology import Link, LinkKind
+from clustersim.report.answer_network import network_of, topology_of
+from clustersim.report.network import NOT_USED, STAYS_BELOW, Network, colour_scale, network_card, utilisation_figure
+
+
+def tier(kind: LinkKind, *over_time: float) -> TierUse:
+    return TierUse(kind, 16, 16e9, np.array(over_time), 0.5)
+
+
+USE = NetworkUse(
+    seconds=2.0,
+    gpus=4,
+    tiers=(
+        tier(LinkKind.NVLINK, 0.0, 0.1, 0.3, 0.4),
+        tier(LinkKind.NIC, 0.0, 0.0, 0.5, 1.5),
+        tier(LinkKind.LEAF, 0.0, 0.0, 0.0, 0.0),
+    ),
+    busiest=(
+        BusyLink(
+            Link(LinkKind.NIC, "<nic0>", "leaf0", 50e9, 1e-6),
+            alike=8, parallel=2, seconds=1.0, utilisation=0.5, carried={"dp": 3e9, "pp": 1e9},
+        ),
+    ),
+    axes=(
+        AxisUse("dp", 4 * 2**30, np.array([0.0, 4 * 2**30, 0.0])),
+        AxisUse("tp", 8 * 2**30, np.array([8 * 2**30, 0.0, 0.0])),
+        AxisUse("pp", 4 * 2**20, np.array([0.0, 4 * 2**20, 2**20])),
+    ),
+)  # fmt: skip
+
+
+def text(use: NetworkUse = USE, *, shared: bool = False, recorded: bool = False) -> str:
+    return network_card(Network(use, shared, recorded)).html
+
+
+def rows(html: str, title: str) -> dict[str, list[str]]:
+    """The cells of the table under a title, by the first word of each row."""
+    table = html.split(f">{title}<")[1].split("</table>")[0].split("<tbody>")[1]
+    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in table.split("</tr>") if row.startswith("<tr>")]
+    return {first.split("<")[0]: [words(cell) for cell in rest] for first, *rest in cells}
+
+
+def words(html: str) -> list[str]:
+    return unescape(re.sub(r"<[^>]+>", " ", html)).split()
+
+
+def test_every_tier_has_its_mean_and_peak_in_words() -> None:
+    found = rows(text(), "Tiers")
+    assert found["NVLink"] == [["20.0%"], ["40.0%"], ["50.0%"]]
+    assert found["NIC"] == [["50.0%"], ["150.0%"], ["50.0%"]]
+    notes = [note["text"] for note in utilisation_figure(USE).layout["annotations"]]
+    assert notes == ["mean 20.0%, peak 40.0%", "mean 50.0%, peak 150.0%", "mean 0.0%, peak 0.0%"]
+
+
+def test_axes_stand_in_order_with_bytes_per_gpu_and_where_they_stay_below() -> None:
+    html = text()
+    found = rows(html, "Which axis crosses which tier")
+    head = words(html.split("Which axis")[1].split("</thead>")[0])
+    assert head[-3:] == ["tp", "dp", "pp"]
+    assert found["sent in all"] == [["2", "GiB"], ["1", "GiB"], ["1", "MiB"]]
+    assert found["NVLink"] == [["2", "GiB"], [NOT_USED], [NOT_USED]]
+    assert found["NIC"] == [STAYS_BELOW.split(), ["1", "GiB"], ["1", "MiB"]]
+    assert found["leaf to spine"] == [STAYS_BELOW.split(), STAYS_BELOW.split(), ["256", "KiB", "25.0%"]]
+
+
+def test_the_busiest_link_says_who_uses_it_and_names_stay_text() -> None:
+    html = text()
+    assert "<nic0>" not in html
+    assert "&lt;nic0&gt; → leaf0" in html
+    assert "and 7 alike" in html
+    assert "2 cables" in html
+    (cells,) = rows(html, "Busiest links").values()
+    assert cells == [["1", "s"], ["50.0%"], ["dp", "75.0%", "pp", "25.0%"]]
+
+
+def test_more_than_all_is_told_where_axes_do_not_share_links() -> None:
+    assert "cost.network: shared" in text()
+    assert "cost.network: shared" not in text(shared=True)
+    assert "record" in text(recorded=True)
+    assert "record" not in text()
+
+
+def test_a_heatmap_covers_the_run_and_is_orange_beyond_full() -> None:
+    (trace,) = utilisation_figure(USE).traces
+    assert [len(row) for row in trace["z"]] == [4, 4, 4]
+    assert trace["x0"] == pytest.approx(0.25)
+    assert trace["dx"] == pytest.approx(0.5)
+    assert trace["zmax"] == 1.5
+    stops = [stop for stop, _ in colour_scale(1.5)]
+    assert stops == sorted(stops)
+    assert (stops[0], stops[-1]) == (0.0, 1.0)
+
+
+PLAN = {
+    "model": "llama3-8b",
+    "cluster": {"name": "dgx-h100", "gpus": 16},
+    "layout": {"tp": 2, "pp": 2, "dp": 4},
+    "training": {"sequence": 1024, "global_batch": 16, "microbatch": 1},
+}
+
+
+def test_a_result_has_a_card_with_what_its_axes_cross() -> None:
+    result = simulate(Scenario.from_mapping(PLAN))
+    network = network_of(result)
+    assert network is not None
+    assert not network.shared
+    found = rows(network_card(network).html, "Which axis crosses which tier")
+    assert found["NIC"][0] == STAYS_BELOW.split(), "tensor parallelism stays in the node"
+    assert [lane.axis for lane in topology_of(result).lanes] == ["tp", "dp", "pp"]
+
+
+def test_one_rank_has_none_and_still_a_cluster() -> None:
+    one = {**PLAN, "model": "gpt2-small", "layout": {}, "cluster": {"name": "dgx-h100", "gpus": 1}}
+    result = simulate(Scenario.from_mapping(one))
+    assert network_of(result) is None
+    assert topology_of(result).lanes == ()

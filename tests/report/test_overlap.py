@@ -1,0 +1,87 @@
+"""Bars and percentages of communication."""
+
+import base64
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clustersim import Scenario, simulate
+from clustersim.analysis.overlap import AXES, Overlap
+from clustersim.report.answer_overlap import overlap_of
+from clustersim.report.overlap import StageOverlap, overlap_card, overlap_figure, totals_table
+from clustersim.report.rows import MOST_ROWS
+
+SCENARIO: dict[str, Any] = {
+    "model": {"preset": "gpt-tiny", "vocab": 50432}, "cluster": {"name": "dgx-a100", "gpus": 16},
+    "layout": {"tp": 2, "pp": 2, "dp": 4}, "schedule": "1f1b",
+    "training": {"sequence": 512, "global_batch": 32, "microbatch": 2, "precision": "bf16"},
+}  # fmt: skip
+
+
+def made(stages: int, hidden: float, exposed: float, beside: float, word: str = "stage") -> StageOverlap:
+    """Each stage moves data of one axis, dp."""
+
+    def column(seconds: float, rows: int) -> np.ndarray:
+        return np.where(np.arange(len(AXES)) == AXES.index("dp"), seconds, np.zeros((rows, 1)))
+
+    def rows(count: int) -> Overlap:
+        kinds = (column(each, count) for each in (5.0, hidden, exposed, beside))
+        return Overlap(*kinds, step=20.0)
+
+    labels = tuple(f"{word} {number}" for number in range(stages))
+    return StageOverlap(rows(stages), rows(1), labels, tuple(map(str, range(stages))), word)
+
+
+def numbers(packed: dict[str, str]) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(packed["bdata"]), dtype=packed["dtype"])
+
+
+def bars(stages: StageOverlap) -> dict[str, dict[str, Any]]:
+    return {trace["name"]: trace for trace in overlap_figure(stages).traces if trace["type"] == "bar"}
+
+
+def test_bars_stand_one_after_the_other() -> None:
+    found = bars(made(3, 2.0, 1.0, 0.5))
+    edges = {name: (numbers(bar["base"]).tolist(), numbers(bar["x"]).tolist()) for name, bar in found.items()}
+    assert edges == {
+        "compute only": ([0.0] * 3, [5.0] * 3),
+        "dp hidden": ([5.0] * 3, [2.0] * 3),
+        "dp exposed": ([7.0] * 3, [1.0] * 3),
+        "dp beside a wait": ([8.0] * 3, [0.5] * 3),
+    }
+
+
+def test_kinds_of_an_axis_differ_by_more_than_colour() -> None:
+    found = bars(made(1, 2.0, 1.0, 0.5))
+    patterns = [found[f"dp {kind}"]["marker"].get("pattern", {}).get("shape", "") for kind in ("hidden", "exposed")]
+    assert patterns == ["/", ""]
+    assert found["dp beside a wait"]["marker"]["pattern"]["shape"] == "."
+    assert "<b>stage 0</b>, dp<br>dp hidden: 2 s" in found["dp hidden"]["hovertext"]
+
+
+def test_the_table_says_how_much_hides() -> None:
+    cells = re.findall(r"<td>(.*?)</td>", totals_table(made(2, 3.0, 1.0, 0.0)))
+    assert cells == ["4 s", "75.0%", "25.0%", "0.0%"]
+
+
+def test_a_results_stages_have_a_bar_for_each_axis_that_moves() -> None:
+    result = simulate(Scenario.from_mapping(SCENARIO))
+    found = overlap_of(result)
+    assert found is not None
+    assert [AXES[place] for place in found.axes] == ["tp", "dp", "pp"]
+    exposed = [result.breakdown.mean()[f"exposed {axis}"] for axis in AXES]
+    assert found.total.exposed[0].tolist() == pytest.approx(exposed)
+
+
+def test_without_communication_there_is_nothing_to_say() -> None:
+    alone = {**SCENARIO, "cluster": {"name": "laptop", "gpus": 1}, "layout": {}, "schedule": "gpipe"}
+    assert overlap_of(simulate(Scenario.from_mapping(alone))) is None
+
+
+def test_of_many_stages_some_are_shown_and_names_are_escaped() -> None:
+    card = overlap_card(made(16384, 1.0, 1.0, 1.0, word="<stage>"))
+    assert len(numbers(card.figures[0].traces[0]["x"])) == MOST_ROWS
+    assert "64 of 16,384 &lt;stage&gt;s are shown" in card.html
+    assert "<stage>" not in card.html

@@ -1,0 +1,177 @@
+"""The flat table of all spans: what it holds against the trace, and that each format gives it back."""
+
+import csv
+import io
+import math
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clustersim.errors import InputError, OutputError
+from clustersim.program.task import Compute
+from clustersim.report.span_files import SUFFIXES, require_table, write_csv, write_spans
+from clustersim.report.span_table import COLUMNS, INTEGER, NUMBER, Columns, rows_of
+from clustersim.report.trace import spans_of
+from clustersim.report.trace_ranks import trace_ranks
+from clustersim.result import Result
+from tests.report.traced import simulated
+
+TASK = -1  # the operation of what is a task itself
+
+
+def table(result: Result, *ranks: int) -> Columns:
+    parts = list(rows_of(result, trace_ranks(result, ranks)))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_row_for_every_task_and_every_operation() -> None:
+    result = simulated()
+    rows = table(result, *range(8))
+    assert len(rows["rank"]) == spans_of(result, range(8))
+    names = list(zip(rows["rank"].tolist(), rows["task"].tolist(), rows["operation"].tolist(), strict=True))
+    assert len(set(names)) == len(names)
+    program = result.program.programs[1]
+    expected = [
+        (number, place)
+        for number, task in enumerate(program.tasks)
+        for place in (TASK, *(range(len(task.block.operations)) if isinstance(task, Compute) else ()))
+    ]
+    assert sorted((task, operation) for rank, task, operation in names if rank == 6) == expected
+
+
+def test_times_are_the_traces(tmp_path: Path) -> None:
+    result = simulated()
+    write_spans(result, tmp_path / "spans.csv", range(8))
+    tasks = [row for row in read(tmp_path / "spans.csv") if row["rank"] == "7" and not row["operation"]]
+    trace = result.trace
+    rows = trace.rows(4)
+    assert {row["simulated_rank"] for row in tasks} == {"4"}
+    for name in ("queued", "ready", "start", "end", "waited", "slowed", "contended"):
+        assert sorted(float(row[name]) for row in tasks) == sorted(getattr(trace, name)[rows].tolist())
+
+
+def test_operations_run_inside_their_pass_one_after_the_other() -> None:
+    rows = table(simulated(), 0, 4)
+    passes = {}
+    for rank, task, operation, start, end in zip(
+        *(rows[name].tolist() for name in ("rank", "task", "operation", "start", "end")), strict=True
+    ):
+        if operation == TASK:
+            passes[rank, task] = (start, end)
+        else:
+            begin, stop = passes[rank, task]
+            assert begin - 1e-12 <= start <= end <= stop + 1e-12
+            passes[rank, task] = (end, stop)
+
+
+def test_a_pass_has_the_flop_bytes_and_payload_of_its_operations() -> None:
+    rows = table(simulated(), 4)
+    for name in ("flop", "memory_bytes", "bytes"):
+        inside, outside = Counter[int](), Counter[int]()
+        for task, operation, kind, value in zip(
+            *(rows[key].tolist() for key in ("task", "operation", "kind", name)), strict=True
+        ):
+            if not math.isnan(value) and (operation >= 0 or kind == "pass"):
+                (inside if operation >= 0 else outside)[task] += value
+        assert inside
+        for task, value in inside.items():
+            assert outside[task] == pytest.approx(value)
+
+
+def test_coordinates_are_the_layouts() -> None:
+    rows = table(simulated(), *range(8))
+    assert (rows["tp"] + 2 * rows["dp"] + 4 * rows["pp"] == rows["rank"]).all()
+    assert (rows["stage"] == rows["pp"]).all()
+    assert (rows["cp"] == 0).all()
+
+
+def test_a_cause_ends_when_what_it_allows_starts() -> None:
+    """Of tasks of the rank's own, in the table by their names."""
+    rows = table(simulated("steps=2"), *range(8))
+    task = rows["operation"] == TASK
+    ends = dict(zip(zip(rows["rank"][task], rows["task"][task], strict=True), rows["end"][task], strict=True))
+    caused = task & (rows["cause_task"] >= 0)
+    for rank, number, start in zip(
+        rows["cause_rank"][caused], rows["cause_task"][caused], rows["start"][caused], strict=True
+    ):
+        assert ends[rank, number] <= start + 1e-12
+    assert np.count_nonzero(caused & (rows["cause_rank"] == 7)) > 0  # of a rank that was not simulated
+    assert set(rows["step"].tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_arrows_formats_give_back_what_csv_says(tmp_path: Path, suffix: str) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'clustersim[table]'")
+    from pyarrow import parquet
+
+    result = simulated()
+    for name in (".csv", suffix):
+        assert write_spans(result, tmp_path / f"spans{name}", [0, 4, 5]) == 3
+    path = tmp_path / f"spans{suffix}"
+    found = parquet.read_table(path) if suffix == ".parquet" else arrow.ipc.open_file(path).read_all()
+    assert found.schema.names == list(COLUMNS)
+    assert found.schema.field("flop").metadata[b"meaning"].decode() == COLUMNS["flop"][1]
+    rows = read(tmp_path / "spans.csv")
+    for name, (kind, _) in COLUMNS.items():
+        column = found.column(name).to_pylist()
+        read_as: Any = int if kind == INTEGER else float if kind == NUMBER else str
+        assert column == [read_as(row[name]) if row[name] else None for row in rows]
+
+
+def test_names_that_csv_must_quote_come_back_as_they_were() -> None:
+    rows = {name: values[:1].copy() for name, values in table(simulated(), 0).items()}
+    rows["name"] = np.array(['a "b",\nc \ud800'], dtype=object)  # half of a character
+    file = io.BytesIO()
+    write_csv([rows], file)
+    [row] = csv.DictReader(io.StringIO(file.getvalue().decode(), newline=""))
+    assert row["name"] == 'a "b",\nc ?'
+
+
+@pytest.mark.parametrize("name", ["spans", "spans.txt", "spans.json", "", "-", "spans.CSV"])
+def test_a_name_whose_end_is_no_format_is_refused_with_those_that_are(name: str) -> None:
+    with pytest.raises(InputError, match=r"--spans .*name a file that ends in \.csv, \.parquet or \.arrow"):
+        require_table(name)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_without_the_extra_one_sentence_says_what_to_install_and_csv_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    if suffix == ".csv":
+        assert write_spans(simulated(), tmp_path / "spans.csv") == 2
+        return
+    with pytest.raises(InputError, match=r"pip install .clustersim\[table\].*\.csv"):
+        write_spans(simulated(), tmp_path / f"spans{suffix}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".arrow"])
+def test_too_much_is_refused_with_its_size(tmp_path: Path, suffix: str) -> None:
+    if suffix == ".arrow":
+        pytest.importorskip("pyarrow")
+    result, path = simulated(), tmp_path / f"spans{suffix}"
+    write_spans(result, path, range(8))
+    size = path.stat().st_size
+    write_spans(result, path, range(8), most=1.3 * size)
+    with pytest.raises(OutputError, match=r"on 8 ranks would be about .*--ranks.*--force"):
+        write_spans(result, path, range(8), most=0.7 * size)
+
+
+def test_halves_of_backward_are_told_apart() -> None:
+    rows = table(simulated("schedule=zb-1p"), 0)
+    assert {"backward: input gradient", "backward: weight gradient"} <= set(rows["category"].tolist())
+
+
+def test_chunks_are_told_apart() -> None:
+    rows = table(simulated("schedule={interleaved: {chunks: 2}}"), 0)
+    assert set(rows["chunk"].tolist()) == {-1, 0, 1}
