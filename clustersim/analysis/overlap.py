@@ -57,12 +57,16 @@ class Overlap:
 
     def mean(self, row: IntArray, weights: IntArray) -> "Overlap":
         """Means of rows put together. row: [rows] to which each goes; weights: [rows] how many ranks each is."""
-        shares = np.zeros((int(row.max(initial=-1)) + 1, len(row)))
-        shares[row, np.arange(len(row))] = weights
-        shares /= shares.sum(axis=1, keepdims=True)
+        whole = np.bincount(row, weights)[:, None]
+
+        def together(seconds: FloatArray) -> FloatArray:
+            mean: FloatArray = np.zeros((len(whole), len(AXES)))
+            np.add.at(mean, row, seconds * weights[:, None])
+            return mean / whole
+
         return Overlap(
-            alone=shares @ self.alone, hidden=shares @ self.hidden, exposed=shares @ self.exposed,
-            beside=shares @ self.beside, step=self.step,
+            alone=together(self.alone), hidden=together(self.hidden), exposed=together(self.exposed),
+            beside=together(self.beside), step=self.step,
         )  # fmt: skip
 
 

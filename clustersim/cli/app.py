@@ -102,7 +102,7 @@ def run(
             metavar="RANKS", help="Of which ranks traces are, e.g. 0:8,stage:3,slowest:4; default: one of each kind."
         ),
     ] = "",
-    force: Annotated[bool, typer.Option("--force", help="Write traces of more than 1 GB, too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write traces of more than 1 GiB, too.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
 ) -> None:
     """Simulate training steps and print where the time goes."""

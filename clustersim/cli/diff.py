@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from clustersim.cli.outputs import Outputs, write_json
+from clustersim.cli.outputs import Outputs, announce, write_json
 from clustersim.cli.waiting import waiting_for
 from clustersim.errors import InputError
 from clustersim.scenario import Scenario
@@ -68,7 +68,7 @@ def show_difference(first: Path, second: Path | None, overrides: Sequence[str], 
     if outputs.table:
         _print(difference)
         for path in outputs.files.values():
-            print(f"wrote {path}")
+            announce(path)
     return results[1].fits
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from clustersim import shipped
 from clustersim.analysis.network_axes import AxisSpan, axis_spans
-from clustersim.cli.outputs import Outputs
+from clustersim.cli.outputs import Outputs, announce
 from clustersim.cli.shelves import table_of
 from clustersim.errors import InputError, nearest
 from clustersim.hardware.cluster import Cluster, describe, load_cluster
@@ -37,7 +37,7 @@ def show_topology(name: str, gpus: int | None, html: str | None) -> None:
     if spans:
         console.print(_axis_table(spans, tier_names(tiers), tiers))
     if html is not None:
-        print(f"wrote {html}")
+        announce(html)
 
 
 def _read(name: str, gpus: int | None) -> tuple[Cluster, tuple[AxisSpan, ...], list[Path]]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clustersim.cli.outputs import Outputs, write_json
+from clustersim.cli.outputs import Outputs, announce, write_json
 from clustersim.cli.validate_kinds import KINDS, SHOW, Choice, Kind, load_kind, near_ids
 from clustersim.errors import InputError, nearest, shown
 from clustersim.validation.cases import Case
@@ -89,4 +89,4 @@ def _answer(summaries: Sequence[Summary], content: Mapping[str, Any], title: str
 
         print_summaries(summaries)
         for path in outputs.files.values():
-            print(f"wrote {path}")
+            announce(path)

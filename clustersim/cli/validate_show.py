@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from clustersim.cli.outputs import Outputs, write_json
+from clustersim.cli.outputs import Outputs, announce, write_json
 from clustersim.cli.validate_kinds import KINDS, Choice, Kind, load_kind, near_ids
 from clustersim.cli.waiting import waiting_for
 from clustersim.errors import InputError, shown
@@ -61,7 +61,7 @@ def _show_step(case: Case, outputs: Outputs) -> None:
     if outputs.table:
         _print_step(case, comparison, mapping, result)
         for path in outputs.files.values():
-            print(f"wrote {path}")
+            announce(path)
 
 
 def _simulated(case: Case) -> "tuple[dict[str, Any] | None, Result | None, str | None]":

@@ -167,7 +167,9 @@ def _point(scenario: Scenario, variant: _Variant) -> Point:
         return Point("", variant.gpus, missing=_reason(scenario, error))
     passes, most = _passes(changed), max(MOST_PASSES, _passes(scenario))
     if passes > most:
-        return Point("", variant.gpus, missing=f"{passes:,} passes of microbatches take long; {most:,} are the most here")
+        return Point(
+            "", variant.gpus, missing=f"{passes:,} passes of microbatches take long; {most:,} are the most here"
+        )
     result = simulate(changed)
     return Point(
         label="",

@@ -9,20 +9,21 @@ import numpy as np
 
 from clustersim.analysis.parts import PARTS
 from clustersim.analysis.path_pieces import Link, Passes, PathPieces, Piece, Stretches
+from clustersim.analysis.rows import FloatArray, IntArray
 from clustersim.program.action import ActionKind
 from clustersim.report.document import Card, section, slot
 from clustersim.report.figure import Figure, Traces, axis, layout, marker, time_scale, typed
-from clustersim.report.keys import key, part_keys
+from clustersim.report.keys import key, part_keys, unbroken
 from clustersim.report.theme import Category
 from clustersim.report.wording import CRITICAL_PATH
 from clustersim.units import format_seconds, format_step_time
 
 _MOST_LINES: Final = 12  # of the table of pieces
 _MOST_STAGES: Final = 16  # of the table of stages
-_MOST_STRETCHES: Final = 1000  # of the bar: a pixel each
+_BINS: Final = 250  # of the bar of parts: a pixel each on a small screen, as plotly makes no bar thinner
+_MOST_STRETCHES: Final = 1000  # of the bar of stages
 _MOST_NAMES: Final = 3  # of what is no pass of a microbatch
 _LEAST: Final = 0.01  # of the step: what a piece is at least that has a line of its own
-_ROUNDED: Final = 0.999  # plotly widens opaque bars to a pixel each, which many short ones would fill
 _LEFT: Final = ' style="text-align:left"'
 _ROUNDING: Final = 1e-9
 _NAMES: Final = {
@@ -53,7 +54,7 @@ class CriticalPath:
 def critical_path_card(path: CriticalPath, looks: Sequence[Category]) -> Card:
     """The bar, the pieces and the stages. looks: [parts] the category of each part."""
     figure = path_figure(path, looks)
-    body = part_keys(np.unique(path.path.stretches.part).tolist(), looks) + slot(figure)
+    body = part_keys(np.unique(_parts_in_time(path.path.stretches)[0]).tolist(), looks) + slot(figure)
     if len(path.path.pieces) > 1:
         body += f"<h3>Longest pieces, in order of time</h3>{pieces_table(path)}"
     if len(_stages(path)) > 1:
@@ -64,12 +65,11 @@ def critical_path_card(path: CriticalPath, looks: Sequence[Category]) -> Card:
 
 def path_figure(path: CriticalPath, looks: Sequence[Category]) -> Figure:
     """Two bars from 0 to the end: what takes most, and on which stage."""
-    stretches = _at_most(path.path.stretches, _MOST_STRETCHES)
     scale = time_scale(path.path.seconds)
     several = len(path.labels) > 1
     return Figure(
         name="critical-path",
-        traces=[*_part_bars(path, stretches, looks, scale.size), *(_stage_bars(path, stretches, scale.size) * several)],
+        traces=[*_part_bars(path, looks, scale.size), *(_stage_bars(path, scale.size) if several else [])],
         layout=layout(
             xaxis=axis(f"time [{scale.unit}]", range=[0, path.path.seconds / scale.size], fixedrange=True),
             yaxis=axis(
@@ -87,7 +87,7 @@ def path_figure(path: CriticalPath, looks: Sequence[Category]) -> Figure:
 def pieces_table(path: CriticalPath) -> str:
     """The longest pieces in order of time, those between them together."""
     lines = "".join(_line(path, each) for each in _lines(path.path.pieces))
-    whole = format_step_time(path.path.seconds)
+    whole = unbroken(format_step_time(path.path.seconds))
     last = f'<tr class="sum"><th scope="row">end</th><td></td><td></td><td>{whole}</td></tr>'
     head = f"<thead><tr><th>from</th><th{_LEFT}>where</th><th{_LEFT}>what</th><th>takes</th></tr></thead>"
     return _wide(f'<table class="parts">{head}<tbody>{lines}{last}</tbody></table>')
@@ -157,7 +157,7 @@ def _line(path: CriticalPath, line: tuple[_Came, ...]) -> str:
     where, what = _one(path, *line[0]) if len(line) == 1 else _several(path, [piece for piece, _ in line])
     cells = "".join(f'<td class="words"{_LEFT}>{escape(words)}</td>' for words in (where, what))
     start = format_seconds(first.start)
-    return f'<tr><th scope="row">{start}</th>{cells}<td>{format_seconds(seconds)}</td></tr>'
+    return f'<tr><th scope="row">{start}</th>{cells}<td>{unbroken(format_seconds(seconds))}</td></tr>'
 
 
 def _one(path: CriticalPath, piece: Piece, before: Piece | None) -> tuple[str, str]:
@@ -213,29 +213,37 @@ def _at_most(stretches: Stretches, most: int) -> Stretches:
     return Stretches(stretches.rank[at], stretches.kind[at], stretches.part[at], start, np.append(start[1:], whole))
 
 
-def _part_bars(path: CriticalPath, stretches: Stretches, looks: Sequence[Category], size: float) -> Traces:
-    """A trace for each part that takes most of some stretch."""
+def _part_bars(path: CriticalPath, looks: Sequence[Category], size: float) -> Traces:
+    """A trace for each part that takes most of some stretch of the time."""
+    part, start, end = _parts_in_time(path.path.stretches)
     return [
         _bar(
-            PARTS[part].value, 0.0, (stretches.start[chosen] / size, stretches.end[chosen] / size),
-            marker={**marker(looks[part]), "line": {"width": 0}, "opacity": _ROUNDED},
-            hovertext=[_hover(path, stretches, place) for place in chosen.tolist()],
+            PARTS[each].value, 0.0, (start[chosen] / size, end[chosen] / size),
+            marker={**marker(looks[each]), "line": {"width": 0}},
+            hovertext=[
+                f"<b>mostly {PARTS[each].value}</b><br>{format_seconds(first)} to {format_seconds(last)}"
+                for first, last in zip(start[chosen].tolist(), end[chosen].tolist(), strict=True)
+            ],
         )
-        for part in np.unique(stretches.part).tolist()
-        for chosen in (np.flatnonzero(stretches.part == part),)
+        for each in np.unique(part).tolist()
+        for chosen in (np.flatnonzero(part == each),)
     ]  # fmt: skip
 
 
-def _hover(path: CriticalPath, stretches: Stretches, place: int) -> str:
-    start, end = float(stretches.start[place]), float(stretches.end[place])
-    name, rank = PARTS[int(stretches.part[place])].value, int(stretches.rank[place])
-    label = path.labels[int(stretches.kind[place])]
-    where = f"{label}, rank {rank}" if len(path.labels) > 1 else f"rank {rank}"
-    return f"<b>mostly {name}</b><br>{escape(where)}<br>{format_seconds(start)} to {format_seconds(end)}"
+def _parts_in_time(stretches: Stretches) -> tuple[IntArray, FloatArray, FloatArray]:
+    """The part that takes most of each of `_BINS` equal times, equal neighbours together: place, start, end."""
+    present, lasting = np.unique(stretches.part), stretches.end - stretches.start
+    edges = np.linspace(0.0, float(stretches.end.max(initial=0.0)), _BINS + 1)
+    knots = np.append(0.0, stretches.end)
+    spent = [np.append(0.0, np.cumsum(np.where(stretches.part == part, lasting, 0.0))) for part in present]
+    most = present[np.array([np.diff(np.interp(edges, knots, each)) for each in spent]).argmax(axis=0)]
+    first = np.flatnonzero(np.diff(most, prepend=-1))
+    return most[first], edges[first], np.append(edges[first[1:]], edges[-1])
 
 
-def _stage_bars(path: CriticalPath, stretches: Stretches, size: float) -> Traces:
+def _stage_bars(path: CriticalPath, size: float) -> Traces:
     """Which stage the path is on, its number where there is room."""
+    stretches = _at_most(path.path.stretches, _MOST_STRETCHES)
     first = np.flatnonzero(np.diff(stretches.kind, prepend=-1))
     start = stretches.start[first]
     end = np.append(start[1:], stretches.end[-1:]) if len(first) else start

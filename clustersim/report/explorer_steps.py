@@ -126,8 +126,11 @@ def _bar_words(point: Point) -> str:
 def _table(study: Study) -> str:
     heads = "".join(f"<th>{escape(head)}</th>" for head in _HEADS)
     rows = "".join(map(_row, study.points))
+    simulated = len(_simulated(study))
+    left = len(study.points) - simulated
+    missing = f", {left} not" if left else ""
     return (
-        f"<details><summary>{escape(study.words)}</summary>"
+        f"<details><summary>{escape(study.words)} {simulated} simulated{missing}</summary>"
         f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></details>'
     )
 

@@ -1,4 +1,7 @@
-"""How is a category marked beside its word? A square in its colour, hatched where its fill is."""
+"""What stands in tables and legends? The mark of a category, and quantities that stay on one line.
+
+The mark is a square in the category's colour, hatched where its fill is.
+"""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -20,3 +23,8 @@ def part_keys(places: Iterable[int], looks: Sequence[Category]) -> str:
         for place in places
     )
     return f'<p class="lead">{"".join(words)}</p>'
+
+
+def unbroken(words: str) -> str:
+    """Words that stay on one line, such as a number and its unit."""
+    return words.replace(" ", "\N{NO-BREAK SPACE}")

@@ -27,7 +27,7 @@ from clustersim.report.figure import (
     time_scale,
     typed,
 )
-from clustersim.report.keys import key
+from clustersim.report.keys import key, unbroken
 from clustersim.report.rows import shown_rows
 from clustersim.report.theme import Category
 from clustersim.units import format_seconds
@@ -116,7 +116,7 @@ def _total_row(total: Overlap, place: int) -> str:
     kinds = (float(kind[0, place]) / moving for kind in (total.hidden, total.exposed, total.beside))
     cells = "".join(f"<td>{share_words(kind if kind > _ROUNDING else 0.0)}</td>" for kind in kinds)
     name = f"{key(LOOKS[place])}{AXES[place]}"
-    return f'<tr><th scope="row">{name}</th><td>{format_seconds(moving)}</td>{cells}</tr>'
+    return f'<tr><th scope="row">{name}</th><td>{unbroken(format_seconds(moving))}</td>{cells}</tr>'
 
 
 def _traces(stages: StageOverlap, size: float) -> Iterator[dict[str, Any]]:

@@ -9,9 +9,24 @@ import typer.main
 from clustersim.cli.app import app
 
 OPTIONS = {
-    "run": ["FILE", "--set", "--json", "--html", "--trace", "--quiet", "-q", "--help"],
+    "run": [
+        "FILE",
+        "--set",
+        "--json",
+        "--html",
+        "--trace",
+        "--kineto",
+        "--spans",
+        "--ranks",
+        "--force",
+        "--quiet",
+        "-q",
+        "--help",
+    ],  # fmt: skip
     "check": ["FILE", "--set", "--help"],
     "coverage": ["FILE", "--set", "--json", "--all", "--help"],
+    "diff": ["A", "[B]", "--set", "--json", "--html", "--quiet", "-q", "--help"],
+    "explore": ["FILE", "--html", "--set", "--help"],
     "explain": ["FILE", "--measured", "--set", "--json", "--help"],
     "validate": ["KIND FILE.csv | show CASE_ID", "--json", "--html", "--workers", "--only", "--quiet", "-q", "--help"],
     "calibrate": [],  # all options are calibrate's own (`calibrate.command`)

@@ -2,6 +2,7 @@
 
 import base64
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from clustersim.program.action import ActionKind
 from clustersim.report.answer import PART_LOOKS
 from clustersim.report.answer_critical_path import critical_path_of
 from clustersim.report.critical_path import CriticalPath, critical_path_card, path_figure, pieces_table, stages_table
+from clustersim.units import Dimension, parse_quantity
 
 LOOKS = [PART_LOOKS[part] for part in PARTS]
 PIPELINE: dict[str, Any] = {
@@ -43,6 +45,7 @@ def path(lengths: list[float], *, stages: int = 2, word: str = "stage") -> Criti
 def rows(table: str) -> list[list[str]]:
     """The text of a table's cells, by row."""
     lines = re.findall(r"<tr.*?</tr>", table)
+    lines = [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
     return [[re.sub("<.*?>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", line)] for line in lines]
 
 
@@ -76,7 +79,7 @@ def test_lines_are_few_and_follow_each_other(many: int) -> None:
     lines = rows(pieces_table(path(lengths.tolist())))[1:-1]
     assert len(lines) <= 12
     assert lines[0][0] == "0 s"
-    took = sum(float(line[-1].split()[0]) * (1e-3 if line[-1].endswith("ms") else 1.0) for line in lines)
+    took = sum(parse_quantity(line[-1], Dimension.TIME) for line in lines)
     assert took == pytest.approx(lengths.sum(), rel=1e-2)
 
 
@@ -105,12 +108,23 @@ def test_the_bar_reaches_from_the_beginning_to_the_end() -> None:
     assert set(stages["text"]) == {"0", "1", "2", "3"}
 
 
+def test_the_bar_shows_what_takes_most_of_its_time() -> None:
+    """Compute for 9 ms and wait for 1 ms, in turn, then 10 s of wait: no thin bars of waits between."""
+    lengths = [0.009, 0.001] * 1000 + [10.0]
+    known = path(lengths, stages=1).path
+    part = np.array([Part.COMPUTE.place, Part.WAIT.place] * 1000 + [Part.WAIT.place])
+    found = replace(path(lengths, stages=1), path=replace(known, stretches=replace(known.stretches, part=part)))
+    compute, wait = path_figure(found, LOOKS).traces
+    assert (column(compute, "base").tolist(), column(compute, "x").tolist()) == ([0.0], pytest.approx([10.0]))
+    assert (column(wait, "base").tolist(), column(wait, "x").tolist()) == (pytest.approx([10.0]), pytest.approx([10.0]))
+
+
 def test_16384_stages_and_a_very_long_path_are_cut_to_what_can_be_seen() -> None:
     found = path([1.0] * 40_000, stages=16384, word="<stage>")
     card = critical_path_card(found, LOOKS)
-    (bar, _) = card.figures[0].traces
-    assert len(column(bar, "x")) <= 1000
-    assert column(bar, "x").sum() == pytest.approx(card.figures[0].layout["xaxis"]["range"][1])
+    for bar in card.figures[0].traces:
+        assert len(column(bar, "x")) <= 1000
+        assert column(bar, "x").sum() == pytest.approx(card.figures[0].layout["xaxis"]["range"][1])
     assert len(rows(stages_table(found, LOOKS))) == 16 + 3
     assert "<stage>" not in card.html
 

@@ -63,7 +63,7 @@ def test_kinds_of_an_axis_differ_by_more_than_colour() -> None:
 
 def test_the_table_says_how_much_hides() -> None:
     cells = re.findall(r"<td>(.*?)</td>", totals_table(made(2, 3.0, 1.0, 0.0)))
-    assert cells == ["4 s", "75.0%", "25.0%", "0.0%"]
+    assert cells == ["4\N{NO-BREAK SPACE}s", "75.0%", "25.0%", "0.0%"]
 
 
 def test_a_results_stages_have_a_bar_for_each_axis_that_moves() -> None:

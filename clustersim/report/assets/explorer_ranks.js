@@ -169,7 +169,7 @@
   }
 
   const PURPOSE = {
-    tp: (settings) => (settings.split ? "gathers inputs and scatters sums of each layer" : "sums what each layer's halves make"),
+    tp: (settings) => (settings.split ? "gathers inputs and scatters sums of each layer" : "sums the parts of each layer's results"),
     cp: () => "passes keys and values round a ring",
     dp: ({ zero }) => ["sums gradients once a step", "scatters gradients, gathers new parameters", "scatters gradients of each microbatch, gathers new parameters", "gathers each layer's parameters for each pass, scatters its gradients"][zero],
     pp: () => "hands activations on and gradients back",

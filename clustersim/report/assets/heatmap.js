@@ -103,8 +103,9 @@ clustersim.behaviours.heatmap = (figure, arrays, tools) => {
   function label(layout, low, high) {
     const ranks = rowsOf[present];
     const names = orders[present].filter(large);
+    const single = high - low < MOST_TICKS;
     let ticks = [];
-    for (let depth = 1; depth <= Math.max(1, names.length) && ticks.length < 4; depth++) {
+    for (let depth = 1; depth <= Math.max(1, names.length) && (single || ticks.length < 4); depth++) {
       const told = names.slice(0, depth);
       ticks = [];
       for (let row = low; row <= high; row++) {
@@ -114,7 +115,6 @@ clustersim.behaviours.heatmap = (figure, arrays, tools) => {
     }
     const step = Math.ceil(ticks.length / MOST_TICKS);
     ticks = ticks.filter((_, number) => number % step === 0);
-    const single = high - low < MOST_TICKS;
     layout.yaxis.tickmode = "array";
     layout.yaxis.tickvals = ticks.map(([row]) => row);
     layout.yaxis.ticktext = ticks.map(([, rank, told]) => {
@@ -147,7 +147,8 @@ clustersim.behaviours.heatmap = (figure, arrays, tools) => {
   function spent(own) {
     const found = parts.map((part, number) => ({ ...part, time: seconds[own * parts.length + number] }));
     return found.filter(({ time }) => time > 5e-4 * makespan).sort((one, other) => other.time - one.time).map((part) =>
-      `${mark(part)}${part.name} ${tools.seconds(part.time)} (${tools.number(Number((100 * part.time / makespan).toPrecision(3)))} %)`).join(" · ");
+      `<span style="white-space:nowrap">${mark(part)}${part.name} ${tools.seconds(part.time)} ` +
+      `(${tools.number(Number((100 * part.time / makespan).toPrecision(3)))} %)</span>`).join(" · ");
   }
 
   // Tell of a rank below the picture, and frame its row.

@@ -1,0 +1,46 @@
+"""`clustersim explore`: what a user gets, and what is refused before anything is simulated."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+
+def test_it_writes_a_page_and_says_where(clustersim: Run, plan: Path, tmp_path: Path) -> None:
+    done = clustersim("explore", plan, "--html", "page.html")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "wrote page.html\n", "")
+    text = (tmp_path / "page.html").read_text()
+    assert "what goes where?" in text
+    assert "Step time, simulated" in text
+
+
+def test_changes_are_taken(clustersim: Run, plan: Path, tmp_path: Path) -> None:
+    done = clustersim("explore", plan, "--html", "page.html", "--set", "cluster.gpus=1", "--set", "layout={}")
+    assert done.returncode == 0
+    assert '"gpus":1,' in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere.yaml", "--html", "page.html"], "nowhere.yaml: cannot be read"),
+        (["plan.yaml", "--html", "nowhere/page.html"], "there is no directory nowhere"),
+        (["plan.yaml", "--html", "plan.yaml"], "is one of the files that are read"),
+        (["plan.yaml", "--html", "-"], "--html needs the name of a file"),
+        (["plan.yaml", "--html", ""], "--html needs the name of a file"),
+        (["plan.yaml", "--html", "."], "is a directory"),
+        (["plan.yaml", "--html", "page.html", "--set", "layout.tp=3"], "tp 3"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(
+    clustersim: Run, plan: Path, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    assert plan.name == "plan.yaml"
+    done = clustersim("explore", *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "page.html").exists()

@@ -1,0 +1,158 @@
+"""What the explorer page is told: its tables are exact, its steps are those of `simulate`."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clustersim import Scenario, simulate
+from clustersim.analysis.exploration import Exploration, Study, shard_key
+from clustersim.memory.activations import Activations
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.pipeline import Stage
+from clustersim.parallel.plan import Plan
+from clustersim.planning.explore import MODELS, explore, tables
+from clustersim.planning.explore_sizes import RECOMPUTES, degrees
+from clustersim.planning.explore_steps import count
+from clustersim.workload.presets import preset
+from clustersim.workload.training import Attention, Precision, Training
+
+PLAN = {
+    "model": "llama-tiny",
+    "cluster": {"name": "dgx-h100", "gpus": 8},
+    "layout": {"tp": 2, "pp": 2, "dp": 2},
+    "training": {"sequence": 1024, "global_batch": 8},
+}
+
+
+@cache
+def scenario(attention: str = "flash") -> Scenario:
+    return Scenario.from_mapping(PLAN, [f"training.attention={attention}"])
+
+
+@cache
+def known(attention: str) -> Exploration:
+    return tables(scenario(attention))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(MODELS),
+    attention=st.sampled_from(["flash", "standard"]),
+    place=st.integers(0, 6),
+    split=st.booleans(),
+    mode=st.sampled_from(["none", "selective", "selective_op"]),
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 40), st.sampled_from([1, 2, 4])),
+)
+def test_what_a_layer_keeps_follows_from_two_lengths(
+    name: str, attention: str, place: int, split: bool, mode: str, shape: tuple[int, int, int]
+) -> None:
+    """T (a + b k) bytes for T tokens that attend to k keys, at lengths that the tables were not made of."""
+    model = preset(name)
+    cuts = degrees(model, 2)
+    tp = cuts[place % len(cuts)]
+    microbatch, many, cp = shape
+    sequence = many * 2 * cp * tp * 32
+    training = Training(sequence, microbatch, microbatch, Precision(), RECOMPUTES[mode], attention=Attention(attention))
+    plan = Plan(model, training, Layout(tp=tp, cp=cp, sequence_parallel=split))
+    sizes = next(each for each in known(attention).models if each.name == name)
+    a, b = sizes.shards[shard_key("bf16", tp, sequence_parallel=split)].layer[mode]
+    tokens = microbatch * sequence / cp
+    middle = Stage(1, 1, embedding=False, head=False)
+    assert tokens * (a + b * sequence) == pytest.approx(Activations(plan).kept(middle), rel=1e-12)
+
+
+@cache
+def explored() -> tuple[Exploration, tuple[int, ...]]:
+    told: list[int] = []
+    return explore(scenario(), told.append), tuple(told)
+
+
+def study(name: str) -> Study:
+    return next(each for each in explored()[0].studies if each.name == name)
+
+
+def test_every_simulated_step_is_told_once() -> None:
+    assert explored()[1] == tuple(range(1, count(scenario()) + 1))
+
+
+def test_the_scenario_is_in_every_study_as_it_is_simulated() -> None:
+    expected = simulate(scenario())
+    for each in explored()[0].studies:
+        (own,) = [point for point in each.points if point.own]
+        assert own.step_time == expected.step_time
+        assert own.peak == expected.peak_memory
+        assert own.tokens_per_gpu * 8 == pytest.approx(expected.tokens_per_second)
+
+
+def test_scaling_keeps_what_it_says() -> None:
+    """Weak: as much work for each GPU, about as long a step; strong: the same work, all the faster with more GPUs."""
+    weak = [point for point in study("weak").points if not point.missing]
+    strong = [point for point in study("strong").points if not point.missing]
+    assert len(weak) >= 3
+    assert len(strong) >= 3
+    assert [point.step_time for point in weak] == pytest.approx([weak[0].step_time] * len(weak), rel=0.2)
+    rates = [point.tokens_per_gpu * point.gpus for point in strong]
+    assert rates == sorted(rates)
+
+
+def test_steps_that_cannot_be_are_listed_with_their_reason() -> None:
+    small = Scenario.from_mapping(PLAN, ["cluster=laptop", "layout={dp: 2}", "training.global_batch=2"])
+    missing = {point.gpus: point.missing for point in explore(small).studies[0].points if point.missing}
+    assert set(missing) == {4, 8}
+    assert all("GPUs do not fit" in reason for reason in missing.values())
+
+
+def test_too_many_passes_are_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On fewer GPUs the same batch is more microbatches; the scenario's own are always simulated."""
+    monkeypatch.setattr("clustersim.planning.explore_steps.MOST_PASSES", 4)
+    strong = next(each for each in explore(scenario()).studies if each.name == "strong")
+    assert [point.gpus for point in strong.points if "passes" in point.missing] == [4]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["cluster.gpus=1", "layout={}"],
+        ["cluster.gpus=8", "layout={dp: 8, data: data_parallel}"],
+        ["schedule=zb-1p"],
+        ["model=llama3-405b", "layout={dp: 8}"],
+    ],
+    ids=["one GPU", "one process", "zero bubble", "fits nowhere"],
+)
+def test_any_scenario_can_be_explored(changes: list[str]) -> None:
+    asked = Scenario.from_mapping(PLAN, changes)
+    found = explore(asked)
+    assert any(point.own and not point.missing for each in found.studies for point in each.points)
+    assert bool(found.notes) == ("schedule=zb-1p" in changes or "data_parallel" in changes[-1])
+    start = found.start
+    assert start.gpus in found.machine.gpus
+    assert start.schedule in {"1f1b", "gpipe", "interleaved"}
+
+
+@pytest.mark.parametrize("cluster", ["dgx-h100", "llama3-roce", "laptop"])
+def test_tiers_are_the_fabrics(cluster: str) -> None:
+    """Of random groups: the first tier in one of whose units they all are is what the fabric says."""
+    gpus = 2 if cluster == "laptop" else 2048
+    asked = Scenario.from_mapping(
+        PLAN, [f"cluster={{name: {cluster}, gpus: {gpus}}}", "layout={}", "training.global_batch=4096"]
+    )
+    machine = tables(asked).machine
+    chance = np.random.default_rng(0)
+    for reach in (2, 8, 64, 1024, gpus):
+        for _ in range(20):
+            low = int(chance.integers(0, max(1, gpus - reach)))
+            group = np.unique(chance.integers(low, min(gpus, low + reach), size=3))
+            if len(group) > 1:
+                inside = [name for name, unit in machine.levels if len(np.unique(unit[group])) == 1]
+                assert (inside or [machine.top])[0] == asked.cluster.fabric.tier(group)
+
+
+def test_sizes_are_those_that_the_cluster_can_have() -> None:
+    sizes = tables(replace(scenario())).machine.gpus
+    assert list(sizes) == sorted(set(sizes))
+    assert all(size <= 8 or size % 8 == 0 for size in sizes)
+    assert {1, 8, 1024} <= set(sizes)

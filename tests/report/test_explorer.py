@@ -1,0 +1,98 @@
+"""The explorer page as text: whole, offline, escaped, with the scenario among all choices."""
+
+import json
+import re
+from dataclasses import replace
+from functools import cache
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from clustersim import Scenario
+from clustersim.analysis.exploration import Exploration, Point, Study
+from clustersim.errors import OutputError
+from clustersim.planning.explore import tables
+from clustersim.report.explorer import explorer_page, write_explorer
+
+MOST_BYTES = 15_000_000
+EVIL = "<script>alert(1)</script>&\"'"
+POINTS = (
+    Point("tp 1", 8, step_time=2.0, tokens_per_gpu=100.0, peak=1e9, fits=True, own=True),
+    Point("tp 2", 16, step_time=1.0, tokens_per_gpu=90.0, peak=1e12),
+    Point("tp 4", 32, missing=f"no {EVIL}"),
+)
+
+
+@cache
+def exploration() -> Exploration:
+    scenario = Scenario.from_mapping(
+        {
+            "name": EVIL,
+            "model": {"preset": "llama-tiny", "name": EVIL, "layers": 6},
+            "cluster": {"name": "dgx-h100", "gpus": 24},
+            "layout": {"tp": 2, "pp": 6, "dp": 2},
+            "training": {"sequence": 768, "global_batch": 12, "microbatch": 3, "recompute": {"layers": 1}},
+        }
+    )
+    studies = tuple(Study(name, f"{name} {EVIL}", EVIL, POINTS) for name in ("weak", "strong", "layouts"))
+    return replace(tables(scenario), studies=studies, notes=(EVIL,))
+
+
+@cache
+def page() -> str:
+    return explorer_page(exploration())
+
+
+def test_it_is_one_small_file_without_addresses() -> None:
+    assert len(page().encode()) < MOST_BYTES
+    assert not re.search(r"<(link|img|iframe)|\ssrc=|@import", page().split("<script>")[0])
+    assert "default-src 'none'" in page()
+
+
+def test_text_of_users_is_escaped() -> None:
+    assert EVIL not in page()
+    assert page().count("&lt;script&gt;alert(1)") >= 5
+
+
+def test_every_control_holds_the_scenario() -> None:
+    start = exploration().start
+    wanted = {
+        "gpus": start.gpus, "tp": start.tp, "pp": start.pp, "cp": start.cp, "microbatch": start.microbatch,
+        "sequence": start.sequence, "batch": start.batch, "recompute": "layers:1", "schedule": "1f1b", "zero": 0,
+    }  # fmt: skip
+    for key, value in wanted.items():
+        (values,) = re.findall(rf'data-key="{key}" data-values="([^"]*)"', page())
+        listed = json.loads(unescape(values))
+        assert value in listed
+        assert len(set(listed)) == len(listed)
+
+
+def test_every_control_has_a_label() -> None:
+    controls = re.findall(r'id="(control-[a-z]+)" data-key', page())
+    assert len(controls) == 14
+    assert all(f'<label for="{name}"' in page() or f'class="tick" for="{name}"' in page() for name in controls)
+
+
+def test_what_does_not_fit_or_is_not_simulated_says_so_in_words() -> None:
+    text = page().split('id="figures"')[0]
+    assert text.count("2 simulated, 1 not</summary>") == 3
+    assert text.count("not simulated: no") == 3
+    assert text.count("<td>does not fit</td>") == 3
+    figures = json.loads(re.search(r'id="figures">(.*?)</script>', page(), re.DOTALL)[1])  # type: ignore[index]
+    lines = next(each for each in figures if each["name"] == "explorer-rates")["traces"]
+    assert [trace["text"] for trace in lines] == [["", "does not fit"]] * 2
+    assert [trace["marker"]["symbol"][1] for trace in lines] == ["x-open"] * 2
+    (bars,) = next(each for each in figures if each["name"] == "explorer-layouts")["traces"]
+    assert bars["text"] == ["100, the scenario", "90, does not fit"]
+
+
+def test_without_studies_there_is_no_card_of_them() -> None:
+    assert "Step time, simulated" not in explorer_page(replace(exploration(), studies=()))
+
+
+def test_it_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    write_explorer(exploration(), tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text() == page()
+    with pytest.raises(OutputError, match="no directory"):
+        write_explorer(exploration(), tmp_path / "none" / "page.html")
