@@ -10,6 +10,7 @@ import numpy as np
 
 from clustersim.analysis.breakdown import Breakdown
 from clustersim.analysis.provenance import Expectation, Item, expectation, provenance_share
+from clustersim.analysis.rows import Rows, read_rows
 from clustersim.analysis.stragglers import Stragglers, Waits, find_stragglers, find_waits, moving_seconds
 from clustersim.analysis.utilization import (
     CONVENTION,
@@ -215,6 +216,11 @@ class Result:
             for program in self.program.programs
         ]
         return int(np.array(sizes)[self.program.kind[self.trace.simulated_ranks]].sum())
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The trace joined with the program, for further analysis."""
+        return read_rows(self.trace, self.program, self.scenario.steps)
 
     @cached_property
     def stragglers(self) -> Stragglers:

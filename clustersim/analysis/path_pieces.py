@@ -7,17 +7,17 @@ divided into parts as by `breakdown`, each run of a block by itself, so parts su
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clustersim.analysis.breakdown import run_parts
-from clustersim.analysis.parts import PARTS, Part
-from clustersim.analysis.rows import BlockRuns, FloatArray, IntArray, Rows, TimingOf, block_runs
+from clustersim.analysis.critical_path import Course, path_parts
+from clustersim.analysis.parts import Part
+from clustersim.analysis.rows import BlockRuns, FloatArray, IntArray, Rows, TimingOf
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Communicate, Compute, Receive, Send, Task
-from clustersim.trace.store import Trace
 from clustersim.units import Seconds
 
 _Number = TypeVar("_Number", np.int64, np.float64)
@@ -93,41 +93,10 @@ class PathPieces:
 
 def path_pieces(rows: Rows, path: IntArray, timing_of: TimingOf) -> PathPieces:
     """Cut the critical path into pieces. path: rows of the trace, first to last, as by `critical_path`."""
-    course = _Course.of(rows.trace, path)
+    course = Course.of(rows.trace, path)
     bounds = np.flatnonzero(np.diff(rows.trace.rank[path], prepend=-1)).tolist()
     pieces = tuple(_piece(rows, course, each) for each in map(slice, bounds, [*bounds[1:], len(path)]))
-    return PathPieces(pieces, _parts(rows, course, timing_of), _stretches(rows, course, timing_of))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Course:
-    """The path's rows with, of each, when the one before it ended, when the row itself began, and when it ended."""
-
-    row: IntArray
-    before: FloatArray
-    begin: FloatArray
-    end: FloatArray
-
-    @classmethod
-    def of(cls, trace: Trace, row: IntArray) -> Self:
-        end = trace.end[row]
-        leads = (trace.leader[row[1:]] == row[:-1]) & (row[1:] != row[:-1])
-        end[:-1][leads] = np.minimum(end[:-1], end[1:])[leads]  # what a leader does after those it led is off the path
-        end = np.maximum.accumulate(end)
-        before = np.concatenate(([0.0], end))[: len(row)]
-        return cls(row, before, np.clip(trace.start[row], before, end), end)
-
-
-def _parts(rows: Rows, course: _Course, timing_of: TimingOf) -> FloatArray:
-    """Seconds by the program of the rank that the path was on: [kinds, parts]."""
-    parts = np.zeros((len(rows.program.programs), len(PARTS)))
-    runs = block_runs(rows, course.row, course.end - course.begin)
-    np.add.at(parts, rows.program.kind[rows.ranks[runs.owner]], run_parts(rows, runs, timing_of))
-    kind, part = rows.program.kind[rows.trace.rank[course.row]], rows.tasks.part[rows.entry[course.row]]
-    moves = part >= 0
-    np.add.at(parts, (kind[moves], part[moves]), (course.end - course.begin)[moves])
-    np.add.at(parts[:, Part.WAIT.place], kind, course.begin - course.before)
-    return parts
+    return PathPieces(pieces, path_parts(rows, course, timing_of), _stretches(rows, course, timing_of))
 
 
 def _most(rows: Rows, row: IntArray, timing_of: TimingOf) -> IntArray:
@@ -144,7 +113,7 @@ def _most(rows: Rows, row: IntArray, timing_of: TimingOf) -> IntArray:
     return part
 
 
-def _stretches(rows: Rows, course: _Course, timing_of: TimingOf) -> Stretches:
+def _stretches(rows: Rows, course: Course, timing_of: TimingOf) -> Stretches:
     """Rows, and the waits before them, joined while rank and part stay the same."""
     waits = np.full(len(course.row), Part.WAIT.place)
     start, end = _paired(course.before, course.begin), _paired(course.begin, course.end)
@@ -171,7 +140,7 @@ def _link(rows: Rows, path: IntArray, place: int) -> Link:
     return Link.BLOCK if isinstance(task, Compute) and rows.trace.leader[path[place]] == path[place - 1] else Link.GROUP
 
 
-def _piece(rows: Rows, course: _Course, which: slice) -> Piece:
+def _piece(rows: Rows, course: Course, which: slice) -> Piece:
     passes: dict[ActionKind, Passes] = {}
     others: dict[str, None] = {}
     for row in course.row[which][(course.end > course.before)[which]].tolist():

@@ -12,9 +12,9 @@ from clustersim.analysis.what_if import WhatIfs
 from clustersim.cost.timing import Provenance
 from clustersim.memory.footprint import Category as Use
 from clustersim.memory.ledger import Ledger
-from clustersim.report.answer_activity import activity_of
 from clustersim.report.answer_critical_path import critical_path_of
 from clustersim.report.answer_kernels import kernels_of
+from clustersim.report.answer_moments import moments_of
 from clustersim.report.answer_network import network_of, topology_of
 from clustersim.report.answer_overlap import overlap_of
 from clustersim.report.answer_timeline import shown_ranks, shown_rows_of, timeline_of
@@ -78,7 +78,7 @@ def page_view(result: Result, what_ifs: WhatIfs | None = None) -> PageView:
     return replace(
         view,
         timeline=drawn_timeline(result, ranks),
-        activity=activity_of(result),
+        moments=moments_of(result),
         overlap=overlap_of(result),
         network=network_of(result),
         topology=topology_of(result),

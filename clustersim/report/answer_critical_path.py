@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from clustersim.analysis.path_pieces import path_pieces
-from clustersim.analysis.rows import read_rows
 from clustersim.report.critical_path import CriticalPath
 from clustersim.report.wording import row_word, stage_name
 
@@ -16,8 +15,7 @@ def critical_path_of(result: "Result") -> CriticalPath | None:
     if result.trace.makespan <= 0:
         return None
     scenario = result.scenario
-    rows = read_rows(result.trace, result.program, scenario.steps)
-    path = path_pieces(rows, result.path, result.cost.block)
+    path = path_pieces(result.rows, result.path, result.cost.block)
     if len(path.parts) > scenario.layout.pp:  # torch.nn.DataParallel
         return CriticalPath(path, ("first GPU", "other GPUs"), ("first", "others"), "kind of GPU", scenario.steps)
     numbers = range(len(path.parts))

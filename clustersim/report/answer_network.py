@@ -3,7 +3,6 @@
 from clustersim.analysis.network import network_use
 from clustersim.analysis.network_axes import axis_spans
 from clustersim.analysis.network_bytes import Metered
-from clustersim.analysis.rows import read_rows
 from clustersim.collectives.library import load_library
 from clustersim.report.network import Network
 from clustersim.report.topology import Picture
@@ -17,7 +16,7 @@ def network_of(result: Result) -> Network | None:
     scenario, program = result.scenario, result.program
     cluster, cost = scenario.cluster, scenario.cost
     volumes = Metered(cluster.fabric, load_library(cluster.library), program.groups, cost.collectives)
-    use = network_use(read_rows(result.trace, program, scenario.steps), cluster.fabric, volumes)
+    use = network_use(result.rows, cluster.fabric, volumes)
     if use is None:
         return None
     healthy = not scenario.disturbances.network  # else no collective is looked up in the record

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clustersim.analysis.overlap import overlap
-from clustersim.analysis.rows import read_rows
 from clustersim.report.overlap import StageOverlap
 from clustersim.report.wording import row_word, stage_name
 
@@ -16,12 +15,11 @@ if TYPE_CHECKING:
 def overlap_of(result: "Result") -> StageOverlap | None:
     """How communication meets computation on every stage; None where nothing moves."""
     scenario = result.scenario
-    rows = read_rows(result.trace, result.program, scenario.steps)
-    found = overlap(rows, result.cost.block, result.breakdown)
+    found = overlap(result.rows, result.cost.block, result.breakdown)
     if found.moving.max(initial=0.0) <= 0:
         return None
-    kind = result.program.kind[rows.ranks]
-    mean, total = found.mean(kind, rows.weights), found.mean(np.zeros_like(kind), rows.weights)
+    kind = result.program.kind[result.rows.ranks]
+    mean, total = found.mean(kind, result.rows.weights), found.mean(np.zeros_like(kind), result.rows.weights)
     if len(mean.alone) > scenario.layout.pp:  # torch.nn.DataParallel
         return StageOverlap(mean, total, ("first GPU", "other GPUs"), ("first", "others"), "kind of GPU")
     numbers = range(len(mean.alone))

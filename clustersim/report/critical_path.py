@@ -59,7 +59,7 @@ def critical_path_card(path: CriticalPath, looks: Sequence[Category]) -> Card:
         body += f"<h3>Longest pieces, in order of time</h3>{pieces_table(path)}"
     if len(_stages(path)) > 1:
         title = f"By {escape(path.word)}{f', the mean of {path.steps} steps' if path.steps > 1 else ''}"
-        body += f'<h3 style="margin-top:16px">{title}</h3>{stages_table(path, looks)}'
+        body += f"<h3>{title}</h3>{stages_table(path, looks)}"
     return Card(section("Critical path", body, lead=CRITICAL_PATH), (figure,))
 
 
@@ -125,7 +125,7 @@ def _stage_row(name: str, seconds: Any, present: list[int], *, whole: bool = Fal
 
 def _wide(table: str) -> str:
     """A table that may be wider than a small screen."""
-    return f'<div style="overflow-x:auto">{table}</div>'
+    return f'<div class="scrolls">{table}</div>'
 
 
 _Came = tuple[Piece, Piece | None]

@@ -242,7 +242,7 @@ def _lanes_card(difference: Difference, timelines: Sequence[Timeline]) -> Card:
     body = ""
     for place, name in enumerate(NAMES):
         caption = timeline_caption(drawings[place])
-        body += f'<h3 style="margin-top:16px">{name}: {escape(difference.titles[place])}</h3>{slot(figures[place])}'
+        body += f"<h3>{name}: {escape(difference.titles[place])}</h3>{slot(figures[place])}"
         body += f'<p class="caption">{escape(caption)}</p>' if caption else ""
     return Card(section("Both timelines", body, lead=_LANES_LEAD), figures)
 

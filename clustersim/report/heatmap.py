@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from clustersim.analysis.activity import Activity
+from clustersim.analysis.moments import Moments
 from clustersim.analysis.parts import PARTS
 from clustersim.parallel.layout import Layout
 from clustersim.report.document import Card, section, slot
@@ -40,33 +40,33 @@ _ASK: Final = (
 class Heatmap:
     """What all ranks do, and where they are. layout: gives their coordinates; gpus_per_node: their nodes."""
 
-    activity: Activity
+    moments: Moments
     layout: Layout
     gpus_per_node: int
 
     @property
     def ranks(self) -> int:
         """World size."""
-        return len(self.activity.representative)
+        return len(self.moments.representative)
 
 
 def heatmap_card(heatmap: Heatmap, looks: Sequence[Category]) -> Card:
     """All ranks over time, and a panel about the one that is clicked. looks: [parts] the category of each."""
     figure = heatmap_figure(heatmap, looks)
-    bins = heatmap.activity.category.shape[1]
+    bins = heatmap.moments.category.shape[1]
     body = (
-        part_keys(np.unique(heatmap.activity.category).tolist(), looks)
+        part_keys(np.unique(heatmap.moments.category).tolist(), looks)
         + slot(figure)
         + _ASK.format(last=heatmap.ranks - 1)
     )
-    lead = _LEAD.format(bin=format_seconds(heatmap.activity.makespan / bins))
+    lead = _LEAD.format(bin=format_seconds(heatmap.moments.makespan / bins))
     return Card(section("All ranks over time", body, lead=lead, caption=_caption(heatmap)), (figure,))
 
 
 def heatmap_figure(heatmap: Heatmap, looks: Sequence[Category]) -> Figure:
     """The figure, which its behaviour draws."""
-    activity = heatmap.activity
-    scale = time_scale(activity.makespan)
+    moments = heatmap.moments
+    scale = time_scale(moments.makespan)
     shown = int((_class_of(heatmap) != _NOBODY).sum())
     rows = [shown - 0.5, -0.5]
     return Figure(
@@ -75,8 +75,8 @@ def heatmap_figure(heatmap: Heatmap, looks: Sequence[Category]) -> Figure:
         choices=tuple((words, []) for words, _ in _orders(heatmap)),
         layout=layout(
             xaxis=axis(
-                f"time [{scale.unit}]", range=[0, activity.makespan / scale.size], minallowed=0,
-                maxallowed=activity.makespan / scale.size, showgrid=False,
+                f"time [{scale.unit}]", range=[0, moments.makespan / scale.size], minallowed=0,
+                maxallowed=moments.makespan / scale.size, showgrid=False,
             ),
             yaxis=axis("", range=rows, minallowed=-0.5, maxallowed=shown - 0.5, showgrid=False),
         ),
@@ -84,9 +84,9 @@ def heatmap_figure(heatmap: Heatmap, looks: Sequence[Category]) -> Figure:
         narrow={"yaxis": {"tickfont": {"size": 9}}},
         behaviour="heatmap",
         arrays={
-            "category": packed(activity.category.ravel()),
-            "seconds": packed(activity.seconds.astype(np.float32).ravel()),
-            "simulated": packed(activity.ranks.astype(np.uint32)),
+            "category": packed(moments.category.ravel()),
+            "seconds": packed(moments.seconds.astype(np.float32).ravel()),
+            "simulated": packed(moments.ranks.astype(np.uint32)),
             "classOf": packed(_class_of(heatmap)),
         },
         facts=_facts(heatmap, looks, scale.size),
@@ -104,8 +104,8 @@ def _facts(heatmap: Heatmap, looks: Sequence[Category], size: float) -> dict[str
         "axes": {name: [getattr(heatmap.layout, name), stride] for name, stride in strides.items()},
         "orders": [axes for _, axes in _orders(heatmap)],
         "perNode": heatmap.gpus_per_node,
-        "bins": heatmap.activity.category.shape[1],
-        "makespan": heatmap.activity.makespan,
+        "bins": heatmap.moments.category.shape[1],
+        "makespan": heatmap.moments.makespan,
         "size": size,
         "most": _DRAWN,
     }
@@ -118,20 +118,20 @@ def _orders(heatmap: Heatmap) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def _class_of(heatmap: Heatmap) -> Any:
-    """The row of `Activity` that each rank has: [ranks], `_NOBODY` where its class is not shown."""
-    activity = heatmap.activity
-    place = np.minimum(np.searchsorted(activity.ranks, activity.representative), len(activity.ranks) - 1)
-    return np.where(activity.ranks[place] == activity.representative, place, _NOBODY).astype(np.uint16)
+    """The row of `Moments` that each rank has: [ranks], `_NOBODY` where its class is not shown."""
+    moments = heatmap.moments
+    place = np.minimum(np.searchsorted(moments.ranks, moments.representative), len(moments.ranks) - 1)
+    return np.where(moments.ranks[place] == moments.representative, place, _NOBODY).astype(np.uint16)
 
 
 def _caption(heatmap: Heatmap) -> str:
     """What the reader must know of how much is shown."""
-    activity = heatmap.activity
-    classes, shown = len(np.unique(activity.representative)), len(activity.ranks)
+    moments = heatmap.moments
+    classes, shown = len(np.unique(moments.representative)), len(moments.ranks)
     notes = [_alike(heatmap.ranks, classes), "Inside a pass, its kernels and exchanges are spread evenly over it."]
     if heatmap.ranks > _DRAWN:
         notes.append("Where a row of the picture stands for several ranks, it is the one that fewest others are like.")
-    if not activity.whole:
+    if not moments.whole:
         notes.insert(1, f"Those of {shown:,} classes are shown, evenly spaced over the ranks.")
     return " ".join(notes)
 

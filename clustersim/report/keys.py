@@ -18,10 +18,7 @@ def key(category: Category) -> str:
 
 def part_keys(places: Iterable[int], looks: Sequence[Category]) -> str:
     """A line of marks and words for some parts of the breakdown, by their places. looks: [parts] their categories."""
-    words = (
-        f'<span style="margin-right:1.2em;white-space:nowrap">{key(looks[place])}{escape(PARTS[place].value)}</span> '
-        for place in places
-    )
+    words = (f'<span class="named">{key(looks[place])}{escape(PARTS[place].value)}</span> ' for place in places)
     return f'<p class="lead">{"".join(words)}</p>'
 
 

@@ -135,7 +135,7 @@ def _numbers(label: str, tier: TierUse) -> dict[str, Any]:
 
 
 def _titled(title: str, table: str) -> str:
-    return f'<h3 style="margin-top:16px">{title}</h3><div style="overflow-x:auto">{table}</div>'
+    return f'<h3>{title}</h3><div class="scrolls">{table}</div>'
 
 
 def _tier_table(tiers: Sequence[TierUse]) -> str:

@@ -16,11 +16,11 @@ from clustersim.report.document import Card, document, figure_card, section, slo
 from clustersim.report.figure import share_words
 from clustersim.report.files import write_text_atomically
 from clustersim.report.heatmap import heatmap_card
+from clustersim.report.keys import key
 from clustersim.report.memory import memory_figure, peak_figure
 from clustersim.report.network import network_card
 from clustersim.report.overlap import overlap_card
 from clustersim.report.steps import steps_figure
-from clustersim.report.theme import Category
 from clustersim.report.timeline import timeline_caption, timeline_figure
 from clustersim.report.timeline_arrays import drawing
 from clustersim.report.topology import topology_card
@@ -52,8 +52,8 @@ def _cards(view: PageView) -> Iterator[Card]:
     if view.waiting:
         yield waiting_card(view.waiting, view.verdict.step_time, view.timeline.row_word)
     yield timeline_card(view.timeline)
-    if view.activity:
-        yield heatmap_card(view.activity, view.breakdown.categories)
+    if view.moments:
+        yield heatmap_card(view.moments, view.breakdown.categories)
     if view.overlap:
         yield overlap_card(view.overlap)
     if view.memory.stages:
@@ -150,7 +150,7 @@ def parts_table(breakdown: Breakdown) -> str:
     total = float(breakdown.step.sum())
     rows = "".join(
         _parts_row(
-            _key(breakdown.categories[part]) + escape(breakdown.labels[part]),
+            key(breakdown.categories[part]) + escape(breakdown.labels[part]),
             (float(breakdown.step[part]), float(breakdown.path[part])),
             total,
         )
@@ -179,8 +179,3 @@ def _parts_row(name: str, seconds: tuple[Seconds, Seconds], total: Seconds) -> s
     """A part's name, its mean and share, and its time on the critical path."""
     mean, path = (f"<td>{format_seconds(each)}</td>" for each in seconds)
     return f'<tr><th scope="row">{name}</th>{mean}<td>{share_words(seconds[0] / total)}</td>{path}</tr>'
-
-
-def _key(category: Category) -> str:
-    hatched = " hatched" if category.pattern else ""
-    return f'<i class="key{hatched}" style="background-color:{category.colour}"></i>'

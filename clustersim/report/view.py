@@ -298,7 +298,7 @@ class PageView:
     """All that the page shows.
 
     waiting: where something is disturbed or ranks of one pipeline rank differ; notes: further lines for the foot of the
-    page, such as the version that made it. On pages only, each None where there is nothing to show: activity, of all
+    page, such as the version that made it. On pages only, each None where there is nothing to show: moments, of all
     ranks over time; overlap of communication and computation; network; topology; critical_path; what_ifs, changes that
     were simulated.
     """
@@ -311,7 +311,7 @@ class PageView:
     memory: Memory
     waiting: Waiting | None = None
     notes: tuple[str, ...] = field(default=())
-    activity: Heatmap | None = None
+    moments: Heatmap | None = None
     overlap: StageOverlap | None = None
     network: Network | None = None
     topology: Picture | None = None

@@ -91,7 +91,8 @@ def zoomed(page: Any, figure: str, part: float) -> float:
         """async ([name, part]) => {
             const plot = document.getElementById(name), { size, whole } = clustersim.tools.figure(name).figure.facts;
             const before = plot.dataset.drawn, begun = performance.now();
-            await Plotly.relayout(plot, { "xaxis.range": [(0.5 - part / 2) * whole / size, (0.5 + part / 2) * whole / size] });
+            const range = [0.5 - part / 2, 0.5 + part / 2].map((share) => (share * whole) / size);
+            await Plotly.relayout(plot, { "xaxis.range": range });
             while (plot.dataset.drawn === before) await new Promise(requestAnimationFrame);
             await new Promise((next) => requestAnimationFrame(() => setTimeout(next)));
             return performance.now() - begun;

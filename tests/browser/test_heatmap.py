@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.analysis.activity import Activity, activity
+from clustersim.analysis.moments import Moments, moments
 from clustersim.analysis.parts import PARTS
 from clustersim.analysis.rows import read_rows
 from clustersim.parallel.groups import coordinate
 from clustersim.parallel.layout import Layout
 from clustersim.report.answer import PART_LOOKS
-from clustersim.report.answer_activity import activity_of
+from clustersim.report.answer_moments import moments_of
 from clustersim.report.document import document
 from clustersim.report.heatmap import Heatmap, heatmap_card
 from clustersim.result import Result
@@ -62,13 +62,13 @@ def by_stage(result: Result) -> list[int]:
 
 def part_at(result: Result, rank: int, words: str) -> str:
     """What the breakdown says of a rank in the time that the words name, as in "1.2 ms to 1.3 ms"."""
-    found = activity_of(result)
+    found = moments_of(result)
     assert found is not None
-    row = found.activity.category[found.activity.ranks.tolist().index(result.trace.representative[rank])]
+    row = found.moments.category[found.moments.ranks.tolist().index(result.trace.representative[rank])]
     start = re.search(r"([\d.]+ \w+) to ", words)
     assert start is not None
     moment = parse_quantity(start[1], Dimension.TIME) * (1 + 1e-3)
-    return PARTS[row[int(moment / found.activity.makespan * len(row))]].value
+    return PARTS[row[int(moment / found.moments.makespan * len(row))]].value
 
 
 def centre(page: Any, row: float, time: float) -> tuple[float, float]:
@@ -87,9 +87,9 @@ def centre(page: Any, row: float, time: float) -> tuple[float, float]:
 def test_every_rank_has_a_row_with_the_parts_that_python_finds(
     open_page: Callable[..., Any], tmp_path: Path, result: Result
 ) -> None:
-    page = open_page(written(tmp_path, activity_of(result)))
+    page = open_page(written(tmp_path, moments_of(result)))
     rows = page.js(ROWS)
-    found = activity(read_rows(result.trace, result.program), result.cost.block, bins=len(rows[0][2]))
+    found = moments(read_rows(result.trace, result.program), result.cost.block, bins=len(rows[0][2]))
     place = np.searchsorted(found.ranks, result.trace.representative)
     assert [row[:2] for row in rows] == [[rank - 0.5, rank + 0.5] for rank in range(16)]
     for rank, row in zip(by_stage(result), rows, strict=True):
@@ -100,7 +100,7 @@ def test_every_rank_has_a_row_with_the_parts_that_python_finds(
 def test_hover_has_words_and_a_click_leads_to_the_class(
     open_page: Callable[..., Any], tmp_path: Path, result: Result
 ) -> None:
-    page = open_page(written(tmp_path, activity_of(result)))
+    page = open_page(written(tmp_path, moments_of(result)))
     row = by_stage(result).index(SLOW)
     for time in (3.0, 3.1):
         page.page.mouse.move(*centre(page, row, time))
@@ -124,14 +124,14 @@ def test_hover_has_words_and_a_click_leads_to_the_class(
 
 
 def test_another_order_puts_replicas_together(open_page: Callable[..., Any], tmp_path: Path, result: Result) -> None:
-    page = open_page(written(tmp_path, activity_of(result)))
+    page = open_page(written(tmp_path, moments_of(result)))
     page.page.select_option("select[data-figure=heatmap]", "1")
     page.until(lambda: page.drawn("heatmap") > 1)
-    found = activity_of(result)
+    found = moments_of(result)
     assert found is not None
     axes = [coordinate(result.scenario.layout, axis) for axis in ("tp", "cp", "pp", "dp")]
     row = np.lexsort(axes).tolist().index(SLOW)
-    assert page.js(ROWS)[row][2] == found.activity.category[found.activity.ranks.tolist().index(SLOW)].tolist()
+    assert page.js(ROWS)[row][2] == found.moments.category[found.moments.ranks.tolist().index(SLOW)].tolist()
 
 
 def test_of_many_ranks_some_are_drawn_and_all_when_zoomed(open_page: Callable[..., Any], tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_of_many_ranks_some_are_drawn_and_all_when_zoomed(open_page: Callable[..
     representative[unlike] = unlike
     ranks = np.unique(representative)
     category = np.random.default_rng(0).integers(0, len(PARTS), (len(ranks), bins)).astype(np.uint8)
-    known = Activity(ranks, representative, np.full((len(ranks), len(PARTS)), 0.5), category, 6.5)
+    known = Moments(ranks, representative, np.full((len(ranks), len(PARTS)), 0.5), category, 6.5)
     page = open_page(written(tmp_path, Heatmap(known, layout, 8)), width=390, dark=True)
     rows = page.js(ROWS)
     assert 256 <= len(rows) <= 512

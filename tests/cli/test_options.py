@@ -22,7 +22,7 @@ OPTIONS = {
         "--quiet",
         "-q",
         "--help",
-    ],  # fmt: skip
+    ],
     "check": ["FILE", "--set", "--help"],
     "coverage": ["FILE", "--set", "--json", "--all", "--help"],
     "diff": ["A", "[B]", "--set", "--json", "--html", "--quiet", "-q", "--help"],

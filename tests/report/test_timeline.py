@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -60,10 +61,11 @@ def test_kernels_fill_the_passes_that_they_are_in(make_view: View) -> None:
 
 
 def test_runs_that_share_a_pattern_cost_nothing_more(make_view: View) -> None:
-    few, many = (
-        sum(len(each["z"]) for each in drawing(with_kernels(make_view(4, microbatches).timeline, 1000, own=False)).arrays.values())
-        for microbatches in (8, 64)
-    )  # fmt: skip
+    def size(microbatches: int) -> int:
+        timeline = with_kernels(make_view(4, microbatches).timeline, 1000, own=False)
+        return sum(len(each["z"]) for each in drawing(timeline).arrays.values())
+
+    few, many = size(8), size(64)
     assert (
         many < few + 64 * 4 * 2 * 60
     )  # bytes of a pass and its message; a thousand kernels of its own are four thousand
@@ -111,8 +113,8 @@ def test_lanes_do_not_overlap_and_stay_in_their_row() -> None:
     edges = [(centre - height / 2, centre + height / 2) for centre, height in lane_bands(3)]
     assert edges == sorted(edges)
     assert all(low < high for low, high in edges)
-    assert all(before[1] <= after[0] + 1e-12 for before, after in zip(edges, edges[1:], strict=False))
-    assert -0.5 <= edges[0][0] and edges[-1][1] <= 0.5
+    assert all(before[1] <= after[0] + 1e-12 for before, after in pairwise(edges))
+    assert edges[0][0] >= -0.5 and edges[-1][1] <= 0.5
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1)), st.sampled_from(["u1", "u2", "u4", "i2", "i4", "f4", "f8"]))
