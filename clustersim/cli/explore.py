@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from clustersim.cli.outputs import Outputs
+from clustersim.cli.outputs import Outputs, announce
 from clustersim.cli.waiting import counting
 from clustersim.scenario import Scenario
 
@@ -19,4 +19,4 @@ def explore_scenario(file: Path, overrides: Sequence[str], html: str) -> None:
     with counting("simulating variants", count(scenario)) as done:
         exploration = explore(scenario, done)
     write_explorer(exploration, html)
-    print(f"wrote {html}")
+    announce(html)

@@ -3,7 +3,7 @@
 // What is in the file: boxes (a stage's forward of a microbatch, a message ...), the spans that they join, the kernels inside
 // (as patterns, because runs of one block are equal), and the critical path. What is drawn: what the axes show. Boxes shorter
 // than a pixel are merged with their neighbours in the colour of what lasts longest there; where kernels are wide enough to be
-// seen they have a lane of their own below the pass that they belong to.
+// seen they have a lane of their own below the pass that they belong to. Messages, in thin lanes, are merged below two pixels.
 clustersim.behaviours.timeline = (figure, arrays, tools) => {
   "use strict";
   const MOST_BOXES = 6000, MOST_KERNELS = 3000, MOST_VISITED = 200000, MOST_PATH = 800, MOST_NUMBERS = 1500; // shapes: below 10,000
@@ -40,8 +40,8 @@ clustersim.behaviours.timeline = (figure, arrays, tools) => {
     }
 
     // One thing of a lane; things of a lane come in order of their start.
-    add(key, from, to, kind, id) {
-      const { open, bin } = this;
+    add(key, from, to, kind, id, bin = this.bin) {
+      const { open } = this;
       const short = to - from < bin;
       const at = short ? Math.floor(from / bin) : -1;
       if (open && short && open.key === key && open.at === at) {
@@ -72,7 +72,8 @@ clustersim.behaviours.timeline = (figure, arrays, tools) => {
       const merger = new Merger(bin);
       for (let box = 0; box < count; box++) {
         if (!seen(shown, row[box]) || end(box) < shown.from || start(box) > shown.to) continue;
-        merger.add(row[box] * lanes.length + lane[box], start(box), end(box), look[box], box);
+        const fine = lane[box] ? 2 * bin : bin;
+        merger.add(row[box] * lanes.length + lane[box], start(box), end(box), look[box], box, fine);
         if (merger.out.length > MOST_BOXES) break;
       }
       merger.close();
@@ -214,7 +215,7 @@ clustersim.behaviours.timeline = (figure, arrays, tools) => {
     if (pattern) marker.pattern = { shape: pattern, size: 6, solidity: 0.25, fgcolor: "@surface", bgcolor: columns.fill };
     return {
       type: "bar", orientation: "h", name: label, uid: `look-${number}`, legendgroup: label, showlegend: true,
-      y: columns.y, base: columns.base, x: columns.x, width: columns.width, marker,
+      y: columns.y, base: columns.base, x: columns.x, width: columns.width, marker, textposition: "none",
       hovertext: columns.words, hovertemplate: "%{hovertext}<extra></extra>", customdata: columns.box,
     };
   }
