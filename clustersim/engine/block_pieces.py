@@ -36,14 +36,34 @@ class BlockPieces:
 
     def of(self, number: int, block: Block) -> tuple[Pieces, Outline | None]:
         """Pieces of the block of task `number`, and how it runs undisturbed (`outline`)."""
+        timed, outlined = self._block(block)
+        factors = self.factors(self.program.operations_before[number], len(block.operations))
+        if factors is None:
+            return timed.pieces, outlined
+        varied = _varied(timed, timed.pieces, factors)
+        return varied, outline(varied)
+
+    def several(self, block: Block, factors: FloatArray | None) -> Pieces:
+        """Pieces of several runs of a block; factors: [ranks, runs, operations] if there is jitter."""
+        timed = self._block(block)[0]
+        one = timed.pieces
+        runs = replace(one, kernels=one.kernels[:, None], rest=one.rest[:, None], slowdown=one.slowdown[:, None])
+        return runs if factors is None else _varied(timed, runs, factors)
+
+    def factors(self, first: int, count: int) -> FloatArray | None:
+        """Factors of some operations of the program, none before those that were asked for last: [ranks, count]."""
+        if self.jitter is None:
+            return None
+        if self._factors is None:
+            self._factors = _Factors(self.jitter, self.ranks)
+        return self._factors.of(first, count)
+
+    def _block(self, block: Block) -> tuple["_Timed", Outline | None]:
         known = self._known.get(block)
         if known is None:
             timed = self._timed(block)
             known = self._known[block] = timed, outline(timed.pieces)
-        if self.jitter is None:
-            return known[0].pieces, known[1]
-        varied = self._varied(self.jitter, known[0], self.program.operations_before[number])
-        return varied, outline(varied)
+        return known
 
     def _timed(self, block: Block) -> "_Timed":
         _, which, place = np.unique(self.cost.numbers(block)[self.ranks], return_index=True, return_inverse=True)
@@ -56,17 +76,6 @@ class BlockPieces:
             kernels, rest = kernels[place.reshape(-1)], rest[place.reshape(-1)]
         return _Timed(timings, place.reshape(-1), Pieces(kernels, rest, self.slowdown, meetings))
 
-    def _varied(self, jitter: Jitter, timed: "_Timed", first: int) -> Pieces:
-        if self._factors is None:
-            self._factors = _Factors(jitter, self.ranks)
-        kernels = timed.pieces.kernels * self._factors.of(first, len(timed.pieces.meetings))
-        if not any(timing.together for timing in timed.timings):
-            return replace(timed.pieces, kernels=kernels)
-        rest = np.empty_like(kernels)
-        for number, timing in enumerate(timed.timings):
-            rest[timed.number == number] = timing.rest(kernels[timed.number == number])
-        return replace(timed.pieces, kernels=kernels, rest=rest)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Timed:
@@ -75,6 +84,17 @@ class _Timed:
     timings: list[BlockTiming]
     number: IntArray
     pieces: Pieces
+
+
+def _varied(timed: _Timed, pieces: Pieces, factors: FloatArray) -> Pieces:
+    """Pieces with kernels that take other times; factors: [ranks, .., operations]."""
+    kernels = pieces.kernels * factors
+    if not any(timing.together for timing in timed.timings):
+        return replace(pieces, kernels=kernels)
+    rest = np.empty_like(kernels)
+    for number, timing in enumerate(timed.timings):
+        rest[timed.number == number] = timing.rest(kernels[timed.number == number])
+    return replace(pieces, kernels=kernels, rest=rest)
 
 
 class _Factors:
@@ -88,14 +108,23 @@ class _Factors:
 
     def of(self, first: int, count: int) -> FloatArray:
         """Factors of operations `first` and on, none before those that were asked for last: [ranks, count]."""
+        self._skip(first)
         begin, drawn = first - self._first, self._drawn
         missing = begin + count - drawn.shape[1]
         if missing > 0:
             fresh = np.empty((len(drawn), max(AHEAD, missing)))
             self._jitter.draw(self._generators, fresh)
-            kept = drawn[:, begin:], fresh[:, max(begin - drawn.shape[1], 0) :]
-            self._drawn, self._first, begin = np.concatenate(kept, axis=1), first, 0
+            self._drawn, self._first, begin = np.concatenate((drawn[:, begin:], fresh), axis=1), first, 0
         return self._drawn[:, begin : begin + count]
+
+    def _skip(self, first: int) -> None:
+        """Draw what is not asked for in portions, and keep nothing of it."""
+        end = self._first + self._drawn.shape[1]
+        if first <= end:
+            return
+        for begin in range(end, first, AHEAD):
+            self._jitter.draw(self._generators, np.empty((len(self._drawn), min(AHEAD, first - begin))))
+        self._first, self._drawn = first, self._drawn[:, :0]
 
 
 def group_colours(program: Program, classes: Classes, role: str, ranks: IntArray) -> IntArray:

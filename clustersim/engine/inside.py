@@ -2,22 +2,30 @@
 
 A trace says when blocks began. From there their operations can be run again, with the ranks that meet inside them and
 the collectives that were beside them, so that spans of operations need not be kept for all ranks.
+
+Once their starts are known, runs do not depend on each other: all runs of a block go through its operations together,
+as arrays. A run in which the rank waited for nobody needs no other rank.
 """
 
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
+from typing import Final, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clustersim.cost.block import BlockCost
 from clustersim.cost.jitter import Jitter
 from clustersim.engine.block_pieces import BlockPieces, group_colours, meetings_of
 from clustersim.engine.meeting import FloatArray, IntArray
 from clustersim.engine.play import Busy, step_through
-from clustersim.program.program import Program
+from clustersim.program.program import Program, RankProgram
 from clustersim.program.symmetry import Classes
-from clustersim.program.task import Compute, Stream
+from clustersim.program.task import Block, Compute, Stream
 from clustersim.trace.store import OperationSpans, Trace
+
+AT_ONCE: Final = 1_000_000
+"""Operations of all ranks that are run again at once, so that each of some arrays takes 8 MB."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,19 +39,23 @@ class Inside:
     trace: Trace
     written: OperationSpans
 
-    def of(self, rank: int, tasks: frozenset[int] | None = None) -> OperationSpans:
+    def of(self, rank: int, tasks: Set[int] | None = None) -> OperationSpans:
         """Every operation of the blocks of a rank, or of these of its tasks only, in the order in which they ran."""
         simulated = int(self.trace.representative[rank])
         program = self.program.programs[int(self.program.kind[simulated])]
-        blocks = {number for number, task in enumerate(program.tasks) if isinstance(task, Compute)}
-        wanted = blocks if tasks is None else blocks & tasks
-        written = self.written.of(simulated, wanted)
-        ranks = self._together(simulated)
-        place = int(np.flatnonzero(ranks == simulated)[0])
-        parts = [written, *self._played(ranks, place, wanted - set(written.task.tolist()))]
-        columns = [np.concatenate(column) for column in zip(*(part.columns for part in parts), strict=True)]
-        order = np.lexsort((columns[2], columns[1]))
-        return OperationSpans(*(column[order] for column in columns))
+        wanted = np.array([isinstance(task, Compute) for task in program.tasks], dtype=bool)
+        if tasks is not None:
+            wanted &= np.isin(np.arange(len(wanted)), list(tasks))
+        table = _Table.of(program, wanted)
+        written = self.written.of(simulated, set(np.flatnonzero(wanted).tolist()))
+        table.write(written.task, written.operation, written.start, written.end)
+        wanted[written.task] = False
+        own = np.array([simulated])
+        waited = self.trace.waited[_rows(self.trace, own)[0]] != 0.0
+        self._play(table, simulated, own, np.flatnonzero(wanted & ~waited))
+        if (wanted & waited).any():
+            self._play(table, simulated, self._together(simulated), np.flatnonzero(wanted & waited))
+        return table.spans(simulated)
 
     def _together(self, rank: int) -> IntArray:
         """The simulated ranks that this one meets inside blocks, through others too; itself among them."""
@@ -60,33 +72,99 @@ class Inside:
                 together: IntArray = same[reached]
                 return together
 
-    def _played(self, ranks: IntArray, place: int, tasks: Set[int]) -> list[OperationSpans]:
-        """Run the blocks of these tasks again."""
-        program = self.program.programs[int(self.program.kind[ranks[0]])]
+    def _play(self, table: "_Table", rank: int, ranks: IntArray, tasks: IntArray) -> None:
+        """Run the blocks of these tasks again, on this rank and those that it meets."""
+        if not len(tasks):
+            return
+        program, place = table.program, int(np.flatnonzero(ranks == rank)[0])
         pieces = BlockPieces(program, ranks, self.cost, self.jitter, meetings_of(self.program, self.classes, ranks))
-        start, end = self._times(ranks)
-        beside = np.flatnonzero(np.array(program.streams) == Stream.DATA)
-        since, until = start[:, beside], end[:, beside]
-        played: list[OperationSpans] = []
-        for number, task in enumerate(program.tasks):
-            if isinstance(task, Compute) and number in tasks:
-                meets = ((since < end[:, number, None]) & (until > start[:, number, None])).any(axis=0)
-                busy = [(start[:, each], end[:, each]) for each in beside[meets].tolist()]
-                played.append(_spans(int(ranks[place]), number, place, pieces, (task, start[:, number], busy)))
-        return played
-
-    def _times(self, ranks: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Start and end of all tasks: [ranks, tasks] each."""
-        rows = [np.flatnonzero(self.trace.rank == rank) for rank in ranks.tolist()]
-        rows = [each[np.argsort(self.trace.task[each])] for each in rows]
-        return np.stack([self.trace.start[each] for each in rows]), np.stack([self.trace.end[each] for each in rows])
+        times = _Times.of(self.trace, program, ranks, slowed=bool(pieces.slowdown.any()))
+        before = np.array(program.operations_before)
+        portion = before[tasks] // max(AT_ONCE // len(ranks), 1)
+        for some in np.split(tasks, np.flatnonzero(np.diff(portion)) + 1):
+            first = int(before[some[0]])
+            drawn = pieces.factors(first, int(before[some[-1] + 1]) - first)
+            for block, runs in times.alike(program, some):
+                operations = np.arange(len(block.operations))
+                factors = None if drawn is None else drawn[:, before[runs, None] - first + operations]
+                several = pieces.several(block, factors)
+                _, begins, ends = step_through(times.start[:, runs], several, times.beside(runs))
+                table.write(runs[:, None], operations, begins[place], ends[place])
 
 
-def _spans(
-    rank: int, number: int, place: int, pieces: BlockPieces, run: tuple[Compute, FloatArray, Busy]
-) -> OperationSpans:
-    """Spans of one task of the rank at a place among those that run it together."""
-    task, start, busy = run
-    _, begins, ends = step_through(start, pieces.of(number, task.block)[0], busy)
-    count = len(task.block.operations)
-    return OperationSpans(np.full(count, rank), np.full(count, number), np.arange(count), begins[place], ends[place])
+@dataclass(frozen=True, slots=True, eq=False)
+class _Table:
+    """Operations of some tasks of a program. first: [tasks + 1] the row of each one's first; times: begin and end."""
+
+    program: RankProgram
+    first: IntArray
+    times: FloatArray
+
+    @classmethod
+    def of(cls, program: RankProgram, wanted: NDArray[np.bool_]) -> Self:
+        """Room for the operations of the tasks that are wanted: [tasks]."""
+        sizes = np.where(wanted, np.diff(program.operations_before), 0)
+        first = np.concatenate(([0], np.cumsum(sizes)))
+        return cls(program, first, np.empty((2, int(first[-1]))))
+
+    def write(self, task: IntArray, operation: IntArray, begin: FloatArray, end: FloatArray) -> None:
+        """Write when operations of tasks began and ended: arrays of one shape, or such as become one."""
+        rows = self.first[task] + operation
+        self.times[0, rows], self.times[1, rows] = begin, end
+
+    def spans(self, rank: int) -> OperationSpans:
+        """All rows, as those of a rank."""
+        sizes = np.diff(self.first)
+        task = np.repeat(np.arange(len(sizes)), sizes)
+        return OperationSpans(np.full(len(task), rank), task, np.arange(len(task)) - self.first[task], *self.times)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Times:
+    """When some ranks ran their tasks, and which collectives of their data streams were beside them.
+
+    start: [ranks, tasks]; since, until: [ranks, collectives + 1], one after the other, the last one never;
+    first, last: [tasks] those beside a task on any rank are from first to before last.
+    """
+
+    start: FloatArray
+    since: FloatArray
+    until: FloatArray
+    first: IntArray
+    last: IntArray
+
+    @classmethod
+    def of(cls, trace: Trace, program: RankProgram, ranks: IntArray, *, slowed: bool) -> Self:
+        """Times of ranks that run the program; slowed: whether collectives beside make any difference."""
+        rows = _rows(trace, ranks)
+        start, end = trace.start[rows], trace.end[rows]
+        data = np.flatnonzero(slowed & (np.array(program.streams) == Stream.DATA))
+        since, until = start[:, data], end[:, data]
+        first = [np.searchsorted(own, when, side="right") for own, when in zip(until, start, strict=True)]
+        last = [np.searchsorted(own, when, side="left") for own, when in zip(since, end, strict=True)]
+        never = np.full((len(ranks), 1), np.inf)
+        since, until = np.hstack([since, never]), np.hstack([until, -never])
+        return cls(start, since, until, np.min(first, axis=0), np.max(last, axis=0))
+
+    def alike(self, program: RankProgram, tasks: IntArray) -> Iterator[tuple[Block, IntArray]]:
+        """Runs of one block, apart those with collectives beside them and those without."""
+        found: dict[tuple[Block, bool], list[int]] = {}
+        for number, disturbed in zip(tasks.tolist(), (self.last > self.first)[tasks].tolist(), strict=True):
+            task = program.tasks[number]
+            if isinstance(task, Compute):
+                found.setdefault((task.block, disturbed), []).append(number)
+        for (block, _), numbers in found.items():
+            yield block, np.array(numbers)
+
+    def beside(self, tasks: IntArray) -> Busy:
+        """The collectives beside runs, which may be few beside one and many beside another: [ranks, runs] each."""
+        most = int((self.last - self.first)[tasks].max())
+        which = [np.minimum(self.first[tasks] + number, self.since.shape[1] - 1) for number in range(most)]
+        return [(self.since[:, each], self.until[:, each]) for each in which]
+
+
+def _rows(trace: Trace, ranks: IntArray) -> IntArray:
+    """Trace rows of all tasks of some simulated ranks of one kind: [ranks, tasks]."""
+    rows = np.flatnonzero(np.isin(trace.rank, ranks))
+    order = np.lexsort((trace.task[rows], trace.rank[rows]))
+    return rows[order].reshape(len(ranks), -1)

@@ -28,6 +28,7 @@ class Pieces:
 
     kernels, rest: [n or 1, operations] seconds of kernels alone, and of what a collective beside does not slow;
     slowdown: [n] the part by which it does slow kernels; meetings: for each operation who meets for it, None if nobody.
+    Of several runs, for `step_through`: [n or 1, runs or 1, operations], and slowdown [n, 1].
     """
 
     kernels: FloatArray
@@ -126,15 +127,18 @@ def play(start: FloatArray, pieces: Pieces, busy: Busy = NEVER) -> Run:
 
 
 def step_through(start: FloatArray, pieces: Pieces, busy: Busy) -> tuple[Run, FloatArray, FloatArray]:
-    """Run a block operation by operation; also when each began and ended: [n, operations]."""
-    begins, ends = np.empty((2, pieces.ranks, len(pieces.meetings)))
-    now, waited, slowed = start, np.zeros(pieces.ranks), np.zeros(pieces.ranks)
+    """Run a block operation by operation; also when each began and ended: [n, operations].
+
+    Or run it several times at once, from start and beside collectives [n, runs]: [n, runs, operations].
+    """
+    begins, ends = np.empty((2, *start.shape, len(pieces.meetings)))
+    now, waited, slowed = start, np.zeros_like(start), np.zeros_like(start)
     for place, meeting in enumerate(pieces.meetings):
         now, waited = _met(meeting, now, waited)
-        begins[:, place] = now
-        now, more = _work(now, pieces.kernels[:, place], pieces.rest[:, place], pieces.slowdown, busy)
+        begins[..., place] = now
+        now, more = _work(now, pieces.kernels[..., place], pieces.rest[..., place], pieces.slowdown, busy)
         slowed = slowed + more
-        ends[:, place] = now
+        ends[..., place] = now
     return Run(now, waited, slowed), begins, ends
 
 

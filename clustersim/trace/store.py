@@ -87,6 +87,7 @@ class OperationSpans:
 
     def of(self, rank: int, tasks: Set[int]) -> "OperationSpans":
         """Those of some tasks of one rank."""
-        chosen = (self.rank == rank) & np.isin(self.task, list(tasks))
+        own = np.flatnonzero(self.rank == rank)
+        chosen = own[np.isin(self.task[own], list(tasks))]
         rank_, task, operation, start, end = (column[chosen] for column in self.columns)
         return OperationSpans(rank_, task, operation, start, end)

@@ -1,17 +1,22 @@
 """Operations inside blocks, worked out after the run: who met inside them, and what was beside them."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
+from clustersim import Result, Scenario, simulate
 from clustersim.cost.block import BlockCost
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.machines import Machine, Machines, Slowed
+from clustersim.engine import block_pieces
+from clustersim.engine import inside as inside_module
 from clustersim.engine.engine import run
 from clustersim.engine.inside import Inside
 from clustersim.program.program import Program
 from clustersim.program.symmetry import Classes, unfolded
+from clustersim.program.task import Stream
 from tests.engine.fake_costs import UnitCost
 from tests.engine.small import compute, exchange, meet, replicated
 from tests.strategies import fold
@@ -103,6 +108,15 @@ def test_a_collective_beside_slows_the_operations_that_it_overlaps_and_no_others
     assert spans(found, ranks - 1) == expected
 
 
+def test_runs_of_one_block_have_each_their_own_collectives_beside_them() -> None:
+    """4 s of kernel with φ = 1: beside two collectives from 1 to 3, then beside the last one from 6 to 8."""
+    block = compute(4.0)
+    reductions = [meet(1.0, after=(0,)), meet(1.0, after=(0,))]
+    made = replicated([compute(1.0), block, *reductions, block, meet(2.0, after=(1,))], 1, {"dp": [[0]]})
+    expected = [(0, 0, 0.0, 1.0), (1, 0, 1.0, 6.0), (4, 0, 6.0, 11.0)]
+    assert spans(inside(made, cost(made, [1.0], 1.0)), 0) == expected
+
+
 def test_a_rank_shows_the_operations_of_the_one_that_stands_for_it() -> None:
     """Of six ranks in pairs, rank 5 is slow: 0 stands for 1, 2 and 3; rank 4 meets the slow one."""
     made = replicated([compute(*BLOCK)], 6, {"tp": [[0, 1], [2, 3], [4, 5]]})
@@ -144,3 +158,62 @@ def test_ranks_with_jitter_go_on_together_at_every_exchange() -> None:
         start = found.of(rank).start
         assert start[1] == pytest.approx(first)
         assert start[3] == pytest.approx(first + 2.0 + second)
+
+
+SLOW = {"disturbances": {"slow": [{"gpu": 1, "speed": 0.8}]}}
+JITTER = {"disturbances": {"jitter": "5 %"}}
+RUNS: dict[str, dict[str, Any]] = {
+    "jitter": {"layout": {"tp": 4, "pp": 2}, **JITTER},
+    "slow": {"layout": {"tp": 4, "pp": 2}, **SLOW},
+    "kernels beside exchanges of their own": {"layout": {"tp": 4, "pp": 2, "tensor_overlap": True}, **JITTER},
+    "FSDP": {"layout": {"tp": 2, "dp": 4, "data": "fsdp"}, **SLOW},
+    "FSDP, jitter": {"layout": {"dp": 8, "data": "fsdp"}, **JITTER},
+    "many collectives beside": {"layout": {"tp": 2, "dp": 4, "data": {"ddp": {"bucket": "64 KiB"}}}, **JITTER},
+}
+
+
+def ran(case: str) -> Result:
+    """24 sequences a step on eight GPUs, whose blocks were run as arrays: none of their operations is written."""
+    model = {"family": "llama", "layers": 4, "hidden": 64, "heads": 4, "kv_heads": 4, "ffn": 128, "vocab": 256}
+    mapping: dict[str, Any] = {
+        "model": model,
+        "cluster": {"name": "dgx-h100", "gpus": 8},
+        "cost": {"symmetry": "off", "interference": 0.5},
+        "training": {"sequence": 128, "global_batch": 24},
+        **RUNS[case],
+    }
+    result = simulate(Scenario.from_mapping(mapping))
+    assert not len(result.inside.written)
+    return result
+
+
+@pytest.mark.parametrize("most", [1_000_000, 200])
+@pytest.mark.parametrize("case", RUNS)
+def test_all_runs_at_once_are_runs_one_by_one(case: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit: runs of a block do not mind each other, whoever is asked for, in whatever portions."""
+    monkeypatch.setattr(inside_module, "AT_ONCE", most)
+    monkeypatch.setattr(block_pieces, "AHEAD", 7)
+    result, rank = ran(case), 5
+    trace, whole = result.trace, result.operations(rank)
+    rows = trace.rows(rank, Stream.COMPUTE)
+    single = [result.operations(rank, frozenset({task})) for task in sorted(trace.task[rows].tolist())]
+    for column, parts in zip(whole.columns, zip(*(each.columns for each in single), strict=True), strict=True):
+        assert column.tolist() == np.concatenate(parts).tolist()
+    some = frozenset(trace.task[rows][1::3].tolist())
+    assert result.operations(rank, some).end.tolist() == whole.end[np.isin(whole.task, list(some))].tolist()
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_operations_fill_the_spans_of_the_trace(case: str) -> None:
+    """The first begins no sooner, the last ends together; what is not filled was waited (the rest is rounding)."""
+    result, rank = ran(case), 5
+    trace, whole, rounding = result.trace, result.operations(rank), 1e-12 * result.trace.makespan
+    rows = trace.rows(rank, Stream.COMPUTE)
+    rows = rows[np.argsort(trace.task[rows])]
+    assert (trace.waited[rows] + trace.slowed[rows] > 0).any()
+    first = np.flatnonzero(np.diff(whole.task, prepend=-1))
+    assert whole.task[first].tolist() == trace.task[rows].tolist()
+    assert (whole.start[first] >= trace.start[rows] - rounding).all()
+    assert whole.end[[*(first[1:] - 1), -1]] == pytest.approx(trace.end[rows], abs=rounding)
+    busy = np.add.reduceat(whole.end - whole.start, first)
+    assert busy + trace.waited[rows] == pytest.approx(trace.end[rows] - trace.start[rows], abs=rounding)

@@ -1,4 +1,4 @@
-"""Pages of scenarios at the edge: nothing to show is said or left out, and nothing grows beyond what a browser bears."""
+"""Pages of scenarios at the edge: nothing to show is said or left out; nothing grows beyond what a browser bears."""
 
 import re
 from collections.abc import Mapping
