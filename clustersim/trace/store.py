@@ -89,5 +89,5 @@ class OperationSpans:
         """Those of some tasks of one rank."""
         own = np.flatnonzero(self.rank == rank)
         chosen = own[np.isin(self.task[own], list(tasks))]
-        rank_, task, operation, start, end = (column[chosen] for column in self.columns)
-        return OperationSpans(rank_, task, operation, start, end)
+        rank_, task, operation = (column[chosen] for column in (self.rank, self.task, self.operation))
+        return OperationSpans(rank_, task, operation, self.start[chosen], self.end[chosen])
