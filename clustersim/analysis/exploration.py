@@ -46,9 +46,7 @@ class ModelSizes:
     """
 
     name: str
-    source: str
     dimensions: Mapping[str, int]
-    gated: bool
     tied: bool
     positions: int
     parameters: int
@@ -73,7 +71,7 @@ class Format:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossings:
+class RingVolumes:
     """Tensor- and context-parallel collectives of one unit's forward and backward.
 
     Counted in activations that each rank of a ring sends, but for the factor (n - 1) / n: an all-gather or a
@@ -175,7 +173,7 @@ class Study:
 class Exploration:
     """All that the explorer page knows. order: of the axes; layers_per_stage: of the scenario, where it gives one.
 
-    models: the scenario's first; crossings: by whether sequences are split, then by what is recomputed; loss_width:
+    models: the scenario's first; ring_volumes: by whether sequences are split, then by what is recomputed; loss_width:
     bytes of the logits' gradients beside the kept softmax, 0: that of an activation; notes: what differs from the
     scenario, in sentences.
     """
@@ -185,7 +183,7 @@ class Exploration:
     formats: tuple[Format, ...]
     machine: Machine
     strategies: tuple[Strategy, ...]
-    crossings: Mapping[str, Mapping[str, Crossings]]
+    ring_volumes: Mapping[str, Mapping[str, RingVolumes]]
     order: tuple[str, ...]
     layers_per_stage: tuple[int, ...] | None
     loss_width: int

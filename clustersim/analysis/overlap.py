@@ -10,7 +10,7 @@ second in which it moves is one of
               pipeline), so it costs nothing, and nothing hides it
 
 Where ranks stand still for nothing else, exposed is simply what does not hide. *Alone* is the time in blocks in which
-nothing of the axis moves; other axes may, and members may be waited for. *Neither* is the rest of the step.
+nothing of the axis moves; other axes may, and members may be waited for.
 What hides inside blocks is what their costs say: jitter makes kernels differ, not what moves.
 """
 
@@ -49,11 +49,6 @@ class Overlap:
     def moving(self) -> FloatArray:
         """How long each axis moves data."""
         return self.hidden + self.exposed + self.beside
-
-    @property
-    def neither(self) -> FloatArray:
-        """How long the rank neither runs a block nor moves data of the axis."""
-        return self.step - self.alone - self.moving
 
     def mean(self, row: IntArray, weights: IntArray) -> "Overlap":
         """Means of rows put together. row: [rows] to which each goes; weights: [rows] how many ranks each is."""

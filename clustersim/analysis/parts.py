@@ -44,6 +44,7 @@ class Part(Enum):
 
 PARTS: Final = tuple(Part)
 PLACES: Final[Mapping[Part, int]] = MappingProxyType({part: place for place, part in enumerate(PARTS)})
+KERNELS: Final = (Part.COMPUTE, Part.RECOMPUTE, Part.OPTIMIZER)
 EXPOSED: Final = (Part.EXPOSED_TP, Part.EXPOSED_CP, Part.EXPOSED_DP, Part.EXPOSED_PP)
 BUBBLES: Final = (Part.BUBBLE_WARMUP, Part.BUBBLE_STEADY, Part.BUBBLE_COOLDOWN)
 

@@ -23,7 +23,7 @@ from clustersim.units import Seconds
 _Number = TypeVar("_Number", np.int64, np.float64)
 
 
-class Link(Enum):
+class Arrival(Enum):
     """How the path came to a piece."""
 
     BEGINNING = "beginning"
@@ -34,7 +34,7 @@ class Link(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Actions of one kind in a piece: the least and the greatest microbatch."""
+    """Actions of one kind in a piece: the least and the greatest microbatch, counted through all steps."""
 
     kind: ActionKind
     first: int
@@ -53,7 +53,7 @@ class Piece:
     kind: int
     start: Seconds
     end: Seconds
-    link: Link
+    arrival: Arrival
     passes: tuple[Passes, ...]
     others: tuple[str, ...]
 
@@ -64,7 +64,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stretches:
+class Legs:
     """The path cut where its rank or what takes most of a row changes; columns of one length, from 0 to the makespan.
 
     kind: program of the rank; part: place of the part.
@@ -83,12 +83,12 @@ class PathPieces:
 
     pieces: tuple[Piece, ...]
     parts: FloatArray
-    stretches: Stretches
+    legs: Legs
 
     @property
     def seconds(self) -> Seconds:
         """The whole path, which is the makespan."""
-        return float(self.stretches.end.max(initial=0.0))
+        return float(self.legs.end.max(initial=0.0))
 
 
 def path_pieces(rows: Rows, path: IntArray, timing_of: TimingOf) -> PathPieces:
@@ -96,7 +96,7 @@ def path_pieces(rows: Rows, path: IntArray, timing_of: TimingOf) -> PathPieces:
     course = Course.of(rows.trace, path)
     bounds = np.flatnonzero(np.diff(rows.trace.rank[path], prepend=-1)).tolist()
     pieces = tuple(_piece(rows, course, each) for each in map(slice, bounds, [*bounds[1:], len(path)]))
-    return PathPieces(pieces, path_parts(rows, course, timing_of), _stretches(rows, course, timing_of))
+    return PathPieces(pieces, path_parts(rows, course, timing_of), _legs(rows, course, timing_of))
 
 
 def _most(rows: Rows, row: IntArray, timing_of: TimingOf) -> IntArray:
@@ -113,7 +113,7 @@ def _most(rows: Rows, row: IntArray, timing_of: TimingOf) -> IntArray:
     return part
 
 
-def _stretches(rows: Rows, course: Course, timing_of: TimingOf) -> Stretches:
+def _legs(rows: Rows, course: Course, timing_of: TimingOf) -> Legs:
     """Rows, and the waits before them, joined while rank and part stay the same."""
     waits = np.full(len(course.row), Part.WAIT.place)
     start, end = _paired(course.before, course.begin), _paired(course.begin, course.end)
@@ -122,7 +122,7 @@ def _stretches(rows: Rows, course: Course, timing_of: TimingOf) -> Stretches:
     start, end, part, rank = start[kept], end[kept], part[kept], rank[kept]
     first = np.flatnonzero((np.diff(rank, prepend=-1) != 0) | (np.diff(part, prepend=-1) != 0))
     last = np.append(first[1:], len(rank))[: len(first)] - 1
-    return Stretches(rank[first], rows.program.kind[rank[first]], part[first], start[first], end[last])
+    return Legs(rank[first], rows.program.kind[rank[first]], part[first], start[first], end[last])
 
 
 def _paired(some: NDArray[_Number], others: NDArray[_Number]) -> NDArray[_Number]:
@@ -130,14 +130,18 @@ def _paired(some: NDArray[_Number], others: NDArray[_Number]) -> NDArray[_Number
     return np.stack((some, others), axis=1).ravel()
 
 
-def _link(rows: Rows, path: IntArray, place: int) -> Link:
+def _arrival(rows: Rows, path: IntArray, place: int) -> Arrival:
     """How the path came from the row before to the one at a place."""
     if place == 0:
-        return Link.BEGINNING
+        return Arrival.BEGINNING
     task = _task(rows, path[place])
     if isinstance(task, Receive | Send):
-        return Link.MESSAGE
-    return Link.BLOCK if isinstance(task, Compute) and rows.trace.leader[path[place]] == path[place - 1] else Link.GROUP
+        return Arrival.MESSAGE
+    return (
+        Arrival.BLOCK
+        if isinstance(task, Compute) and rows.trace.leader[path[place]] == path[place - 1]
+        else Arrival.GROUP
+    )
 
 
 def _piece(rows: Rows, course: Course, which: slice) -> Piece:
@@ -155,9 +159,9 @@ def _piece(rows: Rows, course: Course, which: slice) -> Piece:
             kind, number = task.action.kind, task.action.microbatch
             known = passes.get(kind, Passes(kind, number, number))
             passes[kind] = Passes(kind, min(known.first, number), max(known.last, number))
-    rank, link = int(rows.trace.rank[course.row[which.start]]), _link(rows, course.row, which.start)
+    rank, arrival = int(rows.trace.rank[course.row[which.start]]), _arrival(rows, course.row, which.start)
     start, end = float(course.before[which.start]), float(course.end[which][-1])
-    return Piece(rank, int(rows.program.kind[rank]), start, end, link, tuple(passes.values()), tuple(others))
+    return Piece(rank, int(rows.program.kind[rank]), start, end, arrival, tuple(passes.values()), tuple(others))
 
 
 def _task(rows: Rows, row: int) -> Task:

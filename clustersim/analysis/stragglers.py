@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from clustersim.analysis.breakdown import Breakdown
-from clustersim.analysis.parts import BUBBLES, EXPOSED, Part
+from clustersim.analysis.parts import BUBBLES, EXPOSED, KERNELS, Part
 from clustersim.analysis.rows import FloatArray, IntArray
 from clustersim.program.task import Stream
 from clustersim.trace.store import Trace
@@ -29,7 +29,6 @@ LEAST: Final = 0.01
 """Part of the median by which a straggler's kernels take longer at least, part of the step by which communication."""
 MOST: Final = 8
 """Stragglers that are named: ranks of one class count as one."""
-_KERNELS: Final = (Part.COMPUTE, Part.RECOMPUTE, Part.OPTIMIZER)
 _INSIDE: Final = (Part.EXPOSED_TP, Part.EXPOSED_CP)  # moves inside blocks
 _MOVING: Final = ((Stream.DATA, Part.EXPOSED_DP), (Stream.RECEIVE, Part.EXPOSED_PP))
 _WAITS: Final = (*BUBBLES, Part.WAIT)
@@ -91,7 +90,7 @@ def find_stragglers(parts: Breakdown, kind: IntArray, moving: FloatArray) -> Str
     """
     owner = np.searchsorted(parts.ranks, parts.representative)
     of = kind[parts.ranks]
-    kernels, waits = _seconds(parts, _KERNELS), _waits(parts)
+    kernels, waits = _seconds(parts, KERNELS), _waits(parts)
     medians = _medians(kernels, kind, owner)[of]
     excess = np.divide(kernels, medians, out=np.ones(len(kernels)), where=medians > 0) - 1.0
     delay = _delays(parts, kind, moving)
@@ -127,7 +126,7 @@ def _delays(parts: Breakdown, kind: IntArray, moving: FloatArray) -> FloatArray:
     delay = longer(_seconds(parts, _INSIDE))
     for column, (_, part) in enumerate(_MOVING):
         delay += np.minimum(longer(_seconds(parts, (part,))), longer(moving[:, column]))
-    delay = np.minimum(delay, longer(_seconds(parts, (*_KERNELS, *EXPOSED))))
+    delay = np.minimum(delay, longer(_seconds(parts, (*KERNELS, *EXPOSED))))
     return np.where(delay >= LEAST * parts.seconds.sum(axis=1), delay, 0.0)
 
 

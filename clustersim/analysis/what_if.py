@@ -6,7 +6,6 @@ rises.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from clustersim.units import Bytes, Seconds
 
@@ -51,33 +50,14 @@ class Outcome:
 class WhatIf:
     """One change.
 
-    name: in JSON; words: what is changed; outcome: None where it was not tried; note: why not, or what must be known of
-    the outcome, if anything.
+    name: of the case; words: what is changed; outcome: None where it was not tried; note: why not, or what must be
+    known of the outcome, if anything.
     """
 
     name: str
     words: str
     outcome: Outcome | None
     note: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """The change as plain data."""
-        said = {"name": self.name, "words": self.words, "note": self.note}
-        tried = self.outcome
-        if tried is None:
-            return {**said, "tried": False}
-        return {
-            **said,
-            "tried": True,
-            "step_time_s": tried.step_time,
-            "base_s": tried.base,
-            "delta_s": tried.delta,
-            "tokens": tried.tokens,
-            "longer_for_equal_tokens_s": tried.longer,
-            "tokens_per_s_per_gpu": tried.tokens_per_s_per_gpu,
-            "peak_memory_bytes": tried.peak_memory,
-            "fits": tried.fits,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +78,3 @@ class WhatIfs:
     def untried(self) -> tuple[WhatIf, ...]:
         """Those that were not."""
         return tuple(case for case in self.cases if case.outcome is None)
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """All of them as plain data."""
-        return [case.to_json() for case in self.cases]

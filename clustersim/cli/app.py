@@ -225,13 +225,16 @@ def presets() -> None:
 @app.command()
 def topology(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A shipped cluster, a topology file, or a scenario.")],
-    gpus: Annotated[int | None, typer.Option(metavar="N", help="Number of GPUs; default: the file's.")] = None,
+    overrides: Overrides = None,
+    gpus: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of GPUs of a cluster; default: the file's.")
+    ] = None,
     html: Html = None,
 ) -> None:
-    """Show how a cluster is wired."""
+    """Show how a cluster is wired, and how the axes of a scenario's layout lie on it."""
     from clustersim.cli.topology import show_topology
 
-    show_topology(name, gpus, html)
+    show_topology(name, overrides or [], gpus, html)
 
 
 def _exit(*, fits: bool) -> None:

@@ -23,9 +23,12 @@ _SCENARIO: Final = ("model", "training")
 _CLUSTER: Final = ("node", "accelerator", "fabric")
 
 
-def show_topology(name: str, gpus: int | None, html: str | None) -> None:
-    """Print a cluster's tiers and, of a scenario, which axis crosses which; write a picture to `html`."""
-    cluster, spans, files = _read(name, gpus)
+def show_topology(name: str, overrides: Sequence[str], gpus: int | None, html: str | None) -> None:
+    """Print a cluster's tiers and, of a scenario, which axis crosses which; write a picture to `html`.
+
+    overrides: of keys of a scenario; gpus: of a cluster.
+    """
+    cluster, spans, files = _read(name, overrides, gpus)
     Outputs(html=html).require(files)
     if html is not None:
         from clustersim.report.topology import write_topology_page
@@ -40,28 +43,32 @@ def show_topology(name: str, gpus: int | None, html: str | None) -> None:
         announce(html)
 
 
-def _read(name: str, gpus: int | None) -> tuple[Cluster, tuple[AxisSpan, ...], list[Path]]:
+def _read(name: str, overrides: Sequence[str], gpus: int | None) -> tuple[Cluster, tuple[AxisSpan, ...], list[Path]]:
     """A cluster, the axes of a scenario's layout, and the files that were read."""
-    if not shipped.is_path(name):
-        return _shipped(name, gpus)
-    content = shipped.read_mapping(Path(name))
-    if any(key in content for key in _SCENARIO):
-        return _scenario(Path(name), gpus)
-    if not is_graph(content) and not any(key in content for key in _CLUSTER):
-        raise InputError(f"{name}: {_neither(content)}")
+    if shipped.is_path(name):
+        content = shipped.read_mapping(Path(name))
+        if any(key in content for key in _SCENARIO):
+            return _scenario(Path(name), overrides, gpus)
+        if not is_graph(content) and not any(key in content for key in _CLUSTER):
+            raise InputError(f"{name}: {_neither(content)}")
+    else:
+        _require_shipped(name)
+    if overrides:
+        raise InputError(
+            f"--set {overrides[0]}: {name} is a cluster, and --set changes keys of a scenario; name a scenario file, "
+            "or leave --set out (--gpus changes the size of a cluster)"
+        )
     cluster = load_cluster(name, gpus=gpus)
     return cluster, (), list(cluster.files)
 
 
-def _shipped(name: str, gpus: int | None) -> tuple[Cluster, tuple[AxisSpan, ...], list[Path]]:
+def _require_shipped(name: str) -> None:
     known = shipped.names("clusters")
     if name not in known:
         raise InputError(
             f"there is no cluster {name!r}, and that is not the path of a scenario or topology file (.yaml, .yml, "
             f".json); {nearest(name, known)}"
         )
-    cluster = load_cluster(name, gpus=gpus)
-    return cluster, (), list(cluster.files)
 
 
 def _neither(content: dict[str, Any]) -> str:
@@ -72,15 +79,17 @@ def _neither(content: dict[str, Any]) -> str:
     )
 
 
-def _scenario(path: Path, gpus: int | None) -> tuple[Cluster, tuple[AxisSpan, ...], list[Path]]:
+def _scenario(
+    path: Path, overrides: Sequence[str], gpus: int | None
+) -> tuple[Cluster, tuple[AxisSpan, ...], list[Path]]:
     from clustersim.scenario import Scenario
 
-    scenario = Scenario.load(path)
+    scenario = Scenario.load(path, overrides)
     cluster, layout = scenario.cluster, scenario.layout
     if gpus not in (None, cluster.gpus):
         raise InputError(
             f"--gpus {gpus:,}: {path} is a scenario, whose layout needs {cluster.gpus:,} GPUs; leave --gpus out, or "
-            "change the layout"
+            "change the layout (--set layout.dp=2)"
         )
     spans = axis_spans(layout, cluster.fabric, chunks=scenario.schedule.chunks)
     return cluster, spans, [path, *cluster.files]

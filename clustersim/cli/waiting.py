@@ -1,14 +1,16 @@
 """How is a user told that something takes a while?
 
-By a bar on stderr, only on a terminal and only after two seconds: what is quick or redirected stays silent.
+By a bar on stderr after two seconds on a terminal, by a line every ten seconds elsewhere: what is quick stays silent.
 """
 
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 
 PATIENCE = 2.0  # seconds
+EVERY = 10.0  # seconds between lines where there is no terminal
 
 
 @contextmanager
@@ -22,7 +24,8 @@ def waiting_for(what: str) -> Iterator[None]:
 def counting(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """The same for so many things; yields what is called with the number that are done."""
     if not sys.stderr.isatty():
-        yield lambda _done: None
+        with _lines(what, total) as tell:
+            yield tell
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -40,3 +43,22 @@ def counting(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
         timer.cancel()
         timer.join()
         bar.stop()
+
+
+@contextmanager
+def _lines(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Say in plain text how far it is, now and then, until it is done."""
+    done, over, started = [0], threading.Event(), monotonic()
+
+    def tell() -> None:
+        while not over.wait(EVERY):
+            count = "" if total is None else f", {done[0]} of {total}"
+            print(f"{what}{count}, {monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield lambda number: done.__setitem__(0, number)
+    finally:
+        over.set()
+        teller.join()

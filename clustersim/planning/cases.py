@@ -3,21 +3,30 @@
 Links, kernels, batch, microbatch, recomputation and one slow rank: what a planner buys, tunes, or has to live with. The
 strengths are round ones around a tenth, small enough to read as a slope and large enough to see. A change gives the
 changed scenario, or the reason why it cannot be.
+
+Changed is what can matter: the slow rank is one whose kernels take longest, for which the others wait; and where PCIe
+is slower than NICs of twice the bandwidth would be, both have twice of theirs.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
+from clustersim.analysis.parts import KERNELS
 from clustersim.hardware.topology import LinkKind
+from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.kernels import efficiency_of, with_products
-from clustersim.scenario.changes.links import network_links, nvlink, pcie_links, with_links
+from clustersim.scenario.changes.links import links_to_nics, network_links, nvlink, pcie_links, with_links
 from clustersim.scenario.changes.work import with_batch, with_microbatch, with_recompute, with_slow_gpu
 from clustersim.workload.training import FullRecompute, NoRecompute, Recompute
 
 _NO_NETWORK: Final = "all ranks are on one node"
 _NO_NODE_LINKS: Final = "no NVLink or PCIe is used"
+_ROUNDING: Final = 1e-9  # what sums of times are off by
+_LINK_WORDS: Final = {LinkKind.PCIE: "PCIe", LinkKind.HOST: "host links"}
 LESS, MORE, TWICE, SLOW = 0.9, 1.1, 2.0, 0.9
 SPLITS: Final = 4.0  # times the classes of ranks with a slow one: 16 and 64 for Llama 3 405B on 16,384 GPUs
 
@@ -29,7 +38,15 @@ class Untried:
     reason: str
 
 
-Change = Callable[[Scenario], Scenario | Untried]
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The changed scenario. more: what the words of the case do not say, to be put behind them."""
+
+    scenario: Scenario
+    more: str = ""
+
+
+Change = Callable[[Result], Changed | Untried]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,52 +65,80 @@ class Case:
 
 
 def _links(kinds: Callable[[Scenario], tuple[LinkKind, ...]], bandwidth: float, nowhere: str) -> Change:
-    def change(scenario: Scenario) -> Scenario | Untried:
-        there = kinds(scenario)
-        return with_links(scenario, there, bandwidth) if there else Untried(nowhere)
+    def change(result: Result) -> Changed | Untried:
+        there = kinds(result.scenario)
+        return Changed(with_links(result.scenario, there, bandwidth)) if there else Untried(nowhere)
 
     return change
+
+
+def _faster_network(result: Result) -> Changed | Untried:
+    """With what leads to its NICs, where that would be slower: else nothing would change."""
+    scenario = result.scenario
+    there = network_links(scenario)
+    if not there:
+        return Untried(_NO_NETWORK)
+    slower = links_to_nics(scenario, TWICE)
+    more = f", {' and '.join(_LINK_WORDS[kind] for kind in slower)} too" if slower else ""
+    return Changed(with_links(scenario, (*there, *slower), TWICE), more)
 
 
 def _node_links(scenario: Scenario) -> tuple[LinkKind, ...]:
     return nvlink(scenario) or pcie_links(scenario)
 
 
-def _faster_products(scenario: Scenario) -> Scenario | Untried:
+def _faster_products(result: Result) -> Changed | Untried:
     """Not where a share of the peak would be above all of it: then less than the change was made."""
-    efficiency = efficiency_of(scenario)
+    efficiency = efficiency_of(result.scenario)
     parts = efficiency.matmul, efficiency.attention_forward, efficiency.attention_backward
     most = max(part.share for part in parts)
     if most * MORE > 1.0:
         return Untried(f"kernels reach {most:.0%} of the peak already")
-    return with_products(scenario, 1.0 / MORE)
+    return Changed(with_products(result.scenario, 1.0 / MORE))
 
 
-def _larger_batch(scenario: Scenario) -> Scenario | Untried:
-    return with_batch(scenario, 2)
+def _larger_batch(result: Result) -> Changed | Untried:
+    return Changed(with_batch(result.scenario, 2))
 
 
-def _smaller_microbatches(scenario: Scenario) -> Scenario | Untried:
-    sequences = scenario.training.microbatch
+def _smaller_microbatches(result: Result) -> Changed | Untried:
+    sequences = result.scenario.training.microbatch
     if sequences % 2:
         return Untried(f"a microbatch of {sequences} sequence{'s' * (sequences > 1)} has no half")
-    return with_microbatch(scenario, sequences // 2)
+    return Changed(with_microbatch(result.scenario, sequences // 2))
 
 
-def _slow_rank(scenario: Scenario) -> Scenario | Untried:
-    return with_slow_gpu(scenario, SLOW) if scenario.layout.world > 1 else Untried("there is one rank")
+def _slow_rank(result: Result) -> Changed | Untried:
+    scenario = result.scenario
+    if scenario.layout.world == 1:
+        return Untried("there is one rank")
+    gpu = _busiest(result)
+    word = "pipeline rank" if scenario.schedule.chunks > 1 else "stage"
+    stage = f", {word} {result.program.kind[gpu]}" if scenario.layout.pp > 1 else ""
+    return Changed(with_slow_gpu(scenario, SLOW, gpu), f": GPU {gpu:,}{stage}")
+
+
+def _busiest(result: Result) -> int:
+    """The first of the ranks whose kernels take longest, but for those that are slow already."""
+    parts = result.breakdown
+    kernels = parts.seconds[:, [part.place for part in KERNELS]].sum(axis=1)
+    speeds = result.scenario.disturbances.speeds(result.ranks)
+    owner = np.searchsorted(parts.ranks, parts.representative)
+    healthy = np.where(speeds == speeds.max(), kernels[owner], -1.0)
+    return int(np.argmax(healthy >= (1.0 - _ROUNDING) * healthy.max()))
 
 
 def _recompute(policy: Recompute, already: str) -> Change:
-    def change(scenario: Scenario) -> Scenario | Untried:
-        return Untried(already) if scenario.training.recompute == policy else with_recompute(scenario, policy)
+    def change(result: Result) -> Changed | Untried:
+        scenario = result.scenario
+        return Untried(already) if scenario.training.recompute == policy else Changed(with_recompute(scenario, policy))
 
     return change
 
 
 CASES: Final = (
     Case("network_less", "network links at 0.9x bandwidth", _links(network_links, LESS, _NO_NETWORK), modelled=True),
-    Case("network_twice", "network links at 2x bandwidth", _links(network_links, TWICE, _NO_NETWORK), modelled=True),
+    Case("network_twice", "network links at 2x bandwidth", _faster_network, modelled=True),
     Case(
         "node_links_less",
         "NVLink (else PCIe) at 0.9x bandwidth",
@@ -103,7 +148,7 @@ CASES: Final = (
     Case("products_faster", "matmuls and attention 1.1x as fast", _faster_products),
     Case("twice_the_microbatches", "twice the microbatches (global batch 2x)", _larger_batch, effort=2.0),
     Case("half_the_microbatch", "microbatches of half the size (same batch)", _smaller_microbatches, effort=2.0),
-    Case("slow_rank", "one slow rank, at 0.9x speed", _slow_rank, effort=SPLITS),
+    Case("slow_rank", "one rank at 0.9x speed", _slow_rank, effort=SPLITS),
     Case("no_recompute", "nothing recomputed", _recompute(NoRecompute(), "nothing is recomputed now")),
     Case("full_recompute", "all layers recomputed", _recompute(FullRecompute(), "all layers are recomputed now")),
 )

@@ -19,7 +19,7 @@ from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.disturbance import Disturbances
 from clustersim.hardware.topology import Fabric, IntArray
 from clustersim.parallel.data import NaiveDataParallel, Zero
-from clustersim.planning.explore_sizes import crossings, format_of, sizes
+from clustersim.planning.explore_sizes import format_of, ring_volumes, sizes
 from clustersim.planning.explore_steps import studies
 from clustersim.scenario import Contention, Scenario
 from clustersim.scenario.build import read_cluster
@@ -58,7 +58,7 @@ def tables(scenario: Scenario) -> Exploration:
         formats=tuple(format_of(name, precision, training.optimizer) for name, precision in formats),
         machine=_machine(scenario),
         strategies=tuple(_strategies(scenario)),
-        crossings=crossings(training),
+        ring_volumes=ring_volumes(training),
         order=scenario.layout.order,
         layers_per_stage=scenario.layout.layers_per_stage,
         loss_width=2 * DType.FP32.bytes if training.loss is Loss.TORCH else 0,

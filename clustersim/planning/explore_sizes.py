@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from clustersim.analysis.exploration import Crossings, Format, Kept, ModelSizes, ShardSizes, shard_key
+from clustersim.analysis.exploration import Format, Kept, ModelSizes, RingVolumes, ShardSizes, shard_key
 from clustersim.lowering.units import Unit, Units
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Category, Footprint
@@ -21,7 +21,7 @@ from clustersim.scenario import Scenario
 from clustersim.workload.framework import Framework
 from clustersim.workload.layers import Layer
 from clustersim.workload.linear import activation_dtype
-from clustersim.workload.presets import PRESETS, preset
+from clustersim.workload.presets import preset
 from clustersim.workload.training import (
     FullRecompute,
     NoRecompute,
@@ -32,7 +32,7 @@ from clustersim.workload.training import (
     SelectiveRecompute,
     Training,
 )
-from clustersim.workload.transformer import Mlp, Model, Positions, parameters
+from clustersim.workload.transformer import Model, Positions, parameters
 
 TENSOR: Final = (1, 2, 4, 8, 16, 32, 64)
 RECOMPUTES: Final[Mapping[str, Recompute]] = {
@@ -63,9 +63,7 @@ def sizes(model: Model, scenario: Scenario, formats: Sequence[tuple[str, Precisi
     names = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab")
     return ModelSizes(
         name=model.name,
-        source=PRESETS[model.name].source if model.name in PRESETS else "",
         dimensions={name: getattr(model, name) for name in names},
-        gated=model.mlp is Mlp.SWIGLU,
         tied=model.tied_embeddings,
         positions=model.max_positions if model.positions is Positions.LEARNED else 0,
         parameters=parameters(model),
@@ -134,24 +132,24 @@ def _largest(part: Layer) -> int:
     return max((each.parameters for each in part.operators if each.weight_gradient), default=0)
 
 
-def crossings(training: Training) -> dict[str, dict[str, Crossings]]:
+def ring_volumes(training: Training) -> dict[str, dict[str, RingVolumes]]:
     """What units exchange, by whether sequences are split, then by what is recomputed.
 
     All models' layers enter and leave their sharded regions alike, so one model stands for all.
     """
     return {
-        words: {name: _crossings(replace(training, recompute=way), split) for name, way in RECOMPUTES.items()}
+        words: {name: _ring_volumes(replace(training, recompute=way), split) for name, way in RECOMPUTES.items()}
         for words, split in (("whole", False), ("split", True))
     }
 
 
-def _crossings(training: Training, split: bool) -> Crossings:
+def _ring_volumes(training: Training, split: bool) -> RingVolumes:
     """Of a mesh of two tensor- and two context-parallel ranks; degrees change nothing but the ring's factor."""
     plan = _plan(_ANY, training, Layout(tp=2, cp=2, sequence_parallel=split), 2 * _LENGTH)
     embedding, layer, head = Units(plan).of(_WHOLE)
     activation = partial(_rounds, role="tp", size=plan.activation)
     of_loss = [each for each in head.forward if each.exchange and each.exchange.payload != plan.activation]
-    return Crossings(
+    return RingVolumes(
         layer=_both(layer, activation),
         embedding=_both(embedding, activation),
         head=_both(replace(head, forward=tuple(each for each in head.forward if each not in of_loss)), activation),

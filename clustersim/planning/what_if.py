@@ -9,12 +9,11 @@ links as they are, so the changed ones are modelled, and the difference would be
 
 import math
 from collections.abc import Iterator
-from functools import cache
 from time import perf_counter
 from typing import Final
 
 from clustersim.analysis.what_if import Outcome, WhatIf, WhatIfs
-from clustersim.planning.cases import CASES, Case, Untried
+from clustersim.planning.cases import CASES, Untried
 from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.links import without_measured_collectives
@@ -36,36 +35,47 @@ def what_ifs(result: Result, budget: Seconds = BUDGET) -> WhatIfs:
 def _answers(result: Result, budget: Seconds) -> Iterator[WhatIf]:
     """The cases one by one, with an eye on the clock."""
     started = perf_counter()
-    scenario = result.scenario
-    plain = without_measured_collectives(scenario)
-
-    @cache
-    def modelled() -> Result:
-        return result if plain is scenario else simulate(plain)
-
+    modelled = _Modelled(result)
     for case in CASES:
-        changed = case.change(scenario)
+        changed = case.change(result)
+        if isinstance(changed, Untried):
+            yield WhatIf(case.name, case.words, None, changed.reason)
+            continue
+        words = case.words + changed.more
         left = budget - (perf_counter() - started)
-        why = changed.reason if isinstance(changed, Untried) else _obstacle(result, case, changed, left)
-        if isinstance(changed, Untried) or why:
-            yield WhatIf(case.name, case.words, None, why)
-        else:
-            base = modelled() if case.modelled else result
-            note = "" if base is result else _MODELLED
-            yield WhatIf(case.name, case.words, _outcome(base, simulate(changed)), note)
+        needed = case.effort * result.wall + (modelled.needed if case.modelled else 0.0)
+        if why := _obstacle(result.scenario, changed.scenario, needed, left):
+            yield WhatIf(case.name, words, None, why)
+            continue
+        base = modelled() if case.modelled else result
+        note = "" if base is result else _MODELLED
+        yield WhatIf(case.name, words, _outcome(base, simulate(changed.scenario)), note)
 
 
-def _obstacle(result: Result, case: Case, changed: Scenario, left: Seconds) -> str:
+class _Modelled:
+    """The result without measured collectives, simulated when it is asked for; needed: seconds that this takes now."""
+
+    def __init__(self, result: Result) -> None:
+        self._scenario = without_measured_collectives(result.scenario)
+        self._result = result if self._scenario is result.scenario else None
+        self.needed: Seconds = 0.0 if self._result else result.wall
+
+    def __call__(self) -> Result:
+        if self._result is None:
+            self._result, self.needed = simulate(self._scenario), 0.0
+        return self._result
+
+
+def _obstacle(scenario: Scenario, changed: Scenario, needed: Seconds, left: Seconds) -> str:
     """Why a changed scenario is not simulated: it is illegal, or takes longer than there is time; empty if it is."""
     found = problems(changed)
     if found:
         return found[0]
     if math.isinf(left):
         return ""
-    slow = [each for each in long_waits(changed) if each not in long_waits(result.scenario)]
+    slow = [each for each in long_waits(changed) if each not in long_waits(scenario)]
     if slow:
         return f"left out, as it takes long: {slow[0]}"
-    needed = case.effort * result.wall
     return "" if needed <= left else _too_long(needed, left)
 
 

@@ -13,8 +13,8 @@ from clustersim.cost.timing import Provenance
 from clustersim.memory.footprint import Category as Use
 from clustersim.memory.ledger import Ledger
 from clustersim.report.answer_critical_path import critical_path_of
+from clustersim.report.answer_dominant import dominant_of
 from clustersim.report.answer_kernels import kernels_of
-from clustersim.report.answer_moments import moments_of
 from clustersim.report.answer_network import network_of, topology_of
 from clustersim.report.answer_overlap import overlap_of
 from clustersim.report.answer_timeline import shown_ranks, shown_rows_of, timeline_of
@@ -35,7 +35,7 @@ from clustersim.report.view import (
     Waiting,
 )
 from clustersim.report.waiting import nobody_slow
-from clustersim.report.wording import disturbed_line, gpu_line, layout_line, stage_name
+from clustersim.report.wording import disturbed_line, gpu_line, layout_line, row_names, stage_name
 from clustersim.result import Result
 from clustersim.units import Seconds, format_seconds
 
@@ -77,8 +77,8 @@ def page_view(result: Result, what_ifs: WhatIfs | None = None) -> PageView:
     ranks = [row.rank for row in view.timeline.rows]
     return replace(
         view,
-        timeline=drawn_timeline(result, ranks),
-        moments=moments_of(result),
+        timeline=replace(view.timeline, kernels=kernels_of(result, shown_rows_of(result, ranks))),
+        dominant=dominant_of(result),
         overlap=overlap_of(result),
         network=network_of(result),
         topology=topology_of(result),
@@ -156,11 +156,8 @@ def waiting_of(result: Result) -> Waiting | None:
     if not (disturbed or stragglers.ranks or differ):
         return None
     otherwise = nobody_slow(disturbed, jittered=scenario.jitter is not None)
-    kinds = range(len(waits.mean))
-    if len(kinds) > scenario.layout.pp:  # torch.nn.DataParallel
-        return Waiting(("first GPU", "other GPUs"), ("first", "others"), waits, stragglers, otherwise)
-    labels = tuple(stage_name(scenario, kind) for kind in kinds)
-    return Waiting(labels, tuple(map(str, kinds)), waits, stragglers, otherwise)
+    names = row_names(scenario, len(waits.mean))
+    return Waiting(names.labels, names.short, waits, stragglers, otherwise)
 
 
 def trust_of(result: Result) -> Trust:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from clustersim.analysis.path_pieces import path_pieces
 from clustersim.report.critical_path import CriticalPath
-from clustersim.report.wording import row_word, stage_name
+from clustersim.report.wording import row_names
 
 if TYPE_CHECKING:
     from clustersim.result import Result
@@ -16,8 +16,6 @@ def critical_path_of(result: "Result") -> CriticalPath | None:
         return None
     scenario = result.scenario
     path = path_pieces(result.rows, result.path, result.cost.block)
-    if len(path.parts) > scenario.layout.pp:  # torch.nn.DataParallel
-        return CriticalPath(path, ("first GPU", "other GPUs"), ("first", "others"), "kind of GPU", scenario.steps)
-    numbers = range(len(path.parts))
-    labels = tuple(stage_name(scenario, number) for number in numbers)
-    return CriticalPath(path, labels, tuple(map(str, numbers)), row_word(scenario), scenario.steps)
+    count = scenario.microbatches, scenario.steps
+    names = row_names(scenario, len(path.parts))
+    return CriticalPath(path, names.labels, names.short, names.word, *count)

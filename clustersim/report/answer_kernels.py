@@ -1,7 +1,7 @@
 """What runs inside the passes that the page shows, down to one kernel?
 
-Most runs of a block take exactly what the block takes alone. These are told by their times and share one pattern; only
-runs that waited, were slowed or vary are worked out. Equal patterns are kept once.
+Most runs of a block take exactly what the block takes alone. These are told by their times and share one template; only
+runs that waited, were slowed or vary are worked out. Equal templates are kept once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +15,7 @@ from clustersim.program.task import Block, Compute
 from clustersim.report.operations import Label, labels_of
 from clustersim.report.theme import CATEGORIES
 from clustersim.report.view import BoolArray, FloatArray, IntArray, KernelLabel, Kernels
+from clustersim.units import Seconds
 
 if TYPE_CHECKING:
     from clustersim.result import Result
@@ -25,22 +26,26 @@ _LINES: Final = ("kernel", "dtype", "shape"), ("collective", "group")
 
 
 def kernels_of(result: "Result", rows: IntArray, most: int = MOST_OPERATIONS) -> Kernels:
-    """What runs inside spans that are these rows of the trace; at most so many operations that no pattern shares."""
-    patterns = _Patterns(result, most)
-    pattern = np.full(len(rows), -1)
+    """What runs inside spans that are these rows of the trace; at most so many operations that no template shares."""
+    templates = _Templates(result, most, _ROUNDING * result.trace.makespan)
+    template = np.full(len(rows), -1)
     ranks = result.trace.rank[rows]
     for rank in np.unique(ranks).tolist():
         mine = np.flatnonzero(ranks == rank)
-        pattern[mine] = patterns.of_rank(rank, rows[mine])
-    return patterns.kernels(pattern)
+        template[mine] = templates.of_rank(rank, rows[mine])
+    return templates.kernels(template)
 
 
 @dataclass(slots=True)
-class _Patterns:
-    """Patterns and labels, numbered as they are met; columns: label, gap and duration of each pattern."""
+class _Templates:
+    """Templates and labels, numbered as they are met; columns: label, gap and duration of each template.
+
+    rounding: seconds by which equal times may differ.
+    """
 
     result: "Result"
     most: int
+    rounding: Seconds
     columns: list[tuple[IntArray, FloatArray, FloatArray]] = field(default_factory=list)
     numbers: dict[object, int] = field(default_factory=dict)
     labels: dict[KernelLabel, int] = field(default_factory=dict)
@@ -50,30 +55,30 @@ class _Patterns:
     left_out: int = 0
 
     def of_rank(self, rank: int, rows: IntArray) -> IntArray:
-        """The pattern of each of a rank's rows: -1 for communication, and for what is too much."""
+        """The template of each of a rank's rows: -1 for communication, and for what is too much."""
         trace = self.result.trace
         tasks = self.result.program.programs[int(self.result.program.kind[rank])].tasks
         blocks = {number: task.block for number, task in enumerate(tasks) if isinstance(task, Compute)}
         timings = {block: self.result.cost.block(rank, block) for block in dict.fromkeys(blocks.values())}
         task = trace.task[rows]
-        pattern = np.full(len(rows), -1)
+        template = np.full(len(rows), -1)
         computes = np.isin(task, list(blocks))
         alone = np.array([timings[blocks[number]].seconds for number in task[computes].tolist()])
         plain = computes.copy()
         plain[computes] = self._undisturbed(rows[computes], alone)
         for number, at in zip(task[plain].tolist(), np.flatnonzero(plain).tolist(), strict=True):
-            pattern[at] = self._alone(blocks[number], timings[blocks[number]])
+            template[at] = self._alone(blocks[number], timings[blocks[number]])
         varied = np.flatnonzero(computes & ~plain)
         if len(varied):
-            pattern[varied] = self._varied(rank, rows[varied], (blocks, timings))
-        return pattern
+            template[varied] = self._varied(rank, rows[varied], (blocks, timings))
+        return template
 
     def _undisturbed(self, rows: IntArray, alone: FloatArray) -> BoolArray:
         """Whether runs take what their blocks take alone."""
         trace = self.result.trace
         longer = trace.waited[rows] + trace.slowed[rows] + trace.contended[rows]
         off = np.abs(trace.end[rows] - trace.start[rows] - alone)
-        undisturbed: BoolArray = (longer == 0) & (off <= _ROUNDING * trace.makespan)
+        undisturbed: BoolArray = (longer == 0) & (off <= self.rounding)
         return undisturbed
 
     def _alone(self, block: Block, timing: BlockTiming) -> int:
@@ -87,7 +92,7 @@ class _Patterns:
     def _varied(
         self, rank: int, rows: IntArray, known: tuple[Mapping[int, Block], Mapping[Block, BlockTiming]]
     ) -> list[int]:
-        """Patterns of runs that were waited in, slowed or varied; none beyond the limit."""
+        """Templates of runs that were waited in, slowed or varied; none beyond the limit."""
         trace, (blocks, timings) = self.result.trace, known
         tasks = trace.task[rows].tolist()
         sizes = np.cumsum([len(blocks[number].operations) for number in tasks])
@@ -98,16 +103,16 @@ class _Patterns:
         self.own += int(sizes[allowed - 1])
         operations = self.result.operations(rank, frozenset(tasks[:allowed]))
         first = np.searchsorted(operations.task, np.arange(int(operations.task.max()) + 2))
-        patterns = []
+        templates = []
         for number, start in zip(tasks[:allowed], trace.start[rows[:allowed]].tolist(), strict=True):
             chosen = slice(int(first[number]), int(first[number + 1]))
             begins, ends = operations.start[chosen], operations.end[chosen]
             gap, duration = begins - np.concatenate(([start], ends[:-1])), ends - begins
             labels = self._labels(blocks[number], timings[blocks[number]])
-            gap = np.where(gap > _ROUNDING * trace.makespan, gap, 0.0)
+            gap = np.where(gap > self.rounding, gap, 0.0)
             key = (labels.tobytes(), gap.astype(np.float32).tobytes(), duration.astype(np.float32).tobytes())
-            patterns.append(self._add(key, labels, gap, duration))
-        return patterns + [-1] * (len(tasks) - allowed)
+            templates.append(self._add(key, labels, gap, duration))
+        return templates + [-1] * (len(tasks) - allowed)
 
     def _add(self, key: object, labels: IntArray, gap: FloatArray, duration: FloatArray) -> int:
         if key not in self.numbers:
@@ -124,12 +129,12 @@ class _Patterns:
             self.worded[key] = np.array(numbers, dtype=np.int64)
         return self.worded[key]
 
-    def kernels(self, pattern: IntArray) -> Kernels:
-        """All patterns, one after the other."""
+    def kernels(self, template: IntArray) -> Kernels:
+        """All templates, one after the other."""
         nothing = (np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))
         label, gap, duration = (np.concatenate(column) for column in zip(nothing, *self.columns, strict=True))
         first = np.cumsum([0, *(len(labels) for labels, _, _ in self.columns)])
-        return Kernels(pattern, first, label, gap, duration, tuple(self.labels), self.left_out)
+        return Kernels(template, first, label, gap, duration, tuple(self.labels), self.left_out)
 
 
 def kernel_label(label: Label) -> KernelLabel:

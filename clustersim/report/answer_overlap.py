@@ -6,7 +6,7 @@ import numpy as np
 
 from clustersim.analysis.overlap import overlap
 from clustersim.report.overlap import StageOverlap
-from clustersim.report.wording import row_word, stage_name
+from clustersim.report.wording import row_names
 
 if TYPE_CHECKING:
     from clustersim.result import Result
@@ -14,14 +14,10 @@ if TYPE_CHECKING:
 
 def overlap_of(result: "Result") -> StageOverlap | None:
     """How communication meets computation on every stage; None where nothing moves."""
-    scenario = result.scenario
     found = overlap(result.rows, result.cost.block, result.breakdown)
     if found.moving.max(initial=0.0) <= 0:
         return None
     kind = result.program.kind[result.rows.ranks]
     mean, total = found.mean(kind, result.rows.weights), found.mean(np.zeros_like(kind), result.rows.weights)
-    if len(mean.alone) > scenario.layout.pp:  # torch.nn.DataParallel
-        return StageOverlap(mean, total, ("first GPU", "other GPUs"), ("first", "others"), "kind of GPU")
-    numbers = range(len(mean.alone))
-    labels = tuple(stage_name(scenario, number) for number in numbers)
-    return StageOverlap(mean, total, labels, tuple(map(str, numbers)), row_word(scenario))
+    names = row_names(result.scenario, len(mean.alone))
+    return StageOverlap(mean, total, names.labels, names.short, names.word)

@@ -22,7 +22,7 @@ from clustersim.report.figure import (
     typed,
     wrapped,
 )
-from clustersim.report.rows import shown_rows
+from clustersim.report.rows import height_of, shown_rows
 from clustersim.report.theme import Category
 from clustersim.report.view import Breakdown, IntArray, Row
 from clustersim.units import Seconds, format_seconds, format_step_time
@@ -105,7 +105,7 @@ def stage_breakdown(breakdown: Breakdown, rows: tuple[Row, ...]) -> Figure:
             dragmode=False,
             bargap=0.22,
         ),
-        height=130 + max(18, min(28, 1400 // max(1, len(shown)))) * len(shown),
+        height=height_of(len(shown)),
         narrow=short_labels(labels, [escape(rows[row].short) for row in shown]),
     )
 

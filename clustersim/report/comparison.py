@@ -1,21 +1,22 @@
 """What is different? Several answers side by side, each against the first, and one of them close up."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from clustersim.report.answer import page_view
-from clustersim.report.difference import signed
+from clustersim.report.answer import drawn_timeline, table_view
 from clustersim.report.difference_page import part_changes
 from clustersim.report.document import Card, document, figure_card, section
 from clustersim.report.figure import Figure, axis, layout, legend, time_scale, typed, wrapped
 from clustersim.report.files import write_text_atomically
+from clustersim.report.keys import Cells, signed, table
 from clustersim.report.page import stages_card, timeline_card, waiting_card
 from clustersim.report.verdict import foot
-from clustersim.report.view import PageView
+from clustersim.report.view import PageView, Verdict
 from clustersim.units import format_step_time
 
 if TYPE_CHECKING:
@@ -32,9 +33,10 @@ def write_comparison(results: "Mapping[str, Result]", path: str | Path, *, title
 
     Raises OutputError if `path` cannot be written.
     """
-    write_text_atomically(
-        path, comparison_page({name: page_view(each) for name, each in results.items()}, title, shown)
-    )
+    views = {name: table_view(each) for name, each in results.items()}
+    ranks = [row.rank for row in views[shown].timeline.rows]
+    views[shown] = replace(views[shown], timeline=drawn_timeline(results[shown], ranks))
+    write_text_atomically(path, comparison_page(views, title, shown))
 
 
 def comparison_page(views: Mapping[str, PageView], title: str, shown: str) -> str:
@@ -91,11 +93,12 @@ def difference_figure(views: Mapping[str, PageView]) -> Figure:
 def _table(views: Mapping[str, PageView]) -> str:
     """Step time, loss and rate of each answer."""
     base = next(iter(views.values())).verdict
-    rows = "".join(
-        f'<tr><th scope="row">{escape(name)}</th><td>{format_step_time(view.verdict.step_time)}</td>'
-        f"<td>{view.verdict.step_time / base.step_time - 1:.1%}</td><td>{view.verdict.tokens_per_s:,.0f}</td>"
-        f"<td>{view.verdict.mfu:.1%}</td></tr>"
-        for name, view in views.items()
+    rows = (_row(name, view.verdict, base) for name, view in views.items())
+    return table(("case", "step time", "longer by", "tokens/s", "MFU"), rows)
+
+
+def _row(name: str, verdict: Verdict, base: Verdict) -> Cells:
+    longer = f"{verdict.step_time / base.step_time - 1:.1%}"
+    return Cells(
+        (name, format_step_time(verdict.step_time), longer, f"{verdict.tokens_per_s:,.0f}", f"{verdict.mfu:.1%}")
     )
-    heads = "".join(f"<th>{head}</th>" for head in ("case", "step time", "longer by", "tokens/s", "MFU"))
-    return f'<table class="parts"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from clustersim.analysis.parts import PARTS
-from clustersim.analysis.path_pieces import Link, Passes, PathPieces, Piece, Stretches
+from clustersim.analysis.path_pieces import Arrival, Legs, Passes, PathPieces, Piece
 from clustersim.analysis.rows import FloatArray, IntArray
 from clustersim.program.action import ActionKind
 from clustersim.report.document import Card, section, slot
@@ -21,7 +21,7 @@ from clustersim.units import format_seconds, format_step_time
 _MOST_LINES: Final = 12  # of the table of pieces
 _MOST_STAGES: Final = 16  # of the table of stages
 _BINS: Final = 250  # of the bar of parts: a pixel each on a small screen, as plotly makes no bar thinner
-_MOST_STRETCHES: Final = 1000  # of the bar of stages
+_MOST_LEGS: Final = 1000  # of the bar of stages
 _MOST_NAMES: Final = 3  # of what is no pass of a microbatch
 _LEAST: Final = 0.01  # of the step: what a piece is at least that has a line of its own
 _LEFT: Final = ' style="text-align:left"'
@@ -33,34 +33,44 @@ _NAMES: Final = {
     ActionKind.WEIGHT_GRADIENT: "weight gradients",
 }
 _HOW: Final = {
-    Link.BEGINNING: "",
-    Link.MESSAGE: "after a message from {other}",
-    Link.GROUP: "after {other}, the last of a collective to come",
-    Link.BLOCK: "after {other}, whom it met inside a pass",
+    Arrival.BEGINNING: "",
+    Arrival.MESSAGE: "after a message from {other}",
+    Arrival.GROUP: "after {other}, the last of a collective to come",
+    Arrival.BLOCK: "after {other}, whom it met inside a pass",
 }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CriticalPath:
-    """The path of all steps. labels, short: names of pipeline ranks, by kind; word: what they are called."""
+    """The path of all steps.
+
+    labels, short: names of pipeline ranks, by kind; word: what they are called; microbatches: of a step.
+    """
 
     path: PathPieces
     labels: tuple[str, ...]
     short: tuple[str, ...]
     word: str
+    microbatches: int
     steps: int = 1
+
+
+_COUNTS: Final = (
+    "Communication on it counts in full, also where kernels run beside it. The bar shows what takes most at a time; "
+    "the tables have every part."
+)
 
 
 def critical_path_card(path: CriticalPath, looks: Sequence[Category]) -> Card:
     """The bar, the pieces and the stages. looks: [parts] the category of each part."""
     figure = path_figure(path, looks)
-    body = part_keys(np.unique(_parts_in_time(path.path.stretches)[0]).tolist(), looks) + slot(figure)
+    body = part_keys(np.unique(_parts_in_time(path.path.legs)[0]).tolist(), looks) + slot(figure)
     if len(path.path.pieces) > 1:
         body += f"<h3>Longest pieces, in order of time</h3>{pieces_table(path)}"
     if len(_stages(path)) > 1:
         title = f"By {escape(path.word)}{f', the mean of {path.steps} steps' if path.steps > 1 else ''}"
         body += f"<h3>{title}</h3>{stages_table(path, looks)}"
-    return Card(section("Critical path", body, lead=CRITICAL_PATH), (figure,))
+    return Card(section("Critical path", body, lead=f"{CRITICAL_PATH} {_COUNTS}"), (figure,))
 
 
 def path_figure(path: CriticalPath, looks: Sequence[Category]) -> Figure:
@@ -162,10 +172,10 @@ def _line(path: CriticalPath, line: tuple[_Came, ...]) -> str:
 
 def _one(path: CriticalPath, piece: Piece, before: Piece | None) -> tuple[str, str]:
     """Where a piece is and what it does."""
-    what = [_passes(piece.passes)] if piece.passes else []
+    what = [_passes(path, piece.passes)] if piece.passes else []
     more = len(piece.others) - _MOST_NAMES
     what += [*piece.others[:_MOST_NAMES], *([f"{more} more"] if more > 0 else [])]
-    how = _HOW[piece.link].format(other=_where(path, before)) if before else ""
+    how = _HOW[piece.arrival].format(other=_where(path, before)) if before else ""
     return _where(path, piece), "; ".join(filter(None, (", ".join(what) or "waits", how)))
 
 
@@ -174,7 +184,7 @@ def _several(path: CriticalPath, pieces: Sequence[Piece]) -> tuple[str, str]:
     least, most = min(kinds), max(kinds)
     where = f"{path.word}s {path.short[least]} to {path.short[most]}" if least != most else path.labels[least]
     what = f"{len(pieces)} pieces of at most {format_seconds(max(piece.seconds for piece in pieces))}"
-    done = _passes(_together([each for piece in pieces for each in piece.passes]))
+    done = _passes(path, _together([each for piece in pieces for each in piece.passes]))
     return where, f"{what}: {done}" if done else what
 
 
@@ -190,32 +200,36 @@ def _where(path: CriticalPath, piece: Piece) -> str:
     return f"{label} (rank {piece.rank})" if len(path.labels) > 1 else f"rank {piece.rank}"
 
 
-def _passes(passes: Sequence[Passes]) -> str:
+def _passes(path: CriticalPath, passes: Sequence[Passes]) -> str:
     """Words for actions, as in "forward of microbatches 3 to 9"."""
-    return ", ".join(f"{_NAMES[each.kind]} of {_microbatches(each)}" for each in passes)
+    return ", ".join(f"{_NAMES[each.kind]} of {_microbatches(path, each)}" for each in passes)
 
 
-def _microbatches(passes: Passes) -> str:
-    one = passes.first == passes.last
-    return f"microbatch {passes.first}" if one else f"microbatches {passes.first} to {passes.last}"
+def _microbatches(path: CriticalPath, passes: Passes) -> str:
+    """The first and the last, counted from the beginning of their steps, which are named where there are several."""
+    (step, first), (last_step, last) = (divmod(each, path.microbatches) for each in (passes.first, passes.last))
+    after, end = (f" (step {each + 1})" if path.steps > 1 else "" for each in (step, last_step))
+    if passes.first == passes.last:
+        return f"microbatch {first}{end}"
+    return f"microbatches {first}{after if step != last_step else ''} to {last}{end}"
 
 
-def _at_most(stretches: Stretches, most: int) -> Stretches:
-    """The stretches, or of too many those that are under way in the middle of `most` equal parts of the time."""
-    if len(stretches.rank) <= most:
-        return stretches
-    whole = float(stretches.end[-1])
+def _at_most(legs: Legs, most: int) -> Legs:
+    """The legs, or of too many those that are under way in the middle of `most` equal parts of the time."""
+    if len(legs.rank) <= most:
+        return legs
+    whole = float(legs.end[-1])
     edges = np.linspace(0.0, whole, most + 1)
-    met = np.minimum(np.searchsorted(stretches.end, (edges[1:] + edges[:-1]) / 2), len(stretches.rank) - 1)
+    met = np.minimum(np.searchsorted(legs.end, (edges[1:] + edges[:-1]) / 2), len(legs.rank) - 1)
     first = np.flatnonzero(np.diff(met, prepend=-1))
     at = met[first]
     start = edges[first]
-    return Stretches(stretches.rank[at], stretches.kind[at], stretches.part[at], start, np.append(start[1:], whole))
+    return Legs(legs.rank[at], legs.kind[at], legs.part[at], start, np.append(start[1:], whole))
 
 
 def _part_bars(path: CriticalPath, looks: Sequence[Category], size: float) -> Traces:
-    """A trace for each part that takes most of some stretch of the time."""
-    part, start, end = _parts_in_time(path.path.stretches)
+    """A trace for each part that takes most of some leg of the time."""
+    part, start, end = _parts_in_time(path.path.legs)
     return [
         _bar(
             PARTS[each].value, 0.0, (start[chosen] / size, end[chosen] / size),
@@ -230,12 +244,12 @@ def _part_bars(path: CriticalPath, looks: Sequence[Category], size: float) -> Tr
     ]  # fmt: skip
 
 
-def _parts_in_time(stretches: Stretches) -> tuple[IntArray, FloatArray, FloatArray]:
+def _parts_in_time(legs: Legs) -> tuple[IntArray, FloatArray, FloatArray]:
     """The part that takes most of each of `_BINS` equal times, equal neighbours together: place, start, end."""
-    present, lasting = np.unique(stretches.part), stretches.end - stretches.start
-    edges = np.linspace(0.0, float(stretches.end.max(initial=0.0)), _BINS + 1)
-    knots = np.append(0.0, stretches.end)
-    spent = [np.append(0.0, np.cumsum(np.where(stretches.part == part, lasting, 0.0))) for part in present]
+    present, lasting = np.unique(legs.part), legs.end - legs.start
+    edges = np.linspace(0.0, float(legs.end.max(initial=0.0)), _BINS + 1)
+    knots = np.append(0.0, legs.end)
+    spent = [np.append(0.0, np.cumsum(np.where(legs.part == part, lasting, 0.0))) for part in present]
     most = present[np.array([np.diff(np.interp(edges, knots, each)) for each in spent]).argmax(axis=0)]
     first = np.flatnonzero(np.diff(most, prepend=-1))
     return most[first], edges[first], np.append(edges[first[1:]], edges[-1])
@@ -243,11 +257,11 @@ def _parts_in_time(stretches: Stretches) -> tuple[IntArray, FloatArray, FloatArr
 
 def _stage_bars(path: CriticalPath, size: float) -> Traces:
     """Which stage the path is on, its number where there is room."""
-    stretches = _at_most(path.path.stretches, _MOST_STRETCHES)
-    first = np.flatnonzero(np.diff(stretches.kind, prepend=-1))
-    start = stretches.start[first]
-    end = np.append(start[1:], stretches.end[-1:]) if len(first) else start
-    kinds = stretches.kind[first].tolist()
+    legs = _at_most(path.path.legs, _MOST_LEGS)
+    first = np.flatnonzero(np.diff(legs.kind, prepend=-1))
+    start = legs.start[first]
+    end = np.append(start[1:], legs.end[-1:]) if len(first) else start
+    kinds = legs.kind[first].tolist()
     return [
         _bar(
             path.word, 1.0, (start / size, end / size),

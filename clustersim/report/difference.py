@@ -11,11 +11,12 @@ from typing import Any, Final
 import numpy as np
 
 from clustersim.analysis.parts import PARTS, Part
+from clustersim.report.keys import signed
 from clustersim.report.view import ROUNDING, FloatArray
 from clustersim.report.wording import stage_name
 from clustersim.result import Result
 from clustersim.scenario.changes.written import Changed, changed_keys, other_files
-from clustersim.units import Seconds, format_bytes, format_number, format_seconds, format_step_time
+from clustersim.units import Seconds, format_bytes, format_number, format_step_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +164,6 @@ def lines(difference: Difference) -> list[Line]:
         for name, key, show, change in formats
     ]
     return [*numbers, Line("fits", _fits(first), _fits(second), "" if first["fits"] == second["fits"] else "changes")]
-
-
-def signed(seconds: Seconds) -> str:
-    """A difference of times, with its sign."""
-    return f"{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}"
 
 
 def words_of(value: object) -> str:

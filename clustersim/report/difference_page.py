@@ -14,7 +14,7 @@ import numpy as np
 
 from clustersim.analysis.parts import PARTS, Part
 from clustersim.report.answer import PART_LOOKS
-from clustersim.report.difference import Difference, Line, headline, lines, signed, words_of
+from clustersim.report.difference import Difference, headline, lines, words_of
 from clustersim.report.document import Card, document, figure_card, section, slot
 from clustersim.report.figure import (
     Figure,
@@ -29,7 +29,8 @@ from clustersim.report.figure import (
     wrapped,
 )
 from clustersim.report.files import write_text_atomically
-from clustersim.report.rows import shown_rows
+from clustersim.report.keys import Cells, named, signed, table
+from clustersim.report.rows import height_of, shown_rows
 from clustersim.report.timeline import timeline_caption, timeline_figure
 from clustersim.report.timeline_arrays import MOST_BYTES, drawing
 from clustersim.report.view import FloatArray, Timeline
@@ -73,29 +74,19 @@ def _verdict_card(difference: Difference) -> Card:
     )
     notes = "".join(f"<li>{escape(note)}</li>" for note in difference.notes)
     notes = f'<ul class="alerts">{notes}</ul>' if notes else ""
-    heads = "".join(f"<th>{head}</th>" for head in ("", *NAMES, "change"))
-    rows = "".join(map(_number_row, lines(difference)))
-    table = f'<table class="parts"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    rows = (Cells((line.name, line.first, line.second, line.change)) for line in lines(difference))
+    numbers = table(("", *NAMES, "change"), rows)
     return Card(
         f'<section class="card verdict" aria-label="difference"><h1>{escape(headline(difference))}</h1>'
-        f'<p class="subject">{subjects}</p>{table}{notes}</section>'
+        f'<p class="subject">{subjects}</p>{numbers}{notes}</section>'
     )
-
-
-def _number_row(line: Line) -> str:
-    cells = "".join(f"<td>{escape(words)}</td>" for words in (line.first, line.second, line.change))
-    return f'<tr><th scope="row">{escape(line.name)}</th>{cells}</tr>'
 
 
 def _inputs_card(difference: Difference) -> Card:
     if not difference.inputs:
         return Card(section("What was changed", "<p>No key of the input differs.</p>"))
-    rows = ""
-    for each in difference.inputs:
-        cells = "".join(f'<td class="words">{escape(words_of(value))}</td>' for value in (each.first, each.second))
-        rows += f'<tr><th scope="row">{escape(each.key)}</th>{cells}</tr>'
-    head = "<thead><tr><th>input</th><th>A</th><th>B</th></tr></thead>"
-    return Card(section("What was changed", f'<table class="parts">{head}<tbody>{rows}</tbody></table>'))
+    rows = (Cells((each.key, words_of(each.first), words_of(each.second))) for each in difference.inputs)
+    return Card(section("What was changed", table(("input", *NAMES), rows, words=(1, 2))))
 
 
 def _waterfall_card(difference: Difference) -> Card:
@@ -171,21 +162,16 @@ def _whole_bar(name: str, seconds: Seconds, colour: str, size: float) -> dict[st
 
 
 def _parts_table(difference: Difference) -> str:
-    rows = ""
-    for part in difference.present:
-        first, second = difference.parts[:, part.place].tolist()
-        look = PART_LOOKS[part]
-        key = f'<i class="key{" hatched" if look.pattern else ""}" style="background-color:{look.colour}"></i>'
-        cells = (format_seconds(first), format_seconds(second), difference.words(second - first))
-        rows += f'<tr><th scope="row">{key}{escape(part.value)}</th>{_cells(cells)}</tr>'
-    steps = (*map(format_step_time, difference.step_times.tolist()), difference.words(difference.longer))
-    last = f'<tr class="sum"><th scope="row">step</th>{_cells(steps)}</tr>'
-    head = "<thead><tr><th>part</th><th>A</th><th>B</th><th>longer by</th></tr></thead>"
-    return f'<table class="parts">{head}<tbody>{rows}{last}</tbody></table>'
+    steps = map(format_step_time, difference.step_times.tolist())
+    step = Cells(("step", *steps, difference.words(difference.longer)), "sum")
+    rows = (_part_row(difference, part) for part in difference.present)
+    return table(("part", *NAMES, "longer by"), [*rows, step])
 
 
-def _cells(words: Sequence[str]) -> str:
-    return "".join(f"<td>{escape(each)}</td>" for each in words)
+def _part_row(difference: Difference, part: Part) -> Cells:
+    first, second = difference.parts[:, part.place].tolist()
+    times = (format_seconds(first), format_seconds(second), difference.words(second - first))
+    return Cells((named(PART_LOOKS[part], part.value), *times))
 
 
 def stages_figure(difference: Difference) -> Figure:
@@ -206,7 +192,7 @@ def stages_figure(difference: Difference) -> Figure:
             dragmode=False,
             bargap=0.3,
         ),
-        height=130 + max(18, min(28, 1400 // len(labels))) * len(labels),
+        height=height_of(len(labels)),
         narrow=short_labels(labels, [str(row) for row in shown]),
     )
 
@@ -250,11 +236,7 @@ def _lanes_card(difference: Difference, timelines: Sequence[Timeline]) -> Card:
 def _aligned(figure: Figure, whole: Seconds) -> Figure:
     """A timeline with an axis of so many seconds."""
     scale = time_scale(whole)
-    reach, ratio = whole / scale.size or 1.0, figure.facts["size"] / scale.size
+    reach = whole / scale.size or 1.0
     common = axis(f"time [{scale.unit}]", range=[0, reach], maxallowed=reach)
-    drawn = {
-        **figure.layout,
-        "xaxis": {**figure.layout["xaxis"], **common},
-        "shapes": [{**each, "x0": each["x0"] * ratio, "x1": each["x1"] * ratio} for each in figure.layout["shapes"]],
-    }
+    drawn = {**figure.layout, "xaxis": {**figure.layout["xaxis"], **common}}
     return replace(figure, layout=drawn, facts={**figure.facts, "size": scale.size})

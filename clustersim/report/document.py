@@ -1,16 +1,19 @@
 """How is a page put together? Cards of HTML and figures in one document.
 
-It needs nothing else, neither a network nor a second file: plotly.js is in it once, a content security policy forbids
-it to load anything.
+It needs nothing else, neither a network nor a second file: plotly.js is in it once, compressed to a third, and a
+content security policy forbids it to load anything.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Final
 
-from clustersim.report.figure import Figure, script_json
+import numpy as np
+
+from clustersim.report.figure import Figure, packed, script_json
 
 _ASSETS: Final = Path(__file__).parent / "assets"
 _POLICY: Final = (
@@ -66,16 +69,27 @@ def document(title: str, cards: Sequence[Card], *, scripts: Sequence[str] = (), 
 
 
 def _scripts(figures: Sequence[Figure], scripts: Sequence[str]) -> str:
-    """plotly.js, the figures, the script that draws them and the behaviours that it finds."""
+    """plotly.js, packed as arrays are, the figures, the script that draws them and the behaviours that it finds."""
+    content = script_json([figure.as_json() for figure in figures])
+    behaviours = [name for figure in figures if figure.behaviour for name in _behaviour(figure.behaviour)]
+    return (
+        f'<script type="text/plain" id="plotly">{_plotly()}</script>\n'
+        f'<script type="application/json" id="figures">{content}</script>\n'
+        f"<script>{_joined(dict.fromkeys(('page', *behaviours, *scripts)), 'js')}</script>\n"
+    )
+
+
+def _behaviour(name: str) -> list[str]:
+    """The assets of a behaviour: the one of its name, and those that go on with `_`."""
+    return [name, *sorted(path.stem for path in _ASSETS.glob(f"{name}_*.js"))]
+
+
+@cache
+def _plotly() -> str:
+    """plotly.js, as `packed` writes it."""
     from plotly.offline import get_plotlyjs
 
-    content = script_json([figure.as_json() for figure in figures])
-    behaviours = dict.fromkeys(figure.behaviour for figure in figures if figure.behaviour)
-    return (
-        f"<script>{get_plotlyjs()}</script>\n"
-        f'<script type="application/json" id="figures">{content}</script>\n'
-        f"<script>{_joined(('page', *behaviours, *scripts), 'js')}</script>\n"
-    )
+    return packed(np.frombuffer(get_plotlyjs().encode(), dtype=np.uint8))["z"]
 
 
 def _joined(names: Iterable[str], kind: str) -> str:

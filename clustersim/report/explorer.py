@@ -20,6 +20,7 @@ from clustersim.report.explorer_controls import controls
 from clustersim.report.explorer_steps import steps_card
 from clustersim.report.figure import Figure, axis, layout, legend, packed, script_json
 from clustersim.report.files import write_text_atomically
+from clustersim.report.keys import key
 from clustersim.units import format_bytes
 
 _SCRIPTS: Final = (
@@ -100,6 +101,7 @@ def _memory_card() -> Card:
             "label": USE_LOOKS[use].label,
             "colour": USE_LOOKS[use].colour,
             "pattern": USE_LOOKS[use].pattern,
+            "key": key(USE_LOOKS[use]),
         }
         for use in _STACK
     ]
@@ -120,9 +122,8 @@ def _memory_card() -> Card:
         behaviour="explorer_memory",
         facts={"parts": parts},
     )
-    table = (
-        '<table class="wide"><thead><tr><th>memory of the fullest GPU</th><th>DDP, ZeRO 0</th><th>ZeRO 1</th>'
-        '<th>ZeRO 2</th><th>ZeRO 3</th></tr></thead><tbody id="explorer-memory-table"></tbody></table>'
+    table = _to_fill(
+        ("memory of the fullest GPU", "DDP, ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3"), "explorer-memory-table", "wide"
     )
     lead = (
         "Each bar is one GPU of the pipeline rank that needs most, at its fullest moment. ZeRO cuts optimizer state "
@@ -160,10 +161,13 @@ def _ranks_card(exploration: Exploration) -> Card:
 
 
 def _scrolled(heads: Sequence[str], name: str) -> str:
-    """An empty table that the page's script fills."""
+    return f'<div class="scroll">{_to_fill(heads, name, "told")}</div>'
+
+
+def _to_fill(heads: Sequence[str], name: str, look: str) -> str:
+    """A table without rows, which the page's script makes. look: a class of the page's style."""
     row = "".join(f"<th>{escape(head)}</th>" for head in heads)
-    body = f'<thead><tr>{row}</tr></thead><tbody id="{name}"></tbody>'
-    return f'<div class="scroll"><table class="told">{body}</table></div>'
+    return f'<table class="{look}"><thead><tr>{row}</tr></thead><tbody id="{name}"></tbody></table>'
 
 
 def _bubble_card() -> Card:

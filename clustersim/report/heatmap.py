@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from clustersim.analysis.moments import Moments
-from clustersim.analysis.parts import PARTS
+from clustersim.analysis.dominant import DominantParts
+from clustersim.analysis.parts import BUBBLES, EXPOSED, PARTS, Part
 from clustersim.parallel.layout import Layout
 from clustersim.report.document import Card, section, slot
 from clustersim.report.figure import Figure, axis, layout, packed, time_scale
-from clustersim.report.keys import part_keys
+from clustersim.report.keys import key, part_keys
 from clustersim.report.theme import Category
 from clustersim.units import format_seconds
 
@@ -26,6 +26,8 @@ _HEIGHT: Final = 420
 _DRAWN: Final = 512  # rows that the page's script draws at most
 _ROW: Final = 40  # pixels of a row where there are few
 _NOBODY: Final = np.iinfo(np.uint16).max
+_DOT, _DASH = "dot", "dash"
+_SIGNS: Final = "Dots stand on communication that nothing hides, dashes on bubbles and waits, nothing on work."
 _LEAD: Final = (
     "Each row is one rank; the colour says what takes most of each {bin}. Drag to zoom until single ranks show, "
     "double-click to see all, point for words, click a row for the rank's class."
@@ -40,33 +42,33 @@ _ASK: Final = (
 class Heatmap:
     """What all ranks do, and where they are. layout: gives their coordinates; gpus_per_node: their nodes."""
 
-    moments: Moments
+    dominant: DominantParts
     layout: Layout
     gpus_per_node: int
 
     @property
     def ranks(self) -> int:
         """World size."""
-        return len(self.moments.representative)
+        return len(self.dominant.representative)
 
 
 def heatmap_card(heatmap: Heatmap, looks: Sequence[Category]) -> Card:
     """All ranks over time, and a panel about the one that is clicked. looks: [parts] the category of each."""
     figure = heatmap_figure(heatmap, looks)
-    bins = heatmap.moments.category.shape[1]
+    bins = heatmap.dominant.category.shape[1]
     body = (
-        part_keys(np.unique(heatmap.moments.category).tolist(), looks)
+        part_keys(np.unique(heatmap.dominant.category).tolist(), looks)
         + slot(figure)
         + _ASK.format(last=heatmap.ranks - 1)
     )
-    lead = _LEAD.format(bin=format_seconds(heatmap.moments.makespan / bins))
+    lead = _LEAD.format(bin=format_seconds(heatmap.dominant.makespan / bins))
     return Card(section("All ranks over time", body, lead=lead, caption=_caption(heatmap)), (figure,))
 
 
 def heatmap_figure(heatmap: Heatmap, looks: Sequence[Category]) -> Figure:
     """The figure, which its behaviour draws."""
-    moments = heatmap.moments
-    scale = time_scale(moments.makespan)
+    dominant = heatmap.dominant
+    scale = time_scale(dominant.makespan)
     shown = int((_class_of(heatmap) != _NOBODY).sum())
     rows = [shown - 0.5, -0.5]
     return Figure(
@@ -75,8 +77,8 @@ def heatmap_figure(heatmap: Heatmap, looks: Sequence[Category]) -> Figure:
         choices=tuple((words, []) for words, _ in _orders(heatmap)),
         layout=layout(
             xaxis=axis(
-                f"time [{scale.unit}]", range=[0, moments.makespan / scale.size], minallowed=0,
-                maxallowed=moments.makespan / scale.size, showgrid=False,
+                f"time [{scale.unit}]", range=[0, dominant.makespan / scale.size], minallowed=0,
+                maxallowed=dominant.makespan / scale.size, showgrid=False,
             ),
             yaxis=axis("", range=rows, minallowed=-0.5, maxallowed=shown - 0.5, showgrid=False),
         ),
@@ -84,9 +86,9 @@ def heatmap_figure(heatmap: Heatmap, looks: Sequence[Category]) -> Figure:
         narrow={"yaxis": {"tickfont": {"size": 9}}},
         behaviour="heatmap",
         arrays={
-            "category": packed(moments.category.ravel()),
-            "seconds": packed(moments.seconds.astype(np.float32).ravel()),
-            "simulated": packed(moments.ranks.astype(np.uint32)),
+            "category": packed(dominant.category.ravel()),
+            "seconds": packed(dominant.seconds.astype(np.float32).ravel()),
+            "simulated": packed(dominant.ranks.astype(np.uint32)),
             "classOf": packed(_class_of(heatmap)),
         },
         facts=_facts(heatmap, looks, scale.size),
@@ -98,17 +100,22 @@ def _facts(heatmap: Heatmap, looks: Sequence[Category], size: float) -> dict[str
     strides = dict(zip(heatmap.layout.order, np.cumprod([1, *degrees[:-1]]).tolist(), strict=True))
     return {
         "parts": [
-            {"name": part.value, "colour": look.colour, "hatched": bool(look.pattern)}
+            {"name": part.value, "colour": look.colour, "key": key(look), "sign": _sign(part)}
             for part, look in zip(PARTS, looks, strict=True)
         ],
         "axes": {name: [getattr(heatmap.layout, name), stride] for name, stride in strides.items()},
         "orders": [axes for _, axes in _orders(heatmap)],
         "perNode": heatmap.gpus_per_node,
-        "bins": heatmap.moments.category.shape[1],
-        "makespan": heatmap.moments.makespan,
+        "bins": heatmap.dominant.category.shape[1],
+        "makespan": heatmap.dominant.makespan,
         "size": size,
         "most": _DRAWN,
     }
+
+
+def _sign(part: Part) -> str:
+    """What stands on the cells of a part, beside its colour; nothing on work."""
+    return _DOT if part in EXPOSED else _DASH if part in (*BUBBLES, Part.WAIT) else ""
 
 
 def _orders(heatmap: Heatmap) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -118,21 +125,25 @@ def _orders(heatmap: Heatmap) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def _class_of(heatmap: Heatmap) -> Any:
-    """The row of `Moments` that each rank has: [ranks], `_NOBODY` where its class is not shown."""
-    moments = heatmap.moments
-    place = np.minimum(np.searchsorted(moments.ranks, moments.representative), len(moments.ranks) - 1)
-    return np.where(moments.ranks[place] == moments.representative, place, _NOBODY).astype(np.uint16)
+    """The row of `DominantParts` that each rank has: [ranks], `_NOBODY` where its class is not shown."""
+    dominant = heatmap.dominant
+    place = np.minimum(np.searchsorted(dominant.ranks, dominant.representative), len(dominant.ranks) - 1)
+    return np.where(dominant.ranks[place] == dominant.representative, place, _NOBODY).astype(np.uint16)
 
 
 def _caption(heatmap: Heatmap) -> str:
     """What the reader must know of how much is shown."""
-    moments = heatmap.moments
-    classes, shown = len(np.unique(moments.representative)), len(moments.ranks)
-    notes = [_alike(heatmap.ranks, classes), "Inside a pass, its kernels and exchanges are spread evenly over it."]
+    dominant = heatmap.dominant
+    classes, shown = len(np.unique(dominant.representative)), len(dominant.ranks)
+    notes = [
+        _SIGNS,
+        _alike(heatmap.ranks, classes),
+        "Inside a pass, its kernels and exchanges are spread evenly over it.",
+    ]
     if heatmap.ranks > _DRAWN:
         notes.append("Where a row of the picture stands for several ranks, it is the one that fewest others are like.")
-    if not moments.whole:
-        notes.insert(1, f"Those of {shown:,} classes are shown, evenly spaced over the ranks.")
+    if not dominant.whole:
+        notes.insert(2, f"Those of {shown:,} classes are shown, evenly spaced over the ranks.")
     return " ".join(notes)
 
 

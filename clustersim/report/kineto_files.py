@@ -1,16 +1,19 @@
 """Into which directory are Kineto traces written? One file for each rank, `rank-0.json` and so on.
 
 Tools take all files of a directory for one run, so it must be new, or hold nothing but files that were written here:
-those of an earlier run are replaced, and its other ranks' removed. Each file is whole or not there.
+those of an earlier run are replaced, and its other ranks' removed. All are written before the first takes its name:
+where the disk is full, those of the earlier run stay, and none of two runs are mixed.
 """
 
+import contextlib
 import io
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from clustersim.errors import OutputError
-from clustersim.report.files import atomic_file, require_writable
+from clustersim.report.files import require_writable
 from clustersim.report.kineto import PRODUCER, write_kineto
 from clustersim.report.trace import MOST_BYTES, SAMPLE, require_size, spans_of
 from clustersim.report.trace_ranks import TraceRank, default_ranks, trace_ranks
@@ -54,16 +57,37 @@ def write_kineto_files(
     chosen = trace_ranks(result, default_ranks(result) if ranks is None else ranks)
     require_size(folder, _estimate(result, chosen), len(chosen), most)
     try:
-        folder.mkdir(exist_ok=True)
-        before = {each.name for each in folder.iterdir()}
+        with _replaced(folder, [_name(rank.rank) for rank in chosen]) as partial:
+            for rank in chosen:
+                with partial[_name(rank.rank)].open("wb") as file:
+                    write_kineto(result, rank, file)
     except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
-    for rank in chosen:
-        with atomic_file(folder / _name(rank.rank)) as file:
-            write_kineto(result, rank, file)
-    for name in before - {_name(rank.rank) for rank in chosen}:
-        (folder / name).unlink()
+        raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
     return len(chosen)
+
+
+@contextlib.contextmanager
+def _replaced(folder: Path, names: Sequence[str]) -> Iterator[dict[str, Path]]:
+    """Files to write, by the names that they take when the block ends without an error; then all others go.
+
+    The directory stays the same one: it may be where the user is, or where a disk is mounted.
+    """
+    there = folder.exists()
+    folder.mkdir(exist_ok=True)
+    before = {each.name for each in folder.iterdir()}
+    partial = {name: folder / f".{name}.{os.getpid()}.part" for name in names}
+    try:
+        yield partial
+        for name in before - set(names):
+            (folder / name).unlink()
+        for name, file in partial.items():
+            file.replace(folder / name)
+        there = True
+    finally:
+        for file in partial.values():
+            file.unlink(missing_ok=True)
+        if not there:
+            folder.rmdir()
 
 
 def _name(rank: int) -> str:

@@ -18,7 +18,7 @@ from clustersim.report.figure import (
     time_scale,
     typed,
 )
-from clustersim.report.rows import shown_rows
+from clustersim.report.rows import height_of, shown_rows
 from clustersim.report.view import FloatArray, IntArray, Memory, StageMemory
 from clustersim.units import format_bytes
 
@@ -45,7 +45,7 @@ def peak_figure(memory: Memory) -> Figure:
             dragmode=False,
             bargap=0.22,
         ),
-        height=130 + max(18, min(28, 1400 // max(1, len(shown)))) * len(shown),
+        height=height_of(len(shown)),
         narrow=short_labels(labels, [escape(memory.stages[row].short) for row in shown]),
     )
 

@@ -12,7 +12,8 @@ from typing import Any, Final
 from clustersim.analysis.network import AxisUse, BusyLink, NetworkUse, TierUse
 from clustersim.report.document import Card, section, slot
 from clustersim.report.figure import MUTED, Figure, axis, layout, share_words, time_scale
-from clustersim.report.network_words import AXIS_LOOKS, LINK_WORDS, axis_words, table_of
+from clustersim.report.keys import Cells, Html, html, noted, stacked, table
+from clustersim.report.network_words import AXIS_LOOKS, LINK_WORDS, axis_words
 from clustersim.units import format_bandwidth, format_bytes, format_seconds
 
 STAYS_BELOW: Final = "stays below"
@@ -129,44 +130,47 @@ def _numbers(label: str, tier: TierUse) -> dict[str, Any]:
         "y": label,
         "xanchor": "left",
         "showarrow": False,
-        "text": f"mean {share_words(tier.mean)}, peak {share_words(tier.peak)}",
+        "text": escape(f"mean {share_words(tier.mean)}, peak {share_words(tier.peak)}"),
         "font": {"size": 11, "color": MUTED},
     }
 
 
-def _titled(title: str, table: str) -> str:
-    return f'<h3>{title}</h3><div class="scrolls">{table}</div>'
+def _titled(title: str, numbers: str) -> str:
+    return f'<h3>{title}</h3><div class="scrolls">{numbers}</div>'
 
 
 def _tier_table(tiers: Sequence[TierUse]) -> str:
-    return table_of(("tier", "mean", "peak", "busiest link"), map(_tier, reversed(tiers)))
+    return table(("tier", "mean", "peak", "busiest link"), map(_tier, reversed(tiers)))
 
 
-def _tier(tier: TierUse) -> tuple[str, ...]:
+def _tier(tier: TierUse) -> Cells:
     about = f"{tier.links:,} links, {format_bandwidth(tier.capacity)} together"
     shares = map(share_words, (tier.mean, tier.peak, tier.busiest))
-    return f"{LINK_WORDS[tier.kind]}<br><small>{about}</small>", *shares
+    return Cells((noted(LINK_WORDS[tier.kind], about), *shares))
 
 
 def _link_table(links: Sequence[BusyLink]) -> str:
-    return table_of(
-        ("link", "at full rate", "of the step", "used by"),
-        ((_link(each), format_seconds(each.seconds), share_words(each.utilisation), _users(each)) for each in links),
+    rows = (
+        Cells((_link(each), format_seconds(each.seconds), share_words(each.utilisation), _users(each)))
+        for each in links
     )
+    return table(("link", "at full rate", "of the step", "used by"), rows)
 
 
-def _link(busy: BusyLink) -> str:
+def _link(busy: BusyLink) -> Html:
     link, others = busy.link, busy.alike - 1
     cables = f", {busy.parallel:,} cables" if busy.parallel > 1 else ""
     alike = f", and {others:,} alike" if others else ""
     about = f"{LINK_WORDS[link.kind]}, {format_bandwidth(link.bandwidth)}{cables}{alike}"
-    return f"{escape(link.source)} → {escape(link.target)}<br><small>{escape(about)}</small>"
+    return noted(f"{link.source} → {link.target}", about)
 
 
-def _users(busy: BusyLink) -> str:
+def _users(busy: BusyLink) -> Html:
     total = sum(busy.carried.values())
     shares = sorted(((amount / total, axis) for axis, amount in busy.carried.items()), reverse=True)
-    return "<br>".join(f"{axis_words(axis)} {share_words(share)}" for share, axis in shares if share >= _VISIBLE)
+    return stacked(
+        Html(f"{axis_words(axis)} {html(share_words(share))}") for share, axis in shares if share >= _VISIBLE
+    )
 
 
 def _axis_table(use: NetworkUse) -> str:
@@ -175,7 +179,10 @@ def _axis_table(use: NetworkUse) -> str:
     axes = sorted(use.axes, key=lambda each: order.index(each.axis))
     columns = [[_amount(each.sent / use.gpus), *reversed(list(_crossings(each, use.gpus)))] for each in axes]
     names = ["sent in all", *(LINK_WORDS[tier.kind] for tier in reversed(use.tiers))]
-    return table_of(("per GPU and step", *(axis_words(each.axis) for each in axes)), zip(names, *columns, strict=True))
+    return table(
+        ("per GPU and step", *(axis_words(each.axis) for each in axes)),
+        map(Cells, zip(names, *columns, strict=True)),
+    )
 
 
 def _crossings(axis: AxisUse, gpus: int) -> Iterable[str]:
@@ -189,9 +196,9 @@ def _crossings(axis: AxisUse, gpus: int) -> Iterable[str]:
 def _cell(amount: float, share: float) -> str:
     if amount <= 0.0:
         return NOT_USED
-    return _amount(amount) + (f"<br><small>{share_words(share)}</small>" if share < 1.0 - _VISIBLE else "")
+    return noted(_amount(amount), share_words(share)) if share < 1.0 - _VISIBLE else _amount(amount)
 
 
 def _amount(amount: float) -> str:
     """Bytes; a mean over GPUs may be less than one."""
-    return format_bytes(amount) if amount >= 1.0 else "&lt;1 B"
+    return format_bytes(amount) if amount >= 1.0 else "<1 B"

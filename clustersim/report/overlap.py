@@ -27,7 +27,7 @@ from clustersim.report.figure import (
     time_scale,
     typed,
 )
-from clustersim.report.keys import key, unbroken
+from clustersim.report.keys import Cells, named, table, unbroken
 from clustersim.report.rows import shown_rows
 from clustersim.report.theme import Category
 from clustersim.units import format_seconds
@@ -106,17 +106,15 @@ def overlap_figure(stages: StageOverlap) -> Figure:
 
 def totals_table(stages: StageOverlap) -> str:
     """For each axis how long it moves data and how much of that hides, the mean over ranks."""
-    head = "".join(f"<th>{word}</th>" for word in ("axis", "moves", "hidden", "exposed", "beside a wait"))
-    rows = "".join(_total_row(stages.total, place) for place in stages.axes)
-    return f'<table class="parts"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    heads = ("axis", "moves", "hidden", "exposed", "beside a wait")
+    return table(heads, (_total_row(stages.total, place) for place in stages.axes))
 
 
-def _total_row(total: Overlap, place: int) -> str:
+def _total_row(total: Overlap, place: int) -> Cells:
     moving = float(total.moving[0, place])
     kinds = (float(kind[0, place]) / moving for kind in (total.hidden, total.exposed, total.beside))
-    cells = "".join(f"<td>{share_words(kind if kind > _ROUNDING else 0.0)}</td>" for kind in kinds)
-    name = f"{key(LOOKS[place])}{AXES[place]}"
-    return f'<tr><th scope="row">{name}</th><td>{unbroken(format_seconds(moving))}</td>{cells}</tr>'
+    shares = (share_words(kind if kind > _ROUNDING else 0.0) for kind in kinds)
+    return Cells((named(LOOKS[place], AXES[place]), unbroken(format_seconds(moving)), *shares))
 
 
 def _traces(stages: StageOverlap, size: float) -> Iterator[dict[str, Any]]:

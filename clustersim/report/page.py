@@ -20,7 +20,7 @@ from clustersim.report.keys import key
 from clustersim.report.memory import memory_figure, peak_figure
 from clustersim.report.network import network_card
 from clustersim.report.overlap import overlap_card
-from clustersim.report.steps import steps_figure
+from clustersim.report.steps import shown_steps, steps_figure
 from clustersim.report.timeline import timeline_caption, timeline_figure
 from clustersim.report.timeline_arrays import drawing
 from clustersim.report.topology import topology_card
@@ -52,8 +52,8 @@ def _cards(view: PageView) -> Iterator[Card]:
     if view.waiting:
         yield waiting_card(view.waiting, view.verdict.step_time, view.timeline.row_word)
     yield timeline_card(view.timeline)
-    if view.moments:
-        yield heatmap_card(view.moments, view.breakdown.categories)
+    if view.dominant:
+        yield heatmap_card(view.dominant, view.breakdown.categories)
     if view.overlap:
         yield overlap_card(view.overlap)
     if view.memory.stages:
@@ -68,7 +68,8 @@ def _cards(view: PageView) -> Iterator[Card]:
 
 _PARTS_LEAD: Final = (
     "Wide bars are the mean over all ranks, thin ones the critical path: the chain of tasks that makes the step as "
-    "long as it is; to shorten what is not on it does not help. Each part begins where the one before it ends."
+    "long as it is; to shorten what is not on it does not help. Communication on the path counts in full, also where a "
+    "kernel hides it from the mean. Each part begins where the one before it ends."
 )
 _TIMELINE_TITLES: Final = ("Timeline", "Pipeline timeline")
 _STAGES_LEAD: Final = "Every bar is the whole step of one {row}: work in colour, waiting in hatched grey."
@@ -94,6 +95,8 @@ def _parts_card(breakdown: Breakdown) -> Card:
 
 def _steps_card(steps: Steps) -> Card:
     lead = f"{len(steps.times):,} successive steps. What the page says of a step is their mean."
+    if len(shown_steps(steps.times)) < len(steps.times):
+        lead += " Of every few neighbours the shortest and the longest are drawn."
     return figure_card("Step times", steps_figure(steps), lead=lead)
 
 

@@ -1,4 +1,4 @@
-"""Which rows are drawn when there are more stages than a page can show?"""
+"""Which rows are drawn when there are more stages than a page can show, and how high is a figure of them?"""
 
 from typing import Final
 
@@ -7,6 +7,9 @@ import numpy as np
 from clustersim.trace.store import IntArray
 
 MOST_ROWS: Final = 64
+_BESIDE: Final = 130  # pixels: an axis and a legend
+_ROW: Final = (18, 28)  # pixels of a row at least and at most
+_ROWS: Final = 1400  # pixels of all rows, if those allow
 
 
 def shown_rows(rows: int, most: int = MOST_ROWS) -> IntArray:
@@ -18,3 +21,13 @@ def shown_rows(rows: int, most: int = MOST_ROWS) -> IntArray:
     if rows <= most:
         return np.arange(rows)
     return np.round(np.linspace(0, rows - 1, most)).astype(np.int64)
+
+
+def height_of(rows: int) -> int:
+    """Pixels of a figure with so many rows of bars: the fewer, the higher each.
+
+    >>> height_of(1), height_of(64)
+    (158, 1474)
+    """
+    least, most = _ROW
+    return _BESIDE + max(least, min(most, _ROWS // max(1, rows))) * rows

@@ -132,14 +132,19 @@ class _Source:
 
     def _received(self, task: Receive) -> Label:
         """A message where it comes in: its sending says the rest."""
-        scenario, exchange, tag = self.result.scenario, task.exchange, task.tag
-        step, number = divmod(tag.microbatch, scenario.microbatches)
-        chunk = tag.stage // scenario.layout.pp
-        words = f"receive for microbatch {number}" + (f", chunk {chunk}" if chunk else "")
-        words += f", step {step + 1}" if scenario.steps > 1 else ""
+        exchange, place = task.exchange, self._place(task.tag.microbatch)
+        chunk = task.tag.stage // self.result.scenario.layout.pp
+        words = f"receive for microbatch {place['microbatch']}" + (f", chunk {chunk}" if chunk else "")
+        words += f", step {place['step']}" if "step" in place else ""
         does = f"{exchange.name} ({exchange.collective.value} of {exchange.group})"
-        arguments: Arguments = {"does": does, "microbatch": tag.microbatch, "chunk": chunk}
-        return Label(words, Category.PIPELINE, arguments | {"bytes": int(exchange.payload)})
+        arguments: Arguments = {"does": does, **place, "chunk": chunk, "bytes": int(exchange.payload)}
+        return Label(words, Category.PIPELINE, arguments)
+
+    def _place(self, microbatch: int) -> Arguments:
+        """A microbatch, of those of all steps, as its name says it: in which step, and which of that."""
+        step, number = divmod(microbatch, self.result.scenario.microbatches)
+        place: Arguments = {"microbatch": number}
+        return place | ({"step": step + 1} if self.result.scenario.steps > 1 else {})
 
     def _arguments(self, row: int, span: int, inside: Inside | None) -> Arguments:
         spans = self.timeline.spans
@@ -147,9 +152,10 @@ class _Source:
         for key, text in (("does", spans.name[span]), ("detail", -1 if inside else spans.detail[span])):
             if text >= 0:
                 arguments[key] = spans.texts[text]
-        for key, number in (("microbatch", spans.microbatch[span]), ("chunk", spans.chunk[span])):
-            if number >= 0:
-                arguments[key] = int(number)
+        if spans.microbatch[span] >= 0:
+            arguments |= self._place(int(spans.microbatch[span]))
+        if spans.chunk[span] >= 0:
+            arguments["chunk"] = int(spans.chunk[span])
         if spans.bytes[span] > 0:
             arguments["bytes"] = int(spans.bytes[span])
         return arguments | self._waits(row, span, inside)

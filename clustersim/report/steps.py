@@ -5,12 +5,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from clustersim.report.figure import Figure, axis, layout, time_scale, typed
-from clustersim.report.view import Steps
+from clustersim.report.view import FloatArray, IntArray, Steps
 from clustersim.units import Seconds, format_step_time
 
 _NAMES: Mapping[str, str] = {"p50": "median"}
 _MOST_MARKERS = 100
 _MOST_TICKS = 12
+_MOST_RUNS = 500
 
 
 def spread_words(spread: Mapping[str, Seconds]) -> str:
@@ -22,12 +23,22 @@ def spread_words(spread: Mapping[str, Seconds]) -> str:
     return " · ".join(f"{_NAMES.get(name, name)} {format_step_time(seconds)}" for name, seconds in spread.items())
 
 
+def shown_steps(times: FloatArray) -> IntArray:
+    """Which steps are drawn: all, or of each of many runs of steps the shortest and the longest, so none is lost."""
+    if len(times) <= 2 * _MOST_RUNS:
+        return np.arange(len(times))
+    runs = np.array_split(np.arange(len(times)), _MOST_RUNS)
+    ends = {each for run in runs for each in (int(run[times[run].argmin()]), int(run[times[run].argmax()]))}
+    return np.array(sorted(ends))
+
+
 def steps_figure(steps: Steps) -> Figure:
     """Step times in order. The axis does not begin at zero: steps differ by little."""
     mean = float(steps.times.mean())
     scale = time_scale(mean)
-    times = steps.times / scale.size
-    ticks = {"dtick": 1} if len(times) <= _MOST_TICKS else {"nticks": _MOST_TICKS}
+    shown = shown_steps(steps.times)
+    times = steps.times[shown] / scale.size
+    ticks = {"dtick": 1} if len(steps.times) <= _MOST_TICKS else {"nticks": _MOST_TICKS}
     margin = max(0.15 * float(np.ptp(times)), 1e-3 * mean / scale.size)
     return Figure(
         name="steps",
@@ -36,16 +47,16 @@ def steps_figure(steps: Steps) -> Figure:
                 "type": "scatter",
                 "mode": "lines+markers" if len(times) <= _MOST_MARKERS else "lines",
                 "name": "step time",
-                "x": typed(np.arange(1, len(times) + 1)),
+                "x": typed(shown + 1),
                 "y": typed(times),
-                "customdata": [format_step_time(seconds) for seconds in steps.times.tolist()],
+                "customdata": [format_step_time(seconds) for seconds in steps.times[shown].tolist()],
                 "hovertemplate": "<b>step %{x}</b><br>%{customdata}<extra></extra>",
                 "line": {"width": 1.5, "color": "@accent"},
                 "marker": {"size": 7, "color": "@accent"},
             }
         ],
         layout=layout(
-            xaxis=axis("step", range=[0.5, len(times) + 0.5], fixedrange=True, tickformat="d", **ticks),
+            xaxis=axis("step", range=[0.5, len(steps.times) + 0.5], fixedrange=True, tickformat="d", **ticks),
             yaxis=axis(
                 f"step time [{scale.unit}]",
                 range=[float(times.min()) - margin, float(times.max()) + margin],

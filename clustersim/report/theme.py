@@ -23,7 +23,7 @@ class Category(Enum):
     RECOMPUTE = ("recompute", "#56B4E9", "/")
     OPTIMIZER = ("optimizer", "#CC79A7", "")
     LAUNCH = ("kernel launch", "#D0A2C0", "/")
-    SLOWED = ("slowed by communication", "#004E7C", "x")
+    SLOWED = ("slowed by communication", "#4477AA", "x")
     TENSOR = ("tensor parallel communication", "#E69F00", "")
     CONTEXT = ("context parallel communication", "#B8860B", "")
     DATA = ("data parallel communication", "#D55E00", "")

@@ -41,7 +41,6 @@ def timeline_figure(drawn: Drawing, *, name: str = "timeline") -> Figure:
                 "", range=[bottom, top], minallowed=top, maxallowed=bottom, tickmode="array", tickvals=ticks,
                 ticktext=[escape(row.title) + "  " for row in rows], showgrid=False,
             ),
-            shapes=[_step_end(end / scale.size) for end in drawn.timeline.ends],
             uirevision=name,
         ),
         height=120 + each * len(rows),
@@ -100,12 +99,6 @@ def _label(label: KernelLabel) -> dict[str, Any]:
         "name": label.name, "look": label.category, "lines": list(label.lines),
         "flop": label.flop, "bytes": label.bytes, "payload": label.payload,
     }  # fmt: skip
-
-
-def _step_end(at: float) -> dict[str, Any]:
-    """A line across all rows where a step ends."""
-    line = {"color": "@muted", "width": 1, "dash": "dash"}
-    return {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper", "line": line, "layer": "above"}
 
 
 def timeline_caption(drawn: Drawing) -> str:

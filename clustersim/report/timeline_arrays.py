@@ -1,9 +1,10 @@
 """What of a timeline goes into the file, and how?
 
-Boxes (`detail`) with what they say, the spans that they join, patterns of kernels, and the pieces of the critical path.
-Times are whole numbers of a tick, the makespan over 2^32; what is inside a span is seconds in single precision, counted
-from one operation to the next. So that the page of any scenario can be opened, rows and boxes are limited, and where
-the arrays would be too large they are left out, the innermost first: kernels, spans inside boxes, then boxes.
+Boxes (`detail`) with what they say, the spans that they join, templates of kernels, ends of steps, and the pieces of
+the critical path. Times are whole numbers of a tick, the makespan over 2^32; what is inside a span is seconds in single
+precision, counted from one operation to the next. So that the page of any scenario can be opened, rows and boxes are
+limited, and where the arrays would be too large they are left out, the innermost first: kernels, spans inside boxes,
+then boxes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,7 @@ from clustersim.units import Bytes
 
 MOST_BOXES: Final = 200_000
 MOST_PIECES: Final = 50_000
-MOST_BYTES: Final = 8_500_000  # of packed arrays: with plotly.js and the rest of a page below 15 MB
+MOST_BYTES: Final = 9_500_000  # of packed arrays: with plotly.js (1.9) and the rest of a page well below 15 MB
 _TICKS: Final = 2**32 - 1
 
 
@@ -61,12 +62,14 @@ class Drawing:
         """The categories that can be seen at any zoom, by number; forward before backward."""
         kernels = self.timeline.kernels
         inside = [label.category for label in kernels.labels] if kernels and self.inside else []
-        return sorted({*np.unique(self.boxes.category).tolist(), *inside})
+        lasting = self.boxes.category[self.boxes.end > self.boxes.start]
+        return sorted({*np.unique(lasting).tolist(), *inside})
 
     @cached_property
     def arrays(self) -> dict[str, dict[str, str]]:
         """All arrays by the names that `assets/timeline.js` gives them."""
-        every: dict[str, NDArray[Any]] = {**self._boxes(), **self._spans(), **self._patterns(), **self._path()}
+        ends = {"ends": self._ticks(np.array(self.timeline.ends, dtype=np.float64))}
+        every: dict[str, NDArray[Any]] = {**self._boxes(), **self._spans(), **self._templates(), **self._path(), **ends}
         return {name: packed(array) for name, array in every.items()}
 
     def _ticks(self, seconds: FloatArray) -> NDArray[np.uint32]:
@@ -106,21 +109,22 @@ class Drawing:
         """What kernels are inside of; nothing where boxes are more than passes."""
         spans, kernels = self.timeline.spans, self.timeline.kernels
         order = self.boxes.order if self.inside else self.boxes.order[:0]
-        pattern = kernels.pattern[order] if kernels else np.full(len(order), -1)
+        template = kernels.template[order] if kernels else np.full(len(order), -1)
         return {
-            "pattern": pattern.astype(np.int32),
+            "template": template.astype(np.int32),
             "spanStart": self._ticks(spans.start[order]),
             "spanEnd": self._ticks(spans.end[order]),
             "spanLook": narrowest(spans.category[order]),
         }
 
-    def _patterns(self) -> dict[str, NDArray[Any]]:
+    def _templates(self) -> dict[str, NDArray[Any]]:
         kernels = self.timeline.kernels
         if kernels is None:
             nothing = np.zeros(0, dtype=np.float32)
-            return {"patternFirst": np.zeros(1, dtype=np.uint32), "label": nothing, "gap": nothing, "duration": nothing}
+            empty = dict.fromkeys(("label", "gap", "duration"), nothing)
+            return {"templateFirst": np.zeros(1, dtype=np.uint32), **empty}
         return {
-            "patternFirst": kernels.first.astype(np.uint32),
+            "templateFirst": kernels.first.astype(np.uint32),
             "label": narrowest(kernels.label),
             "gap": kernels.gap.astype(np.float32),
             "duration": kernels.duration.astype(np.float32),
@@ -184,8 +188,8 @@ def _without_kernels(kernels: Kernels | None) -> Kernels | None:
     if kernels is None:
         return None
     nothing, real = np.zeros(0, dtype=np.int64), np.zeros(0)
-    lost = int(np.count_nonzero(kernels.pattern >= 0)) + kernels.left_out
-    return Kernels(np.full(len(kernels.pattern), -1), np.zeros(1, np.int64), nothing, real, real, (), lost)
+    lost = int(np.count_nonzero(kernels.template >= 0)) + kernels.left_out
+    return Kernels(np.full(len(kernels.template), -1), np.zeros(1, np.int64), nothing, real, real, (), lost)
 
 
 _INTEGERS: Final[Mapping[bool, tuple[type[np.integer[Any]], ...]]] = {

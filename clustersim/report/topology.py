@@ -16,7 +16,8 @@ from typing import Any, Final
 from clustersim.report.document import Card, document, section, slot
 from clustersim.report.figure import MUTED, SURFACE, Figure, Traces, layout
 from clustersim.report.files import write_text_atomically
-from clustersim.report.network_words import AXIS_LOOKS, axis_words, table_of
+from clustersim.report.keys import Cells, noted, stacked, table
+from clustersim.report.network_words import AXIS_LOOKS, axis_words
 
 _MOST_DRAWN: Final = 36
 _MOST_EXTRA: Final = 2.3  # boxes for each doubling beyond eight
@@ -41,10 +42,11 @@ class Tier:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
-    """Links that neighbours of a group have between them. level: of the tier to which they lead up, from 0 on.
+class Dot:
+    """Links that neighbours of a group have between them, a dot on a lane.
 
-    links: in words; all_of_them: every pair of neighbours has them.
+    level: of the tier to which they lead up, from 0 on; links: in words; all_of_them: whether every pair of neighbours
+    has them.
     """
 
     level: int
@@ -61,12 +63,12 @@ class Lane:
     groups: int
     stride: int
     nodes: int
-    crossings: tuple[Crossing, ...]
+    dots: tuple[Dot, ...]
 
     @property
     def top(self) -> int:
         """Level of the highest tier that it crosses."""
-        return max(crossing.level for crossing in self.crossings)
+        return max(dot.level for dot in self.dots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,19 +216,18 @@ def _line(place: int, lane: Lane) -> Traces:
 
 
 def _dots(place: int, lane: Lane, tiers: Sequence[Tier]) -> dict[str, Any]:
-    crossings = lane.crossings
     name = f"<b>{lane.axis}</b>: {_sentence(lane)}<br>between neighbours: "
-    words = [f"{name}{each.links}, up to {escape(tiers[each.level].kind)}" for each in crossings]
+    words = [name + escape(f"{each.links}, up to {tiers[each.level].kind}") for each in lane.dots]
     return {
         "type": "scatter",
         "mode": "markers",
-        "x": [_middle(place)] * len(crossings),
-        "y": [each.level for each in crossings],
+        "x": [_middle(place)] * len(lane.dots),
+        "y": [each.level for each in lane.dots],
         "hovertext": words,
         "hoverinfo": "text",
         "marker": {
             "size": 15,
-            "color": [_colour(lane) if each.all_of_them else SURFACE for each in crossings],
+            "color": [_colour(lane) if each.all_of_them else SURFACE for each in lane.dots],
             "line": {"width": 2, "color": "@ink"},
         },
     }
@@ -256,21 +257,18 @@ def _labels(place: int, lane: Lane, above: str, size: int) -> Iterator[dict[str,
 
 def _lane_table(picture: Picture) -> str:
     rows = (
-        (
-            f"{axis_words(lane.axis)}<br><small>{_sentence(lane)}</small>",
-            escape(picture.tiers[lane.top].kind),
-            "<br>".join(each.links for each in lane.crossings),
+        Cells(
+            (
+                noted(axis_words(lane.axis), _sentence(lane)),
+                picture.tiers[lane.top].kind,
+                stacked(each.links for each in lane.dots),
+            )
         )
         for lane in picture.lanes
     )
-    return f'<div style="margin-bottom:16px">{table_of(("axis", "up to", "between neighbours"), rows)}</div>'
+    return f'<div style="margin-bottom:16px">{table(("axis", "up to", "between neighbours"), rows)}</div>'
 
 
 def _tier_table(tiers: Sequence[Tier]) -> str:
-    rows = "".join(
-        f'<tr><th scope="row">{escape(tier.kind)}</th><td>{tier.count:,}</td><td>{escape(tier.bandwidth)}</td>'
-        f'<td class="words">{escape(tier.note)}</td></tr>'
-        for tier in reversed(tiers)
-    )
-    head = "<tr><th>tier</th><th>count</th><th>way up, per direction</th><th>note</th></tr>"
-    return f'<table class="parts"><thead>{head}</thead><tbody>{rows}</tbody></table>'
+    rows = (Cells((tier.kind, f"{tier.count:,}", tier.bandwidth, tier.note)) for tier in reversed(tiers))
+    return table(("tier", "count", "way up, per direction", "note"), rows, words=(3,))

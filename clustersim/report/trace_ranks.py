@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from clustersim.analysis.parts import Part
+from clustersim.analysis.parts import KERNELS
 from clustersim.errors import InputError
 from clustersim.parallel.groups import coordinate
 from clustersim.parallel.layout import AXES, Layout
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from clustersim.result import Result
 
 MOST_RANKS: Final = 64
-_KERNELS: Final = tuple(part.place for part in (Part.COMPUTE, Part.RECOMPUTE, Part.OPTIMIZER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +122,11 @@ def _named(layout: Layout, word: str, choice: str) -> tuple[Sequence[int], int]:
 
 
 def _refusal(layout: Layout, word: str, choice: str) -> str:
+    last, few = layout.world - 1, min(8, layout.world)
     return (
-        f"--ranks {choice}: {word or 'an empty word'} names no ranks; give one or several, separated by commas, of 5, "
-        f"0:8 (0 to 7; there are ranks 0 to {layout.world - 1:,}), stage:0 to stage:{layout.pp - 1} (all ranks of a "
-        f"pipeline rank), slowest:4 (1 to {layout.world:,}), all"
+        f"--ranks {choice}: {word or 'an empty word'} does not name ranks from 0 to {last:,}; write one or several of "
+        f"{last} (one rank), 0:{few} (0 to {few - 1}), stage:{layout.pp - 1} (all ranks of a pipeline rank, 0 to "
+        f"{layout.pp - 1}), slowest:{min(4, layout.world)} (at most {layout.world:,}), all; separated by commas"
     )
 
 
@@ -134,7 +134,7 @@ def _slowest(result: "Result", count: int) -> list[int]:
     """Stragglers first, then by how much longer a rank's kernels take than the median of its program."""
     parts, kind = result.breakdown, result.program.kind
     owner = np.searchsorted(parts.ranks, parts.representative)
-    kernels = parts.seconds[:, _KERNELS].sum(axis=1)[owner]
+    kernels = parts.seconds[:, [part.place for part in KERNELS]].sum(axis=1)[owner]
     medians = np.array([float(np.median(kernels[kind == each])) for each in range(int(kind.max()) + 1)])[kind]
     place = np.full(result.ranks, len(result.stragglers.slowest))
     for number, straggler in enumerate(result.stragglers.slowest):

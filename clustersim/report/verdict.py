@@ -94,8 +94,8 @@ def _numbers(verdict: Verdict) -> list[tuple[str, str, str]]:
         ("MFU", f"{verdict.mfu:.1%}", "model FLOP utilisation"),
         ("HFU", f"{verdict.hfu:.1%}", "hardware FLOP utilisation: recomputation counts"),
         (f"{unit} per GPU", rate, "model FLOP per second and GPU"),
-        ("tokens/s", f"{verdict.tokens_per_s:,.0f}", "of the whole cluster"),
-        ("tokens/s/GPU", format_number(verdict.tokens_per_s_per_gpu), "of one GPU"),
+        ("tokens/s", _rate(verdict.tokens_per_s), "of the whole cluster"),
+        ("tokens/s/GPU", _rate(verdict.tokens_per_s_per_gpu), "of one GPU"),
         ("bubble", f"{verdict.bubble_fraction:.1%}", "share of the step in which a stage waits for the pipeline"),
         (
             "exposed comm",
@@ -103,6 +103,11 @@ def _numbers(verdict: Verdict) -> list[tuple[str, str, str]]:
             "share of the step spent in communication alone",
         ),
     ]
+
+
+def _rate(tokens: float) -> str:
+    """Tokens per second: whole ones where there are many."""
+    return f"{tokens:,.0f}" if tokens >= 1000 else format_number(tokens)
 
 
 def _number(name: str, value: str, meaning: str) -> str:

@@ -192,14 +192,14 @@ class KernelLabel:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What runs inside spans. Runs of one block are mostly equal, so spans refer to patterns.
+    """What runs inside spans. Runs of one block are mostly equal, so spans refer to templates.
 
-    pattern: [spans] number of a pattern, -1 where nothing is known; first: [patterns + 1] where each begins in label:
-    [n] index into labels, gap: [n] seconds since the operation before (at first since the span's start), duration: [n]
-    seconds; left_out: spans whose operations are known and were too many.
+    template: [spans] number of a template, -1 where nothing is known; first: [templates + 1] where each begins in
+    label: [n] index into labels, gap: [n] seconds since the operation before (at first since the span's start),
+    duration: [n] seconds; left_out: spans whose operations are known and were too many.
     """
 
-    pattern: IntArray
+    template: IntArray
     first: IntArray
     label: IntArray
     gap: FloatArray
@@ -298,7 +298,7 @@ class PageView:
     """All that the page shows.
 
     waiting: where something is disturbed or ranks of one pipeline rank differ; notes: further lines for the foot of the
-    page, such as the version that made it. On pages only, each None where there is nothing to show: moments, of all
+    page, such as the version that made it. On pages only, each None where there is nothing to show: dominant, of all
     ranks over time; overlap of communication and computation; network; topology; critical_path; what_ifs, changes that
     were simulated.
     """
@@ -311,7 +311,7 @@ class PageView:
     memory: Memory
     waiting: Waiting | None = None
     notes: tuple[str, ...] = field(default=())
-    moments: Heatmap | None = None
+    dominant: Heatmap | None = None
     overlap: StageOverlap | None = None
     network: Network | None = None
     topology: Picture | None = None

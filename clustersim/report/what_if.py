@@ -10,7 +10,8 @@ from typing import Any, Final
 from clustersim.analysis.what_if import Outcome, WhatIf, WhatIfs
 from clustersim.report.document import Card, section, slot
 from clustersim.report.figure import SURFACE, Figure, axis, layout, time_scale, typed, wrapped
-from clustersim.units import format_bytes, format_number, format_seconds, format_step_time
+from clustersim.report.keys import Cells, signed, table, unbroken
+from clustersim.units import format_bytes, format_number, format_step_time
 
 TITLE: Final = "What if"
 _LEAD: Final = (
@@ -69,10 +70,10 @@ def what_if_figure(what_ifs: WhatIfs) -> Figure:
 def what_if_table(what_ifs: WhatIfs) -> str:
     """The step as it is and with each change: its time, the rate, and whether it fits."""
     rate, fits = what_ifs.tokens_per_s_per_gpu, _fits(what_ifs.fits)
-    now = (_unbroken(format_step_time(what_ifs.step_time)), "", format_number(rate), fits)
-    rows = [_row("as it is", now, "sum"), *(_row(case.words, _cells(each)) for case, each in what_ifs.tried)]
-    heads = "".join(f"<th>{head}</th>" for head in ("change", "step", "longer by", "tokens/s per GPU", "memory"))
-    return f'<table class="parts"><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    now = (unbroken(format_step_time(what_ifs.step_time)), "", format_number(rate), fits)
+    tried = (Cells((case.words, *_cells(outcome))) for case, outcome in what_ifs.tried)
+    heads = ("change", "step", "longer by", "tokens/s per GPU", "memory")
+    return table(heads, [Cells(("as it is", *now), "sum"), *tried])
 
 
 def _range(outcomes: list[Outcome], size: float, room: float) -> list[float]:
@@ -123,26 +124,16 @@ def _bar_words(outcome: Outcome) -> str:
 def _hover(outcome: Outcome) -> str:
     more = "" if outcome.tokens == 1.0 else f" with {outcome.tokens:g} times the tokens"
     return (
-        f"step {format_step_time(outcome.step_time)} ({_signed(outcome.delta)}){more}<br>"
+        f"step {format_step_time(outcome.step_time)} ({signed(outcome.delta)}){more}<br>"
         f"tokens/s per GPU {outcome.faster:+.2%}<br>{format_bytes(outcome.peak_memory)} on the fullest GPU: "
         f"{'fits' if outcome.fits else 'does not fit'}"
     )
 
 
 def _cells(outcome: Outcome) -> tuple[str, ...]:
-    step = _unbroken(format_step_time(outcome.step_time))
+    step = unbroken(format_step_time(outcome.step_time))
     rate = format_number(outcome.tokens_per_s_per_gpu)
-    return step, f"{_signed(outcome.delta)} ({outcome.delta / outcome.base:+.1%})", rate, _fits(outcome.fits)
-
-
-def _row(words: str, cells: tuple[str, ...], look: str = "") -> str:
-    values = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-    return f'<tr{f" class={look}" if look else ""}><th scope="row">{escape(words)}</th>{values}</tr>'
-
-
-def _unbroken(words: str) -> str:
-    """Words that stay in one line on small screens."""
-    return words.replace(" ", "\N{NO-BREAK SPACE}")
+    return step, f"{signed(outcome.delta)} ({outcome.delta / outcome.base:+.1%})", rate, _fits(outcome.fits)
 
 
 def _fits(fits: bool) -> str:
@@ -162,7 +153,3 @@ def _untried(cases: tuple[WhatIf, ...]) -> str:
     lines = [(", ".join(case.words for case in cases if case.note == reason), reason) for reason in reasons]
     items = "".join(f"<li>{escape(words)}: {escape(reason)}</li>" for words, reason in lines)
     return f'<h3 style="margin-top:16px">Not simulated</h3><ul>{items}</ul>' if items else ""
-
-
-def _signed(seconds: float) -> str:
-    return f"{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}"

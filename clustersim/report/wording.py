@@ -1,6 +1,7 @@
 """What are a layout, a pipeline rank and the source of a duration called, everywhere that they are shown?"""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -71,6 +72,25 @@ def row_note(scenario: "Scenario") -> str:
 def stage_name(scenario: "Scenario", number: int) -> str:
     """What a pipeline rank is called."""
     return f"{row_word(scenario)} {number}"
+
+
+@dataclass(frozen=True, slots=True)
+class RowNames:
+    """What the kinds of a program are called. labels, short: [kinds]; word: for one of them."""
+
+    labels: tuple[str, ...]
+    short: tuple[str, ...]
+    word: str
+
+
+def row_names(scenario: "Scenario", kinds: int) -> RowNames:
+    """The names of pipeline ranks; of torch.nn.DataParallel, whose first GPU does more, of its kinds of GPU."""
+    if kinds > scenario.layout.pp:
+        return RowNames(("first GPU", "other GPUs"), ("first", "others"), "kind of GPU")
+    numbers = range(kinds)
+    return RowNames(
+        tuple(stage_name(scenario, number) for number in numbers), tuple(map(str, numbers)), row_word(scenario)
+    )
 
 
 def layout_line(scenario: "Scenario") -> str:

@@ -19,7 +19,7 @@ from .cases import BACKWARD, FORWARD, KERNEL, STEP, Case, Row, collective, excha
 from .random_cases import cases
 
 DATA, SEND, RECEIVE = Stream.DATA, Stream.SEND_NEXT, Stream.RECEIVE
-KINDS = ("alone", "hidden", "exposed", "beside", "neither")
+KINDS = ("alone", "hidden", "exposed", "beside")
 
 
 def folded(case: Case) -> Overlap:
@@ -29,24 +29,28 @@ def folded(case: Case) -> Overlap:
 def of_axis(case: Case, axis: str, row: int = 0) -> dict[str, float]:
     found = folded(case)
     values = {kind: float(getattr(found, kind)[row, AXES.index(axis)]) for kind in KINDS}
+    values["neither"] = found.step - sum(values.values())
     return {kind: seconds for kind, seconds in values.items() if abs(seconds) > 1e-12}
 
 
 def check(found: Overlap, step: float) -> None:
-    """Nothing is negative and the kinds sum to the step."""
+    """Nothing is negative and the kinds are no more than the step."""
     kinds = np.array([getattr(found, kind) for kind in KINDS])
     assert (kinds >= -1e-9 * (1 + step)).all()
-    assert kinds.sum(axis=0) == pytest.approx(step, rel=1e-9, abs=1e-12)
+    assert (kinds.sum(axis=0) <= step * (1 + 1e-9) + 1e-12).all()
+    assert found.step == pytest.approx(step)
 
 
 @given(cases())
-def test_kinds_sum_to_the_step_and_exposed_is_the_breakdowns(case: Case) -> None:
+@settings(deadline=None)
+def test_kinds_fit_into_the_step_and_exposed_is_the_breakdowns(case: Case) -> None:
     found, known = folded(case), breakdown(case.joined, case.timing_of)
     check(found, case.trace.makespan)
     assert found.exposed == pytest.approx(known.seconds[:, [part.place for part in EXPOSED]])
 
 
 @given(cases())
+@settings(deadline=None)
 def test_data_moves_as_long_as_its_rows_last(case: Case) -> None:
     """The data stream's rows follow each other, so their seconds add up; those of the compute stream may coincide."""
     trace, rows = case.trace, case.joined
@@ -60,7 +64,7 @@ def test_data_moves_as_long_as_its_rows_last(case: Case) -> None:
 
 @given(scenarios())
 @settings(max_examples=12, deadline=None)
-def test_kinds_sum_to_the_step_in_training(scenario: Scenario) -> None:
+def test_kinds_fit_into_the_step_in_training(scenario: Scenario) -> None:
     result = simulate(scenario)
     rows = read_rows(result.trace, result.program, scenario.steps)
     check(overlap(rows, result.cost.block, result.breakdown), result.step_time)

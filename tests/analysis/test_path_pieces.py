@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from clustersim import Scenario, simulate
 from clustersim.analysis.critical_path import critical_path
 from clustersim.analysis.parts import PARTS
-from clustersim.analysis.path_pieces import Link, Passes, PathPieces, path_pieces
+from clustersim.analysis.path_pieces import Arrival, Passes, PathPieces, path_pieces
 from clustersim.analysis.rows import read_rows
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Stream
@@ -24,11 +24,11 @@ def cut(case: Case) -> PathPieces:
 
 
 def check(found: PathPieces, makespan: float) -> None:
-    """Pieces and stretches follow each other from 0 to the makespan, and so do the parts."""
+    """Pieces and legs follow each other from 0 to the makespan, and so do the parts."""
     close = {"rel": 1e-9, "abs": 1e-9 * (1 + makespan)}
     for start, end in (
         ([piece.start for piece in found.pieces], [piece.end for piece in found.pieces]),
-        (found.stretches.start.tolist(), found.stretches.end.tolist()),
+        (found.legs.start.tolist(), found.legs.end.tolist()),
     ):
         assert [0.0, *end] == pytest.approx([*start, makespan], **close)
     assert found.parts.sum() == pytest.approx(makespan, **close)
@@ -58,8 +58,8 @@ def test_a_message_begins_a_piece() -> None:
         (0, 1), staged=True,
     )  # fmt: skip
     first, second = cut(case).pieces
-    assert (first.rank, first.start, first.end, first.link) == (0, 0.0, 2.0, Link.BEGINNING)
-    assert (second.rank, second.start, second.end, second.link) == (1, 2.0, 11.0, Link.MESSAGE)
+    assert (first.rank, first.start, first.end, first.arrival) == (0, 0.0, 2.0, Arrival.BEGINNING)
+    assert (second.rank, second.start, second.end, second.arrival) == (1, 2.0, 11.0, Arrival.MESSAGE)
     assert second.passes == (Passes(ActionKind.FORWARD, 0, 0), Passes(ActionKind.BACKWARD, 0, 0))
     assert second.others == ("kernels",)
     parts = dict(zip([part.value for part in PARTS], cut(case).parts.sum(axis=0).tolist(), strict=True))
@@ -70,12 +70,12 @@ def test_a_message_begins_a_piece() -> None:
 
 def test_the_last_member_of_a_collective_hands_the_path_on() -> None:
     case = Case((Row(FORWARD, 0, 2, rank=1), Row(collective("dp"), 2, 3, 0, DATA)), (0, 1))
-    assert [(piece.rank, piece.link) for piece in cut(case).pieces] == [(1, Link.BEGINNING), (0, Link.GROUP)]
+    assert [(piece.rank, piece.arrival) for piece in cut(case).pieces] == [(1, Arrival.BEGINNING), (0, Arrival.GROUP)]
 
 
-def test_stretches_change_with_the_rank_and_with_what_takes_most() -> None:
+def test_legs_change_with_the_rank_and_with_what_takes_most() -> None:
     case = Case((Row(FORWARD, 0, 2), Row(FORWARD, 2, 4, 0), Row(collective("dp"), 5, 6, 1, DATA)))
-    found = cut(case).stretches
+    found = cut(case).legs
     names = [PARTS[place].value for place in found.part.tolist()]
     assert list(zip(names, found.start.tolist(), found.end.tolist(), strict=True)) == [
         ("compute", 0.0, 4.0), ("wait", 4.0, 5.0), ("exposed dp", 5.0, 6.0),

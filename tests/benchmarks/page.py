@@ -6,7 +6,6 @@ Needs chromium; rendering is in software, as on a machine without a GPU. Compare
 page with nothing but plotly.js is opened beside them.
 """
 
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
+
+from plotly.offline import get_plotlyjs
 
 from clustersim.report.answer import page_view
 from clustersim.report.page import render_page
@@ -52,7 +53,7 @@ def page_of(file: str, changes: tuple[str, ...]) -> Page:
     view = page_view(result)
     kernels, spans = view.timeline.kernels, view.timeline.spans
     assert kernels is not None
-    inside = (kernels.first[1:] - kernels.first[:-1])[kernels.pattern[kernels.pattern >= 0]]
+    inside = (kernels.first[1:] - kernels.first[:-1])[kernels.template[kernels.template >= 0]]
     text = render_page(view)
     return Page(text, int(inside.sum() + (spans.lane > 0).sum()), perf_counter() - started)
 
@@ -113,11 +114,9 @@ def main() -> None:
             first, drawn, zoom = opened(target, "timeline")
             words = (f"{each:.2f} s" for each in (page.wall, first, drawn, zoom))
             print(LINE.format(name, f"{page.spans:,}", f"{len(page.text.encode()) / 1e6:.1f}", *words), flush=True)
-        library = re.search(r"<script>/\*\*\s+\* plotly\.js.*?</script>", page.text, flags=re.DOTALL)
-        assert library is not None
-        target.write_text(f"<!doctype html><body>{library[0]}", encoding="utf-8")
+        target.write_text(f"<!doctype html><body><script>{get_plotlyjs()}</script>", encoding="utf-8")
         _, whole, _ = opened(target, "")
-        print(LINE.format("plotly.js alone", "", f"{len(library[0]) / 1e6:.1f}", "", "", f"{whole:.2f} s", ""))
+        print(LINE.format("plotly.js alone", "", f"{len(get_plotlyjs()) / 1e6:.1f}", "", "", f"{whole:.2f} s", ""))
 
 
 if __name__ == "__main__":

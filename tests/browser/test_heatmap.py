@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.analysis.moments import Moments, moments
-from clustersim.analysis.parts import PARTS
+from clustersim.analysis.dominant import DominantParts, dominant_parts
+from clustersim.analysis.parts import BUBBLES, EXPOSED, PARTS, Part
 from clustersim.analysis.rows import read_rows
 from clustersim.parallel.groups import coordinate
 from clustersim.parallel.layout import Layout
-from clustersim.report.answer import PART_LOOKS
-from clustersim.report.answer_moments import moments_of
+from clustersim.report.answer import PART_LOOKS, table_view
+from clustersim.report.answer_dominant import dominant_of
 from clustersim.report.document import document
 from clustersim.report.heatmap import Heatmap, heatmap_card
+from clustersim.report.page import timeline_card
 from clustersim.result import Result
 from clustersim.units import Dimension, parse_quantity
 
@@ -62,13 +63,13 @@ def by_stage(result: Result) -> list[int]:
 
 def part_at(result: Result, rank: int, words: str) -> str:
     """What the breakdown says of a rank in the time that the words name, as in "1.2 ms to 1.3 ms"."""
-    found = moments_of(result)
+    found = dominant_of(result)
     assert found is not None
-    row = found.moments.category[found.moments.ranks.tolist().index(result.trace.representative[rank])]
+    row = found.dominant.category[found.dominant.ranks.tolist().index(result.trace.representative[rank])]
     start = re.search(r"([\d.]+ \w+) to ", words)
     assert start is not None
     moment = parse_quantity(start[1], Dimension.TIME) * (1 + 1e-3)
-    return PARTS[row[int(moment / found.moments.makespan * len(row))]].value
+    return PARTS[row[int(moment / found.dominant.makespan * len(row))]].value
 
 
 def centre(page: Any, row: float, time: float) -> tuple[float, float]:
@@ -87,9 +88,9 @@ def centre(page: Any, row: float, time: float) -> tuple[float, float]:
 def test_every_rank_has_a_row_with_the_parts_that_python_finds(
     open_page: Callable[..., Any], tmp_path: Path, result: Result
 ) -> None:
-    page = open_page(written(tmp_path, moments_of(result)))
+    page = open_page(written(tmp_path, dominant_of(result)))
     rows = page.js(ROWS)
-    found = moments(read_rows(result.trace, result.program), result.cost.block, bins=len(rows[0][2]))
+    found = dominant_parts(read_rows(result.trace, result.program), result.cost.block, bins=len(rows[0][2]))
     place = np.searchsorted(found.ranks, result.trace.representative)
     assert [row[:2] for row in rows] == [[rank - 0.5, rank + 0.5] for rank in range(16)]
     for rank, row in zip(by_stage(result), rows, strict=True):
@@ -100,7 +101,7 @@ def test_every_rank_has_a_row_with_the_parts_that_python_finds(
 def test_hover_has_words_and_a_click_leads_to_the_class(
     open_page: Callable[..., Any], tmp_path: Path, result: Result
 ) -> None:
-    page = open_page(written(tmp_path, moments_of(result)))
+    page = open_page(written(tmp_path, dominant_of(result)))
     row = by_stage(result).index(SLOW)
     for time in (3.0, 3.1):
         page.page.mouse.move(*centre(page, row, time))
@@ -124,14 +125,62 @@ def test_hover_has_words_and_a_click_leads_to_the_class(
 
 
 def test_another_order_puts_replicas_together(open_page: Callable[..., Any], tmp_path: Path, result: Result) -> None:
-    page = open_page(written(tmp_path, moments_of(result)))
+    page = open_page(written(tmp_path, dominant_of(result)))
     page.page.select_option("select[data-figure=heatmap]", "1")
     page.until(lambda: page.drawn("heatmap") > 1)
-    found = moments_of(result)
+    found = dominant_of(result)
     assert found is not None
     axes = [coordinate(result.scenario.layout, axis) for axis in ("tp", "cp", "pp", "dp")]
     row = np.lexsort(axes).tolist().index(SLOW)
-    assert page.js(ROWS)[row][2] == found.moments.category[found.moments.ranks.tolist().index(SLOW)].tolist()
+    assert page.js(ROWS)[row][2] == found.dominant.category[found.dominant.ranks.tolist().index(SLOW)].tolist()
+
+
+def test_signs_say_without_colour_what_is_work_communication_and_waiting(
+    open_page: Callable[..., Any], tmp_path: Path, result: Result
+) -> None:
+    """Each stands in the middle of a cell of its kind, and of every kind that lasts for long there are some."""
+    found = dominant_of(result)
+    page = open_page(written(tmp_path, found))
+    rows = [cells for _, _, cells in page.js(ROWS)]
+    size, bins = page.facts("heatmap")["size"], len(rows[0])
+    signs = page.js("() => document.getElementById('heatmap').data.slice(1).map(({ x, y }) => [x, y])")
+    assert 100 < sum(len(x) for x, _ in signs) <= 2000
+    kinds = ({part.place for part in EXPOSED}, {Part.WAIT.place, *(part.place for part in BUBBLES)})
+    assert found is not None
+    for (x, y), kind in zip(signs, kinds, strict=True):
+        at = (np.array(x) * size / found.dominant.makespan * bins).astype(int).tolist()
+        assert {rows[round(row)][place] for row, place in zip(y, at, strict=True)} <= kind
+    waiting = np.isin(found.dominant.category[:, -40:], list(kinds[1])).all(axis=1)
+    last = {
+        round(row)
+        for row, place in zip(signs[1][1], signs[1][0], strict=True)
+        if place * size > 0.95 * result.step_time
+    }
+    classes = np.searchsorted(found.dominant.ranks, result.trace.representative)
+    assert {row for row, rank in enumerate(by_stage(result)) if waiting[classes[rank]]} <= last
+
+
+def test_a_rank_leads_to_its_row_of_the_timeline_where_there_is_one(
+    open_page: Callable[..., Any], tmp_path: Path, result: Result
+) -> None:
+    found, timeline = dominant_of(result), table_view(result).timeline
+    assert found is not None
+    path = tmp_path / "both.html"
+    cards = [heatmap_card(found, LOOKS), timeline_card(timeline)]
+    path.write_text(document("both", cards), encoding="utf-8")
+    page = open_page(path)
+    classes = result.trace.representative.tolist()
+    shown = {classes[row.rank]: row.rank for row in timeline.rows}
+    missing = next(rank for rank in range(result.ranks) if classes[rank] not in shown)
+    for rank, words in (
+        (SLOW, f"rank {SLOW} in the timeline"),
+        (missing, f"Rank {missing} is not shown in the timeline."),
+    ):
+        page.page.fill("#heatmap-rank", str(rank))
+        page.page.keyboard.press("Enter")
+        assert words in page.page.inner_text("#heatmap-row")
+        assert page.page.locator("#heatmap-row button").count() == (rank == SLOW)
+    assert page.quiet()
 
 
 def test_of_many_ranks_some_are_drawn_and_all_when_zoomed(open_page: Callable[..., Any], tmp_path: Path) -> None:
@@ -141,7 +190,7 @@ def test_of_many_ranks_some_are_drawn_and_all_when_zoomed(open_page: Callable[..
     representative[unlike] = unlike
     ranks = np.unique(representative)
     category = np.random.default_rng(0).integers(0, len(PARTS), (len(ranks), bins)).astype(np.uint8)
-    known = Moments(ranks, representative, np.full((len(ranks), len(PARTS)), 0.5), category, 6.5)
+    known = DominantParts(ranks, representative, np.full((len(ranks), len(PARTS)), 0.5), category, 6.5)
     page = open_page(written(tmp_path, Heatmap(known, layout, 8)), width=390, dark=True)
     rows = page.js(ROWS)
     assert 256 <= len(rows) <= 512

@@ -31,7 +31,7 @@ OPTIONS = {
     "validate": ["KIND FILE.csv | show CASE_ID", "--json", "--html", "--workers", "--only", "--quiet", "-q", "--help"],
     "calibrate": [],  # all options are calibrate's own (`calibrate.command`)
     "presets": ["--help"],
-    "topology": ["NAME", "--gpus", "--html", "--help"],
+    "topology": ["NAME", "--set", "--gpus", "--html", "--help"],
 }
 
 

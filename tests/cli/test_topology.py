@@ -38,6 +38,11 @@ def test_a_scenario_on_a_graph_climbs_as_many_switches_as_there_are(clustersim: 
     assert ["pp", "2", "4", "4", "2", "switch", "2", "NIC,", "switch", "to", "switch"] in found
 
 
+def test_keys_of_a_scenario_can_be_changed(clustersim: Run, plan: Path) -> None:
+    found = lines(clustersim, plan, "--set", "layout.tp=4", "--set", "layout.dp=1")
+    assert ["tp", "4", "2", "1", "1", "NVLink", "domain", "NVLink"] in found
+
+
 def test_a_cluster_has_no_axes(clustersim: Run) -> None:
     assert not [line for line in lines(clustersim, "dgx-h100") if line[:1] == ["axis"]]
 
@@ -50,6 +55,8 @@ def test_a_cluster_has_no_axes(clustersim: Run) -> None:
         (["missing.yaml"], ["missing.yaml", "cannot be read"]),
         (["dgx-h10"], ["no cluster 'dgx-h10'", "scenario", ".yaml", "did you mean dgx-h100?"]),
         (["plan.yaml", "--gpus", "16"], ["--gpus 16", "plan.yaml", "8 GPUs"]),
+        (["dgx-h100", "--set", "layout.tp=4"], ["--set layout.tp=4", "dgx-h100 is a cluster", "--gpus"]),
+        (["plan.yaml", "--set", "layout.tpp=4"], ["plan.yaml", "layout.tpp", "did you mean tp?"]),
         (["wrong.yaml"], ["wrong.yaml", "layout.tpp", "did you mean tp?"]),
         (["plan.yaml", "--html", "plan.yaml"], ["is one of the files that are read"]),
         (["plan.yaml", "--html", "no/such/page.html"], ["no/such"]),

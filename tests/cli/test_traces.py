@@ -39,9 +39,9 @@ def test_all_traces_of_the_chosen_ranks_are_written_and_named(clustersim: Run, p
     [
         (["--ranks", "0"], "--ranks and --force say how traces are written"),
         (["--force", "--html", "a.html"], "--ranks and --force say how traces are written"),
-        (["--trace", "a.json", "--ranks", "0:9"], "0:9 names no ranks; give one or several"),
-        (["--spans", "a.csv", "--ranks", "stage:2"], "stage:0 to stage:1"),
-        (["--kineto", "a", "--ranks", "slowest:9"], "slowest:4 (1 to 8)"),
+        (["--trace", "a.json", "--ranks", "0:9"], "0:9 does not name ranks from 0 to 7"),
+        (["--spans", "a.csv", "--ranks", "stage:2"], "stage:1 (all ranks of a pipeline rank, 0 to 1)"),
+        (["--kineto", "a", "--ranks", "slowest:9"], "slowest:4 (at most 8)"),
         (["--spans", "a.xlsx"], "name a file that ends in .csv, .parquet or .arrow"),
         (["--spans", "-"], "name a file that ends in .csv, .parquet or .arrow"),
         (["--spans", "no/a.csv"], "there is no directory no"),

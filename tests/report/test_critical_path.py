@@ -10,7 +10,7 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.analysis.parts import PARTS, Part
-from clustersim.analysis.path_pieces import Link, Passes, PathPieces, Piece, Stretches
+from clustersim.analysis.path_pieces import Arrival, Legs, Passes, PathPieces, Piece
 from clustersim.program.action import ActionKind
 from clustersim.report.answer import PART_LOOKS
 from clustersim.report.answer_critical_path import critical_path_of
@@ -26,20 +26,21 @@ PIPELINE: dict[str, Any] = {
 FORWARD = (Passes(ActionKind.FORWARD, 3, 9),)
 
 
-def path(lengths: list[float], *, stages: int = 2, word: str = "stage") -> CriticalPath:
+def path(lengths: list[float], *, stages: int = 2, word: str = "stage", steps: int = 1) -> CriticalPath:
     """Pieces of so many seconds, on one stage after the other."""
     ends = np.cumsum(lengths)
     starts = ends - lengths
     ranks = np.arange(len(lengths)) % stages
     pieces = tuple(
-        Piece(rank, rank, start, end, Link.MESSAGE if number else Link.BEGINNING, FORWARD, ())
+        Piece(rank, rank, start, end, Arrival.MESSAGE if number else Arrival.BEGINNING, FORWARD, ())
         for number, (rank, start, end) in enumerate(zip(ranks.tolist(), starts.tolist(), ends.tolist(), strict=True))
     )
     parts = np.zeros((stages, len(PARTS)))
     np.add.at(parts[:, Part.COMPUTE.place], ranks, lengths)
-    stretches = Stretches(ranks, ranks, np.full(len(lengths), Part.COMPUTE.place), starts, ends)
+    legs = Legs(ranks, ranks, np.full(len(lengths), Part.COMPUTE.place), starts, ends)
     labels = tuple(f"{word} {number}" for number in range(stages))
-    return CriticalPath(PathPieces(pieces, parts, stretches), labels, tuple(map(str, range(stages))), word)
+    short = tuple(map(str, range(stages)))
+    return CriticalPath(PathPieces(pieces, parts, legs), labels, short, word, 16 // steps, steps)
 
 
 def rows(table: str) -> list[list[str]]:
@@ -59,6 +60,22 @@ def test_a_piece_says_where_it_is_what_it_does_and_what_it_waited_for() -> None:
     after = "forward of microbatches 3 to 9; after a message from stage 0 (rank 0)"
     assert second == ["1 s", "stage 1 (rank 1)", after, "2 s"]
     assert end[-1] == "3.000 s"
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "words"),
+    [
+        (3, 3, "forward of microbatch 3 (step 1)"),
+        (9, 9, "forward of microbatch 1 (step 2)"),
+        (8, 9, "forward of microbatches 0 to 1 (step 2)"),
+        (7, 9, "forward of microbatches 7 (step 1) to 1 (step 2)"),
+    ],
+)
+def test_microbatches_are_counted_in_their_step_as_on_the_timeline(first: int, last: int, words: str) -> None:
+    found = path([1.0], steps=2)  # of 8 microbatches
+    piece = replace(found.path.pieces[0], passes=(Passes(ActionKind.FORWARD, first, last),))
+    lines = rows(pieces_table(replace(found, path=replace(found.path, pieces=(piece,)))))
+    assert lines[1][2] == words
 
 
 def test_short_pieces_between_long_ones_share_a_line() -> None:
@@ -113,7 +130,7 @@ def test_the_bar_shows_what_takes_most_of_its_time() -> None:
     lengths = [0.009, 0.001] * 1000 + [10.0]
     known = path(lengths, stages=1).path
     part = np.array([Part.COMPUTE.place, Part.WAIT.place] * 1000 + [Part.WAIT.place])
-    found = replace(path(lengths, stages=1), path=replace(known, stretches=replace(known.stretches, part=part)))
+    found = replace(path(lengths, stages=1), path=replace(known, legs=replace(known.legs, part=part)))
     compute, wait = path_figure(found, LOOKS).traces
     assert (column(compute, "base").tolist(), column(compute, "x").tolist()) == ([0.0], pytest.approx([10.0]))
     assert (column(wait, "base").tolist(), column(wait, "x").tolist()) == (pytest.approx([10.0]), pytest.approx([10.0]))

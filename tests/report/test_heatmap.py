@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.analysis.moments import Moments
+from clustersim.analysis.dominant import DominantParts
 from clustersim.analysis.parts import PARTS, Part
 from clustersim.parallel.groups import coordinate
 from clustersim.parallel.layout import Layout
 from clustersim.report.answer import PART_LOOKS
-from clustersim.report.answer_moments import moments_of
+from clustersim.report.answer_dominant import dominant_of
 from clustersim.report.figure import Figure
 from clustersim.report.heatmap import Heatmap, heatmap_card, heatmap_figure
 
@@ -28,7 +28,7 @@ LAPTOP: dict[str, Any] = {
 def made(representative: np.ndarray, ranks: np.ndarray, layout: Layout = LAYOUT, bins: int = 10) -> Heatmap:
     category = np.full((len(ranks), bins), Part.WAIT.place, dtype=np.uint8)
     seconds = np.zeros((len(ranks), len(PARTS)))
-    return Heatmap(Moments(ranks, representative, seconds, category, 1.0), layout, 8)
+    return Heatmap(DominantParts(ranks, representative, seconds, category, 1.0), layout, 8)
 
 
 def array(figure: Figure, name: str) -> list[float]:
@@ -61,8 +61,8 @@ def test_the_legend_has_words_for_what_is_seen_and_for_nothing_else() -> None:
 
 def test_one_rank_has_no_heatmap_and_two_have() -> None:
     one = Scenario.from_mapping({**LAPTOP, "cluster": {"name": "laptop", "gpus": 1}, "layout": {}})
-    assert moments_of(simulate(one)) is None
-    two = moments_of(simulate(Scenario.from_mapping(LAPTOP)))
+    assert dominant_of(simulate(one)) is None
+    two = dominant_of(simulate(Scenario.from_mapping(LAPTOP)))
     assert two is not None
     assert "All 2 ranks do the same at the same times." in heatmap_card(two, LOOKS).html
 
@@ -72,6 +72,6 @@ def test_the_largest_heatmap_is_a_small_part_of_a_page() -> None:
     layout = Layout(tp=8, pp=16, dp=1024)
     ranks = np.arange(0, 131072, 64)
     category = np.random.default_rng(0).integers(0, len(PARTS), (2048, 720)).astype(np.uint8)
-    known = Moments(ranks, np.arange(131072), np.zeros((2048, len(PARTS))), category, 1.0)
+    known = DominantParts(ranks, np.arange(131072), np.zeros((2048, len(PARTS))), category, 1.0)
     figure = heatmap_figure(Heatmap(known, layout, 8), LOOKS)
     assert sum(len(each["z"]) for each in figure.arrays.values()) < 2e6

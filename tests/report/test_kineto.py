@@ -168,8 +168,14 @@ def test_what_cannot_be_a_directory_of_traces_is_one_sentence(tmp_path: Path, na
         require_directory(tmp_path / name)
 
 
-def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = kineto_files.write_kineto
+@pytest.mark.parametrize("before", [[], [0, 1, 5]])
+def test_where_the_disk_is_full_all_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: list[int]
+) -> None:
+    real, folder = kineto_files.write_kineto, tmp_path / "traces"
+    if before:
+        write_kineto_files(simulated("steps=2"), folder, before)
+    earlier = {each.name: each.read_bytes() for each in folder.glob("*")}
 
     def full(result: Result, rank: Any, file: Any, **more: Any) -> int:
         count = real(result, rank, file, **more)
@@ -179,7 +185,18 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(kineto_files, "write_kineto", full)
     with pytest.raises(OutputError, match="No space left on device"):
-        write_kineto_files(simulated(), tmp_path, [0, 5])
+        write_kineto_files(simulated(), folder, [0, 5])
+    assert folder.exists() == bool(before)
+    assert {each.name: each.read_bytes() for each in folder.glob("*")} == earlier
+    monkeypatch.setattr(kineto_files, "write_kineto", real)
+    write_kineto_files(simulated(), folder, [0, 5])
+    assert sorted(each.name for each in folder.iterdir()) == ["rank-0.json", "rank-5.json"]
+
+
+def test_what_a_killed_run_left_is_cleared(tmp_path: Path) -> None:
+    write_kineto_files(simulated(), tmp_path, [0])
+    (tmp_path / "rank-0.json").rename(tmp_path / ".rank-3.json.1.part")
+    write_kineto_files(simulated(), tmp_path, [0])
     assert [each.name for each in tmp_path.iterdir()] == ["rank-0.json"]
 
 

@@ -60,8 +60,9 @@ def flat(pieces: Sequence[Slice]) -> list[tuple[int, int, Label]]:
     return found
 
 
-def test_every_slice_is_given_back_with_its_times_words_and_arguments() -> None:
-    result = simulated()
+@pytest.mark.parametrize("overrides", [(), ("steps=2", "disturbances.jitter=5%")])
+def test_every_slice_is_given_back_with_its_times_words_and_arguments(overrides: tuple[str, ...]) -> None:
+    result = simulated(*overrides)
     packets = written(result, [0, 4])
     pieces = flat(list(slices(result, trace_ranks(result, [0, 4]))))
     begins = of_type(packets, BEGIN)

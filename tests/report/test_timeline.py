@@ -24,14 +24,14 @@ def with_kernels(timeline: Timeline, each: int, *, own: bool) -> Timeline:
     """The same with so many kernels in every pass, of random times where they are its own."""
     spans = timeline.spans
     passes = np.flatnonzero(spans.lane == 0)
-    patterns = len(passes) if own else 1
-    pattern = np.full(len(spans), -1)
-    pattern[passes] = np.arange(patterns) if own else 0
-    share = np.random.default_rng(0).dirichlet(np.ones(each), patterns)
-    long = (spans.end - spans.start)[passes[:patterns]]
+    templates = len(passes) if own else 1
+    template = np.full(len(spans), -1)
+    template[passes] = np.arange(templates) if own else 0
+    share = np.random.default_rng(0).dirichlet(np.ones(each), templates)
+    long = (spans.end - spans.start)[passes[:templates]]
     kernels = Kernels(
-        pattern, np.arange(patterns + 1) * each, np.zeros(patterns * each, dtype=np.int64),
-        np.zeros(patterns * each), (share * long[:, None]).ravel(), (KernelLabel("matmul", 1, ("m 1",)),),
+        template, np.arange(templates + 1) * each, np.zeros(templates * each, dtype=np.int64),
+        np.zeros(templates * each), (share * long[:, None]).ravel(), (KernelLabel("matmul", 1, ("m 1",)),),
     )  # fmt: skip
     return replace(timeline, kernels=kernels)
 
@@ -53,14 +53,14 @@ def test_kernels_fill_the_passes_that_they_are_in(make_view: View) -> None:
     timeline = with_kernels(make_view(2, 4).timeline, 7, own=True)
     drawn = drawing(timeline)
     read = unpacked(drawn.arrays)
-    for span in np.flatnonzero(read["pattern"] >= 0):
-        first, last = read["patternFirst"][read["pattern"][span] :][:2]
+    for span in np.flatnonzero(read["template"] >= 0):
+        first, last = read["templateFirst"][read["template"][span] :][:2]
         inside = read["gap"][first:last].sum() + read["duration"][first:last].sum()
         whole = (read["spanEnd"][span].astype(float) - read["spanStart"][span]) * drawn.tick
         assert inside == pytest.approx(whole, rel=1e-5)
 
 
-def test_runs_that_share_a_pattern_cost_nothing_more(make_view: View) -> None:
+def test_runs_that_share_a_template_cost_nothing_more(make_view: View) -> None:
     def size(microbatches: int) -> int:
         timeline = with_kernels(make_view(4, microbatches).timeline, 1000, own=False)
         return sum(len(each["z"]) for each in drawing(timeline).arrays.values())

@@ -7,7 +7,7 @@ from clustersim.analysis.network_axes import axis_spans
 from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.hardware.topology import LinkKind
 from clustersim.parallel.layout import Layout
-from clustersim.report.topology import Crossing, Lane, Picture, Tier, topology_figure, topology_page
+from clustersim.report.topology import Dot, Lane, Picture, Tier, topology_figure, topology_page
 from clustersim.report.topology_view import picture
 
 POD = Picture(
@@ -42,7 +42,7 @@ def test_names_of_a_users_topology_stay_text() -> None:
 
 
 def test_an_axis_is_drawn_from_the_gpus_up_to_the_tier_that_it_crosses_last() -> None:
-    lane = Lane("dp", 128, 4, 8, 16, (Crossing(1, "NIC", all_of_them=True), Crossing(2, "leaf", all_of_them=False)))
+    lane = Lane("dp", 128, 4, 8, 16, (Dot(1, "NIC", all_of_them=True), Dot(2, "leaf", all_of_them=False)))
     figure = topology_figure(Picture("pod", POD.tiers, (lane,)))
     lines = [trace for trace in figure.traces if trace.get("mode") == "lines" and "fill" not in trace]
     assert {max(y for y in trace["y"] if y is not None) for trace in lines} == {2}

@@ -75,8 +75,9 @@ def test_the_operations_of_a_disturbed_pass_last_as_long_as_the_pass_but_for_wai
     assert inside == pytest.approx(1e6 * (passes - waited), rel=1e-4)
 
 
-def test_operations_lie_inside_their_pass_and_do_not_overlap(result: Result, tmp_path: Path) -> None:
-    write_trace(result, tmp_path / "step.json")
+@pytest.mark.parametrize("overrides", [(), ("steps=2", "disturbances.jitter=5%")])
+def test_operations_lie_inside_their_pass_and_do_not_overlap(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    write_trace(simulated(*overrides), tmp_path / "step.json")
     last: dict[tuple[int, int], tuple[int, int]] = {}
     for event in complete(tmp_path / "step.json"):
         start = round(event["ts"] * 1e3)
@@ -152,6 +153,23 @@ def test_what_is_received_is_there_and_comes_last(result: Result) -> None:
     sent = [piece for piece in pieces if piece.stream in (Stream.SEND_NEXT, Stream.SEND_PREVIOUS)]
     assert len(received) == len(sent) == 4 * 2 * 4  # microbatches, directions, pipelines
     assert sorted((piece.start, piece.end) for piece in received) == sorted((piece.start, piece.end) for piece in sent)
+
+
+@pytest.mark.parametrize("jitter", ["0%", "5%"])
+def test_microbatches_are_counted_in_their_step_in_names_and_arguments(jitter: str, tmp_path: Path) -> None:
+    result = simulated("steps=2", f"disturbances.jitter={jitter}")
+    pieces = list(slices(result, trace_ranks(result, [0, 4])))
+    counted = [piece for piece in pieces if "microbatch" in piece.label.arguments]
+    places = {(piece.label.arguments["step"], piece.label.arguments["microbatch"]) for piece in counted}
+    assert places == {(step, microbatch) for step in (1, 2) for microbatch in range(4)}
+    for piece in counted:
+        number, step = piece.label.arguments["microbatch"], piece.label.arguments["step"]
+        assert f"microbatch {number}" in piece.label.name
+        assert piece.label.name.endswith(f", step {step}")
+    assert not any("step" in piece.label.arguments for piece in slices(simulated(), trace_ranks(simulated(), [0])))
+    write_trace(result, tmp_path / "steps.json", [0, 4])
+    read = [event["name"] for event in complete(tmp_path / "steps.json") if "microbatch" in event["args"]]
+    assert sorted(read) == sorted(piece.label.name for piece in counted)
 
 
 def test_waits_inside_a_pass_are_said_and_not_drawn() -> None:

@@ -40,7 +40,7 @@ def test_the_slowest_are_the_slow_ranks_then_those_whose_kernels_take_longest() 
 def test_ranks_that_are_not_there_are_refused_with_what_is_legal(choice: str) -> None:
     layout = Layout(tp=2, dp=2, pp=2)
     with pytest.raises(
-        InputError, match=r"names no ranks; .* ranks 0 to 7.* stage:0 to stage:1 .*slowest:4 \(1 to 8\)"
+        InputError, match=r"does not name ranks from 0 to 7; .*stage:1 .*0 to 1\), slowest:4 \(at most 8\)"
     ):
         require_ranks(layout, choice)
 

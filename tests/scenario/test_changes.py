@@ -17,6 +17,7 @@ from clustersim.program.task import Collective
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.links import (
     NETWORK,
+    links_to_nics,
     network_links,
     nvlink,
     pcie_links,
@@ -88,6 +89,14 @@ def test_a_slow_gpu_is_in_the_middle_and_beside_those_that_are_slow_already() ->
     assert speeds[1] == 0.5
     assert speeds[8] == 0.9
     assert np.count_nonzero(speeds != 1.0) == 2
+    assert with_slow_gpu(scenario(), 0.9, 5).disturbances.speeds(16)[5] == 0.9
+
+
+def test_what_bounds_nics_is_slower_than_they_would_be() -> None:
+    """63 GB/s of PCIe bound NICs of 50 GB/s from 1.26 times their bandwidth on."""
+    assert links_to_nics(scenario(), 1.25) == ()
+    assert links_to_nics(scenario(), 1.27) == (LinkKind.PCIE,)
+    assert links_to_nics(scenario("layout={}", "cluster.gpus=1"), 0.0) == ()
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ clustersim.explorer = (() => {
     else control.value = control.type === "range" ? valuesOf(control).indexOf(value) : String(value);
     const output = document.querySelector(`output[for="${control.id}"]`);
     if (!output) return;
-    output.textContent = value.toLocaleString("en-US");
+    output.textContent = clustersim.tools.count(value);
     control.setAttribute("aria-valuetext", output.textContent);
   }
 

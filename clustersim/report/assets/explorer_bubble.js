@@ -49,7 +49,7 @@ clustersim.behaviours.explorer_bubble = (figure, _arrays, tools) => {
     const chunks = explorer.model.chunksOf(settings);
     const value = (100 * idle(settings.schedule, pp, m, chunks)).toFixed(1);
     const name = words[settings.schedule] ?? `interleaved with ${chunks} chunks`;
-    const many = `${m.toLocaleString("en-US")} microbatch${m === 1 ? "" : "es"}`;
+    const many = `${tools.count(m)} microbatch${m === 1 ? "" : "es"}`;
     const formula = `(p - 1) / (${chunks > 1 ? "v " : ""}m + p - 1)`;
     const textbook = (100 * (pp - 1)) / (chunks * m + pp - 1);
     const same = Math.abs(textbook - value) < 0.1 ? `, the textbook's ${formula}` : `; the textbook's ${formula} is ${textbook.toFixed(1)} %`;

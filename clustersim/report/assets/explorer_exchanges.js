@@ -23,14 +23,14 @@ clustersim.explorerExchanges = (facts, model) => {
     };
   }
 
-  const crossingsOf = (settings, mode) => facts.crossings[settings.split ? "split" : "whole"][mode];
+  const ringsOf = (settings, mode) => facts.ring_volumes[settings.split ? "split" : "whole"][mode];
   const modeOf = (settings) => (settings.recompute.startsWith("layers:") ? "none" : settings.recompute);
   const pipelineMessage = (settings) => (settings.pp > 1 ? bytesOf(settings).activation / settings.tp : 0);
 
   function tensorTraffic(settings, stages) {
     const { activation, tokens } = bytesOf(settings);
-    const plain = crossingsOf(settings, modeOf(settings));
-    const full = crossingsOf(settings, "full");
+    const plain = ringsOf(settings, modeOf(settings));
+    const full = ringsOf(settings, "full");
     const arrives = settings.split || settings.pp === 1 ? 0 : 1; // a stage's input is gathered where it is whole
     const each = stages.map((stage) => {
       const again = recomputed(settings, stage);
@@ -47,7 +47,7 @@ clustersim.explorerExchanges = (facts, model) => {
     const keys = 2 * settings.microbatch * settings.sequence * Math.max(1, Math.floor(heads / settings.tp)) * width;
     const each = stages.map((stage) => {
       const again = recomputed(settings, stage);
-      return again * sum(crossingsOf(settings, "full").ring) + (stage.layers - again) * sum(crossingsOf(settings, modeOf(settings)).ring);
+      return again * sum(ringsOf(settings, "full").ring) + (stage.layers - again) * sum(ringsOf(settings, modeOf(settings)).ring);
     });
     return sum(each) * keys * facts.formats[settings.format].activation * microbatches(settings) * (1 - 1 / settings.cp);
   }

@@ -48,17 +48,17 @@ clustersim.behaviours.explorer_memory = (figure, _arrays, tools) => {
     return Object.assign(document.createElement(tag), { textContent: text, className: kind });
   }
 
-  function row(name, texts, kind = "", colour = "") {
+  function row(name, texts, kind = "", key = "") {
     const line = document.createElement("tr");
     line.className = kind;
     line.append(cell("th", name), ...texts.map((text) => cell("td", text)));
-    if (colour) line.firstChild.prepend(Object.assign(cell("i", "", "key"), { style: `background-color: ${colour}` }));
+    line.firstChild.insertAdjacentHTML("afterbegin", key);
     return line;
   }
 
   function table({ settings, stages }) {
     const { pp } = settings;
-    const body = parts.map((part) => row(part.label, stages.map((stage) => tools.bytes(stage.parts[part.name])), "", part.colour));
+    const body = parts.map((part) => row(part.label, stages.map((stage) => tools.bytes(stage.parts[part.name])), "", part.key));
     body.push(row("all", stages.map((stage) => tools.bytes(stage.peak)), "sum"));
     body.push(row(`of ${tools.bytes(capacity)}`, stages.map(verdict)));
     if (pp > 1) body.push(row("fullest pipeline rank", stages.map((stage) => String(stage.rank))));

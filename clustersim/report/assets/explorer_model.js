@@ -10,7 +10,7 @@ clustersim.explorerModel = (facts) => {
   const OUTSIDE = ["communication buffers", "driver context"]; // not the framework's allocator's
   const { order, rounds } = clustersim.passes;
   const sum = (values) => values.reduce((total, value) => total + value, 0);
-  const count = (value) => value.toLocaleString("en-US");
+  const { count } = clustersim.tools;
   const divisors = (number) => Array.from({ length: number }, (_, place) => place + 1).filter((each) => number % each === 0);
 
   // The nearest legal values below and above, for a sentence.

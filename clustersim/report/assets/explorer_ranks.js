@@ -18,7 +18,6 @@
   let chosen = 0;
   let ready = false;
 
-  const number = (value) => value.toLocaleString("en-US");
   const element = (tag, text, kind = "") => Object.assign(document.createElement(tag), { textContent: text, className: kind });
 
   // A row of a table; words are those cells that may break.
@@ -79,7 +78,7 @@
     button.tabIndex = rank === chosen ? 0 : -1;
     button.setAttribute("aria-pressed", String(rank === chosen));
     button.setAttribute("aria-label", `rank ${rank}: tp ${at.tp}, cp ${at.cp}, dp ${at.dp}, pp ${at.pp}${word ? `, ${word}` : ""}`);
-    button.append(element("b", number(rank)), element("small", place), element("i", word ?? ""));
+    button.append(element("b", tools.count(rank)), element("small", place), element("i", word ?? ""));
     return button;
   }
 
@@ -89,26 +88,26 @@
     const rows = [];
     shown.forEach((node, place) => {
       const skipped = node - (place ? shown[place - 1] + 1 : 0);
-      if (skipped) rows.push(element("p", `… ${number(skipped)} node${skipped > 1 ? "s" : ""} like these …`, "skipped"));
+      if (skipped) rows.push(element("p", `… ${tools.count(skipped)} node${skipped > 1 ? "s" : ""} like these …`, "skipped"));
       const row = element("div", "", "node");
       const ranks = Array.from({ length: Math.min(size, settings.gpus - node * size) }, (_, gpu) => node * size + gpu);
       const boxes = element("div", "");
       boxes.style.setProperty("--columns", COLUMNS);
       boxes.append(...ranks.map((rank) => rankButton(settings, rank, found.get(rank))));
-      row.append(element("span", `node ${number(node)}`), boxes);
+      row.append(element("span", `node ${tools.count(node)}`), boxes);
       rows.push(row);
     });
     const after = Math.ceil(settings.gpus / size) - 1 - shown[shown.length - 1];
-    if (after > 0) rows.push(element("p", `… ${number(after)} more node${after > 1 ? "s" : ""} …`, "skipped"));
+    if (after > 0) rows.push(element("p", `… ${tools.count(after)} more node${after > 1 ? "s" : ""} …`, "skipped"));
     grid.replaceChildren(...rows);
   }
 
   const parameters = (many) => (many >= 1e9 ? `${tools.number(many / 1e9)} G` : `${tools.number(many / 1e6)} M`);
 
-  const span = (first, many, word) => (many === 1 ? `${word} ${number(first)}` : `${word}s ${number(first)} to ${number(first + many - 1)}`);
+  const span = (first, many, word) => (many === 1 ? `${word} ${tools.count(first)}` : `${word}s ${tools.count(first)} to ${tools.count(first + many - 1)}`);
 
   // A part of a whole that is cut evenly: "columns 0 to 6,655 of 53,248".
-  const part = (place, parts, whole, word) => (parts === 1 ? `all ${number(whole)} ${word}s` : `${span((place * whole) / parts, whole / parts, word)} of ${number(whole)}`);
+  const part = (place, parts, whole, word) => (parts === 1 ? `all ${tools.count(whole)} ${word}s` : `${span((place * whole) / parts, whole / parts, word)} of ${tools.count(whole)}`);
 
   function holds(stages) {
     const names = stages.map((stage) => {
@@ -128,9 +127,9 @@
 
   function samples(settings, at) {
     const each = settings.batch / model.dpOf(settings);
-    const tokens = settings.cp > 1 ? `, of each ${number(settings.sequence / settings.cp)} of ${number(settings.sequence)} tokens: pieces ${at.cp} and ${2 * settings.cp - 1 - at.cp} of ${2 * settings.cp}` : "";
+    const tokens = settings.cp > 1 ? `, of each ${tools.count(settings.sequence / settings.cp)} of ${tools.count(settings.sequence)} tokens: pieces ${at.cp} and ${2 * settings.cp - 1 - at.cp} of ${2 * settings.cp}` : "";
     const m = model.microbatches(settings);
-    return `${number(each)} of the ${number(settings.batch)} sequences of a step, such as ${span(at.dp * each, each, "sequence")}, in ${number(m)} microbatch${m > 1 ? "es" : ""} of ${settings.microbatch}${tokens}`;
+    return `${tools.count(each)} of the ${tools.count(settings.batch)} sequences of a step, such as ${span(at.dp * each, each, "sequence")}, in ${tools.count(m)} microbatch${m > 1 ? "es" : ""} of ${settings.microbatch}${tokens}`;
   }
 
   // Which part of what is sharded over the ranks with the same weights is this rank's.
@@ -138,8 +137,8 @@
     const replicas = model.dpOf(settings) * settings.cp;
     const groups = groupsOf(settings, chosen);
     const place = groups.dp.indexOf(chosen);
-    const own = `part ${number(place)} of ${number(replicas)}, ${number(Math.round(total / replicas))} parameters`;
-    const whole = (what) => `${what} whole, as ${replicas > 1 ? `all ${number(replicas)} ranks with these weights do` : "no other rank has these weights"}`;
+    const own = `part ${tools.count(place)} of ${tools.count(replicas)}, ${tools.count(Math.round(total / replicas))} parameters`;
+    const whole = (what) => `${what} whole, as ${replicas > 1 ? `all ${tools.count(replicas)} ranks with these weights do` : "no other rank has these weights"}`;
     const sharded = ["optimizer states", "gradients", "parameters"].slice(0, settings.zero);
     const rest = ["parameters", "gradients", "optimizer states"].slice(0, 3 - settings.zero);
     if (replicas === 1 || !sharded.length) return whole("parameters, gradients and optimizer states");
@@ -153,7 +152,7 @@
     const total = own.flatMap((stage) => model.parametersOf(settings, stage)).reduce((all, each) => all + each, 0);
     const { peak } = memory[settings.zero].ranks[at.pp];
     const lines = [
-      ["place", `node ${number(Math.floor(chosen / facts.machine.per_node))}; tp ${at.tp} of ${settings.tp}, cp ${at.cp} of ${settings.cp}, dp ${at.dp} of ${model.dpOf(settings)}, pp ${at.pp} of ${settings.pp} (counted from 0)`],
+      ["place", `node ${tools.count(Math.floor(chosen / facts.machine.per_node))}; tp ${at.tp} of ${settings.tp}, cp ${at.cp} of ${settings.cp}, dp ${at.dp} of ${model.dpOf(settings)}, pp ${at.pp} of ${settings.pp} (counted from 0)`],
       ["layers", holds(own)],
       ["slice of each weight", `${slices(settings, at)}. Together ${parameters(total)} parameters`],
       ["data", samples(settings, at)],
@@ -164,8 +163,8 @@
   }
 
   function listed(ranks) {
-    if (ranks.length <= 4) return ranks.map(number).join(", ");
-    return `${ranks.slice(0, 3).map(number).join(", ")} … ${number(ranks[ranks.length - 1])}`;
+    if (ranks.length <= 4) return ranks.map(tools.count).join(", ");
+    return `${ranks.slice(0, 3).map(tools.count).join(", ")} … ${tools.count(ranks[ranks.length - 1])}`;
   }
 
   const PURPOSE = {
@@ -193,7 +192,7 @@
     if (sent.embedding) rows.push(["embedding", ...otherEnd(settings, at)]);
     const lines = rows.map(([axis, all, others]) => {
       const tier = exchanges.tier(all);
-      return tableRow(axis, [`${number(others.length)}: ${listed(others)}`, TIERS[tier] ?? tier, tools.bytes(sent[axis]), PURPOSE[axis](settings)]);
+      return tableRow(axis, [`${tools.count(others.length)}: ${listed(others)}`, TIERS[tier] ?? tier, tools.bytes(sent[axis]), PURPOSE[axis](settings)]);
     });
     if (!lines.length) lines.push(tableRow("nobody: one GPU does it all", []));
     talks.replaceChildren(...lines);
@@ -206,7 +205,7 @@
       const own = model.ofRank(stages, rank, settings.pp);
       const total = own.flatMap((stage) => model.parametersOf(settings, stage)).reduce((all, each) => all + each, 0);
       const fits = peak <= facts.machine.capacity ? "fits" : "does not fit";
-      return tableRow(`pp ${rank}`, [number(every), holds(own), parameters(total), tools.bytes(peak), fits]);
+      return tableRow(`pp ${rank}`, [tools.count(every), holds(own), parameters(total), tools.bytes(peak), fits]);
     });
     if (settings.pp > MOST_STAGES) rows.push(tableRow(`… ${settings.pp - MOST_STAGES} more …`, []));
     stagesTable.replaceChildren(...rows);

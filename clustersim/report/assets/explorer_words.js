@@ -5,7 +5,6 @@
   const { facts, model, exchanges } = explorer;
   const TIERS = { nvlink: "inside one NVLink domain", host: "inside one node", node: "inside one node" };
   const bytes = (value) => tools.bytes(value);
-  const number = (value) => value.toLocaleString("en-US");
   const NOTHING = "Here there is one replica only, so there is nothing to share out: take more GPUs than tp × cp × pp.";
 
   const verdict = (stage) => `${bytes(stage.peak)} of ${bytes(facts.machine.capacity)}: it ${stage.fits ? "fits" : "does not fit"}`;
@@ -14,18 +13,18 @@
   function ddp({ settings, stages: [stage] }, replicas) {
     if (replicas === 1) return NOTHING;
     const own = stage.parts.parameters + stage.parts.gradients + stage.parts["optimizer state"];
-    return `Each of ${number(replicas)} replicas computes its own sequences with its own copy of everything: parameters, gradients and optimizer state take ${bytes(own)} on the fullest GPU, which is the same on all ${number(replicas)}. Once a step gradients are summed, for which it sends ${sends(settings, stage)}. In all ${verdict(stage)}.`;
+    return `Each of ${tools.count(replicas)} replicas computes its own sequences with its own copy of everything: parameters, gradients and optimizer state take ${bytes(own)} on the fullest GPU, which is the same on all ${tools.count(replicas)}. Once a step gradients are summed, for which it sends ${sends(settings, stage)}. In all ${verdict(stage)}.`;
   }
 
   function zero1({ settings, stages: [before, stage] }, replicas) {
     if (replicas === 1) return NOTHING;
-    return `Each replica keeps the optimizer state of 1/${number(replicas)} of the parameters only: ${bytes(stage.parts["optimizer state"])} instead of ${bytes(before.parts["optimizer state"])}. It updates that part and gathers the rest; the fullest GPU sends ${sends(settings, stage)} a step (DDP: ${sends(settings, before)}). In all ${verdict(stage)}.`;
+    return `Each replica keeps the optimizer state of 1/${tools.count(replicas)} of the parameters only: ${bytes(stage.parts["optimizer state"])} instead of ${bytes(before.parts["optimizer state"])}. It updates that part and gathers the rest; the fullest GPU sends ${sends(settings, stage)} a step (DDP: ${sends(settings, before)}). In all ${verdict(stage)}.`;
   }
 
   function zero2({ settings, stages: [, before, stage] }, replicas) {
     if (replicas === 1) return NOTHING;
     const m = model.microbatches(settings);
-    return `Gradients are kept as parts, too: ${bytes(stage.parts.gradients)} instead of ${bytes(before.parts.gradients)}. The price: whole gradients are reduced after every microbatch, ${number(m)} time${m > 1 ? "s" : ""} a step, so the fullest GPU sends ${sends(settings, stage)} a step. In all ${verdict(stage)}.`;
+    return `Gradients are kept as parts, too: ${bytes(stage.parts.gradients)} instead of ${bytes(before.parts.gradients)}. The price: whole gradients are reduced after every microbatch, ${tools.count(m)} time${m > 1 ? "s" : ""} a step, so the fullest GPU sends ${sends(settings, stage)} a step. In all ${verdict(stage)}.`;
   }
 
   function zero3({ settings, stages: [, , before, stage] }, replicas) {
@@ -39,7 +38,7 @@
     const { rank } = stages[settings.zero];
     const place = TIERS[exchanges.tier(exchanges.group(settings, 0, ["tp"]))] ?? "across the network, which is slow for it";
     const split = settings.split ? " Norms and residuals are cut along the sequence (sequence parallelism), so their activations shrink, too." : "";
-    return `${tp} GPUs share every layer: each has ${number(model.modelOf(settings).dimensions.heads / tp)} of ${number(model.modelOf(settings).dimensions.heads)} heads and 1/${tp} of the MLP. No GPU goes on before their parts are summed, so this is the most talkative way of all: the fullest GPU sends ${bytes(exchanges.traffic(settings, rank).tp)} a step, ${place}.${split}`;
+    return `${tp} GPUs share every layer: each has ${tools.count(model.modelOf(settings).dimensions.heads / tp)} of ${tools.count(model.modelOf(settings).dimensions.heads)} heads and 1/${tp} of the MLP. No GPU goes on before their parts are summed, so this is the most talkative way of all: the fullest GPU sends ${bytes(exchanges.traffic(settings, rank).tp)} a step, ${place}.${split}`;
   }
 
   function pipeline({ settings, stages }) {
@@ -52,7 +51,7 @@
     const least = Math.min(...counts);
     const most = Math.max(...counts);
     const each = `${least === most ? "" : `${least} to `}${most} layer${most > 1 ? "s" : ""}`;
-    return `The ${counts.reduce((all, one) => all + one, 0)} layers lie on ${pp} GPUs one after the other${model.chunksOf(settings) > 1 ? `, in ${counts.length} virtual stages` : ""}, ${each} a stage. Only activations are handed on: the fullest GPU sends ${bytes(exchanges.traffic(settings, rank).pp)} a step. With ${number(m)} microbatch${m > 1 ? "es" : ""} each GPU stands idle for ${idle.toFixed(1)} % of the step.`;
+    return `The ${counts.reduce((all, one) => all + one, 0)} layers lie on ${pp} GPUs one after the other${model.chunksOf(settings) > 1 ? `, in ${counts.length} virtual stages` : ""}, ${each} a stage. Only activations are handed on: the fullest GPU sends ${bytes(exchanges.traffic(settings, rank).pp)} a step. With ${tools.count(m)} microbatch${m > 1 ? "es" : ""} each GPU stands idle for ${idle.toFixed(1)} % of the step.`;
   }
 
   explorer.onDraw((drawn) => {
@@ -66,7 +65,7 @@
     const m = model.microbatches(settings);
     said.className = `fits ${stage.fits ? "yes" : "no"}`;
     said.querySelector("b").textContent = stage.fits ? "fits" : "does not fit";
-    said.querySelector("span").textContent = `${bytes(stage.peak)} of ${bytes(facts.machine.capacity)} on the fullest GPU, of pipeline rank ${stage.rank}; tp ${settings.tp} × cp ${settings.cp} × pp ${settings.pp} × dp ${number(dp)} (what is left), ${number(m)} microbatch${m > 1 ? "es" : ""} a step on each replica`;
+    said.querySelector("span").textContent = `${bytes(stage.peak)} of ${bytes(facts.machine.capacity)} on the fullest GPU, of pipeline rank ${stage.rank}; tp ${settings.tp} × cp ${settings.cp} × pp ${settings.pp} × dp ${tools.count(dp)} (what is left), ${tools.count(m)} microbatch${m > 1 ? "es" : ""} a step on each replica`;
     said.querySelector("i").style.width = `${Math.min(100, (100 * stage.peak) / facts.machine.capacity)}%`;
   });
 })();

@@ -9,6 +9,12 @@ clustersim.behaviours.heatmap = (figure, arrays, tools) => {
   const NOBODY = 65535;
   const MOST_TICKS = 12;
   const MOST_RANGES = 4;
+  const SIGNS = {
+    dot: { symbol: "circle", size: 3.5, color: "#16191d" },
+    dash: { symbol: "line-ew", size: 6, line: { width: 1.6, color: "#16191d" } },
+  };
+  const ACROSS = 60; // signs beside each other at most, a third of it on a small screen
+  const DOWN = 32;
   const panel = document.getElementById("heatmap-row");
   const asked = document.getElementById("heatmap-rank");
   const rowsOf = orders.map(ordered);
@@ -18,7 +24,6 @@ clustersim.behaviours.heatmap = (figure, arrays, tools) => {
   let chosen = null; // the rank that the panel tells of
   let picture = null;
 
-  const count = (number) => number.toLocaleString("en-US");
   const place = (rank, axis) => Math.floor(rank / axes[axis][1]) % axes[axis][0];
   const large = (axis) => axes[axis][0] > 1;
 
@@ -50,16 +55,14 @@ clustersim.behaviours.heatmap = (figure, arrays, tools) => {
   function sameAs(rank) {
     const many = members[classOf[rank]];
     const run = simulated[classOf[rank]];
-    return many > 1 ? `the same as ${count(many)} ranks, simulated as rank ${run}` : "like no other rank";
+    return many > 1 ? `the same as ${tools.count(many)} ranks, simulated as rank ${run}` : "like no other rank";
   }
 
   function words(rank, bin) {
     const part = parts[category[classOf[rank] * bins + bin]];
     const [from, to] = [bin, bin + 1].map((edge) => tools.seconds(edge * makespan / bins));
-    return `<b>rank ${rank}</b>${where(rank) ? `, ${where(rank)}` : ""}<br>${from} to ${to}: ${mark(part)}mostly ${part.name}<br>${sameAs(rank)}`;
+    return `<b>rank ${rank}</b>${where(rank) ? `, ${where(rank)}` : ""}<br>${from} to ${to}: ${part.key}mostly ${part.name}<br>${sameAs(rank)}`;
   }
-
-  const mark = (part) => `<i class="key${part.hatched ? " hatched" : ""}" style="background-color:${part.colour};margin-left:.3em"></i>`;
 
   // The rows in a range as [low, high], at least one.
   function seen(layout) {
@@ -92,11 +95,32 @@ clustersim.behaviours.heatmap = (figure, arrays, tools) => {
     const z = drawn.map((rank) => category.subarray(classOf[rank] * bins, (classOf[rank] + 1) * bins));
     label(layout, low, high);
     outline(layout);
-    return [{
+    const cells = {
       type: "heatmap", z, y: edges, x0: makespan / bins / 2 / size, dx: makespan / bins / size,
       zmin: -0.5, zmax: parts.length - 0.5, colorscale: colours, showscale: false, zsmooth: false,
       hoverinfo: "none", // words for every cell would take longer than drawing them: `attach` shows those of one
-    }];
+    };
+    return [cells, ...Object.keys(SIGNS).map((sign) => signs(sign, edges, layout))];
+  }
+
+  // Signs on the cells whose part has this one, on a coarse grid: they say without colour which kind a part is of.
+  function signs(sign, edges, layout) {
+    const [from, to] = layout.xaxis.range.map((edge) => (edge * size * bins) / makespan);
+    const first = Math.max(0, Math.min(bins - 1, Math.floor(from)));
+    const columns = spaced(first, Math.max(first + 1, Math.min(bins, Math.ceil(to))), tools.narrow() ? ACROSS / 3 : ACROSS);
+    const found = spaced(0, drawn.length, DOWN).flatMap((row) => {
+      const own = columns.filter((bin) => parts[category[classOf[drawn[row]] * bins + bin]].sign === sign);
+      return own.map((bin) => [((bin + 0.5) * makespan) / bins / size, (edges[row] + edges[row + 1]) / 2]);
+    });
+    return {
+      type: "scatter", mode: "markers", x: found.map(([x]) => x), y: found.map(([, y]) => y), marker: SIGNS[sign], hoverinfo: "skip",
+    };
+  }
+
+  // At most so many of the whole numbers from low up to high, evenly spaced.
+  function spaced(low, high, many) {
+    const shown = Math.min(many, high - low);
+    return Array.from({ length: shown }, (_, place) => low + Math.floor(((place + 0.5) * (high - low)) / shown));
   }
 
   // Ticks where the axis that changes slowest, but often enough, changes.
@@ -141,13 +165,13 @@ clustersim.behaviours.heatmap = (figure, arrays, tools) => {
     }
     const said = found.slice(0, MOST_RANGES).map(([first, last]) => (first === last ? `${first}` : `${first}-${last}`));
     const rest = found.slice(MOST_RANGES).reduce((sum, [first, last]) => sum + last - first + 1, 0);
-    return said.join(", ") + (rest ? ` and ${count(rest)} more` : "");
+    return said.join(", ") + (rest ? ` and ${tools.count(rest)} more` : "");
   }
 
   function spent(own) {
     const found = parts.map((part, number) => ({ ...part, time: seconds[own * parts.length + number] }));
     return found.filter(({ time }) => time > 5e-4 * makespan).sort((one, other) => other.time - one.time).map((part) =>
-      `<span style="white-space:nowrap">${mark(part)}${part.name} ${tools.seconds(part.time)} ` +
+      `<span style="white-space:nowrap">${part.key}${part.name} ${tools.seconds(part.time)} ` +
       `(${tools.number(Number((100 * part.time / makespan).toPrecision(3)))} %)</span>`).join(" · ");
   }
 
@@ -155,27 +179,29 @@ clustersim.behaviours.heatmap = (figure, arrays, tools) => {
   function tell(rank) {
     const own = classOf[rank];
     if (own === undefined || own === NOBODY) {
-      panel.innerHTML = own === undefined ? `<p>There are ranks 0 to ${count(classOf.length - 1)}.</p>`
+      panel.innerHTML = own === undefined ? `<p>There are ranks 0 to ${tools.count(classOf.length - 1)}.</p>`
         : `<p>Rank ${rank} differs from all others, and is not among those that the file holds.</p>`;
       return;
     }
     chosen = rank;
     const run = simulated[own];
     const others = members[own] > 1
-      ? `${count(members[own])} ranks do the same at the same times: ${ranges(own)}. Rank ${run} was simulated for them.`
+      ? `${tools.count(members[own])} ranks do the same at the same times: ${ranges(own)}. Rank ${run} was simulated for them.`
       : "No other rank does the same.";
     panel.innerHTML = `<p><b>Rank ${rank}</b>${where(rank) ? `: ${where(rank)}` : ""}. ${others}</p><p class="caption">${spent(own)}</p>`;
     const timeline = tools.figure("timeline");
-    if (timeline) {
-      const button = document.createElement("button");
-      button.textContent = `rank ${run} in the timeline`;
-      button.addEventListener("click", () => {
-        timeline.behaviour?.show?.(run);
-        timeline.plot.scrollIntoView({ behavior: "smooth", block: "center" });
-      });
-      panel.append(button);
-    }
+    if (timeline) panel.append(leading(timeline, rank));
     if (picture) tools.redraw();
+  }
+
+  // What leads to the timeline's row of a rank, or of one that does the same; words where there is none.
+  function leading(timeline, rank) {
+    const shown = timeline.figure.facts.rows.map((row) => row.rank).filter((each) => classOf[each] === classOf[rank]);
+    if (!shown.length) return Object.assign(document.createElement("p"), { className: "caption", textContent: `Rank ${rank} is not shown in the timeline.` });
+    const row = shown.includes(rank) ? rank : shown[0];
+    const button = Object.assign(document.createElement("button"), { type: "button", textContent: `rank ${row} in the timeline` });
+    button.addEventListener("click", () => timeline.behaviour?.show?.(row));
+    return button;
   }
 
   const cell = ({ points: [point] }) => point.pointIndex ?? point.pointNumber;

@@ -12,9 +12,11 @@ window.clustersim = (() => {
 
   const colour = (token) => getComputedStyle(document.documentElement).getPropertyValue("--" + token).trim();
 
+  const TOKENS = new Set(["@ink", "@muted", "@surface", "@page", "@grid", "@track", "@edge", "@good", "@alarm", "@accent"]);
+
   // A copy in which "@ink" is the ink of the current scheme; arrays of numbers are shared, not copied.
   function themed(value) {
-    if (typeof value === "string") return value.startsWith("@") ? colour(value.slice(1)) : value;
+    if (typeof value === "string") return TOKENS.has(value) ? colour(value.slice(1)) : value;
     if (ArrayBuffer.isView(value)) return value;
     if (Array.isArray(value)) return typeof value[0] === "object" || typeof value[0] === "string" ? value.map(themed) : value;
     if (value === null || typeof value !== "object") return value;
@@ -77,6 +79,7 @@ window.clustersim = (() => {
     flops: (value) => scaled(value, "FLOP/s", DECIMAL),
     flop: (value) => scaled(value, "FLOP", DECIMAL),
     number: digits,
+    count: (value) => value.toLocaleString("en-US"),
     escape: (text) => String(text).replace(/[&<>"']/g, (sign) => ENTITIES[sign]),
     figure: (name) => drawn.get(name),
   };
@@ -154,7 +157,15 @@ window.clustersim = (() => {
     }
   }
 
+  async function library() {
+    const script = document.createElement("script");
+    const packed = document.getElementById("plotly").textContent;
+    script.textContent = new TextDecoder().decode(await unpacked({ dtype: "u1", z: packed }));
+    document.head.append(script);
+  }
+
   async function start() {
+    await library();
     const figures = JSON.parse(document.getElementById("figures").textContent);
     for (const figure of figures) drawn.set(figure.name, new Drawing(figure));
     for (const choice of document.querySelectorAll("select[data-figure]")) {
@@ -171,9 +182,23 @@ window.clustersim = (() => {
     const all = () => drawn.forEach((drawing) => drawing.plot.layout && drawing.again());
     dark.addEventListener("change", all);
     narrow.addEventListener("change", all);
+    addEventListener("beforeprint", () => printing(true));
+    addEventListener("afterprint", () => printing(false));
     document.documentElement.dataset.ready = "yes";
   }
 
+  // Paper is narrower than most screens: figures are drawn again for its width, and what is folded is opened.
+  function printing(now) {
+    document.documentElement.classList.toggle("printing", now);
+    for (const folded of document.querySelectorAll("details")) folded.open = now;
+    const size = (plot) => (now ? { width: plot.clientWidth } : { width: null, autosize: true });
+    for (const drawing of drawn.values()) {
+      if (!drawing.plot.layout) continue;
+      drawing.again(); // ink on white, whatever the screen has
+      Plotly.relayout(drawing.plot, size(drawing.plot)); // at once: printing does not wait
+    }
+  }
+
   addEventListener("DOMContentLoaded", start);
-  return { behaviours, tools, unpacked };
+  return { behaviours, parts: {}, tools, unpacked };
 })();

@@ -16,12 +16,21 @@ from clustersim.scenario.scenario import Scenario
 
 NETWORK: Final = (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE)
 """What leads from node to node."""
+_TO_NICS: Final = (LinkKind.PCIE, LinkKind.HOST)
 
 
 def network_links(scenario: Scenario) -> tuple[LinkKind, ...]:
     """Kinds of links from node to node, if the layout's ranks are on several."""
     nodes = scenario.cluster.fabric.nodes(np.arange(scenario.layout.world))
     return _there(scenario, NETWORK) if len(np.unique(nodes)) > 1 else ()
+
+
+def links_to_nics(scenario: Scenario, bandwidth: float) -> tuple[LinkKind, ...]:
+    """Kinds of links between GPUs and NICs that are slower than NICs of so many times their bandwidth would be."""
+    links = scenario.cluster.fabric.links
+    fastest = {kind: links.bandwidth[links.kind == LINK_KINDS.index(kind)].max(initial=0.0) for kind in _TO_NICS}
+    nics = links.bandwidth[links.kind == LINK_KINDS.index(LinkKind.NIC)].max(initial=0.0)
+    return tuple(kind for kind in _there(scenario, _TO_NICS) if fastest[kind] < bandwidth * nics)
 
 
 def nvlink(scenario: Scenario) -> tuple[LinkKind, ...]:
@@ -32,7 +41,7 @@ def nvlink(scenario: Scenario) -> tuple[LinkKind, ...]:
 def pcie_links(scenario: Scenario) -> tuple[LinkKind, ...]:
     """Where there is no NVLink: PCIe, and what joins root complexes."""
     several = scenario.layout.world > 1
-    return _there(scenario, (LinkKind.PCIE, LinkKind.HOST)) if several and not nvlink(scenario) else ()
+    return _there(scenario, _TO_NICS) if several and not nvlink(scenario) else ()
 
 
 def with_links(scenario: Scenario, kinds: Sequence[LinkKind], bandwidth: float) -> Scenario:

@@ -23,11 +23,12 @@ def with_recompute(scenario: Scenario, policy: Recompute) -> Scenario:
     return replace(scenario, training=replace(scenario.training, recompute=policy))
 
 
-def with_slow_gpu(scenario: Scenario, speed: float) -> Scenario:
+def with_slow_gpu(scenario: Scenario, speed: float, gpu: int | None = None) -> Scenario:
     """One GPU's kernels run at a part of their speed.
 
-    It is one in the middle of the world, so of a middle stage; the first has spare time where it has a layer less.
+    Without a simulation that says on which GPU it matters most it is one in the middle of the world, so of a middle
+    stage; the first has spare time where it has a layer less.
     """
-    slow = Slow((scenario.layout.world // 2,), speed)
+    slow = Slow((scenario.layout.world // 2 if gpu is None else gpu,), speed)
     disturbances = scenario.disturbances
     return replace(scenario, disturbances=replace(disturbances, slow=(*disturbances.slow, slow)))

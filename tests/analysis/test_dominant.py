@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
 from clustersim.analysis.breakdown import breakdown
-from clustersim.analysis.moments import moments, part_seconds
+from clustersim.analysis.dominant import dominant_parts, part_seconds
 from clustersim.analysis.parts import PARTS, Part
 from clustersim.analysis.rows import FloatArray, read_rows
 from clustersim.program.task import Compute, Stream
@@ -34,12 +34,14 @@ def timeline(case: Case, bins: int, rank: int = 0) -> list[dict[str, float]]:
 
 
 @given(cases(), st.integers(1, 40))
+@settings(deadline=None)
 def test_bins_of_a_part_sum_to_the_breakdown(case: Case, bins: int) -> None:
     known = breakdown(case.joined, case.timing_of).seconds
     assert pytest.approx(known, rel=1e-9, abs=1e-9 * (1 + case.trace.makespan)) == shares(case, bins).sum(axis=2).T
 
 
 @given(cases(), st.integers(1, 40))
+@settings(deadline=None)
 def test_every_bin_is_full_and_no_part_negative(case: Case, bins: int) -> None:
     found, makespan = shares(case, bins), case.trace.makespan
     assert found.sum(axis=0) == pytest.approx(makespan / bins, rel=1e-9, abs=1e-9 * (1 + makespan))
@@ -47,6 +49,7 @@ def test_every_bin_is_full_and_no_part_negative(case: Case, bins: int) -> None:
 
 
 @given(cases(), st.integers(1, 20), st.integers(2, 5))
+@settings(deadline=None)
 def test_finer_bins_add_up_to_coarser_ones(case: Case, bins: int, finer: int) -> None:
     whole, parts = shares(case, bins), shares(case, bins * finer)
     together = parts.reshape(*whole.shape, finer).sum(axis=3)
@@ -84,7 +87,7 @@ SMALL = Scenario.from_mapping(
 
 def check(result: Result) -> None:
     rows = read_rows(result.trace, result.program, result.scenario.steps)
-    found = moments(rows, result.cost.block, bins=50)
+    found = dominant_parts(rows, result.cost.block, bins=50)
     assert found.whole
     known = result.breakdown.seconds * result.scenario.steps
     assert found.seconds == pytest.approx(known, rel=1e-9, abs=1e-9 * found.makespan)
@@ -132,7 +135,7 @@ def test_a_blocks_parts_are_spread_evenly_but_for_what_this_run_waited() -> None
 def test_a_bin_is_called_after_what_takes_most_of_it() -> None:
     """Bins of 2 s: forward for 1.5 s and 0.5 s of a collective; 1 s of it less an eighth, and the optimizer."""
     case = Case((Row(FORWARD, 0, 1.5), Row(collective("dp"), 1.5, 2.875, 0, DATA), Row(STEP, 2.875, 4, 1)))
-    found = moments(case.joined, case.timing_of, bins=2)
+    found = dominant_parts(case.joined, case.timing_of, bins=2)
     assert [PARTS[place] for place in found.category[0]] == [Part.COMPUTE, Part.OPTIMIZER]
     assert found.seconds[0, Part.EXPOSED_DP.place] == pytest.approx(1.375)
 
@@ -140,8 +143,8 @@ def test_a_bin_is_called_after_what_takes_most_of_it() -> None:
 def test_of_many_classes_evenly_spaced_ranks_are_shown_as_they_are() -> None:
     rows = tuple(Row(FORWARD, 0, 1.0 + rank, -1, rank=rank) for rank in range(9))
     case = Case(rows, tuple(range(9)))
-    every = moments(case.joined, case.timing_of, bins=9)
-    some = moments(case.joined, case.timing_of, bins=9, most=3)
+    every = dominant_parts(case.joined, case.timing_of, bins=9)
+    some = dominant_parts(case.joined, case.timing_of, bins=9, most=3)
     assert every.whole
     assert not some.whole
     assert some.ranks.tolist() == [0, 4, 8]
@@ -154,4 +157,4 @@ def test_a_large_class_is_shown_however_few_are() -> None:
     """Rank 1 stands for ten ranks, each other one for itself."""
     rows = tuple(Row(FORWARD, 0, 1.0, -1, rank=rank) for rank in range(6))
     case = Case(rows, (0, 1, 2, 3, 4, 5, *[1] * 9))
-    assert 1 in moments(case.joined, case.timing_of, bins=1, most=3).ranks
+    assert 1 in dominant_parts(case.joined, case.timing_of, bins=1, most=3).ranks

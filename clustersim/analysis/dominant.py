@@ -29,7 +29,7 @@ MOST_CLASSES = 2048
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Moments:
+class DominantParts:
     """ranks: [classes] the simulated ranks that are shown; representative: [ranks] the simulated rank of each rank.
 
     seconds: [classes, parts] of all steps; category: [classes, bins] the place of the part that takes most of the bin;
@@ -48,7 +48,7 @@ class Moments:
         return len(self.ranks) == len(np.unique(self.representative))
 
 
-def moments(rows: Rows, timing_of: TimingOf, *, bins: int, most: int = MOST_CLASSES) -> Moments:
+def dominant_parts(rows: Rows, timing_of: TimingOf, *, bins: int, most: int = MOST_CLASSES) -> DominantParts:
     """The part that takes most of each of `bins` equal bins from 0 to the makespan, for at most `most` classes."""
     shown = _spaced(rows, most)
     category = np.zeros((len(shown.ranks), bins), dtype=np.uint8)
@@ -58,7 +58,7 @@ def moments(rows: Rows, timing_of: TimingOf, *, bins: int, most: int = MOST_CLAS
         seconds[:, place] = share.sum(axis=1)
         category[share > longest] = place
         np.maximum(longest, share, out=longest)
-    return Moments(shown.ranks, rows.trace.representative, seconds, category, rows.trace.makespan)
+    return DominantParts(shown.ranks, rows.trace.representative, seconds, category, rows.trace.makespan)
 
 
 def part_seconds(rows: Rows, timing_of: TimingOf, *, bins: int, makespan: Seconds) -> Iterator[FloatArray]:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Final
 
-from clustersim.analysis.moments import moments
+from clustersim.analysis.dominant import dominant_parts
 from clustersim.report.heatmap import Heatmap
 
 if TYPE_CHECKING:
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 _BINS: Final = 720  # about two pixels each on a large screen
 
 
-def moments_of(result: "Result") -> Heatmap | None:
+def dominant_of(result: "Result") -> Heatmap | None:
     """What all ranks do over time; None where there is one rank, which the timeline shows, or nothing happens."""
     if result.ranks == 1 or result.trace.makespan <= 0:
         return None
     scenario = result.scenario
-    found = moments(result.rows, result.cost.block, bins=_BINS)
+    found = dominant_parts(result.rows, result.cost.block, bins=_BINS)
     return Heatmap(found, scenario.layout, scenario.cluster.gpus_per_node)

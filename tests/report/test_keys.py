@@ -1,0 +1,34 @@
+"""Text becomes HTML in one place, once."""
+
+import re
+
+from clustersim.report.keys import Cells, Html, named, noted, signed, stacked, table
+from clustersim.report.theme import Category
+
+
+def test_text_of_a_table_is_escaped_once_and_html_stays() -> None:
+    rows = [Cells(("a & b", "<0.1%", Html("<b>x</b>"))), Cells((noted("c", "<1 B"), stacked(("<", "&lt;")), ""), "sum")]
+    text = table(("<head>", "", ""), rows)
+    assert re.findall(r"<t[hd](?: [^>]*)?>(.*?)</t[hd]>", text) == [
+        "&lt;head&gt;", "", "",
+        "a &amp; b", "&lt;0.1%", "<b>x</b>",
+        "c<br><small>&lt;1 B</small>", "&lt;<br>&amp;lt;", "",
+    ]  # fmt: skip
+    assert text.count('<tr class="sum">') == 1
+
+
+def test_columns_of_words_may_break_and_others_not() -> None:
+    text = table(("name", "number", "note"), [Cells(("a", "1 s", "a long note"))], words=(2,))
+    assert re.findall(r'class="words">(.*?)<', text) == ["note", "a long note"]
+
+
+def test_the_mark_of_a_hatched_category_is_hatched() -> None:
+    for category in (Category.FORWARD, Category.WAIT):
+        mark = named(category, "<words>")
+        assert (" hatched" in mark) == bool(category.pattern)
+        assert category.colour in mark
+        assert mark.endswith("</i>&lt;words&gt;")
+
+
+def test_a_difference_of_times_has_a_sign() -> None:
+    assert (signed(-0.5), signed(0.0), signed(2.0)) == ("-500 ms", "+0 s", "+2 s")
