@@ -13,7 +13,7 @@ from clustersim.analysis.rows import FloatArray, IntArray
 from clustersim.program.action import ActionKind
 from clustersim.report.document import Card, section, slot
 from clustersim.report.figure import Figure, Traces, axis, layout, marker, time_scale, typed
-from clustersim.report.keys import key, part_keys, unbroken
+from clustersim.report.keys import Cells, named, part_keys, table, unbroken
 from clustersim.report.theme import Category
 from clustersim.report.wording import CRITICAL_PATH
 from clustersim.units import format_seconds, format_step_time
@@ -24,7 +24,6 @@ _BINS: Final = 250  # of the bar of parts: a pixel each on a small screen, as pl
 _MOST_LEGS: Final = 1000  # of the bar of stages
 _MOST_NAMES: Final = 3  # of what is no pass of a microbatch
 _LEAST: Final = 0.01  # of the step: what a piece is at least that has a line of its own
-_LEFT: Final = ' style="text-align:left"'
 _ROUNDING: Final = 1e-9
 _NAMES: Final = {
     ActionKind.FORWARD: "forward",
@@ -96,11 +95,9 @@ def path_figure(path: CriticalPath, looks: Sequence[Category]) -> Figure:
 
 def pieces_table(path: CriticalPath) -> str:
     """The longest pieces in order of time, those between them together."""
-    lines = "".join(_line(path, each) for each in _lines(path.path.pieces))
-    whole = unbroken(format_step_time(path.path.seconds))
-    last = f'<tr class="sum"><th scope="row">end</th><td></td><td></td><td>{whole}</td></tr>'
-    head = f"<thead><tr><th>from</th><th{_LEFT}>where</th><th{_LEFT}>what</th><th>takes</th></tr></thead>"
-    return _wide(f'<table class="parts">{head}<tbody>{lines}{last}</tbody></table>')
+    lines = [_line(path, each) for each in _lines(path.path.pieces)]
+    last = Cells(("end", "", "", unbroken(format_step_time(path.path.seconds))), "sum")
+    return _wide(table(("from", "where", "what", "takes"), [*lines, last], words=(1, 2)))
 
 
 def stages_table(path: CriticalPath, looks: Sequence[Category]) -> str:
@@ -112,11 +109,9 @@ def stages_table(path: CriticalPath, looks: Sequence[Category]) -> str:
     lines = [(path.labels[stage], parts[stage]) for stage in shown]
     if rest := sorted(set(stages) - set(shown)):
         lines.append((f"{len(rest):,} more", parts[rest].sum(axis=0)))
-    words = "".join(f"<th>{key(looks[part])}{escape(PARTS[part].value)}</th>" for part in present)
-    head = f"<thead><tr><th>{escape(path.word)}</th>{words}<th>sum</th></tr></thead>"
-    rows = "".join(_stage_row(escape(name), seconds, present) for name, seconds in lines)
-    total = _stage_row("step", parts.sum(axis=0), present, whole=True)
-    return _wide(f'<table class="parts">{head}<tbody>{rows}{total}</tbody></table>')
+    heads = (path.word, *(named(looks[part], PARTS[part].value) for part in present), "sum")
+    rows = [_stage_row(name, seconds, present) for name, seconds in lines]
+    return _wide(table(heads, [*rows, _stage_row("step", parts.sum(axis=0), present, whole=True)]))
 
 
 def _stages(path: CriticalPath) -> list[int]:
@@ -125,17 +120,16 @@ def _stages(path: CriticalPath) -> list[int]:
     return touched
 
 
-def _stage_row(name: str, seconds: Any, present: list[int], *, whole: bool = False) -> str:
+def _stage_row(name: str, seconds: Any, present: list[int], *, whole: bool = False) -> Cells:
     rounding = _ROUNDING * max(float(seconds.sum()), 0.0)
-    cells = "".join(f"<td>{format_seconds(float(each)) if each > rounding else ''}</td>" for each in seconds[present])
+    cells = [format_seconds(float(each)) if each > rounding else "" for each in seconds[present]]
     total = format_step_time(float(seconds.sum())) if whole else format_seconds(float(seconds.sum()))
-    opening = '<tr class="sum">' if whole else "<tr>"
-    return f'{opening}<th scope="row">{name}</th>{cells}<td>{total}</td></tr>'
+    return Cells((name, *cells, total), "sum" if whole else "")
 
 
-def _wide(table: str) -> str:
+def _wide(content: str) -> str:
     """A table that may be wider than a small screen."""
-    return f'<div class="scrolls">{table}</div>'
+    return f'<div class="scrolls">{content}</div>'
 
 
 _Came = tuple[Piece, Piece | None]
@@ -161,13 +155,10 @@ def _grouped(came: Sequence[_Came], alone: frozenset[int]) -> Iterator[tuple[_Ca
         yield tuple(came[first:after])
 
 
-def _line(path: CriticalPath, line: tuple[_Came, ...]) -> str:
+def _line(path: CriticalPath, line: tuple[_Came, ...]) -> Cells:
     first, last = line[0][0], line[-1][0]
-    seconds = last.end - first.start
     where, what = _one(path, *line[0]) if len(line) == 1 else _several(path, [piece for piece, _ in line])
-    cells = "".join(f'<td class="words"{_LEFT}>{escape(words)}</td>' for words in (where, what))
-    start = format_seconds(first.start)
-    return f'<tr><th scope="row">{start}</th>{cells}<td>{unbroken(format_seconds(seconds))}</td></tr>'
+    return Cells((format_seconds(first.start), where, what, unbroken(format_seconds(last.end - first.start))))
 
 
 def _one(path: CriticalPath, piece: Piece, before: Piece | None) -> tuple[str, str]:

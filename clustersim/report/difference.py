@@ -16,7 +16,7 @@ from clustersim.report.view import ROUNDING, FloatArray
 from clustersim.report.wording import stage_name
 from clustersim.result import Result
 from clustersim.scenario.changes.written import Changed, changed_keys, other_files
-from clustersim.units import Seconds, format_bytes, format_number, format_step_time
+from clustersim.units import Seconds, format_bytes, format_number, format_seconds, format_step_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +65,23 @@ class Difference:
     @property
     def present(self) -> list[Part]:
         """The parts that are more than rounding in one of both."""
-        return [part for part in PARTS if self.parts[:, part.place].max() > ROUNDING * self.step_times.max()]
+        return [part for part in PARTS if self._visible(self.parts[:, part.place].max())]
 
     @property
     def different(self) -> list[Part]:
         """The parts that differ by more than rounding."""
-        return [part for part in self.present if abs(self.deltas[part.place]) > ROUNDING * self.step_times.max()]
+        return [part for part in self.present if self._visible(self.deltas[part.place])]
 
     def words(self, seconds: Seconds) -> str:
         """A difference of times; none where it is only rounding."""
-        return signed(seconds) if abs(seconds) > ROUNDING * self.step_times.max() else "0 s"
+        return signed(seconds) if self._visible(seconds) else "0 s"
+
+    def amount(self, seconds: Seconds) -> str:
+        """A time; none where it is only rounding."""
+        return format_seconds(seconds) if self._visible(seconds) else "0 s"
+
+    def _visible(self, seconds: Seconds) -> bool:
+        return bool(abs(seconds) > ROUNDING * self.step_times.max())
 
     def to_json(self) -> dict[str, Any]:
         """The difference as plain data; of each number first, second and second minus first."""

@@ -34,7 +34,7 @@ from clustersim.report.rows import height_of, shown_rows
 from clustersim.report.timeline import timeline_caption, timeline_figure
 from clustersim.report.timeline_arrays import MOST_BYTES, drawing
 from clustersim.report.view import FloatArray, Timeline
-from clustersim.units import Seconds, format_seconds, format_step_time
+from clustersim.units import Seconds, format_step_time
 
 NAMES: Final = ("A", "B")
 _WATERFALL_LEAD: Final = (
@@ -170,7 +170,7 @@ def _parts_table(difference: Difference) -> str:
 
 def _part_row(difference: Difference, part: Part) -> Cells:
     first, second = difference.parts[:, part.place].tolist()
-    times = (format_seconds(first), format_seconds(second), difference.words(second - first))
+    times = (difference.amount(first), difference.amount(second), difference.words(second - first))
     return Cells((named(PART_LOOKS[part], part.value), *times))
 
 

@@ -8,7 +8,7 @@ from clustersim.analysis.parts import PARTS
 from clustersim.report.answer import PART_LOOKS
 from clustersim.report.difference import Difference, headline, lines, words_of
 from clustersim.report.rows import shown_rows
-from clustersim.units import format_seconds, format_step_time
+from clustersim.units import format_step_time
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -70,7 +70,7 @@ def _parts(difference: Difference) -> "Table":
     for part in difference.present:
         first, second = difference.parts[:, part.place].tolist()
         look = _text(part.value, PART_LOOKS[part].colour)
-        table.add_row(look, format_seconds(first), format_seconds(second), difference.words(second - first))
+        table.add_row(look, difference.amount(first), difference.amount(second), difference.words(second - first))
     first, second = map(format_step_time, difference.step_times.tolist())
     table.add_row(*(_text(each, "bold") for each in ("step", first, second, difference.words(difference.longer))))
     return table

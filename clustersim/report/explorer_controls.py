@@ -22,6 +22,7 @@ _RECOMPUTES: Final = {
 }
 _LAYERS: Final = (1, 2, 4)
 _SCHEDULES: Final = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "interleaved 1F1B"}
+_COUNTS: Final = (1e12, "T"), (1e9, "G"), (1e6, "M")
 _ZERO: Final = ("0 (DDP)", "1: optimizer", "2: + gradients", "3: + parameters")
 
 
@@ -48,7 +49,7 @@ def controls(exploration: Exploration) -> str:
 
 
 def _model_words(model: ModelSizes) -> str:
-    size, unit = (1e9, "G") if model.parameters >= 1e9 else (1e6, "M")
+    size, unit = next((each for each in _COUNTS if model.parameters >= each[0]), _COUNTS[-1])
     return f"{model.name} ({model.parameters / size:.3g} {unit})"
 
 

@@ -6,7 +6,6 @@ step as long as it is, what would change it, how far can this be trusted.
 """
 
 from collections.abc import Iterator
-from html import escape
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +15,7 @@ from clustersim.report.document import Card, document, figure_card, section, slo
 from clustersim.report.figure import share_words
 from clustersim.report.files import write_text_atomically
 from clustersim.report.heatmap import heatmap_card
-from clustersim.report.keys import key
+from clustersim.report.keys import Cells, named, table
 from clustersim.report.memory import memory_figure, peak_figure
 from clustersim.report.network import network_card
 from clustersim.report.overlap import overlap_card
@@ -151,34 +150,16 @@ def _side_by_side(left: str, right: str) -> str:
 def parts_table(breakdown: Breakdown) -> str:
     """The parts in numbers, and their sum."""
     total = float(breakdown.step.sum())
-    rows = "".join(
-        _parts_row(
-            key(breakdown.categories[part]) + escape(breakdown.labels[part]),
-            (float(breakdown.step[part]), float(breakdown.path[part])),
-            total,
-        )
-        + (_ideal_rows(breakdown, total) if part == 0 else "")
-        for part in breakdown.present.tolist()
-    )
-    whole, path = (f"<td>{format_step_time(each)}</td>" for each in (total, float(breakdown.path.sum())))
-    last = f'<tr class="sum"><th scope="row">step</th>{whole}<td>100.0%</td>{path}</tr>'
-    head = "<thead><tr><th>part</th><th>mean</th><th>share</th><th>critical path</th></tr></thead>"
-    return f'<table class="parts">{head}<tbody>{rows}{last}</tbody></table>'
+    rows = [row for part in breakdown.present.tolist() for row in _part_rows(breakdown, part, total)]
+    mean, path = format_step_time(total), format_step_time(float(breakdown.path.sum()))
+    return table(("part", "mean", "share", "critical path"), [*rows, Cells(("step", mean, "100.0%", path), "sum")])
 
 
-def _ideal_rows(breakdown: Breakdown, total: Seconds) -> str:
-    """What of the computation is ideal, and what is not; nothing where that cannot be said."""
-    if not breakdown.ideal:
-        return ""
-    pairs = (IDEAL, breakdown.ideal), (BELOW_PEAK, float(breakdown.step[0]) - breakdown.ideal)
-    return "".join(
-        f'<tr class="of"><th scope="row">{escape(name)}</th><td>{format_seconds(seconds)}</td>'
-        f"<td>{share_words(seconds / total)}</td><td></td></tr>"
-        for name, seconds in pairs
-    )
-
-
-def _parts_row(name: str, seconds: tuple[Seconds, Seconds], total: Seconds) -> str:
-    """A part's name, its mean and share, and its time on the critical path."""
-    mean, path = (f"<td>{format_seconds(each)}</td>" for each in seconds)
-    return f'<tr><th scope="row">{name}</th>{mean}<td>{share_words(seconds[0] / total)}</td>{path}</tr>'
+def _part_rows(breakdown: Breakdown, part: int, total: Seconds) -> Iterator[Cells]:
+    """A part's name, its mean and share, and its time on the critical path; of computation what of it is ideal."""
+    mean, path = float(breakdown.step[part]), float(breakdown.path[part])
+    name = named(breakdown.categories[part], breakdown.labels[part])
+    yield Cells((name, format_seconds(mean), share_words(mean / total), format_seconds(path)))
+    if part == 0 and breakdown.ideal:
+        for words, seconds in ((IDEAL, breakdown.ideal), (BELOW_PEAK, mean - breakdown.ideal)):
+            yield Cells((words, format_seconds(seconds), share_words(seconds / total), ""), "of")

@@ -104,7 +104,8 @@ _LEAD: Final = (
 )
 _LANES_LEAD: Final = (
     " Beside them stand the axes of the layout, each as high as its groups reach: a dot where neighbours of a group "
-    "have such links between them, a ring where only some of them do."
+    "have such links between them, a ring where only some of them do. Collectives may take a shorter way, along rails: "
+    "what each axis sends over which tier is counted from a simulation (Network)."
 )
 
 

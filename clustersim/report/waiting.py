@@ -13,6 +13,7 @@ import numpy as np
 from clustersim.analysis.stragglers import LEAST, Straggler
 from clustersim.hardware.disturbance import in_ranges
 from clustersim.report.figure import Figure, Traces, axis, layout, legend, short_labels, time_scale, typed
+from clustersim.report.keys import Cells, stacked, table
 from clustersim.report.rows import shown_rows
 from clustersim.report.view import FloatArray, Waiting
 from clustersim.units import format_seconds
@@ -68,10 +69,9 @@ def stragglers_table(waiting: Waiting) -> str:
     found = waiting.stragglers
     if not found.slowest:
         return f"<p>{escape(waiting.otherwise)}</p>"
-    rows = "".join(_row(waiting, straggler) for straggler in found.slowest)
-    head = "<thead><tr><th>stragglers</th><th>slow</th><th>longer by</th><th>waits</th></tr></thead>"
-    table = f'<table class="parts">{head}<tbody>{rows}</tbody></table>'
-    return f"<div>{table}{_more(waiting)}{_shared(waiting)}</div>"
+    rows = [_row(waiting, straggler) for straggler in found.slowest]
+    numbers = table(("stragglers", "slow", "longer by", "waits"), rows)
+    return f"<div>{numbers}{_more(waiting)}{_shared(waiting)}</div>"
 
 
 def straggler_words(waiting: Waiting, straggler: Straggler) -> str:
@@ -90,13 +90,10 @@ def _slow(straggler: Straggler) -> list[tuple[str, str]]:
     return kernels + ([("communication", format_seconds(straggler.delay))] if straggler.delay else [])
 
 
-def _row(waiting: Waiting, straggler: Straggler) -> str:
-    return (
-        f'<tr><th scope="row">{escape(straggler_words(waiting, straggler))}</th>'
-        f"<td>{'<br>'.join(what for what, _ in _slow(straggler))}</td>"
-        f"<td>{'<br>'.join(longer for _, longer in _slow(straggler))}</td>"
-        f"<td>{format_seconds(straggler.waits)}</td></tr>"
-    )
+def _row(waiting: Waiting, straggler: Straggler) -> Cells:
+    slow = _slow(straggler)
+    what, longer = stacked(what for what, _ in slow), stacked(longer for _, longer in slow)
+    return Cells((straggler_words(waiting, straggler), what, longer, format_seconds(straggler.waits)))
 
 
 def _more(waiting: Waiting) -> str:

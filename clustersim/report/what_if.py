@@ -54,7 +54,7 @@ def what_if_figure(what_ifs: WhatIfs) -> Figure:
         ),
         height=70 + 34 * len(words),
         narrow={
-            "height": 70 + 46 * len(words),
+            "height": 70 + 56 * len(words),
             "font": {"size": 10},
             "xaxis": {"range": _range(outcomes, scale.size, _NARROW_ROOM)},
             "yaxis": {
@@ -72,7 +72,7 @@ def what_if_table(what_ifs: WhatIfs) -> str:
     rate, fits = what_ifs.tokens_per_s_per_gpu, _fits(what_ifs.fits)
     now = (unbroken(format_step_time(what_ifs.step_time)), "", format_number(rate), fits)
     tried = (Cells((case.words, *_cells(outcome))) for case, outcome in what_ifs.tried)
-    heads = ("change", "step", "longer by", "tokens/s per GPU", "memory")
+    heads = ("change", "step", "same work longer by", "tokens/s per GPU", "memory")
     return table(heads, [Cells(("as it is", *now), "sum"), *tried])
 
 
@@ -133,7 +133,7 @@ def _hover(outcome: Outcome) -> str:
 def _cells(outcome: Outcome) -> tuple[str, ...]:
     step = unbroken(format_step_time(outcome.step_time))
     rate = format_number(outcome.tokens_per_s_per_gpu)
-    return step, f"{signed(outcome.delta)} ({outcome.delta / outcome.base:+.1%})", rate, _fits(outcome.fits)
+    return step, f"{signed(outcome.longer)} ({outcome.part:+.1%})", rate, _fits(outcome.fits)
 
 
 def _fits(fits: bool) -> str:

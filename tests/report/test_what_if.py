@@ -59,11 +59,11 @@ def test_longer_and_what_does_not_fit_are_told_without_their_colour() -> None:
     assert marker["color"] == ["@alarm", "@good", "@muted", "@good"]
 
 
-def test_the_table_has_step_times_and_their_change_as_they_are() -> None:
+def test_the_table_has_step_times_as_they_are_and_changes_for_the_same_work() -> None:
     found = rows(what_if_card(STRIP).html)
     assert found[1] == ["as it is", "2.000 s", "", "100", "✓ fits"]
     assert found[2] == ["links <at> 0.9x", "2.500 s", "+500 ms (+25.0%)", "80", "✓ fits"]
-    assert found[3] == ["twice the batch", "3.000 s", "+1 s (+50.0%)", "133.3", "✓ fits"]
+    assert found[3] == ["twice the batch", "3.000 s", "-500 ms (-25.0%)", "133.3", "✓ fits"]
     assert found[4] == ["nothing recomputed", "1.500 s", "-500 ms (-25.0%)", "133.3", "✕ does not fit"]
 
 

@@ -225,7 +225,10 @@
 
   function choose(rank, focus) {
     const drawn = explorer.drawn();
-    if (!Number.isInteger(rank) || rank < 0 || rank >= drawn.settings.gpus) return;
+    const there = Number.isInteger(rank) && rank >= 0 && rank < drawn.settings.gpus;
+    chosenInput.setCustomValidity(there ? "" : `There are ranks 0 to ${drawn.settings.gpus - 1}.`);
+    chosenInput.reportValidity();
+    if (!there) return;
     chosen = rank;
     draw(drawn);
     if (focus) grid.querySelector(`[data-rank="${rank}"]`)?.focus();
