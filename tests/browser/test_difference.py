@@ -14,7 +14,7 @@ from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from tests.browser.conftest import Opened
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 SMALL: dict[str, Any] = {
     "model": {"preset": "llama3-8b", "layers": 8},
