@@ -299,10 +299,10 @@ class Result:
         return target
 
     def _repr_html_(self) -> str:
-        from clustersim.report.answer import page_view
+        from clustersim.report.answer import notebook_view
         from clustersim.report.notebook import fragment
 
-        return fragment(page_view(self))
+        return fragment(notebook_view(self))
 
     def _stage(self, pipeline_rank: int) -> dict[str, Any]:
         """Breakdown and memory of one pipeline rank."""

@@ -73,11 +73,8 @@ USE_LOOKS: Final[Mapping[Use, Category]] = MappingProxyType(
 
 def page_view(result: Result, what_ifs: WhatIfs | None = None) -> PageView:
     """What the page shows of a result; what_ifs: changes that were simulated, too."""
-    view = table_view(result)
-    ranks = [row.rank for row in view.timeline.rows]
     return replace(
-        view,
-        timeline=replace(view.timeline, kernels=kernels_of(result, shown_rows_of(result, ranks))),
+        notebook_view(result),
         dominant=dominant_of(result),
         overlap=overlap_of(result),
         network=network_of(result),
@@ -87,8 +84,15 @@ def page_view(result: Result, what_ifs: WhatIfs | None = None) -> PageView:
     )
 
 
+def notebook_view(result: Result) -> PageView:
+    """What a notebook shows: a terminal's, with the kernels inside passes."""
+    view = table_view(result)
+    rows = shown_rows_of(result, [row.rank for row in view.timeline.rows])
+    return replace(view, timeline=replace(view.timeline, kernels=kernels_of(result, rows)))
+
+
 def table_view(result: Result) -> PageView:
-    """What a terminal and a notebook show of a result: all but what takes long and is looked at on a page only."""
+    """What a terminal shows of a result: all but what takes long and is looked at on a page only."""
     ranks = shown_ranks(result)
     return PageView(
         subject=subject_of(result),
