@@ -21,6 +21,7 @@ from clustersim.analysis.utilization import (
     model_flops_per_rank,
     tokens_per_second,
 )
+from clustersim.analysis.what_if import WhatIfs
 from clustersim.cost.block import BlockCost
 from clustersim.engine.inside import Inside
 from clustersim.hardware.disturbance import Disturbances
@@ -283,19 +284,19 @@ class Result:
             "not_modelled": list(self.not_modelled),
         }
 
-    def to_html(self) -> str:
-        """A self-contained page that works offline."""
+    def to_html(self, what_ifs: WhatIfs | None = None) -> str:
+        """A self-contained page that works offline; what_ifs: changes to show, as `planning.what_if` simulates them."""
         from clustersim.report.answer import page_view
         from clustersim.report.page import render_page
 
-        return render_page(page_view(self))
+        return render_page(page_view(self, what_ifs))
 
-    def save_html(self, path: str | Path) -> Path:
-        """Write the page; return its path."""
+    def save_html(self, path: str | Path, what_ifs: WhatIfs | None = None) -> Path:
+        """Write the page of `to_html`; return its path."""
         from clustersim.report.files import write_text_atomically
 
         target = Path(path)
-        write_text_atomically(target, self.to_html())
+        write_text_atomically(target, self.to_html(what_ifs))
         return target
 
     def _repr_html_(self) -> str:
