@@ -115,11 +115,12 @@ def _compared(results: "Sequence[Result]", sides: Sequence[Side]) -> "Difference
 
 
 def _write_page(difference: "Difference", results: "Sequence[Result]", path: str) -> None:
-    from clustersim.report.answer import drawn_timeline
-    from clustersim.report.answer_timeline import shown_ranks
+    from clustersim.report.answer import with_kernels
+    from clustersim.report.answer_timeline import shown_ranks, timeline_of
     from clustersim.report.difference_page import write_difference
 
-    write_difference(difference, [drawn_timeline(result, shown_ranks(result)) for result in results], path)
+    timelines = [with_kernels(result, timeline_of(result, shown_ranks(result))) for result in results]
+    write_difference(difference, timelines, path)
 
 
 def _print(difference: "Difference") -> None:

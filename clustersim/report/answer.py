@@ -87,8 +87,7 @@ def page_view(result: Result, what_ifs: WhatIfs | None = None) -> PageView:
 def notebook_view(result: Result) -> PageView:
     """What a notebook shows: a terminal's, with the kernels inside passes."""
     view = table_view(result)
-    rows = shown_rows_of(result, [row.rank for row in view.timeline.rows])
-    return replace(view, timeline=replace(view.timeline, kernels=kernels_of(result, rows)))
+    return replace(view, timeline=with_kernels(result, view.timeline))
 
 
 def table_view(result: Result) -> PageView:
@@ -106,10 +105,10 @@ def table_view(result: Result) -> PageView:
     )
 
 
-def drawn_timeline(result: Result, ranks: Sequence[int]) -> Timeline:
-    """The timeline of some ranks with the kernels inside their passes."""
-    kernels = kernels_of(result, shown_rows_of(result, ranks))
-    return replace(timeline_of(result, ranks), kernels=kernels)
+def with_kernels(result: Result, timeline: Timeline) -> Timeline:
+    """A timeline of `timeline_of` with the kernels inside its passes."""
+    rows = shown_rows_of(result, [row.rank for row in timeline.rows])
+    return replace(timeline, kernels=kernels_of(result, rows))
 
 
 def subject_of(result: Result) -> Subject:

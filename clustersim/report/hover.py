@@ -1,7 +1,7 @@
-"""What is a span called, and what did it wait for, in words?"""
+"""What is a span called, in words?"""
 
 from clustersim.report.theme import CATEGORIES
-from clustersim.report.view import Spans, Timeline
+from clustersim.report.view import Spans
 
 
 def what(spans: Spans, span: int) -> str:
@@ -20,9 +20,3 @@ def number_of(spans: Spans, span: int) -> int:
     """A span's microbatch, counted from the beginning of its step."""
     number = int(spans.microbatch[span])
     return number % spans.per_step if spans.per_step else number
-
-
-def cause_words(timeline: Timeline, span: int) -> str:
-    """What had to end before this span could start, and where; empty if nothing that is shown."""
-    cause = int(timeline.spans.cause[span])
-    return f"{what(timeline.spans, cause)} on {timeline.rows[timeline.spans.row[cause]].title}" if cause >= 0 else ""

@@ -12,14 +12,15 @@ import pytest
 from rich.console import Console
 
 from clustersim.analysis.parts import PARTS
-from clustersim.report.answer import drawn_timeline
-from clustersim.report.answer_timeline import shown_ranks
+from clustersim.report.answer import with_kernels
+from clustersim.report.answer_timeline import shown_ranks, timeline_of
 from clustersim.report.difference import Difference, difference_of, headline, lines, words_of
 from clustersim.report.difference_page import difference_page, difference_waterfall, stages_figure
 from clustersim.report.difference_table import render_difference
 from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
+from tests.report.unpack import figures
 
 SMALL: dict[str, Any] = {
     "model": {"preset": "llama3-8b", "layers": 8},
@@ -61,14 +62,8 @@ def printed(difference: Difference) -> str:
     return console.file.getvalue()
 
 
-def figures(text: str) -> dict[str, Any]:
-    match = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, flags=re.DOTALL)
-    assert match is not None
-    return {figure["name"]: figure for figure in json.loads(match[1])}
-
-
 def page_of(first: Result, second: Result) -> str:
-    timelines = [drawn_timeline(each, shown_ranks(each)) for each in (first, second)]
+    timelines = [with_kernels(each, timeline_of(each, shown_ranks(each))) for each in (first, second)]
     return difference_page(difference_of(first, second, TITLES), timelines)
 
 

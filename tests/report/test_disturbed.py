@@ -2,7 +2,6 @@
 
 import html
 import io
-import json
 import re
 from base64 import b64decode
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.units import format_seconds
-from tests.report.unpack import unpacked
+from tests.report.unpack import figures, unpacked
 
 SMALL: dict[str, Any] = {
     "model": {"preset": "llama3-8b", "layers": 8},
@@ -54,12 +53,6 @@ def printed(view: PageView) -> str:
     console.print(render_table(view))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
-
-
-def figures(text: str) -> dict[str, Any]:
-    match = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, flags=re.DOTALL)
-    assert match is not None
-    return {figure["name"]: figure for figure in json.loads(match[1])}
 
 
 @pytest.fixture(scope="module")

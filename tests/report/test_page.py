@@ -1,13 +1,11 @@
 import base64
 import html
 import io
-import json
 import re
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +18,7 @@ from clustersim.report.table import render_table
 from clustersim.report.view import Breakdown, Memory, PageView, Spans, Trust
 from clustersim.report.view import Path as CriticalPath
 from clustersim.report.wording import PROVENANCE_MEANINGS, PROVENANCE_NAMES
+from tests.report.unpack import figures
 
 View = Callable[..., PageView]
 HOSTILE = "</script><b>&'\"x"
@@ -28,12 +27,6 @@ HOSTILE = "</script><b>&'\"x"
 def without_plotly(text: str) -> str:
     """The page without plotly.js, which holds addresses of maps that it is never asked to draw."""
     return re.sub(r'<script type="text/plain" id="plotly">[^<]*</script>', "", text)
-
-
-def figures(text: str) -> dict[str, Any]:
-    match = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, flags=re.DOTALL)
-    assert match is not None
-    return {figure["name"]: figure for figure in json.loads(match[1])}
 
 
 def test_nothing_is_loaded_from_outside(make_view: View) -> None:

@@ -1,6 +1,8 @@
-"""What Python packed for a behaviour, read back as JavaScript does."""
+"""What Python wrote into a page, read back as JavaScript does."""
 
 import base64
+import json
+import re
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -14,3 +16,10 @@ def unpacked(arrays: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
         name: np.frombuffer(zlib.decompress(base64.b64decode(array["z"])), dtype=f"<{array['dtype']}")
         for name, array in arrays.items()
     }
+
+
+def figures(text: str) -> dict[str, Any]:
+    """The figures of a page by name."""
+    match = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, flags=re.DOTALL)
+    assert match is not None
+    return {figure["name"]: figure for figure in json.loads(match[1])}
