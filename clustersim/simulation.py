@@ -38,7 +38,7 @@ from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Footprint
 from clustersim.memory.ledger import Ledger, Pass, in_order, ledger
 from clustersim.memory.remedies import remedies
-from clustersim.parallel.groups import coordinate
+from clustersim.parallel.mesh import PIPELINE
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Order
 from clustersim.program.program import Program
@@ -316,7 +316,7 @@ def _capacities(scenario: Scenario, plan: Plan) -> tuple[Bytes, ...]:
     """Memory of the smallest GPU of each pipeline rank."""
     accelerators, kind = scenario.cluster.kinds()
     memory = np.array([accelerator.memory_bytes for accelerator in accelerators])[kind[: plan.layout.world]]
-    stage = coordinate(plan.layout, "pp")
+    stage = plan.layout.mesh.coordinate(PIPELINE)
     return tuple(float(memory[stage == rank].min()) for rank in range(plan.layout.pp))
 
 

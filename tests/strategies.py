@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from clustersim import Scenario
 from clustersim.cost.block import BlockCost
 from clustersim.dtypes import DType
-from clustersim.parallel.layout import AXES
+from clustersim.parallel.mesh import NAMES
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.program import Groups, Program, RankProgram
 from clustersim.program.symmetry import Classes, classes
@@ -166,7 +166,7 @@ CLUSTERS: dict[str, dict[str, Any]] = {
         "fabric": {"leaf": {"nodes": 2}, "spine": {"units": 2}, "core": {"pods": 2}},
     },
 }
-DEGREES = [dict(zip(AXES, degrees, strict=True)) for degrees in product([1, 2], [1, 2], [1, 2, 3, 4], [1, 2, 3, 4])]
+DEGREES = [dict(zip(NAMES, degrees, strict=True)) for degrees in product([1, 2], [1, 2], [1, 2, 3, 4], [1, 2, 3, 4])]
 WHOLE_NODE = ("one domain", "cards")
 """Where four GPUs are in one node; the other clusters have nodes of two."""
 LEGAL = {
@@ -240,7 +240,7 @@ def _models(draw: st.DrawFn) -> dict[str, Any]:
 @st.composite
 def _layouts(draw: st.DrawFn) -> dict[str, Any]:
     return {
-        "order": list(draw(st.permutations(AXES))),
+        "order": list(draw(st.permutations(NAMES))),
         "sequence_parallel": draw(st.booleans()),
         "tensor_overlap": draw(st.booleans()),
         "backward_overlap": draw(st.booleans()),

@@ -20,7 +20,7 @@ from clustersim.analysis.rows import BlockRuns, FloatArray, IntArray, Rows, Timi
 from clustersim.trace.store import Trace
 from clustersim.units import Seconds
 
-_EXPOSED: Final = [part.place for part in EXPOSED]
+_EXPOSED: Final = [part.place for part in EXPOSED.values()]
 
 
 @dataclass(frozen=True, slots=True)

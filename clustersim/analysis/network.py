@@ -77,7 +77,7 @@ class BusyLink:
 
 @dataclass(frozen=True, slots=True)
 class AxisUse:
-    """What the groups of one axis (tp, cp, dp, pp, or a role such as embedding) move in a step, all of them together.
+    """What the groups of one axis, or of a role such as embedding, move in a step, all of them together.
 
     sent: bytes that members send; crossing: [tiers] those of them that cross each tier.
     """

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
-from clustersim.parallel.groups import members
 from clustersim.parallel.layout import Layout
+from clustersim.parallel.mesh import AXES, PIPELINE
 
 IntArray = NDArray[np.int64]
 
@@ -56,14 +56,14 @@ def axis_spans(layout: Layout, fabric: Fabric, *, chunks: int = 1) -> tuple[Axis
 
 
 def _spans(layout: Layout, fabric: Fabric, chunks: int) -> Iterator[AxisSpan]:
-    stride = 1
-    for axis in layout.order:
-        size = getattr(layout, axis)
+    stride, mesh = 1, layout.mesh
+    for axis in sorted(AXES, key=lambda axis: layout.order.index(axis.name)):
+        size = layout.degrees[axis.name]
         if size > 1:
-            groups = members(layout, axis)
-            kinds = _kinds_between(groups, fabric, wraps=axis != "pp" or chunks > 1)
+            groups = mesh.members(axis)
+            kinds = _kinds_between(groups, fabric, wraps=axis is not PIPELINE or chunks > 1)
             crossings = (*_inside(kinds), *_climbs(kinds))
-            yield AxisSpan(axis, size, len(groups), stride, _nodes(groups, fabric), crossings)
+            yield AxisSpan(axis.name, size, len(groups), stride, _nodes(groups, fabric), crossings)
         stride *= size
 
 

@@ -6,7 +6,6 @@ the groups move whose first members (of messages, the senders) are in it.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +13,12 @@ from numpy.typing import NDArray
 from clustersim.analysis.network_bytes import Carried, Volumes
 from clustersim.analysis.rows import Rows
 from clustersim.hardware.topology import LINK_KINDS, Fabric
+from clustersim.parallel.mesh import ROLES
 from clustersim.program.task import Exchange, Receive
 from clustersim.units import Seconds
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
-
-AXIS_OF_ROLE: Final = {"pp_next": "pp", "pp_previous": "pp"}
-"""Roles that share an axis; other roles are called by their own name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,8 +75,7 @@ def kinds_of(rows: Rows, moves: Moves, volumes: Volumes) -> Iterator[Kind]:
     for (role, carried), payload in found.items():
         if carried.sent.any():
             first = rows.program.groups[role].members[:, 0]
-            axis, weights = AXIS_OF_ROLE.get(role, role), runs @ payload / rows.steps
-            yield Kind(axis, carried, owner[first], payload, weights)
+            yield Kind(ROLES[role].listed, carried, owner[first], payload, runs @ payload / rows.steps)
 
 
 def _exchanges(rows: Rows, item: int) -> tuple[Exchange, ...]:

@@ -1,4 +1,4 @@
-"""How much communication hides behind computation? For every class of ranks and mesh axis (tp, cp, dp, pp).
+"""How much communication hides behind computation? For every class of ranks and mesh axis.
 
 An axis *moves data* while one of the rank's collectives or messages of it is under way, from its start (the last member
 has come, the message can move) to its end; two at once count once. Waiting for a late member is not moving. Every
@@ -24,17 +24,16 @@ from clustersim.analysis.intervals import Intervals, common
 from clustersim.analysis.parts import EXPOSED, PART_OF_ROLE
 from clustersim.analysis.rows import BlockRuns, FloatArray, IntArray, Rows, TimingOf, block_runs, timings
 from clustersim.cost.block import BlockTiming
+from clustersim.parallel.mesh import AXES
 from clustersim.units import Seconds
 
-AXES: Final = ("tp", "cp", "dp", "pp")
-"""The axes, in the order of `EXPOSED`."""
-_FIRST: Final = EXPOSED[0].place
-_PLACES: Final = [part.place for part in EXPOSED]
+_PLACES: Final = [part.place for part in EXPOSED.values()]
+_FIRST: Final = _PLACES[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Overlap:
-    """Seconds of one step (of several: the mean), by row, a class or a stage, and axis: [rows, axes] each.
+    """Seconds of one step (of several: the mean), by row, a class or a stage, and axis of `AXES`: [rows, axes] each.
 
     step: seconds of the step.
     """

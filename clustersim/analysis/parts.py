@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clustersim.cost.block import BlockTiming
+from clustersim.parallel.mesh import AXES, PIPELINE, ROLES, Axis
 from clustersim.program.task import Block, Work
 
 FloatArray = NDArray[np.float64]
@@ -22,15 +23,14 @@ FloatArray = NDArray[np.float64]
 class Part(Enum):
     """Names of a breakdown's parts, in the order in which they are shown."""
 
+    _ignore_ = "axis"
     COMPUTE = "compute"
     RECOMPUTE = "recompute"
     OPTIMIZER = "optimizer"
     LAUNCH = "kernel launch"
     SLOWED = "slowed by communication"
-    EXPOSED_TP = "exposed tp"
-    EXPOSED_CP = "exposed cp"
-    EXPOSED_DP = "exposed dp"
-    EXPOSED_PP = "exposed pp"
+    for axis in AXES:
+        vars()[f"EXPOSED_{axis.name.upper()}"] = f"exposed {axis.name}"
     BUBBLE_WARMUP = "bubble warm-up"
     BUBBLE_STEADY = "bubble steady"
     BUBBLE_COOLDOWN = "bubble cool-down"
@@ -45,7 +45,8 @@ class Part(Enum):
 PARTS: Final = tuple(Part)
 PLACES: Final[Mapping[Part, int]] = MappingProxyType({part: place for place, part in enumerate(PARTS)})
 KERNELS: Final = (Part.COMPUTE, Part.RECOMPUTE, Part.OPTIMIZER)
-EXPOSED: Final = (Part.EXPOSED_TP, Part.EXPOSED_CP, Part.EXPOSED_DP, Part.EXPOSED_PP)
+EXPOSED: Final[Mapping[Axis, Part]] = MappingProxyType({axis: Part(f"exposed {axis.name}") for axis in AXES})
+"""By axis, in the usual order of axes."""
 BUBBLES: Final = (Part.BUBBLE_WARMUP, Part.BUBBLE_STEADY, Part.BUBBLE_COOLDOWN)
 
 PART_OF_WORK: Final[Mapping[Work, Part]] = MappingProxyType(
@@ -57,21 +58,10 @@ PART_OF_WORK: Final[Mapping[Work, Part]] = MappingProxyType(
     }
 )
 
-PART_OF_ROLE: Final[Mapping[str, Part]] = MappingProxyType(
-    {
-        "tp": Part.EXPOSED_TP,
-        "cp": Part.EXPOSED_CP,
-        "dp": Part.EXPOSED_DP,
-        "embedding": Part.EXPOSED_DP,
-        "model": Part.EXPOSED_DP,
-        "world": Part.EXPOSED_DP,
-        "pp_next": Part.EXPOSED_PP,
-        "pp_previous": Part.EXPOSED_PP,
-    }
-)
+PART_OF_ROLE: Final[Mapping[str, Part]] = MappingProxyType({role.name: EXPOSED[role.serves] for role in ROLES.values()})
 
-PIPELINE_ROLES: Final = frozenset({"pp_next", "pp_previous"})
-STAGE_CROSSING_ROLES: Final = PIPELINE_ROLES | {"embedding", "model", "world"}
+PIPELINE_ROLES: Final = frozenset(role.name for role in ROLES.values() if role.serves is PIPELINE)
+STAGE_CROSSING_ROLES: Final = frozenset(role.name for role in ROLES.values() if role.crosses_stages)
 """Groups with members on several pipeline stages: who waits for them waits for the pipeline."""
 
 

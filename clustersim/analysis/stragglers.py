@@ -21,6 +21,7 @@ import numpy as np
 from clustersim.analysis.breakdown import Breakdown
 from clustersim.analysis.parts import BUBBLES, EXPOSED, KERNELS, Part
 from clustersim.analysis.rows import FloatArray, IntArray
+from clustersim.parallel.mesh import DATA, PIPELINE
 from clustersim.program.task import Stream
 from clustersim.trace.store import Trace
 from clustersim.units import Seconds
@@ -29,8 +30,8 @@ LEAST: Final = 0.01
 """Part of the median by which a straggler's kernels take longer at least, part of the step by which communication."""
 MOST: Final = 8
 """Stragglers that are named: ranks of one class count as one."""
-_INSIDE: Final = (Part.EXPOSED_TP, Part.EXPOSED_CP)  # moves inside blocks
-_MOVING: Final = ((Stream.DATA, Part.EXPOSED_DP), (Stream.RECEIVE, Part.EXPOSED_PP))
+_INSIDE: Final = tuple(part for axis, part in EXPOSED.items() if axis.inside)
+_MOVING: Final = ((Stream.DATA, EXPOSED[DATA]), (Stream.RECEIVE, EXPOSED[PIPELINE]))
 _WAITS: Final = (*BUBBLES, Part.WAIT)
 _ROUNDING: Final = 1e-9  # of the step: what sums of times are off by
 
@@ -126,7 +127,7 @@ def _delays(parts: Breakdown, kind: IntArray, moving: FloatArray) -> FloatArray:
     delay = longer(_seconds(parts, _INSIDE))
     for column, (_, part) in enumerate(_MOVING):
         delay += np.minimum(longer(_seconds(parts, (part,))), longer(moving[:, column]))
-    delay = np.minimum(delay, longer(_seconds(parts, (*KERNELS, *EXPOSED))))
+    delay = np.minimum(delay, longer(_seconds(parts, (*KERNELS, *EXPOSED.values()))))
     return np.where(delay >= LEAST * parts.seconds.sum(axis=1), delay, 0.0)
 
 

@@ -63,7 +63,7 @@ def bubble_fraction(parts: Breakdown) -> float:
 
 def exposed_fraction(parts: Breakdown) -> float:
     """Communication that no kernel hides as a share of the step time, the mean over all ranks; waiting not included."""
-    return _fraction(parts.total(*EXPOSED), parts)
+    return _fraction(parts.total(*EXPOSED.values()), parts)
 
 
 def _fraction(seconds: Seconds, parts: Breakdown) -> float:

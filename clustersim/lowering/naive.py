@@ -15,6 +15,7 @@ import numpy as np
 
 from clustersim.lowering.tasklist import Blocks, TaskList
 from clustersim.lowering.units import Unit, Units, operations_of
+from clustersim.parallel.mesh import WEIGHTS
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.program import Groups, Program, RankProgram
@@ -90,7 +91,7 @@ class _Rank:
         self.last = (self.tasks.add(Stream.COMPUTE, Compute(block, self.last, action)),)
 
     def _communicate(self, name: str, collective: Collective, payload: Bytes) -> None:
-        task = Communicate(Exchange(name, collective, "dp", float(payload)), self.last)
+        task = Communicate(Exchange(name, collective, WEIGHTS.name, float(payload)), self.last)
         self.last = (self.tasks.add(Stream.DATA, task),)
 
     @property

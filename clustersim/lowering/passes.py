@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from clustersim.lowering.tasklist import Blocks, TaskList
 from clustersim.lowering.units import Units
+from clustersim.parallel.mesh import NEXT, PREVIOUS, WEIGHTS
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
@@ -61,13 +62,13 @@ class Lowering:
         """Between stages, by whether forward; each tensor-parallel rank sends its part (Narayanan 2021, 4.1)."""
         size = self.plan.activation / self.plan.layout.tp
         return {
-            True: Exchange("activations", Collective.SEND_RECV, "pp_next", size),
-            False: Exchange("gradients", Collective.SEND_RECV, "pp_previous", size),
+            True: Exchange("activations", Collective.SEND_RECV, NEXT.name, size),
+            False: Exchange("gradients", Collective.SEND_RECV, PREVIOUS.name, size),
         }
 
     def communicate(self, name: str, collective: Collective, payload: Bytes, after: Sequence[int]) -> int:
         """Add a collective over the ranks that hold the same weights; return its number."""
-        return self.tasks.add(Stream.DATA, Communicate(Exchange(name, collective, "dp", payload), tuple(after)))
+        return self.tasks.add(Stream.DATA, Communicate(Exchange(name, collective, WEIGHTS.name, payload), tuple(after)))
 
 
 class DataLowering(Protocol):

@@ -18,7 +18,8 @@ from clustersim.lowering.passes import Lowering, Pass
 from clustersim.lowering.tasklist import Blocks
 from clustersim.lowering.units import Units
 from clustersim.parallel.data import NaiveDataParallel, Zero
-from clustersim.parallel.groups import coordinate, process_groups
+from clustersim.parallel.groups import process_groups
+from clustersim.parallel.mesh import EMBEDDING, NEXT, PIPELINE, REPLICA, TENSOR_ROLE, WORLD
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind, Order
@@ -51,7 +52,7 @@ def lower(plan: Plan, order: Order) -> Program:
     used = {exchange.group for program in programs for exchange in program.exchanges}
     return Program(
         programs=programs,
-        kind=coordinate(plan.layout, "pp"),
+        kind=plan.layout.mesh.coordinate(PIPELINE),
         groups={role: group for role, group in groups.items() if role in used},
     )
 
@@ -90,7 +91,7 @@ def _receive(low: Lowering, run: Pass) -> Pass:
     task = low.tasks.add(Stream.RECEIVE, Receive(low.messages[forward], run.action))
     arriving: tuple[Operation, ...] = ()
     if layout.tp > 1 and not layout.sequence_parallel:
-        gather = Exchange("gather stage input", Collective.ALL_GATHER, "tp", low.plan.activation)
+        gather = Exchange("gather stage input", Collective.ALL_GATHER, TENSOR_ROLE.name, low.plan.activation)
         arriving = (Operation(gather, Work.FORWARD if forward else Work.BACKWARD),)
     return Pass(run.stage, run.action, (*run.after, task), arriving)
 
@@ -129,7 +130,7 @@ def _tie_embeddings(low: Lowering, stages: tuple[Stage, ...], after: int) -> Non
     rows = low.plan.shard.rows(low.plan.model.vocab)
     shards = low.plan.replicas if low.plan.layout.data.stage > 1 else 1  # ZeRO-2 and -3 hold a part of the gradient
     payload = float(rows * low.plan.model.hidden * low.plan.training.precision.gradients.bytes / shards)
-    exchange = Exchange("reduce tied embedding", Collective.ALL_REDUCE, "embedding", payload)
+    exchange = Exchange("reduce tied embedding", Collective.ALL_REDUCE, EMBEDDING.name, payload)
     low.reducing.append(low.tasks.add(Stream.DATA, Communicate(exchange, (after, *low.reducing[-1:]))))
 
 
@@ -151,8 +152,8 @@ def _optimize(low: Lowering, stages: tuple[Stage, ...], *, handed_on: bool) -> i
 def _norm(low: Lowering, kernels: list[Operation]) -> tuple[int, ...]:
     """Sum the squares of all gradients; return the task after which the sum is there."""
     task = _squares(low, kernels)
-    role = "world" if isinstance(low.plan.layout.data, Zero) else "model"
-    exchange = Exchange(_NORM, Collective.ALL_REDUCE, role, NORM_BYTES)
+    role = WORLD if isinstance(low.plan.layout.data, Zero) else REPLICA
+    exchange = Exchange(_NORM, Collective.ALL_REDUCE, role.name, NORM_BYTES)
     return (low.tasks.add(Stream.DATA, Communicate(exchange, (task,))),)
 
 
@@ -162,11 +163,14 @@ def _norm_so_far(low: Lowering, stage: int, kernels: list[Operation]) -> tuple[i
     Messages are tagged as the last weight gradient, which itself sends nothing.
     """
     if low.plan.layout.tp > 1:
-        kernels = [*kernels, Operation(Exchange(_NORM, Collective.ALL_REDUCE, "tp", NORM_BYTES), Work.OPTIMIZER)]
+        kernels = [
+            *kernels,
+            Operation(Exchange(_NORM, Collective.ALL_REDUCE, TENSOR_ROLE.name, NORM_BYTES), Work.OPTIMIZER),
+        ]
     there: tuple[int, ...] = (_squares(low, kernels),)
     if isinstance(low.plan.layout.data, Zero) and low.plan.replicas > 1:
         there = (low.communicate(_NORM, Collective.ALL_REDUCE, NORM_BYTES, there),)
-    message = Exchange(_NORM, Collective.SEND_RECV, "pp_next", NORM_BYTES)
+    message = Exchange(_NORM, Collective.SEND_RECV, NEXT.name, NORM_BYTES)
     tag = Action(stage, ActionKind.WEIGHT_GRADIENT, low.plan.microbatches - 1)
     if stage > 0:
         there = (*there, low.tasks.add(Stream.RECEIVE, Receive(message, tag)))

@@ -88,7 +88,7 @@ class Footprint:
         layout = self.plan.layout
         if isinstance(layout.data, NaiveDataParallel):
             return 1
-        return sum(degree > 1 for degree in (layout.tp, layout.cp, layout.dp, layout.pp))
+        return sum(degree > 1 for degree in layout.degrees.values())
 
     @property
     def _receives(self) -> Bytes:

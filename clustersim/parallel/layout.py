@@ -1,14 +1,14 @@
 """How is the work spread over ranks?
 
-A layout is a mesh of axes with degrees: tensor (tp), context (cp), data (dp) and pipeline (pp). `order` lists the axes
-from the one whose neighbours are adjacent ranks to the one that is farthest apart.
+A layout gives every axis of `mesh` its degree. `order` lists the axes from the one whose neighbours are adjacent ranks
+to the one that is farthest apart.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from clustersim.parallel.data import DataParallelism, Replicated
-
-AXES = ("tp", "cp", "dp", "pp")
+from clustersim.parallel.mesh import DENSE, NAMES, Mesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Layout:
     cp: int = 1
     dp: int = 1
     pp: int = 1
-    order: tuple[str, ...] = AXES
+    order: tuple[str, ...] = NAMES
     sequence_parallel: bool = False
     tensor_overlap: bool = False
     backward_overlap: bool = True
@@ -35,4 +35,19 @@ class Layout:
     @property
     def world(self) -> int:
         """How many ranks the layout needs."""
-        return self.tp * self.cp * self.dp * self.pp
+        return math.prod(self.degrees.values())
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """The degree of every axis by its name, in the usual order of axes."""
+        return {name: getattr(self, name) for name in NAMES}
+
+    @property
+    def mesh(self) -> Mesh:
+        """The layout's ranks along its axes."""
+        return self.meshes[DENSE]
+
+    @property
+    def meshes(self) -> dict[str, Mesh]:
+        """All meshes that lie over the layout's ranks, by their names."""
+        return {DENSE: Mesh({name: getattr(self, name) for name in self.order})}

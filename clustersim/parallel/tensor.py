@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from clustersim.dtypes import DType
 from clustersim.parallel.layout import Layout
+from clustersim.parallel.mesh import CONTEXT_ROLE, TENSOR_ROLE
 from clustersim.program.task import Collective, Exchange, Operation, Overlap, Work
 from clustersim.units import Bytes
 from clustersim.workload.kernels import Kernel
@@ -77,7 +78,7 @@ class Sharding:
         """Keys and values (`factor` times their bytes) around the context-parallel ring."""
         if self.layout.cp == 1:
             return None
-        exchange = Exchange("ring of keys and values", Collective.SHIFT, "cp", factor * self.keys_values)
+        exchange = Exchange("ring of keys and values", Collective.SHIFT, CONTEXT_ROLE.name, factor * self.keys_values)
         return _Ring(exchange, self.layout.cp)
 
     def over_vocabulary(self, tokens: int) -> list[Operation]:
@@ -86,14 +87,16 @@ class Sharding:
             return []
         names = ("largest logit", "target logit", "sum of exponentials")
         payload = float(tokens * DType.FP32.bytes)
-        return [Operation(Exchange(name, Collective.ALL_REDUCE, "tp", payload), Work.FORWARD) for name in names]
+        return [
+            Operation(Exchange(name, Collective.ALL_REDUCE, TENSOR_ROLE.name, payload), Work.FORWARD) for name in names
+        ]
 
     @property
     def _reduction(self) -> Collective:
         return Collective.REDUCE_SCATTER if self.sequence_parallel else Collective.ALL_REDUCE
 
     def _exchange(self, name: str, kind: Collective) -> Exchange:
-        return Exchange(name, kind, "tp", self.activation)
+        return Exchange(name, kind, TENSOR_ROLE.name, self.activation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.analysis.parts import PARTS, Part
+from clustersim.analysis.parts import EXPOSED, PARTS, Part
 from clustersim.analysis.what_if import WhatIfs
 from clustersim.cost.timing import Provenance
 from clustersim.memory.footprint import Category as Use
@@ -19,7 +19,7 @@ from clustersim.report.answer_network import network_of, topology_of
 from clustersim.report.answer_overlap import overlap_of
 from clustersim.report.answer_timeline import shown_ranks, shown_rows_of, timeline_of
 from clustersim.report.rows import MOST_ROWS, shown_rows
-from clustersim.report.theme import Category
+from clustersim.report.theme import AXIS_LOOKS, Category
 from clustersim.report.view import (
     ROUNDING,
     Breakdown,
@@ -47,10 +47,7 @@ PART_LOOKS: Final[Mapping[Part, Category]] = MappingProxyType(
         Part.OPTIMIZER: Category.OPTIMIZER,
         Part.LAUNCH: Category.LAUNCH,
         Part.SLOWED: Category.SLOWED,
-        Part.EXPOSED_TP: Category.TENSOR,
-        Part.EXPOSED_CP: Category.CONTEXT,
-        Part.EXPOSED_DP: Category.DATA,
-        Part.EXPOSED_PP: Category.PIPELINE,
+        **{part: AXIS_LOOKS[axis] for axis, part in EXPOSED.items()},
         Part.BUBBLE_WARMUP: Category.BUBBLE_WARM_UP,
         Part.BUBBLE_STEADY: Category.BUBBLE_STEADY,
         Part.BUBBLE_COOLDOWN: Category.BUBBLE_COOL_DOWN,

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from clustersim.analysis.parts import PART_OF_ROLE, Part
 from clustersim.cost.block import BlockTiming
+from clustersim.parallel.mesh import ROLES
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.task import Block, Compute, Exchange, Overlap, Receive, Send, Stream, Task, Work
 from clustersim.report.rows import shown_rows
-from clustersim.report.theme import CATEGORIES, Category
+from clustersim.report.theme import AXIS_LOOKS, CATEGORIES, Category
 from clustersim.report.view import IntArray, Path, Row, Spans, Timeline
 from clustersim.report.wording import PROVENANCE_NAMES, row_note, row_word, stage_name
 from clustersim.units import format_bandwidth, format_flops, format_seconds
@@ -50,13 +50,8 @@ WORK_LOOKS: Final[Mapping[Work, Category]] = MappingProxyType(
         Work.OPTIMIZER: Category.OPTIMIZER,
     }
 )
-EXCHANGE_LOOKS: Final[Mapping[Part, Category]] = MappingProxyType(
-    {
-        Part.EXPOSED_TP: Category.TENSOR,
-        Part.EXPOSED_CP: Category.CONTEXT,
-        Part.EXPOSED_DP: Category.DATA,
-        Part.EXPOSED_PP: Category.PIPELINE,
-    }
+ROLE_LOOKS: Final[Mapping[str, Category]] = MappingProxyType(
+    {role.name: AXIS_LOOKS[role.serves] for role in ROLES.values()}
 )
 _MOST_KERNELS: Final = 4
 _MOST_STRAGGLERS: Final = 4
@@ -213,7 +208,7 @@ class _Words:
             timing = self.result.cost.exchange_timing(exchange)
             source = PROVENANCE_NAMES[timing.provenance]
             detail = f"{timing.algorithm} in a group that spans {timing.tier}, bound by {timing.bound.value}, {source}"
-            look = CATEGORIES.index(EXCHANGE_LOOKS[PART_OF_ROLE[exchange.group]])
+            look = CATEGORIES.index(ROLE_LOOKS[exchange.group])
             name = f"{exchange.name} ({exchange.collective.value} of {exchange.group})"
             self.known[exchange] = look, self.texts.number(name), self.texts.number(detail)
         return self.known[exchange]

@@ -13,6 +13,7 @@ import numpy as np
 from clustersim.analysis.dominant import DominantParts
 from clustersim.analysis.parts import BUBBLES, EXPOSED, PARTS, Part
 from clustersim.parallel.layout import Layout
+from clustersim.parallel.mesh import AXES, DATA, PIPELINE
 from clustersim.report.document import Card, section, slot
 from clustersim.report.figure import Figure, axis, layout, packed, time_scale
 from clustersim.report.keys import key, part_keys
@@ -20,7 +21,11 @@ from clustersim.report.theme import Category
 from clustersim.units import format_seconds
 
 NAME: Final = "heatmap"
-ORDERS: Final = (("by stage", ("pp", "dp", "cp", "tp")), ("by replica", ("dp", "pp", "cp", "tp")))
+_WITHIN: Final = tuple(axis.name for axis in reversed(AXES) if axis not in (DATA, PIPELINE))
+ORDERS: Final = (
+    ("by stage", (PIPELINE.name, DATA.name, *_WITHIN)),
+    ("by replica", (DATA.name, PIPELINE.name, *_WITHIN)),
+)
 """In which order rows stand: the axes from the one that changes last."""
 _HEIGHT: Final = 420
 _DRAWN: Final = 512  # rows that the page's script draws at most
@@ -115,7 +120,7 @@ def _facts(heatmap: Heatmap, looks: Sequence[Category], size: float) -> dict[str
 
 def _sign(part: Part) -> str:
     """What stands on the cells of a part, beside its colour; nothing on work."""
-    return _DOT if part in EXPOSED else _DASH if part in (*BUBBLES, Part.WAIT) else ""
+    return _DOT if part in EXPOSED.values() else _DASH if part in (*BUBBLES, Part.WAIT) else ""
 
 
 def _orders(heatmap: Heatmap) -> tuple[tuple[str, tuple[str, ...]], ...]:

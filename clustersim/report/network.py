@@ -13,7 +13,7 @@ from clustersim.analysis.network import AxisUse, BusyLink, NetworkUse, TierUse
 from clustersim.report.document import Card, section, slot
 from clustersim.report.figure import MUTED, Figure, axis, layout, share_words, time_scale
 from clustersim.report.keys import Cells, Html, html, noted, stacked, table
-from clustersim.report.network_words import AXIS_LOOKS, LINK_WORDS, axis_words
+from clustersim.report.network_words import LINK_WORDS, LISTED_LOOKS, axis_words
 from clustersim.units import format_bandwidth, format_bytes, format_seconds
 
 STAYS_BELOW: Final = "stays below"
@@ -175,7 +175,7 @@ def _users(busy: BusyLink) -> Html:
 
 def _axis_table(use: NetworkUse) -> str:
     """Tiers from the top, axes side by side."""
-    order = list(AXIS_LOOKS)
+    order = list(LISTED_LOOKS)
     axes = sorted(use.axes, key=lambda each: order.index(each.axis))
     columns = [[_amount(each.sent / use.gpus), *reversed(list(_crossings(each, use.gpus)))] for each in axes]
     names = ["sent in all", *(LINK_WORDS[tier.kind] for tier in reversed(use.tiers))]

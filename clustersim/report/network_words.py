@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from clustersim.hardware.topology import LinkKind
+from clustersim.parallel.mesh import ROLES
 from clustersim.report.keys import Html, named
-from clustersim.report.theme import Category
+from clustersim.report.theme import AXIS_LOOKS, Category
 
 LINK_WORDS: Final[Mapping[LinkKind, str]] = {
     LinkKind.NVLINK: "NVLink",
@@ -17,19 +18,13 @@ LINK_WORDS: Final[Mapping[LinkKind, str]] = {
 }
 """What the links of a tier join, or belong to."""
 
-AXIS_LOOKS: Final[Mapping[str, tuple[str, Category]]] = {
-    "tp": ("tp", Category.TENSOR),
-    "cp": ("cp", Category.CONTEXT),
-    "dp": ("dp", Category.DATA),
-    "pp": ("pp", Category.PIPELINE),
-    "embedding": ("tied embeddings", Category.DATA),
-    "model": ("replica", Category.DATA),
-    "world": ("all ranks", Category.DATA),
+LISTED_LOOKS: Final[Mapping[str, tuple[str, Category]]] = {
+    role.listed: (role.label, AXIS_LOOKS[role.serves]) for role in ROLES.values()
 }
-"""Axes and roles in words, and their colours; the last three complete the gradients, as in the breakdown."""
+"""Axes and roles as they are listed, in words, and their colours."""
 
 
 def axis_words(axis: str) -> Html:
     """An axis or role for people, with the mark of its colour."""
-    words, look = AXIS_LOOKS[axis]
+    words, look = LISTED_LOOKS[axis]
     return named(look, words)

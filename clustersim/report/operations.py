@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
-from clustersim.analysis.parts import PART_OF_ROLE
 from clustersim.cost.block import BlockTiming
 from clustersim.program.task import Block, Compute, Exchange, Operation
-from clustersim.report.answer_timeline import EXCHANGE_LOOKS, WORK_LOOKS
+from clustersim.report.answer_timeline import ROLE_LOOKS, WORK_LOOKS
 from clustersim.report.theme import Category
 from clustersim.report.view import FloatArray, IntArray
 from clustersim.report.wording import PROVENANCE_NAMES
@@ -108,7 +107,7 @@ def _label(operation: Operation, timing: BlockTiming, place: int) -> Label:
     arguments["bound"] = timing.bound[place].value
     arguments["duration_from"] = PROVENANCE_NAMES[timing.provenance[place]]
     alone = exchange if kernel is None else None
-    look = EXCHANGE_LOOKS[PART_OF_ROLE[alone.group]] if alone else WORK_LOOKS[operation.work]
+    look = ROLE_LOOKS[alone.group] if alone else WORK_LOOKS[operation.work]
     return Label(" + ".join(each.name for each in (kernel, exchange) if each), look, arguments)
 
 

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from clustersim.analysis.overlap import AXES, Overlap
+from clustersim.analysis.overlap import Overlap
 from clustersim.analysis.rows import FloatArray
+from clustersim.parallel.mesh import AXES, NAMES
 from clustersim.report.document import Card, section, slot
 from clustersim.report.figure import (
     MUTED,
@@ -29,10 +30,10 @@ from clustersim.report.figure import (
 )
 from clustersim.report.keys import Cells, named, table, unbroken
 from clustersim.report.rows import shown_rows
-from clustersim.report.theme import Category
+from clustersim.report.theme import AXIS_LOOKS, Category
 from clustersim.units import format_seconds
 
-LOOKS: Final = (Category.TENSOR, Category.CONTEXT, Category.DATA, Category.PIPELINE)
+LOOKS: Final = tuple(AXIS_LOOKS[axis] for axis in AXES)
 """The category of each of `AXES`."""
 _ALONE: Final = "compute only"
 _ROUNDING: Final = 1e-9  # of what a time is a part of
@@ -114,14 +115,14 @@ def _total_row(total: Overlap, place: int) -> Cells:
     moving = float(total.moving[0, place])
     kinds = (float(kind[0, place]) / moving for kind in (total.hidden, total.exposed, total.beside))
     shares = (share_words(kind if kind > _ROUNDING else 0.0) for kind in kinds)
-    return Cells((named(LOOKS[place], AXES[place]), unbroken(format_seconds(moving)), *shares))
+    return Cells((named(LOOKS[place], NAMES[place]), unbroken(format_seconds(moving)), *shares))
 
 
 def _traces(stages: StageOverlap, size: float) -> Iterator[dict[str, Any]]:
     """A trace for each axis and kind; computation alone has one legend entry for all axes."""
     found = stages.overlap
     for place in stages.axes:
-        name, base = AXES[place], np.zeros(len(stages.labels))
+        name, base = NAMES[place], np.zeros(len(stages.labels))
         for words, kind, look in (
             (_ALONE, found.alone, marker(Category.COMPUTE)),
             (f"{name} hidden", found.hidden, _patterned(LOOKS[place], "/")),
@@ -145,7 +146,7 @@ def _bars(
     (words, look), (base, seconds) = named, where
     shown = shown_rows(len(stages.labels))
     hover = [
-        f"<b>{escape(stages.labels[row])}</b>, {AXES[place]}<br>{words}: {format_seconds(float(seconds[row]))}"
+        f"<b>{escape(stages.labels[row])}</b>, {NAMES[place]}<br>{words}: {format_seconds(float(seconds[row]))}"
         for row in shown
     ]
     return {
@@ -180,7 +181,7 @@ def _names(stages: StageOverlap, size: float) -> dict[str, Any]:
         "mode": "text",
         "x": typed(np.concatenate([ends[:, place] for place in stages.axes]) / size),
         "y": typed(np.concatenate([_middle(stages, place) for place in stages.axes])),
-        "text": [AXES[place] for place in stages.axes for _ in shown],
+        "text": [NAMES[place] for place in stages.axes for _ in shown],
         "textposition": "middle right",
         "textfont": {"size": 9, "color": MUTED},
         "cliponaxis": False,

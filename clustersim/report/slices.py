@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
+from clustersim.parallel.mesh import PIPELINE
 from clustersim.program.task import Compute, Receive, Stream, Task
 from clustersim.report.answer_timeline import shown_rows_of, timeline_of
 from clustersim.report.hover import what
 from clustersim.report.operations import Arguments, Inside, Label, Operations
-from clustersim.report.theme import CATEGORIES, Category
+from clustersim.report.theme import AXIS_LOOKS, CATEGORIES
 from clustersim.report.trace_flows import NONE, Flows
 from clustersim.report.trace_ranks import TraceRank
 from clustersim.report.view import FloatArray, IntArray, Timeline
@@ -138,7 +139,7 @@ class _Source:
         words += f", step {place['step']}" if "step" in place else ""
         does = f"{exchange.name} ({exchange.collective.value} of {exchange.group})"
         arguments: Arguments = {"does": does, **place, "chunk": chunk, "bytes": int(exchange.payload)}
-        return Label(words, Category.PIPELINE, arguments)
+        return Label(words, AXIS_LOOKS[PIPELINE], arguments)
 
     def _place(self, microbatch: int) -> Arguments:
         """A microbatch, of those of all steps, as its name says it: in which step, and which of that."""

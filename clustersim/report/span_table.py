@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from clustersim.analysis.parts import PART_OF_ROLE
 from clustersim.cost.block import BlockTiming
-from clustersim.parallel.layout import AXES
+from clustersim.parallel.mesh import AXES, PIPELINE
 from clustersim.program.task import Block, Communicate, Compute, Exchange, Operation, Receive, Send, Stream, Task
-from clustersim.report.answer_timeline import EXCHANGE_LOOKS, WORK_LOOKS
+from clustersim.report.answer_timeline import ROLE_LOOKS, WORK_LOOKS
 from clustersim.report.operations import shape_words
 from clustersim.report.slices import STREAM_NAMES
 from clustersim.report.theme import Category
@@ -36,10 +35,7 @@ COLUMNS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "rank": (INTEGER, "global rank"),
         "simulated_rank": (INTEGER, "the rank that was simulated for it: itself, or one with provably equal times"),
         "stage": (INTEGER, "pipeline rank"),
-        "tp": (INTEGER, "coordinate on the tensor-parallel axis"),
-        "cp": (INTEGER, "coordinate on the context-parallel axis"),
-        "dp": (INTEGER, "coordinate on the data-parallel axis"),
-        "pp": (INTEGER, "coordinate on the pipeline axis"),
+        **{axis.name: (INTEGER, f"coordinate on the {axis.label} axis") for axis in AXES},
         "stream": (WORD, "which of the rank's streams"),
         "kind": (WORD, "pass, kernel, exchange, overlap (a kernel and an exchange), collective, send or receive"),
         "category": (WORD, "what the page calls and colours it"),
@@ -84,8 +80,8 @@ def rows_of(result: "Result", ranks: Sequence[TraceRank]) -> Iterator[Columns]:
 def _placed(rank: TraceRank, table: Columns) -> Columns:
     """The rows of a simulated rank as those of a rank that it stands for."""
     count = len(table["task"])
-    place = dict(zip(AXES, rank.coordinates, strict=True))
-    own = {"rank": rank.rank, "simulated_rank": rank.simulated, "stage": place["pp"], **place}
+    place = rank.coordinates
+    own = {"rank": rank.rank, "simulated_rank": rank.simulated, "stage": place[PIPELINE.name], **place}
     found = {name: np.full(count, number) for name, number in own.items()} | table
     cause = found["cause_rank"]
     found["cause_rank"] = np.where(cause == rank.simulated, rank.rank, cause)
@@ -192,7 +188,7 @@ class _Table:
     def _exchange(self, kind: str, exchange: Exchange) -> _Fact:
         timing = self.result.cost.exchange_timing(exchange)
         return _Fact(
-            kind, EXCHANGE_LOOKS[PART_OF_ROLE[exchange.group]].label, exchange.name, float(exchange.payload),
+            kind, ROLE_LOOKS[exchange.group].label, exchange.name, float(exchange.payload),
             algorithm=timing.algorithm, bound=timing.bound.value, provenance=timing.provenance.value,
         )  # fmt: skip
 
@@ -208,7 +204,7 @@ class _Table:
         kernel, exchange = operation.kernel, operation.exchange
         looks = WORK_LOOKS[operation.work]
         if exchange is not None and kernel is None:
-            looks = EXCHANGE_LOOKS[PART_OF_ROLE[exchange.group]]
+            looks = ROLE_LOOKS[exchange.group]
         return _Fact(
             kind="kernel" if exchange is None else "exchange" if kernel is None else "overlap",
             category=looks.label,

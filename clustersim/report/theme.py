@@ -7,7 +7,12 @@ Forward is blue and backward green, as in the pipeline figures of Megatron-LM an
 Source: M. Okabe, K. Ito, "Color Universal Design", https://jfly.uni-koeln.de/color/
 """
 
+from collections.abc import Mapping
 from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+from clustersim.parallel.mesh import AXES, Axis
 
 _WHITE = 255
 
@@ -58,6 +63,8 @@ class Category(Enum):
 
 
 CATEGORIES: tuple[Category, ...] = tuple(Category)
+AXIS_LOOKS: Final[Mapping[Axis, Category]] = MappingProxyType({axis: Category[axis.category.upper()] for axis in AXES})
+"""The category of each axis's communication."""
 
 
 def chunk_shade(colour: str, chunk: int, chunks: int) -> str:

@@ -17,7 +17,7 @@ from clustersim.report.document import Card, document, section, slot
 from clustersim.report.figure import MUTED, SURFACE, Figure, Traces, layout
 from clustersim.report.files import write_text_atomically
 from clustersim.report.keys import Cells, noted, stacked, table
-from clustersim.report.network_words import AXIS_LOOKS, axis_words
+from clustersim.report.network_words import LISTED_LOOKS, axis_words
 
 _MOST_DRAWN: Final = 36
 _MOST_EXTRA: Final = 2.3  # boxes for each doubling beyond eight
@@ -200,7 +200,7 @@ def _middle(place: int) -> float:
 
 
 def _colour(lane: Lane) -> str:
-    return AXIS_LOOKS[lane.axis][1].colour
+    return LISTED_LOOKS[lane.axis][1].colour
 
 
 def _line(place: int, lane: Lane) -> Traces:

@@ -5,7 +5,7 @@ the page shows: one of each pipeline rank, and stragglers. Or a user says which 
 simulated is written from the rank that stands for it, whose times are provably its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -13,8 +13,8 @@ import numpy as np
 
 from clustersim.analysis.parts import KERNELS
 from clustersim.errors import InputError
-from clustersim.parallel.groups import coordinate
-from clustersim.parallel.layout import AXES, Layout
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.mesh import AXES, DATA, PIPELINE
 from clustersim.report.answer_timeline import shown_ranks
 from clustersim.report.view import IntArray
 from clustersim.report.wording import stage_name
@@ -29,14 +29,14 @@ MOST_RANKS: Final = 64
 class TraceRank:
     """A rank that is written.
 
-    simulated: the rank whose spans are its own; coordinates: on every axis, in the order of AXES; alone: how many
+    simulated: the rank whose spans are its own; coordinates: on every axis, by its name; alone: how many
     ranks of its class there are, itself among them, if no other of them is written, else 1; slow: a straggler.
     """
 
     rank: int
     simulated: int
     stage: str
-    coordinates: tuple[int, ...]
+    coordinates: Mapping[str, int]
     alone: int
     slow: bool
     axes: tuple[str, ...]
@@ -44,12 +44,12 @@ class TraceRank:
     @property
     def replica(self) -> int:
         """Its place among the replicas of the model."""
-        return self.coordinates[AXES.index("dp")]
+        return self.coordinates[DATA.name]
 
     @property
     def name(self) -> str:
         """What it is called within its stage."""
-        within = [f"{axis} {self.coordinates[AXES.index(axis)]}" for axis in self.axes]
+        within = [f"{axis} {self.coordinates[axis]}" for axis in self.axes]
         within += [f"for {self.alone:,} ranks"] if self.alone > 1 else []
         return f"{'slow ' if self.slow else ''}rank {self.rank}" + (f" ({', '.join(within)})" if within else "")
 
@@ -81,23 +81,24 @@ def ranks_of(result: "Result", choice: str) -> list[int]:
 def trace_ranks(result: "Result", ranks: Sequence[int]) -> tuple[TraceRank, ...]:
     """What is to be known of the ranks that are written, by replica, stage and rank."""
     layout, stands = result.scenario.layout, result.trace.representative
-    places = np.stack([coordinate(layout, axis) for axis in AXES])
+    mesh = layout.mesh
+    places = {axis.name: mesh.coordinate(axis) for axis in AXES}
     members, written = np.bincount(stands), np.bincount(stands[list(ranks)], minlength=result.ranks)
     slow = {rank for straggler in result.stragglers.slowest for rank in straggler.ranks}
-    axes = tuple(axis for axis in ("tp", "cp") if getattr(layout, axis) > 1)
+    axes = tuple(axis.name for axis in AXES if axis.inside and layout.degrees[axis.name] > 1)
     found = [
         TraceRank(
             rank=rank,
             simulated=int(stands[rank]),
-            stage=stage_name(result.scenario, int(places[AXES.index("pp"), rank])),
-            coordinates=tuple(places[:, rank].tolist()),
+            stage=stage_name(result.scenario, int(places[PIPELINE.name][rank])),
+            coordinates={axis: int(place[rank]) for axis, place in places.items()},
             alone=int(members[stands[rank]]) if written[stands[rank]] == 1 else 1,
             slow=rank in slow,
             axes=axes,
         )
         for rank in ranks
     ]
-    return tuple(sorted(found, key=lambda each: (each.replica, each.coordinates[AXES.index("pp")], each.rank)))
+    return tuple(sorted(found, key=lambda each: (each.replica, each.coordinates[PIPELINE.name], each.rank)))
 
 
 def _named(layout: Layout, word: str, choice: str) -> tuple[Sequence[int], int]:
@@ -109,7 +110,7 @@ def _named(layout: Layout, word: str, choice: str) -> tuple[Sequence[int], int]:
         case "all", False, _:
             ranks = range(layout.world)
         case "stage", _, True:
-            ranks = np.flatnonzero(coordinate(layout, "pp") == int(number)).tolist()
+            ranks = np.flatnonzero(layout.mesh.coordinate(PIPELINE) == int(number)).tolist()
         case "slowest", _, True:
             slowest = int(number) if int(number) <= layout.world else 0
         case _, False, _ if kind.isdecimal():

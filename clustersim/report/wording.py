@@ -13,6 +13,7 @@ from clustersim.errors import InputError
 from clustersim.hardware.disturbance import DeadLink, Disturbances, LinkChange, SlowNic, in_ranges
 from clustersim.hardware.topology import Fabric
 from clustersim.parallel.data import DataParallelism, NaiveDataParallel, Replicated, Zero
+from clustersim.parallel.mesh import SPOKEN
 from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveOperations, SelectiveRecompute
 
 if TYPE_CHECKING:
@@ -96,8 +97,8 @@ def row_names(scenario: "Scenario", kinds: int) -> RowNames:
 def layout_line(scenario: "Scenario") -> str:
     """Degrees, strategies and batch, in the order in which people give them."""
     layout, training = scenario.layout, scenario.training
-    degrees = {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp": layout.dp}
-    words = [f"{axis} {degree:,}" for axis, degree in degrees.items() if degree > 1]
+    degrees = layout.degrees
+    words = [f"{axis.name} {degrees[axis.name]:,}" for axis in SPOKEN if degrees[axis.name] > 1]
     words.append(_data(layout.data) if layout.dp > 1 else "")
     words.append(_schedule(scenario) if layout.pp > 1 else "")
     words.append(_recompute(training.recompute))

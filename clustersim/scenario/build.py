@@ -14,6 +14,7 @@ from clustersim.cost.scaled import scaled
 from clustersim.errors import InputError, nearest
 from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.parallel.layout import Layout
+from clustersim.parallel.mesh import DATA
 from clustersim.scenario.file import (
     ClusterSection,
     LayoutSection,
@@ -139,12 +140,11 @@ def files(file: ScenarioFile, cluster: Cluster, base: Path) -> tuple[Path, ...]:
 def read_layout(section: LayoutSection, gpus: int) -> Layout:
     """The layout; where dp is left out, it is what the other degrees leave of the GPUs (at least 1)."""
     same = {field.name: getattr(section, field.name) for field in fields(Layout)}
-    rest = section.tp * section.cp * section.pp
     counts = section.layers_per_stage
     return Layout(
         **{
             **same,
-            "dp": section.dp or max(1, gpus // rest),
+            DATA.name: section.dp or max(1, gpus // section.replica),
             "order": tuple(section.order),
             "data": section.data.strategy(),
             "layers_per_stage": None if counts is None else tuple(counts),
@@ -156,7 +156,7 @@ def wanted_gpus(cluster: ClusterSection, layout: LayoutSection) -> int | None:
     """How many GPUs the file asks for: the cluster's, or else as many as the layout needs if it says so."""
     if cluster.gpus is not None or layout.dp is None:
         return cluster.gpus
-    return layout.tp * layout.cp * layout.pp * layout.dp
+    return layout.replica * layout.dp
 
 
 def read_schedule(choice: ScheduleChoice) -> Schedule:

@@ -5,12 +5,14 @@ legal. What runs, but hardly as intended, is in `warnings`.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from clustersim.collectives.library import load_library
 from clustersim.cost.jitter import MOST_NORMAL, Distribution
 from clustersim.errors import InputError, shown
 from clustersim.parallel.data import NaiveDataParallel
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.mesh import SPOKEN, Axis
 from clustersim.parallel.pipeline import split_layers
 from clustersim.scenario.legal import around, divisors, multiples_around
 from clustersim.scenario.scenario import Scenario
@@ -39,24 +41,30 @@ def _degrees(scenario: Scenario) -> Iterator[str]:
     layout, gpus = scenario.layout, scenario.cluster.gpus
     if layout.world == gpus:
         return
-    product = f"tp {layout.tp} x cp {layout.cp} x pp {layout.pp} x dp {layout.dp} = {layout.world} ranks"
-    yield f"layout: {product}, but the cluster has {gpus} GPUs; {_degrees_that_fit(scenario)}"
+    product, fits = _product(layout, SPOKEN), _degrees_that_fit(scenario)
+    yield f"layout: {product} = {layout.world} ranks, but the cluster has {gpus} GPUs; {fits}"
 
 
 def _degrees_that_fit(scenario: Scenario) -> str:
     """The change of one degree that fits, or of one degree beside dp, or of the cluster."""
     layout, gpus = scenario.layout, scenario.cluster.gpus
-    for axis in ("dp", "tp", "pp", "cp"):
-        others = layout.world // getattr(layout, axis)
+    degrees = layout.degrees
+    for axis in reversed(SPOKEN):
+        others = layout.world // degrees[axis.name]
         if gpus % others == 0:
-            return f"{axis} {gpus // others} fits"
-    replica = layout.tp * layout.cp * layout.pp
-    for axis in ("pp", "cp", "tp"):
-        degree = getattr(layout, axis)
+            return f"{axis.name} {gpus // others} fits"
+    *of_replica, data = SPOKEN
+    replica = layout.world // degrees[data.name]
+    for axis in reversed(of_replica):
+        degree = degrees[axis.name]
         room = divisors(gpus // (replica // degree)) if gpus % (replica // degree) == 0 else []
         if room:
-            return f"{axis} {around(degree, room)} fits with another dp"
-    return f"{multiples_around(gpus, replica)} GPUs fit tp {layout.tp} x cp {layout.cp} x pp {layout.pp}"
+            return f"{axis.name} {around(degree, room)} fits with another {data.name}"
+    return f"{multiples_around(gpus, replica)} GPUs fit {_product(layout, of_replica)}"
+
+
+def _product(layout: Layout, axes: Iterable[Axis]) -> str:
+    return " x ".join(f"{axis.name} {layout.degrees[axis.name]}" for axis in axes)
 
 
 def _heads(scenario: Scenario) -> Iterator[str]:
@@ -217,10 +225,10 @@ def _naive(scenario: Scenario) -> Iterator[str]:
     layout, node = scenario.layout, scenario.cluster.gpus_per_node
     if not isinstance(layout.data, NaiveDataParallel):
         return
-    if layout.tp * layout.cp * layout.pp > 1 or layout.dp > node:
+    if layout.world > layout.dp or layout.dp > node:
         yield (
-            f"layout.data: data_parallel is one process on one node of {node} GPUs, but the layout is tp {layout.tp} x "
-            f"cp {layout.cp} x pp {layout.pp} x dp {layout.dp}; use ddp"
+            f"layout.data: data_parallel is one process on one node of {node} GPUs, but the layout is "
+            f"{_product(layout, SPOKEN)}; use ddp"
         )
 
 

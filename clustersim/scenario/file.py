@@ -4,6 +4,7 @@ One pydantic section for each part; each gives the frozen dataclass that the ins
 alone. What needs two sections or another file is put together in `build`.
 """
 
+import math
 from dataclasses import replace
 from enum import Enum
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from clustersim.cost.record import Record
 from clustersim.dtypes import DType
 from clustersim.errors import nearest, shown
 from clustersim.parallel.data import DDP_BUCKET, DataParallelism, NaiveDataParallel, Replicated, Zero
-from clustersim.parallel.layout import AXES
+from clustersim.parallel.mesh import AXES, DATA, NAMES
 from clustersim.program.task import Collective
 from clustersim.scenario.disturbances import DisturbancesSection, MixedSection, listed
 from clustersim.scenario.section import (
@@ -163,8 +164,8 @@ class DataChoice(Choice):
 
 
 def _axes(value: object) -> object:
-    if not isinstance(value, list) or sorted(map(str, value)) != sorted(AXES):
-        raise mistake(f"{shown(value)} must name every axis once, such as [{', '.join(AXES)}]")
+    if not isinstance(value, list) or sorted(map(str, value)) != sorted(NAMES):
+        raise mistake(f"{shown(value)} must name every axis once, such as [{', '.join(NAMES)}]")
     return value
 
 
@@ -179,13 +180,18 @@ class LayoutSection(Section):
     cp: Degree = 1
     pp: Degree = 1
     dp: Degree | None = None
-    order: Annotated[list[str], BeforeValidator(_axes)] = Field(list(AXES))
+    order: Annotated[list[str], BeforeValidator(_axes)] = Field(list(NAMES))
     sequence_parallel: bool = False
     tensor_overlap: bool = False
     backward_overlap: bool = True
     pipeline_overlap: bool = True
     data: DataChoice = DataChoice(ddp=Ddp())
     layers_per_stage: Annotated[list[Annotated[int, Field(ge=0, le=MOST_LAYERS)]] | None, BeforeValidator(_even)] = None
+
+    @property
+    def replica(self) -> int:
+        """Ranks of one data-parallel replica: the product of the other degrees."""
+        return math.prod(getattr(self, axis.name) for axis in AXES if axis is not DATA)
 
 
 class Flat(Section):

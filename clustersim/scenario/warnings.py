@@ -12,7 +12,7 @@ from clustersim.dtypes import DType
 from clustersim.hardware.disturbance import DeadLink
 from clustersim.hardware.topology import LinkKind
 from clustersim.parallel.data import Zero
-from clustersim.parallel.groups import members
+from clustersim.parallel.mesh import TENSOR
 from clustersim.scenario.scenario import Scenario
 from clustersim.scenario.settings import Contention, Symmetry
 from clustersim.schedules.zero_bubble import ZeroBubble
@@ -45,7 +45,7 @@ def _replicated_heads(scenario: Scenario) -> Iterator[str]:
 
 
 def _tensor_beyond_domain(scenario: Scenario) -> Iterator[str]:
-    groups = members(scenario.layout, "tp")
+    groups = scenario.layout.mesh.members(TENSOR)
     domains = scenario.cluster.fabric.domains(groups)
     split = int(np.count_nonzero(domains.min(axis=1) != domains.max(axis=1)))
     if split:
@@ -122,7 +122,7 @@ def _split_tensor_groups(scenario: Scenario) -> Iterator[str]:
     """Blocks of a tensor-parallel group that is out of step meet other groups' exchange by exchange."""
     if scenario.cost.network is Contention.NONE or _tasks(scenario) <= MANY_SPLIT:
         return
-    disturbances, groups = scenario.disturbances, members(scenario.layout, "tp")
+    disturbances, groups = scenario.disturbances, scenario.layout.mesh.members(TENSOR)
     speeds = disturbances.speeds(scenario.cluster.gpus)[groups]
     slow = bool((speeds.min(axis=1) != speeds.max(axis=1)).any())
     links = bool(disturbances.nics or disturbances.links) and groups.shape[1] > 1

@@ -19,7 +19,7 @@ from typing import Final
 
 from clustersim.memory.footprint import Category
 from clustersim.memory.ledger import Ledger
-from clustersim.parallel.groups import coordinate
+from clustersim.parallel.mesh import AXES, DATA, PIPELINE
 from clustersim.scenario import Scenario
 from clustersim.simulation import ledgers_of
 from clustersim.units import Bytes
@@ -100,7 +100,7 @@ class Holding:
 
     @cached_property
     def _stage_of_rank(self) -> list[int]:
-        stages: list[int] = coordinate(self.scenario.layout, "pp").tolist()
+        stages: list[int] = self.scenario.layout.mesh.coordinate(PIPELINE).tolist()
         return stages
 
 
@@ -246,8 +246,8 @@ def _defaults(case: Case) -> dict[str, str]:
     """What dp and the batch are, where the other axes are known."""
     try:
         gpus, micro = case.whole("n_gpus"), case.whole("micro_batch")
-        tp, pp, cp = (case.whole(axis, 1) for axis in ("tp", "pp", "cp"))
-        dp = case.whole("dp", max(1, gpus // (tp * pp * cp)))
+        replica = math.prod(case.whole(axis.name, 1) for axis in AXES if axis is not DATA)
+        dp, pp = case.whole(DATA.name, max(1, gpus // replica)), case.whole(PIPELINE.name, 1)
     except CannotPredictError:
         return {}
-    return {"dp": str(dp), "global_batch": str(dp * micro * (1 if pp == 1 else _FRESH * pp))}
+    return {DATA.name: str(dp), "global_batch": str(dp * micro * (1 if pp == 1 else _FRESH * pp))}

@@ -6,6 +6,7 @@ filled in by the habits of its software (`software`), the same for all of its ru
 
 from typing import Any, Final
 
+from clustersim.parallel.mesh import NAMES
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.machines import cluster_section
 from clustersim.validation.software import Software, software_of
@@ -14,7 +15,6 @@ FORMATS: Final = ("bf16", "fp16")
 _DENSE: Final = ("", "0", "1")  # experts
 RECOMPUTES: Final = {"": "none", "none": "none", "selective": "selective", "full": "full"}
 SCHEDULES: Final = ("", "1f1b", "interleaved", "zb-1p", "zb-2p")
-_AXES: Final = ("tp", "pp", "cp", "dp")
 
 
 def scenario_mapping(case: Case) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _model(case: Case, software: Software) -> dict[str, Any]:
 
 
 def _layout(case: Case, software: Software) -> dict[str, Any]:
-    degrees = {axis: case.whole(axis, 1) for axis in _AXES}
+    degrees = {axis: case.whole(axis, 1) for axis in NAMES}
     section: dict[str, Any] = {
         **degrees,
         "sequence_parallel": case.is_yes("sequence_parallel") and degrees["tp"] > 1,

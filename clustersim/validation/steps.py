@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from clustersim.errors import InputError
+from clustersim.parallel.mesh import SPOKEN
 from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
@@ -98,6 +99,6 @@ def _scale(case: Case) -> str:
 
 def _axes(case: Case) -> str:
     """Parallel axes with a degree above one, and ZeRO: `tp+pp`, `dp (ZeRO-3)`."""
-    used = [axis for axis in ("tp", "cp", "pp", "dp") if case.text(axis) not in ("", "1")]
+    used = [axis.name for axis in SPOKEN if case.text(axis.name) not in ("", "1")]
     stage = case.text("zero_stage")
     return ("+".join(used) or "none") + (f" (ZeRO-{stage})" if stage not in ("", "0") else "")

@@ -7,10 +7,12 @@ from hypothesis import given, settings
 from clustersim import Scenario, simulate
 from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.intervals import Intervals, common
-from clustersim.analysis.overlap import AXES, Overlap, overlap
+from clustersim.analysis.overlap import Overlap, overlap
 from clustersim.analysis.parts import EXPOSED
 from clustersim.analysis.rows import read_rows
 from clustersim.cost.block import SideBySide
+from clustersim.parallel import mesh
+from clustersim.parallel.mesh import NAMES
 from clustersim.program.task import Block, Compute, Operation, Stream, Work
 from clustersim.program.task import Overlap as Beside
 from tests.strategies import scenarios
@@ -28,7 +30,7 @@ def folded(case: Case) -> Overlap:
 
 def of_axis(case: Case, axis: str, row: int = 0) -> dict[str, float]:
     found = folded(case)
-    values = {kind: float(getattr(found, kind)[row, AXES.index(axis)]) for kind in KINDS}
+    values = {kind: float(getattr(found, kind)[row, NAMES.index(axis)]) for kind in KINDS}
     values["neither"] = found.step - sum(values.values())
     return {kind: seconds for kind, seconds in values.items() if abs(seconds) > 1e-12}
 
@@ -46,7 +48,7 @@ def check(found: Overlap, step: float) -> None:
 def test_kinds_fit_into_the_step_and_exposed_is_the_breakdowns(case: Case) -> None:
     found, known = folded(case), breakdown(case.joined, case.timing_of)
     check(found, case.trace.makespan)
-    assert found.exposed == pytest.approx(known.seconds[:, [part.place for part in EXPOSED]])
+    assert found.exposed == pytest.approx(known.seconds[:, [part.place for part in EXPOSED.values()]])
 
 
 @given(cases())
@@ -54,9 +56,9 @@ def test_kinds_fit_into_the_step_and_exposed_is_the_breakdowns(case: Case) -> No
 def test_data_moves_as_long_as_its_rows_last(case: Case) -> None:
     """The data stream's rows follow each other, so their seconds add up; those of the compute stream may coincide."""
     trace, rows = case.trace, case.joined
-    moving = folded(case).moving[:, AXES.index("dp")]
+    moving = folded(case).moving[:, NAMES.index("dp")]
     for place, rank in enumerate(rows.ranks.tolist()):
-        of_rank = (trace.rank == rank) & (rows.tasks.part[rows.entry] == EXPOSED[2].place)
+        of_rank = (trace.rank == rank) & (rows.tasks.part[rows.entry] == EXPOSED[mesh.DATA].place)
         data = (trace.end - trace.start)[of_rank & (trace.stream == DATA)].sum()
         every = (trace.end - trace.start)[of_rank].sum()
         assert data - 1e-9 <= moving[place] <= every + 1e-9

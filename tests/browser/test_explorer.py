@@ -12,7 +12,8 @@ import pytest
 from clustersim.analysis.exploration import Exploration
 from clustersim.errors import InputError
 from clustersim.lowering.step import lower
-from clustersim.parallel.groups import coordinate, process_groups
+from clustersim.parallel.groups import process_groups
+from clustersim.parallel.mesh import AXES
 from clustersim.parallel.plan import Plan
 from clustersim.planning.explore import tables
 from clustersim.program.program import RankProgram
@@ -260,7 +261,7 @@ def test_groups_and_tiers_are_the_layouts(explorer: Explorer) -> None:
         at = explorer.js(
             "([settings, rank]) => clustersim.explorer.exchanges.coordinates(settings, rank)", [settings, rank]
         )
-        assert at == {axis: int(coordinate(scenario.layout, axis)[rank]) for axis in ("tp", "cp", "dp", "pp")}
+        assert at == {axis.name: int(scenario.layout.mesh.coordinate(axis)[rank]) for axis in AXES}
 
 
 LLAMA_ALONE = pytest.mark.parametrize("made", [LLAMA], indirect=True, ids=["llama"])

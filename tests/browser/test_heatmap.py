@@ -12,8 +12,8 @@ from clustersim import Scenario, simulate
 from clustersim.analysis.dominant import DominantParts, dominant_parts
 from clustersim.analysis.parts import BUBBLES, EXPOSED, PARTS, Part
 from clustersim.analysis.rows import read_rows
-from clustersim.parallel.groups import coordinate
 from clustersim.parallel.layout import Layout
+from clustersim.parallel.mesh import AXES, PIPELINE, SPOKEN
 from clustersim.report.answer import PART_LOOKS, table_view
 from clustersim.report.answer_dominant import dominant_of
 from clustersim.report.document import document
@@ -57,7 +57,7 @@ def written(tmp_path: Path, heatmap: Heatmap | None) -> Path:
 
 def by_stage(result: Result) -> list[int]:
     """All ranks in the order of the rows."""
-    axes = [coordinate(result.scenario.layout, axis) for axis in ("tp", "cp", "dp", "pp")]
+    axes = [result.scenario.layout.mesh.coordinate(axis) for axis in AXES]
     return np.lexsort(axes).tolist()
 
 
@@ -130,7 +130,7 @@ def test_another_order_puts_replicas_together(open_page: Callable[..., Any], tmp
     page.until(lambda: page.drawn("heatmap") > 1)
     found = dominant_of(result)
     assert found is not None
-    axes = [coordinate(result.scenario.layout, axis) for axis in ("tp", "cp", "pp", "dp")]
+    axes = [result.scenario.layout.mesh.coordinate(axis) for axis in SPOKEN]
     row = np.lexsort(axes).tolist().index(SLOW)
     assert page.js(ROWS)[row][2] == found.dominant.category[found.dominant.ranks.tolist().index(SLOW)].tolist()
 
@@ -145,7 +145,7 @@ def test_signs_say_without_colour_what_is_work_communication_and_waiting(
     size, bins = page.facts("heatmap")["size"], len(rows[0])
     signs = page.js("() => document.getElementById('heatmap').data.slice(1).map(({ x, y }) => [x, y])")
     assert 100 < sum(len(x) for x, _ in signs) <= 2000
-    kinds = ({part.place for part in EXPOSED}, {Part.WAIT.place, *(part.place for part in BUBBLES)})
+    kinds = ({part.place for part in EXPOSED.values()}, {Part.WAIT.place, *(part.place for part in BUBBLES)})
     assert found is not None
     for (x, y), kind in zip(signs, kinds, strict=True):
         at = (np.array(x) * size / found.dominant.makespan * bins).astype(int).tolist()
@@ -186,7 +186,7 @@ def test_a_rank_leads_to_its_row_of_the_timeline_where_there_is_one(
 def test_of_many_ranks_some_are_drawn_and_all_when_zoomed(open_page: Callable[..., Any], tmp_path: Path) -> None:
     """131,072 ranks, one of them unlike all others: it is seen from afar, and zoomed in there are single rows."""
     layout, bins, unlike = Layout(tp=8, pp=16, dp=1024), 90, 70_000
-    representative = np.arange(16)[coordinate(layout, "pp")] * 8192
+    representative = np.arange(16)[layout.mesh.coordinate(PIPELINE)] * 8192
     representative[unlike] = unlike
     ranks = np.unique(representative)
     category = np.random.default_rng(0).integers(0, len(PARTS), (len(ranks), bins)).astype(np.uint8)
@@ -194,7 +194,7 @@ def test_of_many_ranks_some_are_drawn_and_all_when_zoomed(open_page: Callable[..
     page = open_page(written(tmp_path, Heatmap(known, layout, 8)), width=390, dark=True)
     rows = page.js(ROWS)
     assert 256 <= len(rows) <= 512
-    row = np.lexsort([coordinate(layout, axis) for axis in ("tp", "cp", "dp", "pp")]).tolist().index(unlike)
+    row = np.lexsort([layout.mesh.coordinate(axis) for axis in AXES]).tolist().index(unlike)
     own = category[ranks.tolist().index(unlike)].tolist()
     assert next(cells for low, high, cells in rows if low < row < high) == own
     page.relayout("heatmap", {"yaxis.range[0]": row + 4.5, "yaxis.range[1]": row - 5.5})

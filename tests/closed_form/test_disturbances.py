@@ -9,8 +9,8 @@ import pytest
 from clustersim.analysis.parts import BUBBLES
 from clustersim.cost.jitter import Jitter
 from clustersim.parallel.data import Replicated, Zero
-from clustersim.parallel.groups import members
 from clustersim.parallel.layout import Layout
+from clustersim.parallel.mesh import PIPELINE, TENSOR
 from clustersim.program.task import Compute
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.one_f_one_b import OneFOneB
@@ -104,7 +104,7 @@ def test_a_slow_rank_slows_its_whole_pipeline_replica(microbatches: int, stage: 
     alone = Disturbed(Step(LAYERS, Layout(pp=2), OneFOneB(), microbatches), Fixed(F, B), {stage: 0.5}).ran
     assert ran.seconds == pytest.approx(alone.seconds)
     usual = Disturbed(Step(LAYERS, Layout(pp=2), OneFOneB(), microbatches), Fixed(F, B)).ran
-    replica = set(members(layout, "tp", "pp")[0].tolist())
+    replica = set(layout.mesh.members(TENSOR, PIPELINE)[0].tolist())
     assert slow in replica
     for rank in set(range(8)) - replica:
         assert waited(ran, rank) == pytest.approx(ran.seconds - usual.seconds + waited(usual, 0))

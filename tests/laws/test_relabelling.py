@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
 from clustersim.hardware.topology import Fabric, IntArray, Link, LinkTable, Paths
-from clustersim.parallel.groups import mesh
 from clustersim.parallel.layout import Layout
 from tests.strategies import scenarios
 
@@ -48,7 +47,7 @@ class Relabelled:
 
 def replicas_swapped(layout: Layout, order: Sequence[int]) -> IntArray:
     """The GPU of each rank after replica i has moved to where replica order[i] was: [ranks]."""
-    ranks = mesh(layout)
+    ranks = layout.mesh.grid
     axis = ranks.ndim - 1 - layout.order.index("dp")
     moved = np.empty(layout.world, dtype=np.int64)
     moved[ranks.ravel()] = np.take(ranks, order, axis=axis).ravel()

@@ -8,37 +8,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.parallel.groups import coordinate, members, mesh, neighbours, process_groups
-from clustersim.parallel.layout import AXES, Layout
+from clustersim.parallel.groups import neighbours, process_groups
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.mesh import AXES, CONTEXT, DATA, NAMES, PIPELINE, ROLES, TENSOR, Axis, Mesh
 
 DEGREES = st.integers(1, 4)
 LAYOUTS = st.builds(
-    lambda degrees, order: Layout(**dict(zip(AXES, degrees, strict=True)), order=tuple(order)),
+    lambda degrees, order: Layout(**dict(zip(NAMES, degrees, strict=True)), order=tuple(order)),
     st.tuples(DEGREES, DEGREES, DEGREES, DEGREES),
-    st.permutations(AXES),
+    st.permutations(NAMES),
 )
-
-
-def degree(layout: Layout, axis: str) -> int:
-    value: int = getattr(layout, axis)
-    return value
 
 
 @given(LAYOUTS)
 def test_a_rank_is_its_coordinates_in_mixed_radix(layout: Layout) -> None:
     rank, stride = np.zeros(layout.world, dtype=int), 1
-    for axis in layout.order:
-        rank += stride * coordinate(layout, axis)
-        stride *= degree(layout, axis)
+    for axis in sorted(AXES, key=lambda axis: layout.order.index(axis.name)):
+        rank += stride * layout.mesh.coordinate(axis)
+        stride *= layout.degrees[axis.name]
     assert rank.tolist() == list(range(layout.world))
 
 
 @given(LAYOUTS, st.sets(st.sampled_from(AXES), min_size=1))
-def test_groups_hold_the_ranks_that_differ_on_their_axes_only(layout: Layout, axes: set[str]) -> None:
-    groups = members(layout, *axes)
-    assert groups.shape[1] == np.prod([degree(layout, axis) for axis in axes])
+def test_groups_hold_the_ranks_that_differ_on_their_axes_only(layout: Layout, axes: set[Axis]) -> None:
+    groups = layout.mesh.members(*axes)
+    assert groups.shape[1] == np.prod([layout.degrees[axis.name] for axis in axes])
     for axis in AXES:
-        of_members = coordinate(layout, axis)[groups]
+        of_members = layout.mesh.coordinate(axis)[groups]
         if axis not in axes:
             assert (of_members == of_members[:, :1]).all()
 
@@ -75,10 +71,10 @@ def test_megatrons_default_order_puts_tensor_ranks_side_by_side() -> None:
     8 tensor groups [g0, g1] [g2, g3] ...; 4 pipeline groups [g0, g4, g8, g12] ...; 8 data groups [g0, g2] [g1, g3] ...
     """
     layout = Layout(tp=2, pp=4, dp=2)
-    assert members(layout, "tp").tolist() == [[rank, rank + 1] for rank in range(0, 16, 2)]
-    assert members(layout, "pp").tolist() == [[rank, rank + 4, rank + 8, rank + 12] for rank in range(4)]
+    assert layout.mesh.members(TENSOR).tolist() == [[rank, rank + 1] for rank in range(0, 16, 2)]
+    assert layout.mesh.members(PIPELINE).tolist() == [[rank, rank + 4, rank + 8, rank + 12] for rank in range(4)]
     expected = [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11], [12, 14], [13, 15]]
-    assert sorted(members(layout, "dp").tolist()) == expected
+    assert sorted(layout.mesh.members(DATA).tolist()) == expected
 
 
 def test_llama_3s_order_puts_data_parallel_ranks_farthest_apart() -> None:
@@ -91,7 +87,7 @@ def test_llama_3s_order_puts_data_parallel_ranks_farthest_apart() -> None:
 
 
 def test_the_mesh_has_the_slowest_axis_first() -> None:
-    assert mesh(Layout(tp=2, dp=3, pp=5)).shape == (5, 3, 1, 2)
+    assert Layout(tp=2, dp=3, pp=5).mesh.grid.shape == (5, 3, 1, 2)
 
 
 @pytest.mark.parametrize("step", [1, -1])
@@ -106,7 +102,7 @@ def test_pairs_without_wrap_leave_out_the_end_of_the_pipeline(step: int) -> None
 def test_pairs_with_wrap_send_once_and_receive_once_on_every_rank(step: int, layout: Layout) -> None:
     pairs = neighbours(layout, step, wrap=True)
     assert sorted(pairs[:, 0]) == sorted(pairs[:, 1]) == list(range(layout.world))
-    stage = coordinate(layout, "pp")
+    stage = layout.mesh.coordinate(PIPELINE)
     assert ((stage[pairs[:, 1]] - stage[pairs[:, 0]] - step) % layout.pp == 0).all()
 
 
@@ -114,9 +110,9 @@ def test_pairs_with_wrap_send_once_and_receive_once_on_every_rank(step: int, lay
 def test_a_pair_differs_in_its_pipeline_coordinate_only(layout: Layout) -> None:
     for step in (1, -1):
         pairs = neighbours(layout, step, wrap=False)
-        for axis in ("tp", "cp", "dp"):
-            assert (np.diff(coordinate(layout, axis)[pairs], axis=1) == 0).all()
-        assert (np.diff(coordinate(layout, "pp")[pairs], axis=1) == step).all()
+        for axis in (TENSOR, CONTEXT, DATA):
+            assert (np.diff(layout.mesh.coordinate(axis)[pairs], axis=1) == 0).all()
+        assert (np.diff(layout.mesh.coordinate(PIPELINE)[pairs], axis=1) == step).all()
 
 
 def test_chunks_join_the_ends_of_the_pipeline() -> None:
@@ -128,3 +124,25 @@ def test_chunks_join_the_ends_of_the_pipeline() -> None:
 
 def test_the_embedding_group_joins_first_and_last_stage() -> None:
     assert process_groups(Layout(tp=2, pp=3))["embedding"].members.tolist() == [[0, 4], [1, 5]]
+
+
+def test_two_meshes_over_the_same_ranks_share_their_pipeline() -> None:
+    """Parallel folding (Liu et al. 2025, arXiv:2504.14960, figure 2): attention tp x dp, experts etp x ep x edp.
+
+    16 ranks, pp 2: attention tp 4 x dp 2, experts etp 1 x ep 4 x edp 2. Experts are dispatched within the groups whose
+    attention is tensor-parallel, and stages are the same ranks in both.
+    """
+    etp, ep, edp = (Axis(name, name, "data") for name in ("etp", "ep", "edp"))
+    attention = Layout(tp=4, dp=2, pp=2).mesh
+    experts = Mesh({etp.name: 1, ep.name: 4, edp.name: 2, PIPELINE.name: 2})
+    assert experts.size == attention.size
+    assert experts.members(ep).tolist() == attention.members(TENSOR).tolist()
+    assert experts.members(edp).tolist() == attention.members(DATA).tolist()
+    assert (experts.coordinate(PIPELINE) == attention.coordinate(PIPELINE)).all()
+
+
+def test_every_axis_is_served_by_a_role_and_every_role_lies_on_its_mesh() -> None:
+    meshes = Layout().meshes
+    assert {role.serves for role in ROLES.values()} == set(AXES)
+    for role in ROLES.values():
+        assert {axis.name for axis in role.axes} <= set(meshes[role.mesh].degrees), role

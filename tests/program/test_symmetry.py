@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustersim.parallel.groups import coordinate, process_groups
+from clustersim.parallel.groups import process_groups
 from clustersim.parallel.layout import Layout
+from clustersim.parallel.mesh import PIPELINE
 from clustersim.program.program import Groups, Program, RankProgram
 from clustersim.program.symmetry import classes, unfolded
 
@@ -18,7 +19,7 @@ NOTHING = RankProgram((), ())
 def program_of(layout: Layout, *roles: str) -> Program:
     """Every pipeline rank has a program of its own."""
     groups = process_groups(layout)
-    return Program((NOTHING,) * layout.pp, coordinate(layout, "pp"), {role: groups[role] for role in roles})
+    return Program((NOTHING,) * layout.pp, layout.mesh.coordinate(PIPELINE), {role: groups[role] for role in roles})
 
 
 def plain(ranks: int, groups: Mapping[str, list[list[int]]], kind: list[int] | None = None) -> Program:
@@ -48,7 +49,7 @@ def test_replicas_of_a_pipeline_rank_are_one_class() -> None:
     program = program_of(layout, "tp", "cp", "dp", "model", "world", "pp_next", "pp_previous", "embedding")
     found = classes(program, {})
     assert found.count == 3
-    assert partition(found.colour) == partition(coordinate(layout, "pp"))
+    assert partition(found.colour) == partition(layout.mesh.coordinate(PIPELINE))
     assert found.representative.tolist() == [16 * stage for stage in range(3) for _ in range(16)]
 
 

@@ -10,8 +10,8 @@ import pytest
 from clustersim import Scenario, simulate
 from clustersim.analysis.dominant import DominantParts
 from clustersim.analysis.parts import PARTS, Part
-from clustersim.parallel.groups import coordinate
 from clustersim.parallel.layout import Layout
+from clustersim.parallel.mesh import AXES
 from clustersim.report.answer import PART_LOOKS
 from clustersim.report.answer_dominant import dominant_of
 from clustersim.report.figure import Figure
@@ -49,8 +49,9 @@ def test_every_rank_finds_the_row_of_its_class_or_that_there_is_none() -> None:
 def test_degrees_and_strides_give_every_ranks_coordinates(order: tuple[str, ...]) -> None:
     layout = Layout(tp=2, pp=3, dp=4, order=order)
     axes = heatmap_figure(made(np.arange(24), np.arange(24), layout), LOOKS).facts["axes"]
-    for axis, (degree, stride) in axes.items():
-        assert (np.arange(24) // stride % degree == coordinate(layout, axis)).all()
+    for axis in AXES:
+        degree, stride = axes[axis.name]
+        assert (np.arange(24) // stride % degree == layout.mesh.coordinate(axis)).all()
 
 
 def test_the_legend_has_words_for_what_is_seen_and_for_nothing_else() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clustersim.parallel.mesh import NAMES
 from clustersim.program.task import Stream
 from clustersim.report.operations import Label
 from clustersim.report.perfetto import write_perfetto
@@ -78,7 +79,7 @@ def test_every_slice_is_given_back_with_its_times_words_and_arguments(overrides:
 @pytest.mark.parametrize("flow", [0, 1, 2**63])
 def test_times_and_flows_of_any_size_are_kept(time: int, flow: int) -> None:
     label = Label("a" * 200, Category.FORWARD, {"moved": 3, "share": 0.5})  # longer than one byte of length can say
-    rank = TraceRank(3, 3, "stage 0", (0, 0, 0, 0), 1, slow=False, axes=())
+    rank = TraceRank(3, 3, "stage 0", dict.fromkeys(NAMES, 0), 1, slow=False, axes=())
     packets = read(Content("step", (rank,), [Slice(3, Stream.DATA, 0, 0, time, label, flow)]))
     begin, end = packets[-2:]
     assert (begin.timestamp, begin.track_event.name, end.timestamp) == (0, label.name, time)

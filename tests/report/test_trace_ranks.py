@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clustersim.errors import InputError
-from clustersim.parallel.layout import AXES, Layout
+from clustersim.parallel.layout import Layout
 from clustersim.report import trace_ranks as module
 from clustersim.report.trace_ranks import default_ranks, ranks_of, require_ranks, trace_ranks
 from tests.report.traced import simulated
@@ -58,7 +58,7 @@ def test_a_rank_that_was_not_simulated_has_its_own_number_and_coordinates() -> N
     result = simulated()
     [rank] = trace_ranks(result, [7])
     assert (rank.rank, rank.simulated, rank.stage) == (7, 4, "stage 1")
-    assert dict(zip(AXES, rank.coordinates, strict=True)) == {"tp": 1, "cp": 0, "dp": 1, "pp": 1}
+    assert rank.coordinates == {"tp": 1, "cp": 0, "dp": 1, "pp": 1}
     assert rank.name == "rank 7 (tp 1, for 4 ranks)"
     assert [each.name for each in trace_ranks(result, [4, 7])] == ["rank 4 (tp 0)", "rank 7 (tp 1)"]
 

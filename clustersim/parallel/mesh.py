@@ -1,0 +1,143 @@
+"""Along which axes is work spread over ranks, and who forms a group with whom?
+
+An axis is one way to spread work; a mesh gives each of its axes a degree and numbers ranks along them, the first axis
+fastest. Several meshes may lie over the same ranks, as attention's and the experts' do where both are folded onto the
+same GPUs (Liu et al. 2025, arXiv:2504.14960). A role names the groups that communicate with each other by a mesh and
+those of its axes along which their members differ: gradients, say, are reduced over groups of the role `WEIGHTS`.
+
+A new axis is one entry of `AXES` and its degree in `layout`; who holds the same weights, what a breakdown calls
+its communication and in which colour pages draw it follow from the entry.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One way to spread work.
+
+    label: in words, before "axis" or "communication"; category: whose colour its communication has (`report.theme`);
+    replicates: its ranks hold the same weights; inside: its ranks communicate between the kernels of a layer.
+    """
+
+    name: str
+    label: str
+    category: str
+    replicates: bool = False
+    inside: bool = False
+
+
+TENSOR: Final = Axis("tp", "tensor-parallel", "tensor", inside=True)
+CONTEXT: Final = Axis("cp", "context-parallel", "context", replicates=True, inside=True)
+DATA: Final = Axis("dp", "data-parallel", "data", replicates=True)
+PIPELINE: Final = Axis("pp", "pipeline", "pipeline")
+AXES: Final = (TENSOR, CONTEXT, DATA, PIPELINE)
+"""All axes, in the usual order of ranks and of answers."""
+NAMES: Final = tuple(axis.name for axis in AXES)
+DENSE: Final = "dense"
+"""The mesh of attention and of all weights that every token meets."""
+SPOKEN: Final = (*(axis for axis in AXES if axis is not DATA), DATA)
+"""All axes as people list them: first what makes one replica of the model, then how many there are."""
+
+
+class Span(Enum):
+    """Which ranks that differ along a role's axes form one group."""
+
+    ALL = "all"
+    ENDS = "ends"  # the first and the last
+    NEXT = "next"  # each with the one after it, as sender and receiver
+    PREVIOUS = "previous"  # each with the one before it
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """The groups of one purpose. axes: along which members differ; serves: the axis whose communication it counts as.
+
+    label: what it is called where it is told apart from the axis that it serves; mesh: which of the layout's.
+    """
+
+    name: str
+    label: str
+    axes: tuple[Axis, ...]
+    serves: Axis
+    span: Span = Span.ALL
+    mesh: str = DENSE
+
+    @property
+    def ordered(self) -> bool:
+        """Whether its groups are pairs of sender and receiver."""
+        return self.span in (Span.NEXT, Span.PREVIOUS)
+
+    @property
+    def listed(self) -> str:
+        """Under which name answers list what it moves: both directions of the pipeline are one."""
+        return self.serves.name if self.ordered else self.name
+
+    @property
+    def crosses_stages(self) -> bool:
+        """Whether who waits for it waits for other pipeline stages."""
+        return PIPELINE in self.axes
+
+
+TENSOR_ROLE: Final = Role("tp", "tp", (TENSOR,), TENSOR)
+CONTEXT_ROLE: Final = Role("cp", "cp", (CONTEXT,), CONTEXT)
+WEIGHTS: Final = Role("dp", "dp", tuple(axis for axis in AXES if axis.replicates), DATA)
+"""Ranks that hold the same weights."""
+REPLICA: Final = Role("model", "replica", tuple(axis for axis in AXES if not axis.replicates), DATA)
+"""Ranks that hold one copy of the weights together."""
+WORLD: Final = Role("world", "all ranks", AXES, DATA)
+EMBEDDING: Final = Role("embedding", "tied embeddings", (PIPELINE,), DATA, Span.ENDS)
+"""The pipeline ranks that hold an embedding which is the logits' matrix, too."""
+NEXT: Final = Role("pp_next", "pp", (PIPELINE,), PIPELINE, Span.NEXT)
+PREVIOUS: Final = Role("pp_previous", "pp", (PIPELINE,), PIPELINE, Span.PREVIOUS)
+
+ROLES: Final[Mapping[str, Role]] = MappingProxyType(
+    {role.name: role for role in (TENSOR_ROLE, CONTEXT_ROLE, WEIGHTS, NEXT, PREVIOUS, EMBEDDING, REPLICA, WORLD)}
+)
+"""All roles by the name that exchanges carry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Axes with degrees over ranks 0, 1, ... degrees: by axis name, the axis with adjacent ranks first."""
+
+    degrees: Mapping[str, int]
+
+    @property
+    def size(self) -> int:
+        """How many ranks the mesh has."""
+        return int(np.prod([*self.degrees.values()], dtype=np.int64))
+
+    @property
+    def grid(self) -> IntArray:
+        """Rank numbers with one dimension for each axis, in reversed order: the axis with adjacent ranks is last."""
+        return np.arange(self.size, dtype=np.int64).reshape([*self.degrees.values()][::-1])
+
+    def coordinate(self, axis: Axis) -> IntArray:
+        """Coordinate of every rank on one axis: [ranks]."""
+        places: IntArray = np.indices(self.grid.shape)[self._dimension(axis)]
+        return places.reshape(-1)
+
+    def members(self, *axes: Axis) -> IntArray:
+        """Groups of the ranks that differ along some axes only, ascending: [groups, product of their degrees].
+
+        >>> Mesh({"tp": 2, "dp": 2}).members(DATA).tolist()
+        [[0, 2], [1, 3]]
+        """
+        grid = self.grid
+        dimensions = sorted(self._dimension(axis) for axis in axes)
+        moved = np.moveaxis(grid, dimensions, range(grid.ndim - len(dimensions), grid.ndim))
+        size = int(np.prod([grid.shape[dimension] for dimension in dimensions]))
+        return np.ascontiguousarray(moved.reshape(-1, size))
+
+    def _dimension(self, axis: Axis) -> int:
+        return len(self.degrees) - 1 - list(self.degrees).index(axis.name)
