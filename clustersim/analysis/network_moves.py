@@ -9,16 +9,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from clustersim.analysis.network_bytes import Carried, Volumes
 from clustersim.analysis.rows import Rows
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.hardware.topology import LINK_KINDS, Fabric
 from clustersim.program.task import Exchange, Receive
 from clustersim.units import Seconds
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 AXIS_OF_ROLE: Final = {"pp_next": "pp", "pp_previous": "pp"}
 """Roles that share an axis; other roles are called by their own name."""

@@ -11,12 +11,10 @@ from types import MappingProxyType
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import FloatArray
 from clustersim.cost.block import BlockTiming
 from clustersim.program.task import Block, Work
-
-FloatArray = NDArray[np.float64]
 
 
 class Part(Enum):

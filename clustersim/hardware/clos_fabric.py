@@ -21,28 +21,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.hardware import clos_graph, clos_names, clos_tiers
 from clustersim.hardware.shape import Network, Node
-from clustersim.hardware.topology import (
-    LINK_KINDS,
-    Ends,
-    Fabric,
-    FloatArray,
-    IntArray,
-    Link,
-    LinkTable,
-    Paths,
-    Tier,
-)
+from clustersim.hardware.topology import LINK_KINDS, Ends, Fabric, Link, LinkTable, Paths, Tier
 from clustersim.hardware.turn import Turn, turn_of
 from clustersim.hardware.wiring import Counts, LinkRun, Wiring, count, wire
 
 if TYPE_CHECKING:
     import networkx as nx
-
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -143,13 +131,13 @@ class ClosFabric:
         yield _Hop(wiring.pcie.down, targets, by_pcie)
         yield _Hop(wiring.nvlink.down, targets, by_nvlink)
 
-    def _across_host(self, sources: IntArray, targets: IntArray, used: Mask) -> Iterator["_Hop"]:
+    def _across_host(self, sources: IntArray, targets: IntArray, used: BoolArray) -> Iterator["_Hop"]:
         """Hops between root complexes of one node."""
         crosses = used & (sources != targets)
         yield _Hop(self.wiring.host.up, sources, crosses)
         yield _Hop(self.wiring.host.down, targets, crosses)
 
-    def _across_network(self, sources: IntArray, targets: IntArray, used: Mask) -> Iterator["_Hop"]:
+    def _across_network(self, sources: IntArray, targets: IntArray, used: BoolArray) -> Iterator["_Hop"]:
         """Hops from the source's PCIe link to the target's, through their NICs."""
         wiring, node = self.wiring, self.node
         sending, receiving = self._nics[sources], self._nics[targets]
@@ -164,7 +152,7 @@ class ClosFabric:
             yield _Hop(wiring.riser.down, receiving, used)
             yield from self._across_host(node.nic_bridge(receiving), node.bridge(targets), used)
 
-    def _across_switches(self, sources: IntArray, targets: IntArray, used: Mask) -> Iterator["_Hop"]:
+    def _across_switches(self, sources: IntArray, targets: IntArray, used: BoolArray) -> Iterator["_Hop"]:
         """Hops between the leaves of GPUs."""
         spines, cores = self.counts.spines, max(1, self.counts.cores)
         spine, core = self._way(sources, targets)
@@ -257,7 +245,7 @@ class _Hop(NamedTuple):
 
     run: LinkRun
     place: IntArray
-    used: Mask
+    used: BoolArray
 
 
 def _alike(values: IntArray) -> bool:

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from clustersim.hardware.topology import IntArray
+from clustersim.arrays import IntArray
 
 HashArray = NDArray[np.uint64]
 

@@ -5,12 +5,10 @@ their coordinates on the group's axes. Members are in ascending rank, so neighbo
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import IntArray
 from clustersim.parallel.layout import Layout
 from clustersim.program.program import Groups
-
-IntArray = NDArray[np.int64]
 
 
 def mesh(layout: Layout) -> IntArray:

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.colour import joined, ranked
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 HashArray = NDArray[np.uint64]
 
 

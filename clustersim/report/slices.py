@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.task import Compute, Receive, Stream, Task
 from clustersim.report.answer_timeline import shown_rows_of, timeline_of
 from clustersim.report.hover import what
@@ -20,7 +21,7 @@ from clustersim.report.operations import Arguments, Inside, Label, Operations
 from clustersim.report.theme import CATEGORIES, Category
 from clustersim.report.trace_flows import NONE, Flows
 from clustersim.report.trace_ranks import TraceRank
-from clustersim.report.view import FloatArray, IntArray, Timeline
+from clustersim.report.view import Timeline
 from clustersim.report.wording import stage_name
 from clustersim.units import format_seconds
 

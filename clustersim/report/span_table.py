@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clustersim.analysis.parts import PART_OF_ROLE
+from clustersim.arrays import IntArray
 from clustersim.cost.block import BlockTiming
 from clustersim.parallel.layout import AXES
 from clustersim.program.task import Block, Communicate, Compute, Exchange, Operation, Receive, Send, Stream, Task
@@ -23,7 +24,6 @@ from clustersim.report.operations import shape_words
 from clustersim.report.slices import STREAM_NAMES
 from clustersim.report.theme import Category
 from clustersim.report.trace_ranks import TraceRank
-from clustersim.report.view import IntArray
 
 if TYPE_CHECKING:
     from clustersim.result import Result
