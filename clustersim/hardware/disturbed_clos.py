@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clustersim.arrays import BoolArray, FloatArray, IntArray
-from clustersim.hardware.clos_fabric import ClosFabric
+from clustersim.hardware.clos import Clos
 from clustersim.hardware.detours import Detours, Labels, Machine
 from clustersim.hardware.layer import Layer
 from clustersim.hardware.rules import ANYHOW, Rule, first_rule, next_rule
@@ -32,7 +32,7 @@ class DisturbedClos:
     Not slotted: what is worked out once is kept. In `links` a dead link keeps its bandwidth; nobody uses it.
     """
 
-    healthy: ClosFabric
+    healthy: Clos
     left: FloatArray
 
     def __eq__(self, other: object) -> bool:
@@ -118,7 +118,7 @@ class DisturbedClos:
         return broken
 
     @cached_property
-    def _rehashed(self) -> tuple[ClosFabric, ...]:
+    def _rehashed(self) -> tuple[Clos, ...]:
         """The healthy cluster with other hashes; none where no hashed link is dead."""
         network = self.healthy.network
         if network is None or not np.isin(self.links.kind[self._dead], _SWITCHED).any():
