@@ -22,6 +22,7 @@ from clustersim.analysis.utilization import (
     tokens_per_second,
 )
 from clustersim.analysis.what_if import WhatIfs
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.cost.block import BlockCost
 from clustersim.engine.inside import Inside
 from clustersim.hardware.disturbance import Disturbances
@@ -30,7 +31,7 @@ from clustersim.memory.ledger import Ledger
 from clustersim.program.program import Program
 from clustersim.program.task import Compute
 from clustersim.scenario import Contention, Scenario
-from clustersim.trace.store import FloatArray, IntArray, OperationSpans, Trace
+from clustersim.trace.store import OperationSpans, Trace
 from clustersim.units import Bytes, Flop, FlopPerSecond, Seconds, format_step_time
 
 SHORTER, LONGER = 0.10, 0.13  # parts of the predicted time by which published runs took less, and more

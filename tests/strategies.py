@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from clustersim import Scenario
+from clustersim.arrays import FloatArray
 from clustersim.cost.block import BlockCost
 from clustersim.dtypes import DType
 from clustersim.parallel.mesh import NAMES
@@ -29,7 +30,6 @@ from clustersim.program.task import (
     Task,
     Work,
 )
-from clustersim.trace.store import FloatArray
 from clustersim.workload.kernels import Kernel, KernelKind
 from tests.engine.fake_costs import UnitCost
 

@@ -12,12 +12,11 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import FloatArray
 from clustersim.cost.record import CollectiveFit, CollectiveRow, Residual
 from clustersim.program.task import Collective
 
-FloatArray = NDArray[np.float64]
 Shape = tuple[Collective, int, int]
 
 LEAST: Final = 3  # payloads: two constants, and something to judge them by

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibrate.fit.grid import GridSearch, Winner, combinations, steps
 from calibrate.fit.published_kernels import AttentionRow
+from clustersim.arrays import FloatArray
 from clustersim.cost.roofline import BACKWARD_MATMULS, FORWARD_MATMULS, attention_load
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import AttentionEfficiency
-
-FloatArray = NDArray[np.float64]
 
 SHARES: Final = steps(0.35, 1.0, 0.01)
 MASKS: Final = (0.8, 0.85, 0.9, 0.95, 1.0)

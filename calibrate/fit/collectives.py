@@ -25,9 +25,9 @@ import numpy as np
 
 from calibrate.fit.published_collectives import Benchmark, read_benchmarks
 from calibrate.fit.quality import Quality
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.collectives.choose import Choices, choose, costs
 from clustersim.collectives.library import Library, Pipeline, load_library
-from clustersim.collectives.phase import FloatArray, IntArray
 from clustersim.units import Seconds
 
 _FRACTIONS: Final = (0.2, 0.4, 0.6, 0.8, 1.0)

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibrate.fit.grid import Winner, supported
 from calibrate.fit.matmul import EDGES, PROLOGUES, MatmulGrid, own_matmul, search_matmul
@@ -27,12 +26,11 @@ from calibrate.fit.state import (
     with_constants,
     with_peak,
 )
+from clustersim.arrays import FloatArray
 from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.units import FlopPerSecond
 from clustersim.workload.kernels import MatmulShape
-
-FloatArray = NDArray[np.float64]
 
 
 def fit_formats(state: State, rows: Sequence[Timed]) -> State:

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from clustersim.arrays import FloatArray
 
 WORTH: Final = 0.9  # to what part of it free constants must lower the left-out error
 WORTH_OF_ONE: Final = 0.1  # by which they must lower the error of the only row there is

@@ -9,16 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibrate.fit.grid import GridSearch, Winner, combinations, steps
 from calibrate.fit.published_kernels import MatmulRow
+from clustersim.arrays import FloatArray
 from clustersim.cost.roofline import matmul_options
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import MatmulEfficiency
 from clustersim.units import Seconds
-
-FloatArray = NDArray[np.float64]
 
 SHARES: Final = steps(0.35, 1.0, 0.01)
 EDGES: Final = (0.0, 8.0, 16.0, 24.0, 32.0, 48.0, 64.0)

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.collectives.phase import FloatArray, Mask
+from clustersim.arrays import BoolArray, FloatArray
 from clustersim.units import Bytes, BytesPerSecond, Seconds
 from clustersim.validation.cases import Case
 from clustersim.validation.collectives import MEBIBYTE, SHIPPED, Place, place_of, read_collectives, seconds_of
@@ -43,7 +43,7 @@ class Benchmark:
         return self.place.port
 
     @cached_property
-    def large(self) -> Mask:
+    def large(self) -> BoolArray:
         """Which sizes are 1 MiB or more."""
         return np.array(self.sizes) >= MEBIBYTE
 

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibrate.fit.grid import Winner
 from calibrate.fit.published_kernels import AttentionRow, MatmulRow
+from clustersim.arrays import FloatArray
 from clustersim.hardware.efficiency import Efficiency
-
-FloatArray = NDArray[np.float64]
 
 LARGE: Final = 1e12  # FLOP from which a matmul counts as large
 

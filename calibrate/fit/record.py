@@ -44,7 +44,6 @@ from calibrate.fit.published_kernels import AttentionRow
 from calibrate.fit.state import (
     ROOM,
     SHARES,
-    FloatArray,
     State,
     Timed,
     best_rate,
@@ -55,6 +54,7 @@ from calibrate.fit.state import (
     with_constants,
 )
 from calibrate.fit.streaming import StreamRow, fit_streaming
+from clustersim.arrays import FloatArray
 from clustersim.cost.record import CopyRow, Device, KernelFit, Record, Residual, family
 from clustersim.cost.roofline import Roofline
 from clustersim.hardware.accelerator import Accelerator

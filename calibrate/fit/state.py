@@ -14,15 +14,13 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibrate.fit.grid import Winner, factors
+from clustersim.arrays import FloatArray
 from clustersim.cost.record import KernelRow
 from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.units import FlopPerSecond, Seconds
-
-FloatArray = NDArray[np.float64]
 
 ROOM: Final = 4.0  # how far above the best measured rate one is searched that no datasheet bounds
 SHARES: Final = factors(0.01, 1.0, 1.01)  # of a constant that is searched alone

@@ -11,15 +11,13 @@ from itertools import product
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.units import Seconds
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.steps import predicted_seconds, scenario_of
-
-FloatArray = NDArray[np.float64]
 
 SUSTAINED: Final = (1.25, 0.8, 0.6)
 LAUNCHES: Final = (0.0, 40e-6, 50e-6, 60e-6, 70e-6, 80e-6)
@@ -62,7 +60,7 @@ class Tabulated:
         return bool(self.seconds[1, -1] > (1.0 + VISIBLE) * self.seconds[1, 0])
 
 
-def _place(values: FloatArray, nodes: FloatArray) -> tuple[NDArray[np.int64], FloatArray]:
+def _place(values: FloatArray, nodes: FloatArray) -> tuple[IntArray, FloatArray]:
     """The interval of ascending nodes in which values lie, and where in it (beyond the ends it goes on)."""
     at = np.clip(np.searchsorted(nodes, values, side="right") - 1, 0, len(nodes) - 2)
     return at, (values - nodes[at]) / (nodes[at + 1] - nodes[at])

@@ -20,7 +20,8 @@ from typing import Final
 
 import numpy as np
 
-from calibrate.fit.step_table import FloatArray, Tabulated, tabulate
+from calibrate.fit.step_table import Tabulated, tabulate
+from clustersim.arrays import FloatArray
 from clustersim.report.files import write_text_atomically
 from clustersim.shipped import names
 from clustersim.units import Seconds

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibrate.fit.grid import GridSearch, Winner, factors, supported
+from clustersim.arrays import FloatArray
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.units import Bytes, Seconds
-
-FloatArray = NDArray[np.float64]
 
 SHARES: Final = factors(0.01, 1.0, 1.01)
 

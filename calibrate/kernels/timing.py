@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import FloatArray
 from clustersim.cost.record import Spread
 from clustersim.units import Seconds
 
@@ -108,9 +108,9 @@ def _enough(samples: Sequence[Seconds], spent: Seconds, method: Method) -> bool:
     return bool(error <= method.error * np.median(every))
 
 
-def _deviation(samples: NDArray[np.float64]) -> float:
+def _deviation(samples: FloatArray) -> float:
     return float(_NORMAL * np.median(np.abs(samples - np.median(samples))))
 
 
-def _allowed(samples: NDArray[np.float64]) -> float:
+def _allowed(samples: FloatArray) -> float:
     return max(_OUTLYING * _deviation(samples), _ROUNDING * float(np.median(samples)))

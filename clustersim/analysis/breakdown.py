@@ -16,7 +16,8 @@ import numpy as np
 
 from clustersim.analysis.idle import Queue, compute_queue, idle_seconds
 from clustersim.analysis.parts import EXPOSED, PARTS, Part, exchange_parts, kernel_parts
-from clustersim.analysis.rows import BlockRuns, FloatArray, IntArray, Rows, TimingOf, block_runs, timings
+from clustersim.analysis.rows import BlockRuns, Rows, TimingOf, block_runs, timings
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.trace.store import Trace
 from clustersim.units import Seconds
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from clustersim.analysis.breakdown import run_parts
 from clustersim.analysis.parts import PARTS, Part
-from clustersim.analysis.rows import FloatArray, IntArray, Rows, TimingOf, block_runs
+from clustersim.analysis.rows import Rows, TimingOf, block_runs
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.trace.store import Trace
 from clustersim.units import Seconds
 

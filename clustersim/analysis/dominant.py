@@ -19,7 +19,8 @@ from clustersim.analysis.breakdown import run_parts
 from clustersim.analysis.idle import Gaps, Queue, compute_queue, find_gaps
 from clustersim.analysis.intervals import Intervals, common
 from clustersim.analysis.parts import PARTS, Part
-from clustersim.analysis.rows import FloatArray, IntArray, Rows, TimingOf, block_runs, staged
+from clustersim.analysis.rows import Rows, TimingOf, block_runs, staged
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.task import Stream
 from clustersim.trace.store import Trace
 from clustersim.units import Seconds

@@ -9,12 +9,9 @@ divides by ranks. `planning.explore` fills the tables.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from clustersim.arrays import IntArray
 from clustersim.units import Bytes, Seconds
 
-IntArray = NDArray[np.int64]
 Kept = tuple[float, float]
 """Bytes per token, and per token and key."""
 

@@ -23,7 +23,8 @@ from typing import Self
 import numpy as np
 
 from clustersim.analysis.parts import PARTS, Part
-from clustersim.analysis.rows import FloatArray, IntArray, Rows, staged
+from clustersim.analysis.rows import Rows, staged
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.program import Program
 from clustersim.program.task import Stream
 from clustersim.trace.store import Trace

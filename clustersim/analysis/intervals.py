@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim.analysis.rows import FloatArray, IntArray
+from clustersim.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

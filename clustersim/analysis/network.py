@@ -17,18 +17,14 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from clustersim.analysis.network_bytes import Volumes
 from clustersim.analysis.network_moves import Kind, bytes_over_time, kinds_of, moves_of
 from clustersim.analysis.rows import Rows
+from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.hardware.topology import LINK_KINDS, Fabric, Link, LinkKind
 from clustersim.program.colour import distinct
 from clustersim.units import Bytes, BytesPerSecond, Seconds
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
 
 BINS: Final = 400
 MOST: Final = 8

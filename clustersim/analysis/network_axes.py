@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import IntArray
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import AXES, PIPELINE
-
-IntArray = NDArray[np.int64]
-
 
 _NETWORK: Final = [LINK_KINDS.index(kind) for kind in (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE)]
 

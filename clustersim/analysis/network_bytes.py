@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.collectives.choose import Choice
 from clustersim.collectives.library import ALGORITHMS, Library
 from clustersim.collectives.phase import Flows, arrange
@@ -20,9 +20,6 @@ from clustersim.cost.communication import CommunicationCost
 from clustersim.hardware.topology import LINK_KINDS, Fabric
 from clustersim.program.program import Groups
 from clustersim.program.task import Collective, Exchange
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

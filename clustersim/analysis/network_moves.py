@@ -8,17 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from clustersim.analysis.network_bytes import Carried, Volumes
 from clustersim.analysis.rows import Rows
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.hardware.topology import LINK_KINDS, Fabric
 from clustersim.parallel.mesh import ROLES
 from clustersim.program.task import Exchange, Receive
 from clustersim.units import Seconds
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

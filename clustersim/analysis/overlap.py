@@ -22,7 +22,8 @@ import numpy as np
 from clustersim.analysis.breakdown import Breakdown, run_parts
 from clustersim.analysis.intervals import Intervals, common
 from clustersim.analysis.parts import EXPOSED, PART_OF_ROLE
-from clustersim.analysis.rows import BlockRuns, FloatArray, IntArray, Rows, TimingOf, block_runs, timings
+from clustersim.analysis.rows import BlockRuns, Rows, TimingOf, block_runs, timings
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.cost.block import BlockTiming
 from clustersim.parallel.mesh import AXES
 from clustersim.units import Seconds

@@ -11,13 +11,11 @@ from types import MappingProxyType
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import FloatArray
 from clustersim.cost.block import BlockTiming
 from clustersim.parallel.mesh import AXES, PIPELINE, ROLES, Axis
 from clustersim.program.task import Block, Work
-
-FloatArray = NDArray[np.float64]
 
 
 class Part(Enum):

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from clustersim.analysis.breakdown import run_parts
 from clustersim.analysis.critical_path import Course, path_parts
 from clustersim.analysis.parts import Part
-from clustersim.analysis.rows import BlockRuns, FloatArray, IntArray, Rows, TimingOf
+from clustersim.analysis.rows import BlockRuns, Rows, TimingOf
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Communicate, Compute, Receive, Send, Task
 from clustersim.units import Seconds

@@ -8,18 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from clustersim.analysis.parts import PART_OF_ROLE, PIPELINE_ROLES, STAGE_CROSSING_ROLES
+from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.cost.block import BlockTiming
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.program import Program
 from clustersim.program.task import Block, Compute, Exchange, Task
 from clustersim.trace.store import Trace
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
 TimingOf = Callable[[int, Block], BlockTiming]
 """Timing of a block on a rank."""
 

@@ -6,7 +6,8 @@ do not wait for each other between steps, so one step may begin on some ranks be
 
 import numpy as np
 
-from clustersim.analysis.rows import FloatArray, Rows
+from clustersim.analysis.rows import Rows
+from clustersim.arrays import FloatArray
 
 
 def step_times(rows: Rows) -> FloatArray:

@@ -20,7 +20,7 @@ import numpy as np
 
 from clustersim.analysis.breakdown import Breakdown
 from clustersim.analysis.parts import BUBBLES, EXPOSED, KERNELS, Part
-from clustersim.analysis.rows import FloatArray, IntArray
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.parallel.mesh import DATA, PIPELINE
 from clustersim.program.task import Stream
 from clustersim.trace.store import Trace

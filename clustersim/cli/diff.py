@@ -5,7 +5,7 @@ may answer otherwise, which is then said.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +14,6 @@ from clustersim.cli.waiting import waiting_for
 from clustersim.errors import InputError
 from clustersim.scenario import Scenario
 from clustersim.scenario.file import ScenarioFile
-from clustersim.scenario.load import Origin, from_mapping
 from clustersim.shipped import read_mapping
 from clustersim.units import Seconds, format_step_time
 
@@ -92,12 +91,12 @@ def _recorded(file: Path, mapping: Mapping[str, Any], overrides: Sequence[str]) 
             f"{file}: has a scenario, but not the name and step_time_s of a result; `clustersim run --json` writes both"
         )
     try:
-        scenario = from_mapping(written, Origin(source=str(file), name=name, base=file.parent), overrides)
+        scenario = Scenario.from_mapping(written, overrides, source=name, path=file)
     except InputError as error:
         raise InputError(f"{error} ({_PLACES})" if "cannot be read" in str(error) else str(error)) from error
     title = _title(scenario, file, overrides)
     kept = None if overrides else float(recorded)  # type: ignore[arg-type]
-    return Side(replace(scenario, path=file), file, title, kept)
+    return Side(scenario, file, title, kept)
 
 
 def _title(scenario: Scenario, file: Path, overrides: Sequence[str]) -> str:

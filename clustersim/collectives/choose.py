@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.collectives.lanes import Lanes, lanes
 from clustersim.collectives.library import ALGORITHMS, Library, Offer
 from clustersim.collectives.loads import OwnLoads, own_loads, spread
-from clustersim.collectives.phase import Arrangement, FloatArray, IntArray, Phase, Rounds, arrange
+from clustersim.collectives.phase import Arrangement, Phase, Rounds, arrange
 from clustersim.collectives.routes import LinkClasses, Routed, link_classes, route
 from clustersim.collectives.siblings import Siblings
 from clustersim.collectives.transfer import (

@@ -9,7 +9,8 @@ NCCL's double binary trees (2.4).
 
 import numpy as np
 
-from clustersim.collectives.phase import Flows, IntArray
+from clustersim.arrays import IntArray
+from clustersim.collectives.phase import Flows
 
 
 def depth(domains: int) -> int:

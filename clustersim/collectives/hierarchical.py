@@ -12,7 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.collectives.phase import Arrangement, Flows, IntArray, Phase, Rounds, phase
+from clustersim.arrays import IntArray
+from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
 from clustersim.program.task import Collective
 
 

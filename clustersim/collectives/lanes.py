@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clustersim.arrays import IntArray
 from clustersim.collectives.library import Library
-from clustersim.collectives.phase import IntArray
 from clustersim.hardware.topology import Fabric
 from clustersim.program.task import Collective
 from clustersim.units import Bytes, BytesPerSecond, Seconds

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.collectives.library import Library, Offer
-from clustersim.collectives.phase import FloatArray, IntArray
 from clustersim.collectives.routes import Routed, Routes
 from clustersim.collectives.transfer import effective_bandwidth
 from clustersim.hardware.topology import Fabric

@@ -13,15 +13,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.hardware.topology import Fabric
 from clustersim.program.colour import distinct
 from clustersim.program.task import Collective
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +140,7 @@ def _arranged(members: IntArray, groups: IntArray, *, spans: int, even: bool, sw
     return Arrangement(members[groups].reshape(len(groups), count, size // count), spans, switched, groups)
 
 
-def _domains(members: IntArray, fabric: Fabric) -> tuple[IntArray, Mask]:
+def _domains(members: IntArray, fabric: Fabric) -> tuple[IntArray, BoolArray]:
     """NVLink domains, or nodes if these join several of a group; and whether it is the former, in each group."""
     domains, nodes = fabric.domains(members), fabric.nodes(members)
     if np.array_equal(nodes, domains):
@@ -159,11 +155,11 @@ def _distinct(numbers: IntArray) -> IntArray:
     return different
 
 
-def _even(starts: Mask) -> Mask:
+def _even(starts: BoolArray) -> BoolArray:
     """Whether all domains of a group hold equally many members; `starts` marks the first member of a domain."""
     size = starts.shape[1]
     per_domain = size // starts.sum(axis=1)
-    even: Mask = (starts == (np.arange(size) % per_domain[:, None] == 0)).all(axis=1)
+    even: BoolArray = (starts == (np.arange(size) % per_domain[:, None] == 0)).all(axis=1)
     return even
 
 

@@ -10,7 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.collectives.phase import FloatArray, Flows, IntArray, Phase
+from clustersim.arrays import FloatArray, IntArray
+from clustersim.collectives.phase import Flows, Phase
 from clustersim.hardware.topology import Fabric, LinkTable
 from clustersim.hardware.turn import Turn
 

@@ -10,7 +10,8 @@ bit, and where all are of one shape there is nothing to assume.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from clustersim.collectives.phase import FloatArray, Phase
+from clustersim.arrays import FloatArray
+from clustersim.collectives.phase import Phase
 from clustersim.collectives.routes import Routed
 
 

@@ -17,13 +17,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.collectives.library import Library, Medium, Offer
-from clustersim.collectives.phase import FloatArray, IntArray, Rounds
+from clustersim.collectives.phase import Rounds
 from clustersim.collectives.routes import LinkClasses, Routed, Routes
 from clustersim.hardware.topology import LINK_KINDS, LinkKind, LinkTable
 from clustersim.units import Seconds
-
-Mask = NDArray[np.bool_]
 
 MEDIUM_OF_KIND: Final[Mapping[LinkKind, Medium]] = {
     LinkKind.NVLINK: Medium.NVLINK,
@@ -47,8 +46,8 @@ class Burden:
     """
 
     busiest: FloatArray
-    pcie: Mask
-    network: Mask
+    pcie: BoolArray
+    network: BoolArray
     near: FloatArray
     far: FloatArray
 
@@ -162,5 +161,5 @@ def _local(offer: Offer) -> tuple[float, float]:
     return offer.rounds[Medium.PCIE], offer.rounds[Medium.NVLINK]
 
 
-def _included(medium: NDArray[np.int8], library: Library) -> NDArray[np.float64]:
+def _included(medium: NDArray[np.int8], library: Library) -> FloatArray:
     return np.array([library.included[each] for each in _MEDIA])[medium]

@@ -10,7 +10,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from clustersim.collectives.phase import Flows, IntArray, Phase
+from clustersim.arrays import IntArray
+from clustersim.collectives.phase import Flows, Phase
 from clustersim.hardware.turn import Turn
 
 

@@ -9,10 +9,10 @@ from typing import Final
 
 import numpy as np
 
+from clustersim.arrays import IntArray
 from clustersim.collectives.choose import Choice, Choices, Surveyor, choose
 from clustersim.collectives.library import Library, Offer
 from clustersim.collectives.loads import OwnLoads, picked
-from clustersim.collectives.phase import IntArray
 from clustersim.cost.timing import Bound, Demand, ExchangeTiming, Provenance
 from clustersim.errors import InputError, nearest
 from clustersim.hardware.topology import Fabric

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import FloatArray
 from clustersim.cost.record import CollectiveFit, Spread
 from clustersim.cost.timing import Provenance
 from clustersim.units import Bytes, Seconds
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

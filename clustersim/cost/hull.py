@@ -11,10 +11,8 @@ Reference: Lawson, Hanson, "Solving Least Squares Problems", 1974, chapter 23 (a
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
+from clustersim.arrays import BoolArray, FloatArray
 
 TOLERANCE: Final = 1e-6
 """How far outside still counts as on the hull, in the coordinates' unit (of logarithms: a millionth)."""

@@ -15,9 +15,8 @@ from math import log1p, sqrt
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from clustersim.arrays import FloatArray
 
 MOST_NORMAL: Final = 0.1
 """Standard deviations of the normal distribution above which a factor below zero would be drawn sooner or later."""

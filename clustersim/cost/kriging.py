@@ -31,9 +31,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from clustersim.arrays import FloatArray
 
 RANGE: Final = 2.0
 NOISE: Final = 0.3

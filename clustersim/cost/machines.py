@@ -10,13 +10,11 @@ from statistics import NormalDist
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import IntArray
 from clustersim.cost.timing import KernelCost, Timing
 from clustersim.units import Seconds
 from clustersim.workload.kernels import Kernel, KernelKind
-
-IntArray = NDArray[np.int64]
 
 FLASH1: Final = 2.0
 """Times that FlashAttention takes relative to FlashAttention-2 ("around 2x speedup", arXiv:2307.08691, abstract)."""

@@ -20,8 +20,8 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import FloatArray
 from clustersim.cost.hull import inside
 from clustersim.cost.kriging import Kriging
 from clustersim.cost.record import KernelFit, KernelRow, Origin, Outcome, Record, Spread, family, signature
@@ -31,8 +31,6 @@ from clustersim.cost.timing import Bound, Provenance, Timing
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.units import Seconds
 from clustersim.workload.kernels import Kernel
-
-FloatArray = NDArray[np.float64]
 
 _STANDING: Final = {Origin.PUBLISHED: Provenance.PUBLISHED, Origin.DERIVED: Provenance.DERIVED}
 

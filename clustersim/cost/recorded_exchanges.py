@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.cost.curve import Curve, Reading
 from clustersim.cost.record import CollectiveRow, Record, Spread
 from clustersim.cost.recorded import own_error, standing
@@ -24,9 +24,6 @@ from clustersim.cost.timing import Bound, Demand, DemandCost, ExchangeCost, Exch
 from clustersim.program.program import Groups
 from clustersim.program.task import Collective, Exchange
 from clustersim.units import Bytes
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 ALGORITHM: Final = "as recorded"
 _Key = tuple[Collective, int, int]  # ranks and nodes of a group

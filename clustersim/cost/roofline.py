@@ -24,16 +24,14 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import FloatArray
 from clustersim.cost.timing import Bound, Provenance, Timing
 from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import AttentionEfficiency
 from clustersim.units import Bytes, FlopPerSecond, Seconds
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape
-
-FloatArray = NDArray[np.float64]
 
 SPLITS: Final = (1, 2, 4, 8, 16)  # ways to split k that libraries ship
 PARTIAL_BYTES: Final = 8.0  # a partial sum is written and read once in FP32

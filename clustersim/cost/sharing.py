@@ -10,14 +10,12 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import BoolArray
 from clustersim.cost.timing import Demand, DemandCost, ExchangeCost, ExchangeTiming
 from clustersim.program.program import Program
 from clustersim.program.task import Exchange
 from clustersim.program.traffic import Crossings
-
-BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from clustersim.cost.sharing import BoolArray, Sharing
-from clustersim.cost.timing import ExchangeCost, FloatArray
-from clustersim.hardware.topology import IntArray, LinkTable
+from clustersim.arrays import BoolArray, FloatArray, IntArray
+from clustersim.cost.sharing import Sharing
+from clustersim.cost.timing import ExchangeCost
+from clustersim.hardware.topology import LinkTable
 from clustersim.program.colour import joined, ranked
 from clustersim.program.program import Program
 from clustersim.program.symmetry import Classes, classes, unfolded

@@ -4,15 +4,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from clustersim.arrays import FloatArray
 from clustersim.program.task import Exchange
 from clustersim.program.traffic import Crossings
 from clustersim.units import Bytes, Seconds
 from clustersim.workload.kernels import Kernel
-
-FloatArray = NDArray[np.float64]
 
 
 class Provenance(Enum):

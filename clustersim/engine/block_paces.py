@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from clustersim.arrays import FloatArray
 from clustersim.cost.block import BlockCost, BlockTiming
 from clustersim.cost.jitter import Jitter
-from clustersim.engine.meeting import FloatArray
 from clustersim.engine.stretch import Paces, paces
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import Block

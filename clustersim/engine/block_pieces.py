@@ -5,9 +5,10 @@ from typing import Final
 
 import numpy as np
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.cost.block import BlockCost, BlockTiming
 from clustersim.cost.jitter import Jitter
-from clustersim.engine.meeting import FloatArray, IntArray, Meeting
+from clustersim.engine.meeting import Meeting
 from clustersim.engine.play import Outline, Pieces, outline
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.symmetry import Classes

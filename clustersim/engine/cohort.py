@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.engine.block_pieces import BlockPieces
 from clustersim.engine.columns import Columns, Span
-from clustersim.engine.meeting import FloatArray, IntArray
 from clustersim.engine.play import beside, leaders, play
 from clustersim.program.program import RankProgram
 from clustersim.program.task import Block, Stream

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from clustersim.arrays import IntArray
 from clustersim.cost.block import BlockCost
 from clustersim.cost.jitter import Jitter
 from clustersim.engine.block_pieces import BlockPieces, group_colours, meetings_of
 from clustersim.engine.cohort import Cohort, Ready
 from clustersim.engine.columns import Columns, Span, Table
-from clustersim.engine.meeting import IntArray, Meeting
+from clustersim.engine.meeting import Meeting
 from clustersim.program.action import Action
 from clustersim.program.program import Program
 from clustersim.program.symmetry import Classes

@@ -5,7 +5,7 @@ from typing import Self
 
 import numpy as np
 
-from clustersim.engine.meeting import FloatArray, IntArray
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.program import Program
 from clustersim.trace.store import Trace
 

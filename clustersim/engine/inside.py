@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.cost.block import BlockCost
 from clustersim.cost.jitter import Jitter
 from clustersim.engine.block_pieces import BlockPieces, group_colours, meetings_of
-from clustersim.engine.meeting import FloatArray, IntArray
 from clustersim.engine.play import Busy, step_through
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.symmetry import Classes
@@ -101,7 +100,7 @@ class _Table:
     times: FloatArray
 
     @classmethod
-    def of(cls, program: RankProgram, wanted: NDArray[np.bool_]) -> Self:
+    def of(cls, program: RankProgram, wanted: BoolArray) -> Self:
         """Room for the operations of the tasks that are wanted: [tasks]."""
         sizes = np.where(wanted, np.diff(program.operations_before), 0)
         first = np.concatenate(([0], np.cumsum(sizes)))

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+from clustersim.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.engine.meeting import FloatArray, IntArray, Meeting
+from clustersim.arrays import FloatArray, IntArray
+from clustersim.engine.meeting import Meeting
 
 Busy = Sequence[tuple[FloatArray, FloatArray]]
 """(begin, end) of collectives beside, one after the other on every rank: [ranks] each."""

@@ -4,13 +4,11 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.task import Stream
 from clustersim.trace.store import OperationSpans, Trace
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 Times = tuple[float, float, float, float, float, float, float]
 """(queued, ready, start, end) of a span, and the seconds waited, slowed and contended inside it."""
 

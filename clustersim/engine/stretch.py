@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 import simpy
 
-from clustersim.engine.meeting import FloatArray
+from clustersim.arrays import FloatArray
 from clustersim.units import Seconds
 
 

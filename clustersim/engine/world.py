@@ -5,7 +5,6 @@ from typing import Protocol
 
 import numpy as np
 import simpy
-from numpy.typing import NDArray
 
 from clustersim.cost.block import BlockCost
 from clustersim.cost.jitter import Jitter
@@ -20,8 +19,6 @@ from clustersim.program.program import Program, RankProgram
 from clustersim.program.symmetry import Classes
 from clustersim.program.task import Block, Exchange, Operation, Receive, Send, Stream
 from clustersim.units import Seconds
-
-IntArray = NDArray[np.int64]
 
 
 class Addressee(Protocol):

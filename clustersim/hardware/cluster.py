@@ -13,12 +13,13 @@ from typing import Any, Final
 import numpy as np
 
 from clustersim import shipped
+from clustersim.arrays import IntArray
 from clustersim.errors import InputError
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.clos_file import read_clos, read_ecmp
 from clustersim.hardware.graph_fabric import GraphFabric
 from clustersim.hardware.graph_file import is_graph, read_graph
-from clustersim.hardware.topology import Fabric, IntArray, Tier
+from clustersim.hardware.topology import Fabric, Tier
 from clustersim.section import Section
 
 MOST_GPUS: Final = 2**20

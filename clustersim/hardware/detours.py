@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim.hardware.reach import Mask
+from clustersim.arrays import BoolArray, IntArray
 from clustersim.hardware.rules import Rule
-from clustersim.hardware.topology import LINK_KINDS, VERTEX_KINDS, Ends, IntArray, LinkTable
+from clustersim.hardware.topology import LINK_KINDS, VERTEX_KINDS, Ends, LinkTable
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -28,7 +28,7 @@ class Machine:
 
     links: LinkTable
     ends: Ends
-    alive: Mask
+    alive: BoolArray
     kinds: IntArray
     blocks: IntArray
 
@@ -58,7 +58,7 @@ class Detours:
         self._numbers = used[np.argsort(machine.ends.target[used], kind="stable")]
         self._source, self._target = machine.ends.source[self._numbers], machine.ends.target[self._numbers]
         self._latency = np.rint(machine.links.latency[self._numbers] * 1e15).astype(np.int64)
-        self._passable: Mask = ~np.isin(machine.kinds, [VERTEX_KINDS.index(kind) for kind in rule.barred])
+        self._passable: BoolArray = ~np.isin(machine.kinds, [VERTEX_KINDS.index(kind) for kind in rule.barred])
         self._first = np.searchsorted(self._target, np.arange(machine.ends.vertices + 1))
         self._blocks = machine.blocks
         self._left = np.where(self._blocks[self._target] < 0, self._blocks[self._source], -1)  # the block, by link
@@ -93,10 +93,10 @@ class Detours:
             np.minimum.at(latency, end[steps], latency[start[steps]] + self._latency[links[steps]])
         return Labels(hops, latency, home)
 
-    def _allowed(self, links: IntArray, home: int | None) -> Mask:
+    def _allowed(self, links: IntArray, home: int | None) -> BoolArray:
         """Which links leave no block but `home`: [links]."""
         left = self._left[links]
-        allowed: Mask = (left < 0) | (left == home) if home is not None else np.ones(len(links), np.bool_)
+        allowed: BoolArray = (left < 0) | (left == home) if home is not None else np.ones(len(links), np.bool_)
         return allowed
 
     def trace(self, labels: Labels, target: int, choice: int) -> tuple[int, ...]:

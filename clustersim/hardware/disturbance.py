@@ -17,9 +17,10 @@ from typing import Final
 
 import numpy as np
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.errors import InputError
 from clustersim.hardware.reach import islands
-from clustersim.hardware.topology import LINK_KINDS, Fabric, FloatArray, IntArray, LinkKind
+from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
 
 SHARED_TIERS: Final = (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE)
 """Links that other users of a cluster may load: all that are not inside a node."""

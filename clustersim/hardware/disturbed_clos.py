@@ -12,24 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clustersim.hardware.clos_fabric import ClosFabric
+from clustersim.arrays import BoolArray, FloatArray, IntArray
+from clustersim.hardware.clos import Clos
 from clustersim.hardware.detours import Detours, Labels, Machine
 from clustersim.hardware.layer import Layer
-from clustersim.hardware.reach import Mask
 from clustersim.hardware.rules import ANYHOW, Rule, first_rule, next_rule
-from clustersim.hardware.topology import (
-    LINK_KINDS,
-    VERTEX_KINDS,
-    Ends,
-    Fabric,
-    FloatArray,
-    IntArray,
-    Link,
-    LinkKind,
-    LinkTable,
-    Paths,
-    Tier,
-)
+from clustersim.hardware.topology import LINK_KINDS, VERTEX_KINDS, Ends, Fabric, Link, LinkKind, LinkTable, Paths, Tier
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -44,7 +32,7 @@ class DisturbedClos:
     Not slotted: what is worked out once is kept. In `links` a dead link keeps its bandwidth; nobody uses it.
     """
 
-    healthy: ClosFabric
+    healthy: Clos
     left: FloatArray
 
     def __eq__(self, other: object) -> bool:
@@ -72,12 +60,12 @@ class DisturbedClos:
         return self.healthy.ends
 
     @cached_property
-    def _dead(self) -> Mask:
-        dead: Mask = self.left == 0.0
+    def _dead(self) -> BoolArray:
+        dead: BoolArray = self.left == 0.0
         return dead
 
     @cached_property
-    def _dead_or_none(self) -> Mask:
+    def _dead_or_none(self) -> BoolArray:
         """By link number, and false for number -1."""
         return np.append(self._dead, False)
 
@@ -121,16 +109,16 @@ class DisturbedClos:
             broken = broken[~mended]
         return _put(paths, broken, self._detours(sources[broken], targets[broken])) if len(broken) else paths
 
-    def _broken(self, paths: Paths, sources: IntArray, targets: IntArray) -> Mask:
+    def _broken(self, paths: Paths, sources: IntArray, targets: IntArray) -> BoolArray:
         """Which routes use a dead link, or an NVLink domain that is none any more: [n]."""
         split = (self.healthy.domains(sources) == self.healthy.domains(targets)) & (
             self.domains(sources) != self.domains(targets)
         )
-        broken: Mask = split | self._dead_or_none[paths.links].any(axis=1)
+        broken: BoolArray = split | self._dead_or_none[paths.links].any(axis=1)
         return broken
 
     @cached_property
-    def _rehashed(self) -> tuple[ClosFabric, ...]:
+    def _rehashed(self) -> tuple[Clos, ...]:
         """The healthy cluster with other hashes; none where no hashed link is dead."""
         network = self.healthy.network
         if network is None or not np.isin(self.links.kind[self._dead], _SWITCHED).any():

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.errors import InputError
 from clustersim.hardware import graph_search, graph_tiers
 from clustersim.hardware.routing import Ecmp, Spread
 from clustersim.hardware.rules import RULES, Rule, first_rule, next_rule
-from clustersim.hardware.topology import LINK_KINDS, Ends, FloatArray, IntArray, Link, LinkKind, LinkTable, Paths, Tier
+from clustersim.hardware.topology import LINK_KINDS, Ends, Link, LinkKind, LinkTable, Paths, Tier
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -4,14 +4,12 @@ Breadth first over lists of links, all links of a step at once, so that 100,000 
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
-from clustersim.hardware.topology import Ends, IntArray
-
-Mask = NDArray[np.bool_]
+from clustersim.arrays import BoolArray, IntArray
+from clustersim.hardware.topology import Ends
 
 
-def islands(ends: Ends, alive: Mask, gpus: int) -> tuple[IntArray, IntArray] | None:
+def islands(ends: Ends, alive: BoolArray, gpus: int) -> tuple[IntArray, IntArray] | None:
     """Two sets of the first GPUs, of which the first cannot reach the second; None if every GPU reaches every other.
 
     alive: [links]. If GPU 0 reaches all and all reach it, then all reach each other.
@@ -24,9 +22,9 @@ def islands(ends: Ends, alive: Mask, gpus: int) -> tuple[IntArray, IntArray] | N
     return (np.flatnonzero(behind), np.flatnonzero(~behind)) if behind.any() else None
 
 
-def _unreached(source: IntArray, target: IntArray, vertices: int, gpus: int) -> Mask:
+def _unreached(source: IntArray, target: IntArray, vertices: int, gpus: int) -> BoolArray:
     """Which of the first GPUs no way leads to from GPU 0: [gpus]."""
-    found: Mask = np.zeros(vertices, np.bool_)
+    found: BoolArray = np.zeros(vertices, np.bool_)
     found[0], known, before = True, 1, 0
     while known > before and not found[:gpus].all():
         found[target[found[source]]] = True

@@ -3,7 +3,7 @@
 A switch with parallel ways up either spreads every transfer evenly over all of them (packet spraying, adaptive
 routing: the bundle acts as one link of the whole bandwidth), or hashes each pair of ends to one of them, so that two
 transfers may collide on one link while another idles. The hash is splitmix64 over (seed, source, target): it is the
-same on every machine. Reference: Steele, Lea and Flood 2014, Fast Splittable Pseudorandom Number Generators, sec. 3.
+same on every machine.
 """
 
 from collections.abc import Iterator
@@ -11,16 +11,11 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from clustersim.hardware.topology import IntArray
-
-HashArray = NDArray[np.uint64]
+from clustersim.arrays import HashArray, IntArray
+from clustersim.splitmix import splitmix64
 
 REHASHES: Final = 32  # then the dead links are so many that routes are searched
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND = np.uint64(0x94D049BB133111EB)
 
 
 class Ecmp(Protocol):
@@ -72,11 +67,3 @@ class Hashed:
         """Other hashes of the same pairs: what is hashed to a dead link spreads evenly over the living ones."""
         for attempt in range(1, REHASHES + 1):
             yield Hashed(int(splitmix64(np.array([self.seed, attempt], np.uint64)).sum() >> np.uint64(1)))
-
-
-def splitmix64(values: HashArray) -> HashArray:
-    """Mix 64-bit words, [n] to [n]; a bijection in which every input bit reaches every output bit."""
-    mixed = values + _STEP
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND
-    return mixed ^ (mixed >> np.uint64(31))

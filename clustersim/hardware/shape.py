@@ -14,8 +14,8 @@ sec. 3.3.1 (racks, pods, 1:7 above).
 
 from dataclasses import dataclass
 
+from clustersim.arrays import IntArray
 from clustersim.hardware.routing import Ecmp
-from clustersim.hardware.topology import IntArray
 from clustersim.units import BytesPerSecond, Seconds
 
 

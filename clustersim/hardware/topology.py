@@ -12,16 +12,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.units import BytesPerSecond, Seconds
 
 if TYPE_CHECKING:  # networkx takes 0.15 s to import and only graphs need it
     import networkx as nx
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 
 class LinkKind(Enum):

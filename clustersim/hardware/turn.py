@@ -9,10 +9,10 @@ all, as long as each link carries what its images carry.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.hardware.shape import Network, Node
-from clustersim.hardware.topology import IntArray, LinkKind
+from clustersim.hardware.topology import LinkKind
 from clustersim.hardware.wiring import Counts, Wiring
 
 
@@ -27,7 +27,7 @@ class Turn:
     places: int
     orbit: IntArray
     first: IntArray
-    copies: NDArray[np.float64]
+    copies: FloatArray
 
 
 def turn_of(counts: Counts, node: Node, network: Network | None, wiring: Wiring) -> Turn | None:

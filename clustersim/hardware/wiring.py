@@ -11,9 +11,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from clustersim.arrays import IntArray
 from clustersim.hardware.layer import Layer, number_layers
 from clustersim.hardware.shape import Network, Node, Port, uplinks
-from clustersim.hardware.topology import IntArray, LinkKind
+from clustersim.hardware.topology import LinkKind
 
 Place = Callable[[IntArray], IntArray]
 """Which vertex of a layer the i-th link of a run ends at."""

@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import FloatArray
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Category, Footprint
 from clustersim.parallel.data import NaiveDataParallel
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
 from clustersim.units import Bytes, Seconds
-
-FloatArray = NDArray[np.float64]
 
 
 class Pass(NamedTuple):

@@ -5,13 +5,11 @@ neighbours on the fast axes stay neighbours; of those, all, the two ends, or ord
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import IntArray
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import PIPELINE, ROLES, Role, Span
 from clustersim.program.program import Groups
-
-IntArray = NDArray[np.int64]
 
 _STEPS = {Span.NEXT: 1, Span.PREVIOUS: -1}
 

@@ -16,9 +16,8 @@ from types import MappingProxyType
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
+from clustersim.arrays import IntArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,13 @@ from typing import Final
 import numpy as np
 
 from clustersim.analysis.exploration import Exploration, Machine, Settings, Strategy
+from clustersim.arrays import IntArray
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.disturbance import Disturbances
-from clustersim.hardware.topology import Fabric, IntArray
+from clustersim.hardware.topology import Fabric
 from clustersim.parallel.data import NaiveDataParallel, Zero
 from clustersim.planning.explore_sizes import format_of, ring_volumes, sizes
 from clustersim.planning.explore_steps import studies

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
+from clustersim.arrays import IntArray
 
 _FEW: Final = 16  # more than so many different numbers are sorted
 _SPARSE: Final = 16  # numbers up to so many times their count are compacted by a table, others are sorted

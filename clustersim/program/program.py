@@ -12,11 +12,9 @@ from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import IntArray
 from clustersim.program.task import Compute, Exchange, Stream, Task
-
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

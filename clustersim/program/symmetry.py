@@ -15,14 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.colour import compact, joined, ranked, rows
 from clustersim.program.program import Groups, Program
 from clustersim.program.traffic import NO_TRAFFIC, LinkColours, Traffic
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

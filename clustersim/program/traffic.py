@@ -9,21 +9,17 @@ do the same, so max-min fair rates are equal too: one link of each colour stands
 Multisets are compared by a 64-bit hash: the wrapping sum, which does not depend on order, of the mixed hashes of their
 members. Of n multisets two different ones fall together with a probability of about n²/2⁶⁵: 10⁻⁸ for a million.
 
-Reference: as `symmetry`; the mixer is SplitMix64's finalizer (Steele, Lea, Flood, "Fast splittable pseudorandom number
-generators", OOPSLA 2014, section 4, figure 17).
+Reference: as `symmetry`; for the mixer `splitmix`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import FloatArray, HashArray, IntArray
 from clustersim.program.colour import joined, ranked
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
-HashArray = NDArray[np.uint64]
+from clustersim.splitmix import finalized, splitmix64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +59,7 @@ class LinkColours:
         self._link = np.concatenate([NOTHING.link, *(each.link for _, each in found)])
         label = np.repeat(np.arange(len(found)), [len(each.link) for _, each in found])
         seconds = np.concatenate([NOTHING.seconds, *(each.seconds for _, each in found)])
-        self._entry = _mixed(_mixed(label.astype(np.uint64)) ^ seconds.view(np.uint64))
+        self._entry = finalized(finalized(label.astype(np.uint64)) ^ seconds.view(np.uint64))
 
     @property
     def count(self) -> int:
@@ -72,7 +68,7 @@ class LinkColours:
 
     def groups(self) -> dict[str, IntArray]:
         """For each role the colour of every group by the links that it crosses: [groups]."""
-        mixed = _mixed(self._entry ^ _spread(self.colour)[self._link])
+        mixed = finalized(self._entry ^ splitmix64(self.colour.astype(np.uint64))[self._link])
         hashes = _sums(self._group, mixed, sum(self._groups.values()))
         colours = ranked(hashes)
         return {role: colours[first : first + self._groups[role]] for role, first in self._first.items()}
@@ -82,7 +78,7 @@ class LinkColours:
         if not len(self._link):
             return
         colour = np.concatenate([groups[role] for role in self._first])
-        mixed = _mixed(self._entry ^ _spread(colour)[self._group])
+        mixed = finalized(self._entry ^ splitmix64(colour.astype(np.uint64))[self._group])
         hashes = _sums(self._link, mixed, len(self.colour))
         self.colour = joined(self.colour, ranked(hashes))
 
@@ -92,14 +88,3 @@ def _sums(number: IntArray, hashes: HashArray, buckets: int) -> HashArray:
     total = np.zeros(buckets, dtype=np.uint64)
     np.add.at(total, number, hashes)
     return total
-
-
-def _spread(colour: IntArray) -> HashArray:
-    return _mixed(colour.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
-
-
-def _mixed(bits: HashArray) -> HashArray:
-    """SplitMix64's finalizer: every bit of the input changes each bit of the output about half of the time."""
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))

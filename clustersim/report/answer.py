@@ -9,6 +9,7 @@ import numpy as np
 
 from clustersim.analysis.parts import EXPOSED, PARTS, Part
 from clustersim.analysis.what_if import WhatIfs
+from clustersim.arrays import FloatArray
 from clustersim.cost.timing import Provenance
 from clustersim.memory.footprint import Category as Use
 from clustersim.memory.ledger import Ledger
@@ -23,7 +24,6 @@ from clustersim.report.theme import AXIS_LOOKS, Category
 from clustersim.report.view import (
     ROUNDING,
     Breakdown,
-    FloatArray,
     Memory,
     PageView,
     StageMemory,

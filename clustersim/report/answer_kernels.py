@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.cost.block import BlockTiming
 from clustersim.program.task import Block, Compute
 from clustersim.report.operations import Label, labels_of
 from clustersim.report.theme import CATEGORIES
-from clustersim.report.view import BoolArray, FloatArray, IntArray, KernelLabel, Kernels
+from clustersim.report.view import KernelLabel, Kernels
 from clustersim.units import Seconds
 
 if TYPE_CHECKING:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from clustersim.arrays import IntArray
 from clustersim.cost.block import BlockTiming
 from clustersim.parallel.mesh import ROLES
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.task import Block, Compute, Exchange, Overlap, Receive, Send, Stream, Task, Work
 from clustersim.report.rows import shown_rows
 from clustersim.report.theme import AXIS_LOOKS, CATEGORIES, Category
-from clustersim.report.view import IntArray, Path, Row, Spans, Timeline
+from clustersim.report.view import Path, Row, Spans, Timeline
 from clustersim.report.wording import PROVENANCE_NAMES, row_note, row_word, stage_name
 from clustersim.units import format_bandwidth, format_flops, format_seconds
 from clustersim.workload.kernels import Kernel

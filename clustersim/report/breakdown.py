@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
+from clustersim.arrays import IntArray
 from clustersim.report.figure import (
     Figure,
     Traces,
@@ -24,7 +25,7 @@ from clustersim.report.figure import (
 )
 from clustersim.report.rows import height_of, shown_rows
 from clustersim.report.theme import Category
-from clustersim.report.view import Breakdown, IntArray, Row
+from clustersim.report.view import Breakdown, Row
 from clustersim.units import Seconds, format_seconds, format_step_time
 
 IDEAL: Final = "ideal: model FLOP at the peak"

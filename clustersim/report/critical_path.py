@@ -9,7 +9,7 @@ import numpy as np
 
 from clustersim.analysis.parts import PARTS
 from clustersim.analysis.path_pieces import Arrival, Legs, Passes, PathPieces, Piece
-from clustersim.analysis.rows import FloatArray, IntArray
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.action import ActionKind
 from clustersim.report.document import Card, section, slot
 from clustersim.report.figure import Figure, Traces, axis, layout, marker, time_scale, typed

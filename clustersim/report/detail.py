@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.report.theme import CATEGORIES
-from clustersim.report.view import FloatArray, IntArray, Spans
+from clustersim.report.view import Spans
 from clustersim.units import Seconds
-
-BoolArray = NDArray[np.bool_]
 
 _FINEST_BIN: Final = 2.0**-20  # of the drawn time
 _TOUCH: Final = 1e-9  # of the drawn time: rounding, not a gap

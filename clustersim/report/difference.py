@@ -11,8 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from clustersim.analysis.parts import PARTS, Part
+from clustersim.arrays import FloatArray
 from clustersim.report.keys import signed
-from clustersim.report.view import ROUNDING, FloatArray
+from clustersim.report.view import ROUNDING
 from clustersim.report.wording import stage_name
 from clustersim.result import Result
 from clustersim.scenario.changes.written import Changed, changed_keys, other_files

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from clustersim.analysis.parts import PARTS, Part
+from clustersim.arrays import FloatArray
 from clustersim.report.answer import PART_LOOKS
 from clustersim.report.difference import Difference, headline, lines, words_of
 from clustersim.report.document import Card, document, figure_card, section, slot
@@ -33,7 +34,7 @@ from clustersim.report.keys import Cells, named, signed, table
 from clustersim.report.rows import height_of, shown_rows
 from clustersim.report.timeline import timeline_caption, timeline_figure
 from clustersim.report.timeline_arrays import MOST_BYTES, drawing
-from clustersim.report.view import FloatArray, Timeline
+from clustersim.report.view import Timeline
 from clustersim.units import Seconds, format_step_time
 
 NAMES: Final = ("A", "B")

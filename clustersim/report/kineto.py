@@ -19,11 +19,11 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.task import Block, Compute, Exchange, Receive, Stream
 from clustersim.report.kineto_words import Called, ProcessGroup, called_exchange, called_kernel
 from clustersim.report.operations import Inside, Operations
 from clustersim.report.trace_ranks import TraceRank
-from clustersim.report.view import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from clustersim.result import Result

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.report.figure import (
     Figure,
     Traces,
@@ -19,7 +20,7 @@ from clustersim.report.figure import (
     typed,
 )
 from clustersim.report.rows import height_of, shown_rows
-from clustersim.report.view import FloatArray, IntArray, Memory, StageMemory
+from clustersim.report.view import Memory, StageMemory
 from clustersim.units import format_bytes
 
 _GIB = 2.0**30

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.cost.block import BlockTiming
 from clustersim.program.task import Block, Compute, Exchange, Operation
 from clustersim.report.answer_timeline import ROLE_LOOKS, WORK_LOOKS
 from clustersim.report.theme import Category
-from clustersim.report.view import FloatArray, IntArray
 from clustersim.report.wording import PROVENANCE_NAMES
 from clustersim.trace.store import OperationSpans
 from clustersim.workload.kernels import AttentionShape, Kernel, MatmulShape, Shape, StreamShape

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from clustersim.analysis.overlap import Overlap
-from clustersim.analysis.rows import FloatArray
+from clustersim.arrays import FloatArray
 from clustersim.parallel.mesh import AXES, NAMES
 from clustersim.report.document import Card, section, slot
 from clustersim.report.figure import (

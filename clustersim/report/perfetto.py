@@ -19,6 +19,7 @@ from typing import IO, Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from clustersim.arrays import IntArray
 from clustersim.errors import InputError
 from clustersim.report.operations import Arguments, Label
 from clustersim.report.slices import STREAM_NAMES, Nanoseconds, Nested, Slice
@@ -26,7 +27,6 @@ from clustersim.report.trace_content import Content
 from clustersim.report.trace_counters import Counter
 from clustersim.report.trace_flows import NONE
 from clustersim.report.trace_ranks import TraceRank
-from clustersim.report.view import IntArray
 
 _SEQUENCE: Final = 1
 _PACKET: Final = b"\x0a"  # tag of Trace.packet, field 1, with a length

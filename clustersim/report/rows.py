@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.trace.store import IntArray
+from clustersim.arrays import IntArray
 
 MOST_ROWS: Final = 64
 _BESIDE: Final = 130  # pixels: an axis and a legend

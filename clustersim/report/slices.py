@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.parallel.mesh import PIPELINE
 from clustersim.program.task import Compute, Receive, Stream, Task
 from clustersim.report.answer_timeline import shown_rows_of, timeline_of
@@ -21,7 +22,7 @@ from clustersim.report.operations import Arguments, Inside, Label, Operations
 from clustersim.report.theme import AXIS_LOOKS, CATEGORIES
 from clustersim.report.trace_flows import NONE, Flows
 from clustersim.report.trace_ranks import TraceRank
-from clustersim.report.view import FloatArray, IntArray, Timeline
+from clustersim.report.view import Timeline
 from clustersim.report.wording import stage_name
 from clustersim.units import format_seconds
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from clustersim.arrays import IntArray
 from clustersim.cost.block import BlockTiming
 from clustersim.parallel.mesh import AXES, PIPELINE
 from clustersim.program.task import Block, Communicate, Compute, Exchange, Operation, Receive, Send, Stream, Task
@@ -22,7 +23,6 @@ from clustersim.report.operations import shape_words
 from clustersim.report.slices import STREAM_NAMES
 from clustersim.report.theme import Category
 from clustersim.report.trace_ranks import TraceRank
-from clustersim.report.view import IntArray
 
 if TYPE_CHECKING:
     from clustersim.result import Result

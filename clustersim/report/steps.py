@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.report.figure import Figure, axis, layout, time_scale, typed
-from clustersim.report.view import FloatArray, IntArray, Steps
+from clustersim.report.view import Steps
 from clustersim.units import Seconds, format_step_time
 
 _NAMES: Mapping[str, str] = {"p50": "median"}

@@ -15,10 +15,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.report.detail import Boxes, boxes
 from clustersim.report.figure import packed
 from clustersim.report.rows import shown_rows
-from clustersim.report.view import FloatArray, IntArray, Kernels, Path, Row, Timeline
+from clustersim.report.view import Kernels, Path, Row, Timeline
 from clustersim.units import Bytes
 
 MOST_BOXES: Final = 200_000

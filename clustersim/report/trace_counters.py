@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.task import Compute, Stream
 from clustersim.report.trace_ranks import TraceRank
-from clustersim.report.view import FloatArray, IntArray
 from clustersim.units import format_bytes
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import Final, Self
 
 import numpy as np
 
+from clustersim.arrays import BoolArray, IntArray
 from clustersim.program.action import Action
 from clustersim.program.program import Groups, Program
 from clustersim.program.task import Block, Communicate, Exchange, Receive, Send, Task
-from clustersim.report.view import BoolArray, IntArray
 
 NONE: Final = 0
 """The number of what belongs to nothing."""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from clustersim.analysis.parts import KERNELS
+from clustersim.arrays import IntArray
 from clustersim.errors import InputError
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import AXES, DATA, PIPELINE
 from clustersim.report.answer_timeline import shown_ranks
-from clustersim.report.view import IntArray
 from clustersim.report.wording import stage_name
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from clustersim.analysis.stragglers import Stragglers, Waits
 from clustersim.analysis.what_if import WhatIfs
+from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.cost.timing import Provenance
 from clustersim.report.critical_path import CriticalPath
 from clustersim.report.heatmap import Heatmap
@@ -21,10 +21,6 @@ from clustersim.report.overlap import StageOverlap
 from clustersim.report.theme import Category
 from clustersim.report.topology import Picture
 from clustersim.units import Bytes, FlopPerSecond, Seconds
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
 
 ROUNDING: Final = 1e-9
 """Part of the step time that sums of times are off by."""

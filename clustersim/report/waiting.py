@@ -11,11 +11,12 @@ from typing import Final
 import numpy as np
 
 from clustersim.analysis.stragglers import LEAST, Straggler
+from clustersim.arrays import FloatArray
 from clustersim.hardware.disturbance import in_ranges
 from clustersim.report.figure import Figure, Traces, axis, layout, legend, short_labels, time_scale, typed
 from clustersim.report.keys import Cells, stacked, table
 from clustersim.report.rows import shown_rows
-from clustersim.report.view import FloatArray, Waiting
+from clustersim.report.view import Waiting
 from clustersim.units import format_seconds
 
 SHARED_DELAY: Final = "A slow way delays all members of the groups that use it: the slowest rank stands first."

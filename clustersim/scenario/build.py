@@ -24,6 +24,7 @@ from clustersim.scenario.file import (
     ScenarioFile,
     ScheduleChoice,
 )
+from clustersim.scenario.readings import Readings
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.shelf import schedule
 from clustersim.workload.framework import Framework, load_framework
@@ -51,14 +52,14 @@ _FAMILIES: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def read_model(section: ModelSection, base: Path, sequence: int) -> Model:
+def read_model(section: ModelSection, base: Path, sequence: int, readings: Readings) -> Model:
     """The model that a section names or describes, with the section's own dimensions on top."""
     if section.preset is not None and section.path is not None:
         raise InputError(f"has both preset {section.preset!r} and path {section.path!r}; keep one")
     if section.preset is not None:
         return replace(preset(section.preset), **section.dimensions)
     if section.path is not None:
-        return replace(read_hf_config(shipped.beside(base, section.path)), **section.dimensions)
+        return replace(readings.of(read_hf_config, shipped.beside(base, section.path)), **section.dimensions)
     return _inline(section, sequence)
 
 
@@ -97,23 +98,20 @@ def read_framework(name: str, base: Path) -> Framework:
     return load_framework(str(shipped.beside(base, name)) if shipped.is_path(name) else name)
 
 
-def record_file(section: RecordSection, base: Path) -> Path:
+def record_file(name: str, base: Path) -> Path:
     """The file of a record: a shipped one's by name, or a path as seen from the scenario."""
-    return (
-        shipped.beside(base, section.file) if shipped.is_path(section.file) else shipped.find("records", section.file)
-    )
+    return shipped.beside(base, name) if shipped.is_path(name) else shipped.find("records", name)
 
 
-def read_costs(section: RecordSection, base: Path, cluster: Cluster) -> Record:
+def read_costs(section: RecordSection, base: Path, cluster: Cluster, readings: Readings) -> Record:
     """The record for the cluster's accelerator; one of another is refused unless it says how to scale it."""
-    path = record_file(section, base)
-    record = read_record(path)
+    record = readings.of(read_record, readings.of(record_file, section.file, base))
     accelerators = [accelerator.name for accelerator in cluster.kinds()[0]]
     measured = record.device.accelerator
     if section.scale is not None and len(accelerators) > 1 and measured in accelerators:
         raise InputError(f"{section.file} was measured on {measured}, which the cluster has; leave scale out")
     if section.scale is not None:
-        return _carried_over(record, section.scale, accelerators[0])
+        return readings.of(_carried_over, record, section.scale, accelerators[0])
     if measured not in accelerators:
         raise InputError(
             f"{section.file} was measured on {measured}, but the cluster has {' and '.join(accelerators)}; measure "
@@ -129,10 +127,10 @@ def _carried_over(record: Record, scale: ScaleSection, accelerator: str) -> Reco
     return replace(there, device=replace(there.device, accelerator=accelerator))
 
 
-def files(file: ScenarioFile, cluster: Cluster, base: Path) -> tuple[Path, ...]:
+def files(file: ScenarioFile, cluster: Cluster, base: Path, readings: Readings) -> tuple[Path, ...]:
     """The files of the model, the record and the framework, if the scenario names them, and the cluster's."""
     model = () if file.model.path is None else (config_file(shipped.beside(base, file.model.path)),)
-    record = () if file.cost.record is None else (record_file(file.cost.record, base),)
+    record = () if file.cost.record is None else (readings.of(record_file, file.cost.record.file, base),)
     framework = (shipped.beside(base, file.framework),) if shipped.is_path(file.framework) else ()
     return (*model, *record, *framework, *cluster.files)
 

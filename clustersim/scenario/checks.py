@@ -7,7 +7,6 @@ legal. What runs, but hardly as intended, is in `warnings`.
 import math
 from collections.abc import Callable, Iterable, Iterator
 
-from clustersim.collectives.library import load_library
 from clustersim.cost.jitter import MOST_NORMAL, Distribution
 from clustersim.errors import InputError, shown
 from clustersim.parallel.data import NaiveDataParallel
@@ -15,15 +14,15 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import SPOKEN, Axis
 from clustersim.parallel.pipeline import split_layers
 from clustersim.scenario.legal import around, divisors, multiples_around
-from clustersim.scenario.scenario import Scenario
 from clustersim.scenario.section import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH
+from clustersim.scenario.setup import Setup
 from clustersim.workload.training import FullRecompute
 from clustersim.workload.transformer import Model, Positions
 
 MOST_PASSES = 2**17  # forward passes of microbatches through stages in one step; a real run has some thousands
 
 
-def problems(scenario: Scenario) -> list[str]:
+def problems(scenario: Setup) -> list[str]:
     """What makes the scenario impossible, one sentence each; empty if nothing does."""
     absurd = [*_sizes(scenario.model), *_degrees(scenario)]
     return absurd or [problem for check in _CHECKS for problem in check(scenario)]
@@ -37,7 +36,7 @@ def _sizes(model: Model) -> Iterator[str]:
             yield f"model.{key}: {shown(getattr(model, key))} of {model.name} is too large; {most:,} is the most"
 
 
-def _degrees(scenario: Scenario) -> Iterator[str]:
+def _degrees(scenario: Setup) -> Iterator[str]:
     layout, gpus = scenario.layout, scenario.cluster.gpus
     if layout.world == gpus:
         return
@@ -45,7 +44,7 @@ def _degrees(scenario: Scenario) -> Iterator[str]:
     yield f"layout: {product} = {layout.world} ranks, but the cluster has {gpus} GPUs; {fits}"
 
 
-def _degrees_that_fit(scenario: Scenario) -> str:
+def _degrees_that_fit(scenario: Setup) -> str:
     """The change of one degree that fits, or of one degree beside dp, or of the cluster."""
     layout, gpus = scenario.layout, scenario.cluster.gpus
     degrees = layout.degrees
@@ -67,7 +66,7 @@ def _product(layout: Layout, axes: Iterable[Axis]) -> str:
     return " x ".join(f"{axis.name} {layout.degrees[axis.name]}" for axis in axes)
 
 
-def _heads(scenario: Scenario) -> Iterator[str]:
+def _heads(scenario: Setup) -> Iterator[str]:
     model, tp = scenario.model, scenario.layout.tp
     if model.heads % model.kv_heads:
         legal = around(model.kv_heads, divisors(model.heads))
@@ -83,7 +82,7 @@ def _heads(scenario: Scenario) -> Iterator[str]:
         )
 
 
-def _widths(scenario: Scenario) -> Iterator[str]:
+def _widths(scenario: Setup) -> Iterator[str]:
     model, tp = scenario.model, scenario.layout.tp
     if model.ffn % tp:
         legal = around(tp, divisors(model.ffn))
@@ -96,7 +95,7 @@ def _widths(scenario: Scenario) -> Iterator[str]:
         )
 
 
-def _layers(scenario: Scenario) -> Iterator[str]:
+def _layers(scenario: Setup) -> Iterator[str]:
     layers, stages = scenario.model.layers, scenario.layout.pp * scenario.schedule.chunks
     given = scenario.layout.layers_per_stage
     shape = f"pp {scenario.layout.pp} x {scenario.schedule.chunks} chunks = {stages} stages"
@@ -114,21 +113,21 @@ def _idle_stages(counts: tuple[int, ...]) -> bool:
     return 0 in counts[1:-1] or not any(counts)
 
 
-def _recomputed(scenario: Scenario) -> Iterator[str]:
+def _recomputed(scenario: Setup) -> Iterator[str]:
     recompute, stages = scenario.training.recompute, scenario.layout.pp * scenario.schedule.chunks
     most = max(scenario.layout.layers_per_stage or split_layers(scenario.model.layers, stages))
     if isinstance(recompute, FullRecompute) and (recompute.layers or 0) > most:
         yield f"training.recompute.layers: {recompute.layers}, but no stage holds more than {most} layers; {most} fits"
 
 
-def _fewer_stages(scenario: Scenario) -> str:
+def _fewer_stages(scenario: Setup) -> str:
     layers, layout, chunks = scenario.model.layers, scenario.layout, scenario.schedule.chunks
     replica = layout.tp * layout.cp
     legal = [pp for pp in divisors(scenario.cluster.gpus // replica) if pp * chunks <= layers]
     return f"pp {legal[-1]} fits" if legal else f"at most {layers} stages fit"
 
 
-def _batch(scenario: Scenario) -> Iterator[str]:
+def _batch(scenario: Setup) -> Iterator[str]:
     batch, micro, dp = scenario.training.global_batch, scenario.training.microbatch, scenario.layout.dp
     if batch < dp * micro:
         fed = batch // micro
@@ -149,7 +148,7 @@ def _batch(scenario: Scenario) -> Iterator[str]:
         yield from _order(scenario)
 
 
-def _fed_by(scenario: Scenario) -> str:
+def _fed_by(scenario: Setup) -> str:
     """A layout of the same GPUs that the batch can feed: more tensor parallelism, or else a larger batch."""
     layout, training, model = scenario.layout, scenario.training, scenario.model
     sequences = training.global_batch // training.microbatch
@@ -160,7 +159,7 @@ def _fed_by(scenario: Scenario) -> str:
     return f"global_batch {layout.dp * training.microbatch} fits"
 
 
-def _order(scenario: Scenario) -> Iterator[str]:
+def _order(scenario: Setup) -> Iterator[str]:
     if scenario.schedule.chunks == 1:
         return
     if scenario.layout.pp == 1:
@@ -172,7 +171,7 @@ def _order(scenario: Scenario) -> Iterator[str]:
         yield f"training.global_batch: {error}"
 
 
-def _sequence(scenario: Scenario) -> Iterator[str]:
+def _sequence(scenario: Setup) -> Iterator[str]:
     model, layout, sequence = scenario.model, scenario.layout, scenario.training.sequence
     if model.positions is Positions.LEARNED and sequence > model.max_positions:
         yield (
@@ -187,7 +186,7 @@ def _sequence(scenario: Scenario) -> Iterator[str]:
         yield f"training.sequence: {sequence} is not a multiple of {' x '.join(causes)} = {parts}; {legal} fits"
 
 
-def _format(scenario: Scenario) -> Iterator[str]:
+def _format(scenario: Setup) -> Iterator[str]:
     for accelerator in scenario.cluster.kinds()[0]:
         try:
             accelerator.peak_of(scenario.training.precision.compute)
@@ -195,7 +194,7 @@ def _format(scenario: Scenario) -> Iterator[str]:
             yield f"training.precision: {error}"
 
 
-def _steps(scenario: Scenario) -> Iterator[str]:
+def _steps(scenario: Setup) -> Iterator[str]:
     passes = scenario.layout.pp * scenario.schedule.chunks * scenario.microbatches
     if scenario.steps > 1 and scenario.steps * passes > MOST_PASSES:
         yield (
@@ -204,7 +203,7 @@ def _steps(scenario: Scenario) -> Iterator[str]:
         )
 
 
-def _jitter(scenario: Scenario) -> Iterator[str]:
+def _jitter(scenario: Setup) -> Iterator[str]:
     jitter = scenario.jitter
     if jitter and jitter.distribution is Distribution.NORMAL and jitter.std > MOST_NORMAL:
         yield (
@@ -213,15 +212,7 @@ def _jitter(scenario: Scenario) -> Iterator[str]:
         )
 
 
-def _algorithms(scenario: Scenario) -> Iterator[str]:
-    for collective, algorithm in scenario.cost.collectives.items():
-        try:
-            load_library(scenario.cluster.library).offered(collective, algorithm)
-        except InputError as error:
-            yield f"cost.collectives.{collective.value}: {error}"
-
-
-def _naive(scenario: Scenario) -> Iterator[str]:
+def _naive(scenario: Setup) -> Iterator[str]:
     layout, node = scenario.layout, scenario.cluster.gpus_per_node
     if not isinstance(layout.data, NaiveDataParallel):
         return
@@ -232,7 +223,7 @@ def _naive(scenario: Scenario) -> Iterator[str]:
         )
 
 
-_Check = Callable[[Scenario], Iterator[str]]
+_Check = Callable[[Setup], Iterator[str]]
 _CHECKS: tuple[_Check, ...] = (
     _heads,
     _widths,
@@ -241,7 +232,6 @@ _CHECKS: tuple[_Check, ...] = (
     _batch,
     _sequence,
     _format,
-    _algorithms,
     _naive,
     _steps,
     _jitter,

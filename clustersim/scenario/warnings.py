@@ -13,8 +13,8 @@ from clustersim.hardware.disturbance import DeadLink
 from clustersim.hardware.topology import LinkKind
 from clustersim.parallel.data import Zero
 from clustersim.parallel.mesh import TENSOR
-from clustersim.scenario.scenario import Scenario
 from clustersim.scenario.settings import Contention, Symmetry
+from clustersim.scenario.setup import Setup
 from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.workload.training import Attention, SelectiveRecompute
 from clustersim.workload.transformer import Positions
@@ -28,23 +28,23 @@ TASKS_PER_UNIT = 2.5  # of sharded parameters: 412 for both passes of Llama 3 70
 GB_PER_TASK, SECONDS_PER_TASK = 0.142e-6, 1.5e-6  # 69 million took 9.8 GB and 106 s
 
 
-def warnings(scenario: Scenario) -> list[str]:
+def warnings(scenario: Setup) -> list[str]:
     """What is legal and still likely a mistake, one sentence each."""
     return [warning for check in _WARNINGS for warning in check(scenario)]
 
 
-def long_waits(scenario: Scenario) -> list[str]:
+def long_waits(scenario: Setup) -> list[str]:
     """Those of `warnings` that say that a simulation takes long."""
     return [warning for check in _LONG for warning in check(scenario)]
 
 
-def _replicated_heads(scenario: Scenario) -> Iterator[str]:
+def _replicated_heads(scenario: Setup) -> Iterator[str]:
     model, tp = scenario.model, scenario.layout.tp
     if tp > model.kv_heads:
         yield f"tp {tp} exceeds the {model.kv_heads} kv_heads of {model.name}: {tp // model.kv_heads} ranks hold each"
 
 
-def _tensor_beyond_domain(scenario: Scenario) -> Iterator[str]:
+def _tensor_beyond_domain(scenario: Setup) -> Iterator[str]:
     groups = scenario.layout.mesh.members(TENSOR)
     domains = scenario.cluster.fabric.domains(groups)
     split = int(np.count_nonzero(domains.min(axis=1) != domains.max(axis=1)))
@@ -55,19 +55,19 @@ def _tensor_beyond_domain(scenario: Scenario) -> Iterator[str]:
         )
 
 
-def _nothing_to_drop(scenario: Scenario) -> Iterator[str]:
+def _nothing_to_drop(scenario: Setup) -> Iterator[str]:
     training = scenario.training
     if isinstance(training.recompute, SelectiveRecompute) and training.attention is not Attention.STANDARD:
         yield "training.recompute selective only costs time with flash attention, which keeps no scores to recompute"
 
 
-def _long_rotary(scenario: Scenario) -> Iterator[str]:
+def _long_rotary(scenario: Setup) -> Iterator[str]:
     model, sequence = scenario.model, scenario.training.sequence
     if model.positions is Positions.ROTARY and sequence > model.max_positions:
         yield f"sequence {sequence} is longer than the {model.max_positions} positions that {model.name} was made for"
 
 
-def _unfolded(scenario: Scenario) -> Iterator[str]:
+def _unfolded(scenario: Setup) -> Iterator[str]:
     ranks, passes = scenario.layout.world, 2 * scenario.microbatches * scenario.schedule.chunks
     if scenario.cost.symmetry is Symmetry.OFF and ranks > MANY_RANKS:
         yield (
@@ -76,7 +76,7 @@ def _unfolded(scenario: Scenario) -> Iterator[str]:
         )
 
 
-def _one_by_one(scenario: Scenario) -> Iterator[str]:
+def _one_by_one(scenario: Setup) -> Iterator[str]:
     """About 10 ms and 250 kB a rank for the passes of a usual step (`tests/benchmarks/README.md`)."""
     ranks, cause = scenario.layout.world, _all_differ(scenario)
     many = ranks > MANY_RANKS or _tasks(scenario) > MANY_ONE_BY_ONE
@@ -87,7 +87,7 @@ def _one_by_one(scenario: Scenario) -> Iterator[str]:
         )
 
 
-def _many_spans(scenario: Scenario) -> Iterator[str]:
+def _many_spans(scenario: Setup) -> Iterator[str]:
     """Where all ranks differ, what each does is kept for every step. A larger dp has fewer passes of the same batch."""
     cause, tasks, steps = _all_differ(scenario), _tasks(scenario), scenario.steps
     if scenario.cost.network is Contention.SHARED or not cause or tasks < MANY_TASKS:
@@ -102,14 +102,14 @@ def _many_spans(scenario: Scenario) -> Iterator[str]:
     )
 
 
-def _all_differ(scenario: Scenario) -> str:
+def _all_differ(scenario: Setup) -> str:
     """Why all ranks are simulated; empty if ranks that do the same are simulated once."""
     if scenario.jitter is not None:
         return "jitter makes every rank differ"
     return "cost.symmetry is off" if scenario.cost.symmetry is Symmetry.OFF else ""
 
 
-def _tasks(scenario: Scenario) -> float:
+def _tasks(scenario: Setup) -> float:
     """About how many tasks all ranks run in all steps, for which each is kept a row."""
     layout, chunks = scenario.layout, scenario.schedule.chunks
     sharded = isinstance(layout.data, Zero) and layout.data.stage == 3
@@ -118,7 +118,7 @@ def _tasks(scenario: Scenario) -> float:
     return layout.world * passes * (TASKS_PER_PASS + TASKS_PER_UNIT * units) * scenario.steps
 
 
-def _split_tensor_groups(scenario: Scenario) -> Iterator[str]:
+def _split_tensor_groups(scenario: Setup) -> Iterator[str]:
     """Blocks of a tensor-parallel group that is out of step meet other groups' exchange by exchange."""
     if scenario.cost.network is Contention.NONE or _tasks(scenario) <= MANY_SPLIT:
         return
@@ -133,7 +133,7 @@ def _split_tensor_groups(scenario: Scenario) -> Iterator[str]:
         )
 
 
-def _old_for_flash(scenario: Scenario) -> Iterator[str]:
+def _old_for_flash(scenario: Setup) -> Iterator[str]:
     """bf16 came with compute capability 8.0, the least that FlashAttention-2 needs (Dao-AILab/flash-attention)."""
     for gpu in scenario.cluster.kinds()[0]:
         if scenario.training.attention is not Attention.STANDARD and DType.BF16 not in gpu.peak:
@@ -143,7 +143,7 @@ def _old_for_flash(scenario: Scenario) -> Iterator[str]:
             )
 
 
-def _uncommon_interleaving(scenario: Scenario) -> Iterator[str]:
+def _uncommon_interleaving(scenario: Setup) -> Iterator[str]:
     """Megatron-LM's arguments: whole rounds of p microbatches; equal stages, embedding and loss counted as layers."""
     pp, chunks, layers = scenario.layout.pp, scenario.schedule.chunks, scenario.model.layers
     if chunks == 1:
@@ -161,7 +161,7 @@ def _uncommon_interleaving(scenario: Scenario) -> Iterator[str]:
         )
 
 
-def _ends_one_after_the_other(scenario: Scenario) -> Iterator[str]:
+def _ends_one_after_the_other(scenario: Setup) -> Iterator[str]:
     """ZB-2p has its ranks begin and end one forward after each other; its bubble is gone from many steps in a row."""
     schedule = scenario.schedule
     if not isinstance(schedule, ZeroBubble) or schedule.memory < 2 or scenario.layout.pp == 1:
@@ -178,7 +178,7 @@ def _ends_one_after_the_other(scenario: Scenario) -> Iterator[str]:
         )
 
 
-def _beyond_reach(scenario: Scenario) -> Iterator[str]:
+def _beyond_reach(scenario: Setup) -> Iterator[str]:
     """Disturbances of links that no transfer of the job crosses; a dead link may lead transfers anywhere."""
     fabric, disturbances = scenario.cluster.fabric, scenario.disturbances
     dead_nics = any(each.bandwidth == 0.0 for each in disturbances.nics)
@@ -194,7 +194,7 @@ def _beyond_reach(scenario: Scenario) -> Iterator[str]:
         yield f"disturbances.{key} changes nothing: no transfer leaves the {highest} tier"
 
 
-def _record_of_a_healthy_network(scenario: Scenario) -> Iterator[str]:
+def _record_of_a_healthy_network(scenario: Setup) -> Iterator[str]:
     record = scenario.cost.record
     if record is not None and record.collectives and scenario.disturbances.network:
         yield "the network is disturbed, so the record's collectives are left aside: the model of the fabric times all"
@@ -208,7 +208,7 @@ _BEYOND: Mapping[str, tuple[LinkKind, ...]] = {
     "spine": (LinkKind.SPINE,),
 }
 
-_WARNINGS: tuple[Callable[[Scenario], Iterator[str]], ...] = (
+_WARNINGS: tuple[Callable[[Setup], Iterator[str]], ...] = (
     _replicated_heads,
     _tensor_beyond_domain,
     _nothing_to_drop,

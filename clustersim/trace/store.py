@@ -23,10 +23,8 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+from clustersim.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from typing import Final
 
 import numpy as np
 
+from clustersim.arrays import FloatArray
 from clustersim.collectives.choose import Choices, Surveyor, choose
 from clustersim.collectives.library import Library, load_library
-from clustersim.collectives.phase import FloatArray
 from clustersim.errors import InputError, nearest
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.clos_fabric import ClosFabric

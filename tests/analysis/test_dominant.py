@@ -9,7 +9,8 @@ from clustersim import Scenario, simulate
 from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.dominant import dominant_parts, part_seconds
 from clustersim.analysis.parts import PARTS, Part
-from clustersim.analysis.rows import FloatArray, read_rows
+from clustersim.analysis.rows import read_rows
+from clustersim.arrays import FloatArray
 from clustersim.program.task import Compute, Stream
 from clustersim.result import Result
 from tests.strategies import scenarios

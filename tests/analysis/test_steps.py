@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from clustersim.analysis.rows import read_rows
 from clustersim.analysis.steps import step_times
+from clustersim.arrays import FloatArray
 from clustersim.cost.block import BlockCost
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.machines import Machine, Machines
@@ -16,7 +17,6 @@ from clustersim.engine.engine import run
 from clustersim.lowering.steps import repeat
 from clustersim.program.program import Program
 from clustersim.program.symmetry import unfolded
-from clustersim.trace.store import FloatArray
 from tests.engine.fake_costs import UnitCost
 from tests.engine.small import NEXT, compute, meet, program, receive, replicated, send
 

@@ -5,8 +5,8 @@ import pytest
 
 from clustersim.analysis.breakdown import Breakdown
 from clustersim.analysis.parts import PARTS, Part
-from clustersim.analysis.rows import IntArray
 from clustersim.analysis.stragglers import LEAST, MOST, Stragglers, find_stragglers, find_waits, moving_seconds
+from clustersim.arrays import IntArray
 from clustersim.program.task import Stream
 from tests.analysis.cases import FORWARD, Case, Row, collective, receive, send
 

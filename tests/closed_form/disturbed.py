@@ -9,6 +9,7 @@ from clustersim.analysis.breakdown import Breakdown, breakdown
 from clustersim.analysis.critical_path import critical_path, path_summary
 from clustersim.analysis.rows import Rows, read_rows
 from clustersim.analysis.steps import step_times
+from clustersim.arrays import FloatArray
 from clustersim.cost.block import BlockCost
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.machines import Machine, Machines, Slowed
@@ -16,7 +17,7 @@ from clustersim.engine.engine import run
 from clustersim.lowering.steps import repeat
 from clustersim.program.program import Program
 from clustersim.program.symmetry import Classes, unfolded
-from clustersim.trace.store import FloatArray, Trace
+from clustersim.trace.store import Trace
 from tests.closed_form.fixed import Fixed, Step, _Cost
 from tests.engine.small import row_of
 from tests.strategies import fold

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim.hardware.topology import LINK_KINDS, IntArray, Link, LinkKind, LinkTable, Paths
+from clustersim.arrays import IntArray
+from clustersim.hardware.topology import LINK_KINDS, Link, LinkKind, LinkTable, Paths
 
 
 @dataclass(frozen=True)

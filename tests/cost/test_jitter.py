@@ -5,7 +5,8 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from clustersim.cost.jitter import Distribution, FloatArray, Jitter
+from clustersim.arrays import FloatArray
+from clustersim.cost.jitter import Distribution, Jitter
 
 DRAWS = 200_000
 CASES = [

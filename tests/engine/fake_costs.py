@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from clustersim.arrays import FloatArray
 from clustersim.cost.block import BlockCost
 from clustersim.cost.machines import Machine, Machines
-from clustersim.cost.timing import Bound, ExchangeTiming, FloatArray, Provenance, Timing
+from clustersim.cost.timing import Bound, ExchangeTiming, Provenance, Timing
 from clustersim.program.program import Program
 from clustersim.program.task import Exchange
 from clustersim.workload.kernels import Kernel

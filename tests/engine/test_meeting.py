@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from clustersim.engine.meeting import FloatArray, IntArray, Meeting
+from clustersim.arrays import FloatArray, IntArray
+from clustersim.engine.meeting import Meeting
 
 TIMES = st.sampled_from([0.0, 0.5, 1.0, 2.5, 7.0])
 """Few, so that members come at equal times."""

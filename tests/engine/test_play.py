@@ -6,7 +6,8 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from clustersim.engine.meeting import FloatArray, Meeting
+from clustersim.arrays import FloatArray
+from clustersim.engine.meeting import Meeting
 from clustersim.engine.play import Busy, Pieces, Run, beside, leaders, outline, play, step_through
 
 SECONDS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0])

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from clustersim.arrays import FloatArray
 from clustersim.cost.block import BlockCost
 from clustersim.cost.jitter import Distribution, Jitter
 from clustersim.cost.machines import Machine, Machines, Slowed
@@ -18,7 +19,6 @@ from clustersim.engine.inside import Inside
 from clustersim.engine.recorder import Recorder
 from clustersim.program.program import Program
 from clustersim.program.symmetry import Classes, unfolded
-from clustersim.trace.store import FloatArray
 from tests.engine.fake_costs import UnitCost
 from tests.laws.timelines import same
 from tests.strategies import costed, fold

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from clustersim.engine.network.max_min import FloatArray, IntArray, Usage, components, fill_few, fill_many, max_min
+from clustersim.arrays import FloatArray, IntArray
+from clustersim.engine.network.max_min import Usage, components, fill_few, fill_many, max_min
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
-from clustersim.hardware.topology import Fabric, IntArray, Link, LinkTable, Paths
+from clustersim.arrays import IntArray
+from clustersim.hardware.topology import Fabric, Link, LinkTable, Paths
 from clustersim.parallel.layout import Layout
 from tests.strategies import scenarios
 

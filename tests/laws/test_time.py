@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 
 from clustersim import Scenario, simulate
+from clustersim.arrays import IntArray
 from clustersim.engine.engine import run
 from clustersim.program.program import Program
 from clustersim.program.symmetry import unfolded
 from clustersim.program.task import Stream
-from clustersim.trace.store import IntArray, Trace
+from clustersim.trace.store import Trace
 from tests.engine.fake_costs import UnitCost
 from tests.strategies import costed, fold, scenarios
 

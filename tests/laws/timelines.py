@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from clustersim.trace.store import FloatArray, Trace
+from clustersim.arrays import FloatArray
+from clustersim.trace.store import Trace
 
 
 def timeline(trace: Trace, rank: int) -> FloatArray:

@@ -1,11 +1,13 @@
 """`--set` changes the file's mapping before anything is validated."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from clustersim import shipped
 from clustersim.errors import InputError
 from clustersim.parallel.data import Zero
 from clustersim.scenario import Scenario
@@ -67,3 +69,48 @@ def test_a_scenario_gives_the_mapping_that_makes_it_again_and_variants_of_it(map
     scenario = Scenario.from_mapping(mapping, overrides=["layout.tp=2", "layout.dp=16"])
     assert Scenario.from_mapping(scenario.to_mapping()) == scenario
     assert scenario.changed("layout.tp=4", "layout.dp=null").layout.dp == 8
+
+
+def test_a_change_of_nothing_is_the_same_scenario(mapping: dict[str, Any]) -> None:
+    scenario = Scenario.from_mapping(mapping)
+    assert scenario.changed() is scenario
+    assert scenario.changed([]) is scenario
+
+
+@pytest.fixture
+def named(tmp_path: Path, mapping: dict[str, Any]) -> Scenario:
+    """A scenario that names a file of every kind; the framework's is the user's own."""
+    framework = shipped.find("frameworks", "pytorch").read_text(encoding="utf-8")
+    (tmp_path / "software.yaml").write_text(framework, encoding="utf-8")
+    mixed = {"accelerator": "h200-sxm-141gb", "node": 1}
+    cost = {"record": "published/h100-sxm-80gb", "collectives": {"all_reduce": "ring"}}
+    wanted = {"framework": "software.yaml", "cost": cost, "cluster": {**mapping["cluster"], "mixed": mixed}}
+    (tmp_path / "plan.json").write_text(json.dumps({**mapping, **wanted}), encoding="utf-8")
+    return Scenario.load(tmp_path / "plan.json")
+
+
+CHANGES = ("layout.tp=8", "layout.dp=4", "training.microbatch=2", "steps=2", "disturbances.slow={gpu: 3, speed: 0.5}")
+
+
+def test_a_change_reads_no_file_again_that_it_leaves_alone(named: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = Scenario.load(named.path, CHANGES)
+
+    def refuse(path: Path, *_args: object, **_options: object) -> str:
+        raise AssertionError(f"{path} is read")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    changed = named.changed(*CHANGES).changed("layout.tp=4", "layout.dp=8").changed(CHANGES)
+    assert changed == wanted
+    assert changed.files == named.files
+    for other in ("cluster.gpus=128", "framework=pytorch", "cost.record.file=published/a100-sxm-80gb"):
+        with pytest.raises(AssertionError, match="is read"):
+            named.changed(other)
+
+
+def test_variants_are_of_the_files_that_the_scenario_was_read_from(named: Scenario, tmp_path: Path) -> None:
+    file = tmp_path / "software.yaml"
+    file.write_text(
+        file.read_text(encoding="utf-8").replace("fragmentation: 1.", "fragmentation: 2."), encoding="utf-8"
+    )
+    assert named.changed("steps=2").framework == named.framework
+    assert Scenario.load(tmp_path / "plan.json").framework != named.framework

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.cost.timing import Demand, DemandCost
 from clustersim.engine.network.network import Load
 from clustersim.program.program import Program
 from clustersim.program.symmetry import Classes
 from clustersim.program.task import Exchange
-from clustersim.program.traffic import Crossings, FloatArray, IntArray
+from clustersim.program.traffic import Crossings
 from clustersim.units import Seconds
 
 

@@ -21,10 +21,8 @@ cannot leave the last activity of a resource without a rate.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+from clustersim.arrays import BoolArray, FloatArray, IntArray
 
 FEW = 48
 """Entries up to which plain Python is faster than numpy (they cross between 40 and 64, CPython 3.11, numpy 2.4)."""
@@ -133,7 +131,7 @@ class _Entries:
     activity: IntArray
     demand: FloatArray
 
-    def __getitem__(self, chosen: NDArray[np.bool_]) -> "_Entries":
+    def __getitem__(self, chosen: BoolArray) -> "_Entries":
         return _Entries(self.resource[chosen], self.activity[chosen], self.demand[chosen])
 
     def loads(self, level: FloatArray, resources: int) -> FloatArray:

@@ -15,14 +15,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import simpy
-from numpy.typing import NDArray
 from simpy.events import EventPriority
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.engine.network.max_min import Usage, max_min
 from clustersim.units import Seconds
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 _LAST = EventPriority(2)
 """After all else that happens at the same time: simpy's own events have priority 0 or 1."""

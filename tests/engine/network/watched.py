@@ -6,7 +6,8 @@ from itertools import pairwise
 import numpy as np
 import simpy
 
-from clustersim.engine.network.network import Activity, FloatArray, Load, Network
+from clustersim.arrays import FloatArray
+from clustersim.engine.network.network import Activity, Load, Network
 
 
 class Watched(Network):

@@ -1,0 +1,9 @@
+"""Of what type are an array's elements, in annotations?"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+HashArray = NDArray[np.uint64]

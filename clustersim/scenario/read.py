@@ -1,0 +1,143 @@
+"""How does a scenario file become a setup?
+
+Three passes, each of which reports all that it finds: keys and values of the file, names and paths that it refers to,
+and numbers that must agree with each other.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from clustersim.collectives.library import load_library
+from clustersim.errors import InputError
+from clustersim.hardware.cluster import Cluster
+from clustersim.hardware.disturbance import Disturbances, disturbed
+from clustersim.program.task import Collective
+from clustersim.scenario import build, checks
+from clustersim.scenario.disturbed import read_disturbances, read_mixed
+from clustersim.scenario.file import CostSection, ScenarioFile
+from clustersim.scenario.problems import refuse, translate
+from clustersim.scenario.readings import Reading, Readings
+from clustersim.scenario.settings import CostSettings
+from clustersim.scenario.setup import Setup
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a mapping comes from. name: of the scenario if the mapping has none; path: the file, if there is one."""
+
+    name: str
+    path: Path | None = None
+
+    @property
+    def source(self) -> str:
+        """What errors call it."""
+        return str(self.path or self.name)
+
+    @property
+    def base(self) -> Path:
+        """Where paths in it start."""
+        return Path() if self.path is None else self.path.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A setup, checked, and what it was read from."""
+
+    setup: Setup
+    files: tuple[Path, ...]
+    readings: tuple[Reading, ...]
+
+
+def read(written: Mapping[str, Any], origin: Origin, earlier: Iterable[Reading] = ()) -> Found:
+    """Look up and check what a file would hold; raise InputError that lists what is wrong.
+
+    earlier: what was read for a scenario that this one is a change of.
+    """
+    file, readings = _validated(written, origin), Readings(earlier)
+    setup = _referred(file, origin, readings)
+    found = checks.problems(setup)
+    if found:
+        raise refuse(origin.source, found)
+    files = build.files(file, setup.cluster, origin.base, readings)
+    return Found(setup, files, readings.kept)
+
+
+def _validated(written: Mapping[str, Any], origin: Origin) -> ScenarioFile:
+    try:
+        return ScenarioFile.model_validate(written)
+    except ValidationError as error:
+        raise refuse(origin.source, translate(error, ScenarioFile, written)) from None
+
+
+def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
+    """Look up what the file refers to by name or path."""
+    found: list[str] = []
+    base, gpus = origin.base, build.wanted_gpus(file.cluster, file.layout)
+    model = _try(found, "model: ", lambda: build.read_model(file.model, base, file.training.sequence, readings))
+    plain = _try(found, "cluster: ", lambda: readings.of(build.read_cluster, file.cluster, base, gpus))
+    schedule = _try(found, "schedule: ", lambda: build.read_schedule(file.schedule))
+    machine = None if plain is None else _machine(found, file, plain, base, readings)
+    framework = _try(found, "framework: ", lambda: readings.of(build.read_framework, file.framework, base))
+    cost = None if machine is None else _cost(found, file.cost, base, machine[0], readings)
+    if found or model is None or schedule is None or machine is None or framework is None or cost is None:
+        raise refuse(origin.source, found)
+    cluster, disturbances = machine
+    return Setup(
+        name=file.name or origin.name,
+        model=model,
+        cluster=cluster,
+        layout=build.read_layout(file.layout, cluster.gpus),
+        schedule=schedule,
+        training=file.training.step(),
+        cost=cost,
+        framework=framework,
+        disturbances=disturbances,
+        jitter=None if file.disturbances.jitter is None else file.disturbances.jitter.jitter(),
+        steps=file.steps,
+    )
+
+
+def _machine(
+    found: list[str], file: ScenarioFile, plain: Cluster, base: Path, readings: Readings
+) -> tuple[Cluster, Disturbances] | None:
+    """The cluster with its other accelerators and its disturbances, and these."""
+    cluster = _try(found, "cluster.", lambda: readings.of(read_mixed, file.cluster.mixed, base, plain))
+    disturbances = _try(found, "disturbances.", lambda: read_disturbances(file.disturbances, plain))
+    if cluster is None or disturbances is None:
+        return None
+    fabric = _try(found, "disturbances.", lambda: disturbed(plain.fabric, disturbances, plain.gpus))
+    return None if fabric is None else (replace(cluster, fabric=fabric), disturbances)
+
+
+def _cost(
+    found: list[str], section: CostSection, base: Path, cluster: Cluster, readings: Readings
+) -> CostSettings | None:
+    """The settings, whose algorithms the cluster's library must have, with their record."""
+    for collective, algorithm in section.collectives.items():
+        offered = partial(_require_offered, cluster.library, collective, algorithm, readings)
+        _try(found, f"cost.collectives.{collective.value}: ", offered)
+    if section.record is None:
+        return section.settings(None)
+    named = section.record
+    record = _try(found, "cost.record: ", lambda: build.read_costs(named, base, cluster, readings))
+    return None if record is None else section.settings(record)
+
+
+def _require_offered(library: str, collective: Collective, algorithm: str, readings: Readings) -> None:
+    readings.of(load_library, library).offered(collective, algorithm)
+
+
+def _try(found: list[str], prefix: str, read: Callable[[], T]) -> T | None:
+    """What `read` returns; None if it refuses, for which the sentence joins those that were found."""
+    try:
+        return read()
+    except InputError as error:
+        found.append(f"{prefix}{error}")
+        return None
