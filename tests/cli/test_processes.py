@@ -4,6 +4,7 @@ What the commands answer is tested without starting one, see conftest.
 """
 
 import json
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
@@ -69,6 +70,7 @@ def test_a_full_disk_is_one_sentence_and_a_closed_pipe_is_silent(plan: Path, arg
         assert started.stderr is not None
         started.stdout.close()
         assert started.stderr.read() == b""
+    assert started.returncode == -signal.SIGPIPE  # as other tools end
 
 
 def test_any_number_of_workers_gives_the_same_answer(process: Run, clustersim: Run, tmp_path: Path) -> None:
