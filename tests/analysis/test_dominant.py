@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
@@ -13,6 +13,7 @@ from clustersim.analysis.rows import read_rows
 from clustersim.arrays import FloatArray
 from clustersim.program.task import Compute, Stream
 from clustersim.result import Result
+from tests.conftest import examples
 from tests.strategies import scenarios
 
 from .cases import BACKWARD, FORWARD, STEP, Case, Row, collective, receive, send
@@ -35,14 +36,12 @@ def timeline(case: Case, bins: int, rank: int = 0) -> list[dict[str, float]]:
 
 
 @given(cases(), st.integers(1, 40))
-@settings(deadline=None)
 def test_bins_of_a_part_sum_to_the_breakdown(case: Case, bins: int) -> None:
     known = breakdown(case.joined, case.timing_of).seconds
     assert pytest.approx(known, rel=1e-9, abs=1e-9 * (1 + case.trace.makespan)) == shares(case, bins).sum(axis=2).T
 
 
 @given(cases(), st.integers(1, 40))
-@settings(deadline=None)
 def test_every_bin_is_full_and_no_part_negative(case: Case, bins: int) -> None:
     found, makespan = shares(case, bins), case.trace.makespan
     assert found.sum(axis=0) == pytest.approx(makespan / bins, rel=1e-9, abs=1e-9 * (1 + makespan))
@@ -50,7 +49,6 @@ def test_every_bin_is_full_and_no_part_negative(case: Case, bins: int) -> None:
 
 
 @given(cases(), st.integers(1, 20), st.integers(2, 5))
-@settings(deadline=None)
 def test_finer_bins_add_up_to_coarser_ones(case: Case, bins: int, finer: int) -> None:
     whole, parts = shares(case, bins), shares(case, bins * finer)
     together = parts.reshape(*whole.shape, finer).sum(axis=3)
@@ -59,7 +57,7 @@ def test_finer_bins_add_up_to_coarser_ones(case: Case, bins: int, finer: int) ->
 
 @pytest.mark.parametrize("steps", [1, 2])
 @given(drawn=scenarios())
-@settings(max_examples=8, deadline=None)
+@examples(8)
 def test_bins_sum_to_the_breakdown_in_training_steps(steps: int, drawn: Scenario) -> None:
     check(simulate(drawn.changed(f"steps={steps}")))
 

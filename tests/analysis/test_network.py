@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
@@ -20,6 +20,7 @@ from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from clustersim.program.program import Groups
 from clustersim.program.task import Collective, Exchange
 from clustersim.result import Result
+from tests.conftest import examples
 from tests.laws.test_shared_network import crowded
 from tests.strategies import scenarios
 
@@ -182,7 +183,7 @@ def test_gpus_of_others_are_no_capacity() -> None:
     assert ports.mean == pytest.approx({tier.kind: tier for tier in found(result).tiers}[LinkKind.NVLINK].mean)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@examples(15)
 @given(scenarios())
 def test_folding_and_sharing_keep_every_byte(scenario: Scenario) -> None:
     result = simulate(scenario)
@@ -197,7 +198,7 @@ def test_folding_and_sharing_keep_every_byte(scenario: Scenario) -> None:
         assert (axis.crossing <= axis.sent * (1 + 1e-9)).all()
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@examples(15)
 @given(crowded())
 def test_on_a_shared_network_no_link_is_used_for_more_than_a_second_per_second(scenario: Scenario) -> None:
     answer = use(simulate(scenario))
@@ -213,7 +214,7 @@ SPANS = st.lists(
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@examples(60)
 @given(SPANS, st.integers(1, 40))
 def test_spreading_keeps_amounts_and_bins_add_up(spans: list[tuple[float, float, float]], bins: int) -> None:
     start, end, amount = map(np.array, zip(*spans, strict=True))

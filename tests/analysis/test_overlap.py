@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from clustersim import Scenario, simulate
 from clustersim.analysis.breakdown import breakdown
@@ -15,6 +15,7 @@ from clustersim.parallel import mesh
 from clustersim.parallel.mesh import NAMES
 from clustersim.program.task import Block, Compute, Operation, Stream, Work
 from clustersim.program.task import Overlap as Beside
+from tests.conftest import examples
 from tests.strategies import scenarios
 
 from .cases import BACKWARD, FORWARD, KERNEL, STEP, Case, Row, collective, exchange, receive, send, timing
@@ -44,7 +45,6 @@ def check(found: Overlap, step: float) -> None:
 
 
 @given(cases())
-@settings(deadline=None)
 def test_kinds_fit_into_the_step_and_exposed_is_the_breakdowns(case: Case) -> None:
     found, known = folded(case), breakdown(case.joined, case.timing_of)
     check(found, case.trace.makespan)
@@ -52,7 +52,6 @@ def test_kinds_fit_into_the_step_and_exposed_is_the_breakdowns(case: Case) -> No
 
 
 @given(cases())
-@settings(deadline=None)
 def test_data_moves_as_long_as_its_rows_last(case: Case) -> None:
     """The data stream's rows follow each other, so their seconds add up; those of the compute stream may coincide."""
     trace, rows = case.trace, case.joined
@@ -65,7 +64,7 @@ def test_data_moves_as_long_as_its_rows_last(case: Case) -> None:
 
 
 @given(scenarios())
-@settings(max_examples=12, deadline=None)
+@examples(12)
 def test_kinds_fit_into_the_step_in_training(scenario: Scenario) -> None:
     result = simulate(scenario)
     rows = read_rows(result.trace, result.program, scenario.steps)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from clustersim import Scenario, simulate
 from clustersim.analysis.critical_path import critical_path
@@ -11,6 +11,7 @@ from clustersim.analysis.path_pieces import Arrival, Passes, PathPieces, path_pi
 from clustersim.analysis.rows import read_rows
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Stream
+from tests.conftest import examples
 from tests.strategies import scenarios
 
 from .cases import BACKWARD, FORWARD, STEP, Case, Row, collective, receive
@@ -41,7 +42,7 @@ def test_pieces_tile_the_step_in_any_trace(case: Case) -> None:
 
 
 @given(scenarios())
-@settings(max_examples=12, deadline=None)
+@examples(12)
 def test_pieces_tile_the_steps_of_any_scenario(scenario: Scenario) -> None:
     result = simulate(scenario)
     rows = read_rows(result.trace, result.program, scenario.steps)

@@ -1,16 +1,38 @@
-"""The command line as a user starts it: a process of its own, its exit status and what it printed."""
+"""The command line as a user types it: its exit status and what it printed, each stream by itself.
 
+`clustersim` calls the real door (`clustersim.cli.main`) in this process, which takes milliseconds; a traceback or a
+warning fails the test. `process` starts one, for what only a process shows: how it ends, what its interpreter prints,
+what is not installed, where its streams lead.
+"""
+
+import io
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+from clustersim import simulation
+from clustersim.cli import main
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command that has ended leaves behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Done]
 
 PLAN = {
     "model": "llama-tiny",
@@ -46,14 +68,61 @@ def write_plan(folder: Path, content: dict[str, Any]) -> Path:
 
 
 @pytest.fixture
-def clustersim(tmp_path: Path) -> Run:
-    """Run `clustersim` with some arguments in an empty directory."""
+def unsimulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test ends with an error where anything is simulated."""
 
-    def run(*arguments: str | Path, **variables: str) -> "subprocess.CompletedProcess[str]":
+    def simulate(*_: object) -> None:
+        raise AssertionError("it was simulated")
+
+    monkeypatch.setattr(simulation, "simulate", simulate)
+
+
+@pytest.fixture
+def clustersim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run `clustersim` with some arguments in an empty directory, in this process; variables: of its environment."""
+
+    def run(*arguments: str | Path, **variables: str) -> Done:
+        printed, complained = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+        with monkeypatch.context() as patch, _signals_kept(), redirect_stdout(printed), redirect_stderr(complained):
+            patch.chdir(tmp_path)
+            patch.setattr(sys, "argv", ["clustersim", *map(str, arguments)])
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            with pytest.raises(SystemExit) as ended:
+                main()
+        status = ended.value.code or 0
+        assert isinstance(status, int)
+        return Done(status, _text(printed), _text(complained))
+
+    return run
+
+
+def _text(stream: io.TextIOWrapper) -> str:
+    stream.seek(0)
+    return stream.read()
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """A command that ends with its process may answer a closed pipe otherwise than the tests do."""
+    before = signal.getsignal(signal.SIGPIPE) if hasattr(signal, "SIGPIPE") else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGPIPE, before)
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Run:
+    """The same in a process of its own, whose streams are a user's."""
+
+    def run(*arguments: str | Path, **variables: str) -> Done:
         command = [sys.executable, "-m", "clustersim.cli", *map(str, arguments)]
         environment = {**os.environ, **variables}
-        return subprocess.run(
+        done = subprocess.run(
             command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120, env=environment
         )
+        return Done(done.returncode, done.stdout, done.stderr)
 
     return run

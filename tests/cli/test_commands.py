@@ -1,8 +1,6 @@
 """What the commands answer, where, and with which exit status."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -126,38 +124,11 @@ def test_topology_of_a_graph_names_its_switches_from_below_and_how_far_they_are_
     assert "switch switch" not in one
 
 
-def test_a_terminal_without_some_character_still_gets_the_table(clustersim: Run, plan: Path) -> None:
-    done = clustersim("run", plan, PYTHONIOENCODING="ascii")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("step time ")
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
-@pytest.mark.parametrize("arguments", [["--json", "-"], []])
-def test_a_full_disk_is_one_sentence_and_a_closed_pipe_is_silent(plan: Path, arguments: list[str]) -> None:
-    command = [sys.executable, "-m", "clustersim.cli", "run", str(plan), *arguments]
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "standard output cannot be written (No space left on device)" in done.stderr
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as started:
-        assert started.stdout is not None
-        assert started.stderr is not None
-        started.stdout.close()
-        assert started.stderr.read() == b""
-
-
 def test_what_would_fit_is_called_a_suggestion(clustersim: Run, plan: Path) -> None:
     huge = ["--set", "model=llama3-70b", "--set", "cluster.gpus=8"]
     for command in ("run", "check"):
         lines = clustersim(command, plan, *huge).stdout.splitlines()
         assert any(line.lstrip().startswith("suggestion: ") for line in lines)
-
-
-def test_the_version_is_the_packages(clustersim: Run) -> None:
-    from importlib.metadata import version
-
-    assert clustersim("--version").stdout == f"clustersim {version('clustersim')}\n"
 
 
 def test_what_a_file_says_of_itself_is_printed_as_it_stands(clustersim: Run, tmp_path: Path) -> None:
@@ -166,13 +137,6 @@ def test_what_a_file_says_of_itself_is_printed_as_it_stands(clustersim: Run, tmp
     done = clustersim("topology", "graph.json")
     assert (done.returncode, done.stderr) == (0, "")
     assert "for the [/red] team [bold]" in done.stdout
-
-
-@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="not every system has a file for standard output")
-def test_json_may_go_to_a_pipe_by_its_name(clustersim: Run, plan: Path) -> None:
-    done = clustersim("run", plan, "--quiet", "--json", "/dev/stdout")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["ranks"] == 8
 
 
 def test_what_takes_long_is_said_before_it_begins(

@@ -34,6 +34,7 @@ def test_all_traces_of_the_chosen_ranks_are_written_and_named(clustersim: Run, p
     assert len(slices) == len(rows)
 
 
+@pytest.mark.usefixtures("unsimulated")
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
@@ -69,9 +70,12 @@ def test_a_file_in_the_directory_of_traces_is_refused(plan: Path, tmp_path: Path
         outputs.require([plan])
 
 
-def test_a_table_without_the_extra_is_refused_before_simulating(clustersim: Run, plan: Path, tmp_path: Path) -> None:
-    (tmp_path / "pyarrow.py").write_text("raise ImportError")
-    done = clustersim("run", plan, "--set", "steps=200", "--spans", "a.parquet", PYTHONPATH=str(tmp_path))
+@pytest.mark.usefixtures("unsimulated")
+def test_a_table_without_the_extra_is_refused_before_simulating(
+    clustersim: Run, plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    done = clustersim("run", plan, "--spans", "a.parquet")
     assert done.returncode == 2
     assert "pip install 'clustersim[table]'" in done.stderr
     assert ".csv" in done.stderr

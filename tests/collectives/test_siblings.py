@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.collectives.choose import Choice, Surveyor, choose
@@ -18,6 +18,7 @@ from clustersim.hardware.topology import Fabric
 from clustersim.program.program import Groups
 from clustersim.program.task import Collective, Exchange
 from tests.collectives.fake_fabric import FakeFabric
+from tests.conftest import examples
 
 NCCL = load_library("nccl")
 HEALTHY = load_cluster("dgx-h100", 64).fabric
@@ -50,7 +51,7 @@ def own(demand: Demand, group: int) -> tuple[object, ...]:
 
 
 @given(st.integers(0, 63), st.sampled_from([2, 4, 8, 16, 32]), KINDS, PAYLOADS)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_dead_nvlink_port_changes_nothing_for_groups_without_its_gpu(gpu, size, kind, payload):
     """Algorithms, times and demands of all groups that the GPU is not in are the same, bit for bit."""
     groups = {"tp": Groups("tp", np.arange(64).reshape(-1, size))}
@@ -78,7 +79,6 @@ def test_groups_that_differ_in_shape_or_place_are_arranged_apart():
 
 
 @given(st.sampled_from([2, 3, 4, 6, 8, 12, 16, 24]), KINDS, PAYLOADS)
-@settings(deadline=None)
 def test_groups_that_share_no_link_take_what_each_takes_alone(size, kind, payload):
     """Neighbours share no port, be they of one node or straddle two: bit for bit as if nobody else were there."""
     fabric = FakeFabric(48, 8, nvlink=450e9, nic=50e9)
@@ -143,7 +143,7 @@ def test_those_that_cannot_load_their_links_evenly_over_its_phases():
 
 
 @given(st.permutations(range(24)).map(np.array), st.sampled_from([2, 3, 4, 6]), KINDS, PAYLOADS)
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_siblings_of_whatever_shape_make_no_group_faster(ranks, size, kind, payload):
     fabric = FakeFabric(24, 4, nvlink=450e9, nic=50e9, spine=20e9, rack=8)
     members = ranks.reshape(-1, size)

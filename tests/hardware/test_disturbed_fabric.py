@@ -3,13 +3,14 @@
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.graph_fabric import GraphFabric
 from clustersim.hardware.reach import islands
 from clustersim.hardware.routing import Hashed
 from clustersim.hardware.topology import LINK_KINDS
+from tests.conftest import examples
 from tests.hardware.conftest import NVLINK_NODE, rails
 from tests.hardware.disturbed import GRAPHS, HEALTHY, all_pairs, connected, dead_links, gpu_names, without
 
@@ -18,7 +19,7 @@ EITHER = {**{f"regular: {name}": fabric for name, fabric in HEALTHY.items()}, **
 
 
 @given(dead_links(EITHER))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_gpus_are_cut_off_exactly_where_networkx_finds_no_way(case):
     fabric, dead = case
     graph = fabric.changed(without(fabric, dead)).graph()
@@ -31,7 +32,7 @@ def test_gpus_are_cut_off_exactly_where_networkx_finds_no_way(case):
 
 
 @given(dead_links(EITHER))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_routes_are_chains_of_living_links_from_source_to_target(case):
     fabric, dead = case
     names = {(fabric.link(number).source, fabric.link(number).target) for number in dead}
@@ -51,7 +52,7 @@ def test_routes_are_chains_of_living_links_from_source_to_target(case):
 
 
 @given(dead_links(HEALTHY))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_one_dead_cable_is_routed_around_as_by_search(case):
     """The same machine as a graph without these links, whose routes are searched: equal kinds, hops and latency."""
     fabric, dead = case
@@ -70,7 +71,7 @@ def test_one_dead_cable_is_routed_around_as_by_search(case):
 
 
 @given(dead_links(HEALTHY))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_a_route_depends_on_its_own_ends_alone(case):
     """Whoever else is asked for, and in which order."""
     fabric, dead = case

@@ -1,7 +1,7 @@
 """A block that nobody else can observe may be one event: its operations run where they would have run one by one."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 
 from clustersim import Scenario, simulate
 from clustersim.cost.block import BlockCost
@@ -10,6 +10,7 @@ from clustersim.engine.inside import Inside
 from clustersim.program.program import Program
 from clustersim.program.symmetry import Classes, unfolded
 from clustersim.trace.store import OperationSpans
+from tests.conftest import examples
 from tests.engine.fake_costs import UnitCost
 from tests.laws.timelines import same
 from tests.strategies import costed, fold, scenarios
@@ -35,7 +36,7 @@ def ran(program: Program, classes: Classes, cost: BlockCost, *, coalesce: bool) 
 
 
 @given(costed())
-@settings(max_examples=200)
+@examples(200)
 def test_coalesced_is_fine_grained_in_any_program(cost: UnitCost) -> None:
     """With dyadic durations sums are exact, so the times are equal bit for bit."""
     program, blocks = cost.program, cost.blocks
@@ -46,7 +47,7 @@ def test_coalesced_is_fine_grained_in_any_program(cost: UnitCost) -> None:
 
 
 @given(scenarios())
-@settings(max_examples=60)
+@examples(60)
 def test_coalesced_is_fine_grained_in_training_steps(scenario: Scenario) -> None:
     result, fine = simulate(scenario), simulate(scenario.changed("cost.coalesce=false"))
     same(result.trace, fine.trace, relative=1e-9)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from clustersim.arrays import FloatArray
@@ -19,6 +19,7 @@ from clustersim.engine.inside import Inside
 from clustersim.engine.recorder import Recorder
 from clustersim.program.program import Program
 from clustersim.program.symmetry import Classes, unfolded
+from tests.conftest import examples
 from tests.engine.fake_costs import UnitCost
 from tests.laws.timelines import same
 from tests.strategies import costed, fold
@@ -58,14 +59,14 @@ def both(program: Program, classes: Classes, cost: BlockCost, jitter: Jitter | N
 
 
 @given(disturbed(), JITTERS, st.booleans())
-@settings(max_examples=400)
+@examples(400)
 def test_cohorts_are_ranks_one_by_one(made: tuple[Program, BlockCost], jitter: Jitter | None, coalesce: bool) -> None:
     program, cost = made
     event(f"able: {both(program, unfolded(program), cost, jitter, coalesce=coalesce)}")
 
 
 @given(disturbed())
-@settings(max_examples=300)
+@examples(300)
 def test_folded_cohorts_are_unfolded_ranks(made: tuple[Program, BlockCost]) -> None:
     """Slow ranks and interference split classes where they are felt, and nowhere else."""
     program, cost = made
@@ -78,7 +79,7 @@ def test_folded_cohorts_are_unfolded_ranks(made: tuple[Program, BlockCost]) -> N
 
 
 @given(disturbed(), JITTERS, st.booleans())
-@settings(max_examples=300)
+@examples(300)
 def test_operations_worked_out_afterwards_are_those_that_ran(
     made: tuple[Program, BlockCost], jitter: Jitter | None, cohorts: bool
 ) -> None:
@@ -108,7 +109,7 @@ class Constant(Jitter):
 
 
 @given(costed(), st.sampled_from([0.0, 0.5]), st.booleans())
-@settings(max_examples=150)
+@examples(150)
 def test_jitter_by_the_same_factor_everywhere_is_a_speed(cost: UnitCost, interference: float, cohorts: bool) -> None:
     """Also of kernels that hide behind an exchange of their own operation."""
     program, classes = cost.program, unfolded(cost.program)

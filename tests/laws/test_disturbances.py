@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, event, given, settings
+from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
 from clustersim.errors import InputError
+from tests.conftest import examples
 from tests.laws.test_time import check_trace
 from tests.laws.timelines import same
 from tests.strategies import mappings
@@ -66,7 +67,7 @@ def _wrong(draw: st.DrawFn, gpus: int) -> dict[str, Any]:
 
 
 @given(disturbed())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_folded_is_unfolded_where_something_is_wrong(scenario: Scenario) -> None:
     folded, every = simulate(scenario), simulate(scenario.changed("cost.symmetry=off"))
     event(f"{folded.ranks} ranks in {folded.simulated_ranks} classes")
@@ -74,7 +75,7 @@ def test_folded_is_unfolded_where_something_is_wrong(scenario: Scenario) -> None
 
 
 @given(disturbed() | disturbed(jitter=True))
-@settings(max_examples=70, deadline=None)
+@examples(70)
 def test_coalesced_is_fine_grained_where_something_is_wrong(scenario: Scenario) -> None:
     whole, fine = simulate(scenario), simulate(scenario.changed("cost.coalesce=false"))
     same(whole.trace, fine.trace, relative=1e-9)
@@ -84,7 +85,7 @@ def test_coalesced_is_fine_grained_where_something_is_wrong(scenario: Scenario) 
 
 
 @given(disturbed() | disturbed(jitter=True))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_every_answer_adds_up_where_something_is_wrong(scenario: Scenario) -> None:
     result = simulate(scenario)
     check_trace(result.trace, result.program)
@@ -98,14 +99,14 @@ def test_every_answer_adds_up_where_something_is_wrong(scenario: Scenario) -> No
 
 
 @given(disturbed(jitter=True))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_the_same_disturbed_scenario_gives_the_same_bytes(scenario: Scenario) -> None:
     again = Scenario.from_mapping(scenario.to_mapping())
     assert pickle.dumps(simulate(scenario).trace) == pickle.dumps(simulate(again).trace)
 
 
 @given(disturbed())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_jitter_of_nothing_changes_nothing(scenario: Scenario) -> None:
     """With a deviation of 0, all ranks are run, at the times of their classes."""
     jittered = simulate(scenario.changed("disturbances.jitter=0 %"))

@@ -1,12 +1,13 @@
 """Ranks of one class do the same at the same time: what is simulated once is what every rank would have done."""
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 
 from clustersim import Scenario, simulate
 from clustersim.analysis.parts import Part
 from clustersim.engine.engine import run
 from clustersim.program.symmetry import unfolded
+from tests.conftest import examples
 from tests.engine.fake_costs import UnitCost
 from tests.laws.timelines import same
 from tests.strategies import costed, fold, scenarios
@@ -15,7 +16,7 @@ WORK = (Part.COMPUTE, Part.RECOMPUTE, Part.OPTIMIZER, Part.EXPOSED_TP, Part.EXPO
 
 
 @given(costed())
-@settings(max_examples=300)
+@examples(300)
 def test_folded_is_unfolded_in_any_program(cost: UnitCost) -> None:
     """With dyadic durations sums are exact, so the times are equal bit for bit."""
     program = cost.program
@@ -28,7 +29,7 @@ def test_folded_is_unfolded_in_any_program(cost: UnitCost) -> None:
 
 
 @given(costed())
-@settings(max_examples=100)
+@examples(100)
 def test_folding_does_not_need_coalescing(cost: UnitCost) -> None:
     program = cost.program
     every, _ = run(program, unfolded(program), cost.blocks, coalesce=False)
@@ -37,7 +38,7 @@ def test_folding_does_not_need_coalescing(cost: UnitCost) -> None:
 
 
 @given(scenarios())
-@settings(max_examples=150)
+@examples(150)
 def test_folded_is_unfolded_in_training_steps(scenario: Scenario) -> None:
     folded, every = simulate(scenario), simulate(scenario.changed("cost.symmetry=off"))
     assert every.simulated_ranks == every.ranks
@@ -46,7 +47,7 @@ def test_folded_is_unfolded_in_training_steps(scenario: Scenario) -> None:
 
 
 @given(scenarios())
-@settings(max_examples=50)
+@examples(50)
 def test_the_answer_does_not_depend_on_folding(scenario: Scenario) -> None:
     """What a rank works is the same part by part, and so is what it idles as a whole.
 

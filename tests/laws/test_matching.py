@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from clustersim import Scenario, simulate
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import Compute, Exchange, Receive, Send
+from tests.conftest import examples
 from tests.strategies import scenarios
 
 
@@ -38,7 +39,7 @@ def _exchanges(program: RankProgram) -> Iterator[Exchange]:
 
 
 @given(scenarios())
-@settings(max_examples=100)
+@examples(100)
 def test_every_message_is_received_once_with_its_tag_and_bytes(scenario: Scenario) -> None:
     program = lowered(scenario)
     for role, groups in program.groups.items():
@@ -51,7 +52,7 @@ def test_every_message_is_received_once_with_its_tag_and_bytes(scenario: Scenari
 
 
 @given(scenarios())
-@settings(max_examples=100)
+@examples(100)
 def test_nobody_sends_outside_of_a_pair(scenario: Scenario) -> None:
     program = lowered(scenario)
     for role, groups in program.groups.items():
@@ -62,7 +63,7 @@ def test_nobody_sends_outside_of_a_pair(scenario: Scenario) -> None:
 
 
 @given(scenarios())
-@settings(max_examples=100)
+@examples(100)
 def test_members_of_a_group_issue_the_same_collectives_in_the_same_order(scenario: Scenario) -> None:
     program = lowered(scenario)
     for role, groups in program.groups.items():
@@ -74,7 +75,7 @@ def test_members_of_a_group_issue_the_same_collectives_in_the_same_order(scenari
 
 
 @given(scenarios())
-@settings(max_examples=100)
+@examples(100)
 def test_who_is_in_no_group_of_a_role_issues_no_collective_of_it(scenario: Scenario) -> None:
     program = lowered(scenario)
     for role, groups in program.groups.items():

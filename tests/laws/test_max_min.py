@@ -5,11 +5,12 @@ from fractions import Fraction
 from math import inf
 
 import numpy as np
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.engine.network.max_min import Usage, components, fill_few, fill_many, max_min
+from tests.conftest import examples
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def filled_slowly(case: Sharing) -> list[float]:
 
 
 @given(sharings(SMALL))
-@settings(max_examples=400)
+@examples(400)
 def test_rates_are_those_of_progressive_filling(case: Sharing) -> None:
     expected = filled_slowly(case)
     event(f"{len({rate / part for rate, part in zip(expected, case.share, strict=True)})} levels")
@@ -84,7 +85,7 @@ def test_rates_are_those_of_progressive_filling(case: Sharing) -> None:
 
 
 @given(sharings())
-@settings(max_examples=400)
+@examples(400)
 def test_everybody_is_at_its_cap_or_highest_on_a_full_resource(case: Sharing) -> None:
     """No load is above a capacity either: together they characterise the max-min fair allocation."""
     rates = case.rates()
@@ -101,13 +102,13 @@ def test_everybody_is_at_its_cap_or_highest_on_a_full_resource(case: Sharing) ->
 
 
 @given(sharings())
-@settings(max_examples=200)
+@examples(200)
 def test_python_and_numpy_agree_bit_for_bit(case: Sharing) -> None:
     assert fill_few(case.usage, *case.numbers).tolist() == fill_many(case.usage, *case.numbers).tolist()
 
 
 @given(sharings(), st.sampled_from([2.0, 0.25, 2.0**40]))
-@settings(max_examples=200)
+@examples(200)
 def test_capacities_and_caps_scale_all_rates_exactly(case: Sharing, factor: float) -> None:
     capacity, cap, share = case.numbers
     for solve in (fill_few, fill_many):
@@ -116,7 +117,7 @@ def test_capacities_and_caps_scale_all_rates_exactly(case: Sharing, factor: floa
 
 
 @given(sharings(), st.data())
-@settings(max_examples=200)
+@examples(200)
 def test_the_order_of_entries_activities_and_resources_changes_no_bit(case: Sharing, data: st.DataObject) -> None:
     activity = data.draw(st.permutations(range(len(case.cap))))
     resource = data.draw(st.permutations(range(len(case.capacity))))
@@ -133,7 +134,7 @@ def test_the_order_of_entries_activities_and_resources_changes_no_bit(case: Shar
 
 
 @given(sharings(SMALL), st.integers(2, 4))
-@settings(max_examples=200)
+@examples(200)
 def test_copies_of_an_activity_are_one_that_uses_as_much_as_all(case: Sharing, copies: int) -> None:
     first = [entry for entry in case.entries if entry[1] == 0]
     rest = [entry for entry in case.entries if entry[1] != 0]
@@ -155,7 +156,7 @@ def connected(case: Sharing) -> list[set[tuple[str, int]]]:
 
 
 @given(sharings())
-@settings(max_examples=200)
+@examples(200)
 def test_parts_are_the_connected_ones(case: Sharing) -> None:
     labels = components(case.usage, activities=len(case.cap), resources=len(case.capacity))
     found: dict[int, set[tuple[str, int]]] = {}
@@ -167,7 +168,7 @@ def test_parts_are_the_connected_ones(case: Sharing) -> None:
 
 
 @given(sharings())
-@settings(max_examples=200)
+@examples(200)
 def test_a_part_solved_alone_has_the_same_rates_bit_for_bit(case: Sharing) -> None:
     labels = components(case.usage, activities=len(case.cap), resources=len(case.capacity))
     capacity, cap, share = case.numbers

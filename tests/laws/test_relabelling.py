@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
 from clustersim.arrays import IntArray
 from clustersim.hardware.topology import Fabric, Link, LinkTable, Paths
 from clustersim.parallel.layout import Layout
+from tests.conftest import examples
 from tests.strategies import scenarios
 
 
@@ -74,7 +75,7 @@ def numbers(answer: Any) -> Any:
 
 
 @given(st.data(), scenarios("one domain") | scenarios("one switch"))
-@settings(max_examples=100, suppress_health_check=[HealthCheck.filter_too_much])
+@examples(100, suppress_health_check=[HealthCheck.filter_too_much])
 def test_relabelling_replicas_changes_no_number(data: st.DataObject, scenario: Scenario) -> None:
     """The groups of every role are the same sets of GPUs, so whatever is asked of them has the same answer."""
     assume(scenario.layout.dp > 1)

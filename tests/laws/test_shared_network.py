@@ -4,7 +4,7 @@ import pickle
 from typing import Any
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
@@ -17,6 +17,7 @@ from clustersim.engine import transfers
 from clustersim.engine.engine import run
 from clustersim.program.symmetry import unfolded
 from clustersim.result import Result
+from tests.conftest import examples
 from tests.engine.fake_links import LinkCost
 from tests.engine.network.watched import Watched
 from tests.laws.test_cohorts import machines
@@ -63,7 +64,7 @@ def linked(draw: st.DrawFn) -> LinkCost:
 
 
 @given(linked(), st.data())
-@settings(max_examples=300)
+@examples(300)
 def test_folded_is_unfolded_in_any_program_on_any_links(cost: LinkCost, data: st.DataObject) -> None:
     """With slow ranks and interference, too."""
     program, sharing, own = cost.program, cost.sharing, data.draw(machines(cost.unit))
@@ -78,7 +79,7 @@ def test_folded_is_unfolded_in_any_program_on_any_links(cost: LinkCost, data: st
 
 
 @given(crowded())
-@settings(max_examples=80)
+@examples(80)
 def test_folded_is_unfolded_in_training_steps_on_a_shared_network(scenario: Scenario) -> None:
     folded, every = simulate(scenario), simulate(scenario.changed("cost.symmetry=off"))
     alone = simulate(scenario.changed("cost.network=uncontended"))
@@ -88,7 +89,7 @@ def test_folded_is_unfolded_in_training_steps_on_a_shared_network(scenario: Scen
 
 
 @given(crowded())
-@settings(max_examples=12)
+@examples(12)
 def test_the_same_scenario_gives_the_same_bytes_on_a_shared_network(scenario: Scenario) -> None:
     first = simulate(scenario)
     simulate(scenario.changed("cost.symmetry=off"))
@@ -97,7 +98,7 @@ def test_the_same_scenario_gives_the_same_bytes_on_a_shared_network(scenario: Sc
 
 
 @given(crowded())
-@settings(max_examples=40)
+@examples(40)
 def test_every_answer_adds_up_on_a_shared_network(scenario: Scenario) -> None:
     result = simulate(scenario)
     check_trace(result.trace, result.program)
@@ -106,7 +107,7 @@ def test_every_answer_adds_up_on_a_shared_network(scenario: Scenario) -> None:
 
 
 @given(crowded())
-@settings(max_examples=20)
+@examples(20)
 def test_no_link_is_overloaded_and_all_bytes_arrive(scenario: Scenario) -> None:
     """Of the links that are simulated, in every stretch of time; each activity is busy for what it asked for."""
     made: list[Watched] = []
@@ -125,7 +126,7 @@ def test_no_link_is_overloaded_and_all_bytes_arrive(scenario: Scenario) -> None:
 
 
 @given(crowded() | scenarios("one switch") | scenarios("racks") | scenarios("one domain"))
-@settings(max_examples=80)
+@examples(80)
 def test_where_no_link_is_shared_shared_is_uncontended(scenario: Scenario) -> None:
     scenario = scenario.changed("cost.network=shared")
     shared = simulate(scenario)

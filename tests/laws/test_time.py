@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from clustersim import Scenario, simulate
 from clustersim.arrays import IntArray
@@ -15,6 +15,7 @@ from clustersim.program.program import Program
 from clustersim.program.symmetry import unfolded
 from clustersim.program.task import Stream
 from clustersim.trace.store import Trace
+from tests.conftest import examples
 from tests.engine.fake_costs import UnitCost
 from tests.strategies import costed, fold, scenarios
 
@@ -57,7 +58,7 @@ def _check_rank(trace: Trace, program: Program, rank: int) -> None:
 
 
 @given(costed())
-@settings(max_examples=200)
+@examples(200)
 def test_nothing_runs_before_it_may_or_idles_without_a_cause_in_any_program(cost: UnitCost) -> None:
     program = cost.program
     for classes in (unfolded(program), fold(program, cost.blocks)):
@@ -65,14 +66,14 @@ def test_nothing_runs_before_it_may_or_idles_without_a_cause_in_any_program(cost
 
 
 @given(scenarios())
-@settings(max_examples=60)
+@examples(60)
 def test_nothing_runs_before_it_may_or_idles_without_a_cause_in_training_steps(scenario: Scenario) -> None:
     result = simulate(scenario)
     check_trace(result.trace, result.program)
 
 
 @given(scenarios())
-@settings(max_examples=100)
+@examples(100)
 def test_the_breakdown_of_every_rank_sums_to_the_step_time(scenario: Scenario) -> None:
     result = simulate(scenario)
     for rank in range(result.ranks):
@@ -84,7 +85,7 @@ def test_the_breakdown_of_every_rank_sums_to_the_step_time(scenario: Scenario) -
 
 
 @given(scenarios())
-@settings(max_examples=100)
+@examples(100)
 def test_the_critical_path_is_as_long_as_the_step_and_longer_than_any_stream_works(scenario: Scenario) -> None:
     """It starts at 0, each span on it starts when the one before it ends, and it ends with the step.
 
@@ -107,7 +108,7 @@ def test_the_critical_path_is_as_long_as_the_step_and_longer_than_any_stream_wor
 
 
 @given(scenarios())
-@settings(max_examples=40)
+@examples(40)
 def test_the_same_scenario_gives_the_same_bytes(scenario: Scenario) -> None:
     """Simulated again, with another one in between, and from its own mapping."""
     first = simulate(scenario)
@@ -122,7 +123,7 @@ def _numbers(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(costed())
-@settings(max_examples=200)
+@examples(200)
 def test_twice_the_durations_are_twice_every_timestamp_bit_for_bit(cost: UnitCost) -> None:
     """Whatever rounding does to sums of thirds, it does the same to their doubles."""
     slow, fast = replace(cost, pace=2 / 3), replace(cost, pace=1 / 3)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from clustersim.engine.engine import run
 from clustersim.errors import ClusterSimError
@@ -14,6 +14,7 @@ from clustersim.parallel.layout import Layout
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import Communicate, Compute, Receive, Send
 from clustersim.trace.store import Trace
+from tests.conftest import examples
 from tests.engine.fake_costs import UnitCost
 from tests.engine.small import NEXT, compute, program, receive, send, spans, waits
 from tests.strategies import costed, fold
@@ -183,7 +184,7 @@ def test_the_pipeline_overlaps_steps_but_never_its_own_passes(data: DataParallel
     assert 3 * busy <= thrice.makespan <= 3 * once.makespan * (1 + 1e-12)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(costed())
 def test_law_the_first_step_is_as_if_alone_and_n_steps_take_at_most_n_times_as_long(cost: UnitCost) -> None:
     """Later steps cannot delay earlier ones, and all that a step waits for has ended when the one before it has."""

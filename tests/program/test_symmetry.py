@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Mapping
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.parallel.groups import process_groups
@@ -11,6 +11,7 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import PIPELINE
 from clustersim.program.program import Groups, Program, RankProgram
 from clustersim.program.symmetry import classes, unfolded
+from tests.conftest import examples
 
 Partition = frozenset[frozenset[int]]
 NOTHING = RankProgram((), ())
@@ -176,7 +177,7 @@ def _pairs(draw: st.DrawFn, ranks: int) -> list[list[int]]:
 
 
 @given(cases())
-@settings(max_examples=400, deadline=None, derandomize=True)
+@examples(400)
 def test_classes_are_those_of_textbook_refinement(case: tuple[Program, dict[str, np.ndarray]]) -> None:
     program, costs = case
     found = classes(program, costs)
@@ -186,7 +187,7 @@ def test_classes_are_those_of_textbook_refinement(case: tuple[Program, dict[str,
 
 
 @given(cases())
-@settings(max_examples=200, deadline=None, derandomize=True)
+@examples(200)
 def test_groups_of_one_colour_cost_the_same_and_have_members_of_the_same_colours(
     case: tuple[Program, dict[str, np.ndarray]],
 ) -> None:

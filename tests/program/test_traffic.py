@@ -3,12 +3,13 @@
 from collections.abc import Hashable, Mapping
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.program.program import Groups, Program, RankProgram
 from clustersim.program.symmetry import Classes, classes, unfolded
 from clustersim.program.traffic import Crossings, LinkColours, Traffic
+from tests.conftest import examples
 
 Entries = list[tuple[int, int, float]]
 NOTHING = RankProgram((), ())
@@ -141,7 +142,7 @@ def structures(draw: st.DrawFn):
 
 
 @given(structures())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_ranks_and_links_fold_as_the_textbook_says(case) -> None:
     ranks, groups, links, entries = case
     first = np.unique(links, return_inverse=True)[1].tolist()

@@ -1,11 +1,12 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.errors import InputError
 from clustersim.parallel.layout import Layout
 from clustersim.report import trace_ranks as module
 from clustersim.report.trace_ranks import default_ranks, ranks_of, require_ranks, trace_ranks
+from tests.conftest import examples
 from tests.report.traced import simulated
 
 
@@ -46,7 +47,7 @@ def test_ranks_that_are_not_there_are_refused_with_what_is_legal(choice: str) ->
 
 
 @given(st.text(alphabet="0123456789:,alstgeow ", max_size=8))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_any_words_are_ranks_or_refused(choice: str) -> None:
     try:
         require_ranks(Layout(tp=2, dp=2, pp=2), choice)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim import shipped
@@ -27,6 +27,7 @@ from clustersim.scenario.changes.links import (
 from clustersim.scenario.changes.work import with_batch, with_microbatch, with_recompute, with_slow_gpu
 from clustersim.scenario.changes.written import Changed, changed_keys, other_files
 from clustersim.workload.training import FullRecompute
+from tests.conftest import examples
 
 SMALL: dict[str, Any] = {
     "model": {"preset": "llama3-8b", "layers": 8},
@@ -40,7 +41,7 @@ def scenario(*overrides: str) -> Scenario:
     return Scenario.from_mapping(SMALL, overrides, source="small")
 
 
-@settings(deadline=None, max_examples=20)
+@examples(20)
 @given(part=st.floats(0.05, 20.0))
 def test_links_of_the_kinds_change_and_no_others(part: float) -> None:
     plain = scenario()

@@ -13,6 +13,7 @@ from clustersim.workload.layers import Layer, Operator, Region, Shard, embedding
 from clustersim.workload.presets import PRESETS, preset
 from clustersim.workload.training import Attention, Precision, Training
 from clustersim.workload.transformer import (
+    Model,
     embedding_parameters,
     head_parameters,
     layer_parameters,
@@ -21,6 +22,16 @@ from clustersim.workload.transformer import (
 STANDARD = Training(sequence=2048, global_batch=4, microbatch=4, attention=Attention.STANDARD)
 FLASH = replace(STANDARD, attention=Attention.FLASH)
 KORTHIKANTI = ["megatron-22b", "gpt3-175b", "megatron-530b", "megatron-1t"]
+
+
+def _kind(model: Model) -> tuple[object, ...]:
+    """What decides which operators and tensors a model has; its sizes do not."""
+    grouped = model.kv_heads < model.heads
+    choices = model.mlp, model.norm, model.positions, model.linear_bias, model.qkv_bias, model.qk_norm
+    return (*choices, model.tied_embeddings, model.dropout, grouped)
+
+
+ONE_OF_EACH_KIND = list({_kind(preset(name)): name for name in PRESETS}.values())
 
 
 def _kernels(operator: Operator) -> tuple[Kernel, ...]:
@@ -105,19 +116,23 @@ def test_llama_keeps_each_tensor_once() -> None:
     assert layer(model, FLASH, shard).kept == 8192 * per_token
 
 
-@pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("attention", Attention)
-def test_operators_hold_the_models_parameters(name: str, attention: Attention) -> None:
-    model = preset(name)
-    training = replace(FLASH, attention=attention)
-    shard = _shard(training)
-    assert layer(model, training, shard).parameters == layer_parameters(model)
-    assert embedding(model, training, shard).parameters == embedding_parameters(model)
+@pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
+def test_operators_hold_the_models_parameters(name: str) -> None:
+    model, shard = preset(name), _shard(FLASH)
+    assert layer(model, FLASH, shard).parameters == layer_parameters(model)
+    assert embedding(model, FLASH, shard).parameters == embedding_parameters(model)
     tied = model.vocab * model.hidden if model.tied_embeddings else 0
-    assert head(model, training, shard).parameters == head_parameters(model) + tied
+    assert head(model, FLASH, shard).parameters == head_parameters(model) + tied
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("attention", Attention)
+@pytest.mark.parametrize("fused", [True, False])
+def test_attention_itself_holds_no_parameters(attention: Attention, fused: bool) -> None:
+    model, training = preset("llama3-8b"), replace(FLASH, attention=attention, fused=fused)
+    assert layer(model, training, _shard(training)).parameters == layer_parameters(model)
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
 @pytest.mark.parametrize("sequence", [1024, 8192])
 def test_kernels_with_full_attention_do_the_models_flops(name: str, sequence: int) -> None:
     """The convention counts the full score matrix, which standard attention computes."""

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.engine.network.network import Load
+from tests.conftest import examples
 from tests.engine.network.watched import Watched, load, play
 
 
@@ -107,7 +108,7 @@ def loads(draw: st.DrawFn) -> tuple[float, Load]:
 
 
 @given(st.lists(loads(), min_size=1, max_size=12))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_no_link_is_overloaded_and_all_work_is_done(starts: list[tuple[float, Load]]) -> None:
     ends, network = play(6, *starts)
     network.check()
@@ -116,7 +117,7 @@ def test_no_link_is_overloaded_and_all_work_is_done(starts: list[tuple[float, Lo
 
 
 @given(st.lists(loads(), min_size=1, max_size=10))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_a_link_with_somebody_slowed_is_full(starts: list[tuple[float, Load]]) -> None:
     """Max-min fairness wastes nothing: whoever is slower than alone crosses a full link."""
     _, network = play(6, *starts)
@@ -127,7 +128,7 @@ def test_a_link_with_somebody_slowed_is_full(starts: list[tuple[float, Load]]) -
 
 
 @given(st.lists(loads(), min_size=1, max_size=8), st.sampled_from([0.5, 2.0, 8.0]))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_times_scale_with_work_bit_for_bit(starts: list[tuple[float, Load]], scale: float) -> None:
     scaled = [(begin * scale, Load(each.seconds * scale, each.share, each.links, each.busy)) for begin, each in starts]
     assert play(6, *scaled)[0] == [end * scale for end in play(6, *starts)[0]]

@@ -1,0 +1,90 @@
+"""What only a process of its own shows: how it ends, where its streams lead, what its interpreter loads and says.
+
+What the commands answer is tested without starting one, see conftest.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.validation.rows import row, write_rows
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "printed", "complained"),
+    [
+        (["run", "plan.yaml"], 0, "step time ", ""),
+        (["check", "plan.yaml", "--set", "model=llama3-70b"], 3, "plan", ""),
+        (["run", "plan.yaml", "--set", "layout.tp=3"], 2, "", "error: plan.yaml: layout: tp 3"),
+        (["run", "plan.yaml", "--fast"], 2, "", "Usage: "),
+    ],
+)
+def test_a_status_is_returned_and_streams_are_kept_apart(
+    process: Run, plan: Path, arguments: list[str], status: int, printed: str, complained: str
+) -> None:
+    """A warning would be an error."""
+    assert plan.name == "plan.yaml"
+    done = process(*arguments, PYTHONWARNINGS="error")
+    assert done.returncode == status, done
+    for told, beginning in ((done.stdout, printed), (done.stderr, complained)):
+        assert told.startswith(beginning), done
+        assert bool(told) is bool(beginning), done
+    assert "Traceback" not in done.stderr
+
+
+def test_the_version_is_the_packages(process: Run) -> None:
+    assert process("--version").stdout == f"clustersim {version('clustersim')}\n"
+
+
+def test_a_terminal_without_some_character_still_gets_the_table(process: Run, plan: Path) -> None:
+    done = process("run", plan, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("step time ")
+
+
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="not every system has a file for standard output")
+def test_json_may_go_to_a_pipe_by_its_name(process: Run, plan: Path) -> None:
+    done = process("run", plan, "--quiet", "--json", "/dev/stdout")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["ranks"] == 8
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
+@pytest.mark.parametrize("arguments", [["--json", "-"], []])
+def test_a_full_disk_is_one_sentence_and_a_closed_pipe_is_silent(plan: Path, arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "clustersim.cli", "run", str(plan), *arguments]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "standard output cannot be written (No space left on device)" in done.stderr
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        assert started.stderr is not None
+        started.stdout.close()
+        assert started.stderr.read() == b""
+    assert started.returncode == -signal.SIGPIPE  # as other tools end
+
+
+def test_any_number_of_workers_gives_the_same_answer(process: Run, clustersim: Run, tmp_path: Path) -> None:
+    """Sixteen cases are enough for two of them."""
+    rows = [row(case_id=f"case {n}", seq=str(128 * (n + 1)), layers="2") for n in range(16)]
+    table = write_rows(tmp_path / "many.csv", *rows)
+    one = clustersim("validate", "steps", table, "--json", "-", "--workers", "1")
+    two = process("validate", "steps", table, "--json", "-", "--workers", "2")
+    assert one.stdout == two.stdout
+    assert [each["case_id"] for each in json.loads(one.stdout)["cases"]] == [f"case {n}" for n in range(16)]
+
+
+@pytest.mark.parametrize("code", ["import clustersim", "import clustersim.cli"])
+def test_importing_clustersim_and_asking_for_help_load_nothing_heavy(code: str) -> None:
+    heavy = "{'numpy', 'networkx', 'plotly', 'simpy', 'pydantic', 'torch', 'pyarrow', 'perfetto'}"
+    check = f"import sys; {code}; assert not {heavy} & set(sys.modules), {heavy} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
