@@ -16,6 +16,7 @@ from calibrate.devices.device import TorchDevice, find
 from clustersim.errors import InputError
 from clustersim.scenario import Scenario
 from clustersim.units import Bytes, format_bytes
+from clustersim.workload.stack import cut
 
 USABLE: Final = 0.9  # of the free memory
 _BACKENDS: Final = {"cuda": "nccl", "cpu": "gloo"}
@@ -123,7 +124,7 @@ def truncated(scenario: Scenario, layers: int) -> Scenario:
     if layers == scenario.model.layers:
         return scenario
     layout = replace(scenario.layout, layers_per_stage=None)
-    return replace(scenario, model=replace(scenario.model, layers=layers), layout=layout)
+    return replace(scenario, model=replace(scenario.model, stack=cut(scenario.model.stack, 0, layers)), layout=layout)
 
 
 def note(here: Here, text: str) -> None:

@@ -10,7 +10,7 @@ The outputs of a product that a tensor-parallel rank holds are its own queries, 
 behind the other: the whole matrix is that of all ranks, rank by rank, which permutes heads and nothing else.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,9 +24,10 @@ from calibrate.kernels import formulas
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.workload.kernels import KernelKind
+from clustersim.workload.stack import DenseMlp, FullAttention, LayerSpec, Mlp
 from clustersim.workload.training import Attention as Core
 from clustersim.workload.training import SelectiveRecompute, Training
-from clustersim.workload.transformer import Mlp, Model, Norm, Positions
+from clustersim.workload.transformer import Model, Norm, Positions
 
 Angles = tuple[Tensor, Tensor]
 ROTARY_BASE = 10_000.0  # Su et al. 2021; the value changes no time
@@ -63,23 +64,24 @@ class NormLayer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Queries, keys and values, attention, and its output. tp: ranks that share the heads."""
+    """Queries, keys and values, attention, and its output. angles: of rotary positions, if they are."""
 
-    def __init__(self, model: Model, training: Training, angles: Angles | None, tp: int) -> None:
+    def __init__(self, plan: Plan, spec: FullAttention, angles: Angles | None) -> None:
         super().__init__()
-        self.model, self.training_plan, self.angles = model, training, angles
-        self.heads, self.kv_heads = model.heads // tp, model.kv_heads // tp
-        width = (model.heads + 2 * model.kv_heads) * model.head_dim
-        self.qkv = Linear(model.hidden, width, bias=model.qkv_bias, fused=training.fused)
-        self.out = Linear(model.heads * model.head_dim, model.hidden, bias=model.linear_bias, fused=training.fused)
-        if model.qk_norm:
+        model, training, tp = plan.model, plan.training, plan.layout.tp
+        self.model, self.training_plan, self.spec, self.angles = model, training, spec, angles
+        self.heads, self.kv_heads = spec.heads // tp, spec.kv_heads // tp
+        width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+        self.qkv = Linear(model.hidden, width, bias=spec.qkv_bias, fused=training.fused)
+        self.out = Linear(spec.heads * spec.head_dim, model.hidden, bias=model.linear_bias, fused=training.fused)
+        if spec.qk_norm:
             normed = {"fused": training.fused, "shifted": False}
-            self.query_norm = NormLayer(model.norm, model.head_dim, **normed)
-            self.key_norm = NormLayer(model.norm, model.head_dim, **normed)
+            self.query_norm = NormLayer(model.norm, spec.head_dim, **normed)
+            self.key_norm = NormLayer(model.norm, spec.head_dim, **normed)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] both ways."""
-        made = self.qkv(x).unflatten(-1, (-1, self.model.head_dim))
+        made = self.qkv(x).unflatten(-1, (-1, self.spec.head_dim))
         q, k, v = (part.transpose(1, 2) for part in self._placed(made))
         if isinstance(self.training_plan.recompute, SelectiveRecompute):
             result = _again(self._core, q, k, v)
@@ -91,12 +93,12 @@ class Attention(nn.Module):
     def _placed(self, made: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of [batch, sequence, all heads, head_dim], normalised and turned by position."""
         heads, kv_heads = self.heads, self.kv_heads
-        if self.angles is not None and self.training_plan.fused and not self.model.qk_norm:
+        if self.angles is not None and self.training_plan.fused and not self.spec.qk_norm:
             both, v = torch.split(made, [heads + kv_heads, kv_heads], dim=2)
             q, k = torch.split(self._turned(both), [heads, kv_heads], dim=2)
             return q, k, v
         q, k, v = torch.split(made, [heads, kv_heads, kv_heads], dim=2)
-        if self.model.qk_norm:
+        if self.spec.qk_norm:
             q, k = self.query_norm(q), self.key_norm(k)
         return (q, k, v) if self.angles is None else (self._turned(q), self._turned(k), v)
 
@@ -133,12 +135,12 @@ def _standard(q: Tensor, k: Tensor, v: Tensor, training: Training, *, dropout: b
 class FeedForward(nn.Module):
     """The MLP. With SwiGLU `up` makes gate and up in one product."""
 
-    def __init__(self, model: Model, training: Training) -> None:
+    def __init__(self, model: Model, training: Training, spec: DenseMlp) -> None:
         super().__init__()
-        self.form, self.fused = model.mlp, training.fused
-        width = 2 * model.ffn if model.mlp is Mlp.SWIGLU else model.ffn
+        self.form, self.fused = spec.form, training.fused
+        width = 2 * spec.ffn if spec.form is Mlp.SWIGLU else spec.ffn
         self.up = Linear(model.hidden, width, bias=model.linear_bias, fused=training.fused)
-        self.down = Linear(model.ffn, model.hidden, bias=model.linear_bias, fused=training.fused)
+        self.down = Linear(spec.ffn, model.hidden, bias=model.linear_bias, fused=training.fused)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] both ways."""
@@ -152,13 +154,14 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """One transformer layer. again: its forward is run again before its backward."""
 
-    def __init__(self, model: Model, training: Training, attention: Attention, *, again: bool) -> None:
+    def __init__(self, plan: Plan, attention: Attention, mlp: DenseMlp, *, again: bool) -> None:
         super().__init__()
+        model, training = plan.model, plan.training
         self.dropout, self.fused, self.again = model.dropout, training.fused, again
         self.attention_norm = NormLayer(model.norm, model.hidden, fused=training.fused)
         self.attention = attention
         self.mlp_norm = NormLayer(model.norm, model.hidden, fused=training.fused)
-        self.mlp = FeedForward(model, training)
+        self.mlp = FeedForward(model, training, mlp)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] both ways; the sequence is a rank's own part under sequence parallelism."""
@@ -237,20 +240,24 @@ class Transformer(nn.Module):
 def build(plan: Plan, stage: Stage) -> Transformer:
     """A stage in the default device and format of torch, matrices whole, heads those of one tensor-parallel rank."""
     model, training = plan.model, plan.training
-    angles = _angles(plan) if model.positions is Positions.ROTARY else None
-    again = plan.recomputed_layers(stage)
-    layers = [
-        Layer(model, training, Attention(model, training, angles, plan.layout.tp), again=number < again)
-        for number in range(stage.layers)
-    ]
     made = Transformer(
         Embedding(model) if stage.embedding else None,
-        layers,
+        list(_layers(plan, stage)),
         Head(model, training) if stage.head else None,
         lambda logits, targets: loss(logits, targets, training),
     )
     tie(made, model)
     return made
+
+
+def _layers(plan: Plan, stage: Stage) -> Iterator[Layer]:
+    """A stage's layers; `support` has refused those that lack a part."""
+    angles = {attention: _angles(plan, attention.head_dim) for attention in plan.model.attentions}
+    for run, again in plan.runs(stage):
+        match run.spec:
+            case LayerSpec(FullAttention() as attention, DenseMlp() as mlp):
+                for _ in range(run.count):
+                    yield Layer(plan, Attention(plan, attention, angles[attention]), mlp, again=again)
 
 
 def tie(made: Transformer, model: Model) -> None:
@@ -265,9 +272,11 @@ def loss(logits: Tensor, targets: Tensor, training: Training) -> Tensor:
         return formulas.cross_entropy(logits.flatten(0, 1), targets.flatten(), training.loss)
 
 
-def _angles(plan: Plan) -> Angles:
-    """Cosines and sines [sequence, head_dim] of rotary positions, both halves alike."""
-    head_dim, dtype = plan.model.head_dim, TORCH[plan.training.precision.compute]
+def _angles(plan: Plan, head_dim: int) -> Angles | None:
+    """Cosines and sines [sequence, head_dim] of rotary positions, both halves alike; None where they are learned."""
+    if plan.model.positions is not Positions.ROTARY:
+        return None
+    dtype = TORCH[plan.training.precision.compute]
     places = torch.arange(0, head_dim, 2, dtype=torch.float32)
     turns = torch.outer(torch.arange(plan.training.sequence, dtype=torch.float32), ROTARY_BASE ** (-places / head_dim))
     both = torch.cat((turns, turns), dim=-1)

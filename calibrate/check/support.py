@@ -59,8 +59,7 @@ def require_supported(scenario: Scenario) -> None:
 
 def _layout(scenario: Scenario) -> Iterator[str]:
     layout = scenario.layout
-    degrees = {"tp": layout.tp, "cp": layout.cp, "dp": layout.dp, "pp": layout.pp}
-    used = [f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1]
+    used = [f"{axis} {degree}" for axis, degree in layout.degrees.items() if degree > 1]
     if layout.cp > 1 or len(used) > 1:
         yield f"layout: {' x '.join(used)} cannot be checked: {ONE_AXIS}"
     if layout.dp > 1 and not (isinstance(layout.data, Replicated) or layout.data.stage == 3):
@@ -69,8 +68,9 @@ def _layout(scenario: Scenario) -> Iterator[str]:
         yield f"schedule: torch has no {scenario.schedule.name}; gpipe, 1f1b and interleaved can be checked"
     if layout.tensor_overlap and layout.tp > 1:
         yield "layout.tensor_overlap: DTensor does not cut collectives; set it to false"
-    if layout.tp > scenario.model.kv_heads:
-        yield f"layout.tp: DTensor cannot repeat {scenario.model.kv_heads} kv_heads over {layout.tp} ranks"
+    fewest = min((each.kv_heads for each in scenario.model.attentions), default=layout.tp)
+    if layout.tp > fewest:
+        yield f"layout.tp: DTensor cannot repeat {fewest} kv_heads over {layout.tp} ranks"
 
 
 def _formats(scenario: Scenario) -> Iterator[str]:
@@ -87,6 +87,8 @@ def _formats(scenario: Scenario) -> Iterator[str]:
 
 def _model(scenario: Scenario) -> Iterator[str]:
     layout, model = scenario.layout, scenario.model
+    if any(None in (spec.attention, spec.mlp) for spec in model.specs):
+        yield "model: layers without attention or without an MLP cannot be checked"
     sharded_weights = layout.dp > 1 and isinstance(layout.data, Zero)
     if model.tied_embeddings and (layout.pp > 1 or sharded_weights):
         yield "model.tied_embeddings: stages and FSDP units cannot share a weight; set it to false"

@@ -20,9 +20,10 @@ from clustersim.workload.kernels import AttentionShape, Kernel, MatmulShape, Ope
 from clustersim.workload.operators import Shard
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
 from clustersim.workload.presets import preset
+from clustersim.workload.stack import Mlp
 from clustersim.workload.streaming import Streaming
 from clustersim.workload.training import Loss, Optimizer, Precision, Training
-from clustersim.workload.transformer import Mlp, Model, Norm
+from clustersim.workload.transformer import Model, Norm
 
 MODELS: Final = ("llama3-8b", "llama3-70b", "llama3-405b")
 DEGREES: Final = (1, 2, 4, 8)  # of tensor parallelism
@@ -89,8 +90,9 @@ def _layers(model: Model, shard: Shard) -> Iterator[Kernel]:
     for fused in (True, False):
         loss = Loss.VOCAB_PARALLEL if fused else Loss.TORCH
         training = Training(shard.sequence, shard.batch, shard.batch, fused=fused, loss=loss)
-        for part in (layers.embedding, layers.layer, layers.head):
-            for operator in part(model, training, shard).operators:
+        middle = (layers.layer(model, spec, training, shard) for spec in model.specs)
+        for part in (layers.embedding(model, training, shard), *middle, layers.head(model, training, shard)):
+            for operator in part.operators:
                 yield from (*operator.forward, *operator.input_gradient, *operator.weight_gradient)
 
 

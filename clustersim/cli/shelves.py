@@ -1,5 +1,7 @@
 """What is shipped? Every name that a scenario can use, with the numbers to recognise it by."""
 
+from collections.abc import Iterable
+
 from rich.console import Console
 from rich.table import Table
 
@@ -33,9 +35,15 @@ def _models() -> Table:
     table = table_of("model", "name", "parameters", "layers", "hidden", "heads", "kv heads", "vocab")
     for name, preset in sorted(PRESETS.items()):
         model = preset.model
-        sizes = (model.layers, model.hidden, model.heads, model.kv_heads, model.vocab)
-        table.add_row(name, f"{parameters(model) / 1e9:,.2f} B", *(f"{size:,}" for size in sizes))
+        heads, kv_heads = (_each(getattr(each, key) for each in model.attentions) for key in ("heads", "kv_heads"))
+        sizes = (f"{model.layers:,}", f"{model.hidden:,}", heads, kv_heads, f"{model.vocab:,}")
+        table.add_row(name, f"{parameters(model) / 1e9:,.2f} B", *sizes)
     return table
+
+
+def _each(sizes: Iterable[int]) -> str:
+    """One size, or those of layers that differ."""
+    return " / ".join(f"{size:,}" for size in dict.fromkeys(sizes))
 
 
 def _clusters() -> Table:

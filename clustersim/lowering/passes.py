@@ -18,6 +18,7 @@ from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.task import Collective, Communicate, Compute, Exchange, Operation, Stream
 from clustersim.units import Bytes
+from clustersim.workload.stack import Stack
 
 _NAMES: Final = MappingProxyType(
     {
@@ -87,9 +88,9 @@ class DataLowering(Protocol):
         """Issue what follows the optimizer, task `after`."""
 
 
-def shape(stage: Stage) -> tuple[int, bool, bool]:
+def shape(stage: Stage) -> tuple[Stack, bool, bool]:
     """What makes the work of two stages equal."""
-    return stage.layers, stage.embedding, stage.head
+    return stage.stack, stage.embedding, stage.head
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from clustersim.parallel.tensor import (
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Operation, Work
 from clustersim.workload.layers import Layer
+from clustersim.workload.stack import LayerSpec
 from clustersim.workload.training import SelectiveOperations, SelectiveRecompute
 
 
@@ -61,6 +62,7 @@ class Units:
 
     plan: Plan
     _known: dict[Stage, tuple[Unit, ...]] = field(default_factory=dict)
+    _layers: dict[tuple[LayerSpec, bool], Unit] = field(default_factory=dict)
     _operations: dict[tuple[Stage, ActionKind], tuple[Operation, ...]] = field(default_factory=dict)
 
     def of(self, stage: Stage) -> tuple[Unit, ...]:
@@ -77,36 +79,38 @@ class Units:
         return found
 
     def _build(self, stage: Stage) -> tuple[Unit, ...]:
-        again = self.plan.recomputed_layers(stage)
-        layers = [self.recomputed] * again + [self.kept] * (stage.layers - again)
+        layers = [self._layer(run.spec, again=again) for run, again in self.plan.runs(stage) for _ in range(run.count)]
         before = [self.embedding] if stage.embedding else []
         after = [self._head(self.plan.head_of(stage))] if stage.head else []
         return (*before, *layers, *after)
 
-    @cached_property
-    def kept(self) -> Unit:
-        """A layer that keeps what backward needs (but for what selective recomputation runs again)."""
-        again: list[Operation] = []
-        if isinstance(self.plan.training.recompute, SelectiveRecompute):
-            again = core_again(self.plan.layer, self.plan.sharding)
-        if isinstance(self.plan.training.recompute, SelectiveOperations):
-            again = operations_again(self.plan.layer, self.plan.sharding)
-        return _unit("layer", self.plan.layer, self.plan.sharding, again)
+    def _layer(self, spec: LayerSpec, *, again: bool) -> Unit:
+        """A layer. again: its forward is run again before its backward."""
+        found = self._layers.get((spec, again))
+        if found is None:
+            layer, sharding = self.plan.layers[spec], self.plan.sharding(spec.attention)
+            repeated = forward(layer, sharding, Work.RECOMPUTE) if again else self._selected(layer, sharding)
+            found = self._layers[spec, again] = _unit("layer", layer, sharding, repeated)
+        return found
 
-    @cached_property
-    def recomputed(self) -> Unit:
-        """A layer whose forward is run again before its backward."""
-        again = forward(self.plan.layer, self.plan.sharding, Work.RECOMPUTE)
-        return _unit("layer", self.plan.layer, self.plan.sharding, again)
+    def _selected(self, layer: Layer, sharding: Sharding) -> list[Operation]:
+        """What selective recomputation runs again of a layer."""
+        match self.plan.training.recompute:
+            case SelectiveRecompute():
+                return core_again(layer, sharding)
+            case SelectiveOperations():
+                return operations_again(layer, sharding)
+        return []
 
     @cached_property
     def embedding(self) -> Unit:
         """The token embedding."""
-        return _unit("embedding", self.plan.embedding, replace(self.plan.sharding, enters=False), [])
+        return _unit("embedding", self.plan.embedding, replace(self.plan.sharding(), enters=False), [])
 
     def _head(self, last: Layer) -> Unit:
-        unit = _unit("head", last, replace(self.plan.sharding, leaves=False), [])
-        reductions = self.plan.sharding.over_vocabulary(self.plan.shard.tokens)
+        sharding = replace(self.plan.sharding(), leaves=False)
+        unit = _unit("head", last, sharding, [])
+        reductions = sharding.over_vocabulary(self.plan.shard.tokens)
         return replace(unit, forward=(*unit.forward, *reductions), head=True)
 
 

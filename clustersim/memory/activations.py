@@ -17,7 +17,6 @@ Reference: Korthikanti et al. 2022, sections 4 and 5; Qi et al. 2023 (arXiv:2401
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 from clustersim.dtypes import DType
 from clustersim.parallel.data import Zero
@@ -27,6 +26,7 @@ from clustersim.program.action import ActionKind
 from clustersim.units import Bytes
 from clustersim.workload.layers import Layer
 from clustersim.workload.linear import activation_dtype
+from clustersim.workload.stack import LayerSpec
 from clustersim.workload.training import Loss, SelectiveOperations, SelectiveRecompute
 
 
@@ -38,15 +38,15 @@ class Activations:
 
     def kept(self, stage: Stage) -> Bytes:
         """Bytes that one microbatch keeps on a stage from forward to backward."""
-        again = self.plan.recomputed_layers(stage)
-        layers = again * self.plan.layer.input_bytes + (stage.layers - again) * self._kept_layer
+        layers = sum(run.count * self._kept_layer(run.spec, again=again) for run, again in self.plan.runs(stage))
         ends = self.plan.embedding.kept if stage.embedding else 0.0
         return layers + ends + (self.plan.head.kept if stage.head else 0.0)
 
     def waiting(self, stage: Stage) -> Bytes:
         """Bytes that one microbatch keeps on a stage from its input gradients to its weight gradients."""
         ends = self.plan.embedding.waiting if stage.embedding else 0.0
-        return stage.layers * self.plan.layer.waiting + ends + (self.plan.head.waiting if stage.head else 0.0)
+        layers = sum(run.count * self.plan.layers[run.spec].waiting for run in stage.stack)
+        return layers + ends + (self.plan.head.waiting if stage.head else 0.0)
 
     def passing(self, stage: Stage, kind: ActionKind = ActionKind.BACKWARD) -> Bytes:
         """Bytes that a backward of one microbatch, or a half of it, needs at its fullest, beside what was kept."""
@@ -57,18 +57,18 @@ class Activations:
     def _moments(self, stage: Stage, *, whole: bool) -> Iterator[Bytes]:
         """Bytes beside what was kept, less what is freed by then: loss, logits, last and first layer, embedding.
 
-        Where more waits for the weights' half than was kept of a layer, the first such layer of the stage is fullest.
+        Where more waits for the weights' half than was kept of a layer, the first such layer of a run is fullest.
         """
-        freed, again, layer = 0.0, self.plan.recomputed_layers(stage), self.plan.layer
+        freed = 0.0
         if stage.head:
             yield self._logits * self._loss_width
             yield self._logits * (self._width - DType.FP32.bytes) + self._gradient_beside(self.plan.head, whole)
             freed += self.plan.head.kept - (0.0 if whole else self.plan.head.waiting)
-        for count, kept in ((stage.layers - again, self._kept_layer), (again, layer.input_bytes)):
-            if count:
-                each = kept - (0.0 if whole else layer.waiting)
-                yield layer.kept - kept + self._gradient_beside(layer, whole) - min(freed, freed + (count - 1) * each)
-                freed += count * each
+        for run, again in reversed(self.plan.runs(stage)):
+            layer, kept = self.plan.layers[run.spec], self._kept_layer(run.spec, again=again)
+            each = kept - (0.0 if whole else layer.waiting)
+            yield layer.kept - kept + self._gradient_beside(layer, whole) - min(freed, freed + (run.count - 1) * each)
+            freed += run.count * each
         if stage.embedding:
             yield self._gradient_beside(self.plan.embedding, whole) - freed
 
@@ -77,8 +77,9 @@ class Activations:
         return self._weight_gradient(part) if whole else 0.0
 
     def _largest_gradient(self, stage: Stage) -> Bytes:
-        parts = ((stage.embedding, self.plan.embedding), (stage.layers, self.plan.layer), (stage.head, self.plan.head))
-        return max((self._weight_gradient(part) for there, part in parts if there), default=0.0)
+        ends = ((stage.embedding, self.plan.embedding), (stage.head, self.plan.head))
+        parts = [part for there, part in ends if there] + [self.plan.layers[run.spec] for run in stage.stack]
+        return max(map(self._weight_gradient, parts), default=0.0)
 
     def _weight_gradient(self, part: Layer) -> Bytes:
         """The gradient of the largest weight, before it is accumulated."""
@@ -107,10 +108,11 @@ class Activations:
         """Elements of the logits on this rank."""
         return self.plan.shard.tokens * self.plan.shard.rows(self.plan.model.vocab)
 
-    @cached_property
-    def _kept_layer(self) -> Bytes:
-        """Bytes of a layer whose forward is not run again as a whole."""
-        layer = self.plan.layer
+    def _kept_layer(self, spec: LayerSpec, *, again: bool) -> Bytes:
+        """Bytes of a layer. again: its forward is run again as a whole."""
+        layer = self.plan.layers[spec]
+        if again:
+            return layer.input_bytes
         if isinstance(self.plan.training.recompute, SelectiveOperations):
             return layer.input_bytes + sum(operator.results for operator in layer.operators)
         if not isinstance(self.plan.training.recompute, SelectiveRecompute):

@@ -5,7 +5,11 @@ they do not divide, the stages that also hold the embedding and the logits give 
 first, then their neighbours inwards (Llama 3 removed one layer each from the first and the last stage, section 3.3.2).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+
+from clustersim.workload.stack import Stack, count, cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,9 +17,14 @@ class Stage:
     """Contents of one virtual stage."""
 
     number: int
-    layers: int
+    stack: Stack
     embedding: bool
     head: bool
+
+    @property
+    def layers(self) -> int:
+        """How many layers it holds."""
+        return count(self.stack)
 
 
 def split_layers(layers: int, stages: int) -> tuple[int, ...]:
@@ -31,7 +40,10 @@ def split_layers(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def stages(counts: tuple[int, ...]) -> tuple[Stage, ...]:
-    """Virtual stages with the embedding on the first and final norm, logits and loss on the last."""
-    last = len(counts) - 1
-    return tuple(Stage(number, layers, number == 0, number == last) for number, layers in enumerate(counts))
+def stages(stack: Stack, counts: Sequence[int]) -> tuple[Stage, ...]:
+    """Virtual stages with the embedding on the first and final norm, logits and loss on the last. counts: of layers."""
+    last, firsts = len(counts) - 1, accumulate(counts, initial=0)
+    return tuple(
+        Stage(number, cut(stack, first, layers), number == 0, number == last)
+        for number, (first, layers) in enumerate(zip(firsts, counts, strict=False))
+    )

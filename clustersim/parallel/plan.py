@@ -1,5 +1,6 @@
 """Who computes what? The parts of a scenario that decide it, and the numbers that follow from them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -9,6 +10,7 @@ from clustersim.parallel.tensor import Sharding
 from clustersim.units import Bytes
 from clustersim.workload.layers import Layer, Shard, embedding, head, layer
 from clustersim.workload.linear import activation_dtype
+from clustersim.workload.stack import FullAttention, LayerRun, LayerSpec, cut
 from clustersim.workload.training import FullRecompute, Training
 from clustersim.workload.transformer import Model
 
@@ -31,12 +33,12 @@ class Plan:
     def stages(self) -> tuple[Stage, ...]:
         """Virtual stages in model order."""
         count = self.layout.pp * self.chunks
-        return stages(self.layout.layers_per_stage or split_layers(self.model.layers, count))
+        return stages(self.model.stack, self.layout.layers_per_stage or split_layers(self.model.layers, count))
 
     @cached_property
-    def layer(self) -> Layer:
-        """One transformer layer on one rank."""
-        return layer(self.model, self.training, self.shard)
+    def layers(self) -> Mapping[LayerSpec, Layer]:
+        """Every kind of layer on one rank."""
+        return {spec: layer(self.model, spec, self.training, self.shard) for spec in self.model.specs}
 
     @cached_property
     def embedding(self) -> Layer:
@@ -62,7 +64,8 @@ class Plan:
         """Parameters on one rank of a stage's embedding, layers and head."""
         before = (self.embedding.parameters,) if stage.embedding else ()
         after = (self.head_of(stage).parameters,) if stage.head else ()
-        return (*before, *(self.layer.parameters,) * stage.layers, *after)
+        layers = (self.layers[run.spec].parameters for run in stage.stack for _ in range(run.count))
+        return (*before, *layers, *after)
 
     def parameters(self, stage: Stage) -> int:
         """Parameters of a stage on one rank."""
@@ -76,6 +79,12 @@ class Plan:
             case FullRecompute(int() as layers):
                 return min(layers, stage.layers)
         return 0
+
+    def runs(self, stage: Stage) -> tuple[tuple[LayerRun, bool], ...]:
+        """A stage's layers in order, as runs of equal ones, of which all or none run their whole forward again."""
+        again = self.recomputed_layers(stage)
+        parts = (cut(stage.stack, 0, again), True), (cut(stage.stack, again, stage.layers - again), False)
+        return tuple((run, recomputed) for stack, recomputed in parts for run in stack)
 
     @cached_property
     def replicas(self) -> int:
@@ -99,11 +108,12 @@ class Plan:
         shard = self.shard
         return float(shard.batch * shard.sequence * self.model.hidden * activation_dtype(self.training.precision).bytes)
 
-    @cached_property
-    def sharding(self) -> Sharding:
-        """What a layer's collectives need to know."""
-        kv_heads = max(1, self.model.kv_heads // self.layout.tp)
-        keys = self.shard.batch * self.shard.keys * kv_heads * self.model.head_dim
+    def sharding(self, attention: FullAttention | None = None) -> Sharding:
+        """What the collectives of a part of the model need to know; attention: of a layer that has it."""
+        if attention is None:
+            return Sharding(self.layout, self.activation, 0.0)
+        kv_heads = max(1, attention.kv_heads // self.layout.tp)
+        keys = self.shard.batch * self.shard.keys * kv_heads * attention.head_dim
         return Sharding(self.layout, self.activation, 2.0 * keys * activation_dtype(self.training.precision).bytes)
 
     def stages_of(self, pipeline_rank: int) -> tuple[Stage, ...]:

@@ -22,6 +22,7 @@ from clustersim.workload.framework import Framework
 from clustersim.workload.layers import Layer
 from clustersim.workload.linear import activation_dtype
 from clustersim.workload.presets import preset
+from clustersim.workload.stack import cut
 from clustersim.workload.training import (
     FullRecompute,
     NoRecompute,
@@ -32,7 +33,7 @@ from clustersim.workload.training import (
     SelectiveRecompute,
     Training,
 )
-from clustersim.workload.transformer import Model, Positions, parameters
+from clustersim.workload.transformer import Model, Positions, dimensions, parameters
 
 TENSOR: Final = (1, 2, 4, 8, 16, 32, 64)
 RECOMPUTES: Final[Mapping[str, Recompute]] = {
@@ -43,8 +44,6 @@ RECOMPUTES: Final[Mapping[str, Recompute]] = {
 }
 _ANY: Final = preset("llama3-8b")
 _LENGTH: Final = 64  # tokens for each tensor-parallel rank: any number that they divide
-_MIDDLE: Final = Stage(1, 1, embedding=False, head=False)
-_WHOLE: Final = Stage(0, 1, embedding=True, head=True)
 # activations that each rank of a ring sends, but for the factor (n - 1) / n
 _ROUNDS: Final = {
     Collective.ALL_REDUCE: 2, Collective.ALL_GATHER: 1, Collective.REDUCE_SCATTER: 1, Collective.SHIFT: 1,
@@ -60,10 +59,11 @@ def sizes(model: Model, scenario: Scenario, formats: Sequence[tuple[str, Precisi
             for split in (False, True):
                 key = shard_key(precision.compute.value, tp, sequence_parallel=split)
                 shards[key] = shards.get(key) or _shard(model, training, Layout(tp=tp, sequence_parallel=split))
+    found = dimensions(model)
     names = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab")
     return ModelSizes(
         name=model.name,
-        dimensions={name: getattr(model, name) for name in names},
+        dimensions={name: found[name] for name in names},
         tied=model.tied_embeddings,
         positions=model.max_positions if model.positions is Positions.LEARNED else 0,
         parameters=parameters(model),
@@ -74,8 +74,9 @@ def sizes(model: Model, scenario: Scenario, formats: Sequence[tuple[str, Precisi
 def degrees(model: Model, own: int) -> list[int]:
     """Tensor-parallel degrees that can cut a model (as `scenario.checks` has it), the scenario's own among them."""
     tried = sorted({*TENSOR, own})
-    whole = [tp for tp in tried if not (model.heads % tp or model.ffn % tp or model.vocab % tp)]
-    return [tp for tp in whole if model.kv_heads % tp == 0 or tp % model.kv_heads == 0]
+    found = dimensions(model)
+    whole = [tp for tp in tried if not (found["heads"] % tp or found["ffn"] % tp or model.vocab % tp)]
+    return [tp for tp in whole if found["kv_heads"] % tp == 0 or tp % found["kv_heads"] == 0]
 
 
 def format_of(name: str, precision: Precision, optimizer: Optimizer) -> Format:
@@ -101,11 +102,11 @@ def _shard(model: Model, training: Training, layout: Layout) -> ShardSizes:
     tokens = short.training.sequence
     return ShardSizes(
         parameters=(
-            short.layer.parameters, short.embedding.parameters, short.head.parameters, short.tied_head.parameters,
+            _layer(short).parameters, short.embedding.parameters, short.head.parameters, short.tied_head.parameters,
         ),
-        largest=(_largest(short.embedding), _largest(short.layer), _largest(short.head)),
+        largest=(_largest(short.embedding), _largest(_layer(short)), _largest(short.head)),
         rows=short.shard.rows(model.vocab),
-        layer_input=short.layer.input_bytes / tokens,
+        layer_input=_layer(short).input_bytes / tokens,
         layer={name: _kept(short, long, way) for name, way in RECOMPUTES.items() if name != "full"},
         embedding=short.embedding.kept / tokens,
         head=short.head.kept / tokens,
@@ -119,12 +120,18 @@ def _plan(model: Model, training: Training, layout: Layout, sequence: int) -> Pl
 def _kept(short: Plan, long: Plan, way: Recompute) -> Kept:
     """(a, b) of a layer's a + b k bytes per token."""
     once, twice = (
-        Activations(replace(plan, training=replace(plan.training, recompute=way))).kept(_MIDDLE)
+        Activations(replace(plan, training=replace(plan.training, recompute=way))).kept(
+            Stage(1, cut(plan.model.stack, 0, 1), embedding=False, head=False)
+        )
         / plan.training.sequence
         for plan in (short, long)
     )
     slope = (twice - once) / (long.training.sequence - short.training.sequence)
     return once - slope * short.training.sequence, slope
+
+
+def _layer(plan: Plan) -> Layer:
+    return plan.layers[plan.model.specs[0]]
 
 
 def _largest(part: Layer) -> int:
@@ -146,7 +153,7 @@ def ring_volumes(training: Training) -> dict[str, dict[str, RingVolumes]]:
 def _ring_volumes(training: Training, split: bool) -> RingVolumes:
     """Of a mesh of two tensor- and two context-parallel ranks; degrees change nothing but the ring's factor."""
     plan = _plan(_ANY, training, Layout(tp=2, cp=2, sequence_parallel=split), 2 * _LENGTH)
-    embedding, layer, head = Units(plan).of(_WHOLE)
+    embedding, layer, head = Units(plan).of(Stage(0, cut(_ANY.stack, 0, 1), embedding=True, head=True))
     activation = partial(_rounds, role="tp", size=plan.activation)
     of_loss = [each for each in head.forward if each.exchange and each.exchange.payload != plan.activation]
     return RingVolumes(
@@ -154,7 +161,7 @@ def _ring_volumes(training: Training, split: bool) -> RingVolumes:
         embedding=_both(embedding, activation),
         head=_both(replace(head, forward=tuple(each for each in head.forward if each not in of_loss)), activation),
         small=_rounds(of_loss, role="tp", size=plan.shard.tokens),
-        ring=_both(layer, partial(_rounds, role="cp", size=plan.sharding.keys_values)),
+        ring=_both(layer, partial(_rounds, role="cp", size=plan.sharding(_ANY.attentions[0]).keys_values)),
     )
 
 

@@ -30,7 +30,8 @@ from clustersim.schedules.shelf import schedule
 from clustersim.workload.framework import Framework, load_framework
 from clustersim.workload.hf_config import config_file, read_hf_config
 from clustersim.workload.presets import preset
-from clustersim.workload.transformer import Mlp, Model, Norm, Positions
+from clustersim.workload.stack import Mlp
+from clustersim.workload.transformer import Model, Norm, Positions, resized, uniform
 
 _FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "llama": {  # Touvron et al. 2023, section 2.2
@@ -57,9 +58,9 @@ def read_model(section: ModelSection, base: Path, sequence: int, readings: Readi
     if section.preset is not None and section.path is not None:
         raise InputError(f"has both preset {section.preset!r} and path {section.path!r}; keep one")
     if section.preset is not None:
-        return replace(preset(section.preset), **section.dimensions)
+        return resized(preset(section.preset), **section.dimensions)
     if section.path is not None:
-        return replace(readings.of(read_hf_config, shipped.beside(base, section.path)), **section.dimensions)
+        return resized(readings.of(read_hf_config, shipped.beside(base, section.path)), **section.dimensions)
     return _inline(section, sequence)
 
 
@@ -79,7 +80,7 @@ def _inline(section: ModelSection, sequence: int) -> Model:
         "head_dim": given["hidden"] // given["heads"],
         "max_positions": sequence,
     }
-    return Model(**{**_FAMILIES[family], **usual, **given})
+    return uniform(**{**_FAMILIES[family], **usual, **given})
 
 
 def read_cluster(section: ClusterSection, base: Path, gpus: int | None) -> Cluster:

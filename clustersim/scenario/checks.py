@@ -30,10 +30,17 @@ def problems(scenario: Setup) -> list[str]:
 
 def _sizes(model: Model) -> Iterator[str]:
     """A config.json's dimensions have the limits of the file's own."""
-    widths = dict.fromkeys(("hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab"), MOST_WIDTH)
-    for key, most in {"layers": MOST_LAYERS, **widths, "max_positions": MOST_TOKENS}.items():
-        if getattr(model, key) > most:
-            yield f"model.{key}: {shown(getattr(model, key))} of {model.name} is too large; {most:,} is the most"
+    widths = {
+        "hidden": [model.hidden],
+        "ffn": [mlp.ffn for mlp in model.mlps],
+        **{key: [getattr(each, key) for each in model.attentions] for key in ("heads", "kv_heads", "head_dim")},
+        "vocab": [model.vocab],
+    }
+    limits = {key: (max(sizes, default=0), MOST_WIDTH) for key, sizes in widths.items()}
+    limits = {"layers": (model.layers, MOST_LAYERS), **limits, "max_positions": (model.max_positions, MOST_TOKENS)}
+    for key, (size, most) in limits.items():
+        if size > most:
+            yield f"model.{key}: {shown(size)} of {model.name} is too large; {most:,} is the most"
 
 
 def _degrees(scenario: Setup) -> Iterator[str]:
@@ -67,26 +74,26 @@ def _product(layout: Layout, axes: Iterable[Axis]) -> str:
 
 
 def _heads(scenario: Setup) -> Iterator[str]:
-    model, tp = scenario.model, scenario.layout.tp
-    if model.heads % model.kv_heads:
-        legal = around(model.kv_heads, divisors(model.heads))
-        yield f"model: heads {model.heads} is not a multiple of kv_heads {model.kv_heads}; kv_heads {legal} fits"
-    elif model.heads % tp:
-        legal = around(tp, divisors(model.heads))
-        yield f"layout.tp: {tp} does not divide the {model.heads} heads of {model.name}; tp {legal} fits"
-    elif model.kv_heads % tp and tp % model.kv_heads:
-        shared = [d for d in divisors(model.heads) if model.kv_heads % d == 0 or d % model.kv_heads == 0]
-        yield (
-            f"layout.tp: {tp} neither divides the {model.kv_heads} kv_heads of {model.name} nor is a multiple of them "
-            f"(each then held by several ranks); tp {around(tp, shared)} fits"
-        )
+    name, tp = scenario.model.name, scenario.layout.tp
+    for heads, kv_heads in dict.fromkeys((each.heads, each.kv_heads) for each in scenario.model.attentions):
+        if heads % kv_heads:
+            legal = around(kv_heads, divisors(heads))
+            yield f"model: heads {heads} is not a multiple of kv_heads {kv_heads}; kv_heads {legal} fits"
+        elif heads % tp:
+            yield f"layout.tp: {tp} does not divide the {heads} heads of {name}; tp {around(tp, divisors(heads))} fits"
+        elif kv_heads % tp and tp % kv_heads:
+            shared = [d for d in divisors(heads) if kv_heads % d == 0 or d % kv_heads == 0]
+            yield (
+                f"layout.tp: {tp} neither divides the {kv_heads} kv_heads of {name} nor is a multiple of them "
+                f"(each then held by several ranks); tp {around(tp, shared)} fits"
+            )
 
 
 def _widths(scenario: Setup) -> Iterator[str]:
     model, tp = scenario.model, scenario.layout.tp
-    if model.ffn % tp:
-        legal = around(tp, divisors(model.ffn))
-        yield f"layout.tp: {tp} does not divide ffn {model.ffn} of {model.name}; tp {legal} fits"
+    for ffn in dict.fromkeys(mlp.ffn for mlp in model.mlps):
+        if ffn % tp:
+            yield f"layout.tp: {tp} does not divide ffn {ffn} of {model.name}; tp {around(tp, divisors(ffn))} fits"
     if model.vocab % tp:
         padded = math.ceil(model.vocab / (128 * tp)) * 128 * tp  # Megatron-LM: make-vocab-size-divisible-by 128, x tp
         yield (
@@ -154,7 +161,8 @@ def _fed_by(scenario: Setup) -> str:
     sequences = training.global_batch // training.microbatch
     for factor in divisors(layout.dp):
         tp, dp = layout.tp * factor, layout.dp // factor
-        if sequences % dp == 0 and sequences and not (model.heads % tp or model.kv_heads % tp):
+        divided = not any(each.heads % tp or each.kv_heads % tp for each in model.attentions)
+        if sequences % dp == 0 and sequences and divided:
             return f"tp {tp} x dp {dp} fits"
     return f"global_batch {layout.dp * training.microbatch} fits"
 

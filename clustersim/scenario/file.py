@@ -35,6 +35,7 @@ from clustersim.scenario.section import (
     share,
 )
 from clustersim.scenario.settings import Contention, CostSettings, Symmetry
+from clustersim.workload.stack import Mlp
 from clustersim.workload.training import (
     Attention,
     FullRecompute,
@@ -47,7 +48,7 @@ from clustersim.workload.training import (
     SelectiveRecompute,
     Training,
 )
-from clustersim.workload.transformer import Mlp, Norm, Positions
+from clustersim.workload.transformer import Norm, Positions
 
 MOST_INTERFERENCE = 10.0
 MOST_STEPS = 10_000

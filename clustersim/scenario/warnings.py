@@ -40,8 +40,9 @@ def long_waits(scenario: Setup) -> list[str]:
 
 def _replicated_heads(scenario: Setup) -> Iterator[str]:
     model, tp = scenario.model, scenario.layout.tp
-    if tp > model.kv_heads:
-        yield f"tp {tp} exceeds the {model.kv_heads} kv_heads of {model.name}: {tp // model.kv_heads} ranks hold each"
+    for kv_heads in dict.fromkeys(each.kv_heads for each in model.attentions):
+        if tp > kv_heads:
+            yield f"tp {tp} exceeds the {kv_heads} kv_heads of {model.name}: {tp // kv_heads} ranks hold each"
 
 
 def _tensor_beyond_domain(scenario: Setup) -> Iterator[str]:

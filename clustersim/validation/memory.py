@@ -29,7 +29,7 @@ from clustersim.validation.quality import grouped
 from clustersim.validation.settings import FORMATS
 from clustersim.validation.steps import factors_of, read_steps, scenario_of
 from clustersim.workload.presets import PRESETS
-from clustersim.workload.transformer import Model
+from clustersim.workload.transformer import Model, dimensions
 
 SHIPPED: Final = PUBLISHED / "memory.csv"
 NEEDED: Final = (
@@ -231,8 +231,9 @@ def _bare(name: str) -> str:
 
 def _dimensions(model: Model) -> Mapping[str, str]:
     """The cells of a preset."""
-    said = {"ffn_hidden": str(model.ffn), "mlp": model.mlp.value, "vocab": str(model.vocab)}
-    said |= {column: str(getattr(model, column)) for column in ("layers", "hidden", "heads", "kv_heads", "head_dim")}
+    found = dimensions(model)
+    said = {"ffn_hidden": str(found["ffn"]), "mlp": found["mlp"].value, "vocab": str(model.vocab)}
+    said |= {column: str(found[column]) for column in ("layers", "hidden", "heads", "kv_heads", "head_dim")}
     return said | {"tied_embeddings": "yes" if model.tied_embeddings else "no"}
 
 

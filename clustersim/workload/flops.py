@@ -7,14 +7,19 @@ h^2 (1 + s/(6h) + V/(12 L h)) of Korthikanti et al. 2022 (arXiv:2205.05198) appe
 """
 
 from clustersim.units import Flop
+from clustersim.workload.stack import LayerSpec
 from clustersim.workload.training import Training
 from clustersim.workload.transformer import Model, matrix_parameters
 
 
 def token_flops(model: Model, sequence: int) -> Flop:
     """Model FLOP of one token in a sequence of so many, forward and backward."""
-    attention = 12.0 * model.layers * model.heads * model.head_dim * sequence
-    return 6.0 * matrix_parameters(model) + attention
+    queries = sum(run.count * _query_width(run.spec) for run in model.stack)
+    return 6.0 * matrix_parameters(model) + 12.0 * queries * sequence
+
+
+def _query_width(spec: LayerSpec) -> int:
+    return 0 if spec.attention is None else spec.attention.heads * spec.attention.head_dim
 
 
 def model_flops(model: Model, training: Training) -> Flop:

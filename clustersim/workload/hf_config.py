@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from clustersim.errors import InputError, nearest
 from clustersim.shipped import read_mapping
-from clustersim.workload.transformer import Mlp, Model, Norm, Positions
+from clustersim.workload.stack import Mlp
+from clustersim.workload.transformer import Model, Norm, Positions, uniform
 
 _EXPERT_KEYS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
@@ -85,7 +86,7 @@ class _LlamaKind:
         kv_heads = config.positive("num_key_value_heads", heads)
         config.dividing("num_key_value_heads", kv_heads, "num_attention_heads", heads)
         bias = self._linear_bias(config)
-        return Model(
+        return uniform(
             name=config.name,
             layers=config.positive("num_hidden_layers"),
             hidden=hidden,
@@ -135,7 +136,7 @@ def _gpt2(config: _Config) -> Model:
     hidden, heads = config.positive("n_embd"), config.positive("n_head")
     config.dividing("n_head", heads, "n_embd", hidden)
     dropouts = [config.rate(key, 0.1) for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop")]
-    return Model(
+    return uniform(
         name=config.name,
         layers=config.positive("n_layer"),
         hidden=hidden,

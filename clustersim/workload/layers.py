@@ -22,9 +22,10 @@ from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, Matm
 from clustersim.workload.linear import Linear, activation_dtype
 from clustersim.workload.operators import Layer, Operator, Region, Shard
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
+from clustersim.workload.stack import DenseMlp, FullAttention, LayerSpec, Mlp
 from clustersim.workload.streaming import Streaming
 from clustersim.workload.training import Training
-from clustersim.workload.transformer import Mlp, Model, Positions, norm_parameters
+from clustersim.workload.transformer import Model, Positions, norm_parameters
 
 __all__ = [
     "Layer",
@@ -58,26 +59,6 @@ class _Rank:
         return self.training.precision.compute
 
     @property
-    def query_width(self) -> int:
-        return self.model.heads // self.shard.tp * self.model.head_dim
-
-    @property
-    def kv_heads(self) -> int:
-        return max(1, self.model.kv_heads // self.shard.tp)
-
-    @property
-    def kv_width(self) -> int:
-        return self.kv_heads * self.model.head_dim
-
-    @property
-    def ffn(self) -> int:
-        return self.model.ffn // self.shard.tp
-
-    @property
-    def up_width(self) -> int:
-        return 2 * self.ffn if self.model.mlp is Mlp.SWIGLU else self.ffn
-
-    @property
     def vocab(self) -> int:
         return self.shard.rows(self.model.vocab)
 
@@ -91,10 +72,40 @@ class _Rank:
         return float(self.residual * self.dtype.bytes)
 
 
-def layer(model: Model, training: Training, shard: Shard) -> Layer:
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """Attention's dimensions on one rank."""
+
+    attention: FullAttention
+    tp: int
+
+    @property
+    def heads(self) -> int:
+        return self.attention.heads // self.tp
+
+    @property
+    def head_dim(self) -> int:
+        return self.attention.head_dim
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_heads(self) -> int:
+        return max(1, self.attention.kv_heads // self.tp)
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+
+def layer(model: Model, spec: LayerSpec, training: Training, shard: Shard) -> Layer:
     """One transformer layer. Degrees must divide heads and ffn (the scenario door has checked)."""
     rank = _Rank(model, training, shard)
-    return Layer((*_attention(rank), *_mlp(rank)), rank.input_bytes)
+    attention = [] if spec.attention is None else _attention(rank, _Heads(spec.attention, shard.tp))
+    mlp = [] if spec.mlp is None else _mlp(rank, spec.mlp)
+    return Layer((*attention, *mlp), rank.input_bytes)
 
 
 def embedding(model: Model, training: Training, shard: Shard) -> Layer:
@@ -119,56 +130,52 @@ def head(model: Model, training: Training, shard: Shard) -> Layer:
     )
 
 
-def _attention(rank: _Rank) -> list[Operator]:
+def _attention(rank: _Rank, own: _Heads) -> list[Operator]:
     model, shard = rank.model, rank.shard
-    chosen = [_norm(rank, "attention.norm"), _qkv(rank)]
-    if model.qk_norm:
-        chosen.append(_qk_norm(rank))
+    chosen = [_norm(rank, "attention.norm"), _qkv(rank, own)]
+    if own.attention.qk_norm:
+        chosen.append(_qk_norm(rank, own))
     if model.positions is Positions.ROTARY:
-        chosen.append(_rotary(rank))
-    heads = model.heads // shard.tp
-    shape = AttentionShape(shard.batch, shard.sequence, shard.keys, heads, rank.kv_heads, model.head_dim, causal=True)
+        chosen.append(_rotary(rank, own))
+    shape = AttentionShape(shard.batch, shard.sequence, shard.keys, own.heads, own.kv_heads, own.head_dim, causal=True)
     core = Core(shape, rank.dtype, dropout=model.dropout, fused=rank.training.fused)
     chosen += operators(core, rank.training.attention)
     bias_tokens = shard.residual_tokens if model.linear_bias else 0
-    out = Linear("attention.out", shard.tokens, rank.query_width, model.hidden, rank.operand, bias_tokens)
-    chosen.append(_linear(rank, out, shard.tokens * rank.query_width * rank.operand.bytes))
+    out = Linear("attention.out", shard.tokens, own.query_width, model.hidden, rank.operand, bias_tokens)
+    chosen.append(_linear(rank, out, shard.tokens * own.query_width * rank.operand.bytes))
     chosen.append(_residual(rank, "attention.residual"))
     return chosen
 
 
-def _mlp(rank: _Rank) -> list[Operator]:
-    model, shard = rank.model, rank.shard
-    up_bias = shard.tokens if model.linear_bias else 0
-    down_bias = shard.residual_tokens if model.linear_bias else 0
-    up = Linear("mlp.up", shard.tokens, model.hidden, rank.up_width, rank.operand, up_bias)
-    down = Linear("mlp.down", shard.tokens, rank.ffn, model.hidden, rank.operand, down_bias)
-    activation = streaming.activation(model.mlp, fused=rank.training.fused)
+def _mlp(rank: _Rank, spec: DenseMlp) -> list[Operator]:
+    shard, ffn = rank.shard, spec.ffn // rank.shard.tp
+    activation = streaming.activation(spec.form, fused=rank.training.fused)
+    over = (activation, (activation.over(shard.tokens, ffn),))
     return [
         _norm(rank, "mlp.norm"),
-        _up(rank, up),
-        _streamed(
-            Region.SHARDED, "mlp.activation", rank.dtype, (activation, (activation.over(shard.tokens, rank.ffn),))
-        ),
-        _down(rank, down),
+        _up(rank, spec.form, ffn),
+        _streamed(Region.SHARDED, "mlp.activation", rank.dtype, over),
+        _down(rank, spec.form, ffn),
         _residual(rank, "mlp.residual"),
     ]
 
 
-def _up(rank: _Rank, up: Linear) -> Operator:
+def _up(rank: _Rank, form: Mlp, ffn: int) -> Operator:
     """The fifth product of a layer; with a gate, the sixth beside it."""
-    gated = rank.model.mlp is Mlp.SWIGLU
-    return _half_again(
-        rank,
-        _linear(rank, up, rank.residual * rank.operand.bytes),
-        replace(up, outputs=rank.ffn if gated else 0, bias_tokens=0),
-    )
+    gated, tokens = form is Mlp.SWIGLU, rank.shard.tokens
+    bias_tokens = tokens if rank.model.linear_bias else 0
+    up = Linear("mlp.up", tokens, rank.model.hidden, 2 * ffn if gated else ffn, rank.operand, bias_tokens)
+    made = _linear(rank, up, rank.residual * rank.operand.bytes)
+    return _half_again(rank, made, replace(up, outputs=ffn if gated else 0, bias_tokens=0))
 
 
-def _down(rank: _Rank, down: Linear) -> Operator:
+def _down(rank: _Rank, form: Mlp, ffn: int) -> Operator:
     """The last product of a layer: the seventh with a gate, else the sixth."""
-    made = _linear(rank, down, rank.shard.tokens * rank.ffn * rank.operand.bytes)
-    seventh = rank.model.mlp is Mlp.SWIGLU
+    tokens = rank.shard.tokens
+    bias_tokens = rank.shard.residual_tokens if rank.model.linear_bias else 0
+    down = Linear("mlp.down", tokens, ffn, rank.model.hidden, rank.operand, bias_tokens)
+    made = _linear(rank, down, tokens * ffn * rank.operand.bytes)
+    seventh = form is Mlp.SWIGLU
     return _half_again(rank, made, replace(down, outputs=0 if seventh else down.outputs, bias_tokens=0))
 
 
@@ -180,33 +187,32 @@ def _half_again(rank: _Rank, made: Operator, again: Linear) -> Operator:
     return replace(made, again=kernels, results=float(again.tokens * (outputs - again.outputs) * rank.dtype.bytes))
 
 
-def _qkv(rank: _Rank) -> Operator:
-    tokens, width = rank.shard.tokens, rank.query_width + 2 * rank.kv_width
-    bias_tokens = tokens if rank.model.qkv_bias else 0
+def _qkv(rank: _Rank, own: _Heads) -> Operator:
+    tokens, width = rank.shard.tokens, own.query_width + 2 * own.kv_width
+    bias_tokens = tokens if own.attention.qkv_bias else 0
     linear = Linear("attention.qkv", tokens, rank.model.hidden, width, rank.operand, bias_tokens)
     made = _linear(rank, linear, rank.residual * rank.operand.bytes)
     made = replace(made, kept=made.kept + tokens * width * rank.dtype.bytes)
-    return _half_again(rank, made, replace(linear, outputs=rank.kv_width, bias_tokens=0))  # of q, k, v the second
+    return _half_again(rank, made, replace(linear, outputs=own.kv_width, bias_tokens=0))  # of q, k, v the second
 
 
-def _qk_norm(rank: _Rank) -> Operator:
+def _qk_norm(rank: _Rank, own: _Heads) -> Operator:
     over = streaming.norm(rank.model.norm, fused=rank.training.fused)
-    shapes = tuple(over.over(rows, rank.model.head_dim) for rows in _heads(rank))
+    shapes = tuple(over.over(rows, own.head_dim) for rows in _heads(rank, own))
     made = _streamed(Region.SHARDED, "attention.qk_norm", rank.dtype, (over, shapes))
-    return replace(made, parameters=2 * rank.model.head_dim)
+    return replace(made, parameters=2 * own.head_dim)
 
 
-def _rotary(rank: _Rank) -> Operator:
+def _rotary(rank: _Rank, own: _Heads) -> Operator:
     over = streaming.rotary(fused=rank.training.fused)
-    shapes = tuple(over.over(rows, rank.model.head_dim, table=rank.shard.sequence) for rows in _heads(rank))
+    shapes = tuple(over.over(rows, own.head_dim, table=rank.shard.sequence) for rows in _heads(rank, own))
     return _streamed(Region.SHARDED, "attention.rotary", rank.dtype, (over, shapes))
 
 
-def _heads(rank: _Rank) -> tuple[int, ...]:
+def _heads(rank: _Rank, own: _Heads) -> tuple[int, ...]:
     """Heads of all tokens that one kernel works on: fused those of queries and keys, else each by themselves."""
-    queries, keys = rank.shard.tokens * rank.query_width, rank.shard.tokens * rank.kv_width
-    parts = (queries + keys,) if rank.training.fused else (queries, keys)
-    return tuple(elements // rank.model.head_dim for elements in parts)
+    queries, keys = rank.shard.tokens * own.heads, rank.shard.tokens * own.kv_heads
+    return (queries + keys,) if rank.training.fused else (queries, keys)
 
 
 def _linear(rank: _Rank, linear: Linear, read: Bytes) -> Operator:

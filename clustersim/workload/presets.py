@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import Final
 
 from clustersim.errors import InputError, nearest
-from clustersim.workload.transformer import Mlp, Model, Norm, Positions
+from clustersim.workload.stack import Mlp
+from clustersim.workload.transformer import Model, Norm, Positions, uniform
 
 _GPT2 = "Radford et al. 2019; openai-community/gpt2* config.json"
 _GPT3 = "Brown et al. 2020, arXiv:2005.14165, Table 2.1"
@@ -48,7 +49,7 @@ def preset(name: str) -> Model:
 def _gpt(name: str, source: str, size: tuple[int, int, int], *, vocab: int = 51200, positions: int = 2048) -> Preset:
     """size: layers, hidden, heads."""
     layers, hidden, heads = size
-    model = Model(
+    model = uniform(
         name=name,
         layers=layers,
         hidden=hidden,
@@ -80,7 +81,7 @@ def _llama(
 ) -> Preset:
     """size: layers, hidden, ffn, heads, key/value heads."""
     layers, hidden, ffn, heads, kv_heads = size
-    model = Model(
+    model = uniform(
         name=name,
         layers=layers,
         hidden=hidden,
@@ -103,7 +104,7 @@ def _llama(
 def _nemotron(name: str, source: str, size: tuple[int, int, int, int]) -> Preset:
     """size: layers, hidden, heads, key/value heads. Squared ReLU, no biases but the norms', vocabulary 256,000."""
     layers, hidden, heads, kv_heads = size
-    model = Model(
+    model = uniform(
         name=name,
         layers=layers,
         hidden=hidden,

@@ -16,8 +16,9 @@ from types import MappingProxyType
 from clustersim.dtypes import DType
 from clustersim.units import Bytes
 from clustersim.workload.kernels import Kernel, KernelKind, Routine, StreamShape
+from clustersim.workload.stack import Mlp
 from clustersim.workload.training import Loss
-from clustersim.workload.transformer import Mlp, Norm
+from clustersim.workload.transformer import Norm
 
 
 @dataclass(frozen=True, slots=True)

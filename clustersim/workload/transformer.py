@@ -1,19 +1,16 @@
-"""Which model is trained? Dimensions of a decoder-only transformer and its exact parameter count.
+"""Which model is trained? A stack of layers between an embedding and a head, and its exact parameter count.
 
-A layer is norm, attention, residual, norm, MLP, residual (pre-norm, GPT-2 and after); a final norm and the logits
-matrix follow. Vaswani et al. 2017 (arXiv:1706.03762), Radford et al. 2019 (GPT-2), Touvron et al. 2023
+A layer is norm, attention, residual, norm, MLP, residual (pre-norm, GPT-2 and after), where it has both; a final norm
+and the logits matrix follow. Vaswani et al. 2017 (arXiv:1706.03762), Radford et al. 2019 (GPT-2), Touvron et al. 2023
 (arXiv:2302.13971).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
+from typing import Any, Final
 
-
-class Mlp(Enum):
-    """GELU has two matrices (so does squared ReLU); SWIGLU has three (gate, up, down; so has gated GELU)."""
-
-    GELU = "gelu"
-    SWIGLU = "swiglu"
+from clustersim.errors import InputError
+from clustersim.workload.stack import DenseMlp, FullAttention, LayerRun, LayerSpec, Mlp, Stack, count
 
 
 class Norm(Enum):
@@ -32,30 +29,67 @@ class Positions(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A decoder-only transformer. head_dim is explicit: it is not hidden / heads in every model.
+    """A decoder-only transformer. stack: its layers in order.
 
-    linear_bias: the attention output and the MLP have biases; qkv_bias: queries, keys and values have; qk_norm: each
-    query and key head is normalised; tied_embeddings: the logits matrix is the embedding; vocab is used as it is
-    (frameworks pad it: give the padded size).
+    linear_bias: the attention output and the MLP have biases; tied_embeddings: the logits matrix is the embedding;
+    vocab is used as it is (frameworks pad it: give the padded size).
     """
 
     name: str
-    layers: int
+    stack: Stack
     hidden: int
-    ffn: int
-    heads: int
-    kv_heads: int
-    head_dim: int
     vocab: int
     max_positions: int
-    mlp: Mlp
     norm: Norm
     positions: Positions
     tied_embeddings: bool
     linear_bias: bool
-    qkv_bias: bool
     dropout: bool = False
-    qk_norm: bool = False
+
+    @property
+    def layers(self) -> int:
+        """How many layers there are."""
+        return count(self.stack)
+
+    @property
+    def specs(self) -> tuple[LayerSpec, ...]:
+        """The different kinds of layers, in the order in which they first come."""
+        return tuple(dict.fromkeys(run.spec for run in self.stack))
+
+    @property
+    def attentions(self) -> tuple[FullAttention, ...]:
+        """The different kinds of attention, in the order in which they first come."""
+        return tuple(dict.fromkeys(spec.attention for spec in self.specs if spec.attention is not None))
+
+    @property
+    def mlps(self) -> tuple[DenseMlp, ...]:
+        """The different kinds of MLP, in the order in which they first come."""
+        return tuple(dict.fromkeys(spec.mlp for spec in self.specs if spec.mlp is not None))
+
+
+_OF_MODEL: Final = tuple(field.name for field in fields(Model) if field.name != "stack")
+_OF_ATTENTION: Final = tuple(field.name for field in fields(FullAttention))
+
+
+def uniform(*, layers: int, ffn: int, mlp: Mlp, **dimensions: Any) -> Model:
+    """A model of equal layers; dimensions: the fields of `FullAttention`, and of `Model` but for its stack."""
+    attention = FullAttention(**{name: dimensions.pop(name) for name in _OF_ATTENTION if name in dimensions})
+    return Model(stack=(LayerRun(LayerSpec(attention, DenseMlp(ffn, mlp)), layers),), **dimensions)
+
+
+def dimensions(model: Model) -> dict[str, Any]:
+    """What `uniform` takes to make the model; raise InputError where its layers differ."""
+    match model.stack:
+        case (LayerRun(LayerSpec(FullAttention() as attention, DenseMlp() as mlp), layers),):
+            of_layer = {"layers": layers, "ffn": mlp.ffn, "mlp": mlp.form}
+            of_attention = {name: getattr(attention, name) for name in _OF_ATTENTION}
+            return of_layer | of_attention | {name: getattr(model, name) for name in _OF_MODEL}
+    raise InputError(f"{model.name} has layers that differ: there are no dimensions that all of them have")
+
+
+def resized(model: Model, **changes: Any) -> Model:
+    """The model of equal layers with some dimensions changed; raise InputError where its layers differ."""
+    return uniform(**(dimensions(model) | changes))
 
 
 def norm_parameters(model: Model) -> int:
@@ -63,9 +97,10 @@ def norm_parameters(model: Model) -> int:
     return model.hidden * (2 if model.norm is Norm.LAYERNORM else 1)
 
 
-def layer_parameters(model: Model) -> int:
-    """Parameters of one layer: attention, MLP and two norms."""
-    return _attention_parameters(model) + _mlp_parameters(model) + 2 * norm_parameters(model)
+def layer_parameters(model: Model, spec: LayerSpec) -> int:
+    """Parameters of one layer: attention and MLP, each with its norm."""
+    attention = 0 if spec.attention is None else norm_parameters(model) + _attention_parameters(model, spec.attention)
+    return attention + (0 if spec.mlp is None else norm_parameters(model) + _mlp_parameters(model, spec.mlp))
 
 
 def embedding_parameters(model: Model) -> int:
@@ -81,29 +116,34 @@ def head_parameters(model: Model) -> int:
 
 def parameters(model: Model) -> int:
     """Parameters of the whole model, tied ones once."""
-    return model.layers * layer_parameters(model) + embedding_parameters(model) + head_parameters(model)
+    layers = sum(run.count * layer_parameters(model, run.spec) for run in model.stack)
+    return layers + embedding_parameters(model) + head_parameters(model)
 
 
-def layer_matrix_parameters(model: Model) -> int:
+def layer_matrix_parameters(model: Model, spec: LayerSpec) -> int:
     """Parameters of one layer that multiply activations: matrices, without biases and norms."""
-    query, key_value = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    matrices = 3 if model.mlp is Mlp.SWIGLU else 2
-    return model.hidden * (2 * query + 2 * key_value + matrices * model.ffn)
+    found = 0
+    if (attention := spec.attention) is not None:
+        found += 2 * model.hidden * (attention.heads + attention.kv_heads) * attention.head_dim
+    if (mlp := spec.mlp) is not None:
+        found += model.hidden * (3 if mlp.form is Mlp.SWIGLU else 2) * mlp.ffn
+    return found
 
 
 def matrix_parameters(model: Model) -> int:
     """Parameters that multiply activations: the layers' matrices and the logits matrix, tied or not."""
-    return model.layers * layer_matrix_parameters(model) + model.vocab * model.hidden
+    layers = sum(run.count * layer_matrix_parameters(model, run.spec) for run in model.stack)
+    return layers + model.vocab * model.hidden
 
 
-def _attention_parameters(model: Model) -> int:
-    query, key_value = model.heads * model.head_dim, model.kv_heads * model.head_dim
+def _attention_parameters(model: Model, attention: FullAttention) -> int:
+    query, key_value = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
     weights = model.hidden * (2 * query + 2 * key_value)
-    biases = (query + 2 * key_value if model.qkv_bias else 0) + (model.hidden if model.linear_bias else 0)
-    return weights + biases + (2 * model.head_dim if model.qk_norm else 0)
+    biases = (query + 2 * key_value if attention.qkv_bias else 0) + (model.hidden if model.linear_bias else 0)
+    return weights + biases + (2 * attention.head_dim if attention.qk_norm else 0)
 
 
-def _mlp_parameters(model: Model) -> int:
-    up = 2 * model.ffn if model.mlp is Mlp.SWIGLU else model.ffn
+def _mlp_parameters(model: Model, mlp: DenseMlp) -> int:
+    up = 2 * mlp.ffn if mlp.form is Mlp.SWIGLU else mlp.ffn
     biases = up + model.hidden if model.linear_bias else 0
-    return model.hidden * (up + model.ffn) + biases
+    return model.hidden * (up + mlp.ffn) + biases

@@ -13,8 +13,9 @@ from clustersim.validation.kernels import flash_kernel
 from clustersim.workload import streaming
 from clustersim.workload.kernels import AttentionShape, Kernel, MatmulShape, StreamShape
 from clustersim.workload.linear import product
+from clustersim.workload.stack import Mlp
 from clustersim.workload.streaming import Streaming
-from clustersim.workload.transformer import Mlp, Norm
+from clustersim.workload.transformer import Norm
 
 CONDITIONS = Conditions(date="2026-01-01", command="synthetic", method="drawn from the model with noise")
 

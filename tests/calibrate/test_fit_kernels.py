@@ -18,9 +18,11 @@ from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.hardware.efficiency import Efficiency
 from clustersim.workload.kernels import Kernel, KernelKind
-from clustersim.workload.layers import Layer, Shard, layer
+from clustersim.workload.layers import Layer, Shard
+from clustersim.workload.stack import Mlp
 from clustersim.workload.training import Attention, Precision, Training
-from clustersim.workload.transformer import Mlp, Model, Norm, Positions
+from clustersim.workload.transformer import Norm, Positions, uniform
+from tests.uniform import layer
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +88,7 @@ def test_recomputing_a_published_attention_core_costs_what_was_measured() -> Non
 
 
 def layer_22b(sequence_parallel: bool) -> Layer:
-    model = Model(
+    model = uniform(
         name="korthikanti-22b",
         layers=48,
         hidden=6144,

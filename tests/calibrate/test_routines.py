@@ -14,8 +14,9 @@ from clustersim.workload.attention import Core
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands, Routine, StreamShape
 from clustersim.workload.linear import product
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
+from clustersim.workload.stack import Mlp
 from clustersim.workload.training import Loss, Optimizer, Precision, Training
-from clustersim.workload.transformer import Mlp, Norm
+from clustersim.workload.transformer import Norm
 
 torch = pytest.importorskip("torch")
 routines = pytest.importorskip("calibrate.kernels.routines")

@@ -8,7 +8,7 @@ for the loss and the optimizer where a test wants them, so a stage lasts its num
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,12 +29,13 @@ from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.schedule import Schedule
 from clustersim.trace.store import Trace
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind
+from clustersim.workload.stack import Mlp
 from clustersim.workload.training import Training
-from clustersim.workload.transformer import Mlp, Model, Norm, Positions
+from clustersim.workload.transformer import Model, Norm, Positions, resized, uniform
 from tests.strategies import fold
 
 SEQUENCE = 16
-MODEL = Model(
+MODEL = uniform(
     name="tiny",
     layers=8,
     hidden=8,
@@ -116,7 +117,7 @@ class Step:
         options = {"gradient_clipping": False, **self.training}
         batch = self.microbatches * self.layout.dp
         training = Training(sequence=SEQUENCE, global_batch=batch, **options)
-        return Plan(replace(self.model, layers=self.layers), training, self.layout, self.schedule.chunks)
+        return Plan(resized(self.model, layers=self.layers), training, self.layout, self.schedule.chunks)
 
     @property
     def program(self) -> Program:

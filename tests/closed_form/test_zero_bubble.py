@@ -14,6 +14,7 @@ from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.zero_bubble import ZeroBubble
 from tests.closed_form.fixed import MODEL, Fixed, Step
+from tests.uniform import sizes
 
 EQUAL = Fixed(forward=1.0, backward=1.0, weight=1.0)
 SHAPES = [(2, 3), (2, 6), (3, 5), (4, 7), (4, 12)]
@@ -58,7 +59,7 @@ def test_gradients_are_reduced_beside_what_is_left_of_their_half() -> None:
     In the last half the second layer's second matrix is reduced beside the first one's gradient (from 0 to 0.5 s of
     2 s), its first one (1 to 1.5) and the first layer's second (1.5 to 2) beside the first layer's; the last is left.
     """
-    matrix = 4.0 * MODEL.hidden * MODEL.ffn
+    matrix = 4.0 * MODEL.hidden * sizes(MODEL).ffn
     fixed = replace(EQUAL, exchanges={"reduce gradients": lambda each: 0.5 if each.payload == matrix else 0.0})
     step = Step(2, Layout(dp=2, data=Replicated(bucket=1.0)), ZeroBubble(1), 2)
     assert [each.payload for each in step.issued("reduce gradients")].count(matrix) == 4

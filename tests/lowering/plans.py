@@ -10,12 +10,14 @@ from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import Communicate, Compute, Exchange, Operation, Receive, Send
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.shelf import schedule
+from clustersim.workload.stack import Mlp
 from clustersim.workload.training import Training
-from clustersim.workload.transformer import Mlp, Model, Norm, Positions
+from clustersim.workload.transformer import Model, Norm, Positions, uniform
 
-SMALL = Model(
-    "small", 4, 64, 128, 4, 4, 16, vocab=256, max_positions=64, mlp=Mlp.GELU, norm=Norm.LAYERNORM,
-    positions=Positions.LEARNED, tied_embeddings=False, linear_bias=True, qkv_bias=True,
+SMALL = uniform(
+    name="small", layers=4, hidden=64, ffn=128, heads=4, kv_heads=4, head_dim=16,
+    vocab=256, max_positions=64, mlp=Mlp.GELU, norm=Norm.LAYERNORM, positions=Positions.LEARNED,
+    tied_embeddings=False, linear_bias=True, qkv_bias=True,
 )  # fmt: skip
 TRAINING = Training(sequence=64, global_batch=8)
 

@@ -6,12 +6,12 @@ import pytest
 
 from clustersim.lowering.units import Units
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.pipeline import Stage
 from clustersim.program.task import Work
 from clustersim.workload.kernels import KernelKind
 from clustersim.workload.presets import preset
 from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute, Training
 from clustersim.workload.transformer import layer_parameters, norm_parameters, parameters
+from tests.uniform import stage
 
 from .plans import SMALL, TRAINING, planned
 
@@ -51,15 +51,16 @@ def test_tensor_ranks_together_hold_the_model_and_copies_of_what_is_not_split(na
 def test_backward_completes_every_gradient_of_its_stage(name: str, recompute: Recompute) -> None:
     plan = planned(Layout(pp=2), Training(1024, 8, recompute=recompute), preset(name))
     units = Units(plan)
-    for stage in plan.stages:
-        marked = sum(each.gradients for unit in units.of(stage) for each in unit.backward)
-        assert marked == plan.parameters(stage)
+    for part in plan.stages:
+        marked = sum(each.gradients for unit in units.of(part) for each in unit.backward)
+        assert marked == plan.parameters(part)
 
 
 def test_units_are_the_embedding_the_layers_and_the_head() -> None:
-    units = Units(planned(Layout())).of(Stage(0, 4, embedding=True, head=True))
+    plan = planned(Layout())
+    units = Units(plan).of(stage(plan.model, 0, 4, embedding=True, head=True))
     assert [unit.name for unit in units] == ["embedding", *["layer"] * 4, "head"]
-    assert units[1].parameters == layer_parameters(SMALL)
+    assert units[1].parameters == layer_parameters(SMALL, *SMALL.specs)
 
 
 def test_a_tied_matrix_counts_once_where_both_ends_are_on_one_stage() -> None:

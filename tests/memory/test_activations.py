@@ -21,10 +21,11 @@ from clustersim.workload.training import (
     Training,
 )
 from clustersim.workload.transformer import Model
+from tests.uniform import sizes, stage
 
 FP16 = Precision(compute=DType.FP16, gradients=DType.FP16)
 SEQUENCE = 2048
-LAYERS = Stage(1, 5, embedding=False, head=False)
+LAYERS = 5
 CASES = [("megatron-22b", 4), ("megatron-530b", 1), ("megatron-1t", 1), ("gpt3-175b", 1)]
 
 
@@ -36,6 +37,14 @@ def activations(model: Model, microbatch: int, layout: Layout, recompute: Recomp
     return Activations(Plan(model, training, layout))
 
 
+def part(made: Activations, layers: int = LAYERS, *, embedding: bool = False, head: bool = False) -> Stage:
+    return stage(made.plan.model, 0 if embedding else 1, layers, embedding=embedding, head=head)
+
+
+def kept_by(made: Activations) -> float:
+    return made.kept(part(made))
+
+
 @pytest.mark.parametrize(("name", "b"), CASES)
 @pytest.mark.parametrize(
     ("sequence_parallel", "recompute"),
@@ -44,11 +53,11 @@ def activations(model: Model, microbatch: int, layout: Layout, recompute: Recomp
 def test_table_2(name: str, b: int, sequence_parallel: bool, recompute: Recompute) -> None:
     """Bytes per layer, Table 2: sbh (10 + 24/t + 5as/(ht)), sbh/t (34 + 5as/h), and without 5as/h if selective."""
     model, s, t = preset(name), SEQUENCE, 8
-    h, a = model.hidden, model.heads
+    h, a = model.hidden, sizes(model).heads
     core = 0 if isinstance(recompute, SelectiveRecompute) else 5 * a * s / h
     per_layer = s * b * h / t * (34 + core) if sequence_parallel else s * b * h * (10 + 24 / t + core / t)
     made = activations(model, b, Layout(tp=t, sequence_parallel=sequence_parallel), recompute)
-    assert made.kept(LAYERS) == pytest.approx(LAYERS.layers * per_layer, rel=1e-12)
+    assert made.kept(part(made)) == pytest.approx(LAYERS * per_layer, rel=1e-12)
 
 
 @pytest.mark.parametrize(("name", "b"), CASES)
@@ -57,13 +66,13 @@ def test_table_2_full_recomputation_keeps_the_input(name: str, b: int) -> None:
     model = preset(name)
     for sequence_parallel, parts in ((False, 1), (True, 8)):
         made = activations(model, b, Layout(tp=8, sequence_parallel=sequence_parallel), FullRecompute())
-        assert made.kept(LAYERS) == LAYERS.layers * 2 * SEQUENCE * b * model.hidden / parts
+        assert made.kept(part(made)) == LAYERS * 2 * SEQUENCE * b * model.hidden / parts
 
 
 def test_n_recomputed_layers_keep_their_input_and_the_others_everything() -> None:
     model = preset("megatron-22b")
     kept = [
-        activations(model, 4, Layout(tp=8), recompute).kept(LAYERS)
+        kept_by(activations(model, 4, Layout(tp=8), recompute))
         for recompute in (FullRecompute(), NoRecompute(), FullRecompute(2), FullRecompute(99))
     ]
     full, none, two, all_of_them = kept
@@ -79,8 +88,8 @@ def test_embedding_and_head_keep_what_section_4_3_says() -> None:
     model, s, b, t = preset("megatron-22b"), SEQUENCE, 4, 8
     h, v = model.hidden, model.vocab
     made = activations(model, b, Layout(tp=t, sequence_parallel=True))
-    assert made.kept(Stage(1, 0, embedding=False, head=True)) == 4 * s * b * h / t * (1 + v / h)
-    assert made.kept(Stage(0, 0, embedding=True, head=False)) == s * b * h / t + 8 * s * b
+    assert made.kept(part(made, 0, head=True)) == 4 * s * b * h / t * (1 + v / h)
+    assert made.kept(part(made, 0, embedding=True)) == s * b * h / t + 8 * s * b
 
 
 @pytest.mark.parametrize(
@@ -94,7 +103,7 @@ def test_figure_7(name: str, b: int, percent: tuple[float, ...]) -> None:
     """
 
     def kept(*, parallel: bool, recompute: Recompute) -> float:
-        return activations(preset(name), b, Layout(tp=8, sequence_parallel=parallel), recompute).kept(LAYERS)
+        return kept_by(activations(preset(name), b, Layout(tp=8, sequence_parallel=parallel), recompute))
 
     choices = [
         kept(parallel=True, recompute=NoRecompute()),
@@ -114,17 +123,17 @@ def test_backward_of_a_recomputed_layer_holds_the_layer() -> None:
     model = preset("megatron-22b")
     full, none = (activations(model, 4, Layout(tp=8), recompute) for recompute in (FullRecompute(), NoRecompute()))
     weight = 2 * (4 * model.hidden**2 / 8 + model.hidden)
-    layer, its_input = none.kept(LAYERS) / 5, full.kept(LAYERS) / 5
-    assert none.passing(LAYERS) == weight
-    assert full.passing(LAYERS) == pytest.approx(weight + layer - its_input)
+    layer, its_input = none.kept(part(none)) / 5, full.kept(part(full)) / 5
+    assert none.passing(part(none)) == weight
+    assert full.passing(part(full)) == pytest.approx(weight + layer - its_input)
 
 
 def test_layers_that_are_kept_are_freed_before_those_before_them_are_recomputed() -> None:
     """The first two of five layers are recomputed (Megatron's method `block`), when three whole layers are gone."""
     model = preset("megatron-22b")
     two, none = (activations(model, 4, Layout(tp=8), recompute) for recompute in (FullRecompute(2), NoRecompute()))
-    assert two.passing(LAYERS) == none.passing(LAYERS)
-    short = Stage(1, 2, embedding=False, head=False)
+    assert two.passing(part(two)) == none.passing(part(none))
+    short = stage(model, 1, 2, embedding=False, head=False)
     assert two.passing(short) > none.passing(short)
 
 
@@ -132,7 +141,7 @@ def test_backward_of_a_selectively_recomputed_layer_holds_the_attention_core() -
     """5 a s^2 b / t bytes: softmax, its dropout mask and result."""
     model, s, b, t = preset("megatron-22b"), SEQUENCE, 4, 8
     selective, none = (activations(model, b, Layout(tp=t), each) for each in (SelectiveRecompute(), NoRecompute()))
-    assert selective.passing(LAYERS) - none.passing(LAYERS) == 5 * model.heads * s * s * b / t
+    assert selective.passing(part(selective)) - none.passing(part(none)) == 5 * sizes(model).heads * s * s * b / t
 
 
 @pytest.mark.parametrize(("loss", "width"), [(Loss.VOCAB_PARALLEL, 2), (Loss.FUSED, 2), (Loss.TORCH, 8)])
@@ -143,24 +152,24 @@ def test_the_loss_needs_gradients_of_the_logits(loss: Loss, width: int) -> None:
     """
     training = Training(8192, 1, loss=loss)
     made = Activations(Plan(preset("llama3-8b"), training, Layout()))
-    assert made.passing(Stage(0, 32, embedding=True, head=True)) == 8192 * 128256 * width
+    assert made.passing(part(made, 32, embedding=True, head=True)) == 8192 * 128256 * width
 
 
 def test_the_logits_matrix_has_a_gradient_while_the_softmax_is_gone() -> None:
     """1,024 tokens: 2 bytes of gradient and no longer 4 of softmax per logit, and 2 for each weight of the matrix."""
     made = Activations(Plan(preset("llama3-8b"), Training(1024, 1), Layout()))
-    assert made.passing(Stage(0, 32, embedding=True, head=True)) == 128256 * (4096 * 2 - 1024 * 2)
+    assert made.passing(part(made, 32, embedding=True, head=True)) == 128256 * (4096 * 2 - 1024 * 2)
 
 
 def test_the_embeddings_gradient_comes_when_the_layers_activations_are_gone() -> None:
     made = Activations(Plan(preset("llama3-8b"), Training(16, 1), Layout()))
-    stage, layers = Stage(0, 8, embedding=True, head=False), Stage(1, 8, embedding=False, head=False)
-    assert made.passing(stage) == 2 * 128256 * 4096 - made.kept(layers)
+    first, layers = part(made, 8, embedding=True), part(made, 8)
+    assert made.passing(first) == 2 * 128256 * 4096 - made.kept(layers)
 
 
 def test_zero_3_counts_gradients_with_its_gathered_units() -> None:
     plan = Plan(preset("llama3-8b"), Training(8192, 8), Layout(dp=8, data=Zero(3)))
-    assert Activations(plan).passing(Stage(1, 8, embedding=False, head=False)) == 0.0
+    assert Activations(plan).passing(stage(plan.model, 1, 8, embedding=False, head=False)) == 0.0
 
 
 @pytest.mark.parametrize(("name", "b"), CASES)
@@ -172,7 +181,7 @@ def test_weight_gradients_wait_for_32_sbh(name: str, b: int, recompute: Recomput
     """
     model = preset(name)
     made = activations(model, b, Layout(), recompute)
-    assert made.waiting(LAYERS) == LAYERS.layers * 32 * SEQUENCE * b * model.hidden
+    assert made.waiting(part(made)) == LAYERS * 32 * SEQUENCE * b * model.hidden
 
 
 def test_tensor_parallelism_splits_what_column_parallel_layers_make_and_row_parallel_ones_read() -> None:
@@ -181,7 +190,7 @@ def test_tensor_parallelism_splits_what_column_parallel_layers_make_and_row_para
     for sequence_parallel, whole in ((False, 8), (True, 4)):
         made = activations(model, 1, Layout(tp=8, sequence_parallel=sequence_parallel))
         per_layer = whole + (32 - whole) / 8
-        assert made.waiting(LAYERS) == LAYERS.layers * per_layer * SEQUENCE * model.hidden
+        assert made.waiting(part(made)) == LAYERS * per_layer * SEQUENCE * model.hidden
 
 
 @pytest.mark.parametrize(
@@ -196,7 +205,7 @@ def test_selective_operations_keep_the_input_attention_and_every_second_product(
     model = preset(name)
     training = Training(SEQUENCE, 1, recompute=SelectiveOperations())
     made = Activations(Plan(model, training, Layout()))
-    assert made.kept(LAYERS) == LAYERS.layers * SEQUENCE * (2 * columns + 4 * model.heads)
+    assert made.kept(part(made)) == LAYERS * SEQUENCE * (2 * columns + 4 * sizes(model).heads)
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "gpt3-175b", "qwen2.5-7b"])
@@ -205,7 +214,7 @@ def test_selective_operations_keep_less_than_all_and_more_than_the_input(name: s
     kept, passing = [], []
     for recompute in (FullRecompute(), SelectiveOperations(), NoRecompute()):
         made = Activations(Plan(preset(name), Training(SEQUENCE, 1, recompute=recompute), layout))
-        kept.append(made.kept(LAYERS))
-        passing.append(made.passing(LAYERS))
+        kept.append(made.kept(part(made)))
+        passing.append(made.passing(part(made)))
     assert kept == sorted(set(kept))
     assert passing == sorted(set(passing), reverse=True), "what was not kept is there while its layer's backward runs"

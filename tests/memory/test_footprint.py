@@ -58,7 +58,7 @@ def test_replicas_are_data_and_context_parallel_ranks() -> None:
 def test_zero_3_holds_the_largest_gathered_units_and_one_units_gradients(prefetch: int) -> None:
     """Head (final norm and 128,256 x 4,096), embedding, then layers; bf16 weights, fp32 gradients of the head."""
     head, table = LLAMA.vocab * LLAMA.hidden + LLAMA.hidden, LLAMA.vocab * LLAMA.hidden
-    units = [head, table, *[layer_parameters(LLAMA)] * 32][: prefetch + 1]
+    units = [head, table, *[layer_parameters(LLAMA, *LLAMA.specs)] * 32][: prefetch + 1]
     held = resident(plan(Layout(dp=8, data=Zero(3, prefetch=prefetch))))
     assert held[Category.GATHERED] == 2 * sum(units) + 4 * head
 

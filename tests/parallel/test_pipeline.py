@@ -54,11 +54,11 @@ def test_known_splits(layers: int, count: int, expected: tuple[int, ...]) -> Non
 
 
 def test_embedding_and_head_are_on_the_ends() -> None:
-    first, *middle, last = stages((2, 2, 2, 1))
+    first, *middle, last = stages(preset("llama3-8b").stack, (2, 2, 2, 1))
     assert (first.embedding, first.head) == (True, False)
     assert (last.embedding, last.head) == (False, True)
     assert not any(stage.embedding or stage.head for stage in middle)
-    (only,) = stages((3,))
+    (only,) = stages(preset("llama3-8b").stack, (3,))
     assert only.embedding
     assert only.head
 

@@ -19,14 +19,16 @@ from clustersim.program.task import Collective, Exchange, Operation, Overlap, Wo
 from clustersim.workload import layers
 from clustersim.workload.kernels import Kernel, MatmulShape
 from clustersim.workload.presets import preset
+from clustersim.workload.stack import Mlp
 from clustersim.workload.training import Attention, Training
-from clustersim.workload.transformer import Mlp, Model, Norm, Positions
+from clustersim.workload.transformer import Model, Norm, Positions, resized, uniform
 
 from .listing import golden, listing
 
-SMALL = Model(
-    "small", 2, 64, 128, 4, 2, 16, vocab=256, max_positions=32, mlp=Mlp.SWIGLU, norm=Norm.RMSNORM,
-    positions=Positions.ROTARY, tied_embeddings=False, linear_bias=False, qkv_bias=False,
+SMALL = uniform(
+    name="small", layers=2, hidden=64, ffn=128, heads=4, kv_heads=2, head_dim=16,
+    vocab=256, max_positions=32, mlp=Mlp.SWIGLU, norm=Norm.RMSNORM, positions=Positions.ROTARY,
+    tied_embeddings=False, linear_bias=False, qkv_bias=False,
 )  # fmt: skip
 LAYOUTS = {
     "layer_tp1": Layout(),
@@ -42,8 +44,8 @@ def plan(layout: Layout, model: Model = SMALL, sequence: int = 32) -> Plan:
 
 
 def both(of: Plan) -> tuple[list[Operation], list[Operation]]:
-    layer = layers.layer(of.model, of.training, of.shard)
-    return forward(layer, of.sharding), backward(layer, of.sharding)
+    layer = of.layers[of.model.specs[0]]
+    return forward(layer, of.sharding(of.model.attentions[0])), backward(layer, of.sharding(of.model.attentions[0]))
 
 
 def exchanges(operations: list[Operation]) -> list[Exchange]:
@@ -69,7 +71,10 @@ def test_embedding_and_head_under_sequence_parallelism() -> None:
     """Tokens come in whole and leave scattered; the head gathers, and the loss leaves nothing to reduce."""
     of = plan(Layout(tp=2, sequence_parallel=True))
     table, last = (part(of.model, of.training, of.shard) for part in (layers.embedding, layers.head))
-    into, out = replace(of.sharding, enters=False), replace(of.sharding, leaves=False)
+    into, out = (
+        replace(of.sharding(of.model.attentions[0]), enters=False),
+        replace(of.sharding(of.model.attentions[0]), leaves=False),
+    )
     operations = [*forward(table, into), *backward(table, into), *forward(last, out), *backward(last, out)]
     assert listing(operations) == golden("embedding_and_head_tp2_sequence_parallel")
 
@@ -149,7 +154,7 @@ def test_sequence_parallelism_splits_the_replicated_kernels(tp: int) -> None:
 def test_every_parameters_gradient_is_marked_complete_once(name: str) -> None:
     of = plan(LAYOUTS[name])
     ahead, back = both(of)
-    assert sum(each.gradients for each in back) == layers.layer(of.model, of.training, of.shard).parameters
+    assert sum(each.gradients for each in back) == of.layers[of.model.specs[0]].parameters
     assert not any(each.gradients for each in ahead)
 
 
@@ -165,7 +170,7 @@ def test_the_ring_carries_keys_and_values_forward_and_their_gradients_too_in_bac
 def test_selective_recomputation_runs_the_core_and_nothing_else(attention: Attention) -> None:
     training = Training(32, 1, attention=attention)
     of = Plan(SMALL, training, Layout(tp=2, sequence_parallel=True))
-    again = core_again(layers.layer(SMALL, training, of.shard), of.sharding)
+    again = core_again(of.layers[SMALL.specs[0]], of.sharding(of.model.attentions[0]))
     names = [each.kernel.name for each in again if each.kernel]
     core = ["scores", "softmax", "context"] if attention is Attention.STANDARD else ["core"]
     assert [name.removeprefix("attention.") for name in names] == core
@@ -177,7 +182,7 @@ def again(model: Model, layout: Layout, attention: Attention = Attention.FLASH) 
     """What selective recomputation by operations runs again of a layer."""
     training = Training(32, 1, attention=attention)
     of = Plan(model, training, layout)
-    return operations_again(layers.layer(model, training, of.shard), of.sharding)
+    return operations_again(of.layers[model.specs[0]], of.sharding(of.model.attentions[0]))
 
 
 def products(operations: list[Operation]) -> dict[str, int]:
@@ -203,7 +208,7 @@ def test_of_a_gated_layers_seven_products_every_second_is_run_again(attention: A
 
 def test_of_an_ungated_layers_six_products_every_second_is_run_again() -> None:
     """q, k, v, output, up, down: k, the output and down."""
-    operations = again(replace(SMALL, mlp=Mlp.GELU), Layout())
+    operations = again(resized(SMALL, mlp=Mlp.GELU), Layout())
     assert products(operations) == {"attention.qkv": 32, "attention.out": 64, "mlp.down": 64}
 
 
@@ -245,7 +250,7 @@ def test_without_overlap_in_backward_tensor_overlap_still_cuts_its_collectives_i
 def test_full_recomputation_repeats_forward_with_its_collectives() -> None:
     """Megatron's checkpoint runs the layer's whole forward again, its reductions included."""
     of = plan(Layout(tp=2, sequence_parallel=True))
-    layer = layers.layer(of.model, of.training, of.shard)
-    again = forward(layer, of.sharding, Work.RECOMPUTE)
-    assert [each.does for each in again] == [each.does for each in forward(layer, of.sharding)]
+    layer = of.layers[of.model.specs[0]]
+    again = forward(layer, of.sharding(of.model.attentions[0]), Work.RECOMPUTE)
+    assert [each.does for each in again] == [each.does for each in forward(layer, of.sharding(of.model.attentions[0]))]
     assert {each.work for each in again} == {Work.RECOMPUTE}

@@ -12,13 +12,13 @@ from clustersim import Scenario, simulate
 from clustersim.analysis.exploration import Exploration, Study, shard_key
 from clustersim.memory.activations import Activations
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.planning.explore import MODELS, explore, tables
 from clustersim.planning.explore_sizes import RECOMPUTES, degrees
 from clustersim.planning.explore_steps import count
 from clustersim.workload.presets import preset
 from clustersim.workload.training import Attention, Precision, Training
+from tests.uniform import stage
 
 PLAN = {
     "model": "llama-tiny",
@@ -61,7 +61,7 @@ def test_what_a_layer_keeps_follows_from_two_lengths(
     sizes = next(each for each in known(attention).models if each.name == name)
     a, b = sizes.shards[shard_key("bf16", tp, sequence_parallel=split)].layer[mode]
     tokens = microbatch * sequence / cp
-    middle = Stage(1, 1, embedding=False, head=False)
+    middle = stage(model, 1, 1, embedding=False, head=False)
     assert tokens * (a + b * sequence) == pytest.approx(Activations(plan).kept(middle), rel=1e-12)
 
 

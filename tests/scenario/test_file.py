@@ -18,6 +18,7 @@ from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.workload.framework import load_framework
+from clustersim.workload.stack import Mlp
 from clustersim.workload.training import (
     Attention,
     FullRecompute,
@@ -26,7 +27,8 @@ from clustersim.workload.training import (
     SelectiveOperations,
     SelectiveRecompute,
 )
-from clustersim.workload.transformer import Mlp, Positions
+from clustersim.workload.transformer import Positions
+from tests.uniform import sizes
 
 Refusal = Callable[..., str]
 
@@ -34,13 +36,13 @@ Refusal = Callable[..., str]
 def test_a_preset_gives_the_models_dimensions_and_keys_beside_it_change_them(mapping: dict[str, Any]) -> None:
     mapping["model"] = {"preset": "llama3-8b", "layers": 8}
     model = Scenario.from_mapping(mapping).model
-    assert (model.layers, model.hidden, model.mlp) == (8, 4096, Mlp.SWIGLU)
+    assert (model.layers, model.hidden, sizes(model).mlp) == (8, 4096, Mlp.SWIGLU)
 
 
 def test_an_inline_model_has_its_familys_usual_parts(mapping: dict[str, Any]) -> None:
     mapping["model"] = {"family": "gpt", "layers": 4, "hidden": 1024, "ffn": 4096, "heads": 16, "vocab": 51200}
     model = Scenario.from_mapping(mapping).model
-    assert (model.kv_heads, model.head_dim, model.mlp) == (16, 64, Mlp.GELU)
+    assert (sizes(model).kv_heads, sizes(model).head_dim, sizes(model).mlp) == (16, 64, Mlp.GELU)
     assert (model.positions, model.tied_embeddings, model.max_positions) == (Positions.LEARNED, True, 8192)
 
 

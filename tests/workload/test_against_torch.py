@@ -6,18 +6,20 @@ composite operators for these; where one CPU operator is several CUDA kernels no
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from clustersim.dtypes import DType
 from clustersim.workload import streaming
-from clustersim.workload.layers import Shard, layer
+from clustersim.workload.layers import Shard
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
 from clustersim.workload.presets import preset
+from clustersim.workload.stack import Mlp
 from clustersim.workload.training import Attention, Loss, Optimizer, Precision, Training
-from clustersim.workload.transformer import Mlp, Model, Norm
+from clustersim.workload.transformer import Model, Norm, resized
+from tests.uniform import layer, sizes
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
@@ -219,8 +221,8 @@ class _Layer:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        h, ffn = model.hidden, model.ffn
-        up = 2 * ffn if model.mlp is Mlp.SWIGLU else ffn
+        h, ffn = model.hidden, sizes(model).ffn
+        up = 2 * ffn if sizes(model).mlp is Mlp.SWIGLU else ffn
         shapes = {
             "query": (h, h),
             "key": (h, h),
@@ -239,19 +241,19 @@ class _Layer:
         return functional.layer_norm(x, (self.model.hidden,), self.weights["norm"], self.weights["shift"])
 
     def activation(self, x: Any) -> Any:
-        if self.model.mlp is Mlp.GELU:
+        if sizes(self.model).mlp is Mlp.GELU:
             return functional.gelu(x)
         gate, up = x.chunk(2, dim=-1)
         return _swiglu(gate, up)
 
     def attend(self, x: Any, attention: Attention) -> Any:
         batch, sequence, hidden = x.shape
-        split = (batch, sequence, self.model.heads, self.model.head_dim)
+        split = (batch, sequence, sizes(self.model).heads, sizes(self.model).head_dim)
         # three products: views of one would keep the unrotated queries and keys with the values
         parts = (functional.linear(x, self.weights[name]) for name in ("query", "key", "value"))
         query, key, value = (part.reshape(split).transpose(1, 2) for part in parts)
         if self.model.norm is Norm.RMSNORM:
-            angle = torch.ones(sequence, self.model.head_dim, dtype=torch.bfloat16)
+            angle = torch.ones(sequence, sizes(self.model).head_dim, dtype=torch.bfloat16)
             query, key = _rotate(query, angle, angle), _rotate(key, angle, angle)
         if attention is Attention.FLASH:
             result = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -266,8 +268,8 @@ class _Layer:
 
 
 def _small(name: str) -> Model:
-    sizes = {"hidden": 256, "ffn": 704, "heads": 4, "kv_heads": 4, "head_dim": 64, "max_positions": 512}
-    return replace(preset(name), dropout=False, linear_bias=False, qkv_bias=False, **sizes)  # type: ignore[arg-type]
+    changes = {"hidden": 256, "ffn": 704, "heads": 4, "kv_heads": 4, "head_dim": 64, "max_positions": 512}
+    return resized(preset(name), dropout=False, linear_bias=False, qkv_bias=False, **changes)
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])

@@ -9,7 +9,9 @@ import pytest
 from clustersim.errors import InputError
 from clustersim.workload.hf_config import read_hf_config
 from clustersim.workload.presets import preset
-from clustersim.workload.transformer import Mlp, Norm, Positions, parameters
+from clustersim.workload.stack import Mlp
+from clustersim.workload.transformer import Norm, Positions, parameters
+from tests.uniform import sizes
 
 LLAMA3_8B = {
     "model_type": "llama",
@@ -67,10 +69,10 @@ def test_released_configurations_give_released_counts(tmp_path: Path, content: d
 
 def test_llama_and_gpt2_have_their_families_parts(tmp_path: Path) -> None:
     llama = read_hf_config(_written(tmp_path, LLAMA3_8B))
-    assert (llama.mlp, llama.norm, llama.positions) == (Mlp.SWIGLU, Norm.RMSNORM, Positions.ROTARY)
+    assert (sizes(llama).mlp, llama.norm, llama.positions) == (Mlp.SWIGLU, Norm.RMSNORM, Positions.ROTARY)
     assert not llama.dropout
     gpt2 = read_hf_config(_written(tmp_path, GPT2))
-    assert (gpt2.mlp, gpt2.norm, gpt2.positions) == (Mlp.GELU, Norm.LAYERNORM, Positions.LEARNED)
+    assert (sizes(gpt2).mlp, gpt2.norm, gpt2.positions) == (Mlp.GELU, Norm.LAYERNORM, Positions.LEARNED)
     assert gpt2.dropout  # 0.1 is GPT2Config's default
     off = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0)
     assert not read_hf_config(_written(tmp_path, {**GPT2, **off})).dropout

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from clustersim.dtypes import DType
 from clustersim.workload.flops import model_flops
 from clustersim.workload.kernels import Kernel, KernelKind, MatmulShape
-from clustersim.workload.layers import Layer, Operator, Region, Shard, embedding, head, layer
+from clustersim.workload.layers import Layer, Operator, Region, Shard, embedding, head
 from clustersim.workload.presets import PRESETS, preset
 from clustersim.workload.training import Attention, Precision, Training
 from clustersim.workload.transformer import (
@@ -17,7 +17,9 @@ from clustersim.workload.transformer import (
     embedding_parameters,
     head_parameters,
     layer_parameters,
+    resized,
 )
+from tests.uniform import layer, sizes
 
 STANDARD = Training(sequence=2048, global_batch=4, microbatch=4, attention=Attention.STANDARD)
 FLASH = replace(STANDARD, attention=Attention.FLASH)
@@ -26,8 +28,9 @@ KORTHIKANTI = ["megatron-22b", "gpt3-175b", "megatron-530b", "megatron-1t"]
 
 def _kind(model: Model) -> tuple[object, ...]:
     """What decides which operators and tensors a model has; its sizes do not."""
-    grouped = model.kv_heads < model.heads
-    choices = model.mlp, model.norm, model.positions, model.linear_bias, model.qkv_bias, model.qk_norm
+    found = sizes(model)
+    grouped = found.kv_heads < found.heads
+    choices = found.mlp, model.norm, model.positions, model.linear_bias, found.qkv_bias, found.qk_norm
     return (*choices, model.tied_embeddings, model.dropout, grouped)
 
 
@@ -52,14 +55,14 @@ class TestKorthikanti:
     @pytest.mark.parametrize("name", KORTHIKANTI)
     def test_no_parallelism(self, name: str) -> None:
         model = preset(name)
-        s, b, h, a = 2048, 4, model.hidden, model.heads
+        s, b, h, a = 2048, 4, model.hidden, sizes(model).heads
         assert layer(model, STANDARD, _shard(STANDARD)).kept == pytest.approx(s * b * h * (34 + 5 * a * s / h))
 
     @pytest.mark.parametrize("name", KORTHIKANTI)
     @pytest.mark.parametrize("t", [2, 8])
     def test_tensor_parallelism(self, name: str, t: int) -> None:
         model = preset(name)
-        s, b, h, a = 2048, 4, model.hidden, model.heads
+        s, b, h, a = 2048, 4, model.hidden, sizes(model).heads
         kept = layer(model, STANDARD, _shard(STANDARD, tp=t)).kept
         assert kept == pytest.approx(s * b * h * (10 + 24 / t + 5 * a * s / (h * t)))
 
@@ -67,7 +70,7 @@ class TestKorthikanti:
     @pytest.mark.parametrize("t", [2, 8])
     def test_tensor_and_sequence_parallelism(self, name: str, t: int) -> None:
         model = preset(name)
-        s, b, h, a = 2048, 4, model.hidden, model.heads
+        s, b, h, a = 2048, 4, model.hidden, sizes(model).heads
         kept = layer(model, STANDARD, _shard(STANDARD, tp=t, sequence_parallel=True)).kept
         assert kept == pytest.approx(s * b * h / t * (34 + 5 * a * s / h))
 
@@ -99,8 +102,8 @@ class TestKorthikanti:
 def test_flash_attention_keeps_a_logarithm_instead_of_scores() -> None:
     model = preset("megatron-22b")
     standard, flash = (layer(model, training, _shard(training)).kept for training in (STANDARD, FLASH))
-    scores = 2048 * 4 * model.heads * 2048
-    assert standard - flash == 5 * scores - 4 * 2048 * 4 * model.heads
+    scores = 2048 * 4 * sizes(model).heads * 2048
+    assert standard - flash == 5 * scores - 4 * 2048 * 4 * sizes(model).heads
 
 
 def test_llama_keeps_each_tensor_once() -> None:
@@ -119,7 +122,7 @@ def test_llama_keeps_each_tensor_once() -> None:
 @pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
 def test_operators_hold_the_models_parameters(name: str) -> None:
     model, shard = preset(name), _shard(FLASH)
-    assert layer(model, FLASH, shard).parameters == layer_parameters(model)
+    assert layer(model, FLASH, shard).parameters == layer_parameters(model, *model.specs)
     assert embedding(model, FLASH, shard).parameters == embedding_parameters(model)
     tied = model.vocab * model.hidden if model.tied_embeddings else 0
     assert head(model, FLASH, shard).parameters == head_parameters(model) + tied
@@ -129,7 +132,7 @@ def test_operators_hold_the_models_parameters(name: str) -> None:
 @pytest.mark.parametrize("fused", [True, False])
 def test_attention_itself_holds_no_parameters(attention: Attention, fused: bool) -> None:
     model, training = preset("llama3-8b"), replace(FLASH, attention=attention, fused=fused)
-    assert layer(model, training, _shard(training)).parameters == layer_parameters(model)
+    assert layer(model, training, _shard(training)).parameters == layer_parameters(model, *model.specs)
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
@@ -158,7 +161,7 @@ def test_flash_attention_does_three_and_a_half_forwards_of_the_visible_half() ->
     core = next(operator for operator in layer(model, FLASH, _shard(FLASH)).operators if operator.core)
     forward, backward = core.forward[0], core.input_gradient[0]
     visible = 4 * sum(range(1, 2049))  # pairs of a query and a key that is not after it, four sequences
-    assert forward.flops == 4 * visible * model.heads * model.head_dim
+    assert forward.flops == 4 * visible * sizes(model).heads * sizes(model).head_dim
     assert backward.flops == 2.5 * forward.flops
 
 
@@ -225,7 +228,7 @@ def test_unfused_kernels_move_and_keep_more_and_compute_the_same(name: str) -> N
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_linear_layers_are_three_products_of_one_size(bias: bool) -> None:
-    model = replace(preset("gpt-tiny"), linear_bias=bias, qkv_bias=bias)
+    model = resized(preset("gpt-tiny"), linear_bias=bias, qkv_bias=bias)
     for operator in layer(model, FLASH, _shard(FLASH)).operators:
         if not operator.weight_gradient:
             continue

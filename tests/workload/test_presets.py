@@ -14,7 +14,7 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
 def test_every_preset_has_a_source_and_its_own_name(name: str) -> None:
     assert PRESETS[name].source
     assert preset(name).name == name
-    assert preset(name).heads % preset(name).kv_heads == 0
+    assert all(each.heads % each.kv_heads == 0 for each in preset(name).attentions)
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])

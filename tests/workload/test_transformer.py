@@ -77,7 +77,7 @@ def test_gpt_follows_narayanans_equation_2(name: str) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_parts_sum_to_the_whole(name: str) -> None:
     model = preset(name)
-    whole = model.layers * layer_parameters(model) + embedding_parameters(model) + head_parameters(model)
+    whole = model.layers * layer_parameters(model, *model.specs) + embedding_parameters(model) + head_parameters(model)
     assert parameters(model) == whole
 
 
