@@ -19,14 +19,14 @@ from clustersim.report.view import KernelLabel, Kernels
 from clustersim.units import Seconds
 
 if TYPE_CHECKING:
-    from clustersim.result import Result
+    from clustersim.answer import Answer
 
 MOST_OPERATIONS: Final = 1_000_000
 _ROUNDING: Final = 1e-9  # of the makespan
 _LINES: Final = ("kernel", "dtype", "shape"), ("collective", "group")
 
 
-def kernels_of(result: "Result", rows: IntArray, most: int = MOST_OPERATIONS) -> Kernels:
+def kernels_of(result: "Answer", rows: IntArray, most: int = MOST_OPERATIONS) -> Kernels:
     """What runs inside spans that are these rows of the trace; at most so many operations that no template shares."""
     templates = _Templates(result, most, _ROUNDING * result.trace.makespan)
     template = np.full(len(rows), -1)
@@ -44,7 +44,7 @@ class _Templates:
     rounding: seconds by which equal times may differ.
     """
 
-    result: "Result"
+    result: "Answer"
     most: int
     rounding: Seconds
     columns: list[tuple[IntArray, FloatArray, FloatArray]] = field(default_factory=list)

@@ -26,7 +26,7 @@ from clustersim.report.wording import stage_name
 from clustersim.units import format_seconds
 
 if TYPE_CHECKING:
-    from clustersim.result import Result
+    from clustersim.answer import Answer
 
 Nanoseconds = int
 _ROUNDING: Final = 5e-10  # seconds: less than a trace can show
@@ -72,7 +72,7 @@ class Slice:
     inside: Nested | None = None
 
 
-def slices(result: "Result", ranks: Sequence[TraceRank]) -> Iterator[Slice]:
+def slices(result: "Answer", ranks: Sequence[TraceRank]) -> Iterator[Slice]:
     """All spans of these ranks: rank by rank, stream by stream, track by track, by start; then what they receive."""
     source = _Source.of(result, ranks)
     for received in (False, True):
@@ -84,7 +84,7 @@ def slices(result: "Result", ranks: Sequence[TraceRank]) -> Iterator[Slice]:
 class _Source:
     """spans: of each row of the trace the span of the timeline, or -1; track: [rows]."""
 
-    result: "Result"
+    result: "Answer"
     timeline: Timeline
     spans: IntArray
     track: IntArray
@@ -92,7 +92,7 @@ class _Source:
     flows: Flows
 
     @classmethod
-    def of(cls, result: "Result", ranks: Sequence[TraceRank]) -> Self:
+    def of(cls, result: "Answer", ranks: Sequence[TraceRank]) -> Self:
         simulated = sorted({rank.simulated for rank in ranks})
         trace, shown = result.trace, shown_rows_of(result, simulated)
         spans = np.full(len(trace), -1)
