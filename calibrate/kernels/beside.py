@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor, distributed
 
 from calibrate.devices.device import TorchDevice
+from calibrate.devices.stopwatch import Action, Load
 from calibrate.kernels.copies import copying
 from calibrate.kernels.routines import prepare, settings
 from calibrate.kernels.rows import row
-from calibrate.kernels.timing import Action, Load, Method, spread
+from calibrate.kernels.timing import Method, spread
 from clustersim.cost.record import BesideRow, KernelRow
 from clustersim.dtypes import DType
 from clustersim.units import Bytes, Seconds
