@@ -29,6 +29,7 @@ from clustersim.memory.ledger import Ledger
 from clustersim.program.program import Program
 from clustersim.program.task import Compute
 from clustersim.scenario import Contention, Scenario
+from clustersim.state import FieldState
 from clustersim.trace.store import OperationSpans, Trace
 from clustersim.units import Bytes, Flop, FlopPerSecond, Seconds, format_step_time
 
@@ -63,7 +64,7 @@ class Flops:
 
 
 @dataclass(frozen=True, repr=False)
-class Answer:
+class Answer(FieldState):
     """Simulated training steps. What is said of a step is the mean over them.
 
     inside: works out single operations; step_times: seconds of each; ledgers: memory of each pipeline rank over time;

@@ -14,7 +14,6 @@ launches. Assumed: the host gets no further ahead than one block, as in framewor
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import numpy as np
 
@@ -189,19 +188,18 @@ class BlockCost:
 def timing_of(
     operations: Sequence[Timing],
     parts: Sequence[tuple[Seconds, Seconds]],
-    together: Mapping[int, SideBySide] = MappingProxyType({}),
-    launching: FloatArray | None = None,
+    together: Mapping[int, SideBySide],
+    launching: FloatArray,
 ) -> BlockTiming:
-    """Put timings of operations together; parts: (exposed, slowed) of each; launching: waits for the host, if any."""
-    waits = np.zeros(len(operations)) if launching is None else launching
-    durations = tuple(timing.seconds + wait for timing, wait in zip(operations, waits.tolist(), strict=True))
+    """Put timings of operations together; parts: (exposed, slowed) of each; launching: waits for the host."""
+    durations = tuple(timing.seconds + wait for timing, wait in zip(operations, launching.tolist(), strict=True))
     exposed, slowed = np.array(parts, dtype=np.float64).reshape(-1, 2).T
     return BlockTiming(
         durations=durations,
         offsets=np.concatenate(([0.0], np.cumsum(durations))),
         exposed=exposed,
         slowed=slowed,
-        launching=waits,
+        launching=launching,
         together=together,
         provenance=tuple(timing.provenance for timing in operations),
         bound=tuple(timing.bound for timing in operations),
