@@ -172,7 +172,8 @@ class BlockCost:
             timings.append(timing)
             parts.append((timing.seconds, 0.0) if part is None else part)
         launching = _launching(self._machine(rank).launch, block, [timing.seconds for timing in timings])
-        return timing_of(timings, parts, together, launching)
+        exposed, slowed = np.array(parts, dtype=np.float64).reshape(-1, 2).T
+        return timing_of(timings, exposed=exposed, slowed=slowed, together=together, launching=launching)
 
     def _overlapped(self, rank: int, overlap: Overlap) -> tuple[Timing, tuple[Seconds, Seconds], SideBySide]:
         """Timing of a kernel and an exchange side by side, how much of it is exposed communication, and slowing."""
@@ -187,13 +188,14 @@ class BlockCost:
 
 def timing_of(
     operations: Sequence[Timing],
-    parts: Sequence[tuple[Seconds, Seconds]],
+    *,
+    exposed: FloatArray,
+    slowed: FloatArray,
     together: Mapping[int, SideBySide],
     launching: FloatArray,
 ) -> BlockTiming:
-    """Put timings of operations together; parts: (exposed, slowed) of each; launching: waits for the host."""
+    """Put timings of operations together; exposed, slowed, launching: [operations], as `BlockTiming` has them."""
     durations = tuple(timing.seconds + wait for timing, wait in zip(operations, launching.tolist(), strict=True))
-    exposed, slowed = np.array(parts, dtype=np.float64).reshape(-1, 2).T
     return BlockTiming(
         durations=durations,
         offsets=np.concatenate(([0.0], np.cumsum(durations))),

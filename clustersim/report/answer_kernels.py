@@ -71,7 +71,7 @@ class _Templates:
             template[at] = self._alone(blocks[number], timings[blocks[number]])
         varied = np.flatnonzero(computes & ~plain)
         if len(varied):
-            template[varied] = self._varied(rank, rows[varied], (blocks, timings))
+            template[varied] = self._varied(rank, rows[varied], blocks, timings)
         return template
 
     def _undisturbed(self, rows: IntArray, alone: FloatArray) -> BoolArray:
@@ -91,10 +91,10 @@ class _Templates:
         return self.numbers[key]
 
     def _varied(
-        self, rank: int, rows: IntArray, known: tuple[Mapping[int, Block], Mapping[Block, BlockTiming]]
+        self, rank: int, rows: IntArray, blocks: Mapping[int, Block], timings: Mapping[Block, BlockTiming]
     ) -> list[int]:
-        """Templates of runs that were waited in, slowed or varied; none beyond the limit."""
-        trace, (blocks, timings) = self.result.trace, known
+        """Templates of runs that were waited in, slowed or varied; none beyond the limit. blocks: by number of task."""
+        trace = self.result.trace
         tasks = trace.task[rows].tolist()
         sizes = np.cumsum([len(blocks[number].operations) for number in tasks])
         allowed = int(np.searchsorted(sizes, self.most - self.own, side="right"))

@@ -238,13 +238,16 @@ def _events(result: "Answer", rank: TraceRank, runs: _Runs) -> Iterator[bytes]:
     yield from _steps(result, runs, launch)
     rows = zip(launch.tolist(), (runs.start + _LEAD).tolist(), (runs.end - runs.start).tolist(), strict=True)
     for number, ((host, start, length), which) in enumerate(zip(rows, runs.which.tolist(), strict=True), start=1):
-        yield _kernel(number, runs.words[which], host, (start, length))
+        yield _kernel(number, runs.words[which], host, start, length)
 
 
-def _kernel(number: int, words: _Words, host: int, times: tuple[int, int]) -> bytes:
-    """An operator, its launch, the kernel, and the arrow from one to the other; each has the kernel's number."""
+def _kernel(number: int, words: _Words, host: int, begin: int, lasting: int) -> bytes:
+    """An operator, its launch, the kernel, and the arrow from one to the other; each has the kernel's number.
+
+    host: when the launch begins; begin, lasting: of the kernel; nanoseconds.
+    """
     inner, inner_end = divmod(host + _MARGIN, 1000), divmod(_LAUNCH - 2 * _MARGIN, 1000)
-    start, length = divmod(times[0], 1000), divmod(times[1], 1000)
+    start, length = divmod(begin, 1000), divmod(lasting, 1000)
     return b"".join(
         (
             b'{"ph":"X","cat":"cpu_op","pid":%d,"tid":%d,"ts":%d.%03d,"dur":%d.%03d,'

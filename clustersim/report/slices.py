@@ -23,7 +23,7 @@ from clustersim.report.trace_flows import NONE, Flows
 from clustersim.report.trace_ranks import TraceRank
 from clustersim.report.view import Timeline
 from clustersim.report.wording import stage_name
-from clustersim.units import format_seconds
+from clustersim.units import Seconds, format_seconds
 
 if TYPE_CHECKING:
     from clustersim.answer import Answer
@@ -121,7 +121,7 @@ class _Source:
         inside = self.operations(row)
         nested = None
         if inside is not None and isinstance(task, Compute):
-            nested = _nested(inside, (start, end), self.flows.inside(rank.rank, number, task.block))
+            nested = _nested(inside, start, end, self.flows.inside(rank.rank, number, task.block))
         flow = self.flows.of_task(rank.rank, number, task)
         return Slice(*place, round(start * 1e9), round(end * 1e9), self._label(row, task, inside), flow, nested)
 
@@ -187,8 +187,8 @@ class _Source:
         )
 
 
-def _nested(inside: Inside, whole: tuple[float, float], flows: tuple[int, ...]) -> Nested:
-    start, end = np.rint(np.clip((inside.start, inside.end), *whole) * 1e9).astype(np.int64)
+def _nested(inside: Inside, since: Seconds, until: Seconds, flows: tuple[int, ...]) -> Nested:
+    start, end = np.rint(np.clip((inside.start, inside.end), since, until) * 1e9).astype(np.int64)
     return Nested(inside.labels, start, end, flows)
 
 
