@@ -7,7 +7,6 @@ somebody did. Messages name the file, the dotted key and the value.
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from clustersim import shipped
@@ -52,7 +51,7 @@ class Section:
 
     def texts(self) -> Mapping[str, str]:
         """All of this section as texts."""
-        return MappingProxyType({str(key): self.text(key) for key in self._content})
+        return {str(key): self.text(key) for key in self._content}
 
     def name(self, key: str) -> str:
         """A name, which may be written as a whole number."""

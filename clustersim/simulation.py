@@ -16,6 +16,7 @@ from clustersim.analysis.provenance import items
 from clustersim.analysis.rows import read_rows
 from clustersim.analysis.steps import step_times
 from clustersim.analysis.utilization import recomputed_flops
+from clustersim.answer import Flops
 from clustersim.collectives.library import load_library
 from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
@@ -44,7 +45,7 @@ from clustersim.program.action import Order
 from clustersim.program.program import Program
 from clustersim.program.symmetry import Classes, unfolded
 from clustersim.program.task import Block, Compute, Overlap, Stream
-from clustersim.result import Flops, Result
+from clustersim.result import Result
 from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.scenario.checks import problems
 from clustersim.trace.store import Trace

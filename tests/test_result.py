@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.result import HEALTHY, NOT_MODELLED, NOT_SHARED, Result
+from clustersim.answer import HEALTHY, NOT_MODELLED, NOT_SHARED
+from clustersim.result import Result
 from clustersim.scenario import Contention
 from clustersim.workload.transformer import matrix_parameters
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from calibrate.check.here import Here
 from calibrate.collectives.world import largest
+from calibrate.devices.stopwatch import Action
 from calibrate.kernels.routines import prepare, settings
-from calibrate.kernels.timing import Action
 from clustersim.cost.record import CollectiveRow, KernelRow
 from clustersim.units import Bytes, Seconds
 

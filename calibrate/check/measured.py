@@ -45,22 +45,30 @@ class Rounds:
     interference: float | None
 
 
-def run_rounds(scenario: Scenario, trainer: Trainer, batch: Batch, here: Here, plan: tuple[int, int, bool]) -> Rounds:
-    """Measure and train in turns. plan: rounds, steps of each, and whether kernels are measured too."""
-    rounds, steps, measuring = plan
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """How measuring and training take turns. steps: trained in each round; measuring: whether kernels are, too."""
+
+    rounds: int
+    steps: int
+    measuring: bool
+
+
+def run_rounds(scenario: Scenario, trainer: Trainer, batch: Batch, here: Here, turns: Turns) -> Rounds:
+    """Measure and train in turns."""
     train(trainer, batch, here, WARM_UP)
     kernels: list[KernelRow] = []
     calls: list[CollectiveRow] = []
     times: list[StepTime] = []
     profiles: list[Profile] = []
     slowing: list[float] = []
-    for _ in range(rounds):
-        if measuring:
+    for _ in range(turns.rounds):
+        if turns.measuring:
             kernels += _kernels(scenario, here)
             calls += _calls(scenario, here, kernels)
             slowing += _slowing(scenario, here, kernels, calls)
             train(trainer, batch, here, 1)  # caches and allocator as in training
-        times += train(trainer, batch, here, steps)
+        times += train(trainer, batch, here, turns.steps)
         here.meet()
         profiles += here.gathered(profiled(trainer, batch, here.device.torch))
     return Rounds(

@@ -10,7 +10,7 @@ import torch
 from calibrate.check.comparison import Comparison, Pair
 from calibrate.check.formats import allow_tf32
 from calibrate.check.here import Here, fitted_layers, note
-from calibrate.check.measured import Rounds, record_of, run_rounds, typical
+from calibrate.check.measured import Rounds, Turns, record_of, run_rounds, typical
 from calibrate.check.predict import Prediction, predict
 from calibrate.check.profile import Profile
 from calibrate.check.support import plan_of, require_supported, trainer_of
@@ -43,7 +43,7 @@ def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
     if cut.model.layers != scenario.model.layers:
         note(here, f"training {cut.model.layers} of the {scenario.model.layers} layers of {cut.model.name}")
     allow_tf32(cut.training.precision)
-    rounds = _measured(cut, here, (asked.rounds, asked.steps, record is None))
+    rounds = _measured(cut, here, Turns(asked.rounds, asked.steps, measuring=record is None))
     predicted = predict(_slowed(cut, rounds.interference), record or record_of(cut, rounds, here))
     made = _compared(predicted, typical(rounds.steps), rounds.profiles)
     times: list[Seconds] = [each.seconds for each in rounds.steps]
@@ -61,13 +61,13 @@ def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
     )
 
 
-def _measured(scenario: Scenario, here: Here, plan: tuple[int, int, bool]) -> Rounds:
-    """Build the model and train it; plan: as `run_rounds` has it. Raise InputError where it cannot be run here."""
+def _measured(scenario: Scenario, here: Here, turns: Turns) -> Rounds:
+    """Build the model and train it; raise InputError where it cannot be run here."""
     device = here.device.torch
     torch.manual_seed(here.world.rank if scenario.layout.dp > 1 else 0)
     try:
         batch = random_batch(plan_of(scenario), device)
-        return run_rounds(scenario, trainer_of(scenario, device), batch, here, plan)
+        return run_rounds(scenario, trainer_of(scenario, device), batch, here, turns)
     except Unsupported as reason:
         raise InputError(f"training.fused: {reason}; set it to false") from reason
     except torch.OutOfMemoryError as error:

@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from calibrate.kernels.timing import Action, Load
+from calibrate.devices.stopwatch import Action, Load
 from clustersim.cost.record import Device
 from clustersim.dtypes import DType
 from clustersim.units import Bytes, Seconds

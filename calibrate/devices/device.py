@@ -11,7 +11,7 @@ import torch
 
 from calibrate.devices.cpu import CpuDevice
 from calibrate.devices.cuda import CudaDevice
-from calibrate.kernels.timing import Action, Load, Stopwatch
+from calibrate.devices.stopwatch import Action, Load, Stopwatch
 from clustersim.cost.record import Device
 from clustersim.dtypes import DType
 from clustersim.errors import InputError, nearest

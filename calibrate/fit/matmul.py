@@ -46,7 +46,7 @@ def search_matmul(accelerator: Accelerator, rows: Sequence[MatmulRow], grid: Mat
     search = GridSearch(np.array([row.seconds for row in rows]))
     floor = accelerator.efficiency.launch_interval
     for edge, prologue in combinations(grid.edges, grid.prologues):
-        for share, busy in _busy(accelerator, (edge, prologue), rows, grid.shares):
+        for share, busy in _busy(accelerator, edge, prologue, rows, grid.shares):
             labels = [(share, edge, prologue, float(late)) for late in grid.latencies]
             search.offer(labels, np.maximum(busy[None, :] + grid.latencies[:, None], floor))
     return search.winner()
@@ -77,10 +77,9 @@ def matmul_seconds(accelerator: Accelerator, rows: Sequence[MatmulRow]) -> Float
 
 
 def _busy(
-    accelerator: Accelerator, shape: tuple[float, float], rows: Sequence[MatmulRow], shares: FloatArray
+    accelerator: Accelerator, edge: float, prologue: float, rows: Sequence[MatmulRow], shares: FloatArray
 ) -> Iterator[tuple[float, FloatArray]]:
-    """Seconds of every row for every share, without the start of the kernel; shape: edge and prologue."""
-    edge, prologue = shape
+    """Seconds of every row for every share, without the start of the kernel."""
     full = replace(accelerator.efficiency.matmul, share=1.0, fp8_share=1.0, edge=edge, prologue=prologue)
     whole = replace(accelerator, efficiency=replace(accelerator.efficiency, matmul=full))
     compute, memory = _options(whole, rows)

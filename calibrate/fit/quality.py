@@ -36,10 +36,15 @@ class Quality:
 
 
 def quality(
-    accelerator: str, kind: str, seconds: tuple[FloatArray, FloatArray, FloatArray], large: Sequence[bool]
+    accelerator: str,
+    kind: str,
+    *,
+    measured: FloatArray,
+    predicted: FloatArray,
+    left_out: FloatArray,
+    large: Sequence[bool],
 ) -> Quality:
-    """Of rows that took, were predicted to take, and were predicted by the others to take so many seconds."""
-    measured, predicted, left_out = seconds
+    """Of rows that took, were predicted to take, and were predicted by the others to take so many seconds: [rows]."""
     error, left = np.abs(predicted / measured - 1.0), np.abs(left_out / measured - 1.0)
     which = np.array(large)
     return Quality(
@@ -68,7 +73,14 @@ class Judged:
         """How well the constants predict it."""
         large = [isinstance(row, MatmulRow) and row.flops >= LARGE for row in self.rows]
         measured = np.array([row.seconds for row in self.rows])
-        return quality(self.accelerator, self.kind, (measured, self.winner.predicted, self.winner.left_out), large)
+        return quality(
+            self.accelerator,
+            self.kind,
+            measured=measured,
+            predicted=self.winner.predicted,
+            left_out=self.winner.left_out,
+            large=large,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ and what stands for the datasheet's afterwards is the fitted rate, or the best m
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -85,7 +84,7 @@ def with_constants(accelerator: Accelerator, **constants: Any) -> Accelerator:
 
 def with_peak(accelerator: Accelerator, dtype: DType, peak: FlopPerSecond) -> Accelerator:
     """Another peak of one format."""
-    return replace(accelerator, peak=MappingProxyType({**accelerator.peak, dtype: peak}))
+    return replace(accelerator, peak={**accelerator.peak, dtype: peak})
 
 
 def near(winner: Winner) -> FloatArray:

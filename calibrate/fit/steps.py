@@ -70,7 +70,7 @@ def fit(table: Sequence[Tabulated]) -> Constants:
     for _ in range(ROUNDS):
         before = asdict(found)
         for kind, name, values in _searched(table):
-            found = _improved(table, found, (kind, name), values)
+            found = _improved(table, found, kind, name, values)
         if before == asdict(found):
             break
     return _carried_over(table, found)
@@ -87,9 +87,8 @@ def _searched(table: Sequence[Tabulated]) -> Iterator[tuple[str, str, FloatArray
             yield "launch", name, LAUNCHES
 
 
-def _improved(table: Sequence[Tabulated], now: Constants, constant: tuple[str, str], values: FloatArray) -> Constants:
+def _improved(table: Sequence[Tabulated], now: Constants, kind: str, name: str, values: FloatArray) -> Constants:
     """With one constant at the value with the least error of the cases that have it, each weighed by its source."""
-    kind, name = constant
     sources, place = [each.source for each in table], ("sustained", "launch").index(kind)
     loss = np.zeros(len(values))
     for each in table:

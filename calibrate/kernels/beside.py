@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor, distributed
 
 from calibrate.devices.device import TorchDevice
+from calibrate.devices.stopwatch import Action, Load
 from calibrate.kernels.copies import copying
 from calibrate.kernels.routines import prepare, settings
 from calibrate.kernels.rows import row
-from calibrate.kernels.timing import Action, Load, Method, spread
+from calibrate.kernels.timing import Method, spread
 from clustersim.cost.record import BesideRow, KernelRow
 from clustersim.dtypes import DType
 from clustersim.units import Bytes, Seconds
@@ -52,21 +53,20 @@ def beside_copy(kernel: Kernel, device: TorchDevice, method: Method) -> BesideRo
     """A kernel alone and beside copies in the device's memory; None where the kernel cannot be measured."""
     size = min(_COPIED, 0.05 * device.free_bytes())
     load = _copy_thread if device.torch.type == "cpu" else _copy_stream
-    return _beside(row(kernel, device, method), device, (COPY, load(device, size)))
+    return _beside(row(kernel, device, method), device, COPY, load(device, size))
 
 
 def beside_all_reduce(kernel: Kernel, device: TorchDevice, method: Method) -> BesideRow | None:
     """A kernel alone and beside all-reduces of the default process group; all of its ranks must call this."""
     alone = row(kernel, device, method)
     seconds = 0.0 if alone.time is None else 4.0 * max(_LONG, alone.time.seconds)
-    return _beside(alone, device, (ALL_REDUCE, _collective(device, seconds)))
+    return _beside(alone, device, ALL_REDUCE, _collective(device, seconds))
 
 
-def _beside(alone: KernelRow, device: TorchDevice, other: tuple[str, Load]) -> BesideRow | None:
+def _beside(alone: KernelRow, device: TorchDevice, name: str, load: Load) -> BesideRow | None:
     """A fixed number of rounds, the first of which is not counted: all ranks of a collective must agree on it."""
     if alone.time is None:
         return None
-    name, load = other
     repeats = max(1, round(_LONG / alone.time.seconds))
     with settings(alone.kernel, device.torch):
         action = prepare(alone.kernel, device.torch)

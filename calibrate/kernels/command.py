@@ -101,7 +101,7 @@ def command(options: argparse.Namespace) -> None:
     path = Path(options.output or f"{accelerator.name}.record.json")
     session = Session(path, described, conditions(device, _typed(sys.argv), method))
     try:
-        record = run(session, device, wishes, (method, accelerator))
+        record = run(session, device, wishes, method, accelerator)
     except KeyboardInterrupt:
         session.finish(device.conditions(), lambda record: fitted(record, accelerator))
         print(f"\nstopped: {path} holds what was measured; the same command goes on with the rest", file=sys.stderr)

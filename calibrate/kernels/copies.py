@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from calibrate.devices.device import TorchDevice
-from calibrate.kernels.timing import Action, Method, measure
+from calibrate.devices.stopwatch import Action
+from calibrate.kernels.timing import Method, measure
 from clustersim.cost.record import CopyRow
 from clustersim.units import Bytes, Seconds
 

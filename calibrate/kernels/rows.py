@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from calibrate.devices.device import TorchDevice
+from calibrate.devices.stopwatch import Action
 from calibrate.kernels import routines
 from calibrate.kernels.routines.action import Rotation
-from calibrate.kernels.timing import Action, Method, measure
+from calibrate.kernels.timing import Method, measure
 from clustersim.cost.record import KernelRow, Outcome, Spread, signature
 from clustersim.units import format_bytes
 from clustersim.workload.kernels import Kernel

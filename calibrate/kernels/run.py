@@ -43,9 +43,8 @@ class Wishes:
     budget: Seconds
 
 
-def run(session: Session, device: TorchDevice, wishes: Wishes, how: tuple[Method, Accelerator]) -> Record:
-    """Measure what the record lacks, and fit it; how: the method, and the accelerator from which the fit starts."""
-    method, accelerator = how
+def run(session: Session, device: TorchDevice, wishes: Wishes, method: Method, accelerator: Accelerator) -> Record:
+    """Measure what the record lacks, and fit it; accelerator: from which the fit starts."""
     session.save()  # a file that cannot be written is known now, not after the measuring
     asked = kernels_for(wishes, device)
     measure_machine(session, device, method)

@@ -10,35 +10,22 @@ ones) is below a part of it, or when the time that was given is up.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
+from calibrate.devices.stopwatch import Action, Stopwatch
 from clustersim.arrays import FloatArray
 from clustersim.cost.record import Spread
 from clustersim.units import Seconds
-
-Action = Callable[[], None]
-Load = Callable[[Seconds], Action]
-"""Begins other work that lasts so many seconds, or until it is ended; what it returns ends it, or waits for it."""
 
 _NORMAL: Final = 1.4826  # standard deviations in a median absolute deviation, of a normal distribution
 _OUTLYING: Final = 5.0  # standard deviations
 _FEW: Final = 8  # samples
 _ROUNDING: Final = 1e-3  # of the median: below that samples are equal
 _MEDIAN_ERROR: Final = 1.2533  # standard error of a median over that of a mean, of a normal distribution
-
-
-class Stopwatch(Protocol):
-    """The seam between the method and a device's clock."""
-
-    def now(self) -> Seconds:
-        """Seconds by the wall."""
-
-    def time(self, action: Action, repeats: int) -> Seconds:
-        """Seconds that the device works on so many runs of an action, all together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -101,11 +101,11 @@ def _rows(runs: Iterable[Run], cluster: Cluster, options: argparse.Namespace) ->
     samples: dict[Call, list[Seconds]] = {}
     origin: dict[Call, tuple[str, int]] = {}
     for run in runs:
-        collective, (ranks, nodes) = _collective(run, options.collective), _shape(run, cluster, options)
+        collective, shape = _collective(run, options.collective), _shape(run, cluster, options)
         for sample in run.samples:
             _require_right(sample)
             if sample.size:  # a payload too small for a part of each rank is printed as 0
-                call = _call(collective, sample.size, ranks, nodes)
+                call = _call(collective, sample.size, shape)
                 samples.setdefault(call, []).append(_seconds(sample, options.in_place))
                 origin[call] = (run.file, run.iterations)
         if run.wrong:
@@ -119,10 +119,18 @@ def _rows(runs: Iterable[Run], cluster: Cluster, options: argparse.Namespace) ->
         yield CollectiveRow(call, Spread(median, p5, p95, len(seconds)), source)
 
 
-def _call(collective: Collective, size: float, ranks: int, nodes: int) -> Call:
+@dataclass(frozen=True, slots=True, order=True)
+class Shape:
+    """How many ranks a run's groups have, on how many nodes each."""
+
+    ranks: int
+    nodes: int
+
+
+def _call(collective: Collective, size: float, shape: Shape) -> Call:
     if collective is Collective.SEND_RECV:
-        return Call(collective, size, 2, min(2, nodes))
-    return Call(collective, size, ranks, nodes)
+        return Call(collective, size, 2, min(2, shape.nodes))
+    return Call(collective, size, shape.ranks, shape.nodes)
 
 
 def _require_right(sample: Sample) -> None:
@@ -175,8 +183,8 @@ def _named(file: str) -> Collective | None:
     return next((collective for word, collective in _COLLECTIVES.items() if word in plain), None)
 
 
-def _shape(run: Run, cluster: Cluster, options: argparse.Namespace) -> tuple[int, int]:
-    """Ranks and nodes of the run's groups."""
+def _shape(run: Run, cluster: Cluster, options: argparse.Namespace) -> Shape:
+    """The shape of all of the run's groups."""
     if run.places:
         shapes = {_shape_of(run, group) for group in _groups(run.places)}
         if len(shapes) > 1:
@@ -185,7 +193,7 @@ def _shape(run: Run, cluster: Cluster, options: argparse.Namespace) -> tuple[int
     elif options.ranks is None or options.nodes is None:
         raise InputError(f"{run.where}: lists no GPUs; say how many ran with --ranks N --nodes N")
     else:
-        shape = (options.ranks, options.nodes)
+        shape = Shape(options.ranks, options.nodes)
     _require_agreed(run, options, shape)
     _require_legal(run, cluster, shape)
     return shape
@@ -196,27 +204,27 @@ def _groups(places: Sequence[Place]) -> list[list[Place]]:
     return [[place for place in places if place.group == number] for number in numbers]
 
 
-def _shape_of(run: Run, group: Sequence[Place]) -> tuple[int, int]:
+def _shape_of(run: Run, group: Sequence[Place]) -> Shape:
     hosts = Counter(place.host for place in group)
     if len(set(hosts.values())) > 1:
         raise InputError(
             f"{run.where}: {min(hosts.values())} to {max(hosts.values())} ranks on a node; a row has as many on each"
         )
-    return len(group), len(hosts)
+    return Shape(len(group), len(hosts))
 
 
-def _shapes(shapes: Iterable[tuple[int, int]]) -> str:
-    return " and ".join(f"{ranks} ranks on {nodes} nodes" for ranks, nodes in sorted(shapes))
+def _shapes(shapes: Iterable[Shape]) -> str:
+    return " and ".join(f"{shape.ranks} ranks on {shape.nodes} nodes" for shape in sorted(shapes))
 
 
-def _require_agreed(run: Run, options: argparse.Namespace, shape: tuple[int, int]) -> None:
-    for name, given, found in zip(("ranks", "nodes"), (options.ranks, options.nodes), shape, strict=True):
+def _require_agreed(run: Run, options: argparse.Namespace, shape: Shape) -> None:
+    for name, given, found in (("ranks", options.ranks, shape.ranks), ("nodes", options.nodes, shape.nodes)):
         if given not in (None, found):
             raise InputError(f"{run.where}: has {found} {name}, not the --{name} {given}")
 
 
-def _require_legal(run: Run, cluster: Cluster, shape: tuple[int, int]) -> None:
-    ranks, nodes = shape
+def _require_legal(run: Run, cluster: Cluster, shape: Shape) -> None:
+    ranks, nodes = shape.ranks, shape.nodes
     if ranks < 2 or nodes < 1 or ranks % nodes:
         raise InputError(f"{run.where}: {ranks} ranks on {nodes} nodes are not two or more, as many on each node")
     if ranks // nodes > cluster.gpus_per_node:

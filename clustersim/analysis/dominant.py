@@ -67,7 +67,7 @@ def part_seconds(rows: Rows, timing_of: TimingOf, *, bins: int, makespan: Second
     queue = compute_queue(rows.trace, rows)
     pieces = _joined([*_exchanges(rows, queue), *_gaps(rows, queue), _end(rows, queue, makespan)])
     blocks = _Blocks.of(rows, timing_of)
-    grid = _Grid.of(_after(blocks.when, pieces.when), (len(rows.ranks), bins), makespan)
+    grid = _Grid.of(_after(blocks.when, pieces.when), classes=len(rows.ranks), bins=bins, makespan=makespan)
     for place in range(len(PARTS)):
         yield grid.spread(np.concatenate((blocks.seconds(place), np.where(pieces.part == place, pieces.seconds, 0.0))))
 
@@ -228,9 +228,8 @@ class _Grid:
     each: FloatArray
 
     @classmethod
-    def of(cls, when: Intervals, shape: tuple[int, int], makespan: Seconds) -> Self:
+    def of(cls, when: Intervals, *, classes: int, bins: int, makespan: Seconds) -> Self:
         """The cells of equal bins from 0 to the makespan."""
-        bins = shape[1]
         width = makespan / bins or 1.0
         first = np.clip((when.start / width).astype(np.int64), 0, bins - 1)
         last = np.clip(np.ceil(when.end / width).astype(np.int64) - 1, first, bins - 1)
@@ -238,7 +237,7 @@ class _Grid:
         head = _over(np.where(inside, length, (first + 1) * width - when.start), length)
         tail = _over(np.where(inside, 0.0, when.end - last * width), length)
         each = _over(np.where(last > first + 1, width, 0.0), length)
-        return cls(shape, when.key * bins + first, when.key * bins + last, head, tail, each)
+        return cls((classes, bins), when.key * bins + first, when.key * bins + last, head, tail, each)
 
     def spread(self, seconds: FloatArray) -> FloatArray:
         """Seconds, spread evenly over their intervals, by class and bin: [classes, bins]."""

@@ -6,7 +6,7 @@ wire (flags beside the data) is not. A byte counts once for every link that it p
 crosses, on however many links of it (up to a switch and down again).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,7 +66,7 @@ class Metered(CommunicationCost):
         algorithms, taken = _algorithms(self._choose(exchange))
         key = exchange.group, exchange.collective, algorithms, taken.tobytes()
         if key not in self._carried:
-            flows = _flows(exchange.collective, groups, (algorithms, taken), self._surveyor.fabric)
+            flows = _flows(exchange.collective, groups, algorithms, taken, self._surveyor.fabric)
             self._carried[key] = _counted(flows, self._surveyor.fabric, len(groups))
         return self._carried[key]
 
@@ -85,10 +85,9 @@ def _algorithms(choice: Choice) -> tuple[tuple[str, ...], IntArray]:
 
 
 def _flows(
-    kind: Collective, members: IntArray, choice: tuple[tuple[str, ...], IntArray], fabric: Fabric
+    kind: Collective, members: IntArray, algorithms: Sequence[str], taken: IntArray, fabric: Fabric
 ) -> Iterator[tuple[IntArray, Flows]]:
-    """Flows of groups that take an algorithm, and which groups these are."""
-    algorithms, taken = choice
+    """Flows of groups that take an algorithm, and which groups these are. taken: [groups] the place of each one's."""
     for each in arrange(members, fabric):
         for number, name in enumerate(algorithms):
             own = taken[each.groups] == number

@@ -73,7 +73,7 @@ def overlap(rows: Rows, timing_of: TimingOf, parts: Breakdown) -> Overlap:
     busy = Intervals(rows.owner[blocks], trace.start[blocks], trace.end[blocks])
     runs = block_runs(rows, blocks, busy.seconds)
     inside_exposed, inside_hidden = _inside(rows, runs, timing_of)
-    covered = _meeting(moves, busy, shape)
+    covered = _meeting(moves, busy, len(rows.ranks))
     exposed = parts.seconds[:, _PLACES] * rows.steps
     hidden = covered + inside_hidden
     outside = moves.total(shape[0] * shape[1]).reshape(shape)
@@ -93,11 +93,12 @@ def _moves(rows: Rows) -> Intervals:
     return Intervals(rows.owner[row] * len(AXES) + axis, rows.trace.start[row], rows.trace.end[row])
 
 
-def _meeting(moves: Intervals, busy: Intervals, shape: tuple[int, int]) -> FloatArray:
+def _meeting(moves: Intervals, busy: Intervals, classes: int) -> FloatArray:
     """How long moves are beside running blocks: [classes, axes]. moves: by class and axis; busy: by class."""
     of_class = Intervals(moves.key // len(AXES), moves.start, moves.end)
     which, _, both = common(of_class, busy.sorted())
-    return Intervals(moves.key[which], both.start, both.end).total(shape[0] * shape[1]).reshape(shape)
+    met = Intervals(moves.key[which], both.start, both.end)
+    return met.total(classes * len(AXES)).reshape(classes, len(AXES))
 
 
 def _inside(rows: Rows, runs: BlockRuns, timing_of: TimingOf) -> tuple[FloatArray, FloatArray]:

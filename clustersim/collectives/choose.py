@@ -36,6 +36,7 @@ from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind, LinkTable
 from clustersim.hardware.turn import Turn
 from clustersim.program.colour import distinct
 from clustersim.program.task import Collective
+from clustersim.state import FieldState
 from clustersim.units import Bytes, BytesPerSecond, Seconds
 
 
@@ -134,7 +135,7 @@ def _chunk(offer: Offer, library: Library, payload: Bytes) -> Bytes:
 
 
 @dataclass(frozen=True)
-class Surveyor:
+class Surveyor(FieldState):
     """Costs a library's offers on one fabric."""
 
     fabric: Fabric

@@ -30,13 +30,12 @@ def tree_flows(members: IntArray, *, up: bool, down: bool) -> list[Flows]:
     parts: list[Flows] = []
     for shift in (0, 1):
         lower, upper = members[:, (child + shift) % domains], members[:, (parent + shift) % domains]
-        parts += both_ways((lower, upper), 0.5 / local, up=up, down=down)
+        parts += both_ways(lower, upper, 0.5 / local, up=up, down=down)
     return parts
 
 
-def both_ways(pairs: tuple[IntArray, IntArray], share: float, *, up: bool, down: bool) -> list[Flows]:
+def both_ways(child: IntArray, parent: IntArray, share: float, *, up: bool, down: bool) -> list[Flows]:
     """Flows from children to parents, from parents to children, or both."""
-    child, parent = pairs
     rising = [Flows(child, parent, share)] if up else []
     falling = [Flows(parent, child, share)] if down else []
     return rising + falling

@@ -31,8 +31,8 @@ class Tree:
             return ()
         members = arrangement.members
         domains, local = members.shape[1:]
-        neighbours = members, np.roll(members, -1, axis=2)  # k chains, each from another member on: k-1 pass each pair
-        parts = both_ways(neighbours, (local - 1) / local, up=up, down=down) if local > 1 else []
+        following = np.roll(members, -1, axis=2)  # k chains, each from another member on: k-1 pass each pair
+        parts = both_ways(members, following, (local - 1) / local, up=up, down=down) if local > 1 else []
         parts += tree_flows(members, up=up, down=down) if domains > 1 else []
         ways = up + down
         rounds = Rounds(local=ways * (local - 1), network=ways * depth(domains))

@@ -14,7 +14,6 @@ launches. Assumed: the host gets no further ahead than one block, as in framewor
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import numpy as np
 
@@ -173,7 +172,8 @@ class BlockCost:
             timings.append(timing)
             parts.append((timing.seconds, 0.0) if part is None else part)
         launching = _launching(self._machine(rank).launch, block, [timing.seconds for timing in timings])
-        return timing_of(timings, parts, together, launching)
+        exposed, slowed = np.array(parts, dtype=np.float64).reshape(-1, 2).T
+        return timing_of(timings, exposed=exposed, slowed=slowed, together=together, launching=launching)
 
     def _overlapped(self, rank: int, overlap: Overlap) -> tuple[Timing, tuple[Seconds, Seconds], SideBySide]:
         """Timing of a kernel and an exchange side by side, how much of it is exposed communication, and slowing."""
@@ -188,20 +188,20 @@ class BlockCost:
 
 def timing_of(
     operations: Sequence[Timing],
-    parts: Sequence[tuple[Seconds, Seconds]],
-    together: Mapping[int, SideBySide] = MappingProxyType({}),
-    launching: FloatArray | None = None,
+    *,
+    exposed: FloatArray,
+    slowed: FloatArray,
+    together: Mapping[int, SideBySide],
+    launching: FloatArray,
 ) -> BlockTiming:
-    """Put timings of operations together; parts: (exposed, slowed) of each; launching: waits for the host, if any."""
-    waits = np.zeros(len(operations)) if launching is None else launching
-    durations = tuple(timing.seconds + wait for timing, wait in zip(operations, waits.tolist(), strict=True))
-    exposed, slowed = np.array(parts, dtype=np.float64).reshape(-1, 2).T
+    """Put timings of operations together; exposed, slowed, launching: [operations], as `BlockTiming` has them."""
+    durations = tuple(timing.seconds + wait for timing, wait in zip(operations, launching.tolist(), strict=True))
     return BlockTiming(
         durations=durations,
         offsets=np.concatenate(([0.0], np.cumsum(durations))),
         exposed=exposed,
         slowed=slowed,
-        launching=waits,
+        launching=launching,
         together=together,
         provenance=tuple(timing.provenance for timing in operations),
         bound=tuple(timing.bound for timing in operations),

@@ -95,10 +95,10 @@ class RecordedKernels:
             return self._beyond(modelled, None)
         row = self._rows.get(sought)
         if row is not None:
-            return self._recorded(modelled, (row.seconds, self._dispersion(row, family(sought))), Provenance.MEASURED)
+            return self._recorded(modelled, row.seconds, self._dispersion(row, family(sought)), Provenance.MEASURED)
         between = self._between(place(sought), modelled.seconds)
         if between is not None:
-            return self._recorded(modelled, between, Provenance.INTERPOLATED)
+            return self._recorded(modelled, *between, Provenance.INTERPOLATED)
         return self._beyond(modelled, family(sought))
 
     def _dispersion(self, row: Spread, named: str) -> float | None:
@@ -108,8 +108,7 @@ class RecordedKernels:
         residual = None if self._fit is None else self._fit.residuals.get(named)
         return None if residual is None else residual.left_out
 
-    def _recorded(self, modelled: Timing, found: tuple[Seconds, float | None], provenance: Provenance) -> Timing:
-        seconds, error = found
+    def _recorded(self, modelled: Timing, seconds: Seconds, error: float | None, provenance: Provenance) -> Timing:
         return Timing(seconds, standing(self._origin, provenance), modelled.bound, own_error(self._origin, error))
 
     def _between(self, sought: Place, modelled: Seconds) -> tuple[Seconds, float] | None:
@@ -180,20 +179,29 @@ class _Kindred:
         return np.array(marked, dtype=np.float64).reshape(len(layouts), -1) * LAYOUT_DISTANCE / math.sqrt(2.0)
 
 
-def _kindred(rows: Sequence[tuple[Place, Kernel, Seconds]], model: Roofline) -> _Kindred:
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """A kernel, its place among others, and what it took."""
+
+    place: Place
+    kernel: Kernel
+    seconds: Seconds
+
+
+def _kindred(rows: Sequence[_Measured], model: Roofline) -> _Kindred:
     """Rows of one kin, relative to a model."""
-    points = np.array([place.point for place, _, _ in rows])
-    ratios = np.array([math.log(seconds / model.kernel(kernel).seconds) for _, kernel, seconds in rows])
-    return _Kindred(points, ratios, [place.layout for place, _, _ in rows])
+    points = np.array([row.place.point for row in rows])
+    ratios = np.array([math.log(row.seconds / model.kernel(row.kernel).seconds) for row in rows])
+    return _Kindred(points, ratios, [row.place.layout for row in rows])
 
 
 def _timed(rows: Iterable[KernelRow]) -> Iterable[tuple[KernelRow, Spread]]:
     return ((row, row.time) for row in rows if row.outcome is Outcome.MEASURED and row.time is not None)
 
 
-def _by_kin(rows: Iterable[KernelRow]) -> Mapping[Hashable, list[tuple[Place, Kernel, Seconds]]]:
-    found: dict[Hashable, list[tuple[Place, Kernel, Seconds]]] = {}
+def _by_kin(rows: Iterable[KernelRow]) -> Mapping[Hashable, list[_Measured]]:
+    found: dict[Hashable, list[_Measured]] = {}
     for row, time in _timed(rows):
         where = place(row.signature)
-        found.setdefault(where.kin, []).append((where, row.kernel, time.seconds))
+        found.setdefault(where.kin, []).append(_Measured(where, row.kernel, time.seconds))
     return found

@@ -7,7 +7,6 @@ links for itself, it takes its own time and the block can stay one event.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import numpy as np
 
@@ -64,7 +63,7 @@ def sharing(program: Program, demands: DemandCost, links: int) -> Sharing:
         groups[crossings.group[crossed[crossings.link]]] = True
         if groups.any():
             shares[exchange] = groups
-    return Sharing(demands, MappingProxyType(shares))
+    return Sharing(demands, shares)
 
 
 def _crossed_twice(exchanges: Iterable[Exchange], demands: DemandCost, links: int) -> BoolArray:

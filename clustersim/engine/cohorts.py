@@ -35,11 +35,20 @@ class _Place:
     local: IntArray
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Come:
+    """A cohort that has come to a collective: with which task, and when."""
+
+    cohort: int
+    task: int
+    when: Ready
+
+
 @dataclass(slots=True, eq=False)
 class _Gathering:
-    """A collective in the making: which cohorts have come to it, with which task and when."""
+    """A collective in the making: which cohorts have come to it."""
 
-    come: dict[int, tuple[int, Ready]] = field(default_factory=dict)
+    come: dict[int, _Come] = field(default_factory=dict)
 
 
 class Cohorts:
@@ -101,27 +110,27 @@ class Cohorts:
         self._count[number, role] = count + 1
         together = self._joined[role][number]
         gathering = self._gatherings.setdefault((together[0], role, count), _Gathering())
-        gathering.come[number] = task, self._cohorts[number].ready(task)
+        gathering.come[number] = _Come(number, task, self._cohorts[number].ready(task))
         self._waiting.add((number, task))
         if len(gathering.come) == len(together):
-            self._meet(role, [(each, *gathering.come[each]) for each in together])
+            self._meet(role, [gathering.come[each] for each in together])
             del self._gatherings[together[0], role, count]
 
-    def _meet(self, role: str, come: list[tuple[int, int, Ready]]) -> None:
-        """Run a collective of all groups of a role in the cohorts that have come: (cohort, task, ready) each."""
-        ranks = np.concatenate([self._cohorts[number].ranks for number, _, _ in come])
-        ready = np.concatenate([when.ready for _, _, when in come])
-        cause = np.concatenate([when.cause for _, _, when in come])
+    def _meet(self, role: str, come: list[_Come]) -> None:
+        """Run a collective of all groups of a role in the cohorts that have come."""
+        ranks = np.concatenate([self._cohorts[each.cohort].ranks for each in come])
+        ready = np.concatenate([each.when.ready for each in come])
+        cause = np.concatenate([each.when.cause for each in come])
         meeting = Meeting.of(self._groups(role, ranks))
         start = ready if meeting.alone else meeting.latest(ready)
         cause = cause if meeting.alone else cause[meeting.last(ready, start)]
         first = 0
-        for number, task, when in come:
-            cohort, last = self._cohorts[number], first + len(when.ready)
-            exchange = cohort.program.tasks[task].exchange  # type: ignore[union-attr]
+        for each in come:
+            cohort, when, last = self._cohorts[each.cohort], each.when, first + len(each.when.ready)
+            exchange = cohort.program.tasks[each.task].exchange  # type: ignore[union-attr]
             own = start[first:last]
             end = own + self._cost.exchange_seconds(cohort.ranks, exchange)
-            cohort.finish(task, Span(when.queued, when.ready, own, end, cause[first:last]))
+            cohort.finish(each.task, Span(when.queued, when.ready, own, end, cause[first:last]))
             first = last
 
     def _send(self, number: int, task: int, what: Send) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import simpy
 
+from clustersim.engine.recorder import Lost, Times
 from clustersim.engine.rendezvous import Rendezvous
 from clustersim.engine.stretch import Paces, Stretch
 from clustersim.engine.world import World
@@ -23,9 +24,7 @@ from clustersim.program.task import Block, Communicate, Compute, Exchange, Opera
 from clustersim.units import Seconds
 
 Steps = Generator[simpy.Event, Any, None]
-Lost = tuple[Seconds, Seconds, Seconds]
-"""Seconds of a block in which a rank waited for others, by which collectives beside slowed it, and sharing of links."""
-_NOTHING: Final[Lost] = (0.0, 0.0, 0.0)
+_NOTHING: Final = Lost()
 
 
 @dataclass(slots=True)
@@ -97,8 +96,7 @@ class Rank:
                 case Send():
                     yield begin(self.number, task.exchange)
                     self.world.deliver(self.number, task, start, cause)
-            times = (queued, ready, start, environment.now, *lost)
-            cause = record((self.number, number, stream), cause, times)
+            cause = record(self.number, number, stream, cause, Times(queued, ready, start, environment.now, *lost))
             if isinstance(task, Compute):
                 self.world.note(self.number, number, task.block, cause)
             self.finish(number, cause)
@@ -137,7 +135,7 @@ class Rank:
                 self._paces[block] = whole
         if self.world.private(self.number, block):
             slowed = yield from self._work(whole, calm=self._calm(number))
-            return 0.0, slowed, 0.0
+            return Lost(slowed=slowed)
         waited = slowed = contended = 0.0
         for begin, end in pairwise(self._cuts(number, block)):
             come = self.world.environment.now
@@ -147,10 +145,10 @@ class Rank:
             if meeting is None or not self.world.shares(self.number, block.operations[begin]):
                 slowed += yield from self._work(whole.between(begin, end), calm=self._calm(number))
             else:
-                more, longer = yield from self._exchange((number, begin, block), *meeting)
+                more, longer = yield from self._exchange(number, begin, block, *meeting)
                 slowed, contended = slowed + more, contended + longer
             self._record(number, whole.alone[begin : end + 1], begin, start)
-        return waited, slowed, contended
+        return Lost(waited, slowed, contended)
 
     def _calm(self, number: int) -> bool:
         """Whether no collective can be beside the block of a task: the data stream waits for its end, or a later one's.
@@ -179,7 +177,7 @@ class Rank:
         for place in range(last + 1):
             begin = start + (ends[place] - ends[0])
             until = now if place == last else start + (ends[place + 1] - ends[0])
-            write((self.number, number, first + place), begin, until)
+            write(self.number, number, first + place, begin, until)
 
     def _meet(self, operation: Operation) -> Generator[simpy.Event, Any, tuple[Exchange, Rendezvous] | None]:
         """Wait for those who take part in an operation's exchange."""
@@ -190,13 +188,13 @@ class Rank:
         return operation.exchange, rendezvous
 
     def _exchange(
-        self, where: tuple[int, int, Block], exchange: Exchange, rendezvous: Rendezvous
+        self, number: int, place: int, block: Block, exchange: Exchange, rendezvous: Rendezvous
     ) -> Generator[simpy.Event, Any, tuple[Seconds, Seconds]]:
-        """Run an operation whose exchange shares links, with its kernel beside it if it has one.
+        """Run an operation of a task whose exchange shares links, with its kernel beside it if it has one.
 
         Returns by how much collectives of the data stream slowed it, and by how much sharing links made it longer.
         """
-        (number, place, block), world, start = where, self.world, self.world.environment.now
+        world, start = self.world, self.world.environment.now
         moved = rendezvous.together(partial(world.transfers.begin, self.number, exchange))
         both = world.cost.block(self.number, block).together.get(place)
         if both is None:

@@ -2,15 +2,34 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.task import Stream
 from clustersim.trace.store import OperationSpans, Trace
+from clustersim.units import Seconds
 
-Times = tuple[float, float, float, float, float, float, float]
-"""(queued, ready, start, end) of a span, and the seconds waited, slowed and contended inside it."""
+
+class Lost(NamedTuple):
+    """Seconds of a block: a rank waited for others, collectives beside slowed it, others shared its links."""
+
+    waited: Seconds = 0.0
+    slowed: Seconds = 0.0
+    contended: Seconds = 0.0
+
+
+class Times(NamedTuple):
+    """When a span was queued, ready, started and ended, and what was lost inside it."""
+
+    queued: Seconds
+    ready: Seconds
+    start: Seconds
+    end: Seconds
+    waited: Seconds = 0.0
+    slowed: Seconds = 0.0
+    contended: Seconds = 0.0
 
 
 @dataclass(slots=True)
@@ -23,9 +42,9 @@ class Recorder:
     operations: list[tuple[int, int, int]] = field(default_factory=list)
     operation_times: list[tuple[float, float]] = field(default_factory=list)
 
-    def span(self, where: tuple[int, int, Stream], cause: int, times: Times) -> int:
-        """Write a span of (rank, task, stream); return its row."""
-        self.whole.append((*where, cause))
+    def span(self, rank: int, task: int, stream: Stream, cause: int, times: Times) -> int:
+        """Write the span of a task; return its row."""
+        self.whole.append((rank, task, stream, cause))
         self.times.append(times)
         return len(self.whole) - 1
 
@@ -34,9 +53,9 @@ class Recorder:
         for place, group in enumerate(groups):
             self.met.setdefault((place, task, group), []).append(row)
 
-    def operation(self, where: tuple[int, int, int], start: float, end: float) -> None:
-        """Write a span of (rank, task, operation)."""
-        self.operations.append(where)
+    def operation(self, rank: int, task: int, operation: int, start: Seconds, end: Seconds) -> None:
+        """Write the span of an operation inside a task's block."""
+        self.operations.append((rank, task, operation))
         self.operation_times.append((start, end))
 
     def trace(self, representative: IntArray) -> Trace:

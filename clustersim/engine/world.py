@@ -11,7 +11,7 @@ from clustersim.cost.jitter import Jitter
 from clustersim.cost.sharing import Sharing
 from clustersim.engine.block_paces import BlockPaces
 from clustersim.engine.network.loads import Loads
-from clustersim.engine.recorder import Recorder
+from clustersim.engine.recorder import Recorder, Times
 from clustersim.engine.rendezvous import MeetingPlaces, Rendezvous
 from clustersim.engine.transfers import Shared, Transfers, Uncontended
 from clustersim.program.action import Action
@@ -101,7 +101,7 @@ class World:
         receiver = int(self.classes.representative[pair[1]])
         number = self._receipts_of(receiver)[role, send.tag]
         now = self.environment.now
-        row = self.recorder.span((receiver, number, Stream.RECEIVE), cause, (start, start, start, now, 0.0, 0.0, 0.0))
+        row = self.recorder.span(receiver, number, Stream.RECEIVE, cause, Times(start, start, start, now))
         self.ranks[receiver].finish(number, row)
 
     def _group(self, role: str, rank: int) -> tuple[tuple[str, int], int]:

@@ -80,7 +80,7 @@ def _peak(section: Section) -> Mapping[DType, FlopPerSecond]:
     for key in section.names():
         if key not in formats:
             raise section.refuse(key, f"unknown number format; {nearest(key, formats)}")
-    return MappingProxyType({formats[key]: section.quantity(key, Dimension.COMPUTE) for key in section.names()})
+    return {formats[key]: section.quantity(key, Dimension.COMPUTE) for key in section.names()}
 
 
 def _interference(section: Section) -> float:

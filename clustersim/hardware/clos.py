@@ -28,13 +28,14 @@ from clustersim.hardware.shape import Network, Node
 from clustersim.hardware.topology import LINK_KINDS, Ends, Link, LinkTable, Paths, Tier
 from clustersim.hardware.turn import Turn, turn_of
 from clustersim.hardware.wiring import Counts, LinkRun, Wiring, count, wire
+from clustersim.state import FieldState
 
 if TYPE_CHECKING:
     import networkx as nx
 
 
 @dataclass(frozen=True)
-class Clos:
+class Clos(FieldState):
     """`gpus` GPUs in nodes of one kind under one network; without a network they must lie within one node's reach.
 
     Not slotted: links and their numbers are worked out once, when first asked for.

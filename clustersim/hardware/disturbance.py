@@ -12,7 +12,6 @@ Reference: Dean and Barroso 2013, "The tail at scale", CACM 56(2); Greenberg et 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -89,7 +88,7 @@ class Disturbances:
     slow: tuple[Slow, ...] = ()
     nics: tuple[SlowNic, ...] = ()
     links: tuple[LinkChange, ...] = ()
-    background: Mapping[LinkKind, float] = field(default_factory=lambda: MappingProxyType({}))
+    background: Mapping[LinkKind, float] = field(default_factory=dict)
 
     @property
     def network(self) -> bool:

@@ -18,6 +18,7 @@ from clustersim.hardware.detours import Detours, Labels, Machine
 from clustersim.hardware.layer import Layer
 from clustersim.hardware.rules import ANYHOW, Rule, first_rule, next_rule
 from clustersim.hardware.topology import LINK_KINDS, VERTEX_KINDS, Ends, Fabric, Link, LinkKind, LinkTable, Paths, Tier
+from clustersim.state import FieldState
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -26,7 +27,7 @@ _SWITCHED = [LINK_KINDS.index(LinkKind.LEAF), LINK_KINDS.index(LinkKind.SPINE)]
 
 
 @dataclass(frozen=True, eq=False)
-class DisturbedClos:
+class DisturbedClos(FieldState):
     """A regular cluster and what is left of each link's bandwidth, [links]; 0 is a dead link.
 
     Not slotted: what is worked out once is kept. In `links` a dead link keeps its bandwidth; nobody uses it.

@@ -8,7 +8,7 @@ Routes are searched when first asked for and kept per pair.
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,6 +42,22 @@ class GraphFabric:
         self._places = {rule: self._place(rule, number) for rule in RULES}
         self._levels = graph_tiers.levels(graph, self._gpus)
         self._routes: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, GraphFabric):
+            return NotImplemented
+        return self._ecmp == other._ecmp and self._written_out() == other._written_out()
+
+    def __hash__(self) -> int:
+        return hash((self._ecmp, *self._names))
+
+    def __reduce__(self) -> tuple[type["GraphFabric"], tuple[Any, ...]]:
+        """Pickled and copied as its graph; that its GPUs reach each other was checked when it was read."""
+        return GraphFabric, (self._graph, self._ecmp, 1)
+
+    def _written_out(self) -> tuple[list[Any], list[Any]]:
+        """Vertices and edges in their order, which numbers GPUs and links."""
+        return list(self._graph.nodes(data=True)), list(self._graph.edges(data=True))
 
     @property
     def gpus(self) -> int:

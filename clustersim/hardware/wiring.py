@@ -133,17 +133,17 @@ class _Numbering:
     def __init__(self) -> None:
         self._next = 0
 
-    def way(self, kind: LinkKind, count: int, ports: tuple[Port, Port], joint: _Joint) -> Way:
-        """A run and its twin with the ends exchanged; ports: up and down."""
+    def way(self, kind: LinkKind, count: int, joint: _Joint, *, up: Port, down: Port) -> Way:
+        """A run and its twin with the ends exchanged."""
         first, self._next = self._next, self._next + 2 * count
         return Way(
-            up=LinkRun(kind, first, count, ports[0], joint.lower, joint.upper, joint.members),
-            down=LinkRun(kind, first + count, count, ports[1], joint.upper, joint.lower, joint.members),
+            up=LinkRun(kind, first, count, up, joint.lower, joint.upper, joint.members),
+            down=LinkRun(kind, first + count, count, down, joint.upper, joint.lower, joint.members),
         )
 
     def even(self, kind: LinkKind, count: int, port: Port | None, joint: _Joint) -> Way:
         """A way with equal directions; without a port there are no links."""
-        return self.way(kind, count if port else 0, (port or _NOTHING,) * 2, joint)
+        return self.way(kind, count if port else 0, joint, up=port or _NOTHING, down=port or _NOTHING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,8 @@ def _nic_way(new: _Numbering, layers: _Layers, node: Node, network: Network | No
         return new.even(LinkKind.NIC, 0, None, _Joint(End(layers.nic, _same), End(layers.leaf, _same)))
     up, leaf = node.nics.port, network.leaf
     joint = _Joint(End(layers.nic, _same), End(layers.leaf, lambda nics: leaf.switch(nics, node.nics_per_node)))
-    return new.way(LinkKind.NIC, layers.nic.count, (up, Port(up.bandwidth, leaf.latency + up.latency)), joint)
+    down = Port(up.bandwidth, leaf.latency + up.latency)
+    return new.way(LinkKind.NIC, layers.nic.count, joint, up=up, down=down)
 
 
 def _leaf_way(new: _Numbering, layers: _Layers, node: Node, network: Network | None) -> Way:
@@ -239,13 +240,13 @@ def _leaf_way(new: _Numbering, layers: _Layers, node: Node, network: Network | N
         return new.even(LinkKind.LEAF, 0, None, _Joint(End(layers.leaf, _same), End(layers.spine, _same)))
     rates, per_pod = uplinks(node, network), network.leaf.switches * network.spine.units
     bandwidth = rates.leaf / spines
-    ports = Port(bandwidth, network.leaf.latency), Port(bandwidth, network.spine.latency)
+    up, down = Port(bandwidth, network.leaf.latency), Port(bandwidth, network.spine.latency)
     joint = _Joint(
         End(layers.leaf, lambda index: index // spines),
         End(layers.spine, lambda index: index // spines // per_pod * spines + index % spines),
         members=rates.per_leaf // spines,
     )
-    return new.way(LinkKind.LEAF, layers.leaf.count * spines, ports, joint)
+    return new.way(LinkKind.LEAF, layers.leaf.count * spines, joint, up=up, down=down)
 
 
 def _spine_way(new: _Numbering, layers: _Layers, node: Node, network: Network | None) -> Way:
@@ -254,10 +255,10 @@ def _spine_way(new: _Numbering, layers: _Layers, node: Node, network: Network | 
         return new.even(LinkKind.SPINE, 0, None, _Joint(End(layers.spine, _same), End(layers.core, _same)))
     rates = uplinks(node, network)
     bandwidth = rates.pod / (spines * cores)
-    ports = Port(bandwidth, network.spine.latency), Port(bandwidth, network.core.latency)
+    up, down = Port(bandwidth, network.spine.latency), Port(bandwidth, network.core.latency)
     joint = _Joint(
         End(layers.spine, lambda index: index // cores),
         End(layers.core, lambda index: index // cores % spines * cores + index % cores),
         members=rates.per_leaf * rates.per_spine // (spines * cores),
     )
-    return new.way(LinkKind.SPINE, layers.spine.count * cores, ports, joint)
+    return new.way(LinkKind.SPINE, layers.spine.count * cores, joint, up=up, down=down)

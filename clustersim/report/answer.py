@@ -9,6 +9,7 @@ import numpy as np
 
 from clustersim.analysis.parts import EXPOSED, PARTS, Part
 from clustersim.analysis.what_if import WhatIfs
+from clustersim.answer import Answer
 from clustersim.arrays import FloatArray
 from clustersim.cost.timing import Provenance
 from clustersim.memory.footprint import Category as Use
@@ -36,7 +37,6 @@ from clustersim.report.view import (
 )
 from clustersim.report.waiting import nobody_slow
 from clustersim.report.wording import disturbed_line, gpu_line, layout_line, row_names, stage_name
-from clustersim.result import Result
 from clustersim.units import Seconds, format_seconds
 
 _VISIBLE: Final = 1e-3  # of the step: the least difference of waiting that is shown
@@ -68,7 +68,7 @@ USE_LOOKS: Final[Mapping[Use, Category]] = MappingProxyType(
 )
 
 
-def page_view(result: Result, what_ifs: WhatIfs | None = None) -> PageView:
+def page_view(result: Answer, what_ifs: WhatIfs | None = None) -> PageView:
     """What the page shows of a result; what_ifs: changes that were simulated, too."""
     return replace(
         notebook_view(result),
@@ -81,13 +81,13 @@ def page_view(result: Result, what_ifs: WhatIfs | None = None) -> PageView:
     )
 
 
-def notebook_view(result: Result) -> PageView:
+def notebook_view(result: Answer) -> PageView:
     """What a notebook shows: a terminal's, with the kernels inside passes."""
     view = table_view(result)
     return replace(view, timeline=with_kernels(result, view.timeline))
 
 
-def table_view(result: Result) -> PageView:
+def table_view(result: Answer) -> PageView:
     """What a terminal shows of a result: all but what takes long and is looked at on a page only."""
     ranks = shown_ranks(result)
     return PageView(
@@ -102,13 +102,13 @@ def table_view(result: Result) -> PageView:
     )
 
 
-def with_kernels(result: Result, timeline: Timeline) -> Timeline:
+def with_kernels(result: Answer, timeline: Timeline) -> Timeline:
     """A timeline of `timeline_of` with the kernels inside its passes."""
     rows = shown_rows_of(result, [row.rank for row in timeline.rows])
     return replace(timeline, kernels=kernels_of(result, rows))
 
 
-def subject_of(result: Result) -> Subject:
+def subject_of(result: Answer) -> Subject:
     """What was simulated."""
     scenario = result.scenario
     return Subject(
@@ -121,7 +121,7 @@ def subject_of(result: Result) -> Subject:
     )
 
 
-def verdict_of(result: Result) -> Verdict:
+def verdict_of(result: Answer) -> Verdict:
     """The headline, from the numbers that `--json` gives."""
     answer, scenario = result.to_json(), result.scenario
     return Verdict(
@@ -143,12 +143,12 @@ def verdict_of(result: Result) -> Verdict:
     )
 
 
-def steps_of(result: Result) -> Steps | None:
+def steps_of(result: Answer) -> Steps | None:
     """The times of several steps; None where there is one."""
     return Steps(result.step_times, result.step_time_distribution) if result.scenario.steps > 1 else None
 
 
-def waiting_of(result: Result) -> Waiting | None:
+def waiting_of(result: Answer) -> Waiting | None:
     """Who waits for whom; None where nothing is disturbed and the ranks of each pipeline rank wait equally long."""
     scenario, waits, stragglers = result.scenario, result.waits, result.stragglers
     disturbed = disturbed_line(scenario)
@@ -160,7 +160,7 @@ def waiting_of(result: Result) -> Waiting | None:
     return Waiting(names.labels, names.short, waits, stragglers, otherwise)
 
 
-def trust_of(result: Result) -> Trust:
+def trust_of(result: Answer) -> Trust:
     """How far the answer carries."""
     return Trust(
         ranks=result.ranks,
@@ -174,7 +174,7 @@ def trust_of(result: Result) -> Trust:
     )
 
 
-def breakdown_of(result: Result, ranks: Sequence[int]) -> Breakdown:
+def breakdown_of(result: Answer, ranks: Sequence[int]) -> Breakdown:
     """The mean over all ranks, and some ranks."""
     ideal, compute = result.mfu() * result.step_time, result.breakdown.mean()[Part.COMPUTE.value]
     return Breakdown(
@@ -187,13 +187,13 @@ def breakdown_of(result: Result, ranks: Sequence[int]) -> Breakdown:
     )
 
 
-def _settled(result: Result, parts: Mapping[str, Seconds]) -> FloatArray:
+def _settled(result: Answer, parts: Mapping[str, Seconds]) -> FloatArray:
     """Seconds of parts, none where they are only rounding."""
     seconds = np.array(list(parts.values()))
     return np.where(np.abs(seconds) > ROUNDING * result.step_time, seconds, 0.0)
 
 
-def memory_of(result: Result) -> Memory:
+def memory_of(result: Answer) -> Memory:
     """The ledgers of pipeline ranks: of many some, evenly spaced, and the fullest."""
     shown = sorted({*shown_rows(len(result.ledgers), MOST_ROWS - 1).tolist(), result.fullest})
     return Memory(

@@ -7,10 +7,10 @@ from clustersim.report.critical_path import CriticalPath
 from clustersim.report.wording import row_names
 
 if TYPE_CHECKING:
-    from clustersim.result import Result
+    from clustersim.answer import Answer
 
 
-def critical_path_of(result: "Result") -> CriticalPath | None:
+def critical_path_of(result: "Answer") -> CriticalPath | None:
     """The path's pieces and parts; None where nothing takes time."""
     if result.trace.makespan <= 0:
         return None

@@ -19,14 +19,14 @@ from clustersim.report.view import KernelLabel, Kernels
 from clustersim.units import Seconds
 
 if TYPE_CHECKING:
-    from clustersim.result import Result
+    from clustersim.answer import Answer
 
 MOST_OPERATIONS: Final = 1_000_000
 _ROUNDING: Final = 1e-9  # of the makespan
 _LINES: Final = ("kernel", "dtype", "shape"), ("collective", "group")
 
 
-def kernels_of(result: "Result", rows: IntArray, most: int = MOST_OPERATIONS) -> Kernels:
+def kernels_of(result: "Answer", rows: IntArray, most: int = MOST_OPERATIONS) -> Kernels:
     """What runs inside spans that are these rows of the trace; at most so many operations that no template shares."""
     templates = _Templates(result, most, _ROUNDING * result.trace.makespan)
     template = np.full(len(rows), -1)
@@ -44,7 +44,7 @@ class _Templates:
     rounding: seconds by which equal times may differ.
     """
 
-    result: "Result"
+    result: "Answer"
     most: int
     rounding: Seconds
     columns: list[tuple[IntArray, FloatArray, FloatArray]] = field(default_factory=list)
@@ -71,7 +71,7 @@ class _Templates:
             template[at] = self._alone(blocks[number], timings[blocks[number]])
         varied = np.flatnonzero(computes & ~plain)
         if len(varied):
-            template[varied] = self._varied(rank, rows[varied], (blocks, timings))
+            template[varied] = self._varied(rank, rows[varied], blocks, timings)
         return template
 
     def _undisturbed(self, rows: IntArray, alone: FloatArray) -> BoolArray:
@@ -91,10 +91,10 @@ class _Templates:
         return self.numbers[key]
 
     def _varied(
-        self, rank: int, rows: IntArray, known: tuple[Mapping[int, Block], Mapping[Block, BlockTiming]]
+        self, rank: int, rows: IntArray, blocks: Mapping[int, Block], timings: Mapping[Block, BlockTiming]
     ) -> list[int]:
-        """Templates of runs that were waited in, slowed or varied; none beyond the limit."""
-        trace, (blocks, timings) = self.result.trace, known
+        """Templates of runs that were waited in, slowed or varied; none beyond the limit. blocks: by number of task."""
+        trace = self.result.trace
         tasks = trace.task[rows].tolist()
         sizes = np.cumsum([len(blocks[number].operations) for number in tasks])
         allowed = int(np.searchsorted(sizes, self.most - self.own, side="right"))

@@ -3,15 +3,15 @@
 from clustersim.analysis.network import network_use
 from clustersim.analysis.network_axes import axis_spans
 from clustersim.analysis.network_bytes import Metered
+from clustersim.answer import Answer
 from clustersim.collectives.library import load_library
 from clustersim.report.network import Network
 from clustersim.report.topology import Picture
 from clustersim.report.topology_view import picture
-from clustersim.result import Result
 from clustersim.scenario import Contention
 
 
-def network_of(result: Result) -> Network | None:
+def network_of(result: Answer) -> Network | None:
     """How the links were used; None where the ranks exchange nothing."""
     scenario, program = result.scenario, result.program
     cluster, cost = scenario.cluster, scenario.cost
@@ -24,7 +24,7 @@ def network_of(result: Result) -> Network | None:
     return Network(use, shared=cost.network is Contention.SHARED, recorded=recorded)
 
 
-def topology_of(result: Result) -> Picture:
+def topology_of(result: Answer) -> Picture:
     """The cluster, and the axes of the layout on it."""
     scenario = result.scenario
     fabric, chunks = scenario.cluster.fabric, scenario.schedule.chunks

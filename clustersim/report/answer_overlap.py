@@ -9,10 +9,10 @@ from clustersim.report.overlap import StageOverlap
 from clustersim.report.wording import row_names
 
 if TYPE_CHECKING:
-    from clustersim.result import Result
+    from clustersim.answer import Answer
 
 
-def overlap_of(result: "Result") -> StageOverlap | None:
+def overlap_of(result: "Answer") -> StageOverlap | None:
     """How communication meets computation on every stage; None where nothing moves."""
     found = overlap(result.rows, result.cost.block, result.breakdown)
     if found.moving.max(initial=0.0) <= 0:

@@ -24,7 +24,7 @@ from clustersim.units import format_bandwidth, format_flops, format_seconds
 from clustersim.workload.kernels import Kernel
 
 if TYPE_CHECKING:
-    from clustersim.result import Result
+    from clustersim.answer import Answer
 
 LANES: Final = ("compute", "data parallel", "pipeline")
 _LANE_OF_STREAM: Final = {
@@ -58,7 +58,7 @@ _MOST_KERNELS: Final = 4
 _MOST_STRAGGLERS: Final = 4
 
 
-def shown_ranks(result: "Result") -> list[int]:
+def shown_ranks(result: "Answer") -> list[int]:
     """Simulated ranks that say most: of each pipeline rank one, and stragglers, each beside one that is not.
 
     Of many pipeline ranks some are shown, evenly spaced. Of a pipeline rank's ranks the one is shown on which the
@@ -82,7 +82,7 @@ def shown_ranks(result: "Result") -> list[int]:
     return sorted(chosen, key=lambda rank: (int(kind[rank]), rank))
 
 
-def timeline_of(result: "Result", ranks: Sequence[int]) -> Timeline:
+def timeline_of(result: "Answer", ranks: Sequence[int]) -> Timeline:
     """Spans of these simulated ranks, a row for each, and the pieces of the critical path on them."""
     scenario = result.scenario
     stages = np.minimum(result.program.kind[list(ranks)], scenario.layout.pp - 1).tolist()
@@ -101,20 +101,20 @@ def timeline_of(result: "Result", ranks: Sequence[int]) -> Timeline:
     )  # fmt: skip
 
 
-def shown_rows_of(result: "Result", ranks: Sequence[int]) -> IntArray:
+def shown_rows_of(result: "Answer", ranks: Sequence[int]) -> IntArray:
     """Which rows of the trace are the spans of `timeline_of`, in its order."""
     row = _row_of(result, ranks, np.arange(len(result.trace)))
     return np.flatnonzero((row >= 0) & (_LANES_BY_STREAM[result.trace.stream] >= 0))
 
 
-def _row_of(result: "Result", ranks: Sequence[int], rows: IntArray) -> IntArray:
+def _row_of(result: "Answer", ranks: Sequence[int], rows: IntArray) -> IntArray:
     """The timeline's row of some rows of the trace, -1 if its rank is not shown."""
     table = np.full(result.ranks, -1)
     table[ranks] = np.arange(len(ranks))
     return table[result.trace.rank[rows]]
 
 
-def _path(result: "Result", ranks: Sequence[int]) -> Path:
+def _path(result: "Answer", ranks: Sequence[int]) -> Path:
     trace, path = result.trace, result.path
     path = path[_LANES_BY_STREAM[trace.stream[path]] >= 0]
     row = _row_of(result, ranks, path)
@@ -124,7 +124,7 @@ def _path(result: "Result", ranks: Sequence[int]) -> Path:
     return Path(row[shown], lane, trace.start[path[shown]], trace.end[path[shown]], follows)
 
 
-def _spans(result: "Result", ranks: Sequence[int]) -> Spans:
+def _spans(result: "Answer", ranks: Sequence[int]) -> Spans:
     trace = result.trace
     shown = shown_rows_of(result, ranks)
     row, lane = _row_of(result, ranks, shown), _LANES_BY_STREAM[trace.stream[shown]]
@@ -142,7 +142,7 @@ def _spans(result: "Result", ranks: Sequence[int]) -> Spans:
     )  # fmt: skip
 
 
-def _sent(result: "Result", rows: IntArray) -> IntArray:
+def _sent(result: "Answer", rows: IntArray) -> IntArray:
     """The cause of some rows; where that is the arrival of a message, what the message waited for."""
     trace = result.trace
     cause = trace.cause[rows]
@@ -150,7 +150,7 @@ def _sent(result: "Result", rows: IntArray) -> IntArray:
     return np.where(received, trace.cause[cause], cause)
 
 
-def _task_columns(result: "Result", ranks: Sequence[int], texts: "_Texts") -> IntArray:
+def _task_columns(result: "Answer", ranks: Sequence[int], texts: "_Texts") -> IntArray:
     """Category, microbatch, chunk, bytes, name and detail of every task: [columns, stages, tasks]."""
     programs = [result.program.programs[int(result.program.kind[rank])] for rank in ranks]
     table = np.full((6, len(ranks), max(len(program.tasks) for program in programs)), -1)
@@ -175,7 +175,7 @@ class _Texts:
 class _Words:
     """Words for the tasks of one rank; known: blocks and exchanges already put into words, by identity."""
 
-    result: "Result"
+    result: "Answer"
     rank: int
     texts: _Texts
     known: dict[Block | Exchange, tuple[int, int, int]]

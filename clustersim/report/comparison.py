@@ -20,7 +20,7 @@ from clustersim.report.view import PageView, Verdict
 from clustersim.units import format_step_time
 
 if TYPE_CHECKING:
-    from clustersim.result import Result
+    from clustersim.answer import Answer
 
 _PARTS_LEAD: Final = (
     "Seconds of each part more (to the right) or less than in {first}, the mean over ranks. Together they are what the "
@@ -28,7 +28,7 @@ _PARTS_LEAD: Final = (
 )
 
 
-def write_comparison(results: "Mapping[str, Result]", path: str | Path, *, title: str, shown: str) -> None:
+def write_comparison(results: "Mapping[str, Answer]", path: str | Path, *, title: str, shown: str) -> None:
     """Write a page of answers by name, the first of which the others are compared with; shown: the one close up.
 
     Raises OutputError if `path` cannot be written.

@@ -223,7 +223,7 @@ def _part_bars(path: CriticalPath, looks: Sequence[Category], size: float) -> Tr
     part, start, end = _parts_in_time(path.path.legs)
     return [
         _bar(
-            PARTS[each].value, 0.0, (start[chosen] / size, end[chosen] / size),
+            PARTS[each].value, 0.0, start[chosen] / size, end[chosen] / size,
             marker={**marker(looks[each]), "line": {"width": 0}},
             hovertext=[
                 f"<b>mostly {PARTS[each].value}</b><br>{format_seconds(first)} to {format_seconds(last)}"
@@ -255,7 +255,7 @@ def _stage_bars(path: CriticalPath, size: float) -> Traces:
     kinds = legs.kind[first].tolist()
     return [
         _bar(
-            path.word, 1.0, (start / size, end / size),
+            path.word, 1.0, start / size, end / size,
             marker={"color": "@track", "line": {"width": 0.5, "color": "@muted"}},
             text=[escape(path.short[kind]) for kind in kinds], textposition="inside", insidetextanchor="middle",
             textangle=0, textfont={"color": "@ink", "size": 11},
@@ -264,8 +264,7 @@ def _stage_bars(path: CriticalPath, size: float) -> Traces:
     ]  # fmt: skip
 
 
-def _bar(name: str, y: float, edges: tuple[Any, Any], **more: Any) -> dict[str, Any]:
-    start, end = edges
+def _bar(name: str, y: float, start: FloatArray, end: FloatArray, **more: Any) -> dict[str, Any]:
     return {
         "type": "bar", "orientation": "h", "name": escape(name), "y": typed(np.full(len(start), y)),
         "width": 0.8, "base": typed(start), "x": typed(end - start), "hovertemplate": "%{hovertext}<extra></extra>",

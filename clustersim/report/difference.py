@@ -11,11 +11,11 @@ from typing import Any, Final
 import numpy as np
 
 from clustersim.analysis.parts import PARTS, Part
+from clustersim.answer import Answer
 from clustersim.arrays import FloatArray
 from clustersim.report.keys import signed
 from clustersim.report.view import ROUNDING
 from clustersim.report.wording import stage_name
-from clustersim.result import Result
 from clustersim.scenario.changes.written import Changed, changed_keys, other_files
 from clustersim.units import Seconds, format_bytes, format_number, format_seconds, format_step_time
 
@@ -118,7 +118,7 @@ _NUMBERS: Final = (
 )
 
 
-def difference_of(first: Result, second: Result, titles: tuple[str, str], notes: tuple[str, ...] = ()) -> Difference:
+def difference_of(first: Answer, second: Answer, titles: tuple[str, str], notes: tuple[str, ...] = ()) -> Difference:
     """Compare two answers."""
     answers = first.to_json(), second.to_json()
     times = _tokens(second) / _tokens(first)
@@ -195,12 +195,12 @@ def words_of(value: object) -> str:
             return str(value)
 
 
-def _tokens(result: Result) -> int:
+def _tokens(result: Answer) -> int:
     """Of one step."""
     return result.scenario.training.global_batch * result.scenario.training.sequence
 
 
-def _pipeline(result: Result) -> tuple[int, int]:
+def _pipeline(result: Answer) -> tuple[int, int]:
     return len(result.ledgers), result.scenario.schedule.chunks
 
 

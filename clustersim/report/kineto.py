@@ -26,7 +26,7 @@ from clustersim.report.operations import Inside, Operations
 from clustersim.report.trace_ranks import TraceRank
 
 if TYPE_CHECKING:
-    from clustersim.result import Result
+    from clustersim.answer import Answer
 
 PRODUCER: Final = "clustersim"
 _STREAMS: Final = {  # numbers as CUDA gives them: the first that PyTorch makes is 7
@@ -44,7 +44,7 @@ _MARGIN: Final = 100  # nanoseconds of the operator around its launch
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def write_kineto(result: "Result", rank: TraceRank, file: IO[bytes], *, most: int | None = None) -> int:
+def write_kineto(result: "Answer", rank: TraceRank, file: IO[bytes], *, most: int | None = None) -> int:
     """Write one rank's file; return how many kernels it has. most: at most so many passes and messages of it."""
     kernels = _Kernels(result, rank)
     runs = kernels.runs(most)
@@ -107,7 +107,7 @@ class _BlockWords:
 class _Kernels:
     """What one rank runs; each kernel is put into words once."""
 
-    def __init__(self, result: "Result", rank: TraceRank) -> None:
+    def __init__(self, result: "Answer", rank: TraceRank) -> None:
         self.result, self.rank = result, rank
         self.program = result.program.programs[int(result.program.kind[rank.rank])]
         self.words: list[_Words] = []
@@ -199,7 +199,7 @@ class _Kernels:
         return len(self.words) - 1
 
 
-def _head(result: "Result", rank: TraceRank, kernels: _Kernels) -> str:
+def _head(result: "Answer", rank: TraceRank, kernels: _Kernels) -> str:
     """What stands before the events; on lines of their own, because HTA looks for the rank line by line."""
     accelerators, kind = result.scenario.cluster.kinds()
     accelerator = accelerators[int(kind[rank.rank])]
@@ -228,7 +228,7 @@ def _head(result: "Result", rank: TraceRank, kernels: _Kernels) -> str:
     return "{\n" + ",\n".join([*lines, '"traceEvents": [\n'])
 
 
-def _events(result: "Result", rank: TraceRank, runs: _Runs) -> Iterator[bytes]:
+def _events(result: "Answer", rank: TraceRank, runs: _Runs) -> Iterator[bytes]:
     words = f"{rank.stage}, {rank.name}"
     yield _meta("process_name", _HOST, {"name": f"host of {words} (drawn, not simulated)"})
     yield _meta("process_name", 0, {"name": f"GPU of {words}"})
@@ -238,13 +238,16 @@ def _events(result: "Result", rank: TraceRank, runs: _Runs) -> Iterator[bytes]:
     yield from _steps(result, runs, launch)
     rows = zip(launch.tolist(), (runs.start + _LEAD).tolist(), (runs.end - runs.start).tolist(), strict=True)
     for number, ((host, start, length), which) in enumerate(zip(rows, runs.which.tolist(), strict=True), start=1):
-        yield _kernel(number, runs.words[which], host, (start, length))
+        yield _kernel(number, runs.words[which], host, start, length)
 
 
-def _kernel(number: int, words: _Words, host: int, times: tuple[int, int]) -> bytes:
-    """An operator, its launch, the kernel, and the arrow from one to the other; each has the kernel's number."""
+def _kernel(number: int, words: _Words, host: int, begin: int, lasting: int) -> bytes:
+    """An operator, its launch, the kernel, and the arrow from one to the other; each has the kernel's number.
+
+    host: when the launch begins; begin, lasting: of the kernel; nanoseconds.
+    """
     inner, inner_end = divmod(host + _MARGIN, 1000), divmod(_LAUNCH - 2 * _MARGIN, 1000)
-    start, length = divmod(times[0], 1000), divmod(times[1], 1000)
+    start, length = divmod(begin, 1000), divmod(lasting, 1000)
     return b"".join(
         (
             b'{"ph":"X","cat":"cpu_op","pid":%d,"tid":%d,"ts":%d.%03d,"dur":%d.%03d,'
@@ -273,7 +276,7 @@ def _launches(start: IntArray) -> IntArray:
     return launch
 
 
-def _steps(result: "Result", runs: _Runs, launch: IntArray) -> Iterator[bytes]:
+def _steps(result: "Answer", runs: _Runs, launch: IntArray) -> Iterator[bytes]:
     """The host's marks of steps: each lasts until the first pass of the next one is launched."""
     steps, compute = result.scenario.steps, _STREAMS[Stream.COMPUTE]
     passes = np.array([words.stream == compute for words in runs.words])[runs.which]

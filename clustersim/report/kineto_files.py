@@ -20,7 +20,7 @@ from clustersim.report.trace_ranks import TraceRank, default_ranks, trace_ranks
 from clustersim.units import Bytes
 
 if TYPE_CHECKING:
-    from clustersim.result import Result
+    from clustersim.answer import Answer
 
 _BEGINNING: Final = f'{{\n"producer": "{PRODUCER} '.encode()
 
@@ -45,7 +45,7 @@ def require_directory(path: str | Path) -> None:
 
 
 def write_kineto_files(
-    result: "Result", path: str | Path, ranks: Sequence[int] | None = None, *, most: Bytes = MOST_BYTES
+    result: "Answer", path: str | Path, ranks: Sequence[int] | None = None, *, most: Bytes = MOST_BYTES
 ) -> int:
     """Write a file for each of some ranks, in a directory that is made if it is not there; return how many.
 
@@ -102,7 +102,7 @@ def _ours(path: Path) -> bool:
         return file.read(len(_BEGINNING)) == _BEGINNING
 
 
-def _estimate(result: "Result", ranks: Sequence[TraceRank]) -> Bytes:
+def _estimate(result: "Answer", ranks: Sequence[TraceRank]) -> Bytes:
     """Bytes of all files, as large for each span as the beginning of the first rank."""
     file = io.BytesIO()
     kernels = write_kineto(result, ranks[0], file, most=SAMPLE)

@@ -18,7 +18,7 @@ from clustersim.trace.store import OperationSpans
 from clustersim.workload.kernels import AttentionShape, Kernel, MatmulShape, Shape, StreamShape
 
 if TYPE_CHECKING:
-    from clustersim.result import Result
+    from clustersim.answer import Answer
 
 
 Arguments = dict[str, str | int | float]
@@ -47,7 +47,7 @@ class Inside:
 class Operations:
     """What runs inside the spans of a timeline. rows: the trace's row of each span; labels: of blocks already met."""
 
-    result: "Result"
+    result: "Answer"
     rows: IntArray
     labels: dict[tuple[int, Block], tuple[Label, ...]] = field(default_factory=dict)
     times: dict[int, "_Times"] = field(default_factory=dict)

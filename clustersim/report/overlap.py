@@ -131,19 +131,23 @@ def _traces(stages: StageOverlap, size: float) -> Iterator[dict[str, Any]]:
         ):
             seconds = np.where(kind[:, place] > _ROUNDING * found.step, kind[:, place], 0.0)
             if seconds.any():
-                yield _bars(stages, place, (words, look), (base, seconds), size)
+                yield _bars(stages, place, _Kind(words, look, base, seconds), size)
             base = base + seconds
 
 
-def _bars(
-    stages: StageOverlap,
-    place: int,
-    named: tuple[str, dict[str, Any]],
-    where: tuple[FloatArray, FloatArray],
-    size: float,
-) -> dict[str, Any]:
-    """One kind of one axis. named: its words and its look; where: [stages] seconds from where on, and for how long."""
-    (words, look), (base, seconds) = named, where
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What all bars of one kind show. base: [stages] seconds from where on; seconds: [stages] for how long."""
+
+    words: str
+    look: dict[str, Any]
+    base: FloatArray
+    seconds: FloatArray
+
+
+def _bars(stages: StageOverlap, place: int, kind: _Kind, size: float) -> dict[str, Any]:
+    """One kind of one axis."""
+    words, seconds = kind.words, kind.seconds
     shown = shown_rows(len(stages.labels))
     hover = [
         f"<b>{escape(stages.labels[row])}</b>, {NAMES[place]}<br>{words}: {format_seconds(float(seconds[row]))}"
@@ -157,11 +161,11 @@ def _bars(
         "showlegend": place == stages.axes[0] or words != _ALONE,
         "y": typed(_middle(stages, place)),
         "width": 0.9 * _BAND / len(stages.axes),
-        "base": typed(base[shown] / size),
+        "base": typed(kind.base[shown] / size),
         "x": typed(seconds[shown] / size),
         "hovertext": hover,
         "hovertemplate": "%{hovertext}<extra></extra>",
-        "marker": look,
+        "marker": kind.look,
     }
 
 

@@ -24,10 +24,10 @@ from clustersim.report.trace_flows import NONE, Flows
 from clustersim.report.trace_ranks import TraceRank
 from clustersim.report.view import Timeline
 from clustersim.report.wording import stage_name
-from clustersim.units import format_seconds
+from clustersim.units import Seconds, format_seconds
 
 if TYPE_CHECKING:
-    from clustersim.result import Result
+    from clustersim.answer import Answer
 
 Nanoseconds = int
 _ROUNDING: Final = 5e-10  # seconds: less than a trace can show
@@ -73,7 +73,7 @@ class Slice:
     inside: Nested | None = None
 
 
-def slices(result: "Result", ranks: Sequence[TraceRank]) -> Iterator[Slice]:
+def slices(result: "Answer", ranks: Sequence[TraceRank]) -> Iterator[Slice]:
     """All spans of these ranks: rank by rank, stream by stream, track by track, by start; then what they receive."""
     source = _Source.of(result, ranks)
     for received in (False, True):
@@ -85,7 +85,7 @@ def slices(result: "Result", ranks: Sequence[TraceRank]) -> Iterator[Slice]:
 class _Source:
     """spans: of each row of the trace the span of the timeline, or -1; track: [rows]."""
 
-    result: "Result"
+    result: "Answer"
     timeline: Timeline
     spans: IntArray
     track: IntArray
@@ -93,7 +93,7 @@ class _Source:
     flows: Flows
 
     @classmethod
-    def of(cls, result: "Result", ranks: Sequence[TraceRank]) -> Self:
+    def of(cls, result: "Answer", ranks: Sequence[TraceRank]) -> Self:
         simulated = sorted({rank.simulated for rank in ranks})
         trace, shown = result.trace, shown_rows_of(result, simulated)
         spans = np.full(len(trace), -1)
@@ -122,7 +122,7 @@ class _Source:
         inside = self.operations(row)
         nested = None
         if inside is not None and isinstance(task, Compute):
-            nested = _nested(inside, (start, end), self.flows.inside(rank.rank, number, task.block))
+            nested = _nested(inside, start, end, self.flows.inside(rank.rank, number, task.block))
         flow = self.flows.of_task(rank.rank, number, task)
         return Slice(*place, round(start * 1e9), round(end * 1e9), self._label(row, task, inside), flow, nested)
 
@@ -188,8 +188,8 @@ class _Source:
         )
 
 
-def _nested(inside: Inside, whole: tuple[float, float], flows: tuple[int, ...]) -> Nested:
-    start, end = np.rint(np.clip((inside.start, inside.end), *whole) * 1e9).astype(np.int64)
+def _nested(inside: Inside, since: Seconds, until: Seconds, flows: tuple[int, ...]) -> Nested:
+    start, end = np.rint(np.clip((inside.start, inside.end), since, until) * 1e9).astype(np.int64)
     return Nested(inside.labels, start, end, flows)
 
 

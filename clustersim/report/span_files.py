@@ -22,7 +22,7 @@ from clustersim.report.trace_ranks import TraceRank, default_ranks, trace_ranks
 from clustersim.units import Bytes
 
 if TYPE_CHECKING:
-    from clustersim.result import Result
+    from clustersim.answer import Answer
 
 SUFFIXES: Final = (".csv", ".parquet", ".arrow")
 _SAMPLE: Final = 2000  # rows
@@ -38,7 +38,7 @@ def require_table(path: str | Path) -> None:
 
 
 def write_spans(
-    result: "Result", path: str | Path, ranks: Sequence[int] | None = None, *, most: Bytes = MOST_BYTES
+    result: "Answer", path: str | Path, ranks: Sequence[int] | None = None, *, most: Bytes = MOST_BYTES
 ) -> int:
     """Write all spans of some ranks as a table, in the format that the name ends in; return of how many ranks.
 
@@ -85,7 +85,7 @@ def write_arrow(parts: Iterable[Columns], file: IO[bytes]) -> None:
         writer.write_table(table)
 
 
-def _bytes_of_row(result: "Result", ranks: Sequence[TraceRank], write: Any) -> float:
+def _bytes_of_row(result: "Answer", ranks: Sequence[TraceRank], write: Any) -> float:
     """As many as those at the beginning of the first rank take."""
     first = next(rows_of(result, ranks[:1]))
     sample = {name: values[:_SAMPLE] for name, values in first.items()}

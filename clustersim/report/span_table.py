@@ -25,7 +25,7 @@ from clustersim.report.theme import Category
 from clustersim.report.trace_ranks import TraceRank
 
 if TYPE_CHECKING:
-    from clustersim.result import Result
+    from clustersim.answer import Answer
 
 Values = NDArray[Any]
 Columns = dict[str, Values]
@@ -66,7 +66,7 @@ COLUMNS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 _KEPT: Final = 8  # simulated ranks whose rows are kept: ranks of several classes come in turn
 
 
-def rows_of(result: "Result", ranks: Sequence[TraceRank]) -> Iterator[Columns]:
+def rows_of(result: "Answer", ranks: Sequence[TraceRank]) -> Iterator[Columns]:
     """All rows of each rank by start; integers below 0, numbers that are NaN and empty words stand for nothing."""
     tables: dict[int, Columns] = {}
     for rank in ranks:
@@ -121,7 +121,7 @@ class _Facts:
 class _Table:
     """The rows of one simulated rank."""
 
-    def __init__(self, result: "Result", rank: int) -> None:
+    def __init__(self, result: "Answer", rank: int) -> None:
         self.result, self.rank = result, rank
         self.program = result.program.programs[int(result.program.kind[rank])]
         self._facts = _Facts()

@@ -23,7 +23,7 @@ from clustersim.report.trace_ranks import TraceRank, default_ranks, trace_ranks
 from clustersim.units import Bytes, format_bytes
 
 if TYPE_CHECKING:
-    from clustersim.result import Result
+    from clustersim.answer import Answer
 
 MOST_BYTES: Final = 2**30
 MANY_SPANS: Final = 100_000
@@ -34,7 +34,7 @@ Writer = Callable[[Content, IO[bytes]], None]
 
 
 def write_trace(
-    result: "Result", path: str | Path, ranks: Sequence[int] | None = None, *, most: Bytes = MOST_BYTES
+    result: "Answer", path: str | Path, ranks: Sequence[int] | None = None, *, most: Bytes = MOST_BYTES
 ) -> int:
     """Write Chrome JSON if `path` ends in .json, else Perfetto, of some ranks; return of how many.
 
@@ -50,7 +50,7 @@ def write_trace(
     return len(chosen)
 
 
-def spans_of(result: "Result", ranks: Sequence[int] | None = None) -> int:
+def spans_of(result: "Answer", ranks: Sequence[int] | None = None) -> int:
     """How many spans traces of some ranks have: passes, the operations in them, and what is sent and received."""
     sizes = [
         sum(1 + len(task.block.operations) if isinstance(task, Compute) else 1 for task in program.tasks)
@@ -70,7 +70,7 @@ def require_size(path: str | Path, size: Bytes, ranks: int, most: Bytes) -> None
         )
 
 
-def _estimate(result: "Result", ranks: tuple[TraceRank, ...], write: Writer) -> Bytes:
+def _estimate(result: "Answer", ranks: tuple[TraceRank, ...], write: Writer) -> Bytes:
     """Bytes of the whole trace, as large for each slice as the beginning of the first rank."""
     content = content_of(result, ranks[:1])
     sample = list(islice(content.pieces, SAMPLE))

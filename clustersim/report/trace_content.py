@@ -9,7 +9,7 @@ from clustersim.report.trace_counters import Counter, counters
 from clustersim.report.trace_ranks import TraceRank
 
 if TYPE_CHECKING:
-    from clustersim.result import Result
+    from clustersim.answer import Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,6 @@ class Content:
     counters: Iterable[tuple[TraceRank, Sequence[Counter]]] = ()
 
 
-def content_of(result: "Result", ranks: tuple[TraceRank, ...]) -> Content:
+def content_of(result: "Answer", ranks: tuple[TraceRank, ...]) -> Content:
     """All that is to be written of some ranks."""
     return Content(result.scenario.name, ranks, slices(result, ranks), counters(result, ranks))

@@ -18,7 +18,7 @@ from clustersim.report.trace_ranks import TraceRank
 from clustersim.units import format_bytes
 
 if TYPE_CHECKING:
-    from clustersim.result import Result
+    from clustersim.answer import Answer
 
 RATES: Final = (
     ("data parallel collectives: payload per second", (Stream.DATA,)),
@@ -37,7 +37,7 @@ class Counter:
     values: FloatArray
 
 
-def counters(result: "Result", ranks: Sequence[TraceRank]) -> Iterator[tuple[TraceRank, tuple[Counter, ...]]]:
+def counters(result: "Answer", ranks: Sequence[TraceRank]) -> Iterator[tuple[TraceRank, tuple[Counter, ...]]]:
     """The curves of every rank that is written."""
     rates: dict[int, tuple[Counter, ...]] = {}
     for rank in ranks:
@@ -46,7 +46,7 @@ def counters(result: "Result", ranks: Sequence[TraceRank]) -> Iterator[tuple[Tra
         yield rank, (_memory(result, rank.rank), *rates[rank.simulated])
 
 
-def _memory(result: "Result", rank: int) -> Counter:
+def _memory(result: "Answer", rank: int) -> Counter:
     """What the allocator holds beyond activations does not change; it rounds up what it holds by a part."""
     place = min(int(result.program.kind[rank]), len(result.ledgers) - 1)
     ledger = result.ledgers[place]
@@ -58,7 +58,7 @@ def _memory(result: "Result", rank: int) -> Counter:
     return Counter(name, False, *_last(times, np.append(empty, held)))
 
 
-def _rates(result: "Result", rank: int) -> Iterator[Counter]:
+def _rates(result: "Answer", rank: int) -> Iterator[Counter]:
     trace = result.trace
     mine = np.flatnonzero(trace.rank == rank)
     payload = _payloads(result, rank)
@@ -69,7 +69,7 @@ def _rates(result: "Result", rank: int) -> Iterator[Counter]:
             yield Counter(name, True, *_sum(_nanoseconds(trace.start[rows]), _nanoseconds(trace.end[rows]), rate))
 
 
-def _payloads(result: "Result", rank: int) -> FloatArray:
+def _payloads(result: "Answer", rank: int) -> FloatArray:
     """Bytes of every task of a rank: [tasks]."""
     tasks = result.program.programs[int(result.program.kind[rank])].tasks
     return np.array([0.0 if isinstance(task, Compute) else task.exchange.payload for task in tasks])

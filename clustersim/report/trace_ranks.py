@@ -20,7 +20,7 @@ from clustersim.report.answer_timeline import shown_ranks
 from clustersim.report.wording import stage_name
 
 if TYPE_CHECKING:
-    from clustersim.result import Result
+    from clustersim.answer import Answer
 
 MOST_RANKS: Final = 64
 
@@ -54,7 +54,7 @@ class TraceRank:
         return f"{'slow ' if self.slow else ''}rank {self.rank}" + (f" ({', '.join(within)})" if within else "")
 
 
-def default_ranks(result: "Result") -> list[int]:
+def default_ranks(result: "Answer") -> list[int]:
     """The simulated ranks if they are few, else those that the page shows."""
     ranks: list[int] = result.trace.simulated_ranks.tolist()
     return ranks if len(ranks) <= MOST_RANKS else shown_ranks(result)
@@ -66,7 +66,7 @@ def require_ranks(layout: Layout, choice: str) -> None:
         _named(layout, word.strip(), choice)
 
 
-def ranks_of(result: "Result", choice: str) -> list[int]:
+def ranks_of(result: "Answer", choice: str) -> list[int]:
     """The ranks that a choice such as `0:8,stage:3,slowest:4` names, ascending; of an empty one `default_ranks`.
 
     Raises InputError as `require_ranks` does.
@@ -78,7 +78,7 @@ def ranks_of(result: "Result", choice: str) -> list[int]:
     return sorted(set(slowest).union(*(ranks for ranks, _ in named)))
 
 
-def trace_ranks(result: "Result", ranks: Sequence[int]) -> tuple[TraceRank, ...]:
+def trace_ranks(result: "Answer", ranks: Sequence[int]) -> tuple[TraceRank, ...]:
     """What is to be known of the ranks that are written, by replica, stage and rank."""
     layout, stands = result.scenario.layout, result.trace.representative
     mesh = layout.mesh
@@ -131,7 +131,7 @@ def _refusal(layout: Layout, word: str, choice: str) -> str:
     )
 
 
-def _slowest(result: "Result", count: int) -> list[int]:
+def _slowest(result: "Answer", count: int) -> list[int]:
     """Stragglers first, then by how much longer a rank's kernels take than the median of its program."""
     parts, kind = result.breakdown, result.program.kind
     owner = np.searchsorted(parts.ranks, parts.representative)

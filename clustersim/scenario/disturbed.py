@@ -5,7 +5,6 @@ Numbers of GPUs and nodes are checked against the cluster's, links are looked up
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -41,7 +40,7 @@ def read_disturbances(section: DisturbancesSection, cluster: Cluster) -> Disturb
     slow = [Slow(_chosen(f"slow.{entry}", each, cluster), each.speed) for entry, each in enumerate(section.slow)]
     nics = [SlowNic(_chosen(f"nics.{entry}", each, cluster), each.left) for entry, each in enumerate(section.nics)]
     links = tuple(each.change() for each in section.links)
-    found = Disturbances(tuple(slow), tuple(nics), links, MappingProxyType(section.background.loads()))
+    found = Disturbances(tuple(slow), tuple(nics), links, section.background.loads())
     _refuse_ambiguous(found, cluster.fabric)
     return found
 

@@ -7,7 +7,6 @@ alone. What needs two sections or another file is put together in `build`.
 import math
 from dataclasses import replace
 from enum import Enum
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -341,8 +340,7 @@ class CostSection(Section):
 
     def settings(self, record: Record | None) -> CostSettings:
         """The settings as the inside knows them, with the record that was read."""
-        algorithms = MappingProxyType(self.collectives)
-        return CostSettings(self.symmetry, self.coalesce, self.network, algorithms, self.interference, record)
+        return CostSettings(self.symmetry, self.coalesce, self.network, self.collectives, self.interference, record)
 
 
 class ScenarioFile(Section):

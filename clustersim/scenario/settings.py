@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from types import MappingProxyType
 
 from clustersim.cost.record import Record
 from clustersim.program.task import Collective
@@ -34,6 +33,6 @@ class CostSettings:
     symmetry: Symmetry = Symmetry.AUTO
     coalesce: bool = True
     network: Contention = Contention.NONE
-    collectives: Mapping[Collective, str] = field(default_factory=lambda: MappingProxyType({}))
+    collectives: Mapping[Collective, str] = field(default_factory=dict)
     interference: float | None = None
     record: Record | None = None

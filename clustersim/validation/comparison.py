@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 
@@ -21,7 +20,7 @@ class Comparison:
     predicted: float | None = None
     skipped: str | None = None
     expressible: bool = True
-    factors: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    factors: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def error(self) -> float | None:

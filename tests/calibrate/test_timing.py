@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from calibrate.kernels.timing import Action, Method, measure, spread
+from calibrate.devices.stopwatch import Action
+from calibrate.kernels.timing import Method, measure, spread
 
 
 @dataclass

@@ -169,3 +169,14 @@ def test_table_and_links_agree(build):
         found = fabric.link(number)
         assert found.kind is LINK_KINDS[fabric.links.kind[number]]
         assert found.bandwidth == fabric.links.bandwidth[number]
+
+
+def test_graphs_are_equal_where_all_that_they_say_is(machine):
+    graph = machine.graph()
+    fabric = GraphFabric(graph)
+    assert fabric == GraphFabric(graph.copy())
+    assert hash(fabric) == hash(GraphFabric(graph.copy()))
+    assert fabric != GraphFabric(graph.copy(), Hashed(3))
+    slower = np.ones(len(fabric.links.kind))
+    slower[-1] = 0.5
+    assert fabric.changed(slower) != fabric

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.result import EXPERIENCE, LONGER, SHORTER
+from clustersim.answer import EXPERIENCE, LONGER, SHORTER
 from clustersim.validation.quality import band
 from clustersim.validation.steps import compare_steps, read_steps
 from clustersim.validation.summary import Summary, summary_of_steps

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
+from clustersim.answer import EXPERIENCE
 from clustersim.memory.footprint import Category as Use
 from clustersim.report.answer import PART_LOOKS, USE_LOOKS, page_view
 from clustersim.report.page import render_page
 from clustersim.report.theme import CATEGORIES, Category
 from clustersim.report.view import PageView
 from clustersim.report.wording import layout_line, row_note, stage_name
-from clustersim.result import EXPERIENCE, Result
+from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 

@@ -6,9 +6,9 @@ from typing import Final
 
 import torch
 
+from calibrate.devices.stopwatch import Action
 from calibrate.kernels.formulas import Unsupported
 from calibrate.kernels.routines import attention, matmul, optimizer, streaming
-from calibrate.kernels.timing import Action
 from clustersim.dtypes import DType
 from clustersim.units import Bytes
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Routine, StreamShape

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from calibrate.devices.stopwatch import Action
 from calibrate.kernels.routines.formats import drawn
-from calibrate.kernels.timing import Action
 
 
 class Kept:

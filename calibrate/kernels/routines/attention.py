@@ -5,10 +5,10 @@ Queries, keys and values lie in memory as the products before them leave them: [
 
 import torch
 
+from calibrate.devices.stopwatch import Action
 from calibrate.kernels import formulas
 from calibrate.kernels.routines.action import Kept, backward
 from calibrate.kernels.routines.formats import normal
-from calibrate.kernels.timing import Action
 from clustersim.dtypes import DType
 from clustersim.workload.kernels import AttentionShape
 

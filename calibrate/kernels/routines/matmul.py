@@ -13,10 +13,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from calibrate.devices.stopwatch import Action
 from calibrate.kernels.formulas import Unsupported
 from calibrate.kernels.routines.action import Kept
 from calibrate.kernels.routines.formats import TORCH, normal
-from calibrate.kernels.timing import Action
 from clustersim.dtypes import DType
 from clustersim.workload.kernels import MatmulShape, Operands
 

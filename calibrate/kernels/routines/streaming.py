@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from calibrate.devices.stopwatch import Action
 from calibrate.kernels import formulas
 from calibrate.kernels.formulas import Unsupported
 from calibrate.kernels.routines.action import Kept, backward
 from calibrate.kernels.routines.formats import drawn, normal
-from calibrate.kernels.timing import Action
 from clustersim.dtypes import DType
 from clustersim.workload.kernels import Routine, StreamShape
 from clustersim.workload.training import Loss

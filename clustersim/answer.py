@@ -1,0 +1,317 @@
+"""What is the answer? Everything that one simulation found out, and the numbers that people and programs ask for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from clustersim.analysis.breakdown import Breakdown
+from clustersim.analysis.provenance import Expectation, Item, expectation, provenance_share
+from clustersim.analysis.rows import Rows, read_rows
+from clustersim.analysis.stragglers import Stragglers, Waits, find_stragglers, find_waits, moving_seconds
+from clustersim.analysis.utilization import (
+    CONVENTION,
+    bubble_fraction,
+    exposed_fraction,
+    hfu,
+    mfu,
+    model_flops_per_rank,
+    tokens_per_second,
+)
+from clustersim.arrays import FloatArray, IntArray
+from clustersim.cost.block import BlockCost
+from clustersim.engine.inside import Inside
+from clustersim.hardware.disturbance import Disturbances
+from clustersim.memory.footprint import Category
+from clustersim.memory.ledger import Ledger
+from clustersim.program.program import Program
+from clustersim.program.task import Compute
+from clustersim.scenario import Contention, Scenario
+from clustersim.state import FieldState
+from clustersim.trace.store import OperationSpans, Trace
+from clustersim.units import Bytes, Flop, FlopPerSecond, Seconds, format_step_time
+
+SHORTER, LONGER = 0.10, 0.13  # parts of the predicted time by which published runs took less, and more
+EXPERIENCE: Final = (
+    "nine of ten of 952 published steps on V100 to GB200, each of their sources counted once, took from "
+    f"{100 * SHORTER:.0f} % less to {100 * LONGER:.0f} % more than predicted (clustersim validate)"
+)
+NOT_SHARED: Final[Mapping[Contention, str]] = {
+    Contention.NONE: "contention between collectives of different kinds (each kind shares links among its own groups)",
+    Contention.SHARED: "queues and congestion control of the network: links are shared fairly, as fluids",
+}
+_VISIBLE: Final = 5e-4  # of the busy time
+PERCENTILES: Final[Mapping[str, int]] = {"min": 0, "p5": 5, "p50": 50, "p95": 95, "max": 100}
+HEALTHY: Final = "stragglers and jitter: all GPUs and links are healthy (`disturbances` says otherwise)"
+NOT_MODELLED: Final = (
+    "slowing of collectives by kernels beside them, and of kernels by messages between stages",
+    "clock throttling, failures",
+    "data loading, logging, checkpoints, Python overhead beyond kernel launches",
+    "placements other than ranks filling nodes, racks and pods in order",
+    "zeroing and scaling of gradient buffers",
+    "small reductions of gradients: of norms under sequence parallelism, of key and value heads held by several ranks",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Flops:
+    """FLOP of the whole step on all ranks, by the convention of `analysis.utilization`."""
+
+    model: Flop
+    recomputed: Flop
+
+
+@dataclass(frozen=True, repr=False)
+class Answer(FieldState):
+    """Simulated training steps. What is said of a step is the mean over them.
+
+    inside: works out single operations; step_times: seconds of each; ledgers: memory of each pipeline rank over time;
+    capacities: bytes of the smallest GPU of each; path: trace rows of the critical path; items: what all ranks spend
+    their busy time on; suggestions: changes that would make a scenario fit that does not; wall: seconds that
+    the simulation took.
+    """
+
+    scenario: Scenario
+    program: Program
+    trace: Trace
+    cost: BlockCost
+    inside: Inside
+    step_times: FloatArray
+    breakdown: Breakdown
+    ledgers: tuple[Ledger, ...]
+    capacities: tuple[Bytes, ...]
+    path: IntArray
+    path_parts: Mapping[str, Seconds]
+    items: tuple[Item, ...]
+    flops: Flops
+    suggestions: tuple[str, ...]
+    wall: Seconds
+
+    def __repr__(self) -> str:
+        """One line: the answer, not its parts."""
+        kind, fits = type(self).__name__, "fits" if self.fits else "does not fit"
+        return f"<{kind} {self.scenario.name}: step {format_step_time(self.step_time)}, MFU {self.mfu():.1%}, {fits}>"
+
+    @property
+    def step_time(self) -> Seconds:
+        """Seconds from the start of a step until every rank is done; of several steps the mean."""
+        return self.trace.makespan / self.scenario.steps
+
+    @cached_property
+    def provenance(self) -> Mapping[str, float]:
+        """Share of busy time by where durations come from."""
+        return provenance_share(self.items)
+
+    @cached_property
+    def expectation(self) -> Expectation:
+        """By how much the sources of durations expect the answer to differ."""
+        return expectation(self.items)
+
+    @property
+    def band(self) -> tuple[Seconds, Seconds]:
+        """Between what and what the step time is expected: errors of measured durations, for the rest experience."""
+        error, unknown = self.expectation.error, self.expectation.unknown
+        low, high = (1.0 - unknown * SHORTER) / (1.0 + error), 1.0 + error + unknown * LONGER
+        return self.step_time * low, self.step_time * high
+
+    @property
+    def experience(self) -> str:
+        """The band, and on what it rests, in a sentence."""
+        low, high = map(format_step_time, self.band)
+        known = 1.0 - self.expectation.unknown
+        if known < _VISIBLE:
+            return f"expect {low} to {high}: {EXPERIENCE}"
+        within = f"within {self.expectation.error / known:.1%}"
+        sure = f"{known:.0%} of the busy time rests on {self._measured_on}, {within}"
+        rest = f"; as for the rest, {EXPERIENCE}" if known < 1.0 - _VISIBLE else ""
+        return (
+            f"expect {low} to {high}: {sure}; what a framework adds is not in it (clustersim calibrate --check){rest}"
+        )
+
+    @property
+    def _measured_on(self) -> str:
+        record = self.scenario.cost.record
+        return "measurements" if record is None else f"the record of {record.device.name} of {record.conditions.date}"
+
+    @property
+    def step_time_distribution(self) -> dict[str, Seconds]:
+        """Least, median, most and some percentiles of the step times."""
+        return {name: float(np.percentile(self.step_times, part)) for name, part in PERCENTILES.items()}
+
+    @property
+    def ranks(self) -> int:
+        """World size."""
+        return self.program.ranks
+
+    @property
+    def simulated_ranks(self) -> int:
+        """How many ranks were run; each stands for all ranks that provably do the same at the same time."""
+        return len(self.trace.simulated_ranks)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of the whole batch per second."""
+        training = self.scenario.training
+        return tokens_per_second(training.global_batch, training.sequence, self.step_time)
+
+    @property
+    def flops_per_gpu(self) -> FlopPerSecond:
+        """Model FLOP per second that each GPU achieves."""
+        return model_flops_per_rank(self.flops.model, seconds=self.step_time, ranks=self.ranks)
+
+    @property
+    def peak_flops(self) -> FlopPerSecond:
+        """Dense peak of one GPU in the compute format, the mean over GPUs."""
+        accelerators, kind = self.scenario.cluster.kinds()
+        peaks = [each.peak_of(self.scenario.training.precision.compute) for each in accelerators]
+        return float(np.array(peaks)[kind[: self.ranks]].mean())
+
+    @property
+    def fullest(self) -> int:
+        """The pipeline rank that needs most of its memory."""
+        return int(np.argmax([each.peak / most for each, most in zip(self.ledgers, self.capacities, strict=True)]))
+
+    @property
+    def peak_memory(self) -> Bytes:
+        """Bytes that the fullest GPU needs."""
+        return self.ledgers[self.fullest].peak
+
+    @property
+    def memory_capacity(self) -> Bytes:
+        """Bytes that the fullest GPU has."""
+        return self.capacities[self.fullest]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every GPU's peak is within its capacity."""
+        return self.peak_memory <= self.memory_capacity
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is legal and still likely a mistake, and what would make a scenario fit that does not."""
+        return (*self.scenario.warnings, *self._conventions(), *self.suggestions)
+
+    def _conventions(self) -> tuple[str, ...]:
+        """A word where the usual way of counting FLOP misleads."""
+        if self.hfu() < 1:
+            return ()
+        return (
+            "HFU above 100 %: by convention attention counts as a full matrix, but causal kernels skip half of it, and "
+            f"at {self.scenario.training.sequence:,} tokens attention is most of the work",
+        )
+
+    @property
+    def not_modelled(self) -> tuple[str, ...]:
+        """What the answer leaves out."""
+        given = self.scenario.disturbances != Disturbances() or self.scenario.cluster.mixed
+        disturbed = self.scenario.jitter is not None or given
+        return (NOT_SHARED[self.scenario.cost.network], *(() if disturbed else (HEALTHY,)), *NOT_MODELLED)
+
+    @property
+    def spans(self) -> int:
+        """Operations (kernels and collectives) on the simulated ranks; those inside blocks are kept as offsets."""
+        sizes = [
+            sum(len(task.block.operations) if isinstance(task, Compute) else 1 for task in program.tasks)
+            for program in self.program.programs
+        ]
+        return int(np.array(sizes)[self.program.kind[self.trace.simulated_ranks]].sum())
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The trace joined with the program, for further analysis."""
+        return read_rows(self.trace, self.program, self.scenario.steps)
+
+    @cached_property
+    def stragglers(self) -> Stragglers:
+        """The ranks that compute or communicate longest for what they do."""
+        return find_stragglers(self.breakdown, self.program.kind, moving_seconds(self.trace, self.scenario.steps))
+
+    @cached_property
+    def waits(self) -> Waits:
+        """How long the ranks of each program wait for others."""
+        return find_waits(self.breakdown, self.program.kind)
+
+    def operations(self, rank: int, tasks: frozenset[int] | None = None) -> OperationSpans:
+        """When each kernel and collective inside the blocks of a rank (or of some of its tasks) ran.
+
+        Worked out when asked for.
+        """
+        return self.inside.of(rank, tasks)
+
+    def mfu(self) -> float:
+        """Model FLOP utilization (see `analysis.utilization.CONVENTION`)."""
+        return mfu(self.flops.model, seconds=self.step_time, ranks=self.ranks, peak=self.peak_flops)
+
+    def hfu(self) -> float:
+        """Hardware FLOP utilization: recomputation counts."""
+        again = self.flops.recomputed
+        return hfu(self.flops.model, again, seconds=self.step_time, ranks=self.ranks, peak=self.peak_flops)
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer as plain data: seconds, bytes, fractions."""
+        return {
+            "name": self.scenario.name,
+            "scenario": self.scenario.to_mapping(),
+            "step_time_s": self.step_time,
+            "step_times_s": self.step_times.tolist(),
+            "step_time_distribution_s": self.step_time_distribution,
+            "tokens_per_s": self.tokens_per_second,
+            "tokens_per_s_per_gpu": self.tokens_per_second / self.ranks,
+            "model_tflops_per_gpu": self.flops_per_gpu / 1e12,
+            "mfu": self.mfu(),
+            "hfu": self.hfu(),
+            "flop_convention": CONVENTION,
+            "bubble_fraction": bubble_fraction(self.breakdown),
+            "exposed_communication_fraction": exposed_fraction(self.breakdown),
+            "peak_memory_bytes": self.peak_memory,
+            "memory_capacity_bytes": self.memory_capacity,
+            "fits": self.fits,
+            "breakdown_s": self.breakdown.mean(),
+            "critical_path_s": dict(self.path_parts),
+            "stages": [self._stage(rank) for rank in range(len(self.ledgers))],
+            "stragglers": self._stragglers(),
+            "provenance_share": dict(self.provenance),
+            "step_time_band_s": list(self.band),
+            "experience": self.experience,
+            "network": self.scenario.cost.network.value,
+            "ranks": self.ranks,
+            "simulated_ranks": self.simulated_ranks,
+            "spans": self.spans,
+            "simulate_wall_s": self.wall,
+            "warnings": list(self.warnings),
+            "not_modelled": list(self.not_modelled),
+        }
+
+    def _stage(self, pipeline_rank: int) -> dict[str, Any]:
+        """Breakdown and memory of one pipeline rank."""
+        rank = int(np.flatnonzero(self.program.kind == pipeline_rank)[0])
+        memory, waits = self.ledgers[pipeline_rank].at_peak(), self.waits
+        return {
+            "pipeline_rank": pipeline_rank,
+            "breakdown_s": self.breakdown.of(rank),
+            "waits_s": {
+                "least": float(waits.least[pipeline_rank]),
+                "mean": float(waits.mean[pipeline_rank]),
+                "most": float(waits.most[pipeline_rank]),
+            },
+            "peak_memory_bytes": self.ledgers[pipeline_rank].peak,
+            "memory_bytes": {category.value: memory.get(category, 0.0) for category in Category},
+        }
+
+    def _stragglers(self) -> dict[str, Any]:
+        """How many ranks are slow, and the slowest."""
+        found = self.stragglers
+        slowest = [
+            {
+                "ranks": list(each.ranks),
+                "pipeline_rank": min(each.kind, len(self.ledgers) - 1),
+                "kernels_s": each.kernels,
+                "longer_than_median": each.excess,
+                "communication_longer_s": each.delay,
+                "waits_s": each.waits,
+            }
+            for each in found.slowest
+        ]
+        return {"ranks": found.ranks, "slowest": slowest}
