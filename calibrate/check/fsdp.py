@@ -17,11 +17,11 @@ from calibrate.check.formats import TORCH
 from calibrate.check.model import Transformer, build
 from calibrate.check.trainer import Loop, building
 from calibrate.check.update import Update
-from clustersim.parallel.data import Zero
+from clustersim.parallel.data import FullyShard
 from clustersim.parallel.plan import Plan
 
 
-def sharded(plan: Plan, strategy: Zero, device: torch.device) -> Loop:
+def sharded(plan: Plan, strategy: FullyShard, device: torch.device) -> Loop:
     """Every rank holds a part of each weight, in the format that the optimizer updates."""
     with building(plan, device, held_weights=True):
         model = build(plan, plan.stages[0])

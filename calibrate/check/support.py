@@ -17,7 +17,7 @@ from calibrate.check.tensor import split
 from calibrate.check.trainer import Trainer
 from clustersim.errors import InputError
 from clustersim.hardware.disturbance import Disturbances
-from clustersim.parallel.data import Replicated, Zero
+from clustersim.parallel.data import FullyShard, Replicated
 from clustersim.parallel.plan import Plan
 from clustersim.scenario import Scenario
 from clustersim.schedules.zero_bubble import ZeroBubble
@@ -45,7 +45,7 @@ def trainer_of(scenario: Scenario, device: torch.device) -> Trainer:
     match plan.layout.data:
         case Replicated() as strategy:
             return replicated(plan, strategy, device)
-        case Zero() as strategy:
+        case FullyShard() as strategy:
             return sharded(plan, strategy, device)
     raise InputError(f"layout.data: this strategy cannot be checked; {ONE_AXIS}")
 
@@ -89,7 +89,7 @@ def _model(scenario: Scenario) -> Iterator[str]:
     layout, model = scenario.layout, scenario.model
     if any(None in (spec.attention, spec.mlp) for spec in model.specs):
         yield "model: layers without attention or without an MLP cannot be checked"
-    sharded_weights = layout.dp > 1 and isinstance(layout.data, Zero)
+    sharded_weights = layout.dp > 1 and layout.data.stage > 0
     if model.tied_embeddings and (layout.pp > 1 or sharded_weights):
         yield "model.tied_embeddings: stages and FSDP units cannot share a weight; set it to false"
     if layout.tp > 1 and layout.sequence_parallel and model.positions is Positions.LEARNED:

@@ -5,7 +5,7 @@ collective is issued there (Li et al. 2020, section 3.2.3). With ZeRO, the param
 gathered at the start of the step, in the order in which the first forward needs them, and that forward waits for them
 layer by layer (Megatron-LM's distributed optimizer with `overlap_param_gather`). Without overlap everything is
 communicated after the last backward, but for ZeRO-2's gradients, which cannot wait: they are reduced after every
-backward, and the next pass waits for them.
+backward, and the next pass waits for them. Groups of parameters have buckets of their own.
 """
 
 from collections.abc import Sequence
@@ -15,30 +15,26 @@ from itertools import pairwise
 from clustersim.lowering.passes import Lowering, Pass, Plain, shape
 from clustersim.lowering.tasklist import buckets
 from clustersim.lowering.units import operations_of
+from clustersim.parallel.data import GradientSync, Replicated, Zero1
+from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.pipeline import Stage
 from clustersim.program.action import ActionKind
-from clustersim.program.task import Collective
+
+Gathers = tuple[int, ...]
+"""Tasks after which the parameters of a unit are there."""
 
 
 @dataclass(slots=True)
 class Bucketed:
-    """collective: reduces gradients; bucket: parameters; gathers: parameters are sharded between steps.
+    """Runs passes in pieces that end where a bucket is full."""
 
-    every_microbatch: gradients are reduced after each microbatch's backward, not only after the last one's.
-    """
-
-    collective: Collective
-    bucket: float
-    last_microbatch: int
-    overlap: bool = True
-    gathers: bool = False
-    every_microbatch: bool = False
-    _gathered: dict[int, dict[int, int]] = field(default_factory=dict)
+    strategy: Replicated | Zero1
+    _gathered: dict[int, list[Gathers]] = field(default_factory=dict)
     _awaited: tuple[int, ...] = ()
 
     def begin(self, low: Lowering, stages: Sequence[Stage]) -> None:
         """Gather the parameters that the previous step updated, in the order in which forward needs them."""
-        if not (self.gathers and self.overlap):
+        if not (self._gathers and self.strategy.overlap):
             return
         for stage in stages:
             self._gathered[stage.number] = self._gather(low, stage)
@@ -49,42 +45,55 @@ class Bucketed:
             run, self._awaited = Pass(run.stage, run.action, (*run.after, *self._awaited), run.arriving), ()
         if run.action.kind is ActionKind.FORWARD:
             return self._forward(low, run)
-        completes = self.every_microbatch or (self.overlap and run.action.microbatch == self.last_microbatch)
-        if completes and run.action.kind is not ActionKind.INPUT_GRADIENT:
-            return self._backward(low, run)
-        return Plain().run(low, run)
+        return self._backward(low, run) if self._reduces(low, run) else Plain().run(low, run)
 
     def reduce(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
         """Without overlap, reduce each stage's gradients in one piece after the last backward."""
-        if self.overlap or self.every_microbatch:
+        if self.strategy.sync is not GradientSync.AFTER_BACKWARD:
             return
         for stage in stages:
-            low.reducing.append(self._reduction(low, low.plan.parameters(stage), after))
+            for group in low.plan.parameter_groups:
+                low.reducing.append(self._reduction(low, group, low.plan.parameters(stage, group.name), after))
 
     def end(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
         """Without overlap, gather the updated parameters at the end of the step."""
-        if not self.gathers or self.overlap:
+        if not self._gathers or self.strategy.overlap:
             return
         for stage in stages:
-            payload = low.plan.parameters(stage) * low.plan.training.precision.compute.bytes
-            low.communicate("gather parameters", Collective.ALL_GATHER, payload, (after,))
+            for group in low.plan.parameter_groups:
+                low.gather("gather parameters", group, low.plan.parameters(stage, group.name), (after,))
 
-    def _reduction(self, low: Lowering, parameters: int, after: int) -> int:
-        payload = parameters * low.plan.training.precision.gradients.bytes
-        return low.communicate("reduce gradients", self.collective, payload, (after,))
+    @property
+    def _gathers(self) -> bool:
+        """Whether parameters are sharded between steps."""
+        return self.strategy.stage > 0
 
-    def _gather(self, low: Lowering, stage: Stage) -> dict[int, int]:
-        """Issue gathers of whole units, a bucket or more at a time: the gather after which each unit may run."""
-        width, waiting, full = low.plan.training.precision.compute.bytes, [], 0
-        gathered: dict[int, int] = {}
+    def _reduces(self, low: Lowering, run: Pass) -> bool:
+        """Whether gradients are reduced during a backward."""
+        match self.strategy.sync:
+            case GradientSync.EVERY_BACKWARD:
+                return run.action.kind is not ActionKind.INPUT_GRADIENT
+            case GradientSync.LAST_BACKWARD:
+                return run.action in low.last
+        return False
+
+    def _reduction(self, low: Lowering, group: ParameterGroup, parameters: int, after: int) -> int:
+        return low.reduce("reduce gradients", group, parameters, (after,))
+
+    def _gather(self, low: Lowering, stage: Stage) -> list[Gathers]:
+        """Issue gathers of whole units, a bucket or more at a time: those after which each unit may run."""
         units = low.units.of(stage)
-        for place, unit in enumerate(units):
-            waiting.append(place)
-            full += unit.parameters
-            if full >= self.bucket or place == len(units) - 1:
-                task = low.communicate("gather parameters", Collective.ALL_GATHER, full * width, ())
-                gathered |= dict.fromkeys(waiting, task)
-                waiting, full = [], 0
+        gathered: list[Gathers] = [()] * len(units)
+        for group in low.plan.parameter_groups:
+            waiting, full, size = [], 0, self._bucket(group)
+            for place, unit in enumerate(units):
+                waiting.append(place)
+                full += unit.counts.get(group.name, 0)
+                if full >= size or (full and place == len(units) - 1):
+                    task = low.gather("gather parameters", group, full, ())
+                    for each in waiting:
+                        gathered[each] = (*gathered[each], task)
+                    waiting, full = [], 0
         return gathered
 
     def _forward(self, low: Lowering, run: Pass) -> int:
@@ -93,8 +102,8 @@ class Bucketed:
             return Plain().run(low, run)
         units = low.units.of(run.stage)
         task, after, arriving = -1, run.after, run.arriving
-        for begin, end, gather in _runs([gathered[place] for place in range(len(units))]):
-            part = Pass(run.stage, run.action, (*after, gather), arriving)
+        for begin, end, gathers in _runs(gathered):
+            part = Pass(run.stage, run.action, (*after, *gathers), arriving)
             operations = operations_of(units[begin:end], ActionKind.FORWARD)
             task = low.compute(part, (*shape(run.stage), begin, end), operations)
             after, arriving = (), ()
@@ -102,20 +111,27 @@ class Bucketed:
 
     def _backward(self, low: Lowering, run: Pass) -> int:
         operations = low.units.operations(run.stage, run.action.kind)
+        groups = {group.name: group for group in low.plan.parameter_groups}
+        sizes = {name: self._bucket(group) for name, group in groups.items()}
         task, after, arriving = -1, run.after, run.arriving
-        for place, (piece, parameters) in enumerate(buckets(operations, self.bucket)):
+        for place, (piece, full) in enumerate(buckets(operations, sizes)):
             part = Pass(run.stage, run.action, after, arriving)
             task = low.compute(part, (*shape(run.stage), "bucket", place), piece)
             after, arriving = (), ()
-            if parameters:
-                low.reducing.append(self._reduction(low, parameters, task))
-                after = () if self.overlap else (low.reducing[-1],)
+            for name, parameters in full.items():
+                low.reducing.append(self._reduction(low, groups[name], parameters, task))
+                after = () if self.strategy.overlap else (low.reducing[-1],)
         self._awaited = after
         return task
 
+    def _bucket(self, group: ParameterGroup) -> float:
+        """Parameters in a bucket."""
+        width = group.formats.gradients.bytes
+        return self.strategy.bucket_bytes(group.ranks, width) / width
 
-def _runs(gathers: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Ranges of neighbouring units that wait for the same gather: (begin, end, gather)."""
+
+def _runs(gathers: Sequence[Gathers]) -> list[tuple[int, int, Gathers]]:
+    """Ranges of neighbouring units that wait for the same gathers: (begin, end, gathers)."""
     cuts = [place for place in range(1, len(gathers)) if gathers[place] != gathers[place - 1]]
     edges = [0, *cuts, len(gathers)]
     return [(begin, end, gathers[begin]) for begin, end in pairwise(edges)]

@@ -12,12 +12,12 @@ from typing import Final, Protocol
 
 from clustersim.lowering.tasklist import Blocks, TaskList
 from clustersim.lowering.units import Units
-from clustersim.parallel.mesh import NEXT, PREVIOUS, WEIGHTS
+from clustersim.parallel.mesh import NEXT, PREVIOUS
+from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.task import Collective, Communicate, Compute, Exchange, Operation, Stream
-from clustersim.units import Bytes
 from clustersim.workload.stack import Stack
 
 _NAMES: Final = MappingProxyType(
@@ -42,11 +42,16 @@ class Pass:
 
 @dataclass
 class Lowering:
-    """What lowering one rank works on. computed: its last compute task; reducing: what the optimizer waits for."""
+    """What lowering one rank works on.
+
+    last: the last backward of each of its stages, or its half of the weights; computed: its last compute task;
+    reducing: what the optimizer waits for.
+    """
 
     plan: Plan
     units: Units
     blocks: Blocks
+    last: frozenset[Action] = frozenset()
     tasks: TaskList = field(default_factory=TaskList)
     computed: int | None = None
     reducing: list[int] = field(default_factory=list)
@@ -67,9 +72,30 @@ class Lowering:
             False: Exchange("gradients", Collective.SEND_RECV, PREVIOUS.name, size),
         }
 
-    def communicate(self, name: str, collective: Collective, payload: Bytes, after: Sequence[int]) -> int:
-        """Add a collective over the ranks that hold the same weights; return its number."""
-        return self.tasks.add(Stream.DATA, Communicate(Exchange(name, collective, WEIGHTS.name, payload), tuple(after)))
+    def communicate(self, exchange: Exchange, after: Sequence[int]) -> int:
+        """Add a collective of data parallelism; return its number."""
+        return self.tasks.add(Stream.DATA, Communicate(exchange, tuple(after)))
+
+    def gather(self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int]) -> int:
+        """Gather parameters of a group from the ranks that hold parts of them; return the task's number."""
+        if group.shard is None:
+            raise ValueError(f"{group.name} parameters are whole on every rank; there is nothing to gather")
+        payload = parameters * group.formats.compute.bytes
+        return self.communicate(Exchange(name, Collective.ALL_GATHER, group.shard.name, payload), after)
+
+    def reduce(self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int]) -> int:
+        """Sum gradients of a group: scattered over those who hold parts, then over those who hold equal ones.
+
+        Return the number of the last task.
+        """
+        payload, task = parameters * group.formats.gradients.bytes, -1
+        if group.shard is not None:
+            task = self.communicate(Exchange(name, Collective.REDUCE_SCATTER, group.shard.name, payload), after)
+            after = (task,)
+        if group.replicate is not None:
+            part = payload / group.shards if group.shards > 1 else payload
+            task = self.communicate(Exchange(name, Collective.ALL_REDUCE, group.replicate.name, part), after)
+        return task
 
 
 class DataLowering(Protocol):

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 from clustersim.lowering.passes import Lowering, Pass
 from clustersim.lowering.units import Unit
-from clustersim.parallel.data import Zero
+from clustersim.parallel.data import FullyShard
+from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.pipeline import Stage
 from clustersim.program.action import ActionKind
-from clustersim.program.task import Collective, Operation, Work
+from clustersim.program.task import Operation, Work
 from clustersim.workload.linear import activation_dtype
 from clustersim.workload.streaming import copy
 
@@ -28,7 +29,7 @@ from clustersim.workload.streaming import copy
 class Sharded:
     """Gathers, runs and reduces unit by unit."""
 
-    strategy: Zero
+    strategy: FullyShard
 
     def begin(self, low: Lowering, stages: Sequence[Stage]) -> None:
         """Nothing to do: parameters are gathered when they are needed."""
@@ -37,14 +38,14 @@ class Sharded:
         """Gather, run and (backward) reduce unit by unit; return the last compute task."""
         kind = run.action.kind
         units = low.units.of(run.stage)[:: 1 if kind is ActionKind.FORWARD else -1]
-        gathers: dict[int, int] = {}
+        gathers: dict[int, tuple[int, ...]] = {}
         issued = 0
         for place, unit in enumerate(units):
             while issued < min(len(units), place + 1 + self.strategy.ahead):
                 if self._gathers(units[issued], kind):
                     gathers[issued] = self._gather(low, units[issued])
                 issued += 1
-            own = (gathers[place],) if place in gathers else ()
+            own = gathers.get(place, ())
             part = Pass(run.stage, run.action, (*run.after, *own), run.arriving)
             self._compute(low, part if place == 0 else Pass(run.stage, run.action, own), unit)
         return low.computed or 0
@@ -59,10 +60,9 @@ class Sharded:
         again = self.strategy.reshard_after_forward and not unit.head
         return kind is ActionKind.FORWARD or (again and kind is not ActionKind.WEIGHT_GRADIENT)
 
-    def _gather(self, low: Lowering, unit: Unit) -> int:
-        payload = unit.parameters * low.plan.training.precision.compute.bytes
+    def _gather(self, low: Lowering, unit: Unit) -> tuple[int, ...]:
         after = () if low.computed is None else (low.computed,)
-        return low.communicate(f"gather {unit.name}", Collective.ALL_GATHER, payload, after)
+        return tuple(low.gather(f"gather {unit.name}", *each, after) for each in _held(low, unit))
 
     def _compute(self, low: Lowering, run: Pass, unit: Unit) -> None:
         """Run one unit, and reduce its gradients once they are there."""
@@ -70,15 +70,19 @@ class Sharded:
         copied = self._copies(low, unit, kind)
         task = low.compute(run, id(unit), (*copied, *unit.operations(kind)))
         if kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT):
-            payload = unit.parameters * low.plan.training.precision.gradients.bytes
-            low.reducing.append(low.communicate(f"reduce {unit.name}", Collective.REDUCE_SCATTER, payload, (task,)))
+            low.reducing += [low.reduce(f"reduce {unit.name}", *each, (task,)) for each in _held(low, unit)]
 
     def _copies(self, low: Lowering, unit: Unit, kind: ActionKind) -> tuple[Operation, ...]:
         """The copy of what was gathered into the parameters' own memory, if there is one."""
-        if not (self.strategy.copies and low.plan.replicas > 1 and self._gathers(unit, kind)):
+        if not (self.strategy.copies and self._gathers(unit, kind)):
             return ()
         work = Work.FORWARD if kind is ActionKind.FORWARD else Work.BACKWARD
         precision = low.plan.training.precision
         dtype = activation_dtype(precision)
         elements = unit.parameters * precision.compute.bytes // dtype.bytes
         return (Operation(copy(f"copy {unit.name}", dtype, elements), work),)
+
+
+def _held(low: Lowering, unit: Unit) -> list[tuple[ParameterGroup, int]]:
+    """The groups of which a unit has parameters, and how many."""
+    return [(group, count) for group in low.plan.parameter_groups if (count := unit.counts.get(group.name, 0))]

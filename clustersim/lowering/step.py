@@ -17,7 +17,7 @@ from clustersim.lowering.naive import lower_naive
 from clustersim.lowering.passes import Lowering, Pass
 from clustersim.lowering.tasklist import Blocks
 from clustersim.lowering.units import Units
-from clustersim.parallel.data import NaiveDataParallel, Zero
+from clustersim.parallel.data import NaiveDataParallel
 from clustersim.parallel.groups import process_groups
 from clustersim.parallel.mesh import EMBEDDING, NEXT, PIPELINE, REPLICA, TENSOR_ROLE, WORLD
 from clustersim.parallel.pipeline import Stage
@@ -37,6 +37,7 @@ from clustersim.program.task import (
 )
 from clustersim.workload.kernels import Kernel
 from clustersim.workload.layers import gradient_norm, optimizer_step
+from clustersim.workload.operators import DENSE
 
 NORM_BYTES = 4.0  # one fp32 sum of squares
 _NORM: Final = "gradient norm"
@@ -48,13 +49,22 @@ def lower(plan: Plan, order: Order) -> Program:
     if isinstance(plan.layout.data, NaiveDataParallel):
         return lower_naive(plan, groups)
     blocks, units = Blocks(), Units(plan)
-    programs = tuple(_rank(Lowering(plan, units, blocks), rank, actions) for rank, actions in enumerate(order))
+    programs = tuple(
+        _rank(Lowering(plan, units, blocks, _last_backwards(actions)), rank, actions)
+        for rank, actions in enumerate(order)
+    )
     used = {exchange.group for program in programs for exchange in program.exchanges}
     return Program(
         programs=programs,
         kind=plan.layout.mesh.coordinate(PIPELINE),
         groups={role: group for role, group in groups.items() if role in used},
     )
+
+
+def _last_backwards(actions: tuple[Action, ...]) -> frozenset[Action]:
+    """The last action that completes gradients, of each stage."""
+    completing = (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT)
+    return frozenset({action.stage: action for action in actions if action.kind in completing}.values())
 
 
 def _rank(low: Lowering, rank: int, actions: tuple[Action, ...]) -> RankProgram:
@@ -128,7 +138,8 @@ def _tie_embeddings(low: Lowering, stages: tuple[Stage, ...], after: int) -> Non
     if not low.plan.model.tied_embeddings or low.plan.layout.pp == 1 or not ends:
         return
     rows = low.plan.shard.rows(low.plan.model.vocab)
-    shards = low.plan.replicas if low.plan.layout.data.stage > 1 else 1  # ZeRO-2 and -3 hold a part of the gradient
+    (dense,) = (group for group in low.plan.parameter_groups if group.name == DENSE)
+    shards = dense.shards if low.plan.layout.data.stage > 1 else 1  # ZeRO-2 and -3 hold a part of the gradient
     payload = float(rows * low.plan.model.hidden * low.plan.training.precision.gradients.bytes / shards)
     exchange = Exchange("reduce tied embedding", Collective.ALL_REDUCE, EMBEDDING.name, payload)
     low.reducing.append(low.tasks.add(Stream.DATA, Communicate(exchange, (after, *low.reducing[-1:]))))
@@ -137,10 +148,8 @@ def _tie_embeddings(low: Lowering, stages: tuple[Stage, ...], after: int) -> Non
 def _optimize(low: Lowering, stages: tuple[Stage, ...], *, handed_on: bool) -> int:
     """Clip and apply the gradients that this rank updates; return the optimizer's task. handed_on: the norm is."""
     plan = low.plan
-    parameters = float(sum(low.plan.parameters(stage) for stage in stages))
-    sharded = isinstance(plan.layout.data, Zero)
-    if sharded:
-        parameters /= plan.replicas
+    groups = plan.parameter_groups
+    parameters = sum(sum(plan.parameters(stage, group.name) for stage in stages) / group.shards for group in groups)
     after = tuple(low.reducing)
     if plan.training.gradient_clipping:
         kernels = _steps(gradient_norm(plan.training, parameters))
@@ -152,7 +161,7 @@ def _optimize(low: Lowering, stages: tuple[Stage, ...], *, handed_on: bool) -> i
 def _norm(low: Lowering, kernels: list[Operation]) -> tuple[int, ...]:
     """Sum the squares of all gradients; return the task after which the sum is there."""
     task = _squares(low, kernels)
-    role = WORLD if isinstance(low.plan.layout.data, Zero) else REPLICA
+    role = WORLD if low.plan.layout.data.stage else REPLICA
     exchange = Exchange(_NORM, Collective.ALL_REDUCE, role.name, NORM_BYTES)
     return (low.tasks.add(Stream.DATA, Communicate(exchange, (task,))),)
 
@@ -168,8 +177,9 @@ def _norm_so_far(low: Lowering, stage: int, kernels: list[Operation]) -> tuple[i
             Operation(Exchange(_NORM, Collective.ALL_REDUCE, TENSOR_ROLE.name, NORM_BYTES), Work.OPTIMIZER),
         ]
     there: tuple[int, ...] = (_squares(low, kernels),)
-    if isinstance(low.plan.layout.data, Zero) and low.plan.replicas > 1:
-        there = (low.communicate(_NORM, Collective.ALL_REDUCE, NORM_BYTES, there),)
+    for role in dict.fromkeys(group.shard for group in low.plan.parameter_groups if group.shards > 1):
+        if role is not None:
+            there = (low.communicate(Exchange(_NORM, Collective.ALL_REDUCE, role.name, NORM_BYTES), there),)
     message = Exchange(_NORM, Collective.SEND_RECV, NEXT.name, NORM_BYTES)
     tag = Action(stage, ActionKind.WEIGHT_GRADIENT, low.plan.microbatches - 1)
     if stage > 0:

@@ -1,6 +1,6 @@
 """How is the program of one rank put together? A list of tasks in the making, and the blocks that tasks share."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from clustersim.program.program import RankProgram
@@ -39,18 +39,26 @@ class Blocks:
         return found
 
 
-def buckets(operations: Sequence[Operation], size: float) -> list[tuple[tuple[Operation, ...], int]]:
-    """Cut operations after each that fills a bucket of `size` parameters: (operations, parameters) of each piece.
+Piece = tuple[tuple[Operation, ...], dict[str, int]]
+"""Operations, and how many parameters of which groups are reduced after them."""
 
-    The last piece may hold operations without any parameters, or a bucket that is not full.
+
+def buckets(operations: Sequence[Operation], sizes: Mapping[str, float]) -> list[Piece]:
+    """Cut operations after each that fills a bucket. sizes: parameters in a bucket, by their group.
+
+    The last piece may hold operations without any parameters, and buckets that are not full.
     """
-    pieces: list[tuple[tuple[Operation, ...], int]] = []
-    begin = full = 0
+    pieces: list[Piece] = []
+    begin, full = 0, dict.fromkeys(sizes, 0)
     for place, operation in enumerate(operations, start=1):
-        full += operation.gradients
-        if full >= size and operation.gradients:
-            pieces.append((tuple(operations[begin:place]), full))
-            begin, full = place, 0
+        group = operation.group
+        full[group] += operation.gradients
+        if full[group] >= sizes[group] and operation.gradients:
+            pieces.append((tuple(operations[begin:place]), {group: full[group]}))
+            begin, full[group] = place, 0
+    left = {group: parameters for group, parameters in full.items() if parameters}
     if begin < len(operations):
-        pieces.append((tuple(operations[begin:]), full))
+        pieces.append((tuple(operations[begin:]), left))
+    elif left:
+        pieces[-1][1].update(left)
     return pieces

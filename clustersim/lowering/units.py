@@ -6,7 +6,7 @@ its attention core (or all but what it keeps of single operations); the embeddin
 Where backward is run in halves, what is run again comes before the input gradients.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -30,7 +30,7 @@ from clustersim.workload.training import SelectiveOperations, SelectiveRecompute
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A part of a stage. parameters: on this rank; head: final norm, logits and loss.
+    """A part of a stage. counts: parameters on this rank by their group; head: final norm, logits and loss.
 
     inputs, weights: the halves of `backward`, where a schedule runs them apart.
     """
@@ -40,8 +40,13 @@ class Unit:
     backward: tuple[Operation, ...]
     inputs: tuple[Operation, ...]
     weights: tuple[Operation, ...]
-    parameters: int
+    counts: Mapping[str, int]
     head: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """Parameters on this rank."""
+        return sum(self.counts.values())
 
     def operations(self, kind: ActionKind) -> tuple[Operation, ...]:
         """Operations of a pass through the unit."""
@@ -127,5 +132,5 @@ def _unit(name: str, part: Layer, sharding: Sharding, again: list[Operation]) ->
         backward=(*again, *backward(part, sharding)),
         inputs=(*again, *input_gradients(part, sharding)),
         weights=tuple(weight_gradients(part, sharding)),
-        parameters=part.parameters,
+        counts=part.counts,
     )

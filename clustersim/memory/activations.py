@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from clustersim.dtypes import DType
-from clustersim.parallel.data import Zero
+from clustersim.parallel.data import FullyShard
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
@@ -83,10 +83,10 @@ class Activations:
 
     def _weight_gradient(self, part: Layer) -> Bytes:
         """The gradient of the largest weight, before it is accumulated."""
-        match self.plan.layout.data:
-            case Zero(stage=3) if self.plan.replicas > 1:
-                return 0.0
-        sizes = (operator.parameters for operator in part.operators if operator.weight_gradient)
+        sharded = isinstance(self.plan.layout.data, FullyShard)
+        gathered = {group.name for group in self.plan.parameter_groups if sharded and group.shards > 1}
+        own = (operator for operator in part.operators if operator.weight_gradient and operator.group not in gathered)
+        sizes = (operator.parameters for operator in own)
         return float(max(sizes, default=0) * self._width)
 
     @property

@@ -6,15 +6,19 @@ bytes for parameters and gradients and 12 for master weights and moments of P pa
 (one: the next is filled while it is reduced only if the network lags); buffers of process groups; the driver's context.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from clustersim.parallel.data import NaiveDataParallel, Zero
+from clustersim.dtypes import DType
+from clustersim.parallel.data import FullyShard, NaiveDataParallel, Zero2
+from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.units import Bytes
 from clustersim.workload.framework import Framework
-from clustersim.workload.training import Optimizer
+from clustersim.workload.operators import Layer
+from clustersim.workload.training import Optimizer, Precision
 
 
 class Category(Enum):
@@ -41,45 +45,56 @@ class Footprint:
     def resident(self, pipeline_rank: int) -> dict[Category, Bytes]:
         """Bytes by category that a rank holds for the whole step; activations and fragmentation are not among them."""
         stages = self.plan.stages_of(pipeline_rank)
-        count = float(sum(self.plan.parameters(stage) for stage in stages))
-        precision = self.plan.training.precision
+        held = [
+            (group, float(sum(self.plan.parameters(stage, group.name) for stage in stages)))
+            for group in self.plan.parameter_groups
+        ]
+        buffers = self._groups * self.framework.communicator + self._receives
         return {
-            Category.PARAMETERS: count * precision.compute.bytes / self._shards(3),
-            Category.GRADIENTS: count * precision.gradients.bytes / self._shards(2),
-            Category.OPTIMIZER: count * self._state_bytes / self._shards(1),
+            Category.PARAMETERS: sum(
+                count * group.formats.compute.bytes / self._shards(group, 3) for group, count in held
+            ),
+            Category.GRADIENTS: sum(
+                count * group.formats.gradients.bytes / self._shards(group, 2) for group, count in held
+            ),
+            Category.OPTIMIZER: sum(count * self._state_bytes(group) / self._shards(group, 1) for group, count in held),
             Category.GATHERED: self._gathered(stages),
-            Category.COMMUNICATION: self._groups * self.framework.communicator + self._receives + self._bucket(count),
+            Category.COMMUNICATION: buffers + sum(self._bucket(group, count) for group, count in held),
             Category.CONTEXT: self.context,
         }
 
-    @property
-    def _state_bytes(self) -> int:
+    def _state_bytes(self, group: ParameterGroup) -> int:
         """Bytes of master weights and moments per parameter."""
-        precision = self.plan.training.precision
+        precision = group.formats
         moments = 2 if self.plan.training.optimizer is Optimizer.ADAM else 1
         copied = precision.master not in {None, precision.compute}  # else the weights are their own master
         return moments * precision.moments.bytes + (precision.master.bytes if precision.master and copied else 0)
 
-    def _shards(self, stage: int) -> int:
+    def _shards(self, group: ParameterGroup, stage: int) -> int:
         """Ranks over which ZeRO spreads what its stage `stage` shards."""
-        return self.plan.replicas if self.plan.layout.data.stage >= stage else 1
+        return group.shards if self.plan.layout.data.stage >= stage else 1
 
     def _gathered(self, stages: tuple[Stage, ...]) -> Bytes:
         """Whole units that ZeRO-3 holds at once, and one unit's whole gradients."""
         match self.plan.layout.data:
-            case Zero(stage=3, reshard_after_forward=reshards, ahead=ahead) if self.plan.replicas > 1:
-                units = sorted((count for stage in stages for count in self.plan.unit_parameters(stage)), reverse=True)
-                held = units[: ahead + 1] if reshards else units
-                precision = self.plan.training.precision
-                return float(sum(held) * precision.compute.bytes + units[0] * precision.gradients.bytes)
+            case FullyShard(reshard_after_forward=reshards, ahead=ahead):
+                units = [unit for stage in stages for unit in self.plan.units(stage)]
+                whole = sorted((self._whole(unit, lambda formats: formats.compute) for unit in units), reverse=True)
+                gradients = max(self._whole(unit, lambda formats: formats.gradients) for unit in units)
+                return sum(whole[: ahead + 1] if reshards else whole) + gradients
         return 0.0
 
-    def _bucket(self, count: float) -> Bytes:
-        """A bucket of the stage's `count` whole gradients, where those of ZeRO-2 wait for their reduction."""
+    def _whole(self, unit: Layer, kept: Callable[[Precision], DType]) -> Bytes:
+        """Bytes of those of a unit's parameters that are sharded, gathered. kept: in which of their formats."""
+        counts, groups = unit.counts, self.plan.parameter_groups
+        return float(sum(counts.get(group.name, 0) * kept(group.formats).bytes for group in groups if group.shards > 1))
+
+    def _bucket(self, group: ParameterGroup, count: float) -> Bytes:
+        """A bucket of the rank's `count` whole gradients of a group, where those of ZeRO-2 wait for their reduction."""
         match self.plan.layout.data:
-            case Zero(stage=2) as strategy if self.plan.replicas > 1:
-                width = self.plan.training.precision.gradients.bytes
-                return min(strategy.bucket_bytes(self.plan.replicas, width), count * width)
+            case Zero2() as strategy if group.ranks > 1:
+                width = group.formats.gradients.bytes
+                return min(strategy.bucket_bytes(group.ranks, width), count * width)
         return 0.0
 
     @property

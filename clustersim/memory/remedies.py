@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import islice
 
 from clustersim.errors import InputError
-from clustersim.parallel.data import Zero
+from clustersim.parallel.data import BY_STAGE
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.units import Bytes, format_bytes
@@ -93,9 +93,9 @@ def _split_sequence(plan: Plan) -> Iterator[Candidate]:
 
 def _sharding(plan: Plan) -> Iterator[Candidate]:
     """More and more of the states sharded."""
-    if plan.replicas > 1:
+    if any(group.ranks > 1 for group in plan.parameter_groups):
         for stage in range(plan.layout.data.stage + 1, 4):
-            yield f"layout.data=zero{stage}", _spread(plan, replace(plan.layout, data=Zero(stage)))
+            yield f"layout.data=zero{stage}", _spread(plan, replace(plan.layout, data=BY_STAGE[stage]()))
 
 
 def _wider(plan: Plan, domain: int) -> Iterator[Candidate]:

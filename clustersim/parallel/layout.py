@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field
 
 from clustersim.parallel.data import DataParallelism, Replicated
-from clustersim.parallel.mesh import DENSE, NAMES, Mesh
+from clustersim.parallel.mesh import DENSE, NAMES, Mesh, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,11 @@ class Layout:
     def degrees(self) -> dict[str, int]:
         """The degree of every axis by its name, in the usual order of axes."""
         return {name: getattr(self, name) for name in NAMES}
+
+    def size_of(self, role: Role) -> int:
+        """How many ranks a group of a role has that holds all who differ along its axes."""
+        degrees = self.meshes[role.mesh].degrees
+        return math.prod(degrees[axis.name] for axis in role.axes)
 
     @property
     def mesh(self) -> Mesh:

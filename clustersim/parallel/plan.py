@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from clustersim.parallel.layout import Layout
+from clustersim.parallel.parameters import ParameterGroup, parameter_groups
 from clustersim.parallel.pipeline import Stage, split_layers, stages
 from clustersim.parallel.tensor import Sharding
 from clustersim.units import Bytes
@@ -60,16 +61,25 @@ class Plan:
         """The head as it is on a stage that has it."""
         return self.tied_head if self.model.tied_embeddings and stage.embedding else self.head
 
-    def unit_parameters(self, stage: Stage) -> tuple[int, ...]:
-        """Parameters on one rank of a stage's embedding, layers and head."""
-        before = (self.embedding.parameters,) if stage.embedding else ()
-        after = (self.head_of(stage).parameters,) if stage.head else ()
-        layers = (self.layers[run.spec].parameters for run in stage.stack for _ in range(run.count))
-        return (*before, *layers, *after)
+    def units(self, stage: Stage) -> tuple[Layer, ...]:
+        """A stage's embedding, layers and head, as far as it has them."""
+        return tuple(unit for unit, many in self._units(stage) for _ in range(many))
 
-    def parameters(self, stage: Stage) -> int:
-        """Parameters of a stage on one rank."""
-        return sum(self.unit_parameters(stage))
+    def parameters(self, stage: Stage, group: str | None = None) -> int:
+        """Parameters of a stage on one rank. group: those of one group only."""
+        units = self._units(stage)
+        return sum(many * (unit.parameters if group is None else unit.counts.get(group, 0)) for unit, many in units)
+
+    def _units(self, stage: Stage) -> list[tuple[Layer, int]]:
+        """Equal neighbours among the units of a stage, and how many they are."""
+        before = [(self.embedding, 1)] if stage.embedding else []
+        after = [(self.head_of(stage), 1)] if stage.head else []
+        return [*before, *((self.layers[run.spec], run.count) for run in stage.stack), *after]
+
+    @cached_property
+    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
+        """The groups into which the weights fall."""
+        return parameter_groups(self.layout, self.training.precision)
 
     def recomputed_layers(self, stage: Stage) -> int:
         """How many layers of a stage run their whole forward again."""
@@ -85,11 +95,6 @@ class Plan:
         again = self.recomputed_layers(stage)
         parts = (cut(stage.stack, 0, again), True), (cut(stage.stack, again, stage.layers - again), False)
         return tuple((run, recomputed) for stack, recomputed in parts for run in stack)
-
-    @cached_property
-    def replicas(self) -> int:
-        """Ranks that hold the same weights, over which gradients are reduced."""
-        return self.layout.dp * self.layout.cp
 
     @cached_property
     def shard(self) -> Shard:

@@ -130,7 +130,7 @@ def backward(layer: Layer, sharding: Sharding) -> list[Operation]:
         if place.enters:
             inputs = _joined(sharding.input_again(), inputs, 0, beside)
             weights = _joined(sharding.input_gradient(), weights, 0, beside)
-        operations += _completed(inputs + weights, place.operator.parameters)
+        operations += _completed(inputs + weights, place.operator.parameters, place.operator.group)
     return operations
 
 
@@ -151,15 +151,23 @@ def weight_gradients(layer: Layer, sharding: Sharding) -> list[Operation]:
     Gradients of norms are there already; they count with the next weight's, or with the last one's.
     """
     operations: list[Operation] = []
-    early = 0
+    early: dict[str, int] = {}
+    last: dict[str, int] = {}
     for place in reversed(_places(layer.operators)):
-        weights = _weights(place)
+        weights, group = _weights(place), place.operator.group
         if place.enters:
             weights = _joined(sharding.input_again(), weights, 0, 1)
-        complete = early + place.operator.parameters
-        operations += _completed(weights, complete)
-        early = 0 if weights else complete
-    return [*operations[:-1], *_completed(operations[-1:], early + sum(each.gradients for each in operations[-1:]))]
+        complete = early.pop(group, 0) + place.operator.parameters
+        operations += _completed(weights, complete, group)
+        if weights:
+            last[group] = len(operations) - 1
+        else:
+            early[group] = complete
+    for group, complete in early.items():
+        if group in last:
+            at = last[group]
+            operations[at : at + 1] = _completed([operations[at]], complete + operations[at].gradients, group)
+    return operations
 
 
 def _inputs(place: "_Place", sharding: Sharding) -> list[Operation]:
@@ -239,12 +247,12 @@ def _joined(exchange: Exchange | None, operations: list[Operation], place: int, 
     return [*operations[:place], Operation(exchange, work), *operations[place:]]
 
 
-def _completed(operations: list[Operation], parameters: int) -> list[Operation]:
+def _completed(operations: list[Operation], parameters: int, group: str) -> list[Operation]:
     """Mark the last operation as the one after which the operator's gradients are complete."""
     if not operations or parameters == 0:
         return operations
     last = operations[-1]
-    return [*operations[:-1], Operation(last.does, last.work, parameters)]
+    return [*operations[:-1], Operation(last.does, last.work, parameters, group)]
 
 
 def _chunks(layout: Layout) -> float:

@@ -19,7 +19,7 @@ from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.disturbance import Disturbances
 from clustersim.hardware.topology import Fabric
-from clustersim.parallel.data import NaiveDataParallel, Zero
+from clustersim.parallel.data import BY_STAGE, FullyShard, NaiveDataParallel, Zero1
 from clustersim.planning.explore_sizes import format_of, ring_volumes, sizes
 from clustersim.planning.explore_steps import studies
 from clustersim.scenario import Contention, Scenario
@@ -91,8 +91,10 @@ def _strategies(scenario: Scenario) -> Iterator[Strategy]:
     """The scenario's strategy at its own stage, the usual one at the others (as `layout.data=zero2` means it)."""
     own = scenario.layout.data
     for stage in range(4):
-        strategy = own if isinstance(own, Zero) and own.stage == stage else Zero(stage)
-        yield Strategy(stage, strategy.bucket, strategy.ahead, strategy.reshard_after_forward)
+        strategy = own if own.stage == stage else BY_STAGE[stage]()
+        bucket = strategy.bucket if isinstance(strategy, Zero1) else None
+        whole = strategy if isinstance(strategy, FullyShard) else FullyShard()
+        yield Strategy(stage, bucket, whole.ahead, whole.reshard_after_forward)
 
 
 def _machine(scenario: Scenario) -> Machine:

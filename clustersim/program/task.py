@@ -12,6 +12,7 @@ from enum import Enum, IntEnum
 from clustersim.program.action import Action
 from clustersim.units import Bytes
 from clustersim.workload.kernels import Kernel
+from clustersim.workload.operators import DENSE
 
 
 class Stream(IntEnum):
@@ -76,11 +77,12 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One step of a block. `gradients`: parameters of this rank whose gradients are complete after it."""
+    """One step of a block. gradients: how many parameters of this rank, all of one group, have theirs after it."""
 
     does: Kernel | Exchange | Overlap
     work: Work
     gradients: int = 0
+    group: str = DENSE
 
     @property
     def exchange(self) -> Exchange | None:

@@ -12,7 +12,7 @@ from clustersim.cost.timing import Provenance
 from clustersim.errors import InputError
 from clustersim.hardware.disturbance import DeadLink, Disturbances, LinkChange, SlowNic, in_ranges
 from clustersim.hardware.topology import Fabric
-from clustersim.parallel.data import DataParallelism, NaiveDataParallel, Replicated, Zero
+from clustersim.parallel.data import DataParallelism, FullyShard, NaiveDataParallel, Replicated, Zero1
 from clustersim.parallel.mesh import SPOKEN
 from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveOperations, SelectiveRecompute
 
@@ -177,9 +177,9 @@ def _data(strategy: DataParallelism) -> str:
     match strategy:
         case Replicated():
             return "DDP"
-        case Zero(stage=3):
+        case FullyShard():
             return "ZeRO-3 (FSDP)"
-        case Zero(stage=stage):
+        case Zero1(stage=stage):
             return f"ZeRO-{stage}"
         case NaiveDataParallel():
             return "torch.nn.DataParallel"

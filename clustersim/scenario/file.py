@@ -5,7 +5,7 @@ alone. What needs two sections or another file is put together in `build`.
 """
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Self
 
@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from clustersim.cost.record import Record
 from clustersim.dtypes import DType
 from clustersim.errors import nearest, shown
-from clustersim.parallel.data import DDP_BUCKET, DataParallelism, NaiveDataParallel, Replicated, Zero
+from clustersim.parallel.data import BY_STAGE, DDP_BUCKET, DataParallelism, FullyShard, NaiveDataParallel, Replicated
 from clustersim.parallel.mesh import AXES, DATA, NAMES
 from clustersim.program.task import Collective
 from clustersim.scenario.disturbances import DisturbancesSection, MixedSection, listed
@@ -115,7 +115,6 @@ class Ddp(Section):
 class Fsdp(Section):
     """ZeRO stage 3 as PyTorch's FSDP2 (`fully_shard`) does it, or FSDP1, without `copies`."""
 
-    bucket: Size | None = None
     overlap: bool = True
     prefetch: Annotated[int, Field(ge=0, le=MOST_LAYERS)] = 1
     reshard_after_forward: bool = True
@@ -123,14 +122,20 @@ class Fsdp(Section):
 
     def strategy(self) -> DataParallelism:
         """The strategy as the inside knows it."""
-        return Zero(**{"stage": 3, **self.model_dump()})
+        return FullyShard(**self.model_dump())
 
 
 class ZeroStage(Fsdp):
-    """ZeRO with its stage."""
+    """ZeRO with its stage; a stage takes no notice of what only others have."""
 
     stage: Annotated[int, Field(ge=1, le=3)] = Field(examples=[1])
+    bucket: Size | None = None
     copies: bool = False
+
+    def strategy(self) -> DataParallelism:
+        """The strategy as the inside knows it."""
+        chosen = BY_STAGE[self.stage]
+        return chosen(**{field.name: getattr(self, field.name) for field in fields(chosen)})
 
 
 class Naive(Section):

@@ -11,7 +11,7 @@ import numpy as np
 from clustersim.dtypes import DType
 from clustersim.hardware.disturbance import DeadLink
 from clustersim.hardware.topology import LinkKind
-from clustersim.parallel.data import Zero
+from clustersim.parallel.data import FullyShard
 from clustersim.parallel.mesh import TENSOR
 from clustersim.scenario.settings import Contention, Symmetry
 from clustersim.scenario.setup import Setup
@@ -113,7 +113,7 @@ def _all_differ(scenario: Setup) -> str:
 def _tasks(scenario: Setup) -> float:
     """About how many tasks all ranks run in all steps, for which each is kept a row."""
     layout, chunks = scenario.layout, scenario.schedule.chunks
-    sharded = isinstance(layout.data, Zero) and layout.data.stage == 3
+    sharded = isinstance(layout.data, FullyShard)
     units = scenario.model.layers / (layout.pp * chunks) if sharded else 0.0
     passes = 2 * scenario.microbatches * chunks
     return layout.world * passes * (TASKS_PER_PASS + TASKS_PER_UNIT * units) * scenario.steps

@@ -12,6 +12,9 @@ from enum import Enum
 from clustersim.units import Bytes
 from clustersim.workload.kernels import Kernel
 
+DENSE = "dense"
+"""The group of weights that every token meets."""
+
 
 class Region(Enum):
     """SHARDED is split over tp by heads, columns or vocabulary; REPLICATED is not, or by sequence."""
@@ -54,11 +57,11 @@ class Shard:
 class Operator:
     """One operator of a layer on one rank.
 
-    parameters: held by this rank; kept: bytes that stay in memory from forward to backward if nothing is recomputed;
-    waiting: bytes that stay from the input's gradient to the weights' where the two are run apart (its input and the
-    gradient of its output); core: part of the attention core, which selective recomputation runs again instead of
-    keeping its `kept`; again: what selective recomputation by operations runs again (None: all of forward), keeping
-    `results` bytes of the rest.
+    parameters: held by this rank, of the group of weights `group`; kept: bytes that stay in memory from forward to
+    backward if nothing is recomputed; waiting: bytes that stay from the input's gradient to the weights' where the two
+    are run apart (its input and the gradient of its output); core: part of the attention core, which selective
+    recomputation runs again instead of keeping its `kept`; again: what selective recomputation by operations runs again
+    (None: all of forward), keeping `results` bytes of the rest.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Operator:
     input_gradient: tuple[Kernel, ...] = ()
     weight_gradient: tuple[Kernel, ...] = ()
     parameters: int = 0
+    group: str = DENSE
     kept: Bytes = 0.0
     waiting: Bytes = 0.0
     core: bool = False
@@ -90,6 +94,14 @@ class Layer:
     def parameters(self) -> int:
         """Parameters on this rank."""
         return sum(operator.parameters for operator in self.operators)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Parameters on this rank by their group."""
+        found: dict[str, int] = {}
+        for operator in self.operators:
+            found[operator.group] = found.get(operator.group, 0) + operator.parameters
+        return found
 
     @property
     def kept(self) -> Bytes:

@@ -7,7 +7,7 @@ complete b after backward began; the first layer and the embedding, complete at 
 
 import pytest
 
-from clustersim.parallel.data import DataParallelism, NaiveDataParallel, Replicated, Zero
+from clustersim.parallel.data import DataParallelism, NaiveDataParallel, Replicated, Zero1, Zero2
 from clustersim.parallel.layout import Layout
 from clustersim.program.task import Collective, Exchange
 from tests.closed_form.fixed import Fixed, Seconds, Step
@@ -64,7 +64,7 @@ def test_ddp_and_zero_1_accumulate_without_communication(microbatches: int) -> N
     """Only the last microbatch's backward is cut into buckets; the others take 2 (f + b) each."""
     before = (microbatches - 1) * 2 * (FORWARD + BACKWARD)
     last = max(2 * FORWARD + BACKWARD + 3.0, 2 * FORWARD + 2 * BACKWARD) + 1.0 + OPTIMIZER
-    for data in (Replicated(bucket=BUCKET), Zero(stage=1, bucket=BUCKET)):
+    for data in (Replicated(bucket=BUCKET), Zero1(bucket=BUCKET)):
         accumulating = step(data, microbatches)
         assert len(accumulating.issued("reduce gradients")) == 2
         assert accumulating.seconds(cost(reduce_gradients=buckets(3.0, 1.0))) == before + last
@@ -77,7 +77,7 @@ def test_zero_2_reduces_after_every_microbatch(microbatches: int) -> None:
     With c1 = 3 and c2 = 1 the last bucket of a microbatch is done at 2f + b + 4 = 2f + 2b + 2: 2 s into the next, which
     needs the stream only f + f + b = 4 s after its start. So microbatches do not delay each other.
     """
-    sharding = step(Zero(stage=2, bucket=BUCKET), microbatches)
+    sharding = step(Zero2(bucket=BUCKET), microbatches)
     assert len(sharding.issued("reduce gradients")) == 2 * microbatches
     assert {each.collective for each in sharding.issued("reduce gradients")} == {Collective.REDUCE_SCATTER}
     before = (microbatches - 1) * 2 * (FORWARD + BACKWARD)
@@ -87,14 +87,14 @@ def test_zero_2_reduces_after_every_microbatch(microbatches: int) -> None:
 
 def test_zero_2_that_is_bound_by_its_reductions() -> None:
     """With c1 = 8 the stream never rests once the first bucket is full at 2f + b: m (c1 + c2) later it is done."""
-    sharding = step(Zero(stage=2, bucket=BUCKET), 3)
+    sharding = step(Zero2(bucket=BUCKET), 3)
     assert sharding.seconds(cost(reduce_gradients=buckets(8.0, 1.0))) == 4.0 + 3 * 9.0 + OPTIMIZER
 
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_zero_without_overlap(stage: int) -> None:
     """Work and its reduction (ZeRO-2: one after each microbatch), then the optimizer, then the gather."""
-    plain = step(Zero(stage=stage, overlap=False), microbatches=3)
+    plain = step({1: Zero1, 2: Zero2}[stage](overlap=False), microbatches=3)
     reductions = {1: 1, 2: 3}[stage]
     expected = 3 * 2 * (FORWARD + BACKWARD) + reductions * 4.0 + OPTIMIZER + 5.0
     assert plain.seconds(cost(reduce_gradients=4.0, gather_parameters=5.0)) == expected
@@ -107,7 +107,7 @@ def test_zero_1_forward_waits_for_parameters_layer_by_layer(gather: float) -> No
 
     The first layer starts at g and the second at max(2g, g + f); the head follows. Then 2b, and o.
     """
-    layered = step(Zero(stage=1, bucket=1.0))
+    layered = step(Zero1(bucket=1.0))
     payloads = [each.payload for each in layered.issued("gather parameters")]
     assert payloads == [2.0 * EMBEDDING, 2.0 * LAYER, 2.0 * LAYER, 2.0 * HEAD]
 
@@ -120,7 +120,7 @@ def test_zero_1_forward_waits_for_parameters_layer_by_layer(gather: float) -> No
 
 def test_the_first_forward_alone_waits_for_parameters() -> None:
     """In one bucket: g + m (2f + 2b) + c + o, whatever m is."""
-    whole = step(Zero(stage=1, bucket=1e9), microbatches=3)
+    whole = step(Zero1(bucket=1e9), microbatches=3)
     expected = 5.0 + 3 * 2 * (FORWARD + BACKWARD) + 4.0 + OPTIMIZER
     assert whole.seconds(cost(gather_parameters=5.0, reduce_gradients=4.0)) == expected
 

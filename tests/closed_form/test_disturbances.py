@@ -8,7 +8,7 @@ import pytest
 
 from clustersim.analysis.parts import BUBBLES
 from clustersim.cost.jitter import Jitter
-from clustersim.parallel.data import Replicated, Zero
+from clustersim.parallel.data import Replicated, Zero1
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import PIPELINE, TENSOR
 from clustersim.program.task import Compute
@@ -211,7 +211,7 @@ def test_zero_gathers_wait_for_the_slow_rank_of_the_step_before() -> None:
     Two ranks, one at half speed, whose step takes 2 (W + o) + r + g: the other waits W + o in each.
     """
     fixed = Fixed(F, B, optimizer=OPTIMIZER, exchanges={"reduce gradients": REDUCTION, "gather parameters": 1.0})
-    step = Step(LAYERS, Layout(dp=2, data=Zero(stage=1, bucket=1e9)))
+    step = Step(LAYERS, Layout(dp=2, data=Zero1(bucket=1e9)))
     ran = Disturbed(step, fixed, {1: 0.5}, steps=3).ran
     each = 2 * (WORK + OPTIMIZER) + REDUCTION + 1.0
     assert ran.times.tolist() == pytest.approx([each] * 3)

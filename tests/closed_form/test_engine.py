@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from clustersim.parallel.data import DataParallelism, Replicated, Zero
+from clustersim.parallel.data import DataParallelism, FullyShard, Replicated, Zero1, Zero2
 from clustersim.parallel.layout import Layout
 from clustersim.schedules.one_f_one_b import OneFOneB
 from tests.closed_form.fixed import Fixed, Step
@@ -52,7 +52,7 @@ def test_context_parallelism_hides_its_ring_behind_the_other_blocks(ring: float)
     assert Step(LAYERS, Layout(cp=2)).seconds(cost) == expected
 
 
-@pytest.mark.parametrize("data", [Replicated(bucket=1.0), Zero(stage=1, bucket=1.0), Zero(stage=2), Zero(stage=3)])
+@pytest.mark.parametrize("data", [Replicated(bucket=1.0), Zero1(bucket=1.0), Zero2(), FullyShard()])
 @pytest.mark.parametrize("dp", [1, 2])
 def test_parts_of_an_activation_are_gathered_once_on_arrival(dp: int, data: DataParallelism) -> None:
     """Without sequence parallelism each of tp ranks sends a part, and the next stage gathers them: once each way.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from clustersim.parallel.data import Zero
+from clustersim.parallel.data import FullyShard
 from clustersim.parallel.layout import Layout
 from clustersim.program.task import Collective
 from tests.closed_form.fixed import Fixed, Step
@@ -39,7 +39,7 @@ CASES = [
 
 
 def step(microbatches: int = 1, *, prefetch: int = 1, reshard: bool = True, overlap: bool = True) -> Step:
-    data = Zero(stage=3, prefetch=prefetch, reshard_after_forward=reshard, overlap=overlap)
+    data = FullyShard(prefetch=prefetch, reshard_after_forward=reshard, overlap=overlap)
     return Step(3, Layout(dp=2, data=data), microbatches=microbatches)
 
 

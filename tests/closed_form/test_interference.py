@@ -7,7 +7,7 @@ it all the time takes k (1 + φ).
 
 import pytest
 
-from clustersim.parallel.data import DataParallelism, Replicated, Zero
+from clustersim.parallel.data import DataParallelism, FullyShard, Replicated
 from clustersim.parallel.layout import Layout
 from clustersim.program.task import Exchange
 from tests.closed_form.disturbed import Disturbed, Ran
@@ -90,7 +90,7 @@ def test_ddp_s_critical_path_has_what_reductions_slow() -> None:
 def fsdp(interference: float, *, prefetch: int = 1) -> Ran:
     """Three layers of forward 2 and backward 4; gathers and reductions of 1."""
     fixed = Fixed(2.0, 4.0, optimizer=OPTIMIZER, exchanges={"gather layer": 1.0, "reduce layer": 1.0})
-    step = Step(3, Layout(dp=2, data=Zero(stage=3, prefetch=prefetch)))
+    step = Step(3, Layout(dp=2, data=FullyShard(prefetch=prefetch)))
     return Disturbed(step, fixed, interference=interference).ran
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from clustersim.dtypes import DType
 from clustersim.memory.footprint import Category, Footprint
-from clustersim.parallel.data import DataParallelism, Replicated, Zero
+from clustersim.parallel.data import DataParallelism, FullyShard, Replicated, Zero1, Zero2
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.workload.framework import load_framework
@@ -20,7 +20,7 @@ from clustersim.workload.transformer import parameters
 MODEL = preset("megatron-7.5b")
 FP16 = Precision(compute=DType.FP16, gradients=DType.FP16)
 STATES = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)
-STAGES: list[DataParallelism] = [Replicated(), Zero(1), Zero(2), Zero(3)]
+STAGES: list[DataParallelism] = [Replicated(), Zero1(), Zero2(), FullyShard()]
 
 
 def bytes_per_parameter(data: DataParallelism, ranks: int) -> float:

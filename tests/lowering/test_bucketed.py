@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from clustersim.parallel.data import DataParallelism, Replicated, Zero
+from clustersim.parallel.data import DataParallelism, FullyShard, Replicated, Zero1, Zero2
 from clustersim.parallel.layout import Layout
 from clustersim.program.action import ActionKind
 from clustersim.program.program import RankProgram
@@ -34,14 +34,14 @@ def test_ddp_reduces_in_the_last_microbatch_only() -> None:
 
 
 def test_zero_1_gathers_what_the_last_step_updated_and_reduces_at_the_end() -> None:
-    assert data_words(program(Zero(1, bucket=HUGE))) == [
+    assert data_words(program(Zero1(bucket=HUGE))) == [
         "gather parameters", "F0", "B0", "F1", "B1", "reduce gradients", "optimizer",
     ]  # fmt: skip
 
 
 def test_zero_2_reduces_after_every_microbatch() -> None:
     """A rank keeps its shard of gradients only, so whole ones cannot be accumulated (ZeRO, section 5.2)."""
-    assert data_words(program(Zero(2, bucket=HUGE))) == [
+    assert data_words(program(Zero2(bucket=HUGE))) == [
         "gather parameters", "F0", "B0", "reduce gradients", "F1", "B1", "reduce gradients", "optimizer",
     ]  # fmt: skip
 
@@ -50,7 +50,7 @@ def test_zero_2_reduces_after_every_microbatch() -> None:
     ("data", "kinds"),
     [
         (Replicated(overlap=False), [Collective.ALL_REDUCE]),
-        (Zero(1, overlap=False), [Collective.REDUCE_SCATTER, Collective.ALL_GATHER]),
+        (Zero1(overlap=False), [Collective.REDUCE_SCATTER, Collective.ALL_GATHER]),
     ],
 )
 def test_without_overlap_everything_follows_the_last_backward(data: DataParallelism, kinds: list[Collective]) -> None:
@@ -62,7 +62,7 @@ def test_without_overlap_everything_follows_the_last_backward(data: DataParallel
 
 
 def test_zero_2_without_overlap_reduces_before_the_next_pass_starts() -> None:
-    only = program(Zero(2, overlap=False))
+    only = program(Zero2(overlap=False))
     assert data_words(only) == [
         "F0", "B0", "reduce gradients", "F1", "B1", "reduce gradients", "optimizer", "gather parameters",
     ]  # fmt: skip
@@ -74,8 +74,8 @@ def test_zero_2_without_overlap_reduces_before_the_next_pass_starts() -> None:
     ("make", "reductions", "gathers"),
     [
         (Replicated, 1, 0),
-        (lambda **options: Zero(1, **options), 1, 1),
-        (lambda **options: Zero(2, **options), 3, 1),
+        (lambda **options: Zero1(**options), 1, 1),
+        (lambda **options: Zero2(**options), 3, 1),
     ],
 )
 def test_a_step_communicates_every_parameter_so_many_times(
@@ -134,7 +134,7 @@ def test_backward_in_pieces_is_backward() -> None:
 
 def test_forward_waits_for_the_parameters_layer_by_layer() -> None:
     """Buckets of whole units: the embedding and the first layers that fill one, the next, ... in forward's order."""
-    only = program(Zero(1, bucket=100_000.0), microbatches=1)
+    only = program(Zero1(bucket=100_000.0), microbatches=1)
     gathers = [number for number, task in enumerate(only.tasks) if isinstance(task, Communicate) and not task.after]
     forwards = [
         task
@@ -146,7 +146,7 @@ def test_forward_waits_for_the_parameters_layer_by_layer() -> None:
 
 
 def test_later_forwards_do_not_gather_again() -> None:
-    words = data_words(program(Zero(1, bucket=100_000.0), microbatches=3))
+    words = data_words(program(Zero1(bucket=100_000.0), microbatches=3))
     first = words.index("F1")
     assert "gather parameters" not in words[first:]
     assert words.count("F1") == words.count("F2") == 1
@@ -157,7 +157,7 @@ def test_megatrons_bucket_is_40_million_parameters_or_a_million_per_rank() -> No
     model = preset("llama3-8b")
 
     def buckets(dp: int) -> int:
-        (only,) = lowered(planned(Layout(dp=dp, data=Zero(1)), Training(1024, dp), model)).programs
+        (only,) = lowered(planned(Layout(dp=dp, data=Zero1()), Training(1024, dp), model)).programs
         return len([each for each in collectives(only) if each.collective is Collective.REDUCE_SCATTER])
 
     # 8 ranks: out and qkv (42 M) share a bucket, down and up fill one each: 3 a layer; head, embedding
@@ -167,7 +167,7 @@ def test_megatrons_bucket_is_40_million_parameters_or_a_million_per_rank() -> No
 
 
 def test_without_replicas_nothing_is_communicated() -> None:
-    for data in (Replicated(), Zero(1), Zero(2), Zero(3)):
+    for data in (Replicated(), Zero1(), Zero2(), FullyShard()):
         training = replace(TRAINING, gradient_clipping=False)
         (only,) = lowered(planned(Layout(data=data), training)).programs
         assert not collectives(only)
@@ -187,7 +187,7 @@ def test_gradients_are_reduced_in_their_own_format() -> None:
 
 def test_every_virtual_stage_reduces_and_gathers_its_own_part() -> None:
     training = replace(TRAINING, gradient_clipping=False)
-    plan = planned(Layout(dp=2, pp=2, data=Zero(1)), training, chunks=2)
+    plan = planned(Layout(dp=2, pp=2, data=Zero1()), training, chunks=2)
     for rank, each in enumerate(lowered(plan).programs):
         held = sum(plan.parameters(stage) for stage in plan.stages_of(rank))
         kinds = {kind: sum(x.payload for x in collectives(each) if x.collective is kind) for kind in Collective}

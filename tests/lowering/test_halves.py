@@ -8,7 +8,7 @@ import pytest
 from clustersim.lowering.profile import pass_costs, profiled
 from clustersim.lowering.step import NORM_BYTES
 from clustersim.lowering.units import Units
-from clustersim.parallel.data import DataParallelism, Replicated, Zero
+from clustersim.parallel.data import DataParallelism, FullyShard, Replicated, Zero1, Zero2
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
@@ -86,14 +86,14 @@ def test_gradients_are_reduced_from_the_last_weight_gradients() -> None:
 
 
 def test_zero_2_reduces_every_microbatchs_weight_gradients() -> None:
-    words = strategy(Zero(2, bucket=1e12))
+    words = strategy(Zero2(bucket=1e12))
     after = [words[place - 1] for place, word in enumerate(words) if word == "reduce gradients"]
     assert after == ["W0", "W1"]
 
 
 def test_zero_3_gathers_for_input_gradients_and_reduces_after_weight_gradients() -> None:
     """The head stays from its forward; the weights' half needs no parameters."""
-    words = strategy(Zero(3, prefetch=0), microbatches=1)
+    words = strategy(FullyShard(prefetch=0), microbatches=1)
     backward = words[words.index("I0") :]
     assert backward == [
         "I0", *["gather layer", "I0"] * 4, "gather embedding", "I0",
@@ -118,7 +118,7 @@ def test_the_norm_is_handed_on_from_stage_to_stage(pp: int) -> None:
 
 
 def test_the_norm_of_sharded_gradients_is_summed_among_replicas_first() -> None:
-    program = lowered(planned(Layout(pp=2, dp=2, data=Zero(1)), TRAINING), ZeroBubble(1)).programs[1]
+    program = lowered(planned(Layout(pp=2, dp=2, data=Zero1()), TRAINING), ZeroBubble(1)).programs[1]
     norm = [task for task in program.tasks if not isinstance(task, Compute) and task.exchange.name == "gradient norm"]
     assert [(type(task), task.exchange.group) for task in norm] == [(Communicate, "dp"), (Receive, "pp_next")]
     assert {program.tasks.index(task) for task in norm} == set(program.tasks[-1].after)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.parallel.data import Zero
+from clustersim.parallel.data import FullyShard
 from clustersim.parallel.layout import Layout
 from clustersim.program.program import RankProgram
 from clustersim.program.task import Collective, Communicate, Compute
@@ -19,7 +19,7 @@ from .plans import SMALL, TRAINING, collectives, data_words, lowered, planned
 UNITS = ["embedding", *["layer"] * 4, "head"]
 
 
-def program(data: Zero, microbatches: int = 1, **training: object) -> RankProgram:
+def program(data: FullyShard, microbatches: int = 1, **training: object) -> RankProgram:
     changed = replace(TRAINING, global_batch=4 * microbatches, gradient_clipping=False, **training)
     (only,) = lowered(planned(Layout(dp=4, data=data), changed)).programs
     return only
@@ -30,7 +30,7 @@ def test_each_unit_is_gathered_before_its_forward_and_again_before_its_backward(
 
     The head is not gathered again: its backward follows its forward.
     """
-    assert data_words(program(Zero(3))) == [
+    assert data_words(program(FullyShard())) == [
         "gather embedding", "gather layer", "F0",
         "gather layer", "F0", "gather layer", "F0", "gather layer", "F0", "gather head", "F0", "F0",
         "gather layer", "B0", "reduce head",
@@ -41,7 +41,7 @@ def test_each_unit_is_gathered_before_its_forward_and_again_before_its_backward(
 
 
 def test_without_resharding_backward_gathers_nothing() -> None:
-    words = data_words(program(Zero(3, reshard_after_forward=False)))
+    words = data_words(program(FullyShard(reshard_after_forward=False)))
     assert Counter(word for word in words if word.startswith("gather")) == {
         "gather embedding": 1, "gather layer": 4, "gather head": 1,
     }  # fmt: skip
@@ -50,7 +50,7 @@ def test_without_resharding_backward_gathers_nothing() -> None:
 @pytest.mark.parametrize("microbatches", [1, 3])
 def test_a_microbatch_gathers_twice_and_reduces_once(microbatches: int) -> None:
     """ZeRO section 7.2.2: 3 Psi a microbatch; less the head's second gather here. Payloads bf16 and fp32."""
-    sent = collectives(program(Zero(3), microbatches))
+    sent = collectives(program(FullyShard(), microbatches))
     gathered = sum(each.payload for each in sent if each.collective is Collective.ALL_GATHER)
     reduced = sum(each.payload for each in sent if each.collective is Collective.REDUCE_SCATTER)
     assert gathered == 2 * microbatches * (2 * parameters(SMALL) - head_parameters(SMALL))
@@ -64,7 +64,7 @@ def test_at_most_prefetch_units_are_gathered_ahead(prefetch: int) -> None:
 
     So a gather waits for the compute task that ends unit i - prefetch - 1: the compute before it in its pass.
     """
-    only = program(Zero(3, prefetch=prefetch))
+    only = program(FullyShard(prefetch=prefetch))
     computes = [number for number, task in enumerate(only.tasks) if isinstance(task, Compute)]
     forward = computes[: len(UNITS)]
     gathers = [
@@ -80,14 +80,14 @@ def test_at_most_prefetch_units_are_gathered_ahead(prefetch: int) -> None:
 
 
 def test_without_overlap_a_unit_is_gathered_when_the_one_before_it_is_done() -> None:
-    assert data_words(program(Zero(3, overlap=False)))[:6] == [
+    assert data_words(program(FullyShard(overlap=False)))[:6] == [
         "gather embedding", "F0", "gather layer", "F0", "gather layer", "F0",
     ]  # fmt: skip
 
 
 def test_a_pass_prefetches_nothing_for_the_next() -> None:
     """The gathers of the second microbatch wait for the first one's last backward."""
-    only = program(Zero(3, prefetch=3), microbatches=2)
+    only = program(FullyShard(prefetch=3), microbatches=2)
     first_microbatch = [
         number
         for number, task in enumerate(only.tasks)
@@ -98,7 +98,7 @@ def test_a_pass_prefetches_nothing_for_the_next() -> None:
     assert set(after[:5]) == {(last,)}
 
 
-def copies(data: Zero, replicas: int = 4, **training: object) -> dict[str, float]:
+def copies(data: FullyShard, replicas: int = 4, **training: object) -> dict[str, float]:
     """Bytes that copies move in a forward and a backward of one microbatch."""
     changed = replace(TRAINING, global_batch=replicas, gradient_clipping=False, **training)
     (only,) = lowered(planned(Layout(dp=replicas, data=data), changed)).programs
@@ -113,31 +113,31 @@ def copies(data: Zero, replicas: int = 4, **training: object) -> dict[str, float
 def test_what_is_gathered_is_copied_where_fsdp2_copies_it() -> None:
     """Each gathered bf16 parameter is read and written, 2 x 2 bytes; the head is gathered for its forward only."""
     whole, head = parameters(SMALL), head_parameters(SMALL)
-    assert copies(Zero(3, copies=True)) == {"F": 4 * whole, "B": 4 * (whole - head)}
-    assert copies(Zero(3, copies=True, reshard_after_forward=False)) == {"F": 4 * whole, "B": 0}
+    assert copies(FullyShard(copies=True)) == {"F": 4 * whole, "B": 4 * (whole - head)}
+    assert copies(FullyShard(copies=True, reshard_after_forward=False)) == {"F": 4 * whole, "B": 0}
 
 
 def test_nothing_is_copied_without_copies_or_without_others_to_gather_from() -> None:
-    assert copies(Zero(3)) == {"F": 0, "B": 0}
-    assert copies(Zero(3, copies=True), replicas=1) == {"F": 0, "B": 0}
+    assert copies(FullyShard()) == {"F": 0, "B": 0}
+    assert copies(FullyShard(copies=True), replicas=1) == {"F": 0, "B": 0}
 
 
 def test_copies_are_made_once_where_forward_is_run_again_and_change_nothing_else() -> None:
-    data = Zero(3, copies=True)
+    data = FullyShard(copies=True)
     assert copies(data, recompute=FullRecompute()) == copies(data)
-    assert data_words(program(data)) == data_words(program(Zero(3)))
-    assert collectives(program(data)) == collectives(program(Zero(3)))
+    assert data_words(program(data)) == data_words(program(FullyShard()))
+    assert collectives(program(data)) == collectives(program(FullyShard()))
 
 
 def test_copies_come_before_the_kernels_that_read_them() -> None:
-    for task in program(Zero(3, copies=True)).tasks:
+    for task in program(FullyShard(copies=True)).tasks:
         if isinstance(task, Compute) and task.action:
             copied = [each.kernel is not None and each.kernel.name.startswith("copy") for each in task.block.operations]
             assert not any(copied[1:])
 
 
 def test_the_optimizer_waits_for_every_reduction() -> None:
-    only = program(Zero(3), microbatches=2)
+    only = program(FullyShard(), microbatches=2)
     reductions = [
         number
         for number, task in enumerate(only.tasks)
@@ -149,12 +149,12 @@ def test_the_optimizer_waits_for_every_reduction() -> None:
 
 def test_recomputation_uses_the_gathered_parameters_of_its_backward() -> None:
     """The unit is gathered before its backward, forward runs again from it: no third gather."""
-    plain, again = (collectives(program(Zero(3), **options)) for options in ({}, {"recompute": FullRecompute()}))
+    plain, again = (collectives(program(FullyShard(), **options)) for options in ({}, {"recompute": FullRecompute()}))
     assert plain == again
 
 
 def test_units_that_are_recomputed_are_told_apart_from_those_that_are_not() -> None:
-    only = program(Zero(3), recompute=FullRecompute(1))
+    only = program(FullyShard(), recompute=FullRecompute(1))
     backward = [len(task.block.operations) for task in only.tasks if isinstance(task, Compute)][len(UNITS) :]
     _head, *kept, first, _embedding, _optimizer = backward  # layers 3, 2 and 1 keep what they need, layer 0 does not
     assert len(kept) == 3

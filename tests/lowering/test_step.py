@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.parallel.data import Replicated, Zero
+from clustersim.parallel.data import DataParallelism, FullyShard, Replicated, Zero1, Zero2
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
@@ -30,7 +30,7 @@ PLANS = st.builds(
     st.integers(1, 3),
     st.sampled_from([1, 2]),
     st.integers(1, 2),
-    st.sampled_from([Replicated(), Replicated(bucket=5e4), Zero(1), Zero(2), Zero(3), Zero(3, overlap=False)]),
+    st.sampled_from([Replicated(), Replicated(bucket=5e4), Zero1(), Zero2(), FullyShard(), FullyShard(overlap=False)]),
     st.booleans(),
 )
 
@@ -222,7 +222,7 @@ def test_the_tied_embedding_follows_the_last_bucket() -> None:
 
 def test_clipping_adds_up_the_norm_over_all_ranks_that_hold_parts() -> None:
     """One fp32 number: over the model's ranks, or over all where gradients are sharded over replicas too."""
-    for data, group in ((Replicated(), "model"), (Zero(1), "world"), (Zero(3), "world")):
+    for data, group in ((Replicated(), "model"), (Zero1(), "world"), (FullyShard(), "world")):
         plan = planned(Layout(tp=2, dp=2, data=data), replace(TRAINING, global_batch=4))
         program = lowered(plan).programs[0]
         *_, norm, total, optimizer = words(program)
@@ -236,8 +236,8 @@ def test_without_clipping_there_is_no_norm() -> None:
         assert "gradient norm" not in words(program)
 
 
-@pytest.mark.parametrize(("data", "share"), [(Replicated(), 1), (Zero(1), 4), (Zero(2), 4), (Zero(3), 4)])
-def test_the_optimizer_updates_its_shard(data: Replicated | Zero, share: int) -> None:
+@pytest.mark.parametrize(("data", "share"), [(Replicated(), 1), (Zero1(), 4), (Zero2(), 4), (FullyShard(), 4)])
+def test_the_optimizer_updates_its_shard(data: DataParallelism, share: int) -> None:
     def moved(layout: Layout) -> float:
         tasks: tuple[Task, ...] = lowered(planned(layout, replace(PLAIN, global_batch=4))).programs[0].tasks
         last = tasks[-1]

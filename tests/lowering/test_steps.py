@@ -9,7 +9,7 @@ from hypothesis import given
 from clustersim.engine.engine import run
 from clustersim.errors import ClusterSimError
 from clustersim.lowering.steps import repeat
-from clustersim.parallel.data import DataParallelism, NaiveDataParallel, Replicated, Zero
+from clustersim.parallel.data import DataParallelism, FullyShard, NaiveDataParallel, Replicated, Zero1, Zero2
 from clustersim.parallel.layout import Layout
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import Communicate, Compute, Receive, Send
@@ -25,12 +25,12 @@ SMALL_BUCKET = 1.0
 STRATEGIES = [
     Replicated(),
     Replicated(overlap=False),
-    Zero(1, bucket=SMALL_BUCKET),
-    Zero(1, overlap=False),
-    Zero(2, bucket=SMALL_BUCKET),
-    Zero(2, overlap=False),
-    Zero(3),
-    Zero(3, overlap=False),
+    Zero1(bucket=SMALL_BUCKET),
+    Zero1(overlap=False),
+    Zero2(bucket=SMALL_BUCKET),
+    Zero2(overlap=False),
+    FullyShard(),
+    FullyShard(overlap=False),
 ]
 
 
@@ -54,7 +54,7 @@ def named(made: RankProgram, name: str, step: int, *, steps: int = 2) -> list[in
 
 
 def test_one_step_is_the_program_itself() -> None:
-    made = one_step(Zero(1))
+    made = one_step(Zero1())
     assert repeat(made, 1) is made
 
 
@@ -65,7 +65,7 @@ def test_there_is_no_program_of_less_than_a_step(steps: int) -> None:
 
 
 def test_every_step_has_the_tasks_of_the_one_on_the_same_streams() -> None:
-    made = one_step(Zero(3), pp=2)
+    made = one_step(FullyShard(), pp=2)
     for one, three in zip(made.programs, repeat(made, 3).programs, strict=True):
         assert three.streams == one.streams * 3
         assert [type(task) for task in three.tasks] == [type(task) for task in one.tasks] * 3
@@ -73,7 +73,7 @@ def test_every_step_has_the_tasks_of_the_one_on_the_same_streams() -> None:
 
 
 def test_blocks_and_exchanges_stay_shared_so_that_they_are_costed_once() -> None:
-    made = one_step(Zero(1), pp=2)
+    made = one_step(Zero1(), pp=2)
     for one, three in zip(made.programs, repeat(made, 3).programs, strict=True):
         blocks = [{task.block for task in each.tasks if isinstance(task, Compute)} for each in (one, three)]
         assert blocks[0] == blocks[1], "blocks are compared by identity"
@@ -105,7 +105,7 @@ def test_microbatches_are_numbered_through_all_steps() -> None:
 
 
 def test_step_of_counts_each_ranks_own_tasks() -> None:
-    for one, each in zip(*(repeat(one_step(Zero(1), pp=2), n).programs for n in (1, 3)), strict=True):
+    for one, each in zip(*(repeat(one_step(Zero1(), pp=2), n).programs for n in (1, 3)), strict=True):
         np.testing.assert_array_equal(each.step_of(3), np.repeat(np.arange(3), len(one.tasks)))
 
 
@@ -115,7 +115,7 @@ def test_step_of_a_rank_without_tasks_is_empty() -> None:
 
 def test_gathers_of_zero_1_start_with_the_end_of_the_optimizer_and_all_but_the_first_hide_behind_the_forward() -> None:
     """A layer's forward takes 2 x 64 tokens per parameter, its gather 2 bytes: the next gather is done long before."""
-    made = repeat(one_step(Zero(1, bucket=SMALL_BUCKET)), 2)
+    made = repeat(one_step(Zero1(bucket=SMALL_BUCKET)), 2)
     (only,) = made.programs
     trace = played(made)
     (optimizer,) = named(only, "optimizer", 0)
@@ -130,7 +130,7 @@ def test_gathers_of_zero_1_start_with_the_end_of_the_optimizer_and_all_but_the_f
 
 
 def test_without_overlap_the_next_forward_waits_for_the_gather_behind_the_optimizer() -> None:
-    made = repeat(one_step(Zero(1, overlap=False)), 2)
+    made = repeat(one_step(Zero1(overlap=False)), 2)
     (only,) = made.programs
     (optimizer,), (gather,) = named(only, "optimizer", 0), named(only, "gather parameters", 0)
     first, *others = named(only, "F4", 1)
@@ -143,7 +143,7 @@ def test_without_overlap_the_next_forward_waits_for_the_gather_behind_the_optimi
 
 @pytest.mark.parametrize(("overlap", "ahead"), [(True, 2), (False, 1)])
 def test_the_gathers_that_fsdp_prefetches_first_wait_for_the_optimizer(overlap: bool, ahead: int) -> None:
-    (only,) = repeat(one_step(Zero(3, overlap=overlap)), 2).programs
+    (only,) = repeat(one_step(FullyShard(overlap=overlap)), 2).programs
     (optimizer,) = named(only, "optimizer", 0)
     waiting = [number for number, task in enumerate(only.tasks) if optimizer in task.after]
     assert [words(only)[number] for number in waiting] == ["gather embedding", "gather layer"][:ahead]

@@ -7,6 +7,7 @@ from clustersim.dtypes import DType
 from clustersim.lowering.tasklist import Blocks, TaskList, buckets
 from clustersim.program.task import Compute, Operation, Stream, Work
 from clustersim.workload.kernels import Kernel, KernelKind
+from clustersim.workload.operators import DENSE
 
 KERNEL = Kernel("kernel", KernelKind.COPY, DType.BF16, 0.0, 1.0)
 
@@ -18,22 +19,38 @@ def operations(gradients: list[int]) -> list[Operation]:
 @given(st.lists(st.integers(0, 20)), st.integers(1, 30))
 def test_buckets_keep_every_operation_in_order_and_every_gradient(gradients: list[int], size: int) -> None:
     given_operations = operations(gradients)
-    pieces = buckets(given_operations, size)
+    pieces = buckets(given_operations, {DENSE: size})
     assert [each for piece, _ in pieces for each in piece] == given_operations
-    assert sum(parameters for _, parameters in pieces) == sum(gradients)
+    assert sum(full.get(DENSE, 0) for _, full in pieces) == sum(gradients)
 
 
 @given(st.lists(st.integers(0, 20)), st.integers(1, 30))
 def test_a_bucket_is_cut_at_the_gradient_that_fills_it(gradients: list[int], size: int) -> None:
     """All but the last are full, and were not before their last operation (which completed a gradient)."""
-    for piece, parameters in buckets(operations(gradients), size)[:-1]:
+    for piece, full in buckets(operations(gradients), {DENSE: size})[:-1]:
+        parameters = full[DENSE]
         assert parameters == sum(each.gradients for each in piece) >= size
         assert parameters - piece[-1].gradients < size
         assert piece[-1].gradients > 0
 
 
 def test_operations_after_the_last_gradient_are_a_piece_of_their_own() -> None:
-    assert [parameters for _, parameters in buckets(operations([5, 0, 0]), 5)] == [5, 0]
+    assert [full for _, full in buckets(operations([5, 0, 0]), {DENSE: 5})] == [{DENSE: 5}, {}]
+
+
+MARKED = st.lists(st.tuples(st.sampled_from(["one", "other"]), st.integers(0, 20)))
+
+
+@given(MARKED, st.integers(1, 30), st.integers(1, 30))
+def test_groups_fill_buckets_of_their_own(marked: list[tuple[str, int]], one: int, other: int) -> None:
+    """A piece ends where one group's bucket is full; what is left of both is reduced after the last piece."""
+    sizes = {"one": one, "other": other}
+    given_operations = [Operation(KERNEL, Work.BACKWARD, count, group) for group, count in marked]
+    pieces = buckets(given_operations, sizes)
+    assert [each for piece, _ in pieces for each in piece] == given_operations
+    for group, size in sizes.items():
+        assert sum(full.get(group, 0) for _, full in pieces) == sum(count for name, count in marked if name == group)
+        assert all(full[group] >= size for _, full in pieces[:-1] if group in full)
 
 
 def test_blocks_of_one_key_are_one_block() -> None:

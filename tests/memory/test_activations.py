@@ -4,7 +4,7 @@ import pytest
 
 from clustersim.dtypes import DType
 from clustersim.memory.activations import Activations
-from clustersim.parallel.data import Zero
+from clustersim.parallel.data import FullyShard
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
@@ -168,7 +168,7 @@ def test_the_embeddings_gradient_comes_when_the_layers_activations_are_gone() ->
 
 
 def test_zero_3_counts_gradients_with_its_gathered_units() -> None:
-    plan = Plan(preset("llama3-8b"), Training(8192, 8), Layout(dp=8, data=Zero(3)))
+    plan = Plan(preset("llama3-8b"), Training(8192, 8), Layout(dp=8, data=FullyShard()))
     assert Activations(plan).passing(stage(plan.model, 1, 8, embedding=False, head=False)) == 0.0
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from clustersim.dtypes import DType
 from clustersim.memory.footprint import Category
-from clustersim.parallel.data import NaiveDataParallel, Replicated, Zero
+from clustersim.parallel.data import DataParallelism, FullyShard, NaiveDataParallel, Replicated, Zero1, Zero2
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.workload.framework import Framework, load_framework
@@ -50,7 +50,7 @@ def test_optimizer_state_per_parameter(optimizer: Optimizer, precision: Precisio
 
 def test_replicas_are_data_and_context_parallel_ranks() -> None:
     """ZeRO shards over dp x cp: both hold the same weights."""
-    held = resident(plan(Layout(dp=2, cp=4, data=Zero(1))))
+    held = resident(plan(Layout(dp=2, cp=4, data=Zero1())))
     assert held[Category.OPTIMIZER] == 12 * parameters(LLAMA) / 8
 
 
@@ -59,29 +59,29 @@ def test_zero_3_holds_the_largest_gathered_units_and_one_units_gradients(prefetc
     """Head (final norm and 128,256 x 4,096), embedding, then layers; bf16 weights, fp32 gradients of the head."""
     head, table = LLAMA.vocab * LLAMA.hidden + LLAMA.hidden, LLAMA.vocab * LLAMA.hidden
     units = [head, table, *[layer_parameters(LLAMA, *LLAMA.specs)] * 32][: prefetch + 1]
-    held = resident(plan(Layout(dp=8, data=Zero(3, prefetch=prefetch))))
+    held = resident(plan(Layout(dp=8, data=FullyShard(prefetch=prefetch))))
     assert held[Category.GATHERED] == 2 * sum(units) + 4 * head
 
 
 def test_without_resharding_zero_3_holds_all_weights() -> None:
-    held = resident(plan(Layout(dp=8, data=Zero(3, reshard_after_forward=False))))
+    held = resident(plan(Layout(dp=8, data=FullyShard(reshard_after_forward=False))))
     head = LLAMA.vocab * LLAMA.hidden + LLAMA.hidden
     assert held[Category.GATHERED] == 2 * parameters(LLAMA) + 4 * head
 
 
-@pytest.mark.parametrize("data", [Replicated(), Zero(1), Zero(2), Zero(3)])
-def test_nothing_is_gathered_where_nothing_is_sharded(data: Replicated | Zero) -> None:
-    layout = Layout(dp=1, data=data) if data == Zero(3) else Layout(dp=8, data=data)
+@pytest.mark.parametrize("data", [Replicated(), Zero1(), Zero2(), FullyShard()])
+def test_nothing_is_gathered_where_nothing_is_sharded(data: DataParallelism) -> None:
+    layout = Layout(dp=1, data=data) if data == FullyShard() else Layout(dp=8, data=data)
     assert resident(plan(layout))[Category.GATHERED] == 0.0
 
 
 def test_zero_2_fills_a_bucket_of_whole_gradients() -> None:
     """Megatron's rule, 40 M or 1 M per replica, in fp32; never more than all gradients."""
-    assert resident(plan(Layout(dp=8, data=Zero(2))))[Category.COMMUNICATION] == 40e6 * 4
-    assert resident(plan(Layout(dp=512, data=Zero(2))))[Category.COMMUNICATION] == 512e6 * 4
-    assert resident(plan(Layout(dp=8, data=Zero(2, bucket=5e6))))[Category.COMMUNICATION] == 5e6
-    assert resident(plan(Layout(dp=8, data=Zero(2, bucket=1e15))))[Category.COMMUNICATION] == 4 * parameters(LLAMA)
-    assert resident(plan(Layout(dp=8, data=Zero(1))))[Category.COMMUNICATION] == 0.0
+    assert resident(plan(Layout(dp=8, data=Zero2())))[Category.COMMUNICATION] == 40e6 * 4
+    assert resident(plan(Layout(dp=512, data=Zero2())))[Category.COMMUNICATION] == 512e6 * 4
+    assert resident(plan(Layout(dp=8, data=Zero2(bucket=5e6))))[Category.COMMUNICATION] == 5e6
+    assert resident(plan(Layout(dp=8, data=Zero2(bucket=1e15))))[Category.COMMUNICATION] == 4 * parameters(LLAMA)
+    assert resident(plan(Layout(dp=8, data=Zero1())))[Category.COMMUNICATION] == 0.0
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ def test_microbatches_share_a_replicas_part_of_the_batch() -> None:
 
 
 def test_context_parallel_ranks_hold_the_same_weights() -> None:
-    assert plan(Layout(dp=4, cp=2), Training(1024, 4)).replicas == 8
+    (dense,) = plan(Layout(dp=4, cp=2), Training(1024, 4)).parameter_groups
+    assert dense.ranks == 8
 
 
 def test_context_parallelism_splits_queries_and_not_keys() -> None:

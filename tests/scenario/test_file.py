@@ -10,7 +10,7 @@ import yaml
 from clustersim import shipped
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
-from clustersim.parallel.data import NaiveDataParallel, Replicated, Zero
+from clustersim.parallel.data import FullyShard, NaiveDataParallel, Replicated, Zero1, Zero2
 from clustersim.program.task import Collective
 from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.schedules.gpipe import GPipe
@@ -51,16 +51,16 @@ def test_an_inline_model_has_its_familys_usual_parts(mapping: dict[str, Any]) ->
     [
         ("ddp", Replicated()),
         ({"ddp": {"bucket": "10 MiB", "overlap": False}}, Replicated(bucket=10 * 2**20, overlap=False)),
-        ("fsdp", Zero(stage=3, copies=True)),
+        ("fsdp", FullyShard(copies=True)),
         (
             {"fsdp": {"prefetch": 2, "reshard_after_forward": False}},
-            Zero(3, prefetch=2, reshard_after_forward=False, copies=True),
+            FullyShard(prefetch=2, reshard_after_forward=False, copies=True),
         ),
-        ({"fsdp": {"copies": False}}, Zero(stage=3)),  # FSDP1's flat parameters
-        ("zero1", Zero(stage=1)),
-        ("zero2", Zero(stage=2)),
-        ("zero3", Zero(stage=3)),
-        ({"zero": {"stage": 2, "bucket": "500 MB"}}, Zero(stage=2, bucket=500e6)),
+        ({"fsdp": {"copies": False}}, FullyShard()),  # FSDP1's flat parameters
+        ("zero1", Zero1()),
+        ("zero2", Zero2()),
+        ("zero3", FullyShard()),
+        ({"zero": {"stage": 2, "bucket": "500 MB"}}, Zero2(bucket=500e6)),
         ({"ddp": None}, Replicated()),
     ],
 )

@@ -9,7 +9,7 @@ import yaml
 
 from clustersim import shipped
 from clustersim.errors import InputError
-from clustersim.parallel.data import Zero
+from clustersim.parallel.data import FullyShard
 from clustersim.scenario import Scenario
 from clustersim.scenario.overrides import apply
 from clustersim.schedules.interleaved import Interleaved
@@ -36,13 +36,13 @@ def test_setting_another_choice_replaces_the_old_one(mapping: dict[str, Any]) ->
         mapping, overrides=["schedule.interleaved.chunks=4", "layout.data.fsdp.prefetch=3"]
     )
     assert scenario.schedule == Interleaved(4)
-    assert scenario.layout.data == Zero(stage=3, prefetch=3, copies=True)
+    assert scenario.layout.data == FullyShard(prefetch=3, copies=True)
 
 
 def test_options_of_the_same_choice_are_kept(mapping: dict[str, Any]) -> None:
     mapping["layout"]["data"] = {"fsdp": {"prefetch": 3}}
     scenario = Scenario.from_mapping(mapping, overrides=["layout.data.fsdp.overlap=false"])
-    assert scenario.layout.data == Zero(stage=3, prefetch=3, overlap=False, copies=True)
+    assert scenario.layout.data == FullyShard(prefetch=3, overlap=False, copies=True)
 
 
 @pytest.mark.parametrize("override", ["layout.tp", "=4", "layout..tp=4", ".=4"])
