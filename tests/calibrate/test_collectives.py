@@ -85,6 +85,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     return content
 
 
+@pytest.mark.xdist_group("processes")
 def test_every_collective_is_right_and_timed_in_a_node_and_across(seen: Mapping[str, Any]) -> None:
     assert seen["nodes"] == 2
     timed = {(name, ranks, nodes) for name, ranks, nodes, _ in seen["all"]}
@@ -95,11 +96,13 @@ def test_every_collective_is_right_and_timed_in_a_node_and_across(seen: Mapping[
     assert all(1e-6 < seconds < 1.0 for *_, seconds in seen["all"])
 
 
+@pytest.mark.xdist_group("processes")
 def test_ranks_of_no_group_only_meet_the_others(seen: Mapping[str, Any]) -> None:
     """Groups of three do not fit nodes of two, so only pairs across are left."""
     assert [tuple(row[:3]) for row in seen["idle"]] == [("all_reduce", 2, 2)]
 
 
+@pytest.mark.xdist_group("processes")
 def test_what_cannot_be_measured_is_passed_over_with_the_reason(seen: Mapping[str, Any]) -> None:
     assert [reason.partition(";")[0] for reason in seen["skipped"]] == [
         "1.776 PiB of memory a process",
@@ -110,6 +113,7 @@ def test_what_cannot_be_measured_is_passed_over_with_the_reason(seen: Mapping[st
     ]
 
 
+@pytest.mark.xdist_group("processes")
 def test_a_wrong_result_is_an_error_that_names_the_collective(seen: Mapping[str, Any]) -> None:
     """Only the fourth rank's result is wrong; all ranks say so."""
     assert seen["wrong"] == [
@@ -118,6 +122,8 @@ def test_a_wrong_result_is_an_error_that_names_the_collective(seen: Mapping[str,
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("processes")
 def test_the_command_measures_writes_and_goes_on_where_it_was(tmp_path: Path) -> None:
     output = tmp_path / "record.json"
     first, _ = pair("collectives", "--sizes", "1 KiB,256KiB,4 MiB", "--budget", "4 s", "-o", output)
@@ -137,7 +143,7 @@ def test_the_command_measures_writes_and_goes_on_where_it_was(tmp_path: Path) ->
     write_record(kept, output)
     plan = tmp_path / "plan.yaml"
     plan.write_text(PLAN, encoding="utf-8")
-    again, _ = pair("collectives", "--for", plan, "--budget", "20 s", "-o", output)
+    again, _ = pair("collectives", "--for", plan, "--budget", "60 s", "-o", output)
     assert again.returncode == 0, again.stderr
     after = read_record(output)
     wanted = {call for call in exchanges_of(Scenario.load(plan)) if call.ranks == 2}
@@ -155,6 +161,7 @@ def _fit() -> KernelFit:
     )
 
 
+@pytest.mark.xdist_group("processes")
 def test_a_record_of_another_device_ends_all_processes_with_one_error(tmp_path: Path) -> None:
     output = tmp_path / "record.json"
     text = '{"device": {"accelerator": "mi300x", "name": "AMD Instinct MI300X"}, "version": 1, '
