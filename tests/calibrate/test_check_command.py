@@ -117,7 +117,6 @@ def test_a_record_of_another_accelerator_is_refused(path: str, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("processes")  # it compares times
 def test_a_step_of_one_process_takes_what_is_predicted(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Real steps beside the prediction from kernels measured between them.
 

@@ -15,7 +15,6 @@ SMALL = ("model.layers=2", "training.microbatch=2")
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize(
     "layout", ["layout.data=ddp", "layout.data=fsdp", "layout.tp=2", "layout.pp=2"], ids=["ddp", "fsdp", "tp", "pp"]
 )

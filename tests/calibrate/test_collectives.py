@@ -85,7 +85,6 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     return content
 
 
-@pytest.mark.xdist_group("processes")
 def test_every_collective_is_right_and_timed_in_a_node_and_across(seen: Mapping[str, Any]) -> None:
     assert seen["nodes"] == 2
     timed = {(name, ranks, nodes) for name, ranks, nodes, _ in seen["all"]}
@@ -93,16 +92,14 @@ def test_every_collective_is_right_and_timed_in_a_node_and_across(seen: Mapping[
         *((each.value, 2, 1) for each in Collective),
         *((each.value, 4, 2) for each in Collective if each is not Collective.SEND_RECV),
     }
-    assert all(1e-6 < seconds < 1.0 for *_, seconds in seen["all"])
+    assert all(1e-6 < seconds < 60.0 for *_, seconds in seen["all"])
 
 
-@pytest.mark.xdist_group("processes")
 def test_ranks_of_no_group_only_meet_the_others(seen: Mapping[str, Any]) -> None:
     """Groups of three do not fit nodes of two, so only pairs across are left."""
     assert [tuple(row[:3]) for row in seen["idle"]] == [("all_reduce", 2, 2)]
 
 
-@pytest.mark.xdist_group("processes")
 def test_what_cannot_be_measured_is_passed_over_with_the_reason(seen: Mapping[str, Any]) -> None:
     assert [reason.partition(";")[0] for reason in seen["skipped"]] == [
         "1.776 PiB of memory a process",
@@ -113,7 +110,6 @@ def test_what_cannot_be_measured_is_passed_over_with_the_reason(seen: Mapping[st
     ]
 
 
-@pytest.mark.xdist_group("processes")
 def test_a_wrong_result_is_an_error_that_names_the_collective(seen: Mapping[str, Any]) -> None:
     """Only the fourth rank's result is wrong; all ranks say so."""
     assert seen["wrong"] == [
@@ -123,7 +119,6 @@ def test_a_wrong_result_is_an_error_that_names_the_collective(seen: Mapping[str,
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("processes")
 def test_the_command_measures_writes_and_goes_on_where_it_was(tmp_path: Path) -> None:
     output = tmp_path / "record.json"
     first, _ = pair("collectives", "--sizes", "1 KiB,256KiB,4 MiB", "--budget", "4 s", "-o", output)
@@ -161,7 +156,6 @@ def _fit() -> KernelFit:
     )
 
 
-@pytest.mark.xdist_group("processes")
 def test_a_record_of_another_device_ends_all_processes_with_one_error(tmp_path: Path) -> None:
     output = tmp_path / "record.json"
     text = '{"device": {"accelerator": "mi300x", "name": "AMD Instinct MI300X"}, "version": 1, '

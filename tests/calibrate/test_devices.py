@@ -110,7 +110,6 @@ print(device.peak_bytes() - before)
 """
 
 
-@pytest.mark.xdist_group("processes")
 def test_a_cpus_peak_is_what_it_held_at_most() -> None:
     """64 MiB that are written count, also once they are gone; in a process that holds no freed memory to reuse."""
     done = subprocess.run([sys.executable, "-c", _HELD], capture_output=True, text=True, check=True, timeout=120)

@@ -23,8 +23,6 @@ from clustersim.workload.layers import Layer, Shard, layer
 from clustersim.workload.training import Attention, Precision, Training
 from clustersim.workload.transformer import Mlp, Model, Norm, Positions
 
-pytestmark = pytest.mark.xdist_group("published fits")
-
 
 @pytest.mark.parametrize("name", [target.name for target in TARGETS] + [derived.name for derived in DERIVATIONS])
 def test_every_shipped_constant_is_the_one_that_the_command_recommends(fits: Fits, name: str) -> None:

@@ -21,9 +21,6 @@ from clustersim.program.task import Collective
 SHIPPED = Path(calibrate.__file__).parent / "records" / "published"
 
 
-pytestmark = pytest.mark.xdist_group("published fits")
-
-
 @pytest.fixture(scope="module")
 def written(fits: Fits) -> dict[str, Record]:
     return records(fits)

@@ -24,7 +24,7 @@ def test_there_are_two_commands_of_one_line_each() -> None:
     assert "\n" not in install_and_run
     assert "\n" not in test
     assert re.search(r"clustersim run (\S+) ", install_and_run)
-    assert test.endswith(" && .venv/bin/pytest -n auto --dist loadgroup")
+    assert test.endswith(" && .venv/bin/pytest -n auto --dist loadfile")
 
 
 def test_the_files_and_extras_that_the_commands_name_exist() -> None:

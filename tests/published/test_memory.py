@@ -13,9 +13,6 @@ What is left is mostly software: Transformer Engine keeps one dummy gradient of 
 which is 6 GiB of the 87 GiB of four layers of Llama 3 405B on one GPU, and shrinks as tensor parallelism grows."""
 
 
-pytestmark = pytest.mark.xdist_group("published memory")
-
-
 @pytest.fixture(scope="module")
 def comparisons() -> list[Comparison]:
     return compare_memory(read_memory())

@@ -15,7 +15,7 @@ WORSE = 0.005
 """How much a source's mean error may rise over README's table before this fails: half a point."""
 LINE = re.compile(r"^ *(?P<source>[A-Za-z][^%\n]*?)  +(?P<cases>\d+) +\d+ +(?P<mean>[\d.]+)% ", re.MULTILINE)
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("published steps")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
