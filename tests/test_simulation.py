@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,11 @@ def scenario(*overrides: str, **sections: Any) -> Scenario:
     return Scenario.from_mapping(mapping, overrides=overrides)
 
 
+@cache
+def simulated(*overrides: str) -> Result:
+    return simulate(scenario(*overrides))
+
+
 VARIANTS = {
     "3d": (),
     "gpipe": ("schedule=gpipe",),
@@ -58,7 +64,7 @@ SMALL = (
 
 @pytest.fixture(scope="module", params=[*VARIANTS, "one process"])
 def result(request: pytest.FixtureRequest) -> Result:
-    return simulate(scenario(*VARIANTS.get(request.param, SMALL)))
+    return simulated(*VARIANTS.get(request.param, SMALL))
 
 
 def test_the_breakdown_sums_to_the_step_on_every_rank(result: Result) -> None:
@@ -96,8 +102,7 @@ def test_a_gpu_that_waits_for_its_host_says_so(jitter: str) -> None:
 
 def test_a_gpu_with_much_to_do_does_not_wait_for_its_host() -> None:
     """Kernels of 4,096 tokens take longer than 10 µs of launching each; only the optimizer's few may not."""
-    usual = scenario()
-    assert simulate(usual).breakdown.total(Part.LAUNCH) < 1e-3 * simulate(usual).step_time
+    assert simulated().breakdown.total(Part.LAUNCH) < 1e-3 * simulated().step_time
 
 
 def test_the_slowest_of_the_gpus_sets_the_pace_of_products() -> None:
@@ -140,7 +145,7 @@ def attention_seconds(result: Result) -> float:
 
 
 def test_without_overlap_in_backward_tensor_collectives_are_exposed() -> None:
-    beside, alone = (simulate(scenario(f"layout.backward_overlap={each}")) for each in ("true", "false"))
+    beside, alone = (simulated(f"layout.backward_overlap={each}") for each in ("true", "false"))
     assert alone.breakdown.total(Part.EXPOSED_TP) > beside.breakdown.total(Part.EXPOSED_TP)
     assert alone.breakdown.total(Part.SLOWED) < beside.breakdown.total(Part.SLOWED)
     assert alone.breakdown.total(Part.COMPUTE) == pytest.approx(beside.breakdown.total(Part.COMPUTE))
@@ -148,9 +153,7 @@ def test_without_overlap_in_backward_tensor_collectives_are_exposed() -> None:
 
 
 def test_selective_operations_cost_less_time_than_full_recomputation_and_less_memory_than_none() -> None:
-    none, selective, full = (
-        simulate(scenario(f"training.recompute={each}")) for each in ("none", "selective_op", "full")
-    )
+    none, selective, full = (simulated(f"training.recompute={each}") for each in ("none", "selective_op", "full"))
     assert none.step_time < selective.step_time < full.step_time
     assert none.peak_memory > selective.peak_memory > full.peak_memory
     assert 0 < selective.breakdown.total(Part.RECOMPUTE) < full.breakdown.total(Part.RECOMPUTE)
@@ -224,7 +227,7 @@ def test_check_does_not_simulate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_layout_that_does_not_fit_is_simulated_flagged_and_helped() -> None:
     """8 B parameters x 18 bytes = 145 GB on one H100 of 80."""
-    result = simulate(scenario("layout={dp: 16}"))
+    result = simulated("layout={dp: 16}")
     assert result.step_time > 0
     assert not result.fits
     assert result.suggestions == check(result.scenario).suggestions
@@ -233,11 +236,11 @@ def test_a_layout_that_does_not_fit_is_simulated_flagged_and_helped() -> None:
 
 
 def test_what_fits_has_no_suggestions() -> None:
-    assert simulate(scenario()).suggestions == ()
+    assert simulated().suggestions == ()
 
 
 def test_fragmentation_and_context_are_counted() -> None:
-    parts = simulate(scenario()).ledgers[0].at_peak()
+    parts = simulated().ledgers[0].at_peak()
     assert parts[Category.CONTEXT] == scenario().cluster.accelerator.context_bytes > 0
     assert parts[Category.FRAGMENTATION] > 0
     assert parts[Category.COMMUNICATION] > 0
@@ -252,7 +255,7 @@ def test_the_same_scenario_gives_the_same_trace() -> None:
 def test_twice_the_batch_takes_longer_by_as_many_microbatches() -> None:
     """1F1B on one stage: the passes of a microbatch repeat, all else happens once."""
     flat = ("layout={tp: 2, dp: 8, sequence_parallel: true}",)
-    times = [simulate(scenario(*flat, f"training.global_batch={batch}")).step_time for batch in (16, 24, 32)]
+    times = [simulated(*flat, f"training.global_batch={batch}").step_time for batch in (16, 24, 32)]
     assert times[2] - times[1] == pytest.approx(times[1] - times[0], rel=1e-9)
 
 
@@ -301,7 +304,7 @@ def test_parts_that_no_longer_agree_are_refused(answer: Callable[[Scenario], obj
 def test_collectives_of_a_machine_that_nobody_measured_are_no_published_ones() -> None:
     """On the changed machine what is left of `published` are kernels: H100's own constants."""
     changed = {"name": "dgx-h100", "gpus": 16, "node": {"nvlink": {"bandwidth": "7 GB/s"}}}
-    assert simulate(scenario()).provenance["published"] == pytest.approx(1)
+    assert simulated().provenance["published"] == pytest.approx(1)
     assert 0 < simulate(scenario(cluster=changed)).provenance["published"] < 0.9
 
 
@@ -322,7 +325,7 @@ def test_each_stage_has_the_memory_of_its_smallest_gpu_and_the_peak_is_the_mean_
 
 
 def test_several_steps_are_answered_by_their_mean() -> None:
-    one, three = simulate(scenario()), simulate(scenario("steps=3"))
+    one, three = simulated(), simulated("steps=3")
     assert three.step_times.sum() == pytest.approx(three.trace.makespan)
     assert three.step_time == pytest.approx(three.step_times.mean())
     assert three.flops == one.flops
@@ -332,7 +335,7 @@ def test_several_steps_are_answered_by_their_mean() -> None:
 
 def test_interference_costs_time_and_can_be_turned_off() -> None:
     usual, without, doubled = (
-        simulate(scenario(*changes, "layout.data=zero1"))
+        simulated(*changes, "layout.data=zero1")
         for changes in ((), ("cost.interference=0",), ("cost.interference=38 %",))
     )
     assert without.step_time < usual.step_time < doubled.step_time

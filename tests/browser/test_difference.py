@@ -14,7 +14,7 @@ from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from tests.browser.conftest import Opened
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = pytest.mark.browser
 
 SMALL: dict[str, Any] = {
     "model": {"preset": "llama3-8b", "layers": 8},

@@ -23,7 +23,7 @@ from clustersim.scenario import Scenario
 from clustersim.schedules.shelf import schedule
 from clustersim.simulation import ledgers_of
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = pytest.mark.browser
 
 SAMPLES = 150
 LLAMA: dict[str, Any] = {

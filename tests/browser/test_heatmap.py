@@ -22,7 +22,7 @@ from clustersim.report.page import timeline_card
 from clustersim.result import Result
 from clustersim.units import Dimension, parse_quantity
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = pytest.mark.browser
 
 LOOKS = [PART_LOOKS[part] for part in PARTS]
 SLOW = 5  # of tp 2, cp 1, dp 4, pp 2: dp 2, pp 0, tp 1

@@ -9,7 +9,7 @@ from clustersim.report.view import PageView
 from tests.browser.conftest import Opened
 from tests.report.conftest import view
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = pytest.mark.browser
 
 
 def test_a_result_shows_its_verdict_and_timeline_in_a_frame_of_its_own(

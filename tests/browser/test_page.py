@@ -17,7 +17,7 @@ from clustersim.simulation import simulate
 from clustersim.units import format_seconds
 from tests.browser.conftest import Opened
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = pytest.mark.browser
 Open = Callable[..., Opened]
 SMALL: dict[str, Any] = {
     "name": "</script><b>small",

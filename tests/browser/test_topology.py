@@ -12,7 +12,7 @@ from clustersim.report.document import document
 from clustersim.report.network import network_card
 from clustersim.report.topology import topology_card, write_topology_page
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = pytest.mark.browser
 
 WORDS = "#topology .annotation-text"
 PLAN = {

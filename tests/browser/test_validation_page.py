@@ -9,7 +9,7 @@ from clustersim.report.validation import write_validation_page
 from tests.browser.conftest import Opened
 from tests.report.test_validation import HOSTILE, part, point
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = pytest.mark.browser
 
 
 def test_the_page_draws_without_a_complaint(open_page: Callable[..., Opened], tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ def test_a_record_of_another_accelerator_is_refused(path: str, tmp_path: Path) -
         command(_options("--check", path, "--record", str(other)))
 
 
+@pytest.mark.slow
 def test_a_step_of_one_process_takes_what_is_predicted(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Real steps beside the prediction from kernels measured between them.
 

@@ -14,6 +14,7 @@ from clustersim.workload.linear import product
 
 torch = pytest.importorskip("torch")
 kernel_rows = pytest.importorskip("calibrate.kernels.rows")
+from calibrate.devices import cpu  # noqa: E402
 from calibrate.devices.cpu import CpuDevice  # noqa: E402
 from calibrate.kernels import command as kernels  # noqa: E402 - after torch is known to be there
 from calibrate.kernels import routines  # noqa: E402
@@ -177,13 +178,19 @@ def test_rotation_runs_each_copy_in_turn() -> None:
     assert ran == [0, 1, 2, 0, 1]
 
 
-def test_flushing_happens_between_runs_and_is_not_timed() -> None:
-    import time
-
+def test_flushing_happens_between_runs_and_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that flushing moves by a second, and each run by a millisecond."""
     watch = CpuDevice().stopwatch(flushed=True)
     assert watch.between is not None
-    slow = type(watch)(lambda: time.sleep(0.02))
-    assert slow.time(lambda: None, 3) < 0.02
+    clock = [0]
+
+    def spend(nanoseconds: int) -> None:
+        clock[0] += nanoseconds
+
+    monkeypatch.setattr(cpu, "perf_counter_ns", lambda: clock[0])
+    slow = type(watch)(lambda: spend(10**9))
+    assert slow.time(lambda: spend(10**6), 3) == pytest.approx(3e-3)
+    assert clock[0] == 3 * 10**9 + 3 * 10**6
 
 
 def test_a_sum_is_slower_from_memory_than_its_clock_can_miss() -> None:

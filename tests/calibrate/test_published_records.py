@@ -6,9 +6,11 @@ import pytest
 
 import calibrate
 from calibrate.command import main
-from calibrate.fit.published import TARGETS, fit
+from calibrate.fit import published
+from calibrate.fit.published import TARGETS
 from calibrate.fit.published_kernels import matmuls
 from calibrate.fit.published_records import records
+from calibrate.fit.quality import Fits
 from clustersim.cost.record import Origin, Record, signature
 from clustersim.cost.record_file import read_record, record_text
 from clustersim.cost.recorded import RecordedKernels
@@ -20,8 +22,8 @@ SHIPPED = Path(calibrate.__file__).parent / "records" / "published"
 
 
 @pytest.fixture(scope="module")
-def written() -> dict[str, Record]:
-    return records(fit())
+def written(fits: Fits) -> dict[str, Record]:
+    return records(fits)
 
 
 def test_running_the_command_again_gives_the_shipped_bytes(written: dict[str, Record]) -> None:
@@ -89,7 +91,10 @@ def test_every_published_matmul_is_in_its_record(written: dict[str, Record]) -> 
     assert all(signature(row.kernel) == row.signature for record in written.values() for row in record.kernels)
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_one_sentence(
+    fits: Fits, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(published, "fit", lambda: fits)
     (tmp_path / "file").write_text("")
     assert main(["fit-published", "--records", str(tmp_path / "file" / "folder")]) == 2
     assert "cannot be made" in capsys.readouterr().err

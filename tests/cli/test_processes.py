@@ -15,8 +15,6 @@ import pytest
 from tests.cli.conftest import Run
 from tests.validation.rows import row, write_rows
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 
 @pytest.mark.parametrize(
     ("arguments", "status", "printed", "complained"),

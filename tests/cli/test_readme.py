@@ -24,7 +24,7 @@ def test_there_are_two_commands_of_one_line_each() -> None:
     assert "\n" not in install_and_run
     assert "\n" not in test
     assert re.search(r"clustersim run (\S+) ", install_and_run)
-    assert test.endswith(" && .venv/bin/pytest -n auto --dist loadgroup")
+    assert test.endswith(" && .venv/bin/pytest -n auto --dist loadfile")
 
 
 def test_the_files_and_extras_that_the_commands_name_exist() -> None:
@@ -116,3 +116,13 @@ def test_continuous_integration_runs_the_test_command_of_readme() -> None:
     pattern = re.search(r"sed -n '/(.*?)/p' README.md", script)
     assert pattern is not None
     assert re.findall(pattern[1], README, re.MULTILINE) == [commands()[1]]
+
+
+def test_continuous_integration_runs_what_the_test_command_leaves_out() -> None:
+    """All but tests on a GPU, which its machine has not; and every property with all of its examples."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
+    left_out = set(re.findall(r"not (\w+)", options))
+    script = (ROOT / ".ci" / "run").read_text()
+    chosen = [re.sub(r"not \w+", "", marks) for marks in re.findall(r"-m ['\"](.+?)['\"]", script)]
+    assert left_out - {"gpu"} <= set(re.findall(r"\w+", " ".join(chosen)))
+    assert re.search(r"-m '.*hypothesis.*' --hypothesis-profile=full", script)

@@ -1,9 +1,9 @@
 """Every example runs, is short, and says what it promises."""
 
-import os
 import re
-import subprocess
+import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,11 +17,21 @@ SCENARIOS = sorted(EXAMPLES.glob("*.yaml"))
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 
 
-def printed(script: str, *options: str) -> str:
-    command = [sys.executable, "-W", "error", str(EXAMPLES / script), *options]
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=environment)
-    return done.stdout
+Printed = Callable[..., str]
+
+
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Printed:
+    """What a script prints that is run with some options, as by python; a warning is an error."""
+
+    def run(script: str, *options: str) -> str:
+        monkeypatch.setattr(sys, "argv", [script, *options])
+        runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+        said = capsys.readouterr()
+        assert said.err == ""
+        return said.out
+
+    return run
 
 
 @pytest.mark.parametrize("path", [*SCENARIOS, *SCRIPTS], ids=lambda path: path.name)
@@ -53,34 +63,36 @@ def test_the_405b_example_folds_to_its_pipeline_ranks_on_a_shared_network_too() 
     assert (result.ranks, result.simulated_ranks) == (16384, 16)
 
 
-def test_data_parallel_scaling_says_whether_it_is_near_linear_and_why() -> None:
+def test_data_parallel_scaling_says_whether_it_is_near_linear_and_why(printed: Printed) -> None:
     lines = printed("ddp_scaling.py").splitlines()
     verdicts = [line for line in lines if "linear: at 1,024 GPUs" in line]
     assert len(verdicts) == 2
     assert sum(bool(re.match(r" +[\d,]+ +[\d,]+ +[\d.]+ s", line)) for line in lines) == 16
 
 
-def test_zero_states_are_the_papers() -> None:
+def test_zero_states_are_the_papers(printed: Printed) -> None:
     # Rajbhandari et al. 2020, figure 1: 16 bytes, 4 + 12/64, 2 + 14/64 and 16/64 for each of 7.5e9 parameters
     table = printed("zero_memory.py")
     states = [float(number) for number in re.findall(r"^\w+ +([\d.]+) GB", table, re.MULTILINE)]
     assert states == pytest.approx([120, 31.4, 16.6, 1.9], rel=0.02)
 
 
-def test_bubbles_shrink_with_microbatches_and_chunks_as_the_textbook_says() -> None:
+def test_bubbles_shrink_with_microbatches_and_chunks_as_the_textbook_says(printed: Printed) -> None:
     rows = re.findall(r"^ +(\d+)  (.+?) +([\d.]+)% +([\d.]+)%$", printed("bubble.py"), re.MULTILINE)
     assert len(rows) == 16
     for _, _, bubble, textbook in rows:
         assert float(bubble) == pytest.approx(float(textbook), abs=1.6)  # percent of the step
 
 
-def test_what_fits_names_the_number_of_gpus_or_says_that_none_is_enough() -> None:
+def test_what_fits_names_the_number_of_gpus_or_says_that_none_is_enough(printed: Printed) -> None:
     lines = printed("what_fits.py").splitlines()
     assert len(lines) == 6
     assert all("fits on " in line or "does not fit: even " in line for line in lines)
 
 
-def test_one_slow_gpu_costs_as_much_as_its_node_and_less_on_a_stage_with_less_to_do(tmp_path: Path) -> None:
+def test_one_slow_gpu_costs_as_much_as_its_node_and_less_on_a_stage_with_less_to_do(
+    printed: Printed, tmp_path: Path
+) -> None:
     """The seven others of the node are its tensor-parallel group: they wait for it in any case. Two replicas here."""
     text = printed("stragglers.py", "--gpus", "256", "--html", str(tmp_path / "page.html"))
     rows = re.findall(r"^(\S.*?) +[\d.]+ s +([\d.]+)% +[\d.]+ s +(\d+) +(\d+)$", text, re.MULTILINE)

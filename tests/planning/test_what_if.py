@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -14,21 +13,16 @@ from clustersim.planning.cases import CASES, Case, Changed
 from clustersim.planning.what_if import what_ifs
 from clustersim.program.task import Collective
 from clustersim.result import Result
-from clustersim.scenario import Scenario
 from clustersim.scenario.changes.links import network_links, with_links
 from clustersim.scenario.changes.work import with_microbatch
 from clustersim.simulation import simulate
+from tests.simulated import pipeline, simulated
 
-SMALL: dict[str, Any] = {
-    "model": {"preset": "llama3-8b", "layers": 8},
-    "cluster": {"name": "dgx-h100", "gpus": 16},
-    "layout": {"tp": 2, "pp": 4, "dp": 2, "data": "zero1"},
-    "training": {"sequence": 4096, "global_batch": 16, "microbatch": 2, "recompute": {"layers": 1}},
-}
+LARGER = ("training.microbatch=2", "training.recompute={layers: 1}")
 
 
 def result_of(*overrides: str) -> Result:
-    return simulate(Scenario.from_mapping(SMALL, overrides, source="small"))
+    return simulated(*LARGER, *overrides)
 
 
 def cases_of(result: Result, budget: float = math.inf) -> dict[str, WhatIf]:
@@ -157,7 +151,7 @@ def test_cases_are_tried_until_the_time_is_used_up(plain: Result, monkeypatch: p
 
 def test_a_change_that_makes_the_simulation_slow_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clustersim.scenario.warnings.MANY_SPLIT", 100)
-    shared = result_of("cost.network=shared")
+    shared = simulate(pipeline(*LARGER, "cost.network=shared"))  # of its own: what is warned of is patched
     found = cases_of(shared, budget=1000.0)
     assert [name for name, case in found.items() if "left out, as it takes long: disturbances put" in case.note] == [
         "slow_rank"

@@ -5,7 +5,6 @@ import io
 import json
 import re
 from base64 import b64decode
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,26 +17,15 @@ from clustersim.report.difference import Difference, difference_of, headline, li
 from clustersim.report.difference_page import difference_page, difference_waterfall, stages_figure
 from clustersim.report.difference_table import render_difference
 from clustersim.result import Result
-from clustersim.scenario import Scenario
-from clustersim.simulation import simulate
 from tests.report.unpack import figures
+from tests.simulated import simulated
 
-SMALL: dict[str, Any] = {
-    "model": {"preset": "llama3-8b", "layers": 8},
-    "cluster": {"name": "dgx-h100", "gpus": 16},
-    "layout": {"tp": 2, "pp": 4, "dp": 2, "data": "zero1"},
-    "training": {"sequence": 4096, "global_batch": 16},
-}
 TITLES = ("plain <a>", "changed & b")
-
-
-def result_of(*overrides: str) -> Result:
-    return simulate(Scenario.from_mapping(SMALL, overrides, source="small"))
 
 
 @pytest.fixture(scope="module")
 def plain() -> Result:
-    return result_of()
+    return simulated()
 
 
 CHANGES = {
@@ -52,7 +40,7 @@ CHANGES = {
 
 @pytest.fixture(scope="module", params=CHANGES)
 def pair(request: pytest.FixtureRequest, plain: Result) -> tuple[Result, Result]:
-    return plain, result_of(*CHANGES[request.param])
+    return plain, simulated(*CHANGES[request.param])
 
 
 def printed(difference: Difference) -> str:
@@ -91,7 +79,7 @@ def test_the_waterfall_begins_at_one_step_time_and_ends_at_the_other(pair: tuple
 
 
 def test_every_stage_of_the_same_pipeline_sums_to_the_difference(plain: Result) -> None:
-    second = result_of(*CHANGES["same pipeline"])
+    second = simulated(*CHANGES["same pipeline"])
     difference = difference_of(plain, second, TITLES)
     assert difference.row_labels == ("stage 0", "stage 1", "stage 2", "stage 3")
     sums = difference.stage_deltas.sum(axis=1)
@@ -104,12 +92,12 @@ def test_every_stage_of_the_same_pipeline_sums_to_the_difference(plain: Result) 
 
 
 def test_stages_of_other_pipelines_are_not_compared(plain: Result) -> None:
-    second = result_of(*CHANGES["layout"])
+    second = simulated(*CHANGES["layout"])
     difference = difference_of(plain, second, TITLES)
     assert difference.to_json()["stages"] is None
     assert "difference-stages" not in figures(page_of(plain, second))
     assert "stage 0" not in printed(difference)
-    interleaved = result_of("schedule.interleaved.chunks=2")
+    interleaved = simulated("schedule.interleaved.chunks=2")
     assert difference_of(plain, interleaved, TITLES).row_labels == ()
 
 
@@ -126,7 +114,7 @@ def test_the_same_twice_differs_in_nothing(plain: Result) -> None:
 
 
 def test_numbers_are_those_of_run(plain: Result) -> None:
-    second = result_of(*CHANGES["layout"])
+    second = simulated(*CHANGES["layout"])
     answer = difference_of(plain, second, TITLES).to_json()
     for side, result in (("first", plain), ("second", second)):
         whole = result.to_json()
@@ -140,7 +128,7 @@ def test_numbers_are_those_of_run(plain: Result) -> None:
 
 
 def test_words_say_longer_or_shorter_and_by_how_much(plain: Result) -> None:
-    slow = result_of(*CHANGES["slow"])
+    slow = simulated(*CHANGES["slow"])
     part = slow.step_time / plain.step_time - 1.0
     there, back = difference_of(plain, slow, TITLES), difference_of(slow, plain, TITLES)
     assert f"({part:+.1%}) longer than A's" in headline(there)
@@ -156,21 +144,21 @@ def test_what_is_only_rounding_is_no_difference(plain: Result) -> None:
 
 
 def test_a_step_with_other_tokens_is_not_to_be_compared_by_its_time(plain: Result) -> None:
-    difference = difference_of(plain, result_of("training.global_batch=32"), TITLES)
+    difference = difference_of(plain, simulated("training.global_batch=32"), TITLES)
     assert difference.notes == ("a step of B has 2 times the tokens; compare tokens/s per GPU",)
     assert "2 times the tokens" in printed(difference)
-    assert difference_of(plain, result_of(*CHANGES["slow"]), TITLES).notes == ()
+    assert difference_of(plain, simulated(*CHANGES["slow"]), TITLES).notes == ()
 
 
 def test_text_of_users_is_escaped(plain: Result) -> None:
-    text = page_of(plain, result_of("name=<b>x</b>"))
+    text = page_of(plain, simulated("name=<b>x</b>"))
     assert "plain &lt;a&gt;" in text
     assert "<b>x</b>" not in text
     assert html.escape("<b>x</b>") in text
 
 
 def test_both_timelines_have_one_axis(plain: Result) -> None:
-    second = result_of(*CHANGES["steps"])
+    second = simulated(*CHANGES["steps"])
     drawn = figures(page_of(plain, second))
     first, other = (drawn[name] for name in ("timeline-a", "timeline-b"))
     assert first["layout"]["xaxis"]["range"] == other["layout"]["xaxis"]["range"]

@@ -23,29 +23,14 @@ from clustersim.report.theme import CATEGORIES, Category
 from clustersim.report.timeline import timeline_caption
 from clustersim.report.timeline_arrays import drawing
 from clustersim.report.view import PageView, Timeline
-from clustersim.report.waiting import SHARED_DELAY
+from clustersim.report.waiting import SHARED_DELAY, waiting_figure
 from clustersim.report.wording import disturbed_line, gpu_line
 from clustersim.result import Result
-from clustersim.scenario import Scenario
-from clustersim.simulation import simulate
 from clustersim.units import format_seconds
 from tests.report.unpack import figures, unpacked
+from tests.simulated import pipeline, simulated
 
-SMALL: dict[str, Any] = {
-    "model": {"preset": "llama3-8b", "layers": 8},
-    "cluster": {"name": "dgx-h100", "gpus": 16},
-    "layout": {"tp": 2, "pp": 4, "dp": 2, "data": "zero1"},
-    "training": {"sequence": 4096, "global_batch": 16},
-}
 SLOW = "disturbances.slow={gpu: 9, speed: 0.8}"  # stage 2 is ranks 8 to 11
-
-
-def scenario(*overrides: str) -> Scenario:
-    return Scenario.from_mapping(SMALL, overrides, source="small")
-
-
-def result_of(*overrides: str) -> Result:
-    return simulate(scenario(*overrides))
 
 
 def printed(view: PageView) -> str:
@@ -57,54 +42,65 @@ def printed(view: PageView) -> str:
 
 @pytest.fixture(scope="module")
 def slow() -> Result:
-    return result_of(SLOW)
+    return simulated(SLOW)
+
+
+@pytest.fixture(scope="module")
+def view(slow: Result) -> PageView:
+    return page_view(slow)
+
+
+@pytest.fixture(scope="module")
+def page(view: PageView) -> str:
+    return render_page(view)
 
 
 @pytest.fixture(scope="module")
 def steps() -> Result:
-    return result_of("steps=3", "disturbances.jitter=5%")
+    return simulated("steps=3", "disturbances.jitter=5%")
 
 
 def test_one_healthy_step_says_nothing_of_steps_and_stragglers() -> None:
-    view = page_view(result_of())
+    view = page_view(simulated())
     assert (view.verdict.steps, view.waiting, view.subject.disturbed, view.timeline.ends) == (None, None, "", ())
     assert not {"steps", "waiting"} & figures(render_page(view)).keys()
     assert not re.search("disturbed|straggler|steps:", printed(view))
 
 
-def test_table_and_page_name_the_slow_rank_and_by_how_much(slow: Result) -> None:
-    view = page_view(slow)
-    for text in (printed(view), render_page(view)):
+def test_table_and_page_name_the_slow_rank_and_by_how_much(view: PageView, page: str) -> None:
+    for text in (printed(view), page):
         assert "GPU 9 at 80 % speed" in text
         assert "rank 9 (stage 2)" in text
         assert "25.0%" in text  # 1 / 0.8 of the time
 
 
-def test_the_slow_rank_is_shown_beside_a_rank_of_its_stage_that_is_not(slow: Result) -> None:
-    rows = page_view(slow).timeline.rows
+def test_the_slow_rank_is_shown_beside_a_rank_of_its_stage_that_is_not(view: PageView) -> None:
+    rows = view.timeline.rows
     titles = [row.title for row in rows if row.label == "stage 2"]
     assert "stage 2, slow rank 9" in titles
     assert len(titles) == 2
     assert [row.label for row in rows if row.label != "stage 2"] == ["stage 0", "stage 1", "stage 3"]
 
 
-def test_the_slow_rank_computes_longest_and_waits_least_of_its_stage(slow: Result) -> None:
-    waiting = page_view(slow).waiting
+def test_the_slow_rank_computes_longest_and_waits_least_of_its_stage(slow: Result, view: PageView) -> None:
+    waiting = view.waiting
     assert waiting is not None
     (straggler,) = waiting.stragglers.slowest
     assert straggler.waits == pytest.approx(waiting.waits.least[straggler.kind])
     assert slow.to_json()["stragglers"]["slowest"][0]["ranks"] == [9]
-    drawn = figures(render_page(page_view(slow)))["waiting"]
-    assert [trace["name"] for trace in drawn["traces"]] == ["the one that waits most", "mean", "straggler"]
+    drawn = waiting_figure(waiting).traces
+    assert [trace["name"] for trace in drawn] == ["the one that waits most", "mean", "straggler"]
 
 
 def numbers(trace: dict[str, Any]) -> list[float]:
     return np.frombuffer(b64decode(trace["x"]["bdata"])).tolist()
 
 
-def test_waits_are_drawn_from_the_rank_that_waits_least_so_that_bubbles_do_not_hide_them(slow: Result) -> None:
+def test_waits_are_drawn_from_the_rank_that_waits_least_so_that_bubbles_do_not_hide_them(
+    slow: Result, page: str
+) -> None:
     waits = slow.waits
-    most, mean, straggler = figures(render_page(page_view(slow)))["waiting"]["traces"]
+    most, mean, straggler = figures(page)["waiting"]["traces"]
     assert numbers(most) == pytest.approx(1e3 * (waits.most - waits.least), abs=1e-6)  # in ms
     assert numbers(mean) == pytest.approx(1e3 * (waits.mean - waits.least), abs=1e-6)
     assert numbers(straggler) == [0.0]
@@ -112,7 +108,7 @@ def test_waits_are_drawn_from_the_rank_that_waits_least_so_that_bubbles_do_not_h
 
 
 def test_a_slow_nic_is_found_by_the_communication_of_its_rank_and_has_a_row() -> None:
-    result = result_of("disturbances.nics={gpu: 9, bandwidth: 2 %}")
+    result = simulated("disturbances.nics={gpu: 9, bandwidth: 2 %}")
     view = page_view(result)
     first = result.stragglers.slowest[0]
     assert (first.ranks, first.computes_slowly) == ((9,), False)
@@ -124,13 +120,13 @@ def test_a_slow_nic_is_found_by_the_communication_of_its_rank_and_has_a_row() ->
 
 
 def test_a_dead_nvlink_is_found_by_the_communication_of_its_group() -> None:
-    result = result_of("disturbances.links=[{between: [gpu9, nvswitch1], dead: true}]")
+    result = simulated("disturbances.links=[{between: [gpu9, nvswitch1], dead: true}]")
     assert {rank for each in result.stragglers.slowest for rank in each.ranks} == {8, 9}  # a tensor-parallel group
 
 
 def test_the_straggler_of_one_program_that_all_run_waits_for_nobody() -> None:
     alone = ["layout={tp: 1, dp: 16, data: fsdp}", "training.global_batch=16", "disturbances.slow={gpu: 9, speed: 0.8}"]
-    view = page_view(result_of(*alone))
+    view = page_view(simulated(*alone))
     assert view.waiting is not None
     (straggler,) = view.waiting.stragglers.slowest
     assert (straggler.ranks, straggler.waits) == ((9,), 0.0)
@@ -147,38 +143,38 @@ def test_the_straggler_of_one_program_that_all_run_waits_for_nobody() -> None:
 )
 @pytest.mark.parametrize("steps", ["steps=1", "steps=2"])
 def test_what_is_disturbed_and_not_visible_is_said_and_never_that_nothing_is(override: str, steps: str) -> None:
-    view = page_view(result_of(override, steps))
+    view = page_view(simulated(override, steps))
     assert view.waiting is not None
     assert view.waiting.stragglers.ranks == 0
     assert view.subject.disturbed in view.waiting.otherwise
-    for text in (" ".join(printed(view).split()), html.unescape(render_page(view))):
+    page = render_page(view)
+    for text in (" ".join(printed(view).split()), html.unescape(page)):
         assert "is not visible as kernel or communication time of single ranks" in text
         assert "none is a straggler" not in text
-    assert "Who waits for whom" in render_page(view)
+    assert "Who waits for whom" in page
     assert ("Jitter evens out" in view.waiting.otherwise) is ("jitter" in override)
 
 
-def test_table_and_page_show_the_critical_path_beside_the_mean(slow: Result) -> None:
-    view = page_view(slow)
+def test_table_and_page_show_the_critical_path_beside_the_mean(slow: Result, view: PageView, page: str) -> None:
     assert view.breakdown.path.sum() == pytest.approx(view.verdict.step_time)
     slowed = slow.path_parts["slowed by communication"]
     (line,) = [line for line in printed(view).splitlines() if line.startswith("slowed by communication")]
     assert format_seconds(slowed) in line
-    assert f"<td>{format_seconds(slowed)}</td></tr>" in render_page(view)
+    assert f"<td>{format_seconds(slowed)}</td></tr>" in page
     assert "to shorten what is not on it does not help" in " ".join(printed(view).split())
-    assert "to shorten what is not on it does not help" in render_page(view)
+    assert "to shorten what is not on it does not help" in page
 
 
-def test_lines_of_the_table_s_parts_fit_into_80_characters(slow: Result) -> None:
+def test_lines_of_the_table_s_parts_fit_into_80_characters(view: PageView) -> None:
     console = Console(file=io.StringIO(), width=80)
-    console.print(render_table(page_view(slow)))
+    console.print(render_table(view))
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()
     assert not [line for line in lines if line.strip() and not line.strip(" █▏▎▍▌▋▊▉")]  # a bar that did not fit
 
 
-def test_boxes_know_what_they_waited_inside_and_by_how_much_they_were_slowed(slow: Result) -> None:
-    timeline = page_view(slow).timeline
+def test_boxes_know_what_they_waited_inside_and_by_how_much_they_were_slowed(slow: Result, view: PageView) -> None:
+    timeline = view.timeline
     assert unpacked(drawing(timeline).arrays)["slowed"].sum() == pytest.approx(timeline.spans.slowed.sum(), rel=1e-6)
     partner = drawing(timeline_of(slow, [int(slow.trace.representative[8])]))  # meets rank 9 in every layer
     read = unpacked(partner.arrays)
@@ -186,14 +182,15 @@ def test_boxes_know_what_they_waited_inside_and_by_how_much_they_were_slowed(slo
 
 
 def test_jitter_makes_no_straggler_and_the_page_says_so_and_shows_who_waits() -> None:
-    view = page_view(result_of("disturbances.jitter={std: 0.5 %, seed: 3}"))
+    view = page_view(simulated("disturbances.jitter={std: 0.5 %, seed: 3}"))
     assert "jitter 0.5 % (normal, seed 3)" in printed(view)
-    assert "the ranks wait for whoever comes last each time" in render_page(view)
-    assert "waiting" in figures(render_page(view))
+    page = render_page(view)
+    assert "the ranks wait for whoever comes last each time" in page
+    assert "waiting" in figures(page)
 
 
 def test_of_ranks_that_all_differ_those_on_the_critical_path_are_shown() -> None:
-    result = result_of("disturbances.jitter=5%")
+    result = simulated("disturbances.jitter=5%")
     trace, ranks = result.trace, shown_ranks(result)
     on_path = np.bincount(trace.rank[result.path], minlength=16)
     assert result.program.kind[ranks].tolist() == [0, 1, 2, 3]
@@ -201,8 +198,8 @@ def test_of_ranks_that_all_differ_those_on_the_critical_path_are_shown() -> None
     assert page_view(result).timeline.path.row.tolist()
 
 
-def test_pieces_of_the_path_are_not_joined_over_ranks_that_are_not_shown(slow: Result) -> None:
-    timeline = page_view(slow).timeline
+def test_pieces_of_the_path_are_not_joined_over_ranks_that_are_not_shown(view: PageView) -> None:
+    timeline = view.timeline
 
     def links(shown: Timeline) -> int:
         return int(unpacked(drawing(shown).arrays)["pathFollows"].sum())
@@ -222,9 +219,9 @@ def test_steps_are_told_as_mean_and_distribution(steps: Result) -> None:
     assert view.verdict.step_time == pytest.approx(view.verdict.steps.times.mean())
     spread = list(steps.to_json()["step_time_distribution_s"].values())
     assert spread == sorted(spread)
-    assert "per training step, the mean of 3" in render_page(view)
-    drawn = figures(render_page(view))["steps"]
-    assert drawn["traces"][0]["mode"] == "lines+markers"
+    page = render_page(view)
+    assert "per training step, the mean of 3" in page
+    assert figures(page)["steps"]["traces"][0]["mode"] == "lines+markers"
 
 
 def test_the_timeline_shows_all_steps_and_counts_microbatches_from_the_beginning_of_each(steps: Result) -> None:
@@ -262,7 +259,7 @@ def test_the_timeline_shows_all_steps_and_counts_microbatches_from_the_beginning
     ],
 )
 def test_what_is_disturbed_is_one_line(overrides: Sequence[str], words: str) -> None:
-    assert disturbed_line(scenario(*overrides)) == words
+    assert disturbed_line(pipeline(*overrides)) == words
 
 
 @pytest.mark.parametrize(
@@ -273,17 +270,17 @@ def test_of_a_bundle_the_line_says_how_many_links_are_meant(what: str, words: st
     end = "at 50 %" if "bandwidth" in what else "dead"
     pod = ["cluster={name: llama3-roce, gpus: 512}", "layout.dp=64", "training.global_batch=64"]
     change = f"disturbances.links=[{{from: leaf0.0, to: spine0.0, {what}}}]"
-    assert disturbed_line(scenario(*pod, change)) == f"{words} leaf0.0 -> spine0.0 {end}"
+    assert disturbed_line(pipeline(*pod, change)) == f"{words} leaf0.0 -> spine0.0 {end}"
 
 
 def test_of_mixed_accelerators_each_is_counted() -> None:
-    mixed = scenario("cluster.mixed={node: 1, accelerator: h200-sxm-141gb}")
-    assert gpu_line(scenario()) == "h100-sxm-80gb"
+    mixed = pipeline("cluster.mixed={node: 1, accelerator: h200-sxm-141gb}")
+    assert gpu_line(pipeline()) == "h100-sxm-80gb"
     assert gpu_line(mixed) == "(8 h100-sxm-80gb + 8 h200-sxm-141gb)"
 
 
 def test_a_comparison_takes_every_case_against_the_first_and_shows_one_close_up(slow: Result, tmp_path: Path) -> None:
-    healthy = result_of()
+    healthy = simulated()
     results = {"healthy": healthy, "one <slow> GPU": slow}
     write_comparison(results, tmp_path / "page.html", title="cost", shown="one <slow> GPU")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -293,7 +290,7 @@ def test_a_comparison_takes_every_case_against_the_first_and_shows_one_close_up(
 
 
 def test_differences_of_parts_sum_to_the_difference_of_the_step(slow: Result) -> None:
-    views = {"healthy": page_view(result_of()), "slow": page_view(slow)}
+    views = {"healthy": page_view(simulated()), "slow": page_view(slow)}
     *parts, step = figures(comparison_page(views, "cost", "healthy"))["difference"]["traces"]
     values = [np.frombuffer(b64decode(trace["x"]["bdata"])) for trace in (*parts, step)]
     assert sum(value[0] for value in values[:-1]) == pytest.approx(values[-1][0], rel=1e-2)

@@ -4,6 +4,7 @@ What is changed is written where a user would write it (an accelerator's file, a
 layout), not by the causes' own code. Small scenarios, in which each cause matters.
 """
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,11 @@ def scenario(*overrides: str) -> Scenario:
     return Scenario.from_mapping(SCENARIO, overrides)
 
 
+@cache
+def step_time(*overrides: str) -> float:
+    return simulate(scenario(*overrides)).step_time
+
+
 def accelerator(folder: Path, **changes: float | str) -> str:
     """An override: an H100 whose efficiency has other constants; `products` divides the rates of all products."""
     content = yaml.safe_load(shipped.find("accelerators", "h100-sxm-80gb").read_text())
@@ -59,7 +65,7 @@ def blamed(plain: Scenario, measured: float, name: str) -> Cause:
 
 def found_again(name: str, *overrides: str) -> Cause:
     """What a cause comes to for the plain scenario, if what was measured is that with overrides."""
-    return blamed(scenario(), simulate(scenario(*overrides)).step_time, name)
+    return blamed(scenario(), step_time(*overrides), name)
 
 
 @pytest.mark.parametrize("times", [1.31, 3.0, 0.9])
@@ -107,7 +113,7 @@ def test_the_interval_of_a_slow_host_comes_back(tmp_path: Path) -> None:
     content["host"]["launch"] = "10 us"
     quick = tmp_path / "quick.yaml"
     quick.write_text(yaml.safe_dump(content))
-    measured = simulate(scenario(f"framework={slow}")).step_time
+    measured = step_time(f"framework={slow}")
     found = blamed(scenario(f"framework={quick}"), measured, "cpu_bound_launch")
     assert found.strength == pytest.approx(90e-6, rel=0.01)
     assert "every 90 us" in found.what
@@ -131,19 +137,19 @@ def test_a_switch_that_is_off_explains_all_of_the_gap(name: str, key: str) -> No
 
 
 def test_a_switch_that_should_be_on_explains_a_step_that_is_shorter() -> None:
-    measured = simulate(scenario()).step_time
+    measured = step_time()
     found = blamed(scenario("layout.tensor_overlap=false"), measured, "tensor_overlap")
     assert found.share == pytest.approx(1.0)
 
 
 def test_the_scenarios_own_stragglers_may_not_have_been_there() -> None:
-    healthy = simulate(scenario()).step_time
+    healthy = step_time()
     found = blamed(scenario("disturbances.slow={gpu: 3, speed: 0.8}"), healthy, "stragglers")
     assert found.share == pytest.approx(1.0)
 
 
 def test_only_what_can_make_a_step_longer_is_blamed_for_a_longer_one() -> None:
-    longer = explain(scenario("layout.tensor_overlap=false"), 2 * simulate(scenario()).step_time)
+    longer = explain(scenario("layout.tensor_overlap=false"), 2 * step_time())
     assert {"data_parallel_overlap", "pipeline_overlap", "one_slow_gpu"} <= {each.name for each in longer.causes}
     assert "tensor_overlap" not in {each.name for each in longer.causes}
     alone = Scenario.from_mapping({**SCENARIO, "cluster": {"name": "dgx-h100", "gpus": 1}, "layout": {}})
@@ -155,7 +161,7 @@ def test_only_what_can_make_a_step_longer_is_blamed_for_a_longer_one() -> None:
 
 
 def test_what_explains_the_gap_comes_first_and_the_smallest_change_before_larger_ones() -> None:
-    explanation = explain(scenario(), 1.3 * simulate(scenario()).step_time)
+    explanation = explain(scenario(), 1.3 * step_time())
     first = [each.effort for each in explanation.causes if each.explains]
     rest = explanation.causes[len(first) :]
     assert first == sorted(first)
@@ -231,7 +237,7 @@ def test_causes_change_what_was_measured_as_they_change_the_model(tmp_path: Path
         write_record(Record(Device("h100-sxm-80gb", "a GPU"), conditions, tuple(rows)), tmp_path / name)
         return f"cost.record={tmp_path / name}"
 
-    measured = simulate(scenario(record("run.json", 1.4))).step_time
+    measured = step_time(record("run.json", 1.4))
     found = blamed(scenario(record("plan.json", 1.0)), measured, "matmuls")
     assert found.strength == pytest.approx(1.4, rel=0.01)
 
