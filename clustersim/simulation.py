@@ -174,7 +174,7 @@ def _require(scenario: object) -> None:
 
 
 def _plan(scenario: Scenario) -> Plan:
-    return Plan(scenario.model, scenario.training, scenario.layout, scenario.schedule.chunks)
+    return Plan(scenario.model, scenario.training, scenario.layout, scenario.schedule.placement)
 
 
 def _order(scenario: Scenario, plan: Plan) -> Order:

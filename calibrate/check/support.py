@@ -29,7 +29,7 @@ ONE_AXIS = "one of dp (ddp or fsdp), tp and pp can be checked at a time"
 
 def plan_of(scenario: Scenario) -> Plan:
     """How the scenario's model is spread."""
-    return Plan(scenario.model, scenario.training, scenario.layout, scenario.schedule.chunks)
+    return Plan(scenario.model, scenario.training, scenario.layout, scenario.schedule.placement)
 
 
 def trainer_of(scenario: Scenario, device: torch.device) -> Trainer:

@@ -2,7 +2,7 @@
 
 For every axis with more than one rank: how far apart its ranks are, and which links lie between neighbours of a group.
 Rings and pipelines send between neighbours; the last one of a group has the first as its neighbour, but in a pipeline
-whose stages hold one chunk each. Other algorithms may reach further.
+whose placement does not join its ends. Other algorithms may reach further.
 """
 
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ from clustersim.arrays import IntArray
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import AXES, PIPELINE
+from clustersim.program.placement import Placement
 
 _NETWORK: Final = [LINK_KINDS.index(kind) for kind in (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE)]
 
@@ -47,18 +48,18 @@ class AxisSpan:
     crossings: tuple[Crossing, ...]
 
 
-def axis_spans(layout: Layout, fabric: Fabric, *, chunks: int = 1) -> tuple[AxisSpan, ...]:
-    """The axes that have groups, in the layout's order. chunks: of each pipeline rank."""
-    return tuple(_spans(layout, fabric, chunks))
+def axis_spans(layout: Layout, fabric: Fabric, placement: Placement) -> tuple[AxisSpan, ...]:
+    """The axes that have groups, in the layout's order. placement: of the pipeline's stages."""
+    return tuple(_spans(layout, fabric, placement))
 
 
-def _spans(layout: Layout, fabric: Fabric, chunks: int) -> Iterator[AxisSpan]:
+def _spans(layout: Layout, fabric: Fabric, placement: Placement) -> Iterator[AxisSpan]:
     stride, mesh = 1, layout.mesh
     for axis in sorted(AXES, key=lambda axis: layout.order.index(axis.name)):
         size = layout.degrees[axis.name]
         if size > 1:
             groups = mesh.members(axis)
-            kinds = _kinds_between(groups, fabric, wraps=axis is not PIPELINE or chunks > 1)
+            kinds = _kinds_between(groups, fabric, wraps=axis is not PIPELINE or (size - 1, 0) in placement.hops(1))
             crossings = (*_inside(kinds), *_climbs(kinds))
             yield AxisSpan(axis.name, size, len(groups), stride, _nodes(groups, fabric), crossings)
         stride *= size

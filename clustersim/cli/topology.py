@@ -91,7 +91,7 @@ def _scenario(
             f"--gpus {gpus:,}: {path} is a scenario, whose layout needs {cluster.gpus:,} GPUs; leave --gpus out, or "
             "change the layout (--set layout.dp=2)"
         )
-    spans = axis_spans(layout, cluster.fabric, chunks=scenario.schedule.chunks)
+    spans = axis_spans(layout, cluster.fabric, scenario.placement)
     return cluster, spans, [path, *cluster.files]
 
 

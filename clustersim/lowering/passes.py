@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from clustersim.lowering.tasklist import Blocks, TaskList
 from clustersim.lowering.units import Units
-from clustersim.parallel.mesh import NEXT, PREVIOUS
+from clustersim.parallel.groups import WAYS
 from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
@@ -55,6 +55,7 @@ class Lowering:
     tasks: TaskList = field(default_factory=TaskList)
     computed: int | None = None
     reducing: list[int] = field(default_factory=list)
+    _between: dict[tuple[int, int], Exchange | None] = field(default_factory=dict)
 
     def compute(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
         """Add a compute task whose block is shared by all passes with this key; return its number."""
@@ -63,13 +64,21 @@ class Lowering:
         self.computed = self.tasks.add(Stream.COMPUTE, Compute(block, run.after, run.action))
         return self.computed
 
+    def message(self, source: int, target: int) -> Exchange | None:
+        """What a stage sends another, each tensor-parallel rank its part (Narayanan 2021, 4.1); None: both are here."""
+        key = source, target
+        if key not in self._between:
+            self._between[key] = self._messages.get((target > source, self.plan.placement.way(source, target)))
+        return self._between[key]
+
     @cached_property
-    def messages(self) -> Mapping[bool, Exchange]:
-        """Between stages, by whether forward; each tensor-parallel rank sends its part (Narayanan 2021, 4.1)."""
+    def _messages(self) -> Mapping[tuple[bool, int], Exchange]:
+        """By whether it goes forward, and by its way."""
         size = self.plan.activation / self.plan.layout.tp
         return {
-            True: Exchange("activations", Collective.SEND_RECV, NEXT.name, size),
-            False: Exchange("gradients", Collective.SEND_RECV, PREVIOUS.name, size),
+            (forward, way): Exchange(name, Collective.SEND_RECV, role.name, size)
+            for forward, name in ((True, "activations"), (False, "gradients"))
+            for role, way in WAYS.items()
         }
 
     def communicate(self, exchange: Exchange, after: Sequence[int]) -> int:

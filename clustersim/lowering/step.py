@@ -45,7 +45,7 @@ _NORM: Final = "gradient norm"
 
 def lower(plan: Plan, order: Order) -> Program:
     """The program of one training step; `order` says in which order each pipeline rank works."""
-    groups = process_groups(plan.layout, chunks=plan.chunks)
+    groups = process_groups(plan.layout, plan.placement)
     if isinstance(plan.layout.data, NaiveDataParallel):
         return lower_naive(plan, groups)
     blocks, units = Blocks(), Units(plan)
@@ -95,15 +95,21 @@ def _receive(low: Lowering, run: Pass) -> Pass:
     """Wait for what another pipeline rank sends; without sequence parallelism its parts are gathered on arrival."""
     layout, forward = low.plan.layout, run.action.kind is ActionKind.FORWARD
     source = run.stage.number + (-1 if forward else 1)
-    alone = layout.pp == 1 or run.action.kind is ActionKind.WEIGHT_GRADIENT
-    if alone or not 0 <= source < len(low.plan.stages):
+    message = _message(low, run.action, source, run.stage.number)
+    if message is None:
         return run
-    task = low.tasks.add(Stream.RECEIVE, Receive(low.messages[forward], run.action))
+    task = low.tasks.add(Stream.RECEIVE, Receive(message, run.action))
     arriving: tuple[Operation, ...] = ()
     if layout.tp > 1 and not layout.sequence_parallel:
         gather = Exchange("gather stage input", Collective.ALL_GATHER, TENSOR_ROLE.name, low.plan.activation)
         arriving = (Operation(gather, Work.FORWARD if forward else Work.BACKWARD),)
     return Pass(run.stage, run.action, (*run.after, task), arriving)
+
+
+def _message(low: Lowering, action: Action, source: int, target: int) -> Exchange | None:
+    """What a pass's output is sent as from stage to stage; None where nothing is sent."""
+    inside = min(source, target) >= 0 and max(source, target) < len(low.plan.stages)
+    return low.message(source, target) if inside and action.kind is not ActionKind.WEIGHT_GRADIENT else None
 
 
 def _sends_later(low: Lowering, action: Action, following: Action | None) -> bool:
@@ -116,26 +122,27 @@ def _sends_later(low: Lowering, action: Action, following: Action | None) -> boo
     plan = low.plan
     whole = plan.microbatches > plan.layout.pp and plan.microbatches % plan.layout.pp == 0
     paired = following is not None and (action.kind, following.kind) == (ActionKind.FORWARD, ActionKind.BACKWARD)
-    return paired and whole and plan.chunks > 1 and not plan.layout.pipeline_overlap
+    return paired and whole and plan.placement.chunks > 1 and not plan.layout.pipeline_overlap
 
 
 def _send(low: Lowering, action: Action, done: int) -> tuple[int, ...]:
     """Send a pass's output on; return what the next pass must wait for because of it."""
-    layout, forward = low.plan.layout, action.kind is ActionKind.FORWARD
+    forward = action.kind is ActionKind.FORWARD
     target = action.stage + (1 if forward else -1)
-    alone = layout.pp == 1 or action.kind is ActionKind.WEIGHT_GRADIENT
-    if alone or not 0 <= target < len(low.plan.stages):
+    message = _message(low, action, action.stage, target)
+    if message is None:
         return ()
     stream = Stream.SEND_NEXT if forward else Stream.SEND_PREVIOUS
     tag = Action(target, action.kind, action.microbatch)
-    task = low.tasks.add(stream, Send(low.messages[forward], tag, (done,)))
-    return () if layout.pipeline_overlap else (task,)
+    task = low.tasks.add(stream, Send(message, tag, (done,)))
+    return () if low.plan.layout.pipeline_overlap else (task,)
 
 
 def _tie_embeddings(low: Lowering, stages: tuple[Stage, ...], after: int) -> None:
     """Add up the gradients of an embedding that the first and the last pipeline rank both hold."""
     ends = any(stage.embedding or stage.head for stage in stages)
-    if not low.plan.model.tied_embeddings or low.plan.layout.pp == 1 or not ends:
+    apart = low.plan.placement.ranks[0] != low.plan.placement.ranks[-1]
+    if not (low.plan.model.tied_embeddings and apart and ends):
         return
     rows = low.plan.shard.rows(low.plan.model.vocab)
     (dense,) = (group for group in low.plan.parameter_groups if group.name == DENSE)

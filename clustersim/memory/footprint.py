@@ -110,4 +110,4 @@ class Footprint:
         """A posted activation and a posted gradient for each virtual stage."""
         if self.plan.layout.pp == 1:
             return 0.0
-        return 2 * self.plan.chunks * self.plan.activation / self.plan.layout.tp
+        return 2 * self.plan.placement.chunks * self.plan.activation / self.plan.layout.tp

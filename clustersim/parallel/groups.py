@@ -1,40 +1,40 @@
 """Which ranks form a process group?
 
-Every role's groups lie on the layout's mesh: ranks that differ along the role's axes only, in ascending order, so that
-neighbours on the fast axes stay neighbours; of those, all, the two ends, or ordered pairs of neighbours.
+Every role's groups lie on one of the layout's meshes: ranks that differ along the role's axes only, in ascending order,
+so that neighbours on the fast axes stay neighbours. Of those, all; or, along the pipeline, what the placement of stages
+says: the ranks of the first and the last stage, or ordered pairs that send to each other.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from clustersim.arrays import IntArray
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import PIPELINE, ROLES, Role, Span
+from clustersim.parallel.mesh import NEXT, PIPELINE, PREVIOUS, ROLES, Role, Span
+from clustersim.program.placement import Placement
 from clustersim.program.program import Groups
 
-_STEPS = {Span.NEXT: 1, Span.PREVIOUS: -1}
+WAYS = {NEXT: 1, PREVIOUS: -1}
+"""The way of a message (`Placement.way`) by its role."""
 
 
-def neighbours(layout: Layout, step: int, *, wrap: bool) -> IntArray:
-    """Ordered pairs (rank, rank `step` pipeline ranks further): [pairs, 2]; `wrap` joins the last rank to the first."""
-    lines = layout.mesh.members(PIPELINE)
-    targets = np.roll(lines, -step, axis=1)
-    pairs = np.stack([lines, targets], axis=-1)
-    if not wrap:
-        pairs = pairs[:, :-step] if step > 0 else pairs[:, -step:]
-    return np.ascontiguousarray(pairs.reshape(-1, 2))
+def process_groups(layout: Layout, placement: Placement) -> dict[str, Groups]:
+    """All groups of a layout by role; of a role that has none of more than one rank along the pipeline, nothing."""
+    made = {role.name: _groups(layout, role, placement) for role in ROLES.values()}
+    return {name: groups for name, groups in made.items() if len(groups.members)}
 
 
-def process_groups(layout: Layout, *, chunks: int = 1) -> dict[str, Groups]:
-    """All groups of a layout by role; what needs a pipeline is left out where there is none."""
-    return {
-        role.name: _groups(layout, role, wrap=chunks > 1)
-        for role in ROLES.values()
-        if role.span is Span.ALL or layout.pp > 1
-    }
+def _groups(layout: Layout, role: Role, placement: Placement) -> Groups:
+    if role.span is Span.ALL:
+        return Groups(role.name, layout.meshes[role.mesh].members(*role.axes))
+    if role.span is Span.ENDS:
+        ends = placement.ranks[0], placement.ranks[-1]
+        return Groups(role.name, _along(layout, [ends] if ends[0] != ends[1] else []))
+    return Groups(role.name, _along(layout, placement.hops(WAYS[role])), ordered=True)
 
 
-def _groups(layout: Layout, role: Role, *, wrap: bool) -> Groups:
-    if role.span in _STEPS:
-        return Groups(role.name, neighbours(layout, _STEPS[role.span], wrap=wrap), ordered=True)
-    members = layout.meshes[role.mesh].members(*role.axes)
-    return Groups(role.name, members[:, [0, -1]] if role.span is Span.ENDS else members)
+def _along(layout: Layout, pairs: Sequence[tuple[int, int]]) -> IntArray:
+    """Pairs of ranks with these pairs of pipeline coordinates, on every line of the pipeline: [lines x pairs, 2]."""
+    places = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return np.ascontiguousarray(layout.mesh.members(PIPELINE)[:, places].reshape(-1, 2))

@@ -1,6 +1,6 @@
 """Who computes what? The parts of a scenario that decide it, and the numbers that follow from them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -8,6 +8,7 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.parameters import ParameterGroup, parameter_groups
 from clustersim.parallel.pipeline import Stage, split_layers, stages
 from clustersim.parallel.tensor import Sharding
+from clustersim.program.placement import Placement, looped
 from clustersim.units import Bytes
 from clustersim.workload.layers import Layer, Shard, embedding, head, layer
 from clustersim.workload.linear import activation_dtype
@@ -18,12 +19,20 @@ from clustersim.workload.transformer import Model
 
 @dataclass(frozen=True)
 class Plan:
-    """A model, how it is trained, and how it is spread. chunks: virtual stages on each pipeline rank."""
+    """A model, how it is trained, and how it is spread.
+
+    place: which of so many pipeline ranks holds which stage, as the schedule has it.
+    """
 
     model: Model
     training: Training
     layout: Layout
-    chunks: int = 1
+    place: Callable[[int], Placement] = looped
+
+    @cached_property
+    def placement(self) -> Placement:
+        """On which pipeline rank each stage is."""
+        return self.place(self.layout.pp)
 
     @property
     def microbatches(self) -> int:
@@ -33,7 +42,7 @@ class Plan:
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """Virtual stages in model order."""
-        count = self.layout.pp * self.chunks
+        count = len(self.placement.ranks)
         return stages(self.model.stack, self.layout.layers_per_stage or split_layers(self.model.layers, count))
 
     @cached_property
@@ -58,8 +67,9 @@ class Plan:
         return replace(self.head, operators=tuple(shared))
 
     def head_of(self, stage: Stage) -> Layer:
-        """The head as it is on a stage that has it."""
-        return self.tied_head if self.model.tied_embeddings and stage.embedding else self.head
+        """The head as it is on a stage that has it; its rank may have the embedding, too."""
+        beside = self.placement.ranks[stage.number] == self.placement.ranks[0]
+        return self.tied_head if self.model.tied_embeddings and beside else self.head
 
     def units(self, stage: Stage) -> tuple[Layer, ...]:
         """A stage's embedding, layers and head, as far as it has them."""
@@ -123,4 +133,4 @@ class Plan:
 
     def stages_of(self, pipeline_rank: int) -> tuple[Stage, ...]:
         """Virtual stages on one pipeline rank."""
-        return self.stages[pipeline_rank :: self.layout.pp]
+        return tuple(self.stages[stage] for stage in self.placement.stages_of(pipeline_rank))

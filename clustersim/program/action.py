@@ -1,8 +1,8 @@
 """What is one step of a pipeline, and what is an order of them?
 
 Actions and their text form follow torch.distributed.pipelining: stage, kind, microbatch, as in `0F0`, `2B1`.
-Stages are numbered through the model (virtual stages): with p ranks and v chunks a rank r holds stages
-r, r+p, ..., r+(v-1)p. `B` is the whole backward; `I` and `W` are its halves (input and weight gradients).
+Stages are numbered through the model (virtual stages; `placement` says on which rank each is). `B` is the whole
+backward; `I` and `W` are its halves (input and weight gradients).
 """
 
 from enum import Enum

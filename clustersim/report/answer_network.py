@@ -27,5 +27,5 @@ def network_of(result: Answer) -> Network | None:
 def topology_of(result: Answer) -> Picture:
     """The cluster, and the axes of the layout on it."""
     scenario = result.scenario
-    fabric, chunks = scenario.cluster.fabric, scenario.schedule.chunks
-    return picture(scenario.cluster, axis_spans(scenario.layout, fabric, chunks=chunks))
+    spans = axis_spans(scenario.layout, scenario.cluster.fabric, scenario.placement)
+    return picture(scenario.cluster, spans)

@@ -194,8 +194,10 @@ class _Words:
         return look, -1, -1, int(task.exchange.payload), name, detail
 
     def _place(self, action: Action | None) -> tuple[int, int]:
-        """Microbatch and chunk: stages are dealt to the pipeline's ranks in turn."""
-        return (-1, -1) if action is None else (action.microbatch, action.stage // self.result.scenario.layout.pp)
+        """Microbatch and chunk."""
+        if action is None:
+            return -1, -1
+        return action.microbatch, self.result.scenario.placement.chunk_of(action.stage)
 
     def _block(self, block: Block) -> tuple[int, int, int]:
         if block not in self.known:

@@ -135,7 +135,7 @@ class _Source:
     def _received(self, task: Receive) -> Label:
         """A message where it comes in: its sending says the rest."""
         exchange, place = task.exchange, self._place(task.tag.microbatch)
-        chunk = task.tag.stage // self.result.scenario.layout.pp
+        chunk = self.result.scenario.placement.chunk_of(task.tag.stage)
         words = f"receive for microbatch {place['microbatch']}" + (f", chunk {chunk}" if chunk else "")
         words += f", step {place['step']}" if "step" in place else ""
         does = f"{exchange.name} ({exchange.collective.value} of {exchange.group})"

@@ -165,9 +165,10 @@ class _Table:
     def _of_task(self, task: IntArray) -> Columns:
         """What tasks share with the operations in them."""
         tags = [_tag(each) for each in self.program.tasks]
-        pp = self.result.scenario.layout.pp
+        placement = self.result.scenario.placement
+        chunks = [placement.chunk_of(stage) for stage in range(len(placement.ranks))]
         microbatch = np.array([-1 if tag is None else tag.microbatch for tag in tags])
-        chunk = np.array([-1 if tag is None else tag.stage // pp for tag in tags])
+        chunk = np.array([-1 if tag is None else chunks[tag.stage] for tag in tags])
         step = self.program.step_of(self.result.scenario.steps)
         return {"microbatch": microbatch[task], "chunk": chunk[task], "step": step[task]}
 

@@ -14,6 +14,7 @@ from clustersim.hardware.disturbance import DeadLink, Disturbances, LinkChange, 
 from clustersim.hardware.topology import Fabric
 from clustersim.parallel.data import DataParallelism, FullyShard, NaiveDataParallel, Replicated, Zero1
 from clustersim.parallel.mesh import SPOKEN
+from clustersim.program.placement import looped
 from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveOperations, SelectiveRecompute
 
 if TYPE_CHECKING:
@@ -58,15 +59,15 @@ def row_word(scenario: "Scenario") -> str:
 
 def row_note(scenario: "Scenario") -> str:
     """What must be said of rows that hold several stages; empty if each is one stage."""
-    pp, chunks = scenario.layout.pp, scenario.schedule.chunks
-    held = [str(chunk * pp) for chunk in range(min(chunks, 3))]
-    held += ["..."] if chunks > 4 else []
-    held += [str((chunks - 1) * pp)] if chunks > 3 else []
-    if chunks == 1:
+    placement = scenario.placement
+    stages = [str(stage) for stage in placement.stages_of(0)]
+    held = stages if len(stages) <= 4 else [*stages[:3], "...", stages[-1]]
+    if len(stages) == 1:
         return ""
+    turn = " in turn" if placement == looped(placement.size, len(stages)) else ""
     return (
-        f"The model is cut into {pp * chunks} stages (chunks), dealt to the {pp} pipeline ranks in turn: "
-        f"pipeline rank 0 holds stages {', '.join(held)}."
+        f"The model is cut into {len(placement.ranks)} stages (chunks), dealt to the {placement.size} pipeline ranks"
+        f"{turn}: pipeline rank 0 holds stages {', '.join(held)}."
     )
 
 

@@ -6,6 +6,7 @@ from clustersim.cost.jitter import Jitter
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.disturbance import Disturbances
 from clustersim.parallel.layout import Layout
+from clustersim.program.placement import Placement
 from clustersim.scenario.settings import CostSettings
 from clustersim.schedules.schedule import Schedule
 from clustersim.workload.framework import Framework, load_framework
@@ -33,6 +34,11 @@ class Setup:
     disturbances: Disturbances = field(default_factory=Disturbances)
     jitter: Jitter | None = None
     steps: int = 1
+
+    @property
+    def placement(self) -> Placement:
+        """Which pipeline rank holds which stage."""
+        return self.schedule.placement(self.layout.pp)
 
     @property
     def microbatches(self) -> int:

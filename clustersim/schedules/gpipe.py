@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from clustersim.program.action import Action, ActionKind, Order
+from clustersim.program.placement import Placement, looped
 from clustersim.schedules.schedule import require_positive
 
 
@@ -19,6 +20,10 @@ class GPipe:
 
     chunks: ClassVar[int] = 1
     name: ClassVar[str] = "gpipe"
+
+    def placement(self, ranks: int) -> Placement:
+        """One stage on each rank."""
+        return looped(ranks)
 
     def order(self, ranks: int, microbatches: int) -> Order:
         """The actions of every pipeline rank."""

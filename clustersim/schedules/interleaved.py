@@ -11,11 +11,13 @@ Reference: Narayanan et al. 2021 (arXiv:2104.04473), section 2.2.2, figure 4 bot
 `forward_backward_pipelining_with_interleaving`; torch's ScheduleInterleaved1F1B.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from clustersim.errors import InputError
 from clustersim.program.action import Action, ActionKind, Order
+from clustersim.program.placement import Placement, looped
 from clustersim.schedules.alternation import alternate
 from clustersim.schedules.schedule import require_positive
 
@@ -33,23 +35,28 @@ class Interleaved:
                 f"schedule interleaved needs at least 2 model chunks per rank, not {self.chunks}; with 1 it is 1f1b"
             )
 
+    def placement(self, ranks: int) -> Placement:
+        """Stages in a loop: rank r of p holds r, r + p, ..."""
+        return looped(ranks, self.chunks)
+
     def order(self, ranks: int, microbatches: int) -> Order:
         """The actions of every pipeline rank; raise InputError where microbatches do not divide into rounds."""
         require_positive(ranks, microbatches)
         if not _legal(ranks, microbatches):
             raise InputError(_refusal(ranks, microbatches))
-        return tuple(self._rank_order(rank, ranks, microbatches) for rank in range(ranks))
+        placement = self.placement(ranks)
+        return tuple(self._rank_order(rank, placement, microbatches) for rank in range(ranks))
 
-    def _rank_order(self, rank: int, ranks: int, microbatches: int) -> tuple[Action, ...]:
+    def _rank_order(self, rank: int, placement: Placement, microbatches: int) -> tuple[Action, ...]:
+        ranks, stages = placement.size, placement.stages_of(rank)
         size = microbatches // _rounds(ranks, microbatches)
-        stages = range(rank, rank + self.chunks * ranks, ranks)
         warmup = (self.chunks - 1) * size + 2 * (ranks - 1 - rank)
         forwards = _passes(ActionKind.FORWARD, stages, microbatches, size)
         backwards = _passes(ActionKind.BACKWARD, stages[::-1], microbatches, size)
         return alternate(forwards, backwards, min(warmup, len(forwards)))
 
 
-def _passes(kind: ActionKind, stages: range, microbatches: int, size: int) -> list[Action]:
+def _passes(kind: ActionKind, stages: Sequence[int], microbatches: int, size: int) -> list[Action]:
     """Rounds of `size` microbatches through `stages`, one stage after the other."""
     return [
         Action(stage, kind, microbatch)

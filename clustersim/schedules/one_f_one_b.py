@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from clustersim.program.action import Action, ActionKind, Order
+from clustersim.program.placement import Placement, looped
 from clustersim.schedules.alternation import alternate
 from clustersim.schedules.schedule import require_positive
 
@@ -20,6 +21,10 @@ class OneFOneB:
 
     chunks: ClassVar[int] = 1
     name: ClassVar[str] = "1f1b"
+
+    def placement(self, ranks: int) -> Placement:
+        """One stage on each rank."""
+        return looped(ranks)
 
     def order(self, ranks: int, microbatches: int) -> Order:
         """The actions of every pipeline rank."""

@@ -1,9 +1,8 @@
 """Is an order of actions a pipeline schedule, and how long does it take with unit costs?
 
-For p ranks, v chunks and m microbatches, `verify` holds an order against these rules:
+For a placement of stages on p ranks and m microbatches, `verify` holds an order against these rules:
 
-1. There are p rows, one per rank, and rank r runs actions only of its own stages r, r+p, ..., r+(v-1)p, and only of
-   microbatches 0 to m-1.
+1. There are p rows, one per rank, and each runs actions only of its own stages, and only of microbatches 0 to m-1.
 2. No action occurs twice. Each stage and microbatch has one forward `F`, and either one whole backward `B` or its
    two halves `I` (input gradient) and `W` (weight gradient).
 3. On its rank `F` comes before `B` or `I`, and `I` before `W`.
@@ -23,6 +22,7 @@ from typing import Final, NamedTuple
 
 from clustersim.errors import InputError
 from clustersim.program.action import Action, ActionKind, Order
+from clustersim.program.placement import Placement
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 INPUT, WEIGHT = ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT
@@ -54,12 +54,15 @@ class DryRun:
         return max((row[-1] - row[0] for row in self.ends if row), default=0.0)
 
 
-def verify(order: Order, *, chunks: int, microbatches: int, in_flight: Sequence[int] | None = None) -> None:
+def verify(order: Order, *, placement: Placement, microbatches: int, in_flight: Sequence[int] | None = None) -> None:
     """Raise InputError that names the rank, the action and the broken rule. in_flight: the most per rank."""
+    if len(order) != placement.size:
+        raise InputError(f"schedule orders {len(order)} ranks, but stages are placed on {placement.size}")
     for rank, actions in enumerate(order):
-        _require_own(rank, actions, range(rank, rank + chunks * len(order), len(order)), microbatches)
+        stages = placement.stages_of(rank)
+        _require_own(rank, actions, stages, microbatches)
         _require_own_order(rank, actions)
-        _require_complete(rank, actions, chunks * microbatches)
+        _require_complete(rank, actions, len(stages) * microbatches)
     dry_run(order)
     if in_flight is not None:
         _require_room(peak_in_flight(order), in_flight)
@@ -71,7 +74,7 @@ def _require_room(peaks: Sequence[int], limits: Sequence[int]) -> None:
             raise InputError(f"schedule keeps {peak} activations in flight on rank {rank}; {limit} is the most")
 
 
-def _require_own(rank: int, actions: Sequence[Action], stages: range, microbatches: int) -> None:
+def _require_own(rank: int, actions: Sequence[Action], stages: Sequence[int], microbatches: int) -> None:
     for step, action in enumerate(actions):
         if action.stage not in stages:
             held = ", ".join(map(str, stages))

@@ -1,13 +1,14 @@
-"""In which order does every pipeline rank work? The seam between lowering and the shelf of schedules."""
+"""Where is each stage, and in which order does every pipeline rank work? Between lowering and schedules."""
 
 from typing import Protocol
 
 from clustersim.errors import InputError
 from clustersim.program.action import Order
+from clustersim.program.placement import Placement
 
 
 class Schedule(Protocol):
-    """A rule that orders forward and backward passes of microbatches on pipeline ranks."""
+    """A rule that places stages on pipeline ranks and orders forward and backward passes of microbatches on them."""
 
     @property
     def chunks(self) -> int:
@@ -16,6 +17,9 @@ class Schedule(Protocol):
     @property
     def name(self) -> str:
         """The name under which scenario files know it."""
+
+    def placement(self, ranks: int) -> Placement:
+        """Which of so many pipeline ranks holds which stage."""
 
     def order(self, ranks: int, microbatches: int) -> Order:
         """The actions of every pipeline rank; raise InputError where the schedule cannot run these numbers."""

@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import ClassVar, Final
 
 from clustersim.program.action import Action, ActionKind, Order
+from clustersim.program.placement import Placement, looped
 from clustersim.schedules.rules import dry_run
 from clustersim.schedules.schedule import require_positive
 
@@ -56,6 +57,10 @@ class ZeroBubble:
     def name(self) -> str:
         """`zb-1p` or `zb-2p`."""
         return f"zb-{self.memory}p"
+
+    def placement(self, ranks: int) -> Placement:
+        """One stage on each rank."""
+        return looped(ranks)
 
     def order(self, ranks: int, microbatches: int) -> Order:
         """The actions of every pipeline rank."""

@@ -233,7 +233,7 @@ def test_exchanges_are_those_of_the_program(explorer: Explorer) -> None:
         layout = scenario.layout
         if scenario.microbatches * layout.pp > 300 or scenario.model.layers > 60:
             continue
-        plan = Plan(scenario.model, scenario.training, layout, scenario.schedule.chunks)
+        plan = Plan(scenario.model, scenario.training, layout, scenario.schedule.placement)
         program = lower(plan, scenario.schedule.order(layout.pp, scenario.microbatches))
         members = {"tp": layout.tp, "cp": layout.cp, "dp": layout.dp * layout.cp, "pp": 1, "embedding": 2}
         for rank in {0, layout.pp - 1, layout.pp // 2}:
@@ -248,7 +248,7 @@ def test_groups_and_tiers_are_the_layouts(explorer: Explorer) -> None:
     """Who is beside whom, and over which tier their traffic goes, for layouts of all orders of axes."""
     for settings, scenario in explorer.legal(40):
         rank = random.Random(settings["gpus"]).randrange(settings["gpus"])
-        groups = process_groups(scenario.layout, chunks=scenario.schedule.chunks)
+        groups = process_groups(scenario.layout, scenario.schedule.placement)
         for role, axes in (("tp", ["tp"]), ("cp", ["cp"]), ("dp", ["dp", "cp"])):
             told, tier = explorer.js(
                 "([settings, rank, axes]) => { const { group, tier } = clustersim.explorer.exchanges;"
@@ -322,7 +322,7 @@ def test_ranks_say_with_whom_they_talk(
     opened.page.keyboard.press("ArrowRight")
     chosen = int(opened.page.input_value("#explorer-chosen"))
     assert chosen == 2
-    groups = process_groups(scenario.layout, chunks=scenario.schedule.chunks)
+    groups = process_groups(scenario.layout, scenario.schedule.placement)
     row = next(row.tolist() for row in groups["tp"].members if chosen in row)
     marked = opened.js(
         "() => [...document.querySelectorAll('.rank.tp, .rank.chosen')].map(({ dataset }) => +dataset.rank)"

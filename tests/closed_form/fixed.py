@@ -117,7 +117,7 @@ class Step:
         options = {"gradient_clipping": False, **self.training}
         batch = self.microbatches * self.layout.dp
         training = Training(sequence=SEQUENCE, global_batch=batch, **options)
-        return Plan(resized(self.model, layers=self.layers), training, self.layout, self.schedule.chunks)
+        return Plan(resized(self.model, layers=self.layers), training, self.layout, self.schedule.placement)
 
     @property
     def program(self) -> Program:

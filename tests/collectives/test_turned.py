@@ -17,6 +17,7 @@ from clustersim.hardware.routing import Hashed
 from clustersim.hardware.topology import Fabric
 from clustersim.parallel.groups import process_groups
 from clustersim.parallel.layout import Layout
+from clustersim.program.placement import looped
 from clustersim.program.task import Collective
 
 NCCL = load_library("nccl")
@@ -52,7 +53,7 @@ def fabric_of(name: str, gpus: int = 512) -> ClosFabric:
 def test_what_stands_for_its_images_costs_what_all_cost(name: str, layout: Layout) -> None:
     fabric = fabric_of(name)
     assert fabric.turn is not None
-    for groups in process_groups(layout).values():
+    for groups in process_groups(layout, looped(layout.pp)).values():
         if groups.members.shape[1] < 2:
             continue
         for kind in Collective:

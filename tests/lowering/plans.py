@@ -1,11 +1,13 @@
 """Small plans to lower, and what their programs hold, in words that tests can compare."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from clustersim.lowering.step import lower
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
+from clustersim.program.placement import looped
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import Communicate, Compute, Exchange, Operation, Receive, Send
 from clustersim.schedules.schedule import Schedule
@@ -23,11 +25,11 @@ TRAINING = Training(sequence=64, global_batch=8)
 
 
 def planned(layout: Layout, training: Training = TRAINING, model: Model = SMALL, chunks: int = 1) -> Plan:
-    return Plan(model, training, layout, chunks)
+    return Plan(model, training, layout, partial(looped, chunks=chunks))
 
 
 def lowered(plan: Plan, order: Schedule | None = None) -> Program:
-    chosen = order or schedule("1f1b" if plan.chunks == 1 else "interleaved", plan.chunks)
+    chosen = order or schedule("1f1b" if plan.placement.chunks == 1 else "interleaved", plan.placement.chunks)
     return lower(plan, chosen.order(plan.layout.pp, plan.microbatches))
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from clustersim.parallel.data import DataParallelism, FullyShard, Replicated, Ze
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
+from clustersim.program.placement import looped
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import Collective, Communicate, Compute, Receive, Send, Stream, Task, Work
 from clustersim.schedules.shelf import schedule
@@ -67,8 +69,8 @@ def test_every_collective_has_its_group_and_every_group_a_use(plan: Plan) -> Non
 
 @given(PLANS)
 def test_the_passes_of_a_rank_follow_the_schedule(plan: Plan) -> None:
-    name = "1f1b" if plan.chunks == 1 else "interleaved"
-    order = schedule(name, plan.chunks).order(plan.layout.pp, plan.microbatches)
+    name = "1f1b" if plan.placement.chunks == 1 else "interleaved"
+    order = schedule(name, plan.placement.chunks).order(plan.layout.pp, plan.microbatches)
     for program, actions in zip(lowered(plan).programs, order, strict=True):
         passes = [task.action for task in program.tasks if isinstance(task, Compute) and task.action is not None]
         assert list(dict.fromkeys(passes)) == list(actions)
@@ -259,7 +261,7 @@ def test_uneven_stages_do_their_own_layers(chunks: int) -> None:
 def test_ends_without_layers_still_hold_embedding_and_head() -> None:
     """Llama 3's 126 layers in 16 x 8 virtual stages: 0, 1, ..., 1, 0."""
     model = preset("llama3-405b")
-    plan = Plan(model, Training(64, 16), Layout(pp=16), chunks=8)
+    plan = Plan(model, Training(64, 16), Layout(pp=16), partial(looped, chunks=8))
     program = lowered(plan)
     assert (plan.stages[0].layers, plan.stages[-1].layers) == (0, 0)
     marked = [sum(each.gradients for each in operations(rank, ActionKind.BACKWARD)) for rank in program.programs]
@@ -282,7 +284,7 @@ def test_equal_work_shares_blocks(plan: Plan) -> None:
         return len({task.block for each in of.programs for task in each.tasks if isinstance(task, Compute)})
 
     more = replace(plan, training=replace(plan.training, global_batch=4 * plan.training.global_batch))
-    assert blocks(lowered(more)) <= blocks(lowered(plan)) + 2 * plan.chunks * plan.layout.pp
+    assert blocks(lowered(more)) <= blocks(lowered(plan)) + 2 * plan.placement.chunks * plan.layout.pp
 
 
 def test_recomputed_work_is_said_to_be_recomputed() -> None:

@@ -1,6 +1,7 @@
 """What lies in memory for the whole step."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -9,6 +10,7 @@ from clustersim.memory.footprint import Category
 from clustersim.parallel.data import DataParallelism, FullyShard, NaiveDataParallel, Replicated, Zero1, Zero2
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
+from clustersim.program.placement import looped
 from clustersim.workload.framework import Framework, load_framework
 from clustersim.workload.presets import preset
 from clustersim.workload.training import Optimizer, Precision, Training
@@ -101,7 +103,7 @@ def test_each_process_group_has_a_communicators_buffers(layout: Layout, groups: 
 @pytest.mark.parametrize(("tp", "chunks"), [(1, 1), (2, 1), (2, 2)])
 def test_a_pipeline_posts_an_activation_and_a_gradient_for_each_virtual_stage(tp: int, chunks: int) -> None:
     """Each 8,192 x 4,096 in bf16, split over tensor ranks."""
-    of = Plan(LLAMA, TRAINING, Layout(tp=tp, pp=2), chunks)
+    of = Plan(LLAMA, TRAINING, Layout(tp=tp, pp=2), partial(looped, chunks=chunks))
     assert resident(of)[Category.COMMUNICATION] == 2 * chunks * 8192 * 4096 * 2 / tp
 
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.parallel.groups import neighbours, process_groups
+from clustersim.parallel.groups import process_groups
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import AXES, CONTEXT, DATA, NAMES, PIPELINE, ROLES, TENSOR, Axis, Mesh
+from clustersim.program.placement import Placement, looped
 
 DEGREES = st.integers(1, 4)
 LAYOUTS = st.builds(
@@ -41,14 +42,14 @@ def test_groups_hold_the_ranks_that_differ_on_their_axes_only(layout: Layout, ax
 
 @given(LAYOUTS)
 def test_each_rank_is_in_one_group_of_a_symmetric_role(layout: Layout) -> None:
-    for role, groups in process_groups(layout).items():
+    for role, groups in process_groups(layout, looped(layout.pp)).items():
         if not groups.ordered and role != "embedding":
             assert sorted(groups.members.reshape(-1)) == list(range(layout.world)), role
 
 
 @given(LAYOUTS)
 def test_members_ascend_so_that_neighbours_stay_neighbours(layout: Layout) -> None:
-    for groups in process_groups(layout).values():
+    for groups in process_groups(layout, looped(layout.pp)).values():
         if not groups.ordered and groups.members.shape[1] > 1:
             assert (np.diff(groups.members, axis=1) > 0).all()
 
@@ -56,7 +57,7 @@ def test_members_ascend_so_that_neighbours_stay_neighbours(layout: Layout) -> No
 @given(LAYOUTS)
 def test_sizes_of_roles(layout: Layout) -> None:
     """The same weights are on dp x cp ranks; a replica of the model is on tp x pp ranks."""
-    sizes = {role: groups.members.shape[1] for role, groups in process_groups(layout).items()}
+    sizes = {role: groups.members.shape[1] for role, groups in process_groups(layout, looped(layout.pp)).items()}
     assert sizes["tp"] == layout.tp
     assert sizes["cp"] == layout.cp
     assert sizes["dp"] == layout.dp * layout.cp
@@ -80,7 +81,7 @@ def test_megatrons_default_order_puts_tensor_ranks_side_by_side() -> None:
 def test_llama_3s_order_puts_data_parallel_ranks_farthest_apart() -> None:
     """Llama 3 (arXiv:2407.21783) section 3.3.2: [TP, CP, PP, DP]; with tp 8 and pp 16 a replica is 128 neighbours."""
     layout = Layout(tp=8, cp=1, pp=16, dp=128, order=("tp", "cp", "pp", "dp"))
-    groups = process_groups(layout)
+    groups = process_groups(layout, looped(layout.pp))
     assert groups["model"].members[0].tolist() == list(range(128))
     assert groups["dp"].members[0].tolist() == list(range(0, 16384, 128))
     assert groups["pp_next"].members[0].tolist() == [0, 8]
@@ -90,40 +91,54 @@ def test_the_mesh_has_the_slowest_axis_first() -> None:
     assert Layout(tp=2, dp=3, pp=5).mesh.grid.shape == (5, 3, 1, 2)
 
 
-@pytest.mark.parametrize("step", [1, -1])
-def test_pairs_without_wrap_leave_out_the_end_of_the_pipeline(step: int) -> None:
-    pairs = neighbours(Layout(pp=4), step, wrap=False).tolist()
-    forward = [[0, 1], [1, 2], [2, 3]]
-    assert sorted(pairs) == (forward if step == 1 else [[to, rank] for rank, to in forward])
+def pairs(layout: Layout, placement: Placement, role: str) -> list[list[int]]:
+    groups = process_groups(layout, placement).get(role)
+    return [] if groups is None else groups.members.tolist()
 
 
-@pytest.mark.parametrize("step", [1, -1])
+def test_pairs_of_a_loop_of_one_chunk_leave_out_the_end_of_the_pipeline() -> None:
+    assert pairs(Layout(pp=4), looped(4), "pp_next") == [[0, 1], [1, 2], [2, 3]]
+    assert pairs(Layout(pp=4), looped(4), "pp_previous") == [[1, 0], [2, 1], [3, 2]]
+
+
+@pytest.mark.parametrize(("role", "step"), [("pp_next", 1), ("pp_previous", -1)])
 @given(layout=LAYOUTS)
-def test_pairs_with_wrap_send_once_and_receive_once_on_every_rank(step: int, layout: Layout) -> None:
-    pairs = neighbours(layout, step, wrap=True)
-    assert sorted(pairs[:, 0]) == sorted(pairs[:, 1]) == list(range(layout.world))
+def test_pairs_of_several_chunks_send_once_and_receive_once_on_every_rank(role: str, step: int, layout: Layout) -> None:
+    found = np.array(pairs(layout, looped(layout.pp, 2), role)).reshape(-1, 2)
+    if layout.pp == 1:
+        assert not len(found)
+        return
+    assert sorted(found[:, 0]) == sorted(found[:, 1]) == list(range(layout.world))
     stage = layout.mesh.coordinate(PIPELINE)
-    assert ((stage[pairs[:, 1]] - stage[pairs[:, 0]] - step) % layout.pp == 0).all()
+    assert ((stage[found[:, 1]] - stage[found[:, 0]] - step) % layout.pp == 0).all()
 
 
 @given(LAYOUTS)
 def test_a_pair_differs_in_its_pipeline_coordinate_only(layout: Layout) -> None:
-    for step in (1, -1):
-        pairs = neighbours(layout, step, wrap=False)
+    for role, step in (("pp_next", 1), ("pp_previous", -1)):
+        found = np.array(pairs(layout, looped(layout.pp), role), dtype=int).reshape(-1, 2)
         for axis in (TENSOR, CONTEXT, DATA):
-            assert (np.diff(layout.mesh.coordinate(axis)[pairs], axis=1) == 0).all()
-        assert (np.diff(layout.mesh.coordinate(PIPELINE)[pairs], axis=1) == step).all()
+            assert (np.diff(layout.mesh.coordinate(axis)[found], axis=1) == 0).all()
+        assert (np.diff(layout.mesh.coordinate(PIPELINE)[found], axis=1) == step).all()
+
+
+def test_in_a_v_neighbours_send_both_ways_and_nobody_wraps() -> None:
+    """Stages 0 1 2 3 4 5 on ranks 0 1 2 2 1 0: activations go on and come back, and so do gradients."""
+    there_and_back = Placement((0, 1, 2, 2, 1, 0))
+    assert pairs(Layout(pp=3), there_and_back, "pp_next") == [[0, 1], [1, 2]]
+    assert pairs(Layout(pp=3), there_and_back, "pp_previous") == [[1, 0], [2, 1]]
+    assert pairs(Layout(pp=3), there_and_back, "embedding") == []
 
 
 def test_chunks_join_the_ends_of_the_pipeline() -> None:
     """With virtual stages, stage p on rank 0 follows stage p - 1 on rank p - 1."""
-    flat, chunked = (process_groups(Layout(pp=4), chunks=chunks)["pp_next"].members.tolist() for chunks in (1, 2))
+    flat, chunked = (process_groups(Layout(pp=4), looped(4, chunks))["pp_next"].members.tolist() for chunks in (1, 2))
     assert [3, 0] not in flat
     assert [3, 0] in chunked
 
 
 def test_the_embedding_group_joins_first_and_last_stage() -> None:
-    assert process_groups(Layout(tp=2, pp=3))["embedding"].members.tolist() == [[0, 4], [1, 5]]
+    assert process_groups(Layout(tp=2, pp=3), looped(3))["embedding"].members.tolist() == [[0, 4], [1, 5]]
 
 
 def test_two_meshes_over_the_same_ranks_share_their_pipeline() -> None:

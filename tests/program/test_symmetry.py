@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from clustersim.parallel.groups import process_groups
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import PIPELINE
+from clustersim.program.placement import looped
 from clustersim.program.program import Groups, Program, RankProgram
 from clustersim.program.symmetry import classes, unfolded
 from tests.conftest import examples
@@ -19,7 +20,7 @@ NOTHING = RankProgram((), ())
 
 def program_of(layout: Layout, *roles: str) -> Program:
     """Every pipeline rank has a program of its own."""
-    groups = process_groups(layout)
+    groups = process_groups(layout, looped(layout.pp))
     return Program((NOTHING,) * layout.pp, layout.mesh.coordinate(PIPELINE), {role: groups[role] for role in roles})
 
 

@@ -83,7 +83,7 @@ def shapes(draw: st.DrawFn) -> tuple[Schedule, int, int]:
 @given(shapes())
 def test_every_order_keeps_the_rules(shape: tuple[Schedule, int, int]) -> None:
     chosen, ranks, microbatches = shape
-    verify(chosen.order(ranks, microbatches), chunks=chosen.chunks, microbatches=microbatches)
+    verify(chosen.order(ranks, microbatches), placement=chosen.placement(ranks), microbatches=microbatches)
 
 
 @given(shapes())

@@ -3,6 +3,7 @@
 import pytest
 
 from clustersim.errors import InputError
+from clustersim.program.placement import looped
 from clustersim.schedules.notation import parse_order
 from clustersim.schedules.rules import dry_run, peak_in_flight, verify
 
@@ -12,7 +13,7 @@ HALVES = "0F0,0F1,0I0,0W0,0B1\n1F0,1I0,1F1,1B1,1W0\n"
 
 @pytest.mark.parametrize("text", [GOOD, HALVES])
 def test_a_good_order_is_accepted(text: str) -> None:
-    verify(parse_order(text), chunks=1, microbatches=2)
+    verify(parse_order(text), placement=looped(2), microbatches=2)
 
 
 @pytest.mark.parametrize(
@@ -31,15 +32,15 @@ def test_a_good_order_is_accepted(text: str) -> None:
 )
 def test_a_broken_rule_is_named_with_rank_and_action(text: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        verify(parse_order(text), chunks=1, microbatches=2)
+        verify(parse_order(text), placement=looped(2), microbatches=2)
 
 
 def test_activations_in_flight_can_be_bounded() -> None:
     order = parse_order(GOOD)
     assert peak_in_flight(order) == (2, 1)
-    verify(order, chunks=1, microbatches=2, in_flight=(2, 1))
+    verify(order, placement=looped(2), microbatches=2, in_flight=(2, 1))
     with pytest.raises(InputError, match="keeps 2 activations in flight on rank 0; 1 is the most"):
-        verify(order, chunks=1, microbatches=2, in_flight=(1, 1))
+        verify(order, placement=looped(2), microbatches=2, in_flight=(1, 1))
 
 
 def test_a_weight_gradient_gives_activations_back_and_an_input_gradient_does_not() -> None:

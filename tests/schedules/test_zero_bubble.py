@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from clustersim.errors import InputError
 from clustersim.program.action import Action, ActionKind, Order
+from clustersim.program.placement import looped
 from clustersim.schedules.notation import format_order, parse_order
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.rules import dry_run, verify
@@ -95,7 +96,7 @@ def test_every_order_keeps_the_rules_and_survives_its_text_form(
     memory: int, ranks: int, microbatches: int, costs: PassCosts
 ) -> None:
     order = ZeroBubble(memory, costs).order(ranks, microbatches)
-    verify(order, chunks=1, microbatches=microbatches)
+    verify(order, placement=looped(ranks), microbatches=microbatches)
     assert parse_order(format_order(order)) == order
 
 
@@ -113,7 +114,7 @@ def test_no_rank_keeps_more_than_its_memory(memory: int, ranks: int, microbatche
 def test_equal_passes_keep_at_most_p_or_2p_microbatches(ranks: int, microbatches: int) -> None:
     for memory in (1, 2):
         order = ZeroBubble(memory).order(ranks, microbatches)
-        verify(order, chunks=1, microbatches=microbatches, in_flight=[memory * ranks] * ranks)
+        verify(order, placement=looped(ranks), microbatches=microbatches, in_flight=[memory * ranks] * ranks)
 
 
 def finish(schedule: Schedule, ranks: int, microbatches: int, costs: PassCosts) -> float:

@@ -1,0 +1,81 @@
+"""Which pipeline rank holds which stage, and along which way do messages between stages go?
+
+Stages are numbered through the model (virtual stages). A schedule places them: in a loop (rank r of p holds r, r + p,
+...), in a V (the second half comes back), or as it likes, as long as stages that follow each other are on one rank or
+on neighbours. Whatever depends on where a stage is follows from the placement: who is whose neighbour, what is handed
+on within a rank, which chunk of its rank a stage is.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from clustersim.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """ranks: [stages] the pipeline rank of each stage, in model order; each rank from 0 on holds at least one.
+
+    >>> Placement((0, 1, 1, 0)).stages_of(1)
+    (1, 2)
+    """
+
+    ranks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if set(self.ranks) != set(range(self.size)):
+            raise InputError(f"placement {self.ranks}: every pipeline rank from 0 to {self.size - 1} must hold a stage")
+        for stage, (source, target) in enumerate(zip(self.ranks, self.ranks[1:], strict=False)):
+            if (target - source) % self.size not in {0, 1, self.size - 1}:
+                raise InputError(
+                    f"placement {self.ranks}: stages {stage} and {stage + 1} follow each other, but pipeline ranks "
+                    f"{source} and {target} are no neighbours"
+                )
+
+    @property
+    def size(self) -> int:
+        """How many pipeline ranks there are."""
+        return 1 + max(self.ranks, default=0)
+
+    @property
+    def chunks(self) -> int:
+        """The most stages that a rank holds."""
+        return max(map(self.ranks.count, range(self.size)))
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages of a pipeline rank, in model order."""
+        return tuple(stage for stage, holder in enumerate(self.ranks) if holder == rank)
+
+    def chunk_of(self, stage: int) -> int:
+        """Which of its rank's stages a stage is."""
+        return self.ranks[:stage].count(self.ranks[stage])
+
+    def way(self, source: int, target: int) -> int:
+        """Whether a message between stages goes to the next rank (1), to the previous one (-1) or stays (0).
+
+        Of two ranks each is both to the other: there activations go on and gradients back.
+        """
+        distance = (self.ranks[target] - self.ranks[source]) % self.size
+        if distance == 0:
+            return 0
+        ways = (1, -1) if target > source else (-1, 1)
+        return next(way for way in ways if distance == way % self.size)
+
+    def hops(self, way: int) -> tuple[tuple[int, int], ...]:
+        """Ordered pairs of pipeline ranks between which messages go that way."""
+        return tuple(sorted({(self.ranks[a], self.ranks[b]) for a, b in self._messages() if self.way(a, b) == way}))
+
+    def _messages(self) -> Iterator[tuple[int, int]]:
+        """Pairs of stages, sender and receiver: activations and gradients."""
+        for stage in range(len(self.ranks) - 1):
+            yield stage, stage + 1
+            yield stage + 1, stage
+
+
+def looped(ranks: int, chunks: int = 1) -> Placement:
+    """Stages dealt to the ranks in turn.
+
+    >>> looped(2, chunks=2).ranks
+    (0, 1, 0, 1)
+    """
+    return Placement(tuple(range(ranks)) * chunks)

@@ -1,0 +1,63 @@
+"""Where stages are: the loop's textbook formulas, neighbours, and what no placement may be."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.errors import InputError
+from clustersim.program.placement import Placement, looped
+
+SIZES = st.integers(1, 6)
+
+
+@given(SIZES, st.integers(1, 4))
+def test_a_loop_deals_stages_in_turn(ranks: int, chunks: int) -> None:
+    """Stage s is on rank s mod p, as its chunk s // p."""
+    placement = looped(ranks, chunks)
+    assert placement.size == ranks
+    assert placement.chunks == chunks
+    for stage in range(ranks * chunks):
+        assert placement.ranks[stage] == stage % ranks
+        assert placement.chunk_of(stage) == stage // ranks
+    assert [placement.stages_of(rank) for rank in range(ranks)] == [
+        tuple(range(rank, ranks * chunks, ranks)) for rank in range(ranks)
+    ]
+
+
+@given(SIZES)
+def test_a_v_comes_back(ranks: int) -> None:
+    """Rank r holds r and 2p - 1 - r; the turning stages hand on within their rank."""
+    placement = Placement((*range(ranks), *reversed(range(ranks))))
+    assert [placement.stages_of(rank) for rank in range(ranks)] == [
+        (rank, 2 * ranks - 1 - rank) for rank in range(ranks)
+    ]
+    assert placement.way(ranks - 1, ranks) == placement.way(ranks, ranks - 1) == 0
+    assert [placement.chunk_of(stage) for stage in range(2 * ranks)] == [0] * ranks + [1] * ranks
+
+
+@given(st.lists(st.sampled_from([-1, 0, 1]), max_size=12), st.integers(1, 5))
+def test_gradients_go_the_opposite_way_of_activations(steps: list[int], ranks: int) -> None:
+    at, holders = 0, [*range(ranks)]
+    at = ranks - 1
+    for step in steps:
+        at = (at + step) % ranks
+        holders.append(at)
+    placement = Placement(tuple(holders))
+    for stage in range(len(holders) - 1):
+        assert placement.way(stage, stage + 1) == -placement.way(stage + 1, stage)
+        source, target = holders[stage], holders[stage + 1]
+        assert (source == target) == (placement.way(stage, stage + 1) == 0)
+        if source != target:
+            assert (source, target) in placement.hops(placement.way(stage, stage + 1))
+
+
+def test_stages_that_follow_each_other_are_on_neighbours() -> None:
+    with pytest.raises(
+        InputError, match="stages 1 and 2 follow each other, but pipeline ranks 1 and 3 are no neighbours"
+    ):
+        Placement((0, 1, 3, 2, 4))
+
+
+def test_every_rank_holds_a_stage() -> None:
+    with pytest.raises(InputError, match="every pipeline rank from 0 to 2 must hold a stage"):
+        Placement((0, 2, 0))
