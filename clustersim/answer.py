@@ -165,7 +165,7 @@ class Answer(FieldState):
     def peak_flops(self) -> FlopPerSecond:
         """Dense peak of one GPU in the compute format, the mean over GPUs."""
         accelerators, kind = self.scenario.cluster.kinds()
-        peaks = [each.peak_of(self.scenario.training.precision.compute) for each in accelerators]
+        peaks = [each.peak_of(self.scenario.training.recipe.compute) for each in accelerators]
         return float(np.array(peaks)[kind[: self.ranks]].mean())
 
     @property

@@ -2,6 +2,8 @@
 
 from enum import Enum
 
+from clustersim.units import Bytes
+
 
 class DType(Enum):
     """A number format; the value is its name in files."""
@@ -13,6 +15,11 @@ class DType(Enum):
     FP8 = "fp8"
 
     @property
-    def bytes(self) -> int:
-        """Bytes of one element in memory (tf32 is stored as fp32)."""
-        return {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}[self.value]
+    def bits(self) -> int:
+        """Bits of one element in memory (tf32 is stored as fp32)."""
+        return {"fp32": 32, "tf32": 32, "bf16": 16, "fp16": 16, "fp8": 8}[self.value]
+
+    @property
+    def bytes(self) -> Bytes:
+        """Bytes of one element in memory; of formats narrower than a byte a fraction."""
+        return self.bits / 8

@@ -314,7 +314,7 @@ def test_each_stage_has_the_memory_of_its_smallest_gpu_and_the_peak_is_the_mean_
     result = simulate(scenario(cluster=mixed))
     big, small = result.scenario.cluster.kinds()[0]
     assert result.capacities == (big.memory_bytes, small.memory_bytes)
-    precision = result.scenario.training.precision.compute
+    precision = result.scenario.training.recipe.compute
     assert result.peak_flops == (big.peak_of(precision) + small.peak_of(precision)) / 2
     report = check(scenario(cluster=mixed))
     assert report.memory_capacity_bytes == result.memory_capacity

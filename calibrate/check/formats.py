@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from clustersim.dtypes import DType
-from clustersim.workload.training import Precision
+from clustersim.workload.recipe import Recipe, WeightFormats
 
 TORCH: Final[Mapping[DType, torch.dtype]] = MappingProxyType(
     {
@@ -19,11 +19,11 @@ TORCH: Final[Mapping[DType, torch.dtype]] = MappingProxyType(
 )
 
 
-def held(precision: Precision) -> DType:
+def held(formats: WeightFormats) -> DType:
     """The format of the weights that the optimizer updates: the master weights', or the compute weights' own."""
-    return precision.compute if precision.master is None else precision.master
+    return formats.stored if formats.master is None else formats.master
 
 
-def allow_tf32(precision: Precision) -> None:
+def allow_tf32(recipe: Recipe) -> None:
     """Let FP32 products run on tensor cores as TF32 where the scenario computes in it, and only there."""
-    torch.set_float32_matmul_precision("high" if precision.compute is DType.TF32 else "highest")
+    torch.set_float32_matmul_precision("high" if recipe.compute is DType.TF32 else "highest")

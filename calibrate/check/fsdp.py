@@ -25,8 +25,8 @@ def sharded(plan: Plan, strategy: FullyShard, device: torch.device) -> Loop:
     """Every rank holds a part of each weight, in the format that the optimizer updates."""
     with building(plan, device, held_weights=True):
         model = build(plan, plan.stages[0])
-    precision = plan.training.precision
-    policy = MixedPrecisionPolicy(param_dtype=TORCH[precision.compute], reduce_dtype=TORCH[precision.gradients])
+    formats = plan.training.recipe.weights
+    policy = MixedPrecisionPolicy(param_dtype=TORCH[formats.gathered], reduce_dtype=TORCH[formats.gradients])
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     again = strategy.reshard_after_forward
     for unit in _units(model):

@@ -276,7 +276,7 @@ def _angles(plan: Plan, head_dim: int) -> Angles | None:
     """Cosines and sines [sequence, head_dim] of rotary positions, both halves alike; None where they are learned."""
     if plan.model.positions is not Positions.ROTARY:
         return None
-    dtype = TORCH[plan.training.precision.compute]
+    dtype = TORCH[plan.training.recipe.activations]
     places = torch.arange(0, head_dim, 2, dtype=torch.float32)
     turns = torch.outer(torch.arange(plan.training.sequence, dtype=torch.float32), ROTARY_BASE ** (-places / head_dim))
     both = torch.cat((turns, turns), dim=-1)

@@ -42,7 +42,7 @@ def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
     cut = fitted_layers(scenario, room, asked.layers)
     if cut.model.layers != scenario.model.layers:
         note(here, f"training {cut.model.layers} of the {scenario.model.layers} layers of {cut.model.name}")
-    allow_tf32(cut.training.precision)
+    allow_tf32(cut.training.recipe)
     rounds = _measured(cut, here, Turns(asked.rounds, asked.steps, measuring=record is None))
     predicted = predict(_slowed(cut, rounds.interference), record or record_of(cut, rounds, here))
     made = _compared(predicted, typical(rounds.steps), rounds.profiles)

@@ -74,13 +74,14 @@ def _layout(scenario: Scenario) -> Iterator[str]:
 
 
 def _formats(scenario: Scenario) -> Iterator[str]:
-    precision, wide = scenario.training.precision, held(scenario.training.precision)
-    if {precision.gradients.bytes, precision.moments.bytes} != {wide.bytes}:
+    formats = scenario.training.recipe.weights
+    wide = held(formats)
+    if {formats.gradients.bytes, formats.moments.bytes} != {wide.bytes}:
         yield f"training.precision: torch's optimizers want gradients and moments in the weights' format, {wide.value}"
     ddp = scenario.layout.dp > 1 and isinstance(scenario.layout.data, Replicated)
-    if ddp and precision.compute.bytes != precision.gradients.bytes:
+    if ddp and formats.stored.bytes != formats.gradients.bytes:
         yield (
-            f"layout.data: DDP reduces gradients in the weights' format, {precision.compute.value}; "
+            f"layout.data: DDP reduces gradients in the weights' format, {formats.stored.value}; "
             "use fsdp, or set training.precision.compute to that of the gradients"
         )
 

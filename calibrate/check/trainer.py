@@ -80,8 +80,8 @@ def random_batch(plan: Plan, device: torch.device) -> Batch:
 @contextmanager
 def building(plan: Plan, device: torch.device, *, held_weights: bool = False) -> Iterator[None]:
     """Make weights on the device in the format that computes, or in that which the optimizer holds."""
-    precision, before = plan.training.precision, torch.get_default_dtype()
-    torch.set_default_dtype(TORCH[held(precision) if held_weights else precision.compute])
+    formats, before = plan.training.recipe.weights, torch.get_default_dtype()
+    torch.set_default_dtype(TORCH[held(formats) if held_weights else formats.stored])
     try:
         with device:
             yield

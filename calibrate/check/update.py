@@ -37,7 +37,8 @@ class Update:
     _masters: list[nn.Parameter] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        wide, narrow = (TORCH[held(self.training.precision)], TORCH[self.training.precision.compute])
+        formats = self.training.recipe.weights
+        wide, narrow = TORCH[held(formats)], TORCH[formats.stored]
         self.weights = list(self.weights)
         if wide is narrow or all(weight.dtype is wide for weight in self.weights):
             self._masters = self.weights

@@ -20,9 +20,10 @@ from clustersim.workload.kernels import AttentionShape, Kernel, MatmulShape, Ope
 from clustersim.workload.operators import Shard
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
 from clustersim.workload.presets import preset
+from clustersim.workload.recipe import mixed
 from clustersim.workload.stack import Mlp
 from clustersim.workload.streaming import Streaming
-from clustersim.workload.training import Loss, Optimizer, Precision, Training
+from clustersim.workload.training import Loss, Optimizer, Training
 from clustersim.workload.transformer import Model, Norm
 
 MODELS: Final = ("llama3-8b", "llama3-70b", "llama3-405b")
@@ -176,7 +177,7 @@ def _losses(dtype: DType) -> Iterator[Kernel]:
         over = streaming.loss(form)
         yield over.forward_kernel("grid.loss", dtype, over.over(rows, width))
         yield from over.backward_kernels("grid.loss", dtype, over.over(rows, width))
-    precision = Precision(compute=dtype, master=None)
+    precision = mixed(compute=dtype, master=None)
     for (tokens, vocab), hidden in product(_VOCABULARIES, (768, 4096)):
         model = replace(preset("llama3-8b"), vocab=vocab, hidden=hidden)
         table = layers.embedding(model, Training(tokens, 1, 1, precision), Shard(1, tokens, tokens))
@@ -185,9 +186,9 @@ def _losses(dtype: DType) -> Iterator[Kernel]:
 
 
 def _updates(dtype: DType) -> Iterator[Kernel]:
-    full = Precision(compute=DType.FP32, gradients=DType.FP32, master=None)
-    mixed = Precision(compute=dtype, gradients=DType.FP32, master=DType.FP32)
+    full = mixed(compute=DType.FP32, gradients=DType.FP32, master=None)
+    usual = mixed(compute=dtype, gradients=DType.FP32, master=DType.FP32)
     for parameters, fused, optimizer in product(_PARAMETERS, (True, False), Optimizer):
-        for precision in dict.fromkeys((full, mixed if dtype is not DType.FP32 else full)):
-            training = Training(1, 1, precision=precision, fused=fused, optimizer=optimizer)
+        for precision in dict.fromkeys((full, usual if dtype is not DType.FP32 else full)):
+            training = Training(1, 1, recipe=precision, fused=fused, optimizer=optimizer)
             yield from (*optimizer_step(training, parameters), *gradient_norm(training, parameters))

@@ -61,9 +61,9 @@ class Format:
     name: str
     words: str
     key: str
-    compute: int
-    activation: int
-    gradients: int
+    compute: float
+    activation: float
+    gradients: float
     state: int
 
 
@@ -183,7 +183,7 @@ class Exploration:
     ring_volumes: Mapping[str, Mapping[str, RingVolumes]]
     order: tuple[str, ...]
     layers_per_stage: tuple[int, ...] | None
-    loss_width: int
+    loss_width: float
     start: Settings
     studies: tuple[Study, ...]
     notes: tuple[str, ...]

@@ -64,10 +64,10 @@ class _Rank:
         return self.tasks.program()
 
     def _microbatch(self, units: tuple[Unit, ...], parameters: int, microbatch: int) -> None:
-        precision, tokens = self.plan.training.precision, self._tokens
+        recipe, tokens = self.plan.training.recipe, self._tokens
         forward, backward = (Action(0, kind, microbatch) for kind in (ActionKind.FORWARD, ActionKind.BACKWARD))
-        logits = tokens * self.plan.model.vocab * precision.compute.bytes
-        self._communicate("replicate weights", Collective.BROADCAST, parameters * precision.compute.bytes)
+        logits = tokens * self.plan.model.vocab * recipe.activations.bytes
+        self._communicate("replicate weights", Collective.BROADCAST, parameters * recipe.weights.stored.bytes)
         self._communicate("scatter tokens", Collective.SCATTER, tokens * TOKEN_BYTES)
         self._compute("forward", _without_loss(operations_of(units, forward.kind)), forward)
         self._communicate("gather logits", Collective.GATHER, logits)
@@ -77,7 +77,7 @@ class _Rank:
             self._compute("loss gradient", _loss(whole.backward), backward)
         self._communicate("scatter gradients of logits", Collective.SCATTER, logits)
         self._compute("backward", _without_loss(operations_of(units, backward.kind)), backward)
-        self._communicate("reduce gradients", Collective.REDUCE, parameters * precision.gradients.bytes)
+        self._communicate("reduce gradients", Collective.REDUCE, parameters * recipe.weights.gradients.bytes)
 
     def _optimize(self, parameters: int) -> None:
         training = self.plan.training

@@ -89,7 +89,7 @@ class Lowering:
         """Gather parameters of a group from the ranks that hold parts of them; return the task's number."""
         if group.shard is None:
             raise ValueError(f"{group.name} parameters are whole on every rank; there is nothing to gather")
-        payload = parameters * group.formats.compute.bytes
+        payload = parameters * group.formats.gathered.bytes
         return self.communicate(Exchange(name, Collective.ALL_GATHER, group.shard.name, payload), after)
 
     def reduce(self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int]) -> int:

@@ -21,7 +21,6 @@ from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.pipeline import Stage
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Operation, Work
-from clustersim.workload.linear import activation_dtype
 from clustersim.workload.streaming import copy
 
 
@@ -77,9 +76,9 @@ class Sharded:
         if not (self.strategy.copies and self._gathers(unit, kind)):
             return ()
         work = Work.FORWARD if kind is ActionKind.FORWARD else Work.BACKWARD
-        precision = low.plan.training.precision
-        dtype = activation_dtype(precision)
-        elements = unit.parameters * precision.compute.bytes // dtype.bytes
+        dtype = low.plan.training.recipe.activations
+        gathered = sum(count * group.formats.gathered.bytes for group, count in _held(low, unit))
+        elements = int(gathered / dtype.bytes)
         return (Operation(copy(f"copy {unit.name}", dtype, elements), work),)
 
 

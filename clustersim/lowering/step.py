@@ -147,7 +147,7 @@ def _tie_embeddings(low: Lowering, stages: tuple[Stage, ...], after: int) -> Non
     rows = low.plan.shard.rows(low.plan.model.vocab)
     (dense,) = (group for group in low.plan.parameter_groups if group.name == DENSE)
     shards = dense.shards if low.plan.layout.data.stage > 1 else 1  # ZeRO-2 and -3 hold a part of the gradient
-    payload = float(rows * low.plan.model.hidden * low.plan.training.precision.gradients.bytes / shards)
+    payload = float(rows * low.plan.model.hidden * low.plan.training.recipe.weights.gradients.bytes / shards)
     exchange = Exchange("reduce tied embedding", Collective.ALL_REDUCE, EMBEDDING.name, payload)
     low.reducing.append(low.tasks.add(Stream.DATA, Communicate(exchange, (after, *low.reducing[-1:]))))
 

@@ -25,7 +25,6 @@ from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
 from clustersim.units import Bytes
 from clustersim.workload.layers import Layer
-from clustersim.workload.linear import activation_dtype
 from clustersim.workload.stack import LayerSpec
 from clustersim.workload.training import Loss, SelectiveOperations, SelectiveRecompute
 
@@ -90,12 +89,12 @@ class Activations:
         return float(max(sizes, default=0) * self._width)
 
     @property
-    def _width(self) -> int:
+    def _width(self) -> Bytes:
         """Bytes of an activation's element."""
-        return activation_dtype(self.plan.training.precision).bytes
+        return self.plan.training.recipe.activations.bytes
 
     @property
-    def _loss_width(self) -> int:
+    def _loss_width(self) -> Bytes:
         """Bytes of the logits' gradients beside the kept FP32 softmax, per logit.
 
         PyTorch's loss makes two gradients in FP32, of the negative log-likelihood and of the log-softmax; the others

@@ -18,7 +18,8 @@ from clustersim.parallel.plan import Plan
 from clustersim.units import Bytes
 from clustersim.workload.framework import Framework
 from clustersim.workload.operators import Layer
-from clustersim.workload.training import Optimizer, Precision
+from clustersim.workload.recipe import WeightFormats
+from clustersim.workload.training import Optimizer
 
 
 class Category(Enum):
@@ -52,7 +53,7 @@ class Footprint:
         buffers = self._groups * self.framework.communicator + self._receives
         return {
             Category.PARAMETERS: sum(
-                count * group.formats.compute.bytes / self._shards(group, 3) for group, count in held
+                count * group.formats.stored.bytes / self._shards(group, 3) for group, count in held
             ),
             Category.GRADIENTS: sum(
                 count * group.formats.gradients.bytes / self._shards(group, 2) for group, count in held
@@ -63,12 +64,11 @@ class Footprint:
             Category.CONTEXT: self.context,
         }
 
-    def _state_bytes(self, group: ParameterGroup) -> int:
+    def _state_bytes(self, group: ParameterGroup) -> Bytes:
         """Bytes of master weights and moments per parameter."""
-        precision = group.formats
         moments = 2 if self.plan.training.optimizer is Optimizer.ADAM else 1
-        copied = precision.master not in {None, precision.compute}  # else the weights are their own master
-        return moments * precision.moments.bytes + (precision.master.bytes if precision.master and copied else 0)
+        copied = 0.0 if group.formats.copy is None else group.formats.copy.bytes
+        return moments * group.formats.moments.bytes + copied
 
     def _shards(self, group: ParameterGroup, stage: int) -> int:
         """Ranks over which ZeRO spreads what its stage `stage` shards."""
@@ -79,12 +79,12 @@ class Footprint:
         match self.plan.layout.data:
             case FullyShard(reshard_after_forward=reshards, ahead=ahead):
                 units = [unit for stage in stages for unit in self.plan.units(stage)]
-                whole = sorted((self._whole(unit, lambda formats: formats.compute) for unit in units), reverse=True)
+                whole = sorted((self._whole(unit, lambda formats: formats.gathered) for unit in units), reverse=True)
                 gradients = max(self._whole(unit, lambda formats: formats.gradients) for unit in units)
                 return sum(whole[: ahead + 1] if reshards else whole) + gradients
         return 0.0
 
-    def _whole(self, unit: Layer, kept: Callable[[Precision], DType]) -> Bytes:
+    def _whole(self, unit: Layer, kept: Callable[[WeightFormats], DType]) -> Bytes:
         """Bytes of those of a unit's parameters that are sharded, gathered. kept: in which of their formats."""
         counts, groups = unit.counts, self.plan.parameter_groups
         return float(sum(counts.get(group.name, 0) * kept(group.formats).bytes for group in groups if group.shards > 1))

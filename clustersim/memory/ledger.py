@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from clustersim.arrays import FloatArray
+from clustersim.dtypes import DType
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Category, Footprint
 from clustersim.parallel.data import NaiveDataParallel
@@ -104,7 +105,7 @@ def _outputs(plan: Plan) -> Bytes:
     if not isinstance(plan.layout.data, NaiveDataParallel):
         return 0.0
     tokens = (plan.layout.dp - 1) * plan.training.microbatch * plan.training.sequence
-    return float(tokens * plan.model.vocab * (plan.training.precision.compute.bytes + 4))
+    return float(tokens * plan.model.vocab * (plan.training.recipe.activations.bytes + DType.FP32.bytes))
 
 
 def in_order(actions: Iterable[Action]) -> list[Pass]:

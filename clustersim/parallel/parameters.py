@@ -14,7 +14,7 @@ from typing import Final
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import WEIGHTS, Role
 from clustersim.workload.operators import DENSE
-from clustersim.workload.training import Precision
+from clustersim.workload.recipe import WeightFormats
 
 _HOLDERS: Final[Mapping[str, Role]] = MappingProxyType({DENSE: WEIGHTS})
 """The ranks that a strategy shares the weights of a group out to, or keeps equal."""
@@ -29,7 +29,7 @@ class ParameterGroup:
     """
 
     name: str
-    formats: Precision
+    formats: WeightFormats
     shard: Role | None = None
     replicate: Role | None = None
     shards: int = 1
@@ -41,12 +41,12 @@ class ParameterGroup:
         return self.shards * self.replicas
 
 
-def parameter_groups(layout: Layout, formats: Precision) -> tuple[ParameterGroup, ...]:
+def parameter_groups(layout: Layout, formats: WeightFormats) -> tuple[ParameterGroup, ...]:
     """The groups of a model's weights, as the layout's strategy spreads them."""
     return tuple(_group(layout, name, holders, formats) for name, holders in _HOLDERS.items())
 
 
-def _group(layout: Layout, name: str, holders: Role, formats: Precision) -> ParameterGroup:
+def _group(layout: Layout, name: str, holders: Role, formats: WeightFormats) -> ParameterGroup:
     ranks = layout.size_of(holders)
     if layout.data.stage:
         return ParameterGroup(name, formats, shard=holders, shards=ranks)

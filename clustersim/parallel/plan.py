@@ -11,7 +11,6 @@ from clustersim.parallel.tensor import Sharding
 from clustersim.program.placement import Placement, looped
 from clustersim.units import Bytes
 from clustersim.workload.layers import Layer, Shard, embedding, head, layer
-from clustersim.workload.linear import activation_dtype
 from clustersim.workload.stack import FullAttention, LayerRun, LayerSpec, cut
 from clustersim.workload.training import FullRecompute, Training
 from clustersim.workload.transformer import Model
@@ -89,7 +88,7 @@ class Plan:
     @cached_property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
         """The groups into which the weights fall."""
-        return parameter_groups(self.layout, self.training.precision)
+        return parameter_groups(self.layout, self.training.recipe.weights)
 
     def recomputed_layers(self, stage: Stage) -> int:
         """How many layers of a stage run their whole forward again."""
@@ -121,7 +120,7 @@ class Plan:
     def activation(self) -> Bytes:
         """Bytes of the activation between layers, whole over tensor-parallel ranks: [batch, sequence / cp, hidden]."""
         shard = self.shard
-        return float(shard.batch * shard.sequence * self.model.hidden * activation_dtype(self.training.precision).bytes)
+        return float(shard.batch * shard.sequence * self.model.hidden * self.training.recipe.activations.bytes)
 
     def sharding(self, attention: FullAttention | None = None) -> Sharding:
         """What the collectives of a part of the model need to know; attention: of a layer that has it."""
@@ -129,7 +128,7 @@ class Plan:
             return Sharding(self.layout, self.activation, 0.0)
         kv_heads = max(1, attention.kv_heads // self.layout.tp)
         keys = self.shard.batch * self.shard.keys * kv_heads * attention.head_dim
-        return Sharding(self.layout, self.activation, 2.0 * keys * activation_dtype(self.training.precision).bytes)
+        return Sharding(self.layout, self.activation, 2.0 * keys * self.training.recipe.activations.bytes)
 
     def stages_of(self, pipeline_rank: int) -> tuple[Stage, ...]:
         """Virtual stages on one pipeline rank."""

@@ -27,7 +27,8 @@ from clustersim.scenario.build import read_cluster
 from clustersim.scenario.file import ScenarioFile
 from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.workload.presets import PRESETS
-from clustersim.workload.training import FullRecompute, Loss, Precision, SelectiveOperations, SelectiveRecompute
+from clustersim.workload.recipe import Recipe, mixed
+from clustersim.workload.training import FullRecompute, Loss, SelectiveOperations, SelectiveRecompute
 
 MODELS: Final = (
     "gpt2-small", "gpt2-xl", "gpt3-1.3b", "gpt3-6.7b", "megatron-7.5b", "llama3-8b", "gpt3-13b", "megatron-22b",
@@ -37,9 +38,9 @@ MODELS: Final = (
 MOST_GPUS: Final = 2**15
 OFFERED_GPUS: Final = 1024  # or four times the scenario's, where the cluster can have as many
 _MIXED: Final = (
-    ("mixed precision, BF16", Precision()),
-    ("BF16 with BF16 gradients", Precision(gradients=DType.BF16)),
-    ("FP32", Precision(compute=DType.FP32, master=None)),
+    ("mixed precision, BF16", mixed()),
+    ("BF16 with BF16 gradients", mixed(gradients=DType.BF16)),
+    ("FP32", mixed(compute=DType.FP32, master=None)),
 )
 
 
@@ -69,9 +70,9 @@ def tables(scenario: Scenario) -> Exploration:
     )
 
 
-def _formats(scenario: Scenario) -> Iterator[tuple[str, Precision]]:
+def _formats(scenario: Scenario) -> Iterator[tuple[str, Recipe]]:
     """The scenario's number formats and the usual ones that its accelerators can compute in."""
-    own = scenario.training.precision
+    own = scenario.training.recipe
     names = {precision: name for name, precision in _MIXED}
     yield names.get(own, "as in the scenario"), own
     for name, precision in _MIXED:
@@ -79,7 +80,7 @@ def _formats(scenario: Scenario) -> Iterator[tuple[str, Precision]]:
             yield name, precision
 
 
-def _computes(scenario: Scenario, precision: Precision) -> Iterator[bool]:
+def _computes(scenario: Scenario, precision: Recipe) -> Iterator[bool]:
     for accelerator in scenario.cluster.kinds()[0]:
         try:
             accelerator.peak_of(precision.compute)

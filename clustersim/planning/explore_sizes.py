@@ -20,14 +20,13 @@ from clustersim.program.task import Collective, Operation
 from clustersim.scenario import Scenario
 from clustersim.workload.framework import Framework
 from clustersim.workload.layers import Layer
-from clustersim.workload.linear import activation_dtype
 from clustersim.workload.presets import preset
+from clustersim.workload.recipe import Recipe
 from clustersim.workload.stack import cut
 from clustersim.workload.training import (
     FullRecompute,
     NoRecompute,
     Optimizer,
-    Precision,
     Recompute,
     SelectiveOperations,
     SelectiveRecompute,
@@ -50,11 +49,11 @@ _ROUNDS: Final = {
 }  # fmt: skip
 
 
-def sizes(model: Model, scenario: Scenario, formats: Sequence[tuple[str, Precision]]) -> ModelSizes:
+def sizes(model: Model, scenario: Scenario, formats: Sequence[tuple[str, Recipe]]) -> ModelSizes:
     """A model's dimensions and its shards in each format, trained as in the scenario otherwise."""
     shards: dict[str, ShardSizes] = {}
     for _, precision in formats:
-        training = replace(scenario.training, precision=precision)
+        training = replace(scenario.training, recipe=precision)
         for tp in degrees(model, scenario.layout.tp):
             for split in (False, True):
                 key = shard_key(precision.compute.value, tp, sequence_parallel=split)
@@ -79,11 +78,13 @@ def degrees(model: Model, own: int) -> list[int]:
     return [tp for tp in whole if found["kv_heads"] % tp == 0 or tp % found["kv_heads"] == 0]
 
 
-def format_of(name: str, precision: Precision, optimizer: Optimizer) -> Format:
+def format_of(name: str, precision: Recipe, optimizer: Optimizer) -> Format:
     """A precision as bytes per element."""
-    words = [f"compute {precision.compute.value}", f"gradients {precision.gradients.value}"]
-    words.append("no master weights" if precision.master is None else f"master weights {precision.master.value}")
-    plan = Plan(_ANY, Training(1, 1, precision=precision, optimizer=optimizer), Layout())
+    words = [f"compute {precision.compute.value}", f"gradients {precision.weights.gradients.value}"]
+    words.append(
+        "no master weights" if precision.weights.master is None else f"master weights {precision.weights.master.value}"
+    )
+    plan = Plan(_ANY, Training(1, 1, recipe=precision, optimizer=optimizer), Layout())
     resident = Footprint(plan, Framework(1.0, 0.0), 0.0).resident(0)
     weights = resident[Category.PARAMETERS] / precision.compute.bytes
     return Format(
@@ -91,8 +92,8 @@ def format_of(name: str, precision: Precision, optimizer: Optimizer) -> Format:
         words=", ".join(words),
         key=precision.compute.value,
         compute=precision.compute.bytes,
-        activation=activation_dtype(precision).bytes,
-        gradients=precision.gradients.bytes,
+        activation=precision.activations.bytes,
+        gradients=precision.weights.gradients.bytes,
         state=round(resident[Category.OPTIMIZER] / weights),
     )
 

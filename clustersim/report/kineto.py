@@ -177,7 +177,7 @@ class _Kernels:
         if key not in self._exchanges:
             group = self._group(exchange.group, received=received)
             timing = self.result.cost.exchange_timing(exchange)
-            dtype = self.result.scenario.training.precision.compute
+            dtype = self.result.scenario.training.recipe.activations
             called = called_exchange(exchange, timing, group, dtype, received=received)
             self._exchanges[key] = self._worded(called, stream, {"bound": timing.bound.value, "does": exchange.name})
         return self._exchanges[key]

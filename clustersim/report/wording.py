@@ -103,7 +103,7 @@ def layout_line(scenario: "Scenario") -> str:
     words.append(_data(layout.data) if layout.dp > 1 else "")
     words.append(_schedule(scenario) if layout.pp > 1 else "")
     words.append(_recompute(training.recompute))
-    words.append(f"{training.precision.compute.value}")
+    words.append(f"{training.recipe.compute.value}")
     words.append(f"{training.global_batch:,} sequences of {training.sequence:,} tokens a step")
     words.append(
         f"{scenario.microbatches:,} microbatch{'es' if scenario.microbatches > 1 else ''} of {training.microbatch}"

@@ -6,6 +6,7 @@ legal. What runs, but hardly as intended, is in `warnings`.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 
 from clustersim.cost.jitter import MOST_NORMAL, Distribution
 from clustersim.errors import InputError, shown
@@ -195,9 +196,11 @@ def _sequence(scenario: Setup) -> Iterator[str]:
 
 
 def _format(scenario: Setup) -> Iterator[str]:
-    for accelerator in scenario.cluster.kinds()[0]:
+    products = scenario.training.recipe.products
+    formats = dict.fromkeys((products.forward, products.input_gradient, products.weight_gradient))
+    for accelerator, dtype in product(scenario.cluster.kinds()[0], formats):
         try:
-            accelerator.peak_of(scenario.training.precision.compute)
+            accelerator.peak_of(dtype)
         except InputError as error:
             yield f"training.precision: {error}"
 

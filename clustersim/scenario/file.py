@@ -34,6 +34,7 @@ from clustersim.scenario.section import (
     share,
 )
 from clustersim.scenario.settings import Contention, CostSettings, Symmetry
+from clustersim.workload.recipe import Recipe, mixed
 from clustersim.workload.stack import Mlp
 from clustersim.workload.training import (
     Attention,
@@ -41,7 +42,6 @@ from clustersim.workload.training import (
     Loss,
     NoRecompute,
     Optimizer,
-    Precision,
     Recompute,
     SelectiveOperations,
     SelectiveRecompute,
@@ -220,11 +220,11 @@ class ScheduleChoice(Choice):
     zero_bubble_2p: Flat | None = Field(None, alias="zb-2p")
 
 
-_PRECISIONS = {
-    DType.BF16: Precision(compute=DType.BF16),
-    DType.FP16: Precision(compute=DType.FP16),
-    DType.TF32: Precision(compute=DType.TF32, master=None),
-    DType.FP32: Precision(compute=DType.FP32, master=None),
+_RECIPES = {
+    DType.BF16: mixed(compute=DType.BF16),
+    DType.FP16: mixed(compute=DType.FP16),
+    DType.TF32: mixed(compute=DType.TF32, master=None),
+    DType.FP32: mixed(compute=DType.FP32, master=None),
 }
 _KEPT = (DType.FP32, DType.BF16, DType.FP16)
 
@@ -233,15 +233,16 @@ class PrecisionSection(Section):
     """`training.precision`: formats of what is computed and of what is kept; the compute format gives the defaults."""
 
     short: ClassVar[str | None] = "compute"
-    compute: Annotated[DType, member(DType, *_PRECISIONS)] = DType.BF16
+    compute: Annotated[DType, member(DType, *_RECIPES)] = DType.BF16
     gradients: Annotated[DType, member(DType, *_KEPT)] = DType.FP32
     master: Annotated[DType | None, member(DType, *_KEPT, absent="none")] = DType.FP32
     moments: Annotated[DType, member(DType, *_KEPT)] = DType.FP32
 
-    def formats(self) -> Precision:
+    def recipe(self) -> Recipe:
         """The formats that the file names, and the compute format's usual ones for the rest."""
-        named = {name: getattr(self, name) for name in self.model_fields_set}
-        return replace(_PRECISIONS[self.compute], **named)
+        usual = _RECIPES[self.compute]
+        named = {name: getattr(self, name) for name in self.model_fields_set - {"compute"}}
+        return replace(usual, weights=replace(usual.weights, **named))
 
 
 class RecomputeMode(Enum):
@@ -295,8 +296,8 @@ class TrainingSection(Section):
 
     def step(self) -> Training:
         """The training step as the inside knows it."""
-        plain = {name: getattr(self, name) for name in type(self).model_fields}
-        return Training(**{**plain, "precision": self.precision.formats(), "recompute": self.recompute.choice()})
+        plain = {name: getattr(self, name) for name in type(self).model_fields if name != "precision"}
+        return Training(**{**plain, "recipe": self.precision.recipe(), "recompute": self.recompute.choice()})
 
 
 class ScaleSection(Section):

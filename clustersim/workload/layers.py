@@ -19,9 +19,10 @@ from clustersim.units import Bytes
 from clustersim.workload import streaming
 from clustersim.workload.attention import Core, operators
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Routine, StreamShape
-from clustersim.workload.linear import Linear, activation_dtype
+from clustersim.workload.linear import Linear
 from clustersim.workload.operators import Layer, Operator, Region, Shard
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
+from clustersim.workload.recipe import Products
 from clustersim.workload.stack import DenseMlp, FullAttention, LayerSpec, Mlp
 from clustersim.workload.streaming import Streaming
 from clustersim.workload.training import Training
@@ -52,11 +53,15 @@ class _Rank:
 
     @property
     def dtype(self) -> DType:
-        return activation_dtype(self.training.precision)
+        return self.training.recipe.activations
 
     @property
-    def operand(self) -> DType:
-        return self.training.precision.compute
+    def products(self) -> Products:
+        return self.training.recipe.products
+
+    def saved(self, elements: int) -> Bytes:
+        """Bytes of a linear layer's input as backward reads it."""
+        return elements * self.products.weight_gradient.bytes
 
     @property
     def vocab(self) -> int:
@@ -122,7 +127,7 @@ def embedding(model: Model, training: Training, shard: Shard) -> Layer:
 def head(model: Model, training: Training, shard: Shard) -> Layer:
     """Final norm, logits, loss. The logits' weight is counted here, tied or not; FP8 leaves the logits in BF16."""
     rank = _Rank(model, training, shard)
-    logits = Linear("head.logits", shard.tokens, model.hidden, rank.vocab, rank.dtype)
+    logits = Linear("head.logits", shard.tokens, model.hidden, rank.vocab, Products.all_in(rank.dtype))
     loss = streaming.loss(training.loss)
     made = _streamed(Region.SHARDED, "head.loss", rank.dtype, (loss, (loss.over(shard.tokens, rank.vocab),)))
     return Layer(
@@ -141,8 +146,8 @@ def _attention(rank: _Rank, own: _Heads) -> list[Operator]:
     core = Core(shape, rank.dtype, dropout=model.dropout, fused=rank.training.fused)
     chosen += operators(core, rank.training.attention)
     bias_tokens = shard.residual_tokens if model.linear_bias else 0
-    out = Linear("attention.out", shard.tokens, own.query_width, model.hidden, rank.operand, bias_tokens)
-    chosen.append(_linear(rank, out, shard.tokens * own.query_width * rank.operand.bytes))
+    out = Linear("attention.out", shard.tokens, own.query_width, model.hidden, rank.products, bias_tokens)
+    chosen.append(_linear(rank, out, rank.saved(shard.tokens * own.query_width)))
     chosen.append(_residual(rank, "attention.residual"))
     return chosen
 
@@ -164,8 +169,8 @@ def _up(rank: _Rank, form: Mlp, ffn: int) -> Operator:
     """The fifth product of a layer; with a gate, the sixth beside it."""
     gated, tokens = form is Mlp.SWIGLU, rank.shard.tokens
     bias_tokens = tokens if rank.model.linear_bias else 0
-    up = Linear("mlp.up", tokens, rank.model.hidden, 2 * ffn if gated else ffn, rank.operand, bias_tokens)
-    made = _linear(rank, up, rank.residual * rank.operand.bytes)
+    up = Linear("mlp.up", tokens, rank.model.hidden, 2 * ffn if gated else ffn, rank.products, bias_tokens)
+    made = _linear(rank, up, rank.saved(rank.residual))
     return _half_again(rank, made, replace(up, outputs=ffn if gated else 0, bias_tokens=0))
 
 
@@ -173,8 +178,8 @@ def _down(rank: _Rank, form: Mlp, ffn: int) -> Operator:
     """The last product of a layer: the seventh with a gate, else the sixth."""
     tokens = rank.shard.tokens
     bias_tokens = rank.shard.residual_tokens if rank.model.linear_bias else 0
-    down = Linear("mlp.down", tokens, ffn, rank.model.hidden, rank.operand, bias_tokens)
-    made = _linear(rank, down, tokens * ffn * rank.operand.bytes)
+    down = Linear("mlp.down", tokens, ffn, rank.model.hidden, rank.products, bias_tokens)
+    made = _linear(rank, down, rank.saved(tokens * ffn))
     seventh = form is Mlp.SWIGLU
     return _half_again(rank, made, replace(down, outputs=0 if seventh else down.outputs, bias_tokens=0))
 
@@ -183,15 +188,15 @@ def _half_again(rank: _Rank, made: Operator, again: Linear) -> Operator:
     """A linear layer of which selective recomputation by operations runs a part again and keeps the other outputs."""
     whole = made.forward[0].shape
     outputs = whole.n if isinstance(whole, MatmulShape) else 0
-    kernels = again.forward(rank.training.precision) if again.outputs else ()
+    kernels = again.forward(rank.training.recipe) if again.outputs else ()
     return replace(made, again=kernels, results=float(again.tokens * (outputs - again.outputs) * rank.dtype.bytes))
 
 
 def _qkv(rank: _Rank, own: _Heads) -> Operator:
     tokens, width = rank.shard.tokens, own.query_width + 2 * own.kv_width
     bias_tokens = tokens if own.attention.qkv_bias else 0
-    linear = Linear("attention.qkv", tokens, rank.model.hidden, width, rank.operand, bias_tokens)
-    made = _linear(rank, linear, rank.residual * rank.operand.bytes)
+    linear = Linear("attention.qkv", tokens, rank.model.hidden, width, rank.products, bias_tokens)
+    made = _linear(rank, linear, rank.saved(rank.residual))
     made = replace(made, kept=made.kept + tokens * width * rank.dtype.bytes)
     return _half_again(rank, made, replace(linear, outputs=own.kv_width, bias_tokens=0))  # of q, k, v the second
 
@@ -217,13 +222,13 @@ def _heads(rank: _Rank, own: _Heads) -> tuple[int, ...]:
 
 def _linear(rank: _Rank, linear: Linear, read: Bytes) -> Operator:
     """A linear layer that keeps its input, of so many bytes."""
-    precision = rank.training.precision
+    recipe = rank.training.recipe
     return Operator(
         linear.name,
         Region.SHARDED,
-        linear.forward(precision),
-        linear.input_gradient(precision),
-        linear.weight_gradient(precision, fused=rank.training.fused),
+        linear.forward(recipe),
+        linear.input_gradient(recipe),
+        linear.weight_gradient(recipe, fused=rank.training.fused),
         parameters=linear.parameters,
         kept=float(read),
         waiting=float(read + linear.tokens * linear.outputs * rank.dtype.bytes),
@@ -269,7 +274,7 @@ def _tokens(rank: _Rank) -> Operator:
     weights = rank.vocab * hidden
     rows = float(tokens * hidden * width)
     name, shape = "embedding.tokens", StreamShape(Routine.LOOKUP, tokens, hidden, fused=True, table=rank.vocab)
-    formats = (rank.dtype, rank.training.precision.gradients)
+    formats = (rank.dtype, rank.training.recipe.weights.gradients)
     return Operator(
         name,
         Region.SHARDED,
@@ -288,7 +293,7 @@ def _positions(rank: _Rank) -> Operator:
     """The table is added to each sequence; its gradient is the sum over sequences."""
     rows = float(rank.residual * rank.dtype.bytes)
     tokens, hidden, table = rank.shard.residual_tokens, rank.model.hidden, rank.model.max_positions
-    gradients = rank.training.precision.gradients
+    gradients = rank.training.recipe.weights.gradients
     shape = StreamShape(Routine.POSITIONS, tokens, hidden, fused=True, table=table, formats=(gradients,))
     gradient = rows + 2.0 * table * hidden * gradients.bytes
     name, back = "embedding.positions", replace(shape, backward=True)

@@ -5,8 +5,7 @@ tokens is three products: forward (T, outputs, inputs), input gradient (T, input
 inputs, T), which is added to the accumulated gradient in memory (read and written in the gradients' format): fused in
 the product's epilogue (Megatron-LM's gradient accumulation fusion), else by a kernel of its own (PyTorch's autograd).
 Its bias is added by the product's epilogue or the next kernel, for nothing; the bias gradient is one more read of the
-output's gradient. With FP8 compute the operands of linear layers are one byte wide, results and all other
-activations are BF16 (Micikevicius et al. 2022, arXiv:2209.05433); the casts are not counted.
+output's gradient. The recipe says in which format each product has its operands; results are activations.
 """
 
 from dataclasses import dataclass, replace
@@ -14,13 +13,8 @@ from dataclasses import dataclass, replace
 from clustersim.dtypes import DType
 from clustersim.units import Bytes
 from clustersim.workload.kernels import Kernel, KernelKind, MatmulShape, Operands
+from clustersim.workload.recipe import Products, Recipe
 from clustersim.workload.streaming import BIAS_GRADIENT, accumulate
-from clustersim.workload.training import Precision
-
-
-def activation_dtype(precision: Precision) -> DType:
-    """The format of activations outside the operands of linear layers."""
-    return DType.BF16 if precision.compute is DType.FP8 else precision.compute
 
 
 def product(name: str, dtype: DType, shape: MatmulShape, *, result: Bytes) -> Kernel:
@@ -34,14 +28,14 @@ def product(name: str, dtype: DType, shape: MatmulShape, *, result: Bytes) -> Ke
 class Linear:
     """A linear layer on one rank: [tokens, inputs] to [tokens, outputs].
 
-    dtype: of the operands; bias_tokens: tokens whose gradient this rank sums for the bias (0: there is no bias).
+    formats: of the operands; bias_tokens: tokens whose gradient this rank sums for the bias (0: there is no bias).
     """
 
     name: str
     tokens: int
     inputs: int
     outputs: int
-    dtype: DType
+    formats: Products
     bias_tokens: int = 0
 
     @property
@@ -49,30 +43,35 @@ class Linear:
         """Weight and bias elements."""
         return self.outputs * (self.inputs + (1 if self.bias_tokens else 0))
 
-    def forward(self, precision: Precision) -> tuple[Kernel, ...]:
+    def forward(self, recipe: Recipe) -> tuple[Kernel, ...]:
         """The output of the layer."""
         shape = MatmulShape(self.tokens, self.outputs, self.inputs)
-        return (product(self.name, self.dtype, shape, result=activation_dtype(precision).bytes),)
+        return (product(self.name, self.formats.forward, shape, result=recipe.activations.bytes),)
 
-    def input_gradient(self, precision: Precision) -> tuple[Kernel, ...]:
+    def input_gradient(self, recipe: Recipe) -> tuple[Kernel, ...]:
         """The gradient of the input."""
         shape = MatmulShape(self.tokens, self.inputs, self.outputs, operands=Operands.NN)
         name = f"{self.name}.input_gradient"
-        return (product(name, self.dtype, shape, result=activation_dtype(precision).bytes),)
+        return (product(name, self.formats.input_gradient, shape, result=recipe.activations.bytes),)
 
-    def weight_gradient(self, precision: Precision, *, fused: bool) -> tuple[Kernel, ...]:
+    def weight_gradient(self, recipe: Recipe, *, fused: bool) -> tuple[Kernel, ...]:
         """The gradients of weight and bias, added to what is accumulated."""
         if not self.bias_tokens:
-            return self._weight_gradient(precision, fused=fused)
+            return self._weight_gradient(recipe, fused=fused)
         bias = BIAS_GRADIENT.over(self.bias_tokens, self.outputs)
-        summed = BIAS_GRADIENT.forward_kernel(f"{self.name}.bias_gradient", activation_dtype(precision), bias)
-        return (*self._weight_gradient(precision, fused=fused), summed)
+        summed = BIAS_GRADIENT.forward_kernel(f"{self.name}.bias_gradient", recipe.activations, bias)
+        return (*self._weight_gradient(recipe, fused=fused), summed)
 
-    def _weight_gradient(self, precision: Precision, *, fused: bool) -> tuple[Kernel, ...]:
-        name, gradients, dtype = f"{self.name}.weight_gradient", precision.gradients, activation_dtype(precision)
+    def _weight_gradient(self, recipe: Recipe, *, fused: bool) -> tuple[Kernel, ...]:
+        name, operands, gradients = (
+            f"{self.name}.weight_gradient",
+            self.formats.weight_gradient,
+            recipe.weights.gradients,
+        )
         shape = MatmulShape(self.outputs, self.inputs, self.tokens, operands=Operands.TN)
         if fused:
             added = replace(shape, accumulated=gradients)
-            return (product(name, self.dtype, added, result=2 * gradients.bytes),)
-        made = product(name, self.dtype, shape, result=dtype.bytes)
-        return (made, accumulate(f"{self.name}.accumulate", (dtype, gradients), self.outputs, self.inputs))
+            return (product(name, operands, added, result=2 * gradients.bytes),)
+        made = product(name, operands, shape, result=recipe.activations.bytes)
+        formats = recipe.activations, gradients
+        return (made, accumulate(f"{self.name}.accumulate", formats, self.outputs, self.inputs))

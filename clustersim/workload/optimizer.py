@@ -12,22 +12,22 @@ from dataclasses import replace
 from clustersim.dtypes import DType
 from clustersim.units import Bytes
 from clustersim.workload.kernels import Kernel, KernelKind, Routine, StreamShape
-from clustersim.workload.linear import activation_dtype
-from clustersim.workload.training import Optimizer, Precision, Training
+from clustersim.workload.recipe import WeightFormats
+from clustersim.workload.training import Optimizer, Training
 
 
 def optimizer_step(training: Training, parameters: float) -> tuple[Kernel, ...]:
     """One update of so many parameters on this rank."""
-    precision, adam = training.precision, training.optimizer is Optimizer.ADAM
+    formats, adam = training.recipe.weights, training.optimizer is Optimizer.ADAM
     fused, unfused = _ADAM if adam else _SGD
     weights, gradients, moments, launches = fused if training.fused else unfused
-    held = precision.master or precision.compute
-    width = weights * held.bytes + gradients * precision.gradients.bytes + moments * precision.moments.bytes
-    copied = _copy_bytes(precision, fused=training.fused)
+    held = formats.master or formats.stored
+    width = weights * held.bytes + gradients * formats.gradients.bytes + moments * formats.moments.bytes
+    copied = _copy_bytes(formats, fused=training.fused)
     kernels = launches + (1 if copied and not training.fused else 0)
-    copy = (activation_dtype(precision),) if copied else ()
+    copy = (training.recipe.activations,) if copied else ()
     shape = _shape(Routine.ADAM if adam else Routine.SGD, training, parameters)
-    shape = replace(shape, formats=(precision.gradients, precision.moments, *copy))
+    shape = replace(shape, formats=(formats.gradients, formats.moments, *copy))
     return (_kernel("optimizer.step", held, parameters * (width + copied), shape, kernels),)
 
 
@@ -37,7 +37,7 @@ def gradient_norm(training: Training, parameters: float) -> tuple[Kernel, ...]:
     Unfused, PyTorch's clip_grad_norm_ scales them whatever the norm; fused optimizers scale only when it is exceeded,
     which in a steady run is rare.
     """
-    dtype = training.precision.gradients
+    dtype = training.recipe.weights.gradients
     over = _shape(Routine.GRADIENT_NORM, training, parameters)
     norm = _kernel("optimizer.gradient_norm", dtype, parameters * dtype.bytes, over)
     if training.fused:
@@ -51,11 +51,11 @@ _ADAM = ((2, 1, 4, 1), (4, 2, 14, 8))
 _SGD = ((2, 1, 2, 1), (2, 1, 5, 3))
 
 
-def _copy_bytes(precision: Precision, *, fused: bool) -> int:
-    """Bytes per parameter to refresh the compute weights from the master weights."""
-    if precision.master is None or precision.master is precision.compute:
-        return 0
-    return precision.compute.bytes + (0 if fused else precision.master.bytes)
+def _copy_bytes(formats: WeightFormats, *, fused: bool) -> Bytes:
+    """Bytes per parameter to refresh the weights that are computed with from the master weights."""
+    if formats.copy is None:
+        return 0.0
+    return formats.stored.bytes + (0.0 if fused else formats.copy.bytes)
 
 
 def _shape(routine: Routine, training: Training, parameters: float) -> StreamShape:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from clustersim.dtypes import DType
+from clustersim.workload.recipe import Recipe, mixed
 
 
 class Attention(Enum):
@@ -51,16 +51,6 @@ class FullRecompute:
 Recompute = NoRecompute | SelectiveRecompute | SelectiveOperations | FullRecompute
 
 
-@dataclass(frozen=True, slots=True)
-class Precision:
-    """Formats of compute (weights and activations), accumulated gradients, master weights and optimizer moments."""
-
-    compute: DType = DType.BF16
-    gradients: DType = DType.FP32
-    master: DType | None = DType.FP32
-    moments: DType = DType.FP32
-
-
 class Loss(Enum):
     """How softmax cross-entropy is computed over the logits.
 
@@ -87,7 +77,7 @@ class Training:
     sequence: int
     global_batch: int
     microbatch: int = 1
-    precision: Precision = field(default_factory=Precision)
+    recipe: Recipe = field(default_factory=mixed)
     recompute: Recompute = field(default_factory=NoRecompute)
     attention: Attention = Attention.FLASH
     loss: Loss = Loss.VOCAB_PARALLEL

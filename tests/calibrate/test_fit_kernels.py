@@ -20,8 +20,9 @@ from clustersim.hardware.accelerator import load_accelerator
 from clustersim.hardware.efficiency import Efficiency
 from clustersim.workload.kernels import Kernel, KernelKind
 from clustersim.workload.layers import Layer, Shard
+from clustersim.workload.recipe import mixed
 from clustersim.workload.stack import Mlp
-from clustersim.workload.training import Attention, Precision, Training
+from clustersim.workload.training import Attention, Training
 from clustersim.workload.transformer import Norm, Positions, uniform
 from tests.uniform import layer
 
@@ -102,8 +103,8 @@ def layer_22b(sequence_parallel: bool) -> Layer:
         qkv_bias=True,
         dropout=True,
     )
-    precision = Precision(compute=DType.FP16)
-    training = Training(2048, global_batch=4, microbatch=4, precision=precision, attention=Attention.STANDARD)
+    precision = mixed(compute=DType.FP16)
+    training = Training(2048, global_batch=4, microbatch=4, recipe=precision, attention=Attention.STANDARD)
     return layer(model, training, Shard(4, 2048, 2048, tp=8, sequence_parallel=sequence_parallel))
 
 

@@ -11,6 +11,7 @@ from clustersim.dtypes import DType
 from clustersim.workload import streaming
 from clustersim.workload.kernels import Kernel, KernelKind, MatmulShape, Routine, StreamShape
 from clustersim.workload.linear import product
+from clustersim.workload.recipe import mixed
 
 torch = pytest.importorskip("torch")
 kernel_rows = pytest.importorskip("calibrate.kernels.rows")
@@ -160,10 +161,10 @@ def test_warm_operands_are_neither_rotated_nor_flushed() -> None:
 def test_an_optimizers_memory_is_not_what_its_passes_move() -> None:
     """Foreach passes many times over the same memory: weights, gradients and two moments are touched."""
     from clustersim.workload.optimizer import optimizer_step
-    from clustersim.workload.training import Precision, Training
+    from clustersim.workload.training import Training
 
-    full = Precision(DType.FP32, DType.FP32, None)
-    (step,) = optimizer_step(Training(1, 1, precision=full, fused=False), 1000)
+    full = mixed(DType.FP32, gradients=DType.FP32, master=None)
+    (step,) = optimizer_step(Training(1, 1, recipe=full, fused=False), 1000)
     assert isinstance(step.shape, StreamShape)
     assert routines.touched(step) == 16_000 < step.bytes
 

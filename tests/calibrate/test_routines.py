@@ -14,8 +14,9 @@ from clustersim.workload.attention import Core
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands, Routine, StreamShape
 from clustersim.workload.linear import product
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
+from clustersim.workload.recipe import mixed
 from clustersim.workload.stack import Mlp
-from clustersim.workload.training import Loss, Optimizer, Precision, Training
+from clustersim.workload.training import Loss, Optimizer, Training
 from clustersim.workload.transformer import Norm
 
 torch = pytest.importorskip("torch")
@@ -25,7 +26,7 @@ from calibrate.kernels.routines import matmul, optimizer  # noqa: E402 - after t
 CPU = torch.device("cpu")
 # Operators that move nothing, or one element of each row.
 _FEW = ("detach", "empty", "profiler", "_local_scalar", "index", "nll_loss_forward")
-FP32 = Training(8, 1, precision=Precision(DType.FP32, DType.FP32, None), fused=False)
+FP32 = Training(8, 1, recipe=mixed(DType.FP32, gradients=DType.FP32, master=None), fused=False)
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +138,7 @@ def _scenario(model: str, *, fused: bool, attention: str, precision: str) -> Sce
 @pytest.mark.parametrize("model", ["llama-tiny", "gpt-tiny"])
 def test_every_kernel_of_a_scenario_runs_on_a_cpu(model: str, attention: str) -> None:
     """In FP32 and as PyTorch runs the formulas, a CPU has all of them, tensor-parallel shards too."""
-    for kernel in kernels_of(_scenario(model, fused=False, attention=attention, precision="fp32")):
+    for kernel in kernels_of(_scenario(model, fused=False, attention=attention, recipe="fp32")):
         action = routines.prepare(kernel, CPU)
         action()
         action()
@@ -146,7 +147,7 @@ def test_every_kernel_of_a_scenario_runs_on_a_cpu(model: str, attention: str) ->
 
 def test_what_a_cpu_has_no_kernel_for_is_said_by_name() -> None:
     found = {}
-    for kernel in kernels_of(_scenario("llama-tiny", fused=True, attention="flash", precision="bf16")):
+    for kernel in kernels_of(_scenario("llama-tiny", fused=True, attention="flash", recipe="bf16")):
         try:
             routines.prepare(kernel, CPU)()
         except routines.Unsupported as reason:
@@ -245,8 +246,8 @@ def test_an_update_is_over_tensors_that_have_the_elements_together() -> None:
 @pytest.mark.parametrize("form", Optimizer)
 def test_mixed_precision_converts_gradients_and_refreshes_the_copy(form: Optimizer, fused: bool) -> None:
     """FP32 master weights, BF16 gradients: these are converted first, and a BF16 copy of the weights is written."""
-    precision = Precision(DType.BF16, DType.BF16, DType.FP32)
-    training = replace(FP32, precision=precision, optimizer=form, fused=fused)
+    precision = mixed(DType.BF16, gradients=DType.BF16, master=DType.FP32)
+    training = replace(FP32, recipe=precision, optimizer=form, fused=fused)
     (kernel,) = optimizer_step(training, 1000)
     action = routines.prepare(kernel, CPU)
     seen: set[str] = set()
@@ -268,7 +269,7 @@ def _first_list(args: Any) -> list[Any]:
 
 
 def test_moments_in_another_format_than_the_weights_are_unsupported() -> None:
-    (kernel,) = optimizer_step(replace(FP32, precision=Precision(DType.BF16, DType.BF16, None)), 1000)
+    (kernel,) = optimizer_step(replace(FP32, recipe=mixed(DType.BF16, gradients=DType.BF16, master=None)), 1000)
     with pytest.raises(routines.Unsupported, match="moments in fp32 of weights in bf16"):
         routines.prepare(kernel, CPU)
 

@@ -14,17 +14,18 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.workload.framework import load_framework
 from clustersim.workload.presets import preset
-from clustersim.workload.training import Precision, Training
+from clustersim.workload.recipe import mixed
+from clustersim.workload.training import Training
 from clustersim.workload.transformer import parameters
 
 MODEL = preset("megatron-7.5b")
-FP16 = Precision(compute=DType.FP16, gradients=DType.FP16)
+FP16 = mixed(compute=DType.FP16, gradients=DType.FP16)
 STATES = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)
 STAGES: list[DataParallelism] = [Replicated(), Zero1(), Zero2(), FullyShard()]
 
 
 def bytes_per_parameter(data: DataParallelism, ranks: int) -> float:
-    plan = Plan(MODEL, Training(2048, ranks, precision=FP16), Layout(dp=ranks, data=data))
+    plan = Plan(MODEL, Training(2048, ranks, recipe=FP16), Layout(dp=ranks, data=data))
     held = Footprint(plan, load_framework(), context=0.0).resident(0)
     return sum(held[category] for category in STATES) / parameters(MODEL)
 

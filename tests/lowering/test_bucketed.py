@@ -11,7 +11,8 @@ from clustersim.program.action import ActionKind
 from clustersim.program.program import RankProgram
 from clustersim.program.task import Collective, Communicate, Compute, Stream
 from clustersim.workload.presets import preset
-from clustersim.workload.training import Precision, Training
+from clustersim.workload.recipe import mixed
+from clustersim.workload.training import Training
 from clustersim.workload.transformer import parameters
 
 from .plans import SMALL, TRAINING, collectives, data_words, lowered, planned
@@ -180,7 +181,7 @@ def test_context_parallel_ranks_reduce_gradients_too() -> None:
 
 
 def test_gradients_are_reduced_in_their_own_format() -> None:
-    training = replace(TRAINING, precision=Precision(gradients=Precision().compute), gradient_clipping=False)
+    training = replace(TRAINING, recipe=mixed(gradients=mixed().compute), gradient_clipping=False)
     (only,) = lowered(planned(Layout(dp=4), training)).programs
     assert sum(each.payload for each in collectives(only)) == 2 * PARAMETERS
 

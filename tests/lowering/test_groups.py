@@ -39,7 +39,7 @@ class TwoGroups(Plan):
 
     @cached_property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
-        formats = self.training.precision
+        formats = self.training.recipe.weights
         if self.layout.data.stage:
             dense = ParameterGroup(DENSE, formats, shard=WEIGHTS, shards=4)
             return dense, ParameterGroup(MLP, formats, shard=CONTEXT_ROLE, shards=2)
@@ -52,7 +52,7 @@ class Hybrid(Plan):
 
     @cached_property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
-        formats = self.training.precision
+        formats = self.training.recipe.weights
         return (ParameterGroup(DENSE, formats, CONTEXT_ROLE, WEIGHTS, shards=2, replicas=2),)
 
 

@@ -9,12 +9,12 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.workload.presets import preset
+from clustersim.workload.recipe import mixed
 from clustersim.workload.training import (
     Attention,
     FullRecompute,
     Loss,
     NoRecompute,
-    Precision,
     Recompute,
     SelectiveOperations,
     SelectiveRecompute,
@@ -23,7 +23,7 @@ from clustersim.workload.training import (
 from clustersim.workload.transformer import Model
 from tests.uniform import sizes, stage
 
-FP16 = Precision(compute=DType.FP16, gradients=DType.FP16)
+FP16 = mixed(compute=DType.FP16, gradients=DType.FP16)
 SEQUENCE = 2048
 LAYERS = 5
 CASES = [("megatron-22b", 4), ("megatron-530b", 1), ("megatron-1t", 1), ("gpt3-175b", 1)]
@@ -31,7 +31,7 @@ CASES = [("megatron-22b", 4), ("megatron-530b", 1), ("megatron-1t", 1), ("gpt3-1
 
 def activations(model: Model, microbatch: int, layout: Layout, recompute: Recompute | None = None) -> Activations:
     training = Training(
-        SEQUENCE, microbatch, microbatch, precision=FP16, attention=Attention.STANDARD,
+        SEQUENCE, microbatch, microbatch, recipe=FP16, attention=Attention.STANDARD,
         recompute=recompute or NoRecompute(),
     )  # fmt: skip
     return Activations(Plan(model, training, layout))

@@ -13,7 +13,8 @@ from clustersim.parallel.plan import Plan
 from clustersim.program.placement import looped
 from clustersim.workload.framework import Framework, load_framework
 from clustersim.workload.presets import preset
-from clustersim.workload.training import Optimizer, Precision, Training
+from clustersim.workload.recipe import Recipe, mixed
+from clustersim.workload.training import Optimizer, Training
 from clustersim.workload.transformer import layer_parameters, parameters
 
 from .plans import resident
@@ -39,14 +40,14 @@ def test_memory_and_lowering_count_the_same_parameters(name: str, layout: Layout
 @pytest.mark.parametrize(
     ("optimizer", "precision", "width"),
     [
-        (Optimizer.ADAM, Precision(), 12),  # fp32 master weight and two moments
-        (Optimizer.SGD, Precision(), 8),  # fp32 master weight and momentum
-        (Optimizer.ADAM, Precision(compute=DType.FP32, master=None), 8),
-        (Optimizer.ADAM, Precision(moments=DType.BF16), 8),
+        (Optimizer.ADAM, mixed(), 12),  # fp32 master weight and two moments
+        (Optimizer.SGD, mixed(), 8),  # fp32 master weight and momentum
+        (Optimizer.ADAM, mixed(compute=DType.FP32, master=None), 8),
+        (Optimizer.ADAM, mixed(moments=DType.BF16), 8),
     ],
 )
-def test_optimizer_state_per_parameter(optimizer: Optimizer, precision: Precision, width: int) -> None:
-    held = resident(plan(Layout(), replace(TRAINING, optimizer=optimizer, precision=precision)))
+def test_optimizer_state_per_parameter(optimizer: Optimizer, precision: Recipe, width: int) -> None:
+    held = resident(plan(Layout(), replace(TRAINING, optimizer=optimizer, recipe=precision)))
     assert held[Category.OPTIMIZER] == width * parameters(LLAMA)
 
 

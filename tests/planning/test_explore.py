@@ -17,7 +17,8 @@ from clustersim.planning.explore import MODELS, explore, tables
 from clustersim.planning.explore_sizes import RECOMPUTES, degrees
 from clustersim.planning.explore_steps import count
 from clustersim.workload.presets import preset
-from clustersim.workload.training import Attention, Precision, Training
+from clustersim.workload.recipe import mixed
+from clustersim.workload.training import Attention, Training
 from tests.uniform import stage
 
 PLAN = {
@@ -56,7 +57,7 @@ def test_what_a_layer_keeps_follows_from_two_lengths(
     tp = cuts[place % len(cuts)]
     microbatch, many, cp = shape
     sequence = many * 2 * cp * tp * 32
-    training = Training(sequence, microbatch, microbatch, Precision(), RECOMPUTES[mode], attention=Attention(attention))
+    training = Training(sequence, microbatch, microbatch, mixed(), RECOMPUTES[mode], attention=Attention(attention))
     plan = Plan(model, training, Layout(tp=tp, cp=cp, sequence_parallel=split))
     sizes = next(each for each in known(attention).models if each.name == name)
     a, b = sizes.shards[shard_key("bf16", tp, sequence_parallel=split)].layer[mode]

@@ -18,12 +18,12 @@ from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.workload.framework import load_framework
+from clustersim.workload.recipe import Recipe, mixed
 from clustersim.workload.stack import Mlp
 from clustersim.workload.training import (
     Attention,
     FullRecompute,
     NoRecompute,
-    Precision,
     SelectiveOperations,
     SelectiveRecompute,
 )
@@ -98,19 +98,28 @@ def test_a_schedule_is_a_word_or_a_word_with_options(
 @pytest.mark.parametrize(
     ("written", "precision"),
     [
-        ("bf16", Precision(DType.BF16, DType.FP32, DType.FP32, DType.FP32)),
-        ("fp16", Precision(DType.FP16, DType.FP32, DType.FP32, DType.FP32)),
-        ("fp32", Precision(DType.FP32, DType.FP32, None, DType.FP32)),
-        ({"compute": "bf16", "master": "none"}, Precision(DType.BF16, DType.FP32, None, DType.FP32)),
-        ({"gradients": "bf16", "moments": "bf16"}, Precision(DType.BF16, DType.BF16, DType.FP32, DType.BF16)),
-        ({"compute": "fp32", "master": "fp32"}, Precision(DType.FP32, DType.FP32, DType.FP32, DType.FP32)),
+        ("bf16", mixed(DType.BF16, gradients=DType.FP32, master=DType.FP32, moments=DType.FP32)),
+        ("fp16", mixed(DType.FP16, gradients=DType.FP32, master=DType.FP32, moments=DType.FP32)),
+        ("fp32", mixed(DType.FP32, gradients=DType.FP32, master=None, moments=DType.FP32)),
+        (
+            {"compute": "bf16", "master": "none"},
+            mixed(DType.BF16, gradients=DType.FP32, master=None, moments=DType.FP32),
+        ),
+        (
+            {"gradients": "bf16", "moments": "bf16"},
+            mixed(DType.BF16, gradients=DType.BF16, master=DType.FP32, moments=DType.BF16),
+        ),
+        (
+            {"compute": "fp32", "master": "fp32"},
+            mixed(DType.FP32, gradients=DType.FP32, master=DType.FP32, moments=DType.FP32),
+        ),
     ],
 )
 def test_the_compute_format_gives_the_formats_that_are_not_named(
-    mapping: dict[str, Any], written: object, precision: Precision
+    mapping: dict[str, Any], written: object, precision: Recipe
 ) -> None:
     mapping["training"]["precision"] = written
-    assert Scenario.from_mapping(mapping).training.precision == precision
+    assert Scenario.from_mapping(mapping).training.recipe == precision
 
 
 @pytest.mark.parametrize(

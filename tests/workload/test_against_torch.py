@@ -16,8 +16,9 @@ from clustersim.workload import streaming
 from clustersim.workload.layers import Shard
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
 from clustersim.workload.presets import preset
+from clustersim.workload.recipe import mixed
 from clustersim.workload.stack import Mlp
-from clustersim.workload.training import Attention, Loss, Optimizer, Precision, Training
+from clustersim.workload.training import Attention, Loss, Optimizer, Training
 from clustersim.workload.transformer import Model, Norm, resized
 from tests.uniform import layer, sizes
 
@@ -193,8 +194,8 @@ def test_the_loss_keeps_fp32_log_probabilities() -> None:
 
 @pytest.mark.parametrize("optimizer", Optimizer)
 def test_unfused_update_moves_what_foreach_moves(optimizer: Optimizer) -> None:
-    full = Precision(DType.FP32, DType.FP32, None, DType.FP32)
-    training = Training(1, 1, precision=full, optimizer=optimizer, fused=False)
+    full = mixed(DType.FP32, gradients=DType.FP32, master=None, moments=DType.FP32)
+    training = Training(1, 1, recipe=full, optimizer=optimizer, fused=False)
     weight = torch.nn.Parameter(torch.randn(ELEMENTS))
     weight.grad = torch.randn(ELEMENTS)
     made = {
@@ -208,7 +209,7 @@ def test_unfused_update_moves_what_foreach_moves(optimizer: Optimizer) -> None:
 
 
 def test_unfused_gradient_norm_moves_what_clip_grad_norm_moves() -> None:
-    training = Training(1, 1, precision=Precision(DType.FP32, DType.FP32, None), fused=False)
+    training = Training(1, 1, recipe=mixed(DType.FP32, gradients=DType.FP32, master=None), fused=False)
     weight = torch.nn.Parameter(torch.randn(ELEMENTS))
     weight.grad = torch.randn(ELEMENTS)
     trace, _ = _moved(lambda: torch.nn.utils.clip_grad_norm_([weight], 1.0, foreach=True))

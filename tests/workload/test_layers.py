@@ -11,7 +11,8 @@ from clustersim.workload.flops import model_flops
 from clustersim.workload.kernels import Kernel, KernelKind, MatmulShape
 from clustersim.workload.layers import Layer, Operator, Region, Shard, embedding, head
 from clustersim.workload.presets import PRESETS, preset
-from clustersim.workload.training import Attention, Precision, Training
+from clustersim.workload.recipe import mixed
+from clustersim.workload.training import Attention, Training
 from clustersim.workload.transformer import (
     Model,
     embedding_parameters,
@@ -250,7 +251,7 @@ def test_weight_gradients_are_accumulated_in_their_own_format() -> None:
 
 def test_fp8_narrows_operands_of_linear_layers_only() -> None:
     model = preset("llama3-8b")
-    eight = replace(FLASH, precision=Precision(compute=DType.FP8))
+    eight = replace(FLASH, recipe=mixed(compute=DType.FP8))
     pairs = zip(layer(model, FLASH, _shard(FLASH)).operators, layer(model, eight, _shard(eight)).operators, strict=True)
     for wide, narrow in pairs:
         linear = bool(wide.weight_gradient)

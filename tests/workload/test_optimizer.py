@@ -6,10 +6,11 @@ import pytest
 
 from clustersim.dtypes import DType
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
-from clustersim.workload.training import Optimizer, Precision, Training
+from clustersim.workload.recipe import mixed
+from clustersim.workload.training import Optimizer, Training
 
 MIXED = Training(sequence=1, global_batch=1)
-FULL = replace(MIXED, precision=Precision(DType.FP32, DType.FP32, None, DType.FP32))
+FULL = replace(MIXED, recipe=mixed(DType.FP32, gradients=DType.FP32, master=None, moments=DType.FP32))
 
 
 def _per_parameter(training: Training) -> float:
