@@ -8,15 +8,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from clustersim.fitting import check
     from clustersim.result import Result
     from clustersim.scenario import Scenario
-    from clustersim.simulation import check, simulate
+    from clustersim.simulation import simulate
 
 __all__ = ["Result", "Scenario", "check", "simulate"]
 _HOME = {
     "Result": "clustersim.result",
     "Scenario": "clustersim.scenario",
-    "check": "clustersim.simulation",
+    "check": "clustersim.fitting",
     "simulate": "clustersim.simulation",
 }
 

@@ -5,7 +5,7 @@ until the activations alone are too much, and then only recomputation or tensor 
 """
 
 from clustersim import Scenario
-from clustersim.simulation import check
+from clustersim.fitting import check
 
 GIB = 2**30
 

@@ -10,16 +10,17 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.analysis.parts import PARTS, Part
+from clustersim.assembly import exchanges_of
 from clustersim.cost.machines import slowest
 from clustersim.cost.record import Call, CollectiveRow, Conditions, Device, Record, Spread
 from clustersim.cost.timing import Provenance
 from clustersim.errors import InputError
+from clustersim.fitting import check, peak_memory
 from clustersim.hardware.efficiency import InTraining
 from clustersim.memory.footprint import Category
 from clustersim.program.task import Compute
 from clustersim.result import Result
 from clustersim.scenario.settings import Symmetry
-from clustersim.simulation import check, exchanges_of, peak_memory
 from clustersim.workload.training import Attention
 
 
@@ -218,8 +219,8 @@ def test_check_does_not_simulate(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("simulated")
 
-    for name in ("run", "lower", "alike", "alike_shared"):
-        monkeypatch.setattr(f"clustersim.simulation.{name}", fail)
+    for name in ("simulation.run", "assembly.lower", "assembly.alike", "assembly.alike_shared"):
+        monkeypatch.setattr(f"clustersim.{name}", fail)
     report = check(scenario())
     assert report.fits
     assert report.peak_memory_bytes == peak_memory(scenario())

@@ -21,9 +21,9 @@ from calibrate.collectives.command import measure_calls
 from calibrate.collectives.world import library
 from calibrate.kernels import rows as kernel_rows
 from calibrate.kernels.timing import QUICK
+from clustersim.assembly import exchanges_of, kernels_of
 from clustersim.cost.record import CollectiveRow, Conditions, KernelRow, Record, Spread
 from clustersim.scenario import Scenario
-from clustersim.simulation import exchanges_of, kernels_of
 
 T = TypeVar("T")
 

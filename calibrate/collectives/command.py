@@ -24,13 +24,13 @@ from calibrate.collectives.added import added
 from calibrate.collectives.table import fit_table, row_line
 from calibrate.fit.alpha_beta import fit_calls
 from calibrate.torch_door import require_torch
+from clustersim.assembly import exchanges_of
 from clustersim.cost.record import BesideRow, Call, CollectiveRow, Conditions, Record
 from clustersim.cost.record_file import write_record
 from clustersim.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.program.task import Collective
 from clustersim.scenario import Scenario
-from clustersim.simulation import exchanges_of
 from clustersim.units import Bytes, Dimension, Seconds, format_seconds, parse_quantity
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Final
 
+from clustersim.assembly import kernels_of
 from clustersim.dtypes import DType
 from clustersim.scenario import Scenario
-from clustersim.simulation import kernels_of
 from clustersim.units import BytesPerSecond, FlopPerSecond, Seconds
 from clustersim.workload import attention, layers, linear, streaming
 from clustersim.workload.kernels import AttentionShape, Kernel, MatmulShape, Operands

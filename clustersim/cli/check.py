@@ -10,7 +10,7 @@ from clustersim.units import format_bytes
 def check_scenario(file: Path, overrides: Sequence[str]) -> bool:
     """Print the verdict; whether the scenario fits. Illegal scenarios raise InputError."""
     scenario = Scenario.load(file, overrides)
-    from clustersim.simulation import check
+    from clustersim.fitting import check
 
     report = check(scenario)
     peak, capacity = format_bytes(report.peak_memory_bytes), format_bytes(report.memory_capacity_bytes)

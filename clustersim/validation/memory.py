@@ -17,11 +17,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from clustersim.fitting import ledgers_of
 from clustersim.memory.footprint import Category
 from clustersim.memory.ledger import Ledger
 from clustersim.parallel.mesh import AXES, DATA, PIPELINE
 from clustersim.scenario import Scenario
-from clustersim.simulation import ledgers_of
 from clustersim.units import Bytes
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
 from clustersim.validation.comparison import Comparison

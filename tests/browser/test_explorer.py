@@ -11,6 +11,7 @@ import pytest
 
 from clustersim.analysis.exploration import Exploration
 from clustersim.errors import InputError
+from clustersim.fitting import ledgers_of
 from clustersim.lowering.step import lower
 from clustersim.parallel.groups import process_groups
 from clustersim.parallel.mesh import AXES
@@ -21,7 +22,6 @@ from clustersim.program.task import Collective, Communicate, Compute, Send
 from clustersim.report.explorer import explorer_page
 from clustersim.scenario import Scenario
 from clustersim.schedules.shelf import schedule
-from clustersim.simulation import ledgers_of
 
 pytestmark = pytest.mark.browser
 

@@ -22,13 +22,13 @@ from calibrate.collectives.operations import Member
 from calibrate.collectives.world import World, backend_of, library, local_device, started
 from calibrate.command import main
 from calibrate.fit.alpha_beta import fit_calls
+from clustersim.assembly import exchanges_of
 from clustersim.cost.record import Call, KernelFit, Residual
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.program.task import Collective
 from clustersim.scenario import Scenario
-from clustersim.simulation import exchanges_of
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -130,8 +130,8 @@ def case(source: str, number: int, **columns: str) -> Case:
 
 
 def test_steps_that_are_searched_are_dense_certain_and_of_16_bits() -> None:
-    wanted = [case("paper", 0), case("paper", 1, recipe="fp16", experts="1", quality="B")]
-    others = [case("paper", 2, experts="8"), case("paper", 3, recipe="fp8"), case("paper", 4, quality="C")]
+    wanted = [case("paper", 0), case("paper", 1, precision="fp16", experts="1", quality="B")]
+    others = [case("paper", 2, experts="8"), case("paper", 3, precision="fp8"), case("paper", 4, quality="C")]
     assert thinned([*wanted, *others]) == wanted
 
 

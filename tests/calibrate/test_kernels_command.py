@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from clustersim.assembly import kernels_of
 from clustersim.cost.record import Outcome, signature
 from clustersim.cost.record_file import read_record
 from clustersim.errors import InputError
 from clustersim.scenario import Scenario
-from clustersim.simulation import kernels_of
 
 torch = pytest.importorskip("torch")
 kernels = pytest.importorskip("calibrate.kernels.command")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from clustersim.assembly import kernels_of
 from clustersim.dtypes import DType
 from clustersim.scenario import Scenario
-from clustersim.simulation import kernels_of
 from clustersim.workload import streaming
 from clustersim.workload.attention import Core
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands, Routine, StreamShape
@@ -138,7 +138,7 @@ def _scenario(model: str, *, fused: bool, attention: str, precision: str) -> Sce
 @pytest.mark.parametrize("model", ["llama-tiny", "gpt-tiny"])
 def test_every_kernel_of_a_scenario_runs_on_a_cpu(model: str, attention: str) -> None:
     """In FP32 and as PyTorch runs the formulas, a CPU has all of them, tensor-parallel shards too."""
-    for kernel in kernels_of(_scenario(model, fused=False, attention=attention, recipe="fp32")):
+    for kernel in kernels_of(_scenario(model, fused=False, attention=attention, precision="fp32")):
         action = routines.prepare(kernel, CPU)
         action()
         action()
@@ -147,7 +147,7 @@ def test_every_kernel_of_a_scenario_runs_on_a_cpu(model: str, attention: str) ->
 
 def test_what_a_cpu_has_no_kernel_for_is_said_by_name() -> None:
     found = {}
-    for kernel in kernels_of(_scenario("llama-tiny", fused=True, attention="flash", recipe="bf16")):
+    for kernel in kernels_of(_scenario("llama-tiny", fused=True, attention="flash", precision="bf16")):
         try:
             routines.prepare(kernel, CPU)()
         except routines.Unsupported as reason:

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from calibrate.kernels import shapes
+from clustersim.assembly import kernels_of
 from clustersim.cost.record import signature
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
 from clustersim.scenario import Scenario
-from clustersim.simulation import kernels_of
 from clustersim.workload.kernels import KernelKind, MatmulShape, Operands, Routine, StreamShape
 
 FAST = shapes.Pace(flops=1e15, bandwidth=1e13)

@@ -7,9 +7,9 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.answer import LONGER, SHORTER
+from clustersim.assembly import kernels_of
 from clustersim.cost.record import Conditions, Device, KernelRow, Record, Spread
 from clustersim.cost.record_file import write_record
-from clustersim.simulation import kernels_of
 from clustersim.workload.kernels import KernelKind
 from tests.cli.conftest import Run
 

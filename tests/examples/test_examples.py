@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.simulation import check
+from clustersim.fitting import check
 from clustersim.workload.training import FullRecompute
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from clustersim import Scenario
-from clustersim.simulation import check, peak_memory
+from clustersim.fitting import check, peak_memory
 from clustersim.units import format_bytes
 
 

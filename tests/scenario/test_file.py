@@ -98,20 +98,20 @@ def test_a_schedule_is_a_word_or_a_word_with_options(
 @pytest.mark.parametrize(
     ("written", "precision"),
     [
-        ("bf16", mixed(DType.BF16, gradients=DType.FP32, master=DType.FP32, moments=DType.FP32)),
-        ("fp16", mixed(DType.FP16, gradients=DType.FP32, master=DType.FP32, moments=DType.FP32)),
-        ("fp32", mixed(DType.FP32, gradients=DType.FP32, master=None, moments=DType.FP32)),
+        ("bf16", mixed(DType.BF16)),
+        ("fp16", mixed(DType.FP16)),
+        ("fp32", mixed(DType.FP32, master=None)),
         (
             {"compute": "bf16", "master": "none"},
-            mixed(DType.BF16, gradients=DType.FP32, master=None, moments=DType.FP32),
+            mixed(DType.BF16, master=None),
         ),
         (
             {"gradients": "bf16", "moments": "bf16"},
-            mixed(DType.BF16, gradients=DType.BF16, master=DType.FP32, moments=DType.BF16),
+            mixed(DType.BF16, gradients=DType.BF16, moments=DType.BF16),
         ),
         (
             {"compute": "fp32", "master": "fp32"},
-            mixed(DType.FP32, gradients=DType.FP32, master=DType.FP32, moments=DType.FP32),
+            mixed(DType.FP32),
         ),
     ],
 )

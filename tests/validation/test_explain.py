@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from clustersim import Scenario, shipped, simulate
+from clustersim.assembly import kernels_of
 from clustersim.cost.record import Conditions, Device, KernelRow, Record, Spread
 from clustersim.cost.record_file import write_record
 from clustersim.errors import InputError
 from clustersim.scenario.changes.kernels import PRODUCTS
-from clustersim.simulation import kernels_of
 from clustersim.validation.explain import Cause, explain, measured_time
 from clustersim.validation.explain_causes import CONTINUOUS
 from clustersim.validation.explain_switches import SWITCHES

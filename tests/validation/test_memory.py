@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from clustersim.errors import InputError
-from clustersim.simulation import check, ledgers_of
+from clustersim.fitting import check, ledgers_of
 from clustersim.validation.cases import Case
 from clustersim.validation.comparison import Comparison
 from clustersim.validation.memory import compare_memory, fits_right, read_memory

@@ -1,0 +1,199 @@
+"""How does a scenario become a plan, a program and what its pieces cost?
+
+Everything that a simulation runs is put together here, and nothing is run: who does which part (`plan_of`), in which
+order (`order_of`), as which tasks (`lowered`), on which machines and links, and which ranks provably do the same.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from clustersim.collectives.library import load_library
+from clustersim.cost.block import BlockCost
+from clustersim.cost.communication import CommunicationCost
+from clustersim.cost.machines import FLASH1, Machine, Machines, OlderAttention, Slowed, slowest
+from clustersim.cost.record import Call
+from clustersim.cost.recorded import RecordedKernels
+from clustersim.cost.recorded_exchanges import RecordedExchanges
+from clustersim.cost.roofline import Roofline
+from clustersim.cost.sharing import Alone, Sharing, sharing
+from clustersim.cost.symmetry import alike, alike_shared, all_apart
+from clustersim.cost.timing import ExchangeCost, KernelCost
+from clustersim.errors import InputError
+from clustersim.hardware.accelerator import Accelerator
+from clustersim.lowering.profile import profiled
+from clustersim.lowering.step import lower
+from clustersim.lowering.steps import repeat
+from clustersim.parallel.plan import Plan
+from clustersim.program.action import Order
+from clustersim.program.program import Program
+from clustersim.program.symmetry import Classes, unfolded
+from clustersim.program.task import Block, Compute, Overlap
+from clustersim.scenario import Contention, Scenario, Symmetry
+from clustersim.scenario.checks import problems
+from clustersim.workload.kernels import Kernel
+from clustersim.workload.training import Attention
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """What a simulation runs. shares: which exchanges share the network, None: none do."""
+
+    plan: Plan
+    cost: BlockCost
+    classes: Classes
+    shares: Sharing | None
+
+    @property
+    def program(self) -> Program:
+        """The tasks of every rank."""
+        return self.cost.program
+
+
+def assemble(scenario: Scenario) -> Assembly:
+    """Put a legal scenario's parts together; raise InputError for one whose parts no longer agree."""
+    require(scenario)
+    plan = plan_of(scenario)
+    program = repeat(lower(plan, order_of(scenario, plan)), scenario.steps)
+    exchanges = _exchanges(scenario, program)
+    shares = _sharing(scenario, program, exchanges)
+    cost = BlockCost(program, _machines(scenario), exchanges if shares is None else Alone(exchanges, shares))
+    return Assembly(plan, cost, _classes(scenario, cost, exchanges, shares), shares)
+
+
+def require(scenario: object) -> None:
+    """Refuse what is no scenario, and one whose parts were replaced so that they no longer agree."""
+    if not isinstance(scenario, Scenario):
+        raise TypeError(f"{type(scenario).__name__} is not a Scenario; build one, as in Scenario.load('plan.yaml')")
+    found = problems(scenario)
+    if found:
+        raise InputError("\n".join(found))
+
+
+def plan_of(scenario: Scenario) -> Plan:
+    """Who computes what."""
+    return Plan(scenario.model, scenario.training, scenario.layout, scenario.schedule.placement)
+
+
+def order_of(scenario: Scenario, plan: Plan) -> Order:
+    """The order in which pipeline ranks work, as it is with the costs of the cluster's first kind of accelerator."""
+    kernels = _machine(scenario, scenario.cluster.kinds()[0][0]).kernels
+    return profiled(scenario.schedule, plan, kernels).order(plan.layout.pp, plan.microbatches)
+
+
+def lowered(scenario: Scenario) -> Program:
+    """The program of one step."""
+    plan = plan_of(scenario)
+    return lower(plan, order_of(scenario, plan))
+
+
+def kernels_of(scenario: Scenario) -> tuple[Kernel, ...]:
+    """The distinct kernels that the scenario's ranks run, as they are timed, in the order in which they first run."""
+    require(scenario)
+    found: dict[Kernel, None] = {}
+    for block in _blocks(lowered(scenario)):
+        for operation in block.operations:
+            match operation.does:
+                case Kernel() as kernel:
+                    found[kernel] = None
+                case Overlap(kernel=kernel, chunks=chunks):
+                    found[kernel if math.isinf(chunks) else kernel.piece(int(chunks))] = None
+    return tuple(found)
+
+
+def exchanges_of(scenario: Scenario) -> tuple[Call, ...]:
+    """The distinct collectives and messages that the scenario's ranks run, with the ranks and nodes that they span.
+
+    In one order, whatever process asks: all ranks of a world measure them together.
+    """
+    require(scenario)
+    program = lowered(scenario)
+    per_node = scenario.cluster.gpus_per_node
+    found: dict[Call, None] = {}
+    for exchange in dict.fromkeys(exchange for each in program.programs for exchange in each.exchanges):
+        for members in program.groups[exchange.group].members:
+            nodes = len(np.unique(members // per_node))
+            found[Call(exchange.collective, exchange.payload, len(members), nodes)] = None
+    return tuple(sorted(found, key=lambda call: (call.collective.value, call.ranks, call.nodes, call.payload)))
+
+
+def _blocks(program: Program) -> Iterator[Block]:
+    tasks = (task for each in program.programs for task in each.tasks)
+    yield from dict.fromkeys(task.block for task in tasks if isinstance(task, Compute))
+
+
+def _exchanges(scenario: Scenario, program: Program) -> CommunicationCost | RecordedExchanges:
+    cluster, settings = scenario.cluster, scenario.cost
+    library = load_library(cluster.library)
+    library = replace(library, published=library.published and cluster.measured)
+    model = CommunicationCost(cluster.fabric, library, program.groups, settings.collectives)
+    if settings.record is None or scenario.disturbances.network:
+        return model  # what was measured on a healthy network does not say what a disturbed one does
+    chosen = settings.collectives  # nor what an algorithm does that the user has chosen instead
+    rows = tuple(row for row in settings.record.collectives if row.call.collective not in chosen)
+    record = replace(settings.record, collectives=rows)
+    return RecordedExchanges(model, record, program.groups, gpus_per_node=cluster.gpus_per_node)
+
+
+def _machines(scenario: Scenario) -> Machines:
+    """What each rank's kernels run on: its accelerator, at the speed to which it is disturbed."""
+    world = scenario.layout.world
+    accelerators, kind = scenario.cluster.kinds()
+    speeds, speed = np.unique(scenario.disturbances.speeds(world), return_inverse=True)
+    pairs, of = np.unique(kind[:world] * len(speeds) + speed.reshape(-1), return_inverse=True)
+    machines: list[Machine] = []
+    own = [_machine(scenario, accelerator) for accelerator in accelerators]
+    for number, at in (divmod(pair, len(speeds)) for pair in pairs.tolist()):
+        machine = own[number]
+        slow = machine if speeds[at] == 1.0 else replace(machine, kernels=Slowed(machine.kernels, float(speeds[at])))
+        machines.append(slow)
+    return Machines(tuple(machines), of.reshape(-1))
+
+
+def _machine(scenario: Scenario, accelerator: Accelerator) -> Machine:
+    """An accelerator at its full speed, as it was measured if there is a record of it, and its host.
+
+    A record's attention is the one that was measured, whatever its version.
+    """
+    settings, record = scenario.cost, scenario.cost.record
+    if record is None or record.device.accelerator != accelerator.name:
+        pace = accelerator.in_training
+        rate = pace.sustained / (1.0 + pace.spread * slowest(scenario.layout.world))
+        older = _older_attention(scenario.training.attention, accelerator)
+        kernels: KernelCost = OlderAttention(Roofline(accelerator, rate), older)
+        interference = accelerator.interference
+    else:
+        kernels = RecordedKernels(record, accelerator)
+        measured = record.interference
+        interference = accelerator.interference if measured is None else measured
+    part = interference if settings.interference is None else settings.interference
+    return Machine(kernels, part, scenario.framework.launch)
+
+
+def _older_attention(attention: Attention, accelerator: Accelerator) -> float:
+    """How many times longer the flash attention of a training takes than the fastest there is for the accelerator."""
+    match attention:
+        case Attention.FLASH2:
+            return accelerator.in_training.flash2
+        case Attention.FLASH1:
+            return FLASH1 * accelerator.in_training.flash2
+    return 1.0
+
+
+def _sharing(scenario: Scenario, program: Program, exchanges: CommunicationCost | RecordedExchanges) -> Sharing | None:
+    """Which exchanges share the network, if they are to."""
+    if scenario.cost.network is Contention.NONE:
+        return None
+    return sharing(program, exchanges, len(scenario.cluster.fabric.links.kind))
+
+
+def _classes(scenario: Scenario, cost: BlockCost, exchanges: ExchangeCost, shares: Sharing | None) -> Classes:
+    """Which ranks provably do the same; where every kernel varies by itself, none do."""
+    links, program, machine = scenario.cluster.fabric.links, cost.program, cost.machines.of
+    if scenario.cost.symmetry is Symmetry.OFF or scenario.jitter is not None:
+        return unfolded(program) if shares is None else all_apart(program, shares, links)
+    if shares is not None:
+        return alike_shared(program, exchanges, shares, links, machine=machine)
+    return alike(program, exchanges, machine=machine)

@@ -1,0 +1,86 @@
+"""Does a scenario fit in memory, and what would make it fit? Nothing here is simulated.
+
+Whether it is legal is known before: a scenario that was built is.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from clustersim.assembly import order_of, plan_of, require
+from clustersim.errors import InputError
+from clustersim.memory.footprint import Footprint
+from clustersim.memory.ledger import Ledger
+from clustersim.memory.remedies import remedies
+from clustersim.memory.timed import capacities, ordered_ledgers, tightest
+from clustersim.parallel.mesh import PIPELINE
+from clustersim.parallel.plan import Plan
+from clustersim.scenario import Scenario
+from clustersim.scenario.checks import problems
+from clustersim.units import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """Whether a scenario fits, without simulating it. suggestions: what would make it fit if it does not."""
+
+    peak_memory_bytes: Bytes
+    memory_capacity_bytes: Bytes
+    warnings: tuple[str, ...]
+    suggestions: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every GPU's peak is within its capacity."""
+        return self.peak_memory_bytes <= self.memory_capacity_bytes
+
+
+def check(scenario: Scenario) -> CheckReport:
+    """Say whether a scenario fits in memory, and what would make it fit."""
+    require(scenario)
+    peak, capacity = tightest(_peaks(scenario, plan_of(scenario)), capacities_of(scenario))
+    told = () if peak <= capacity else suggestions(scenario)
+    return CheckReport(peak, capacity, scenario.warnings, told)
+
+
+def peak_memory(scenario: Scenario) -> Bytes:
+    """Bytes that the fullest GPU needs."""
+    return max(_peaks(scenario, plan_of(scenario)))
+
+
+def ledgers_of(scenario: Scenario) -> tuple[Ledger, ...]:
+    """Memory of the fullest GPU of every pipeline rank, over the number of its pass."""
+    plan = plan_of(scenario)
+    return tuple(ordered_ledgers(footprint_of(scenario, plan), order_of(scenario, plan)))
+
+
+def footprint_of(scenario: Scenario, plan: Plan) -> Footprint:
+    """What stays in memory for the whole step."""
+    return Footprint(plan, scenario.framework, scenario.cluster.accelerator.context_bytes)
+
+
+def capacities_of(scenario: Scenario) -> tuple[Bytes, ...]:
+    """Memory of the smallest GPU of each pipeline rank."""
+    accelerators, kind = scenario.cluster.kinds()
+    memory = np.array([accelerator.memory_bytes for accelerator in accelerators])
+    return capacities(memory[kind[: scenario.layout.world]], scenario.layout.mesh.coordinate(PIPELINE))
+
+
+def suggestions(scenario: Scenario) -> tuple[str, ...]:
+    """Single changes (and the few sensible pairs of them) after which the scenario fits."""
+    domains = scenario.cluster.fabric.domains(np.arange(scenario.cluster.gpus))
+    domain = int(np.count_nonzero(domains == domains[0]))
+
+    def peak_of(plan: Plan) -> Bytes:
+        """The peak of the scenario with another plan; raise InputError where its parts would not agree."""
+        found = problems(replace(scenario, training=plan.training, layout=plan.layout))
+        if found:
+            raise InputError(found[0])
+        return max(_peaks(scenario, plan))
+
+    return tuple(remedies(plan_of(scenario), min(capacities_of(scenario)), peak_of, domain=domain))
+
+
+def _peaks(scenario: Scenario, plan: Plan) -> list[Bytes]:
+    """What the fullest GPU of each pipeline rank of a plan needs."""
+    return [each.peak for each in ordered_ledgers(footprint_of(scenario, plan), order_of(scenario, plan))]

@@ -1,0 +1,62 @@
+"""How full is the memory of every pipeline rank, by the order of its passes alone or as they ran?
+
+The peak depends on the order, so whether a plan fits needs no simulation; over time it is drawn from a trace.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from clustersim.arrays import FloatArray, IntArray
+from clustersim.memory.activations import Activations
+from clustersim.memory.footprint import Footprint
+from clustersim.memory.ledger import Ledger, Pass, in_order, ledger
+from clustersim.program.action import Order
+from clustersim.program.program import Program
+from clustersim.program.task import Compute, Stream
+from clustersim.trace.store import Trace
+from clustersim.units import Bytes
+
+
+def ordered_ledgers(footprint: Footprint, order: Order) -> Iterator[Ledger]:
+    """Memory of the fullest GPU of each pipeline rank, over the number of its pass."""
+    activations = Activations(footprint.plan)
+    for rank, actions in enumerate(order):
+        yield ledger(footprint, activations, rank, in_order(actions))
+
+
+def timed_ledgers(footprint: Footprint, program: Program, trace: Trace) -> Iterator[Ledger]:
+    """Memory over time of every pipeline rank (the first GPU, where torch.nn.DataParallel runs)."""
+    activations = Activations(footprint.plan)
+    for pipeline_rank in range(footprint.plan.layout.pp):
+        rank = int(trace.representative[np.flatnonzero(program.kind == pipeline_rank)[0]])
+        passes = _passes(program, trace, rank, footprint.plan.microbatches)
+        yield ledger(footprint, activations, pipeline_rank, passes)
+
+
+def _passes(program: Program, trace: Trace, rank: int, microbatches: int) -> list[Pass]:
+    """The actions of a simulated rank in the first step, of so many microbatches, with their times.
+
+    An action in pieces lasts from the first to the last.
+    """
+    tasks = program.programs[int(program.kind[rank])].tasks
+    passes: list[Pass] = []
+    for row in trace.rows(rank, Stream.COMPUTE).tolist():
+        task = tasks[int(trace.task[row])]
+        if not isinstance(task, Compute) or task.action is None or task.action.microbatch >= microbatches:
+            continue
+        start, end = float(trace.start[row]), float(trace.end[row])
+        if passes and passes[-1].action == task.action:
+            start = passes.pop().start
+        passes.append(Pass(task.action, start, end))
+    return passes
+
+
+def capacities(memory: FloatArray, stage: IntArray) -> tuple[Bytes, ...]:
+    """Memory of the smallest GPU of each pipeline rank. memory: [ranks] bytes; stage: [ranks] their pipeline rank."""
+    return tuple(float(memory[stage == rank].min()) for rank in range(int(stage.max()) + 1))
+
+
+def tightest(peaks: Sequence[Bytes], capacities: Sequence[Bytes]) -> tuple[Bytes, Bytes]:
+    """Peak and capacity of the pipeline rank that fills its GPU most."""
+    return max(zip(peaks, capacities, strict=True), key=lambda pair: pair[0] / pair[1])
