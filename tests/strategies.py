@@ -166,7 +166,10 @@ CLUSTERS: dict[str, dict[str, Any]] = {
         "fabric": {"leaf": {"nodes": 2}, "spine": {"units": 2}, "core": {"pods": 2}},
     },
 }
-DEGREES = [dict(zip(NAMES, degrees, strict=True)) for degrees in product([1, 2], [1, 2], [1, 2, 3, 4], [1, 2, 3, 4])]
+DEGREES = [
+    dict(zip(("tp", "cp", "pp", "dp"), degrees, strict=True))
+    for degrees in product([1, 2], [1, 2], [1, 2, 3, 4], [1, 2, 3, 4])
+]
 WHOLE_NODE = ("one domain", "cards")
 """Where four GPUs are in one node; the other clusters have nodes of two."""
 LEGAL = {

@@ -19,7 +19,8 @@ LINK_WORDS: Final[Mapping[LinkKind, str]] = {
 """What the links of a tier join, or belong to."""
 
 LISTED_LOOKS: Final[Mapping[str, tuple[str, Category]]] = {
-    role.listed: (role.label, AXIS_LOOKS[role.serves]) for role in ROLES.values()
+    **{axis.name: (axis.name, look) for axis, look in AXIS_LOOKS.items()},
+    **{role.listed: (role.label, AXIS_LOOKS[role.serves]) for role in ROLES.values()},
 }
 """Axes and roles as they are listed, in words, and their colours."""
 

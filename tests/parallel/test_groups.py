@@ -13,10 +13,9 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import AXES, CONTEXT, DATA, NAMES, PIPELINE, ROLES, TENSOR, Axis, Mesh
 from clustersim.program.placement import Placement, looped
 
-DEGREES = st.integers(1, 4)
 LAYOUTS = st.builds(
-    lambda degrees, order: Layout(**dict(zip(NAMES, degrees, strict=True)), order=tuple(order)),
-    st.tuples(DEGREES, DEGREES, DEGREES, DEGREES),
+    lambda degrees, order: Layout(**degrees, order=tuple(order)),
+    st.fixed_dictionaries({name: st.integers(1, 4) for name in NAMES}),
     st.permutations(NAMES),
 )
 
