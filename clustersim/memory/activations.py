@@ -12,12 +12,16 @@ accumulated (autograd; Megatron-LM's fused accumulation allocates the same size 
 Where backward is run in halves, the input gradient frees what was kept but for what the weight gradients wait for: the
 inputs of linear layers and, new, the gradients of their outputs (in a GPT layer 32 of 34 s b h bytes, and the scores).
 Recomputed layers come back as far as that, so then more waits than was kept.
+All of it is counted in parts of the model (`Part`): how many there are of each does not depend on how large they are.
 Reference: Korthikanti et al. 2022, sections 4 and 5; Qi et al. 2023 (arXiv:2401.10241), section 2.3.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
+from typing import Final
 
 from clustersim.dtypes import DType
 from clustersim.parallel.data import Zero
@@ -30,6 +34,37 @@ from clustersim.workload.linear import activation_dtype
 from clustersim.workload.training import Loss, SelectiveOperations, SelectiveRecompute
 
 
+class Part(Enum):
+    """What activations are made of, each of one microbatch on one rank.
+
+    INPUT: what a layer keeps that is run again as a whole; LAYER: what others keep, as recomputation has it; WHOLE: all
+    that a layer's backward reads; EMBEDDING, HEAD: what these keep; LOSS: gradients of the logits beside the loss's
+    softmax; CAST: those of the logits in its place; *_WAITING: what waits for weight gradients; *_GRADIENT: that of the
+    largest weight, before it is accumulated.
+    """
+
+    INPUT = "layer input"
+    LAYER = "kept layer"
+    WHOLE = "whole layer"
+    EMBEDDING = "embedding"
+    HEAD = "head"
+    LOSS = "loss gradients"
+    CAST = "cast gradients"
+    LAYER_WAITING = "waiting layer"
+    EMBEDDING_WAITING = "waiting embedding"
+    HEAD_WAITING = "waiting head"
+    LAYER_GRADIENT = "layer weight gradient"
+    EMBEDDING_GRADIENT = "embedding weight gradient"
+    HEAD_GRADIENT = "head weight gradient"
+
+
+Counts = Mapping[Part, int]
+"""How many there are of each part."""
+_WAITS: Final = {
+    Part.LAYER: Part.LAYER_WAITING, Part.INPUT: Part.LAYER_WAITING, Part.HEAD: Part.HEAD_WAITING,
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Activations:
     """Bytes of activations on one rank of a plan."""
@@ -38,47 +73,52 @@ class Activations:
 
     def kept(self, stage: Stage) -> Bytes:
         """Bytes that one microbatch keeps on a stage from forward to backward."""
-        again = self.plan.recomputed_layers(stage)
-        layers = again * self.plan.layer.input_bytes + (stage.layers - again) * self._kept_layer
-        ends = self.plan.embedding.kept if stage.embedding else 0.0
-        return layers + ends + (self.plan.head.kept if stage.head else 0.0)
+        return self._bytes(self.kept_parts(stage))
 
     def waiting(self, stage: Stage) -> Bytes:
         """Bytes that one microbatch keeps on a stage from its input gradients to its weight gradients."""
-        ends = self.plan.embedding.waiting if stage.embedding else 0.0
-        return stage.layers * self.plan.layer.waiting + ends + (self.plan.head.waiting if stage.head else 0.0)
+        ends = {Part.EMBEDDING_WAITING: int(stage.embedding), Part.HEAD_WAITING: int(stage.head)}
+        return self._bytes({Part.LAYER_WAITING: stage.layers, **ends})
 
     def passing(self, stage: Stage, kind: ActionKind = ActionKind.BACKWARD) -> Bytes:
         """Bytes that a backward of one microbatch, or a half of it, needs at its fullest, beside what was kept."""
-        if kind is ActionKind.WEIGHT_GRADIENT:
-            return self._largest_gradient(stage)
-        return max(0.0, *self._moments(stage, whole=kind is ActionKind.BACKWARD))
+        return max((0.0, *map(self._bytes, self.moments(stage, kind))))
 
-    def _moments(self, stage: Stage, *, whole: bool) -> Iterator[Bytes]:
-        """Bytes beside what was kept, less what is freed by then: loss, logits, last and first layer, embedding.
+    def kept_parts(self, stage: Stage) -> Counts:
+        """What one microbatch keeps on a stage."""
+        again = self.plan.recomputed_layers(stage)
+        ends = {Part.EMBEDDING: int(stage.embedding), Part.HEAD: int(stage.head)}
+        return {Part.INPUT: again, Part.LAYER: stage.layers - again, **ends}
+
+    def moments(self, stage: Stage, kind: ActionKind = ActionKind.BACKWARD) -> Iterator[Counts]:
+        """What a pass needs beside what was kept, at the moments of which one is the fullest; freed parts are negative.
 
         Where more waits for the weights' half than was kept of a layer, the first such layer of the stage is fullest.
         """
-        freed, again, layer = 0.0, self.plan.recomputed_layers(stage), self.plan.layer
+        if kind is ActionKind.WEIGHT_GRADIENT:
+            yield from _gradients(stage)
+            return
+        whole, kept = kind is ActionKind.BACKWARD, self.kept_parts(stage)
+        freed: Counter[Part] = Counter()
         if stage.head:
-            yield self._logits * self._loss_width
-            yield self._logits * (self._width - DType.FP32.bytes) + self._gradient_beside(self.plan.head, whole)
-            freed += self.plan.head.kept - (0.0 if whole else self.plan.head.waiting)
-        for count, kept in ((stage.layers - again, self._kept_layer), (again, layer.input_bytes)):
-            if count:
-                each = kept - (0.0 if whole else layer.waiting)
-                yield layer.kept - kept + self._gradient_beside(layer, whole) - min(freed, freed + (count - 1) * each)
-                freed += count * each
+            yield {Part.LOSS: 1}
+            yield {Part.CAST: 1, Part.HEAD_GRADIENT: int(whole)}
+            freed.update(_freed(Part.HEAD, 1, whole))
+        for part in (Part.LAYER, Part.INPUT):
+            if kept[part]:
+                yield from _through(part, kept[part], freed, whole)
+                freed.update(_freed(part, kept[part], whole))
         if stage.embedding:
-            yield self._gradient_beside(self.plan.embedding, whole) - freed
+            moment = Counter({Part.EMBEDDING_GRADIENT: int(whole)})
+            moment.subtract(freed)
+            yield moment
 
-    def _gradient_beside(self, part: Layer, whole: bool) -> Bytes:
-        """The gradient of a weight in a backward; its half of the input makes none."""
-        return self._weight_gradient(part) if whole else 0.0
+    def size(self, part: Part) -> Bytes:
+        """Bytes of a part."""
+        return float(_SIZES[part](self))
 
-    def _largest_gradient(self, stage: Stage) -> Bytes:
-        parts = ((stage.embedding, self.plan.embedding), (stage.layers, self.plan.layer), (stage.head, self.plan.head))
-        return max((self._weight_gradient(part) for there, part in parts if there), default=0.0)
+    def _bytes(self, parts: Counts) -> Bytes:
+        return float(sum(count * self.size(part) for part, count in parts.items() if count))
 
     def _weight_gradient(self, part: Layer) -> Bytes:
         """The gradient of the largest weight, before it is accumulated."""
@@ -116,3 +156,44 @@ class Activations:
         if not isinstance(self.plan.training.recompute, SelectiveRecompute):
             return layer.kept
         return sum(operator.kept for operator in layer.operators if not operator.core)
+
+
+_SIZES: Final[Mapping[Part, Callable[[Activations], Bytes]]] = {
+    Part.INPUT: lambda of: of.plan.layer.input_bytes,
+    Part.LAYER: lambda of: of._kept_layer,
+    Part.WHOLE: lambda of: of.plan.layer.kept,
+    Part.EMBEDDING: lambda of: of.plan.embedding.kept,
+    Part.HEAD: lambda of: of.plan.head.kept,
+    Part.LOSS: lambda of: of._logits * of._loss_width,
+    Part.CAST: lambda of: of._logits * (of._width - DType.FP32.bytes),
+    Part.LAYER_WAITING: lambda of: of.plan.layer.waiting,
+    Part.EMBEDDING_WAITING: lambda of: of.plan.embedding.waiting,
+    Part.HEAD_WAITING: lambda of: of.plan.head.waiting,
+    Part.LAYER_GRADIENT: lambda of: of._weight_gradient(of.plan.layer),
+    Part.EMBEDDING_GRADIENT: lambda of: of._weight_gradient(of.plan.embedding),
+    Part.HEAD_GRADIENT: lambda of: of._weight_gradient(of.plan.head),
+}
+
+
+def _gradients(stage: Stage) -> Iterator[Counts]:
+    """The gradient of the largest weight of each kind of part, one at a time."""
+    held = (
+        (stage.embedding, Part.EMBEDDING_GRADIENT),
+        (stage.layers, Part.LAYER_GRADIENT),
+        (stage.head, Part.HEAD_GRADIENT),
+    )
+    yield from ({part: 1} for there, part in held if there)
+
+
+def _through(part: Part, count: int, freed: Counter[Part], whole: bool) -> Iterator[Counts]:
+    """Moments of a backward through `count` layers that keep `part`: in the last one, of halves in the first, too."""
+    for passed in (0,) if whole else (0, count - 1):
+        moment = Counter({Part.WHOLE: 1, part: -1, Part.LAYER_GRADIENT: int(whole)})
+        moment.subtract(freed)
+        moment.subtract(_freed(part, passed, whole))
+        yield moment
+
+
+def _freed(part: Part, count: int, whole: bool) -> Counts:
+    """What backward frees once it has passed `count` of a part: halves leave what waits for the weight gradients."""
+    return {part: count} if whole else {part: count, _WAITS[part]: -count}
