@@ -23,7 +23,7 @@ MOST_PASSES = 2**17  # forward passes of microbatches through stages in one step
 
 def problems(scenario: Scenario) -> list[str]:
     """What makes the scenario impossible, one sentence each; empty if nothing does."""
-    absurd = [*_sizes(scenario.model), *_degrees(scenario)]
+    absurd = [*_sizes(scenario.model), *check_degrees(scenario)]
     return absurd or [problem for check in _CHECKS for problem in check(scenario)]
 
 
@@ -35,7 +35,8 @@ def _sizes(model: Model) -> Iterator[str]:
             yield f"model.{key}: {shown(getattr(model, key))} of {model.name} is too large; {most:,} is the most"
 
 
-def _degrees(scenario: Scenario) -> Iterator[str]:
+def check_degrees(scenario: Scenario) -> Iterator[str]:
+    """Whether the degrees make as many ranks as the cluster has GPUs."""
     layout, gpus = scenario.layout, scenario.cluster.gpus
     if layout.world == gpus:
         return
@@ -59,7 +60,8 @@ def _degrees_that_fit(scenario: Scenario) -> str:
     return f"{multiples_around(gpus, replica)} GPUs fit tp {layout.tp} x cp {layout.cp} x pp {layout.pp}"
 
 
-def _heads(scenario: Scenario) -> Iterator[str]:
+def check_heads(scenario: Scenario) -> Iterator[str]:
+    """Whether tensor parallelism can cut the heads."""
     model, tp = scenario.model, scenario.layout.tp
     if model.heads % model.kv_heads:
         legal = around(model.kv_heads, divisors(model.heads))
@@ -75,7 +77,8 @@ def _heads(scenario: Scenario) -> Iterator[str]:
         )
 
 
-def _widths(scenario: Scenario) -> Iterator[str]:
+def check_widths(scenario: Scenario) -> Iterator[str]:
+    """Whether tensor parallelism can cut the MLP and the vocabulary."""
     model, tp = scenario.model, scenario.layout.tp
     if model.ffn % tp:
         legal = around(tp, divisors(model.ffn))
@@ -88,7 +91,8 @@ def _widths(scenario: Scenario) -> Iterator[str]:
         )
 
 
-def _layers(scenario: Scenario) -> Iterator[str]:
+def check_layers(scenario: Scenario) -> Iterator[str]:
+    """Whether every stage has something to do."""
     layers, stages = scenario.model.layers, scenario.layout.pp * scenario.schedule.chunks
     given = scenario.layout.layers_per_stage
     shape = f"pp {scenario.layout.pp} x {scenario.schedule.chunks} chunks = {stages} stages"
@@ -106,7 +110,8 @@ def _idle_stages(counts: tuple[int, ...]) -> bool:
     return 0 in counts[1:-1] or not any(counts)
 
 
-def _recomputed(scenario: Scenario) -> Iterator[str]:
+def check_recomputed(scenario: Scenario) -> Iterator[str]:
+    """Whether a stage has as many layers as are to be recomputed."""
     recompute, stages = scenario.training.recompute, scenario.layout.pp * scenario.schedule.chunks
     most = max(scenario.layout.layers_per_stage or split_layers(scenario.model.layers, stages))
     if isinstance(recompute, FullRecompute) and (recompute.layers or 0) > most:
@@ -120,7 +125,8 @@ def _fewer_stages(scenario: Scenario) -> str:
     return f"pp {legal[-1]} fits" if legal else f"at most {layers} stages fit"
 
 
-def _batch(scenario: Scenario) -> Iterator[str]:
+def check_batch(scenario: Scenario) -> Iterator[str]:
+    """Whether replicas and their schedule can share out the batch."""
     batch, micro, dp = scenario.training.global_batch, scenario.training.microbatch, scenario.layout.dp
     if batch < dp * micro:
         fed = batch // micro
@@ -164,7 +170,8 @@ def _order(scenario: Scenario) -> Iterator[str]:
         yield f"training.global_batch: {error}"
 
 
-def _sequence(scenario: Scenario) -> Iterator[str]:
+def check_sequence(scenario: Scenario) -> Iterator[str]:
+    """Whether the model has such positions, and whether ranks can cut the sequence."""
     model, layout, sequence = scenario.model, scenario.layout, scenario.training.sequence
     if model.positions is Positions.LEARNED and sequence > model.max_positions:
         yield (
@@ -226,12 +233,12 @@ def _naive(scenario: Scenario) -> Iterator[str]:
 
 _Check = Callable[[Scenario], Iterator[str]]
 _CHECKS: tuple[_Check, ...] = (
-    _heads,
-    _widths,
-    _layers,
-    _recomputed,
-    _batch,
-    _sequence,
+    check_heads,
+    check_widths,
+    check_layers,
+    check_recomputed,
+    check_batch,
+    check_sequence,
     _format,
     _algorithms,
     _naive,
