@@ -47,8 +47,8 @@ class Footprint:
             Category.PARAMETERS: count * precision.compute.bytes / self._shards(3),
             Category.GRADIENTS: count * precision.gradients.bytes / self._shards(2),
             Category.OPTIMIZER: count * self._state_bytes / self._shards(1),
-            Category.GATHERED: self._gathered(stages),
-            Category.COMMUNICATION: self._groups * self.framework.communicator + self._receives + self._bucket(count),
+            Category.GATHERED: self.gathered(stages),
+            Category.COMMUNICATION: self.groups * self.framework.communicator + self.receives + self.bucket(count),
             Category.CONTEXT: self.context,
         }
 
@@ -64,7 +64,7 @@ class Footprint:
         """Ranks over which ZeRO spreads what its stage `stage` shards."""
         return self.plan.replicas if self.plan.layout.data.stage >= stage else 1
 
-    def _gathered(self, stages: tuple[Stage, ...]) -> Bytes:
+    def gathered(self, stages: tuple[Stage, ...]) -> Bytes:
         """Whole units that ZeRO-3 holds at once, and one unit's whole gradients."""
         match self.plan.layout.data:
             case Zero(stage=3, reshard_after_forward=reshards, ahead=ahead) if self.plan.replicas > 1:
@@ -74,7 +74,7 @@ class Footprint:
                 return float(sum(held) * precision.compute.bytes + units[0] * precision.gradients.bytes)
         return 0.0
 
-    def _bucket(self, count: float) -> Bytes:
+    def bucket(self, count: float) -> Bytes:
         """A bucket of the stage's `count` whole gradients, where those of ZeRO-2 wait for their reduction."""
         match self.plan.layout.data:
             case Zero(stage=2) as strategy if self.plan.replicas > 1:
@@ -83,7 +83,7 @@ class Footprint:
         return 0.0
 
     @property
-    def _groups(self) -> int:
+    def groups(self) -> int:
         """Process groups that the rank is in (those of one member need no buffers)."""
         layout = self.plan.layout
         if isinstance(layout.data, NaiveDataParallel):
@@ -91,7 +91,7 @@ class Footprint:
         return sum(degree > 1 for degree in (layout.tp, layout.cp, layout.dp, layout.pp))
 
     @property
-    def _receives(self) -> Bytes:
+    def receives(self) -> Bytes:
         """A posted activation and a posted gradient for each virtual stage."""
         if self.plan.layout.pp == 1:
             return 0.0
