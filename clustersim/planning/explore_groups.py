@@ -1,0 +1,59 @@
+"""Which layers lie on which pipeline rank, and who talks to whom? The plan's and the groups' own answers, as tables."""
+
+from itertools import accumulate
+
+import numpy as np
+
+from clustersim.analysis.exploration import Table
+from clustersim.parallel.groups import coordinate, process_groups
+from clustersim.parallel.layout import Layout
+from clustersim.planning.explore_space import Space
+from clustersim.scenario.checks import check_layers
+
+Placed = list[list[list[int | bool]]]
+
+
+def stages(space: Space) -> Table:
+    """For each pipeline rank [first layer, layers, embedding, head] of each of its stages."""
+
+    def ask(model: int, pp: int, chunks: int) -> Placed | None:
+        if [*check_layers(space.at(model=model, pp=pp, chunks=chunks))]:
+            return None
+        plan = space.plan(model=model, pp=pp, chunks=chunks)
+        first = [0, *accumulate(stage.layers for stage in plan.stages)]
+        return [
+            [[first[each.number], each.layers, each.embedding, each.head] for each in plan.stages_of(rank)]
+            for rank in range(pp)
+        ]
+
+    return Table.of(ask, model=space.choices["model"], pp=space.pipelines, chunks=space.chunks)
+
+
+def roles(space: Space) -> dict[str, tuple[str, ...]]:
+    """The axes along which the members of each process group differ, in the order of their ranks."""
+    layout = Layout(tp=2, cp=2, dp=2, pp=2, order=space.scenario.layout.order)
+    found = {}
+    for role in ("tp", "cp", "dp"):
+        ranks = process_groups(layout)[role].members[0]
+        found[role] = tuple(axis for axis in layout.order if len(np.unique(coordinate(layout, axis)[ranks])) > 1)
+    return found
+
+
+def partners(space: Space) -> Table:
+    """By role, for each pipeline rank those that it sends to or is grouped with."""
+
+    def ask(pp: int, chunks: int) -> dict[str, list[list[int]]]:
+        groups = process_groups(Layout(pp=pp), chunks=chunks)
+        pairs = {role: groups[role] for role in ("pp_next", "pp_previous", "embedding") if role in groups}
+        return {
+            role: [_beside(rank, group.members.tolist(), group.ordered) for rank in range(pp)]
+            for role, group in pairs.items()
+        }
+
+    return Table.of(ask, pp=space.pipelines, chunks=space.chunks)
+
+
+def _beside(rank: int, members: list[list[int]], ordered: bool) -> list[int]:
+    """The other ranks of a rank's groups; of ordered pairs, of those that it begins."""
+    own = (row for row in members if (row[0] == rank if ordered else rank in row))
+    return [other for row in own for other in row if other != rank]
