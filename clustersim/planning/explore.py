@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.analysis.exploration import Exploration, Machine, ModelWords, Table, Tables
+from clustersim.analysis.exploration import Exploration, Machine, ModelWords, Tables
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
 from clustersim.hardware.clos_fabric import ClosFabric
@@ -26,13 +26,12 @@ from clustersim.planning.explore_rows import rows
 from clustersim.planning.explore_rules import rules
 from clustersim.planning.explore_schedules import schedules
 from clustersim.planning.explore_sharing import buffers, fragmentation, gathered, receives, sharing
-from clustersim.planning.explore_sizes import COLUMNS, FEATURES, sizes
-from clustersim.planning.explore_space import DERIVED, Space
+from clustersim.planning.explore_sizes import COLUMNS, sizes
+from clustersim.planning.explore_space import COUNTS, FEATURES, SCHEDULES, Space
 from clustersim.planning.explore_steps import studies
 from clustersim.scenario import Contention, Scenario
 from clustersim.scenario.build import read_cluster
 from clustersim.scenario.file import ScenarioFile
-from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.workload.presets import PRESETS
 from clustersim.workload.training import Precision
 from clustersim.workload.transformer import Model, parameters
@@ -76,16 +75,13 @@ def tables(scenario: Scenario) -> Exploration:
 
 def _tables(space: Space) -> Tables:
     played, refused = schedules(space)
-    chosen = space.choices
     return Tables(
-        derived=DERIVED,
-        chunks=Table.of(
-            lambda **each: space.schedule(each).chunks, schedule=chosen["schedule"], chunks=chosen["chunks"]
-        ),
+        derived=(*COUNTS, *FEATURES),
+        chunks=space.table(lambda **each: space.schedule(each).chunks, "schedule", "chunks"),
         rules=rules(space, refused),
         stages=stages(space),
         columns=COLUMNS,
-        features=FEATURES,
+        features=tuple(name for name, *_ in FEATURES),
         sizes=sizes(space),
         rows=rows(space),
         sharing=sharing(space),
@@ -174,10 +170,10 @@ def _levels(fabric: Fabric, gpus: IntArray) -> tuple[tuple[tuple[str, IntArray],
 
 def _notes(scenario: Scenario) -> Iterator[str]:
     """What of the scenario the page leaves out."""
-    if isinstance(scenario.schedule, ZeroBubble):
+    if scenario.schedule.name not in SCHEDULES:
         yield (
-            f"the scenario's schedule {scenario.schedule.name} orders passes by their durations; memory and bubble are "
-            "drawn for 1f1b instead, simulated steps are the scenario's"
+            f"the scenario's schedule {scenario.schedule.name} is none that the page can play; memory and bubble are "
+            f"drawn for {SCHEDULES[0]} instead, simulated steps are the scenario's"
         )
     if isinstance(scenario.layout.data, NaiveDataParallel):
         yield "the scenario's data_parallel (one process) is drawn as ddp; simulated steps are the scenario's"

@@ -17,7 +17,7 @@ def stages(space: Space) -> Table:
     """For each pipeline rank [first layer, layers, embedding, head] of each of its stages."""
 
     def ask(model: int, pp: int, chunks: int) -> Placed | None:
-        if [*check_layers(space.at(model=model, pp=pp, chunks=chunks))]:
+        if pp not in space.pipelines or [*check_layers(space.at(model=model, pp=pp, chunks=chunks))]:
             return None
         plan = space.plan(model=model, pp=pp, chunks=chunks)
         first = [0, *accumulate(stage.layers for stage in plan.stages)]
@@ -26,7 +26,7 @@ def stages(space: Space) -> Table:
             for rank in range(pp)
         ]
 
-    return Table.of(ask, model=space.choices["model"], pp=space.pipelines, chunks=space.chunks)
+    return space.table(ask, "model", "pp", "chunks")
 
 
 def roles(space: Space) -> dict[str, tuple[str, ...]]:
@@ -50,7 +50,7 @@ def partners(space: Space) -> Table:
             for role, group in pairs.items()
         }
 
-    return Table.of(ask, pp=space.pipelines, chunks=space.chunks)
+    return space.table(ask, "pp", "chunks")
 
 
 def _beside(rank: int, members: list[list[int]], ordered: bool) -> list[int]:

@@ -45,7 +45,7 @@ FloatArray = NDArray[np.float64]
 def rows(space: Space) -> dict[str, Table]:
     """Numbers of parts by what they are for: [layers][columns], moments [layers][moments][columns]."""
     ends = {"embedding": _BOTH, "head": _BOTH}
-    ways = {"recompute": space.choices["recompute"]}
+    ways = {"recompute": space.values["recompute"]}
     known: dict[tuple[Any, ...], Sent] = {}
 
     def sent(model: int, mode: str, split: bool) -> Sent:
@@ -64,7 +64,7 @@ def rows(space: Space) -> dict[str, Table]:
 
         return ask
 
-    models = {"model": space.choices["model"]}
+    models = {"model": space.values["model"]}
     return {
         "kept": Table.of(_kept, **ways, **ends),
         "moments": Table.of(_moments, **ways, **ends),

@@ -55,18 +55,16 @@ Play = Callable[[Schedule, int, int], Played]
 
 def schedules(space: Space) -> tuple[Table, Table]:
     """What schedules do with microbatches, and the sentences of those that cannot run so many."""
-    axes: dict[str, Sequence[Any]] = {
-        "schedule": space.choices["schedule"], "chunks": space.chunks, "pp": space.pipelines,
-        "microbatches": sorted({*space.microbatches, *_DRAWN}),
-    }  # fmt: skip
+    axes = {key: space.values[key] for key in ("schedule", "chunks", "pp")}
+    axes["microbatches"] = tuple(sorted({*space.values["microbatches"], *_DRAWN}))
     most = max(model.layers for model in space.models) + 2  # stages: the first and the last can do without layers
     known: dict[tuple[Schedule, int, int], Played] = {}
 
     def order_of(schedule: str, chunks: int, pp: int, microbatches: int) -> Schedule | None:
         """The schedule, where it is one with so many chunks and there are not too many stages and passes."""
         found = space.schedule({"schedule": schedule, "chunks": chunks})
-        there = found.chunks == chunks and pp * chunks <= most and pp * chunks * microbatches <= MOST_PASSES
-        return found if there else None
+        fits = pp in space.pipelines and pp * chunks <= most
+        return found if fits and found.chunks == chunks and pp * chunks * microbatches <= MOST_PASSES else None
 
     def played(*asked: Any) -> Played:
         if asked not in known:

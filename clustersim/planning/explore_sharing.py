@@ -36,7 +36,6 @@ def sharing(space: Space) -> Table:
     gathers: whether parameters are gathered; there: [columns] 0 for parts of activations that are counted elsewhere;
     dp: bytes that a parameter sends, for no and for one microbatch [2][columns]; tied: part of a tied gradient.
     """
-    replicas = sorted({dp * cp for dp in space.replicas for cp in space.ints("cp")})
     dp_of = cache(lambda precision, zero: _sent(space, precision, zero))
 
     def ask(precision: int, zero: int, replicas: int) -> dict[str, Any]:
@@ -53,7 +52,7 @@ def sharing(space: Space) -> Table:
             "tied": 1 - sent[2] * (1 - 1 / replicas),
         }
 
-    return Table.of(ask, precision=space.choices["precision"], zero=space.choices["zero"], replicas=replicas)
+    return space.table(ask, "precision", "zero", "replicas")
 
 
 def _footprint(space: Space, plan: Plan) -> Footprint:
@@ -94,7 +93,7 @@ def gathered(space: Space) -> Table:
     """Bytes that a pipeline rank of [layers] gathers, where it does."""
 
     def ask(model: int, precision: int, tp: int, gathers: bool, embedding: bool, head: bool) -> list[float] | None:
-        if tp not in space.cuts[model]:
+        if (model, tp) not in space.cuts:
             return None
         stays = footprint(model, precision, tp)
         stages = (Stage(0, max(layers, 1 - embedding - head), embedding, head) for layers in range(lengths))
@@ -109,7 +108,7 @@ def gathered(space: Space) -> Table:
             space, space.plan(model=model, precision=precision, tp=tp, zero=3, dp=2, sequence=_LENGTH * tp)
         )
 
-    names = {name: space.choices[name] for name in ("model", "precision", "tp")}
+    names = {name: space.values[name] for name in ("model", "precision", "tp")}
     return Table.of(ask, **names, gathers=(False, True), embedding=(False, True), head=(False, True))
 
 
@@ -117,8 +116,7 @@ def buffers(space: Space) -> Iterator[Table]:
     """Bytes of the process groups of each axis, by its degree."""
     communicator = space.scenario.framework.communicator
     for axis in AXES:
-        degrees = space.replicas if axis == "dp" else space.ints(axis)
-        yield Table.of(lambda **one: _footprint(space, space.plan(**one)).groups * communicator, **{axis: degrees})
+        yield space.table(lambda **one: _footprint(space, space.plan(**one)).groups * communicator, axis)
 
 
 def receives(space: Space) -> Table:
@@ -128,7 +126,7 @@ def receives(space: Space) -> Table:
         plan = space.plan(pp=pp, chunks=chunks)
         return _footprint(space, plan).receives / plan.activation
 
-    return Table.of(ask, pp=space.ints("pp"), chunks=space.chunks)
+    return space.table(ask, "pp", "chunks")
 
 
 def fragmentation(space: Space) -> dict[str, float]:

@@ -17,8 +17,6 @@ from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.planning.explore_space import RECOMPUTES, Space
 
-FEATURES: Final = ("one", "tokens", "scores", "keys")
-"""Settings to which parts are proportional."""
 MODES: Final = tuple(name for name in RECOMPUTES if name != "full")
 _CONSTANT: Final = (Part.LAYER_GRADIENT, Part.EMBEDDING_GRADIENT, Part.HEAD_GRADIENT)
 _PARTS: Final = (Part.INPUT, Part.WHOLE, Part.EMBEDDING, Part.HEAD, Part.LOSS, Part.CAST, *_CONSTANT)
@@ -40,7 +38,7 @@ def sizes(space: Space) -> Table:
     known: dict[tuple[Any, ...], list[Row]] = {}
 
     def ask(model: int, precision: int, tp: int, split: bool) -> list[Row] | None:
-        if tp not in space.cuts[model]:
+        if (model, tp) not in space.cuts:
             return None
         key = model, space.precisions[precision].compute, tp, split
         if key not in known:
@@ -48,8 +46,7 @@ def sizes(space: Space) -> Table:
         head, only = (known[key][COLUMNS.index(name)][0] for name in PARAMETERS[2:])
         return [*known[key], _constant((head - only) * space.precisions[precision].gradients.bytes)]
 
-    names = {name: space.choices[name] for name in ("model", "precision", "tp", "split")}
-    return Table.of(ask, **names)
+    return space.table(ask, "model", "precision", "tp", "split")
 
 
 def _columns(space: Space, **settings: Any) -> Iterator[Row]:

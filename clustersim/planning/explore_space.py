@@ -4,13 +4,14 @@ Tables are made of scenarios in which a few settings are changed; whatever a tab
 (one rank, one sequence, nothing recomputed), or as in the scenario (attention, loss, optimizer, framework, cluster).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from math import prod
 from typing import Any, Final
 
-from clustersim.analysis.exploration import Setting
+from clustersim.analysis.exploration import Setting, Table
 from clustersim.parallel.data import DataParallelism, NaiveDataParallel, Replicated, Zero
 from clustersim.parallel.layout import AXES
 from clustersim.parallel.plan import Plan
@@ -18,7 +19,7 @@ from clustersim.scenario import Scenario
 from clustersim.scenario.checks import check_heads, check_widths
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.shelf import schedule
-from clustersim.schedules.zero_bubble import ZeroBubble
+from clustersim.workload.presets import preset
 from clustersim.workload.training import (
     FullRecompute,
     NoRecompute,
@@ -35,7 +36,7 @@ RECOMPUTES: Final[Mapping[str, Recompute]] = {
     "selective_op": SelectiveOperations(),
     "full": FullRecompute(),
 }
-_SOME_LAYERS: Final = (1, 2, 4)
+SCHEDULES: Final = ("1f1b", "gpipe", "interleaved")
 _OFFERED: Final[Mapping[str, tuple[int, ...]]] = {
     "tp": (1, 2, 4, 8, 16, 32, 64),
     "cp": (1, 2, 4, 8, 16),
@@ -45,21 +46,25 @@ _OFFERED: Final[Mapping[str, tuple[int, ...]]] = {
     "sequence": tuple(2**power for power in range(8, 18)),
     "batch": tuple(2**power for power in range(15)),
 }
-DERIVED: Final = (
+COUNTS: Final = (
     ("dp", ("gpus",), ("tp", "cp", "pp")),
     ("replicas", ("dp", "cp"), ()),
     ("room", ("gpus",), ("tp", "cp")),
     ("microbatches", ("batch",), ("dp", "microbatch")),
     ("stages", ("pp", "chunks"), ()),
+)
+"""Whole numbers that follow from settings: (name, factors, divisors).
+
+replicas: ranks with the same weights; room: ranks for each slice of a layer.
+"""
+FEATURES: Final = (
     ("one", (), ()),
     ("tokens", ("microbatch", "sequence"), ("cp",)),
     ("scores", ("microbatch", "sequence", "sequence"), ("cp",)),
     ("keys", ("microbatch", "sequence"), ()),
 )
-"""Settings that follow from others: (name, factors, divisors).
-
-replicas: ranks with the same weights; room: ranks for pipelines; tokens: of a microbatch on a rank; scores: by keys.
-"""
+"""To what parts are proportional: nothing, tokens of a microbatch on a rank, these by keys, all ranks' keys."""
+_PLAIN: Final = replace(preset("llama-tiny"), heads=1, kv_heads=1)  # which tensor parallelism cannot cut
 
 
 @dataclass(frozen=True)
@@ -89,17 +94,17 @@ class Space:
         offered: dict[str, Iterable[Setting]] = {
             **{key: sorted({*values, self.start[key]}) for key, values in _OFFERED.items()},
             "model": range(len(self.models)), "precision": range(len(self.precisions)), "gpus": self.gpus,
-            "zero": range(4), "split": (False, True), "schedule": ("1f1b", "gpipe", "interleaved"),
-            "recompute": (*RECOMPUTES, *(f"layers:{layers}" for layers in sorted(self._some_layers))),
+            "zero": range(4), "split": (False, True), "schedule": SCHEDULES,
+            "recompute": dict.fromkeys((*RECOMPUTES, *(f"layers:{layers}" for layers in (1, 2, 4)), self._recompute)),
             "batch": sorted({*_OFFERED["batch"], self.scenario.training.global_batch, *batches}),
         }  # fmt: skip
         return {key: tuple(offered[key]) for key in self.start}
 
     @property
     def _schedule(self) -> Schedule:
-        """The scenario's schedule, or the nearest whose order does not depend on durations."""
+        """The scenario's schedule, or the plain one where it is not offered (as its order depends on durations)."""
         own = self.scenario.schedule
-        return schedule("1f1b") if isinstance(own, ZeroBubble) else own
+        return own if own.name in SCHEDULES else schedule(SCHEDULES[0])
 
     @property
     def _recompute(self) -> str:
@@ -107,71 +112,53 @@ class Space:
         names = (name for name, way in RECOMPUTES.items() if way == own)
         return next(names, f"layers:{own.layers}" if isinstance(own, FullRecompute) else "none")
 
-    @property
-    def _some_layers(self) -> set[int]:
-        own = self.scenario.training.recompute
-        return {*_SOME_LAYERS, *([own.layers] if isinstance(own, FullRecompute) and own.layers else [])}
+    @cached_property
+    def values(self) -> dict[str, tuple[Any, ...]]:
+        """All values of settings, and of numbers that follow from them."""
+        found: dict[str, tuple[Any, ...]] = {**self.choices, "chunks": (1, *self.choices["chunks"])}
+        for name, *keys in COUNTS:
+            over, under = ({prod(each) for each in product(*(found[key] for key in side))} for side in keys)
+            found[name] = tuple(sorted({one // other for one in over for other in under if one % other == 0}))
+        return found
 
-    def ints(self, key: str) -> tuple[int, ...]:
-        """Values of a setting that is a number."""
-        return tuple(int(value) for value in self.choices[key])
+    def table(self, ask: Callable[..., Any], *keys: str) -> Table:
+        """Ask for every combination of some settings."""
+        return Table.of(ask, **{key: self.values[key] for key in keys})
 
     @cached_property
-    def cuts(self) -> tuple[tuple[int, ...], ...]:
-        """Tensor-parallel degrees that can cut each model."""
-        return tuple(
-            tuple(
-                tp
-                for tp in self.ints("tp")
-                if not [*check_heads(there := self.at(model=place, tp=tp)), *check_widths(there)]
-            )
-            for place in range(len(self.models))
-        )
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """Model chunks of a pipeline rank, with any schedule."""
-        return (1, *self.ints("chunks"))
-
-    @property
-    def pipelines(self) -> tuple[int, ...]:
+    def pipelines(self) -> set[int]:
         """Pipeline ranks that divide some number of GPUs."""
-        return tuple(pp for pp in self.ints("pp") if any(gpus % pp == 0 for gpus in self.gpus))
+        return {pp for pp in self.values["pp"] if any(gpus % pp == 0 for gpus in self.gpus)}
 
     @cached_property
-    def replicas(self) -> tuple[int, ...]:
-        """Data-parallel degrees that can come of the choices, with which the ranks of a replica fill a cluster."""
-        sizes = {tp * cp * pp for tp, cp, pp in product(*map(self.ints, ("tp", "cp", "pp")))}
-        return tuple(sorted({gpus // size for gpus in self.gpus for size in sizes if gpus % size == 0}))
-
-    @cached_property
-    def microbatches(self) -> tuple[int, ...]:
-        """Microbatches of a step that can come of the choices."""
-        sizes = {dp * each for dp in self.replicas for each in self.ints("microbatch")}
-        return tuple(sorted({batch // size for batch in self.ints("batch") for size in sizes if batch % size == 0}))
+    def cuts(self) -> set[tuple[int, int]]:
+        """Models, and the tensor-parallel degrees that can cut them."""
+        every = product(self.values["model"], self.values["tp"])
+        there = {(model, tp): self.at(model=model, tp=tp) for model, tp in every}
+        return {key for key, each in there.items() if not [*check_heads(each), *check_widths(each)]}
 
     def at(self, **settings: Any) -> Scenario:
         """The scenario with some settings, and the plainest of the others; it need not be legal."""
-        model, pp, order = settings.get("model", 0), settings.get("pp", 1), self.schedule(settings)
+        known = _followed(settings)
+        model, order = known["model"], self.schedule(settings)
         layout = replace(
             self.scenario.layout,
-            **{axis: settings.get(axis, 1) for axis in AXES},
-            sequence_parallel=settings.get("split", False),
-            data=self.strategy(settings.get("zero", 0)),
-            layers_per_stage=self._layers_per_stage(model, pp * order.chunks),
+            **{axis: known[axis] for axis in AXES},
+            sequence_parallel=known["split"],
+            data=self.strategy(known["zero"]),
+            layers_per_stage=self._layers_per_stage(model, known["pp"] * order.chunks),
         )
         training = replace(
             self.scenario.training,
-            precision=self.precisions[settings.get("precision", 0)],
-            recompute=recompute(settings.get("recompute", "none")),
-            microbatch=settings.get("microbatch", 1),
-            sequence=settings.get("sequence", self.scenario.training.sequence),
-            global_batch=settings.get("batch", 1),
+            precision=self.precisions[known["precision"]],
+            recompute=recompute(known["recompute"]),
+            microbatch=known["microbatch"],
+            sequence=known.get("sequence", self.scenario.training.sequence),
+            global_batch=known["batch"],
         )
-        cluster = replace(self.scenario.cluster, gpus=settings.get("gpus", layout.world))
         return replace(
-            self.scenario, model=self.models[model], cluster=cluster, layout=layout, training=training, schedule=order,
-            steps=1,
+            self.scenario, model=_PLAIN if model is None else self.models[model], layout=layout, training=training,
+            cluster=replace(self.scenario.cluster, gpus=known.get("gpus", layout.world)), schedule=order, steps=1,
         )  # fmt: skip
 
     def plan(self, **settings: Any) -> Plan:
@@ -192,10 +179,23 @@ class Space:
             return own
         return Zero(stage) if stage else Replicated()
 
-    def _layers_per_stage(self, model: int, stages: int) -> tuple[int, ...] | None:
+    def _layers_per_stage(self, model: int | None, stages: int) -> tuple[int, ...] | None:
         """The scenario's own, where they are those of so many stages of its model."""
         own = self.scenario.layout.layers_per_stage
         return own if own is not None and model == 0 and len(own) == stages else None
+
+
+def _followed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain settings with some that are given, or that follow from numbers that are."""
+    plain = {"model": None, "tp": 1, "cp": 1, "precision": 0, "zero": 0, "split": False, "recompute": "none"}
+    known = {**plain, "microbatch": 1, "pp": settings.get("stages", 1), **settings}
+    if "room" in known:
+        known["gpus"] = known["room"]
+    known.setdefault("batch", known.get("microbatches", 1))
+    replica = known["tp"] * known["cp"] * known["pp"]
+    least = known["batch"] // known.get("microbatches", known["batch"])
+    known.setdefault("dp", max(1, known["gpus"] // replica) if "gpus" in known else least)
+    return known
 
 
 def recompute(name: str) -> Recompute:

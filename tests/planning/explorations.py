@@ -2,8 +2,9 @@
 
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Final
 
 from clustersim.analysis.exploration import Exploration
@@ -44,6 +45,7 @@ SCENARIOS: Final[dict[str, dict[str, Any]]] = {
         "training": {"sequence": 768, "global_batch": 36, "microbatch": 3, "recompute": {"layers": 1}},
     },
 }  # fmt: skip
+SAMPLES: Final = 250
 _PRECISIONS: Final = {
     "mixed precision, BF16": "bf16",
     "BF16 with BF16 gradients": "{compute: bf16, gradients: bf16}",
@@ -69,13 +71,14 @@ class Explored:
                 for key, values in self.exploration.choices.items()
             }
 
-    def legal(self, many: int, seed: int = 0) -> Iterator[tuple[dict[str, Any], Scenario]]:
+    @cached_property
+    def legal(self) -> list[tuple[dict[str, Any], Scenario]]:
         """Those of random settings that are legal, with their scenarios."""
-        for settings in self.samples(many, seed):
-            try:
-                yield settings, self.at(settings)
-            except InputError:
-                continue
+        found = []
+        for settings in self.samples(SAMPLES, seed=1):
+            with suppress(InputError):
+                found.append((settings, self.at(settings)))
+        return found
 
     def at(self, settings: dict[str, Any], zero: int | None = None) -> Scenario:
         """The scenario of some settings, by the front door."""

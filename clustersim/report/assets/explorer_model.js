@@ -46,11 +46,13 @@ clustersim.explorerModel = (facts) => {
     });
   }
 
+  const sharing = (settings) => at(tables.sharing, settings);
+
   function atPeak(settings, stages, rank) {
-    const sharing = at(tables.sharing, settings);
     const sizes = sizesOf(settings);
-    const parts = resident(settings, stages, { sizes, sharing });
-    const there = sizes.map((size, column) => size * sharing.there[column]);
+    const parts = resident(settings, stages, sizes);
+    const { there: counted } = sharing(settings);
+    const there = sizes.map((size, column) => size * counted[column]);
     parts.activations = activations(stages, at(tables.schedules, settings).held[rank], there);
     parts.fragmentation = sum(Object.entries(parts).map(([use, size]) => size * tables.fragmentation[use]));
     return { parts, peak: sum(Object.values(parts)) };
@@ -59,15 +61,15 @@ clustersim.explorerModel = (facts) => {
   const parametersOf = (stages, sizes = sizesOf(stages[0])) => sum(stages.map((stage) => dot(row("parameters", stage), sizes)));
 
   // What stays for the whole step, by use.
-  function resident(settings, stages, { sizes, sharing }) {
+  function resident(settings, stages, sizes) {
     const count = parametersOf(stages, sizes);
-    const [limit, each] = sharing.bucket;
+    const { resident: of, gathers, bucket: [limit, each] } = sharing(settings);
     const has = (end) => stages.some((stage) => stage[end]);
-    const whole = { ...settings, gathers: sharing.gathers, embedding: has("embedding"), head: has("head") };
+    const whole = { ...settings, gathers, embedding: has("embedding"), head: has("head") };
     const groups = sum(tables.buffers.map((table) => at(table, settings)));
     const messages = at(tables.receives, settings) * sizes[tables.columns.indexOf("message")];
     return {
-      ...Object.fromEntries(Object.entries(sharing.resident).map(([use, size]) => [use, size * count])),
+      ...Object.fromEntries(Object.entries(of).map(([use, size]) => [use, size * count])),
       "gathered parameters": along(at(tables.gathered, whole), sum(stages.map((stage) => stage.layers))),
       "communication buffers": groups + messages + Math.min(limit, each * count),
       "driver context": tables.context,
@@ -85,13 +87,13 @@ clustersim.explorerModel = (facts) => {
   function traffic(settings, rank) {
     const stages = stagesOf(settings)[rank];
     const sizes = sizesOf(settings);
-    const sharing = at(tables.sharing, settings);
+    const { dp, tied } = sharing(settings);
     const sent = (name, weigh = (counts) => counts) => sum(stages.map((stage) => dot(weigh(row(name, stage)), sizes)));
-    const weights = along(sharing.dp, settings.microbatches);
+    const weights = along(dp, settings.microbatches);
     return {
       ...Object.fromEntries(["tp", "cp", "pp"].map((role) => [role, sent(role) * settings.microbatches])),
       dp: sent("parameters", (counts) => counts.map((count, column) => count * weights[column])),
-      embedding: sent("tied") * sharing.tied,
+      embedding: sent("tied") * tied,
     };
   }
 
@@ -99,5 +101,5 @@ clustersim.explorerModel = (facts) => {
   const idle = (settings) => at(tables.schedules, settings)?.idle;
   const microbatchesOf = (settings) => Object.keys(at({ ...tables.schedules, keys: ["schedule", "chunks", "pp"] }, settings) ?? {}).map(Number);
 
-  return { settled, problems, stagesOf, memory, parametersOf, traffic, idle, microbatchesOf };
+  return { settled, problems, stagesOf, memory, sharing, parametersOf, traffic, idle, microbatchesOf };
 };

@@ -118,14 +118,16 @@
   // Which part of what is sharded over the ranks with the same weights is this rank's.
   function shard(settings, total) {
     const { replicas } = settings;
-    const place = groups.group(settings, chosen, "dp").indexOf(chosen);
-    const own = `part ${tools.count(place)} of ${tools.count(replicas)}, ${tools.count(Math.round(total / replicas))} parameters`;
-    const whole = (what) => `${what} whole, as ${replicas > 1 ? `all ${tools.count(replicas)} ranks with these weights do` : "no other rank has these weights"}`;
-    const sharded = ["optimizer states", "gradients", "parameters"].slice(0, settings.zero);
-    const rest = ["parameters", "gradients", "optimizer states"].slice(0, 3 - settings.zero);
-    if (replicas === 1 || !sharded.length) return whole("parameters, gradients and optimizer states");
-    const kept = rest.length ? `; ${whole(rest.join(" and "))}` : ", and gathers whole layers for the moment that they are used";
-    return `of ${sharded.join(", ")} only ${own}${kept}`;
+    const uses = ["optimizer state", "gradients", "parameters"];
+    const [whole, own] = [0, settings.zero].map((zero) => model.sharing({ ...settings, zero }).resident);
+    const sharded = uses.filter((use) => own[use] < whole[use]);
+    const rest = uses.filter((use) => !sharded.includes(use)).reverse();
+    const owners = replicas > 1 ? `all ${tools.count(replicas)} ranks with these weights do` : "no other rank has these weights";
+    const held = `${new Intl.ListFormat("en-GB").format(rest)} whole, as ${owners}`;
+    if (!sharded.length) return held;
+    const place = tools.count(groups.group(settings, chosen, "dp").indexOf(chosen));
+    const part = `part ${place} of ${tools.count(replicas)}, ${tools.count(Math.round((total * own[sharded[0]]) / whole[sharded[0]]))} parameters`;
+    return `of ${sharded.join(", ")} only ${part}${rest.length ? `; ${held}` : ", and gathers whole layers for the moment that they are used"}`;
   }
 
   function drawAbout({ settings, ranks, stages: memory }) {
