@@ -41,6 +41,13 @@ class Table:
                 inner[point[-1]] = answer
         return cls(tuple(axes), values)
 
+    def answer(self, settings: Mapping[str, Setting]) -> Any:
+        """The answer to some settings, or None."""
+        found: Any = self.values
+        for key in self.keys:
+            found = found.get(settings[key]) if found else None
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Tables:

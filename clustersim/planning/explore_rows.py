@@ -19,7 +19,7 @@ from clustersim.memory.activations import Activations, Counts, Part
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
-from clustersim.planning.explore_sizes import COLUMNS, MODES, PARAMETERS, Row
+from clustersim.planning.explore_sizes import COLUMNS, PARAMETERS, SELECTIVE, Row
 from clustersim.planning.explore_space import Space
 from clustersim.planning.explore_space import recompute as way
 from clustersim.program.program import RankProgram
@@ -47,6 +47,7 @@ def rows(space: Space) -> dict[str, Table]:
     ends = {"embedding": _BOTH, "head": _BOTH}
     ways = {"recompute": space.values["recompute"]}
     known: dict[tuple[Any, ...], Sent] = {}
+    numbers = {name: [*_layers(str(name))] for name in ways["recompute"]}
 
     def sent(model: int, mode: str, split: bool) -> Sent:
         kind = replace(space.models[model], name="", **_SMALL), mode, split
@@ -56,11 +57,10 @@ def rows(space: Space) -> dict[str, Table]:
 
     def of_role(role: str) -> Callable[..., list[Row]]:
         def ask(model: int, embedding: bool, head: bool, recompute: str = "none", split: bool = False) -> list[Row]:
-            mode = recompute if recompute in MODES else MODES[0]
-            end = sent(model, MODES[0], split)[embedding, head][role]
+            end = sent(model, "none", split)[embedding, head][role]
+            mode = recompute if recompute in SELECTIVE else "none"
             again, kept = (sent(model, each, split)[None][role] for each in ("full", mode))
-            numbers = (_kept_parts(recompute, stage) for stage in _stages(recompute, embedding, head))
-            return [(end + each[Part.INPUT] * again + each[Part.LAYER] * kept).tolist() for each in numbers]
+            return [(end + of_input * again + of_all * kept).tolist() for of_input, of_all in numbers[recompute]]
 
         return ask
 
@@ -92,14 +92,23 @@ def _stages(recompute: str, embedding: bool, head: bool) -> Iterator[Stage]:
 
 def _activations(recompute: str) -> tuple[Activations, Callable[[Counts], Row]]:
     """Those of a plan, and how their counts are a row: a kept layer's column is that of what is recomputed."""
-    mode = recompute if recompute in MODES else MODES[0]
-    names = {part: part.value for part in Part} | {Part.LAYER: f"layer kept, {mode}"}
+    kept = f"layer kept, {recompute}" if recompute in SELECTIVE else Part.WHOLE.value
+
+    def row(counts: Counts) -> Row:
+        named = _row({part.value: count for part, count in counts.items()})
+        named[COLUMNS.index(kept)] += counts.get(Part.LAYER, 0)
+        return named
+
     plan = Plan(preset("llama-tiny"), Training(_SEQUENCE, 1, recompute=way(recompute)), Layout())
-    return Activations(plan), lambda counts: _row({names[part]: count for part, count in counts.items()})
+    return Activations(plan), row
 
 
-def _kept_parts(recompute: str, stage: Stage) -> Counts:
-    return _activations(recompute)[0].kept_parts(stage)
+def _layers(recompute: str) -> Iterator[tuple[int, int]]:
+    """Of each number of layers those that are run again, and the others."""
+    of, _ = _activations(recompute)
+    for stage in _stages(recompute, embedding=False, head=False):
+        parts = of.kept_parts(stage)
+        yield parts[Part.INPUT], parts[Part.LAYER]
 
 
 def _kept(recompute: str, embedding: bool, head: bool) -> list[Row]:

@@ -11,19 +11,20 @@ from clustersim.analysis.exploration import Table
 from clustersim.planning.explore_space import Space
 from clustersim.scenario import Scenario, checks
 
-_Rules = tuple[tuple[tuple[str, ...], tuple[Callable[[Scenario], Iterator[str]], ...]], ...]
-_FIRST: Final[_Rules] = ((("gpus", "tp", "cp", "pp"), (checks.check_degrees,)),)
-_PARTS: Final[_Rules] = (
-    (("model", "tp"), (checks.check_heads, checks.check_widths)),
-    (("model", "pp", "chunks", "room"), (checks.check_layers,)),
-    (("model", "pp", "chunks", "recompute"), (checks.check_recomputed,)),
-    (("dp", "microbatch", "batch"), (checks.check_batch,)),
-    (("stages", "microbatches", "batch"), (checks.check_batch,)),
+Check = Callable[[Scenario], Iterator[str]]
+_FIRST: Final = ((("gpus", "tp", "cp", "pp"), "", (checks.check_degrees,)),)
+_PARTS: Final = (
+    (("model", "tp"), "", (checks.check_heads, checks.check_widths)),
+    (("model", "pp", "chunks"), "room", (checks.check_layers,)),
+    (("model", "pp", "chunks", "recompute"), "", (checks.check_recomputed,)),
+    (("dp", "microbatch", "batch"), "", (checks.check_batch,)),
+    (("stages", "microbatches"), "batch", (checks.check_batch,)),
 )
-_LAST: Final[_Rules] = (
-    (("model", "sequence"), (checks.check_sequence,)),
-    (("sequence", "cp", "tp", "split"), (checks.check_sequence,)),
+_LAST: Final = (
+    (("model", "sequence"), "", (checks.check_sequence,)),
+    (("sequence", "cp", "tp", "split"), "", (checks.check_sequence,)),
 )
+"""(settings that a rule depends on, one more that its sentence names, the rule)"""
 
 
 def rules(space: Space, refused: Table) -> tuple[tuple[Table, ...], ...]:
@@ -32,12 +33,15 @@ def rules(space: Space, refused: Table) -> tuple[tuple[Table, ...], ...]:
     return first, (*parts, refused, *last)
 
 
-def _table(space: Space, keys: tuple[str, ...], check: tuple[Callable[[Scenario], Iterator[str]], ...]) -> Table:
-    def ask(**settings: Any) -> list[str] | None:
-        whole = settings.get("room", 0) % settings.get("pp", 1) == 0
-        if not whole or settings.get("batch", 0) % settings.get("microbatches", 1):
-            return None  # which cannot be, or is said of the degrees
+def _table(space: Space, keys: tuple[str, ...], named: str, check: tuple[Check, ...]) -> Table:
+    def said(**settings: Any) -> list[str] | None:
         there = space.at(**settings)
         return [problem for each in check for problem in each(there)] or None
 
-    return space.table(ask, *keys)
+    def naming(**settings: Any) -> list[str] | None:
+        whole = settings.get("room", 0) % settings.get("pp", 1) == 0  # else the degrees are wrong
+        reached = settings.get("batch", 0) % settings.get("microbatches", 1) == 0
+        return said(**settings) if whole and reached and wrong.answer(settings) else None
+
+    wrong = space.table(said, *keys)
+    return space.table(naming, *keys, named) if named else wrong

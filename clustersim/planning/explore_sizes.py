@@ -17,7 +17,7 @@ from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.planning.explore_space import RECOMPUTES, Space
 
-MODES: Final = tuple(name for name in RECOMPUTES if name != "full")
+SELECTIVE: Final = tuple(name for name in RECOMPUTES if name.startswith("selective"))
 _CONSTANT: Final = (Part.LAYER_GRADIENT, Part.EMBEDDING_GRADIENT, Part.HEAD_GRADIENT)
 _PARTS: Final = (Part.INPUT, Part.WHOLE, Part.EMBEDDING, Part.HEAD, Part.LOSS, Part.CAST, *_CONSTANT)
 PARAMETERS: Final = (
@@ -27,7 +27,7 @@ PARAMETERS: Final = (
     "parameters of the only stage's head",
 )
 SENT: Final = ("activation to tp", "tokens to tp", "keys and values to cp", "message", "tied gradient")
-COLUMNS: Final = (*(part.value for part in _PARTS), *(f"layer kept, {mode}" for mode in MODES), *PARAMETERS, *SENT)
+COLUMNS: Final = (*(part.value for part in _PARTS), *(f"layer kept, {mode}" for mode in SELECTIVE), *PARAMETERS, *SENT)
 _LENGTH: Final = 64  # tokens for each tensor-parallel rank: any number that they divide
 
 Row = list[float]
@@ -55,7 +55,7 @@ def _columns(space: Space, **settings: Any) -> Iterator[Row]:
     for part in _PARTS:
         of = _of(part)
         yield _constant(of(once)) if part in _CONSTANT else _proportional(of, once, twice)
-    for mode in MODES:
+    for mode in SELECTIVE:
         plans = (replace(plan, training=replace(plan.training, recompute=RECOMPUTES[mode])) for plan in (once, twice))
         yield _proportional(_of(Part.LAYER), *plans)
     alone = once.head_of(Stage(0, 1, embedding=True, head=True))

@@ -11,7 +11,7 @@ from clustersim.parallel.groups import coordinate, process_groups
 from clustersim.report.explorer import explorer_page
 from clustersim.simulation import ledgers_of
 from tests.planning.explorations import Explored, explored
-from tests.planning.explorer_page import ZERO, Page, at
+from tests.planning.explorer_page import ZERO, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -70,7 +70,7 @@ def test_memory_traffic_and_bubble_are_what_the_tables_say(made: Made, ask: Ask)
         for rank in {0, scenario.layout.pp // 2, scenario.layout.pp - 1}:
             told = ask("model.traffic(settings, more)", settings, rank)
             assert told == pytest.approx(reference.traffic(settings, rank), rel=1e-9), (settings, rank)
-        assert ask("model.idle(settings)", settings) == at(tables.schedules, reference.settings(settings))["idle"]
+        assert ask("model.idle(settings)", settings) == tables.schedules.answer(reference.settings(settings))["idle"]
 
 
 def test_groups_and_tiers_are_the_layouts(made: Made, ask: Ask) -> None:
@@ -123,7 +123,7 @@ def test_the_curve_is_the_bubble(made: Made, open_page: Callable[..., Any]) -> N
         assert len(x) > 3
         for microbatches, share in zip(x, y, strict=True):
             asked = {**found, "schedule": name, "chunks": many, "microbatches": microbatches}
-            assert share == pytest.approx(100 * at(made.known.exploration.tables.schedules, asked)["idle"])
+            assert share == pytest.approx(100 * made.known.exploration.tables.schedules.answer(asked)["idle"])
 
 
 LLAMA_ALONE = pytest.mark.parametrize("made", ["llama"], indirect=True)

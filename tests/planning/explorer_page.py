@@ -11,17 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from clustersim.analysis.exploration import Exploration, Table
+from clustersim.analysis.exploration import Exploration
 
 ZERO = range(4)
-
-
-def at(table: Table, settings: Mapping[str, Any]) -> Any:
-    """The answer to some settings, or None."""
-    found: Any = table.values
-    for key in table.keys:
-        found = found.get(settings[key]) if found else None
-    return found
 
 
 def along(entries: Sequence[Any], number: int) -> Any:
@@ -41,7 +33,7 @@ class Page:
     def settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Settings with those that follow."""
         tables = self.exploration.tables
-        found = {**settings, "chunks": at(tables.chunks, settings)}
+        found = {**settings, "chunks": tables.chunks.answer(settings)}
         for name, factors, divisors in tables.derived:
             over, under = (math.prod(found[key] for key in keys) for keys in (factors, divisors))
             found[name] = over // under if over % under == 0 else over / under
@@ -51,30 +43,30 @@ class Page:
         """Why settings are impossible."""
         found = self.settings(settings)
         groups = (
-            [line for table in group for line in at(table, found) or []] for group in self.exploration.tables.rules
+            [line for table in group for line in table.answer(found) or []] for group in self.exploration.tables.rules
         )
         return next(filter(None, groups), [])
 
     def ranks(self, found: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
         """Settings and contents of each stage of each pipeline rank."""
         names = ("first", "layers", "embedding", "head")
-        placed = at(self.exploration.tables.stages, found)
+        placed = self.exploration.tables.stages.answer(found)
         return [[{**found, **dict(zip(names, each, strict=True))} for each in rank] for rank in placed]
 
     def row(self, name: str, stage: Mapping[str, Any]) -> Any:
         """Numbers of parts of a stage."""
-        return along(at(self.exploration.tables.rows[name], stage), stage["layers"])
+        return along(self.exploration.tables.rows[name].answer(stage), stage["layers"])
 
     def sizes(self, found: Mapping[str, Any]) -> Any:
         """Bytes of every part."""
         features = [found[name] for name in self.exploration.tables.features]
-        return np.array(at(self.exploration.tables.sizes, found)) @ features
+        return np.array(self.exploration.tables.sizes.answer(found)) @ features
 
     def memory(self, settings: Mapping[str, Any]) -> Iterator[dict[str, float]]:
         """Bytes by use of each pipeline rank at its fullest moment."""
         tables, found = self.exploration.tables, self.settings(settings)
-        sharing, sizes = at(tables.sharing, found), self.sizes(found)
-        held = at(tables.schedules, found)["held"]
+        sharing, sizes = tables.sharing.answer(found), self.sizes(found)
+        held = tables.schedules.answer(found)["held"]
         for stages, moments in zip(self.ranks(found), held, strict=True):
             count = sum(float(self.row("parameters", stage) @ sizes) for stage in stages)
             limit, each = sharing["bucket"]
@@ -82,11 +74,11 @@ class Page:
             whole |= {end: any(stage[end] for stage in stages) for end in ("embedding", "head")}
             uses = {use: size * count for use, size in sharing["resident"].items()}
             uses["gathered parameters"] = float(
-                along(at(tables.gathered, whole), sum(each["layers"] for each in stages))
+                along(tables.gathered.answer(whole), sum(each["layers"] for each in stages))
             )
             uses["communication buffers"] = (
-                sum(at(table, found) for table in tables.buffers)
-                + at(tables.receives, found) * sizes[tables.columns.index("message")]
+                sum(table.answer(found) for table in tables.buffers)
+                + tables.receives.answer(found) * sizes[tables.columns.index("message")]
                 + min(limit, each * count)
             )
             uses["driver context"] = tables.context
@@ -104,7 +96,7 @@ class Page:
         """Bytes that a GPU of a pipeline rank sends in a step, by role."""
         found = self.settings(settings)
         stages, sizes, many = self.ranks(found)[rank], self.sizes(found), found["microbatches"]
-        sharing = at(self.exploration.tables.sharing, found)
+        sharing = self.exploration.tables.sharing.answer(found)
         counts = {
             name: sum(self.row(name, stage) for stage in stages) for name in ("parameters", "tp", "cp", "pp", "tied")
         }

@@ -18,7 +18,7 @@ from clustersim.schedules.rules import dry_run, peak_in_flight
 from clustersim.schedules.shelf import schedule
 from clustersim.simulation import ledgers_of, peak_memory
 from tests.planning.explorations import SAMPLES, SCENARIOS, Explored, explored
-from tests.planning.explorer_page import ZERO, Page, at
+from tests.planning.explorer_page import ZERO, Page
 
 
 @pytest.fixture(scope="module", params=SCENARIOS)
@@ -153,7 +153,9 @@ def test_bubbles_are_those_of_a_dry_run(known: Explored) -> None:
         found = Page(known.exploration).settings(settings)
         run = dry_run(scenario.schedule.order(scenario.layout.pp, scenario.microbatches))
         busy = 3 * scenario.microbatches * scenario.schedule.chunks
-        assert at(known.exploration.tables.schedules, found)["idle"] == pytest.approx(1 - busy / run.finish, abs=1e-12)
+        assert known.exploration.tables.schedules.answer(found)["idle"] == pytest.approx(
+            1 - busy / run.finish, abs=1e-12
+        )
 
 
 def test_stages_and_partners_are_the_plans(known: Explored) -> None:
@@ -162,7 +164,7 @@ def test_stages_and_partners_are_the_plans(known: Explored) -> None:
         layout, found = scenario.layout, page.settings(settings)
         plan = Plan(scenario.model, scenario.training, layout, scenario.schedule.chunks)
         groups = process_groups(layout, chunks=plan.chunks)
-        partners, along_pp = at(known.exploration.tables.partners, found), coordinate(layout, "pp")
+        partners, along_pp = known.exploration.tables.partners.answer(found), coordinate(layout, "pp")
         for rank, stages in enumerate(page.ranks(found)):
             expected = [(each.layers, each.embedding, each.head) for each in plan.stages_of(rank)]
             assert [(each["layers"], each["embedding"], each["head"]) for each in stages] == expected
