@@ -1,142 +1,113 @@
-"""What does a page need to know of a model and a machine, so that a reader can lay the one out on the other?
+"""What does a page need to know, so that a reader can lay any model out on a machine, and the page knows no physics?
 
-Numbers that the models of memory and communication gave, as small tables, and a few simulated steps. The tables hold
-what depends on the model and on how tensor parallelism cuts it; the rest is exact arithmetic, which the page does:
-bytes kept are proportional to tokens (and to keys, where scores are kept), parameters are sums over layers, ZeRO
-divides by ranks. `planning.explore` fills the tables.
+Tables of what the package answers, each over the few settings that the answer depends on (`Table`), and rows of
+numbers that the page multiplies and adds: what a stage holds and sends is so many of each part (`rows`), a part is so
+many bytes of each feature (`sizes`), a feature is a product of settings. What a row or a list says of n layers (or n
+microbatches) is its entry n, and beyond its end as much more with each as the last entry has more than the one before.
+`planning.explore` asks the package and fills the tables; a test holds what they say together to the package.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
-from clustersim.arrays import IntArray
+import numpy as np
+from numpy.typing import NDArray
+
 from clustersim.units import Bytes, Seconds
 
-Kept = tuple[float, float]
-"""Bytes per token, and per token and key."""
+IntArray = NDArray[np.int64]
+Setting = int | str | bool
 
 
 @dataclass(frozen=True, slots=True)
-class ShardSizes:
-    """One rank's part of a model under tensor parallelism, in one compute format.
+class Table:
+    """Answers by the values of some settings (`keys`), nested in their order; what has no answer is missing."""
 
-    parameters: of a layer, the embedding, the head, and the head where it uses the embedding's matrix;
-    largest: elements of the largest weight of the embedding, a layer and the head; rows: of the logits' matrix;
-    layer_input: bytes per token; layer: kept by a layer, by what is recomputed; embedding, head: kept by these.
-    """
+    keys: tuple[str, ...]
+    values: Mapping[Setting, Any]
 
-    parameters: tuple[int, int, int, int]
-    largest: tuple[int, int, int]
-    rows: int
-    layer_input: float
-    layer: Mapping[str, Kept]
-    embedding: float
-    head: float
+    @classmethod
+    def of(cls, ask: Callable[..., Any], **axes: Iterable[Setting]) -> "Table":
+        """Ask for every combination of some settings' values; None is no answer."""
+        values: dict[Setting, Any] = {}
+        for point in product(*axes.values()):
+            answer = ask(**dict(zip(axes, point, strict=True)))
+            if answer is not None:
+                inner = values
+                for value in point[:-1]:
+                    inner = inner.setdefault(value, {})
+                inner[point[-1]] = answer
+        return cls(tuple(axes), values)
+
+    def answer(self, settings: Mapping[str, Setting]) -> Any:
+        """The answer to some settings, or None."""
+        found: Any = self.values
+        for key in self.keys:
+            found = found.get(settings[key]) if found else None
+        return found
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSizes:
-    """A model's dimensions, in words of `workload.transformer.Model`, and its shards.
+class Tables:
+    """All that the page computes with. A setting is one of the controls', or one that follows from them.
 
-    positions: the most tokens of a sequence, 0: any number; shards: by compute format, tensor-parallel degree and
-    whether sequences are split between its ranks (`shard_key`); degrees that cannot cut the model are missing.
+    derived: (name, factors, divisors) of settings that follow; chunks: of a pipeline rank in fact; rules: tables of
+    sentences that say why settings are impossible, in groups, of which the first that says anything is told; stages:
+    of every pipeline rank [first layer, layers, embedding, head] of each of its stages; columns: names of parts;
+    features: settings to which parts are proportional; sizes: [columns][features]; rows: by what they count, of a stage
+    [layers][columns], moments [layers][moments][columns]; sharing: what ZeRO makes of a parameter (`explore_sharing`);
+    gathered: bytes that a pipeline rank gathers [layers]; buffers: bytes of each axis's process groups; receives:
+    messages that are awaited at once; context: bytes; fragmentation: part that is added to each use of memory;
+    schedules: {idle: share of the step, held: for each pipeline rank the moments that can be its fullest: which of its
+    stages runs backward, and the microbatches that each of them holds}; order: of the axes in a rank's number; roles:
+    axes of process groups; partners: by role, for each pipeline rank the ranks it talks to.
     """
+
+    derived: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]
+    chunks: Table
+    rules: tuple[tuple[Table, ...], ...]
+    stages: Table
+    columns: tuple[str, ...]
+    features: tuple[str, ...]
+    sizes: Table
+    rows: Mapping[str, Table]
+    sharing: Table
+    gathered: Table
+    buffers: tuple[Table, ...]
+    receives: Table
+    context: Bytes
+    fragmentation: Mapping[str, float]
+    schedules: Table
+    order: tuple[str, ...]
+    roles: Mapping[str, tuple[str, ...]]
+    partners: Table
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWords:
+    """What the page says of a model beside what it computes; dimensions: in words of `workload.transformer.Model`."""
 
     name: str
-    dimensions: Mapping[str, int]
-    tied: bool
-    positions: int
     parameters: int
-    shards: Mapping[str, ShardSizes]
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """Number formats in words and bytes per element.
-
-    compute: of weights; activation: of activations; gradients; state: master weights and moments of one parameter;
-    key: under which shards are listed.
-    """
-
-    name: str
-    words: str
-    key: str
-    compute: float
-    activation: float
-    gradients: float
-    state: int
-
-
-@dataclass(frozen=True, slots=True)
-class RingVolumes:
-    """Tensor- and context-parallel collectives of one unit's forward and backward.
-
-    Counted in activations that each rank of a ring sends, but for the factor (n - 1) / n: an all-gather or a
-    reduce-scatter is one, an all-reduce two. layer, embedding, head: (forward, backward); small: bytes per token that
-    the loss sends in the same way; ring: passes of keys and values around the context-parallel ring.
-    """
-
-    layer: tuple[float, float]
-    embedding: tuple[float, float]
-    head: tuple[float, float]
-    small: float
-    ring: tuple[float, float]
+    dimensions: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """capacity: bytes of the smallest GPU; context, fragmentation, communicator: what the software takes.
+    """What the page is laid out on.
 
-    gpus: sizes that the cluster can have; levels: (tier, unit of each GPU), from the narrowest tier up: traffic stays
-    in the first tier in whose unit all its GPUs are; top: the tier beyond.
+    capacity: bytes of the smallest GPU; levels: (tier, unit of each GPU), from the narrowest tier up: traffic stays in
+    the first tier in whose unit all its GPUs are; top: the tier beyond.
     """
 
     cluster: str
     accelerator: str
     capacity: Bytes
-    context: Bytes
-    fragmentation: float
-    communicator: Bytes
-    gpus: tuple[int, ...]
     per_node: int
     levels: tuple[tuple[str, IntArray], ...]
     top: str
-
-
-@dataclass(frozen=True, slots=True)
-class Strategy:
-    """What the data-parallel strategy of a ZeRO stage holds beside its shards.
-
-    bucket: bytes of whole gradients that wait for their reduction, None: by Megatron's rule; ahead: units gathered
-    ahead; reshards: whether they are given back after forward.
-    """
-
-    stage: int
-    bucket: Bytes | None
-    ahead: int
-    reshards: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Where the page's controls stand at first: the scenario.
-
-    schedule: 1f1b, gpipe or interleaved; chunks: of the interleaved one; recompute: none, selective, selective_op, full
-    or layers:2 ...
-    """
-
-    gpus: int
-    tp: int
-    cp: int
-    pp: int
-    sequence_parallel: bool
-    zero: int
-    schedule: str
-    chunks: int
-    recompute: str
-    microbatch: int
-    sequence: int
-    batch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,31 +139,18 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
-    """All that the explorer page knows. order: of the axes; layers_per_stage: of the scenario, where it gives one.
+    """All that the explorer page shows.
 
-    models: the scenario's first; ring_volumes: by whether sequences are split, then by what is recomputed; loss_width:
-    bytes of the logits' gradients beside the kept softmax, 0: that of an activation; notes: what differs from the
-    scenario, in sentences.
+    models, formats: the scenario's first; choices: values of each control, by setting; start: the scenario's; notes:
+    what differs from the scenario, in sentences.
     """
 
     name: str
-    models: tuple[ModelSizes, ...]
-    formats: tuple[Format, ...]
+    models: tuple[ModelWords, ...]
+    formats: tuple[str, ...]
     machine: Machine
-    strategies: tuple[Strategy, ...]
-    ring_volumes: Mapping[str, Mapping[str, RingVolumes]]
-    order: tuple[str, ...]
-    layers_per_stage: tuple[int, ...] | None
-    loss_width: float
-    start: Settings
+    choices: Mapping[str, tuple[Setting, ...]]
+    start: Mapping[str, Setting]
+    tables: Tables
     studies: tuple[Study, ...]
     notes: tuple[str, ...]
-
-
-def shard_key(key: str, tp: int, *, sequence_parallel: bool) -> str:
-    """Under which name a model lists its shards.
-
-    >>> shard_key("bf16", 8, sequence_parallel=True)
-    'bf16 tp8 split'
-    """
-    return f"{key} tp{tp}{' split' if sequence_parallel else ''}"

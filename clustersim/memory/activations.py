@@ -12,11 +12,15 @@ accumulated (autograd; Megatron-LM's fused accumulation allocates the same size 
 Where backward is run in halves, the input gradient frees what was kept but for what the weight gradients wait for: the
 inputs of linear layers and, new, the gradients of their outputs (in a GPT layer 32 of 34 s b h bytes, and the scores).
 Recomputed layers come back as far as that, so then more waits than was kept.
+All of it is counted in parts of the model (`Part`): how many there are of each does not depend on how large they are.
 Reference: Korthikanti et al. 2022, sections 4 and 5; Qi et al. 2023 (arXiv:2401.10241), section 2.3.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
+from typing import Final
 
 from clustersim.dtypes import DType
 from clustersim.parallel.data import FullyShard
@@ -29,6 +33,39 @@ from clustersim.workload.stack import LayerSpec
 from clustersim.workload.training import Loss, SelectiveOperations, SelectiveRecompute
 
 
+class Part(Enum):
+    """What activations are made of, each of one microbatch on one rank.
+
+    INPUT: what a layer keeps that is run again as a whole; LAYER: what others keep, as recomputation has it; WHOLE: all
+    that a layer's backward reads; EMBEDDING, HEAD: what these keep; LOSS: gradients of the logits beside the loss's
+    softmax; CAST: those of the logits in its place; *_WAITING: what waits for weight gradients; *_GRADIENT: that of the
+    largest weight, before it is accumulated.
+    """
+
+    INPUT = "layer input"
+    LAYER = "kept layer"
+    WHOLE = "whole layer"
+    EMBEDDING = "embedding"
+    HEAD = "head"
+    LOSS = "loss gradients"
+    CAST = "cast gradients"
+    LAYER_WAITING = "waiting layer"
+    EMBEDDING_WAITING = "waiting embedding"
+    HEAD_WAITING = "waiting head"
+    LAYER_GRADIENT = "layer weight gradient"
+    EMBEDDING_GRADIENT = "embedding weight gradient"
+    HEAD_GRADIENT = "head weight gradient"
+
+
+Kind = tuple[Part, LayerSpec | None]
+"""A part and, of layers, of which kind of layer."""
+Counts = Mapping[Kind, int]
+"""How many there are of each kind."""
+_WAITS: Final = {
+    Part.LAYER: Part.LAYER_WAITING, Part.INPUT: Part.LAYER_WAITING, Part.HEAD: Part.HEAD_WAITING,
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Activations:
     """Bytes of activations on one rank of a plan."""
@@ -37,83 +74,142 @@ class Activations:
 
     def kept(self, stage: Stage) -> Bytes:
         """Bytes that one microbatch keeps on a stage from forward to backward."""
-        layers = sum(run.count * self._kept_layer(run.spec, again=again) for run, again in self.plan.runs(stage))
-        ends = self.plan.embedding.kept if stage.embedding else 0.0
-        return layers + ends + (self.plan.head.kept if stage.head else 0.0)
+        return self._bytes(self.kept_parts(stage))
 
     def waiting(self, stage: Stage) -> Bytes:
         """Bytes that one microbatch keeps on a stage from its input gradients to its weight gradients."""
-        ends = self.plan.embedding.waiting if stage.embedding else 0.0
-        layers = sum(run.count * self.plan.layers[run.spec].waiting for run in stage.stack)
-        return layers + ends + (self.plan.head.waiting if stage.head else 0.0)
+        counts = Counter(_ends(stage, Part.EMBEDDING_WAITING, Part.HEAD_WAITING))
+        for run in stage.stack:
+            counts[Part.LAYER_WAITING, run.spec] += run.count
+        return self._bytes(counts)
 
     def passing(self, stage: Stage, kind: ActionKind = ActionKind.BACKWARD) -> Bytes:
         """Bytes that a backward of one microbatch, or a half of it, needs at its fullest, beside what was kept."""
-        if kind is ActionKind.WEIGHT_GRADIENT:
-            return self._largest_gradient(stage)
-        return max(0.0, *self._moments(stage, whole=kind is ActionKind.BACKWARD))
+        return max((0.0, *map(self._bytes, self.moments(stage, kind))))
 
-    def _moments(self, stage: Stage, *, whole: bool) -> Iterator[Bytes]:
-        """Bytes beside what was kept, less what is freed by then: loss, logits, last and first layer, embedding.
+    def kept_parts(self, stage: Stage) -> Counts:
+        """What one microbatch keeps on a stage."""
+        counts = Counter(_ends(stage, Part.EMBEDDING, Part.HEAD))
+        for run, again in self.plan.runs(stage):
+            counts[_kept(again), run.spec] += run.count
+        return counts
+
+    def moments(self, stage: Stage, kind: ActionKind = ActionKind.BACKWARD) -> Iterator[Counts]:
+        """What a pass needs beside what was kept, at the moments of which one is the fullest; freed parts are negative.
 
         Where more waits for the weights' half than was kept of a layer, the first such layer of a run is fullest.
         """
-        freed = 0.0
+        if kind is ActionKind.WEIGHT_GRADIENT:
+            yield from _gradients(stage)
+            return
+        whole = kind is ActionKind.BACKWARD
+        freed: Counter[Kind] = Counter()
         if stage.head:
-            yield self._logits * self._loss_width
-            yield self._logits * (self._width - DType.FP32.bytes) + self._gradient_beside(self.plan.head, whole)
-            freed += self.plan.head.kept - (0.0 if whole else self.plan.head.waiting)
+            yield {(Part.LOSS, None): 1}
+            yield {(Part.CAST, None): 1, (Part.HEAD_GRADIENT, None): int(whole)}
+            freed.update(_freed((Part.HEAD, None), 1, whole))
         for run, again in reversed(self.plan.runs(stage)):
-            layer, kept = self.plan.layers[run.spec], self._kept_layer(run.spec, again=again)
-            each = kept - (0.0 if whole else layer.waiting)
-            yield layer.kept - kept + self._gradient_beside(layer, whole) - min(freed, freed + (run.count - 1) * each)
-            freed += run.count * each
+            layer = _kept(again), run.spec
+            yield from _through(layer, run.count, freed, whole)
+            freed.update(_freed(layer, run.count, whole))
         if stage.embedding:
-            yield self._gradient_beside(self.plan.embedding, whole) - freed
+            moment: Counter[Kind] = Counter({(Part.EMBEDDING_GRADIENT, None): int(whole)})
+            moment.subtract(freed)
+            yield moment
 
-    def _gradient_beside(self, part: Layer, whole: bool) -> Bytes:
-        """The gradient of a weight in a backward; its half of the input makes none."""
-        return self._weight_gradient(part) if whole else 0.0
+    def size(self, part: Part, spec: LayerSpec | None = None) -> Bytes:
+        """Bytes of a part; spec: of which kind of layer, if it is a layer's."""
+        return float(_SIZES[part](self) if spec is None else _OF_LAYERS[part](self, spec))
 
-    def _largest_gradient(self, stage: Stage) -> Bytes:
-        ends = ((stage.embedding, self.plan.embedding), (stage.head, self.plan.head))
-        parts = [part for there, part in ends if there] + [self.plan.layers[run.spec] for run in stage.stack]
-        return max(map(self._weight_gradient, parts), default=0.0)
+    def _bytes(self, counts: Counts) -> Bytes:
+        return float(sum(count * self.size(*kind) for kind, count in counts.items() if count))
 
-    def _weight_gradient(self, part: Layer) -> Bytes:
+    def weight_gradient(self, part: Layer) -> Bytes:
         """The gradient of the largest weight, before it is accumulated."""
         sharded = isinstance(self.plan.layout.data, FullyShard)
         gathered = {group.name for group in self.plan.parameter_groups if sharded and group.shards > 1}
         own = (operator for operator in part.operators if operator.weight_gradient and operator.group not in gathered)
-        sizes = (operator.parameters for operator in own)
-        return float(max(sizes, default=0) * self._width)
+        return float(max((operator.parameters for operator in own), default=0) * self.width)
 
     @property
-    def _width(self) -> Bytes:
+    def width(self) -> Bytes:
         """Bytes of an activation's element."""
         return self.plan.training.recipe.activations.bytes
 
     @property
-    def _loss_width(self) -> Bytes:
+    def loss_width(self) -> Bytes:
         """Bytes of the logits' gradients beside the kept FP32 softmax, per logit.
 
         PyTorch's loss makes two gradients in FP32, of the negative log-likelihood and of the log-softmax; the others
         make it in the softmax's place and cast it.
         """
-        return 2 * DType.FP32.bytes if self.plan.training.loss is Loss.TORCH else self._width
+        return 2 * DType.FP32.bytes if self.plan.training.loss is Loss.TORCH else self.width
 
     @property
-    def _logits(self) -> int:
+    def logits(self) -> int:
         """Elements of the logits on this rank."""
         return self.plan.shard.tokens * self.plan.shard.rows(self.plan.model.vocab)
 
-    def _kept_layer(self, spec: LayerSpec, *, again: bool) -> Bytes:
-        """Bytes of a layer. again: its forward is run again as a whole."""
+    def kept_layer(self, spec: LayerSpec) -> Bytes:
+        """Bytes of a layer whose forward is not run again as a whole."""
         layer = self.plan.layers[spec]
-        if again:
-            return layer.input_bytes
         if isinstance(self.plan.training.recompute, SelectiveOperations):
             return layer.input_bytes + sum(operator.results for operator in layer.operators)
         if not isinstance(self.plan.training.recompute, SelectiveRecompute):
             return layer.kept
         return sum(operator.kept for operator in layer.operators if not operator.core)
+
+
+_SIZES: Final[Mapping[Part, Callable[[Activations], Bytes]]] = {
+    Part.EMBEDDING: lambda of: of.plan.embedding.kept,
+    Part.HEAD: lambda of: of.plan.head.kept,
+    Part.LOSS: lambda of: of.logits * of.loss_width,
+    Part.CAST: lambda of: of.logits * (of.width - DType.FP32.bytes),
+    Part.EMBEDDING_WAITING: lambda of: of.plan.embedding.waiting,
+    Part.HEAD_WAITING: lambda of: of.plan.head.waiting,
+    Part.EMBEDDING_GRADIENT: lambda of: of.weight_gradient(of.plan.embedding),
+    Part.HEAD_GRADIENT: lambda of: of.weight_gradient(of.plan.head),
+}
+_OF_LAYERS: Final[Mapping[Part, Callable[[Activations, LayerSpec], Bytes]]] = {
+    Part.INPUT: lambda of, spec: of.plan.layers[spec].input_bytes,
+    Part.LAYER: lambda of, spec: of.kept_layer(spec),
+    Part.WHOLE: lambda of, spec: of.plan.layers[spec].kept,
+    Part.LAYER_WAITING: lambda of, spec: of.plan.layers[spec].waiting,
+    Part.LAYER_GRADIENT: lambda of, spec: of.weight_gradient(of.plan.layers[spec]),
+}
+LAYER_PARTS: Final = frozenset(_OF_LAYERS)
+"""Parts of which each kind of layer has its own."""
+
+
+def _kept(again: bool) -> Part:
+    """What a layer keeps. again: it is run again as a whole."""
+    return Part.INPUT if again else Part.LAYER
+
+
+def _ends(stage: Stage, embedding: Part, head: Part) -> dict[Kind, int]:
+    """The ends that a stage has."""
+    return {(embedding, None): int(stage.embedding), (head, None): int(stage.head)}
+
+
+def _gradients(stage: Stage) -> Iterator[Counts]:
+    """The gradient of the largest weight of each kind of part, one at a time."""
+    ends = _ends(stage, Part.EMBEDDING_GRADIENT, Part.HEAD_GRADIENT)
+    yield from ({kind: 1} for kind, there in ends.items() if there)
+    for run in stage.stack:
+        yield {(Part.LAYER_GRADIENT, run.spec): 1}
+
+
+def _through(layer: Kind, count: int, freed: Counter[Kind], whole: bool) -> Iterator[Counts]:
+    """Moments of a backward through `count` layers of a kind: in the last one, of halves in the first, too."""
+    _, spec = layer
+    for passed in (0,) if whole else (0, count - 1):
+        moment = Counter({(Part.WHOLE, spec): 1, layer: -1, (Part.LAYER_GRADIENT, spec): int(whole)})
+        moment.subtract(freed)
+        moment.subtract(_freed(layer, passed, whole))
+        yield moment
+
+
+def _freed(kind: Kind, count: int, whole: bool) -> Counts:
+    """What backward frees once it has passed `count` of a kind: halves leave what waits for the weight gradients."""
+    part, spec = kind
+    return {kind: count} if whole else {kind: count, (_WAITS[part], spec): -count}

@@ -50,7 +50,7 @@ class Footprint:
             (group, float(sum(self.plan.parameters(stage, group.name) for stage in stages)))
             for group in self.plan.parameter_groups
         ]
-        buffers = self._groups * self.framework.communicator + self._receives
+        buffers = self.groups * self.framework.communicator + self.receives
         return {
             Category.PARAMETERS: sum(
                 count * group.formats.stored.bytes / self._shards(group, 3) for group, count in held
@@ -59,8 +59,8 @@ class Footprint:
                 count * group.formats.gradients.bytes / self._shards(group, 2) for group, count in held
             ),
             Category.OPTIMIZER: sum(count * self._state_bytes(group) / self._shards(group, 1) for group, count in held),
-            Category.GATHERED: self._gathered(stages),
-            Category.COMMUNICATION: buffers + sum(self._bucket(group, count) for group, count in held),
+            Category.GATHERED: self.gathered(stages),
+            Category.COMMUNICATION: buffers + sum(self.bucket(group, count) for group, count in held),
             Category.CONTEXT: self.context,
         }
 
@@ -74,7 +74,7 @@ class Footprint:
         """Ranks over which ZeRO spreads what its stage `stage` shards."""
         return group.shards if self.plan.layout.data.stage >= stage else 1
 
-    def _gathered(self, stages: tuple[Stage, ...]) -> Bytes:
+    def gathered(self, stages: tuple[Stage, ...]) -> Bytes:
         """Whole units that ZeRO-3 holds at once, and one unit's whole gradients."""
         match self.plan.layout.data:
             case FullyShard(reshard_after_forward=reshards, ahead=ahead):
@@ -89,7 +89,7 @@ class Footprint:
         counts, groups = unit.counts, self.plan.parameter_groups
         return float(sum(counts.get(group.name, 0) * kept(group.formats).bytes for group in groups if group.shards > 1))
 
-    def _bucket(self, group: ParameterGroup, count: float) -> Bytes:
+    def bucket(self, group: ParameterGroup, count: float) -> Bytes:
         """A bucket of the rank's `count` whole gradients of a group, where those of ZeRO-2 wait for their reduction."""
         match self.plan.layout.data:
             case Zero2() as strategy if group.ranks > 1:
@@ -98,7 +98,7 @@ class Footprint:
         return 0.0
 
     @property
-    def _groups(self) -> int:
+    def groups(self) -> int:
         """Process groups that the rank is in (those of one member need no buffers)."""
         layout = self.plan.layout
         if isinstance(layout.data, NaiveDataParallel):
@@ -106,7 +106,7 @@ class Footprint:
         return sum(degree > 1 for degree in layout.degrees.values())
 
     @property
-    def _receives(self) -> Bytes:
+    def receives(self) -> Bytes:
         """A posted activation and a posted gradient for each virtual stage."""
         if self.plan.layout.pp == 1:
             return 0.0

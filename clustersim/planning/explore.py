@@ -1,7 +1,9 @@
 """What would another layout, model or number of GPUs need and take? Tables for a page that answers without a server.
 
-The tables come from the models themselves (`explore_sizes`: workload, memory, lowering), steps are simulated beforehand
-(`explore_steps`). What the page cannot vary is as in the scenario: attention, loss, optimizer, framework, cluster.
+The tables come from the package itself, asked for scenarios with some settings changed (`explore_space`): checks
+(`explore_rules`), schedules, memory and lowering (`explore_sizes`, `explore_rows`, `explore_sharing`), stages, groups.
+Steps are simulated beforehand (`explore_steps`). What the page cannot vary is as in the scenario: attention, loss,
+optimizer, framework, cluster.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.analysis.exploration import Exploration, Machine, Settings, Strategy
+from clustersim.analysis.exploration import Exploration, Machine, ModelWords, Tables
 from clustersim.arrays import IntArray
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
@@ -19,16 +21,21 @@ from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.disturbance import Disturbances
 from clustersim.hardware.topology import Fabric
-from clustersim.parallel.data import BY_STAGE, FullyShard, NaiveDataParallel, Zero1
-from clustersim.planning.explore_sizes import format_of, ring_volumes, sizes
+from clustersim.parallel.data import NaiveDataParallel
+from clustersim.planning.explore_groups import partners, roles, stages
+from clustersim.planning.explore_rows import rows
+from clustersim.planning.explore_rules import rules
+from clustersim.planning.explore_schedules import schedules
+from clustersim.planning.explore_sharing import buffers, fragmentation, gathered, receives, sharing
+from clustersim.planning.explore_sizes import COLUMNS, sizes
+from clustersim.planning.explore_space import COUNTS, FEATURES, SCHEDULES, Space
 from clustersim.planning.explore_steps import studies
 from clustersim.scenario import Contention, Scenario
 from clustersim.scenario.build import read_cluster
 from clustersim.scenario.file import ScenarioFile
-from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.workload.presets import PRESETS
 from clustersim.workload.recipe import Recipe, mixed
-from clustersim.workload.training import FullRecompute, Loss, SelectiveOperations, SelectiveRecompute
+from clustersim.workload.transformer import Model, dimensions, parameters
 
 MODELS: Final = (
     "gpt2-small", "gpt2-xl", "gpt3-1.3b", "gpt3-6.7b", "megatron-7.5b", "llama3-8b", "gpt3-13b", "megatron-22b",
@@ -40,7 +47,7 @@ OFFERED_GPUS: Final = 1024  # or four times the scenario's, where the cluster ca
 _MIXED: Final = (
     ("mixed precision, BF16", mixed()),
     ("BF16 with BF16 gradients", mixed(gradients=DType.BF16)),
-    ("FP32", mixed(compute=DType.FP32, master=None)),
+    ("FP32", mixed(DType.FP32, master=None)),
 )
 
 
@@ -51,33 +58,64 @@ def explore(scenario: Scenario, done: Callable[[int], None] = lambda _done: None
 
 def tables(scenario: Scenario) -> Exploration:
     """What needs no simulation; without studies."""
-    own, training = scenario.model, scenario.training
-    models = (own, *(PRESETS[name].model for name in MODELS if PRESETS[name].model != own))
-    formats = tuple(_formats(scenario))
+    formats = dict(_formats(scenario))
+    largest, offered = _largest(scenario)
+    space = Space(scenario, tuple(_models(scenario)), tuple(formats), offered)
     return Exploration(
         name=scenario.name,
-        models=tuple(sizes(model, scenario, formats) for model in models),
-        formats=tuple(format_of(name, precision, training.optimizer) for name, precision in formats),
-        machine=_machine(scenario),
-        strategies=tuple(_strategies(scenario)),
-        ring_volumes=ring_volumes(training),
-        order=scenario.layout.order,
-        layers_per_stage=scenario.layout.layers_per_stage,
-        loss_width=2 * DType.FP32.bytes if training.loss is Loss.TORCH else 0,
-        start=_start(scenario),
+        models=tuple(map(_words, space.models)),
+        formats=tuple(formats.values()),
+        machine=_machine(scenario, largest, offered[-1]),
+        choices=space.choices,
+        start=space.start,
+        tables=_tables(space),
         studies=(),
         notes=tuple(_notes(scenario)),
     )
 
 
-def _formats(scenario: Scenario) -> Iterator[tuple[str, Recipe]]:
+def _tables(space: Space) -> Tables:
+    played, refused = schedules(space)
+    return Tables(
+        derived=(*COUNTS, *FEATURES),
+        chunks=space.table(lambda **each: space.schedule(each).chunks, "schedule", "chunks"),
+        rules=rules(space, refused),
+        stages=stages(space),
+        columns=COLUMNS,
+        features=tuple(name for name, *_ in FEATURES),
+        sizes=sizes(space),
+        rows=rows(space),
+        sharing=sharing(space),
+        gathered=gathered(space),
+        buffers=tuple(buffers(space)),
+        receives=receives(space),
+        context=space.scenario.cluster.accelerator.context_bytes,
+        fragmentation=fragmentation(space),
+        schedules=played,
+        order=space.scenario.layout.order,
+        roles=roles(space),
+        partners=partners(space),
+    )
+
+
+def _models(scenario: Scenario) -> Iterator[Model]:
+    yield scenario.model
+    yield from (PRESETS[name].model for name in MODELS if PRESETS[name].model != scenario.model)
+
+
+def _words(model: Model) -> ModelWords:
+    names, found = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab"), dimensions(model)
+    return ModelWords(model.name, parameters(model), {name: found[name] for name in names})
+
+
+def _formats(scenario: Scenario) -> Iterator[tuple[Recipe, str]]:
     """The scenario's number formats and the usual ones that its accelerators can compute in."""
     own = scenario.training.recipe
     names = {precision: name for name, precision in _MIXED}
-    yield names.get(own, "as in the scenario"), own
+    yield own, names.get(own, "as in the scenario")
     for name, precision in _MIXED:
         if precision != own and all(_computes(scenario, precision)):
-            yield name, precision
+            yield precision, name
 
 
 def _computes(scenario: Scenario, precision: Recipe) -> Iterator[bool]:
@@ -88,28 +126,13 @@ def _computes(scenario: Scenario, precision: Recipe) -> Iterator[bool]:
             yield False
 
 
-def _strategies(scenario: Scenario) -> Iterator[Strategy]:
-    """The scenario's strategy at its own stage, the usual one at the others (as `layout.data=zero2` means it)."""
-    own = scenario.layout.data
-    for stage in range(4):
-        strategy = own if own.stage == stage else BY_STAGE[stage]()
-        bucket = strategy.bucket if isinstance(strategy, Zero1) else None
-        whole = strategy if isinstance(strategy, FullyShard) else FullyShard()
-        yield Strategy(stage, bucket, whole.ahead, whole.reshard_after_forward)
-
-
-def _machine(scenario: Scenario) -> Machine:
+def _machine(scenario: Scenario, largest: Cluster, gpus: int) -> Machine:
     cluster = scenario.cluster
-    largest, sizes_offered = _largest(scenario)
-    levels, top = _levels(largest.fabric, np.arange(sizes_offered[-1]))
+    levels, top = _levels(largest.fabric, np.arange(gpus))
     return Machine(
         cluster=cluster.name,
         accelerator=" and ".join(accelerator.name for accelerator in cluster.kinds()[0]),
         capacity=min(accelerator.memory_bytes for accelerator in cluster.kinds()[0]),
-        context=cluster.accelerator.context_bytes,
-        fragmentation=scenario.framework.fragmentation,
-        communicator=scenario.framework.communicator,
-        gpus=sizes_offered,
         per_node=cluster.gpus_per_node,
         levels=levels,
         top=top,
@@ -146,43 +169,12 @@ def _levels(fabric: Fabric, gpus: IntArray) -> tuple[tuple[tuple[str, IntArray],
     return (*narrow, ("host", gpus // fabric.node.reach), ("leaf", leaves), ("spine", pods)), "core"
 
 
-def _start(scenario: Scenario) -> Settings:
-    layout, training, schedule = scenario.layout, scenario.training, scenario.schedule
-    return Settings(
-        gpus=scenario.cluster.gpus,
-        tp=layout.tp,
-        cp=layout.cp,
-        pp=layout.pp,
-        sequence_parallel=layout.sequence_parallel,
-        zero=layout.data.stage,
-        schedule="1f1b" if isinstance(schedule, ZeroBubble) else schedule.name,
-        chunks=max(2, schedule.chunks),
-        recompute=_recompute(scenario),
-        microbatch=training.microbatch,
-        sequence=training.sequence,
-        batch=training.global_batch,
-    )
-
-
-def _recompute(scenario: Scenario) -> str:
-    match scenario.training.recompute:
-        case SelectiveRecompute():
-            return "selective"
-        case SelectiveOperations():
-            return "selective_op"
-        case FullRecompute(None):
-            return "full"
-        case FullRecompute(layers):
-            return f"layers:{layers}"
-    return "none"
-
-
 def _notes(scenario: Scenario) -> Iterator[str]:
     """What of the scenario the page leaves out."""
-    if isinstance(scenario.schedule, ZeroBubble):
+    if scenario.schedule.name not in SCHEDULES:
         yield (
-            f"the scenario's schedule {scenario.schedule.name} orders passes by their durations; memory and bubble are "
-            "drawn for 1f1b instead, simulated steps are the scenario's"
+            f"the scenario's schedule {scenario.schedule.name} is none that the page can play; memory and bubble are "
+            f"drawn for {SCHEDULES[0]} instead, simulated steps are the scenario's"
         )
     if isinstance(scenario.layout.data, NaiveDataParallel):
         yield "the scenario's data_parallel (one process) is drawn as ddp; simulated steps are the scenario's"

@@ -1,177 +1,89 @@
-"""How large are the parts of a model that one rank holds, for every way in which tensor parallelism can cut it?
+"""How large are the parts of a model that one rank holds and sends, for every way to cut it?
 
 Kept bytes are T (a + b k) for T tokens that attend to k keys: two sequences, of which one is twice as long, give a
-and b. Tables are of one context-parallel rank; with more, T is smaller and k is not.
+and b. They are of one context-parallel rank; with more, T is smaller and k is not.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from clustersim.analysis.exploration import Format, Kept, ModelSizes, RingVolumes, ShardSizes, shard_key
-from clustersim.lowering.units import Unit, Units
-from clustersim.memory.activations import Activations
-from clustersim.memory.footprint import Category, Footprint
-from clustersim.parallel.layout import Layout
-from clustersim.parallel.pipeline import Stage
+from clustersim.analysis.exploration import Table
+from clustersim.lowering.passes import Lowering
+from clustersim.lowering.tasklist import Blocks
+from clustersim.lowering.units import Units
+from clustersim.memory.activations import LAYER_PARTS, Activations, Part
 from clustersim.parallel.plan import Plan
-from clustersim.program.task import Collective, Operation
-from clustersim.scenario import Scenario
-from clustersim.workload.framework import Framework
-from clustersim.workload.layers import Layer
-from clustersim.workload.presets import preset
-from clustersim.workload.recipe import Recipe
-from clustersim.workload.stack import cut
-from clustersim.workload.training import (
-    FullRecompute,
-    NoRecompute,
-    Optimizer,
-    Recompute,
-    SelectiveOperations,
-    SelectiveRecompute,
-    Training,
+from clustersim.planning.explore_space import RECOMPUTES, Space
+
+SELECTIVE: Final = tuple(name for name in RECOMPUTES if name.startswith("selective"))
+_CONSTANT: Final = (Part.LAYER_GRADIENT, Part.EMBEDDING_GRADIENT, Part.HEAD_GRADIENT)
+_PARTS: Final = (Part.INPUT, Part.WHOLE, Part.EMBEDDING, Part.HEAD, Part.LOSS, Part.CAST, *_CONSTANT)
+PARAMETERS: Final = (
+    "layer parameters",
+    "embedding parameters",
+    "head parameters",
+    "parameters of the only stage's head",
 )
-from clustersim.workload.transformer import Model, Positions, dimensions, parameters
-
-TENSOR: Final = (1, 2, 4, 8, 16, 32, 64)
-RECOMPUTES: Final[Mapping[str, Recompute]] = {
-    "none": NoRecompute(),
-    "selective": SelectiveRecompute(),
-    "selective_op": SelectiveOperations(),
-    "full": FullRecompute(),
-}
-_ANY: Final = preset("llama3-8b")
+SENT: Final = ("activation to tp", "tokens to tp", "keys and values to cp", "message", "tied gradient")
+COLUMNS: Final = (*(part.value for part in _PARTS), *(f"layer kept, {mode}" for mode in SELECTIVE), *PARAMETERS, *SENT)
 _LENGTH: Final = 64  # tokens for each tensor-parallel rank: any number that they divide
-# activations that each rank of a ring sends, but for the factor (n - 1) / n
-_ROUNDS: Final = {
-    Collective.ALL_REDUCE: 2, Collective.ALL_GATHER: 1, Collective.REDUCE_SCATTER: 1, Collective.SHIFT: 1,
-}  # fmt: skip
+
+Row = list[float]
 
 
-def sizes(model: Model, scenario: Scenario, formats: Sequence[tuple[str, Recipe]]) -> ModelSizes:
-    """A model's dimensions and its shards in each format, trained as in the scenario otherwise."""
-    shards: dict[str, ShardSizes] = {}
-    for _, precision in formats:
-        training = replace(scenario.training, recipe=precision)
-        for tp in degrees(model, scenario.layout.tp):
-            for split in (False, True):
-                key = shard_key(precision.compute.value, tp, sequence_parallel=split)
-                shards[key] = shards.get(key) or _shard(model, training, Layout(tp=tp, sequence_parallel=split))
-    found = dimensions(model)
-    names = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab")
-    return ModelSizes(
-        name=model.name,
-        dimensions={name: found[name] for name in names},
-        tied=model.tied_embeddings,
-        positions=model.max_positions if model.positions is Positions.LEARNED else 0,
-        parameters=parameters(model),
-        shards=shards,
-    )
+def sizes(space: Space) -> Table:
+    """Bytes of every part, and numbers of parameters, [columns][features]; what cannot cut a model is missing."""
+    known: dict[tuple[Any, ...], list[Row]] = {}
+
+    def ask(model: int, precision: int, tp: int, split: bool) -> list[Row] | None:
+        if (model, tp) not in space.cuts:
+            return None
+        key = model, space.precisions[precision].compute, tp, split
+        if key not in known:
+            known[key] = [*_columns(space, model=model, precision=precision, tp=tp, split=split)]
+        head, only = (known[key][COLUMNS.index(name)][0] for name in PARAMETERS[2:])
+        return [*known[key], _constant((head - only) * space.precisions[precision].weights.gradients.bytes)]
+
+    return space.table(ask, "model", "precision", "tp", "split")
 
 
-def degrees(model: Model, own: int) -> list[int]:
-    """Tensor-parallel degrees that can cut a model (as `scenario.checks` has it), the scenario's own among them."""
-    tried = sorted({*TENSOR, own})
-    found = dimensions(model)
-    whole = [tp for tp in tried if not (found["heads"] % tp or found["ffn"] % tp or model.vocab % tp)]
-    return [tp for tp in whole if found["kv_heads"] % tp == 0 or tp % found["kv_heads"] == 0]
+def _columns(space: Space, **settings: Any) -> Iterator[Row]:
+    """All columns but the last, which depends on the format of gradients."""
+    once, twice = (space.plan(**settings, sequence=length * settings["tp"]) for length in (_LENGTH, 2 * _LENGTH))
+    for part in _PARTS:
+        of = _of(part)
+        yield _constant(of(once)) if part in _CONSTANT else _proportional(of, once, twice)
+    for mode in SELECTIVE:
+        plans = (replace(plan, training=replace(plan.training, recompute=RECOMPUTES[mode])) for plan in (once, twice))
+        yield _proportional(_of(Part.LAYER), *plans)
+    alone = once.head_of(once.stages[0])
+    (layer,) = once.layers.values()
+    yield from (_constant(each.parameters) for each in (layer, once.embedding, once.head, alone))
+    yield from _sent(once)
 
 
-def format_of(name: str, precision: Recipe, optimizer: Optimizer) -> Format:
-    """A precision as bytes per element."""
-    words = [f"compute {precision.compute.value}", f"gradients {precision.weights.gradients.value}"]
-    words.append(
-        "no master weights" if precision.weights.master is None else f"master weights {precision.weights.master.value}"
-    )
-    plan = Plan(_ANY, Training(1, 1, recipe=precision, optimizer=optimizer), Layout())
-    resident = Footprint(plan, Framework(1.0, 0.0), 0.0).resident(0)
-    weights = resident[Category.PARAMETERS] / precision.compute.bytes
-    return Format(
-        name=name,
-        words=", ".join(words),
-        key=precision.compute.value,
-        compute=precision.compute.bytes,
-        activation=precision.activations.bytes,
-        gradients=precision.weights.gradients.bytes,
-        state=round(resident[Category.OPTIMIZER] / weights),
-    )
+def _of(part: Part) -> Callable[[Plan], float]:
+    return lambda plan: Activations(plan).size(part, *(plan.model.specs if part in LAYER_PARTS else ()))
 
 
-def _shard(model: Model, training: Training, layout: Layout) -> ShardSizes:
-    short, long = (_plan(model, training, layout, factor * _LENGTH * layout.tp) for factor in (1, 2))
-    tokens = short.training.sequence
-    return ShardSizes(
-        parameters=(
-            _layer(short).parameters, short.embedding.parameters, short.head.parameters, short.tied_head.parameters,
-        ),
-        largest=(_largest(short.embedding), _largest(_layer(short)), _largest(short.head)),
-        rows=short.shard.rows(model.vocab),
-        layer_input=_layer(short).input_bytes / tokens,
-        layer={name: _kept(short, long, way) for name, way in RECOMPUTES.items() if name != "full"},
-        embedding=short.embedding.kept / tokens,
-        head=short.head.kept / tokens,
-    )  # fmt: skip
+def _constant(size: float) -> Row:
+    return [size, 0, 0, 0]
 
 
-def _plan(model: Model, training: Training, layout: Layout, sequence: int) -> Plan:
-    return Plan(model, replace(training, sequence=sequence, global_batch=layout.dp, microbatch=1), layout)
+def _proportional(of: Callable[[Plan], float], once: Plan, twice: Plan) -> Row:
+    """By tokens, and by tokens and keys."""
+    tokens = once.training.sequence
+    short, long = of(once) / tokens, of(twice) / (2 * tokens)
+    return [0, 2 * short - long, (long - short) / tokens, 0]
 
 
-def _kept(short: Plan, long: Plan, way: Recompute) -> Kept:
-    """(a, b) of a layer's a + b k bytes per token."""
-    once, twice = (
-        Activations(replace(plan, training=replace(plan.training, recompute=way))).kept(
-            Stage(1, cut(plan.model.stack, 0, 1), embedding=False, head=False)
-        )
-        / plan.training.sequence
-        for plan in (short, long)
-    )
-    slope = (twice - once) / (long.training.sequence - short.training.sequence)
-    return once - slope * short.training.sequence, slope
-
-
-def _layer(plan: Plan) -> Layer:
-    return plan.layers[plan.model.specs[0]]
-
-
-def _largest(part: Layer) -> int:
-    """Elements of the largest weight that has a gradient of its own."""
-    return max((each.parameters for each in part.operators if each.weight_gradient), default=0)
-
-
-def ring_volumes(training: Training) -> dict[str, dict[str, RingVolumes]]:
-    """What units exchange, by whether sequences are split, then by what is recomputed.
-
-    All models' layers enter and leave their sharded regions alike, so one model stands for all.
-    """
-    return {
-        words: {name: _ring_volumes(replace(training, recompute=way), split) for name, way in RECOMPUTES.items()}
-        for words, split in (("whole", False), ("split", True))
-    }
-
-
-def _ring_volumes(training: Training, split: bool) -> RingVolumes:
-    """Of a mesh of two tensor- and two context-parallel ranks; degrees change nothing but the ring's factor."""
-    plan = _plan(_ANY, training, Layout(tp=2, cp=2, sequence_parallel=split), 2 * _LENGTH)
-    embedding, layer, head = Units(plan).of(Stage(0, cut(_ANY.stack, 0, 1), embedding=True, head=True))
-    activation = partial(_rounds, role="tp", size=plan.activation)
-    of_loss = [each for each in head.forward if each.exchange and each.exchange.payload != plan.activation]
-    return RingVolumes(
-        layer=_both(layer, activation),
-        embedding=_both(embedding, activation),
-        head=_both(replace(head, forward=tuple(each for each in head.forward if each not in of_loss)), activation),
-        small=_rounds(of_loss, role="tp", size=plan.shard.tokens),
-        ring=_both(layer, partial(_rounds, role="cp", size=plan.sharding(_ANY.attentions[0]).keys_values)),
-    )
-
-
-def _both(unit: Unit, rounds: Callable[[Sequence[Operation]], float]) -> tuple[float, float]:
-    """Of a unit's forward and of its backward, with what it runs again."""
-    return rounds(unit.forward), rounds(unit.backward)
-
-
-def _rounds(operations: Sequence[Operation], *, role: str, size: float) -> float:
-    """What the exchanges of a role send, in buffers of `size` bytes."""
-    exchanges = (each.exchange for each in operations if each.exchange is not None)
-    return sum(_ROUNDS[each.collective] * each.payload / size for each in exchanges if each.group == role)
+def _sent(plan: Plan) -> Iterator[Row]:
+    """What each rank of a ring sends, of a whole activation, of a byte of each token, of keys and values; a message."""
+    tokens, others = plan.training.sequence, (plan.layout.tp - 1) / plan.layout.tp
+    yield [0, plan.activation / tokens * others, 0, 0]
+    yield [0, others, 0, 0]
+    of_keys = plan.sharding(*plan.model.attentions).keys_values / tokens
+    yield [0, -of_keys, 0, of_keys]  # all ranks' keys but for its own
+    message = Lowering(replace(plan, layout=replace(plan.layout, pp=2)), Units(plan), Blocks()).message(0, 1)
+    yield [0, 0.0 if message is None else message.payload / tokens, 0, 0]

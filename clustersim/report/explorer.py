@@ -1,11 +1,12 @@
 """How do DDP, ZeRO, tensor and pipeline parallelism place a model, and what do they cost? A page to play with.
 
-Everything is in the page: tables of the model of memory (`analysis.exploration`) with which its script answers for any
-choice, and steps that were simulated beforehand. The script's answers are the models' own (tests/browser).
+Everything is in the page: tables of what the package answers (`analysis.exploration`), in which its script looks up and
+sums what it shows for any choice, and steps that were simulated beforehand.
 """
 
+import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from html import escape
 from pathlib import Path
 from typing import Any, Final
@@ -23,9 +24,7 @@ from clustersim.report.files import write_text_atomically
 from clustersim.report.keys import key
 from clustersim.units import format_bytes
 
-_SCRIPTS: Final = (
-    "explorer_passes", "explorer_model", "explorer_exchanges", "explorer", "explorer_ranks", "explorer_words",
-)  # fmt: skip
+_SCRIPTS: Final = ("explorer_model", "explorer_groups", "explorer", "explorer_ranks", "explorer_words")
 _TOPICS: Final = {
     "ddp": "Data parallelism (DDP)",
     "zero1": "ZeRO 1: sharded optimizer",
@@ -84,14 +83,18 @@ def _panel(exploration: Exploration) -> Card:
     return Card(f'<section class="card panel">{controls(exploration)}{verdict}{facts}</section>')
 
 
-def _facts(exploration: Exploration) -> dict[str, Any]:
-    """What the page's script reads; studies are drawn here."""
-    facts = asdict(exploration)
-    del facts["studies"], facts["notes"]
-    facts["start"]["split"] = facts["start"].pop("sequence_parallel")
-    levels = exploration.machine.levels
-    facts["machine"]["levels"] = [(name, packed(unit.astype(np.uint32))) for name, unit in levels]
-    return facts
+def _facts(exploration: Exploration) -> dict[str, str]:
+    """What the page's script reads, packed; studies are drawn here, notes and choices are in the page's text."""
+    known = {name: getattr(exploration, name) for name in ("models", "formats", "machine", "start", "tables")}
+    text = json.dumps(known, default=_plain, separators=(",", ":"), allow_nan=False)
+    return packed(np.frombuffer(text.encode(), np.uint8))
+
+
+def _plain(value: Any) -> Any:
+    """An array as a list, a dataclass as a mapping."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return {each.name: getattr(value, each.name) for each in fields(value)}
 
 
 def _memory_card() -> Card:
@@ -141,7 +144,7 @@ def _words_card() -> Card:
 
 def _ranks_card(exploration: Exploration) -> Card:
     """Ranks on their nodes, what the chosen one holds, and with whom it talks."""
-    order = ", then ".join(exploration.order)
+    order = ", then ".join(exploration.tables.order)
     lead = (
         f"Each box is a GPU with its rank and its coordinates on the axes (t: tp, c: cp, d: dp, p: pp); ranks count "
         f"{order}. Choose one with a click or the arrow keys: boxes that say tp, cp, dp or pp are those with which it "

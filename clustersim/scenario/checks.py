@@ -25,7 +25,7 @@ MOST_PASSES = 2**17  # forward passes of microbatches through stages in one step
 
 def problems(scenario: Setup) -> list[str]:
     """What makes the scenario impossible, one sentence each; empty if nothing does."""
-    absurd = [*_sizes(scenario.model), *_degrees(scenario)]
+    absurd = [*_sizes(scenario.model), *check_degrees(scenario)]
     return absurd or [problem for check in _CHECKS for problem in check(scenario)]
 
 
@@ -44,7 +44,8 @@ def _sizes(model: Model) -> Iterator[str]:
             yield f"model.{key}: {shown(size)} of {model.name} is too large; {most:,} is the most"
 
 
-def _degrees(scenario: Setup) -> Iterator[str]:
+def check_degrees(scenario: Setup) -> Iterator[str]:
+    """Whether the degrees make as many ranks as the cluster has GPUs."""
     layout, gpus = scenario.layout, scenario.cluster.gpus
     if layout.world == gpus:
         return
@@ -74,7 +75,8 @@ def _product(layout: Layout, axes: Iterable[Axis]) -> str:
     return " x ".join(f"{axis.name} {layout.degrees[axis.name]}" for axis in axes)
 
 
-def _heads(scenario: Setup) -> Iterator[str]:
+def check_heads(scenario: Setup) -> Iterator[str]:
+    """Whether tensor parallelism can cut the heads."""
     name, tp = scenario.model.name, scenario.layout.tp
     for heads, kv_heads in dict.fromkeys((each.heads, each.kv_heads) for each in scenario.model.attentions):
         if heads % kv_heads:
@@ -90,7 +92,8 @@ def _heads(scenario: Setup) -> Iterator[str]:
             )
 
 
-def _widths(scenario: Setup) -> Iterator[str]:
+def check_widths(scenario: Setup) -> Iterator[str]:
+    """Whether tensor parallelism can cut the MLP and the vocabulary."""
     model, tp = scenario.model, scenario.layout.tp
     for ffn in dict.fromkeys(mlp.ffn for mlp in model.mlps):
         if ffn % tp:
@@ -103,7 +106,8 @@ def _widths(scenario: Setup) -> Iterator[str]:
         )
 
 
-def _layers(scenario: Setup) -> Iterator[str]:
+def check_layers(scenario: Setup) -> Iterator[str]:
+    """Whether every stage has something to do."""
     layers, stages = scenario.model.layers, scenario.layout.pp * scenario.schedule.chunks
     given = scenario.layout.layers_per_stage
     shape = f"pp {scenario.layout.pp} x {scenario.schedule.chunks} chunks = {stages} stages"
@@ -121,7 +125,8 @@ def _idle_stages(counts: tuple[int, ...]) -> bool:
     return 0 in counts[1:-1] or not any(counts)
 
 
-def _recomputed(scenario: Setup) -> Iterator[str]:
+def check_recomputed(scenario: Setup) -> Iterator[str]:
+    """Whether a stage has as many layers as are to be recomputed."""
     recompute, stages = scenario.training.recompute, scenario.layout.pp * scenario.schedule.chunks
     most = max(scenario.layout.layers_per_stage or split_layers(scenario.model.layers, stages))
     if isinstance(recompute, FullRecompute) and (recompute.layers or 0) > most:
@@ -135,7 +140,8 @@ def _fewer_stages(scenario: Setup) -> str:
     return f"pp {legal[-1]} fits" if legal else f"at most {layers} stages fit"
 
 
-def _batch(scenario: Setup) -> Iterator[str]:
+def check_batch(scenario: Setup) -> Iterator[str]:
+    """Whether replicas and their schedule can share out the batch."""
     batch, micro, dp = scenario.training.global_batch, scenario.training.microbatch, scenario.layout.dp
     if batch < dp * micro:
         fed = batch // micro
@@ -180,7 +186,8 @@ def _order(scenario: Setup) -> Iterator[str]:
         yield f"training.global_batch: {error}"
 
 
-def _sequence(scenario: Setup) -> Iterator[str]:
+def check_sequence(scenario: Setup) -> Iterator[str]:
+    """Whether the model has such positions, and whether ranks can cut the sequence."""
     model, layout, sequence = scenario.model, scenario.layout, scenario.training.sequence
     if model.positions is Positions.LEARNED and sequence > model.max_positions:
         yield (
@@ -236,12 +243,12 @@ def _naive(scenario: Setup) -> Iterator[str]:
 
 _Check = Callable[[Setup], Iterator[str]]
 _CHECKS: tuple[_Check, ...] = (
-    _heads,
-    _widths,
-    _layers,
-    _recomputed,
-    _batch,
-    _sequence,
+    check_heads,
+    check_widths,
+    check_layers,
+    check_recomputed,
+    check_batch,
+    check_sequence,
     _format,
     _naive,
     _steps,

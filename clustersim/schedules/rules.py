@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 from clustersim.errors import InputError
 from clustersim.program.action import Action, ActionKind, Order
@@ -29,12 +29,8 @@ INPUT, WEIGHT = ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT
 _HELD: Final = MappingProxyType({F: 1, B: -1, INPUT: 0, WEIGHT: -1})
 
 
-class _Output(NamedTuple):
-    """What an action leaves for another stage: activations (forward) or gradients."""
-
-    stage: int
-    forward: bool
-    microbatch: int
+_Output = tuple[int, bool, int]
+"""What an action leaves for another stage: (stage, whether activations and not gradients, microbatch)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +152,7 @@ class _Bench:
             begin = max(ends[-1] if ends else 0.0, 0.0 if awaited is None else self.done[awaited])
             ends.append(begin + self.cost[action.kind])
             if action.kind is not WEIGHT:
-                woken += self._put(_Output(action.stage, action.kind is F, action.microbatch), ends[-1])
+                woken += self._put((action.stage, action.kind is F, action.microbatch), ends[-1])
         return woken
 
     def _put(self, output: _Output, end: float) -> list[int]:
@@ -166,11 +162,10 @@ class _Bench:
 
 def _awaited(action: Action, last: int) -> _Output | None:
     """Which output of another stage an action waits for."""
-    if action.kind is F and action.stage > 0:
-        return _Output(action.stage - 1, True, action.microbatch)
-    if action.kind in (B, INPUT) and action.stage < last:
-        return _Output(action.stage + 1, False, action.microbatch)
-    return None
+    stage, kind, microbatch = action
+    if kind is F:
+        return (stage - 1, True, microbatch) if stage > 0 else None
+    return (stage + 1, False, microbatch) if kind is not WEIGHT and stage < last else None
 
 
 def _require_ended(order: Order, ends: Sequence[Sequence[float]]) -> None:

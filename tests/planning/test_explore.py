@@ -1,25 +1,16 @@
-"""What the explorer page is told: its tables are exact, its steps are those of `simulate`."""
+"""What the explorer page is told beside its tables: its steps are those of `simulate`."""
 
-from dataclasses import replace
+from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
-from clustersim.analysis.exploration import Exploration, Study, shard_key
-from clustersim.memory.activations import Activations
-from clustersim.parallel.layout import Layout
-from clustersim.parallel.plan import Plan
-from clustersim.planning.explore import MODELS, explore, tables
-from clustersim.planning.explore_sizes import RECOMPUTES, degrees
+from clustersim.analysis.exploration import Exploration, Study
+from clustersim.planning.explore import explore, tables
 from clustersim.planning.explore_steps import count
-from clustersim.workload.presets import preset
-from clustersim.workload.recipe import mixed
-from clustersim.workload.training import Attention, Training
-from tests.uniform import stage
+from tests.planning.explorations import few_choices
 
 PLAN = {
     "model": "llama-tiny",
@@ -29,41 +20,15 @@ PLAN = {
 }
 
 
-@cache
-def scenario(attention: str = "flash") -> Scenario:
-    return Scenario.from_mapping(PLAN, [f"training.attention={attention}"])
+@pytest.fixture(autouse=True)
+def _few_choices() -> Iterator[None]:
+    with few_choices():
+        yield
 
 
 @cache
-def known(attention: str) -> Exploration:
-    return tables(scenario(attention))
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    name=st.sampled_from(MODELS),
-    attention=st.sampled_from(["flash", "standard"]),
-    place=st.integers(0, 6),
-    split=st.booleans(),
-    mode=st.sampled_from(["none", "selective", "selective_op"]),
-    shape=st.tuples(st.integers(1, 4), st.integers(1, 40), st.sampled_from([1, 2, 4])),
-)
-def test_what_a_layer_keeps_follows_from_two_lengths(
-    name: str, attention: str, place: int, split: bool, mode: str, shape: tuple[int, int, int]
-) -> None:
-    """T (a + b k) bytes for T tokens that attend to k keys, at lengths that the tables were not made of."""
-    model = preset(name)
-    cuts = degrees(model, 2)
-    tp = cuts[place % len(cuts)]
-    microbatch, many, cp = shape
-    sequence = many * 2 * cp * tp * 32
-    training = Training(sequence, microbatch, microbatch, mixed(), RECOMPUTES[mode], attention=Attention(attention))
-    plan = Plan(model, training, Layout(tp=tp, cp=cp, sequence_parallel=split))
-    sizes = next(each for each in known(attention).models if each.name == name)
-    a, b = sizes.shards[shard_key("bf16", tp, sequence_parallel=split)].layer[mode]
-    tokens = microbatch * sequence / cp
-    middle = stage(model, 1, 1, embedding=False, head=False)
-    assert tokens * (a + b * sequence) == pytest.approx(Activations(plan).kept(middle), rel=1e-12)
+def scenario() -> Scenario:
+    return Scenario.from_mapping(PLAN)
 
 
 @cache
@@ -130,8 +95,8 @@ def test_any_scenario_can_be_explored(changes: list[str]) -> None:
     assert any(point.own and not point.missing for each in found.studies for point in each.points)
     assert bool(found.notes) == ("schedule=zb-1p" in changes or "data_parallel" in changes[-1])
     start = found.start
-    assert start.gpus in found.machine.gpus
-    assert start.schedule in {"1f1b", "gpipe", "interleaved"}
+    assert all(value in found.choices[key] for key, value in start.items())
+    assert start["schedule"] in {"1f1b", "gpipe", "interleaved"}
 
 
 @pytest.mark.parametrize("cluster", ["dgx-h100", "llama3-roce", "laptop"])
@@ -153,7 +118,7 @@ def test_tiers_are_the_fabrics(cluster: str) -> None:
 
 
 def test_sizes_are_those_that_the_cluster_can_have() -> None:
-    sizes = tables(replace(scenario())).machine.gpus
+    sizes = tables(scenario()).choices["gpus"]
     assert list(sizes) == sorted(set(sizes))
     assert all(size <= 8 or size % 8 == 0 for size in sizes)
     assert {1, 8, 1024} <= set(sizes)

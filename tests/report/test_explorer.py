@@ -14,6 +14,7 @@ from clustersim.analysis.exploration import Exploration, Point, Study
 from clustersim.errors import OutputError
 from clustersim.planning.explore import tables
 from clustersim.report.explorer import explorer_page, write_explorer
+from tests.planning.explorations import few_choices
 
 MOST_BYTES = 15_000_000
 EVIL = "<script>alert(1)</script>&\"'"
@@ -36,7 +37,8 @@ def exploration() -> Exploration:
         }
     )
     studies = tuple(Study(name, f"{name} {EVIL}", EVIL, POINTS) for name in ("weak", "strong", "layouts"))
-    return replace(tables(scenario), studies=studies, notes=(EVIL,))
+    with few_choices():
+        return replace(tables(scenario), studies=studies, notes=(EVIL,))
 
 
 @cache
@@ -58,10 +60,11 @@ def test_text_of_users_is_escaped() -> None:
 def test_every_control_holds_the_scenario() -> None:
     start = exploration().start
     wanted = {
-        "gpus": start.gpus, "tp": start.tp, "pp": start.pp, "cp": start.cp, "microbatch": start.microbatch,
-        "sequence": start.sequence, "batch": start.batch, "recompute": "layers:1", "schedule": "1f1b", "zero": 0,
+        "gpus": 24, "tp": 2, "pp": 6, "cp": 1, "microbatch": 3, "sequence": 768, "batch": 12, "recompute": "layers:1",
+        "schedule": "1f1b", "zero": 0, "model": 0, "precision": 0,
     }  # fmt: skip
     for key, value in wanted.items():
+        assert start[key] == value
         (values,) = re.findall(rf'data-key="{key}" data-values="([^"]*)"', page())
         listed = json.loads(unescape(values))
         assert value in listed

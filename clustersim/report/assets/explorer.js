@@ -1,17 +1,19 @@
 // The state of the explorer page: what its controls say, what was last legal, and who must draw it anew.
 //
-// `settings` are the controls' present values; `drawn` the last legal ones, with all that follows from them. Both are in
-// the address (what differs from the scenario), so that an address shares a state.
-clustersim.explorer = (() => {
+// `chosen` are the controls' present values; `drawn` the last legal ones, with all that follows from them. Both are in
+// the address (what differs from the scenario), so that an address shares a state. `clustersim.opened` is the promise of
+// it: what the page knows is unpacked first.
+clustersim.opened = (async () => {
   "use strict";
-  const facts = JSON.parse(document.getElementById("explorer-facts").textContent);
+  const packed = JSON.parse(document.getElementById("explorer-facts").textContent);
+  const facts = JSON.parse(new TextDecoder().decode(await clustersim.unpacked(packed)));
   const model = clustersim.explorerModel(facts);
-  const exchanges = clustersim.explorerExchanges(facts, model);
-  const start = { model: 0, format: 0, ...facts.start };
+  const groups = clustersim.explorerGroups(facts);
+  const { start } = facts;
   const controls = new Map([...document.querySelectorAll("[data-key]")].map((control) => [control.dataset.key, control]));
-  const names = { model: facts.models, format: facts.formats };
+  const names = { model: facts.models.map((each) => each.name), precision: facts.formats };
   const drawers = [];
-  let settings = { ...start };
+  let chosen = { ...start };
   let drawn = null;
 
   const valuesOf = (control) => JSON.parse(control.dataset.values);
@@ -26,7 +28,7 @@ clustersim.explorer = (() => {
 
   function show(key) {
     const control = controls.get(key);
-    const value = settings[key];
+    const value = chosen[key];
     if (control.type === "checkbox") control.checked = value;
     else control.value = control.type === "range" ? valuesOf(control).indexOf(value) : String(value);
     const output = document.querySelector(`output[for="${control.id}"]`);
@@ -41,7 +43,7 @@ clustersim.explorer = (() => {
     for (const [key, text] of new URLSearchParams(location.hash.slice(1))) {
       const control = controls.get(key);
       if (!control) continue;
-      const place = names[key]?.findIndex((each) => each.name === text) ?? -1;
+      const place = names[key]?.indexOf(text) ?? -1;
       const value = names[key] ? place : typeof start[key] === "number" ? Number(text) : text;
       if (control.type === "checkbox") found[key] = text === "yes";
       else if (valuesOf(control).includes(value)) found[key] = value;
@@ -50,23 +52,24 @@ clustersim.explorer = (() => {
   }
 
   function toAddress() {
-    const changed = Object.keys(start).filter((key) => settings[key] !== start[key]);
-    const word = (key) => (names[key] ? names[key][settings[key]].name : { true: "yes", false: "no" }[settings[key]] ?? settings[key]);
+    const changed = Object.keys(start).filter((key) => chosen[key] !== start[key]);
+    const word = (key) => (names[key] ? names[key][chosen[key]] : { true: "yes", false: "no" }[chosen[key]] ?? chosen[key]);
     const text = new URLSearchParams(changed.map((key) => [key, word(key)])).toString();
     history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);
   }
 
   // Controls that mean nothing for the present choice say so by being switched off.
-  function quieten() {
-    controls.get("chunks").disabled = settings.schedule !== "interleaved";
+  function quieten(settings) {
+    controls.get("chunks").disabled = settings.chunks === 1;
     controls.get("split").disabled = settings.tp === 1;
   }
 
   function update() {
     for (const key of controls.keys()) show(key);
-    quieten();
-    const problems = [...model.problems(settings)];
-    if (!problems.length) drawn = { settings: { ...settings }, stages: model.memory(settings) };
+    const settings = model.settled(chosen);
+    quieten(settings);
+    const problems = model.problems(settings);
+    if (!problems.length) drawn = { chosen, settings, ranks: model.stagesOf(settings), stages: model.memory(settings) };
     document.body.classList.toggle("stale", problems.length > 0);
     const said = document.getElementById("explorer-problems");
     said.hidden = !problems.length;
@@ -76,7 +79,7 @@ clustersim.explorer = (() => {
   }
 
   function set(changes) {
-    settings = { ...settings, ...changes };
+    chosen = { ...chosen, ...changes };
     toAddress();
     update();
   }
@@ -85,11 +88,11 @@ clustersim.explorer = (() => {
     for (const [key, control] of controls) control.addEventListener("input", () => set({ [key]: read(key) }));
     document.getElementById("explorer-reset").addEventListener("click", () => set(start));
     addEventListener("hashchange", () => {
-      settings = fromAddress();
+      chosen = fromAddress();
       update();
     });
     update(); // the scenario, which is legal, so that there is always something drawn
-    settings = fromAddress();
+    chosen = fromAddress();
     update();
   }
 
@@ -100,5 +103,5 @@ clustersim.explorer = (() => {
   }
 
   begin();
-  return { facts, model, exchanges, set, onDraw, drawn: () => drawn };
+  clustersim.explorer = { facts, model, groups, set, onDraw, drawn: () => drawn };
 })();

@@ -1,6 +1,7 @@
 // Memory by part, ZeRO 0 to 3 side by side, against what a GPU has; and the same as a table of numbers.
-clustersim.behaviours.explorer_memory = (figure, _arrays, tools) => {
+clustersim.behaviours.explorer_memory = async (figure, _arrays, tools) => {
   "use strict";
+  await clustersim.opened;
   const GIB = 2 ** 30;
   const { explorer } = clustersim;
   const { parts } = figure.facts;

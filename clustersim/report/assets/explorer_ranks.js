@@ -1,8 +1,9 @@
 // Who holds what, and who talks to whom? Ranks on their nodes; the chosen one's share of the model, and its groups.
-(() => {
+(async () => {
   "use strict";
+  await clustersim.opened;
   const { explorer, tools } = clustersim;
-  const { facts, model, exchanges } = explorer;
+  const { facts, model, groups } = explorer;
   const MOST_NODES = 8;
   const COLUMNS = Math.min(8, facts.machine.per_node); // boxes beside each other
   const MOST_STAGES = 64; // rows of the table of stages
@@ -16,7 +17,6 @@
   const stagesTable = document.getElementById("explorer-stages");
   const chosenInput = document.getElementById("explorer-chosen");
   let chosen = 0;
-  let ready = false;
 
   const element = (tag, text, kind = "") => Object.assign(document.createElement(tag), { textContent: text, className: kind });
 
@@ -27,35 +27,18 @@
     return line;
   }
 
-  // The groups of a rank: by axis its members, the rank itself among them.
-  function groupsOf(settings, rank) {
-    const of = (...axes) => exchanges.group(settings, rank, axes);
-    return { tp: of("tp"), cp: of("cp"), dp: of("dp", "cp"), pp: of("pp") };
-  }
-
-  // Neighbours in the pipeline: the ranks of the next and of the previous stage.
-  function neighbours(settings, rank) {
-    const at = exchanges.coordinates(settings, rank);
-    const wraps = model.chunksOf(settings) > 1;
-    const side = (step) => {
-      const pp = at.pp + step;
-      const inside = pp >= 0 && pp < settings.pp;
-      return settings.pp > 1 && (inside || wraps) ? exchanges.rankAt(settings, { ...at, pp: (pp + settings.pp) % settings.pp }) : null;
-    };
-    return { next: side(1), previous: side(-1) };
-  }
+  // The ranks that hold the next and the previous stages.
+  const beside = (settings, rank) => [...new Set(["pp_previous", "pp_next"].flatMap((role) => groups.partners(settings, rank, role)))];
 
   // What each rank is to the chosen one, in words; the first that holds.
   function relations(settings, rank) {
-    const groups = groupsOf(settings, rank);
-    const { next, previous } = neighbours(settings, rank);
     const found = new Map();
     const note = (ranks, word) => ranks.forEach((each) => found.has(each) || found.set(each, word));
     note([rank], "chosen");
-    note(groups.tp, "tp");
-    note(groups.cp, "cp");
-    note([next, previous].filter((each) => each !== null), "pp");
-    note(groups.dp, "dp");
+    note(groups.group(settings, rank, "tp"), "tp");
+    note(groups.group(settings, rank, "cp"), "cp");
+    note(beside(settings, rank), "pp");
+    note(groups.group(settings, rank, "dp"), "dp");
     return found;
   }
 
@@ -70,7 +53,7 @@
   }
 
   function rankButton(settings, rank, word) {
-    const at = exchanges.coordinates(settings, rank);
+    const at = groups.coordinates(settings, rank);
     const button = element("button", "", `rank stage${at.pp % 8} ${word ?? ""}`);
     const place = [`t${at.tp}`, ...(settings.cp > 1 ? [`c${at.cp}`] : []), `d${at.dp}`, `p${at.pp}`].join(" ");
     button.type = "button";
@@ -118,7 +101,7 @@
   }
 
   function slices(settings, at) {
-    const { heads, kv_heads: keys, ffn, vocab } = model.modelOf(settings).dimensions;
+    const { heads, kv_heads: keys, ffn, vocab } = facts.models[settings.model].dimensions;
     const { tp } = settings;
     if (tp === 1) return "every weight of these layers, whole";
     const shared = tp > keys ? `key and value head ${Math.floor((at.tp * keys) / tp)} of ${keys} (with ${tp / keys - 1} other rank${tp / keys > 2 ? "s" : ""})` : `key and value ${part(at.tp, tp, keys, "head")}`;
@@ -126,37 +109,38 @@
   }
 
   function samples(settings, at) {
-    const each = settings.batch / model.dpOf(settings);
+    const each = settings.batch / settings.dp;
     const tokens = settings.cp > 1 ? `, of each ${tools.count(settings.sequence / settings.cp)} of ${tools.count(settings.sequence)} tokens: pieces ${at.cp} and ${2 * settings.cp - 1 - at.cp} of ${2 * settings.cp}` : "";
-    const m = model.microbatches(settings);
+    const m = settings.microbatches;
     return `${tools.count(each)} of the ${tools.count(settings.batch)} sequences of a step, such as ${span(at.dp * each, each, "sequence")}, in ${tools.count(m)} microbatch${m > 1 ? "es" : ""} of ${settings.microbatch}${tokens}`;
   }
 
   // Which part of what is sharded over the ranks with the same weights is this rank's.
-  function shard(settings, at, total) {
-    const replicas = model.dpOf(settings) * settings.cp;
-    const groups = groupsOf(settings, chosen);
-    const place = groups.dp.indexOf(chosen);
-    const own = `part ${tools.count(place)} of ${tools.count(replicas)}, ${tools.count(Math.round(total / replicas))} parameters`;
-    const whole = (what) => `${what} whole, as ${replicas > 1 ? `all ${tools.count(replicas)} ranks with these weights do` : "no other rank has these weights"}`;
-    const sharded = ["optimizer states", "gradients", "parameters"].slice(0, settings.zero);
-    const rest = ["parameters", "gradients", "optimizer states"].slice(0, 3 - settings.zero);
-    if (replicas === 1 || !sharded.length) return whole("parameters, gradients and optimizer states");
-    const kept = rest.length ? `; ${whole(rest.join(" and "))}` : ", and gathers whole layers for the moment that they are used";
-    return `of ${sharded.join(", ")} only ${own}${kept}`;
+  function shard(settings, total) {
+    const { replicas } = settings;
+    const uses = ["optimizer state", "gradients", "parameters"];
+    const [whole, own] = [0, settings.zero].map((zero) => model.sharing({ ...settings, zero }).resident);
+    const sharded = uses.filter((use) => own[use] < whole[use]);
+    const rest = uses.filter((use) => !sharded.includes(use)).reverse();
+    const owners = replicas > 1 ? `all ${tools.count(replicas)} ranks with these weights do` : "no other rank has these weights";
+    const held = `${new Intl.ListFormat("en-GB").format(rest)} whole, as ${owners}`;
+    if (!sharded.length) return held;
+    const place = tools.count(groups.group(settings, chosen, "dp").indexOf(chosen));
+    const part = `part ${place} of ${tools.count(replicas)}, ${tools.count(Math.round((total * own[sharded[0]]) / whole[sharded[0]]))} parameters`;
+    return `of ${sharded.join(", ")} only ${part}${rest.length ? `; ${held}` : ", and gathers whole layers for the moment that they are used"}`;
   }
 
-  function drawAbout({ settings, stages: memory }) {
-    const at = exchanges.coordinates(settings, chosen);
-    const own = model.ofRank(model.stagesOf(settings), at.pp, settings.pp);
-    const total = own.flatMap((stage) => model.parametersOf(settings, stage)).reduce((all, each) => all + each, 0);
+  function drawAbout({ settings, ranks, stages: memory }) {
+    const at = groups.coordinates(settings, chosen);
+    const own = ranks[at.pp];
+    const total = model.parametersOf(own);
     const { peak } = memory[settings.zero].ranks[at.pp];
     const lines = [
-      ["place", `node ${tools.count(Math.floor(chosen / facts.machine.per_node))}; tp ${at.tp} of ${settings.tp}, cp ${at.cp} of ${settings.cp}, dp ${at.dp} of ${model.dpOf(settings)}, pp ${at.pp} of ${settings.pp} (counted from 0)`],
+      ["place", `node ${tools.count(Math.floor(chosen / facts.machine.per_node))}; tp ${at.tp} of ${settings.tp}, cp ${at.cp} of ${settings.cp}, dp ${at.dp} of ${settings.dp}, pp ${at.pp} of ${settings.pp} (counted from 0)`],
       ["layers", holds(own)],
       ["slice of each weight", `${slices(settings, at)}. Together ${parameters(total)} parameters`],
       ["data", samples(settings, at)],
-      [["DDP", "ZeRO 1", "ZeRO 2", "ZeRO 3"][settings.zero], shard(settings, at, total)],
+      [["DDP", "ZeRO 1", "ZeRO 2", "ZeRO 3"][settings.zero], shard(settings, total)],
       ["memory at its fullest", `${tools.bytes(peak)} of ${tools.bytes(facts.machine.capacity)}`],
     ];
     about.replaceChildren(...lines.flatMap(([name, words]) => [element("dt", name), element("dd", words)]));
@@ -175,44 +159,30 @@
     embedding: () => "sums the gradients of the embedding, which is the logits' matrix, too",
   };
 
-  // First and last stage of a rank's pipeline, and which of them is the other.
-  function otherEnd(settings, at) {
-    const ends = [0, settings.pp - 1].map((pp) => exchanges.rankAt(settings, { ...at, pp }));
-    return [ends, ends.filter((each) => each !== chosen)];
-  }
-
   function drawTalks(settings) {
-    const at = exchanges.coordinates(settings, chosen);
-    const sent = exchanges.traffic(settings, at.pp);
-    const groups = groupsOf(settings, chosen);
-    const { next, previous } = neighbours(settings, chosen);
-    const beside = [...new Set([previous, next].filter((each) => each !== null))];
-    const rows = ["tp", "cp", "dp"].filter((axis) => groups[axis].length > 1).map((axis) => [axis, groups[axis], groups[axis].filter((each) => each !== chosen)]);
-    if (settings.pp > 1) rows.push(["pp", [chosen, ...beside], beside]);
-    if (sent.embedding) rows.push(["embedding", ...otherEnd(settings, at)]);
-    const lines = rows.map(([axis, all, others]) => {
-      const tier = exchanges.tier(all);
-      return tableRow(axis, [`${tools.count(others.length)}: ${listed(others)}`, TIERS[tier] ?? tier, tools.bytes(sent[axis]), PURPOSE[axis](settings)]);
+    const sent = model.traffic(settings, groups.coordinates(settings, chosen).pp);
+    const others = (ranks) => ranks.filter((each) => each !== chosen);
+    const rows = ["tp", "cp", "dp"].map((role) => [role, others(groups.group(settings, chosen, role))]);
+    rows.push(["pp", beside(settings, chosen)], ["embedding", sent.embedding ? groups.partners(settings, chosen, "embedding") : []]);
+    const lines = rows.filter(([, ranks]) => ranks.length).map(([role, ranks]) => {
+      const tier = groups.tier([chosen, ...ranks]);
+      return tableRow(role, [`${tools.count(ranks.length)}: ${listed(ranks)}`, TIERS[tier] ?? tier, tools.bytes(sent[role]), PURPOSE[role](settings)]);
     });
     if (!lines.length) lines.push(tableRow("nobody: one GPU does it all", []));
     talks.replaceChildren(...lines);
   }
 
-  function drawStages({ settings, stages: memory }) {
+  function drawStages({ settings, ranks, stages: memory }) {
     const every = settings.gpus / settings.pp;
-    const stages = model.stagesOf(settings);
     const rows = memory[settings.zero].ranks.slice(0, MOST_STAGES).map(({ peak }, rank) => {
-      const own = model.ofRank(stages, rank, settings.pp);
-      const total = own.flatMap((stage) => model.parametersOf(settings, stage)).reduce((all, each) => all + each, 0);
       const fits = peak <= facts.machine.capacity ? "fits" : "does not fit";
-      return tableRow(`pp ${rank}`, [tools.count(every), holds(own), parameters(total), tools.bytes(peak), fits]);
+      return tableRow(`pp ${rank}`, [tools.count(every), holds(ranks[rank]), parameters(model.parametersOf(ranks[rank])), tools.bytes(peak), fits]);
     });
     if (settings.pp > MOST_STAGES) rows.push(tableRow(`… ${settings.pp - MOST_STAGES} more …`, []));
     stagesTable.replaceChildren(...rows);
   }
 
   function draw(drawn) {
-    if (!ready) return;
     const { settings } = drawn;
     chosen = Math.min(chosen, settings.gpus - 1);
     chosenInput.max = settings.gpus - 1;
@@ -254,12 +224,5 @@
   });
   chosenInput.addEventListener("change", () => choose(Number(chosenInput.value), false));
 
-  async function begin() {
-    const levels = facts.machine.levels.map(async ([name, packed]) => [name, await clustersim.unpacked(packed)]);
-    facts.machine.levels = await Promise.all(levels);
-    ready = true;
-    explorer.onDraw(draw);
-  }
-
-  begin();
+  explorer.onDraw(draw);
 })();

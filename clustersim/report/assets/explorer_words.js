@@ -1,14 +1,15 @@
 // What is DDP, what do ZeRO's stages, tensor and pipeline parallelism do? In plain words, with the present choice's numbers.
-(() => {
+(async () => {
   "use strict";
+  await clustersim.opened;
   const { explorer, tools } = clustersim;
-  const { facts, model, exchanges } = explorer;
+  const { facts, model, groups } = explorer;
   const TIERS = { nvlink: "inside one NVLink domain", host: "inside one node", node: "inside one node" };
   const bytes = (value) => tools.bytes(value);
   const NOTHING = "Here there is one replica only, so there is nothing to share out: take more GPUs than tp × cp × pp.";
 
   const verdict = (stage) => `${bytes(stage.peak)} of ${bytes(facts.machine.capacity)}: it ${stage.fits ? "fits" : "does not fit"}`;
-  const sends = (settings, stage) => bytes(exchanges.traffic({ ...settings, zero: stage.zero }, stage.rank).dp);
+  const sends = (settings, stage) => bytes(model.traffic({ ...settings, zero: stage.zero }, stage.rank).dp);
 
   function ddp({ settings, stages: [stage] }, replicas) {
     if (replicas === 1) return NOTHING;
@@ -23,7 +24,7 @@
 
   function zero2({ settings, stages: [, before, stage] }, replicas) {
     if (replicas === 1) return NOTHING;
-    const m = model.microbatches(settings);
+    const m = settings.microbatches;
     return `Gradients are kept as parts, too: ${bytes(stage.parts.gradients)} instead of ${bytes(before.parts.gradients)}. The price: whole gradients are reduced after every microbatch, ${tools.count(m)} time${m > 1 ? "s" : ""} a step, so the fullest GPU sends ${sends(settings, stage)} a step. In all ${verdict(stage)}.`;
   }
 
@@ -36,33 +37,32 @@
     const { tp } = settings;
     if (tp === 1) return "Here every GPU has whole layers (tp 1). With tp 2 two GPUs would each hold half the heads and half the MLP of every layer, and sum their results twice in each layer, forward and backward.";
     const { rank } = stages[settings.zero];
-    const place = TIERS[exchanges.tier(exchanges.group(settings, 0, ["tp"]))] ?? "across the network, which is slow for it";
+    const { heads } = facts.models[settings.model].dimensions;
+    const place = TIERS[groups.tier(groups.group(settings, 0, "tp"))] ?? "across the network, which is slow for it";
     const split = settings.split ? " Norms and residuals are cut along the sequence (sequence parallelism), so their activations shrink, too." : "";
-    return `${tp} GPUs share every layer: each has ${tools.count(model.modelOf(settings).dimensions.heads / tp)} of ${tools.count(model.modelOf(settings).dimensions.heads)} heads and 1/${tp} of the MLP. No GPU goes on before their parts are summed, so this is the most talkative way of all: the fullest GPU sends ${bytes(exchanges.traffic(settings, rank).tp)} a step, ${place}.${split}`;
+    return `${tp} GPUs share every layer: each has ${tools.count(heads / tp)} of ${tools.count(heads)} heads and 1/${tp} of the MLP. No GPU goes on before their parts are summed, so this is the most talkative way of all: the fullest GPU sends ${bytes(model.traffic(settings, rank).tp)} a step, ${place}.${split}`;
   }
 
-  function pipeline({ settings, stages }) {
+  function pipeline({ settings, ranks, stages }) {
     const { pp } = settings;
     if (pp === 1) return "Here every GPU works on all layers (pp 1). With pp 2 the first half of the layers would be on one GPU and the second on another, which hands on activations only, but each waits for the other at the beginning and end of a step.";
-    const counts = model.stagesOf(settings).map((stage) => stage.layers);
-    const m = model.microbatches(settings);
+    const counts = ranks.flat().map((stage) => stage.layers);
+    const m = settings.microbatches;
     const { rank } = stages[settings.zero];
-    const idle = 100 * clustersim.passes.bubble(settings.schedule, pp, m, model.chunksOf(settings));
+    const idle = 100 * model.idle(settings);
     const least = Math.min(...counts);
     const most = Math.max(...counts);
     const each = `${least === most ? "" : `${least} to `}${most} layer${most > 1 ? "s" : ""}`;
-    return `The ${counts.reduce((all, one) => all + one, 0)} layers lie on ${pp} GPUs one after the other${model.chunksOf(settings) > 1 ? `, in ${counts.length} virtual stages` : ""}, ${each} a stage. Only activations are handed on: the fullest GPU sends ${bytes(exchanges.traffic(settings, rank).pp)} a step. With ${tools.count(m)} microbatch${m > 1 ? "es" : ""} each GPU stands idle for ${idle.toFixed(1)} % of the step.`;
+    return `The ${counts.reduce((all, one) => all + one, 0)} layers lie on ${pp} GPUs one after the other${settings.chunks > 1 ? `, in ${counts.length} virtual stages` : ""}, ${each} a stage. Only activations are handed on: the fullest GPU sends ${bytes(model.traffic(settings, rank).pp)} a step. With ${tools.count(m)} microbatch${m > 1 ? "es" : ""} each GPU stands idle for ${idle.toFixed(1)} % of the step.`;
   }
 
   explorer.onDraw((drawn) => {
-    const replicas = model.dpOf(drawn.settings) * drawn.settings.cp;
     const words = { ddp, zero1, zero2, zero3, tensor, pipeline };
-    for (const [name, write] of Object.entries(words)) document.getElementById(`explain-${name}`).textContent = write(drawn, replicas);
+    for (const [name, write] of Object.entries(words)) document.getElementById(`explain-${name}`).textContent = write(drawn, drawn.settings.replicas);
     const { settings, stages } = drawn;
     const said = document.getElementById("explorer-verdict");
     const stage = stages[settings.zero];
-    const dp = model.dpOf(settings);
-    const m = model.microbatches(settings);
+    const { dp, microbatches: m } = settings;
     said.className = `fits ${stage.fits ? "yes" : "no"}`;
     said.querySelector("b").textContent = stage.fits ? "fits" : "does not fit";
     said.querySelector("span").textContent = `${bytes(stage.peak)} of ${bytes(facts.machine.capacity)} on the fullest GPU, of pipeline rank ${stage.rank}; tp ${settings.tp} × cp ${settings.cp} × pp ${settings.pp} × dp ${tools.count(dp)} (what is left), ${tools.count(m)} microbatch${m > 1 ? "es" : ""} a step on each replica`;

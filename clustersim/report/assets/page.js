@@ -111,7 +111,7 @@ window.clustersim = (() => {
         const packed = Object.entries(figure.arrays);
         const arrays = Object.fromEntries(await Promise.all(packed.map(async ([name, array]) => [name, await unpacked(array)])));
         figure.arrays = {};
-        this.behaviour = behaviours[figure.behaviour](figure, arrays, { ...tools, redraw: () => this.redraw() });
+        this.behaviour = await behaviours[figure.behaviour](figure, arrays, { ...tools, redraw: () => this.redraw() });
         this.again();
         this.behaviour.attach?.(plot);
         plot.on("plotly_relayout", (change) => this.relayout(change));

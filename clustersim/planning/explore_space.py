@@ -1,0 +1,208 @@
+"""Which settings does the explorer page offer, and what is the scenario with some of them?
+
+Tables are made of scenarios in which a few settings are changed; whatever a table does not name is as plain as can be
+(one rank, one sequence, nothing recomputed), or as in the scenario (attention, loss, optimizer, framework, cluster).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from math import prod
+from typing import Any, Final
+
+from clustersim.analysis.exploration import Setting, Table
+from clustersim.parallel.data import BY_STAGE, DataParallelism, NaiveDataParallel
+from clustersim.parallel.mesh import NAMES
+from clustersim.parallel.plan import Plan
+from clustersim.scenario import Scenario
+from clustersim.scenario.checks import check_heads, check_widths
+from clustersim.schedules.schedule import Schedule
+from clustersim.schedules.shelf import schedule
+from clustersim.workload.presets import preset
+from clustersim.workload.recipe import Recipe
+from clustersim.workload.training import (
+    FullRecompute,
+    NoRecompute,
+    Recompute,
+    SelectiveOperations,
+    SelectiveRecompute,
+)
+from clustersim.workload.transformer import Model, resized
+
+RECOMPUTES: Final[Mapping[str, Recompute]] = {
+    "none": NoRecompute(),
+    "selective": SelectiveRecompute(),
+    "selective_op": SelectiveOperations(),
+    "full": FullRecompute(),
+}
+SCHEDULES: Final = ("1f1b", "gpipe", "interleaved")
+OFFERED: Final[Mapping[str, tuple[int, ...]]] = {
+    "tp": (1, 2, 4, 8, 16, 32, 64),
+    "cp": (1, 2, 4, 8, 16),
+    "pp": (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64),
+    "chunks": (2, 3, 4, 5, 6, 8),
+    "microbatch": (1, 2, 4, 8, 16, 32),
+    "sequence": tuple(2**power for power in range(8, 18)),
+    "batch": tuple(2**power for power in range(15)),
+}
+"""Values that the page offers beside the scenario's."""
+COUNTS: Final = (
+    ("dp", ("gpus",), ("tp", "cp", "pp")),
+    ("replicas", ("dp", "cp"), ()),
+    ("room", ("gpus",), ("tp", "cp")),
+    ("microbatches", ("batch",), ("dp", "microbatch")),
+    ("stages", ("pp", "chunks"), ()),
+)
+"""Whole numbers that follow from settings: (name, factors, divisors).
+
+replicas: ranks with the same weights; room: ranks for each slice of a layer.
+"""
+FEATURES: Final = (
+    ("one", (), ()),
+    ("tokens", ("microbatch", "sequence"), ("cp",)),
+    ("scores", ("microbatch", "sequence", "sequence"), ("cp",)),
+    ("keys", ("microbatch", "sequence"), ()),
+)
+"""To what parts are proportional: nothing, tokens of a microbatch on a rank, these by keys, all ranks' keys."""
+_PLAIN: Final = resized(preset("llama-tiny"), heads=1, kv_heads=1)  # which tensor parallelism cannot cut
+
+
+@dataclass(frozen=True)
+class Space:
+    """A scenario, and the models, number formats and numbers of GPUs that its page offers, the scenario's first."""
+
+    scenario: Scenario
+    models: tuple[Model, ...]
+    precisions: tuple[Recipe, ...]
+    gpus: tuple[int, ...]
+
+    @cached_property
+    def start(self) -> dict[str, Setting]:
+        """The scenario's settings, in the order in which the page has its controls."""
+        layout, training = self.scenario.layout, self.scenario.training
+        return {
+            "model": 0, "gpus": self.scenario.cluster.gpus, "tp": layout.tp, "pp": layout.pp, "cp": layout.cp,
+            "zero": layout.data.stage, "recompute": self._recompute, "microbatch": training.microbatch,
+            "sequence": training.sequence, "batch": training.global_batch, "schedule": self._schedule.name,
+            "chunks": max(2, self._schedule.chunks), "precision": 0, "split": layout.sequence_parallel,
+        }  # fmt: skip
+
+    @cached_property
+    def choices(self) -> dict[str, tuple[Setting, ...]]:
+        """Values of every setting."""
+        batches = (self.scenario.training.global_batch * factor for factor in (2, 4))
+        offered: dict[str, Iterable[Setting]] = {
+            **{key: sorted({*values, self.start[key]}) for key, values in OFFERED.items()},
+            "model": range(len(self.models)), "precision": range(len(self.precisions)), "gpus": self.gpus,
+            "zero": range(4), "split": (False, True), "schedule": SCHEDULES,
+            "recompute": dict.fromkeys((*RECOMPUTES, *(f"layers:{layers}" for layers in (1, 2, 4)), self._recompute)),
+            "batch": sorted({*OFFERED["batch"], self.scenario.training.global_batch, *batches}),
+        }  # fmt: skip
+        return {key: tuple(offered[key]) for key in self.start}
+
+    @property
+    def _schedule(self) -> Schedule:
+        """The scenario's schedule, or the plain one where it is not offered (as its order depends on durations)."""
+        own = self.scenario.schedule
+        return own if own.name in SCHEDULES else schedule(SCHEDULES[0])
+
+    @property
+    def _recompute(self) -> str:
+        own = self.scenario.training.recompute
+        names = (name for name, way in RECOMPUTES.items() if way == own)
+        return next(names, f"layers:{own.layers}" if isinstance(own, FullRecompute) else "none")
+
+    @cached_property
+    def values(self) -> dict[str, tuple[Any, ...]]:
+        """All values of settings, and of numbers that follow from them."""
+        found: dict[str, tuple[Any, ...]] = {**self.choices, "chunks": (1, *self.choices["chunks"])}
+        for name, *keys in COUNTS:
+            over, under = ({prod(each) for each in product(*(found[key] for key in side))} for side in keys)
+            found[name] = tuple(sorted({one // other for one in over for other in under if one % other == 0}))
+        return found
+
+    def table(self, ask: Callable[..., Any], *keys: str) -> Table:
+        """Ask for every combination of some settings."""
+        return Table.of(ask, **{key: self.values[key] for key in keys})
+
+    @cached_property
+    def pipelines(self) -> set[int]:
+        """Pipeline ranks that divide some number of GPUs."""
+        return {pp for pp in self.values["pp"] if any(gpus % pp == 0 for gpus in self.gpus)}
+
+    @cached_property
+    def cuts(self) -> set[tuple[int, int]]:
+        """Models, and the tensor-parallel degrees that can cut them."""
+        every = product(self.values["model"], self.values["tp"])
+        there = {(model, tp): self.at(model=model, tp=tp) for model, tp in every}
+        return {key for key, each in there.items() if not [*check_heads(each), *check_widths(each)]}
+
+    def at(self, **settings: Any) -> Scenario:
+        """The scenario with some settings, and the plainest of the others; it need not be legal."""
+        known = _followed(settings)
+        model, order = known["model"], self.schedule(settings)
+        layout = replace(
+            self.scenario.layout,
+            **{axis: known[axis] for axis in NAMES},
+            sequence_parallel=known["split"],
+            data=self.strategy(known["zero"]),
+            layers_per_stage=self._layers_per_stage(model, known["pp"] * order.chunks),
+        )
+        training = replace(
+            self.scenario.training,
+            recipe=self.precisions[known["precision"]],
+            recompute=recompute(known["recompute"]),
+            microbatch=known["microbatch"],
+            sequence=known.get("sequence", self.scenario.training.sequence),
+            global_batch=known["batch"],
+        )
+        return replace(
+            self.scenario, model=_PLAIN if model is None else self.models[model], layout=layout, training=training,
+            cluster=replace(self.scenario.cluster, gpus=known.get("gpus", layout.world)), schedule=order, steps=1,
+        )  # fmt: skip
+
+    def plan(self, **settings: Any) -> Plan:
+        """Who does which part in the scenario with some settings."""
+        there = self.at(**settings)
+        return Plan(there.model, there.training, there.layout, there.schedule.placement)
+
+    def schedule(self, settings: Mapping[str, Any]) -> Schedule:
+        """The schedule of some settings; chunks count where it has any choice of them."""
+        chunks = settings.get("chunks", 1)
+        plain = schedule(settings.get("schedule", "interleaved" if chunks > 1 else "1f1b"))
+        return plain if plain.chunks == 1 else schedule(plain.name, max(plain.chunks, chunks))
+
+    def strategy(self, stage: int) -> DataParallelism:
+        """The scenario's strategy at its own ZeRO stage, the usual one at others (as `layout.data=zero2` means it)."""
+        own = self.scenario.layout.data
+        if own.stage == stage and not isinstance(own, NaiveDataParallel):
+            return own
+        return BY_STAGE[stage]()
+
+    def _layers_per_stage(self, model: int | None, stages: int) -> tuple[int, ...] | None:
+        """The scenario's own, where they are those of so many stages of its model."""
+        own = self.scenario.layout.layers_per_stage
+        return own if own is not None and model == 0 and len(own) == stages else None
+
+
+def _followed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain settings with some that are given, or that follow from numbers that are."""
+    plain = {"model": None, "tp": 1, "cp": 1, "precision": 0, "zero": 0, "split": False, "recompute": "none"}
+    known = {**plain, "microbatch": 1, "pp": settings.get("stages", 1), **settings}
+    if "room" in known:
+        known["gpus"] = known["room"]
+    known.setdefault("batch", known.get("microbatches", 1))
+    replica = known["tp"] * known["cp"] * known["pp"]
+    least = known["batch"] // known.get("microbatches", known["batch"])
+    known.setdefault("dp", max(1, known["gpus"] // replica) if "gpus" in known else least)
+    return known
+
+
+def recompute(name: str) -> Recompute:
+    """What is recomputed, by a name of the page's.
+
+    >>> recompute("layers:2")
+    FullRecompute(layers=2)
+    """
+    return RECOMPUTES[name] if name in RECOMPUTES else FullRecompute(int(name.removeprefix("layers:")))

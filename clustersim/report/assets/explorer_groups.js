@@ -1,0 +1,42 @@
+// Who is beside whom, and over which tier do they talk? Ranks are numbered along the order of axes, the first one fastest.
+clustersim.explorerGroups = (facts) => {
+  "use strict";
+  const { tables, machine } = facts;
+  const sum = (values) => values.reduce((total, value) => total + value, 0);
+
+  // Of each axis the step from one rank to the next, and the degree.
+  function strides(settings) {
+    let step = 1;
+    return Object.fromEntries(tables.order.map((axis) => [axis, [step, (step *= settings[axis], settings[axis])]]));
+  }
+
+  function coordinates(settings, rank) {
+    const steps = Object.entries(strides(settings));
+    return Object.fromEntries(steps.map(([axis, [step, degree]]) => [axis, Math.floor(rank / step) % degree]));
+  }
+
+  const rankAt = (settings, place) => sum(Object.entries(strides(settings)).map(([axis, [step]]) => place[axis] * step));
+
+  // The members of a rank's group of a role, in ascending order, the rank itself among them.
+  function group(settings, rank, role) {
+    const place = coordinates(settings, rank);
+    const spread = (places, axis) => Array.from({ length: settings[axis] }, (_, at) => places.map((each) => ({ ...each, [axis]: at }))).flat();
+    return tables.roles[role].reduce(spread, [place]).map((each) => rankAt(settings, each)).sort((one, other) => one - other);
+  }
+
+  // The ranks of other pipeline ranks with which a rank talks in a role.
+  function partners(settings, rank, role) {
+    const place = coordinates(settings, rank);
+    const found = tables.partners.values[settings.pp][settings.chunks][role]?.[place.pp] ?? [];
+    return found.map((pp) => rankAt(settings, { ...place, pp }));
+  }
+
+  // The first tier in one of whose units all ranks are.
+  function tier(ranks) {
+    if (ranks.length < 2) return "gpu";
+    const found = machine.levels.find(([, unit]) => ranks.every((rank) => unit[rank] === unit[ranks[0]]));
+    return found ? found[0] : machine.top;
+  }
+
+  return { coordinates, group, partners, tier };
+};

@@ -1,0 +1,196 @@
+"""The page's tables say what the package says, for any settings of its controls, by look-ups and sums alone."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clustersim.errors import InputError
+from clustersim.fitting import ledgers_of, peak_memory
+from clustersim.lowering.step import lower
+from clustersim.parallel.groups import process_groups
+from clustersim.parallel.mesh import PIPELINE
+from clustersim.parallel.plan import Plan
+from clustersim.planning.explore_schedules import answer, play, steady
+from clustersim.program.program import RankProgram
+from clustersim.program.task import Collective, Communicate, Compute, Send
+from clustersim.schedules.rules import dry_run, peak_in_flight
+from clustersim.schedules.shelf import schedule
+from tests.planning.explorations import SAMPLES, SCENARIOS, Explored, explored
+from tests.planning.explorer_page import ZERO, Page
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(name, False) for name in SCENARIOS]
+    + [pytest.param((name, True), marks=pytest.mark.slow) for name in SCENARIOS],
+    ids=lambda param: f"{param[0]}, {'all' if param[1] else 'few'} choices",
+)
+def known(request: Any) -> Explored:
+    name, whole = request.param
+    return explored(name, whole=whole)
+
+
+def test_what_is_illegal_is_what_the_command_line_says(known: Explored) -> None:
+    """Sentence by sentence; to a batch that is too small the page offers a larger one, never another layout."""
+    page, legal, said = Page(known.exploration), 0, Counter[str]()
+    for settings in known.samples(SAMPLES):
+        told = page.problems(settings)
+        try:
+            known.at(settings)
+            legal += 1
+            assert told == [], settings
+        except InputError as error:
+            assert [*map(comparable, told)] == [*map(comparable, lines(error))], settings
+            said.update(line.split(":")[0] for line in told)
+    assert legal > SAMPLES // 10
+    assert {"layout", "layout.tp", "training.global_batch"} <= set(said)
+
+
+def lines(error: InputError) -> list[str]:
+    """Its problems, one by one."""
+    head, *others = str(error).splitlines()
+    return [line.strip().removeprefix("- ") for line in others] or [head.removeprefix("scenario: ")]
+
+
+def comparable(line: str) -> str:
+    """A problem without the remedy that depends on the rest of the layout."""
+    return line.split(";")[0] if "feed at most" in line else line
+
+
+def test_every_part_of_every_rank_is_the_ledgers(known: Explored) -> None:
+    page, seen = Page(known.exploration), set()
+    for settings, _ in known.legal[:40]:
+        for zero in ZERO:
+            there = known.at(settings, zero)
+            found = list(page.memory({**settings, "zero": zero}))
+            for told, ledger in zip(found, ledgers_of(there), strict=True):
+                parts = {use.value: size for use, size in ledger.at_peak().items()}
+                assert told == pytest.approx(parts, rel=1e-9, abs=1.0), (settings, zero)
+            assert max(sum(told.values()) for told in found) == pytest.approx(peak_memory(there), rel=1e-12)
+        seen |= {(key, value) for key, value in settings.items() if key in ("schedule", "recompute", "split", "model")}
+    assert len(seen) > 12
+
+
+ROUNDS = {Collective.ALL_REDUCE: 2, Collective.ALL_GATHER: 1, Collective.REDUCE_SCATTER: 1, Collective.SHIFT: 1}
+
+
+def sent(program: RankProgram, role: str, members: int) -> float:
+    """Bytes that a rank sends on rings in a step, by the tasks of its program; sums of a few bytes left out."""
+    total = 0.0
+    for task in program.tasks:
+        exchanges = task.block.exchanges if isinstance(task, Compute) else ()
+        if isinstance(task, Communicate):
+            exchanges = (task.exchange,)
+        if isinstance(task, Send):
+            total += task.exchange.payload if role == "pp" else 0.0
+        for exchange in exchanges:
+            if exchange.group == role and exchange.payload > 4.0:
+                total += ROUNDS[exchange.collective] * exchange.payload * (members - 1) / members
+    return total
+
+
+def small(known: Explored) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Settings whose programs are made in no time."""
+    for settings, scenario in known.legal:
+        if scenario.microbatches * scenario.layout.pp <= 300 and scenario.model.layers <= 60:
+            yield settings, scenario
+
+
+def test_exchanges_are_those_of_the_program(known: Explored) -> None:
+    """Bytes of every axis, against what lowering makes of the same scenario."""
+    page, roles = Page(known.exploration), Counter[str]()
+    for settings, scenario in small(known):
+        layout = scenario.layout
+        plan = Plan(scenario.model, scenario.training, layout, scenario.schedule.placement)
+        program = lower(plan, scenario.schedule.order(layout.pp, scenario.microbatches))
+        members = {"tp": layout.tp, "cp": layout.cp, "dp": layout.dp * layout.cp, "pp": 1, "embedding": 2}
+        for rank in {0, layout.pp - 1, layout.pp // 2}:
+            expected = {role: sent(program.programs[rank], role, count) for role, count in members.items()}
+            assert page.traffic(settings, rank) == pytest.approx(expected, rel=1e-9), (settings, rank)
+            roles.update(role for role, size in expected.items() if size)
+    assert {"tp", "cp", "dp", "pp"} <= set(roles)
+
+
+ORDERS = [("1f1b", None), ("gpipe", None), *(("interleaved", chunks) for chunks in (2, 3, 5, 8))]
+
+
+@pytest.mark.parametrize(("name", "chunks"), ORDERS)
+def test_more_microbatches_follow_from_fewer(name: str, chunks: int | None) -> None:
+    """What is told of many is what playing them in full says: the bubble, and the fullest moment of any stages."""
+    of, extended = schedule(name, chunks), 0
+    for pp in (2, 3, 4, 8, 12):
+        for microbatches in (1, 2, pp, 2 * pp, 3 * pp, 4 * pp, 5 * pp, 5 * pp + 1, 9 * pp, 13 * pp - 1, 16 * pp):
+            try:
+                order = of.order(pp, microbatches)
+            except InputError:
+                continue
+            told, whole = answer(of, pp, microbatches, play), play(of, pp, microbatches)
+            assert told.finish == pytest.approx(dry_run(order).finish, rel=1e-12)
+            assert told == whole
+            extended += steady(of, pp, microbatches) > 0
+    assert extended >= 10
+
+
+@pytest.mark.parametrize(("name", "chunks"), ORDERS)
+def test_moments_hold_the_fullest_of_any_stages(name: str, chunks: int | None) -> None:
+    """For random bytes of stages: the maximum over the moments is that of the whole order, action by action."""
+    of, chance = schedule(name, chunks), np.random.default_rng(0)
+    for pp, microbatches in ((2, 2), (4, 4), (4, 8), (3, 12), (8, 16)):
+        order, held = of.order(pp, microbatches), play(of, pp, microbatches).held
+        for rank, actions in enumerate(order):
+            own = sorted({action.stage for action in actions})
+            for _ in range(5):
+                kept, passing = chance.exponential(size=(2, len(own)))
+                now = most = 0.0
+                for action in actions:
+                    place = own.index(action.stage)
+                    forward = action.kind.value == "F"
+                    most = max(most, now + (kept if forward else passing)[place])
+                    now += kept[place] if forward else -kept[place]
+                told = max(passing[place] + np.dot(numbers, kept) for place, *numbers in held[rank])
+                assert told == pytest.approx(most, rel=1e-12)
+        assert tuple(max(sum(each[1:]) for each in moments) for moments in held) == peak_in_flight(order)
+
+
+def test_bubbles_are_those_of_a_dry_run(known: Explored) -> None:
+    for settings, scenario in small(known):
+        found = Page(known.exploration).settings(settings)
+        run = dry_run(scenario.schedule.order(scenario.layout.pp, scenario.microbatches))
+        busy = 3 * scenario.microbatches * scenario.schedule.chunks
+        assert known.exploration.tables.schedules.answer(found)["idle"] == pytest.approx(
+            1 - busy / run.finish, abs=1e-12
+        )
+
+
+def test_stages_and_partners_are_the_plans(known: Explored) -> None:
+    page = Page(known.exploration)
+    for settings, scenario in known.legal[:30]:
+        layout, found = scenario.layout, page.settings(settings)
+        plan = Plan(scenario.model, scenario.training, layout, scenario.schedule.placement)
+        groups = process_groups(layout, plan.placement)
+        partners, along_pp = known.exploration.tables.partners.answer(found), layout.mesh.coordinate(PIPELINE)
+        for rank, stages in enumerate(page.ranks(found)):
+            expected = [(each.layers, each.embedding, each.head) for each in plan.stages_of(rank)]
+            assert [(each["layers"], each["embedding"], each["head"]) for each in stages] == expected
+            first = sum(each.layers for each in plan.stages[: plan.stages_of(rank)[0].number])
+            assert stages[0]["first"] == first
+            for role in ("pp_next", "pp_previous") if layout.pp > 1 else ():
+                pairs = groups[role].members
+                to = {int(along_pp[b]) for a, b in pairs[along_pp[pairs[:, 0]] == rank]}
+                assert set(partners[role][rank]) == to
+
+
+def test_members_of_groups_are_the_layouts(known: Explored) -> None:
+    """Ranks that are numbered along the order of axes, and differ along a role's axes only."""
+    tables, page = known.exploration.tables, Page(known.exploration)
+    for settings, scenario in known.legal[:20]:
+        found, groups = page.settings(settings), process_groups(scenario.layout, scenario.placement)
+        strides = dict(zip(tables.order, np.cumprod([1, *(found[axis] for axis in tables.order)]), strict=False))
+        for role, axes in tables.roles.items():
+            members = np.zeros(1, np.int64)
+            for axis in axes:
+                members = np.add.outer(np.arange(found[axis]) * strides[axis], members).reshape(-1)
+            assert members.tolist() == groups[role].members[0].tolist()
