@@ -150,7 +150,7 @@ def _streams(dtype: DType) -> Iterator[Kernel]:
         yield stream.forward_kernel(f"grid.{stream.routine.value}", dtype, shape)
         yield from stream.backward_kernels(f"grid.{stream.routine.value}", dtype, shape)
     for rows, width in _STREAMS:
-        yield streaming.accumulate("grid.accumulate", (dtype, DType.FP32), rows, width)
+        yield streaming.accumulate("grid.accumulate", rows, width, made=dtype, accumulated=DType.FP32)
     for fused, rows in product((True, False), (4096, 65536, 524288)):
         over = streaming.rotary(fused=fused)
         shape = over.over(rows, 128, table=2048 if rows > 4096 else 512)

@@ -5,7 +5,7 @@ the batch. Where no change does alone, those that do together with full recomput
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from clustersim.errors import InputError
@@ -23,8 +23,15 @@ from clustersim.workload.training import (
 )
 
 MOST = 4
-Candidate = tuple[str, Plan]
 PeakOf = Callable[[Plan], Bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan that may fit, and in words what it changes."""
+
+    words: str
+    plan: Plan
 
 
 def remedies(plan: Plan, capacity: Bytes, peak_of: PeakOf, *, domain: int) -> list[str]:
@@ -46,18 +53,18 @@ def remedies(plan: Plan, capacity: Bytes, peak_of: PeakOf, *, domain: int) -> li
 
 def _first(ladder: Iterator[Candidate], capacity: Bytes, peak_of: PeakOf) -> str | None:
     """The first candidate that is legal and fits, in words."""
-    for words, changed in ladder:
+    for candidate in ladder:
         try:
-            peak = peak_of(changed)
+            peak = peak_of(candidate.plan)
         except InputError:
             continue
         if peak <= capacity:
-            return f"{words} would fit ({format_bytes(peak)} of {format_bytes(capacity)})"
+            return f"{candidate.words} would fit ({format_bytes(peak)} of {format_bytes(capacity)})"
     return None
 
 
 def _with_full(ladder: Iterator[Candidate]) -> Iterator[Candidate]:
-    return ((f"training.recompute=full with {words}", changed) for words, changed in ladder)
+    return (replace(each, words=f"training.recompute=full with {each.words}") for each in ladder)
 
 
 def _recompute(plan: Plan) -> Iterator[Candidate]:
@@ -66,19 +73,19 @@ def _recompute(plan: Plan) -> Iterator[Candidate]:
     layers = max(stage.layers for stage in plan.stages)
     done = max(map(plan.recomputed_layers, plan.stages))
     if isinstance(now, NoRecompute):
-        yield "training.recompute=selective", _trained(plan, recompute=SelectiveRecompute())
+        yield Candidate("training.recompute=selective", _trained(plan, recompute=SelectiveRecompute()))
     selective = isinstance(now, SelectiveRecompute | SelectiveOperations)
     mode = "training.recompute=full " if selective else ""
     for count in range(done + 1, layers):
-        yield f"{mode}training.recompute.layers={count}", _trained(plan, recompute=FullRecompute(count))
+        yield Candidate(f"{mode}training.recompute.layers={count}", _trained(plan, recompute=FullRecompute(count)))
     if done < layers:
-        yield "training.recompute=full", _trained(plan, recompute=FullRecompute())
+        yield Candidate("training.recompute=full", _trained(plan, recompute=FullRecompute()))
 
 
 def _smaller(plan: Plan) -> Iterator[Candidate]:
     """Smaller microbatches."""
     if plan.training.microbatch > 1:
-        yield "training.microbatch=1", _trained(plan, microbatch=1)
+        yield Candidate("training.microbatch=1", _trained(plan, microbatch=1))
 
 
 def _other_ladders(plan: Plan, domain: int) -> tuple[Iterator[Candidate], ...]:
@@ -88,14 +95,14 @@ def _other_ladders(plan: Plan, domain: int) -> tuple[Iterator[Candidate], ...]:
 def _split_sequence(plan: Plan) -> Iterator[Candidate]:
     """Norms and residuals on parts of the sequence."""
     if plan.layout.tp > 1 and not plan.layout.sequence_parallel:
-        yield "layout.sequence_parallel=true", _spread(plan, replace(plan.layout, sequence_parallel=True))
+        yield Candidate("layout.sequence_parallel=true", _spread(plan, replace(plan.layout, sequence_parallel=True)))
 
 
 def _sharding(plan: Plan) -> Iterator[Candidate]:
     """More and more of the states sharded."""
     if any(group.ranks > 1 for group in plan.parameter_groups):
         for stage in range(plan.layout.data.stage + 1, 4):
-            yield f"layout.data=zero{stage}", _spread(plan, replace(plan.layout, data=BY_STAGE[stage]()))
+            yield Candidate(f"layout.data=zero{stage}", _spread(plan, replace(plan.layout, data=BY_STAGE[stage]())))
 
 
 def _wider(plan: Plan, domain: int) -> Iterator[Candidate]:
@@ -104,7 +111,7 @@ def _wider(plan: Plan, domain: int) -> Iterator[Candidate]:
     for factor in (2, 4, 8):
         if layout.dp % factor == 0 and layout.tp * factor <= domain:
             wider = replace(layout, tp=layout.tp * factor, dp=layout.dp // factor)
-            yield _words(wider), _spread(plan, wider)
+            yield Candidate(_words(wider), _spread(plan, wider))
 
 
 def _deeper(plan: Plan) -> Iterator[Candidate]:
@@ -114,7 +121,7 @@ def _deeper(plan: Plan) -> Iterator[Candidate]:
     for factor in (2, 4, 8):
         if layout.dp % factor == 0:
             deeper = replace(layout, pp=layout.pp * factor, dp=layout.dp // factor, layers_per_stage=None)
-            yield _words(deeper) + again_even, _spread(plan, deeper)
+            yield Candidate(_words(deeper) + again_even, _spread(plan, deeper))
 
 
 def _words(layout: Layout) -> str:

@@ -65,11 +65,11 @@ class ZeroBubble:
     def order(self, ranks: int, microbatches: int) -> Order:
         """The actions of every pipeline rank."""
         require_positive(ranks, microbatches)
-        benches = [self._bench((ranks, microbatches), *each) for each in product(_GRIDS, (True, False))]
+        choices = product(_GRIDS, (True, False))
+        benches = [self._bench(ranks, microbatches, grid=grid, patient=patient) for grid, patient in choices]
         return min((bench.run() for bench in benches), key=self._longest)
 
-    def _bench(self, shape: tuple[int, int], grid: int, patient: bool) -> "_Bench":
-        ranks, microbatches = shape
+    def _bench(self, ranks: int, microbatches: int, *, grid: int, patient: bool) -> "_Bench":
         durations = _durations(self.costs, grid)
         return _Bench(
             ranks=tuple(_Rank(stage) for stage in range(ranks)),

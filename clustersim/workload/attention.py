@@ -91,27 +91,26 @@ class Core:
             yield self._matrix_pass("attention.dropout", streaming.SCORE_DROPOUT)
         yield self._context()
 
-    def _product(self, name: str, sizes: tuple[int, int, int], operands: Operands) -> Kernel:
-        m, n, k = sizes
+    def _product(self, name: str, operands: Operands, *, m: int, n: int, k: int) -> Kernel:
         shape = MatmulShape(m, n, k, batch=self.shape.batch * self.shape.heads, operands=operands)
         return product(name, self.dtype, shape, result=self.dtype.bytes)
 
     def _scores(self) -> Operator:
         query, key, head = self.shape.query, self.shape.key, self.shape.head_dim
         backward = (
-            self._product("attention.scores.query_gradient", (query, head, key), Operands.NN),
-            self._product("attention.scores.key_gradient", (key, head, query), Operands.TN),
+            self._product("attention.scores.query_gradient", Operands.NN, m=query, n=head, k=key),
+            self._product("attention.scores.key_gradient", Operands.TN, m=key, n=head, k=query),
         )
-        forward = self._product("attention.scores", (query, key, head), Operands.NT)
+        forward = self._product("attention.scores", Operands.NT, m=query, n=key, k=head)
         return Operator("attention.scores", Region.SHARDED, (forward,), backward, core=True)
 
     def _context(self) -> Operator:
         query, key, head = self.shape.query, self.shape.key, self.shape.head_dim
         backward = (
-            self._product("attention.context.score_gradient", (query, key, head), Operands.NT),
-            self._product("attention.context.value_gradient", (key, head, query), Operands.TN),
+            self._product("attention.context.score_gradient", Operands.NT, m=query, n=key, k=head),
+            self._product("attention.context.value_gradient", Operands.TN, m=key, n=head, k=query),
         )
-        forward = self._product("attention.context", (query, head, key), Operands.NN)
+        forward = self._product("attention.context", Operands.NN, m=query, n=head, k=key)
         return Operator("attention.context", Region.SHARDED, (forward,), backward, core=True)
 
     def _matrix_pass(self, name: str, over: Streaming) -> Operator:

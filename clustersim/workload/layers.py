@@ -128,10 +128,10 @@ def head(model: Model, training: Training, shard: Shard) -> Layer:
     """Final norm, logits, loss. The logits' weight is counted here, tied or not; FP8 leaves the logits in BF16."""
     rank = _Rank(model, training, shard)
     logits = Linear("head.logits", shard.tokens, model.hidden, rank.vocab, Products.all_in(rank.dtype))
-    loss = streaming.loss(training.loss)
-    made = _streamed(Region.SHARDED, "head.loss", rank.dtype, (loss, (loss.over(shard.tokens, rank.vocab),)))
+    over = streaming.loss(training.loss)
+    loss = _streamed(Region.SHARDED, "head.loss", rank.dtype, over, (over.over(shard.tokens, rank.vocab),))
     return Layer(
-        (_norm(rank, "head.norm", forks=False), _linear(rank, logits, rank.input_bytes), made), rank.input_bytes
+        (_norm(rank, "head.norm", forks=False), _linear(rank, logits, rank.input_bytes), loss), rank.input_bytes
     )
 
 
@@ -154,12 +154,11 @@ def _attention(rank: _Rank, own: _Heads) -> list[Operator]:
 
 def _mlp(rank: _Rank, spec: DenseMlp) -> list[Operator]:
     shard, ffn = rank.shard, spec.ffn // rank.shard.tp
-    activation = streaming.activation(spec.form, fused=rank.training.fused)
-    over = (activation, (activation.over(shard.tokens, ffn),))
+    over = streaming.activation(spec.form, fused=rank.training.fused)
     return [
         _norm(rank, "mlp.norm"),
         _up(rank, spec.form, ffn),
-        _streamed(Region.SHARDED, "mlp.activation", rank.dtype, over),
+        _streamed(Region.SHARDED, "mlp.activation", rank.dtype, over, (over.over(shard.tokens, ffn),)),
         _down(rank, spec.form, ffn),
         _residual(rank, "mlp.residual"),
     ]
@@ -204,14 +203,14 @@ def _qkv(rank: _Rank, own: _Heads) -> Operator:
 def _qk_norm(rank: _Rank, own: _Heads) -> Operator:
     over = streaming.norm(rank.model.norm, fused=rank.training.fused)
     shapes = tuple(over.over(rows, own.head_dim) for rows in _heads(rank, own))
-    made = _streamed(Region.SHARDED, "attention.qk_norm", rank.dtype, (over, shapes))
+    made = _streamed(Region.SHARDED, "attention.qk_norm", rank.dtype, over, shapes)
     return replace(made, parameters=2 * own.head_dim)
 
 
 def _rotary(rank: _Rank, own: _Heads) -> Operator:
     over = streaming.rotary(fused=rank.training.fused)
     shapes = tuple(over.over(rows, own.head_dim, table=rank.shard.sequence) for rows in _heads(rank, own))
-    return _streamed(Region.SHARDED, "attention.rotary", rank.dtype, (over, shapes))
+    return _streamed(Region.SHARDED, "attention.rotary", rank.dtype, over, shapes)
 
 
 def _heads(rank: _Rank, own: _Heads) -> tuple[int, ...]:
@@ -235,21 +234,20 @@ def _linear(rank: _Rank, linear: Linear, read: Bytes) -> Operator:
     )
 
 
-def _streamed(region: Region, name: str, dtype: DType, over: tuple[Streaming, tuple[StreamShape, ...]]) -> Operator:
+def _streamed(region: Region, name: str, dtype: DType, over: Streaming, shapes: tuple[StreamShape, ...]) -> Operator:
     """An operator that streams over some shapes, one kernel for each."""
-    streams, shapes = over
     return Operator(
         name,
         region,
-        tuple(streams.forward_kernel(name, dtype, shape) for shape in shapes),
-        tuple(kernel for shape in shapes for kernel in streams.backward_kernels(name, dtype, shape)),
-        kept=sum(streams.kept.bytes(dtype, shape.elements) for shape in shapes),
+        tuple(over.forward_kernel(name, dtype, shape) for shape in shapes),
+        tuple(kernel for shape in shapes for kernel in over.backward_kernels(name, dtype, shape)),
+        kept=sum(over.kept.bytes(dtype, shape.elements) for shape in shapes),
     )
 
 
 def _residual_wide(rank: _Rank, name: str, over: Streaming) -> Operator:
     shape = over.over(rank.shard.residual_tokens, rank.model.hidden)
-    return _streamed(Region.REPLICATED, name, rank.dtype, (over, (shape,)))
+    return _streamed(Region.REPLICATED, name, rank.dtype, over, (shape,))
 
 
 def _residual(rank: _Rank, name: str) -> Operator:
@@ -274,14 +272,14 @@ def _tokens(rank: _Rank) -> Operator:
     weights = rank.vocab * hidden
     rows = float(tokens * hidden * width)
     name, shape = "embedding.tokens", StreamShape(Routine.LOOKUP, tokens, hidden, fused=True, table=rank.vocab)
-    formats = (rank.dtype, rank.training.recipe.weights.gradients)
+    gradients = rank.training.recipe.weights.gradients
     return Operator(
         name,
         Region.SHARDED,
         (_lookup(name, rank.dtype, 2 * rows + tokens * _TOKEN_ID_BYTES, shape),),
         weight_gradient=(
             _lookup(f"{name}.weight_gradient", rank.dtype, weights * width + 3 * rows, replace(shape, backward=True)),
-            streaming.accumulate(f"{name}.accumulate", formats, rank.vocab, hidden),
+            streaming.accumulate(f"{name}.accumulate", rank.vocab, hidden, made=rank.dtype, accumulated=gradients),
         ),
         parameters=weights,
         kept=float(tokens * _TOKEN_ID_BYTES),

@@ -73,5 +73,7 @@ class Linear:
             added = replace(shape, accumulated=gradients)
             return (product(name, operands, added, result=2 * gradients.bytes),)
         made = product(name, operands, shape, result=recipe.activations.bytes)
-        formats = recipe.activations, gradients
-        return (made, accumulate(f"{self.name}.accumulate", formats, self.outputs, self.inputs))
+        summed = accumulate(
+            f"{self.name}.accumulate", self.outputs, self.inputs, made=recipe.activations, accumulated=gradients
+        )
+        return (made, summed)

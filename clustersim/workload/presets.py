@@ -5,26 +5,15 @@ GPT-3 and Megatron models use Megatron's padded vocabulary of 51,200 and train w
 1.3B and a width of 5,140 for 13B, which contradict its own head width; the usual 16 and 5,120 stand here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
 from clustersim.errors import InputError, nearest
 from clustersim.workload.stack import Mlp
 from clustersim.workload.transformer import Model, Norm, Positions, uniform
-
-_GPT2 = "Radford et al. 2019; openai-community/gpt2* config.json"
-_GPT3 = "Brown et al. 2020, arXiv:2005.14165, Table 2.1"
-_MEGATRON = "Narayanan et al. 2021, arXiv:2104.04473, Table 1"
-_KORTHIKANTI = "Korthikanti et al. 2022, arXiv:2205.05198, Table 3"
-_LLAMA2 = "Touvron et al. 2023, arXiv:2307.09288; meta-llama/Llama-2-*-hf config.json"
-_LLAMA3 = "Llama 3 herd, arXiv:2407.21783, Table 3; meta-llama/Meta-Llama-3* config.json"
-_NEMOTRON_15B = "Parmar et al. 2024, arXiv:2402.16819, Table 1"
-_NEMOTRON_340B = "Nemotron-4 340B technical report, arXiv:2406.11704, Table 1"
-_MISTRAL = "Jiang et al. 2023, arXiv:2310.06825; mistralai/Mistral-7B-v0.3 config.json (full attention)"
-_QWEN = "Qwen2.5 technical report, arXiv:2412.15115, Table 1; Qwen/Qwen2.5-* config.json"
-_HERE = "small, for laptops; no published model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,118 +35,122 @@ def preset(name: str) -> Model:
     return PRESETS[name].model
 
 
-def _gpt(name: str, source: str, size: tuple[int, int, int], *, vocab: int = 51200, positions: int = 2048) -> Preset:
-    """size: layers, hidden, heads."""
-    layers, hidden, heads = size
-    model = uniform(
-        name=name,
-        layers=layers,
-        hidden=hidden,
-        ffn=4 * hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        vocab=vocab,
-        max_positions=positions,
-        mlp=Mlp.GELU,
-        norm=Norm.LAYERNORM,
-        positions=Positions.LEARNED,
-        tied_embeddings=True,
-        linear_bias=True,
-        qkv_bias=True,
-        dropout=True,
-    )
-    return Preset(model, source)
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """Models of one form, of which one source tells the sizes."""
+
+    source: str
+    form: Callable[..., Model]
+    vocab: int
+    positions: int
+
+    def preset(
+        self, name: str, *, layers: int, hidden: int, heads: int, kv_heads: int | None = None, ffn: int | None = None
+    ) -> Preset:
+        """A model of the series. kv_heads: if fewer than heads; ffn: if not four times as wide as the model."""
+        model = self.form(
+            name=name,
+            layers=layers,
+            hidden=hidden,
+            ffn=ffn or 4 * hidden,
+            heads=heads,
+            kv_heads=kv_heads or heads,
+            head_dim=hidden // heads,
+            vocab=self.vocab,
+            max_positions=self.positions,
+        )
+        return Preset(model, self.source)
 
 
-def _llama(
-    name: str,
-    source: str,
-    size: tuple[int, int, int, int, int],
-    *,
-    vocab: int,
-    positions: int,
-    qkv_bias: bool = False,
-) -> Preset:
-    """size: layers, hidden, ffn, heads, key/value heads."""
-    layers, hidden, ffn, heads, kv_heads = size
-    model = uniform(
-        name=name,
-        layers=layers,
-        hidden=hidden,
-        ffn=ffn,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=hidden // heads,
-        vocab=vocab,
-        max_positions=positions,
-        mlp=Mlp.SWIGLU,
-        norm=Norm.RMSNORM,
-        positions=Positions.ROTARY,
-        tied_embeddings=False,
-        linear_bias=False,
-        qkv_bias=qkv_bias,
-    )
-    return Preset(model, source)
+_GPT: Final = partial(
+    uniform,
+    mlp=Mlp.GELU,
+    norm=Norm.LAYERNORM,
+    positions=Positions.LEARNED,
+    tied_embeddings=True,
+    linear_bias=True,
+    qkv_bias=True,
+    dropout=True,
+)
+_LLAMA: Final = partial(
+    uniform,
+    mlp=Mlp.SWIGLU,
+    norm=Norm.RMSNORM,
+    positions=Positions.ROTARY,
+    tied_embeddings=False,
+    linear_bias=False,
+    qkv_bias=False,
+)
+# Squared ReLU, which stands as GELU; no biases but the norms'.
+_NEMOTRON: Final = partial(_LLAMA, mlp=Mlp.GELU, norm=Norm.LAYERNORM)
 
-
-def _nemotron(name: str, source: str, size: tuple[int, int, int, int]) -> Preset:
-    """size: layers, hidden, heads, key/value heads. Squared ReLU, no biases but the norms', vocabulary 256,000."""
-    layers, hidden, heads, kv_heads = size
-    model = uniform(
-        name=name,
-        layers=layers,
-        hidden=hidden,
-        ffn=4 * hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=hidden // heads,
-        vocab=256000,
-        max_positions=4096,
-        mlp=Mlp.GELU,
-        norm=Norm.LAYERNORM,
-        positions=Positions.ROTARY,
-        tied_embeddings=False,
-        linear_bias=False,
-        qkv_bias=False,
-    )
-    return Preset(model, source)
-
+_HERE: Final = "small, for laptops; no published model"
+_GPT_HERE: Final = _Series(_HERE, _GPT, vocab=50257, positions=1024)
+_GPT2: Final = _Series("Radford et al. 2019; openai-community/gpt2* config.json", _GPT, vocab=50257, positions=1024)
+_GPT3: Final = _Series("Brown et al. 2020, arXiv:2005.14165, Table 2.1", _GPT, vocab=51200, positions=2048)
+_MEGATRON: Final = _Series("Narayanan et al. 2021, arXiv:2104.04473, Table 1", _GPT, vocab=51200, positions=2048)
+_KORTHIKANTI: Final = _Series("Korthikanti et al. 2022, arXiv:2205.05198, Table 3", _GPT, vocab=51200, positions=2048)
+_LLAMA_HERE: Final = _Series(_HERE, _LLAMA, vocab=32000, positions=2048)
+_LLAMA2: Final = _Series(
+    "Touvron et al. 2023, arXiv:2307.09288; meta-llama/Llama-2-*-hf config.json", _LLAMA, vocab=32000, positions=4096
+)
+_LLAMA3: Final = _Series(
+    "Llama 3 herd, arXiv:2407.21783, Table 3; meta-llama/Meta-Llama-3* config.json",
+    _LLAMA,
+    vocab=128256,
+    positions=131072,
+)
+_MISTRAL: Final = _Series(
+    "Jiang et al. 2023, arXiv:2310.06825; mistralai/Mistral-7B-v0.3 config.json (full attention)",
+    _LLAMA,
+    vocab=32768,
+    positions=32768,
+)
+_QWEN: Final = _Series(
+    "Qwen2.5 technical report, arXiv:2412.15115, Table 1; Qwen/Qwen2.5-* config.json",
+    partial(_LLAMA, qkv_bias=True),
+    vocab=152064,
+    positions=131072,
+)
+_NEMOTRON_15B: Final = _Series("Parmar et al. 2024, arXiv:2402.16819, Table 1", _NEMOTRON, vocab=256000, positions=4096)
+_NEMOTRON_340B: Final = _Series(
+    "Nemotron-4 340B technical report, arXiv:2406.11704, Table 1", _NEMOTRON, vocab=256000, positions=4096
+)
 
 _SHIPPED: Final = (
-    _gpt("gpt-tiny", _HERE, (6, 384, 6), vocab=50257, positions=1024),
-    _gpt("gpt2-small", _GPT2, (12, 768, 12), vocab=50257, positions=1024),
-    _gpt("gpt2-medium", _GPT2, (24, 1024, 16), vocab=50257, positions=1024),
-    _gpt("gpt2-large", _GPT2, (36, 1280, 20), vocab=50257, positions=1024),
-    _gpt("gpt2-xl", _GPT2, (48, 1600, 25), vocab=50257, positions=1024),
-    _gpt("gpt3-1.3b", _GPT3, (24, 2048, 16)),
-    _gpt("gpt3-2.7b", _GPT3, (32, 2560, 32)),
-    _gpt("gpt3-6.7b", _GPT3, (32, 4096, 32)),
-    _gpt("gpt3-13b", _GPT3, (40, 5120, 40)),
-    _gpt("gpt3-175b", _GPT3, (96, 12288, 96)),
-    _gpt("megatron-1.7b", _MEGATRON, (24, 2304, 24)),
-    _gpt("megatron-3.6b", _MEGATRON, (30, 3072, 32)),
-    _gpt("megatron-7.5b", _MEGATRON, (36, 4096, 32)),
-    _gpt("megatron-18.4b", _MEGATRON, (40, 6144, 48)),
-    _gpt("megatron-22b", _KORTHIKANTI, (48, 6144, 64)),
-    _gpt("megatron-39.1b", _MEGATRON, (48, 8192, 64)),
-    _gpt("megatron-76.1b", _MEGATRON, (60, 10240, 80)),
-    _gpt("megatron-145.6b", _MEGATRON, (80, 12288, 96)),
-    _gpt("megatron-310.1b", _MEGATRON, (96, 16384, 128)),
-    _gpt("megatron-530b", _MEGATRON, (105, 20480, 128)),
-    _gpt("megatron-1t", _MEGATRON, (128, 25600, 160)),
-    _llama("llama-tiny", _HERE, (8, 512, 1408, 8, 4), vocab=32000, positions=2048),
-    _llama("llama2-7b", _LLAMA2, (32, 4096, 11008, 32, 32), vocab=32000, positions=4096),
-    _llama("llama2-13b", _LLAMA2, (40, 5120, 13824, 40, 40), vocab=32000, positions=4096),
-    _llama("llama2-70b", _LLAMA2, (80, 8192, 28672, 64, 8), vocab=32000, positions=4096),
-    _llama("llama3-8b", _LLAMA3, (32, 4096, 14336, 32, 8), vocab=128256, positions=131072),
-    _llama("llama3-70b", _LLAMA3, (80, 8192, 28672, 64, 8), vocab=128256, positions=131072),
-    _llama("llama3-405b", _LLAMA3, (126, 16384, 53248, 128, 8), vocab=128256, positions=131072),
-    _llama("mistral-7b", _MISTRAL, (32, 4096, 14336, 32, 8), vocab=32768, positions=32768),
-    _llama("qwen2.5-7b", _QWEN, (28, 3584, 18944, 28, 4), vocab=152064, positions=131072, qkv_bias=True),
-    _llama("qwen2.5-72b", _QWEN, (80, 8192, 29568, 64, 8), vocab=152064, positions=131072, qkv_bias=True),
-    _nemotron("nemotron4-15b", _NEMOTRON_15B, (32, 6144, 48, 8)),
-    _nemotron("nemotron4-340b", _NEMOTRON_340B, (96, 18432, 96, 8)),
+    _GPT_HERE.preset("gpt-tiny", layers=6, hidden=384, heads=6),
+    _GPT2.preset("gpt2-small", layers=12, hidden=768, heads=12),
+    _GPT2.preset("gpt2-medium", layers=24, hidden=1024, heads=16),
+    _GPT2.preset("gpt2-large", layers=36, hidden=1280, heads=20),
+    _GPT2.preset("gpt2-xl", layers=48, hidden=1600, heads=25),
+    _GPT3.preset("gpt3-1.3b", layers=24, hidden=2048, heads=16),
+    _GPT3.preset("gpt3-2.7b", layers=32, hidden=2560, heads=32),
+    _GPT3.preset("gpt3-6.7b", layers=32, hidden=4096, heads=32),
+    _GPT3.preset("gpt3-13b", layers=40, hidden=5120, heads=40),
+    _GPT3.preset("gpt3-175b", layers=96, hidden=12288, heads=96),
+    _MEGATRON.preset("megatron-1.7b", layers=24, hidden=2304, heads=24),
+    _MEGATRON.preset("megatron-3.6b", layers=30, hidden=3072, heads=32),
+    _MEGATRON.preset("megatron-7.5b", layers=36, hidden=4096, heads=32),
+    _MEGATRON.preset("megatron-18.4b", layers=40, hidden=6144, heads=48),
+    _KORTHIKANTI.preset("megatron-22b", layers=48, hidden=6144, heads=64),
+    _MEGATRON.preset("megatron-39.1b", layers=48, hidden=8192, heads=64),
+    _MEGATRON.preset("megatron-76.1b", layers=60, hidden=10240, heads=80),
+    _MEGATRON.preset("megatron-145.6b", layers=80, hidden=12288, heads=96),
+    _MEGATRON.preset("megatron-310.1b", layers=96, hidden=16384, heads=128),
+    _MEGATRON.preset("megatron-530b", layers=105, hidden=20480, heads=128),
+    _MEGATRON.preset("megatron-1t", layers=128, hidden=25600, heads=160),
+    _LLAMA_HERE.preset("llama-tiny", layers=8, hidden=512, heads=8, kv_heads=4, ffn=1408),
+    _LLAMA2.preset("llama2-7b", layers=32, hidden=4096, heads=32, ffn=11008),
+    _LLAMA2.preset("llama2-13b", layers=40, hidden=5120, heads=40, ffn=13824),
+    _LLAMA2.preset("llama2-70b", layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672),
+    _LLAMA3.preset("llama3-8b", layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336),
+    _LLAMA3.preset("llama3-70b", layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672),
+    _LLAMA3.preset("llama3-405b", layers=126, hidden=16384, heads=128, kv_heads=8, ffn=53248),
+    _MISTRAL.preset("mistral-7b", layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336),
+    _QWEN.preset("qwen2.5-7b", layers=28, hidden=3584, heads=28, kv_heads=4, ffn=18944),
+    _QWEN.preset("qwen2.5-72b", layers=80, hidden=8192, heads=64, kv_heads=8, ffn=29568),
+    _NEMOTRON_15B.preset("nemotron4-15b", layers=32, hidden=6144, heads=48, kv_heads=8),
+    _NEMOTRON_340B.preset("nemotron4-340b", layers=96, hidden=18432, heads=96, kv_heads=8),
 )
 
 PRESETS: Final[Mapping[str, Preset]] = MappingProxyType({shipped.model.name: shipped for shipped in _SHIPPED})

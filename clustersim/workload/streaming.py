@@ -52,19 +52,18 @@ class Streaming:
 
     def forward_kernel(self, name: str, dtype: DType, shape: StreamShape) -> Kernel:
         """The forward kernel over a shape."""
-        return _kernel(name, (self.kind, dtype), shape, self.forward)
+        return _kernel(name, self.kind, dtype, shape, self.forward)
 
     def backward_kernels(self, name: str, dtype: DType, shape: StreamShape) -> tuple[Kernel, ...]:
         """The kernels of the input gradient over a (forward) shape; none if the gradient passes unchanged."""
         if self.backward is None:
             return ()
-        return (_kernel(f"{name}.input_gradient", (self.kind, dtype), replace(shape, backward=True), self.backward),)
+        return (_kernel(f"{name}.input_gradient", self.kind, dtype, replace(shape, backward=True), self.backward),)
 
 
-def _kernel(name: str, kind: tuple[KernelKind, DType], shape: StreamShape, passes: Passes) -> Kernel:
-    family, dtype = kind
+def _kernel(name: str, kind: KernelKind, dtype: DType, shape: StreamShape, passes: Passes) -> Kernel:
     moved = passes.bytes(dtype, shape.elements)
-    return Kernel(name, family, dtype, flops=0.0, bytes=moved, shape=shape, launches=passes.launches)
+    return Kernel(name, kind, dtype, flops=0.0, bytes=moved, shape=shape, launches=passes.launches)
 
 
 # Elements are those of the activation that is normalised.
@@ -200,9 +199,8 @@ def copy(name: str, dtype: DType, elements: int) -> Kernel:
     return Kernel(name, KernelKind.COPY, dtype, flops=0.0, bytes=Passes(2).bytes(dtype, elements), shape=shape)
 
 
-def accumulate(name: str, formats: tuple[DType, DType], rows: int, width: int) -> Kernel:
-    """Add a gradient [rows, width] of the first format to what is accumulated in the second."""
-    made, kept = formats
-    shape = StreamShape(Routine.ACCUMULATE, rows, width, fused=True, formats=(kept,))
-    moved = float(shape.elements * (made.bytes + 2 * kept.bytes))
+def accumulate(name: str, rows: int, width: int, *, made: DType, accumulated: DType) -> Kernel:
+    """Add a gradient [rows, width] to what is accumulated; made, accumulated: the formats of the two."""
+    shape = StreamShape(Routine.ACCUMULATE, rows, width, fused=True, formats=(accumulated,))
+    moved = float(shape.elements * (made.bytes + 2 * accumulated.bytes))
     return Kernel(name, KernelKind.COPY, made, flops=0.0, bytes=moved, shape=shape)

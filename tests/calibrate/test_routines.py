@@ -98,7 +98,7 @@ def _counted() -> dict[str, Kernel]:
         _forward(streaming.residual(dropout=False, fused=False), 64, 1024),
         _forward(streaming.BIAS_GRADIENT, 64, 1024),
         streaming.copy("test", DType.BF16, 64 * 1024),
-        streaming.accumulate("test", (DType.BF16, DType.FP32), 64, 1024),
+        streaming.accumulate("test", 64, 1024, made=DType.BF16, accumulated=DType.FP32),
         *gradient_norm(FP32, 2**20),
         *(optimizer_step(replace(FP32, optimizer=each), 2**20)[0] for each in Optimizer),
     ]
