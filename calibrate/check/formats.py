@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from clustersim.dtypes import DType
-from clustersim.workload.recipe import Recipe, WeightFormats
+from clustersim.workload.recipe import Recipe
 
 TORCH: Final[Mapping[DType, torch.dtype]] = MappingProxyType(
     {
@@ -17,11 +17,6 @@ TORCH: Final[Mapping[DType, torch.dtype]] = MappingProxyType(
         DType.FP16: torch.float16,
     }
 )
-
-
-def held(formats: WeightFormats) -> DType:
-    """The format of the weights that the optimizer updates: the master weights', or the compute weights' own."""
-    return formats.stored if formats.master is None else formats.master
 
 
 def allow_tf32(recipe: Recipe) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibrate.check.support import plan_of
 from calibrate.check.timeline import TIMED, Part
+from clustersim.assembly import plan_of
 from clustersim.cost.record import Record
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Footprint

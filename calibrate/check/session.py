@@ -13,10 +13,11 @@ from calibrate.check.here import Here, fitted_layers, note
 from calibrate.check.measured import Rounds, Turns, record_of, run_rounds, typical
 from calibrate.check.predict import Prediction, predict
 from calibrate.check.profile import Profile
-from calibrate.check.support import plan_of, require_supported, trainer_of
+from calibrate.check.support import require_supported, trainer_of
 from calibrate.check.timeline import Part, StepTime
 from calibrate.check.trainer import random_batch
 from calibrate.kernels.formulas import Unsupported
+from clustersim.assembly import plan_of
 from clustersim.cost.record import Record
 from clustersim.cost.record_file import read_record
 from clustersim.errors import InputError

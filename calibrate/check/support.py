@@ -9,27 +9,22 @@ from collections.abc import Iterator
 import torch
 
 from calibrate.check.ddp import replicated
-from calibrate.check.formats import held
 from calibrate.check.fsdp import sharded
 from calibrate.check.pipeline import Staged
 from calibrate.check.single import single
 from calibrate.check.tensor import split
 from calibrate.check.trainer import Trainer
+from clustersim.assembly import plan_of
 from clustersim.errors import InputError
 from clustersim.hardware.disturbance import Disturbances
 from clustersim.parallel.data import FullyShard, Replicated
-from clustersim.parallel.plan import Plan
 from clustersim.scenario import Scenario
 from clustersim.schedules.zero_bubble import ZeroBubble
+from clustersim.workload.recipe import Products
 from clustersim.workload.training import Attention, Loss, SelectiveOperations
 from clustersim.workload.transformer import Positions
 
 ONE_AXIS = "one of dp (ddp or fsdp), tp and pp can be checked at a time"
-
-
-def plan_of(scenario: Scenario) -> Plan:
-    """How the scenario's model is spread."""
-    return Plan(scenario.model, scenario.training, scenario.layout, scenario.schedule.placement)
 
 
 def trainer_of(scenario: Scenario, device: torch.device) -> Trainer:
@@ -74,8 +69,10 @@ def _layout(scenario: Scenario) -> Iterator[str]:
 
 
 def _formats(scenario: Scenario) -> Iterator[str]:
-    formats = scenario.training.recipe.weights
-    wide = held(formats)
+    recipe, formats = scenario.training.recipe, scenario.training.recipe.weights
+    if recipe.products != Products.all_in(formats.stored):
+        yield "training.precision: only products in one format, that of the weights, can be checked"
+    wide = formats.held
     if {formats.gradients.bytes, formats.moments.bytes} != {wide.bytes}:
         yield f"training.precision: torch's optimizers want gradients and moments in the weights' format, {wide.value}"
     ddp = scenario.layout.dp > 1 and isinstance(scenario.layout.data, Replicated)

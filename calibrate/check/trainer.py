@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from calibrate.check.formats import TORCH, held
+from calibrate.check.formats import TORCH
 from calibrate.check.timeline import Part, Timeline
 from calibrate.check.update import Update
 from clustersim.parallel.plan import Plan
@@ -81,7 +81,7 @@ def random_batch(plan: Plan, device: torch.device) -> Batch:
 def building(plan: Plan, device: torch.device, *, held_weights: bool = False) -> Iterator[None]:
     """Make weights on the device in the format that computes, or in that which the optimizer holds."""
     formats, before = plan.training.recipe.weights, torch.get_default_dtype()
-    torch.set_default_dtype(TORCH[held(formats) if held_weights else formats.stored])
+    torch.set_default_dtype(TORCH[formats.held if held_weights else formats.stored])
     try:
         with device:
             yield

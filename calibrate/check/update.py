@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from calibrate.check.formats import TORCH, held
+from calibrate.check.formats import TORCH
 from calibrate.check.linear import Linear
 from clustersim.workload.training import Optimizer, Training
 
@@ -38,7 +38,7 @@ class Update:
 
     def __post_init__(self) -> None:
         formats = self.training.recipe.weights
-        wide, narrow = TORCH[held(formats)], TORCH[formats.stored]
+        wide, narrow = TORCH[formats.held], TORCH[formats.stored]
         self.weights = list(self.weights)
         if wide is narrow or all(weight.dtype is wide for weight in self.weights):
             self._masters = self.weights

@@ -14,7 +14,7 @@ import numpy as np
 from clustersim.arrays import IntArray
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import AXES, PIPELINE
+from clustersim.parallel.mesh import DENSE, MESHES, PIPELINE
 from clustersim.program.placement import Placement
 
 _NETWORK: Final = [LINK_KINDS.index(kind) for kind in (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE)]
@@ -55,7 +55,7 @@ def axis_spans(layout: Layout, fabric: Fabric, placement: Placement) -> tuple[Ax
 
 def _spans(layout: Layout, fabric: Fabric, placement: Placement) -> Iterator[AxisSpan]:
     stride, mesh = 1, layout.mesh
-    for axis in sorted(AXES, key=lambda axis: layout.order.index(axis.name)):
+    for axis in sorted(MESHES[DENSE], key=lambda axis: layout.order.index(axis.name)):
         size = layout.degrees[axis.name]
         if size > 1:
             groups = mesh.members(axis)

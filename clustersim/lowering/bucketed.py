@@ -53,7 +53,7 @@ class Bucketed:
             return
         for stage in stages:
             for group in low.plan.parameter_groups:
-                low.reducing.append(self._reduction(low, group, low.plan.parameters(stage, group.name), after))
+                low.reducing += self._reduction(low, group, low.plan.parameters(stage, group.name), after)
 
     def end(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
         """Without overlap, gather the updated parameters at the end of the step."""
@@ -77,7 +77,7 @@ class Bucketed:
                 return run.action in low.last
         return False
 
-    def _reduction(self, low: Lowering, group: ParameterGroup, parameters: int, after: int) -> int:
+    def _reduction(self, low: Lowering, group: ParameterGroup, parameters: int, after: int) -> tuple[int, ...]:
         return low.reduce("reduce gradients", group, parameters, (after,))
 
     def _gather(self, low: Lowering, stage: Stage) -> list[Gathers]:
@@ -90,9 +90,9 @@ class Bucketed:
                 waiting.append(place)
                 full += unit.counts.get(group.name, 0)
                 if full >= size or (full and place == len(units) - 1):
-                    task = low.gather("gather parameters", group, full, ())
+                    tasks = low.gather("gather parameters", group, full, ())
                     for each in waiting:
-                        gathered[each] = (*gathered[each], task)
+                        gathered[each] += tasks
                     waiting, full = [], 0
         return gathered
 
@@ -119,8 +119,9 @@ class Bucketed:
             task = low.compute(part, (*shape(run.stage), "bucket", place), piece)
             after, arriving = (), ()
             for name, parameters in full.items():
-                low.reducing.append(self._reduction(low, groups[name], parameters, task))
-                after = () if self.strategy.overlap else (low.reducing[-1],)
+                reduced = self._reduction(low, groups[name], parameters, task)
+                low.reducing += reduced
+                after = () if self.strategy.overlap else reduced
         self._awaited = after
         return task
 

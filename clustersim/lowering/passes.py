@@ -85,26 +85,28 @@ class Lowering:
         """Add a collective of data parallelism; return its number."""
         return self.tasks.add(Stream.DATA, Communicate(exchange, tuple(after)))
 
-    def gather(self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int]) -> int:
-        """Gather parameters of a group from the ranks that hold parts of them; return the task's number."""
-        if group.shard is None:
-            raise ValueError(f"{group.name} parameters are whole on every rank; there is nothing to gather")
+    def gather(self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int]) -> tuple[int, ...]:
+        """Gather parameters of a group from the ranks that hold parts of them; return the task, if there is one."""
+        if group.shard is None or group.shards == 1:
+            return ()
         payload = parameters * group.formats.gathered.bytes
-        return self.communicate(Exchange(name, Collective.ALL_GATHER, group.shard.name, payload), after)
+        return (self.communicate(Exchange(name, Collective.ALL_GATHER, group.shard.name, payload), after),)
 
-    def reduce(self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int]) -> int:
+    def reduce(self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int]) -> tuple[int, ...]:
         """Sum gradients of a group: scattered over those who hold parts, then over those who hold equal ones.
 
-        Return the number of the last task.
+        Return the last task, if there is one.
         """
-        payload, task = parameters * group.formats.gradients.bytes, -1
-        if group.shard is not None:
-            task = self.communicate(Exchange(name, Collective.REDUCE_SCATTER, group.shard.name, payload), after)
-            after = (task,)
-        if group.replicate is not None:
+        payload = parameters * group.formats.gradients.bytes
+        last: tuple[int, ...] = ()
+        if group.shard is not None and group.shards > 1:
+            exchange = Exchange(name, Collective.REDUCE_SCATTER, group.shard.name, payload)
+            last = (self.communicate(exchange, after),)
+        if group.replicate is not None and group.replicas > 1:
             part = payload / group.shards if group.shards > 1 else payload
-            task = self.communicate(Exchange(name, Collective.ALL_REDUCE, group.replicate.name, part), after)
-        return task
+            exchange = Exchange(name, Collective.ALL_REDUCE, group.replicate.name, part)
+            last = (self.communicate(exchange, last or after),)
+        return last
 
 
 class DataLowering(Protocol):

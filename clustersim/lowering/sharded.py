@@ -61,7 +61,8 @@ class Sharded:
 
     def _gather(self, low: Lowering, unit: Unit) -> tuple[int, ...]:
         after = () if low.computed is None else (low.computed,)
-        return tuple(low.gather(f"gather {unit.name}", *each, after) for each in _held(low, unit))
+        gathers = (low.gather(f"gather {unit.name}", *each, after) for each in _held(low, unit))
+        return tuple(task for tasks in gathers for task in tasks)
 
     def _compute(self, low: Lowering, run: Pass, unit: Unit) -> None:
         """Run one unit, and reduce its gradients once they are there."""
@@ -69,7 +70,8 @@ class Sharded:
         copied = self._copies(low, unit, kind)
         task = low.compute(run, id(unit), (*copied, *unit.operations(kind)))
         if kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT):
-            low.reducing += [low.reduce(f"reduce {unit.name}", *each, (task,)) for each in _held(low, unit)]
+            for each in _held(low, unit):
+                low.reducing += low.reduce(f"reduce {unit.name}", *each, (task,))
 
     def _copies(self, low: Lowering, unit: Unit, kind: ActionKind) -> tuple[Operation, ...]:
         """The copy of what was gathered into the parameters' own memory, if there is one."""
@@ -77,7 +79,8 @@ class Sharded:
             return ()
         work = Work.FORWARD if kind is ActionKind.FORWARD else Work.BACKWARD
         dtype = low.plan.training.recipe.activations
-        gathered = sum(count * group.formats.gathered.bytes for group, count in _held(low, unit))
+        held = ((group, count) for group, count in _held(low, unit) if group.shards > 1)
+        gathered = sum(count * group.formats.gathered.bytes for group, count in held)
         elements = int(gathered / dtype.bytes)
         return (Operation(copy(f"copy {unit.name}", dtype, elements), work),)
 

@@ -10,6 +10,8 @@ Whether the whole norm would have changed the update is found out beside the nex
 arXiv:2401.10241, section 4); here it never does, and finding out costs nothing.
 """
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from clustersim.lowering.data import data_lowering
@@ -38,9 +40,12 @@ from clustersim.program.task import (
 from clustersim.workload.kernels import Kernel
 from clustersim.workload.layers import gradient_norm, optimizer_step
 from clustersim.workload.operators import DENSE
+from clustersim.workload.recipe import WeightFormats
+from clustersim.workload.training import Training
 
 NORM_BYTES = 4.0  # one fp32 sum of squares
 _NORM: Final = "gradient norm"
+_PAIR: Final = (ActionKind.FORWARD, ActionKind.BACKWARD)
 
 
 def lower(plan: Plan, order: Order) -> Program:
@@ -87,7 +92,7 @@ def _rank(low: Lowering, rank: int, actions: tuple[Action, ...]) -> RankProgram:
     data.reduce(low, stages, last)
     _tie_embeddings(low, stages, last)
     halves = any(action.kind is ActionKind.WEIGHT_GRADIENT for action in actions)
-    data.end(low, stages, _optimize(low, stages, handed_on=halves and low.plan.layout.pp > 1))
+    data.end(low, stages, _optimize(low, stages, rank if halves and low.plan.layout.pp > 1 else None))
     return low.tasks.program()
 
 
@@ -120,9 +125,10 @@ def _sends_later(low: Lowering, action: Action, following: Action | None) -> boo
     multiples of the pipeline's ranks, and runs all forwards first where there are only as many.
     """
     plan = low.plan
+    if plan.layout.pipeline_overlap or plan.placement.chunks == 1:
+        return False
     whole = plan.microbatches > plan.layout.pp and plan.microbatches % plan.layout.pp == 0
-    paired = following is not None and (action.kind, following.kind) == (ActionKind.FORWARD, ActionKind.BACKWARD)
-    return paired and whole and plan.placement.chunks > 1 and not plan.layout.pipeline_overlap
+    return whole and following is not None and (action.kind, following.kind) == _PAIR
 
 
 def _send(low: Lowering, action: Action, done: int) -> tuple[int, ...]:
@@ -147,22 +153,35 @@ def _tie_embeddings(low: Lowering, stages: tuple[Stage, ...], after: int) -> Non
     rows = low.plan.shard.rows(low.plan.model.vocab)
     (dense,) = (group for group in low.plan.parameter_groups if group.name == DENSE)
     shards = dense.shards if low.plan.layout.data.stage > 1 else 1  # ZeRO-2 and -3 hold a part of the gradient
-    payload = float(rows * low.plan.model.hidden * low.plan.training.recipe.weights.gradients.bytes / shards)
+    payload = float(rows * low.plan.model.hidden * dense.formats.gradients.bytes / shards)
     exchange = Exchange("reduce tied embedding", Collective.ALL_REDUCE, EMBEDDING.name, payload)
     low.reducing.append(low.tasks.add(Stream.DATA, Communicate(exchange, (after, *low.reducing[-1:]))))
 
 
-def _optimize(low: Lowering, stages: tuple[Stage, ...], *, handed_on: bool) -> int:
-    """Clip and apply the gradients that this rank updates; return the optimizer's task. handed_on: the norm is."""
+def _optimize(low: Lowering, stages: tuple[Stage, ...], place: int | None) -> int:
+    """Clip and apply the gradients that this rank updates; return the optimizer's task.
+
+    place: on which pipeline rank, where the norm is handed on along the pipeline; None: it is summed at once.
+    """
     plan = low.plan
-    groups = plan.parameter_groups
-    parameters = sum(sum(plan.parameters(stage, group.name) for stage in stages) / group.shards for group in groups)
+    updated = list(_updated(plan, stages))
     after = tuple(low.reducing)
     if plan.training.gradient_clipping:
-        kernels = _steps(gradient_norm(plan.training, parameters))
-        after = _norm_so_far(low, stages[0].number, kernels) if handed_on else _norm(low, kernels)
-    block = low.blocks.block(("optimizer", parameters), "optimizer", _steps(optimizer_step(plan.training, parameters)))
+        kernels = [each for training, count in updated for each in _steps(gradient_norm(training, count))]
+        after = _norm(low, kernels) if place is None else _norm_so_far(low, place, kernels)
+    steps = [each for training, count in updated for each in _steps(optimizer_step(training, count))]
+    block = low.blocks.block(("optimizer", tuple(steps)), "optimizer", steps)
     return low.tasks.add(Stream.COMPUTE, Compute(block, after))
+
+
+def _updated(plan: Plan, stages: tuple[Stage, ...]) -> Iterator[tuple[Training, float]]:
+    """How many parameters a rank updates, those in the same formats together, as a training in these formats."""
+    counts: dict[WeightFormats, float] = {}
+    for group in plan.parameter_groups:
+        held = sum(plan.parameters(stage, group.name) for stage in stages)
+        counts[group.formats] = counts.get(group.formats, 0.0) + held / group.shards
+    for formats, count in counts.items():
+        yield replace(plan.training, recipe=replace(plan.training.recipe, weights=formats)), count
 
 
 def _norm(low: Lowering, kernels: list[Operation]) -> tuple[int, ...]:
@@ -173,10 +192,10 @@ def _norm(low: Lowering, kernels: list[Operation]) -> tuple[int, ...]:
     return (low.tasks.add(Stream.DATA, Communicate(exchange, (task,))),)
 
 
-def _norm_so_far(low: Lowering, stage: int, kernels: list[Operation]) -> tuple[int, ...]:
-    """Sum the squares of gradients up to this stage and hand them on; return the tasks after which they are there.
+def _norm_so_far(low: Lowering, rank: int, kernels: list[Operation]) -> tuple[int, ...]:
+    """Sum the squares of gradients up to this pipeline rank, hand them on; return the tasks after which they are there.
 
-    Messages are tagged as the last weight gradient, which itself sends nothing.
+    Messages are tagged as the last weight gradient of a stage of the rank's number, which itself sends nothing.
     """
     if low.plan.layout.tp > 1:
         kernels = [
@@ -188,11 +207,11 @@ def _norm_so_far(low: Lowering, stage: int, kernels: list[Operation]) -> tuple[i
         if role is not None:
             there = (low.communicate(Exchange(_NORM, Collective.ALL_REDUCE, role.name, NORM_BYTES), there),)
     message = Exchange(_NORM, Collective.SEND_RECV, NEXT.name, NORM_BYTES)
-    tag = Action(stage, ActionKind.WEIGHT_GRADIENT, low.plan.microbatches - 1)
-    if stage > 0:
+    tag = Action(rank, ActionKind.WEIGHT_GRADIENT, low.plan.microbatches - 1)
+    if rank > 0:
         there = (*there, low.tasks.add(Stream.RECEIVE, Receive(message, tag)))
-    if stage + 1 < len(low.plan.stages):
-        low.tasks.add(Stream.SEND_NEXT, Send(message, tag._replace(stage=stage + 1), there))
+    if rank + 1 < low.plan.layout.pp:
+        low.tasks.add(Stream.SEND_NEXT, Send(message, tag._replace(stage=rank + 1), there))
     return there
 
 

@@ -84,7 +84,7 @@ class Zero2(Zero1):
 
 @dataclass(frozen=True, slots=True)
 class FullyShard:
-    """ZeRO stage 3 and FSDP: parameters are sharded, too, and gathered unit by unit.
+    """ZeRO stage 3 and FSDP: parameters are sharded, too; unit by unit they are gathered, and gradients reduced.
 
     prefetch: how many units ahead are gathered; overlap: communication runs beside compute; copies: what is gathered is
     copied into each parameter's own memory (FSDP2's parameters; FSDP1's flat ones need none).
@@ -97,11 +97,6 @@ class FullyShard:
     copies: bool = False
 
     @property
-    def sync(self) -> GradientSync:
-        """When gradients are reduced."""
-        return GradientSync.EVERY_BACKWARD
-
-    @property
     def ahead(self) -> int:
         """Units that are gathered before they are needed."""
         return self.prefetch if self.overlap else 0
@@ -112,11 +107,6 @@ class NaiveDataParallel:
     """torch.nn.DataParallel: one process scatters inputs and weights and gathers outputs on its first GPU."""
 
     stage: ClassVar[int] = 0
-
-    @property
-    def sync(self) -> GradientSync:
-        """When gradients are reduced."""
-        return GradientSync.EVERY_BACKWARD
 
 
 DataParallelism = Replicated | Zero1 | Zero2 | FullyShard | NaiveDataParallel

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field
 
 from clustersim.parallel.data import DataParallelism, Replicated
-from clustersim.parallel.mesh import DENSE, NAMES, Mesh, Role
+from clustersim.parallel.mesh import DENSE, MESHES, NAMES, Mesh, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Layout:
     cp: int = 1
     dp: int = 1
     pp: int = 1
-    order: tuple[str, ...] = NAMES
+    order: tuple[str, ...] = tuple(axis.name for axis in MESHES[DENSE])
     sequence_parallel: bool = False
     tensor_overlap: bool = False
     backward_overlap: bool = True
@@ -35,7 +35,7 @@ class Layout:
     @property
     def world(self) -> int:
         """How many ranks the layout needs."""
-        return math.prod(self.degrees.values())
+        return self.mesh.size
 
     @property
     def degrees(self) -> dict[str, int]:
@@ -55,4 +55,6 @@ class Layout:
     @property
     def meshes(self) -> dict[str, Mesh]:
         """All meshes that lie over the layout's ranks, by their names."""
-        return {DENSE: Mesh({name: getattr(self, name) for name in self.order})}
+        degrees = self.degrees
+        made = {mesh: Mesh({axis.name: degrees[axis.name] for axis in axes}) for mesh, axes in MESHES.items()}
+        return made | {DENSE: Mesh({name: degrees[name] for name in self.order})}

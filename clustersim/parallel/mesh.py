@@ -5,8 +5,8 @@ fastest. Several meshes may lie over the same ranks, as attention's and the expe
 same GPUs (Liu et al. 2025, arXiv:2504.14960). A role names the groups that communicate with each other by a mesh and
 those of its axes along which their members differ: gradients, say, are reduced over groups of the role `WEIGHTS`.
 
-A new axis is one entry of `AXES` and its degree in `layout`; who holds the same weights, what a breakdown calls
-its communication and in which colour pages draw it follow from the entry.
+A new axis is one entry of `MESHES` (and of `ROLES`, if it communicates by itself) and its degree in `layout`; who holds
+the same weights, what a breakdown calls its communication and in which colour pages draw it follow from the entry.
 """
 
 from collections.abc import Mapping
@@ -39,13 +39,15 @@ TENSOR: Final = Axis("tp", "tensor-parallel", "tensor", inside=True)
 CONTEXT: Final = Axis("cp", "context-parallel", "context", replicates=True, inside=True)
 DATA: Final = Axis("dp", "data-parallel", "data", replicates=True)
 PIPELINE: Final = Axis("pp", "pipeline", "pipeline")
-AXES: Final = (TENSOR, CONTEXT, DATA, PIPELINE)
-"""All axes, in the usual order of ranks and of answers."""
-NAMES: Final = tuple(axis.name for axis in AXES)
 DENSE: Final = "dense"
 """The mesh of attention and of all weights that every token meets."""
-SPOKEN: Final = (*(axis for axis in AXES if axis is not DATA), DATA)
-"""All axes as people list them: first what makes one replica of the model, then how many there are."""
+MESHES: Final[Mapping[str, tuple[Axis, ...]]] = MappingProxyType({DENSE: (TENSOR, CONTEXT, DATA, PIPELINE)})
+"""The axes of every mesh, in the usual order of ranks; all meshes of a layout have as many ranks."""
+AXES: Final = tuple(dict.fromkeys(axis for axes in MESHES.values() for axis in axes))
+"""All axes, in the order of answers."""
+NAMES: Final = tuple(axis.name for axis in AXES)
+SPOKEN: Final = (*(axis for axis in MESHES[DENSE] if axis is not DATA), DATA)
+"""The dense mesh's axes as people list them: first what makes one replica of the model, then how many there are."""
 
 
 class Span(Enum):
@@ -89,11 +91,11 @@ class Role:
 
 TENSOR_ROLE: Final = Role("tp", "tp", (TENSOR,), TENSOR)
 CONTEXT_ROLE: Final = Role("cp", "cp", (CONTEXT,), CONTEXT)
-WEIGHTS: Final = Role("dp", "dp", tuple(axis for axis in AXES if axis.replicates), DATA)
+WEIGHTS: Final = Role("dp", "dp", tuple(axis for axis in MESHES[DENSE] if axis.replicates), DATA)
 """Ranks that hold the same weights."""
-REPLICA: Final = Role("model", "replica", tuple(axis for axis in AXES if not axis.replicates), DATA)
+REPLICA: Final = Role("model", "replica", tuple(axis for axis in MESHES[DENSE] if not axis.replicates), DATA)
 """Ranks that hold one copy of the weights together."""
-WORLD: Final = Role("world", "all ranks", AXES, DATA)
+WORLD: Final = Role("world", "all ranks", MESHES[DENSE], DATA)
 EMBEDDING: Final = Role("embedding", "tied embeddings", (PIPELINE,), DATA, Span.ENDS)
 """The pipeline ranks that hold an embedding which is the logits' matrix, too."""
 NEXT: Final = Role("pp_next", "pp", (PIPELINE,), PIPELINE, Span.NEXT)

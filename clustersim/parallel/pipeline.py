@@ -1,6 +1,6 @@
 """Which layers does each pipeline stage hold?
 
-Virtual stages are numbered through the model; with p ranks, stage s is on rank s mod p. Layers are dealt evenly; where
+Virtual stages are numbered through the model; each is a slice of its stack of layers. Layers are dealt evenly; where
 they do not divide, the stages that also hold the embedding and the logits give up layers first, the last before the
 first, then their neighbours inwards (Llama 3 removed one layer each from the first and the last stage, section 3.3.2).
 """

@@ -164,7 +164,9 @@ def weight_gradients(layer: Layer, sharding: Sharding) -> list[Operation]:
         else:
             early[group] = complete
     for group, complete in early.items():
-        if group in last:
+        if complete and group not in last:
+            raise ValueError(f"a layer has {complete} parameters of {group} and no weight gradient that completes them")
+        if complete:
             at = last[group]
             operations[at : at + 1] = _completed([operations[at]], complete + operations[at].gradients, group)
     return operations

@@ -3,16 +3,18 @@
 Stages are numbered through the model (virtual stages). A schedule places them: in a loop (rank r of p holds r, r + p,
 ...), in a V (the second half comes back), or as it likes, as long as stages that follow each other are on one rank or
 on neighbours. Whatever depends on where a stage is follows from the placement: who is whose neighbour, what is handed
-on within a rank, which chunk of its rank a stage is.
+on within a rank, which chunk of its rank a stage is. Each stage is on one rank: a pipeline that holds every stage twice
+and runs both ways (Chimera, DualPipe) cannot be said.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
 
 from clustersim.errors import InputError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Placement:
     """ranks: [stages] the pipeline rank of each stage, in model order; each rank from 0 on holds at least one.
 
@@ -23,32 +25,33 @@ class Placement:
     ranks: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if set(self.ranks) != set(range(self.size)):
-            raise InputError(f"placement {self.ranks}: every pipeline rank from 0 to {self.size - 1} must hold a stage")
+        size = self.size
+        if set(self.ranks) != set(range(size)):
+            raise InputError(f"placement {self.ranks}: every pipeline rank from 0 to {size - 1} must hold a stage")
         for stage, (source, target) in enumerate(zip(self.ranks, self.ranks[1:], strict=False)):
-            if (target - source) % self.size not in {0, 1, self.size - 1}:
+            if (target - source) % size not in {0, 1, size - 1}:
                 raise InputError(
                     f"placement {self.ranks}: stages {stage} and {stage + 1} follow each other, but pipeline ranks "
                     f"{source} and {target} are no neighbours"
                 )
 
-    @property
+    @cached_property
     def size(self) -> int:
         """How many pipeline ranks there are."""
         return 1 + max(self.ranks, default=0)
 
-    @property
+    @cached_property
     def chunks(self) -> int:
         """The most stages that a rank holds."""
-        return max(map(self.ranks.count, range(self.size)))
+        return max(map(len, self._stages))
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages of a pipeline rank, in model order."""
-        return tuple(stage for stage, holder in enumerate(self.ranks) if holder == rank)
+        return self._stages[rank]
 
     def chunk_of(self, stage: int) -> int:
         """Which of its rank's stages a stage is."""
-        return self.ranks[:stage].count(self.ranks[stage])
+        return self._stages[self.ranks[stage]].index(stage)
 
     def way(self, source: int, target: int) -> int:
         """Whether a message between stages goes to the next rank (1), to the previous one (-1) or stays (0).
@@ -65,6 +68,13 @@ class Placement:
         """Ordered pairs of pipeline ranks between which messages go that way."""
         return tuple(sorted({(self.ranks[a], self.ranks[b]) for a, b in self._messages() if self.way(a, b) == way}))
 
+    @cached_property
+    def _stages(self) -> tuple[tuple[int, ...], ...]:
+        held: list[list[int]] = [[] for _ in range(self.size)]
+        for stage, rank in enumerate(self.ranks):
+            held[rank].append(stage)
+        return tuple(map(tuple, held))
+
     def _messages(self) -> Iterator[tuple[int, int]]:
         """Pairs of stages, sender and receiver: activations and gradients."""
         for stage in range(len(self.ranks) - 1):
@@ -72,6 +82,7 @@ class Placement:
             yield stage + 1, stage
 
 
+@cache
 def looped(ranks: int, chunks: int = 1) -> Placement:
     """Stages dealt to the ranks in turn.
 

@@ -15,6 +15,7 @@ from clustersim.arrays import IntArray
 from clustersim.cost.block import BlockTiming
 from clustersim.parallel.mesh import ROLES
 from clustersim.program.action import Action, ActionKind
+from clustersim.program.placement import Placement
 from clustersim.program.task import Block, Compute, Exchange, Overlap, Receive, Send, Stream, Task, Work
 from clustersim.report.rows import shown_rows
 from clustersim.report.theme import AXIS_LOOKS, CATEGORIES, Category
@@ -154,8 +155,9 @@ def _task_columns(result: "Answer", ranks: Sequence[int], texts: "_Texts") -> In
     """Category, microbatch, chunk, bytes, name and detail of every task: [columns, stages, tasks]."""
     programs = [result.program.programs[int(result.program.kind[rank])] for rank in ranks]
     table = np.full((6, len(ranks), max(len(program.tasks) for program in programs)), -1)
+    placement = result.scenario.placement
     for stage, (rank, program) in enumerate(zip(ranks, programs, strict=True)):
-        words = _Words(result, rank, texts, {})
+        words = _Words(result, rank, texts, placement, {})
         for place, task in enumerate(program.tasks):
             table[:, stage, place] = words.columns(task)
     return table
@@ -178,6 +180,7 @@ class _Words:
     result: "Answer"
     rank: int
     texts: _Texts
+    placement: Placement
     known: dict[Block | Exchange, tuple[int, int, int]]
 
     def columns(self, task: Task) -> tuple[int, int, int, int, int, int]:
@@ -197,7 +200,7 @@ class _Words:
         """Microbatch and chunk."""
         if action is None:
             return -1, -1
-        return action.microbatch, self.result.scenario.placement.chunk_of(action.stage)
+        return action.microbatch, self.placement.chunk_of(action.stage)
 
     def _block(self, block: Block) -> tuple[int, int, int]:
         if block not in self.known:

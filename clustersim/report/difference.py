@@ -13,6 +13,7 @@ import numpy as np
 from clustersim.analysis.parts import PARTS, Part
 from clustersim.answer import Answer
 from clustersim.arrays import FloatArray
+from clustersim.program.placement import Placement
 from clustersim.report.keys import signed
 from clustersim.report.view import ROUNDING
 from clustersim.report.wording import stage_name
@@ -200,8 +201,8 @@ def _tokens(result: Answer) -> int:
     return result.scenario.training.global_batch * result.scenario.training.sequence
 
 
-def _pipeline(result: Answer) -> tuple[int, int]:
-    return len(result.ledgers), result.scenario.schedule.chunks
+def _pipeline(result: Answer) -> Placement:
+    return result.scenario.placement
 
 
 def _seconds(parts: Mapping[str, Seconds]) -> list[Seconds]:

@@ -108,7 +108,7 @@ def check_widths(scenario: Setup) -> Iterator[str]:
 
 def check_layers(scenario: Setup) -> Iterator[str]:
     """Whether every stage has something to do."""
-    layers, stages = scenario.model.layers, scenario.layout.pp * scenario.schedule.chunks
+    layers, stages = scenario.model.layers, len(scenario.placement.ranks)
     given = scenario.layout.layers_per_stage
     shape = f"pp {scenario.layout.pp} x {scenario.schedule.chunks} chunks = {stages} stages"
     if given is not None and (len(given) != stages or sum(given) != layers):
@@ -127,7 +127,7 @@ def _idle_stages(counts: tuple[int, ...]) -> bool:
 
 def check_recomputed(scenario: Setup) -> Iterator[str]:
     """Whether a stage has as many layers as are to be recomputed."""
-    recompute, stages = scenario.training.recompute, scenario.layout.pp * scenario.schedule.chunks
+    recompute, stages = scenario.training.recompute, len(scenario.placement.ranks)
     most = max(scenario.layout.layers_per_stage or split_layers(scenario.model.layers, stages))
     if isinstance(recompute, FullRecompute) and (recompute.layers or 0) > most:
         yield f"training.recompute.layers: {recompute.layers}, but no stage holds more than {most} layers; {most} fits"
@@ -153,10 +153,10 @@ def check_batch(scenario: Setup) -> Iterator[str]:
         product = f"dp {dp} x microbatch {micro} = {dp * micro}"
         legal = multiples_around(batch, dp * micro)
         yield f"training.global_batch: {batch} is not a multiple of {product}; {legal} fits"
-    elif scenario.layout.pp * scenario.schedule.chunks * scenario.microbatches > MOST_PASSES:
+    elif len(scenario.placement.ranks) * scenario.microbatches > MOST_PASSES:
         yield (
             f"training.global_batch: {batch} sequences are {scenario.microbatches:,} microbatches on each of "
-            f"{scenario.layout.pp * scenario.schedule.chunks} stages; {MOST_PASSES:,} passes a step are the most"
+            f"{len(scenario.placement.ranks)} stages; {MOST_PASSES:,} passes a step are the most"
         )
     else:
         yield from _order(scenario)
@@ -213,7 +213,7 @@ def _format(scenario: Setup) -> Iterator[str]:
 
 
 def _steps(scenario: Setup) -> Iterator[str]:
-    passes = scenario.layout.pp * scenario.schedule.chunks * scenario.microbatches
+    passes = len(scenario.placement.ranks) * scenario.microbatches
     if scenario.steps > 1 and scenario.steps * passes > MOST_PASSES:
         yield (
             f"steps: {scenario.steps:,} of {passes:,} passes each are {scenario.steps * passes:,} passes; "

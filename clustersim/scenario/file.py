@@ -15,7 +15,7 @@ from clustersim.cost.record import Record
 from clustersim.dtypes import DType
 from clustersim.errors import nearest, shown
 from clustersim.parallel.data import BY_STAGE, DDP_BUCKET, DataParallelism, FullyShard, NaiveDataParallel, Replicated
-from clustersim.parallel.mesh import AXES, DATA, NAMES
+from clustersim.parallel.mesh import DATA, DENSE, MESHES
 from clustersim.program.task import Collective
 from clustersim.scenario.disturbances import DisturbancesSection, MixedSection, listed
 from clustersim.scenario.section import (
@@ -168,9 +168,12 @@ class DataChoice(Choice):
         return options.strategy()  # type: ignore[no-any-return]
 
 
+_ORDER = tuple(axis.name for axis in MESHES[DENSE])
+
+
 def _axes(value: object) -> object:
-    if not isinstance(value, list) or sorted(map(str, value)) != sorted(NAMES):
-        raise mistake(f"{shown(value)} must name every axis once, such as [{', '.join(NAMES)}]")
+    if not isinstance(value, list) or sorted(map(str, value)) != sorted(_ORDER):
+        raise mistake(f"{shown(value)} must name every axis once, such as [{', '.join(_ORDER)}]")
     return value
 
 
@@ -185,7 +188,7 @@ class LayoutSection(Section):
     cp: Degree = 1
     pp: Degree = 1
     dp: Degree | None = None
-    order: Annotated[list[str], BeforeValidator(_axes)] = Field(list(NAMES))
+    order: Annotated[list[str], BeforeValidator(_axes)] = Field(list(_ORDER))
     sequence_parallel: bool = False
     tensor_overlap: bool = False
     backward_overlap: bool = True
@@ -196,7 +199,7 @@ class LayoutSection(Section):
     @property
     def replica(self) -> int:
         """Ranks of one data-parallel replica: the product of the other degrees."""
-        return math.prod(getattr(self, axis.name) for axis in AXES if axis is not DATA)
+        return math.prod(getattr(self, axis.name) for axis in MESHES[DENSE] if axis is not DATA)
 
 
 class Flat(Section):

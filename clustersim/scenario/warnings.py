@@ -15,6 +15,7 @@ from clustersim.parallel.data import FullyShard
 from clustersim.parallel.mesh import TENSOR
 from clustersim.scenario.settings import Contention, Symmetry
 from clustersim.scenario.setup import Setup
+from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.workload.training import Attention, SelectiveRecompute
 from clustersim.workload.transformer import Positions
@@ -147,7 +148,7 @@ def _old_for_flash(scenario: Setup) -> Iterator[str]:
 def _uncommon_interleaving(scenario: Setup) -> Iterator[str]:
     """Megatron-LM's arguments: whole rounds of p microbatches; equal stages, embedding and loss counted as layers."""
     pp, chunks, layers = scenario.layout.pp, scenario.schedule.chunks, scenario.model.layers
-    if chunks == 1:
+    if not isinstance(scenario.schedule, Interleaved):
         return
     if scenario.microbatches % pp:
         yield (

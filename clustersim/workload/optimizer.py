@@ -21,11 +21,11 @@ def optimizer_step(training: Training, parameters: float) -> tuple[Kernel, ...]:
     formats, adam = training.recipe.weights, training.optimizer is Optimizer.ADAM
     fused, unfused = _ADAM if adam else _SGD
     weights, gradients, moments, launches = fused if training.fused else unfused
-    held = formats.master or formats.stored
+    held = formats.held
     width = weights * held.bytes + gradients * formats.gradients.bytes + moments * formats.moments.bytes
     copied = _copy_bytes(formats, fused=training.fused)
     kernels = launches + (1 if copied and not training.fused else 0)
-    copy = (training.recipe.activations,) if copied else ()
+    copy = (formats.stored,) if copied else ()
     shape = _shape(Routine.ADAM if adam else Routine.SGD, training, parameters)
     shape = replace(shape, formats=(formats.gradients, formats.moments, *copy))
     return (_kernel("optimizer.step", held, parameters * (width + copied), shape, kernels),)

@@ -42,6 +42,11 @@ class WeightFormats:
     moments: DType
 
     @property
+    def held(self) -> DType:
+        """The format of the weights that the optimizer updates."""
+        return self.stored if self.master is None else self.master
+
+    @property
     def copy(self) -> DType | None:
         """The format of master weights beside the stored ones; None: those are their own master."""
         return None if self.master is self.stored else self.master

@@ -5,7 +5,7 @@ and the logits matrix follow. Vaswani et al. 2017 (arXiv:1706.03762), Radford et
 (arXiv:2302.13971).
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, Final
 
@@ -88,7 +88,9 @@ def dimensions(model: Model) -> dict[str, Any]:
 
 
 def resized(model: Model, **changes: Any) -> Model:
-    """The model of equal layers with some dimensions changed; raise InputError where its layers differ."""
+    """The model with some dimensions changed; raise InputError for those of layers where layers differ."""
+    if set(changes) <= set(_OF_MODEL):
+        return replace(model, **changes)
     return uniform(**(dimensions(model) | changes))
 
 

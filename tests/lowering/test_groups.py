@@ -8,6 +8,7 @@ from functools import cached_property
 
 import pytest
 
+from clustersim.dtypes import DType
 from clustersim.lowering.step import lower
 from clustersim.memory.footprint import Category, Footprint
 from clustersim.parallel.data import DataParallelism, FullyShard, Replicated, Zero1, Zero2
@@ -17,7 +18,7 @@ from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.program import RankProgram
-from clustersim.program.task import Collective, Communicate, Exchange
+from clustersim.program.task import Collective, Communicate, Compute, Exchange
 from clustersim.workload.framework import Framework
 from clustersim.workload.operators import DENSE, Layer
 from clustersim.workload.stack import LayerSpec
@@ -121,6 +122,45 @@ def test_memory_is_cut_by_each_groups_own_ranks(data: DataParallelism) -> None:
     assert held[Category.PARAMETERS] == share(3, 2)
     assert held[Category.GRADIENTS] == share(2, 4)
     assert held[Category.OPTIMIZER] == share(1, 12)
+
+
+@pytest.mark.parametrize(("data", "dense", "mlp"), [(Replicated(), 1, 1), (Zero1(), 4, 2), (FullyShard(), 4, 2)])
+def test_a_rank_updates_its_part_of_each_group(data: DataParallelism, dense: int, mlp: int) -> None:
+    only = program(TwoGroups, data)
+    (optimizer,) = (task.block for task in only.tasks if isinstance(task, Compute) and task.block.name == "optimizer")
+    updated = [each.kernel.shape.elements for each in optimizer.operations if each.kernel]
+    assert updated == [(IN_ALL - IN_MLPS) / dense + IN_MLPS / mlp]
+
+
+class Apart(TwoGroups):
+    """The MLPs' weights are on one rank only: nothing of them is communicated."""
+
+    @cached_property
+    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
+        dense, _ = super().parameter_groups
+        return dense, ParameterGroup(MLP, self.training.recipe.weights)
+
+
+@pytest.mark.parametrize("data", STRATEGIES)
+def test_a_group_that_is_whole_and_on_one_rank_is_neither_gathered_nor_reduced(data: DataParallelism) -> None:
+    only = program(Apart, data)
+    kind = Collective.REDUCE_SCATTER if data.stage else Collective.ALL_REDUCE
+    assert moved(only, kind) == {"dp": 4 * (IN_ALL - IN_MLPS)}
+    assert set(moved(only, Collective.ALL_GATHER)) <= {"dp"}
+    assert all(number >= 0 for task in only.tasks for number in task.after)
+
+
+def test_groups_in_other_formats_are_updated_by_kernels_of_their_own() -> None:
+    class Narrow(TwoGroups):
+        @cached_property
+        def parameter_groups(self) -> tuple[ParameterGroup, ...]:
+            dense, mlp = super().parameter_groups
+            return dense, replace(mlp, formats=replace(mlp.formats, moments=DType.BF16))
+
+    only = program(Narrow, Zero1())
+    (optimizer,) = (task.block for task in only.tasks if isinstance(task, Compute) and task.block.name == "optimizer")
+    updated = {each.kernel.shape.formats[1]: each.kernel.shape.elements for each in optimizer.operations if each.kernel}
+    assert updated == {DType.FP32: (IN_ALL - IN_MLPS) / 4, DType.BF16: IN_MLPS / 2}
 
 
 def test_what_is_sharded_and_replicated_is_scattered_first_and_then_summed_in_parts() -> None:

@@ -212,6 +212,16 @@ def test_a_tied_embedding_is_reduced_over_the_stages_that_hold_it(pp: int) -> No
     assert ("embedding" in program.groups) == (pp > 1)
 
 
+@pytest.mark.parametrize(("data", "parts"), [(Replicated(), 1), (Zero1(), 1), (Zero2(), 4), (FullyShard(), 4)])
+def test_of_a_tied_embedding_each_rank_reduces_the_part_of_the_gradient_that_it_holds(
+    data: DataParallelism, parts: int
+) -> None:
+    model = replace(SMALL, tied_embeddings=True)
+    program = lowered(planned(Layout(pp=2, dp=4, data=data), Training(64, 4), model))
+    payloads = {each.payload for only in program.programs for each in collectives(only) if each.group == "embedding"}
+    assert payloads == {256 * 64 * 4 / parts}
+
+
 def test_the_tied_embedding_follows_the_last_bucket() -> None:
     plan = planned(Layout(pp=2, dp=2), replace(PLAIN, global_batch=4), replace(SMALL, tied_embeddings=True))
     for program in lowered(plan).programs:

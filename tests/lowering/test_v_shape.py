@@ -9,13 +9,16 @@ from typing import ClassVar
 
 import pytest
 
+from clustersim import Scenario
+from clustersim.errors import InputError
 from clustersim.lowering.step import lower
-from clustersim.parallel.data import Replicated, Zero1
+from clustersim.parallel.data import DataParallelism, FullyShard, Replicated, Zero1
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind, Order
-from clustersim.program.placement import Placement
+from clustersim.program.placement import Placement, looped
 from clustersim.program.task import Communicate, Compute, Receive, Send
+from clustersim.scenario.checks import problems
 from clustersim.schedules.rules import dry_run, verify
 from tests.closed_form.fixed import Fixed, Step
 
@@ -35,14 +38,15 @@ class There:
         return Placement((*range(ranks), *reversed(range(ranks))))
 
     def order(self, ranks: int, microbatches: int) -> Order:
+        placement = self.placement(ranks)
         return tuple(
             tuple(
                 Action(stage, kind, microbatch)
-                for kind, stages in ((ActionKind.FORWARD, (first, last)), (ActionKind.BACKWARD, (last, first)))
+                for kind, stages in ((ActionKind.FORWARD, held), (ActionKind.BACKWARD, held[::-1]))
                 for stage in stages
                 for microbatch in range(microbatches)
             )
-            for first, last in map(self.placement(ranks).stages_of, range(ranks))
+            for held in map(placement.stages_of, range(ranks))
         )
 
 
@@ -56,6 +60,9 @@ def plan(pp: int, **layout: object) -> Plan:
 def test_the_order_is_legal_on_its_placement_and_on_no_loop(pp: int) -> None:
     order = There().order(pp, MICROBATCHES)
     verify(order, placement=There().placement(pp), microbatches=MICROBATCHES)
+    if pp > 1:
+        with pytest.raises(InputError, match="is not of this rank's stages"):
+            verify(order, placement=looped(pp, 2), microbatches=MICROBATCHES)
 
 
 @pytest.mark.parametrize("pp", [1, 2, 3, 4])
@@ -112,3 +119,52 @@ def test_the_engine_takes_as_long_as_a_dry_run(pp: int) -> None:
     assert step.seconds(fixed) == pytest.approx(expected)
     passes = [task for task in step.program.programs[0].tasks if isinstance(task, Compute) and task.action]
     assert len(passes) == 4 * MICROBATCHES
+
+
+@dataclass(frozen=True)
+class Halved(There):
+    """Backward in halves: each weight gradient follows its input gradient."""
+
+    def order(self, ranks: int, microbatches: int) -> Order:
+        halves = (ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
+        return tuple(
+            tuple(
+                action._replace(kind=kind)
+                for action in actions
+                for kind in (halves if action.kind is ActionKind.BACKWARD else (action.kind,))
+            )
+            for actions in super().order(ranks, microbatches)
+        )
+
+
+@pytest.mark.parametrize("data", [Replicated(), Zero1(), FullyShard()])
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_the_norm_so_far_is_handed_on_from_rank_to_rank(pp: int, data: DataParallelism) -> None:
+    """With clipping, and backward in halves: rank r waits for r - 1, whatever stages they hold; nothing is lost."""
+    step = Step(2 * pp, Layout(pp=pp, dp=2, data=data), Halved(), MICROBATCHES, training={"gradient_clipping": True})
+    sent = [
+        (task.tag.stage, task.exchange.group)
+        for each in step.program.programs
+        for task in each.tasks
+        if isinstance(task, Send) and task.exchange.name == "gradient norm"
+    ]
+    assert sent == [(rank, "pp_next") for rank in range(1, pp)]
+    assert step.seconds(Fixed(forward=1.0, backward=2.0)) > 0
+
+
+@dataclass(frozen=True)
+class Uneven(There):
+    """Three stages on two ranks."""
+
+    def placement(self, ranks: int) -> Placement:
+        return Placement((0, 1, 0))
+
+
+def test_stages_of_a_scenario_are_those_of_its_placement() -> None:
+    """Ranks need not hold as many stages; what fits three stages is legal, and what would fit four is not."""
+    model, training = {"preset": "llama-tiny", "layers": 6}, {"sequence": 512, "global_batch": 4}
+    given = {"model": model, "cluster": {"name": "dgx-h100", "gpus": 2}, "layout": {"pp": 2}, "training": training}
+    uneven = replace(Scenario.from_mapping(given), schedule=Uneven())
+    for counts, legal in (((3, 2, 1), True), ((2, 2, 1, 1), False)):
+        found = problems(replace(uneven, layout=replace(uneven.layout, layers_per_stage=counts)))
+        assert (not found) == legal, found

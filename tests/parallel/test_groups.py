@@ -3,14 +3,17 @@
 With order [a, b, c, ...] and degrees d_a, d_b, ..., rank = i_a + d_a (i_b + d_b (i_c + ...)): the first is fastest.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clustersim.parallel import mesh
 from clustersim.parallel.groups import process_groups
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import AXES, CONTEXT, DATA, NAMES, PIPELINE, ROLES, TENSOR, Axis, Mesh
+from clustersim.parallel.mesh import AXES, CONTEXT, DATA, NAMES, PIPELINE, ROLES, TENSOR, Axis, Mesh, Role
 from clustersim.program.placement import Placement, looped
 
 LAYOUTS = st.builds(
@@ -18,6 +21,11 @@ LAYOUTS = st.builds(
     st.fixed_dictionaries({name: st.integers(1, 4) for name in NAMES}),
     st.permutations(NAMES),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class WithExperts(Layout):
+    ep: int = 1
 
 
 @given(LAYOUTS)
@@ -153,6 +161,22 @@ def test_two_meshes_over_the_same_ranks_share_their_pipeline() -> None:
     assert experts.members(ep).tolist() == attention.members(TENSOR).tolist()
     assert experts.members(edp).tolist() == attention.members(DATA).tolist()
     assert (experts.coordinate(PIPELINE) == attention.coordinate(PIPELINE)).all()
+
+
+def test_groups_of_a_role_lie_on_its_own_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts folded onto attention's ranks: a layout with their axis has their groups, and as many ranks as before."""
+    ep = Axis("ep", "expert-parallel", "data")
+    meshes = {**mesh.MESHES, "experts": (ep, DATA, PIPELINE)}
+    exchange = Role("ep", "experts", (ep,), DATA, mesh="experts")
+    monkeypatch.setattr("clustersim.parallel.layout.MESHES", meshes)
+    monkeypatch.setattr("clustersim.parallel.layout.NAMES", (*NAMES, "ep"))
+    monkeypatch.setattr("clustersim.parallel.groups.ROLES", {**ROLES, "ep": exchange})
+    layout = WithExperts(tp=4, dp=2, pp=2, ep=4)
+    assert layout.world == 16
+    assert layout.size_of(exchange) == 4
+    groups = process_groups(layout, looped(2))
+    assert groups["ep"].members.tolist() == groups["tp"].members.tolist()
+    assert groups["dp"].members.shape == (8, 2)
 
 
 def test_every_axis_is_served_by_a_role_and_every_role_lies_on_its_mesh() -> None:

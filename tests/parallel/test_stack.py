@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clustersim.errors import InputError
 from clustersim.lowering.units import Units
 from clustersim.memory.activations import Activations
 from clustersim.parallel.layout import Layout
@@ -20,7 +21,7 @@ from clustersim.workload.flops import token_flops
 from clustersim.workload.presets import preset
 from clustersim.workload.stack import DenseMlp, FullAttention, LayerRun, LayerSpec, Mlp, count, cut
 from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveOperations, Training
-from clustersim.workload.transformer import Model, parameters
+from clustersim.workload.transformer import Model, parameters, resized
 
 WIDE = LayerSpec(FullAttention(32, 8, 128), DenseMlp(14336, Mlp.SWIGLU))
 NARROW = LayerSpec(FullAttention(16, 4, 128), DenseMlp(4096, Mlp.SWIGLU))
@@ -91,3 +92,11 @@ def test_stages_are_slices_of_the_stack() -> None:
     plan = Plan(model, Training(1024, 4), Layout(pp=4))
     found = [[(run.spec, run.count) for run in stage.stack] for stage in plan.stages]
     assert found == [[(WIDE, 2)], [(WIDE, 1), (NARROW, 1)], [(NARROW, 2)], [(NARROW, 2)]]
+
+
+def test_dimensions_of_the_whole_model_change_whatever_its_layers_are() -> None:
+    model = stacked((LayerRun(WIDE, 3), LayerRun(NARROW, 5)))
+    assert resized(model) == model
+    assert resized(model, vocab=1024) == replace(model, vocab=1024)
+    with pytest.raises(InputError, match="has layers that differ"):
+        resized(model, heads=8)

@@ -51,6 +51,12 @@ def test_gradients_go_the_opposite_way_of_activations(steps: list[int], ranks: i
             assert (source, target) in placement.hops(placement.way(stage, stage + 1))
 
 
+def test_stages_beside_each_other_are_chunks_of_one_rank() -> None:
+    placement = Placement((0, 0, 1, 1, 0))
+    assert [placement.chunk_of(stage) for stage in range(5)] == [0, 1, 0, 1, 2]
+    assert placement.chunks == 3
+
+
 def test_stages_that_follow_each_other_are_on_neighbours() -> None:
     with pytest.raises(
         InputError, match="stages 1 and 2 follow each other, but pipeline ranks 1 and 3 are no neighbours"

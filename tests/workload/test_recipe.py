@@ -10,7 +10,7 @@ from clustersim.memory.footprint import Category, Footprint
 from clustersim.parallel.data import FullyShard
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
-from clustersim.program.task import Collective, Communicate
+from clustersim.program.task import Collective, Communicate, Compute
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.workload.framework import Framework
 from clustersim.workload.kernels import KernelKind, MatmulShape
@@ -24,6 +24,7 @@ from tests.uniform import layer
 BF16, FP8, FP32 = DType.BF16, DType.FP8, DType.FP32
 MODEL = preset("llama-tiny")
 HYBRID = replace(mixed(), products=Products(FP8, FP8, BF16))  # weight gradients stay in BF16
+SPLIT = replace(mixed(), products=Products(FP8, BF16, FP8))
 
 
 def made(recipe: Recipe) -> Layer:
@@ -57,6 +58,14 @@ def test_each_product_reads_its_operands_in_its_own_format() -> None:
         assert operator.kept == before.kept
 
 
+def test_the_three_products_of_a_layer_are_told_apart() -> None:
+    for operator in made(SPLIT).operators:
+        linear = operator.forward[0].kind is KernelKind.MATMUL
+        if linear:
+            products = operator.forward[0], operator.input_gradient[0], operator.weight_gradient[0]
+            assert [kernel.dtype for kernel in products] == [FP8, BF16, FP8]
+
+
 def test_a_linear_layer_saves_its_input_as_its_weight_gradient_reads_it() -> None:
     """FP8 halves the inputs of the four linear layers of 256 tokens: 512, 512, 512 and 1408 wide."""
     saved = made(mixed()).kept - made(replace(HYBRID, products=Products.all_in(FP8))).kept
@@ -67,7 +76,7 @@ def test_weights_are_kept_gathered_and_reduced_in_formats_of_their_own() -> None
     """FP32 weights that are gathered in BF16 and reduced in BF16, as FSDP2's mixed precision has them."""
     formats = WeightFormats(stored=FP32, gathered=BF16, gradients=BF16, master=FP32, moments=FP32)
     training = Training(256, 4, recipe=replace(mixed(), weights=formats), gradient_clipping=False)
-    plan = Plan(MODEL, training, Layout(dp=4, data=FullyShard()))
+    plan = Plan(MODEL, training, Layout(dp=4, data=FullyShard(copies=True)))
     (program,) = lower(plan, OneFOneB().order(1, 1)).programs
     moved = dict.fromkeys((Collective.ALL_GATHER, Collective.REDUCE_SCATTER), 0.0)
     for task in program.tasks:
@@ -75,6 +84,9 @@ def test_weights_are_kept_gathered_and_reduced_in_formats_of_their_own() -> None
             moved[task.exchange.collective] += task.exchange.payload
     count, head = parameters(MODEL), 512 + 32000 * 512
     assert moved == {Collective.ALL_GATHER: 2 * (2 * count - head), Collective.REDUCE_SCATTER: 2 * count}
+    copied = [each for task in program.tasks if isinstance(task, Compute) for each in task.block.operations]
+    copies = sum(each.kernel.shape.elements for each in copied if each.kernel and each.kernel.name.startswith("copy "))
+    assert copies == 2 * count - head
     held = Footprint(plan, Framework(1.0, 0.0), 0.0).resident(0)
     assert held[Category.PARAMETERS] == 4 * count / 4
     assert held[Category.GRADIENTS] == 2 * count / 4
