@@ -157,7 +157,7 @@ class Uneven(There):
     """Three stages on two ranks."""
 
     def placement(self, ranks: int) -> Placement:
-        return Placement((0, 1, 0))
+        return Placement((*range(ranks), 0))
 
 
 def test_stages_of_a_scenario_are_those_of_its_placement() -> None:
