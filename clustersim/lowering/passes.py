@@ -44,14 +44,16 @@ class Pass:
 class Lowering:
     """What lowering one rank works on.
 
-    last: the last backward of each of its stages, or its half of the weights; computed: its last compute task;
-    reducing: what the optimizer waits for.
+    last: the last backward of each of its stages, or its half of the weights; backwards: by stage and microbatch, of all
+    ranks, whether backward is whole or begins with its half of the inputs; computed: its last compute task; reducing:
+    what the optimizer waits for.
     """
 
     plan: Plan
     units: Units
     blocks: Blocks
     last: frozenset[Action] = frozenset()
+    backwards: Mapping[tuple[int, int], ActionKind] = field(default_factory=dict)
     tasks: TaskList = field(default_factory=TaskList)
     computed: int | None = None
     reducing: list[int] = field(default_factory=list)

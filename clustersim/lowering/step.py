@@ -53,9 +53,9 @@ def lower(plan: Plan, order: Order) -> Program:
     groups = process_groups(plan.layout, plan.placement)
     if isinstance(plan.layout.data, NaiveDataParallel):
         return lower_naive(plan, groups)
-    blocks, units = Blocks(), Units(plan)
+    blocks, units, backwards = Blocks(), Units(plan), _backwards(order)
     programs = tuple(
-        _rank(Lowering(plan, units, blocks, _last_backwards(actions)), rank, actions)
+        _rank(Lowering(plan, units, blocks, _last_backwards(actions), backwards), rank, actions)
         for rank, actions in enumerate(order)
     )
     used = {exchange.group for program in programs for exchange in program.exchanges}
@@ -64,6 +64,13 @@ def lower(plan: Plan, order: Order) -> Program:
         kind=plan.layout.mesh.coordinate(PIPELINE),
         groups={role: group for role, group in groups.items() if role in used},
     )
+
+
+def _backwards(order: Order) -> dict[tuple[int, int], ActionKind]:
+    """By stage and microbatch, as what a gradient from the next stage is received."""
+    receiving = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
+    every = (action for actions in order for action in actions if action.kind in receiving)
+    return {(action.stage, action.microbatch): action.kind for action in every}
 
 
 def _last_backwards(actions: tuple[Action, ...]) -> frozenset[Action]:
@@ -91,7 +98,7 @@ def _rank(low: Lowering, rank: int, actions: tuple[Action, ...]) -> RankProgram:
     last = low.computed or 0
     data.reduce(low, stages, last)
     _tie_embeddings(low, stages, last)
-    halves = any(action.kind is ActionKind.WEIGHT_GRADIENT for action in actions)
+    halves = ActionKind.INPUT_GRADIENT in low.backwards.values()
     data.end(low, stages, _optimize(low, stages, rank if halves and low.plan.layout.pp > 1 else None))
     return low.tasks.program()
 
@@ -139,7 +146,7 @@ def _send(low: Lowering, action: Action, done: int) -> tuple[int, ...]:
     if message is None:
         return ()
     stream = Stream.SEND_NEXT if forward else Stream.SEND_PREVIOUS
-    tag = Action(target, action.kind, action.microbatch)
+    tag = Action(target, action.kind if forward else low.backwards[target, action.microbatch], action.microbatch)
     task = low.tasks.add(stream, Send(message, tag, (done,)))
     return () if low.plan.layout.pipeline_overlap else (task,)
 

@@ -153,6 +153,24 @@ def test_the_norm_so_far_is_handed_on_from_rank_to_rank(pp: int, data: DataParal
 
 
 @dataclass(frozen=True)
+class Partly(Halved):
+    """Only the first rank runs its backwards in halves."""
+
+    def order(self, ranks: int, microbatches: int) -> Order:
+        whole = There().order(ranks, microbatches)
+        return (Halved().order(ranks, microbatches)[0], *whole[1:])
+
+
+@pytest.mark.parametrize("pp", [2, 3])
+def test_gradients_pass_between_whole_backwards_and_halves(pp: int) -> None:
+    """Legal by rule 4 of `schedules.rules`; that the norm is handed on is decided for all ranks at once."""
+    order, placement = Partly().order(pp, MICROBATCHES), Partly().placement(pp)
+    verify(order, placement=placement, microbatches=MICROBATCHES)
+    step = Step(2 * pp, Layout(pp=pp), Partly(), MICROBATCHES, training={"gradient_clipping": True})
+    assert step.seconds(Fixed(forward=1.0, backward=2.0)) == pytest.approx(dry_run(order, weight=0.0).finish)
+
+
+@dataclass(frozen=True)
 class Uneven(There):
     """Three stages on two ranks."""
 
