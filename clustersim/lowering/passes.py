@@ -44,9 +44,9 @@ class Pass:
 class Lowering:
     """What lowering one rank works on.
 
-    last: the last backward of each of its stages, or its half of the weights; backwards: by stage and microbatch, of all
-    ranks, whether backward is whole or begins with its half of the inputs; computed: its last compute task; reducing:
-    what the optimizer waits for.
+    last: the last backward of each of its stages, or its half of the weights; backwards: by stage and microbatch, on
+    all ranks, whether backward is whole or begins with its half of the inputs; computed: its last compute task;
+    reducing: what the optimizer waits for.
     """
 
     plan: Plan
