@@ -56,7 +56,7 @@ def assemble(scenario: Scenario) -> Assembly:
     """Put a legal scenario's parts together; raise InputError for one whose parts no longer agree."""
     require(scenario)
     plan = plan_of(scenario)
-    program = repeat(lower(plan, order_of(scenario, plan)), scenario.steps)
+    program = repeat(lowered(scenario, plan), scenario.steps)
     exchanges = _exchanges(scenario, program)
     shares = _sharing(scenario, program, exchanges)
     cost = BlockCost(program, _machines(scenario), exchanges if shares is None else Alone(exchanges, shares))
@@ -83,9 +83,8 @@ def order_of(scenario: Scenario, plan: Plan) -> Order:
     return profiled(scenario.schedule, plan, kernels).order(plan.layout.pp, plan.microbatches)
 
 
-def lowered(scenario: Scenario) -> Program:
+def lowered(scenario: Scenario, plan: Plan) -> Program:
     """The program of one step."""
-    plan = plan_of(scenario)
     return lower(plan, order_of(scenario, plan))
 
 
@@ -93,7 +92,7 @@ def kernels_of(scenario: Scenario) -> tuple[Kernel, ...]:
     """The distinct kernels that the scenario's ranks run, as they are timed, in the order in which they first run."""
     require(scenario)
     found: dict[Kernel, None] = {}
-    for block in _blocks(lowered(scenario)):
+    for block in _blocks(lowered(scenario, plan_of(scenario))):
         for operation in block.operations:
             match operation.does:
                 case Kernel() as kernel:
@@ -109,7 +108,7 @@ def exchanges_of(scenario: Scenario) -> tuple[Call, ...]:
     In one order, whatever process asks: all ranks of a world measure them together.
     """
     require(scenario)
-    program = lowered(scenario)
+    program = lowered(scenario, plan_of(scenario))
     per_node = scenario.cluster.gpus_per_node
     found: dict[Call, None] = {}
     for exchange in dict.fromkeys(exchange for each in program.programs for exchange in each.exchanges):
