@@ -7,8 +7,9 @@ gradient of the input), for which the stage before waits, and `W` (of the weight
 The order is the authors' for passes that take equally long, F = I = W, which is also what torch runs whatever they
 take; rank r warms up with 2(p - r) - 1 forwards down, r pairs of both chunks, and p - r microbatches that turn around.
 With F = I = W and at least 2p - 1 microbatches no rank ever waits between its first pass and its last, and none keeps
-more than 2p half-stages' activations, what 1F1B keeps on its first rank. Ranks begin and end one pass after each other,
-so the last bubble is gone from steps in a row only. With fewer microbatches the order is that of 2p - 1, those left out.
+more than 2p half-stages' activations, what 1F1B keeps on its first rank. Ranks begin and end one pass after each
+other, so the last bubble is gone from steps in a row only. With fewer microbatches the order is that of 2p - 1, those
+left out.
 Reference: Qi et al. 2023, "Zero Bubble Pipeline Parallelism" (arXiv:2401.10241), section 6;
 torch.distributed.pipelining.ScheduleZBVZeroBubble.
 """
