@@ -160,9 +160,15 @@ def dry_run(order: Order, *, forward: float = 1.0, backward: float = 2.0, weight
     return DryRun(tuple(map(tuple, ends)))
 
 
-def _run(order: Order, cost: Mapping[ActionKind, float]) -> tuple[list[float], ...]:
-    """When actions end, of each rank as far as it comes."""
-    bench = _Bench(cost, _last(order), tuple([] for _ in order))
+def runs_in_pairs(order: Order) -> bool:
+    """Whether an order still ends where a forward's output leaves only with that of a backward right behind it."""
+    ends = _run(order, _UNITS, paired=True)
+    return all(len(row) == len(actions) for actions, row in zip(order, ends, strict=True))
+
+
+def _run(order: Order, cost: Mapping[ActionKind, float], *, paired: bool = False) -> tuple[list[float], ...]:
+    """When actions end, of each rank as far as it comes. paired: as `runs_in_pairs` has it."""
+    bench = _Bench(cost, _last(order), tuple([] for _ in order), paired)
     awake = list(range(len(order)))
     while awake:
         rank = awake.pop()
@@ -177,27 +183,38 @@ def _last(order: Order) -> int:
 
 @dataclass(slots=True)
 class _Bench:
-    """A dry run under way. done: when an output was there; sleepers: which rank waits for an output."""
+    """A dry run under way.
+
+    paired: as `runs_in_pairs` has it; done: when an output was there; sleepers: which rank waits for an output.
+    """
 
     cost: Mapping[ActionKind, float]
     last: int
     ends: tuple[list[float], ...]
+    paired: bool
     done: dict[_Output, float] = field(default_factory=dict)
     sleepers: dict[_Output, int] = field(default_factory=dict)
 
     def advance(self, rank: int, actions: Sequence[Action]) -> list[int]:
         """Run a rank's actions up to the first that must wait; say which ranks this woke."""
         ends, woken = self.ends[rank], []
-        for action in actions[len(ends) :]:
+        for step in range(len(ends), len(actions)):
+            action = actions[step]
             awaited = _awaited(action, self.last)
             if awaited is not None and awaited not in self.done:
                 self.sleepers[awaited] = rank
                 break
             begin = max(ends[-1] if ends else 0.0, 0.0 if awaited is None else self.done[awaited])
             ends.append(begin + self.cost[action.kind])
-            if action.kind is not WEIGHT:
-                woken += self._put((action.stage, action.kind is F, action.microbatch), ends[-1])
+            if action.kind is not WEIGHT and not self._held(actions[step : step + 2]):
+                held = self._held(actions[max(0, step - 1) : step + 1])
+                for each in actions[step - held : step + 1]:
+                    woken += self._put((each.stage, each.kind is F, each.microbatch), ends[-1])
         return woken
+
+    def _held(self, pair: Sequence[Action]) -> bool:
+        """Whether the output of the first of two actions waits for that of the second."""
+        return self.paired and tuple(action.kind for action in pair) == (F, B)
 
     def _put(self, output: _Output, end: float) -> list[int]:
         self.done[output] = end
