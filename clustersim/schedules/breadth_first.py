@@ -6,10 +6,10 @@ stage, then of its second, and so on; then all backwards of its last stage, and 
 What it buys: each stage's parameters are needed, and its gradients complete, in one go, so that sharded ones are
 gathered and reduced once for each stage and direction.
 
-Assumed: there are at least p microbatches, else a rank also waits between its chunks. Backwards run in descending order
-of microbatches, as in torch.distributed.pipelining.ScheduleLoopedBFS; the paper's figure draws them ascending, which
-takes as long. Any number of microbatches is legal.
-Reference: Lamy-Poirier 2022, "Breadth-First Pipeline Parallelism" (arXiv:2211.05953), section 4.1, figure 2.
+Any number of microbatches is legal; of fewer than p, a rank also waits between its chunks. Backwards run in descending
+order of microbatches, as torch has them.
+Reference: Lamy-Poirier 2022, "Breadth-First Pipeline Parallelism" (arXiv:2211.05953);
+torch.distributed.pipelining.ScheduleLoopedBFS.
 """
 
 from dataclasses import dataclass

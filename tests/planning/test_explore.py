@@ -96,7 +96,7 @@ def test_any_scenario_can_be_explored(changes: list[str]) -> None:
     assert bool(found.notes) == ("schedule=zb-1p" in changes or "data_parallel" in changes[-1])
     start = found.start
     assert all(value in found.choices[key] for key, value in start.items())
-    assert start["schedule"] in {"1f1b", "gpipe", "interleaved"}
+    assert start["schedule"] in {"1f1b", "gpipe", "interleaved", "bfs"}
 
 
 @pytest.mark.parametrize("cluster", ["dgx-h100", "llama3-roce", "laptop"])

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -114,7 +115,7 @@ def test_exchanges_are_those_of_the_program(known: Explored) -> None:
     assert {"tp", "cp", "dp", "pp"} <= set(roles)
 
 
-ORDERS = [("1f1b", None), ("gpipe", None), *(("interleaved", chunks) for chunks in (2, 3, 5, 8))]
+ORDERS = [("1f1b", None), ("gpipe", None), *product(("interleaved", "bfs"), (2, 3, 5, 8))]
 
 
 @pytest.mark.parametrize(("name", "chunks"), ORDERS)

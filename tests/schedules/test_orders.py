@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from clustersim.errors import InputError
 from clustersim.program.action import ActionKind, Order
+from clustersim.schedules.breadth_first import BreadthFirst
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.notation import format_order, parse_order
@@ -18,10 +19,14 @@ from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.rules import dry_run, peak_in_flight, verify
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.shelf import schedule
+from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "schedules"
 
-SCHEDULES: list[Schedule] = [GPipe(), OneFOneB(), Interleaved(2), Interleaved(3), Interleaved(5)]
+SCHEDULES: list[Schedule] = [
+    GPipe(), OneFOneB(), Interleaved(2), Interleaved(3), Interleaved(5), BreadthFirst(2), BreadthFirst(3),
+    ZeroBubbleV(),
+]  # fmt: skip
 SHAPES = [(1, 1), (1, 5), (2, 2), (2, 7), (3, 3), (3, 8), (4, 4), (4, 8), (5, 13), (8, 32), (16, 64)]
 INTERLEAVED_SHAPES = [
     (1, 1, 2), (1, 4, 3), (2, 2, 2), (2, 8, 2), (4, 3, 2), (4, 4, 3), (4, 10, 2), (4, 8, 8), (8, 24, 3), (16, 64, 8),
@@ -73,7 +78,7 @@ def shapes(draw: st.DrawFn) -> tuple[Schedule, int, int]:
     """A schedule of the shelf, ranks, and microbatches that it can run."""
     ranks = draw(st.integers(1, 7))
     chosen = draw(st.sampled_from(SCHEDULES))
-    if chosen.chunks == 1:
+    if not isinstance(chosen, Interleaved):
         return chosen, ranks, draw(st.integers(1, 20))
     rounds = draw(st.integers(1, 4))
     size = draw(st.integers(1, ranks)) if rounds == 1 else ranks
@@ -104,7 +109,7 @@ def test_no_order_beats_the_ideal_time_plus_one_way_through_the_pipeline(
     """
     chosen, ranks, microbatches = shape
     finish = dry_run(chosen.order(ranks, microbatches), forward=forward, backward=backward).finish
-    least = (chosen.chunks * microbatches + ranks - 1) * (forward + backward)
+    least = (chosen.placement(ranks).chunks * microbatches + ranks - 1) * (forward + backward)
     assert finish >= least * (1 - 1e-12)
 
 
@@ -157,8 +162,8 @@ def test_interleaved_keeps_its_warmup_and_one_more(ranks: int, rounds: int, chun
 
 
 def test_one_rank_has_no_bubble_and_no_idle_order() -> None:
-    for chosen in (GPipe(), OneFOneB(), Interleaved(3)):
-        assert dry_run(chosen.order(1, 4)).finish == 4 * chosen.chunks * 3
+    for chosen in (GPipe(), OneFOneB(), Interleaved(3), BreadthFirst(3), ZeroBubbleV()):
+        assert dry_run(chosen.order(1, 4)).finish == 4 * chosen.placement(1).chunks * 3
 
 
 def test_stages_are_numbered_through_the_model() -> None:
@@ -175,7 +180,7 @@ def test_interleaved_names_the_nearest_legal_microbatches(ranks: int, microbatch
         Interleaved(2).order(ranks, microbatches)
 
 
-@pytest.mark.parametrize("chosen", [GPipe(), OneFOneB(), Interleaved(2)])
+@pytest.mark.parametrize("chosen", [GPipe(), OneFOneB(), Interleaved(2), BreadthFirst(2), ZeroBubbleV()])
 @pytest.mark.parametrize(("ranks", "microbatches"), [(0, 4), (4, 0), (2, -1)])
 def test_nothing_to_schedule_is_refused(chosen: Schedule, ranks: int, microbatches: int) -> None:
     with pytest.raises(InputError, match="1 is the fewest"):
