@@ -182,7 +182,11 @@ def read_schedule(choice: ScheduleChoice, base: Path, readings: Readings) -> Sch
 
 def _read_csv(section: CsvSection, base: Path) -> Listed:
     """The schedule of a CSV file as seen from the scenario."""
-    text = shipped.read_text(shipped.beside(base, section.file))
+    try:
+        text = shipped.read_text(shipped.beside(base, section.file))
+    except InputError as error:
+        there = sorted(path.name for path in base.glob("*.csv"))
+        raise InputError(f"{error}; {nearest(section.file, there)}" if there else str(error)) from error
     return listed(section.file, parse_listing(text, section.file), section.placement)
 
 

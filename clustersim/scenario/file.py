@@ -244,7 +244,7 @@ class PythonSection(Section):
 
 
 class ScheduleChoice(Choice):
-    """`schedule`: one pipeline schedule, of the shelf or from outside."""
+    """`schedule`: one pipeline schedule, of the shelf or from outside; `my.csv` and `my_module:MySchedule` are words."""
 
     words: ClassVar[dict[str, Any]] = {name: {name: {}} for name in NAMES}
     one_f_one_b: Flat | None = Field(None, alias="1f1b")
@@ -257,6 +257,16 @@ class ScheduleChoice(Choice):
     csv: CsvSection | None = None
     orders: OrdersSection | None = None
     python: PythonSection | None = None
+
+    @classmethod
+    def written_out(cls, value: object) -> object:
+        """A file's name is `csv`, a class's is `python`."""
+        match value:
+            case str() if value.endswith(".csv"):
+                return {"csv": value}
+            case str() if ":" in value:
+                return {"python": value}
+        return super().written_out(value)
 
 
 _RECIPES = {
