@@ -10,13 +10,12 @@ scenario that is read, so that one that was edited meanwhile counts as it is. Ru
 the code that it names; only classes with both methods are ever made.
 """
 
-import importlib
-import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from operator import index
 from pathlib import Path
 from types import ModuleType
@@ -176,7 +175,7 @@ def _module(name: str, folder: Path) -> ModuleType:
     """The module of a file in the folder, run anew, or one that Python finds."""
     file = folder.joinpath(*name.split(".")).with_suffix(".py")
     try:
-        return _run(file) if file.is_file() else importlib.import_module(name)
+        return _run(file) if file.is_file() else import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name.partition(".")[0] and error.name != name:
             raise InputError(f"module {name} cannot be imported: {_words(error)}") from error
@@ -189,14 +188,12 @@ def _module(name: str, folder: Path) -> ModuleType:
 
 def _run(file: Path) -> ModuleType:
     """Run a file as a module that is known by its path, so that files of one name in two folders are two modules."""
-    spec = importlib.util.spec_from_file_location(str(file), file)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{file} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    module = ModuleType(str(file))
+    module.__file__ = str(file)
+    sys.modules[module.__name__] = module  # dataclasses look their module up
     sys.path.insert(0, str(file.parent))  # for what it imports from beside it
     try:
-        spec.loader.exec_module(module)
+        exec(compile(file.read_bytes(), file, "exec"), vars(module))
     finally:
         sys.path.remove(str(file.parent))
     return module

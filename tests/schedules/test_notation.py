@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from clustersim.errors import InputError
 from clustersim.program.action import Action, ActionKind
-from clustersim.schedules.notation import format_order, parse_action, parse_order
+from clustersim.schedules.notation import format_order, parse_action, parse_listing, parse_order
 
 ACTIONS = st.builds(Action, st.integers(0, 999), st.sampled_from(ActionKind), st.integers(0, 9999))
 
@@ -36,6 +36,20 @@ def test_torch_reads_and_prints_the_same_text(torch_schedules: Any, action: Acti
 
 def test_empty_cells_and_blanks_are_idle_steps() -> None:
     assert parse_order("0F0, ,0B0\r\n,1F0,1B0,\n") == parse_order("0F0,0B0\n1F0,1B0\n")
+
+
+def test_what_torch_communicates_is_read_and_forgotten() -> None:
+    """Torch's `compute_comms` form, and a reduction that its GPipe ends with; a pair is its passes in order."""
+    form = "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0RESHARD,0REDUCE_GRAD\n1RECV_F0,(1F0;1B0)OVERLAP_F_B,1SEND_B0\n"
+    assert parse_order(form) == parse_order("0F0,0B0\n1F0,1B0\n")
+
+
+def test_places_are_those_of_the_file() -> None:
+    listing = parse_listing("0F0,,0B0\n1UNSHARD,(1F0;1B0)OVERLAP_F_B\n\n", "my.csv")
+    assert len(listing.order) == 2
+    assert [listing.step(*place) for place in ((0, 0), (0, 1), (1, 0), (1, 1))] == [
+        "my.csv, row 1, cell 1", "my.csv, row 1, cell 3", "my.csv, row 2, cell 2", "my.csv, row 2, cell 2",
+    ]  # fmt: skip
 
 
 def test_an_idle_rank_keeps_its_row() -> None:

@@ -65,6 +65,18 @@ def test_interleaved_is_torchs_with_any_legal_round(ranks: int, microbatches: in
     assert ours == torch_order("Interleaved1F1B", ranks, microbatches, chunks)
 
 
+@pytest.mark.parametrize(("ranks", "microbatches"), SHAPES)
+def test_zb_v_is_torchs(ranks: int, microbatches: int) -> None:
+    assert format_order(ZeroBubbleV().order(ranks, microbatches)) == torch_order("ZBVZeroBubble", ranks, microbatches)
+
+
+@pytest.mark.parametrize("chunks", [2, 3])
+@pytest.mark.parametrize(("ranks", "microbatches"), SHAPES)
+def test_breadth_first_is_torchs(ranks: int, microbatches: int, chunks: int) -> None:
+    ours = format_order(BreadthFirst(chunks).order(ranks, microbatches))
+    assert ours == torch_order("LoopedBFS", ranks, microbatches, chunks)
+
+
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.csv")), ids=lambda path: path.stem)
 def test_golden_order(path: Path) -> None:
     name, shape, *chunks = path.stem.split("_")
@@ -142,6 +154,39 @@ def test_bubble_of_interleaved_is_p_minus_1_over_v_m(ranks: int, rounds: int, ch
     ideal = microbatches * chunks * (1 + backward)
     order = Interleaved(chunks).order(ranks, microbatches)
     assert bubble(order, ideal, 1, backward) == pytest.approx((ranks - 1) / (chunks * microbatches), abs=1e-12)
+
+
+@given(st.integers(1, 8), st.integers(1, 24), st.integers(2, 4), st.floats(0.1, 5))
+def test_bubble_of_breadth_first_is_that_of_interleaved_and_it_keeps_everything(
+    ranks: int, microbatches: int, chunks: int, backward: float
+) -> None:
+    """With at least p microbatches: (p - 1)/(v m), as the last rank waits p - 1 chunk passes each way.
+
+    With fewer, rank r waits for each of its v - 1 further chunks until the first microbatch came round, p - m longer
+    than it has work, forward as well as backward.
+    """
+    order = BreadthFirst(chunks).order(ranks, microbatches)
+    ideal = microbatches * chunks * (1 + backward)
+    idle = ranks - 1 + (chunks - 1) * max(0, ranks - microbatches)
+    expected = idle / (chunks * microbatches)
+    assert bubble(order, ideal, 1, backward) == pytest.approx(expected, abs=1e-12)
+    assert peak_in_flight(order) == (chunks * microbatches,) * ranks
+
+
+@given(st.integers(1, 9), st.integers(0, 20))
+def test_zb_v_never_waits_and_keeps_what_1f1b_keeps(ranks: int, more: int) -> None:
+    """Qi et al. 2023, section 6: with F = I = W no bubble, and 1F1B's memory.
+
+    The first microbatch comes to rank r after r passes; with 2 p - 1 microbatches or more the rank then works through
+    its 6 m passes (F, I, W of both chunks), and the last one is done p - 1 passes after the first. Before its first
+    backward rank r runs 2 (p - r) - 1 forwards down, r both down and up, and the one up that turns around: 2 p halves
+    of a stage, the p microbatches of 1F1B's first rank.
+    """
+    microbatches = 2 * ranks - 1 + more
+    order = ZeroBubbleV().order(ranks, microbatches)
+    run = dry_run(order, forward=1, backward=2, weight=1)
+    assert [(row[0], row[-1]) for row in run.ends] == [(rank + 1, rank + 6 * microbatches) for rank in range(ranks)]
+    assert peak_in_flight(order) == (2 * ranks,) * ranks
 
 
 @given(st.integers(1, 9), st.integers(1, 30))

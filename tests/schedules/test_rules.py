@@ -4,8 +4,13 @@ import pytest
 
 from clustersim.errors import InputError
 from clustersim.program.placement import looped
+from clustersim.schedules.breadth_first import BreadthFirst
+from clustersim.schedules.gpipe import GPipe
+from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.notation import parse_order
-from clustersim.schedules.rules import dry_run, peak_in_flight, require_room, verify
+from clustersim.schedules.one_f_one_b import OneFOneB
+from clustersim.schedules.rules import dry_run, peak_in_flight, require_room, runs_in_pairs, verify
+from clustersim.schedules.schedule import Schedule
 
 GOOD = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
 HALVES = "0F0,0F1,0I0,0W0,0B1\n1F0,1I0,1F1,1B1,1W0\n"
@@ -57,6 +62,16 @@ def test_dry_run_waits_for_neighbours() -> None:
 def test_halved_backwards_pass_gradients_on_earlier() -> None:
     """1I0 ends at 3, not 4, so 0I0 may start then."""
     assert dry_run(parse_order("0F0,0I0,0W0\n1F0,1I0,1W0\n")).ends == ((1, 4, 5), (2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "runs"), [(OneFOneB(), True), (Interleaved(2), True), (BreadthFirst(2), False), (GPipe(), False)]
+)
+def test_a_forwards_output_may_wait_for_a_backwards_where_nobody_needs_it_for_that(
+    schedule: Schedule, *, runs: bool
+) -> None:
+    """Where all forwards come first, the next rank needs the last one's output before it runs any backward."""
+    assert runs_in_pairs(schedule.order(4, 8)) == runs
 
 
 def test_an_order_without_actions_takes_no_time() -> None:
