@@ -29,7 +29,7 @@ from clustersim.scenario.file import (
     ScheduleChoice,
 )
 from clustersim.scenario.readings import Readings
-from clustersim.schedules.imported import imported
+from clustersim.schedules.imported import imported, module_file
 from clustersim.schedules.listed import Listed, listed
 from clustersim.schedules.notation import parse_listing
 from clustersim.schedules.schedule import Schedule
@@ -136,11 +136,20 @@ def _carried_over(record: Record, scale: ScaleSection, accelerator: str) -> Reco
 
 
 def files(file: ScenarioFile, cluster: Cluster, base: Path, readings: Readings) -> tuple[Path, ...]:
-    """The files of the model, the record and the framework, if the scenario names them, and the cluster's."""
+    """The files of model, record, framework and schedule, if the scenario names them, and the cluster's."""
     model = () if file.model.path is None else (config_file(shipped.beside(base, file.model.path)),)
     record = () if file.cost.record is None else (readings.of(record_file, file.cost.record.file, base),)
     framework = (shipped.beside(base, file.framework),) if shipped.is_path(file.framework) else ()
-    return (*model, *record, *framework, *cluster.files)
+    return (*model, *record, *framework, *_schedule_files(file.schedule, base), *cluster.files)
+
+
+def _schedule_files(choice: ScheduleChoice, base: Path) -> tuple[Path, ...]:
+    match choice.chosen[1]:
+        case CsvSection(file=name):
+            return (shipped.beside(base, name),)
+        case PythonSection(rule=name) if (path := module_file(name, base)).is_file():
+            return (path,)
+    return ()
 
 
 def read_layout(section: LayoutSection, gpus: int) -> Layout:

@@ -230,7 +230,7 @@ class CsvSection(Section):
 class OrdersSection(Section):
     """`schedule.orders`: such an order written out, with the name of what it was read from."""
 
-    name: Name = "orders"
+    name: Name = "written order"
     rows: list[str] = Field(examples=['["0F0,0B0", "1F0,1B0"]'])
     placement: StageRanks = None
 

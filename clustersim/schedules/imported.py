@@ -117,6 +117,11 @@ def imported(name: str, arguments: Mapping[str, Any], folder: Path) -> Imported:
     return found
 
 
+def module_file(name: str, folder: Path) -> Path:
+    """Where the file of a name such as `my_module:MySchedule` would be."""
+    return folder.joinpath(*name.partition(":")[0].split(".")).with_suffix(".py")
+
+
 def _rank(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, SupportsIndex) or index(value) < 0:
         raise InputError(f"{shown(value)} is no pipeline rank; it must give a whole number for each stage")
@@ -152,7 +157,7 @@ def _kind(name: str, folder: Path) -> type[Any]:
     module_name, colon, class_name = name.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
         raise InputError(f"{shown(name)} names no class; write module:Class, such as my_module:MySchedule")
-    module = _module(module_name, folder)
+    module = _module(module_name, module_file(name, folder))
     kind = vars(module).get(class_name)
     if not isinstance(kind, type):
         others = [each for each, value in vars(module).items() if _is_rule(value)]
@@ -171,15 +176,14 @@ def _is_rule(value: object) -> bool:
     return isinstance(value, type) and all(callable(getattr(value, method, None)) for method in _METHODS)
 
 
-def _module(name: str, folder: Path) -> ModuleType:
-    """The module of a file in the folder, run anew, or one that Python finds."""
-    file = folder.joinpath(*name.split(".")).with_suffix(".py")
+def _module(name: str, file: Path) -> ModuleType:
+    """The module of a file, run anew, or one that Python finds."""
     try:
         return _run(file) if file.is_file() else import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name.partition(".")[0] and error.name != name:
             raise InputError(f"module {name} cannot be imported: {_words(error)}") from error
-        there = [path.stem for path in sorted(folder.glob("*.py"))]
+        there = [path.stem for path in sorted(file.parent.glob("*.py"))]
         remedy = f"; {nearest(name, there)}" if there else ""
         raise InputError(f"there is no module {name}, neither {file} nor where Python looks{remedy}") from error
     except Exception as error:

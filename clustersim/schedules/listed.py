@@ -49,7 +49,7 @@ class Listed:
         self.placement(ranks)
         if microbatches != self.microbatches:
             raise InputError(
-                f"{self.name} orders {_count(self.microbatches, 'microbatch', 'es')}, but each replica has "
+                f"{self.name} is for {_count(self.microbatches, 'microbatch', 'es')}, but each replica has "
                 f"{microbatches} (training.global_batch / (dp x training.microbatch)); {self.microbatches} fit"
             )
 
