@@ -244,7 +244,7 @@ class PythonSection(Section):
 
 
 class ScheduleChoice(Choice):
-    """`schedule`: one pipeline schedule, of the shelf or from outside; `my.csv` and `my_module:MySchedule` are words."""
+    """`schedule`: one pipeline schedule, of the shelf or from outside; `my.csv` and `my_module:MySchedule` will do."""
 
     words: ClassVar[dict[str, Any]] = {name: {name: {}} for name in NAMES}
     one_f_one_b: Flat | None = Field(None, alias="1f1b")

@@ -17,7 +17,6 @@ from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import Collective, Communicate, Compute, Receive, Send, Stream, Task, Work
 from clustersim.workload.presets import preset
 from clustersim.workload.training import FullRecompute, Training
-
 from tests.strategies import usual
 
 from .plans import SMALL, TRAINING, collectives, data_words, lowered, operations, planned, words

@@ -104,7 +104,7 @@ def test_a_rule_is_read_once_and_asked_again_for_other_numbers(plan: Plan, tmp_p
         ({"csv": "my.csv", "gpipe": {}}, (), "schedule: needs exactly one of 1f1b, gpipe"),
         ("my.csv", ("layout.pp=4", "layout.dp=4"), "schedule: my.csv has 2 rows, .* layout.pp is 4; pp 2 fits"),
         ("my.csv", ("training.global_batch=64",), "schedule: my.csv is for 16 microbatches, .* has 8 .*; 16 fit"),
-        ({"orders": {"rows": ["0F0,0B0", "1F0,1"]}}, (), "schedule: written order, row 2, cell 2: '1' is not an action"),
+        ({"orders": {"rows": ["0F0,0B0", "1F0,1"]}}, (), "schedule: written order, row 2, cell 2: '1' is not"),
         ({"orders": {}}, (), "schedule.orders.rows: is missing; write rows"),
         ("my_modul:Mine", (), "schedule: there is no module my_modul, .*; did you mean my_module?"),
         ({"python": {"class": "my_module:Mine"}}, (), "schedule.python.rule: is missing; write rule: my_module:MyS"),

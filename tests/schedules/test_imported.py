@@ -135,7 +135,7 @@ def test_what_is_no_schedule_is_refused(make: Make, tmp_path: Path, name: str, s
 
 
 def test_arguments_that_the_class_does_not_take_are_shown(make: Make) -> None:
-    with pytest.raises(InputError, match="mine:Base cannot be made with arguments {depth: 2}: TypeError"):
+    with pytest.raises(InputError, match=r"mine:Base cannot be made with arguments {depth: 2}: TypeError"):
         make(depth=2)
 
 

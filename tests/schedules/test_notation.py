@@ -57,7 +57,10 @@ def test_an_idle_rank_keeps_its_row() -> None:
     assert [len(actions) for actions in order] == [2, 0]
 
 
-@pytest.mark.parametrize("text", ["0X3", "F0", "0F", "0F0F", "-1F0", "0f0", "0F0;1F0", "0SEND_X0", "0F9999999999", "(0F0;1B)OVERLAP_F_B"])
+@pytest.mark.parametrize(
+    "text",
+    ["0X3", "F0", "0F", "0F0F", "-1F0", "0f0", "0F0;1F0", "0SEND_X0", "0F9999999999", "(0F0;1B)OVERLAP_F_B"],
+)
 def test_what_is_not_an_action_is_named_with_its_place(text: str) -> None:
     with pytest.raises(InputError, match=r"^mine.csv, row 2, cell 3: .* such as '0F0'$"):
         parse_order(f"0F0\n0F1,,{text}\n", "mine.csv")
