@@ -79,6 +79,7 @@ def _tables(space: Space) -> Tables:
     return Tables(
         derived=(*COUNTS, *FEATURES),
         chunks=space.table(lambda **each: chunks_of(space.schedule(each)), "schedule", "chunks"),
+        flags=space.flags(),
         rules=rules(space, refused),
         stages=stages(space),
         columns=COLUMNS,
