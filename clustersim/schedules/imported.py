@@ -35,9 +35,10 @@ class Rule(Protocol):
     """What a schedule outside the package has to be; its constructor takes the scenario's `arguments`, if any."""
 
     def placement(self, ranks: int) -> Placement | Sequence[int]:
-        """[stages] which of so many pipeline ranks holds each stage, in model order; stages that follow each other are
-        on one rank or on neighbours. Any exception refuses so many.
-        """  # noqa: D205 - one sentence
+        """[stages] which of so many pipeline ranks holds each stage, in model order.
+
+        Stages that follow each other are on one rank or on neighbours. Any exception refuses so many ranks.
+        """
 
     def order(self, ranks: int, microbatches: int) -> Sequence[Sequence[Action | str]]:
         """[ranks][actions] what each rank runs, as `Action` or in torch's notation (`"2B1"`: stage, kind, microbatch).

@@ -20,6 +20,7 @@ from clustersim.program.action import Action, ActionKind, Order
 
 _ACTION: Final = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
 _COMMUNICATES: Final = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
+_BOM: Final = "\ufeff"  # with which spreadsheets begin a file
 _PAIR: Final = re.compile(r"\((.*)\)OVERLAP_F_B")
 
 
@@ -60,7 +61,7 @@ def parse_order(text: str, source: str = "schedule") -> Order:
 def parse_listing(text: str, source: str) -> Listing:
     """Read a CSV, and where in it each action stands. Blank lines at its end are no rows."""
     try:
-        rows = list(csv.reader(io.StringIO(text)))
+        rows = list(csv.reader(io.StringIO(text.removeprefix(_BOM))))
     except csv.Error as error:
         raise InputError(f"{source} is no CSV: {error}") from error
     while rows and not rows[-1]:

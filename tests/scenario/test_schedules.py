@@ -14,6 +14,7 @@ from clustersim.schedules.breadth_first import BreadthFirst
 from clustersim.schedules.listed import Listed
 from clustersim.schedules.notation import format_order
 from clustersim.schedules.one_f_one_b import OneFOneB
+from clustersim.schedules.shelf import NAMES, schedule
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 
 RULE = """
@@ -60,11 +61,15 @@ def test_every_way_to_write_it_gives_the_order(plan: Plan, written: object) -> N
 
 
 @pytest.mark.parametrize(
-    ("written", "schedule"),
+    ("written", "expected"),
     [("zb-v", ZeroBubbleV()), ("bfs", BreadthFirst(2)), ({"bfs": {"chunks": 4}}, BreadthFirst(4))],
 )
-def test_new_ones_on_the_shelf(plan: Plan, written: object, schedule: object) -> None:
-    assert plan(written).schedule == schedule
+def test_a_word_of_the_shelf_may_have_options(plan: Plan, written: object, expected: object) -> None:
+    assert plan(written).schedule == expected
+
+
+def test_every_name_of_the_shelf_is_a_word(plan: Plan) -> None:
+    assert [plan(name).schedule for name in NAMES] == [schedule(name) for name in NAMES]
 
 
 def test_a_csv_is_read_once_and_written_out_wherever_the_scenario_goes(plan: Plan, tmp_path: Path) -> None:

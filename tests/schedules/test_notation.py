@@ -35,7 +35,7 @@ def test_torch_reads_and_prints_the_same_text(torch_schedules: Any, action: Acti
 
 
 def test_empty_cells_and_blanks_are_idle_steps() -> None:
-    assert parse_order("0F0, ,0B0\r\n,1F0,1B0,\n") == parse_order("0F0,0B0\n1F0,1B0\n")
+    assert parse_order("\ufeff0F0, ,0B0\r\n,1F0,1B0,\n") == parse_order("0F0,0B0\n1F0,1B0\n")
 
 
 def test_what_torch_communicates_is_read_and_forgotten() -> None:
