@@ -186,7 +186,7 @@ def _point(scenario: Scenario, variant: _Variant) -> Point:
 
 def _passes(scenario: Scenario) -> int:
     """Microbatches through stages, which is what a simulation's time grows with."""
-    return scenario.microbatches * scenario.layout.pp * scenario.placement.chunks
+    return scenario.microbatches * len(scenario.placement.ranks)
 
 
 def _reason(scenario: Scenario, error: InputError) -> str:
