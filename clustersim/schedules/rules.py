@@ -8,8 +8,6 @@ For a placement of stages on p ranks and m microbatches, `verify` holds an order
 3. On its rank `F` comes before `B` or `I`, and `I` before `W`.
 4. The rows can run side by side: `F` of stage s waits for `F` of s-1, `B` or `I` of stage s for `B` or `I` of s+1, and
    a dry run with these waits ends. Messages take no time and there is room for all of them.
-5. Where it is asked for: no rank keeps more microbatches' activations than it may. A forward's are kept until its `B`
-   or `W`.
 
 Reference: torch.distributed.pipelining.schedules `_validate_schedule` and `_simulate_comms_compute`.
 """
@@ -98,13 +96,6 @@ def verify(order: Order, *, placement: Placement, microbatches: int, places: Pla
     _require_ended(order, _run(order, _UNITS), places)
 
 
-def require_room(order: Order, limits: Sequence[int]) -> None:
-    """Raise InputError where a rank keeps more microbatches' activations than it may. limits: the most per rank."""
-    for rank, (peak, limit) in enumerate(zip(peak_in_flight(order), limits, strict=True)):
-        if peak > limit:
-            raise InputError(f"schedule keeps {peak} activations in flight on rank {rank}; {limit} is the most")
-
-
 def _not_own(action: Action, stages: Sequence[int], microbatches: int) -> str:
     """Why an action is none of its rank's; empty if it is."""
     if action.stage not in stages:
@@ -145,7 +136,7 @@ def _own_before(action: Action) -> Iterator[Action]:
 
 
 def peak_in_flight(order: Order) -> tuple[int, ...]:
-    """For each rank the most (stage, microbatch) pairs whose activations it keeps at once."""
+    """For each rank the most (stage, microbatch) pairs whose activations it keeps at once, from `F` to `B` or `W`."""
     return tuple(max(accumulate(_HELD[action.kind] for action in actions), default=0) for actions in order)
 
 
