@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from clustersim import Result, Scenario, simulate
 from clustersim.errors import InputError
 from clustersim.parallel.layout import Layout
+from clustersim.schedules.breadth_first import BreadthFirst
 from clustersim.schedules.listed import listed
 from clustersim.schedules.notation import format_order, parse_listing
 from clustersim.schedules.rules import dry_run
@@ -92,6 +93,14 @@ def test_whatever_the_rules_accept_runs_and_takes_what_a_dry_run_takes(
     taken = step.seconds(Fixed(forward=1.0, backward=1.0, weight=1.0))
     dry = dry_run(found.order(ranks, microbatches), forward=1, backward=2, weight=1).finish
     assert taken == dry if overlap else taken >= dry
+
+
+@pytest.mark.parametrize(("pp", "microbatches"), [(2, 4), (4, 8)])
+def test_an_order_that_cannot_wait_for_backwards_sends_its_forwards_at_once(pp: int, microbatches: int) -> None:
+    """Breadth-first order, sends not overlapped: the next rank needs the last forward before it has any gradient."""
+    step = Step(2 * pp, Layout(pp=pp, pipeline_overlap=False), BreadthFirst(2), microbatches)
+    taken = step.seconds(Fixed(forward=1.0, backward=2.0))
+    assert taken == dry_run(BreadthFirst(2).order(pp, microbatches), forward=1, backward=2).finish
 
 
 def torch_rows(name: str, ranks: int, microbatches: int, *, comms: bool = False) -> list[str]:
