@@ -99,6 +99,8 @@ class Lowering:
 
         Return the last task, if there is one.
         """
+        if not group.trained:
+            return ()
         payload = parameters * group.formats.gradients.bytes
         last: tuple[int, ...] = ()
         if group.shard is not None and group.shards > 1:

@@ -7,7 +7,8 @@ For a moment, backward needs more, while it frees what it has passed: first the 
 loss's FP32 softmax, then the gradient of the logits' weight, then those of the last layer (which recomputation has
 filled again), at the end the embedding's. A weight's gradient is there once in the activations' format before it is
 accumulated (autograd; Megatron-LM's fused accumulation allocates the same size for its hooks, in
-`LinearWithGradAccumulationAndAsyncCommunication`). ZeRO-3's gradients are counted with its gathered units.
+`LinearWithGradAccumulationAndAsyncCommunication`). ZeRO-3's gradients are counted with its gathered units. A frozen
+weight has no gradient; one that is kept in fewer bits is there unpacked while its product runs.
 
 Where backward is run in halves, the input gradient frees what was kept but for what the weight gradients wait for: the
 inputs of linear layers and, new, the gradients of their outputs (in a GPT layer 32 of 34 s b h bytes, and the scores).
@@ -39,7 +40,7 @@ class Part(Enum):
     INPUT: what a layer keeps that is run again as a whole; LAYER: what others keep, as recomputation has it; WHOLE: all
     that a layer's backward reads; EMBEDDING, HEAD: what these keep; LOSS: gradients of the logits beside the loss's
     softmax; CAST: those of the logits in its place; *_WAITING: what waits for weight gradients; *_GRADIENT: that of the
-    largest weight, before it is accumulated.
+    largest weight, before it is accumulated (or a weight that is unpacked).
     """
 
     INPUT = "layer input"
@@ -125,11 +126,12 @@ class Activations:
         return float(sum(count * self.size(*kind) for kind, count in counts.items() if count))
 
     def weight_gradient(self, part: Layer) -> Bytes:
-        """The gradient of the largest weight, before it is accumulated."""
+        """The gradient of the largest weight, before it is accumulated, or the largest weight that is unpacked."""
         sharded = isinstance(self.plan.layout.data, FullyShard)
         gathered = {group.name for group in self.plan.parameter_groups if sharded and group.shards > 1}
         own = (operator for operator in part.operators if operator.weight_gradient and operator.group not in gathered)
-        return float(max((operator.parameters for operator in own), default=0) * self.width)
+        unpacked = max((operator.unpacked for operator in part.operators), default=0.0)
+        return max(unpacked, float(max((operator.parameters for operator in own), default=0) * self.width))
 
     @property
     def width(self) -> Bytes:

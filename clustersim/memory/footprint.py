@@ -6,7 +6,7 @@ bytes for parameters and gradients and 12 for master weights and moments of P pa
 (one: the next is filled while it is reduced only if the network lags); buffers of process groups; the driver's context.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -56,7 +56,7 @@ class Footprint:
                 count * group.formats.stored.bytes / self._shards(group, 3) for group, count in held
             ),
             Category.GRADIENTS: sum(
-                count * group.formats.gradients.bytes / self._shards(group, 2) for group, count in held
+                count * group.formats.gradients.bytes / self._shards(group, 2) for group, count in held if group.trained
             ),
             Category.OPTIMIZER: sum(count * self._state_bytes(group) / self._shards(group, 1) for group, count in held),
             Category.GATHERED: self.gathered(stages),
@@ -65,7 +65,9 @@ class Footprint:
         }
 
     def _state_bytes(self, group: ParameterGroup) -> Bytes:
-        """Bytes of master weights and moments per parameter."""
+        """Bytes of master weights and moments per parameter; of frozen ones there are none."""
+        if not group.trained:
+            return 0.0
         moments = 2 if self.plan.training.optimizer is Optimizer.ADAM else 1
         copied = 0.0 if group.formats.copy is None else group.formats.copy.bytes
         return moments * group.formats.moments.bytes + copied
@@ -79,20 +81,16 @@ class Footprint:
         match self.plan.layout.data:
             case FullyShard(reshard_after_forward=reshards, ahead=ahead):
                 units = [unit for stage in stages for unit in self.plan.units(stage)]
-                whole = sorted((self._whole(unit, lambda formats: formats.gathered) for unit in units), reverse=True)
-                gradients = max(self._whole(unit, lambda formats: formats.gradients) for unit in units)
+                groups, trained = self.plan.parameter_groups, self.plan.trained_groups
+                whole = sorted((_whole(unit, groups, lambda formats: formats.gathered) for unit in units), reverse=True)
+                gradients = max(_whole(unit, trained, lambda formats: formats.gradients) for unit in units)
                 return sum(whole[: ahead + 1] if reshards else whole) + gradients
         return 0.0
-
-    def _whole(self, unit: Layer, kept: Callable[[WeightFormats], DType]) -> Bytes:
-        """Bytes of those of a unit's parameters that are sharded, gathered. kept: in which of their formats."""
-        counts, groups = unit.counts, self.plan.parameter_groups
-        return float(sum(counts.get(group.name, 0) * kept(group.formats).bytes for group in groups if group.shards > 1))
 
     def bucket(self, group: ParameterGroup, count: float) -> Bytes:
         """A bucket of the rank's `count` whole gradients of a group, where those of ZeRO-2 wait for their reduction."""
         match self.plan.layout.data:
-            case Zero2() as strategy if group.ranks > 1:
+            case Zero2() as strategy if group.ranks > 1 and group.trained:
                 width = group.formats.gradients.bytes
                 return min(strategy.bucket_bytes(group.ranks, width), count * width)
         return 0.0
@@ -111,3 +109,9 @@ class Footprint:
         if self.plan.layout.pp == 1:
             return 0.0
         return 2 * self.plan.placement.chunks * self.plan.activation / self.plan.layout.tp
+
+
+def _whole(unit: Layer, groups: Iterable[ParameterGroup], kept: Callable[[WeightFormats], DType]) -> Bytes:
+    """Bytes of those of a unit's parameters that are sharded, gathered. kept: in which of their formats."""
+    sharded = (group for group in groups if group.shards > 1)
+    return float(sum(unit.counts.get(group.name, 0) * kept(group.formats).bytes for group in sharded))

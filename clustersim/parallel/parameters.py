@@ -7,16 +7,17 @@ are gathered over the first. DDP, ZeRO and FSDP differ only in these roles, in w
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import WEIGHTS, Role
-from clustersim.workload.operators import DENSE
+from clustersim.workload.operators import ADAPTERS, DENSE, QUANTIZED
 from clustersim.workload.recipe import WeightFormats
+from clustersim.workload.training import Training
 
-_HOLDERS: Final[Mapping[str, Role]] = MappingProxyType({DENSE: WEIGHTS})
+_HOLDERS: Final[Mapping[str, Role]] = MappingProxyType({DENSE: WEIGHTS, QUANTIZED: WEIGHTS, ADAPTERS: WEIGHTS})
 """The ranks that a strategy shares the weights of a group out to, or keeps equal."""
 
 
@@ -25,7 +26,8 @@ class ParameterGroup:
     """Weights that are kept, sharded and reduced alike.
 
     shard: over whose ranks they are cut, None: they are whole; replicate: on whose ranks equal ones are, None: on one
-    rank; shards, replicas: how many ranks those are; formats: of weights, gradients and optimizer states.
+    rank; shards, replicas: how many ranks those are; formats: of weights, gradients and optimizer states; trained:
+    they have gradients and optimizer states.
     """
 
     name: str
@@ -34,6 +36,7 @@ class ParameterGroup:
     replicate: Role | None = None
     shards: int = 1
     replicas: int = 1
+    trained: bool = True
 
     @property
     def ranks(self) -> int:
@@ -41,12 +44,23 @@ class ParameterGroup:
         return self.shards * self.replicas
 
 
-def parameter_groups(layout: Layout, formats: WeightFormats) -> tuple[ParameterGroup, ...]:
+def parameter_groups(layout: Layout, training: Training) -> tuple[ParameterGroup, ...]:
     """The groups of a model's weights, as the layout's strategy spreads them."""
-    return tuple(_group(layout, name, holders, formats) for name, holders in _HOLDERS.items())
+    groups = (_group(layout, name, formats) for name, formats in _formats(training).items())
+    return tuple(replace(group, trained=training.lora is None or group.name == ADAPTERS) for group in groups)
 
 
-def _group(layout: Layout, name: str, holders: Role, formats: WeightFormats) -> ParameterGroup:
+def _formats(training: Training) -> dict[str, WeightFormats]:
+    """The groups that a model is trained as, with their formats."""
+    formats, lora = training.recipe.weights, training.lora
+    if lora is None:
+        return {DENSE: formats}
+    quantized = {} if lora.base is None else {QUANTIZED: replace(formats, stored=lora.base, gathered=lora.base)}
+    return {DENSE: formats, **quantized, ADAPTERS: formats}
+
+
+def _group(layout: Layout, name: str, formats: WeightFormats) -> ParameterGroup:
+    holders = _HOLDERS[name]
     ranks = layout.size_of(holders)
     if layout.data.stage:
         return ParameterGroup(name, formats, shard=holders, shards=ranks)

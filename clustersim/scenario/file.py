@@ -5,6 +5,7 @@ alone. What needs two sections or another file is put together in `build`.
 """
 
 import math
+from collections.abc import Set
 from dataclasses import fields, replace
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Self
@@ -18,6 +19,7 @@ from clustersim.parallel.data import BY_STAGE, DDP_BUCKET, DataParallelism, Full
 from clustersim.parallel.mesh import DATA, DENSE, MESHES
 from clustersim.program.task import Collective
 from clustersim.scenario.disturbances import DisturbancesSection, MixedSection, listed
+from clustersim.scenario.lora import LoraSection
 from clustersim.scenario.section import (
     MOST_LAYERS,
     Choice,
@@ -34,6 +36,7 @@ from clustersim.scenario.section import (
     share,
 )
 from clustersim.scenario.settings import Contention, CostSettings, Symmetry
+from clustersim.workload.lora import Projection
 from clustersim.workload.recipe import Recipe, mixed
 from clustersim.workload.stack import Mlp
 from clustersim.workload.training import (
@@ -283,6 +286,10 @@ class RecomputeSection(Section):
         return FullRecompute(layers=self.layers)
 
 
+def _none(value: object) -> object:
+    return None if value == "none" else value
+
+
 class TrainingSection(Section):
     """`training`: one step."""
 
@@ -296,11 +303,14 @@ class TrainingSection(Section):
     optimizer: Annotated[Optimizer, member(Optimizer)] = Optimizer.ADAM
     gradient_clipping: bool = True
     fused: bool = True
+    lora: Annotated[LoraSection | None, BeforeValidator(_none)] = None
 
-    def step(self) -> Training:
-        """The training step as the inside knows it."""
+    def step(self, there: Set[Projection]) -> Training:
+        """The training step as the inside knows it; there: the model's projections."""
         plain = {name: getattr(self, name) for name in type(self).model_fields if name != "precision"}
-        return Training(**{**plain, "recipe": self.precision.recipe(), "recompute": self.recompute.choice()})
+        lora = None if self.lora is None else self.lora.adapters(there)
+        chosen = {"recipe": self.precision.recipe(), "recompute": self.recompute.choice(), "lora": lora}
+        return Training(**{**plain, **chosen})
 
 
 class ScaleSection(Section):
@@ -316,10 +326,6 @@ class RecordSection(Section):
     short: ClassVar[str | None] = "file"
     file: Name = Field(examples=["my-gpu.json"])
     scale: ScaleSection | None = None
-
-
-def _none(value: object) -> object:
-    return None if value == "none" else value
 
 
 def _yaml_off(value: object) -> object:

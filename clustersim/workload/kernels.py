@@ -93,6 +93,9 @@ class Routine(Enum):
         "adam"  # one update in the kernel's format; formats: of gradients, of moments, of a copy of the weights, if any
     )
     SGD = "sgd"  # with momentum; formats as for ADAM
+    SCALED_SUM = "scaled_sum"  # a tensor and a multiple of another
+    SCALE = "scale"  # a multiple of a tensor
+    DEQUANTIZE = "dequantize"  # weights [rows, width] in the kernel's format, of those in formats[0] and their scales
     GRADIENT_NORM = "gradient_norm"
     GRADIENT_CLIP = "gradient_clip"
 

@@ -153,6 +153,14 @@ _LOSSES = MappingProxyType(
         ),
     }
 )
+# An adapter's result, scaled, is added to what it stands beside; backward scales the gradient.
+SCALED_SUM = MappingProxyType(
+    {
+        True: Streaming(KernelKind.RESIDUAL, Routine.SCALED_SUM, Passes(3), None, fused=True),
+        False: Streaming(KernelKind.RESIDUAL, Routine.SCALED_SUM, Passes(5, launches=2), None),
+    }
+)
+SCALE = Streaming(KernelKind.RESIDUAL, Routine.SCALE, Passes(2), None, fused=True)
 # A residual stream forks before each norm: backward adds the two gradients.
 GRADIENT_SUM = _RESIDUAL
 # The bias gradient sums the output's gradient over the tokens.
@@ -203,4 +211,11 @@ def accumulate(name: str, rows: int, width: int, *, made: DType, accumulated: DT
     """Add a gradient [rows, width] to what is accumulated; made, accumulated: the formats of the two."""
     shape = StreamShape(Routine.ACCUMULATE, rows, width, fused=True, formats=(accumulated,))
     moved = float(shape.elements * (made.bytes + 2 * accumulated.bytes))
+    return Kernel(name, KernelKind.COPY, made, flops=0.0, bytes=moved, shape=shape)
+
+
+def dequantize(name: str, stored: DType, made: DType, *, rows: int, width: int) -> Kernel:
+    """Weights [rows, width] in the format of products, from those that are stored, in one kernel."""
+    shape = StreamShape(Routine.DEQUANTIZE, rows, width, fused=True, formats=(stored,))
+    moved = float(shape.elements * (stored.bytes + made.bytes))
     return Kernel(name, KernelKind.COPY, made, flops=0.0, bytes=moved, shape=shape)

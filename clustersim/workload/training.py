@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from clustersim.workload.lora import Lora
 from clustersim.workload.recipe import Recipe, mixed
 
 
@@ -72,7 +73,10 @@ class Optimizer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One step: `global_batch` sequences of `sequence` tokens, `microbatch` sequences at a time per replica."""
+    """One step: `global_batch` sequences of `sequence` tokens, `microbatch` sequences at a time per replica.
+
+    lora: the adapters that are trained beside frozen weights, None: all weights are trained.
+    """
 
     sequence: int
     global_batch: int
@@ -84,3 +88,4 @@ class Training:
     optimizer: Optimizer = Optimizer.ADAM
     gradient_clipping: bool = True
     fused: bool = True  # norms, activation, rotary, residual and optimizer are fused kernels
+    lora: Lora | None = None
