@@ -23,7 +23,9 @@ class DType(Enum):
     @property
     def bits(self) -> float:
         """Bits of one element in memory (tf32 is stored as fp32), with its part of the scales of its block."""
-        return {"fp32": 32, "tf32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "nf4": 4 + 8 / 64 + 32 / (64 * 256)}[self.value]
+        return {"fp32": 32, "tf32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "nf4": 4 + 8 / 64 + 32 / (64 * 256)}[
+            self.value
+        ]
 
     @property
     def bytes(self) -> Bytes:

@@ -21,6 +21,7 @@ from torch.nn.attention.bias import causal_lower_right
 from clustersim.workload.training import Loss
 
 EPSILON: Final = 1e-5  # of norms, as in Llama's and GPT-2's config.json
+SCALE: Final = 2.0  # alpha / rank of an adapter; it changes no time
 DROPPED: Final = 0.1  # the usual probability; it changes no time
 
 
@@ -71,6 +72,15 @@ def _rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def residual(x: Tensor, y: Tensor) -> Tensor:
     """The sum of the residual stream and a branch, or of two gradients."""
     return x + y
+
+
+def scaled_sum(x: Tensor, branch: Tensor, *, fused: bool) -> Tensor:
+    """A frozen layer's result and an adapter's, scaled, as torchtune's LoRALinear adds them."""
+    return _formula(_scaled_sum, x, fused=fused)(x, branch)
+
+
+def _scaled_sum(x: Tensor, branch: Tensor) -> Tensor:
+    return x + SCALE * branch
 
 
 def residual_dropout(x: Tensor, branch: Tensor, *, fused: bool) -> Tensor:

@@ -120,9 +120,7 @@ _JOINING: Final[Mapping[Joining, tuple[str, Collective]]] = MappingProxyType(
 
 def _joints(joints: Iterable[Joint], work: Work) -> list[Operation]:
     """The collectives that join small tensors within a sharded region."""
-    return [
-        Operation(Exchange(*_JOINING[joint.how], TENSOR_ROLE.name, joint.size), work) for joint in joints
-    ]
+    return [Operation(Exchange(*_JOINING[joint.how], TENSOR_ROLE.name, joint.size), work) for joint in joints]
 
 
 def forward(layer: Layer, sharding: Sharding, work: Work = Work.FORWARD) -> list[Operation]:

@@ -244,7 +244,9 @@ def check_adapters(scenario: Setup) -> Iterator[str]:
             yield f"training.lora.targets: {model.name} has no {target.value}; it has {', '.join(legal)}"
     if not lora.targets:
         yield f"training.lora.targets: {model.name} has none of these matrices"
-    narrow = [min(layer[each]) for layer in layers for target in lora.targets for each in target.covers if each in layer]
+    narrow = [
+        min(layer[each]) for layer in layers for target in lora.targets for each in target.covers if each in layer
+    ]
     if narrow and lora.rank > min(narrow):
         yield (
             f"training.lora.rank: {lora.rank} is more than the {min(narrow)} inputs or outputs of a matrix of "

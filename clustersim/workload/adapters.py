@@ -6,17 +6,17 @@ attention's result). Nothing flows back through the embedding; the first layer's
 checkpointing and pipelines have it (peft, `enable_input_require_grads`), although nothing below needs it. Norms run the
 same kernels. Biases are counted with their matrix.
 
-An adapter is two products, A [tokens, inputs] to [tokens, rank] and B to [tokens, outputs]; its result, scaled, is added
-to the frozen layer's: one kernel where kernels are fused (torch.compile), else two (torchtune `LoRALinear`, peft
+An adapter is two products, A [tokens, inputs] to [tokens, rank] and B to [tokens, outputs]; its result, scaled, is
+added to the frozen layer's: one kernel where kernels are fused (torch.compile), else two (torchtune `LoRALinear`, peft
 `lora.Linear`). Backward scales the gradient, and adds the adapter's input gradient to the frozen layer's, as autograd
 does. A keeps its input, once for all adapters of a fused layer; with dropout each keeps its own, and the mask. B keeps
 A's result.
 
 Tensor parallelism is Megatron-Bridge's (`ParallelLinearAdapter`). Beside a column-parallel layer A and B are split by
 columns: A's result is gathered, and B's input gradient summed. Beside a row-parallel one A is split by rows, and its
-result summed; B is split by columns, its result gathered, and its input gradient summed; where the sequence is split the
-gradient that comes to B is gathered. A keeps its input whole, so no rank gathers it again. Assumed: the input gradients
-of a layer and its adapters are reduced together.
+result summed; B is split by columns, its result gathered, and its input gradient summed; where the sequence is split
+the gradient that comes to B is gathered. A keeps its input whole, so no rank gathers it again. Assumed: the input
+gradients of a layer and its adapters are reduced together.
 
 Quantised weights (QLoRA) are those of all projections of the layers; each product of forward and backward has them
 unpacked before it, by one kernel that reads them and their scales and writes them in the products' format
@@ -33,7 +33,7 @@ from clustersim.units import Bytes
 from clustersim.workload import streaming
 from clustersim.workload.kernels import Kernel
 from clustersim.workload.linear import Linear
-from clustersim.workload.lora import Lora, Target
+from clustersim.workload.lora import Lora
 from clustersim.workload.operators import ADAPTERS, QUANTIZED, Joining, Joint, Joints, Layer, Operator, Region, Shard
 from clustersim.workload.recipe import Products
 from clustersim.workload.streaming import Streaming
@@ -139,7 +139,8 @@ class _Around:
         """From the inputs to the rank."""
         made = self._operator("lora_a", [each.a for each in self.adapters])
         inputs = self.linear.tokens, self.linear.inputs
-        summed = [self._streamed(streaming.GRADIENT_SUM, f"{each.a.name}.gradient_sum", inputs) for each in self.adapters]
+        names = [f"{each.a.name}.gradient_sum" for each in self.adapters]
+        summed = [self._streamed(streaming.GRADIENT_SUM, name, inputs) for name in names]
         kept = self._bytes(*inputs)
         if not self.shares_input:
             made, kept = self._dropped(made), len(self.adapters) * (kept + inputs[0] * inputs[1])
@@ -215,9 +216,7 @@ class _Around:
         dtype = self.training.recipe.activations
         dropouts = (over.forward_kernel(name, dtype, shape) for name in names)
         masks = (kernel for name in names for kernel in over.backward_kernels(name, dtype, shape))
-        return replace(
-            made, forward=(*dropouts, *made.forward), input_gradient=(*made.input_gradient, *masks)
-        )
+        return replace(made, forward=(*dropouts, *made.forward), input_gradient=(*made.input_gradient, *masks))
 
     def _streamed(self, over: Streaming, name: str, shape: tuple[int, int]) -> Kernel:
         return over.forward_kernel(name, self.training.recipe.activations, over.over(*shape))

@@ -67,7 +67,7 @@ class Joining(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """A tensor of which every tensor-parallel rank has a part, in its columns or as a term. size: bytes of the whole."""
+    """A tensor of which each tensor-parallel rank has a part, some columns or a term. size: bytes of the whole."""
 
     how: Joining
     size: Bytes
