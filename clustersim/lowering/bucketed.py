@@ -4,8 +4,8 @@ The backward that completes gradients (or its half, the weights') is cut where b
 collective is issued there (Li et al. 2020, section 3.2.3). With ZeRO, the parameters that the last step updated are
 gathered at the start of the step, in the order in which the first forward needs them, and that forward waits for them
 layer by layer (Megatron-LM's distributed optimizer with `overlap_param_gather`). Without overlap everything is
-communicated after the last backward, but for ZeRO-2's gradients, which cannot wait: they are reduced after every
-backward, and the next pass waits for them. Groups of parameters have buckets of their own.
+communicated after the last backward, but for ZeRO-2's gradients where there is no pipeline, which cannot wait: they are
+reduced after every backward, and the next pass waits for them. Groups of parameters have buckets of their own.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ class Bucketed:
 
     def reduce(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
         """Without overlap, reduce each stage's gradients in one piece after the last backward."""
-        if self.strategy.sync is not GradientSync.AFTER_BACKWARD:
+        if self._sync(low) is not GradientSync.AFTER_BACKWARD:
             return
         for stage in stages:
             for group in low.plan.trained_groups:
@@ -61,16 +61,19 @@ class Bucketed:
             return
         for stage in stages:
             for group in low.plan.trained_groups:
-                low.gather("gather parameters", group, low.plan.parameters(stage, group.name), (after,))
+                low.gather("gather parameters", [(group, low.plan.parameters(stage, group.name))], (after,))
 
     @property
     def _gathers(self) -> bool:
         """Whether parameters are sharded between steps."""
         return self.strategy.stage > 0
 
+    def _sync(self, low: Lowering) -> GradientSync:
+        return self.strategy.sync(pipelined=low.plan.layout.pipelined)
+
     def _reduces(self, low: Lowering, run: Pass) -> bool:
         """Whether gradients are reduced during a backward."""
-        match self.strategy.sync:
+        match self._sync(low):
             case GradientSync.EVERY_BACKWARD:
                 return run.action.kind is not ActionKind.INPUT_GRADIENT
             case GradientSync.LAST_BACKWARD:
@@ -85,12 +88,12 @@ class Bucketed:
         units = low.units.of(stage)
         gathered: list[Gathers] = [()] * len(units)
         for group in low.plan.trained_groups:
-            waiting, full, size = [], 0, self._bucket(group)
+            waiting, full, size = [], 0, self._bucket(low, stage, group)
             for place, unit in enumerate(units):
                 waiting.append(place)
                 full += unit.counts.get(group.name, 0)
                 if full >= size or (full and place == len(units) - 1):
-                    tasks = low.gather("gather parameters", group, full, ())
+                    tasks = low.gather("gather parameters", [(group, full)], ())
                     for each in waiting:
                         gathered[each] += tasks
                     waiting, full = [], 0
@@ -112,7 +115,7 @@ class Bucketed:
     def _backward(self, low: Lowering, run: Pass) -> int:
         operations = low.units.operations(run.stage, run.action.kind)
         groups = {group.name: group for group in low.plan.trained_groups}
-        sizes = {name: self._bucket(group) for name, group in groups.items()}
+        sizes = {name: self._bucket(low, run.stage, group) for name, group in groups.items()}
         task, after, arriving = -1, run.after, run.arriving
         for place, (piece, full) in enumerate(buckets(operations, sizes)):
             part = Pass(run.stage, run.action, after, arriving)
@@ -125,10 +128,10 @@ class Bucketed:
         self._awaited = after
         return task
 
-    def _bucket(self, group: ParameterGroup) -> float:
-        """Parameters in a bucket."""
-        width = group.formats.gradients.bytes
-        return self.strategy.bucket_bytes(group.ranks, width) / width
+    def _bucket(self, low: Lowering, stage: Stage, group: ParameterGroup) -> float:
+        """Parameters in a bucket of a stage's."""
+        width, first = group.formats.gradients.bytes, stage.number == low.plan.placement.stages_of(0)[0]
+        return self.strategy.bucket_bytes(group.ranks, width, first=first) / width
 
 
 def _runs(gathers: Sequence[Gathers]) -> list[tuple[int, int, Gathers]]:

@@ -18,6 +18,7 @@ from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.task import Collective, Communicate, Compute, Exchange, Operation, Stream
+from clustersim.units import Bytes
 from clustersim.workload.stack import Stack
 
 _NAMES: Final = MappingProxyType(
@@ -28,6 +29,10 @@ _NAMES: Final = MappingProxyType(
         ActionKind.WEIGHT_GRADIENT: "weight gradient",
     }
 )
+
+
+Held = Sequence[tuple[ParameterGroup, int]]
+"""Groups of which something has parameters, and how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +92,27 @@ class Lowering:
         """Add a collective of data parallelism; return its number."""
         return self.tasks.add(Stream.DATA, Communicate(exchange, tuple(after)))
 
-    def gather(self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int]) -> tuple[int, ...]:
-        """Gather parameters of a group from the ranks that hold parts of them; return the task, if there is one."""
-        if group.shard is None or group.shards == 1:
-            return ()
-        payload = parameters * group.formats.gathered.bytes
-        return (self.communicate(Exchange(name, Collective.ALL_GATHER, group.shard.name, payload), after),)
+    def gather(self, name: str, held: Held, after: Sequence[int], *, again: bool = False) -> tuple[int, ...]:
+        """Gather parameters of groups from the ranks that hold parts of them; return the tasks.
 
-    def reduce(self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int]) -> tuple[int, ...]:
+        Groups that the same ranks hold are gathered at once, whatever their formats (FSDP2 does, as bytes).
+        again: since they were last updated, so that a second copy of them has them, too.
+        """
+        payloads: dict[str, Bytes] = {}
+        for group, parameters in held:
+            second = again and group.secondary is not None
+            role, ranks = (group.secondary, group.seconds) if second else (group.shard, group.shards)
+            if role is not None and ranks > 1:
+                payloads[role.name] = payloads.get(role.name, 0.0) + parameters * group.formats.gathered.bytes
+        exchanges = (Exchange(name, Collective.ALL_GATHER, role, payload) for role, payload in payloads.items())
+        return tuple(self.communicate(exchange, after) for exchange in exchanges)
+
+    def reduce(
+        self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int], *, across: bool = True
+    ) -> tuple[int, ...]:
         """Sum gradients of a group: scattered over those who hold parts, then over those who hold equal ones.
 
-        Return the last task, if there is one.
+        across: whether the second is done, too, or left to a later reduction. Return the last task, if there is one.
         """
         if not group.trained:
             return ()
@@ -106,7 +121,7 @@ class Lowering:
         if group.shard is not None and group.shards > 1:
             exchange = Exchange(name, Collective.REDUCE_SCATTER, group.shard.name, payload)
             last = (self.communicate(exchange, after),)
-        if group.replicate is not None and group.replicas > 1:
+        if across and group.replicate is not None and group.replicas > 1:
             part = payload / group.shards if group.shards > 1 else payload
             exchange = Exchange(name, Collective.ALL_REDUCE, group.replicate.name, part)
             last = (self.communicate(exchange, last or after),)

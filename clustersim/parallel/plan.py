@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from clustersim.parallel.data import GradientSync, NaiveDataParallel
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.parameters import ParameterGroup, parameter_groups
 from clustersim.parallel.pipeline import Stage, split_layers, stages
@@ -94,6 +95,15 @@ class Plan:
     def trained_groups(self) -> tuple[ParameterGroup, ...]:
         """Those that have gradients."""
         return tuple(group for group in self.parameter_groups if group.trained)
+
+    @property
+    def sums_whole_gradients(self) -> bool:
+        """Whether several microbatches' gradients are summed on each rank before they are reduced."""
+        if isinstance(self.layout.data, NaiveDataParallel):
+            return True
+        sync = self.layout.data.sync(pipelined=self.layout.pipelined)
+        overlapped = self.microbatches == 1 and sync is GradientSync.LAST_BACKWARD
+        return sync is not GradientSync.EVERY_BACKWARD and not overlapped
 
     def recomputed_layers(self, stage: Stage) -> int:
         """How many layers of a stage run their whole forward again."""
