@@ -17,7 +17,7 @@ Reference: Zhao et al. 2023, "PyTorch FSDP", sections 3.2 and 3.3.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from clustersim.lowering.passes import Lowering, Pass
+from clustersim.lowering.passes import Held, Lowering, Pass
 from clustersim.lowering.units import Unit
 from clustersim.parallel.data import FullyShard, GradientSync, Microbatches
 from clustersim.parallel.pipeline import Stage
