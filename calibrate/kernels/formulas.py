@@ -131,7 +131,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, form: Loss) -> Tensor:
     match form:
         case Loss.TORCH:
             return _cross_entropy(logits, targets)
-        case Loss.FUSED:
+        case Loss.FUSED | Loss.CHUNKED:  # of all tokens, or of a part of them at a time
             return _formula(_cross_entropy, logits, fused=True)(logits, targets)
         case Loss.VOCAB_PARALLEL:
             losses: Tensor = _VocabParallel.apply(logits, targets)  # type: ignore[no-untyped-call]

@@ -29,6 +29,7 @@ from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
 from clustersim.units import Bytes
+from clustersim.workload import streaming
 from clustersim.workload.layers import Layer
 from clustersim.workload.stack import LayerSpec
 from clustersim.workload.training import Loss, SelectiveOperations, SelectiveRecompute
@@ -58,6 +59,8 @@ class Part(Enum):
     HEAD_GRADIENT = "head weight gradient"
 
 
+CHUNKS: Final = 8
+"""Of a chunked loss (torchtune, CEWithChunkedOutputLoss, num_output_chunks)."""
 Kind = tuple[Part, LayerSpec | None]
 """A part and, of layers, of which kind of layer."""
 Counts = Mapping[Kind, int]
@@ -140,12 +143,22 @@ class Activations:
 
     @property
     def loss_width(self) -> Bytes:
-        """Bytes of the logits' gradients beside the kept FP32 softmax, per logit.
+        """Bytes of the logits' gradients beside what the loss keeps (mostly an FP32 softmax), per logit.
 
-        PyTorch's loss makes two gradients in FP32, of the negative log-likelihood and of the log-softmax; the others
-        make it in the softmax's place and cast it.
+        PyTorch's loss makes two gradients in FP32, of the negative log-likelihood and of the log-softmax; chunk by
+        chunk they take the place of logits that are freed; the others make it in the softmax's place and cast it.
         """
-        return 2 * DType.FP32.bytes if self.plan.training.loss is Loss.TORCH else self.width
+        match self.plan.training.loss:
+            case Loss.TORCH:
+                return 2 * DType.FP32.bytes
+            case Loss.CHUNKED:
+                return self.width / CHUNKS
+        return self.width
+
+    @property
+    def loss_kept(self) -> Bytes:
+        """Bytes that the loss keeps, per logit."""
+        return streaming.loss(self.plan.training.loss).kept.bytes(self.plan.training.recipe.activations, 1)
 
     @property
     def logits(self) -> int:
@@ -166,7 +179,7 @@ _SIZES: Final[Mapping[Part, Callable[[Activations], Bytes]]] = {
     Part.EMBEDDING: lambda of: of.plan.embedding.kept,
     Part.HEAD: lambda of: of.plan.head.kept,
     Part.LOSS: lambda of: of.logits * of.loss_width,
-    Part.CAST: lambda of: of.logits * (of.width - DType.FP32.bytes),
+    Part.CAST: lambda of: of.logits * (of.width - of.loss_kept),
     Part.EMBEDDING_WAITING: lambda of: of.plan.embedding.waiting,
     Part.HEAD_WAITING: lambda of: of.plan.head.waiting,
     Part.EMBEDDING_GRADIENT: lambda of: of.weight_gradient(of.plan.embedding),

@@ -20,8 +20,8 @@ gradients of a layer and its adapters are reduced together.
 
 Quantised weights (QLoRA) are those of all projections of the layers; each product of forward and backward has them
 unpacked before it, by one kernel that reads them and their scales and writes them in the products' format
-(bitsandbytes; torchao's where it is compiled). Reference: Hu et al. 2021 (arXiv:2106.09685), Dettmers et al. 2023
-(arXiv:2305.14314).
+(bitsandbytes; torchao's where it is compiled), one projection after the other. Reference: Hu et al. 2021
+(arXiv:2106.09685), Dettmers et al. 2023 (arXiv:2305.14314).
 """
 
 from collections.abc import Iterator, Sequence
@@ -93,7 +93,7 @@ def _quantized(operator: Operator, linear: Linear, base: DType) -> Operator:
         input_gradient=(unpack, *operator.input_gradient),
         again=(unpack, *operator.again) if operator.again else operator.again,
         group=QUANTIZED,
-        unpacked=float(linear.outputs * linear.inputs * made.bytes),
+        unpacked=float(max(outputs for _, outputs in linear.parts) * linear.inputs * made.bytes),
     )
 
 

@@ -84,6 +84,7 @@ class Routine(Enum):
     LOSS_TORCH = "loss_torch"  # log-softmax and negative log-likelihood of logits [rows, width]
     LOSS_VOCAB_PARALLEL = "loss_vocab_parallel"  # Megatron-LM's, one operation after the other in FP32
     LOSS_FUSED = "loss_fused"
+    LOSS_CHUNKED = "loss_chunked"
     LOOKUP = "lookup"  # rows of a table [table, width]; backward: its dense gradient
     POSITIONS = "positions"  # a table of positions [table, width] added; backward: the sum over sequences
     BIAS_GRADIENT = "bias_gradient"  # sum over the rows

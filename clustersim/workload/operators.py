@@ -97,7 +97,7 @@ class Operator:
     `kept` that its weight gradient alone reads; returned: bytes of its result that its own backward reads, too, where
     the operator that follows keeps them; trained: its parameters have gradients; whole: it keeps its input whole where
     the sequence is split; joints: what it has joined within a sharded region; unpacked: bytes of weights that it has in
-    the format of its products while it runs.
+    the format of its products at once while it runs.
     """
 
     name: str

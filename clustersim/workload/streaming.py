@@ -124,7 +124,7 @@ SCORE_DROPOUT = Streaming(
 DROPOUT = Streaming(
     KernelKind.DROPOUT, Routine.DROPOUT, Passes(2, mask=1), Passes(2, mask=1), kept=Passes(0, mask=1), fused=True
 )
-# Elements are logits; their softmax is kept in FP32 (Korthikanti et al. 2022, section 4.3: 4sbv).
+# Elements are logits; their softmax is kept in FP32 (Korthikanti et al. 2022, section 4.3: 4sbv), or they themselves.
 _LOSSES = MappingProxyType(
     {
         Loss.FUSED: Streaming(
@@ -134,6 +134,9 @@ _LOSSES = MappingProxyType(
             Passes(1, fp32=1),
             kept=Passes(0, fp32=1),
             fused=True,
+        ),
+        Loss.CHUNKED: Streaming(
+            KernelKind.LOSS, Routine.LOSS_CHUNKED, Passes(1), Passes(2), kept=Passes(1), fused=True
         ),
         Loss.TORCH: Streaming(
             KernelKind.LOSS,

@@ -56,12 +56,15 @@ class Loss(Enum):
     """How softmax cross-entropy is computed over the logits.
 
     VOCAB_PARALLEL is Megatron-LM's, one operation after the other in FP32; TORCH is PyTorch's log-softmax and negative
-    log-likelihood; FUSED is one kernel each way (Apex, Transformer Engine, Liger).
+    log-likelihood; FUSED is one kernel each way (Apex, Transformer Engine, Liger); CHUNKED is one kernel each way
+    over a part of the tokens at a time, which keeps the logits as they are (torchtune's `CEWithChunkedOutputLoss`,
+    compiled).
     """
 
     VOCAB_PARALLEL = "vocab_parallel"
     TORCH = "torch"
     FUSED = "fused"
+    CHUNKED = "chunked"
 
 
 class Optimizer(Enum):

@@ -193,6 +193,7 @@ _FORMULAS: Final = MappingProxyType[Routine, Preparation](
         Routine.LOSS_TORCH: partial(_loss, form=Loss.TORCH),
         Routine.LOSS_VOCAB_PARALLEL: partial(_loss, form=Loss.VOCAB_PARALLEL),
         Routine.LOSS_FUSED: partial(_loss, form=Loss.FUSED),
+        Routine.LOSS_CHUNKED: partial(_loss, form=Loss.CHUNKED),
         Routine.LOOKUP: _lookup,
         Routine.POSITIONS: _positions,
     }
