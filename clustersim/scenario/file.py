@@ -5,7 +5,6 @@ alone. What needs two sections or another file is put together in `build`.
 """
 
 import math
-from collections.abc import Set
 from dataclasses import fields, replace
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Final, Self
@@ -353,7 +352,7 @@ class TrainingSection(Section):
     fused: bool = True
     lora: Annotated[LoraSection | None, BeforeValidator(_none)] = None
 
-    def step(self, there: Set[Projection]) -> Training:
+    def step(self, there: frozenset[Projection]) -> Training:
         """The training step as the inside knows it; there: the model's projections."""
         plain = {name: getattr(self, name) for name in type(self).model_fields if name != "precision"}
         lora = None if self.lora is None else self.lora.adapters(there)

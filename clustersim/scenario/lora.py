@@ -4,7 +4,7 @@
 (`q_proj`), of Megatron-Bridge (`linear_qkv`, one adapter for the fused matrix) or plain ones (`q`, `attention`, `all`).
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Final
 
@@ -75,7 +75,7 @@ class LoraSection(Section):
     dropout: Annotated[float, share(0.0, MOST_DROPOUT)] = 0.0
     base: Annotated[DType | None, member(DType, DType.NF4, absent="none")] = None
 
-    def adapters(self, there: Set[Projection]) -> Lora:
+    def adapters(self, there: frozenset[Projection]) -> Lora:
         """The adapters as the inside knows them; there: the model's projections, of which groups mean those it has."""
         named = {Target(word) for word in self.targets if word not in _GROUPS}
         targets = (each for each in _targets(self.targets) if each in named or there.intersection(each.covers))
