@@ -39,7 +39,7 @@ def explored() -> tuple[Exploration, tuple[int, ...]]:
 
 
 def test_frozen_weights_are_refused() -> None:
-    with pytest.raises(InputError, match="training.lora: the explorer page draws models of which all weights are trai"):
+    with pytest.raises(InputError, match="the explorer page draws models of which all weights are trained"):
         tables(Scenario.from_mapping(PLAN, ["training.lora=8"]))
 
 
