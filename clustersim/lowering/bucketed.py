@@ -49,7 +49,7 @@ class Bucketed:
 
     def reduce(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
         """Without overlap, reduce each stage's gradients in one piece after the last backward."""
-        if self._sync(low) is not GradientSync.AFTER_BACKWARD:
+        if low.plan.layout.gradient_sync is not GradientSync.AFTER_BACKWARD:
             return
         for stage in stages:
             for group in low.plan.trained_groups:
@@ -68,12 +68,9 @@ class Bucketed:
         """Whether parameters are sharded between steps."""
         return self.strategy.stage > 0
 
-    def _sync(self, low: Lowering) -> GradientSync:
-        return self.strategy.sync(pipelined=low.plan.layout.pipelined)
-
     def _reduces(self, low: Lowering, run: Pass) -> bool:
         """Whether gradients are reduced during a backward."""
-        match self._sync(low):
+        match low.plan.layout.gradient_sync:
             case GradientSync.EVERY_BACKWARD:
                 return run.action.kind is not ActionKind.INPUT_GRADIENT
             case GradientSync.LAST_BACKWARD:

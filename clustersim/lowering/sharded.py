@@ -86,7 +86,7 @@ class Sharded:
         """Whether gradients are reduced during a pass."""
         if run.action.kind not in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT):
             return False
-        every = self.strategy.sync(pipelined=low.plan.layout.pipelined) is GradientSync.EVERY_BACKWARD
+        every = low.plan.layout.gradient_sync is GradientSync.EVERY_BACKWARD
         return every or run.action in low.last
 
     def _copies(self, low: Lowering, unit: Unit, run: Pass) -> tuple[Operation, ...]:

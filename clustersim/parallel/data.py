@@ -22,7 +22,7 @@ MiCS (Zhang et al. 2022, arXiv:2205.00119), ZeRO++ (Wang et al. 2023, arXiv:2306
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import ClassVar, Final
@@ -188,9 +188,23 @@ class NaiveDataParallel:
     within: ClassVar[int | None] = None
     secondary: ClassVar[int | None] = None
 
+    def sync(self, *, pipelined: bool) -> GradientSync:  # noqa: ARG002 - the same with and without a pipeline
+        """When gradients are reduced."""
+        return GradientSync.AFTER_BACKWARD
+
 
 DataParallelism = Replicated | Zero1 | Zero2 | FullyShard | NaiveDataParallel
 BY_STAGE: Final[Mapping[int, type[Replicated | Zero1 | Zero2 | FullyShard]]] = MappingProxyType(
     {strategy.stage: strategy for strategy in (Replicated, Zero1, Zero2, FullyShard)}
 )
 """The usual strategy of each of ZeRO's stages."""
+
+
+def cut_over(strategy: DataParallelism, ranks: int | None) -> DataParallelism:
+    """The strategy with what it cuts over some of the ranks that hold the same weights cut over so many; None: all."""
+    match strategy:
+        case FullyShard(secondary=int()):
+            return replace(strategy, secondary=ranks)
+        case Zero1() | FullyShard():
+            return replace(strategy, shard=ranks)
+    return strategy

@@ -7,9 +7,10 @@ those are neighbours on the data-parallel axis, and the context-parallel ranks a
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from clustersim.parallel.data import DataParallelism, Replicated
+from clustersim.parallel.data import DataParallelism, GradientSync, Replicated
 from clustersim.parallel.mesh import DENSE, HYBRID, MESHES, NAMES, REPLICATE, SHARD, Axis, Mesh, Role
 
 
@@ -50,6 +51,11 @@ class Layout:
         return self.pp > 1
 
     @property
+    def gradient_sync(self) -> GradientSync:
+        """When gradients are reduced."""
+        return self.data.sync(pipelined=self.pipelined)
+
+    @property
     def hybrid(self) -> bool:
         """Whether some of the ranks that hold the same weights share them out among themselves only."""
         return self.data.within not in (None, self.cp * self.dp)
@@ -74,10 +80,12 @@ class Layout:
             if mesh != HYBRID or self.hybrid
         }
 
-    def _ordered(self, axes: tuple[Axis, ...]) -> list[Axis]:
-        """The axes of a mesh as the layout orders them; those that it does not keep their place at the end."""
+    def _ordered(self, axes: tuple[Axis, ...]) -> Sequence[Axis]:
+        """The axes of a mesh as the layout orders them; a mesh that has others keeps its own order."""
         places = {name: place for place, name in enumerate(self.order)}
-        return sorted(axes, key=lambda axis: places.get(axis.whole.name, len(places)))
+        if not all(axis.whole.name in places for axis in axes):
+            return axes
+        return sorted(axes, key=lambda axis: places[axis.whole.name])
 
     @property
     def _parts(self) -> dict[str, int]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from clustersim.parallel.data import GradientSync, NaiveDataParallel
+from clustersim.parallel.data import GradientSync
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.parameters import ParameterGroup, parameter_groups
 from clustersim.parallel.pipeline import Stage, split_layers, stages
@@ -99,9 +99,7 @@ class Plan:
     @property
     def sums_whole_gradients(self) -> bool:
         """Whether several microbatches' gradients are summed on each rank before they are reduced."""
-        if isinstance(self.layout.data, NaiveDataParallel):
-            return True
-        sync = self.layout.data.sync(pipelined=self.layout.pipelined)
+        sync = self.layout.gradient_sync
         overlapped = self.microbatches == 1 and sync is GradientSync.LAST_BACKWARD
         return sync is not GradientSync.EVERY_BACKWARD and not overlapped
 

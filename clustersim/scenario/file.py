@@ -7,7 +7,7 @@ alone. What needs two sections or another file is put together in `build`.
 import math
 from dataclasses import fields, replace
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -35,12 +35,12 @@ from clustersim.scenario.section import (
     Name,
     Section,
     Shipped,
-    Size,
     Tokens,
     Width,
     member,
     mistake,
     share,
+    size_or,
 )
 from clustersim.scenario.settings import Contention, CostSettings, Symmetry
 from clustersim.workload.lora import Projection
@@ -111,15 +111,7 @@ class ClusterSection(Shipped):
         return self.model_dump(include={"accelerator", "node", "fabric"}, exclude_none=True)
 
 
-MEGATRON: Final = "megatron"
-
-
-def _megatron(value: object) -> object:
-    return None if value == MEGATRON else value
-
-
-Bucket = Annotated[Size | None, BeforeValidator(_megatron)]
-"""Bytes of gradients, or `megatron`: None."""
+Bucket = Annotated[float | None, size_or("megatron")]
 
 
 class Ddp(Section):

@@ -11,8 +11,7 @@ import numpy as np
 from clustersim.dtypes import DType
 from clustersim.hardware.disturbance import DeadLink
 from clustersim.hardware.topology import LinkKind
-from clustersim.parallel.data import FullyShard, GradientSync, NaiveDataParallel, Zero2
-from clustersim.parallel.layout import Layout
+from clustersim.parallel.data import FullyShard, GradientSync, Zero2
 from clustersim.parallel.mesh import TENSOR
 from clustersim.scenario.settings import Contention, Symmetry
 from clustersim.scenario.setup import Setup
@@ -141,7 +140,7 @@ def _sharded_pipeline(scenario: Setup) -> Iterator[str]:
     layout = scenario.layout
     if not layout.pipelined or layout.data.stage < 2:
         return
-    if _reduces_always(layout):
+    if layout.gradient_sync is GradientSync.EVERY_BACKWARD:
         yield (
             "layout.data: gradients are reduced after every microbatch although there is a pipeline; Megatron-LM, "
             "PyTorch and DeepSpeed reduce them once a step (leave reduce out)"
@@ -151,13 +150,6 @@ def _sharded_pipeline(scenario: Setup) -> Iterator[str]:
             "layout.data: zero2 with a pipeline keeps whole gradients until the last microbatch, so it takes the "
             "memory and the time of zero1; DeepSpeed refuses the two together"
         )
-
-
-def _reduces_always(layout: Layout) -> bool:
-    strategy = layout.data
-    if isinstance(strategy, NaiveDataParallel):
-        return False
-    return strategy.sync(pipelined=layout.pipelined) is GradientSync.EVERY_BACKWARD
 
 
 def _old_for_flash(scenario: Setup) -> Iterator[str]:

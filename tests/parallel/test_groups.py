@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.parallel import mesh
+from clustersim.parallel.data import FullyShard
 from clustersim.parallel.groups import process_groups
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import AXES, CONTEXT, DATA, NAMES, PIPELINE, ROLES, TENSOR, Axis, Mesh, Role
