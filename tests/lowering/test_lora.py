@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clustersim.dtypes import DType
 from clustersim.lowering.step import lower
@@ -17,10 +19,11 @@ from clustersim.program.task import Collective, Communicate, Compute, Operation
 from clustersim.schedules.shelf import schedule
 from clustersim.workload.kernels import Kernel, KernelKind
 from clustersim.workload.lora import Lora, Target
-from clustersim.workload.operators import ADAPTERS
+from clustersim.workload.operators import ADAPTERS, DENSE
 from clustersim.workload.recipe import mixed
 from clustersim.workload.training import FullRecompute, SelectiveOperations, Training
 from clustersim.workload.transformer import adapter_parameters, parameters, resized
+from tests.conftest import examples
 from tests.lowering.plans import SMALL, lowered, operations
 from tests.memory.plans import resident
 
@@ -129,6 +132,29 @@ def test_parameters_that_never_change_are_not_gathered_again_after_a_step() -> N
     gathered = [task.exchange for task in program.tasks if isinstance(task, Communicate)]
     payload = sum(each.payload for each in gathered if each.name == "gather parameters")
     assert payload == 2 * adapter_parameters(SMALL, LORA)
+
+
+@examples(40)
+@given(
+    rank=st.sampled_from([4, 8, 16]),
+    tp=st.sampled_from([1, 2, 4]),
+    pp=st.integers(1, 4),
+    dp=st.sampled_from([1, 2, 8]),
+    data=st.sampled_from(STRATEGIES[:-1]),
+    targets=st.sets(st.sampled_from(TARGETS), min_size=1).map(lambda chosen: tuple(sorted(chosen, key=TARGETS.index))),
+)
+def test_all_ranks_of_a_replica_hold_and_update_every_adapter_once(
+    rank: int, tp: int, pp: int, dp: int, data: DataParallelism, targets: tuple[Target, ...]
+) -> None:
+    """Frozen counts are those of the model, whatever stands beside; states of adapters are 12 bytes, each once."""
+    lora = Lora(rank, targets, 16.0)
+    plan = plan_of(Layout(tp=tp, pp=pp, dp=dp, data=data), lora, global_batch=8)
+    whole = Plan(SMALL, replace(TRAINING, lora=None), plan.layout)
+    adapters = [plan.parameters(stage, ADAPTERS) for stage in plan.stages]
+    assert sum(adapters) * tp == adapter_parameters(SMALL, lora)
+    assert [plan.parameters(stage, DENSE) for stage in plan.stages] == list(map(whole.parameters, whole.stages))
+    states = sum(resident(plan, stage)[Category.OPTIMIZER] for stage in range(pp))
+    assert states * tp * (dp if data.stage else 1) == pytest.approx(12 * adapter_parameters(SMALL, lora))
 
 
 def narrow(split: bool) -> dict[ActionKind, list[tuple[str, float]]]:
