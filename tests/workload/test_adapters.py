@@ -106,6 +106,14 @@ def test_standard_attention_does_not_read_its_result_again() -> None:
     assert named(layer(MODEL, standard, WHOLE), "attention.out").kept == 0.0
 
 
+def test_what_waits_for_the_weights_half() -> None:
+    """Inputs of A and of B, and the gradients of both's results; nothing waits of frozen layers."""
+    made = layer(MODEL, beside(Target.Q, Target.DOWN), WHOLE)
+    of_queries = 2 * T * (H + R) + 2 * T * (R + Q)
+    of_down = 2 * T * (F + R) + 2 * T * (R + H)
+    assert made.waiting == of_queries + of_down
+
+
 def test_dropout_keeps_an_input_and_a_mask_for_each_adapter() -> None:
     without, dropped = (layer(MODEL, beside(Target.Q, Target.V, dropout=rate), WHOLE) for rate in (0.0, 0.1))
     assert dropped.kept - without.kept == 2 * (2 + 1) * T * H - 2 * T * H
