@@ -23,6 +23,16 @@ class Region(Enum):
     REPLICATED = "replicated"
 
 
+class Entry(Enum):
+    """What an operator reads of its sharded region's inputs, if it is not the region's first.
+
+    SAME: what the first reads, too; OTHER: another activation, which comes into the region for it.
+    """
+
+    SAME = "same"
+    OTHER = "other"
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """What one rank holds of a microbatch and of a layer.
@@ -61,7 +71,8 @@ class Operator:
     backward if nothing is recomputed; waiting: bytes that stay from the input's gradient to the weights' where the two
     are run apart (its input and the gradient of its output); core: part of the attention core, which selective
     recomputation runs again instead of keeping its `kept`; again: what selective recomputation by operations runs again
-    (None: all of forward), keeping `results` bytes of the rest.
+    (None: all of forward), keeping `results` bytes of the rest; entry: where it reads an input of its region that it is
+    not the first operator of (None: it reads what the region made).
     """
 
     name: str
@@ -76,6 +87,7 @@ class Operator:
     core: bool = False
     again: tuple[Kernel, ...] | None = None
     results: Bytes = 0.0
+    entry: Entry | None = None
 
     @property
     def run_again(self) -> tuple[Kernel, ...]:

@@ -98,5 +98,13 @@ def test_dimensions_of_the_whole_model_change_whatever_its_layers_are() -> None:
     model = stacked((LayerRun(WIDE, 3), LayerRun(NARROW, 5)))
     assert resized(model) == model
     assert resized(model, vocab=1024) == replace(model, vocab=1024)
-    with pytest.raises(InputError, match="has layers that differ"):
-        resized(model, heads=8)
+
+
+def test_dimensions_of_layers_change_in_all_of_them_and_layers_are_the_first_ones() -> None:
+    model = stacked((LayerRun(WIDE, 3), LayerRun(ONLY_MLP, 5)))
+    found = resized(model, layers=4, head_dim=64, ffn=512)
+    assert isinstance(WIDE.attention, FullAttention)
+    wide = LayerSpec(replace(WIDE.attention, head_dim=64), DenseMlp(512, Mlp.SWIGLU))
+    assert found.stack == (LayerRun(wide, 3), LayerRun(LayerSpec(None, DenseMlp(512, Mlp.GELU)), 1))
+    with pytest.raises(InputError, match="has 8 layers that differ, so nothing says what 9 would be; at most 8 fits"):
+        resized(model, layers=9)
