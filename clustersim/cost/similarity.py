@@ -4,8 +4,8 @@ Kernels of one family (`cost.record.family`) lie in the space of the logarithms 
 kernel's time doubles a size: m, n, k and batch of a product; batch x heads, queries, keys, queries per key/value head
 and head dimension of attention; rows and width of what streams, and the rows of a table that it passes. Where a routine
 works on each element by itself only their number counts. A causal mask, whether there is a window, and the formats of
-further operands are never compared across. A product in another layout (or added to another format) tells something: it counts as if one of its
-sizes were twice as large.
+further operands are never compared across. A product in another layout (or added to another format) tells something:
+it counts as if one of its sizes were twice as large.
 """
 
 import math
