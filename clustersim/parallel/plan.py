@@ -6,7 +6,7 @@ from functools import cached_property
 
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.parameters import ParameterGroup, parameter_groups
-from clustersim.parallel.pipeline import Stage, split_layers, stages
+from clustersim.parallel.pipeline import Stage, dealt, stages
 from clustersim.parallel.tensor import Sharding
 from clustersim.program.placement import Placement, looped
 from clustersim.units import Bytes
@@ -41,8 +41,8 @@ class Plan:
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """Virtual stages in model order."""
-        count = len(self.placement.ranks)
-        return stages(self.model.stack, self.layout.layers_per_stage or split_layers(self.model.layers, count))
+        counts = dealt(self.layout.layers_per_stage, self.model.layers, self.placement)
+        return stages(self.model.stack, counts)
 
     @cached_property
     def layers(self) -> Mapping[LayerSpec, Layer]:

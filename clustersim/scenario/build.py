@@ -139,14 +139,13 @@ def files(file: ScenarioFile, cluster: Cluster, base: Path, readings: Readings) 
 def read_layout(section: LayoutSection, gpus: int) -> Layout:
     """The layout; where dp is left out, it is what the other degrees leave of the GPUs (at least 1)."""
     same = {field.name: getattr(section, field.name) for field in fields(Layout)}
-    counts = section.layers_per_stage
     return Layout(
         **{
             **same,
             DATA.name: section.dp or max(1, gpus // section.replica),
             "order": tuple(section.order),
             "data": section.data.strategy(),
-            "layers_per_stage": None if counts is None else tuple(counts),
+            "layers_per_stage": section.layers_per_stage.split(),
         }
     )
 

@@ -13,9 +13,11 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from clustersim.cost.record import Record
 from clustersim.dtypes import DType
-from clustersim.errors import nearest, shown
+from clustersim.errors import InputError, nearest, shown
 from clustersim.parallel.data import BY_STAGE, DDP_BUCKET, DataParallelism, FullyShard, NaiveDataParallel, Replicated
 from clustersim.parallel.mesh import DATA, DENSE, MESHES
+from clustersim.parallel.pipeline import Counted, Ends, Split
+from clustersim.parallel.stage_notation import read_stages
 from clustersim.program.task import Collective
 from clustersim.scenario.disturbances import DisturbancesSection, MixedSection, listed
 from clustersim.scenario.section import (
@@ -177,8 +179,53 @@ def _axes(value: object) -> object:
     return value
 
 
-def _even(value: object) -> object:
-    return None if value == "even" else value
+def _notation(value: object) -> object:
+    """Read a layout string; the word even is none."""
+    if value == "even" or not isinstance(value, str):
+        return None if value == "even" else value
+    try:
+        return list(read_stages(value))
+    except InputError as error:
+        raise mistake(f"{error}; or write {StagesSection.example}") from error
+
+
+class StagesSection(Section):
+    """`layout.layers_per_stage`: even, a list, one of Megatron-LM's layout strings, or one of its rules.
+
+    embedding, head: count as a layer; first, last: layers of the first and of the last pipeline rank.
+    """
+
+    example: ClassVar[str] = "even, [8, 8], 'Et*8|t*8L', {embedding: true, head: true} or {first: 7, last: 7}"
+    counts: list[Annotated[int, Field(ge=0, le=MOST_LAYERS)]] | None = None
+    layout: Annotated[list[int] | None, BeforeValidator(_notation)] = None
+    embedding: bool = False
+    head: bool = False
+    first: Layers | None = None
+    last: Layers | None = None
+
+    @classmethod
+    def written_out(cls, value: object) -> object:
+        """A list gives the counts, a string is a layout string."""
+        if isinstance(value, list):
+            return {"counts": value}
+        return {"layout": value} if isinstance(value, str) else super().written_out(value)
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> Self:
+        ends = (self.first, self.last) != (None, None)
+        rules = (self.counts is not None, self.layout is not None, self.embedding or self.head, ends)
+        if sum(rules) > 1:
+            raise mistake(f"says more than one of counts, layout, embedding or head, and first or last; {self.example}")
+        return self
+
+    def split(self) -> Split:
+        """The rule as the inside knows it."""
+        given = self.counts if self.layout is None else self.layout
+        if given is not None:
+            return tuple(given)
+        if self.embedding or self.head:
+            return Counted(self.embedding, self.head)
+        return Ends(self.first, self.last) if (self.first, self.last) != (None, None) else None
 
 
 class LayoutSection(Section):
@@ -194,7 +241,7 @@ class LayoutSection(Section):
     backward_overlap: bool = True
     pipeline_overlap: bool = True
     data: DataChoice = DataChoice(ddp=Ddp())
-    layers_per_stage: Annotated[list[Annotated[int, Field(ge=0, le=MOST_LAYERS)]] | None, BeforeValidator(_even)] = None
+    layers_per_stage: StagesSection = StagesSection()
 
     @property
     def replica(self) -> int:

@@ -11,7 +11,17 @@ from typing import Final
 
 from clustersim.errors import InputError
 from clustersim.workload.hf_fields import FULL, SLIDING, Config
-from clustersim.workload.stack import Block, DenseMlp, FullAttention, LayerSpec, Mlp, QkNorm, stacked
+from clustersim.workload.stack import (
+    MOST_LAYERS,
+    Block,
+    DenseMlp,
+    FullAttention,
+    LayerRun,
+    LayerSpec,
+    Mlp,
+    QkNorm,
+    joined,
+)
 from clustersim.workload.transformer import Model, Norm, Positions
 
 Windows = Callable[[Config, int], list[int | None]]
@@ -99,12 +109,13 @@ class LlamaKind:
 
     def read(self, config: Config) -> Model:
         """Read the model; raise InputError naming file and key."""
-        layers, bias = self._size(config, "num_hidden_layers"), self._linear_bias(config)
-        mlp = DenseMlp(self._size(config, "intermediate_size"), Mlp.SWIGLU)
-        attentions = self._attentions(config, layers, bias=bias)
+        bias, mlp = self._linear_bias(config), DenseMlp(self._size(config, "intermediate_size"), Mlp.SWIGLU)
+        runs = (
+            LayerRun(LayerSpec(attention, mlp, self.block), many) for attention, many in self._attentions(config, bias)
+        )
         return Model(
             name=config.name,
-            stack=stacked(LayerSpec(attention, mlp, self.block) for attention in attentions),
+            stack=joined(runs),
             hidden=self._size(config, "hidden_size"),
             vocab=self._size(config, "vocab_size"),
             max_positions=self._size(config, "max_position_embeddings"),
@@ -118,8 +129,13 @@ class LlamaKind:
     def _size(self, config: Config, key: str) -> int:
         return config.positive(key, self.defaults.get(key))
 
-    def _attentions(self, config: Config, layers: int, *, bias: bool) -> list[FullAttention]:
-        """The attention of each layer."""
+    def _attentions(self, config: Config, bias: bool) -> list[tuple[FullAttention, int]]:
+        """The attention of each layer, or of all of them."""
+        layers = self._size(config, "num_hidden_layers")
+        differ = self.windows is not None or self.nope
+        if differ and layers > MOST_LAYERS:
+            raise InputError(f"{config.path}: num_hidden_layers {layers:,} is too large; {MOST_LAYERS:,} is the most")
+        alike, layers = (1, layers) if differ else (layers, 1)
         heads = self._size(config, "num_attention_heads")
         kv_heads = config.positive("num_key_value_heads", self.defaults.get("num_key_value_heads", heads))
         config.dividing("num_key_value_heads", kv_heads, "num_attention_heads", heads)
@@ -127,7 +143,7 @@ class LlamaKind:
         turned = _nope(config, layers) if self.nope else [config.turned(self.rotary)] * layers
         head_dim, softcap = self._head_dim(config, heads), self._capped(config, "attn_logit_softcapping")
         return [
-            FullAttention(heads, kv_heads, head_dim, qkv, self.qk_norm, window, share, softcap)
+            (FullAttention(heads, kv_heads, head_dim, qkv, self.qk_norm, window, share, softcap), alike)
             for window, share in zip(self._windows(config, layers), turned, strict=True)
         ]
 

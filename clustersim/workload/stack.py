@@ -100,6 +100,7 @@ class LayerRun:
 
 
 Stack = tuple[LayerRun, ...]
+MOST_LAYERS = 10_000  # of a model
 
 
 def count(stack: Stack) -> int:
@@ -107,14 +108,20 @@ def count(stack: Stack) -> int:
     return sum(run.count for run in stack)
 
 
-def stacked(specs: Iterable[LayerSpec]) -> Stack:
-    """The stack of some layers, one by one in their order.
+def joined(runs: Iterable[LayerRun]) -> Stack:
+    """The stack of some runs, of which equal neighbours become one.
 
     >>> wide, narrow = LayerSpec(None, DenseMlp(4, Mlp.GELU)), LayerSpec(None, DenseMlp(2, Mlp.GELU))
-    >>> [run.count for run in stacked([wide, wide, narrow, wide])]
-    [2, 1, 1]
+    >>> [run.count for run in joined([LayerRun(wide, 1), LayerRun(wide, 2), LayerRun(narrow, 1)])]
+    [3, 1]
     """
-    return tuple(LayerRun(spec, len(list(equal))) for spec, equal in groupby(specs))
+    equal = groupby(runs, key=lambda run: run.spec)
+    return tuple(LayerRun(spec, sum(run.count for run in same)) for spec, same in equal)
+
+
+def stacked(specs: Iterable[LayerSpec]) -> Stack:
+    """The stack of some layers, one by one in their order."""
+    return joined(LayerRun(spec, 1) for spec in specs)
 
 
 def specs(stack: Stack) -> tuple[LayerSpec, ...]:

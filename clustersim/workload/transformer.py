@@ -21,8 +21,7 @@ from clustersim.workload.stack import (
     Stack,
     count,
     cut,
-    specs,
-    stacked,
+    joined,
 )
 
 
@@ -122,7 +121,7 @@ def resized(model: Model, layers: int | None = None, **changes: Any) -> Model:
     """
     whole = {name: changes.pop(name) for name in _OF_MODEL if name in changes}
     stack = model.stack if layers is None else _lengthened(model, layers)
-    return replace(model, stack=stacked(changed(spec, **changes) for spec in specs(stack)), **whole)
+    return replace(model, stack=joined(LayerRun(changed(run.spec, **changes), run.count) for run in stack), **whole)
 
 
 def changed(spec: LayerSpec, **changes: Any) -> LayerSpec:
