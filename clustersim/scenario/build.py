@@ -5,20 +5,18 @@ Names are looked up on the shelves, paths beside the scenario file first and in 
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Final
 
 from clustersim import shipped
 from clustersim.cost.record import Record
 from clustersim.cost.record_file import read_record
 from clustersim.cost.scaled import scaled
-from clustersim.errors import InputError, nearest
+from clustersim.errors import InputError
 from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA
 from clustersim.scenario.file import (
     ClusterSection,
     LayoutSection,
-    ModelSection,
     RecordSection,
     ScaleSection,
     ScenarioFile,
@@ -28,59 +26,7 @@ from clustersim.scenario.readings import Readings
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.shelf import schedule
 from clustersim.workload.framework import Framework, load_framework
-from clustersim.workload.hf_config import config_file, read_hf_config
-from clustersim.workload.presets import preset
-from clustersim.workload.stack import Mlp
-from clustersim.workload.transformer import Model, Norm, Positions, resized, uniform
-
-_FAMILIES: Final[dict[str, dict[str, Any]]] = {
-    "llama": {  # Touvron et al. 2023, section 2.2
-        "mlp": Mlp.SWIGLU,
-        "norm": Norm.RMSNORM,
-        "positions": Positions.ROTARY,
-        "tied_embeddings": False,
-        "linear_bias": False,
-        "qkv_bias": False,
-    },
-    "gpt": {  # Radford et al. 2019, section 2.3
-        "mlp": Mlp.GELU,
-        "norm": Norm.LAYERNORM,
-        "positions": Positions.LEARNED,
-        "tied_embeddings": True,
-        "linear_bias": True,
-        "qkv_bias": True,
-    },
-}
-
-
-def read_model(section: ModelSection, base: Path, sequence: int, readings: Readings) -> Model:
-    """The model that a section names or describes, with the section's own dimensions on top."""
-    if section.preset is not None and section.path is not None:
-        raise InputError(f"has both preset {section.preset!r} and path {section.path!r}; keep one")
-    if section.preset is not None:
-        return resized(preset(section.preset), **section.dimensions)
-    if section.path is not None:
-        return resized(readings.of(read_hf_config, shipped.beside(base, section.path)), **section.dimensions)
-    return _inline(section, sequence)
-
-
-def _inline(section: ModelSection, sequence: int) -> Model:
-    given = section.dimensions
-    missing = [key for key in ("layers", "hidden", "heads", "vocab", "ffn") if key not in given]
-    if missing:
-        raise InputError(f"lacks {', '.join(missing)}; give them, or a preset or path to start from")
-    family = section.family or "llama"
-    if family not in _FAMILIES:
-        raise InputError(f"family {family!r} is unknown; {nearest(family, _FAMILIES)}")
-    if "head_dim" not in given and section.hidden % section.heads:  # type: ignore[operator]
-        raise InputError(f"hidden {section.hidden} is not a multiple of heads {section.heads}; give head_dim")
-    usual = {
-        "name": "inline model",
-        "kv_heads": given["heads"],
-        "head_dim": given["hidden"] // given["heads"],
-        "max_positions": sequence,
-    }
-    return uniform(**{**_FAMILIES[family], **usual, **given})
+from clustersim.workload.hf_config import config_file
 
 
 def read_cluster(section: ClusterSection, base: Path, gpus: int | None) -> Cluster:
