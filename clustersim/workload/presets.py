@@ -67,7 +67,7 @@ class _Series:
 
 def _released(name: str, family: str, source: str, **content: Any) -> Preset:
     """A model as its released config.json has it, whose dimensions (or what differs from its family's) are given."""
-    return Preset(FAMILIES[family](Config(Path(name), content, family)), f"{source} config.json")
+    return Preset(FAMILIES[family](Config(Path(f"{name}.json"), content, family)), f"{source} config.json")
 
 
 def _sizes(*numbers: int) -> dict[str, int]:

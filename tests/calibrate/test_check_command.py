@@ -87,6 +87,12 @@ def test_steps_must_be_asked_for(path: str) -> None:
         (("disturbances.jitter=1 %",), "disturbances"),
         (("training.attention=flash1",), "training.attention: torch has no flash1"),
         (("training.recompute=selective_op",), "training.recompute: selective_op cannot be checked"),
+        (("model.window=64",), "model.window: torch's SDPA has no sliding window; set it to full"),
+        (("model.block=parallel",), "model.block: only pre_norm layers"),
+        (("model.rotary=0.5",), "model.rotary: only whole heads"),
+        (("model.qk_norm=whole",), "model.qk_norm: only norms of each head"),
+        (("model.softcap=true",), "model.softcap and model.logit_softcap"),
+        (("model.positions=alibi",), "a norm of the embedding, ALiBi and spare positions"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(overrides: tuple[str, ...], sentence: str) -> None:
