@@ -67,10 +67,9 @@ def _sizes(shape: Shape) -> tuple[float, ...]:
     match shape:
         case MatmulShape(m, n, k, batch):
             return m, n, k, batch
-        case AttentionShape(batch, query, key, heads, kv_heads, head_dim, window=None):
-            return batch * heads, query, key, heads / kv_heads, head_dim
-        case AttentionShape(batch, query, key, heads, kv_heads, head_dim, window=int(window)):
-            return batch * heads, query, key, heads / kv_heads, head_dim, window
+        case AttentionShape(batch, query, key, heads, kv_heads, head_dim, window=window):
+            sizes = (batch * heads, query, key, heads / kv_heads, head_dim)
+            return sizes if window is None else (*sizes, window)
         case StreamShape(routine, rows, width) if routine in _ELEMENTWISE:
             return (rows * width,)
         case StreamShape(routine, rows, width, table=table) if routine in _TABLES:

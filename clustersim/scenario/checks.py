@@ -15,8 +15,9 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import SPOKEN, Axis
 from clustersim.parallel.pipeline import dealt, split_layers
 from clustersim.scenario.legal import around, divisors, multiples_around
-from clustersim.scenario.section import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH
+from clustersim.scenario.section import MOST_TOKENS, MOST_WIDTH
 from clustersim.scenario.setup import Setup
+from clustersim.workload.stack import MOST_LAYERS
 from clustersim.workload.training import FullRecompute
 from clustersim.workload.transformer import Model, Positions
 

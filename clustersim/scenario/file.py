@@ -21,7 +21,6 @@ from clustersim.parallel.stage_notation import read_stages
 from clustersim.program.task import Collective
 from clustersim.scenario.disturbances import DisturbancesSection, MixedSection, listed
 from clustersim.scenario.section import (
-    MOST_LAYERS,
     MOST_TOKENS,
     Choice,
     Degree,
@@ -38,7 +37,7 @@ from clustersim.scenario.section import (
 )
 from clustersim.scenario.settings import Contention, CostSettings, Symmetry
 from clustersim.workload.recipe import Recipe, mixed
-from clustersim.workload.stack import Block, Mlp, QkNorm
+from clustersim.workload.stack import MOST_LAYERS, Block, Mlp, QkNorm
 from clustersim.workload.training import (
     Attention,
     FullRecompute,

@@ -37,7 +37,7 @@ def config_file(path: Path) -> Path:
 def read_hf_config(path: Path) -> Model:
     """Read a `config.json`, or the one in a folder; raise InputError naming the file and the key at fault."""
     found = config_file(path)
-    content = read_mapping(found)
+    content: Mapping[str, Any] = read_mapping(found)
     family = content.get("model_type")
     known = ", ".join((*FAMILIES, *_TEXT_OF))
     if not isinstance(family, str):
