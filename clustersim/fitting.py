@@ -43,6 +43,12 @@ def check(scenario: Scenario) -> CheckReport:
     return CheckReport(peak, capacity, scenario.warnings, told)
 
 
+def fits(scenario: Scenario) -> bool:
+    """Whether every GPU's peak is within its capacity."""
+    peak, capacity = tightest(_peaks(scenario, plan_of(scenario)), capacities_of(scenario))
+    return peak <= capacity
+
+
 def peak_memory(scenario: Scenario) -> Bytes:
     """Bytes that the fullest GPU needs."""
     return max(_peaks(scenario, plan_of(scenario)))

@@ -1,8 +1,9 @@
-"""What would a scenario be with more microbatches, other ones, another recomputation, or one slow rank?"""
+"""What would a scenario be with more microbatches, other ones, another recomputation or sharding, or one slow rank?"""
 
 from dataclasses import replace
 
 from clustersim.hardware.disturbance import Slow
+from clustersim.parallel.data import cut_over
 from clustersim.scenario.scenario import Scenario
 from clustersim.workload.training import Recompute
 
@@ -21,6 +22,12 @@ def with_microbatch(scenario: Scenario, sequences: int) -> Scenario:
 def with_recompute(scenario: Scenario, policy: Recompute) -> Scenario:
     """Another choice of activations that are computed again."""
     return replace(scenario, training=replace(scenario.training, recompute=policy))
+
+
+def with_shards(scenario: Scenario, ranks: int) -> Scenario:
+    """What data parallelism shards is cut over so many of the ranks that hold the same weights."""
+    layout = scenario.layout
+    return replace(scenario, layout=replace(layout, data=cut_over(layout.data, ranks)))
 
 
 def with_slow_gpu(scenario: Scenario, speed: float, gpu: int | None = None) -> Scenario:
