@@ -21,7 +21,7 @@ from clustersim.parallel.data import FullyShard, Replicated
 from clustersim.scenario import Scenario
 from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.workload.recipe import Products
-from clustersim.workload.stack import Block, QkNorm
+from clustersim.workload.stack import BlockForm, QkNorm
 from clustersim.workload.training import Attention, Loss, SelectiveOperations
 from clustersim.workload.transformer import Model, Positions
 
@@ -104,7 +104,7 @@ def _model(scenario: Scenario) -> Iterator[str]:
 
 def _layers(model: Model) -> Iterator[str]:
     """What the real model has no module for."""
-    if any(spec.block is not Block.PRE_NORM for spec in model.specs):
+    if any(spec.block is not BlockForm.PRE_NORM for spec in model.specs):
         yield "model.block: only pre_norm layers can be checked"
     if any(each.window is not None for each in model.attentions):
         yield "model.window: torch's SDPA has no sliding window; set it to full"

@@ -45,7 +45,7 @@ from clustersim.scenario.section import (
 )
 from clustersim.scenario.settings import Contention, CostSettings, Symmetry
 from clustersim.workload.recipe import Recipe, mixed
-from clustersim.workload.stack import MOST_LAYERS, Block, Mlp, QkNorm
+from clustersim.workload.stack import MOST_LAYERS, BlockForm, Mlp, QkNorm
 from clustersim.workload.training import (
     Attention,
     FullRecompute,
@@ -91,7 +91,7 @@ class LayerSection(Section):
     kv_heads: Width | None = None
     head_dim: Width | None = None
     mlp: Annotated[Mlp | None, member(Mlp)] = None
-    block: Annotated[Block | None, member(Block)] = None
+    block: Annotated[BlockForm | None, member(BlockForm)] = None
     qkv_bias: bool | None = None
     qk_norm: Annotated[QkNorm | bool | None, BeforeValidator(_qk_norm)] = None
     window: Annotated[int | bool | None, BeforeValidator(_window)] = None

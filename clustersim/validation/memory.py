@@ -29,7 +29,7 @@ from clustersim.validation.quality import grouped
 from clustersim.validation.settings import FORMATS
 from clustersim.validation.steps import factors_of, read_steps, scenario_of
 from clustersim.workload.presets import PRESETS
-from clustersim.workload.stack import Block
+from clustersim.workload.stack import BlockForm
 from clustersim.workload.transformer import Model, Positions, dimensions
 
 SHIPPED: Final = PUBLISHED / "memory.csv"
@@ -232,7 +232,7 @@ def _bare(name: str) -> str:
 
 def _sayable(model: Model) -> bool:
     """Whether a row's cells say what the model is: layers that are all alike, pre-norm, without windows."""
-    plain = all(spec.block is Block.PRE_NORM for spec in model.specs) and not model.embedding_norm
+    plain = all(spec.block is BlockForm.PRE_NORM for spec in model.specs) and not model.embedding_norm
     usual = all(each.window is None and each.qk_norm is None and not each.softcap for each in model.attentions)
     return len(model.stack) == 1 and plain and usual and model.positions is not Positions.ALIBI
 

@@ -4,7 +4,7 @@ Defaults of missing keys are those of the families' configuration classes in tra
 """
 
 from clustersim.workload.hf_fields import Config
-from clustersim.workload.stack import Block, Mlp
+from clustersim.workload.stack import BlockForm, Mlp
 from clustersim.workload.transformer import Model, Norm, Positions, uniform
 
 _OPT_OFFSET = 2  # OPTLearnedPositionalEmbedding: the first two rows of its table stand for no position
@@ -127,7 +127,7 @@ def _falcon_kv_heads(config: Config, heads: int) -> int:
     return kv_heads
 
 
-def _falcon_block(config: Config) -> Block:
+def _falcon_block(config: Config) -> BlockForm:
     if config.truth("new_decoder_architecture", default=False):
-        return Block.PARALLEL_NORMS if config.positive("num_ln_in_parallel_attn", 2) == 2 else Block.PARALLEL
-    return Block.PARALLEL if config.truth("parallel_attn", default=True) else Block.PRE_NORM
+        return BlockForm.PARALLEL_NORMS if config.positive("num_ln_in_parallel_attn", 2) == 2 else BlockForm.PARALLEL
+    return BlockForm.PARALLEL if config.truth("parallel_attn", default=True) else BlockForm.PRE_NORM

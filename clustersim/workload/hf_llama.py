@@ -13,7 +13,7 @@ from clustersim.errors import InputError
 from clustersim.workload.hf_fields import FULL, SLIDING, Config
 from clustersim.workload.stack import (
     MOST_LAYERS,
-    Block,
+    BlockForm,
     DenseMlp,
     FullAttention,
     LayerRun,
@@ -100,7 +100,7 @@ class LlamaKind:
     qk_norm: QkNorm | None = None
     tied: bool = False
     head_dim: int | None = None
-    block: Block = Block.PRE_NORM
+    block: BlockForm = BlockForm.PRE_NORM
     windows: Windows | None = None
     rotary: float = 1.0
     nope: bool = False
@@ -184,7 +184,7 @@ _GEMMA3: Final = LlamaKind(
     qk_norm=QkNorm.HEADS,
     tied=True,
     head_dim=256,
-    block=Block.SANDWICH,
+    block=BlockForm.SANDWICH,
     windows=patterned,
     softcaps=_NO_CAPS,
     defaults={
@@ -205,15 +205,15 @@ LLAMA_KINDS: Final[Mapping[str, LlamaKind]] = MappingProxyType(
         "gemma2": LlamaKind(
             tied=True,
             head_dim=256,
-            block=Block.SANDWICH,
+            block=BlockForm.SANDWICH,
             windows=alternating,
             softcaps={"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         ),
         "gemma3_text": _GEMMA3,
-        "olmo2": LlamaKind(qk_norm=QkNorm.WHOLE, block=Block.POST_NORM),
+        "olmo2": LlamaKind(qk_norm=QkNorm.WHOLE, block=BlockForm.POST_NORM),
         "phi3": LlamaKind(windows=everywhere),
         "smollm3": LlamaKind(tied=True, nope=True, windows=unturned),
         "glm": LlamaKind(bias_of_qkv=True, head_dim=128, rotary=0.5),
-        "glm4": LlamaKind(bias_of_qkv=True, head_dim=128, rotary=0.5, block=Block.SANDWICH),
+        "glm4": LlamaKind(bias_of_qkv=True, head_dim=128, rotary=0.5, block=BlockForm.SANDWICH),
     }
 )

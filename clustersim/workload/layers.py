@@ -26,7 +26,7 @@ from clustersim.workload.linear import Linear
 from clustersim.workload.operators import Entry, Layer, Operator, Region, Shard
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
 from clustersim.workload.recipe import Products
-from clustersim.workload.stack import Block, DenseMlp, FullAttention, LayerSpec, Mlp, QkNorm
+from clustersim.workload.stack import BlockForm, DenseMlp, FullAttention, LayerSpec, Mlp, QkNorm
 from clustersim.workload.streaming import Streaming
 from clustersim.workload.training import Training
 from clustersim.workload.transformer import Model, Positions, norm_parameters
@@ -126,19 +126,19 @@ def layer(model: Model, spec: LayerSpec, training: Training, shard: Shard) -> La
     )
 
 
-def _joined(rank: _Rank, block: Block, name: str, made: list[Operator]) -> list[Operator]:
+def _joined(rank: _Rank, block: BlockForm, name: str, made: list[Operator]) -> list[Operator]:
     """A branch of the residual stream, with its norms and its sum with it."""
     before = _norm(rank, f"{name}.norm") if block.before else _fork(rank, f"{name}.fork")
     after = [_norm(rank, f"{name}.post_norm", forks=False)] if block.after else []
     return [before, *made, *after, _residual(rank, f"{name}.residual")]
 
 
-def _beside(rank: _Rank, block: Block, attention: list[Operator], mlp: list[Operator]) -> list[Operator]:
+def _beside(rank: _Rank, block: BlockForm, attention: list[Operator], mlp: list[Operator]) -> list[Operator]:
     """Attention and MLP that read the same input; what both keep of it is counted once."""
     (qkv, *rest), (up, *others) = attention, mlp
     total = replace(_summed(rank, "sum"), region=Region.SHARDED)
     residual = _residual(rank, "residual")
-    if block is Block.PARALLEL_NORMS:
+    if block is BlockForm.PARALLEL_NORMS:
         first, second = _norm(rank, "attention.norm"), _norm(rank, "mlp.norm")
         second = replace(second, kept=second.kept - rank.input_bytes)
         return [first, second, qkv, *rest, replace(up, entry=Entry.OTHER), *others, total, residual]

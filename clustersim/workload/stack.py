@@ -24,7 +24,7 @@ class QkNorm(Enum):
     WHOLE = "whole"
 
 
-class Block(Enum):
+class BlockForm(Enum):
     """How a layer's attention and MLP are joined to the residual stream, and where its norms are.
 
     PRE_NORM: one after the other, a norm before each (GPT-2 and after); POST_NORM: a norm after each, before the sum
@@ -41,17 +41,17 @@ class Block(Enum):
     @property
     def before(self) -> bool:
         """Whether attention and MLP read what a norm made."""
-        return self is not Block.POST_NORM
+        return self is not BlockForm.POST_NORM
 
     @property
     def after(self) -> bool:
         """Whether a norm is between attention or MLP and the sum with the residual stream."""
-        return self in (Block.POST_NORM, Block.SANDWICH)
+        return self in (BlockForm.POST_NORM, BlockForm.SANDWICH)
 
     @property
     def parallel(self) -> bool:
         """Whether attention and MLP read the same input."""
-        return self in (Block.PARALLEL, Block.PARALLEL_NORMS)
+        return self in (BlockForm.PARALLEL, BlockForm.PARALLEL_NORMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class LayerSpec:
 
     attention: FullAttention | None
     mlp: DenseMlp | None
-    block: Block = Block.PRE_NORM
+    block: BlockForm = BlockForm.PRE_NORM
 
 
 @dataclass(frozen=True, slots=True)

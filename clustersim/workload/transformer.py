@@ -1,7 +1,7 @@
 """Which model is trained? A stack of layers between an embedding and a head, and its exact parameter count.
 
 A layer is norm, attention, residual, norm, MLP, residual (pre-norm, GPT-2 and after), where it has both, or as its
-`Block` says; a final norm and the logits matrix follow. Vaswani et al. 2017 (arXiv:1706.03762), Radford et al. 2019
+`BlockForm` says; a final norm and the logits matrix follow. Vaswani et al. 2017 (arXiv:1706.03762), Radford et al. 2019
 (GPT-2), Touvron et al. 2023 (arXiv:2302.13971).
 """
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from clustersim.errors import InputError
 from clustersim.workload.stack import (
-    Block,
+    BlockForm,
     DenseMlp,
     FullAttention,
     LayerRun,
@@ -98,7 +98,7 @@ _OF_ATTENTION: Final = tuple(field.name for field in fields(FullAttention))
 _OF_MLP: Final = {"ffn": "ffn", "mlp": "form"}
 
 
-def uniform(*, layers: int, ffn: int, mlp: Mlp, block: Block = Block.PRE_NORM, **dimensions: Any) -> Model:
+def uniform(*, layers: int, ffn: int, mlp: Mlp, block: BlockForm = BlockForm.PRE_NORM, **dimensions: Any) -> Model:
     """A model of equal layers; dimensions: the fields of `FullAttention`, and of `Model` but for its stack."""
     attention = FullAttention(**{name: dimensions.pop(name) for name in _OF_ATTENTION if name in dimensions})
     return Model(stack=(LayerRun(LayerSpec(attention, DenseMlp(ffn, mlp), block), layers),), **dimensions)
@@ -162,7 +162,7 @@ def layer_parameters(model: Model, spec: LayerSpec) -> int:
 def _norms(spec: LayerSpec) -> int:
     """Norms of a layer over the hidden dimension."""
     branches = sum(part is not None for part in (spec.attention, spec.mlp))
-    if spec.block is Block.PARALLEL:
+    if spec.block is BlockForm.PARALLEL:
         return 1
     return branches * (spec.block.before + spec.block.after)
 

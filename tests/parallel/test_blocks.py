@@ -8,22 +8,22 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.tensor import backward, forward, input_gradients, operations_again, weight_gradients
 from clustersim.program.task import Collective, Exchange, Operation
-from clustersim.workload.stack import Block
+from clustersim.workload.stack import BlockForm
 from clustersim.workload.training import Training
 from clustersim.workload.transformer import resized
 
 from .test_tensor import SMALL
 
 WHOLE, SPLIT = Layout(tp=2), Layout(tp=2, sequence_parallel=True)
-SUMS = {Block.PRE_NORM: (2, 2), Block.POST_NORM: (2, 2), Block.SANDWICH: (2, 2)}
-SUMS |= {Block.PARALLEL: (1, 1), Block.PARALLEL_NORMS: (1, 2)}
+SUMS = {BlockForm.PRE_NORM: (2, 2), BlockForm.POST_NORM: (2, 2), BlockForm.SANDWICH: (2, 2)}
+SUMS |= {BlockForm.PARALLEL: (1, 1), BlockForm.PARALLEL_NORMS: (1, 2)}
 
 
 def sent(operations: list[Operation]) -> list[Exchange]:
     return [operation.exchange for operation in operations if operation.exchange is not None]
 
 
-def passes(block: Block, layout: Layout) -> tuple[list[Operation], list[Operation], list[Operation]]:
+def passes(block: BlockForm, layout: Layout) -> tuple[list[Operation], list[Operation], list[Operation]]:
     """Forward, backward, and backward in halves."""
     plan = Plan(resized(SMALL, block=block), Training(32, 1), layout)
     (spec,) = plan.model.specs
@@ -32,8 +32,8 @@ def passes(block: Block, layout: Layout) -> tuple[list[Operation], list[Operatio
     return forward(layer, sharding), backward(layer, sharding), halves
 
 
-@pytest.mark.parametrize("block", Block)
-def test_sums_of_a_layer(block: Block) -> None:
+@pytest.mark.parametrize("block", BlockForm)
+def test_sums_of_a_layer(block: BlockForm) -> None:
     ahead, back, halves = (sent(each) for each in passes(block, WHOLE))
     assert [each.collective for each in ahead] == [Collective.ALL_REDUCE] * SUMS[block][0]
     assert [each.collective for each in back] == [Collective.ALL_REDUCE] * SUMS[block][1]
@@ -41,8 +41,8 @@ def test_sums_of_a_layer(block: Block) -> None:
     assert {each.payload for each in (*ahead, *back)} == {32 * 64 * 2}
 
 
-@pytest.mark.parametrize("block", Block)
-def test_gathers_and_scatters_under_sequence_parallelism(block: Block) -> None:
+@pytest.mark.parametrize("block", BlockForm)
+def test_gathers_and_scatters_under_sequence_parallelism(block: BlockForm) -> None:
     """Forward gathers what each norm made and scatters sums; backward the reverse, and gathers inputs again."""
     ahead, back, halves = (sent(each) for each in passes(block, SPLIT))
     sums, inputs = SUMS[block]
@@ -55,23 +55,23 @@ def test_gathers_and_scatters_under_sequence_parallelism(block: Block) -> None:
 
 
 def test_a_parallel_block_gathers_its_input_before_the_mlps_weights_need_it() -> None:
-    _, back, _ = passes(Block.PARALLEL, SPLIT)
+    _, back, _ = passes(BlockForm.PARALLEL, SPLIT)
     names = [part.name for operation in back for part in (operation.exchange, operation.kernel) if part is not None]
     assert names.index("gather input again") < names.index("mlp.up.weight_gradient")
     assert names.index("reduce input gradient") > names.index("gradient_sum")
 
 
-@pytest.mark.parametrize("block", Block)
+@pytest.mark.parametrize("block", BlockForm)
 @pytest.mark.parametrize("layout", [WHOLE, SPLIT], ids=["whole", "split"])
-def test_every_gradient_is_complete_once(block: Block, layout: Layout) -> None:
+def test_every_gradient_is_complete_once(block: BlockForm, layout: Layout) -> None:
     plan = Plan(resized(SMALL, block=block), Training(32, 1), layout)
     (layer,) = plan.layers.values()
     _, _, halves = passes(block, layout)
     assert sum(operation.gradients for operation in halves) == layer.parameters
 
 
-@pytest.mark.parametrize("block", Block)
-def test_selective_operations_run_a_sharded_input_again(block: Block) -> None:
+@pytest.mark.parametrize("block", BlockForm)
+def test_selective_operations_run_a_sharded_input_again(block: BlockForm) -> None:
     """Torchtitan's `op`: products are kept by turns, so inputs are gathered again wherever a product is run again."""
     plan = Plan(resized(SMALL, block=block), Training(32, 1), SPLIT)
     (spec,) = plan.model.specs

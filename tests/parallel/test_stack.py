@@ -19,7 +19,7 @@ from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
 from clustersim.workload.flops import token_flops
 from clustersim.workload.presets import preset
-from clustersim.workload.stack import Block, DenseMlp, FullAttention, LayerRun, LayerSpec, Mlp, QkNorm, count, cut
+from clustersim.workload.stack import BlockForm, DenseMlp, FullAttention, LayerRun, LayerSpec, Mlp, QkNorm, count, cut
 from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveOperations, Training
 from clustersim.workload.transformer import Model, parameters, resized
 
@@ -28,11 +28,11 @@ NARROW = LayerSpec(FullAttention(16, 4, 128), DenseMlp(4096, Mlp.SWIGLU))
 ONLY_MLP = LayerSpec(None, DenseMlp(8192, Mlp.GELU))
 ONLY_ATTENTION = LayerSpec(FullAttention(32, 8, 128), None)
 LOCAL = LayerSpec(
-    FullAttention(32, 8, 128, window=256, qk_norm=QkNorm.WHOLE), DenseMlp(14336, Mlp.SWIGLU), Block.SANDWICH
+    FullAttention(32, 8, 128, window=256, qk_norm=QkNorm.WHOLE), DenseMlp(14336, Mlp.SWIGLU), BlockForm.SANDWICH
 )
-BESIDE = LayerSpec(FullAttention(32, 4, 64, rotary=0.0), DenseMlp(8192, Mlp.GELU), Block.PARALLEL_NORMS)
-AFTER = LayerSpec(FullAttention(16, 16, 256, rotary=0.5), DenseMlp(8192, Mlp.GELU), Block.POST_NORM)
-SPECS = (WIDE, NARROW, ONLY_MLP, ONLY_ATTENTION, LOCAL, BESIDE, AFTER, replace(WIDE, block=Block.PARALLEL))
+BESIDE = LayerSpec(FullAttention(32, 4, 64, rotary=0.0), DenseMlp(8192, Mlp.GELU), BlockForm.PARALLEL_NORMS)
+AFTER = LayerSpec(FullAttention(16, 16, 256, rotary=0.5), DenseMlp(8192, Mlp.GELU), BlockForm.POST_NORM)
+SPECS = (WIDE, NARROW, ONLY_MLP, ONLY_ATTENTION, LOCAL, BESIDE, AFTER, replace(WIDE, block=BlockForm.PARALLEL))
 STACKS = st.lists(st.builds(LayerRun, st.sampled_from(SPECS), st.integers(1, 3)), min_size=1, max_size=4).map(tuple)
 RECOMPUTES = st.sampled_from([NoRecompute(), SelectiveOperations(), FullRecompute(), FullRecompute(2)])
 LLAMA = preset("llama3-8b")

@@ -8,7 +8,7 @@ import pytest
 from clustersim import Scenario, simulate
 from clustersim.errors import InputError
 from clustersim.parallel.pipeline import Counted, Ends
-from clustersim.workload.stack import Block, LayerRun, QkNorm, specs
+from clustersim.workload.stack import BlockForm, LayerRun, QkNorm, specs
 from clustersim.workload.transformer import parameters
 
 PLAN: dict[str, Any] = {
@@ -48,7 +48,12 @@ def test_a_stack_is_said_run_by_run() -> None:
     """A first dense layer of another width, as models have that go on with something else."""
     scenario = read("model={preset: llama3-8b, stack: [{layers: 1, ffn: 8192}, {layers: 31, block: parallel}]}")
     first, rest = scenario.model.stack
-    assert (first.count, rest.count, first.spec.block, rest.spec.block) == (1, 31, Block.PRE_NORM, Block.PARALLEL)
+    assert (first.count, rest.count, first.spec.block, rest.spec.block) == (
+        1,
+        31,
+        BlockForm.PRE_NORM,
+        BlockForm.PARALLEL,
+    )
     # one narrower MLP of three matrices, and one norm less in 31 layers
     whole = parameters(read().model) - 3 * 4096 * (14336 - 8192) - 31 * 4096
     assert parameters(scenario.model) == whole

@@ -9,7 +9,7 @@ import pytest
 from clustersim.errors import InputError
 from clustersim.workload.hf_config import read_hf_config
 from clustersim.workload.presets import preset
-from clustersim.workload.stack import Block, FullAttention, Mlp, QkNorm, specs
+from clustersim.workload.stack import BlockForm, FullAttention, Mlp, QkNorm, specs
 from clustersim.workload.transformer import Model, Norm, Positions, parameters
 from tests.uniform import sizes
 
@@ -255,21 +255,21 @@ def test_families_have_their_blocks_norms_and_positions(tmp_path: Path) -> None:
         return model.attentions[0]
 
     gemma2, olmo2 = read(_llama_kind("gemma2", SMALL)), read(_llama_kind("olmo2", SMALL))
-    assert (gemma2.specs[0].block, first(gemma2).softcap, gemma2.logit_softcap) == (Block.SANDWICH, True, True)
-    assert (olmo2.specs[0].block, first(olmo2).qk_norm) == (Block.POST_NORM, QkNorm.WHOLE)
+    assert (gemma2.specs[0].block, first(gemma2).softcap, gemma2.logit_softcap) == (BlockForm.SANDWICH, True, True)
+    assert (olmo2.specs[0].block, first(olmo2).qk_norm) == (BlockForm.POST_NORM, QkNorm.WHOLE)
     gemma3 = read(GEMMA3_4B)
     assert (first(gemma3).qk_norm, first(gemma3).softcap, gemma3.logit_softcap) == (QkNorm.HEADS, False, False)
     glm4 = read(_llama_kind("glm4", SMALL, attention_bias=True))
     assert (glm4.specs[0].block, first(glm4).rotary, first(glm4).qkv_bias, glm4.linear_bias) == (
-        *(Block.SANDWICH, 0.5, True),
+        *(BlockForm.SANDWICH, 0.5, True),
         False,
     )
     smollm3 = read(_llama_kind("smollm3", SMALL))
     assert [each.rotary for each in smollm3.attentions] == [1.0, 0.0]
     assert [run.count for run in smollm3.stack] == [3, 1] * 3
-    assert read(FALCON_7B).specs[0].block is Block.PARALLEL
+    assert read(FALCON_7B).specs[0].block is BlockForm.PARALLEL
     grouped = read({**FALCON_7B, "new_decoder_architecture": True, "num_kv_heads": 71})
-    assert grouped.specs[0].block is Block.PARALLEL_NORMS
+    assert grouped.specs[0].block is BlockForm.PARALLEL_NORMS
     assert read({**FALCON_7B, "alibi": True, "parallel_attn": False}).positions is Positions.ALIBI
     assert read({**OPT_125M, "dropout": 0.0}).position_rows == 2050
 

@@ -14,7 +14,7 @@ from clustersim.workload.flops import token_flops
 from clustersim.workload.kernels import AttentionShape, KernelKind
 from clustersim.workload.operators import Layer, Shard
 from clustersim.workload.presets import preset
-from clustersim.workload.stack import Block, DenseMlp, FullAttention, LayerSpec, Mlp, QkNorm
+from clustersim.workload.stack import BlockForm, DenseMlp, FullAttention, LayerSpec, Mlp, QkNorm
 from clustersim.workload.training import Attention, Loss, Training
 from clustersim.workload.transformer import (
     Model,
@@ -88,8 +88,8 @@ def test_a_windows_kernel_has_two_ragged_edges(window: int, keys: int) -> None:
     assert load[window] > load[None]
 
 
-@pytest.mark.parametrize(("block", "norms"), [*zip(Block, (2, 2, 4, 1, 2), strict=True)])
-def test_a_layers_parameters_by_hand(block: Block, norms: int) -> None:
+@pytest.mark.parametrize(("block", "norms"), [*zip(BlockForm, (2, 2, 4, 1, 2), strict=True)])
+def test_a_layers_parameters_by_hand(block: BlockForm, norms: int) -> None:
     matrices = 2 * HIDDEN * HEADS * HEAD + 2 * HIDDEN * KV * HEAD + 3 * HIDDEN * FFN
     model = resized(LLAMA, block=block)
     assert layer_parameters(model, model.specs[0]) == matrices + norms * HIDDEN
@@ -105,8 +105,8 @@ def test_norms_of_heads_by_hand(form: QkNorm | None, more: int) -> None:
     assert halves == (more // 2 if form is QkNorm.WHOLE else more)  # a norm of each head is on every rank
 
 
-@pytest.mark.parametrize("block", [Block.PARALLEL, Block.PARALLEL_NORMS])
-def test_a_parallel_block_does_the_work_of_a_serial_one(block: Block) -> None:
+@pytest.mark.parametrize("block", [BlockForm.PARALLEL, BlockForm.PARALLEL_NORMS])
+def test_a_parallel_block_does_the_work_of_a_serial_one(block: BlockForm) -> None:
     assert flops(made(resized(LLAMA, block=block))) == flops(made(LLAMA))
 
 
@@ -118,8 +118,14 @@ def test_what_blocks_keep_by_hand() -> None:
     """
     tokens, logarithms = 2 * 8192, 4 * HEADS
     core, mlp = HEADS * HEAD * 2 + 2 * KV * HEAD, 3 * FFN
-    wide = {Block.PRE_NORM: 4, Block.POST_NORM: 4, Block.SANDWICH: 6, Block.PARALLEL: 2, Block.PARALLEL_NORMS: 3}
-    for block in Block:
+    wide = {
+        BlockForm.PRE_NORM: 4,
+        BlockForm.POST_NORM: 4,
+        BlockForm.SANDWICH: 6,
+        BlockForm.PARALLEL: 2,
+        BlockForm.PARALLEL_NORMS: 3,
+    }
+    for block in BlockForm:
         per_token = 2 * (wide[block] * HIDDEN + core + mlp) + logarithms
         assert made(resized(LLAMA, block=block)).kept == tokens * per_token
 
@@ -160,7 +166,7 @@ def test_capped_logits_keep_their_tanh() -> None:
 def test_one_layer_of_each_family_by_hand() -> None:
     """GPT-J's kind: 4 h^2 of attention, 8 h^2 + 5 h of a GELU MLP with biases, one LayerNorm of 2 h."""
     attention = FullAttention(16, 16, 256, qkv_bias=True)
-    spec = LayerSpec(attention, DenseMlp(4 * 4096, Mlp.GELU), Block.PARALLEL)
+    spec = LayerSpec(attention, DenseMlp(4 * 4096, Mlp.GELU), BlockForm.PARALLEL)
     model = replace(LLAMA, norm=Norm.LAYERNORM, positions=Positions.ALIBI, linear_bias=True)
     assert layer_parameters(model, spec) == 12 * 4096**2 + (3 + 1 + 4 + 1) * 4096 + 2 * 4096
     rest = parameters(replace(model, stack=()))
