@@ -114,8 +114,8 @@ def _layers(model: Model) -> Iterator[str]:
         yield "model.qk_norm: only norms of each head can be checked; set it to true or false"
     if model.logit_softcap or any(each.softcap for each in model.attentions):
         yield "model.softcap and model.logit_softcap: capped scores and logits cannot be checked; set them to false"
-    if model.embedding_norm or model.positions is Positions.ALIBI or model.spare_positions:
-        yield "model: a norm of the embedding, ALiBi and spare positions cannot be checked"
+    if model.embedding_norm or model.positions is Positions.ALIBI or model.spare_positions or model.head_bias:
+        yield "model: a norm of the embedding, ALiBi, spare positions and a bias of the logits cannot be checked"
 
 
 def _machine(scenario: Scenario) -> Iterator[str]:

@@ -62,8 +62,12 @@ class Plan:
 
     @cached_property
     def tied_head(self) -> Layer:
-        """The head beside the embedding whose matrix it uses, so that its logits have no parameters."""
-        shared = [replace(each, parameters=0) if each.weight_gradient else each for each in self.head.operators]
+        """The head beside the embedding whose matrix it uses, so that its logits have no weights of their own."""
+        matrix = self.shard.rows(self.model.vocab) * self.model.hidden
+        shared = [
+            replace(each, parameters=each.parameters - matrix) if each.weight_gradient else each
+            for each in self.head.operators
+        ]
         return replace(self.head, operators=tuple(shared))
 
     def head_of(self, stage: Stage) -> Layer:

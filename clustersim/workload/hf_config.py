@@ -15,7 +15,7 @@ from typing import Any, Final
 from clustersim.errors import InputError, nearest
 from clustersim.shipped import read_mapping
 from clustersim.workload.hf_fields import Config
-from clustersim.workload.hf_gpt import bloom, falcon, gpt2, opt
+from clustersim.workload.hf_gpt import bloom, falcon, gpt2, opt, phi
 from clustersim.workload.hf_llama import LLAMA_KINDS
 from clustersim.workload.transformer import Model
 
@@ -25,7 +25,7 @@ _TEXT_OF: Final = {"gemma3": "gemma3_text"}
 
 FAMILIES: Final[Mapping[str, Callable[[Config], Model]]] = MappingProxyType(
     {name: kind.read for name, kind in LLAMA_KINDS.items()}
-    | {"gpt2": gpt2, "opt": opt, "bloom": bloom, "falcon": falcon}
+    | {"gpt2": gpt2, "opt": opt, "bloom": bloom, "falcon": falcon, "phi": phi}
 )
 
 

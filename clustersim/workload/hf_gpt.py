@@ -1,4 +1,4 @@
-"""Which model is a configuration of the GPT kind: layer norms and a plain MLP (GPT-2, OPT, BLOOM, Falcon)?
+"""Which model is a configuration of the GPT kind: layer norms and a plain MLP (GPT-2, OPT, BLOOM, Falcon, Phi)?
 
 Defaults of missing keys are those of the families' configuration classes in transformers. ReLU counts as GELU.
 """
@@ -89,6 +89,36 @@ def bloom(config: Config) -> Model:
         linear_bias=True,
         qkv_bias=True,
         dropout=max(config.rate("hidden_dropout", 0.0), config.rate("attention_dropout", 0.0)) > 0,
+    )
+
+
+def phi(config: Config) -> Model:
+    """Read a Phi (1, 1.5 and 2): a parallel block with biases everywhere, also of the logits."""
+    hidden, heads = config.positive("hidden_size"), config.positive("num_attention_heads")
+    config.dividing("num_attention_heads", heads, "hidden_size", hidden)
+    config.refuse("qk_layernorm", False, default=False)
+    kv_heads = config.positive("num_key_value_heads", heads)
+    config.dividing("num_key_value_heads", kv_heads, "num_attention_heads", heads)
+    return uniform(
+        name=config.name,
+        layers=config.positive("num_hidden_layers"),
+        hidden=hidden,
+        ffn=config.positive("intermediate_size"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=hidden // heads,
+        rotary=config.turned(0.5),
+        vocab=config.positive("vocab_size"),
+        max_positions=config.positive("max_position_embeddings", 2048),
+        mlp=Mlp.GELU,
+        block=BlockForm.PARALLEL,
+        norm=Norm.LAYERNORM,
+        positions=Positions.ROTARY,
+        tied_embeddings=config.truth("tie_word_embeddings", default=False),
+        linear_bias=True,
+        qkv_bias=True,
+        head_bias=True,
+        dropout=max(config.rate("resid_pdrop", 0.0), config.rate("attention_dropout", 0.0)) > 0,
     )
 
 

@@ -136,17 +136,17 @@ def _joined(rank: _Rank, block: BlockForm, name: str, made: list[Operator]) -> l
 def _beside(rank: _Rank, block: BlockForm, attention: list[Operator], mlp: list[Operator]) -> list[Operator]:
     """Attention and MLP that read the same input; what both keep of it is counted once."""
     (qkv, *rest), (up, *others) = attention, mlp
-    total = replace(_summed(rank, "sum"), region=Region.SHARDED)
-    residual = _residual(rank, "residual")
+    total = replace(_summed(rank, "block.sum"), region=Region.SHARDED)
+    residual = _residual(rank, "block.residual")
     if block is BlockForm.PARALLEL_NORMS:
         first, second = _norm(rank, "attention.norm"), _norm(rank, "mlp.norm")
         second = replace(second, kept=second.kept - rank.input_bytes)
         return [first, second, qkv, *rest, replace(up, entry=Entry.OTHER), *others, total, residual]
     read = rank.saved(rank.residual)
-    both = _summed(rank, "gradient_sum").forward
+    both = _summed(rank, "block.gradient_sum").forward
     qkv = replace(qkv, input_gradient=(*qkv.input_gradient, *both))
     up = replace(up, entry=Entry.SAME, kept=up.kept - read, waiting=up.waiting - read)
-    return [_norm(rank, "norm"), qkv, *rest, up, *others, total, residual]
+    return [_norm(rank, "block.norm"), qkv, *rest, up, *others, total, residual]
 
 
 def _summed(rank: _Rank, name: str) -> Operator:
@@ -171,7 +171,8 @@ def embedding(model: Model, training: Training, shard: Shard) -> Layer:
 def head(model: Model, training: Training, shard: Shard) -> Layer:
     """Final norm, logits, loss. The logits' weight is counted here, tied or not; FP8 leaves the logits in BF16."""
     rank = _Rank(model, training, shard)
-    logits = Linear("head.logits", shard.tokens, model.hidden, rank.vocab, Products.all_in(rank.dtype))
+    bias_tokens = shard.tokens if model.head_bias else 0
+    logits = Linear("head.logits", shard.tokens, model.hidden, rank.vocab, Products.all_in(rank.dtype), bias_tokens)
     product = _linear(rank, logits, rank.input_bytes)
     made = [_norm(rank, "head.norm", forks=False), product]
     if model.logit_softcap:
@@ -262,7 +263,7 @@ def _qk_norm(rank: _Rank, own: _Heads, form: QkNorm) -> Operator:
 def _rotary(rank: _Rank, own: _Heads) -> Operator:
     """Fused kernels pass whole heads; the formula as written turns a part of each and puts it beside the rest."""
     over, heads = streaming.rotary(fused=rank.training.fused), _heads(rank, own)
-    turned = own.head_dim if rank.training.fused else round(own.head_dim * own.attention.rotary)
+    turned = own.head_dim if rank.training.fused else max(1, round(own.head_dim * own.attention.rotary))
     shapes = tuple(over.over(rows, turned, table=rank.shard.sequence) for rows in heads)
     made = _streamed(Region.SHARDED, "attention.rotary", rank.dtype, over, shapes)
     if turned == own.head_dim:

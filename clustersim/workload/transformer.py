@@ -50,7 +50,7 @@ class Model:
     linear_bias: the attention output and the MLP have biases; tied_embeddings: the logits matrix is the embedding;
     vocab is used as it is (frameworks pad it: give the padded size); embedding_norm: the embedding is normalised before
     the first layer (BLOOM); logit_softcap: a tanh caps the logits (Gemma 2); spare_positions: rows of the table of
-    learned positions beyond `max_positions` (OPT has 2).
+    learned positions beyond `max_positions` (OPT has 2); head_bias: the logits have one (Phi).
     """
 
     name: str
@@ -66,6 +66,7 @@ class Model:
     embedding_norm: bool = False
     logit_softcap: bool = False
     spare_positions: int = 0
+    head_bias: bool = False
 
     @property
     def layers(self) -> int:
@@ -126,8 +127,8 @@ def resized(model: Model, layers: int | None = None, **changes: Any) -> Model:
 
 def changed(spec: LayerSpec, **changes: Any) -> LayerSpec:
     """A layer with other dimensions: those of its attention, of its MLP (ffn, mlp), or its block, as it has them."""
-    of_attention = {name: value for name, value in changes.items() if name in _OF_ATTENTION}
     of_mlp = {_OF_MLP[name]: value for name, value in changes.items() if name in _OF_MLP}
+    of_attention = {name: value for name, value in changes.items() if name not in (*_OF_MLP, "block")}
     return LayerSpec(
         None if spec.attention is None else replace(spec.attention, **of_attention),
         None if spec.mlp is None else replace(spec.mlp, **of_mlp),
@@ -175,8 +176,9 @@ def embedding_parameters(model: Model) -> int:
 
 
 def head_parameters(model: Model) -> int:
-    """Parameters of the final norm and of a logits matrix that is not tied to the embedding."""
-    return norm_parameters(model) + (0 if model.tied_embeddings else model.vocab * model.hidden)
+    """Parameters of the final norm, of a logits matrix that is not tied to the embedding, and of its bias."""
+    matrix = 0 if model.tied_embeddings else model.vocab * model.hidden
+    return norm_parameters(model) + matrix + (model.vocab if model.head_bias else 0)
 
 
 def parameters(model: Model) -> int:

@@ -92,7 +92,7 @@ def test_steps_must_be_asked_for(path: str) -> None:
         (("model.rotary=0.5",), "model.rotary: only whole heads"),
         (("model.qk_norm=whole",), "model.qk_norm: only norms of each head"),
         (("model.softcap=true",), "model.softcap and model.logit_softcap"),
-        (("model.positions=alibi",), "a norm of the embedding, ALiBi and spare positions"),
+        (("model.positions=alibi",), "a norm of the embedding, ALiBi, spare positions"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(overrides: tuple[str, ...], sentence: str) -> None:

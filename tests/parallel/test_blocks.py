@@ -58,7 +58,7 @@ def test_a_parallel_block_gathers_its_input_before_the_mlps_weights_need_it() ->
     _, back, _ = passes(BlockForm.PARALLEL, SPLIT)
     names = [part.name for operation in back for part in (operation.exchange, operation.kernel) if part is not None]
     assert names.index("gather input again") < names.index("mlp.up.weight_gradient")
-    assert names.index("reduce input gradient") > names.index("gradient_sum")
+    assert names.index("reduce input gradient") > names.index("block.gradient_sum")
 
 
 @pytest.mark.parametrize("block", BlockForm)

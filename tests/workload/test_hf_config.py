@@ -117,6 +117,11 @@ RELEASED = [
         176_247_271_424,
     ),
     (OPT_125M, 125_239_296),  # facebook/opt-125m
+    # microsoft/phi-2
+    (
+        _llama_kind("phi", (2560, 10240, 32, 32, 32, 51200), partial_rotary_factor=0.4, resid_pdrop=0.1),
+        2_779_683_840,
+    ),
 ]
 
 

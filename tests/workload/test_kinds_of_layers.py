@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from clustersim.cost.roofline import attention_load
 from clustersim.hardware.accelerator import load_accelerator
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.plan import Plan
 from clustersim.workload import layers
 from clustersim.workload.attention import Core, causal_factor, flash_flops, full_matrix
 from clustersim.workload.flops import token_flops
@@ -171,3 +173,14 @@ def test_one_layer_of_each_family_by_hand() -> None:
     assert layer_parameters(model, spec) == 12 * 4096**2 + (3 + 1 + 4 + 1) * 4096 + 2 * 4096
     rest = parameters(replace(model, stack=()))
     assert rest == 2 * 128256 * 4096 + 2 * 4096
+
+
+def test_the_logits_bias_is_a_parameter_of_the_head_tied_or_not() -> None:
+    biased, shard = replace(LLAMA, head_bias=True), Shard(1, 1024, 1024, tp=2)
+    training = Training(1024, 1)
+    more = layers.head(biased, training, shard).parameters - layers.head(LLAMA, training, shard).parameters
+    assert more == 128256 // 2
+    tied = replace(biased, tied_embeddings=True)
+    assert parameters(tied) == parameters(replace(LLAMA, tied_embeddings=True)) + 128256
+    plan = Plan(tied, training, Layout())
+    assert plan.tied_head.parameters == 4096 + 128256  # the final norm and the bias
