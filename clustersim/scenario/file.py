@@ -298,7 +298,9 @@ class StagesSection(Section):
 
     @classmethod
     def written_out(cls, value: object) -> object:
-        """A list gives the counts, a string is a layout string."""
+        """A list gives the counts, a string is a layout string, nothing is even."""
+        if value is None:
+            return {}
         if isinstance(value, list):
             return {"counts": value}
         return {"layout": value} if isinstance(value, str) else super().written_out(value)

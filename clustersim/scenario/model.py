@@ -103,6 +103,8 @@ def _layered(model: Model, section: ModelSection) -> Model:
     ):
         if every is not None:
             model = _repeated(model, key, every, change)
+    if model.positions is not Positions.ROTARY and any(each.rotary != 1 for each in model.attentions):
+        raise InputError(f"rotary needs rotary positions; {model.name} has {model.positions.value} ones")
     return model
 
 

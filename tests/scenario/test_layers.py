@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from clustersim import Scenario, simulate
+from clustersim.analysis.parts import Part
 from clustersim.errors import InputError
 from clustersim.parallel.pipeline import Counted, Ends
 from clustersim.workload.stack import BlockForm, LayerRun, QkNorm, specs
@@ -97,6 +98,7 @@ def test_layers_without_positions_repeat() -> None:
         ("{preset: gpt3-1.3b, nope_every: 4}", "nope_every 4 needs rotary positions; gpt3-1.3b has learned ones"),
         ("{preset: llama3-8b, block: serial}", "model.block: 'serial' is unknown; choose one of parallel"),
         ("{preset: llama3-8b, qk_norm: often}", "model.qk_norm: 'often' is unknown; write true, false, heads or whole"),
+        ("{preset: gpt3-1.3b, rotary: 0.5}", "rotary needs rotary positions; gpt3-1.3b has learned ones"),
         ("{preset: llama3-8b, rotary: 1.5}", "model.rotary: 1.5 is more than all of it"),
         ("{preset: llama3-8b, stack: []}", "stack: has no run"),
         ("{preset: llama3-8b, stack: [{ffn: 64}]}", "model.stack.0.layers: is missing; write layers: 1"),
@@ -116,6 +118,7 @@ def test_bad_layers_are_refused(model: str, sentence: str) -> None:
     ("written", "split"),
     [
         ("even", None),
+        ("null", None),
         ("[9, 9, 7, 7]", (9, 9, 7, 7)),
         ("Et*9|t*9|t*7|t*7L", (9, 9, 7, 7)),
         ("{embedding: true, head: true}", Counted(embedding=True, head=True)),
@@ -151,6 +154,20 @@ def test_splits_are_read_kept_and_changed(written: str, split: object) -> None:
 def test_bad_splits_are_refused(written: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence.replace("\\\\", "\\")):
         read(f"layout.layers_per_stage={written}")
+
+
+def test_a_window_as_long_as_the_sequence_changes_no_answer() -> None:
+    full, windowed, narrow = (simulate(read(f"model.window={each}")) for each in ("full", 2048, 256))
+    assert (windowed.step_time, windowed.peak_memory, windowed.mfu()) == (full.step_time, full.peak_memory, full.mfu())
+    assert narrow.step_time < full.step_time
+    assert narrow.peak_memory == full.peak_memory
+
+
+def test_a_parallel_block_is_faster_for_the_sums_that_it_saves() -> None:
+    serial, parallel = (simulate(read(f"model.block={each}")) for each in ("pre_norm", "parallel"))
+    sums = [result.breakdown.total(Part.EXPOSED_TP) for result in (serial, parallel)]
+    assert sums[1] < 0.6 * sums[0]
+    assert parallel.step_time < serial.step_time
 
 
 def test_a_layout_string_of_the_even_split_is_the_even_split() -> None:
