@@ -20,8 +20,9 @@ from clustersim.hardware.disturbance import Disturbances
 from clustersim.parallel.data import FullyShard, Replicated
 from clustersim.scenario import Scenario
 from clustersim.workload.recipe import Products
+from clustersim.workload.stack import BlockForm, QkNorm
 from clustersim.workload.training import Attention, Loss, SelectiveOperations
-from clustersim.workload.transformer import Positions
+from clustersim.workload.transformer import Model, Positions
 
 ONE_AXIS = "one of dp (ddp or fsdp), tp and pp can be checked at a time"
 
@@ -88,6 +89,7 @@ def _model(scenario: Scenario) -> Iterator[str]:
         yield "training.lora: adapters beside frozen weights cannot be checked; set it to none"
     if any(None in (spec.attention, spec.mlp) for spec in model.specs):
         yield "model: layers without attention or without an MLP cannot be checked"
+    yield from _layers(model)
     sharded_weights = layout.dp > 1 and layout.data.stage > 0
     if model.tied_embeddings and (layout.pp > 1 or sharded_weights):
         yield "model.tied_embeddings: stages and FSDP units cannot share a weight; set it to false"
@@ -99,6 +101,22 @@ def _model(scenario: Scenario) -> Iterator[str]:
         yield "training.recompute: selective_op cannot be checked; none, selective, full and {layers: 4} can"
     if layout.tp > 1 and scenario.training.loss is not Loss.TORCH:
         yield "training.loss: DTensor's loss over a split vocabulary is PyTorch's; set it to torch"
+
+
+def _layers(model: Model) -> Iterator[str]:
+    """What the real model has no module for."""
+    if any(spec.block is not BlockForm.PRE_NORM for spec in model.specs):
+        yield "model.block: only pre_norm layers can be checked"
+    if any(each.window is not None for each in model.attentions):
+        yield "model.window: torch's SDPA has no sliding window; set it to full"
+    if any(each.rotary != 1 for each in model.attentions) and model.positions is Positions.ROTARY:
+        yield "model.rotary: only whole heads that are turned can be checked, in every layer"
+    if any(each.qk_norm is QkNorm.WHOLE for each in model.attentions):
+        yield "model.qk_norm: only norms of each head can be checked; set it to true or false"
+    if model.logit_softcap or any(each.softcap for each in model.attentions):
+        yield "model.softcap and model.logit_softcap: capped scores and logits cannot be checked; set them to false"
+    if model.embedding_norm or model.positions is Positions.ALIBI or model.spare_positions or model.head_bias:
+        yield "model: a norm of the embedding, ALiBi, spare positions and a bias of the logits cannot be checked"
 
 
 def _machine(scenario: Scenario) -> Iterator[str]:

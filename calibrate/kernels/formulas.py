@@ -23,6 +23,7 @@ from clustersim.workload.training import Loss
 EPSILON: Final = 1e-5  # of norms, as in Llama's and GPT-2's config.json
 SCALE: Final = 2.0  # alpha / rank of an adapter; it changes no time
 DROPPED: Final = 0.1  # the usual probability; it changes no time
+CAP: Final = 50.0  # Gemma 2's, of scores; it changes no time
 
 
 class Unsupported(Exception):  # noqa: N818 - no error: an outcome that a record keeps
@@ -56,6 +57,15 @@ def swiglu(x: Tensor, *, fused: bool) -> Tensor:
 def _swiglu(x: Tensor) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
     return functional.silu(gate) * up
+
+
+def softcap(x: Tensor, *, fused: bool) -> Tensor:
+    """Scores or logits, capped by a tanh (Gemma 2); the cap's value changes no time."""
+    return _formula(_softcap, x, fused=fused)(x)
+
+
+def _softcap(x: Tensor) -> Tensor:
+    return CAP * torch.tanh(x / CAP)
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, fused: bool) -> Tensor:

@@ -166,6 +166,7 @@ def _operators() -> Iterator[Streaming]:
         yield streaming.activation(Mlp.SWIGLU, fused=fused)
         yield streaming.residual(dropout=True, fused=fused)
         yield streaming.softmax(fused=fused)
+        yield streaming.softcap(fused=fused)
     yield streaming.activation(Mlp.GELU, fused=True)
     yield streaming.residual(dropout=False, fused=True)
     yield streaming.DROPOUT

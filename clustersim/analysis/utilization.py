@@ -15,14 +15,14 @@ from clustersim.analysis.parts import BUBBLES, EXPOSED, PARTS
 from clustersim.analysis.rows import Rows
 from clustersim.program.task import Block, Work
 from clustersim.units import Flop, FlopPerSecond, Seconds
-from clustersim.workload.attention import causal_factor
+from clustersim.workload.attention import full_matrix
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind
 
 CONVENTION: Final = (
     "FLOP of the matrix products of forward and backward (PaLM, appendix B): the logits count, the embedding lookup "
-    "does not, attention counts as a full matrix (causal factor 1), recomputation does not count for MFU and does for "
-    "HFU; frozen weights have no gradient to count (four FLOP a token, not six); the peak is the accelerator's dense "
-    "peak in the compute format."
+    "does not, attention counts as a full matrix (causal factor 1) of as many keys as a window has, recomputation does "
+    "not count for MFU and does for HFU; frozen weights have no gradient to count (four FLOP a token, not six); the "
+    "peak is the accelerator's dense peak in the compute format."
 )
 
 _PRODUCTS: Final = frozenset({KernelKind.MATMUL, KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD})
@@ -78,4 +78,4 @@ def _recomputed(block: Block) -> Flop:
 
 
 def _full_matrix(kernel: Kernel) -> Flop:
-    return kernel.flops / causal_factor(kernel.shape) if isinstance(kernel.shape, AttentionShape) else kernel.flops
+    return full_matrix(kernel, kernel.shape) if isinstance(kernel.shape, AttentionShape) else kernel.flops

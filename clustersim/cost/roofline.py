@@ -13,7 +13,8 @@ machine, at the price of writing partial sums.
 
 An attention block costs its scores x (head dimension + h) x (keys + o): h is the softmax, which runs on slower
 units, and o the block's start and end. Blocks of causal attention differ in length; they are assumed to be well
-balanced, so that the kernel is as long as the mean load of a compute unit or as the longest block.
+balanced, so that the kernel is as long as the mean load of a compute unit or as the longest block. A sliding window
+skips the blocks outside it, and has a second edge on which half of a block is masked.
 
 References: NVIDIA, "Matrix Multiplication Background User's Guide", sections on tile and wave quantisation; Osama et
 al., "Stream-K", arXiv:2301.03598, section 3 (splitting k); Dao, "FlashAttention-2", arXiv:2307.08691, sections
@@ -145,9 +146,10 @@ def attention_load(constants: AttentionEfficiency, shape: AttentionShape, scores
     rows = shape.batch * shape.heads * shape.query
     blocks = shape.batch * shape.heads * np.ceil(shape.query / constants.block)
     keys = scores / rows
-    diagonal = constants.block / 2.0 if shape.causal else 0.0  # half of the block on the diagonal is masked
-    mean = keys + diagonal + constants.key_overhead
-    longest = shape.key + constants.key_overhead
+    edges = shape.causal + (shape.window is not None)  # the diagonal, and where a window begins
+    mean = keys + edges * constants.block / 2.0 + constants.key_overhead  # half of the block on an edge is masked
+    reached = shape.key if shape.window is None else min(shape.key, shape.window + constants.block)
+    longest = reached + constants.key_overhead
     waves = blocks / compute_units
     busiest = max(waves * mean, longest) if shape.causal else np.ceil(waves) * mean
     padding = blocks * constants.block / rows

@@ -3,9 +3,9 @@
 Kernels of one family (`cost.record.family`) lie in the space of the logarithms of their sizes, since what doubles a
 kernel's time doubles a size: m, n, k and batch of a product; batch x heads, queries, keys, queries per key/value head
 and head dimension of attention; rows and width of what streams, and the rows of a table that it passes. Where a routine
-works on each element by itself only their number counts. A causal mask and the formats of further operands are never
-compared across. A product in another layout (or added to another format) tells something: it counts as if one of its
-sizes were twice as large.
+works on each element by itself only their number counts. A causal mask, whether there is a window, and the formats of
+further operands are never compared across. A product in another layout (or added to another format) tells something:
+it counts as if one of its sizes were twice as large.
 """
 
 import math
@@ -57,8 +57,8 @@ def place(signature: Signature) -> Place:
     match shape:
         case MatmulShape(operands=operands, accumulated=accumulated):
             return Place(named, (operands, accumulated), sizes)
-        case AttentionShape(causal=causal):
-            return Place((named, causal), (), sizes)
+        case AttentionShape(causal=causal, window=window):
+            return Place((named, causal, window is None), (), sizes)
         case StreamShape(formats=formats):
             return Place((named, formats), (), sizes)
 
@@ -67,8 +67,9 @@ def _sizes(shape: Shape) -> tuple[float, ...]:
     match shape:
         case MatmulShape(m, n, k, batch):
             return m, n, k, batch
-        case AttentionShape(batch, query, key, heads, kv_heads, head_dim):
-            return batch * heads, query, key, heads / kv_heads, head_dim
+        case AttentionShape(batch, query, key, heads, kv_heads, head_dim, window=window):
+            sizes = (batch * heads, query, key, heads / kv_heads, head_dim)
+            return sizes if window is None else (*sizes, window)
         case StreamShape(routine, rows, width) if routine in _ELEMENTWISE:
             return (rows * width,)
         case StreamShape(routine, rows, width, table=table) if routine in _TABLES:

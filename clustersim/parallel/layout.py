@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 from clustersim.parallel.data import DataParallelism, GradientSync, Replicated
 from clustersim.parallel.mesh import DENSE, HYBRID, MESHES, NAMES, REPLICATE, SHARD, Axis, Mesh, Role
+from clustersim.parallel.pipeline import Split
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Degrees of parallelism. layers_per_stage: layers of each virtual stage in model order, or None for an even split.
+    """Degrees of parallelism. layers_per_stage: of each virtual stage in model order, or the rule that deals them.
 
     tensor_overlap: tensor-parallel collectives are pipelined in chunks with their neighbouring matmul;
     backward_overlap: backward's run beside the matmul of the gradient that does not need them (Megatron-LM since 2022);
@@ -33,7 +34,7 @@ class Layout:
     backward_overlap: bool = True
     pipeline_overlap: bool = True
     data: DataParallelism = field(default_factory=Replicated)
-    layers_per_stage: tuple[int, ...] | None = None
+    layers_per_stage: Split = None
 
     @property
     def world(self) -> int:

@@ -3,12 +3,17 @@
 Virtual stages are numbered through the model; each is a slice of its stack of layers. Layers are dealt evenly; where
 they do not divide, the stages that also hold the embedding and the logits give up layers first, the last before the
 first, then their neighbours inwards (Llama 3 removed one layer each from the first and the last stage, section 3.3.2).
+Or they are dealt by one of Megatron-LM's rules (megatron/core/transformer/transformer_block.py,
+`get_num_layers_to_build`): the embedding or the logits count as a layer, or the first or the last pipeline rank has
+layers of its own number. Megatron's layout strings are read by `stage_notation`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from clustersim.errors import InputError
+from clustersim.program.placement import Placement
 from clustersim.workload.stack import Stack, count, cut
 
 
@@ -25,6 +30,73 @@ class Stage:
     def layers(self) -> int:
         """How many layers it holds."""
         return count(self.stack)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Embedding or logits count as a layer of their stage, and all stages have as many.
+
+    Megatron-LM's account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split.
+    """
+
+    embedding: bool = False
+    head: bool = False
+
+    def dealt(self, layers: int, placement: Placement) -> tuple[int, ...]:
+        """Layers of each stage; raise InputError where they are not equal."""
+        stages = len(placement.ranks)
+        slots = layers + self.embedding + self.head
+        if slots % stages:
+            parts = [f"{layers} layers", *["the embedding"] * self.embedding, *["the head"] * self.head]
+            raise InputError(f"{' and '.join(parts)} are {slots} slots, which {stages} stages do not divide")
+        counts = [slots // stages] * stages
+        counts[0] -= self.embedding
+        counts[-1] -= self.head
+        return tuple(counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """How many layers the first and the last pipeline rank have, in all their chunks; the others have equal shares.
+
+    Megatron-LM's num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage.
+    """
+
+    first: int | None = None
+    last: int | None = None
+
+    def dealt(self, layers: int, placement: Placement) -> tuple[int, ...]:
+        """Layers of each stage; raise InputError where they do not divide."""
+        shares = self._shares(layers, placement.size)
+        found = [divmod(shares[rank], len(placement.stages_of(rank))) for rank in placement.ranks]
+        if any(rest for _, rest in found):
+            raise InputError(f"{shares} layers of the pipeline ranks do not divide into {placement.chunks} chunks each")
+        return tuple(each for each, _ in found)
+
+    def _shares(self, layers: int, ranks: int) -> list[int]:
+        """Layers of each pipeline rank."""
+        own = {rank: many for rank, many in ((0, self.first), (ranks - 1, self.last)) if many is not None}
+        left, others = layers - sum(own.values()), ranks - len(own)
+        if left < 0 or (left and not others) or (others and left % others):
+            said = " and ".join(f"{many} on rank {rank}" for rank, many in own.items())
+            raise InputError(
+                f"{said} leave {left} of {layers} layers, which {others} other pipeline ranks do not share"
+            )
+        return [own.get(rank, left // others if others else 0) for rank in range(ranks)]
+
+
+Split = tuple[int, ...] | Counted | Ends | None
+"""Layers of each stage, as they are given or by a rule; None: evenly."""
+
+
+def dealt(split: Split, layers: int, placement: Placement) -> tuple[int, ...]:
+    """Layers of each virtual stage, in model order; raise InputError where a rule has no answer."""
+    match split:
+        case None:
+            return split_layers(layers, len(placement.ranks))
+        case tuple():
+            return split
+    return split.dealt(layers, placement)
 
 
 def split_layers(layers: int, stages: int) -> tuple[int, ...]:

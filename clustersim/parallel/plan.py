@@ -7,7 +7,7 @@ from functools import cached_property
 from clustersim.parallel.data import GradientSync
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.parameters import ParameterGroup, parameter_groups
-from clustersim.parallel.pipeline import Stage, split_layers, stages
+from clustersim.parallel.pipeline import Stage, dealt, stages
 from clustersim.parallel.tensor import Sharding
 from clustersim.program.placement import Placement, looped
 from clustersim.units import Bytes
@@ -42,8 +42,8 @@ class Plan:
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """Virtual stages in model order."""
-        count = len(self.placement.ranks)
-        return stages(self.model.stack, self.layout.layers_per_stage or split_layers(self.model.layers, count))
+        counts = dealt(self.layout.layers_per_stage, self.model.layers, self.placement)
+        return stages(self.model.stack, counts)
 
     @cached_property
     def layers(self) -> Mapping[LayerSpec, Layer]:
@@ -62,8 +62,11 @@ class Plan:
 
     @cached_property
     def tied_head(self) -> Layer:
-        """The head beside the embedding whose matrix it uses, so that its logits have no parameters."""
-        shared = [replace(each, parameters=0) if each.linear else each for each in self.head.operators]
+        """The head beside the embedding whose matrix it uses, so that its logits have no weights of their own."""
+        matrix = self.shard.rows(self.model.vocab) * self.model.hidden
+        shared = [
+            replace(each, parameters=each.parameters - matrix) if each.linear else each for each in self.head.operators
+        ]
         return replace(self.head, operators=tuple(shared))
 
     def head_of(self, stage: Stage) -> Layer:

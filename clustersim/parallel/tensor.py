@@ -28,7 +28,7 @@ from clustersim.program.task import Collective, Exchange, Operation, Overlap, Wo
 from clustersim.units import Bytes
 from clustersim.workload.kernels import Kernel
 from clustersim.workload.layers import Layer, Operator, Region
-from clustersim.workload.operators import Joining, Joint
+from clustersim.workload.operators import Entry, Joining, Joint
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +143,9 @@ def backward(layer: Layer, sharding: Sharding) -> list[Operation]:
     operations: list[Operation] = []
     for place in reversed(_places(layer.operators)):
         inputs, weights = _inputs(place, sharding), _weights(place)
-        if place.enters:
+        if place.gathers:
             inputs = _joined(_input_again(place, sharding), inputs, 0, beside)
+        if place.enters:
             weights = _joined(sharding.input_gradient(), weights, 0, beside)
         operations += _completed(inputs + weights, place.operator.gradients, place.operator.group)
     return operations
@@ -171,7 +172,7 @@ def weight_gradients(layer: Layer, sharding: Sharding) -> list[Operation]:
     last: dict[str, int] = {}
     for place in reversed(_places(layer.operators)):
         weights, group = _weights(place), place.operator.group
-        if place.enters:
+        if place.gathers:
             weights = _joined(_input_again(place, sharding), weights, 0, 1)
         complete = early.pop(group, 0) + place.operator.gradients
         operations += _completed(weights, complete, group)
@@ -229,23 +230,29 @@ def operations_again(layer: Layer, sharding: Sharding) -> list[Operation]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """An operator and whether it is the first or last of a sharded region, and the first of an attention core."""
+    """An operator, whether something comes into a sharded region for it, it is the region's last, or a core's first.
+
+    gathers: it is the first in backward that reads what came in.
+    """
 
     operator: Operator
     enters: bool
     leaves: bool
     attends: bool
+    gathers: bool
 
 
 def _places(operators: Sequence[Operator]) -> list[_Place]:
     sharded = [False, *(operator.region is Region.SHARDED for operator in operators), False]
     cores = [False, *(operator.core for operator in operators)]
+    again = any(operator.entry is Entry.SAME for operator in operators)  # a parallel block, which is one region
     return [
         _Place(
             operator,
-            enters=sharded[number] and not sharded[number - 1],
+            enters=(enters := (sharded[number] and not sharded[number - 1]) or operator.entry is Entry.OTHER),
             leaves=sharded[number] and not sharded[number + 1],
             attends=cores[number] and not cores[number - 1],
+            gathers=operator.entry is Entry.SAME if again else enters,
         )
         for number, operator in enumerate(operators, start=1)
     ]

@@ -35,7 +35,8 @@ from clustersim.scenario.build import read_cluster
 from clustersim.scenario.file import ScenarioFile
 from clustersim.workload.presets import PRESETS
 from clustersim.workload.recipe import Recipe, mixed
-from clustersim.workload.transformer import Model, dimensions, parameters
+from clustersim.workload.stack import LayerRun, joined
+from clustersim.workload.transformer import Model, changed, dimensions, parameters
 
 MODELS: Final = (
     "gpt2-small", "gpt2-xl", "gpt3-1.3b", "gpt3-6.7b", "megatron-7.5b", "llama3-8b", "gpt3-13b", "megatron-22b",
@@ -105,8 +106,23 @@ def _tables(space: Space) -> Tables:
 
 
 def _models(scenario: Scenario) -> Iterator[Model]:
-    yield scenario.model
+    yield _alike(scenario.model)
     yield from (PRESETS[name].model for name in MODELS if PRESETS[name].model != scenario.model)
+
+
+def _alike(model: Model) -> Model:
+    """A model whose layers hold and send the same, with one kind of layer: windows and turned heads change neither.
+
+    Raise InputError where its layers differ in more than that.
+    """
+    runs = (LayerRun(changed(run.spec, window=None, rotary=1.0), run.count) for run in model.stack)
+    found = replace(model, stack=joined(runs))
+    if len(found.stack) > 1:
+        raise InputError(
+            f"model: the layers of {model.name} differ in what they hold, and the explorer's page knows one kind of "
+            "layer; check, run and what-if know all, and layers that differ in window or positions can be explored"
+        )
+    return found
 
 
 def _words(model: Model) -> ModelWords:

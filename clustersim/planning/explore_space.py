@@ -14,6 +14,7 @@ from typing import Any, Final
 from clustersim.analysis.exploration import Setting, Table
 from clustersim.parallel.data import BY_STAGE, DataParallelism, NaiveDataParallel, cut_over
 from clustersim.parallel.mesh import NAMES
+from clustersim.parallel.pipeline import Split
 from clustersim.parallel.plan import Plan
 from clustersim.scenario import Scenario
 from clustersim.scenario.checks import check_heads, check_shards, check_widths
@@ -195,10 +196,12 @@ class Space:
             return own
         return BY_STAGE[stage]()
 
-    def _layers_per_stage(self, model: int | None, stages: int) -> tuple[int, ...] | None:
-        """The scenario's own, where they are those of so many stages of its model."""
+    def _layers_per_stage(self, model: int | None, stages: int) -> Split:
+        """The scenario's own, where they are those of so many stages of its model; a rule holds for any."""
         own = self.scenario.layout.layers_per_stage
-        return own if own is not None and model == 0 and len(own) == stages else None
+        if model != 0 or (isinstance(own, tuple) and len(own) != stages):
+            return None
+        return own
 
 
 def chunks_of(order: Schedule) -> int:

@@ -105,10 +105,20 @@ def _operator(kernel: Kernel) -> tuple[str, dict[str, Any]]:
         case AttentionShape() as shape if kernel.kind is KernelKind.ATTENTION_FORWARD:
             queries = [shape.batch, shape.heads, shape.query, shape.head_dim]
             keys = [shape.batch, shape.kv_heads, shape.key, shape.head_dim]
+            if shape.window is not None:
+                return _windowed(shape, shape.window, kernel.dtype)
             concrete = ["", "", "", "0.", str(shape.causal), "False", ""]
             arguments = _arguments([queries, keys, keys], kernel.dtype, concrete)
             return "aten::_scaled_dot_product_flash_attention", arguments
     return f"clustersim::{kernel.kind.value}", {}
+
+
+def _windowed(shape: AttentionShape, window: int, dtype: DType) -> tuple[str, dict[str, Any]]:
+    """PyTorch's own attention has no window; the flash-attn package's has, and counts the keys before the query's."""
+    queries = [shape.batch, shape.query, shape.heads, shape.head_dim]
+    keys = [shape.batch, shape.key, shape.kv_heads, shape.head_dim]
+    concrete = ["", "", "", "0.", "", str(shape.causal), str(window - 1), "0", "0.", "", "False"]
+    return "flash_attn::_flash_attn_forward", _arguments([queries, keys, keys], dtype, concrete)
 
 
 def _product(shape: MatmulShape, dtype: DType) -> tuple[str, dict[str, Any]]:

@@ -128,6 +128,7 @@ def shape_words(shape: Shape | None) -> str:
             return (
                 f"batch {shape.batch}, queries {shape.query}, keys {shape.key}, heads {shape.heads}, "
                 f"kv heads {shape.kv_heads}, head dim {shape.head_dim}{', causal' if shape.causal else ''}"
+                f"{'' if shape.window is None else f', window {shape.window}'}"
             )
         case StreamShape(routine, rows, width, backward, fused):
             how = f"{', backward' if backward else ''}{'' if fused else ', unfused'}"

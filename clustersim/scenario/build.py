@@ -5,7 +5,7 @@ Names are looked up on the shelves, paths beside the scenario file first and in 
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from clustersim import shipped
 from clustersim.cost.record import Record
@@ -20,7 +20,6 @@ from clustersim.scenario.file import (
     ClusterSection,
     CsvSection,
     LayoutSection,
-    ModelSection,
     OrdersSection,
     PythonSection,
     RecordSection,
@@ -35,59 +34,7 @@ from clustersim.schedules.notation import parse_listing
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.shelf import schedule
 from clustersim.workload.framework import Framework, load_framework
-from clustersim.workload.hf_config import config_file, read_hf_config
-from clustersim.workload.presets import preset
-from clustersim.workload.stack import Mlp
-from clustersim.workload.transformer import Model, Norm, Positions, resized, uniform
-
-_FAMILIES: Final[dict[str, dict[str, Any]]] = {
-    "llama": {  # Touvron et al. 2023, section 2.2
-        "mlp": Mlp.SWIGLU,
-        "norm": Norm.RMSNORM,
-        "positions": Positions.ROTARY,
-        "tied_embeddings": False,
-        "linear_bias": False,
-        "qkv_bias": False,
-    },
-    "gpt": {  # Radford et al. 2019, section 2.3
-        "mlp": Mlp.GELU,
-        "norm": Norm.LAYERNORM,
-        "positions": Positions.LEARNED,
-        "tied_embeddings": True,
-        "linear_bias": True,
-        "qkv_bias": True,
-    },
-}
-
-
-def read_model(section: ModelSection, base: Path, sequence: int, readings: Readings) -> Model:
-    """The model that a section names or describes, with the section's own dimensions on top."""
-    if section.preset is not None and section.path is not None:
-        raise InputError(f"has both preset {section.preset!r} and path {section.path!r}; keep one")
-    if section.preset is not None:
-        return resized(preset(section.preset), **section.dimensions)
-    if section.path is not None:
-        return resized(readings.of(read_hf_config, shipped.beside(base, section.path)), **section.dimensions)
-    return _inline(section, sequence)
-
-
-def _inline(section: ModelSection, sequence: int) -> Model:
-    given = section.dimensions
-    missing = [key for key in ("layers", "hidden", "heads", "vocab", "ffn") if key not in given]
-    if missing:
-        raise InputError(f"lacks {', '.join(missing)}; give them, or a preset or path to start from")
-    family = section.family or "llama"
-    if family not in _FAMILIES:
-        raise InputError(f"family {family!r} is unknown; {nearest(family, _FAMILIES)}")
-    if "head_dim" not in given and section.hidden % section.heads:  # type: ignore[operator]
-        raise InputError(f"hidden {section.hidden} is not a multiple of heads {section.heads}; give head_dim")
-    usual = {
-        "name": "inline model",
-        "kv_heads": given["heads"],
-        "head_dim": given["hidden"] // given["heads"],
-        "max_positions": sequence,
-    }
-    return uniform(**{**_FAMILIES[family], **usual, **given})
+from clustersim.workload.hf_config import config_file
 
 
 def read_cluster(section: ClusterSection, base: Path, gpus: int | None) -> Cluster:
@@ -155,14 +102,13 @@ def _schedule_files(choice: ScheduleChoice, base: Path) -> tuple[Path, ...]:
 def read_layout(section: LayoutSection, gpus: int) -> Layout:
     """The layout; where dp is left out, it is what the other degrees leave of the GPUs (at least 1)."""
     same = {field.name: getattr(section, field.name) for field in fields(Layout)}
-    counts = section.layers_per_stage
     return Layout(
         **{
             **same,
             DATA.name: section.dp or max(1, gpus // section.replica),
             "order": tuple(section.order),
             "data": section.data.strategy(),
-            "layers_per_stage": None if counts is None else tuple(counts),
+            "layers_per_stage": section.layers_per_stage.split(),
         }
     )
 

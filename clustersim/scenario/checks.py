@@ -13,11 +13,12 @@ from clustersim.errors import InputError, shown
 from clustersim.parallel.data import NaiveDataParallel
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import SPOKEN, Axis
-from clustersim.parallel.pipeline import split_layers
+from clustersim.parallel.pipeline import dealt, split_layers
 from clustersim.scenario.legal import around, divisors, multiples_around
-from clustersim.scenario.section import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH
+from clustersim.scenario.section import MOST_TOKENS, MOST_WIDTH
 from clustersim.scenario.setup import Setup
 from clustersim.workload.lora import Target
+from clustersim.workload.stack import MOST_LAYERS
 from clustersim.workload.training import FullRecompute
 from clustersim.workload.transformer import Model, Positions, projections
 
@@ -118,14 +119,22 @@ def check_widths(scenario: Setup) -> Iterator[str]:
 def check_layers(scenario: Setup) -> Iterator[str]:
     """Whether every stage has something to do."""
     layers, stages = scenario.model.layers, len(scenario.placement.ranks)
-    given = scenario.layout.layers_per_stage
     shape = _shape(scenario)
-    if given is not None and (len(given) != stages or sum(given) != layers):
+    try:
+        counts = dealt(scenario.layout.layers_per_stage, layers, scenario.placement)
+    except InputError as error:
+        yield f"layout.layers_per_stage: {error}; such as {list(split_layers(layers, stages))}, or even"
+        return
+    if len(counts) != stages or sum(counts) != layers:
         yield (
-            f"layout.layers_per_stage: {len(given)} stages with {sum(given)} layers, but {shape} and "
+            f"layout.layers_per_stage: {len(counts)} stages with {sum(counts)} layers, but {shape} and "
             f"{scenario.model.name} has {layers} layers; such as {list(split_layers(layers, stages))}"
         )
-    elif _idle_stages(given or split_layers(layers, stages)):
+    elif _idle_stages(counts) and layers >= stages:
+        idle = counts[1:-1].index(0) + 1 if 0 in counts[1:-1] else 0
+        even = list(split_layers(layers, stages))
+        yield f"layout.layers_per_stage: stage {idle} of {shape} holds nothing; such as {even}"
+    elif _idle_stages(counts):
         yield f"layout.pp: {shape}, but {scenario.model.name} has only {layers} layers; {_fewer_stages(scenario)}"
 
 
@@ -144,9 +153,11 @@ def _idle_stages(counts: tuple[int, ...]) -> bool:
 
 def check_recomputed(scenario: Setup) -> Iterator[str]:
     """Whether a stage has as many layers as are to be recomputed."""
-    recompute, stages = scenario.training.recompute, len(scenario.placement.ranks)
-    most = max(scenario.layout.layers_per_stage or split_layers(scenario.model.layers, stages))
-    if isinstance(recompute, FullRecompute) and (recompute.layers or 0) > most:
+    recompute, split = scenario.training.recompute, scenario.layout.layers_per_stage
+    if not isinstance(recompute, FullRecompute) or [*check_layers(scenario)]:
+        return
+    most = max(dealt(split, scenario.model.layers, scenario.placement))
+    if (recompute.layers or 0) > most:
         yield f"training.recompute.layers: {recompute.layers}, but no stage holds more than {most} layers; {most} fits"
 
 
@@ -256,6 +267,11 @@ def check_adapters(scenario: Setup) -> Iterator[str]:
         if not there.keys() & set(target.covers):
             legal = (each.value for each in Target if there.keys() & set(each.covers))
             yield f"training.lora.targets: {model.name} has no {target.value}; it has {', '.join(legal)}"
+    if any(spec.block.parallel for spec in model.specs):
+        yield (
+            f"training.lora: adapters beside parallel blocks, as {model.name} has them, are not modelled; take a model "
+            "whose MLP follows its attention"
+        )
     if not lora.targets:
         yield f"training.lora.targets: {model.name} has none of these matrices"
     narrow = [

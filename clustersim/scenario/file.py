@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from clustersim.cost.record import Record
 from clustersim.dtypes import DType
-from clustersim.errors import nearest, shown
+from clustersim.errors import InputError, nearest, shown
 from clustersim.parallel.data import (
     BY_STAGE,
     DDP_BUCKET,
@@ -24,11 +24,13 @@ from clustersim.parallel.data import (
     Replicated,
 )
 from clustersim.parallel.mesh import DATA, DENSE, MESHES
+from clustersim.parallel.pipeline import Counted, Ends, Split
+from clustersim.parallel.stage_notation import read_stages
 from clustersim.program.task import Collective
 from clustersim.scenario.disturbances import DisturbancesSection, MixedSection, listed
 from clustersim.scenario.lora import LoraSection
 from clustersim.scenario.section import (
-    MOST_LAYERS,
+    MOST_TOKENS,
     Choice,
     Degree,
     Layers,
@@ -46,7 +48,7 @@ from clustersim.scenario.settings import Contention, CostSettings, Symmetry
 from clustersim.schedules.shelf import NAMES
 from clustersim.workload.lora import Projection
 from clustersim.workload.recipe import Recipe, mixed
-from clustersim.workload.stack import Mlp
+from clustersim.workload.stack import MOST_LAYERS, BlockForm, Mlp, QkNorm
 from clustersim.workload.training import (
     Attention,
     FullRecompute,
@@ -65,8 +67,62 @@ MOST_STEPS = 10_000
 MOST_SCALE = 1_000.0
 
 
-class ModelSection(Shipped):
-    """`model`: a preset, a Hugging Face config.json, or dimensions; dimensions beside a preset or path change it."""
+def _qk_norm(value: object) -> object:
+    """True is the usual kind, of each head by itself."""
+    named = {kind.value: kind for kind in QkNorm}
+    if isinstance(value, bool):
+        return QkNorm.HEADS if value else value
+    if isinstance(value, str) and value in named:
+        return named[value]
+    raise mistake(f"{shown(value)} is unknown; write true, false, {' or '.join(named)}")
+
+
+def _window(value: object) -> object:
+    """Full is false: YAML reads `off` so, too."""
+    if value == "full" or value is False:
+        return False
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_TOKENS:
+        raise mistake(f"{shown(value)} is no window; write a number of tokens from 1 to {MOST_TOKENS:,}, or full")
+    return value
+
+
+class LayerSection(Section):
+    """Dimensions of a layer."""
+
+    ffn: Width | None = None
+    heads: Width | None = None
+    kv_heads: Width | None = None
+    head_dim: Width | None = None
+    mlp: Annotated[Mlp | None, member(Mlp)] = None
+    block: Annotated[BlockForm | None, member(BlockForm)] = None
+    qkv_bias: bool | None = None
+    qk_norm: Annotated[QkNorm | bool | None, BeforeValidator(_qk_norm)] = None
+    window: Annotated[int | bool | None, BeforeValidator(_window)] = None
+    rotary: Annotated[float | None, share(0.0, 1.0)] = None
+    softcap: bool | None = None
+
+    @property
+    def of_layer(self) -> dict[str, Any]:
+        """What the file gives of a layer's own dimensions; false is none."""
+        given = self.model_dump(include=set(LayerSection.model_fields), exclude_none=True)
+        return {key: None if key in _NONE and value is False else value for key, value in given.items()}
+
+
+_NONE = ("window", "qk_norm")
+
+
+class RunSection(LayerSection):
+    """An entry of `model.stack`: so many layers that follow each other, and what they have of their own."""
+
+    layers: Layers = Field(examples=[1])
+
+
+class ModelSection(LayerSection, Shipped):
+    """`model`: a preset, a Hugging Face config.json, or dimensions; dimensions beside a preset or path change it.
+
+    global_every: every so-manieth layer has no window; nope_every: no rotary positions; stack: layers in runs that
+    differ from what the model's other keys say.
+    """
 
     short: ClassVar[str | None] = "preset"
     preset: Name | None = None
@@ -74,25 +130,24 @@ class ModelSection(Shipped):
     name: Name | None = None
     layers: Layers | None = None
     hidden: Width | None = None
-    ffn: Width | None = None
-    heads: Width | None = None
-    kv_heads: Width | None = None
-    head_dim: Width | None = None
     vocab: Width | None = None
     max_positions: Tokens | None = None
-    mlp: Annotated[Mlp | None, member(Mlp)] = None
     norm: Annotated[Norm | None, member(Norm)] = None
     positions: Annotated[Positions | None, member(Positions)] = None
     tied_embeddings: bool | None = None
     linear_bias: bool | None = None
-    qkv_bias: bool | None = None
     dropout: bool | None = None
-    qk_norm: bool | None = None
+    embedding_norm: bool | None = None
+    logit_softcap: bool | None = None
+    global_every: Annotated[int | None, Field(ge=2, le=MOST_LAYERS)] = None
+    nope_every: Annotated[int | None, Field(ge=2, le=MOST_LAYERS)] = None
+    stack: Annotated[list[RunSection], Field(max_length=MOST_LAYERS)] | None = None
 
     @property
     def dimensions(self) -> dict[str, Any]:
-        """What the file gives of `Model`'s own fields."""
-        return self.model_dump(exclude={"preset", "path", "family"}, exclude_none=True)
+        """What the file gives of `Model`'s own fields, and of all its layers."""
+        own = {"preset", "path", "family", "global_every", "nope_every", "stack"}
+        return {**self.model_dump(exclude=own, exclude_none=True), **self.of_layer}
 
 
 class ClusterSection(Shipped):
@@ -220,8 +275,55 @@ def _axes(value: object) -> object:
     return value
 
 
-def _even(value: object) -> object:
-    return None if value == "even" else value
+def _notation(value: object) -> object:
+    """Read a layout string; the word even is none."""
+    if value == "even" or not isinstance(value, str):
+        return None if value == "even" else value
+    try:
+        return list(read_stages(value))
+    except InputError as error:
+        raise mistake(f"{error}; or write {StagesSection.example}") from error
+
+
+class StagesSection(Section):
+    """`layout.layers_per_stage`: even, a list, one of Megatron-LM's layout strings, or one of its rules.
+
+    embedding, head: count as a layer; first, last: layers of the first and of the last pipeline rank.
+    """
+
+    example: ClassVar[str] = "even, [8, 8], 'Et*8|t*8L', {embedding: true, head: true} or {first: 7, last: 7}"
+    counts: list[Annotated[int, Field(ge=0, le=MOST_LAYERS)]] | None = None
+    layout: Annotated[list[int] | None, BeforeValidator(_notation)] = None
+    embedding: bool = False
+    head: bool = False
+    first: Layers | None = None
+    last: Layers | None = None
+
+    @classmethod
+    def written_out(cls, value: object) -> object:
+        """A list gives the counts, a string is a layout string, nothing is even."""
+        if value is None:
+            return {}
+        if isinstance(value, list):
+            return {"counts": value}
+        return {"layout": value} if isinstance(value, str) else super().written_out(value)
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> Self:
+        ends = (self.first, self.last) != (None, None)
+        rules = (self.counts is not None, self.layout is not None, self.embedding or self.head, ends)
+        if sum(rules) > 1:
+            raise mistake(f"says more than one of counts, layout, embedding or head, and first or last; {self.example}")
+        return self
+
+    def split(self) -> Split:
+        """The rule as the inside knows it."""
+        given = self.counts if self.layout is None else self.layout
+        if given is not None:
+            return tuple(given)
+        if self.embedding or self.head:
+            return Counted(self.embedding, self.head)
+        return Ends(self.first, self.last) if (self.first, self.last) != (None, None) else None
 
 
 class LayoutSection(Section):
@@ -237,7 +339,7 @@ class LayoutSection(Section):
     backward_overlap: bool = True
     pipeline_overlap: bool = True
     data: DataChoice = DataChoice(ddp=Ddp())
-    layers_per_stage: Annotated[list[Annotated[int, Field(ge=0, le=MOST_LAYERS)]] | None, BeforeValidator(_even)] = None
+    layers_per_stage: StagesSection = StagesSection()
 
     @property
     def replica(self) -> int:

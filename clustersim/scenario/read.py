@@ -20,6 +20,7 @@ from clustersim.program.task import Collective
 from clustersim.scenario import build, checks
 from clustersim.scenario.disturbed import read_disturbances, read_mixed
 from clustersim.scenario.file import CostSection, ScenarioFile
+from clustersim.scenario.model import read_model
 from clustersim.scenario.problems import refuse, translate
 from clustersim.scenario.readings import Reading, Readings
 from clustersim.scenario.settings import CostSettings
@@ -81,7 +82,7 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
     """Look up what the file refers to by name or path."""
     found: list[str] = []
     base, gpus = origin.base, build.wanted_gpus(file.cluster, file.layout)
-    model = _try(found, "model: ", lambda: build.read_model(file.model, base, file.training.sequence, readings))
+    model = _try(found, "model: ", lambda: read_model(file.model, base, file.training.sequence, readings))
     plain = _try(found, "cluster: ", lambda: readings.of(build.read_cluster, file.cluster, base, gpus))
     schedule = _try(found, "schedule: ", lambda: build.read_schedule(file.schedule, base, readings))
     machine = None if plain is None else _machine(found, file, plain, base, readings)

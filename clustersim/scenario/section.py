@@ -17,10 +17,10 @@ from pydantic_core import PydanticCustomError
 from clustersim.errors import InputError, nearest, shown
 from clustersim.hardware.cluster import MOST_GPUS
 from clustersim.units import Dimension, parse_quantity
+from clustersim.workload.stack import MOST_LAYERS
 
 MOST_TOKENS = 2**31  # of one sequence, and sequences of one step
 MOST_WIDTH = 2**24  # hidden, ffn, heads, vocab
-MOST_LAYERS = 10_000
 
 
 def mistake(sentence: str) -> PydanticCustomError:

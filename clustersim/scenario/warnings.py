@@ -64,6 +64,15 @@ def _nothing_to_drop(scenario: Setup) -> Iterator[str]:
         yield "training.recompute selective only costs time with flash attention, which keeps no scores to recompute"
 
 
+def _window_on_a_ring(scenario: Setup) -> Iterator[str]:
+    """Transformer Engine's AttnFuncWithCPAndKVP2P (context_parallel.py): windows want `a2a` or `all_gather`."""
+    if scenario.layout.cp > 1 and any(each.window is not None for each in scenario.model.attentions):
+        yield (
+            f"layout.cp {scenario.layout.cp}: all keys and values go round the ring, also for layers with a window; "
+            "Transformer Engine refuses windows on its ring (p2p) and has them with other exchanges, not modelled here"
+        )
+
+
 def _long_rotary(scenario: Setup) -> Iterator[str]:
     model, sequence = scenario.model, scenario.training.sequence
     if model.positions is Positions.ROTARY and sequence > model.max_positions:
@@ -234,6 +243,7 @@ _WARNINGS: tuple[Callable[[Setup], Iterator[str]], ...] = (
     _tensor_beyond_domain,
     _nothing_to_drop,
     _long_rotary,
+    _window_on_a_ring,
     _uncommon_interleaving,
     _ends_one_after_the_other,
     _old_for_flash,

@@ -29,7 +29,8 @@ from clustersim.validation.quality import grouped
 from clustersim.validation.settings import FORMATS
 from clustersim.validation.steps import factors_of, read_steps, scenario_of
 from clustersim.workload.presets import PRESETS
-from clustersim.workload.transformer import Model, dimensions
+from clustersim.workload.stack import BlockForm
+from clustersim.workload.transformer import Model, Positions, dimensions
 
 SHIPPED: Final = PUBLISHED / "memory.csv"
 NEEDED: Final = (
@@ -216,7 +217,7 @@ class _Known:
         steps = read_steps()
         runs = {case.text("case_id"): case.cells for case in steps}
         named = grouped(steps, lambda case: _bare(case.text("model")))
-        presets = {_bare(name): _dimensions(each.model) for name, each in PRESETS.items()}
+        presets = {_bare(name): _dimensions(each.model) for name, each in PRESETS.items() if _sayable(each.model)}
         return cls(runs, {name: _agreed(same) for name, same in named.items()} | presets)
 
     def completed(self, case: Case) -> Case:
@@ -230,6 +231,13 @@ class _Known:
 def _bare(name: str) -> str:
     """A model's name by which others find it, as `Llama3.1-8B` finds `llama3-8b` (3.1 kept the dimensions of 3)."""
     return "".join(letter for letter in name.lower().replace("3.1", "3") if letter.isalnum())
+
+
+def _sayable(model: Model) -> bool:
+    """Whether a row's cells say what the model is: layers that are all alike, pre-norm, without windows."""
+    plain = all(spec.block is BlockForm.PRE_NORM for spec in model.specs) and not model.embedding_norm
+    usual = all(each.window is None and each.qk_norm is None and not each.softcap for each in model.attentions)
+    return len(model.stack) == 1 and plain and usual and model.positions is not Positions.ALIBI
 
 
 def _dimensions(model: Model) -> Mapping[str, str]:

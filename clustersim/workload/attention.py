@@ -4,6 +4,10 @@ Flash attention (Dao 2023, arXiv:2307.08691) is one kernel forward and one backw
 executes the causal factor of the full matrix's work, and its backward computes the scores again: five products
 instead of two, 2.5 times forward. It keeps a logarithm per query and head (FP32) and no scores. Standard attention is
 two batched products around a softmax over the full, masked matrix, which it writes to memory and keeps.
+A sliding window (Beltagy et al. 2020, arXiv:2004.05150; Jiang et al. 2023, arXiv:2310.06825) leaves each query the last
+`window` keys: flash attention skips the blocks outside it, standard attention masks them and saves nothing. Soft-capped
+scores (Gemma 2, arXiv:2408.00118, section 2) cost flash attention nothing here, standard attention one more pass. ALiBi
+(Press et al. 2021, arXiv:2108.12409) is added in the product's epilogue, for nothing.
 The queries, keys and values are kept by the operators that make them, the result by the operator that reads it.
 """
 
@@ -11,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from clustersim.dtypes import DType
+from clustersim.units import Flop
 from clustersim.workload import streaming
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
 from clustersim.workload.linear import product
@@ -24,10 +29,22 @@ _BACKWARD_PRODUCTS = 2.5  # Dao 2023 section 4.1: five matrix products backward,
 def causal_factor(shape: AttentionShape) -> float:
     """Share of the score matrix that a causal mask leaves: (keys + 1) / (2 keys), 1 without a mask.
 
+    With a window of w, w (2 keys - w + 1) / (2 keys^2): the first w queries see 1 to w keys, all others w.
     Under context parallelism (fewer queries than keys) it is the same: a rank holds a piece from the front and its
     mirror piece from the back (zigzag, Llama 3 section 3.3.2), which together see exactly the average number of keys.
+    With a window only the front of the sequence sees fewer, so all ranks but the first do (w - 1) / (2 keys) more.
     """
-    return (shape.key + 1) / (2 * shape.key) if shape.causal else 1.0
+    if not shape.causal:
+        return 1.0
+    if shape.window is None:
+        return (shape.key + 1) / (2 * shape.key)
+    return shape.window * (2 * shape.key - shape.window + 1) / (2 * shape.key**2)
+
+
+def full_matrix(kernel: Kernel, shape: AttentionShape) -> Flop:
+    """FLOP of a kernel by the convention: no causal halving, and as many keys for each query as its window has."""
+    reached = shape.key if shape.window is None else min(shape.window, shape.key)
+    return kernel.flops / causal_factor(shape) * (reached / shape.key)
 
 
 def flash_flops(shape: AttentionShape) -> float:
@@ -38,12 +55,13 @@ def flash_flops(shape: AttentionShape) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """The attention core of one layer on one rank. dtype: of queries, keys, values and scores."""
+    """The attention core of one layer on one rank. dtype: of queries, keys, values and scores; softcap: of these."""
 
     shape: AttentionShape
     dtype: DType
     dropout: bool
     fused: bool
+    softcap: bool = False
 
     @property
     def _statistics(self) -> int:
@@ -87,6 +105,8 @@ class Core:
     def standard(self) -> Iterator[Operator]:
         """Scores, softmax, dropout of the softmax, and its product with the values."""
         yield self._scores()
+        if self.softcap:
+            yield self._matrix_pass("attention.softcap", streaming.softcap(fused=self.fused))
         yield self._matrix_pass("attention.softmax", streaming.softmax(fused=self.fused))
         if self.dropout:
             yield self._matrix_pass("attention.dropout", streaming.SCORE_DROPOUT)

@@ -58,7 +58,10 @@ class MatmulShape:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """softmax(Q K^T) V of `batch` sequences: queries [query, heads, head_dim], keys [key, kv_heads, head_dim]."""
+    """softmax(Q K^T) V of `batch` sequences: queries [query, heads, head_dim], keys [key, kv_heads, head_dim].
+
+    window: how many keys, its own among them, a causal query attends to; None: to all before it.
+    """
 
     batch: int
     query: int
@@ -67,6 +70,7 @@ class AttentionShape:
     kv_heads: int
     head_dim: int
     causal: bool
+    window: int | None = None
 
 
 class Routine(Enum):
@@ -81,6 +85,7 @@ class Routine(Enum):
     RESIDUAL_DROPOUT = "residual_dropout"  # residual + dropout(branch)
     DROPOUT = "dropout"
     SOFTMAX = "softmax"  # of scores [rows, width], with a causal mask and a scale
+    SOFTCAP = "softcap"  # cap x tanh(x / cap)
     LOSS_TORCH = "loss_torch"  # log-softmax and negative log-likelihood of logits [rows, width]
     LOSS_VOCAB_PARALLEL = "loss_vocab_parallel"  # Megatron-LM's, one operation after the other in FP32
     LOSS_FUSED = "loss_fused"

@@ -8,11 +8,14 @@ a layer puts them where the region changes. More tp than key/value heads: each r
 What is kept for backward is counted as Korthikanti et al. 2022 (arXiv:2205.05198) section 4 does, each tensor once,
 by the operator that reads it: inputs of norms, of linear layers and of the activation, queries, keys and values
 (after rotary positions, by `attention.qkv`), one byte per dropped element, FP32 logits; not the norms' statistics
-(hidden times smaller). Under sequence parallelism the inputs of `attention.qkv`, `mlp.up` and `head.logits` are kept
-split, which costs one more all-gather in backward (section 4.2.2).
+(hidden times smaller); nor are statistics of norms over all heads (OLMo 2) exchanged between tensor-parallel ranks.
+In a parallel block both branches are one sharded region: their outputs are summed before they leave it, as are the
+gradients of what they both read. Under sequence parallelism the inputs of `attention.qkv`, `mlp.up` and `head.logits`
+are kept split, which costs one more all-gather in backward (section 4.2.2).
 """
 
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from clustersim.dtypes import DType
 from clustersim.units import Bytes
@@ -22,10 +25,10 @@ from clustersim.workload.attention import Core, operators
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Routine, StreamShape
 from clustersim.workload.linear import Linear
 from clustersim.workload.lora import Projection
-from clustersim.workload.operators import Layer, Operator, Region, Shard
+from clustersim.workload.operators import Entry, Layer, Operator, Region, Shard
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
 from clustersim.workload.recipe import Products
-from clustersim.workload.stack import DenseMlp, FullAttention, LayerSpec, Mlp
+from clustersim.workload.stack import BlockForm, DenseMlp, FullAttention, LayerSpec, Mlp, QkNorm
 from clustersim.workload.streaming import Streaming
 from clustersim.workload.training import Training
 from clustersim.workload.transformer import Model, Positions, norm_parameters
@@ -106,21 +109,64 @@ class _Heads:
     def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
 
+    def window(self, keys: int) -> int | None:
+        """The window, where it leaves something out of so many keys."""
+        window = self.attention.window
+        return None if window is None or window >= keys else window
+
 
 def layer(model: Model, spec: LayerSpec, training: Training, shard: Shard) -> Layer:
     """One transformer layer. Degrees must divide heads and ffn (the scenario door has checked)."""
     rank = _Rank(model, training, shard)
     attention = [] if spec.attention is None else _attention(rank, _Heads(spec.attention, shard.tp))
     mlp = [] if spec.mlp is None else _mlp(rank, spec.mlp)
-    return adapted(Layer((*attention, *mlp), rank.input_bytes), training, shard)
+    return adapted(Layer(_operators(rank, spec.block, attention, mlp), rank.input_bytes), training, shard)
+
+
+def _operators(rank: _Rank, block: BlockForm, attention: list[Operator], mlp: list[Operator]) -> tuple[Operator, ...]:
+    if block.parallel and attention and mlp:
+        return (*_beside(rank, block, attention, mlp),)
+    branches = {name: made for name, made in (("attention", attention), ("mlp", mlp)) if made}
+    return tuple(chain.from_iterable(_joined(rank, block, *each) for each in branches.items()))
+
+
+def _joined(rank: _Rank, block: BlockForm, name: str, made: list[Operator]) -> list[Operator]:
+    """A branch of the residual stream, with its norms and its sum with it."""
+    before = _norm(rank, f"{name}.norm") if block.before else _fork(rank, f"{name}.fork")
+    after = [_norm(rank, f"{name}.post_norm", forks=False)] if block.after else []
+    return [before, *made, *after, _residual(rank, f"{name}.residual")]
+
+
+def _beside(rank: _Rank, block: BlockForm, attention: list[Operator], mlp: list[Operator]) -> list[Operator]:
+    """Attention and MLP that read the same input; what both keep of it is counted once."""
+    (qkv, *rest), (up, *others) = attention, mlp
+    total = replace(_summed(rank, "block.sum"), region=Region.SHARDED)
+    residual = _residual(rank, "block.residual")
+    if block is BlockForm.PARALLEL_NORMS:
+        first, second = _norm(rank, "attention.norm"), _norm(rank, "mlp.norm")
+        second = replace(second, kept=second.kept - rank.input_bytes)
+        return [first, second, qkv, *rest, replace(up, entry=Entry.OTHER), *others, total, residual]
+    read = rank.saved(rank.residual)
+    both = _summed(rank, "block.gradient_sum").forward
+    qkv = replace(qkv, input_gradient=(*qkv.input_gradient, *both))
+    up = replace(up, entry=Entry.SAME, kept=up.kept - read, waiting=up.waiting - read)
+    return [_norm(rank, "block.norm"), qkv, *rest, up, *others, total, residual]
+
+
+def _summed(rank: _Rank, name: str) -> Operator:
+    """Both branches' results for all tokens of this rank; the gradient passes unchanged."""
+    over = streaming.residual(dropout=False, fused=rank.training.fused)
+    return _streamed(Region.REPLICATED, name, rank.dtype, over, (over.over(rank.shard.tokens, rank.model.hidden),))
 
 
 def embedding(model: Model, training: Training, shard: Shard) -> Layer:
-    """Token lookup (each rank looks up its part of the vocabulary), learned positions, dropout."""
+    """Token lookup (each rank looks up its part of the vocabulary), learned positions, norm, dropout."""
     rank = _Rank(model, training, shard)
     chosen = [_tokens(rank)]
     if model.positions is Positions.LEARNED:
         chosen.append(_positions(rank))
+    if model.embedding_norm:
+        chosen.append(_norm(rank, "embedding.norm", forks=False))
     if model.dropout:
         chosen.append(_residual_wide(rank, "embedding.dropout", streaming.DROPOUT))
     return adapted(Layer(tuple(chosen), float(shard.tokens * _TOKEN_ID_BYTES)), training, shard)
@@ -129,28 +175,38 @@ def embedding(model: Model, training: Training, shard: Shard) -> Layer:
 def head(model: Model, training: Training, shard: Shard) -> Layer:
     """Final norm, logits, loss. The logits' weight is counted here, tied or not; FP8 leaves the logits in BF16."""
     rank = _Rank(model, training, shard)
-    logits = Linear("head.logits", shard.tokens, model.hidden, rank.vocab, Products.all_in(rank.dtype))
-    over = streaming.loss(training.loss)
-    loss = _streamed(Region.SHARDED, "head.loss", rank.dtype, over, (over.over(shard.tokens, rank.vocab),))
-    norm, product = _norm(rank, "head.norm", forks=False), _linear(rank, logits, rank.input_bytes)
-    return adapted(Layer((norm, product, loss), rank.input_bytes), training, shard)
+    bias_tokens = shard.tokens if model.head_bias else 0
+    logits = Linear("head.logits", shard.tokens, model.hidden, rank.vocab, Products.all_in(rank.dtype), bias_tokens)
+    product = _linear(rank, logits, rank.input_bytes)
+    made = [_norm(rank, "head.norm", forks=False), product]
+    if model.logit_softcap:
+        made.append(_over_logits(rank, "head.softcap", streaming.softcap(fused=training.fused)))
+    made.append(_over_logits(rank, "head.loss", streaming.loss(training.loss)))
+    return adapted(Layer(tuple(made), rank.input_bytes), training, shard)
+
+
+def _over_logits(rank: _Rank, name: str, over: Streaming) -> Operator:
+    return _streamed(Region.SHARDED, name, rank.dtype, over, (over.over(rank.shard.tokens, rank.vocab),))
 
 
 def _attention(rank: _Rank, own: _Heads) -> list[Operator]:
     model, shard = rank.model, rank.shard
-    chosen = [_norm(rank, "attention.norm"), _qkv(rank, own)]
-    if own.attention.qk_norm:
-        chosen.append(_qk_norm(rank, own))
-    if model.positions is Positions.ROTARY:
+    chosen = [_qkv(rank, own)]
+    if own.attention.qk_norm is not None:
+        chosen.append(_qk_norm(rank, own, own.attention.qk_norm))
+    if model.positions is Positions.ROTARY and own.attention.rotary > 0:
         chosen.append(_rotary(rank, own))
-    shape = AttentionShape(shard.batch, shard.sequence, shard.keys, own.heads, own.kv_heads, own.head_dim, causal=True)
-    core = Core(shape, rank.dtype, dropout=model.dropout, fused=rank.training.fused)
+    shape = AttentionShape(
+        *(shard.batch, shard.sequence, shard.keys, own.heads, own.kv_heads, own.head_dim),
+        causal=True,
+        window=own.window(shard.keys),
+    )
+    core = Core(shape, rank.dtype, dropout=model.dropout, fused=rank.training.fused, softcap=own.attention.softcap)
     chosen += operators(core, rank.training.attention)
     bias_tokens = shard.residual_tokens if model.linear_bias else 0
     parts = ((Projection.O, model.hidden),)
     out = Linear("attention.out", shard.tokens, own.query_width, model.hidden, rank.products, bias_tokens, parts, True)
     chosen.append(_linear(rank, out, rank.saved(shard.tokens * own.query_width)))
-    chosen.append(_residual(rank, "attention.residual"))
     return chosen
 
 
@@ -158,11 +214,9 @@ def _mlp(rank: _Rank, spec: DenseMlp) -> list[Operator]:
     shard, ffn = rank.shard, spec.ffn // rank.shard.tp
     over = streaming.activation(spec.form, fused=rank.training.fused)
     return [
-        _norm(rank, "mlp.norm"),
         _up(rank, spec.form, ffn),
         _streamed(Region.SHARDED, "mlp.activation", rank.dtype, over, (over.over(shard.tokens, ffn),)),
         _down(rank, spec.form, ffn),
-        _residual(rank, "mlp.residual"),
     ]
 
 
@@ -205,17 +259,27 @@ def _qkv(rank: _Rank, own: _Heads) -> Operator:
     return _half_again(rank, made, replace(linear, outputs=own.kv_width, bias_tokens=0))  # of q, k, v the second
 
 
-def _qk_norm(rank: _Rank, own: _Heads) -> Operator:
-    over = streaming.norm(rank.model.norm, fused=rank.training.fused)
-    shapes = tuple(over.over(rows, own.head_dim) for rows in _heads(rank, own))
+def _qk_norm(rank: _Rank, own: _Heads, form: QkNorm) -> Operator:
+    over, tokens = streaming.norm(rank.model.norm, fused=rank.training.fused), rank.shard.tokens
+    if form is QkNorm.WHOLE:
+        shapes = tuple(over.over(tokens, width) for width in (own.query_width, own.kv_width))
+    else:
+        shapes = tuple(over.over(rows, own.head_dim) for rows in _heads(rank, own))
     made = _streamed(Region.SHARDED, "attention.qk_norm", rank.dtype, over, shapes)
-    return replace(made, parameters=2 * own.head_dim)
+    return replace(made, parameters=own.query_width + own.kv_width if form is QkNorm.WHOLE else 2 * own.head_dim)
 
 
 def _rotary(rank: _Rank, own: _Heads) -> Operator:
-    over = streaming.rotary(fused=rank.training.fused)
-    shapes = tuple(over.over(rows, own.head_dim, table=rank.shard.sequence) for rows in _heads(rank, own))
-    return _streamed(Region.SHARDED, "attention.rotary", rank.dtype, over, shapes)
+    """Fused kernels pass whole heads; the formula as written turns a part of each and puts it beside the rest."""
+    over, heads = streaming.rotary(fused=rank.training.fused), _heads(rank, own)
+    turned = own.head_dim if rank.training.fused else max(1, round(own.head_dim * own.attention.rotary))
+    shapes = tuple(over.over(rows, turned, table=rank.shard.sequence) for rows in heads)
+    made = _streamed(Region.SHARDED, "attention.rotary", rank.dtype, over, shapes)
+    if turned == own.head_dim:
+        return made
+    name, elements = "attention.rotary.beside", sum(heads) * own.head_dim
+    beside = (streaming.copy(name, rank.dtype, elements),)
+    return replace(made, forward=made.forward + beside, input_gradient=beside + made.input_gradient)
 
 
 def _heads(rank: _Rank, own: _Heads) -> tuple[int, ...]:
@@ -266,11 +330,19 @@ def _norm(rank: _Rank, name: str, *, forks: bool = True) -> Operator:
     """A norm; where the residual forks before it, backward ends with the sum of both gradients."""
     over = streaming.norm(rank.model.norm, fused=rank.training.fused)
     made = _residual_wide(rank, name, over)
-    backward, summed = made.input_gradient, streaming.GRADIENT_SUM
-    if forks:
-        shape = summed.over(rank.shard.residual_tokens, rank.model.hidden)
-        backward += (summed.forward_kernel(f"{name}.gradient_sum", rank.dtype, shape),)
+    backward = made.input_gradient + ((_gradient_sum(rank, name),) if forks else ())
     return replace(made, input_gradient=backward, parameters=norm_parameters(rank.model))
+
+
+def _fork(rank: _Rank, name: str) -> Operator:
+    """Where the residual forks and no norm follows: backward sums both gradients."""
+    return Operator(name, Region.REPLICATED, (), (_gradient_sum(rank, name),))
+
+
+def _gradient_sum(rank: _Rank, name: str) -> Kernel:
+    summed = streaming.GRADIENT_SUM
+    shape = summed.over(rank.shard.residual_tokens, rank.model.hidden)
+    return summed.forward_kernel(f"{name}.gradient_sum", rank.dtype, shape)
 
 
 def _tokens(rank: _Rank) -> Operator:
@@ -297,7 +369,7 @@ def _tokens(rank: _Rank) -> Operator:
 def _positions(rank: _Rank) -> Operator:
     """The table is added to each sequence; its gradient is the sum over sequences."""
     rows = float(rank.residual * rank.dtype.bytes)
-    tokens, hidden, table = rank.shard.residual_tokens, rank.model.hidden, rank.model.max_positions
+    tokens, hidden, table = rank.shard.residual_tokens, rank.model.hidden, rank.model.position_rows
     gradients = rank.training.recipe.weights.gradients
     shape = StreamShape(Routine.POSITIONS, tokens, hidden, fused=True, table=table, formats=(gradients,))
     gradient = rows + 2.0 * table * hidden * gradients.bytes

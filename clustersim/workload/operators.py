@@ -28,6 +28,16 @@ class Region(Enum):
     REPLICATED = "replicated"
 
 
+class Entry(Enum):
+    """What an operator reads of its sharded region's inputs, if it is not the region's first.
+
+    SAME: what the first reads, too; OTHER: another activation, which comes into the region for it.
+    """
+
+    SAME = "same"
+    OTHER = "other"
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """What one rank holds of a microbatch and of a layer.
@@ -93,7 +103,8 @@ class Operator:
     backward if nothing is recomputed; waiting: bytes that stay from the input's gradient to the weights' where the two
     are run apart (its input and the gradient of its output); core: part of the attention core, which selective
     recomputation runs again instead of keeping its `kept`; again: what selective recomputation by operations runs again
-    (None: all of forward), keeping `results` bytes of the rest; linear: the linear layer that it is; read: bytes of
+    (None: all of forward), keeping `results` bytes of the rest; entry: where it reads an input of its region that it is
+    not the first operator of (None: it reads what the region made); linear: the linear layer that it is; read: bytes of
     `kept` that its weight gradient alone reads; returned: bytes of its result that its own backward reads, too, where
     the operator that follows keeps them; trained: its parameters have gradients; whole: it keeps its input whole where
     the sequence is split; joints: what it has joined within a sharded region; unpacked: bytes of weights that it has in
@@ -112,6 +123,7 @@ class Operator:
     core: bool = False
     again: tuple[Kernel, ...] | None = None
     results: Bytes = 0.0
+    entry: Entry | None = None
     linear: Linear | None = None
     read: Bytes = 0.0
     returned: Bytes = 0.0

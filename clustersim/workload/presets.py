@@ -8,10 +8,13 @@ GPT-3 and Megatron models use Megatron's padded vocabulary of 51,200 and train w
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from clustersim.errors import InputError, nearest
+from clustersim.workload.hf_config import FAMILIES
+from clustersim.workload.hf_fields import Config
 from clustersim.workload.stack import Mlp
 from clustersim.workload.transformer import Model, Norm, Positions, uniform
 
@@ -60,6 +63,17 @@ class _Series:
             max_positions=self.positions,
         )
         return Preset(model, self.source)
+
+
+def _released(name: str, family: str, source: str, content: Mapping[str, Any]) -> Preset:
+    """A model as its released config.json has it, whose dimensions (or what differs from its family's) are given."""
+    return Preset(FAMILIES[family](Config(Path(f"{name}.json"), content, family)), f"{source} config.json")
+
+
+def _sizes(*numbers: int) -> dict[str, int]:
+    """Dimensions as most config.json files call them."""
+    keys = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    return dict(zip((*keys, "vocab_size", "max_position_embeddings"), numbers, strict=True))
 
 
 _GPT: Final = partial(
@@ -151,6 +165,49 @@ _SHIPPED: Final = (
     _QWEN.preset("qwen2.5-72b", layers=80, hidden=8192, heads=64, kv_heads=8, ffn=29568),
     _NEMOTRON_15B.preset("nemotron4-15b", layers=32, hidden=6144, heads=48, kv_heads=8),
     _NEMOTRON_340B.preset("nemotron4-340b", layers=96, hidden=18432, heads=96, kv_heads=8),
+    _released(
+        "mistral-7b-v0.1",
+        "mistral",
+        "Jiang et al. 2023, arXiv:2310.06825, Table 1; mistralai/Mistral-7B-v0.1",
+        _sizes(32, 4096, 14336, 32, 8, 32000, 32768) | {"sliding_window": 4096},
+    ),
+    _released(
+        "gemma2-9b",
+        "gemma2",
+        "Gemma 2, arXiv:2408.00118, Table 1; google/gemma-2-9b",
+        _sizes(42, 3584, 14336, 16, 8, 256000, 8192) | {"sliding_window": 4096},
+    ),
+    _released(
+        "gemma3-27b",
+        "gemma3_text",
+        "Gemma 3, arXiv:2503.19786, section 2; the text_config of google/gemma-3-27b-pt",
+        _sizes(62, 5376, 21504, 32, 16, 262208, 131072) | {"head_dim": 128, "sliding_window": 1024},
+    ),
+    _released(
+        "qwen3-8b",
+        "qwen3",
+        "Qwen3, arXiv:2505.09388, Table 1; Qwen/Qwen3-8B",
+        _sizes(36, 4096, 12288, 32, 8, 151936, 40960),
+    ),
+    _released(
+        "olmo2-7b",
+        "olmo2",
+        "OLMo 2, arXiv:2501.00656; allenai/OLMo-2-1124-7B",
+        _sizes(32, 4096, 11008, 32, 32, 100352, 4096),
+    ),
+    _released("smollm3-3b", "smollm3", "HuggingFaceTB/SmolLM3-3B", _sizes(36, 2048, 11008, 16, 4, 128256, 65536)),
+    _released(
+        "falcon-7b",
+        "falcon",
+        "Almazrouei et al. 2023, arXiv:2311.16867; tiiuae/falcon-7b",
+        {"num_hidden_layers": 32, "hidden_size": 4544, "num_attention_heads": 71, "vocab_size": 65024},
+    ),
+    _released(
+        "bloom-176b",
+        "bloom",
+        "BigScience 2022, arXiv:2211.05100; bigscience/bloom",
+        {"n_layer": 70, "hidden_size": 14336, "n_head": 112, "vocab_size": 250880},
+    ),
 )
 
 PRESETS: Final[Mapping[str, Preset]] = MappingProxyType({shipped.model.name: shipped for shipped in _SHIPPED})

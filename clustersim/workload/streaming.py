@@ -118,6 +118,11 @@ _SOFTMAX_FUSED = Streaming(KernelKind.SOFTMAX, Routine.SOFTMAX, Passes(2), Passe
 _SOFTMAX_UNFUSED = Streaming(
     KernelKind.SOFTMAX, Routine.SOFTMAX, Passes(4, launches=2), Passes(5, launches=2), kept=Passes(1)
 )
+# Elements are scores or logits: cap x tanh(x / cap). Backward reads the result's gradient and the tanh.
+_SOFTCAP_FUSED = Streaming(KernelKind.ACTIVATION, Routine.SOFTCAP, Passes(2), Passes(3), kept=Passes(1), fused=True)
+_SOFTCAP_UNFUSED = Streaming(
+    KernelKind.ACTIVATION, Routine.SOFTCAP, Passes(6, launches=3), Passes(7, launches=3), kept=Passes(1)
+)
 SCORE_DROPOUT = Streaming(
     KernelKind.DROPOUT, Routine.DROPOUT, Passes(2, mask=1), Passes(2, mask=1), kept=Passes(1, mask=1), fused=True
 )
@@ -197,6 +202,11 @@ def residual(*, dropout: bool, fused: bool) -> Streaming:
 def softmax(*, fused: bool) -> Streaming:
     """Passes of mask and softmax over a score matrix."""
     return _SOFTMAX_FUSED if fused else _SOFTMAX_UNFUSED
+
+
+def softcap(*, fused: bool) -> Streaming:
+    """Passes of a tanh that caps scores or logits."""
+    return _SOFTCAP_FUSED if fused else _SOFTCAP_UNFUSED
 
 
 def loss(form: Loss) -> Streaming:

@@ -1,8 +1,8 @@
 """Which model is trained? A stack of layers between an embedding and a head, and its exact parameter count.
 
-A layer is norm, attention, residual, norm, MLP, residual (pre-norm, GPT-2 and after), where it has both; a final norm
-and the logits matrix follow. Vaswani et al. 2017 (arXiv:1706.03762), Radford et al. 2019 (GPT-2), Touvron et al. 2023
-(arXiv:2302.13971).
+A layer is norm, attention, residual, norm, MLP, residual (pre-norm, GPT-2 and after), where it has both, or as its
+`BlockForm` says; a final norm and the logits matrix follow. Vaswani et al. 2017 (arXiv:1706.03762), Radford et al. 2019
+(GPT-2), Touvron et al. 2023 (arXiv:2302.13971).
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,19 @@ from typing import Any, Final
 
 from clustersim.errors import InputError
 from clustersim.workload.lora import Lora, Projection
-from clustersim.workload.stack import DenseMlp, FullAttention, LayerRun, LayerSpec, Mlp, Stack, count
+from clustersim.workload.stack import (
+    BlockForm,
+    DenseMlp,
+    FullAttention,
+    LayerRun,
+    LayerSpec,
+    Mlp,
+    QkNorm,
+    Stack,
+    count,
+    cut,
+    joined,
+)
 
 
 class Norm(Enum):
@@ -23,10 +35,14 @@ class Norm(Enum):
 
 
 class Positions(Enum):
-    """Learned positions are a table added to the embedding; rotary ones are applied to queries and keys."""
+    """Learned positions are a table added to the embedding; rotary ones are applied to queries and keys.
+
+    ALIBI adds a slope to the scores and has no parameters.
+    """
 
     LEARNED = "learned"
     ROTARY = "rotary"
+    ALIBI = "alibi"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +50,9 @@ class Model:
     """A decoder-only transformer. stack: its layers in order.
 
     linear_bias: the attention output and the MLP have biases; tied_embeddings: the logits matrix is the embedding;
-    vocab is used as it is (frameworks pad it: give the padded size).
+    vocab is used as it is (frameworks pad it: give the padded size); embedding_norm: the embedding is normalised before
+    the first layer (BLOOM); logit_softcap: a tanh caps the logits (Gemma 2); spare_positions: rows of the table of
+    learned positions beyond `max_positions` (OPT has 2); head_bias: the logits have one (Phi).
     """
 
     name: str
@@ -47,6 +65,10 @@ class Model:
     tied_embeddings: bool
     linear_bias: bool
     dropout: bool = False
+    embedding_norm: bool = False
+    logit_softcap: bool = False
+    spare_positions: int = 0
+    head_bias: bool = False
 
     @property
     def layers(self) -> int:
@@ -64,6 +86,11 @@ class Model:
         return tuple(dict.fromkeys(spec.attention for spec in self.specs if spec.attention is not None))
 
     @property
+    def position_rows(self) -> int:
+        """Rows of the table of learned positions."""
+        return self.max_positions + self.spare_positions
+
+    @property
     def mlps(self) -> tuple[DenseMlp, ...]:
         """The different kinds of MLP, in the order in which they first come."""
         return tuple(dict.fromkeys(spec.mlp for spec in self.specs if spec.mlp is not None))
@@ -71,29 +98,56 @@ class Model:
 
 _OF_MODEL: Final = tuple(field.name for field in fields(Model) if field.name != "stack")
 _OF_ATTENTION: Final = tuple(field.name for field in fields(FullAttention))
+_OF_MLP: Final = {"ffn": "ffn", "mlp": "form"}
 
 
-def uniform(*, layers: int, ffn: int, mlp: Mlp, **dimensions: Any) -> Model:
+def uniform(*, layers: int, ffn: int, mlp: Mlp, block: BlockForm = BlockForm.PRE_NORM, **dimensions: Any) -> Model:
     """A model of equal layers; dimensions: the fields of `FullAttention`, and of `Model` but for its stack."""
     attention = FullAttention(**{name: dimensions.pop(name) for name in _OF_ATTENTION if name in dimensions})
-    return Model(stack=(LayerRun(LayerSpec(attention, DenseMlp(ffn, mlp)), layers),), **dimensions)
+    return Model(stack=(LayerRun(LayerSpec(attention, DenseMlp(ffn, mlp), block), layers),), **dimensions)
 
 
 def dimensions(model: Model) -> dict[str, Any]:
     """What `uniform` takes to make the model; raise InputError where its layers differ."""
     match model.stack:
-        case (LayerRun(LayerSpec(FullAttention() as attention, DenseMlp() as mlp), layers),):
-            of_layer = {"layers": layers, "ffn": mlp.ffn, "mlp": mlp.form}
+        case (LayerRun(LayerSpec(FullAttention() as attention, DenseMlp() as mlp, block), layers),):
+            of_layer = {"layers": layers, "ffn": mlp.ffn, "mlp": mlp.form, "block": block}
             of_attention = {name: getattr(attention, name) for name in _OF_ATTENTION}
             return of_layer | of_attention | {name: getattr(model, name) for name in _OF_MODEL}
     raise InputError(f"{model.name} has layers that differ: there are no dimensions that all of them have")
 
 
-def resized(model: Model, **changes: Any) -> Model:
-    """The model with some dimensions changed; raise InputError for those of layers where layers differ."""
-    if set(changes) <= set(_OF_MODEL):
-        return replace(model, **changes)
-    return uniform(**(dimensions(model) | changes))
+def resized(model: Model, layers: int | None = None, **changes: Any) -> Model:
+    """The model with some dimensions changed, those of layers in all its layers; layers: how many it keeps.
+
+    Raise InputError for more layers than it has, where they differ.
+    """
+    whole = {name: changes.pop(name) for name in _OF_MODEL if name in changes}
+    stack = model.stack if layers is None else _lengthened(model, layers)
+    return replace(model, stack=joined(LayerRun(changed(run.spec, **changes), run.count) for run in stack), **whole)
+
+
+def changed(spec: LayerSpec, **changes: Any) -> LayerSpec:
+    """A layer with other dimensions: those of its attention, of its MLP (ffn, mlp), or its block, as it has them."""
+    of_mlp = {_OF_MLP[name]: value for name, value in changes.items() if name in _OF_MLP}
+    of_attention = {name: value for name, value in changes.items() if name not in (*_OF_MLP, "block")}
+    return LayerSpec(
+        None if spec.attention is None else replace(spec.attention, **of_attention),
+        None if spec.mlp is None else replace(spec.mlp, **of_mlp),
+        changes.get("block", spec.block),
+    )
+
+
+def _lengthened(model: Model, layers: int) -> Stack:
+    """The first layers of a model, or more where all are equal."""
+    if layers <= model.layers:
+        return cut(model.stack, 0, layers)
+    if len(model.stack) > 1:
+        raise InputError(
+            f"{model.name} has {model.layers} layers that differ, so nothing says what {layers} would be; "
+            f"at most {model.layers} fits"
+        )
+    return tuple(LayerRun(run.spec, layers) for run in model.stack)
 
 
 def norm_parameters(model: Model) -> int:
@@ -133,20 +187,31 @@ def _adapter_parameters(there: Mapping[Projection, tuple[int, int]], lora: Lora)
 
 
 def layer_parameters(model: Model, spec: LayerSpec) -> int:
-    """Parameters of one layer: attention and MLP, each with its norm."""
-    attention = 0 if spec.attention is None else norm_parameters(model) + _attention_parameters(model, spec.attention)
-    return attention + (0 if spec.mlp is None else norm_parameters(model) + _mlp_parameters(model, spec.mlp))
+    """Parameters of one layer: attention and MLP, and its norms."""
+    attention = 0 if spec.attention is None else _attention_parameters(model, spec.attention)
+    mlp = 0 if spec.mlp is None else _mlp_parameters(model, spec.mlp)
+    return attention + mlp + _norms(spec) * norm_parameters(model)
+
+
+def _norms(spec: LayerSpec) -> int:
+    """Norms of a layer over the hidden dimension."""
+    branches = sum(part is not None for part in (spec.attention, spec.mlp))
+    if spec.block is BlockForm.PARALLEL:
+        return 1
+    return branches * (spec.block.before + spec.block.after)
 
 
 def embedding_parameters(model: Model) -> int:
-    """Parameters of the token table and of learned positions."""
-    positions = model.max_positions if model.positions is Positions.LEARNED else 0
-    return (model.vocab + positions) * model.hidden
+    """Parameters of the token table, of learned positions and of a norm."""
+    positions = model.position_rows if model.positions is Positions.LEARNED else 0
+    normed = norm_parameters(model) if model.embedding_norm else 0
+    return (model.vocab + positions) * model.hidden + normed
 
 
 def head_parameters(model: Model) -> int:
-    """Parameters of the final norm and of a logits matrix that is not tied to the embedding."""
-    return norm_parameters(model) + (0 if model.tied_embeddings else model.vocab * model.hidden)
+    """Parameters of the final norm, of a logits matrix that is not tied to the embedding, and of its bias."""
+    matrix = 0 if model.tied_embeddings else model.vocab * model.hidden
+    return norm_parameters(model) + matrix + (model.vocab if model.head_bias else 0)
 
 
 def parameters(model: Model) -> int:
@@ -175,7 +240,12 @@ def _attention_parameters(model: Model, attention: FullAttention) -> int:
     query, key_value = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
     weights = model.hidden * (2 * query + 2 * key_value)
     biases = (query + 2 * key_value if attention.qkv_bias else 0) + (model.hidden if model.linear_bias else 0)
-    return weights + biases + (2 * attention.head_dim if attention.qk_norm else 0)
+    match attention.qk_norm:
+        case QkNorm.HEADS:
+            return weights + biases + 2 * attention.head_dim
+        case QkNorm.WHOLE:
+            return weights + biases + query + key_value
+    return weights + biases
 
 
 def _mlp_parameters(model: Model, mlp: DenseMlp) -> int:

@@ -88,6 +88,12 @@ def test_steps_must_be_asked_for(path: str) -> None:
         (("training.attention=flash1",), "training.attention: torch has no flash1"),
         (("training.lora=8",), "training.lora: adapters beside frozen weights cannot be checked; set it to none"),
         (("training.recompute=selective_op",), "training.recompute: selective_op cannot be checked"),
+        (("model.window=64",), "model.window: torch's SDPA has no sliding window; set it to full"),
+        (("model.block=parallel",), "model.block: only pre_norm layers"),
+        (("model.rotary=0.5",), "model.rotary: only whole heads"),
+        (("model.qk_norm=whole",), "model.qk_norm: only norms of each head"),
+        (("model.softcap=true",), "model.softcap and model.logit_softcap"),
+        (("model.positions=alibi",), "a norm of the embedding, ALiBi, spare positions"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(overrides: tuple[str, ...], sentence: str) -> None:

@@ -93,6 +93,7 @@ def _counted() -> dict[str, Kernel]:
         # for queries and keys each; a 128th of the elements is small against angles only with many heads
         *_both(streaming.rotary(fused=False), 64 * 16, 128, table=16),
         *_both(streaming.softmax(fused=False), 128 * 64, 128),
+        *_both(streaming.softcap(fused=False), 128 * 64, 128),
         *_both(streaming.loss(Loss.VOCAB_PARALLEL), 32, 4096),
         _forward(streaming.loss(Loss.TORCH), 32, 4096),
         _forward(streaming.residual(dropout=False, fused=False), 64, 1024),

@@ -86,7 +86,7 @@ def test_the_scenario_in_readme_is_a_scenario_and_so_are_the_parts_that_replace_
     from clustersim.scenario import Scenario
 
     whole, *parts = scenarios()
-    assert len(parts) == 2
+    assert len(parts) == 3
     for part in ({}, *parts):
         assert Scenario.from_mapping({**whole, **part}, source="README.md").layout.world == 16384
 
@@ -94,7 +94,7 @@ def test_the_scenario_in_readme_is_a_scenario_and_so_are_the_parts_that_replace_
 def test_the_inline_model_in_readme_has_the_defaults_that_it_tells() -> None:
     from clustersim.scenario import Scenario
 
-    whole, own, _ = scenarios()
+    whole, own, *_ = scenarios()
     needed = {key: own["model"][key] for key in ("layers", "hidden", "heads", "ffn", "vocab", "kv_heads", "name")}
     models = [Scenario.from_mapping({**whole, "model": model}).model for model in (own["model"], needed)]
     assert models[0] == models[1]
@@ -126,13 +126,14 @@ def test_the_schedules_from_outside_in_readme_are_schedules(tmp_path: Path) -> N
 def test_every_key_of_a_scenario_stands_in_readme() -> None:
     from clustersim.scenario.file import ModelSection, ScenarioFile
 
-    whole, own, _ = scenarios()
+    whole, own, layers, _ = scenarios()
     assert whole.keys() == ScenarioFile.keys().keys()
     for section in ("layout", "training", "cost", "disturbances"):
         inner = ScenarioFile.at([section])
         assert inner is not None
         assert whole[section].keys() == inner.keys().keys()
-    assert own["model"].keys() == ModelSection.keys().keys() - {"preset", "path"}
+    assert own["model"].keys() | layers["model"].keys() == ModelSection.keys().keys() - {"path", "stack"}
+    assert "`stack: [" in README
 
 
 def test_continuous_integration_runs_the_test_command_of_readme() -> None:

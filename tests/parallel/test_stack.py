@@ -19,7 +19,7 @@ from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
 from clustersim.workload.flops import token_flops
 from clustersim.workload.presets import preset
-from clustersim.workload.stack import DenseMlp, FullAttention, LayerRun, LayerSpec, Mlp, count, cut
+from clustersim.workload.stack import BlockForm, DenseMlp, FullAttention, LayerRun, LayerSpec, Mlp, QkNorm, count, cut
 from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveOperations, Training
 from clustersim.workload.transformer import Model, parameters, resized
 
@@ -27,7 +27,12 @@ WIDE = LayerSpec(FullAttention(32, 8, 128), DenseMlp(14336, Mlp.SWIGLU))
 NARROW = LayerSpec(FullAttention(16, 4, 128), DenseMlp(4096, Mlp.SWIGLU))
 ONLY_MLP = LayerSpec(None, DenseMlp(8192, Mlp.GELU))
 ONLY_ATTENTION = LayerSpec(FullAttention(32, 8, 128), None)
-SPECS = (WIDE, NARROW, ONLY_MLP, ONLY_ATTENTION)
+LOCAL = LayerSpec(
+    FullAttention(32, 8, 128, window=256, qk_norm=QkNorm.WHOLE), DenseMlp(14336, Mlp.SWIGLU), BlockForm.SANDWICH
+)
+BESIDE = LayerSpec(FullAttention(32, 4, 64, rotary=0.0), DenseMlp(8192, Mlp.GELU), BlockForm.PARALLEL_NORMS)
+AFTER = LayerSpec(FullAttention(16, 16, 256, rotary=0.5), DenseMlp(8192, Mlp.GELU), BlockForm.POST_NORM)
+SPECS = (WIDE, NARROW, ONLY_MLP, ONLY_ATTENTION, LOCAL, BESIDE, AFTER, replace(WIDE, block=BlockForm.PARALLEL))
 STACKS = st.lists(st.builds(LayerRun, st.sampled_from(SPECS), st.integers(1, 3)), min_size=1, max_size=4).map(tuple)
 RECOMPUTES = st.sampled_from([NoRecompute(), SelectiveOperations(), FullRecompute(), FullRecompute(2)])
 LLAMA = preset("llama3-8b")
@@ -98,5 +103,13 @@ def test_dimensions_of_the_whole_model_change_whatever_its_layers_are() -> None:
     model = stacked((LayerRun(WIDE, 3), LayerRun(NARROW, 5)))
     assert resized(model) == model
     assert resized(model, vocab=1024) == replace(model, vocab=1024)
-    with pytest.raises(InputError, match="has layers that differ"):
-        resized(model, heads=8)
+
+
+def test_dimensions_of_layers_change_in_all_of_them_and_layers_are_the_first_ones() -> None:
+    model = stacked((LayerRun(WIDE, 3), LayerRun(ONLY_MLP, 5)))
+    found = resized(model, layers=4, head_dim=64, ffn=512)
+    assert isinstance(WIDE.attention, FullAttention)
+    wide = LayerSpec(replace(WIDE.attention, head_dim=64), DenseMlp(512, Mlp.SWIGLU))
+    assert found.stack == (LayerRun(wide, 3), LayerRun(LayerSpec(None, DenseMlp(512, Mlp.GELU)), 1))
+    with pytest.raises(InputError, match="has 8 layers that differ, so nothing says what 9 would be; at most 8 fits"):
+        resized(model, layers=9)

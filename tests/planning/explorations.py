@@ -113,7 +113,7 @@ class Explored:
         if zero != self.scenario.layout.data.stage:
             yield f"layout.data={_DATA[zero]}"
         own = self.scenario.layout.layers_per_stage
-        if own is not None and (at["model"] != 0 or len(own) != at["pp"] * chunks):
+        if own is not None and (at["model"] != 0 or (isinstance(own, tuple) and len(own) != at["pp"] * chunks)):
             yield "layout.layers_per_stage=even"
         yield f"schedule={{{at['schedule']}: {{chunks: {chunks}}}}}" if chunks > 1 else f"schedule={at['schedule']}"
         mode, _, layers = at["recompute"].partition(":")

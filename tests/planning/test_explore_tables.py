@@ -14,12 +14,14 @@ from clustersim.lowering.step import lower
 from clustersim.parallel.groups import process_groups
 from clustersim.parallel.mesh import PIPELINE, REPLICAS, SHARDS
 from clustersim.parallel.plan import Plan
+from clustersim.planning.explore import tables
 from clustersim.planning.explore_schedules import answer, play, steady
 from clustersim.program.program import RankProgram
 from clustersim.program.task import Collective, Communicate, Compute, Send
+from clustersim.scenario import Scenario
 from clustersim.schedules.rules import dry_run, peak_in_flight
 from clustersim.schedules.shelf import schedule
-from tests.planning.explorations import SAMPLES, SCENARIOS, Explored, explored
+from tests.planning.explorations import SAMPLES, SCENARIOS, Explored, explored, few_choices
 from tests.planning.explorer_page import ZERO, Page
 
 
@@ -199,3 +201,37 @@ def test_members_of_groups_are_the_layouts(known: Explored) -> None:
             for axis in axes:
                 members = np.add.outer(np.arange(found[axis]) * strides[axis], members).reshape(-1)
             assert members.tolist() == groups[role].members[0].tolist()
+
+
+def windowed(**model: Any) -> Explored:
+    """A scenario of Gemma 2's kind, explored."""
+    scenario = Scenario.from_mapping({**SCENARIOS["odd"], "model": {"preset": "gemma2-9b", "layers": 12, **model}})
+    with few_choices():
+        return Explored(scenario, tables(scenario))
+
+
+@pytest.mark.parametrize("model", [{}, {"block": "parallel_norms", "nope_every": 3, "qk_norm": "whole"}])
+def test_layers_that_hold_and_send_the_same_may_differ(model: dict[str, Any]) -> None:
+    """Windows and turned heads change what is computed, and nothing that the page draws."""
+    known = windowed(**model)
+    assert len(known.scenario.model.specs) > 1
+    page, settings = Page(known.exploration), known.exploration.start
+    for told, ledger in zip(page.memory(settings), ledgers_of(known.scenario), strict=True):
+        parts = {use.value: size for use, size in ledger.at_peak().items()}
+        assert told == pytest.approx(parts, rel=1e-9, abs=1.0)
+    scenario = known.scenario
+    plan = Plan(scenario.model, scenario.training, scenario.layout, scenario.schedule.placement)
+    program = lower(plan, scenario.schedule.order(scenario.layout.pp, scenario.microbatches))
+    for rank in (0, 2, 5):
+        found = page.traffic(settings, rank)
+        for axis, members in (("tp", 2), ("pp", 1)):
+            assert found[axis] == pytest.approx(sent(program.programs[rank], axis, members), rel=1e-9)
+
+
+def test_layers_that_hold_something_else_are_refused() -> None:
+    mapping = {
+        **SCENARIOS["odd"],
+        "model": {"preset": "llama-tiny", "stack": [{"layers": 1, "ffn": 704}, {"layers": 7}]},
+    }
+    with pytest.raises(InputError, match="the layers of llama-tiny differ in what they hold, and the explorer's page"):
+        tables(Scenario.from_mapping(mapping))

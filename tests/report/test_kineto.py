@@ -13,10 +13,14 @@ import numpy as np
 import pytest
 
 from clustersim.analysis.parts import Part
+from clustersim.dtypes import DType
 from clustersim.errors import OutputError
 from clustersim.report import kineto_files
 from clustersim.report.kineto_files import require_directory, write_kineto_files
+from clustersim.report.kineto_words import called_kernel
 from clustersim.result import Result
+from clustersim.workload.attention import Core
+from clustersim.workload.kernels import AttentionShape
 from tests.report.traced import simulated
 
 GPU_PARTS = (Part.COMPUTE, Part.RECOMPUTE, Part.OPTIMIZER, Part.LAUNCH, Part.SLOWED)
@@ -238,3 +242,13 @@ def test_holistic_trace_analysis_finds_the_breakdown(
         beside = common(moving, merged([event for event in events if not is_communication(event)]))
         expected = 100 * beside / seconds(moving)
         assert overlaps.loc[rank, "comp_comm_overlap_pctg"] == pytest.approx(expected, abs=0.02)
+
+
+def test_a_window_is_told_as_the_flash_attention_package_tells_it() -> None:
+    """It counts the keys to the left of the query's own: a window of 128 tokens is 127 of them."""
+    shape = AttentionShape(2, 1024, 1024, heads=8, kv_heads=2, head_dim=64, causal=True, window=128)
+    (core,) = Core(shape, DType.BF16, dropout=False, fused=True).flash()
+    called = called_kernel(core.forward[0])
+    assert called.operator == "flash_attn::_flash_attn_forward"
+    assert called.arguments["Input Dims"][:3] == [[2, 1024, 8, 64], [2, 1024, 2, 64], [2, 1024, 2, 64]]
+    assert called.arguments["Concrete Inputs"][5:8] == ["True", "127", "0"]

@@ -151,3 +151,10 @@ def test_absurd_products_are_refused_before_anything_is_built() -> None:
     }
     with pytest.raises(Exception, match=r"1,000,000,000,000,000,000 GPUs are out of range; .* 1,048,576"):
         Scenario.from_mapping(mapping)
+
+
+def test_a_window_on_the_ring_of_context_parallelism_is_a_warning(mapping: dict[str, Any]) -> None:
+    ring = ["layout.cp=2", "layout.dp=4"]
+    assert not Scenario.from_mapping(mapping, ring).warnings
+    (warning,) = Scenario.from_mapping(mapping, [*ring, "model.window=1024"]).warnings
+    assert "all keys and values go round the ring" in warning

@@ -7,11 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.dtypes import DType
+from clustersim.workload import layers
 from clustersim.workload.flops import model_flops
 from clustersim.workload.kernels import Kernel, KernelKind, MatmulShape
 from clustersim.workload.layers import Layer, Operator, Region, Shard, embedding, head
 from clustersim.workload.presets import PRESETS, preset
 from clustersim.workload.recipe import mixed
+from clustersim.workload.stack import LayerSpec
 from clustersim.workload.training import Attention, Training
 from clustersim.workload.transformer import (
     Model,
@@ -29,10 +31,18 @@ KORTHIKANTI = ["megatron-22b", "gpt3-175b", "megatron-530b", "megatron-1t"]
 
 def _kind(model: Model) -> tuple[object, ...]:
     """What decides which operators and tensors a model has; its sizes do not."""
-    found = sizes(model)
-    grouped = found.kv_heads < found.heads
-    choices = found.mlp, model.norm, model.positions, model.linear_bias, found.qkv_bias, found.qk_norm
-    return (*choices, model.tied_embeddings, model.dropout, grouped)
+    kinds = frozenset(map(_kind_of_layer, model.specs))
+    choices = model.norm, model.positions, model.linear_bias, model.tied_embeddings, model.dropout
+    return (kinds, *choices, model.embedding_norm, model.logit_softcap)
+
+
+def _kind_of_layer(spec: LayerSpec) -> tuple[object, ...]:
+    attention, mlp = spec.attention, spec.mlp
+    assert attention is not None
+    assert mlp is not None
+    grouped, windowed = attention.kv_heads < attention.heads, attention.window is not None
+    choices = attention.qkv_bias, attention.qk_norm, attention.rotary, attention.softcap
+    return (mlp.form, spec.block, grouped, windowed, *choices)
 
 
 ONE_OF_EACH_KIND = list({_kind(preset(name)): name for name in PRESETS}.values())
@@ -123,7 +133,8 @@ def test_llama_keeps_each_tensor_once() -> None:
 @pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
 def test_operators_hold_the_models_parameters(name: str) -> None:
     model, shard = preset(name), _shard(FLASH)
-    assert layer(model, FLASH, shard).parameters == layer_parameters(model, *model.specs)
+    for spec in model.specs:
+        assert layers.layer(model, spec, FLASH, shard).parameters == layer_parameters(model, spec)
     assert embedding(model, FLASH, shard).parameters == embedding_parameters(model)
     tied = model.vocab * model.hidden if model.tied_embeddings else 0
     assert head(model, FLASH, shard).parameters == head_parameters(model) + tied
@@ -140,10 +151,11 @@ def test_attention_itself_holds_no_parameters(attention: Attention, fused: bool)
 @pytest.mark.parametrize("sequence", [1024, 8192])
 def test_kernels_with_full_attention_do_the_models_flops(name: str, sequence: int) -> None:
     """The convention counts the full score matrix, which standard attention computes."""
-    model = preset(name)
+    model = resized(preset(name), window=None)
     training = Training(sequence=sequence, global_batch=6, microbatch=2, attention=Attention.STANDARD)
     shard = _shard(training)
-    executed = model.layers * _flops(layer(model, training, shard)) + _flops(head(model, training, shard))
+    of_layers = (run.count * _flops(layers.layer(model, run.spec, training, shard)) for run in model.stack)
+    executed = sum(of_layers) + _flops(head(model, training, shard))
     microbatches = 3
     assert microbatches * executed == pytest.approx(model_flops(model, training), rel=1e-12)
 

@@ -77,8 +77,8 @@ def test_gpt_follows_narayanans_equation_2(name: str) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_parts_sum_to_the_whole(name: str) -> None:
     model = preset(name)
-    whole = model.layers * layer_parameters(model, *model.specs) + embedding_parameters(model) + head_parameters(model)
-    assert parameters(model) == whole
+    of_layers = sum(run.count * layer_parameters(model, run.spec) for run in model.stack)
+    assert parameters(model) == of_layers + embedding_parameters(model) + head_parameters(model)
 
 
 def test_tied_embeddings_are_counted_once() -> None:

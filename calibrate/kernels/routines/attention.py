@@ -14,7 +14,9 @@ from clustersim.workload.kernels import AttentionShape
 
 
 def prepare(shape: AttentionShape, dtype: DType, device: torch.device, *, gradient: bool) -> Action:
-    """Attention over random operands, or the gradients of its three operands."""
+    """Attention over random operands, or the gradients of its three operands; raise Unsupported for a window."""
+    if shape.window is not None:
+        raise formulas.Unsupported(f"attention of a window of {shape.window}: PyTorch's SDPA has none")
     sizes = (shape.query, shape.heads), (shape.key, shape.kv_heads), (shape.key, shape.kv_heads)
     made = [normal(device, dtype, shape.batch, *size, shape.head_dim, gradient=True) for size in sizes]
     q, k, v = (operand.transpose(1, 2) for operand in made)

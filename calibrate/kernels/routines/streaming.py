@@ -96,6 +96,11 @@ def _gelu(made: Operands) -> Prepared:
     return Prepared(lambda: formulas.gelu(x), (x,))
 
 
+def _softcap(made: Operands) -> Prepared:
+    x = made.tensor()
+    return Prepared(lambda: formulas.softcap(x, fused=made.shape.fused), (x,))
+
+
 def _swiglu(made: Operands) -> Prepared:
     x = made.tensor(made.shape.rows, 2 * made.shape.width)
     return Prepared(lambda: formulas.swiglu(x, fused=made.shape.fused), (x,))
@@ -183,6 +188,7 @@ _FORMULAS: Final = MappingProxyType[Routine, Preparation](
         Routine.RMSNORM: _rmsnorm,
         Routine.GELU: _gelu,
         Routine.SWIGLU: _swiglu,
+        Routine.SOFTCAP: _softcap,
         Routine.ROTARY: _rotary,
         Routine.RESIDUAL: _residual,
         Routine.SCALED_SUM: _scaled_sum,

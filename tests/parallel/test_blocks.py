@@ -1,0 +1,91 @@
+"""What blocks send: a parallel one is one sharded region, so it sums once forward, and backward once for each norm."""
+
+from dataclasses import replace
+
+import pytest
+
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.plan import Plan
+from clustersim.parallel.tensor import backward, forward, input_gradients, operations_again, weight_gradients
+from clustersim.program.task import Collective, Exchange, Operation
+from clustersim.workload.stack import BlockForm
+from clustersim.workload.training import Training
+from clustersim.workload.transformer import resized
+
+from .test_tensor import SMALL
+
+WHOLE, SPLIT = Layout(tp=2), Layout(tp=2, sequence_parallel=True)
+SUMS = {BlockForm.PRE_NORM: (2, 2), BlockForm.POST_NORM: (2, 2), BlockForm.SANDWICH: (2, 2)}
+SUMS |= {BlockForm.PARALLEL: (1, 1), BlockForm.PARALLEL_NORMS: (1, 2)}
+
+
+def sent(operations: list[Operation]) -> list[Exchange]:
+    return [operation.exchange for operation in operations if operation.exchange is not None]
+
+
+def passes(block: BlockForm, layout: Layout) -> tuple[list[Operation], list[Operation], list[Operation]]:
+    """Forward, backward, and backward in halves."""
+    plan = Plan(resized(SMALL, block=block), Training(32, 1), layout)
+    (spec,) = plan.model.specs
+    layer, sharding = plan.layers[spec], plan.sharding(spec.attention)
+    halves = [*input_gradients(layer, sharding), *weight_gradients(layer, sharding)]
+    return forward(layer, sharding), backward(layer, sharding), halves
+
+
+@pytest.mark.parametrize("block", BlockForm)
+def test_sums_of_a_layer(block: BlockForm) -> None:
+    ahead, back, halves = (sent(each) for each in passes(block, WHOLE))
+    assert [each.collective for each in ahead] == [Collective.ALL_REDUCE] * SUMS[block][0]
+    assert [each.collective for each in back] == [Collective.ALL_REDUCE] * SUMS[block][1]
+    assert halves == back
+    assert {each.payload for each in (*ahead, *back)} == {32 * 64 * 2}
+
+
+@pytest.mark.parametrize("block", BlockForm)
+def test_gathers_and_scatters_under_sequence_parallelism(block: BlockForm) -> None:
+    """Forward gathers what each norm made and scatters sums; backward the reverse, and gathers inputs again."""
+    ahead, back, halves = (sent(each) for each in passes(block, SPLIT))
+    sums, inputs = SUMS[block]
+    kinds = [Collective.ALL_GATHER] * inputs + [Collective.REDUCE_SCATTER] * sums
+    assert sorted(each.collective.value for each in ahead) == sorted(kind.value for kind in kinds)
+    names = sorted(each.name for each in back)
+    expected = ["gather input again"] * inputs + ["gather output gradient"] * sums + ["reduce input gradient"] * inputs
+    assert names == expected
+    assert sorted(each.name for each in halves) == expected
+
+
+def test_a_parallel_block_gathers_its_input_before_the_mlps_weights_need_it() -> None:
+    _, back, _ = passes(BlockForm.PARALLEL, SPLIT)
+    names = [part.name for operation in back for part in (operation.exchange, operation.kernel) if part is not None]
+    assert names.index("gather input again") < names.index("mlp.up.weight_gradient")
+    assert names.index("reduce input gradient") > names.index("block.gradient_sum")
+
+
+@pytest.mark.parametrize("block", BlockForm)
+@pytest.mark.parametrize("layout", [WHOLE, SPLIT], ids=["whole", "split"])
+def test_every_gradient_is_complete_once(block: BlockForm, layout: Layout) -> None:
+    plan = Plan(resized(SMALL, block=block), Training(32, 1), layout)
+    (layer,) = plan.layers.values()
+    _, _, halves = passes(block, layout)
+    assert sum(operation.gradients for operation in halves) == layer.parameters
+
+
+@pytest.mark.parametrize("block", BlockForm)
+def test_selective_operations_run_a_sharded_input_again(block: BlockForm) -> None:
+    """Torchtitan's `op`: products are kept by turns, so inputs are gathered again wherever a product is run again."""
+    plan = Plan(resized(SMALL, block=block), Training(32, 1), SPLIT)
+    (spec,) = plan.model.specs
+    again = operations_again(plan.layers[spec], plan.sharding(spec.attention))
+    assert len(sent(again)) == SUMS[block][1]
+
+
+def test_a_window_leaves_the_ring_as_it_is() -> None:
+    """No framework drops blocks of keys from the ring: all of them travel."""
+    layout = Layout(cp=2)
+    full, narrow = (Plan(resized(SMALL, window=window), Training(32, 1), layout) for window in (None, 4))
+    rings = []
+    for plan in (full, narrow):
+        (spec,) = plan.model.specs
+        rings.append(sent(forward(plan.layers[spec], plan.sharding(spec.attention))))
+    assert rings[0] == rings[1]
+    assert replace(rings[0][0], payload=0.0).collective is Collective.SHIFT
