@@ -10,6 +10,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from clustersim.lowering.offload import HostWork, pieces
 from clustersim.lowering.tasklist import Blocks, TaskList
 from clustersim.lowering.units import Units
 from clustersim.parallel.groups import WAYS
@@ -59,8 +60,26 @@ class Lowering:
     reducing: list[int] = field(default_factory=list)
     _between: dict[tuple[int, int], Exchange | None] = field(default_factory=dict)
 
+    @cached_property
+    def host(self) -> HostWork:
+        """What the rank does with its host."""
+        activations = self.plan.training.offload.activations
+        return HostWork(self.tasks, 0 if activations is None else activations.buffers)
+
     def compute(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
-        """Add a compute task whose block is shared by all passes with this key; return its number."""
+        """Add a compute task whose block is shared by all passes with this key; return its number.
+
+        There are several, one after the other, where activations of layers inside go to the host or come back.
+        """
+        task, after, arriving = -1, run.after, run.arriving
+        for place, piece in enumerate(pieces(operations)):
+            ready = (*after, *self.host.before(run.action, piece))
+            task = self._compute(Pass(run.stage, run.action, ready, arriving), (key, place), piece)
+            self.host.after(run.action, piece, task)
+            after, arriving = (), ()
+        return task
+
+    def _compute(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
         name = _NAMES[run.action.kind]
         block = self.blocks.block((name, bool(run.arriving), key), name, (*run.arriving, *operations))
         self.computed = self.tasks.add(Stream.COMPUTE, Compute(block, run.after, run.action))
@@ -88,16 +107,22 @@ class Lowering:
         return self.tasks.add(Stream.DATA, Communicate(exchange, tuple(after)))
 
     def gather(self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int]) -> tuple[int, ...]:
-        """Gather parameters of a group from the ranks that hold parts of them; return the task, if there is one."""
+        """Gather parameters of a group from the ranks that hold parts of them; return the task, if there is one.
+
+        A part that is on the host comes from there first, as the optimizer holds it.
+        """
         if group.shard is None or group.shards == 1:
             return ()
+        if self.plan.training.offload.shards:
+            size = parameters * group.formats.held.bytes / group.shards
+            after = (self.host.run(Collective.FROM_HOST, "fetch parameters", size, after),)
         payload = parameters * group.formats.gathered.bytes
         return (self.communicate(Exchange(name, Collective.ALL_GATHER, group.shard.name, payload), after),)
 
     def reduce(self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int]) -> tuple[int, ...]:
         """Sum gradients of a group: scattered over those who hold parts, then over those who hold equal ones.
 
-        Return the last task, if there is one.
+        Where parts are on the host, their gradients go there. Return the last task, if there is one.
         """
         payload = parameters * group.formats.gradients.bytes
         last: tuple[int, ...] = ()
@@ -108,6 +133,8 @@ class Lowering:
             part = payload / group.shards if group.shards > 1 else payload
             exchange = Exchange(name, Collective.ALL_REDUCE, group.replicate.name, part)
             last = (self.communicate(exchange, last or after),)
+        if last and self.plan.training.offload.shards:
+            last = (self.host.run(Collective.TO_HOST, "offload gradients", payload / group.shards, last),)
         return last
 
 

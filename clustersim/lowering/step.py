@@ -176,9 +176,33 @@ def _optimize(low: Lowering, stages: tuple[Stage, ...], place: int | None) -> in
     if plan.training.gradient_clipping:
         kernels = [each for training, count in updated for each in _steps(gradient_norm(training, count))]
         after = _norm(low, kernels) if place is None else _norm_so_far(low, place, kernels)
-    steps = [each for training, count in updated for each in _steps(optimizer_step(training, count))]
+    share = plan.training.offload.share
+    here = [(training, (1.0 - share) * count) for training, count in updated if share < 1.0]
+    steps = [each for training, count in here for each in _steps(optimizer_step(training, count))]
+    back = list(_update_on_host(low, sum(len(low.units.of(stage)) for stage in stages), updated, after))
     block = low.blocks.block(("optimizer", tuple(steps)), "optimizer", steps)
-    return low.tasks.add(Stream.COMPUTE, Compute(block, after))
+    done = low.tasks.add(Stream.COMPUTE, Compute(block, after))
+    if not back:
+        return done
+    return low.tasks.add(Stream.COMPUTE, Compute(low.blocks.block("updated", "updated weights", ()), (*back[-1:],)))
+
+
+def _update_on_host(
+    low: Lowering, pieces: int, updated: list[tuple[Training, float]], after: tuple[int, ...]
+) -> Iterator[int]:
+    """Update the host's part of the parameters, in so many pieces; yield the tasks after which weights are there."""
+    offload = low.plan.training.offload
+    for training, count in updated if offload.states is not None else ():
+        part, formats = offload.share * count / pieces, training.recipe.weights
+        (kernel,) = optimizer_step(replace(training, fused=True), part)
+        for _ in range(pieces):
+            ready = after
+            if not offload.shards:
+                ready = (low.host.run(Collective.TO_HOST, "offload gradients", part * formats.gradients.bytes, after),)
+            task = low.host.run(Collective.ON_HOST, "optimizer on the host", kernel.bytes, ready)
+            if not offload.shards:
+                task = low.host.run(Collective.FROM_HOST, "fetch weights", part * formats.stored.bytes, (task,))
+            yield task
 
 
 def _updated(plan: Plan, stages: tuple[Stage, ...]) -> Iterator[tuple[Training, float]]:
@@ -223,9 +247,14 @@ def _norm_so_far(low: Lowering, rank: int, kernels: list[Operation]) -> tuple[in
 
 
 def _squares(low: Lowering, operations: list[Operation]) -> int:
-    """Sum the squares of this rank's gradients once they are reduced; return the task."""
+    """Sum the squares of this rank's gradients once they are reduced, where they are; return the task."""
+    after = tuple(low.reducing)
+    if low.plan.training.offload.shards:
+        read = sum(operation.kernel.bytes for operation in operations if operation.kernel is not None)
+        after = (low.host.run(Collective.ON_HOST, f"{_NORM} on the host", read, after),)
+        operations = [operation for operation in operations if operation.kernel is None]
     block = low.blocks.block(("norm", tuple(operations)), "gradient norm", operations)
-    return low.tasks.add(Stream.COMPUTE, Compute(block, tuple(low.reducing)))
+    return low.tasks.add(Stream.COMPUTE, Compute(block, after))
 
 
 def _steps(kernels: tuple[Kernel, ...]) -> list[Operation]:

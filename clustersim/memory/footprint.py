@@ -2,7 +2,7 @@
 
 Parameters, gradients and optimizer states, sharded as ZeRO's stage says (Rajbhandari et al. 2020, section 5: with 2
 bytes for parameters and gradients and 12 for master weights and moments of P parameters on N ranks, 16 P, 4 P + 12 P/N,
-2 P + 14 P/N and 16 P/N bytes); the layers that ZeRO-3 has gathered; the bucket of whole gradients that ZeRO-2 fills
+2 P + 14 P/N and 16 P/N bytes), less what is on the host, with buffers for what comes and goes; the layers that ZeRO-3 has gathered; the bucket of whole gradients that ZeRO-2 fills
 (one: the next is filled while it is reduced only if the network lags); buffers of process groups; the driver's context.
 """
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from clustersim.dtypes import DType
+from clustersim.memory.activations import Activations
 from clustersim.parallel.data import FullyShard, NaiveDataParallel, Zero2
 from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.pipeline import Stage
@@ -30,6 +31,7 @@ class Category(Enum):
     OPTIMIZER = "optimizer state"
     GATHERED = "gathered parameters"
     ACTIVATIONS = "activations"
+    OFFLOAD = "offload buffers"
     COMMUNICATION = "communication buffers"
     CONTEXT = "driver context"
     FRAGMENTATION = "fragmentation"
@@ -50,16 +52,18 @@ class Footprint:
             (group, float(sum(self.plan.parameters(stage, group.name) for stage in stages)))
             for group in self.plan.parameter_groups
         ]
+        offload = self.plan.training.offload
+        here = 0.0 if offload.shards else 1.0
         buffers = self.groups * self.framework.communicator + self.receives
         return {
-            Category.PARAMETERS: sum(
-                count * group.formats.stored.bytes / self._shards(group, 3) for group, count in held
-            ),
-            Category.GRADIENTS: sum(
-                count * group.formats.gradients.bytes / self._shards(group, 2) for group, count in held
-            ),
-            Category.OPTIMIZER: sum(count * self._state_bytes(group) / self._shards(group, 1) for group, count in held),
+            Category.PARAMETERS: here
+            * sum(count * group.formats.stored.bytes / self._shards(group, 3) for group, count in held),
+            Category.GRADIENTS: here
+            * sum(count * group.formats.gradients.bytes / self._shards(group, 2) for group, count in held),
+            Category.OPTIMIZER: (1.0 - offload.share)
+            * sum(count * self._state_bytes(group) / self._shards(group, 1) for group, count in held),
             Category.GATHERED: self.gathered(stages),
+            Category.OFFLOAD: Activations(self.plan).buffers(stages) + self.passing(stages),
             Category.COMMUNICATION: buffers + sum(self.bucket(group, count) for group, count in held),
             Category.CONTEXT: self.context,
         }
@@ -82,6 +86,19 @@ class Footprint:
                 whole = sorted((self._whole(unit, lambda formats: formats.gathered) for unit in units), reverse=True)
                 gradients = max(self._whole(unit, lambda formats: formats.gradients) for unit in units)
                 return sum(whole[: ahead + 1] if reshards else whole) + gradients
+        return 0.0
+
+    def passing(self, stages: tuple[Stage, ...]) -> Bytes:
+        """Shards of parameters on their way from the host to their gathers, and of one unit's gradients back."""
+        match self.plan.layout.data:
+            case FullyShard(ahead=ahead) if self.plan.training.offload.shards:
+                units = {id(unit): unit for stage in stages for unit in self.plan.units(stage)}.values()
+                counts = [[(unit.counts.get(group.name, 0) / group.shards, group.formats)
+                           for group in self.plan.parameter_groups] for unit in units]  # fmt: skip
+                return max(
+                    sum(count * ((ahead + 1) * formats.held.bytes + formats.gradients.bytes) for count, formats in each)
+                    for each in counts
+                )
         return 0.0
 
     def _whole(self, unit: Layer, kept: Callable[[WeightFormats], DType]) -> Bytes:

@@ -13,6 +13,7 @@ from clustersim.parallel.data import BY_STAGE
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.units import Bytes, format_bytes
+from clustersim.workload.offload import ActivationOffload, Offload, OptimizerOffload
 from clustersim.workload.training import (
     FullRecompute,
     NoRecompute,
@@ -41,14 +42,14 @@ def remedies(plan: Plan, capacity: Bytes, peak_of: PeakOf, *, domain: int) -> li
     ranks that are proposed.
     """
     again = _trained(plan, recompute=FullRecompute())
-    alone = (_recompute(plan), _smaller(plan), *_other_ladders(plan, domain))
+    alone = (_recompute(plan), _smaller(plan), *_other_ladders(plan, domain), _offload(plan))
     paired = (_with_full(ladder) for ladder in _other_ladders(again, domain))
     for ladders in (alone, paired):
         fitting = (found for ladder in ladders if (found := _first(ladder, capacity, peak_of)) is not None)
         told = list(islice(fitting, MOST))
         if told:
             return told
-    return ["no single change of recomputation, sharding or degrees fits; use more GPUs or a smaller model"]
+    return ["no single change of recomputation, sharding, degrees or offload fits; use more GPUs or a smaller model"]
 
 
 def _first(ladder: Iterator[Candidate], capacity: Bytes, peak_of: PeakOf) -> str | None:
@@ -124,11 +125,25 @@ def _deeper(plan: Plan) -> Iterator[Candidate]:
             yield Candidate(_words(deeper) + again_even, _spread(plan, deeper))
 
 
+def _offload(plan: Plan) -> Iterator[Candidate]:
+    """The optimizer on the host, then activations too."""
+    offload = plan.training.offload
+    if offload.states is None:
+        changed = replace(offload, states=OptimizerOffload())
+        yield Candidate("training.offload.optimizer=true", _trained(plan, offload=changed))
+    if offload.activations is None:
+        words = "training.offload.activations=all"
+        yield Candidate(words, _trained(plan, offload=replace(offload, activations=ActivationOffload())))
+        if offload.states is None:
+            both = Offload(ActivationOffload(), OptimizerOffload())
+            yield Candidate(f"{words} with training.offload.optimizer=true", _trained(plan, offload=both))
+
+
 def _words(layout: Layout) -> str:
     return f"layout.tp={layout.tp} layout.pp={layout.pp} layout.dp={layout.dp}"
 
 
-def _trained(plan: Plan, **changes: Recompute | int) -> Plan:
+def _trained(plan: Plan, **changes: Recompute | Offload | int) -> Plan:
     training: Training = replace(plan.training, **changes)  # type: ignore[arg-type]
     return replace(plan, training=training)
 

@@ -8,6 +8,7 @@ microbatch that does the same work refers to one block object.
 
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import Final
 
 from clustersim.program.action import Action
 from clustersim.units import Bytes
@@ -23,6 +24,9 @@ class Stream(IntEnum):
     SEND_NEXT = 2  # activations to the next stage
     SEND_PREVIOUS = 3  # gradients to the previous stage
     RECEIVE = 4  # buffers are posted ahead: receives do not queue behind each other
+    TO_HOST = 5  # copies from the device
+    HOST = 6  # what the host computes for the rank
+    FROM_HOST = 7  # copies to the device
 
 
 class Work(Enum):
@@ -47,6 +51,13 @@ class Collective(Enum):
     ALL_TO_ALL = "all_to_all"
     SEND_RECV = "send_recv"
     SHIFT = "shift"  # each member's part goes round the ring, from neighbour to neighbour, until all have seen it
+    TO_HOST = "to_host"  # a copy of one rank; so are the other two of one rank alone
+    FROM_HOST = "from_host"
+    ON_HOST = "on_host"  # the host reads and writes so many bytes of its own memory
+
+
+HOSTED: Final = frozenset({Collective.TO_HOST, Collective.FROM_HOST, Collective.ON_HOST})
+"""Those that a rank does with its host, not with other ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +88,17 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One step of a block. gradients: how many parameters of this rank, all of one group, have theirs after it."""
+    """One step of a block. gradients: how many parameters of this rank, all of one group, have theirs after it.
+
+    fetches: bytes of activations that must be back from the host before it; saves: that go there after it.
+    """
 
     does: Kernel | Exchange | Overlap
     work: Work
     gradients: int = 0
     group: str = DENSE
+    fetches: Bytes = 0.0
+    saves: Bytes = 0.0
 
     @property
     def exchange(self) -> Exchange | None:

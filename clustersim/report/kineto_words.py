@@ -31,6 +31,12 @@ _NCCL: Final = MappingProxyType(  # the kernel's name, and the name that c10d gi
         Collective.SHIFT: ("SendRecv", "coalesced"),
     }
 )
+_MEMCPY: Final = MappingProxyType(
+    {
+        Collective.TO_HOST: "Memcpy DtoH (Device -> Pinned)",
+        Collective.FROM_HOST: "Memcpy HtoD (Pinned -> Device)",
+    }
+)
 _SHARED_OUT: Final = (Collective.REDUCE_SCATTER, Collective.SCATTER)  # each member ends with its share
 _SHARED_IN: Final = (Collective.ALL_GATHER, Collective.GATHER)  # each member begins with its share
 _NCCL_FORMATS: Final = MappingProxyType(
@@ -47,12 +53,16 @@ _LISTED: Final = 16  # ranks of a group that an event lists
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """One kernel: what the host calls it with, and what runs. arguments: of the operator; device: of the kernel."""
+    """One kernel: what the host calls it with, and what runs. arguments: of the operator; device: of the kernel.
+
+    category: what the profiler calls its kind.
+    """
 
     operator: str
     arguments: dict[str, Any]
     kernel: str
     device: dict[str, Any]
+    category: str = "kernel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +100,14 @@ def called_exchange(
         "Process Group Ranks": _listed(group.ranks),
     }
     return Called("record_param_comms", arguments, kernel, arguments)
+
+
+def called_host(exchange: Exchange) -> Called:
+    """A copy to or from pinned memory of the host, as the profiler names it, or what the host computes itself."""
+    if exchange.collective is Collective.ON_HOST:
+        return Called(exchange.name, {}, exchange.name, {"bytes": int(exchange.payload)}, category="cpu_op")
+    kernel = _MEMCPY[exchange.collective]
+    return Called("aten::copy_", {}, kernel, {"bytes": int(exchange.payload)}, category="gpu_memcpy")
 
 
 def _listed(ranks: tuple[int, ...]) -> str:

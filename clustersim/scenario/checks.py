@@ -15,6 +15,7 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import SPOKEN, Axis
 from clustersim.parallel.pipeline import split_layers
 from clustersim.scenario.legal import around, divisors, multiples_around
+from clustersim.scenario.offload import check_offload
 from clustersim.scenario.section import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH
 from clustersim.scenario.setup import Setup
 from clustersim.workload.training import FullRecompute
@@ -251,6 +252,7 @@ _CHECKS: tuple[_Check, ...] = (
     check_sequence,
     _format,
     _naive,
+    check_offload,
     _steps,
     _jitter,
 )

@@ -16,8 +16,9 @@ from clustersim.dtypes import DType
 from clustersim.errors import nearest, shown
 from clustersim.parallel.data import BY_STAGE, DDP_BUCKET, DataParallelism, FullyShard, NaiveDataParallel, Replicated
 from clustersim.parallel.mesh import DATA, DENSE, MESHES
-from clustersim.program.task import Collective
+from clustersim.program.task import HOSTED, Collective
 from clustersim.scenario.disturbances import DisturbancesSection, MixedSection, listed
+from clustersim.scenario.offload import OffloadSection
 from clustersim.scenario.section import (
     MOST_LAYERS,
     Choice,
@@ -296,11 +297,13 @@ class TrainingSection(Section):
     optimizer: Annotated[Optimizer, member(Optimizer)] = Optimizer.ADAM
     gradient_clipping: bool = True
     fused: bool = True
+    offload: OffloadSection = OffloadSection()
 
     def step(self) -> Training:
         """The training step as the inside knows it."""
         plain = {name: getattr(self, name) for name in type(self).model_fields if name != "precision"}
-        return Training(**{**plain, "recipe": self.precision.recipe(), "recompute": self.recompute.choice()})
+        chosen = {"recompute": self.recompute.choice(), "offload": self.offload.choice()}
+        return Training(**{**plain, "recipe": self.precision.recipe(), **chosen})
 
 
 class ScaleSection(Section):
@@ -330,7 +333,7 @@ def _yaml_off(value: object) -> object:
 def _algorithms(value: object) -> object:
     if not isinstance(value, dict):
         return value
-    names = [collective.value for collective in Collective]
+    names = [collective.value for collective in Collective if collective not in HOSTED]
     for name in value:
         if name not in names:
             raise mistake(f"{shown(name)} is no collective; {nearest(str(name), names)}")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from clustersim.workload.offload import NOTHING, Offload
 from clustersim.workload.recipe import Recipe, mixed
 
 
@@ -84,3 +85,4 @@ class Training:
     optimizer: Optimizer = Optimizer.ADAM
     gradient_clipping: bool = True
     fused: bool = True  # norms, activation, rotary, residual and optimizer are fused kernels
+    offload: Offload = NOTHING

@@ -1,9 +1,10 @@
-"""What would a scenario be with more microbatches, other ones, another recomputation, or one slow rank?"""
+"""What would a scenario be with more microbatches, other ones, another recomputation, no offload, or one slow rank?"""
 
 from dataclasses import replace
 
 from clustersim.hardware.disturbance import Slow
 from clustersim.scenario.scenario import Scenario
+from clustersim.workload.offload import NOTHING
 from clustersim.workload.training import Recompute
 
 
@@ -21,6 +22,11 @@ def with_microbatch(scenario: Scenario, sequences: int) -> Scenario:
 def with_recompute(scenario: Scenario, policy: Recompute) -> Scenario:
     """Another choice of activations that are computed again."""
     return replace(scenario, training=replace(scenario.training, recompute=policy))
+
+
+def without_offload(scenario: Scenario) -> Scenario:
+    """Everything stays on the device."""
+    return replace(scenario, training=replace(scenario.training, offload=NOTHING))
 
 
 def with_slow_gpu(scenario: Scenario, speed: float, gpu: int | None = None) -> Scenario:
