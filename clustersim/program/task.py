@@ -29,6 +29,10 @@ class Stream(IntEnum):
     FROM_HOST = 7  # copies to the device
 
 
+HOST_STREAMS: Final = (Stream.TO_HOST, Stream.HOST, Stream.FROM_HOST)
+"""What a rank does with its host."""
+
+
 class Work(Enum):
     """Why an operation is done; the breakdown's first question."""
 
