@@ -12,7 +12,7 @@ from clustersim.analysis.parts import EXPOSED
 from clustersim.analysis.rows import read_rows
 from clustersim.cost.block import SideBySide
 from clustersim.parallel import mesh
-from clustersim.parallel.mesh import NAMES
+from clustersim.parallel.mesh import NAMES, SERVED
 from clustersim.program.task import Block, Compute, Operation, Stream, Work
 from clustersim.program.task import Overlap as Beside
 from tests.conftest import examples
