@@ -54,6 +54,10 @@ NOT_MODELLED: Final = (
     "zeroing and scaling of gradient buffers",
     "small reductions of gradients: of norms under sequence parallelism, of key and value heads held by several ranks",
 )
+NOT_OF_HOSTS: Final = (
+    "contention of copies to and from the host with what NICs send over the same PCIe, and with kernels",
+    "rounding up of pinned memory, host memory of the system itself, adding up gradients on the host",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +214,8 @@ class Answer(FieldState):
         """What the answer leaves out."""
         given = self.scenario.disturbances != Disturbances() or self.scenario.cluster.mixed
         disturbed = self.scenario.jitter is not None or given
-        return (NOT_SHARED[self.scenario.cost.network], *(() if disturbed else (HEALTHY,)), *NOT_MODELLED)
+        host = () if self.host is None else NOT_OF_HOSTS
+        return (NOT_SHARED[self.scenario.cost.network], *(() if disturbed else (HEALTHY,)), *NOT_MODELLED, *host)
 
     @property
     def spans(self) -> int:

@@ -65,7 +65,9 @@ class Category(Enum):
 
 
 CATEGORIES: tuple[Category, ...] = tuple(Category)
-AXIS_LOOKS: Final[Mapping[Axis, Category]] = MappingProxyType({axis: Category[axis.category.upper()] for axis in SERVED})
+AXIS_LOOKS: Final[Mapping[Axis, Category]] = MappingProxyType(
+    {axis: Category[axis.category.upper()] for axis in SERVED}
+)
 """The category of each axis's communication."""
 
 

@@ -1,9 +1,9 @@
 """What may a scenario file say of offload to the host, and does it agree with the rest?
 
-    offload:
-      activations: all           # or 8 layers of each stage, or 50 % of them; {layers: 8, prefetch: 2}
-      optimizer: true            # or the part of its states that is on the host, such as 50 %
-      parameters: true           # with FSDP: shards, their gradients and the optimizer
+offload:
+  activations: all           # or 8 layers of each stage, or 50 % of them; {layers: 8, prefetch: 2}
+  optimizer: true            # or the part of its states that is on the host, such as 50 %
+  parameters: true           # with FSDP: shards, their gradients and the optimizer
 """
 
 from collections.abc import Iterator
@@ -19,9 +19,7 @@ from clustersim.scenario.section import MOST_LAYERS, Layers, Section, mistake, s
 from clustersim.scenario.setup import Setup
 from clustersim.workload.offload import NOTHING, ActivationOffload, Offload, OptimizerOffload, ShardOffload
 
-_EXAMPLE = (
-    "{capacity: 2 TB, bandwidth: 600 GB/s, to_host: 50 GB/s, from_host: 50 GB/s, latency: 10 us, update: 0.46}"
-)
+_EXAMPLE = "{capacity: 2 TB, bandwidth: 600 GB/s, to_host: 50 GB/s, from_host: 50 GB/s, latency: 10 us, update: 0.46}"
 _PART = share(0.0, 1.0).func
 
 

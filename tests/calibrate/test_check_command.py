@@ -87,6 +87,14 @@ def test_steps_must_be_asked_for(path: str) -> None:
         (("disturbances.jitter=1 %",), "disturbances"),
         (("training.attention=flash1",), "training.attention: torch has no flash1"),
         (("training.recompute=selective_op",), "training.recompute: selective_op cannot be checked"),
+        (
+            (
+                "cluster.node.host_memory={capacity: 1 TB, bandwidth: 90 GB/s, to_host: 50 GB/s, from_host: 50 GB/s, "
+                "latency: 0 s, update: 0.5}",
+                "training.offload.optimizer=true",
+            ),
+            "training.offload: what is on the host cannot be checked; set it to none",
+        ),  # fmt: skip
     ],
 )
 def test_what_cannot_be_trained_is_refused(overrides: tuple[str, ...], sentence: str) -> None:

@@ -104,6 +104,7 @@ def test_without_nvlink_the_links_inside_a_node_are_those_of_pcie() -> None:
                 "half_the_microbatch": "a microbatch of 1 sequence has no half",
                 "slow_rank": "there is one rank",
                 "no_recompute": "nothing is recomputed now",
+                "no_offload": "nothing is on the host now",
             },
         ),
         (
@@ -111,6 +112,7 @@ def test_without_nvlink_the_links_inside_a_node_are_those_of_pcie() -> None:
             {
                 "half_the_microbatch": "a microbatch of 3 sequences has no half",
                 "full_recompute": "all layers are recomputed now",
+                "no_offload": "nothing is on the host now",
             },
         ),
     ],
