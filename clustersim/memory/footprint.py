@@ -2,8 +2,9 @@
 
 Parameters, gradients and optimizer states, sharded as ZeRO's stage says (Rajbhandari et al. 2020, section 5: with 2
 bytes for parameters and gradients and 12 for master weights and moments of P parameters on N ranks, 16 P, 4 P + 12 P/N,
-2 P + 14 P/N and 16 P/N bytes), less what is on the host, with buffers for what comes and goes; the layers that ZeRO-3 has gathered; the bucket of whole gradients that ZeRO-2 fills
-(one: the next is filled while it is reduced only if the network lags); buffers of process groups; the driver's context.
+2 P + 14 P/N and 16 P/N bytes), less what is on the host, with buffers for what comes and goes; the layers that ZeRO-3
+has gathered; the bucket of whole gradients that ZeRO-2 fills (one: the next is filled while it is reduced only if the
+network lags); buffers of process groups; the driver's context.
 """
 
 from collections.abc import Callable

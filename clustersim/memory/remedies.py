@@ -42,7 +42,7 @@ def remedies(plan: Plan, capacity: Bytes, peak_of: PeakOf, *, domain: int) -> li
     ranks that are proposed.
     """
     again = _trained(plan, recompute=FullRecompute())
-    alone = (_recompute(plan), _smaller(plan), *_other_ladders(plan, domain), _offload(plan))
+    alone = (_recompute(plan), _smaller(plan), *_other_ladders(plan, domain))
     paired = (_with_full(ladder) for ladder in _other_ladders(again, domain))
     for ladders in (alone, paired):
         fitting = (found for ladder in ladders if (found := _first(ladder, capacity, peak_of)) is not None)
@@ -90,7 +90,7 @@ def _smaller(plan: Plan) -> Iterator[Candidate]:
 
 
 def _other_ladders(plan: Plan, domain: int) -> tuple[Iterator[Candidate], ...]:
-    return _split_sequence(plan), _sharding(plan), _wider(plan, domain), _deeper(plan)
+    return _split_sequence(plan), _sharding(plan), _wider(plan, domain), _deeper(plan), _offload(plan)
 
 
 def _split_sequence(plan: Plan) -> Iterator[Candidate]:
@@ -126,17 +126,14 @@ def _deeper(plan: Plan) -> Iterator[Candidate]:
 
 
 def _offload(plan: Plan) -> Iterator[Candidate]:
-    """The optimizer on the host, then activations too."""
+    """The optimizer on the host, or activations."""
     offload = plan.training.offload
     if offload.states is None:
-        changed = replace(offload, states=OptimizerOffload())
-        yield Candidate("training.offload.optimizer=true", _trained(plan, offload=changed))
+        there = replace(offload, states=OptimizerOffload())
+        yield Candidate("training.offload.optimizer=true", _trained(plan, offload=there))
     if offload.activations is None:
-        words = "training.offload.activations=all"
-        yield Candidate(words, _trained(plan, offload=replace(offload, activations=ActivationOffload())))
-        if offload.states is None:
-            both = Offload(ActivationOffload(), OptimizerOffload())
-            yield Candidate(f"{words} with training.offload.optimizer=true", _trained(plan, offload=both))
+        there = replace(offload, activations=ActivationOffload())
+        yield Candidate("training.offload.activations=all", _trained(plan, offload=there))
 
 
 def _words(layout: Layout) -> str:

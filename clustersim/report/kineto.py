@@ -61,7 +61,10 @@ def write_kineto(result: "Answer", rank: TraceRank, file: IO[bytes], *, most: in
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """What is written of a kernel apart from when: by the host, and by the GPU, on a stream; hosted: by the host alone."""
+    """What is written of a kernel apart from when: by the host, and by the GPU, on a stream.
+
+    category: what the profiler calls its kind.
+    """
 
     operator: bytes
     kernel: bytes

@@ -25,7 +25,7 @@ _PART = share(0.0, 1.0).func
 
 def _some_layers(value: object) -> object:
     """A number of layers as it is; `all` or a share as a share."""
-    if value in ("all", True):
+    if value == "all" or value is True:
         return 1.0
     if isinstance(value, int) and not isinstance(value, bool):
         if not 1 <= value <= MOST_LAYERS:
@@ -41,8 +41,12 @@ def _part(value: object) -> object:
     return float(value) if isinstance(value, bool) else value
 
 
+def _is_nothing(value: object) -> bool:
+    return value == "none" or value is False
+
+
 def _absent(value: object) -> object:
-    return None if value in ("none", False) else value
+    return None if _is_nothing(value) else value
 
 
 class ActivationsSection(Section):
@@ -75,7 +79,7 @@ class OffloadSection(Section):
     @classmethod
     def written_out(cls, value: object) -> object:
         """None is nothing."""
-        return {} if value in ("none", False) else super().written_out(value)
+        return {} if _is_nothing(value) else super().written_out(value)
 
     @model_validator(mode="after")
     def _shards_take_all(self) -> Self:

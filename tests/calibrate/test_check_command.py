@@ -94,7 +94,7 @@ def test_steps_must_be_asked_for(path: str) -> None:
                 "training.offload.optimizer=true",
             ),
             "training.offload: what is on the host cannot be checked; set it to none",
-        ),  # fmt: skip
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused(overrides: tuple[str, ...], sentence: str) -> None:
