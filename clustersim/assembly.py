@@ -32,7 +32,7 @@ from clustersim.parallel.plan import Plan
 from clustersim.program.action import Order
 from clustersim.program.program import Program
 from clustersim.program.symmetry import Classes, unfolded
-from clustersim.program.task import HOSTED, Block, Compute, Overlap
+from clustersim.program.task import Block, Compute, HostExchange, Overlap
 from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.scenario.checks import problems
 from clustersim.workload.kernels import Kernel
@@ -115,7 +115,7 @@ def exchanges_of(scenario: Scenario) -> tuple[Call, ...]:
     per_node = scenario.cluster.gpus_per_node
     found: dict[Call, None] = {}
     every = (exchange for each in program.programs for exchange in each.exchanges)
-    for exchange in dict.fromkeys(each for each in every if each.collective not in HOSTED):
+    for exchange in dict.fromkeys(each for each in every if not isinstance(each, HostExchange)):
         for members in program.groups[exchange.group].members:
             nodes = len(np.unique(members // per_node))
             found[Call(exchange.collective, exchange.payload, len(members), nodes)] = None

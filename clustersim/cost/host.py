@@ -13,8 +13,7 @@ import numpy as np
 
 from clustersim.cost.timing import Bound, Demand, DemandCost, ExchangeCost, ExchangeTiming, Provenance
 from clustersim.hardware.host import HostMemory
-from clustersim.parallel.mesh import HOST_ROLE
-from clustersim.program.task import Collective, Exchange
+from clustersim.program.task import Exchange, HostExchange, HostWork
 from clustersim.program.traffic import NOTHING
 from clustersim.units import Seconds
 
@@ -37,24 +36,24 @@ class HostedExchanges:
 
     def exchange(self, exchange: Exchange) -> ExchangeTiming:
         """Seconds of one exchange in each group of its role."""
-        if exchange.group != HOST_ROLE.name:
+        if not isinstance(exchange, HostExchange):
             return self.others.exchange(exchange)
         seconds = np.full(self.ranks, self._seconds(exchange))
-        bound = Bound.HOST_MEMORY if exchange.collective is Collective.ON_HOST else Bound.HOST_LINK
+        bound = Bound.HOST_MEMORY if exchange.work is HostWork.ON_HOST else Bound.HOST_LINK
         return ExchangeTiming(seconds, Provenance.ROOFLINE, bound, "copy", "host")
 
     def demand(self, exchange: Exchange) -> Demand:
         """What one exchange asks of the network's links: of the host's, nothing that is shared."""
-        if exchange.group != HOST_ROLE.name:
+        if not isinstance(exchange, HostExchange):
             return self.others.demand(exchange)
         nothing = np.zeros(self.ranks)
         return Demand(self.exchange(exchange).seconds, nothing, nothing, nothing, exchange.payload, NOTHING)
 
-    def _seconds(self, exchange: Exchange) -> Seconds:
+    def _seconds(self, exchange: HostExchange) -> Seconds:
         part = self.host.bandwidth / self.sharers
-        match exchange.collective:
-            case Collective.TO_HOST:
+        match exchange.work:
+            case HostWork.TO_HOST:
                 return self.host.latency + exchange.payload / min(self.host.to_host, part)
-            case Collective.FROM_HOST:
+            case HostWork.FROM_HOST:
                 return self.host.latency + exchange.payload / min(self.host.from_host, part)
         return exchange.payload / (part * self.host.update)

@@ -22,18 +22,18 @@ from typing import Final
 from clustersim.lowering.tasklist import TaskList
 from clustersim.parallel.mesh import HOST_ROLE
 from clustersim.program.action import Action
-from clustersim.program.task import Collective, Communicate, Exchange, Operation, Stream
+from clustersim.program.task import Collective, Communicate, HostExchange, HostWork, Operation, Stream
 from clustersim.units import Bytes
 
 _STREAMS: Final = {
-    Collective.TO_HOST: Stream.TO_HOST,
-    Collective.ON_HOST: Stream.HOST,
-    Collective.FROM_HOST: Stream.FROM_HOST,
+    HostWork.TO_HOST: Stream.TO_HOST,
+    HostWork.ON_HOST: Stream.HOST,
+    HostWork.FROM_HOST: Stream.FROM_HOST,
 }
 
 
 @dataclass(slots=True)
-class HostWork:
+class HostTasks:
     """What one rank copies to and from its host, and has it compute. buffers: of activations, on the device."""
 
     tasks: TaskList
@@ -44,16 +44,16 @@ class HostWork:
     def __post_init__(self) -> None:
         self._free = [()] * self.buffers
 
-    def run(self, what: Collective, name: str, size: Bytes, after: Sequence[int]) -> int:
+    def run(self, what: HostWork, name: str, size: Bytes, after: Sequence[int]) -> int:
         """Add a copy, or work of the CPU, of so many bytes; return its number."""
-        exchange = Exchange(name, what, HOST_ROLE.name, size)
+        exchange = HostExchange(name, Collective.SEND_RECV, HOST_ROLE.name, size, what)
         return self.tasks.add(_STREAMS[what], Communicate(exchange, tuple(after)))
 
     def before(self, action: Action, operations: Sequence[Operation]) -> tuple[int, ...]:
         """What a piece of a pass waits for: its activations, or room for those that it will keep."""
         if operations and operations[0].fetches:
             there = self._there[action.stage, action.microbatch].pop()
-            return (self.run(Collective.FROM_HOST, "fetch activations", operations[0].fetches, (there, *self._room())),)
+            return (self.run(HostWork.FROM_HOST, "fetch activations", operations[0].fetches, (there, *self._room())),)
         return self._room() if operations and operations[-1].saves else ()
 
     def after(self, action: Action, operations: Sequence[Operation], task: int) -> None:
@@ -61,7 +61,7 @@ class HostWork:
         if operations and operations[0].fetches:
             self._free.append((task,))
         if operations and operations[-1].saves:
-            copy = self.run(Collective.TO_HOST, "offload activations", operations[-1].saves, (task,))
+            copy = self.run(HostWork.TO_HOST, "offload activations", operations[-1].saves, (task,))
             self._there.setdefault((action.stage, action.microbatch), []).append(copy)
             self._free.append((copy,))
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from clustersim.lowering.offload import HostWork, pieces
+from clustersim.lowering.offload import HostTasks, pieces
 from clustersim.lowering.tasklist import Blocks, TaskList
 from clustersim.lowering.units import Units
 from clustersim.parallel.groups import WAYS
@@ -18,7 +18,7 @@ from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
-from clustersim.program.task import Collective, Communicate, Compute, Exchange, Operation, Stream
+from clustersim.program.task import Collective, Communicate, Compute, Exchange, HostWork, Operation, Stream
 from clustersim.workload.stack import Stack
 
 _NAMES: Final = MappingProxyType(
@@ -61,10 +61,10 @@ class Lowering:
     _between: dict[tuple[int, int], Exchange | None] = field(default_factory=dict)
 
     @cached_property
-    def host(self) -> HostWork:
+    def host(self) -> HostTasks:
         """What the rank does with its host."""
         activations = self.plan.training.offload.activations
-        return HostWork(self.tasks, 0 if activations is None else activations.buffers)
+        return HostTasks(self.tasks, 0 if activations is None else activations.buffers)
 
     def compute(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
         """Add a compute task whose block is shared by all passes with this key; return its number.
@@ -115,7 +115,7 @@ class Lowering:
             return ()
         if self.plan.training.offload.shards:
             size = parameters * group.formats.held.bytes / group.shards
-            after = (self.host.run(Collective.FROM_HOST, "fetch parameters", size, after),)
+            after = (self.host.run(HostWork.FROM_HOST, "fetch parameters", size, after),)
         payload = parameters * group.formats.gathered.bytes
         return (self.communicate(Exchange(name, Collective.ALL_GATHER, group.shard.name, payload), after),)
 
@@ -134,7 +134,7 @@ class Lowering:
             exchange = Exchange(name, Collective.ALL_REDUCE, group.replicate.name, part)
             last = (self.communicate(exchange, last or after),)
         if last and self.plan.training.offload.shards:
-            last = (self.host.run(Collective.TO_HOST, "offload gradients", payload / group.shards, last),)
+            last = (self.host.run(HostWork.TO_HOST, "offload gradients", payload / group.shards, last),)
         return last
 
 

@@ -31,6 +31,7 @@ from clustersim.program.task import (
     Communicate,
     Compute,
     Exchange,
+    HostWork,
     Operation,
     Receive,
     Send,
@@ -199,10 +200,10 @@ def _update_on_host(
         for _ in range(pieces):
             ready = after
             if not offload.shards:
-                ready = (low.host.run(Collective.TO_HOST, "offload gradients", part * formats.gradients.bytes, after),)
-            task = low.host.run(Collective.ON_HOST, "optimizer on the host", kernel.bytes, ready)
+                ready = (low.host.run(HostWork.TO_HOST, "offload gradients", part * formats.gradients.bytes, after),)
+            task = low.host.run(HostWork.ON_HOST, "optimizer on the host", kernel.bytes, ready)
             if not offload.shards:
-                task = low.host.run(Collective.FROM_HOST, "fetch weights", part * formats.stored.bytes, (task,))
+                task = low.host.run(HostWork.FROM_HOST, "fetch weights", part * formats.stored.bytes, (task,))
             yield task
 
 
@@ -252,7 +253,7 @@ def _squares(low: Lowering, operations: list[Operation]) -> int:
     after = tuple(low.reducing)
     if low.plan.training.offload.shards:
         read = sum(operation.kernel.bytes for operation in operations if operation.kernel is not None)
-        after = (low.host.run(Collective.ON_HOST, f"{_NORM} on the host", read, after),)
+        after = (low.host.run(HostWork.ON_HOST, f"{_NORM} on the host", read, after),)
         operations = [operation for operation in operations if operation.kernel is None]
     block = low.blocks.block(("norm", tuple(operations)), "gradient norm", operations)
     return low.tasks.add(Stream.COMPUTE, Compute(block, after))

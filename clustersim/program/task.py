@@ -55,13 +55,6 @@ class Collective(Enum):
     ALL_TO_ALL = "all_to_all"
     SEND_RECV = "send_recv"
     SHIFT = "shift"  # each member's part goes round the ring, from neighbour to neighbour, until all have seen it
-    TO_HOST = "to_host"  # a copy of one rank; so are the other two of one rank alone
-    FROM_HOST = "from_host"
-    ON_HOST = "on_host"  # the host reads and writes so many bytes of its own memory
-
-
-HOSTED: Final = frozenset({Collective.TO_HOST, Collective.FROM_HOST, Collective.ON_HOST})
-"""Those that a rank does with its host, not with other ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +65,24 @@ class Exchange:
     collective: Collective
     group: str
     payload: Bytes
+
+
+class HostWork(Enum):
+    """What a rank does with its host: copies to it and from it, and what the host computes for it."""
+
+    TO_HOST = "to host"
+    FROM_HOST = "from host"
+    ON_HOST = "on host"
+
+
+@dataclass(frozen=True, slots=True)
+class HostExchange(Exchange):
+    """A message between one rank and its host, or the host's work in its own memory.
+
+    payload: bytes that are copied, or that the host reads and writes.
+    """
+
+    work: HostWork
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from clustersim.cost.block import BlockTiming
 from clustersim.parallel.mesh import HOST_ROLE, ROLES
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.placement import Placement
-from clustersim.program.task import HOSTED, Block, Compute, Exchange, Overlap, Receive, Send, Stream, Task, Work
+from clustersim.program.task import Block, Compute, Exchange, HostExchange, Overlap, Receive, Send, Stream, Task, Work
 from clustersim.report.rows import shown_rows
 from clustersim.report.theme import AXIS_LOOKS, CATEGORIES, Category
 from clustersim.report.view import Path, Row, Spans, Timeline
@@ -222,7 +222,7 @@ class _Words:
         if exchange not in self.known:
             timing = self.result.cost.exchange_timing(exchange)
             source = PROVENANCE_NAMES[timing.provenance]
-            hosted = exchange.collective in HOSTED
+            hosted = isinstance(exchange, HostExchange)
             how = "" if hosted else f"{timing.algorithm} in a group that spans {timing.tier}, "
             detail = f"{how}bound by {timing.bound.value}, {source}"
             look = CATEGORIES.index(ROLE_LOOKS[exchange.group])

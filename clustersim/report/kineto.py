@@ -21,7 +21,7 @@ import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.cost.timing import ExchangeTiming
-from clustersim.program.task import HOSTED, Block, Compute, Exchange, Receive, Stream
+from clustersim.program.task import Block, Compute, Exchange, HostExchange, Receive, Stream
 from clustersim.report.kineto_words import Called, ProcessGroup, called_exchange, called_host, called_kernel
 from clustersim.report.operations import Inside, Operations
 from clustersim.report.trace_ranks import TraceRank
@@ -43,6 +43,8 @@ _STREAMS: Final = {  # numbers as CUDA gives them: the first that PyTorch makes 
 _INSIDE: Final = 20  # the stream of exchanges inside passes
 _HOST: Final = 1000  # process and thread of the host
 _LEAD: Final = 1_000_000  # nanoseconds before the first kernel, in which the host launches it
+_CALLS: Final = {b"kernel": (b"cudaLaunchKernel", 211), b"gpu_memcpy": (b"cudaMemcpyAsync", 41)}
+"""The runtime's function for each category, and its number in CUPTI."""
 _LAUNCH: Final = 600  # nanoseconds on the host
 _MARGIN: Final = 100  # nanoseconds of the operator around its launch
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -145,7 +147,7 @@ class _Kernels:
 
     def groups(self) -> Iterator[ProcessGroup]:
         """The groups that this rank communicates in."""
-        between = (exchange for exchange in self.program.exchanges if exchange.collective not in HOSTED)
+        between = (exchange for exchange in self.program.exchanges if not isinstance(exchange, HostExchange))
         for role in sorted({exchange.group for exchange in between}):
             for received in (False, True) if self.result.program.groups[role].ordered else (False,):
                 if self._row(role, received=received) >= 0:
@@ -195,7 +197,7 @@ class _Kernels:
         return self._exchanges[key]
 
     def _called(self, exchange: Exchange, timing: ExchangeTiming, *, received: bool) -> Called:
-        if exchange.collective in HOSTED:
+        if isinstance(exchange, HostExchange):
             return called_host(exchange)
         group, dtype = self._group(exchange.group, received=received), self.result.scenario.training.recipe.activations
         return called_exchange(exchange, timing, group, dtype, received=received)
@@ -267,6 +269,7 @@ def _kernel(number: int, words: _Words, host: int, begin: int, lasting: int) -> 
     """
     if words.hosted:
         return _on_host(number, words, begin, lasting)
+    call, identifier = _CALLS[words.category]
     inner, inner_end = divmod(host + _MARGIN, 1000), divmod(_LAUNCH - 2 * _MARGIN, 1000)
     start, length = divmod(begin, 1000), divmod(lasting, 1000)
     return b"".join(
@@ -275,9 +278,9 @@ def _kernel(number: int, words: _Words, host: int, begin: int, lasting: int) -> 
             % (_HOST, _HOST, *divmod(host, 1000), *divmod(_LAUNCH, 1000)),
             words.operator,
             b'"External id":%d}},\n' % number,
-            b'{"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":%d,"tid":%d,"ts":%d.%03d,"dur":%d.%03d,'
-            % (_HOST, _HOST, *inner, *inner_end),
-            b'"args":{"External id":%d,"cbid":211,"correlation":%d}},\n' % (number, number),
+            b'{"ph":"X","cat":"cuda_runtime","name":"%s","pid":%d,"tid":%d,"ts":%d.%03d,"dur":%d.%03d,'
+            % (call, _HOST, _HOST, *inner, *inner_end),
+            b'"args":{"External id":%d,"cbid":%d,"correlation":%d}},\n' % (number, identifier, number),
             b'{"ph":"s","cat":"ac2g","name":"ac2g","id":%d,"pid":%d,"tid":%d,"ts":%d.%03d},\n'
             % (number, _HOST, _HOST, *inner),
             b'{"ph":"f","cat":"ac2g","name":"ac2g","bp":"e","id":%d,"pid":0,"tid":%d,"ts":%d.%03d},\n'

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from clustersim.cost.timing import ExchangeTiming
 from clustersim.dtypes import DType
-from clustersim.program.task import Collective, Exchange
+from clustersim.program.task import Collective, Exchange, HostExchange, HostWork
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
 
 _NCCL: Final = MappingProxyType(  # the kernel's name, and the name that c10d gives the collective
@@ -33,8 +33,8 @@ _NCCL: Final = MappingProxyType(  # the kernel's name, and the name that c10d gi
 )
 _MEMCPY: Final = MappingProxyType(
     {
-        Collective.TO_HOST: "Memcpy DtoH (Device -> Pinned)",
-        Collective.FROM_HOST: "Memcpy HtoD (Pinned -> Device)",
+        HostWork.TO_HOST: "Memcpy DtoH (Device -> Pinned)",
+        HostWork.FROM_HOST: "Memcpy HtoD (Pinned -> Device)",
     }
 )
 _SHARED_OUT: Final = (Collective.REDUCE_SCATTER, Collective.SCATTER)  # each member ends with its share
@@ -102,11 +102,11 @@ def called_exchange(
     return Called("record_param_comms", arguments, kernel, arguments)
 
 
-def called_host(exchange: Exchange) -> Called:
+def called_host(exchange: HostExchange) -> Called:
     """A copy to or from pinned memory of the host, as the profiler names it, or what the host computes itself."""
-    if exchange.collective is Collective.ON_HOST:
+    if exchange.work is HostWork.ON_HOST:
         return Called(exchange.name, {}, exchange.name, {"bytes": int(exchange.payload)}, category="cpu_op")
-    kernel = _MEMCPY[exchange.collective]
+    kernel = _MEMCPY[exchange.work]
     return Called("aten::copy_", {}, kernel, {"bytes": int(exchange.payload)}, category="gpu_memcpy")
 
 

@@ -16,7 +16,7 @@ from clustersim.dtypes import DType
 from clustersim.errors import nearest, shown
 from clustersim.parallel.data import BY_STAGE, DDP_BUCKET, DataParallelism, FullyShard, NaiveDataParallel, Replicated
 from clustersim.parallel.mesh import DATA, DENSE, MESHES
-from clustersim.program.task import HOSTED, Collective
+from clustersim.program.task import Collective
 from clustersim.scenario.disturbances import DisturbancesSection, MixedSection, listed
 from clustersim.scenario.offload import OffloadSection
 from clustersim.scenario.section import (
@@ -333,7 +333,7 @@ def _yaml_off(value: object) -> object:
 def _algorithms(value: object) -> object:
     if not isinstance(value, dict):
         return value
-    names = [collective.value for collective in Collective if collective not in HOSTED]
+    names = [collective.value for collective in Collective]
     for name in value:
         if name not in names:
             raise mistake(f"{shown(name)} is no collective; {nearest(str(name), names)}")

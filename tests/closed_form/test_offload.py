@@ -12,7 +12,7 @@ from clustersim.answer import Answer
 from clustersim.cost.host import HostedExchanges
 from clustersim.hardware.host import HostMemory
 from clustersim.parallel.mesh import HOST_ROLE
-from clustersim.program.task import Collective, Communicate, Exchange, Stream
+from clustersim.program.task import Block, Collective, Communicate, Compute, HostExchange, HostWork, Stream, Task
 from clustersim.workload.transformer import parameters
 
 SECONDS = HostMemory(capacity=1e13, bandwidth=100e9, to_host=20e9, from_host=10e9, latency=0.5, update=0.4)
@@ -47,6 +47,11 @@ def spans(answer: Answer, stream: Stream) -> list[tuple[str, float, float]]:
     return found
 
 
+def block_of(task: Task) -> Block:
+    assert isinstance(task, Compute)
+    return task.block
+
+
 class _Nothing:
     """No exchanges between ranks."""
 
@@ -56,16 +61,16 @@ class _Nothing:
 @pytest.mark.parametrize(
     ("sharers", "what", "seconds"),
     [
-        (1, Collective.TO_HOST, 0.5 + 100e9 / 20e9),  # the link
-        (8, Collective.TO_HOST, 0.5 + 100e9 / 12.5e9),  # an eighth of the memory's bandwidth
-        (8, Collective.FROM_HOST, 0.5 + 100e9 / 10e9),  # the link
-        (20, Collective.FROM_HOST, 0.5 + 100e9 / 5e9),
-        (8, Collective.ON_HOST, 100e9 / (12.5e9 * 0.4)),
+        (1, HostWork.TO_HOST, 0.5 + 100e9 / 20e9),  # the link
+        (8, HostWork.TO_HOST, 0.5 + 100e9 / 12.5e9),  # an eighth of the memory's bandwidth
+        (8, HostWork.FROM_HOST, 0.5 + 100e9 / 10e9),  # the link
+        (20, HostWork.FROM_HOST, 0.5 + 100e9 / 5e9),
+        (8, HostWork.ON_HOST, 100e9 / (12.5e9 * 0.4)),
     ],
 )
-def test_gpus_share_what_the_hosts_memory_can_do(sharers: int, what: Collective, seconds: float) -> None:
+def test_gpus_share_what_the_hosts_memory_can_do(sharers: int, what: HostWork, seconds: float) -> None:
     cost = HostedExchanges(_Nothing(), SECONDS, sharers, ranks=3)  # type: ignore[arg-type]
-    exchange = Exchange("copy", what, HOST_ROLE.name, 100e9)
+    exchange = HostExchange("copy", Collective.SEND_RECV, HOST_ROLE.name, 100e9, what)
     assert cost.exchange(exchange).seconds == pytest.approx(np.full(3, seconds))
     demand = cost.demand(exchange)
     assert demand.latency == pytest.approx(np.full(3, seconds))  # it loads no link of the network
@@ -112,7 +117,7 @@ def test_copies_that_take_longest_follow_each_other_without_a_pause() -> None:
     assert len(out) == len(back) == LAYERS
     size = answer.program.programs[0].tasks
     (kept,) = {task.exchange.payload for task in size if isinstance(task, Communicate)
-               and task.exchange.collective is Collective.TO_HOST}  # fmt: skip
+               and isinstance(task.exchange, HostExchange) and task.exchange.work is HostWork.TO_HOST}  # fmt: skip
     assert out[-1][2] - out[0][1] == pytest.approx(LAYERS * (0.5 + kept / 20e9))
     assert back[0][1] == out[-1][2]
     assert back[-1][2] - back[0][1] == pytest.approx(LAYERS * (0.5 + kept / 10e9))
@@ -126,7 +131,7 @@ def test_fetches_are_as_many_layers_ahead_as_there_are_buffers() -> None:
         trace, tasks = answer.trace, answer.program.programs[0].tasks
         backwards = [
             row for row in trace.rows(0, Stream.COMPUTE).tolist()
-            if any(operation.fetches for operation in getattr(tasks[int(trace.task[row])], "block").operations)
+            if any(operation.fetches for operation in block_of(tasks[int(trace.task[row])]).operations)
         ]  # fmt: skip
         begins = [start for _, start, _ in spans(answer, Stream.FROM_HOST)]
         ends = trace.end[backwards]
@@ -138,14 +143,14 @@ def test_shards_come_before_each_gather_and_gradients_go_after_each_reduction() 
     """FSDP gathers each unit forward and again backward, but for the head; a rank's shard is half of 4 bytes each."""
     answer = simulate(scenario("layout.data=fsdp", "training.offload.parameters=true", "training.global_batch=4"))
     model, program = answer.scenario.model, answer.program.programs[0]
-    moved = {what: 0.0 for what in Collective}
+    moved = dict.fromkeys(HostWork, 0.0)
     for task in program.tasks:
-        if isinstance(task, Communicate):
-            moved[task.exchange.collective] += task.exchange.payload
+        if isinstance(task, Communicate) and isinstance(task.exchange, HostExchange):
+            moved[task.exchange.work] += task.exchange.payload
     count, head = parameters(model), 128256 * 4096 + 4096
-    assert moved[Collective.FROM_HOST] == pytest.approx(2 * (2 * count - head) * 4 / 2)
-    assert moved[Collective.TO_HOST] == pytest.approx(2 * count * 4 / 2)
-    assert moved[Collective.ON_HOST] == pytest.approx((4 + 30) * count / 2)  # the norm reads gradients once more
+    assert moved[HostWork.FROM_HOST] == pytest.approx(2 * (2 * count - head) * 4 / 2)
+    assert moved[HostWork.TO_HOST] == pytest.approx(2 * count * 4 / 2)
+    assert moved[HostWork.ON_HOST] == pytest.approx((4 + 30) * count / 2)  # the norm reads gradients once more
     assert answer.breakdown.of(0)["optimizer"] == 0.0
 
 

@@ -19,7 +19,7 @@ from clustersim.hardware.host import HostMemory
 from clustersim.memory.activations import Activations
 from clustersim.parallel.data import FullyShard, NaiveDataParallel
 from clustersim.program.symmetry import unfolded
-from clustersim.program.task import Collective, Communicate, Compute
+from clustersim.program.task import Communicate, Compute, HostExchange, HostWork
 from clustersim.scenario import Contention, Symmetry
 from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.workload.offload import NOTHING, ActivationOffload, Offload, OptimizerOffload, ShardOffload
@@ -70,11 +70,11 @@ def undisturbed(scenario: Scenario) -> Scenario:
     return replace(scenario, cost=cost, framework=framework)
 
 
-def hosted(answer: Answer, collective: Collective, rank: int) -> list[float]:
+def hosted(answer: Answer, work: HostWork, rank: int) -> list[float]:
     """Bytes of what a rank does of a kind with its host."""
     program = answer.program.programs[int(answer.program.kind[rank])]
     exchanges = [task.exchange for task in program.tasks if isinstance(task, Communicate)]
-    return [each.payload for each in exchanges if each.collective is collective]
+    return [each.payload for each in exchanges if isinstance(each, HostExchange) and each.work is work]
 
 
 @given(offloading())
@@ -145,7 +145,7 @@ def test_what_is_copied_is_what_the_device_no_longer_keeps(scenario: Scenario) -
             Activations(whole).kept(stage) - Activations(plan).kept(stage) for stage in plan.stages_of(pipeline_rank)
         )
         rank = int(np.flatnonzero(answer.program.kind == pipeline_rank)[0])
-        for way in (Collective.TO_HOST, Collective.FROM_HOST):
+        for way in (HostWork.TO_HOST, HostWork.FROM_HOST):
             assert sum(hosted(answer, way, rank)) == pytest.approx(plan.microbatches * dropped, rel=1e-12)
 
 
@@ -167,9 +167,9 @@ def test_no_more_layers_are_on_the_device_than_there_are_buffers(scenario: Scena
                     changes.append((float(trace.start[rows[number]]), 1))
                 case Compute(block=block) if any(operation.fetches for operation in block.operations):
                     changes.append((float(trace.end[rows[number]]), -1))
-                case Communicate(exchange=exchange) if exchange.collective is Collective.TO_HOST:
+                case Communicate(exchange=HostExchange(work=HostWork.TO_HOST)):
                     changes.append((float(trace.end[rows[number]]), -1))
-                case Communicate(exchange=exchange) if exchange.collective is Collective.FROM_HOST:
+                case Communicate(exchange=HostExchange(work=HostWork.FROM_HOST)):
                     changes.append((float(trace.start[rows[number]]), 1))
         held = np.cumsum([change for _, change in sorted(changes)])
         assert held[-1] == 0

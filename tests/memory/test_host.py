@@ -52,7 +52,9 @@ def test_the_device_keeps_buffers_for_layers_on_their_way(prefetch: int, buffers
     of, whole = plan(Offload(ActivationOffload(prefetch=prefetch))), plan(Offload())
     assert resident(of)[Category.OFFLOAD] == buffers * LAYER
     assert resident(whole)[Category.OFFLOAD] == 0.0
-    fewer = ledger_of(whole, order=schedule("gpipe", 1)).activations - ledger_of(of, order=schedule("gpipe", 1)).activations
+    fewer = (
+        ledger_of(whole, order=schedule("gpipe", 1)).activations - ledger_of(of, order=schedule("gpipe", 1)).activations
+    )
     assert fewer.max() == 4 * 8 * LAYER
 
 
