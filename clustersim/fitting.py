@@ -51,6 +51,13 @@ def check(scenario: Scenario) -> CheckReport:
     return CheckReport(peak, capacity, warnings, told, host)
 
 
+def fits(scenario: Scenario) -> bool:
+    """Whether every GPU's peak is within its capacity, and what is offloaded within the hosts'."""
+    peak, capacity = tightest(_peaks(scenario, plan_of(scenario)), capacities_of(scenario))
+    host = host_use_of(scenario)
+    return peak <= capacity and (host is None or host.fits)
+
+
 def peak_memory(scenario: Scenario) -> Bytes:
     """Bytes that the fullest GPU needs."""
     return max(_peaks(scenario, plan_of(scenario)))

@@ -192,6 +192,15 @@ STRATEGIES: list[str | dict[str, Any]] = [
     {"fsdp": {"prefetch": 0}},
     {"fsdp": {"prefetch": 3, "reshard_after_forward": False}},
     {"fsdp": {"copies": False}},
+    {"fsdp": {"reshard_after_forward": True, "reduce": "every_microbatch"}},
+    {"zero": {"stage": 2, "reduce": "last_microbatch"}},
+    {"ddp": {"bucket": "megatron"}},
+]
+HYBRID: list[dict[str, Any]] = [
+    {"hsdp": {}},
+    {"hsdp": {"all_reduce": "last_microbatch", "prefetch": 0}},
+    {"zero": {"stage": 1}},
+    {"zero": {"stage": 3}},
 ]
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "zb-1p", "zb-2p"]
 RECOMPUTES = ["none", "selective", "selective_op", "full", {"layers": 1}]
@@ -205,6 +214,9 @@ def mappings(draw: st.DrawFn, cluster: str | None = None) -> dict[str, Any]:
     schedule = draw(st.sampled_from(SCHEDULES if degrees["pp"] > 1 else ["gpipe", "1f1b"]))
     rounds = draw(st.integers(1, 2)) * degrees["pp"] if schedule == "interleaved" else draw(st.integers(1, 4))
     layout = {**degrees, **draw(_layouts())}
+    if degrees["dp"] % 2 == 0 and draw(st.booleans()):
+        ((name, options),) = draw(st.sampled_from(HYBRID)).items()
+        layout["data"] = {name: {**options, "shard": degrees["cp"] * degrees["dp"] // 2}}
     if degrees["dp"] == prod(degrees.values()) and (degrees["dp"] == 2 or place in WHOLE_NODE) and draw(st.booleans()):
         layout["data"] = "data_parallel"
     return {

@@ -23,7 +23,8 @@ def replicated(plan: Plan, strategy: Replicated, device: torch.device) -> Loop:
     with building(plan, device):
         model = build(plan, plan.stages[0])
     whole = sum(weight.nbytes for weight in model.parameters())
-    bucket = strategy.bucket if strategy.overlap else whole
+    of_gradients = strategy.bucket_bytes(plan.layout.dp, plan.training.recipe.weights.gradients.bytes, first=True)
+    bucket = of_gradients if strategy.overlap else whole
     wrapped = DistributedDataParallel(model, bucket_cap_mb=bucket / _MEBIBYTE, gradient_as_bucket_view=True)
 
     def around(last: bool) -> AbstractContextManager[object]:

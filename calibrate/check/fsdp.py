@@ -2,22 +2,24 @@
 
 The embedding, every layer, and the head (final norm and logits) are units, as the simulator gathers them; the head is
 not resharded between its forward and its backward (torchtitan, `apply_fsdp`). Units are gathered so many ahead as the
-scenario says. On a GPU gathers run on their own stream; on a CPU they are started and waited for later, but FSDP2
-waits for each reduce-scatter at once.
+scenario says. Hybrid sharding is a mesh of replicas of shards, secondary shards are what forward reshards to. On a GPU
+gathers run on their own stream; on a CPU they are started and waited for later, but FSDP2 waits for each reduce-scatter
+at once.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from calibrate.check.formats import TORCH
 from calibrate.check.model import Transformer, build
 from calibrate.check.trainer import Loop, building
 from calibrate.check.update import Update
-from clustersim.parallel.data import FullyShard
+from clustersim.parallel.data import FullyShard, GradientSync, Microbatches
 from clustersim.parallel.plan import Plan
 
 
@@ -27,13 +29,29 @@ def sharded(plan: Plan, strategy: FullyShard, device: torch.device) -> Loop:
         model = build(plan, plan.stages[0])
     formats = plan.training.recipe.weights
     policy = MixedPrecisionPolicy(param_dtype=TORCH[formats.gathered], reduce_dtype=TORCH[formats.gradients])
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    again = strategy.reshard_after_forward
+    mesh, again = _mesh(strategy, device), strategy.secondary or strategy.reshards(pipelined=False)
     for unit in _units(model):
-        fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=again and unit is not model.head)
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
+        fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=False if unit is model.head else again)
+    whole = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
     _prefetch(model, strategy.ahead, device)
-    return Loop(model, Update(list(model.parameters()), plan.training))
+    every = plan.layout.gradient_sync is GradientSync.EVERY_BACKWARD
+
+    def around(last: bool) -> AbstractContextManager[object]:
+        whole.set_requires_gradient_sync(last or every)
+        whole.set_requires_all_reduce(last or strategy.all_reduce is Microbatches.EVERY)
+        return nullcontext()
+
+    return Loop(model, Update(list(model.parameters()), plan.training), around)
+
+
+def _mesh(strategy: FullyShard, device: torch.device) -> DeviceMesh:
+    """All ranks, or replicas of groups that share weights out."""
+    ranks = dist.get_world_size()
+    if strategy.shard is None:
+        return init_device_mesh(device.type, (ranks,))
+    return init_device_mesh(
+        device.type, (ranks // strategy.shard, strategy.shard), mesh_dim_names=("replicate", "shard")
+    )
 
 
 def _units(model: Transformer) -> Sequence[torch.nn.Module]:

@@ -53,20 +53,22 @@ class Table:
 class Tables:
     """All that the page computes with. A setting is one of the controls', or one that follows from them.
 
-    derived: (name, factors, divisors) of settings that follow; chunks: of a pipeline rank in fact; rules: tables of
-    sentences that say why settings are impossible, in groups, of which the first that says anything is told; stages:
-    of every pipeline rank [first layer, layers, embedding, head] of each of its stages; columns: names of parts;
-    features: settings to which parts are proportional; sizes: [columns][features]; rows: by what they count, of a stage
-    [layers][columns], moments [layers][moments][columns]; sharing: what ZeRO makes of a parameter (`explore_sharing`);
-    gathered: bytes that a pipeline rank gathers [layers]; buffers: bytes of each axis's process groups; receives:
-    messages that are awaited at once; context: bytes; fragmentation: part that is added to each use of memory;
-    schedules: {idle: share of the step, held: for each pipeline rank the moments that can be its fullest: which of its
-    stages runs backward, and the microbatches that each of them holds}; order: of the axes in a rank's number; roles:
-    axes of process groups; partners: by role, for each pipeline rank the ranks it talks to.
+    derived: (name, factors, divisors) of settings that follow; chunks: of a pipeline rank in fact; flags: settings
+    that follow and are no products; rules: tables of sentences that say why settings are impossible, in groups, of
+    which the first that says anything is told; stages: of every pipeline rank [first layer, layers, embedding,
+    head] of each of its stages; columns: names of parts; features: settings to which parts are proportional; sizes:
+    [columns][features]; rows: by what they count, of a stage [layers][columns], moments [layers][moments][columns];
+    sharing: what ZeRO makes of a parameter (`explore_sharing`); gathered: bytes that a pipeline rank gathers
+    [layers]; buffers: bytes of each axis's process groups; receives: messages that are awaited at once; context:
+    bytes; fragmentation: part that is added to each use of memory; schedules: {idle: share of the step, held: for
+    each pipeline rank the moments that can be its fullest: which of its stages runs backward, and the microbatches
+    that each of them holds}; order: of the axes in a rank's number; roles: axes of process groups; partners: by
+    role, for each pipeline rank the ranks it talks to.
     """
 
     derived: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]
     chunks: Table
+    flags: Mapping[str, Table]
     rules: tuple[tuple[Table, ...], ...]
     stages: Table
     columns: tuple[str, ...]

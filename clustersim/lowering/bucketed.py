@@ -4,8 +4,8 @@ The backward that completes gradients (or its half, the weights') is cut where b
 collective is issued there (Li et al. 2020, section 3.2.3). With ZeRO, the parameters that the last step updated are
 gathered at the start of the step, in the order in which the first forward needs them, and that forward waits for them
 layer by layer (Megatron-LM's distributed optimizer with `overlap_param_gather`). Without overlap everything is
-communicated after the last backward, but for ZeRO-2's gradients, which cannot wait: they are reduced after every
-backward, and the next pass waits for them. Groups of parameters have buckets of their own.
+communicated after the last backward, but for ZeRO-2's gradients where there is no pipeline, which cannot wait: they are
+reduced after every backward, and the next pass waits for them. Groups of parameters have buckets of their own.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ class Bucketed:
 
     def reduce(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
         """Without overlap, reduce each stage's gradients in one piece after the last backward."""
-        if self.strategy.sync is not GradientSync.AFTER_BACKWARD:
+        if low.plan.layout.gradient_sync is not GradientSync.AFTER_BACKWARD:
             return
         for stage in stages:
             for group in low.plan.parameter_groups:
@@ -70,7 +70,7 @@ class Bucketed:
 
     def _reduces(self, low: Lowering, run: Pass) -> bool:
         """Whether gradients are reduced during a backward."""
-        match self.strategy.sync:
+        match low.plan.layout.gradient_sync:
             case GradientSync.EVERY_BACKWARD:
                 return run.action.kind is not ActionKind.INPUT_GRADIENT
             case GradientSync.LAST_BACKWARD:
@@ -85,7 +85,7 @@ class Bucketed:
         units = low.units.of(stage)
         gathered: list[Gathers] = [()] * len(units)
         for group in low.plan.parameter_groups:
-            waiting, full, size = [], 0, self._bucket(group)
+            waiting, full, size = [], 0, self._bucket(low, stage, group)
             for place, unit in enumerate(units):
                 waiting.append(place)
                 full += unit.counts.get(group.name, 0)
@@ -112,7 +112,7 @@ class Bucketed:
     def _backward(self, low: Lowering, run: Pass) -> int:
         operations = low.units.operations(run.stage, run.action.kind)
         groups = {group.name: group for group in low.plan.parameter_groups}
-        sizes = {name: self._bucket(group) for name, group in groups.items()}
+        sizes = {name: self._bucket(low, run.stage, group) for name, group in groups.items()}
         task, after, arriving = -1, run.after, run.arriving
         for place, (piece, full) in enumerate(buckets(operations, sizes)):
             part = Pass(run.stage, run.action, after, arriving)
@@ -125,10 +125,10 @@ class Bucketed:
         self._awaited = after
         return task
 
-    def _bucket(self, group: ParameterGroup) -> float:
-        """Parameters in a bucket."""
-        width = group.formats.gradients.bytes
-        return self.strategy.bucket_bytes(group.ranks, width) / width
+    def _bucket(self, low: Lowering, stage: Stage, group: ParameterGroup) -> float:
+        """Parameters in a bucket of a stage's."""
+        width, first = group.formats.gradients.bytes, stage.number == low.plan.placement.stages_of(0)[0]
+        return self.strategy.bucket_bytes(group.ranks, width, first=first) / width
 
 
 def _runs(gathers: Sequence[Gathers]) -> list[tuple[int, int, Gathers]]:

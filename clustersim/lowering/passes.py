@@ -106,34 +106,42 @@ class Lowering:
         """Add a collective of data parallelism; return its number."""
         return self.tasks.add(Stream.DATA, Communicate(exchange, tuple(after)))
 
-    def gather(self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int]) -> tuple[int, ...]:
+    def gather(
+        self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int], *, again: bool = False
+    ) -> tuple[int, ...]:
         """Gather parameters of a group from the ranks that hold parts of them; return the task, if there is one.
 
-        A part that is on the host comes from there first, as the optimizer holds it.
+        again: since they were last updated, so that a second copy of them has them, too. A part that is on the host
+        comes from there first, as the optimizer holds it; second copies stay on the device.
         """
-        if group.shard is None or group.shards == 1:
+        second = again and group.secondary is not None
+        role, ranks = (group.secondary, group.seconds) if second else (group.shard, group.shards)
+        if role is None or ranks == 1:
             return ()
-        if self.plan.training.offload.shards:
+        if self.plan.training.offload.shards and not second:
             size = parameters * group.formats.held.bytes / group.shards
             after = (self.host.run(HostWork.FROM_HOST, "fetch parameters", size, after),)
         payload = parameters * group.formats.gathered.bytes
-        return (self.communicate(Exchange(name, Collective.ALL_GATHER, group.shard.name, payload), after),)
+        return (self.communicate(Exchange(name, Collective.ALL_GATHER, role.name, payload), after),)
 
-    def reduce(self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int]) -> tuple[int, ...]:
+    def reduce(
+        self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int], *, across: bool = True
+    ) -> tuple[int, ...]:
         """Sum gradients of a group: scattered over those who hold parts, then over those who hold equal ones.
 
-        Where parts are on the host, their gradients go there. Return the last task, if there is one.
+        across: whether the second is done, too, or left to a later reduction. Where parts are on the host, their
+        gradients go there once both are done. Return the last task, if there is one.
         """
         payload = parameters * group.formats.gradients.bytes
         last: tuple[int, ...] = ()
         if group.shard is not None and group.shards > 1:
             exchange = Exchange(name, Collective.REDUCE_SCATTER, group.shard.name, payload)
             last = (self.communicate(exchange, after),)
-        if group.replicate is not None and group.replicas > 1:
+        if across and group.replicate is not None and group.replicas > 1:
             part = payload / group.shards if group.shards > 1 else payload
             exchange = Exchange(name, Collective.ALL_REDUCE, group.replicate.name, part)
             last = (self.communicate(exchange, last or after),)
-        if last and self.plan.training.offload.shards:
+        if last and (across or group.replicas == 1) and self.plan.training.offload.shards:
             last = (self.host.run(HostWork.TO_HOST, "offload gradients", payload / group.shards, last),)
         return last
 

@@ -2,8 +2,11 @@
 
 Every unit (layer, embedding, head) waits for the gather of its parameters. The gather of a unit is issued when compute
 reaches the unit `prefetch` places before it, so at most prefetch + 1 gathered units are in memory; a pass prefetches
-nothing for the next pass. Gradients are reduced and scattered unit by unit, behind the gathers in the same stream. The
-head stays gathered between its forward and its backward, which follows at once (as torchtitan wraps it for FSDP2).
+nothing for the next pass. Gradients are reduced and scattered unit by unit, behind the gathers in the same stream, and
+with hybrid sharding summed across the replicas there (FSDP2 has a stream of its own for that; where both use the same
+network ports they share them, which one stream says). The head stays gathered between its forward and its backward,
+which follows at once (as torchtitan wraps it for FSDP2). With a pipeline a stage's first forward gathers its units, its
+last backward reduces them, and between the two they stay (`parallel.data`).
 FSDP2 gathers into one buffer and copies each parameter out of it before its unit runs (`foreach_all_gather`'s copy-out,
 torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py); copies of gradients into the buffer that is reduced run
 beside compute and are left out. Where backward is run in halves, its input gradients need the parameters, its weight
@@ -12,11 +15,11 @@ Reference: Zhao et al. 2023, "PyTorch FSDP", sections 3.2 and 3.3.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from clustersim.lowering.passes import Lowering, Pass
 from clustersim.lowering.units import Unit
-from clustersim.parallel.data import FullyShard
+from clustersim.parallel.data import FullyShard, GradientSync, Microbatches
 from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.pipeline import Stage
 from clustersim.program.action import ActionKind
@@ -26,58 +29,73 @@ from clustersim.workload.streaming import copy
 
 @dataclass(frozen=True, slots=True)
 class Sharded:
-    """Gathers, runs and reduces unit by unit."""
+    """Gathers, runs and reduces unit by unit. _kept: stages whose units were gathered and stay so."""
 
     strategy: FullyShard
+    _kept: set[int] = field(default_factory=set)
 
     def begin(self, low: Lowering, stages: Sequence[Stage]) -> None:
         """Nothing to do: parameters are gathered when they are needed."""
 
     def run(self, low: Lowering, run: Pass) -> int:
         """Gather, run and (backward) reduce unit by unit; return the last compute task."""
-        kind = run.action.kind
-        units = low.units.of(run.stage)[:: 1 if kind is ActionKind.FORWARD else -1]
+        units = low.units.of(run.stage)[:: 1 if run.action.kind is ActionKind.FORWARD else -1]
         gathers: dict[int, tuple[int, ...]] = {}
         issued = 0
         for place, unit in enumerate(units):
             while issued < min(len(units), place + 1 + self.strategy.ahead):
-                if self._gathers(units[issued], kind):
-                    gathers[issued] = self._gather(low, units[issued])
+                if self._gathers(low, units[issued], run):
+                    gathers[issued] = self._gather(low, units[issued], run.action.kind)
                 issued += 1
             own = gathers.get(place, ())
             part = Pass(run.stage, run.action, (*run.after, *own), run.arriving)
             self._compute(low, part if place == 0 else Pass(run.stage, run.action, own), unit)
+        if self.strategy.keeps(pipelined=low.plan.layout.pipelined):
+            self._kept.add(run.stage.number)
         return low.computed or 0
 
     def reduce(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
-        """Nothing to do: every backward has reduced its gradients."""
+        """Nothing to do: the backwards have reduced their gradients."""
 
     def end(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
         """Nothing to do: the next step gathers what it needs."""
 
-    def _gathers(self, unit: Unit, kind: ActionKind) -> bool:
-        again = self.strategy.reshard_after_forward and not unit.head
-        return kind is ActionKind.FORWARD or (again and kind is not ActionKind.WEIGHT_GRADIENT)
+    def _gathers(self, low: Lowering, unit: Unit, run: Pass) -> bool:
+        """Whether a pass gathers a unit's parameters."""
+        kind = run.action.kind
+        if run.stage.number in self._kept or kind is ActionKind.WEIGHT_GRADIENT:
+            return False
+        again = self.strategy.reshards(pipelined=low.plan.layout.pipelined) and not unit.head
+        return kind is ActionKind.FORWARD or again
 
-    def _gather(self, low: Lowering, unit: Unit) -> tuple[int, ...]:
+    def _gather(self, low: Lowering, unit: Unit, kind: ActionKind) -> tuple[int, ...]:
         after = () if low.computed is None else (low.computed,)
-        gathers = (low.gather(f"gather {unit.name}", *each, after) for each in _held(low, unit))
+        again = kind is not ActionKind.FORWARD
+        gathers = (low.gather(f"gather {unit.name}", *each, after, again=again) for each in _held(low, unit))
         return tuple(task for tasks in gathers for task in tasks)
 
     def _compute(self, low: Lowering, run: Pass, unit: Unit) -> None:
         """Run one unit, and reduce its gradients once they are there."""
         kind = run.action.kind
-        copied = self._copies(low, unit, kind)
-        task = low.compute(run, id(unit), (*copied, *unit.operations(kind)))
-        if kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT):
+        copied = self._copies(low, unit, run)
+        task = low.compute(run, (id(unit), bool(copied)), (*copied, *unit.operations(kind)))
+        if self._reduces(low, run):
+            last = run.action in low.last or self.strategy.all_reduce is Microbatches.EVERY
             for each in _held(low, unit):
-                low.reducing += low.reduce(f"reduce {unit.name}", *each, (task,))
+                low.reducing += low.reduce(f"reduce {unit.name}", *each, (task,), across=last)
 
-    def _copies(self, low: Lowering, unit: Unit, kind: ActionKind) -> tuple[Operation, ...]:
+    def _reduces(self, low: Lowering, run: Pass) -> bool:
+        """Whether gradients are reduced during a pass."""
+        if run.action.kind not in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT):
+            return False
+        every = low.plan.layout.gradient_sync is GradientSync.EVERY_BACKWARD
+        return every or run.action in low.last
+
+    def _copies(self, low: Lowering, unit: Unit, run: Pass) -> tuple[Operation, ...]:
         """The copy of what was gathered into the parameters' own memory, if there is one."""
-        if not (self.strategy.copies and self._gathers(unit, kind)):
+        if not (self.strategy.copies and self._gathers(low, unit, run)):
             return ()
-        work = Work.FORWARD if kind is ActionKind.FORWARD else Work.BACKWARD
+        work = Work.FORWARD if run.action.kind is ActionKind.FORWARD else Work.BACKWARD
         dtype = low.plan.training.recipe.activations
         held = ((group, count) for group, count in _held(low, unit) if group.shards > 1)
         gathered = sum(count * group.formats.gathered.bytes for group, count in held)

@@ -21,7 +21,8 @@ from clustersim.lowering.tasklist import Blocks
 from clustersim.lowering.units import Units
 from clustersim.parallel.data import NaiveDataParallel
 from clustersim.parallel.groups import process_groups
-from clustersim.parallel.mesh import EMBEDDING, NEXT, PIPELINE, REPLICA, TENSOR_ROLE, WORLD
+from clustersim.parallel.mesh import EMBEDDING, NEXT, PIPELINE, TENSOR_ROLE
+from clustersim.parallel.parameters import one_copy
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind, Order
@@ -220,8 +221,7 @@ def _updated(plan: Plan, stages: tuple[Stage, ...]) -> Iterator[tuple[Training, 
 def _norm(low: Lowering, kernels: list[Operation]) -> tuple[int, ...]:
     """Sum the squares of all gradients; return the task after which the sum is there."""
     task = _squares(low, kernels)
-    role = WORLD if low.plan.layout.data.stage else REPLICA
-    exchange = Exchange(_NORM, Collective.ALL_REDUCE, role.name, NORM_BYTES)
+    exchange = Exchange(_NORM, Collective.ALL_REDUCE, one_copy(low.plan.layout).name, NORM_BYTES)
     return (low.tasks.add(Stream.DATA, Communicate(exchange, (task,))),)
 
 

@@ -146,7 +146,7 @@ class Activations:
 
     def weight_gradient(self, part: Layer) -> Bytes:
         """The gradient of the largest weight, before it is accumulated."""
-        sharded = isinstance(self.plan.layout.data, FullyShard)
+        sharded = isinstance(self.plan.layout.data, FullyShard) and not self.plan.sums_whole_gradients
         gathered = {group.name for group in self.plan.parameter_groups if sharded and group.shards > 1}
         own = (operator for operator in part.operators if operator.weight_gradient and operator.group not in gathered)
         return float(max((operator.parameters for operator in own), default=0) * self.width)

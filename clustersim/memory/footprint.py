@@ -5,6 +5,8 @@ bytes for parameters and gradients and 12 for master weights and moments of P pa
 2 P + 14 P/N and 16 P/N bytes), less what is on the host, with buffers for what comes and goes; the layers that ZeRO-3
 has gathered; the bucket of whole gradients that ZeRO-2 fills (one: the next is filled while it is reduced only if the
 network lags); buffers of process groups; the driver's context.
+Where gradients are reduced after the last microbatch only, as with a pipeline, they are whole until then, whatever the
+stage; and the parameters that ZeRO-3 gathers for a pipeline's first forward stay.
 """
 
 from collections.abc import Callable
@@ -53,21 +55,27 @@ class Footprint:
             (group, float(sum(self.plan.parameters(stage, group.name) for stage in stages)))
             for group in self.plan.parameter_groups
         ]
-        offload = self.plan.training.offload
-        here = 0.0 if offload.shards else 1.0
         buffers = self.groups * self.framework.communicator + self.receives
         return {
-            Category.PARAMETERS: here
-            * sum(count * group.formats.stored.bytes / self._shards(group, 3) for group, count in held),
-            Category.GRADIENTS: here
-            * sum(count * group.formats.gradients.bytes / self._shards(group, 2) for group, count in held),
-            Category.OPTIMIZER: (1.0 - offload.share)
+            Category.PARAMETERS: sum(count * self._parameter_bytes(group) for group, count in held),
+            Category.GRADIENTS: sum(count * self._gradient_bytes(group) for group, count in held),
+            Category.OPTIMIZER: (1.0 - self.plan.training.offload.share)
             * sum(count * self._state_bytes(group) / self._shards(group, 1) for group, count in held),
             Category.GATHERED: self.gathered(stages),
             Category.OFFLOAD: Activations(self.plan).buffers(stages) + self.passing(stages),
             Category.COMMUNICATION: buffers + sum(self.bucket(group, count) for group, count in held),
             Category.CONTEXT: self.context,
         }
+
+    def _parameter_bytes(self, group: ParameterGroup) -> Bytes:
+        """Bytes of a parameter, unless it is on the host, and of backward's copy of it."""
+        own = 0.0 if self.plan.training.offload.shards else group.formats.stored.bytes / self._shards(group, 3)
+        return own if group.secondary is None else own + group.formats.gathered.bytes / group.seconds
+
+    def _gradient_bytes(self, group: ParameterGroup) -> Bytes:
+        if self.plan.sums_whole_gradients:
+            return group.formats.gradients.bytes
+        return 0.0 if self.plan.training.offload.shards else group.formats.gradients.bytes / self._shards(group, 2)
 
     def _state_bytes(self, group: ParameterGroup) -> Bytes:
         """Bytes of master weights and moments per parameter."""
@@ -82,11 +90,14 @@ class Footprint:
     def gathered(self, stages: tuple[Stage, ...]) -> Bytes:
         """Whole units that ZeRO-3 holds at once, and one unit's whole gradients."""
         match self.plan.layout.data:
-            case FullyShard(reshard_after_forward=reshards, ahead=ahead):
+            case FullyShard() as strategy:
                 units = [unit for stage in stages for unit in self.plan.units(stage)]
                 whole = sorted((self._whole(unit, lambda formats: formats.gathered) for unit in units), reverse=True)
-                gradients = max(self._whole(unit, lambda formats: formats.gradients) for unit in units)
-                return sum(whole[: ahead + 1] if reshards else whole) + gradients
+                dropped = strategy.reshards(pipelined=self.plan.layout.pipelined)
+                held = sum(whole[: strategy.ahead + 1] if dropped else whole)
+                if self.plan.sums_whole_gradients:
+                    return held
+                return held + max(self._whole(unit, lambda formats: formats.gradients) for unit in units)
         return 0.0
 
     def passing(self, stages: tuple[Stage, ...]) -> Bytes:
@@ -110,9 +121,9 @@ class Footprint:
     def bucket(self, group: ParameterGroup, count: float) -> Bytes:
         """A bucket of the rank's `count` whole gradients of a group, where those of ZeRO-2 wait for their reduction."""
         match self.plan.layout.data:
-            case Zero2() as strategy if group.ranks > 1:
+            case Zero2() as strategy if group.ranks > 1 and not self.plan.sums_whole_gradients:
                 width = group.formats.gradients.bytes
-                return min(strategy.bucket_bytes(group.ranks, width), count * width)
+                return min(strategy.bucket_bytes(group.ranks, width, first=True), count * width)
         return 0.0
 
     @property
@@ -121,7 +132,7 @@ class Footprint:
         layout = self.plan.layout
         if isinstance(layout.data, NaiveDataParallel):
             return 1
-        return sum(degree > 1 for degree in layout.degrees.values())
+        return sum(degree > 1 for degree in layout.degrees.values()) + layout.hybrid
 
     @property
     def receives(self) -> Bytes:

@@ -100,9 +100,13 @@ def _split_sequence(plan: Plan) -> Iterator[Candidate]:
 
 
 def _sharding(plan: Plan) -> Iterator[Candidate]:
-    """More and more of the states sharded."""
+    """More and more of the states sharded, as far as frameworks do so: with a pipeline, optimizer states only.
+
+    What ZeRO-2 and FSDP hold beside a pipeline is whole during the step (`parallel.data`), so they would help no more.
+    """
+    most = 1 if plan.layout.pipelined else 3
     if any(group.ranks > 1 for group in plan.parameter_groups):
-        for stage in range(plan.layout.data.stage + 1, 4):
+        for stage in range(plan.layout.data.stage + 1, most + 1):
             yield Candidate(f"layout.data=zero{stage}", _spread(plan, replace(plan.layout, data=BY_STAGE[stage]())))
 
 

@@ -20,8 +20,9 @@ WAYS = {NEXT: 1, PREVIOUS: -1}
 
 
 def process_groups(layout: Layout, placement: Placement) -> dict[str, Groups]:
-    """All groups of a layout by role; of a role that has none of more than one rank along the pipeline, nothing."""
-    made = {role.name: _groups(layout, role, placement) for role in ROLES.values()}
+    """All groups of a layout by role; of a role that the layout has none of, nothing."""
+    meshes = layout.meshes
+    made = {role.name: _groups(layout, role, placement) for role in ROLES.values() if role.mesh in meshes}
     return {name: groups for name, groups in made.items() if len(groups.members)}
 
 

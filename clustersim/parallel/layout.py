@@ -1,14 +1,17 @@
 """How is the work spread over ranks?
 
 A layout gives every axis of `mesh` its degree. `order` lists the axes from the one whose neighbours are adjacent ranks
-to the one that is farthest apart.
+to the one that is farthest apart. Where data parallelism shards weights over some of its ranks only (hybrid sharding),
+those are neighbours on the data-parallel axis, and the context-parallel ranks are among them, as in torchtitan's
+`dp_shard_cp` mesh and Megatron-LM's partial data-parallel groups.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from clustersim.parallel.data import DataParallelism, Replicated
-from clustersim.parallel.mesh import DENSE, MESHES, NAMES, Mesh, Role
+from clustersim.parallel.data import DataParallelism, GradientSync, Replicated
+from clustersim.parallel.mesh import DENSE, HYBRID, MESHES, NAMES, REPLICATE, SHARD, Axis, Mesh, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,21 @@ class Layout:
         """The degree of every axis by its name, in the usual order of axes."""
         return {name: getattr(self, name) for name in NAMES}
 
+    @property
+    def pipelined(self) -> bool:
+        """Whether layers are spread over pipeline ranks."""
+        return self.pp > 1
+
+    @property
+    def gradient_sync(self) -> GradientSync:
+        """When gradients are reduced."""
+        return self.data.sync(pipelined=self.pipelined)
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether some of the ranks that hold the same weights share them out among themselves only."""
+        return self.data.within not in (None, self.cp * self.dp)
+
     def size_of(self, role: Role) -> int:
         """How many ranks a group of a role has that holds all who differ along its axes."""
         degrees = self.meshes[role.mesh].degrees
@@ -54,7 +72,25 @@ class Layout:
 
     @property
     def meshes(self) -> dict[str, Mesh]:
-        """All meshes that lie over the layout's ranks, by their names."""
-        degrees = self.degrees
-        made = {mesh: Mesh({axis.name: degrees[axis.name] for axis in axes}) for mesh, axes in MESHES.items()}
-        return made | {DENSE: Mesh({name: degrees[name] for name in self.order})}
+        """All meshes that lie over the layout's ranks, by their names; the parts of an axis lie in its place."""
+        degrees = self.degrees | self._parts
+        return {
+            mesh: Mesh({axis.name: degrees[axis.name] for axis in self._ordered(axes)})
+            for mesh, axes in MESHES.items()
+            if mesh != HYBRID or self.hybrid
+        }
+
+    def _ordered(self, axes: tuple[Axis, ...]) -> Sequence[Axis]:
+        """The axes of a mesh as the layout orders them; a mesh that has others keeps its own order."""
+        places = {name: place for place, name in enumerate(self.order)}
+        if not all(axis.whole.name in places for axis in axes):
+            return axes
+        return sorted(axes, key=lambda axis: places[axis.whole.name])
+
+    @property
+    def _parts(self) -> dict[str, int]:
+        """Degrees of the parts of the data-parallel axis, where there are any."""
+        if not self.hybrid:
+            return {}
+        shard = max(1, (self.data.within or 1) // self.cp)
+        return {SHARD.name: shard, REPLICATE.name: self.dp // shard}

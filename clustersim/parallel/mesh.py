@@ -5,8 +5,10 @@ fastest. Several meshes may lie over the same ranks, as attention's and the expe
 same GPUs (Liu et al. 2025, arXiv:2504.14960). A role names the groups that communicate with each other by a mesh and
 those of its axes along which their members differ: gradients, say, are reduced over groups of the role `WEIGHTS`.
 
-A new axis is one entry of `MESHES` (and of `ROLES`, if it communicates by itself) and its degree in `layout`; who holds
-the same weights, what a breakdown calls its communication and in which colour pages draw it follow from the entry.
+Hybrid sharding splits the data-parallel axis in two (`SHARD`, whose ranks are near each other, and `REPLICATE`), so it
+has a mesh of its own. A new axis is one entry of `MESHES` (and of `ROLES`, if it communicates by itself) and its degree
+in `layout`; who holds the same weights, what a breakdown calls its communication and in which colour pages draw it
+follow from the entry.
 """
 
 from collections.abc import Mapping
@@ -25,7 +27,8 @@ class Axis:
     """One way to spread work.
 
     label: in words, before "axis" or "communication"; category: whose colour its communication has (`report.theme`);
-    replicates: its ranks hold the same weights; inside: its ranks communicate between the kernels of a layer.
+    replicates: its ranks hold the same weights; inside: its ranks communicate between the kernels of a layer; part_of:
+    the axis that it is a part of, which answers name in its place.
     """
 
     name: str
@@ -33,18 +36,30 @@ class Axis:
     category: str
     replicates: bool = False
     inside: bool = False
+    part_of: "Axis | None" = None
+
+    @property
+    def whole(self) -> "Axis":
+        """The axis that it is a part of, or itself."""
+        return self.part_of or self
 
 
 TENSOR: Final = Axis("tp", "tensor-parallel", "tensor", inside=True)
 CONTEXT: Final = Axis("cp", "context-parallel", "context", replicates=True, inside=True)
 DATA: Final = Axis("dp", "data-parallel", "data", replicates=True)
 PIPELINE: Final = Axis("pp", "pipeline", "pipeline")
+SHARD: Final = Axis("dp_shard", "data-parallel", "data", replicates=True, part_of=DATA)
+REPLICATE: Final = Axis("dp_replicate", "data-parallel", "data", replicates=True, part_of=DATA)
 DENSE: Final = "dense"
 """The mesh of attention and of all weights that every token meets."""
-MESHES: Final[Mapping[str, tuple[Axis, ...]]] = MappingProxyType({DENSE: (TENSOR, CONTEXT, DATA, PIPELINE)})
+HYBRID: Final = "hybrid"
+"""The same where data parallelism shards weights over some of its ranks only."""
+MESHES: Final[Mapping[str, tuple[Axis, ...]]] = MappingProxyType(
+    {DENSE: (TENSOR, CONTEXT, DATA, PIPELINE), HYBRID: (TENSOR, CONTEXT, SHARD, REPLICATE, PIPELINE)}
+)
 """The axes of every mesh, in the usual order of ranks; all meshes of a layout have as many ranks."""
-AXES: Final = tuple(dict.fromkeys(axis for axes in MESHES.values() for axis in axes))
-"""All axes, in the order of answers."""
+AXES: Final = tuple(dict.fromkeys(axis for axes in MESHES.values() for axis in axes if axis.part_of is None))
+"""All whole axes, in the order of answers."""
 HOST: Final = Axis("host", "host", "host")
 """No axis of a mesh: what each rank copies to and from its host, and what the host computes for it."""
 SERVED: Final = (*AXES, HOST)
@@ -100,6 +115,14 @@ WEIGHTS: Final = Role("dp", "dp", tuple(axis for axis in MESHES[DENSE] if axis.r
 REPLICA: Final = Role("model", "replica", tuple(axis for axis in MESHES[DENSE] if not axis.replicates), DATA)
 """Ranks that hold one copy of the weights together."""
 WORLD: Final = Role("world", "all ranks", MESHES[DENSE], DATA)
+SHARDS: Final = Role("dp_shard", "dp within shards", (CONTEXT, SHARD), DATA, mesh=HYBRID)
+"""Ranks that weights are cut over, where not all that hold the same weights are."""
+REPLICAS: Final = Role("dp_replicate", "dp across replicas", (REPLICATE,), DATA, mesh=HYBRID)
+"""Ranks that hold the same part of weights which are cut over `SHARDS`."""
+INSTANCE: Final = Role(
+    "instance", "one sharded copy", tuple(axis for axis in MESHES[HYBRID] if axis is not REPLICATE), DATA, mesh=HYBRID
+)
+"""Ranks that hold one copy of the sharded weights together."""
 EMBEDDING: Final = Role("embedding", "tied embeddings", (PIPELINE,), DATA, Span.ENDS)
 """The pipeline ranks that hold an embedding which is the logits' matrix, too."""
 NEXT: Final = Role("pp_next", "pp", (PIPELINE,), PIPELINE, Span.NEXT)
@@ -107,8 +130,25 @@ PREVIOUS: Final = Role("pp_previous", "pp", (PIPELINE,), PIPELINE, Span.PREVIOUS
 HOST_ROLE: Final = Role("host", "host", (), HOST)
 """Each rank by itself, with its host."""
 
-_ROLES: Final = (TENSOR_ROLE, CONTEXT_ROLE, WEIGHTS, NEXT, PREVIOUS, EMBEDDING, REPLICA, WORLD, HOST_ROLE)
-ROLES: Final[Mapping[str, Role]] = MappingProxyType({role.name: role for role in _ROLES})
+ROLES: Final[Mapping[str, Role]] = MappingProxyType(
+    {
+        role.name: role
+        for role in (
+            TENSOR_ROLE,
+            CONTEXT_ROLE,
+            WEIGHTS,
+            SHARDS,
+            REPLICAS,
+            NEXT,
+            PREVIOUS,
+            EMBEDDING,
+            REPLICA,
+            INSTANCE,
+            WORLD,
+            HOST_ROLE,
+        )
+    }
+)
 """All roles by the name that exchanges carry."""
 
 

@@ -6,6 +6,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
+from clustersim.parallel.data import GradientSync
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.parameters import ParameterGroup, parameter_groups
 from clustersim.parallel.pipeline import Stage, split_layers, stages
@@ -99,6 +100,13 @@ class Plan:
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
         """The groups into which the weights fall."""
         return parameter_groups(self.layout, self.training.recipe.weights)
+
+    @property
+    def sums_whole_gradients(self) -> bool:
+        """Whether several microbatches' gradients are summed on each rank before they are reduced."""
+        sync = self.layout.gradient_sync
+        overlapped = self.microbatches == 1 and sync is GradientSync.LAST_BACKWARD
+        return sync is not GradientSync.EVERY_BACKWARD and not overlapped
 
     def recomputed_layers(self, stage: Stage) -> int:
         """How many layers of a stage run their whole forward again."""

@@ -1,8 +1,8 @@
 """Which single changes are worth a look, before anybody changes anything?
 
-Links, kernels, batch, microbatch, recomputation and one slow rank: what a planner buys, tunes, or has to live with. The
-strengths are round ones around a tenth, small enough to read as a slope and large enough to see. A change gives the
-changed scenario, or the reason why it cannot be.
+Links, kernels, batch, microbatch, recomputation, sharding and one slow rank: what a planner buys, tunes, or has to live
+with. The strengths are round ones around a tenth, small enough to read as a slope and large enough to see. A change
+gives the changed scenario, or the reason why it cannot be.
 
 Changed is what can matter: the slow rank is one whose kernels take longest, for which the others wait; and where PCIe
 is slower than NICs of twice the bandwidth would be, both have twice of theirs.
@@ -15,7 +15,9 @@ from typing import Final
 import numpy as np
 
 from clustersim.analysis.parts import KERNELS
+from clustersim.fitting import fits
 from clustersim.hardware.topology import LinkKind
+from clustersim.parallel.data import FullyShard
 from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.kernels import efficiency_of, with_products
@@ -24,9 +26,11 @@ from clustersim.scenario.changes.work import (
     with_batch,
     with_microbatch,
     with_recompute,
+    with_shards,
     with_slow_gpu,
     without_offload,
 )
+from clustersim.scenario.legal import divisors
 from clustersim.workload.offload import NOTHING
 from clustersim.workload.training import FullRecompute, NoRecompute, Recompute
 
@@ -135,6 +139,21 @@ def _busiest(result: Result) -> int:
     return int(np.argmax(healthy >= (1.0 - _ROUNDING) * healthy.max()))
 
 
+def _hybrid(result: Result) -> Changed | Untried:
+    """Over as few ranks as memory allows: then gathers and reductions go least far."""
+    scenario, layout = result.scenario, result.scenario.layout
+    ranks = layout.cp * layout.dp
+    if not isinstance(layout.data, FullyShard) or ranks == 1:
+        return Untried("weights are not fully sharded")
+    if layout.hybrid:
+        return Untried(f"weights are cut over {layout.data.within:,} of {ranks:,} ranks now")
+    for shards in (layout.cp * each for each in divisors(layout.dp)[:-1]):
+        changed = with_shards(scenario, shards)
+        if shards > 1 and fits(changed):
+            return Changed(changed, f": over {shards:,} of {ranks:,}")
+    return Untried(f"weights that are cut over fewer than all {ranks:,} ranks do not fit")
+
+
 def _recompute(policy: Recompute, already: str) -> Change:
     def change(result: Result) -> Changed | Untried:
         scenario = result.scenario
@@ -162,6 +181,7 @@ CASES: Final = (
     Case("twice_the_microbatches", "twice the microbatches (global batch 2x)", _larger_batch, effort=2.0),
     Case("half_the_microbatch", "microbatches of half the size (same batch)", _smaller_microbatches, effort=2.0),
     Case("slow_rank", "one rank at 0.9x speed", _slow_rank, effort=SPLITS),
+    Case("hybrid_sharding", "weights cut over as few ranks as fit, equal on the rest", _hybrid, modelled=True),
     Case("no_recompute", "nothing recomputed", _recompute(NoRecompute(), "nothing is recomputed now")),
     Case("full_recompute", "all layers recomputed", _recompute(FullRecompute(), "all layers are recomputed now")),
     Case("no_offload", "nothing on the host", _no_offload),

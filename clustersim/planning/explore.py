@@ -81,6 +81,7 @@ def _tables(space: Space) -> Tables:
     return Tables(
         derived=(*COUNTS, *FEATURES),
         chunks=space.table(lambda **each: space.schedule(each).chunks, "schedule", "chunks"),
+        flags=space.flags(),
         rules=rules(space, refused),
         stages=stages(space),
         columns=COLUMNS,

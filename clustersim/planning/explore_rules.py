@@ -23,6 +23,7 @@ _PARTS: Final = (
 _LAST: Final = (
     (("model", "sequence"), "", (checks.check_sequence,)),
     (("sequence", "cp", "tp", "split"), "", (checks.check_sequence,)),
+    (("cp", "dp", "zero"), "", (checks.check_shards,)),
 )
 """(settings that a rule depends on, one more that its sentence names, the rule)"""
 

@@ -1,11 +1,14 @@
 """What does ZeRO make of a parameter, and what else lies in memory for the whole step?
 
 Bytes of a parameter are `Footprint`'s for each number of replicas. What gradients and parameters send is what lowering
-makes of small plans, for one and for two microbatches: each more adds as much.
+makes of small plans, for one and for two microbatches: each more adds as much. Both depend on whether there is a
+pipeline, beside which gradients are reduced once (`parallel.data`).
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from functools import cache
+from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -14,9 +17,10 @@ from clustersim.analysis.exploration import Table
 from clustersim.memory.activations import LAYER_PARTS, Activations, Part
 from clustersim.memory.footprint import Category, Footprint
 from clustersim.memory.ledger import Ledger
-from clustersim.parallel.data import FullyShard
+from clustersim.parallel.data import FullyShard, GradientSync, cut_over
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import NAMES
+from clustersim.parallel.mesh import NAMES, REPLICAS, SHARDS, WEIGHTS
+from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.planning.explore_rows import ROUNDS, exchanges, programs
@@ -28,63 +32,115 @@ from clustersim.workload.training import Training
 
 _SHARDED: Final = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)
 _LENGTH: Final = 128
+_WAYS: Final = {key: f"pipelined {key[0]}, several {key[1]}" for key in product((False, True), repeat=2)}
+_SHARDS: Final = 2  # of small plans with hybrid sharding
 _TIED: Final = "gpt2-small"  # its embedding's matrix is the logits', too
 
 
 def sharing(space: Space) -> Table:
-    """By number format, ZeRO stage and replicas.
+    """By number format, ZeRO stage and replicas, and whether there is a pipeline and more than one microbatch.
 
     resident: bytes of a parameter, by category; bucket: bytes of gradients that wait at most, and those of a parameter;
-    gathers: whether parameters are gathered; there: [columns] 0 for parts of activations that are counted elsewhere;
-    dp: bytes that a parameter sends, for no and for one microbatch [2][columns]; tied: part of a tied gradient.
+    gathers: the key of `gathered`, empty where nothing is; there: [columns] 0 for parts of activations that are counted
+    elsewhere; dp: bytes that a parameter sends, for no and for one microbatch [2][columns]; tied: part of a tied
+    gradient; shards: ranks that parameters, gradients or optimizer states are cut over; every: whether gradients are
+    reduced after every microbatch; again: whether backward gathers parameters.
     """
-    dp_of = cache(lambda precision, zero: _sent(space, precision, zero))
+    moved = cache(lambda *known: _moved(space, *known))
 
-    def ask(precision: int, zero: int, replicas: int) -> dict[str, Any]:
-        plan = space.plan(precision=precision, zero=zero, dp=replicas, batch=replicas, sequence=_LENGTH)
-        stays, sent = _footprint(space, plan), dp_of(precision, zero)
-        count = plan.parameters(plan.stages[0])
-        (group,), of = plan.parameter_groups, Activations(plan)
+    def ask(precision: int, zero: int, replicas: int, pipelined: bool, several: bool) -> dict[str, Any]:
+        plan = space.plan(
+            precision=precision, zero=zero, dp=replicas, sequence=_LENGTH,
+            pp=1 + pipelined, batch=replicas * (1 + several),
+        )  # fmt: skip
+        stays, count = _footprint(space, plan), plan.parameters(plan.stages[0])
+        (group,), of, strategy = plan.parameter_groups, Activations(plan), plan.layout.data
         sizes = {part.value: of.size(part, *(plan.model.specs if part in LAYER_PARTS else ())) for part in Part}
+        gathers = stays.gathered(plan.stages[:1]) > 0
         return {
             "resident": {use.value: stays.resident(0)[use] / count for use in _SHARDED},
             "bucket": [stays.bucket(group, np.inf), stays.bucket(group, 1.0)],
-            "gathers": stays.gathered(plan.stages) > 0,
+            "gathers": _WAYS[pipelined, several] if gathers else "",
             "there": [int(sizes.get(name, 1) != 0) for name in COLUMNS],
-            "dp": [[each * (1 - 1 / replicas) for each in row] for row in sent[:2]],
-            "tied": 1 - sent[2] * (1 - 1 / replicas),
+            "dp": _sent(group, *moved(precision, zero, pipelined, plan.layout.hybrid)),
+            "tied": 1 / group.shards if strategy.stage > 1 else 1.0,
+            "shards": group.shards,
+            "every": plan.layout.gradient_sync is GradientSync.EVERY_BACKWARD,
+            "again": isinstance(strategy, FullyShard) and strategy.reshards(pipelined=pipelined),
         }
 
-    return space.table(ask, "precision", "zero", "replicas")
+    return space.table(ask, "precision", "zero", "replicas", "pipelined", "several")
 
 
 def _footprint(space: Space, plan: Plan) -> Footprint:
     return Footprint(plan, space.scenario.framework, space.scenario.cluster.accelerator.context_bytes)
 
 
-def _sent(space: Space, precision: int, zero: int) -> tuple[Row, Row, float]:
-    """Buffers that a parameter goes round in, without and with one microbatch; what sharding takes off a tied one."""
-    one, two = (_weights(space, precision, zero, microbatches) for microbatches in (1, 2))
-    tied = [_buffers(_small(space, precision, stage, 1, pp=2), "embedding")[0] for stage in (0, zero)]
-    return [2 * a - b for a, b in zip(one, two, strict=True)], one, 2 * (1 - tied[1] / tied[0])
+Moved = dict[str, Row]
+"""Buffers that a parameter goes round in, by role."""
 
 
-def _weights(space: Space, precision: int, zero: int, microbatches: int) -> Row:
-    """Buffers for each parameter: those of a stage without ends are a layer's, what others have more is their end's."""
-    plan = _small(space, precision, zero, microbatches, pp=3)
-    first, middle, last = _buffers(plan, "dp")
-    (only,) = _buffers(_small(space, precision, zero, microbatches, pp=1), "dp")
-    embedding = first - middle
-    ends = plan.embedding.parameters, plan.head.parameters, plan.tied_head.parameters
-    (layer,) = plan.layers.values()
-    found = middle / layer.parameters, embedding / ends[0], (last - middle) / ends[1], (only - first) / ends[2]
-    return [dict(zip(PARAMETERS, found, strict=True)).get(name, 0) for name in COLUMNS]
+def _sent(group: ParameterGroup, none: Moved, one: Moved) -> list[list[float]]:
+    """Bytes that a parameter sends, without and with one microbatch, in groups of their real size: [2][columns]."""
+    part = _SHARDS / group.shards if group.replicate is REPLICAS else 1.0
+    whole = (group.shard, group.shards, 1.0), (group.secondary, group.seconds, 1.0)
+    parts = (*whole, (group.replicate, group.replicas, part))
+    weights = {role.name: part * (1 - 1 / ranks) for role, ranks, part in parts if role is not None}
+    return [
+        [sum(moved[role][column] * weight for role, weight in weights.items()) for column in range(len(COLUMNS))]
+        for moved in (none, one)
+    ]
 
 
-def _small(space: Space, precision: int, zero: int, microbatches: int, *, pp: int) -> Plan:
-    """A plan of two replicas with a layer on each pipeline rank."""
-    training = Training(_LENGTH, 2 * microbatches, recipe=space.precisions[precision])
-    return Plan(preset(_TIED), training, Layout(dp=2, pp=pp, data=space.strategy(zero), layers_per_stage=(1,) * pp))
+def _moved(space: Space, precision: int, zero: int, pipelined: bool, hybrid: bool) -> tuple[Moved, Moved]:
+    """What a parameter goes round in without and with one microbatch; each more adds as much."""
+    small = _Small(space, precision, zero, pipelined, hybrid)
+    one, two = small.weights(1), small.weights(2)
+    return {role: [2 * a - b for a, b in zip(one[role], two[role], strict=True)] for role in one}, one
+
+
+@dataclass(frozen=True, slots=True)
+class _AsIf(Layout):
+    """A layout whose data parallelism does what it does with a pipeline, or without one, whatever its own pp."""
+
+    as_if: bool = False
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether layers are spread over pipeline ranks, for data parallelism."""
+        return self.as_if
+
+
+@dataclass(frozen=True, slots=True)
+class _Small:
+    """Plans with a layer on each pipeline rank, of two replicas, or of two pairs of them over which weights are cut."""
+
+    space: Space
+    precision: int
+    zero: int
+    pipelined: bool
+    hybrid: bool
+
+    def weights(self, microbatches: int) -> Moved:
+        """Buffers for each parameter: a stage without ends has a layer's, what others have more is their end's."""
+        three, alone = self._plan(3, microbatches), self._plan(1, microbatches)
+        (layer,) = three.layers.values()
+        ends = three.embedding.parameters, three.head.parameters, three.tied_head.parameters
+        found: Moved = {}
+        for role in (WEIGHTS.name, SHARDS.name, REPLICAS.name):
+            first, middle, last = _buffers(three, role)
+            (only,) = _buffers(alone, role)
+            embedding = first - middle
+            each = middle / layer.parameters, embedding / ends[0], (last - middle) / ends[1], (only - first) / ends[2]
+            found[role] = [dict(zip(PARAMETERS, each, strict=True)).get(name, 0) for name in COLUMNS]
+        return found
+
+    def _plan(self, pp: int, microbatches: int) -> Plan:
+        replicas = 2 * _SHARDS if self.hybrid else 2
+        training = Training(_LENGTH, replicas * microbatches, recipe=self.space.precisions[self.precision])
+        data = cut_over(self.space.strategy(self.zero), _SHARDS if self.hybrid else None)
+        layout = _AsIf(dp=replicas, pp=pp, data=data, layers_per_stage=(1,) * pp, as_if=self.pipelined)
+        return Plan(preset(_TIED), training, layout)
 
 
 def _buffers(plan: Plan, role: str) -> list[float]:
@@ -96,34 +152,48 @@ def _buffers(plan: Plan, role: str) -> list[float]:
 def gathered(space: Space) -> Table:
     """Bytes that a pipeline rank of [layers] gathers, where it does."""
 
-    def ask(model: int, precision: int, tp: int, gathers: bool, embedding: bool, head: bool) -> list[float] | None:
+    def ask(model: int, precision: int, tp: int, gathers: str, embedding: bool, head: bool) -> list[float] | None:
         if (model, tp) not in space.cuts:
             return None
-        stays = footprint(model, precision, tp)
+        if not gathers:
+            return [0.0, 0.0]
+        stays = footprint(model, precision, tp, gathers)
         (spec,) = stays.plan.model.specs
         counts = (max(layers, 1 - embedding - head) for layers in range(lengths))
         stages = (Stage(1 - embedding, (LayerRun(spec, count),) * bool(count), embedding, head) for count in counts)
-        return [stays.gathered((stage,)) if gathers else 0.0 for stage in stages]
+        return [stays.gathered((stage,)) for stage in stages]
 
     strategy = space.strategy(3)
     # more layers add as much as the last one did
     lengths = strategy.ahead + 3 if isinstance(strategy, FullyShard) else 1
 
     @cache
-    def footprint(model: int, precision: int, tp: int) -> Footprint:
-        return _footprint(
-            space, space.plan(model=model, precision=precision, tp=tp, pp=2, zero=3, dp=2, sequence=_LENGTH * tp)
+    def footprint(model: int, precision: int, tp: int, gathers: str) -> Footprint:
+        pipelined, several = next(key for key, way in _WAYS.items() if way == gathers)
+        batch = 2 * (1 + several)
+        plan = space.plan(
+            model=model, precision=precision, tp=tp, pp=2, zero=3, dp=2, batch=batch, sequence=_LENGTH * tp
         )
+        layout = _AsIf(**{field.name: getattr(plan.layout, field.name) for field in fields(Layout)}, as_if=pipelined)
+        return _footprint(space, replace(plan, layout=layout))
 
     names = {name: space.values[name] for name in ("model", "precision", "tp")}
-    return Table.of(ask, **names, gathers=(False, True), embedding=(False, True), head=(False, True))
+    ends = {"embedding": (False, True), "head": (False, True)}
+    return Table.of(ask, **names, gathers=("", *_WAYS.values()), **ends)
 
 
 def buffers(space: Space) -> Iterator[Table]:
-    """Bytes of the process groups of each axis, by its degree."""
+    """Bytes of the process groups of each axis, by its degree, and of those that hybrid sharding has beside."""
     communicator = space.scenario.framework.communicator
     for axis in NAMES:
         yield space.table(lambda **one: _footprint(space, space.plan(**one)).groups * communicator, axis)
+
+    def hybrid(zero: int, replicas: int) -> float:
+        plans = (space.plan(zero=each, dp=replicas, batch=replicas) for each in (zero, 0))
+        own, plain = (_footprint(space, plan).groups for plan in plans)
+        return (own - plain) * communicator
+
+    yield space.table(hybrid, "zero", "replicas")
 
 
 def receives(space: Space) -> Table:

@@ -12,11 +12,11 @@ from math import prod
 from typing import Any, Final
 
 from clustersim.analysis.exploration import Setting, Table
-from clustersim.parallel.data import BY_STAGE, DataParallelism, NaiveDataParallel
+from clustersim.parallel.data import BY_STAGE, DataParallelism, NaiveDataParallel, cut_over
 from clustersim.parallel.mesh import NAMES
 from clustersim.parallel.plan import Plan
 from clustersim.scenario import Scenario
-from clustersim.scenario.checks import check_heads, check_widths
+from clustersim.scenario.checks import check_heads, check_shards, check_widths
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.shelf import schedule
 from clustersim.workload.presets import preset
@@ -120,11 +120,18 @@ class Space:
         for name, *keys in COUNTS:
             over, under = ({prod(each) for each in product(*(found[key] for key in side))} for side in keys)
             found[name] = tuple(sorted({one // other for one in over for other in under if one % other == 0}))
-        return found
+        return {**found, "pipelined": (False, True), "several": (False, True)}
 
     def table(self, ask: Callable[..., Any], *keys: str) -> Table:
         """Ask for every combination of some settings."""
         return Table.of(ask, **{key: self.values[key] for key in keys})
+
+    def flags(self) -> dict[str, Table]:
+        """What data parallelism asks of the pipeline: whether there is one, and more than one microbatch."""
+        return {
+            "pipelined": self.table(lambda pp: pp > 1, "pp"),
+            "several": self.table(lambda microbatches: microbatches > 1, "microbatches"),
+        }
 
     @cached_property
     def pipelines(self) -> set[int]:
@@ -163,9 +170,15 @@ class Space:
         )  # fmt: skip
 
     def plan(self, **settings: Any) -> Plan:
-        """Who does which part in the scenario with some settings."""
+        """Who does which part in the scenario with some settings.
+
+        Where its hybrid sharding does not fit the replicas, weights are cut over all of them.
+        """
         there = self.at(**settings)
-        return Plan(there.model, there.training, there.layout, there.schedule.placement)
+        layout = there.layout
+        if [*check_shards(there)]:
+            layout = replace(layout, data=cut_over(layout.data, None))
+        return Plan(there.model, there.training, layout, there.schedule.placement)
 
     def schedule(self, settings: Mapping[str, Any]) -> Schedule:
         """The schedule of some settings; chunks count where it has any choice of them."""

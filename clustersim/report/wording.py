@@ -180,10 +180,14 @@ def _data(strategy: DataParallelism) -> str:
     match strategy:
         case Replicated():
             return "DDP"
+        case FullyShard(shard=int() as shard):
+            return f"HSDP over {shard}"
+        case FullyShard(secondary=int() as secondary):
+            return f"ZeRO-3 (FSDP), secondary shards over {secondary}"
         case FullyShard():
             return "ZeRO-3 (FSDP)"
-        case Zero1(stage=stage):
-            return f"ZeRO-{stage}"
+        case Zero1(stage=stage, shard=shard):
+            return f"ZeRO-{stage}" + (f" over {shard}" if shard else "")
         case NaiveDataParallel():
             return "torch.nn.DataParallel"
 

@@ -242,6 +242,20 @@ def _naive(scenario: Setup) -> Iterator[str]:
         )
 
 
+def check_shards(scenario: Setup) -> Iterator[str]:
+    """Whether the ranks that hold the same weights fall into groups that share them out."""
+    layout = scenario.layout
+    within, ranks = layout.data.within, layout.cp * layout.dp
+    legal = [layout.cp * each for each in divisors(layout.dp)]
+    if within is not None and within not in legal:
+        key = "secondary" if layout.data.secondary else "shard"
+        of = f"dp {layout.dp}" if layout.cp == 1 else f"cp {layout.cp} x dp {layout.dp}"
+        yield (
+            f"layout.data: {key} {within} does not divide the {ranks} ranks ({of}) that hold the same weights"
+            f"{'' if layout.cp == 1 else f' into groups of whole cp {layout.cp}'}; {key} {around(within, legal)} fits"
+        )
+
+
 _Check = Callable[[Setup], Iterator[str]]
 _CHECKS: tuple[_Check, ...] = (
     check_heads,
@@ -251,6 +265,7 @@ _CHECKS: tuple[_Check, ...] = (
     check_batch,
     check_sequence,
     _format,
+    check_shards,
     _naive,
     check_offload,
     _steps,

@@ -14,7 +14,15 @@ from pydantic import BeforeValidator, Field, model_validator
 from clustersim.cost.record import Record
 from clustersim.dtypes import DType
 from clustersim.errors import nearest, shown
-from clustersim.parallel.data import BY_STAGE, DDP_BUCKET, DataParallelism, FullyShard, NaiveDataParallel, Replicated
+from clustersim.parallel.data import (
+    BY_STAGE,
+    DDP_BUCKET,
+    DataParallelism,
+    FullyShard,
+    Microbatches,
+    NaiveDataParallel,
+    Replicated,
+)
 from clustersim.parallel.mesh import DATA, DENSE, MESHES
 from clustersim.program.task import Collective
 from clustersim.scenario.disturbances import DisturbancesSection, MixedSection, listed
@@ -27,12 +35,12 @@ from clustersim.scenario.section import (
     Name,
     Section,
     Shipped,
-    Size,
     Tokens,
     Width,
     member,
     mistake,
     share,
+    size_or,
 )
 from clustersim.scenario.settings import Contention, CostSettings, Symmetry
 from clustersim.workload.recipe import Recipe, mixed
@@ -102,10 +110,13 @@ class ClusterSection(Shipped):
         return self.model_dump(include={"accelerator", "node", "fabric"}, exclude_none=True)
 
 
+Bucket = Annotated[float | None, size_or("megatron")]
+
+
 class Ddp(Section):
     """Bucketed all-reduce of gradients."""
 
-    bucket: Size = DDP_BUCKET
+    bucket: Bucket = DDP_BUCKET
     overlap: bool = True
 
     def strategy(self) -> DataParallelism:
@@ -118,20 +129,47 @@ class Fsdp(Section):
 
     overlap: bool = True
     prefetch: Annotated[int, Field(ge=0, le=MOST_LAYERS)] = 1
-    reshard_after_forward: bool = True
+    reshard_after_forward: bool | None = None
     copies: bool = True
+    secondary: Degree | None = None
+    reduce: Annotated[Microbatches | None, member(Microbatches)] = None
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        if self.secondary is not None and getattr(self, "shard", None) is not None:
+            raise mistake("has both shard and secondary, which cut the ranks in two ways; keep one")
+        return self
 
     def strategy(self) -> DataParallelism:
         """The strategy as the inside knows it."""
         return FullyShard(**self.model_dump())
 
 
+class Hsdp(Fsdp):
+    """FSDP2 on a mesh of replicas of shards: sharded over `shard` ranks, replicated over the rest."""
+
+    shard: Degree = Field(examples=[8])
+    all_reduce: Annotated[Microbatches, member(Microbatches)] = Microbatches.EVERY
+
+
 class ZeroStage(Fsdp):
-    """ZeRO with its stage; a stage takes no notice of what only others have."""
+    """ZeRO with its stage; a stage takes no notice of what only others have.
+
+    shard: Megatron-LM's optimizer instances (stage 1), DeepSpeed's MiCS (stage 3), which reduces across replicas once.
+    """
 
     stage: Annotated[int, Field(ge=1, le=3)] = Field(examples=[1])
-    bucket: Size | None = None
+    bucket: Bucket = None
     copies: bool = False
+    shard: Degree | None = None
+    all_reduce: Annotated[Microbatches, member(Microbatches)] = Microbatches.LAST
+
+    @model_validator(mode="after")
+    def _of_its_stage(self) -> Self:
+        for key, least in (("reduce", 2), ("secondary", 3), ("all_reduce", 3)):
+            if key in self.model_fields_set and self.stage < least:
+                raise mistake(f"{key} is of ZeRO stage {' and '.join(map(str, range(least, 4)))}; this is {self.stage}")
+        return self
 
     def strategy(self) -> DataParallelism:
         """The strategy as the inside knows it."""
@@ -153,6 +191,7 @@ class DataChoice(Choice):
     words: ClassVar[dict[str, Any]] = {
         "ddp": {"ddp": {}},
         "fsdp": {"fsdp": {}},
+        "hsdp": {"hsdp": {}},
         "zero1": {"zero": {"stage": 1}},
         "zero2": {"zero": {"stage": 2}},
         "zero3": {"zero": {"stage": 3}},
@@ -160,6 +199,7 @@ class DataChoice(Choice):
     }
     ddp: Ddp | None = None
     fsdp: Fsdp | None = None
+    hsdp: Hsdp | None = None
     zero: ZeroStage | None = None
     data_parallel: Naive | None = None
 

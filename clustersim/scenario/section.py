@@ -54,6 +54,20 @@ def _size(value: object) -> float:
     return amount
 
 
+def size_or(word: str) -> BeforeValidator:
+    """Read a size, or a word that is read as None."""
+
+    def read(value: object) -> float | None:
+        if value == word:
+            return None
+        try:
+            return _size(value)
+        except PydanticCustomError as error:
+            raise mistake(f"{error.message()}, or {word}") from error
+
+    return BeforeValidator(read)
+
+
 _PERCENT = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*%\s*$")
 _TEXT_NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))[eE]([+-]?\d{1,2})")
 

@@ -11,7 +11,7 @@ import numpy as np
 from clustersim.dtypes import DType
 from clustersim.hardware.disturbance import DeadLink
 from clustersim.hardware.topology import LinkKind
-from clustersim.parallel.data import FullyShard
+from clustersim.parallel.data import FullyShard, GradientSync, Zero2
 from clustersim.parallel.mesh import TENSOR
 from clustersim.scenario.settings import Contention, Symmetry
 from clustersim.scenario.setup import Setup
@@ -135,6 +135,23 @@ def _split_tensor_groups(scenario: Setup) -> Iterator[str]:
         )
 
 
+def _sharded_pipeline(scenario: Setup) -> Iterator[str]:
+    """What is sharded beyond the optimizer's states beside a pipeline (DeepSpeed: `runtime/pipe/engine.py`)."""
+    layout = scenario.layout
+    if not layout.pipelined or layout.data.stage < 2:
+        return
+    if layout.gradient_sync is GradientSync.EVERY_BACKWARD:
+        yield (
+            "layout.data: gradients are reduced after every microbatch although there is a pipeline; Megatron-LM, "
+            "PyTorch and DeepSpeed reduce them once a step (leave reduce out)"
+        )
+    elif isinstance(layout.data, Zero2):
+        yield (
+            "layout.data: zero2 with a pipeline keeps whole gradients until the last microbatch, so it takes the "
+            "memory and the time of zero1; DeepSpeed refuses the two together"
+        )
+
+
 def _old_for_flash(scenario: Setup) -> Iterator[str]:
     """bf16 came with compute capability 8.0, the least that FlashAttention-2 needs (Dao-AILab/flash-attention)."""
     for gpu in scenario.cluster.kinds()[0]:
@@ -218,6 +235,7 @@ _WARNINGS: tuple[Callable[[Setup], Iterator[str]], ...] = (
     _uncommon_interleaving,
     _ends_one_after_the_other,
     _old_for_flash,
+    _sharded_pipeline,
     _unfolded,
     _one_by_one,
     _many_spans,

@@ -52,8 +52,6 @@ def _require(case: Case) -> None:
         raise CannotPredictError(f"precision {case.text('precision') or 'is not stated'}: not modelled", owed=False)
     if case.whole("ep", 1) > 1:
         raise CannotPredictError("expert parallelism is not modelled", owed=False)
-    if case.whole("hsdp_replicas", 1) > 1:
-        raise CannotPredictError("hybrid sharding (hsdp_replicas) is not modelled", owed=False)
     if case.text("schedule") not in SCHEDULES:
         raise CannotPredictError(f"schedule {case.text('schedule')} is not modelled")
 

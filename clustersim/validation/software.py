@@ -9,11 +9,11 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from clustersim.validation.cases import Case
+from clustersim.validation.cases import CannotPredictError, Case
 
 _NO_OVERLAP: Final = "TP/PP/DP comm overlap OFF"  # as a row's notes say it
 _COMPILED: Final = re.compile(r"(?:\+|torch\.)compile\b")  # "fsdp+compile", "torch.compile"
-_MEGATRON_BUCKET: Final = "160 MB"  # 40 M parameters in fp32 (DistributedDataParallelConfig.bucket_size)
+_MEGATRON_BUCKET: Final = "megatron"  # DistributedDataParallelConfig.bucket_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,12 @@ class Software:
 
     def data(self, case: Case) -> dict[str, Any]:
         """The strategy of data parallelism."""
-        stage = _zero_stage(case)
+        stage, hybrid = _zero_stage(case), _shards(case)
         overlap = case.is_yes("overlap_grad_reduce", self.data_overlap) and not self.serial(case)
         if stage == 3:
-            return {"fsdp": {"overlap": overlap, "copies": self.fsdp2}}
+            return {"hsdp" if hybrid else "fsdp": {"overlap": overlap, "copies": self.fsdp2, **hybrid}}
         if stage:
-            return {"zero": {"stage": stage, "overlap": overlap}}
+            return {"zero": {"stage": stage, "overlap": overlap, **hybrid}}
         return {"ddp": {"overlap": overlap, **({"bucket": self.bucket} if self.bucket else {})}}
 
     def serial(self, case: Case) -> bool:
@@ -136,6 +136,16 @@ def software_of(case: Case) -> Software:
     name = case.text("framework").lower()
     year = min(9999.0, float(case.text("year"))) if case.text("year").isdecimal() else 9999.0
     return next(each for each in SOFTWARE if each.wanted in name and year <= each.until)
+
+
+def _shards(case: Case) -> dict[str, int]:
+    """Over how many ranks what is sharded is cut, where the rest are replicas of these."""
+    replicas, ranks = case.whole("hsdp_replicas", 1), case.whole("dp", 1) * case.whole("cp", 1)
+    if replicas == 1:
+        return {}
+    if ranks % replicas:
+        raise CannotPredictError(f"hsdp_replicas {replicas} does not divide dp x cp {ranks}")
+    return {"shard": ranks // replicas}
 
 
 def _zero_stage(case: Case) -> int:

@@ -54,6 +54,17 @@ def operations(program: RankProgram, kind: ActionKind, microbatch: int = 0) -> I
             yield from task.block.operations
 
 
+def told(program: Program) -> list[list[tuple[object, ...]]]:
+    """All that ranks do: equal for programs that differ in nothing but which objects their blocks are."""
+    return [[_whole(*each) for each in zip(rank.tasks, rank.streams, strict=True)] for rank in program.programs]
+
+
+def _whole(task: object, stream: object) -> tuple[object, ...]:
+    if isinstance(task, Compute):
+        return stream, task.block.name, task.block.operations, task.after, task.action
+    return stream, task
+
+
 def _word(task: object) -> str:
     match task:
         case Compute(action=None, block=block):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from clustersim.parallel.data import DataParallelism, FullyShard, Replicated, Zero1, Zero2
+from clustersim.parallel.data import DataParallelism, FullyShard, Microbatches, Replicated, Zero1, Zero2
 from clustersim.parallel.layout import Layout
 from clustersim.program.action import ActionKind
 from clustersim.program.program import RankProgram
@@ -15,7 +15,7 @@ from clustersim.workload.recipe import mixed
 from clustersim.workload.training import Training
 from clustersim.workload.transformer import parameters
 
-from .plans import SMALL, TRAINING, collectives, data_words, lowered, planned
+from .plans import SMALL, TRAINING, collectives, data_words, lowered, planned, told
 
 HUGE = 1e12
 PARAMETERS = parameters(SMALL)
@@ -165,6 +165,41 @@ def test_megatrons_bucket_is_40_million_parameters_or_a_million_per_rank() -> No
     assert buckets(8) == 32 * 3 + 2
     # 4096 ranks: 4.1 G elements are half of the model
     assert buckets(4096) == 2
+
+
+@pytest.mark.parametrize("strategy", [Zero1(), Replicated(bucket=None)])
+def test_only_the_first_chunk_of_the_first_pipeline_rank_has_megatrons_buckets(strategy: DataParallelism) -> None:
+    """All others reduce each chunk's gradients at once (Megatron-LM: `pp_rank > 0`, `model_chunk_idx > 0`).
+
+    8 of 32 layers a chunk: with 16 ranks 40 M elements make three buckets of a layer, and one of the embedding.
+    """
+    training = Training(1024, 64, gradient_clipping=False)
+    plan = planned(Layout(dp=16, pp=2, data=strategy), training, preset("llama3-8b"), chunks=2)
+    kind = Collective.REDUCE_SCATTER if strategy.stage else Collective.ALL_REDUCE
+    counts = [sum(each.collective is kind for each in collectives(program)) for program in lowered(plan).programs]
+    assert counts == [8 * 3 + 1 + 1, 2]
+
+
+def test_buckets_of_a_stated_size_are_those_of_every_stage() -> None:
+    training = Training(1024, 64, gradient_clipping=False)
+    plan = planned(Layout(dp=16, pp=2, data=Replicated(bucket=160e6)), training, preset("llama3-8b"), chunks=2)
+    for program in lowered(plan).programs:  # three a layer, on 16 layers, and those of the embedding or the head
+        assert len(collectives(program)) in range(16 * 3 + 1, 16 * 3 + 4)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_zero_2_beside_a_pipeline_reduces_gradients_as_zero_1_does(overlap: bool) -> None:
+    """Once a step, by each chunk's last backward: no framework shards them before."""
+    layout = Layout(dp=4, pp=2, data=Zero2(overlap=overlap))
+    one = told(lowered(planned(replace(layout, data=Zero1(overlap=overlap)), chunks=2)))
+    assert told(lowered(planned(layout, chunks=2))) == one
+    always = replace(layout, data=Zero2(overlap=overlap, reduce=Microbatches.EVERY))
+    assert told(lowered(planned(always, chunks=2))) != one
+
+
+def test_zero_2_can_reduce_once_without_a_pipeline() -> None:
+    data = Zero2(bucket=HUGE, reduce=Microbatches.LAST)
+    assert data_words(program(data)) == data_words(program(Zero1(bucket=HUGE)))
 
 
 def test_without_replicas_nothing_is_communicated() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.parallel.data import FullyShard
+from clustersim.parallel.data import FullyShard, Microbatches
 from clustersim.parallel.layout import Layout
 from clustersim.program.program import RankProgram
 from clustersim.program.task import Collective, Communicate, Compute
@@ -160,3 +160,37 @@ def test_units_that_are_recomputed_are_told_apart_from_those_that_are_not() -> N
     assert len(kept) == 3
     assert len(set(kept)) == 1
     assert first > kept[0]
+
+
+def staged(data: FullyShard, microbatches: int = 3) -> list[Counter[str]]:
+    """What each pipeline rank of two communicates for its weights, by name: (how often)."""
+    training = replace(TRAINING, global_batch=4 * microbatches, gradient_clipping=False)
+    programs = lowered(planned(Layout(dp=4, pp=2, data=data), training)).programs
+    return [Counter(each.name for each in collectives(program)) for program in programs]
+
+
+def test_beside_a_pipeline_units_are_gathered_and_reduced_once_a_step() -> None:
+    """torch.distributed.pipelining: no resharding and no gradient synchronisation before the last backward."""
+    first, last = staged(FullyShard())
+    assert first == {"gather embedding": 1, "gather layer": 2, "reduce embedding": 1, "reduce layer": 2}
+    assert last == {"gather head": 1, "gather layer": 2, "reduce head": 1, "reduce layer": 2}
+
+
+def test_beside_a_pipeline_the_last_backward_reduces() -> None:
+    training = replace(TRAINING, global_batch=12, gradient_clipping=False)
+    _, last = lowered(planned(Layout(dp=4, pp=2, data=FullyShard()), training)).programs
+    passes = [word for word in data_words(last) if word.startswith(("B", "reduce"))]
+    assert passes == [*["B0"] * 3, *["B1"] * 3, "B2", "reduce head", "B2", "reduce layer", "B2", "reduce layer"]
+
+
+def test_resharding_and_reducing_always_can_be_asked_for_beside_a_pipeline() -> None:
+    """Every microbatch gathers for both passes (the head once) and reduces."""
+    first, last = staged(FullyShard(reshard_after_forward=True, reduce=Microbatches.EVERY))
+    assert first == {"gather embedding": 6, "gather layer": 12, "reduce embedding": 3, "reduce layer": 6}
+    assert last == {"gather head": 3, "gather layer": 12, "reduce head": 3, "reduce layer": 6}
+
+
+def test_no_sync_reduces_once_without_a_pipeline_and_gathers_always() -> None:
+    """FSDP's `no_sync`, `set_requires_gradient_sync(False)`: parameters are still dropped after every pass."""
+    words = Counter(data_words(program(FullyShard(reduce=Microbatches.LAST), microbatches=3)))
+    assert (words["reduce layer"], words["gather layer"], words["gather head"]) == (4, 3 * 8, 3)

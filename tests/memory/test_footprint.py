@@ -72,6 +72,17 @@ def test_without_resharding_zero_3_holds_all_weights() -> None:
     assert held[Category.GATHERED] == 2 * parameters(LLAMA) + 4 * head
 
 
+@pytest.mark.parametrize("data", [Zero2(), FullyShard()])
+def test_whole_gradients_and_weights_stay_beside_a_pipeline(data: DataParallelism) -> None:
+    """Gradients are summed whole until the last of several microbatches; FSDP's weights stay gathered."""
+    held = resident(plan(Layout(dp=8, pp=2, data=data), replace(TRAINING, global_batch=16)))
+    on_first = LLAMA.vocab * LLAMA.hidden + 16 * layer_parameters(LLAMA, *LLAMA.specs)
+    assert held[Category.GRADIENTS] == 4 * on_first
+    assert held[Category.GATHERED] == (2 * on_first if data.stage == 3 else 0)
+    assert held[Category.PARAMETERS] == 2 * on_first / (8 if data.stage == 3 else 1)
+    assert held[Category.OPTIMIZER] == 12 * on_first / 8
+
+
 @pytest.mark.parametrize("data", [Replicated(), Zero1(), Zero2(), FullyShard()])
 def test_nothing_is_gathered_where_nothing_is_sharded(data: DataParallelism) -> None:
     layout = Layout(dp=1, data=data) if data == FullyShard() else Layout(dp=8, data=data)

@@ -46,6 +46,12 @@ SCENARIOS: Final[dict[str, dict[str, Any]]] = {
         },
         "training": {"sequence": 768, "global_batch": 36, "microbatch": 3, "recompute": {"layers": 1}},
     },
+    "hybrid": {  # weights cut over eight of the ranks that hold them, where these are as many
+        "model": {"preset": "llama-tiny", "layers": 12},
+        "cluster": {"name": "dgx-h100", "gpus": 64},
+        "layout": {"tp": 2, "cp": 2, "dp": 16, "data": {"hsdp": {"shard": 8}}},
+        "training": {"sequence": 2048, "global_batch": 64, "recompute": "full"},
+    },
 }  # fmt: skip
 SAMPLES: Final = 250
 _PRECISIONS: Final = {
@@ -85,6 +91,13 @@ class Explored:
     def at(self, settings: dict[str, Any], zero: int | None = None) -> Scenario:
         """The scenario of some settings, by the front door."""
         return self.scenario.changed(self._changes(settings, settings["zero"] if zero is None else zero))
+
+    def drawn(self, settings: dict[str, Any], zero: int) -> Scenario:
+        """What the page draws for a ZeRO stage beside the one that is set: weights cut over all where it must be so."""
+        try:
+            return self.at(settings, zero)
+        except InputError:
+            return self.scenario.changed([*self._changes(settings, zero), "layout.data=fsdp"])
 
     def _changes(self, at: dict[str, Any], zero: int) -> Iterator[str]:
         if at["model"] != 0:

@@ -37,7 +37,7 @@ class Page:
         for name, factors, divisors in tables.derived:
             over, under = (math.prod(found[key] for key in keys) for keys in (factors, divisors))
             found[name] = over // under if over % under == 0 else over / under
-        return found
+        return found | {name: table.answer(found) for name, table in tables.flags.items()}
 
     def problems(self, settings: Mapping[str, Any]) -> list[str]:
         """Why settings are impossible."""

@@ -12,7 +12,7 @@ from clustersim.fitting import ledgers_of, peak_memory
 from clustersim.lowering.step import lower
 from clustersim.memory.footprint import Category
 from clustersim.parallel.groups import process_groups
-from clustersim.parallel.mesh import PIPELINE
+from clustersim.parallel.mesh import PIPELINE, REPLICAS, SHARDS
 from clustersim.parallel.plan import Plan
 from clustersim.planning.explore_schedules import answer, play, steady
 from clustersim.program.program import RankProgram
@@ -65,7 +65,7 @@ def test_every_part_of_every_rank_is_the_ledgers(known: Explored) -> None:
     page, seen = Page(known.exploration), set()
     for settings, _ in known.legal[:40]:
         for zero in ZERO:
-            there = known.at(settings, zero)
+            there = known.drawn(settings, zero)
             found = list(page.memory({**settings, "zero": zero}))
             for told, ledger in zip(found, ledgers_of(there), strict=True):
                 parts = {use.value: size for use, size in ledger.at_peak().items() if use is not Category.OFFLOAD}
@@ -108,11 +108,15 @@ def test_exchanges_are_those_of_the_program(known: Explored) -> None:
         plan = Plan(scenario.model, scenario.training, layout, scenario.schedule.placement)
         program = lower(plan, scenario.schedule.order(layout.pp, scenario.microbatches))
         members = {"tp": layout.tp, "cp": layout.cp, "dp": layout.dp * layout.cp, "pp": 1, "embedding": 2}
+        parts = {role.name: layout.size_of(role) for role in (SHARDS, REPLICAS) if layout.hybrid}
         for rank in {0, layout.pp - 1, layout.pp // 2}:
             expected = {role: sent(program.programs[rank], role, count) for role, count in members.items()}
+            expected["dp"] += sum(sent(program.programs[rank], role, count) for role, count in parts.items())
             assert page.traffic(settings, rank) == pytest.approx(expected, rel=1e-9), (settings, rank)
             roles.update(role for role, size in expected.items() if size)
+            roles.update(parts)
     assert {"tp", "cp", "dp", "pp"} <= set(roles)
+    assert ("dp_shard" in roles) == (known.scenario.layout.hybrid)
 
 
 ORDERS = [("1f1b", None), ("gpipe", None), *(("interleaved", chunks) for chunks in (2, 3, 5, 8))]

@@ -8,11 +8,13 @@ import pytest
 from clustersim.analysis.what_if import Outcome, WhatIf
 from clustersim.cost.record import Call, CollectiveRow, Conditions, Device, Record, Spread
 from clustersim.errors import InputError
+from clustersim.fitting import check
 from clustersim.planning import what_if
 from clustersim.planning.cases import CASES, Case, Changed
 from clustersim.planning.what_if import what_ifs
 from clustersim.program.task import Collective
 from clustersim.result import Result
+from clustersim.scenario import Scenario
 from clustersim.scenario.changes.links import network_links, with_links
 from clustersim.scenario.changes.work import with_microbatch
 from clustersim.simulation import simulate
@@ -103,6 +105,7 @@ def test_without_nvlink_the_links_inside_a_node_are_those_of_pcie() -> None:
                 "node_links_less": "no NVLink or PCIe is used",
                 "half_the_microbatch": "a microbatch of 1 sequence has no half",
                 "slow_rank": "there is one rank",
+                "hybrid_sharding": "weights are not fully sharded",
                 "no_recompute": "nothing is recomputed now",
                 "no_offload": "nothing is on the host now",
             },
@@ -111,6 +114,7 @@ def test_without_nvlink_the_links_inside_a_node_are_those_of_pcie() -> None:
             ["training.microbatch=3", "training.global_batch=18", "training.recompute=full"],
             {
                 "half_the_microbatch": "a microbatch of 3 sequences has no half",
+                "hybrid_sharding": "weights are not fully sharded",
                 "full_recompute": "all layers are recomputed now",
                 "no_offload": "nothing is on the host now",
             },
@@ -148,7 +152,10 @@ def test_cases_are_tried_until_the_time_is_used_up(plain: Result, monkeypatch: p
     monkeypatch.setattr(what_if, "perf_counter", lambda: float(next(clock)))
     found = what_ifs(replace(plain, wall=0.5), budget=5.0)
     assert [case.name for case, _ in found.tried] == ["network_less", "network_twice"]
-    assert all(case.note.startswith("left out: ") for case in found.untried if case.name != "no_offload")
+    cannot = ("hybrid_sharding", "no_offload")  # which cannot be, however long they took
+    late = [case for case in found.untried if case.name not in cannot]
+    assert late
+    assert all(case.note.startswith("left out: ") for case in late)
 
 
 def test_a_change_that_makes_the_simulation_slow_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,3 +220,25 @@ def test_the_time_of_what_is_compared_with_is_part_of_what_a_case_takes(measured
     assert found["products_faster"].outcome is not None
     found = {case.name: case for case in what_ifs(slow, budget=60.0).cases}
     assert found["network_less"].outcome is not None
+
+
+def test_weights_are_cut_over_as_few_ranks_as_fit() -> None:
+    """Of Llama 3 8B's 18 bytes a parameter 2 GPUs of 32 GB cannot hold halves."""
+    plan = {
+        "model": "llama3-8b",
+        "cluster": {"name": "dgx-v100", "gpus": 16},
+        "layout": {"data": "fsdp"},
+        "training": {"sequence": 512, "global_batch": 16, "precision": "fp16", "recompute": "full"},
+    }
+    by_hand = [
+        Scenario.from_mapping(plan, overrides=[f"layout.data={{hsdp: {{shard: {shard}}}}}"]) for shard in (2, 4, 8)
+    ]
+    smallest = next(each for each in by_hand if check(each).fits)
+    case = cases_of(simulate(Scenario.from_mapping(plan)))["hybrid_sharding"]
+    assert smallest is not by_hand[0]
+    assert f"over {smallest.layout.data.within} of 16" in case.words
+    assert tried(case).step_time == simulate(smallest).step_time
+
+
+def test_what_is_not_fully_sharded_is_not_cut_otherwise(cases: dict[str, WhatIf]) -> None:
+    assert cases["hybrid_sharding"].note == "weights are not fully sharded"

@@ -10,7 +10,7 @@ import yaml
 from clustersim import shipped
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
-from clustersim.parallel.data import FullyShard, NaiveDataParallel, Replicated, Zero1, Zero2
+from clustersim.parallel.data import FullyShard, Microbatches, NaiveDataParallel, Replicated, Zero1, Zero2
 from clustersim.program.task import Collective
 from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.schedules.gpipe import GPipe
@@ -59,7 +59,19 @@ def test_an_inline_model_has_its_familys_usual_parts(mapping: dict[str, Any]) ->
         ({"fsdp": {"copies": False}}, FullyShard()),  # FSDP1's flat parameters
         ("zero1", Zero1()),
         ("zero2", Zero2()),
-        ("zero3", FullyShard()),
+        ("zero3", FullyShard(all_reduce=Microbatches.LAST)),  # as MiCS does, if it is sharded over some ranks only
+        ("fsdp", FullyShard(copies=True)),
+        ({"hsdp": {"shard": 8}}, FullyShard(copies=True, shard=8)),
+        (
+            {"hsdp": {"shard": 8, "all_reduce": "last_microbatch", "reduce": "every_microbatch"}},
+            FullyShard(copies=True, shard=8, all_reduce=Microbatches.LAST, reduce=Microbatches.EVERY),
+        ),
+        ({"fsdp": {"secondary": 8}}, FullyShard(copies=True, secondary=8)),
+        ({"zero": {"stage": 1, "shard": 8}}, Zero1(shard=8)),
+        ({"zero": {"stage": 2, "reduce": "last_microbatch"}}, Zero2(reduce=Microbatches.LAST)),
+        ({"zero": {"stage": 3, "shard": 8}}, FullyShard(shard=8, all_reduce=Microbatches.LAST)),
+        ({"ddp": {"bucket": "megatron"}}, Replicated(bucket=None)),
+        ({"zero": {"stage": 1, "bucket": "megatron"}}, Zero1()),
         ({"zero": {"stage": 2, "bucket": "500 MB"}}, Zero2(bucket=500e6)),
         ({"ddp": None}, Replicated()),
     ],
@@ -238,7 +250,23 @@ def test_a_misspelt_word_is_refused_with_its_key_and_the_nearest_one(
         ("layout.tp=true", "layout.tp: true is not a whole number"),
         ("layout.sequence_parallel=3", "layout.sequence_parallel: 3 is neither true nor false"),
         ("layout.data.zero.stage=4", "layout.data.zero.stage: 4 is too large; the largest legal value is 3"),
-        ("layout.data={ddp: {}, fsdp: {}}", "layout.data: needs exactly one of ddp, fsdp, zero, data_parallel"),
+        ("layout.data={ddp: {}, fsdp: {}}", "layout.data: needs exactly one of ddp, fsdp, hsdp, zero, data_parallel"),
+        ("layout.data=hsdp", "layout.data.hsdp: is missing; write shard: 8"),
+        ("layout.data.hsdp.shard=0", "layout.data.hsdp.shard: 0 is too small; the smallest legal value is 1"),
+        (
+            "layout.data={hsdp: {shard: 3}}",
+            "layout.data: shard 3 does not divide the 8 ranks (dp 8) that hold the same",
+        ),
+        ("layout.data={hsdp: {shard: 3}}", "weights; shard 2 or 4 fits"),
+        ("layout.data={fsdp: {secondary: 9}}", "layout.data: secondary 9 does not divide the 8 ranks (dp 8)"),
+        ("layout.data={hsdp: {shard: 2, secondary: 2}}", "layout.data.hsdp: has both shard and secondary"),
+        ("layout.data={zero: {stage: 1, secondary: 2}}", "secondary is of ZeRO stage 3; this is 1"),
+        ("layout.data={zero: {stage: 1, reduce: last_microbatch}}", "reduce is of ZeRO stage 2 and 3; this is 1"),
+        ("layout.data={fsdp: {reduce: last}}", "'last' is unknown; did you mean last_microbatch?"),
+        (
+            "layout.data={ddp: {bucket: megatrn}}",
+            "'megatrn' is not a size; write a number and a unit such as '80 GiB', or megatron",
+        ),
         ("layout.order=[tp, dp]", "must name every axis once, such as [tp, cp, dp, pp]"),
         ("cluster.gpus=1000000000", "cluster.gpus: 1,000,000,000 is too large; the largest legal value is 1,048,576"),
         ("training=3", "training: 3 is not a mapping of keys to values"),

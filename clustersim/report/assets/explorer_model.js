@@ -21,6 +21,7 @@ clustersim.explorerModel = (facts) => {
     const all = { ...chosen, chunks: at(tables.chunks, chosen) };
     const product = (keys) => keys.reduce((total, key) => total * all[key], 1);
     for (const [name, factors, divisors] of tables.derived) all[name] = product(factors) / product(divisors);
+    for (const [name, table] of Object.entries(tables.flags)) all[name] = at(table, all);
     return all;
   }
 

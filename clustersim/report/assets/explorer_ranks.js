@@ -118,6 +118,7 @@
   // Which part of what is sharded over the ranks with the same weights is this rank's.
   function shard(settings, total) {
     const { replicas } = settings;
+    const { shards } = model.sharing(settings);
     const uses = ["optimizer state", "gradients", "parameters"];
     const [whole, own] = [0, settings.zero].map((zero) => model.sharing({ ...settings, zero }).resident);
     const sharded = uses.filter((use) => own[use] < whole[use]);
@@ -125,9 +126,9 @@
     const owners = replicas > 1 ? `all ${tools.count(replicas)} ranks with these weights do` : "no other rank has these weights";
     const held = `${new Intl.ListFormat("en-GB").format(rest)} whole, as ${owners}`;
     if (!sharded.length) return held;
-    const place = tools.count(groups.group(settings, chosen, "dp").indexOf(chosen));
-    const part = `part ${place} of ${tools.count(replicas)}, ${tools.count(Math.round((total * own[sharded[0]]) / whole[sharded[0]]))} parameters`;
-    return `of ${sharded.join(", ")} only ${part}${rest.length ? `; ${held}` : ", and gathers whole layers for the moment that they are used"}`;
+    const place = tools.count(groups.group(settings, chosen, "dp").indexOf(chosen) % shards);
+    const part = `part ${place} of ${tools.count(shards)}, ${tools.count(Math.round((total * own[sharded[0]]) / whole[sharded[0]]))} parameters`;
+    return `of ${sharded.join(", ")} only ${part}${rest.length ? `; ${held}` : ", and gathers whole layers to use them"}`;
   }
 
   function drawAbout({ settings, ranks, stages: memory }) {
@@ -154,7 +155,13 @@
   const PURPOSE = {
     tp: (settings) => (settings.split ? "gathers inputs and scatters sums of each layer" : "sums the parts of each layer's results"),
     cp: () => "passes keys and values round a ring",
-    dp: ({ zero }) => ["sums gradients once a step", "scatters gradients, gathers new parameters", "scatters gradients of each microbatch, gathers new parameters", "gathers each layer's parameters for each pass, scatters its gradients"][zero],
+    dp: (settings) => {
+      const { every, again, shards } = model.sharing(settings);
+      const gathers = again ? "gathers each layer's parameters for each pass" : "gathers each layer's parameters";
+      const scatters = `scatters ${every ? "gradients of each microbatch" : "gradients once a step"}`;
+      const words = ["sums gradients once a step", `${scatters}, gathers new parameters`, `${scatters}, gathers new parameters`, `${gathers}, ${scatters}`][settings.zero];
+      return shards > 1 && shards < settings.replicas ? `${words}, sums them across replicas` : words;
+    },
     pp: () => "hands activations on and gradients back",
     embedding: () => "sums the gradients of the embedding, which is the logits' matrix, too",
   };

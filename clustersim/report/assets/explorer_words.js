@@ -25,12 +25,17 @@
   function zero2({ settings, stages: [, before, stage] }, replicas) {
     if (replicas === 1) return NOTHING;
     const m = settings.microbatches;
+    const { every } = model.sharing({ ...settings, zero: 2 });
+    if (!every) return `Gradients would be kept as parts, too, but here they are whole until the last microbatch of a step, as frameworks have it beside a pipeline: ${bytes(stage.parts.gradients)}, and as much to send as with ZeRO 1, ${sends(settings, stage)} a step. In all ${verdict(stage)}.`;
     return `Gradients are kept as parts, too: ${bytes(stage.parts.gradients)} instead of ${bytes(before.parts.gradients)}. The price: whole gradients are reduced after every microbatch, ${tools.count(m)} time${m > 1 ? "s" : ""} a step, so the fullest GPU sends ${sends(settings, stage)} a step. In all ${verdict(stage)}.`;
   }
 
   function zero3({ settings, stages: [, , before, stage] }, replicas) {
     if (replicas === 1) return NOTHING;
-    return `Parameters are parts as well: ${bytes(stage.parts.parameters)} instead of ${bytes(before.parts.parameters)}, and ${bytes(stage.parts["gathered parameters"])} for layers that are gathered while they are used. They are gathered for each microbatch's forward and again for its backward, so the fullest GPU sends ${sends(settings, stage)} a step. In all ${verdict(stage)}. PyTorch calls it FSDP.`;
+    const { every, again, shards } = model.sharing({ ...settings, zero: 3 });
+    const when = again ? "for each microbatch's forward and again for its backward" : every ? "for each microbatch's forward, and stay until its backward" : "once a step, and stay until the last backward, which reduces the gradients, as PyTorch has it beside a pipeline";
+    const cut = shards < replicas ? ` They are cut over ${tools.count(shards)} ranks and equal on ${tools.count(replicas / shards)} such groups, across which gradients are summed (hybrid sharding).` : "";
+    return `Parameters are parts as well: ${bytes(stage.parts.parameters)} instead of ${bytes(before.parts.parameters)}, and ${bytes(stage.parts["gathered parameters"])} for layers that are gathered while they are used.${cut} They are gathered ${when}, so the fullest GPU sends ${sends(settings, stage)} a step. In all ${verdict(stage)}. PyTorch calls it FSDP.`;
   }
 
   function tensor({ settings, stages }) {

@@ -1,8 +1,9 @@
-"""What would a scenario be with more microbatches, other ones, another recomputation, no offload, or one slow rank?"""
+"""What would a scenario be with other microbatches, recomputation or sharding, without offload, with one slow rank?"""
 
 from dataclasses import replace
 
 from clustersim.hardware.disturbance import Slow
+from clustersim.parallel.data import cut_over
 from clustersim.scenario.scenario import Scenario
 from clustersim.workload.offload import NOTHING
 from clustersim.workload.training import Recompute
@@ -27,6 +28,12 @@ def with_recompute(scenario: Scenario, policy: Recompute) -> Scenario:
 def without_offload(scenario: Scenario) -> Scenario:
     """Everything stays on the device."""
     return replace(scenario, training=replace(scenario.training, offload=NOTHING))
+
+
+def with_shards(scenario: Scenario, ranks: int) -> Scenario:
+    """What data parallelism shards is cut over so many of the ranks that hold the same weights."""
+    layout = scenario.layout
+    return replace(scenario, layout=replace(layout, data=cut_over(layout.data, ranks)))
 
 
 def with_slow_gpu(scenario: Scenario, speed: float, gpu: int | None = None) -> Scenario:

@@ -1,0 +1,42 @@
+"""Which scenario is a row? What a row says of sharding is said by the layout."""
+
+from typing import Any
+
+import pytest
+
+from clustersim.scenario import Scenario
+from clustersim.validation.cases import CannotPredictError
+from clustersim.validation.settings import scenario_mapping
+from tests.validation.rows import case
+
+ALONE = {"tp": "1", "pp": "1", "dp": "8", "cp": "1", "schedule": ""}
+
+
+@pytest.mark.parametrize(
+    ("cells", "data"),
+    [
+        ({"zero_stage": "3"}, {"fsdp": {"overlap": True, "copies": False}}),
+        ({"zero_stage": "3", "hsdp_replicas": "1"}, {"fsdp": {"overlap": True, "copies": False}}),
+        ({"zero_stage": "3", "hsdp_replicas": "2"}, {"hsdp": {"overlap": True, "copies": False, "shard": 4}}),
+        (
+            {"zero_stage": "3", "hsdp_replicas": "2", "framework": "torchtitan"},
+            {"hsdp": {"overlap": True, "copies": True, "shard": 4}},
+        ),
+        ({"zero_stage": "1", "hsdp_replicas": "4"}, {"zero": {"stage": 1, "overlap": True, "shard": 2}}),
+        ({"zero_stage": "0"}, {"ddp": {"overlap": True, "bucket": "megatron"}}),
+    ],
+)
+def test_a_row_says_over_how_many_ranks_weights_are_cut(cells: dict[str, str], data: dict[str, Any]) -> None:
+    mapping = scenario_mapping(case(**ALONE, year="2024", **cells))
+    assert mapping["layout"]["data"] == data
+    assert Scenario.from_mapping(mapping).layout.world == 8
+
+
+def test_context_parallel_ranks_are_among_those_that_weights_are_cut_over() -> None:
+    cells = {**ALONE, "dp": "4", "cp": "2", "hsdp_replicas": "2", "zero_stage": "3"}
+    assert scenario_mapping(case(**cells))["layout"]["data"]["hsdp"]["shard"] == 4
+
+
+def test_replicas_that_do_not_divide_are_no_prediction() -> None:
+    with pytest.raises(CannotPredictError, match="hsdp_replicas 3 does not divide dp x cp 8"):
+        scenario_mapping(case(**ALONE, zero_stage="3", hsdp_replicas="3"))
