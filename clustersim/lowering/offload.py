@@ -9,10 +9,12 @@ are one layer ahead of backward, through all passes of a rank (Transformer Engin
 
 The optimizer's gradients are copied out, updated and copied back in pieces of the size of a layer, so that the copies
 run beside the CPU (Megatron-LM's `--overlap-cpu-optimizer-d2h-h2d`; Ren et al. 2021, arXiv:2101.06840, section 5). They
-leave when all are reduced, as the norm is known only then; weights come back in the format in which they are stored,
-and the next step waits for them (no delayed parameter update). What a shard on the host needs is copied where it is
-gathered and reduced (torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py); adding up the gradients of
-several microbatches on the host is not counted.
+leave when all are reduced, as the norm is known only then, unless the host holds all gradients: then each unit's leave
+behind its backward, or behind their reduction, and the host takes the norm (ZeRO-Offload). Weights come back in the
+format in which they are stored, and the next step waits for them (no delayed parameter update). What a shard on the
+host needs is copied where it is gathered and reduced (torch FSDP2,
+torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py); adding up the gradients of several microbatches on the host
+is not counted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -56,27 +58,32 @@ class HostTasks:
             return (self.run(HostWork.FROM_HOST, "fetch activations", operations[0].fetches, (there, *self._room())),)
         return self._room() if operations and operations[-1].saves else ()
 
-    def after(self, action: Action, operations: Sequence[Operation], task: int) -> None:
-        """Copy out what a piece of a pass, done as `task`, has left; or note that its buffer is free."""
+    def after(self, action: Action, operations: Sequence[Operation], task: int) -> Iterator[int]:
+        """Copy out what a piece of a pass, done as `task`, has left, and note which buffers are free.
+
+        Yield copies of gradients.
+        """
         if operations and operations[0].fetches:
             self._free.append((task,))
         if operations and operations[-1].saves:
             copy = self.run(HostWork.TO_HOST, "offload activations", operations[-1].saves, (task,))
             self._there.setdefault((action.stage, action.microbatch), []).append(copy)
             self._free.append((copy,))
+        if operations and operations[-1].leaves:
+            yield self.run(HostWork.TO_HOST, "offload gradients", operations[-1].leaves, (task,))
 
     def _room(self) -> tuple[int, ...]:
         return self._free.pop(0)
 
 
 def pieces(operations: Sequence[Operation]) -> Iterator[tuple[Operation, ...]]:
-    """Cut operations before each that fetches activations and after each that saves some."""
+    """Cut operations before each that fetches activations and after each that saves some, or whose gradients leave."""
     begin = 0
     for place, operation in enumerate(operations):
         if operation.fetches and place > begin:
             yield tuple(operations[begin:place])
             begin = place
-        if operation.saves:
+        if operation.saves or operation.leaves:
             yield tuple(operations[begin : place + 1])
             begin = place + 1
     if begin < len(operations) or not operations:

@@ -75,7 +75,7 @@ class Lowering:
         for place, piece in enumerate(pieces(operations)):
             ready = (*after, *self.host.before(run.action, piece))
             task = self._compute(Pass(run.stage, run.action, ready, arriving), (key, place), piece)
-            self.host.after(run.action, piece, task)
+            self.reducing += self.host.after(run.action, piece, task)
             after, arriving = (), ()
         return task
 
@@ -129,8 +129,8 @@ class Lowering:
     ) -> tuple[int, ...]:
         """Sum gradients of a group: scattered over those who hold parts, then over those who hold equal ones.
 
-        across: whether the second is done, too, or left to a later reduction. Where parts are on the host, their
-        gradients go there once both are done. Return the last task, if there is one.
+        across: whether the second is done, too, or left to a later reduction. Where gradients are
+        on the host, they go there once both are done. Return the last task, if there is one.
         """
         payload = parameters * group.formats.gradients.bytes
         last: tuple[int, ...] = ()
@@ -141,7 +141,7 @@ class Lowering:
             part = payload / group.shards if group.shards > 1 else payload
             exchange = Exchange(name, Collective.ALL_REDUCE, group.replicate.name, part)
             last = (self.communicate(exchange, last or after),)
-        if last and (across or group.replicas == 1) and self.plan.training.offload.shards:
+        if last and (across or group.replicas == 1) and self.plan.training.offload.gradients:
             last = (self.host.run(HostWork.TO_HOST, "offload gradients", payload / group.shards, last),)
         return last
 

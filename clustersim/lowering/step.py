@@ -200,7 +200,7 @@ def _update_on_host(
         (kernel,) = optimizer_step(replace(training, fused=True), part)
         for _ in range(pieces):
             ready = after
-            if not offload.shards:
+            if not offload.gradients:
                 ready = (low.host.run(HostWork.TO_HOST, "offload gradients", part * formats.gradients.bytes, after),)
             task = low.host.run(HostWork.ON_HOST, "optimizer on the host", kernel.bytes, ready)
             if not offload.shards:
@@ -251,7 +251,7 @@ def _norm_so_far(low: Lowering, rank: int, kernels: list[Operation]) -> tuple[in
 def _squares(low: Lowering, operations: list[Operation]) -> int:
     """Sum the squares of this rank's gradients once they are reduced, where they are; return the task."""
     after = tuple(low.reducing)
-    if low.plan.training.offload.shards:
+    if low.plan.training.offload.gradients:
         read = sum(operation.kernel.bytes for operation in operations if operation.kernel is not None)
         after = (low.host.run(HostWork.ON_HOST, f"{_NORM} on the host", read, after),)
         operations = [operation for operation in operations if operation.kernel is None]

@@ -99,6 +99,7 @@ class Units:
             layer, sharding = self.plan.layers[spec], self.plan.sharding(spec.attention)
             repeated = forward(layer, sharding, Work.RECOMPUTE) if again else self._selected(layer, sharding)
             found = _unit("layer", layer, sharding, repeated)
+            found = self._without_gradients(found)
             if run.offloaded:
                 found = _copied(found, Activations(self.plan).kept_of(run))
             self._layers[spec, again, run.offloaded] = found
@@ -116,13 +117,22 @@ class Units:
     @cached_property
     def embedding(self) -> Unit:
         """The token embedding."""
-        return _unit("embedding", self.plan.embedding, replace(self.plan.sharding(), enters=False), [])
+        sharding = replace(self.plan.sharding(), enters=False)
+        return self._without_gradients(_unit("embedding", self.plan.embedding, sharding, []))
 
     def _head(self, last: Layer) -> Unit:
         sharding = replace(self.plan.sharding(), leaves=False)
         unit = _unit("head", last, sharding, [])
         reductions = sharding.over_vocabulary(self.plan.shard.tokens)
-        return replace(unit, forward=(*unit.forward, *reductions), head=True)
+        return self._without_gradients(replace(unit, forward=(*unit.forward, *reductions), head=True))
+
+    def _without_gradients(self, unit: Unit) -> Unit:
+        """The unit, whose gradients go to the host after its backward if those of the plan do so unreduced."""
+        if not self.plan.unreduced_gradients_leave:
+            return unit
+        width = {group.name: group.formats.gradients.bytes for group in self.plan.parameter_groups}
+        size = float(sum(count * width[name] for name, count in unit.counts.items()))
+        return replace(unit, backward=_leaving(unit.backward, size), weights=_leaving(unit.weights, size))
 
 
 def operations_of(units: Sequence[Unit], kind: ActionKind) -> tuple[Operation, ...]:
@@ -140,6 +150,11 @@ def _copied(unit: Unit, size: Bytes) -> Unit:
         backward=_fetching(unit.backward, size),
         inputs=_fetching(unit.inputs, size),
     )
+
+
+def _leaving(operations: tuple[Operation, ...], size: Bytes) -> tuple[Operation, ...]:
+    *most, last = operations
+    return *most, replace(last, leaves=size)
 
 
 def _fetching(operations: tuple[Operation, ...], size: Bytes) -> tuple[Operation, ...]:

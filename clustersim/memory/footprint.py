@@ -73,9 +73,11 @@ class Footprint:
         return own if group.secondary is None else own + group.formats.gathered.bytes / group.seconds
 
     def _gradient_bytes(self, group: ParameterGroup) -> Bytes:
+        if self.plan.unreduced_gradients_leave:
+            return 0.0
         if self.plan.sums_whole_gradients:
             return group.formats.gradients.bytes
-        return 0.0 if self.plan.training.offload.shards else group.formats.gradients.bytes / self._shards(group, 2)
+        return 0.0 if self.plan.training.offload.gradients else group.formats.gradients.bytes / self._shards(group, 2)
 
     def _state_bytes(self, group: ParameterGroup) -> Bytes:
         """Bytes of master weights and moments per parameter."""
@@ -101,17 +103,23 @@ class Footprint:
         return 0.0
 
     def passing(self, stages: tuple[Stage, ...]) -> Bytes:
-        """Shards of parameters on their way from the host to their gathers, and of one unit's gradients back."""
-        match self.plan.layout.data:
-            case FullyShard(ahead=ahead) if self.plan.training.offload.shards:
-                units = {id(unit): unit for stage in stages for unit in self.plan.units(stage)}.values()
-                counts = [[(unit.counts.get(group.name, 0) / group.shards, group.formats)
-                           for group in self.plan.parameter_groups] for unit in units]  # fmt: skip
-                return max(
-                    sum(count * ((ahead + 1) * formats.held.bytes + formats.gradients.bytes) for count, formats in each)
-                    for each in counts
-                )
-        return 0.0
+        """What is on its way: shards of parameters from the host to their gathers, and gradients of one unit to it.
+
+        Of gradients that nobody reduces, those of the unit whose backward runs are there, too.
+        """
+        offload, ahead = self.plan.training.offload, 0
+        if isinstance(self.plan.layout.data, FullyShard) and offload.shards:
+            ahead = self.plan.layout.data.ahead + 1
+        away = (2 if self.plan.unreduced_gradients_leave else 1) * offload.gradients
+        units = {id(unit): unit for stage in stages for unit in self.plan.units(stage)}.values()
+        return max(
+            sum(
+                unit.counts.get(group.name, 0) / self._shards(group, 2)
+                * (ahead * group.formats.held.bytes + away * group.formats.gradients.bytes)
+                for group in self.plan.parameter_groups
+            )
+            for unit in units
+        )  # fmt: skip
 
     def _whole(self, unit: Layer, kept: Callable[[WeightFormats], DType]) -> Bytes:
         """Bytes of those of a unit's parameters that are sharded, gathered. kept: in which of their formats."""

@@ -117,6 +117,11 @@ class Plan:
                 return min(layers, stage.layers)
         return 0
 
+    @property
+    def unreduced_gradients_leave(self) -> bool:
+        """Whether gradients go to the host as backward makes them, because no other rank has some to add."""
+        return self.training.offload.gradients and all(group.ranks == 1 for group in self.parameter_groups)
+
     def offloaded_layers(self, stage: Stage) -> int:
         """How many layers of a stage, its first, have what they keep on the host."""
         activations = self.training.offload.activations

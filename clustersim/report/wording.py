@@ -203,6 +203,8 @@ def _offload(offload: Offload) -> str:
     match offload.states:
         case ShardOffload():
             words.append("parameters and optimizer")
+        case OptimizerOffload(gradients=True):
+            words.append("gradients and optimizer")
         case OptimizerOffload(share=share):
             words.append("optimizer" if share == 1.0 else f"{_percent(share)} of the optimizer")
     return f"{' and '.join(words)} on the host" if words else ""

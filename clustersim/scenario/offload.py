@@ -3,6 +3,7 @@
 offload:
   activations: all           # or 8 layers of each stage, or 50 % of them; {layers: 8, prefetch: 2}
   optimizer: true            # or the part of its states that is on the host, such as 50 %
+  gradients: true            # beside the whole optimizer: they go during backward (ZeRO-Offload)
   parameters: true           # with FSDP: shards, their gradients and the optimizer
 """
 
@@ -12,7 +13,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from clustersim.errors import shown
-from clustersim.parallel.data import FullyShard, NaiveDataParallel
+from clustersim.parallel.data import FullyShard, GradientSync, NaiveDataParallel
 from clustersim.parallel.mesh import WEIGHTS
 from clustersim.parallel.pipeline import split_layers
 from clustersim.scenario.section import MOST_LAYERS, Layers, Section, mistake, share
@@ -74,6 +75,7 @@ class OffloadSection(Section):
     example: ClassVar[str] = "{activations: all}, {optimizer: true} or, with FSDP, {parameters: true}"
     activations: Annotated[ActivationsSection | None, BeforeValidator(_absent)] = None
     optimizer: Annotated[float, share(0.0, 1.0), BeforeValidator(_part)] = Field(0.0)
+    gradients: bool = False
     parameters: bool = False
 
     @classmethod
@@ -85,6 +87,8 @@ class OffloadSection(Section):
     def _shards_take_all(self) -> Self:
         if self.parameters and "optimizer" in self.model_fields_set and self.optimizer < 1.0:
             raise mistake("parameters on the host take the whole optimizer along; leave optimizer out")
+        if self.gradients and not self.parameters and self.optimizer < 1.0:
+            raise mistake("gradients go to the host where all of the optimizer is; write optimizer: true")
         return self
 
     def choice(self) -> Offload:
@@ -92,14 +96,15 @@ class OffloadSection(Section):
         activations = self.activations.choice() if self.activations else None
         if self.parameters:
             return Offload(activations, ShardOffload())
-        return Offload(activations, OptimizerOffload(self.optimizer) if self.optimizer else None)
+        states = OptimizerOffload(self.optimizer, gradients=self.gradients) if self.optimizer else None
+        return Offload(activations, states)
 
 
 def check_offload(scenario: Setup) -> Iterator[str]:
     """Whether there is a host to offload to, and whether the layout has what is to be offloaded."""
     if scenario.training.offload == NOTHING:
         return
-    for check in (_has_host, _not_naive, _has_layers, _has_shards):
+    for check in (_has_host, _not_naive, _has_layers, _has_shards, _reduces_in_time):
         yield from check(scenario)
 
 
@@ -124,6 +129,18 @@ def _has_layers(scenario: Setup) -> Iterator[str]:
         yield (
             f"training.offload.activations: {activations.layers} layers, but no stage holds more than {most}; "
             f"{most} or all fits"
+        )
+
+
+def _reduces_in_time(scenario: Setup) -> Iterator[str]:
+    """Gradients that are whole until the last microbatch cannot leave before; shards go as FSDP reduces them."""
+    layout, states = scenario.layout, scenario.training.offload.states
+    asked = isinstance(states, OptimizerOffload) and states.gradients
+    alone = layout.size_of(WEIGHTS) == 1
+    if asked and not alone and layout.gradient_sync is not GradientSync.EVERY_BACKWARD:
+        yield (
+            "training.offload.gradients: they are reduced after the last microbatch only, and are whole on the device "
+            "until then; with layout.data zero2 or fsdp, without a pipeline, they can go; or leave gradients out"
         )
 
 

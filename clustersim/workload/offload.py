@@ -2,8 +2,8 @@
 
 Activations of some layers between their forward and their backward (Megatron-LM's `--cpu-offloading`, torchtune's
 activation offloading, DeepSpeed's `cpu_checkpointing`); a part of the optimizer's states with their update
-(Megatron-LM's `--optimizer-cpu-offload`, DeepSpeed's ZeRO-Offload); or the whole of a shard, parameters, gradients and
-states (torch FSDP2's `CPUOffloadPolicy`).
+(Megatron-LM's `--optimizer-cpu-offload`), with the gradients (DeepSpeed's ZeRO-Offload); or the whole of a shard,
+parameters, gradients and states (torch FSDP2's `CPUOffloadPolicy`).
 """
 
 import math
@@ -34,9 +34,13 @@ class ActivationOffload:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerOffload:
-    """A part `share` of the optimizer's states is on the host, and updated there; gradients go, weights come back."""
+    """A part `share` of the optimizer's states is on the host, and updated there; gradients go, weights come back.
+
+    gradients: all of them go while backward makes them, and are summed there; otherwise they go before the update.
+    """
 
     share: float = 1.0
+    gradients: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,11 @@ class Offload:
             case ShardOffload():
                 return 1.0
         return 0.0
+
+    @property
+    def gradients(self) -> bool:
+        """Whether gradients are on the host, where they go during backward."""
+        return self.shards or (isinstance(self.states, OptimizerOffload) and self.states.gradients)
 
     @property
     def shards(self) -> bool:

@@ -154,6 +154,23 @@ def test_shards_come_before_each_gather_and_gradients_go_after_each_reduction() 
     assert answer.breakdown.of(0)["optimizer"] == 0.0
 
 
+@pytest.mark.parametrize(("layout", "ranks"), [("{dp: 1}", 1), ("{dp: 2, data: zero2}", 2), ("{dp: 2, data: fsdp}", 2)])
+def test_gradients_go_with_every_backward_and_only_weights_come_back(layout: str, ranks: int) -> None:
+    """Two microbatches of each rank; ranks that reduce gradients send their part of them."""
+    overrides = [f"layout={layout}", f"cluster.gpus={ranks}", f"training.global_batch={2 * ranks}"]
+    answer = simulate(scenario(*overrides, "training.offload={optimizer: true, gradients: true}"))
+    count, moved = parameters(answer.scenario.model) / ranks, dict.fromkeys(HostWork, 0.0)
+    for task in answer.program.programs[0].tasks:
+        if isinstance(task, Communicate) and isinstance(task.exchange, HostExchange):
+            moved[task.exchange.work] += task.exchange.payload
+    assert moved[HostWork.TO_HOST] == pytest.approx(2 * 4 * count)
+    assert moved[HostWork.ON_HOST] == pytest.approx((4 + 30) * count)
+    assert moved[HostWork.FROM_HOST] == pytest.approx(2 * count)
+    first = spans(answer, Stream.TO_HOST)[0]
+    assert first[0] == "offload gradients"
+    assert first[1] < answer.step_time / 2  # long before the last backward is done
+
+
 def test_what_the_heatmap_sums_to_is_the_breakdown() -> None:
     for overrides in (["training.offload={activations: all, optimizer: true}"],
                       ["layout.data=fsdp", "training.offload={activations: 3, parameters: true}"]):  # fmt: skip

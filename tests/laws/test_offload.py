@@ -17,7 +17,7 @@ from clustersim.engine.engine import run_ranks
 from clustersim.fitting import peak_memory
 from clustersim.hardware.host import HostMemory
 from clustersim.memory.activations import Activations
-from clustersim.parallel.data import FullyShard, NaiveDataParallel
+from clustersim.parallel.data import FullyShard, GradientSync, NaiveDataParallel
 from clustersim.program.symmetry import unfolded
 from clustersim.program.task import Communicate, Compute, HostExchange, HostWork
 from clustersim.scenario import Contention, Symmetry
@@ -39,7 +39,7 @@ ACTIVATIONS = (
     ActivationOffload(share=0.5),
     ActivationOffload(prefetch=3),
 )
-STATES = (OptimizerOffload(), OptimizerOffload(0.25), ShardOffload())
+STATES = (OptimizerOffload(), OptimizerOffload(0.25), OptimizerOffload(gradients=True), ShardOffload())
 
 
 @st.composite
@@ -48,7 +48,9 @@ def offloading(draw: st.DrawFn) -> Scenario:
     scenario = draw(scenarios().filter(lambda each: not isinstance(each.layout.data, NaiveDataParallel)))
     layout = scenario.layout
     sharded = isinstance(layout.data, FullyShard) and layout.dp * layout.cp > 1
-    states = draw(st.none() | st.sampled_from(STATES if sharded else STATES[:-1]))
+    reduced = layout.dp * layout.cp == 1 or layout.gradient_sync is GradientSync.EVERY_BACKWARD
+    legal = [*STATES[:2], *STATES[2:3] * reduced, *STATES[3:] * sharded]
+    states = draw(st.none() | st.sampled_from(legal))
     activations = draw(st.sampled_from(ACTIVATIONS) if states is None else st.none() | st.sampled_from(ACTIVATIONS))
     return on(scenario, draw(st.sampled_from([FAST, SLOW])), Offload(activations, states))
 

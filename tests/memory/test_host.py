@@ -80,6 +80,31 @@ def test_without_master_weights_the_cpu_has_a_copy_of_the_weights() -> None:
     assert on_host(of)[HostCategory.OPTIMIZER] == pytest.approx((8 + 4) * parameters(MODEL) / 4)
 
 
+def test_gradients_that_leave_are_there_for_one_unit_and_on_their_way_for_another() -> None:
+    """On one GPU, 4 bytes of each parameter of the largest unit, the logits' matrix with its norm."""
+    alone = Layout(dp=1)
+    of, whole = (plan(Offload(states=OptimizerOffload(gradients=each)), alone) for each in (True, False))
+    assert resident(whole)[Category.GRADIENTS] == pytest.approx(4 * parameters(MODEL))
+    assert resident(of)[Category.GRADIENTS] == 0.0
+    assert resident(of)[Category.OFFLOAD] == pytest.approx(2 * 4 * (128256 * 4096 + 4096))
+    assert on_host(of) == on_host(whole)
+
+
+def test_zero_offload_trains_13_billion_parameters_on_one_v100() -> None:
+    """Ren et al. 2021, abstract: over 13 billion on a single GPU, where 1.4 billion fit without."""
+    given = {
+        "model": {"family": "gpt", "layers": 65, "hidden": 4096, "heads": 32, "ffn": 16384, "vocab": 50304},
+        "cluster": {"name": "dgx-v100", "gpus": 1},
+        "training": {"sequence": 1024, "global_batch": 2, "recompute": "full", "attention": "standard",
+                     "precision": {"compute": "fp16", "gradients": "fp16"}},
+    }  # fmt: skip
+    of = Scenario.from_mapping(given)
+    assert parameters(of.model) > 13e9
+    assert not check(of).fits
+    assert not check(of.changed("training.offload.optimizer=true")).fits
+    assert check(of.changed("training.offload={optimizer: true, gradients: true}")).fits
+
+
 def test_shards_on_the_host_take_parameters_gradients_and_states_along() -> None:
     layout = Layout(dp=4, data=FullyShard())
     of, whole, count = plan(Offload(states=ShardOffload()), layout), plan(Offload(), layout), parameters(MODEL)

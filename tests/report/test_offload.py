@@ -55,11 +55,12 @@ def exchanges(result: Result, kind: int = 0) -> list[tuple[HostWork, float]]:
         ("{activations: 1}", "activations of 1 layer a stage on the host"),
         ("{activations: 50 %, optimizer: true}", "activations of 50 % of layers and optimizer on the host"),
         ("{optimizer: 25 %}", "25 % of the optimizer on the host"),
+        ("{optimizer: true, gradients: true}", "gradients and optimizer on the host"),
         ("{parameters: true}", "parameters and optimizer on the host"),
     ],
 )
 def test_the_line_of_the_layout_says_what_is_on_the_host(result: Result, offload: str, words: str) -> None:
-    changed = result.scenario.changed("layout.data=fsdp", f"training.offload={offload}")
+    changed = result.scenario.changed("layout={dp: 8, data: fsdp}", f"training.offload={offload}")
     assert words in layout_line(changed)
 
 
