@@ -19,6 +19,7 @@ from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.task import Collective, Communicate, Compute, Exchange, HostWork, Operation, Stream
+from clustersim.units import Bytes
 from clustersim.workload.stack import Stack
 
 _NAMES: Final = MappingProxyType(
@@ -29,6 +30,10 @@ _NAMES: Final = MappingProxyType(
         ActionKind.WEIGHT_GRADIENT: "weight gradient",
     }
 )
+
+
+Held = Sequence[tuple[ParameterGroup, int]]
+"""Groups of which something has parameters, and how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +51,9 @@ class Lowering:
     """What lowering one rank works on.
 
     last: the last backward of each of its stages, or its half of the weights; backwards: by stage and microbatch, on
-    all ranks, whether backward is whole or begins with its half of the inputs; computed: its last compute task;
-    reducing: what the optimizer waits for.
+    all ranks, whether backward is whole or begins with its half of the inputs; together: whether a forward's output is
+    sent with that of a backward right behind it; computed: its last compute task; reducing: what the optimizer waits
+    for.
     """
 
     plan: Plan
@@ -55,6 +61,7 @@ class Lowering:
     blocks: Blocks
     last: frozenset[Action] = frozenset()
     backwards: Mapping[tuple[int, int], ActionKind] = field(default_factory=dict)
+    together: bool = False
     tasks: TaskList = field(default_factory=TaskList)
     computed: int | None = None
     reducing: list[int] = field(default_factory=list)
@@ -106,23 +113,27 @@ class Lowering:
         """Add a collective of data parallelism; return its number."""
         return self.tasks.add(Stream.DATA, Communicate(exchange, tuple(after)))
 
-    def gather(
-        self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int], *, again: bool = False
-    ) -> tuple[int, ...]:
-        """Gather parameters of a group from the ranks that hold parts of them; return the task, if there is one.
+    def gather(self, name: str, held: Held, after: Sequence[int], *, again: bool = False) -> tuple[int, ...]:
+        """Gather parameters of groups from the ranks that hold parts of them; return the tasks.
 
-        again: since they were last updated, so that a second copy of them has them, too. A part that is on the host
-        comes from there first, as the optimizer holds it; second copies stay on the device.
+        Groups that the same ranks hold are gathered at once, whatever their formats (FSDP2 does, as bytes).
+        again: since they were last updated, so that a second copy of them has them, too. Parts that are on the host
+        come from there first, as they are held; second copies stay on the device.
         """
-        second = again and group.secondary is not None
-        role, ranks = (group.secondary, group.seconds) if second else (group.shard, group.shards)
-        if role is None or ranks == 1:
-            return ()
-        if self.plan.training.offload.shards and not second:
-            size = parameters * group.formats.held.bytes / group.shards
-            after = (self.host.run(HostWork.FROM_HOST, "fetch parameters", size, after),)
-        payload = parameters * group.formats.gathered.bytes
-        return (self.communicate(Exchange(name, Collective.ALL_GATHER, role.name, payload), after),)
+        payloads: dict[str, Bytes] = {}
+        there: dict[str, Bytes] = {}
+        for group, parameters in held:
+            second = again and group.secondary is not None
+            role, ranks = (group.secondary, group.seconds) if second else (group.shard, group.shards)
+            if role is not None and ranks > 1:
+                payloads[role.name] = payloads.get(role.name, 0.0) + parameters * group.formats.gathered.bytes
+                if self.plan.training.offload.shards and not second:
+                    there[role.name] = there.get(role.name, 0.0) + parameters * group.held.bytes / group.shards
+        fetched = {
+            role: (self.host.run(HostWork.FROM_HOST, "fetch parameters", size, after),) for role, size in there.items()
+        }
+        exchanges = (Exchange(name, Collective.ALL_GATHER, role, payload) for role, payload in payloads.items())
+        return tuple(self.communicate(exchange, fetched.get(exchange.group, after)) for exchange in exchanges)
 
     def reduce(
         self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int], *, across: bool = True
@@ -132,6 +143,8 @@ class Lowering:
         across: whether the second is done, too, or left to a later reduction. Where gradients are
         on the host, they go there once both are done. Return the last task, if there is one.
         """
+        if not group.trained:
+            return ()
         payload = parameters * group.formats.gradients.bytes
         last: tuple[int, ...] = ()
         if group.shard is not None and group.shards > 1:

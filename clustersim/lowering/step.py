@@ -39,6 +39,7 @@ from clustersim.program.task import (
     Stream,
     Work,
 )
+from clustersim.schedules.rules import runs_in_pairs
 from clustersim.workload.kernels import Kernel
 from clustersim.workload.layers import gradient_norm, optimizer_step
 from clustersim.workload.operators import DENSE
@@ -55,9 +56,9 @@ def lower(plan: Plan, order: Order) -> Program:
     groups = process_groups(plan.layout, plan.placement)
     if isinstance(plan.layout.data, NaiveDataParallel):
         return lower_naive(plan, groups)
-    blocks, units, backwards = Blocks(), Units(plan), _backwards(order)
+    blocks, units, backwards, together = Blocks(), Units(plan), _backwards(order), _sends_together(plan, order)
     programs = tuple(
-        _rank(Lowering(plan, units, blocks, _last_backwards(actions), backwards), rank, actions)
+        _rank(Lowering(plan, units, blocks, _last_backwards(actions), backwards, together), rank, actions)
         for rank, actions in enumerate(order)
     )
     used = {exchange.group for program in programs for exchange in program.exchanges}
@@ -92,7 +93,7 @@ def _rank(low: Lowering, rank: int, actions: tuple[Action, ...]) -> RankProgram:
         stage = low.plan.stages[action.stage]
         run = _receive(low, Pass(stage, action, sent))
         done = data.run(low, run)
-        if _sends_later(low, action, following):
+        if low.together and following is not None and (action.kind, following.kind) == _PAIR:
             held, sent = action, ()
             continue
         sent = () if held is None else _send(low, held, done)
@@ -126,18 +127,18 @@ def _message(low: Lowering, action: Action, source: int, target: int) -> Exchang
     return low.message(source, target) if inside and action.kind is not ActionKind.WEIGHT_GRADIENT else None
 
 
-def _sends_later(low: Lowering, action: Action, following: Action | None) -> bool:
-    """Whether a forward's output waits for the next backward's, with which it is sent.
+def _sends_together(plan: Plan, order: Order) -> bool:
+    """Whether a forward's output waits for that of a backward right behind it, with which it is sent.
 
     So does Megatron-LM's interleaved schedule where sends are not overlapped: after each forward and backward of its
     steady phase it sends both ways at once (`send_forward_backward_recv_forward_backward`). It wants microbatches in
-    multiples of the pipeline's ranks, and runs all forwards first where there are only as many.
+    multiples of the pipeline's ranks, and runs all forwards first where there are only as many. An order that could not
+    go on so is none of Megatron's: there each output is sent by itself.
     """
-    plan = low.plan
     if plan.layout.pipeline_overlap or plan.placement.chunks == 1:
         return False
     whole = plan.microbatches > plan.layout.pp and plan.microbatches % plan.layout.pp == 0
-    return whole and following is not None and (action.kind, following.kind) == _PAIR
+    return whole and runs_in_pairs(order)
 
 
 def _send(low: Lowering, action: Action, done: int) -> tuple[int, ...]:
@@ -157,10 +158,10 @@ def _tie_embeddings(low: Lowering, stages: tuple[Stage, ...], after: int) -> Non
     """Add up the gradients of an embedding that the first and the last pipeline rank both hold."""
     ends = any(stage.embedding or stage.head for stage in stages)
     apart = low.plan.placement.ranks[0] != low.plan.placement.ranks[-1]
-    if not (low.plan.model.tied_embeddings and apart and ends):
+    (dense,) = (group for group in low.plan.parameter_groups if group.name == DENSE)
+    if not (low.plan.model.tied_embeddings and apart and ends and dense.trained):
         return
     rows = low.plan.shard.rows(low.plan.model.vocab)
-    (dense,) = (group for group in low.plan.parameter_groups if group.name == DENSE)
     shards = dense.shards if low.plan.layout.data.stage > 1 else 1  # ZeRO-2 and -3 hold a part of the gradient
     payload = float(rows * low.plan.model.hidden * dense.formats.gradients.bytes / shards)
     exchange = Exchange("reduce tied embedding", Collective.ALL_REDUCE, EMBEDDING.name, payload)
@@ -195,7 +196,7 @@ def _update_on_host(
 ) -> Iterator[int]:
     """Update the host's part of the parameters, in so many pieces; yield the tasks after which weights are there."""
     offload = low.plan.training.offload
-    for training, count in updated if offload.states is not None else ():
+    for training, count in (each for each in updated if each[1] and offload.states is not None):
         part, formats = offload.share * count / pieces, training.recipe.weights
         (kernel,) = optimizer_step(replace(training, fused=True), part)
         for _ in range(pieces):
@@ -211,7 +212,7 @@ def _update_on_host(
 def _updated(plan: Plan, stages: tuple[Stage, ...]) -> Iterator[tuple[Training, float]]:
     """How many parameters a rank updates, those in the same formats together, as a training in these formats."""
     counts: dict[WeightFormats, float] = {}
-    for group in plan.parameter_groups:
+    for group in plan.trained_groups:
         held = sum(plan.parameters(stage, group.name) for stage in stages)
         counts[group.formats] = counts.get(group.formats, 0.0) + held / group.shards
     for formats, count in counts.items():
@@ -236,7 +237,7 @@ def _norm_so_far(low: Lowering, rank: int, kernels: list[Operation]) -> tuple[in
             Operation(Exchange(_NORM, Collective.ALL_REDUCE, TENSOR_ROLE.name, NORM_BYTES), Work.OPTIMIZER),
         ]
     there: tuple[int, ...] = (_squares(low, kernels),)
-    for role in dict.fromkeys(group.shard for group in low.plan.parameter_groups if group.shards > 1):
+    for role in dict.fromkeys(group.shard for group in low.plan.trained_groups if group.shards > 1):
         if role is not None:
             there = (low.communicate(Exchange(_NORM, Collective.ALL_REDUCE, role.name, NORM_BYTES), there),)
     message = Exchange(_NORM, Collective.SEND_RECV, NEXT.name, NORM_BYTES)

@@ -130,8 +130,10 @@ class Units:
         """The unit, whose gradients go to the host after its backward if those of the plan do so unreduced."""
         if not self.plan.unreduced_gradients_leave:
             return unit
-        width = {group.name: group.formats.gradients.bytes for group in self.plan.parameter_groups}
-        size = float(sum(count * width[name] for name, count in unit.counts.items()))
+        groups = self.plan.trained_groups
+        size = float(sum(unit.counts.get(group.name, 0) * group.formats.gradients.bytes for group in groups))
+        if not size:
+            return unit
         return replace(unit, backward=_leaving(unit.backward, size), weights=_leaving(unit.weights, size))
 
 

@@ -79,10 +79,11 @@ def hosted(plan: Plan, pipeline_rank: int, actions: Iterable[Action]) -> dict[Ho
         (group, offload.share * sum(plan.parameters(stage, group.name) for stage in stages) / group.shards)
         for group in plan.parameter_groups
     ]
+    trained = [(group, count) for group, count in updated if group.trained]
     return {
         HostCategory.ACTIVATIONS: _activations(plan, actions),
-        HostCategory.OPTIMIZER: float(sum(count * _state_bytes(plan, group) for group, count in updated)),
-        HostCategory.GRADIENTS: float(sum(count * group.formats.gradients.bytes for group, count in updated)),
+        HostCategory.OPTIMIZER: float(sum(count * _state_bytes(plan, group) for group, count in trained)),
+        HostCategory.GRADIENTS: float(sum(count * group.formats.gradients.bytes for group, count in trained)),
         HostCategory.PARAMETERS: float(
             sum(count * group.formats.stored.bytes for group, count in updated if offload.shards)
         ),

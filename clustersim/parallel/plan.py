@@ -73,7 +73,7 @@ class Plan:
     @cached_property
     def tied_head(self) -> Layer:
         """The head beside the embedding whose matrix it uses, so that its logits have no parameters."""
-        shared = [replace(each, parameters=0) if each.weight_gradient else each for each in self.head.operators]
+        shared = [replace(each, parameters=0) if each.linear else each for each in self.head.operators]
         return replace(self.head, operators=tuple(shared))
 
     def head_of(self, stage: Stage) -> Layer:
@@ -99,7 +99,12 @@ class Plan:
     @cached_property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
         """The groups into which the weights fall."""
-        return parameter_groups(self.layout, self.training.recipe.weights)
+        return parameter_groups(self.layout, self.training)
+
+    @cached_property
+    def trained_groups(self) -> tuple[ParameterGroup, ...]:
+        """Those that have gradients."""
+        return tuple(group for group in self.parameter_groups if group.trained)
 
     @property
     def sums_whole_gradients(self) -> bool:

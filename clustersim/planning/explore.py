@@ -28,7 +28,7 @@ from clustersim.planning.explore_rules import rules
 from clustersim.planning.explore_schedules import schedules
 from clustersim.planning.explore_sharing import buffers, fragmentation, gathered, receives, sharing
 from clustersim.planning.explore_sizes import COLUMNS, sizes
-from clustersim.planning.explore_space import COUNTS, FEATURES, SCHEDULES, Space
+from clustersim.planning.explore_space import COUNTS, FEATURES, PLAYED, SCHEDULES, Space, chunks_of
 from clustersim.planning.explore_steps import studies
 from clustersim.scenario import Contention, Scenario
 from clustersim.scenario.build import read_cluster
@@ -59,7 +59,12 @@ def explore(scenario: Scenario, done: Callable[[int], None] = lambda _done: None
 
 
 def tables(scenario: Scenario) -> Exploration:
-    """What needs no simulation; without studies."""
+    """What needs no simulation; without studies; raise InputError for frozen weights, which the page cannot draw."""
+    if scenario.training.lora is not None:
+        raise InputError(
+            f"{scenario.name}: training.lora: the explorer page draws models of which all weights are trained; "
+            "write training.lora: none"
+        )
     formats = dict(_formats(scenario))
     largest, offered = _largest(scenario)
     space = Space(without_offload(scenario), tuple(_models(scenario)), tuple(formats), offered)
@@ -80,7 +85,7 @@ def _tables(space: Space) -> Tables:
     played, refused = schedules(space)
     return Tables(
         derived=(*COUNTS, *FEATURES),
-        chunks=space.table(lambda **each: space.schedule(each).chunks, "schedule", "chunks"),
+        chunks=space.table(lambda **each: chunks_of(space.schedule(each)), "schedule", "chunks"),
         flags=space.flags(),
         rules=rules(space, refused),
         stages=stages(space),
@@ -176,7 +181,7 @@ def _notes(scenario: Scenario) -> Iterator[str]:
     """What of the scenario the page leaves out."""
     if scenario.training.offload != NOTHING:
         yield "offload is left out of memory: all is drawn as on the device; simulated steps are the scenario's"
-    if scenario.schedule.name not in SCHEDULES:
+    if not isinstance(scenario.schedule, PLAYED):
         yield (
             f"the scenario's schedule {scenario.schedule.name} is none that the page can play; memory and bubble are "
             f"drawn for {SCHEDULES[0]} instead, simulated steps are the scenario's"

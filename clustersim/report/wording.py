@@ -15,6 +15,7 @@ from clustersim.hardware.topology import Fabric
 from clustersim.parallel.data import DataParallelism, FullyShard, NaiveDataParallel, Replicated, Zero1
 from clustersim.parallel.mesh import SPOKEN
 from clustersim.program.placement import looped
+from clustersim.workload.lora import Lora
 from clustersim.workload.offload import ActivationOffload, Offload, OptimizerOffload, ShardOffload
 from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveOperations, SelectiveRecompute
 
@@ -55,7 +56,7 @@ PROVENANCE_MEANINGS: Final[Mapping[Provenance, str]] = MappingProxyType(
 
 def row_word(scenario: "Scenario") -> str:
     """What holds a share of the layers: a stage, or a pipeline rank where each holds several stages (chunks)."""
-    return "pipeline rank" if scenario.schedule.chunks > 1 else "stage"
+    return "pipeline rank" if scenario.placement.chunks > 1 else "stage"
 
 
 def row_note(scenario: "Scenario") -> str:
@@ -104,6 +105,7 @@ def layout_line(scenario: "Scenario") -> str:
     words.append(_data(layout.data) if layout.dp > 1 else "")
     words.append(_schedule(scenario) if layout.pp > 1 else "")
     words.append(_recompute(training.recompute))
+    words += [] if training.lora is None else [_lora(training.lora)]
     words.append(_offload(training.offload))
     words.append(f"{training.recipe.compute.value}")
     words.append(f"{training.global_batch:,} sequences of {training.sequence:,} tokens a step")
@@ -193,7 +195,7 @@ def _data(strategy: DataParallelism) -> str:
 
 
 def _schedule(scenario: "Scenario") -> str:
-    chunks = scenario.schedule.chunks
+    chunks = scenario.placement.chunks
     return scenario.schedule.name + (f", {chunks} chunks" if chunks > 1 else "")
 
 
@@ -214,6 +216,13 @@ def _offloaded(activations: ActivationOffload) -> str:
     if activations.layers is None:
         return "all layers" if activations.share == 1.0 else f"{_percent(activations.share)} of layers"
     return f"{activations.layers} layer{'s' * (activations.layers > 1)} a stage"
+
+
+def _lora(lora: Lora) -> str:
+    """The adapters, and what is frozen beside them."""
+    beside = ", ".join(target.value for target in lora.targets)
+    name = "LoRA" if lora.base is None else f"QLoRA ({lora.base.value})"
+    return f"{name} of rank {lora.rank} beside {beside}"
 
 
 def _recompute(policy: Recompute) -> str:

@@ -18,15 +18,16 @@ from clustersim.scenario.legal import around, divisors, multiples_around
 from clustersim.scenario.offload import check_offload
 from clustersim.scenario.section import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH
 from clustersim.scenario.setup import Setup
+from clustersim.workload.lora import Target
 from clustersim.workload.training import FullRecompute
-from clustersim.workload.transformer import Model, Positions
+from clustersim.workload.transformer import Model, Positions, projections
 
 MOST_PASSES = 2**17  # forward passes of microbatches through stages in one step; a real run has some thousands
 
 
 def problems(scenario: Setup) -> list[str]:
     """What makes the scenario impossible, one sentence each; empty if nothing does."""
-    absurd = [*_sizes(scenario.model), *check_degrees(scenario)]
+    absurd = [*_sizes(scenario.model), *check_degrees(scenario), *check_placement(scenario)]
     return absurd or [problem for check in _CHECKS for problem in check(scenario)]
 
 
@@ -52,6 +53,14 @@ def check_degrees(scenario: Setup) -> Iterator[str]:
         return
     product, fits = _product(layout, SPOKEN), _degrees_that_fit(scenario)
     yield f"layout: {product} = {layout.world} ranks, but the cluster has {gpus} GPUs; {fits}"
+
+
+def check_placement(scenario: Setup) -> Iterator[str]:
+    """Whether the schedule is one for so many pipeline ranks."""
+    try:
+        scenario.schedule.placement(scenario.layout.pp)
+    except InputError as error:
+        yield f"schedule: {error}"
 
 
 def _degrees_that_fit(scenario: Setup) -> str:
@@ -111,7 +120,7 @@ def check_layers(scenario: Setup) -> Iterator[str]:
     """Whether every stage has something to do."""
     layers, stages = scenario.model.layers, len(scenario.placement.ranks)
     given = scenario.layout.layers_per_stage
-    shape = f"pp {scenario.layout.pp} x {scenario.schedule.chunks} chunks = {stages} stages"
+    shape = _shape(scenario)
     if given is not None and (len(given) != stages or sum(given) != layers):
         yield (
             f"layout.layers_per_stage: {len(given)} stages with {sum(given)} layers, but {shape} and "
@@ -119,6 +128,14 @@ def check_layers(scenario: Setup) -> Iterator[str]:
         )
     elif _idle_stages(given or split_layers(layers, stages)):
         yield f"layout.pp: {shape}, but {scenario.model.name} has only {layers} layers; {_fewer_stages(scenario)}"
+
+
+def _shape(scenario: Setup) -> str:
+    """How many stages there are, and why."""
+    pp, stages, chunks = scenario.layout.pp, len(scenario.placement.ranks), scenario.placement.chunks
+    if stages == pp * chunks:
+        return f"pp {pp} x {chunks} chunks = {stages} stages"
+    return f"schedule {scenario.schedule.name} has {stages} stages on pp {pp}"
 
 
 def _idle_stages(counts: tuple[int, ...]) -> bool:
@@ -135,7 +152,7 @@ def check_recomputed(scenario: Setup) -> Iterator[str]:
 
 
 def _fewer_stages(scenario: Setup) -> str:
-    layers, layout, chunks = scenario.model.layers, scenario.layout, scenario.schedule.chunks
+    layers, layout, chunks = scenario.model.layers, scenario.layout, scenario.placement.chunks
     replica = layout.tp * layout.cp
     legal = [pp for pp in divisors(scenario.cluster.gpus // replica) if pp * chunks <= layers]
     return f"pp {legal[-1]} fits" if legal else f"at most {layers} stages fit"
@@ -176,15 +193,13 @@ def _fed_by(scenario: Setup) -> str:
 
 
 def _order(scenario: Setup) -> Iterator[str]:
-    if scenario.schedule.chunks == 1:
-        return
-    if scenario.layout.pp == 1:
+    if scenario.layout.pp == 1 and scenario.placement.chunks > 1:
         yield f"schedule: {scenario.schedule.name} needs a pipeline, but layout.pp is 1; write 1f1b"
         return
     try:
-        scenario.schedule.order(scenario.layout.pp, scenario.microbatches)
+        scenario.schedule.require(scenario.layout.pp, scenario.microbatches)
     except InputError as error:
-        yield f"training.global_batch: {error}"
+        yield f"schedule: {error}"
 
 
 def check_sequence(scenario: Setup) -> Iterator[str]:
@@ -231,6 +246,34 @@ def _jitter(scenario: Setup) -> Iterator[str]:
         )
 
 
+def check_adapters(scenario: Setup) -> Iterator[str]:
+    """Whether the model has what adapters stand beside, and whether it and tensor parallelism can have their rank."""
+    lora, model, tp = scenario.training.lora, scenario.model, scenario.layout.tp
+    if lora is None:
+        return
+    layers = [projections(model, spec) for spec in model.specs]
+    there = {projection: sizes for layer in layers for projection, sizes in layer.items()}
+    for target in lora.targets:
+        if not there.keys() & set(target.covers):
+            legal = (each.value for each in Target if there.keys() & set(each.covers))
+            yield f"training.lora.targets: {model.name} has no {target.value}; it has {', '.join(legal)}"
+    if not lora.targets:
+        yield f"training.lora.targets: {model.name} has none of these matrices"
+    narrow = [
+        min(layer[each]) for layer in layers for target in lora.targets for each in target.covers if each in layer
+    ]
+    if narrow and lora.rank > min(narrow):
+        yield (
+            f"training.lora.rank: {lora.rank} is more than the {min(narrow)} inputs or outputs of a matrix of "
+            f"{model.name}; at most {min(narrow)} fits"
+        )
+    elif lora.rank % tp:
+        yield (
+            f"training.lora.rank: {lora.rank} is not a multiple of tp {tp}, which splits the adapters' columns; "
+            f"{multiples_around(lora.rank, tp)} fits"
+        )
+
+
 def _naive(scenario: Setup) -> Iterator[str]:
     layout, node = scenario.layout, scenario.cluster.gpus_per_node
     if not isinstance(layout.data, NaiveDataParallel):
@@ -264,6 +307,7 @@ _CHECKS: tuple[_Check, ...] = (
     check_recomputed,
     check_batch,
     check_sequence,
+    check_adapters,
     _format,
     check_shards,
     _naive,

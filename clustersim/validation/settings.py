@@ -7,6 +7,7 @@ filled in by the habits of its software (`software`), the same for all of its ru
 from typing import Any, Final
 
 from clustersim.parallel.mesh import NAMES
+from clustersim.schedules import shelf
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.machines import cluster_section
 from clustersim.validation.software import Software, software_of
@@ -14,7 +15,7 @@ from clustersim.validation.software import Software, software_of
 FORMATS: Final = ("bf16", "fp16")
 _DENSE: Final = ("", "0", "1")  # experts
 RECOMPUTES: Final = {"": "none", "none": "none", "selective": "selective", "full": "full"}
-SCHEDULES: Final = ("", "1f1b", "interleaved", "zb-1p", "zb-2p")
+SCHEDULES: Final = ("", *shelf.NAMES)
 
 
 def scenario_mapping(case: Case) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def _schedule(case: Case) -> Any:
         return "1f1b"
     # without a stated number of chunks, the finest interleaving: one layer each
     finest = -(-case.whole("layers") // case.whole("pp"))
-    return {"interleaved": {"chunks": case.whole("vpp", finest)}} if name == "interleaved" else name
+    return {name: {"chunks": case.whole("vpp", finest)}} if name in shelf.CHUNKED else name
 
 
 def _training(case: Case, software: Software) -> dict[str, Any]:
@@ -103,12 +104,21 @@ def _training(case: Case, software: Software) -> dict[str, Any]:
         "sequence": case.whole("seq"),
         "global_batch": case.whole("global_batch"),
         "microbatch": case.whole("micro_batch", 1),
-        "precision": {"compute": case.text("precision"), "gradients": software.gradients(case)},
+        "precision": {"compute": case.text("precision"), **software.formats(case)},
         "recompute": _recompute(case),
         "attention": software.core(case),
         "loss": software.loss,
         "fused": software.fused(case),
+        **_lora(case),
     }
+
+
+def _lora(case: Case) -> dict[str, Any]:
+    """Adapters, where a row has their rank."""
+    if not case.text("lora_rank"):
+        return {}
+    targets, base = case.text("lora_targets").split() or ["all"], case.text("lora_base") or "none"
+    return {"lora": {"rank": case.whole("lora_rank"), "targets": targets, "base": base}}
 
 
 def _recompute(case: Case) -> Any:

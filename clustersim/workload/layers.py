@@ -17,9 +17,11 @@ from dataclasses import dataclass, replace
 from clustersim.dtypes import DType
 from clustersim.units import Bytes
 from clustersim.workload import streaming
+from clustersim.workload.adapters import adapted
 from clustersim.workload.attention import Core, operators
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Routine, StreamShape
 from clustersim.workload.linear import Linear
+from clustersim.workload.lora import Projection
 from clustersim.workload.operators import Layer, Operator, Region, Shard
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
 from clustersim.workload.recipe import Products
@@ -110,7 +112,7 @@ def layer(model: Model, spec: LayerSpec, training: Training, shard: Shard) -> La
     rank = _Rank(model, training, shard)
     attention = [] if spec.attention is None else _attention(rank, _Heads(spec.attention, shard.tp))
     mlp = [] if spec.mlp is None else _mlp(rank, spec.mlp)
-    return Layer((*attention, *mlp), rank.input_bytes)
+    return adapted(Layer((*attention, *mlp), rank.input_bytes), training, shard)
 
 
 def embedding(model: Model, training: Training, shard: Shard) -> Layer:
@@ -121,7 +123,7 @@ def embedding(model: Model, training: Training, shard: Shard) -> Layer:
         chosen.append(_positions(rank))
     if model.dropout:
         chosen.append(_residual_wide(rank, "embedding.dropout", streaming.DROPOUT))
-    return Layer(tuple(chosen), float(shard.tokens * _TOKEN_ID_BYTES))
+    return adapted(Layer(tuple(chosen), float(shard.tokens * _TOKEN_ID_BYTES)), training, shard)
 
 
 def head(model: Model, training: Training, shard: Shard) -> Layer:
@@ -130,9 +132,8 @@ def head(model: Model, training: Training, shard: Shard) -> Layer:
     logits = Linear("head.logits", shard.tokens, model.hidden, rank.vocab, Products.all_in(rank.dtype))
     over = streaming.loss(training.loss)
     loss = _streamed(Region.SHARDED, "head.loss", rank.dtype, over, (over.over(shard.tokens, rank.vocab),))
-    return Layer(
-        (_norm(rank, "head.norm", forks=False), _linear(rank, logits, rank.input_bytes), loss), rank.input_bytes
-    )
+    norm, product = _norm(rank, "head.norm", forks=False), _linear(rank, logits, rank.input_bytes)
+    return adapted(Layer((norm, product, loss), rank.input_bytes), training, shard)
 
 
 def _attention(rank: _Rank, own: _Heads) -> list[Operator]:
@@ -146,7 +147,8 @@ def _attention(rank: _Rank, own: _Heads) -> list[Operator]:
     core = Core(shape, rank.dtype, dropout=model.dropout, fused=rank.training.fused)
     chosen += operators(core, rank.training.attention)
     bias_tokens = shard.residual_tokens if model.linear_bias else 0
-    out = Linear("attention.out", shard.tokens, own.query_width, model.hidden, rank.products, bias_tokens)
+    parts = ((Projection.O, model.hidden),)
+    out = Linear("attention.out", shard.tokens, own.query_width, model.hidden, rank.products, bias_tokens, parts, True)
     chosen.append(_linear(rank, out, rank.saved(shard.tokens * own.query_width)))
     chosen.append(_residual(rank, "attention.residual"))
     return chosen
@@ -168,7 +170,8 @@ def _up(rank: _Rank, form: Mlp, ffn: int) -> Operator:
     """The fifth product of a layer; with a gate, the sixth beside it."""
     gated, tokens = form is Mlp.SWIGLU, rank.shard.tokens
     bias_tokens = tokens if rank.model.linear_bias else 0
-    up = Linear("mlp.up", tokens, rank.model.hidden, 2 * ffn if gated else ffn, rank.products, bias_tokens)
+    parts = (*(((Projection.GATE, ffn),) if gated else ()), (Projection.UP, ffn))
+    up = Linear("mlp.up", tokens, rank.model.hidden, 2 * ffn if gated else ffn, rank.products, bias_tokens, parts)
     made = _linear(rank, up, rank.saved(rank.residual))
     return _half_again(rank, made, replace(up, outputs=ffn if gated else 0, bias_tokens=0))
 
@@ -177,7 +180,8 @@ def _down(rank: _Rank, form: Mlp, ffn: int) -> Operator:
     """The last product of a layer: the seventh with a gate, else the sixth."""
     tokens = rank.shard.tokens
     bias_tokens = rank.shard.residual_tokens if rank.model.linear_bias else 0
-    down = Linear("mlp.down", tokens, ffn, rank.model.hidden, rank.products, bias_tokens)
+    parts = ((Projection.DOWN, rank.model.hidden),)
+    down = Linear("mlp.down", tokens, ffn, rank.model.hidden, rank.products, bias_tokens, parts, True)
     made = _linear(rank, down, rank.saved(tokens * ffn))
     seventh = form is Mlp.SWIGLU
     return _half_again(rank, made, replace(down, outputs=0 if seventh else down.outputs, bias_tokens=0))
@@ -194,7 +198,8 @@ def _half_again(rank: _Rank, made: Operator, again: Linear) -> Operator:
 def _qkv(rank: _Rank, own: _Heads) -> Operator:
     tokens, width = rank.shard.tokens, own.query_width + 2 * own.kv_width
     bias_tokens = tokens if own.attention.qkv_bias else 0
-    linear = Linear("attention.qkv", tokens, rank.model.hidden, width, rank.products, bias_tokens)
+    parts = ((Projection.Q, own.query_width), (Projection.K, own.kv_width), (Projection.V, own.kv_width))
+    linear = Linear("attention.qkv", tokens, rank.model.hidden, width, rank.products, bias_tokens, parts)
     made = _linear(rank, linear, rank.saved(rank.residual))
     made = replace(made, kept=made.kept + tokens * width * rank.dtype.bytes)
     return _half_again(rank, made, replace(linear, outputs=own.kv_width, bias_tokens=0))  # of q, k, v the second
@@ -231,6 +236,8 @@ def _linear(rank: _Rank, linear: Linear, read: Bytes) -> Operator:
         parameters=linear.parameters,
         kept=float(read),
         waiting=float(read + linear.tokens * linear.outputs * rank.dtype.bytes),
+        linear=linear,
+        read=float(read),
     )
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from clustersim import Scenario, simulate
+from clustersim.assembly import plan_of
 from clustersim.dtypes import DType
 from clustersim.fitting import check, host_use_of
 from clustersim.memory.footprint import Category
@@ -11,8 +12,10 @@ from clustersim.memory.host import HostCategory, HostUse, hosted
 from clustersim.parallel.data import FullyShard, Zero1
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
+from clustersim.program.task import Communicate, HostExchange, HostWork
 from clustersim.schedules.shelf import schedule
 from clustersim.workload.offload import ActivationOffload, Offload, OptimizerOffload, ShardOffload
+from clustersim.workload.operators import ADAPTERS, DENSE
 from clustersim.workload.presets import preset
 from clustersim.workload.recipe import mixed
 from clustersim.workload.training import FullRecompute, Training
@@ -31,7 +34,7 @@ def plan(offload: Offload, layout: Layout | None = None, **training: object) -> 
 
 
 def on_host(of: Plan, rank: int = 0, order: str = "gpipe") -> dict[HostCategory, float]:
-    return hosted(of, rank, schedule(order, 1).order(of.layout.pp, of.microbatches)[rank])
+    return hosted(of, rank, schedule(order).order(of.layout.pp, of.microbatches)[rank])
 
 
 def test_activations_of_all_microbatches_in_flight_are_there() -> None:
@@ -52,9 +55,7 @@ def test_the_device_keeps_buffers_for_layers_on_their_way(prefetch: int, buffers
     of, whole = plan(Offload(ActivationOffload(prefetch=prefetch))), plan(Offload())
     assert resident(of)[Category.OFFLOAD] == buffers * LAYER
     assert resident(whole)[Category.OFFLOAD] == 0.0
-    fewer = (
-        ledger_of(whole, order=schedule("gpipe", 1)).activations - ledger_of(of, order=schedule("gpipe", 1)).activations
-    )
+    fewer = ledger_of(whole, order=schedule("gpipe")).activations - ledger_of(of, order=schedule("gpipe")).activations
     assert fewer.max() == 4 * 8 * LAYER
 
 
@@ -188,3 +189,27 @@ def test_memory_over_time_ends_with_nothing_in_flight() -> None:
     assert ledger.activations[-1] == pytest.approx(0.0, abs=1.0)
     assert np.all(np.diff(ledger.times) >= 0)
     assert ledger.at_peak()[Category.OFFLOAD] == 2 * LAYER
+
+
+def test_of_frozen_weights_only_shards_are_on_the_host() -> None:
+    """Adapters of rank 8 beside q and v: 8 x (4096 + 4096) and 8 x (4096 + 1024) parameters a layer."""
+    adapters = 8 * 8 * (4096 + 4096 + 4096 + 1024)
+    given = ["training.lora={rank: 8, targets: [q, v]}", "layout.data=fsdp"]
+    optimizer, shards = (
+        host_use_of(scenario(*given, f"training.offload.{each}=true")) for each in ("optimizer", "parameters")
+    )
+    assert optimizer is not None
+    assert shards is not None
+    assert optimizer.memory == pytest.approx(16 * adapters)
+    assert shards.memory == pytest.approx(16 * adapters + 2 * (parameters(MODEL) + adapters))
+
+
+def test_frozen_shards_are_copied_as_they_are_computed_with() -> None:
+    """2 bytes of each frozen parameter for a gather, 4 of an adapter's; forward and, but for the head, backward."""
+    answer = simulate(scenario("training.lora=8", "layout.data=fsdp", "training.offload.parameters=true"))
+    tasks = [task.exchange for task in answer.program.programs[0].tasks if isinstance(task, Communicate)]
+    fetched = sum(each.payload for each in tasks if isinstance(each, HostExchange) and each.work is HostWork.FROM_HOST)
+    plan = plan_of(answer.scenario)
+    frozen, adapters = (sum(plan.parameters(stage, name) for stage in plan.stages) for name in (DENSE, ADAPTERS))
+    head = 128256 * 4096 + 4096
+    assert fetched == pytest.approx((2 * (2 * frozen - head) + 4 * 2 * adapters) / 8)
