@@ -72,15 +72,19 @@ def described(path: Path) -> str:
     return f"{kind} {path.stem}" if kind and path.parent == shelf(path.parent.name) else str(path)
 
 
+def read_text(path: Path) -> str:
+    """Read a text file; raise InputError that names it."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{described(path)}: cannot be read (not UTF-8 text)") from error
+    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
+        raise InputError(f"{described(path)}: cannot be read ({getattr(error, 'strerror', error)})") from error
+
+
 def read_mapping(path: Path) -> dict[str, Any]:
     """Read a YAML or JSON file that holds one mapping; raise InputError that names the file."""
-    file = described(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file}: cannot be read (not UTF-8 text)") from error
-    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
-        raise InputError(f"{file}: cannot be read ({getattr(error, 'strerror', error)})") from error
+    file, text = described(path), read_text(path)
     if not text.strip():
         raise InputError(f"{file}: is empty")
     try:

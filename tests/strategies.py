@@ -30,6 +30,9 @@ from clustersim.program.task import (
     Task,
     Work,
 )
+from clustersim.schedules.interleaved import Interleaved
+from clustersim.schedules.one_f_one_b import OneFOneB
+from clustersim.schedules.schedule import Schedule
 from clustersim.workload.kernels import Kernel, KernelKind
 from tests.engine.fake_costs import UnitCost
 
@@ -202,8 +205,13 @@ HYBRID: list[dict[str, Any]] = [
     {"zero": {"stage": 1}},
     {"zero": {"stage": 3}},
 ]
-SCHEDULES = ["gpipe", "1f1b", "interleaved", "zb-1p", "zb-2p"]
+SCHEDULES = ["gpipe", "1f1b", "interleaved", "zb-1p", "zb-2p", "zb-v", "bfs"]
 RECOMPUTES = ["none", "selective", "selective_op", "full", {"layers": 1}]
+
+
+def usual(chunks: int) -> Schedule:
+    """1F1B, interleaved where ranks hold several chunks."""
+    return OneFOneB() if chunks == 1 else Interleaved(chunks)
 
 
 @st.composite

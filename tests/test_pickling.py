@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from clustersim import Result, Scenario, simulate
+from clustersim.schedules.notation import format_order
+from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 
 MAPPING: dict[str, Any] = {
     "model": {"preset": "llama3-8b", "layers": 4},
@@ -37,6 +39,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "dead NIC": ("disturbances.nics={gpu: 3, dead: true}",),
     "mixed": ("cluster.mixed={node: 1, accelerator: h200-sxm-141gb}",),
     "jitter, steps": ("disturbances.jitter=3%", "steps=2", "schedule=zb-1p"),
+    "order from a file": ("schedule=order.csv",),
+    "order from a class": ("schedule=rule:Rule",),
     "fsdp": ("layout={dp: 16, data: fsdp}",),
     "data_parallel": ("cluster.gpus=4", "layout={dp: 4, data: data_parallel}"),
     "graph": ("cluster=graph.json", "layout={dp: 2}", "training.global_batch=4"),
@@ -47,6 +51,8 @@ LARGEST = 200_000
 
 @pytest.fixture(params=VARIANTS.values(), ids=VARIANTS)
 def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> Scenario:
+    (tmp_path / "order.csv").write_text(format_order(ZeroBubbleV().order(2, 4)))
+    (tmp_path / "rule.py").write_text("from clustersim.schedules.zero_bubble_v import ZeroBubbleV as Rule\n")
     (tmp_path / "graph.json").write_text(json.dumps(GRAPH))
     (tmp_path / "plan.json").write_text(json.dumps(MAPPING))
     return Scenario.load(tmp_path / "plan.json", request.param)

@@ -54,6 +54,8 @@ VARIANTS = {
     "no overlap": ("layout.pipeline_overlap=false", "layout.data.ddp.overlap=false", "layout.backward_overlap=false"),
     "sends together": ("schedule.interleaved.chunks=4", "layout.pipeline_overlap=false"),
     "zero bubble": ("schedule=zb-2p",),
+    "zero bubble in a V": ("schedule=zb-v",),
+    "breadth first": ("schedule.bfs.chunks=4", "layout.pipeline_overlap=false"),
     "selective operations": ("training.recompute=selective_op",),
     "older attention on a slow host": ("training.attention=flash1", "framework=megatron-2021", "training.sequence=512"),
 }

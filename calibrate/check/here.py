@@ -101,7 +101,7 @@ def end_without_threads() -> None:
 
 def fitted_layers(scenario: Scenario, room: Bytes, layers: int | None) -> Scenario:
     """The scenario with so many layers, or with as many as fit; raise InputError where not even the fewest do."""
-    fewest = scenario.layout.pp * scenario.schedule.chunks
+    fewest = scenario.layout.pp * scenario.placement.chunks
     if layers is not None:
         if not fewest <= layers:
             raise InputError(f"--layers: {layers} is too few; {fewest} is the fewest for {fewest} stages")

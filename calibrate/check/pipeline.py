@@ -24,7 +24,7 @@ from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.schedule import Schedule
 
-_SCHEDULES: Final[Mapping[type[Schedule], Any]] = MappingProxyType(
+SCHEDULES: Final[Mapping[type[Schedule], Any]] = MappingProxyType(
     {GPipe: ScheduleGPipe, OneFOneB: Schedule1F1B, Interleaved: ScheduleInterleaved1F1B}
 )
 
@@ -64,7 +64,7 @@ class Staged:
         self._stages = [_TimedStage(part, n, count, device) for part, n in zip(parts, numbers, strict=True)]
         self._plan, self._first, self._last = plan, 0 in numbers, count - 1 in numbers
         whole = self._stages if plan.placement.chunks > 1 else self._stages[0]
-        self._schedule = _SCHEDULES[type(schedule)](whole, plan.microbatches, loss_fn=self._loss, scale_grads=False)
+        self._schedule = SCHEDULES[type(schedule)](whole, plan.microbatches, loss_fn=self._loss, scale_grads=False)
 
     def passes(self, batch: Batch, timeline: Timeline) -> None:
         """All microbatches through the stages of this rank."""

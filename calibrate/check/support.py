@@ -10,7 +10,7 @@ import torch
 
 from calibrate.check.ddp import replicated
 from calibrate.check.fsdp import sharded
-from calibrate.check.pipeline import Staged
+from calibrate.check.pipeline import SCHEDULES, Staged
 from calibrate.check.single import single
 from calibrate.check.tensor import split
 from calibrate.check.trainer import Trainer
@@ -19,7 +19,6 @@ from clustersim.errors import InputError
 from clustersim.hardware.disturbance import Disturbances
 from clustersim.parallel.data import FullyShard, Replicated
 from clustersim.scenario import Scenario
-from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.workload.recipe import Products
 from clustersim.workload.stack import BlockForm, QkNorm
 from clustersim.workload.training import Attention, Loss, SelectiveOperations
@@ -60,8 +59,8 @@ def _layout(scenario: Scenario) -> Iterator[str]:
         yield f"layout: {' x '.join(used)} cannot be checked: {ONE_AXIS}"
     if layout.dp > 1 and not (isinstance(layout.data, Replicated) or layout.data.stage == 3):
         yield "layout.data: only ddp and fsdp can be checked"
-    if layout.pp > 1 and isinstance(scenario.schedule, ZeroBubble):
-        yield f"schedule: torch has no {scenario.schedule.name}; gpipe, 1f1b and interleaved can be checked"
+    if layout.pp > 1 and type(scenario.schedule) not in SCHEDULES:
+        yield f"schedule: {scenario.schedule.name} cannot be checked; gpipe, 1f1b and interleaved can"
     if layout.tensor_overlap and layout.tp > 1:
         yield "layout.tensor_overlap: DTensor does not cut collectives; set it to false"
     fewest = min((each.kv_heads for each in scenario.model.attentions), default=layout.tp)

@@ -45,8 +45,9 @@ class Lowering:
     """What lowering one rank works on.
 
     last: the last backward of each of its stages, or its half of the weights; backwards: by stage and microbatch, on
-    all ranks, whether backward is whole or begins with its half of the inputs; computed: its last compute task;
-    reducing: what the optimizer waits for.
+    all ranks, whether backward is whole or begins with its half of the inputs; together: whether a forward's output is
+    sent with that of a backward right behind it; computed: its last compute task; reducing: what the optimizer waits
+    for.
     """
 
     plan: Plan
@@ -54,6 +55,7 @@ class Lowering:
     blocks: Blocks
     last: frozenset[Action] = frozenset()
     backwards: Mapping[tuple[int, int], ActionKind] = field(default_factory=dict)
+    together: bool = False
     tasks: TaskList = field(default_factory=TaskList)
     computed: int | None = None
     reducing: list[int] = field(default_factory=list)

@@ -38,6 +38,7 @@ from clustersim.program.task import (
     Stream,
     Work,
 )
+from clustersim.schedules.rules import runs_in_pairs
 from clustersim.workload.kernels import Kernel
 from clustersim.workload.layers import gradient_norm, optimizer_step
 from clustersim.workload.operators import DENSE
@@ -54,9 +55,9 @@ def lower(plan: Plan, order: Order) -> Program:
     groups = process_groups(plan.layout, plan.placement)
     if isinstance(plan.layout.data, NaiveDataParallel):
         return lower_naive(plan, groups)
-    blocks, units, backwards = Blocks(), Units(plan), _backwards(order)
+    blocks, units, backwards, together = Blocks(), Units(plan), _backwards(order), _sends_together(plan, order)
     programs = tuple(
-        _rank(Lowering(plan, units, blocks, _last_backwards(actions), backwards), rank, actions)
+        _rank(Lowering(plan, units, blocks, _last_backwards(actions), backwards, together), rank, actions)
         for rank, actions in enumerate(order)
     )
     used = {exchange.group for program in programs for exchange in program.exchanges}
@@ -91,7 +92,7 @@ def _rank(low: Lowering, rank: int, actions: tuple[Action, ...]) -> RankProgram:
         stage = low.plan.stages[action.stage]
         run = _receive(low, Pass(stage, action, sent))
         done = data.run(low, run)
-        if _sends_later(low, action, following):
+        if low.together and following is not None and (action.kind, following.kind) == _PAIR:
             held, sent = action, ()
             continue
         sent = () if held is None else _send(low, held, done)
@@ -125,18 +126,18 @@ def _message(low: Lowering, action: Action, source: int, target: int) -> Exchang
     return low.message(source, target) if inside and action.kind is not ActionKind.WEIGHT_GRADIENT else None
 
 
-def _sends_later(low: Lowering, action: Action, following: Action | None) -> bool:
-    """Whether a forward's output waits for the next backward's, with which it is sent.
+def _sends_together(plan: Plan, order: Order) -> bool:
+    """Whether a forward's output waits for that of a backward right behind it, with which it is sent.
 
     So does Megatron-LM's interleaved schedule where sends are not overlapped: after each forward and backward of its
     steady phase it sends both ways at once (`send_forward_backward_recv_forward_backward`). It wants microbatches in
-    multiples of the pipeline's ranks, and runs all forwards first where there are only as many.
+    multiples of the pipeline's ranks, and runs all forwards first where there are only as many. An order that could not
+    go on so is none of Megatron's: there each output is sent by itself.
     """
-    plan = low.plan
     if plan.layout.pipeline_overlap or plan.placement.chunks == 1:
         return False
     whole = plan.microbatches > plan.layout.pp and plan.microbatches % plan.layout.pp == 0
-    return whole and following is not None and (action.kind, following.kind) == _PAIR
+    return whole and runs_in_pairs(order)
 
 
 def _send(low: Lowering, action: Action, done: int) -> tuple[int, ...]:

@@ -116,7 +116,7 @@ def _slow_rank(result: Result) -> Changed | Untried:
     if scenario.layout.world == 1:
         return Untried("there is one rank")
     gpu = _busiest(result)
-    word = "pipeline rank" if scenario.schedule.chunks > 1 else "stage"
+    word = "pipeline rank" if scenario.placement.chunks > 1 else "stage"
     stage = f", {word} {result.program.kind[gpu]}" if scenario.layout.pp > 1 else ""
     return Changed(with_slow_gpu(scenario, SLOW, gpu), f": GPU {gpu:,}{stage}")
 

@@ -28,7 +28,7 @@ from clustersim.planning.explore_rules import rules
 from clustersim.planning.explore_schedules import schedules
 from clustersim.planning.explore_sharing import buffers, fragmentation, gathered, receives, sharing
 from clustersim.planning.explore_sizes import COLUMNS, sizes
-from clustersim.planning.explore_space import COUNTS, FEATURES, SCHEDULES, Space
+from clustersim.planning.explore_space import COUNTS, FEATURES, PLAYED, SCHEDULES, Space, chunks_of
 from clustersim.planning.explore_steps import studies
 from clustersim.scenario import Contention, Scenario
 from clustersim.scenario.build import read_cluster
@@ -79,7 +79,7 @@ def _tables(space: Space) -> Tables:
     played, refused = schedules(space)
     return Tables(
         derived=(*COUNTS, *FEATURES),
-        chunks=space.table(lambda **each: space.schedule(each).chunks, "schedule", "chunks"),
+        chunks=space.table(lambda **each: chunks_of(space.schedule(each)), "schedule", "chunks"),
         flags=space.flags(),
         rules=rules(space, refused),
         stages=stages(space),
@@ -188,7 +188,7 @@ def _levels(fabric: Fabric, gpus: IntArray) -> tuple[tuple[tuple[str, IntArray],
 
 def _notes(scenario: Scenario) -> Iterator[str]:
     """What of the scenario the page leaves out."""
-    if scenario.schedule.name not in SCHEDULES:
+    if not isinstance(scenario.schedule, PLAYED):
         yield (
             f"the scenario's schedule {scenario.schedule.name} is none that the page can play; memory and bubble are "
             f"drawn for {SCHEDULES[0]} instead, simulated steps are the scenario's"

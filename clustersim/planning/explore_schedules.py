@@ -14,7 +14,7 @@ from clustersim.analysis.exploration import Table
 from clustersim.errors import InputError
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
-from clustersim.planning.explore_space import Space
+from clustersim.planning.explore_space import Space, chunks_of
 from clustersim.program.action import Action, ActionKind
 from clustersim.scenario.checks import MOST_PASSES, check_batch
 from clustersim.schedules.rules import dry_run
@@ -64,7 +64,7 @@ def schedules(space: Space) -> tuple[Table, Table]:
         """The schedule, where it is one with so many chunks and there are not too many stages and passes."""
         found = space.schedule({"schedule": schedule, "chunks": chunks})
         fits = pp in space.pipelines and pp * chunks <= most
-        return found if fits and found.chunks == chunks and pp * chunks * microbatches <= MOST_PASSES else None
+        return found if fits and chunks_of(found) == chunks and pp * chunks * microbatches <= MOST_PASSES else None
 
     def played(*asked: Any) -> Played:
         if asked not in known:
@@ -73,13 +73,13 @@ def schedules(space: Space) -> tuple[Table, Table]:
 
     def ask(**settings: Any) -> dict[str, Any] | None:
         order, pp, microbatches = order_of(**settings), settings["pp"], settings["microbatches"]
-        if order is None or (order.chunks > 1 and pp == 1):
+        if order is None or (chunks_of(order) > 1 and pp == 1):
             return None
         try:
             found = answer(order, pp, microbatches, played)
         except InputError:
             return None
-        return {"idle": found.idle(microbatches * order.chunks), "held": found.held}
+        return {"idle": found.idle(microbatches * chunks_of(order)), "held": found.held}
 
     def refused(**settings: Any) -> list[str] | None:
         order, pp, microbatches = order_of(**settings), settings["pp"], settings["microbatches"]
@@ -101,7 +101,7 @@ def answer(schedule: Schedule, pp: int, microbatches: int, played: Play) -> Play
 def steady(schedule: Schedule, pp: int, microbatches: int) -> int:
     """The fewest microbatches from which, and from as many and one for each pipeline rank, these follow; or 0."""
     first = _STEADY * pp + microbatches % pp
-    return first if first + pp < microbatches and (schedule.chunks == 1 or microbatches % pp == 0) else 0
+    return first if first + pp < microbatches and (chunks_of(schedule) == 1 or microbatches % pp == 0) else 0
 
 
 def play(schedule: Schedule, pp: int, microbatches: int) -> Played:

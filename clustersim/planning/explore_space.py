@@ -19,7 +19,7 @@ from clustersim.parallel.plan import Plan
 from clustersim.scenario import Scenario
 from clustersim.scenario.checks import check_heads, check_shards, check_widths
 from clustersim.schedules.schedule import Schedule
-from clustersim.schedules.shelf import schedule
+from clustersim.schedules.shelf import CHUNKED, schedule
 from clustersim.workload.presets import preset
 from clustersim.workload.recipe import Recipe
 from clustersim.workload.training import (
@@ -37,7 +37,9 @@ RECOMPUTES: Final[Mapping[str, Recompute]] = {
     "selective_op": SelectiveOperations(),
     "full": FullRecompute(),
 }
-SCHEDULES: Final = ("1f1b", "gpipe", "interleaved")
+SCHEDULES: Final = ("1f1b", "gpipe", "interleaved", "bfs")
+"""Those of the shelf whose order does not depend on durations, and whose backwards are whole."""
+PLAYED: Final = tuple(type(schedule(name)) for name in SCHEDULES)
 OFFERED: Final[Mapping[str, tuple[int, ...]]] = {
     "tp": (1, 2, 4, 8, 16, 32, 64),
     "cp": (1, 2, 4, 8, 16),
@@ -86,7 +88,7 @@ class Space:
             "model": 0, "gpus": self.scenario.cluster.gpus, "tp": layout.tp, "pp": layout.pp, "cp": layout.cp,
             "zero": layout.data.stage, "recompute": self._recompute, "microbatch": training.microbatch,
             "sequence": training.sequence, "batch": training.global_batch, "schedule": self._schedule.name,
-            "chunks": max(2, self._schedule.chunks), "precision": 0, "split": layout.sequence_parallel,
+            "chunks": max(2, chunks_of(self._schedule)), "precision": 0, "split": layout.sequence_parallel,
         }  # fmt: skip
 
     @cached_property
@@ -104,9 +106,9 @@ class Space:
 
     @property
     def _schedule(self) -> Schedule:
-        """The scenario's schedule, or the plain one where it is not offered (as its order depends on durations)."""
+        """The scenario's schedule, or the plain one where it is not offered."""
         own = self.scenario.schedule
-        return own if own.name in SCHEDULES else schedule(SCHEDULES[0])
+        return own if isinstance(own, PLAYED) else schedule(SCHEDULES[0])
 
     @property
     def _recompute(self) -> str:
@@ -155,7 +157,7 @@ class Space:
             **{axis: known[axis] for axis in NAMES},
             sequence_parallel=known["split"],
             data=self.strategy(known["zero"]),
-            layers_per_stage=self._layers_per_stage(model, known["pp"] * order.chunks),
+            layers_per_stage=self._layers_per_stage(model, known["pp"] * chunks_of(order)),
         )
         training = replace(
             self.scenario.training,
@@ -184,8 +186,8 @@ class Space:
     def schedule(self, settings: Mapping[str, Any]) -> Schedule:
         """The schedule of some settings; chunks count where it has any choice of them."""
         chunks = settings.get("chunks", 1)
-        plain = schedule(settings.get("schedule", "interleaved" if chunks > 1 else "1f1b"))
-        return plain if plain.chunks == 1 else schedule(plain.name, max(plain.chunks, chunks))
+        name = settings.get("schedule", "interleaved" if chunks > 1 else "1f1b")
+        return schedule(name, max(2, chunks)) if name in CHUNKED else schedule(name)
 
     def strategy(self, stage: int) -> DataParallelism:
         """The scenario's strategy at its own ZeRO stage, the usual one at others (as `layout.data=zero2` means it)."""
@@ -200,6 +202,11 @@ class Space:
         if model != 0 or (isinstance(own, tuple) and len(own) != stages):
             return None
         return own
+
+
+def chunks_of(order: Schedule) -> int:
+    """Model chunks per pipeline rank, of a schedule that has as many on any number of ranks."""
+    return order.placement(1).chunks
 
 
 def _followed(settings: Mapping[str, Any]) -> dict[str, Any]:

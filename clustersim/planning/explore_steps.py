@@ -153,7 +153,7 @@ def _changes(scenario: Scenario, variant: _Variant) -> Iterator[str]:
     yield f"training.global_batch={variant.batch}"
     if variant.pp != layout.pp:
         yield "layout.layers_per_stage=even"
-    if variant.pp == 1 and scenario.schedule.chunks > 1:
+    if variant.pp == 1 and scenario.placement.chunks > 1:
         yield "schedule=1f1b"
     if variant.zero is not None:
         yield f"layout.data={_ZERO[variant.zero]}"
@@ -186,7 +186,7 @@ def _point(scenario: Scenario, variant: _Variant) -> Point:
 
 def _passes(scenario: Scenario) -> int:
     """Microbatches through stages, which is what a simulation's time grows with."""
-    return scenario.microbatches * scenario.layout.pp * scenario.schedule.chunks
+    return scenario.microbatches * len(scenario.placement.ranks)
 
 
 def _reason(scenario: Scenario, error: InputError) -> str:

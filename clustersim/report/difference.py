@@ -105,6 +105,7 @@ class Difference:
         ]
 
 
+MOST_WORDS: Final = 60  # characters of a text in a list
 _NUMBERS: Final = (
     "step_time_s",
     "tokens_per_s",
@@ -176,7 +177,7 @@ def lines(difference: Difference) -> list[Line]:
 
 
 def words_of(value: object) -> str:
-    """A value of the input as a file has it.
+    """A value of the input as a file has it; long texts of a list (rows of an order) are cut.
 
     >>> words_of(None), words_of(True), words_of(16384), words_of([1, "a"])
     ('not given', 'true', '16,384', '[1, a]')
@@ -189,11 +190,15 @@ def words_of(value: object) -> str:
         case int():
             return f"{value:,}"
         case list():
-            return f"[{', '.join(map(words_of, value))}]"
+            return f"[{', '.join(map(_cut, map(words_of, value)))}]"
         case Mapping():
             return f"{{{', '.join(f'{key}: {words_of(each)}' for key, each in value.items())}}}"
         case _:
             return str(value)
+
+
+def _cut(words: str) -> str:
+    return words if len(words) <= MOST_WORDS else f"{words[:MOST_WORDS]}..."
 
 
 def _tokens(result: Answer) -> int:

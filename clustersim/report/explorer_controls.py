@@ -13,7 +13,7 @@ _RECOMPUTES: Final = {
     "selective_op": "all but every second product",
     "full": "whole layers",
 }
-_SCHEDULES: Final = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "interleaved 1F1B"}
+_SCHEDULES: Final = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "interleaved 1F1B", "bfs": "breadth-first"}
 _COUNTS: Final = (1e12, "T"), (1e9, "G"), (1e6, "M")
 _LABELS: Final = {
     "model": "model", "gpus": "GPUs", "tp": "tp, tensor", "pp": "pp, pipeline", "cp": "cp, context",

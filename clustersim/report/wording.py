@@ -54,7 +54,7 @@ PROVENANCE_MEANINGS: Final[Mapping[Provenance, str]] = MappingProxyType(
 
 def row_word(scenario: "Scenario") -> str:
     """What holds a share of the layers: a stage, or a pipeline rank where each holds several stages (chunks)."""
-    return "pipeline rank" if scenario.schedule.chunks > 1 else "stage"
+    return "pipeline rank" if scenario.placement.chunks > 1 else "stage"
 
 
 def row_note(scenario: "Scenario") -> str:
@@ -191,7 +191,7 @@ def _data(strategy: DataParallelism) -> str:
 
 
 def _schedule(scenario: "Scenario") -> str:
-    chunks = scenario.schedule.chunks
+    chunks = scenario.placement.chunks
     return scenario.schedule.name + (f", {chunks} chunks" if chunks > 1 else "")
 
 

@@ -5,24 +5,32 @@ Names are looked up on the shelves, paths beside the scenario file first and in 
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from clustersim import shipped
 from clustersim.cost.record import Record
 from clustersim.cost.record_file import read_record
 from clustersim.cost.scaled import scaled
-from clustersim.errors import InputError
+from clustersim.errors import InputError, nearest
 from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA
 from clustersim.scenario.file import (
+    Chunked,
     ClusterSection,
+    CsvSection,
     LayoutSection,
+    OrdersSection,
+    PythonSection,
     RecordSection,
     ScaleSection,
     ScenarioFile,
     ScheduleChoice,
 )
 from clustersim.scenario.readings import Readings
+from clustersim.schedules.imported import imported, module_file
+from clustersim.schedules.listed import Listed, listed
+from clustersim.schedules.notation import parse_listing
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.shelf import schedule
 from clustersim.workload.framework import Framework, load_framework
@@ -75,11 +83,20 @@ def _carried_over(record: Record, scale: ScaleSection, accelerator: str) -> Reco
 
 
 def files(file: ScenarioFile, cluster: Cluster, base: Path, readings: Readings) -> tuple[Path, ...]:
-    """The files of the model, the record and the framework, if the scenario names them, and the cluster's."""
+    """The files of model, record, framework and schedule, if the scenario names them, and the cluster's."""
     model = () if file.model.path is None else (config_file(shipped.beside(base, file.model.path)),)
     record = () if file.cost.record is None else (readings.of(record_file, file.cost.record.file, base),)
     framework = (shipped.beside(base, file.framework),) if shipped.is_path(file.framework) else ()
-    return (*model, *record, *framework, *cluster.files)
+    return (*model, *record, *framework, *_schedule_files(file.schedule, base), *cluster.files)
+
+
+def _schedule_files(choice: ScheduleChoice, base: Path) -> tuple[Path, ...]:
+    match choice.chosen[1]:
+        case CsvSection(file=name):
+            return (shipped.beside(base, name),)
+        case PythonSection(rule=name) if (path := module_file(name, base)).is_file():
+            return (path,)
+    return ()
 
 
 def read_layout(section: LayoutSection, gpus: int) -> Layout:
@@ -103,7 +120,33 @@ def wanted_gpus(cluster: ClusterSection, layout: LayoutSection) -> int | None:
     return layout.replica * layout.dp
 
 
-def read_schedule(choice: ScheduleChoice) -> Schedule:
-    """The schedule from its shelf."""
+def read_schedule(choice: ScheduleChoice, base: Path, readings: Readings) -> Schedule:
+    """The schedule from its shelf, or from a file, a list or a class of the user's."""
     name, options = choice.chosen
-    return schedule(name, getattr(options, "chunks", 1))
+    match options:
+        case CsvSection():
+            return readings.of(_read_csv, options, base)
+        case OrdersSection():
+            return listed(options.name, parse_listing("\n".join(options.rows), options.name), options.placement)
+        case PythonSection():
+            return readings.of(imported, options.rule, options.arguments, base)
+        case Chunked():
+            return schedule(name, options.chunks)
+    return schedule(name)
+
+
+def _read_csv(section: CsvSection, base: Path) -> Listed:
+    """The schedule of a CSV file as seen from the scenario."""
+    try:
+        text = shipped.read_text(shipped.beside(base, section.file))
+    except InputError as error:
+        there = sorted(path.name for path in base.glob("*.csv"))
+        raise InputError(f"{error}; {nearest(section.file, there)}" if there else str(error)) from error
+    return listed(section.file, parse_listing(text, section.file), section.placement)
+
+
+def written_out(schedule: Listed) -> dict[str, Any]:
+    """What a scenario says of a listed schedule, wherever it was read from."""
+    return {
+        "orders": {"name": schedule.name, "placement": list(schedule.stages.ranks), "rows": list(schedule.lines)},
+    }

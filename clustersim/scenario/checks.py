@@ -26,7 +26,7 @@ MOST_PASSES = 2**17  # forward passes of microbatches through stages in one step
 
 def problems(scenario: Setup) -> list[str]:
     """What makes the scenario impossible, one sentence each; empty if nothing does."""
-    absurd = [*_sizes(scenario.model), *check_degrees(scenario)]
+    absurd = [*_sizes(scenario.model), *check_degrees(scenario), *check_placement(scenario)]
     return absurd or [problem for check in _CHECKS for problem in check(scenario)]
 
 
@@ -52,6 +52,14 @@ def check_degrees(scenario: Setup) -> Iterator[str]:
         return
     product, fits = _product(layout, SPOKEN), _degrees_that_fit(scenario)
     yield f"layout: {product} = {layout.world} ranks, but the cluster has {gpus} GPUs; {fits}"
+
+
+def check_placement(scenario: Setup) -> Iterator[str]:
+    """Whether the schedule is one for so many pipeline ranks."""
+    try:
+        scenario.schedule.placement(scenario.layout.pp)
+    except InputError as error:
+        yield f"schedule: {error}"
 
 
 def _degrees_that_fit(scenario: Setup) -> str:
@@ -110,7 +118,7 @@ def check_widths(scenario: Setup) -> Iterator[str]:
 def check_layers(scenario: Setup) -> Iterator[str]:
     """Whether every stage has something to do."""
     layers, stages = scenario.model.layers, len(scenario.placement.ranks)
-    shape = f"pp {scenario.layout.pp} x {scenario.schedule.chunks} chunks = {stages} stages"
+    shape = _shape(scenario)
     try:
         counts = dealt(scenario.layout.layers_per_stage, layers, scenario.placement)
     except InputError as error:
@@ -129,6 +137,14 @@ def check_layers(scenario: Setup) -> Iterator[str]:
         yield f"layout.pp: {shape}, but {scenario.model.name} has only {layers} layers; {_fewer_stages(scenario)}"
 
 
+def _shape(scenario: Setup) -> str:
+    """How many stages there are, and why."""
+    pp, stages, chunks = scenario.layout.pp, len(scenario.placement.ranks), scenario.placement.chunks
+    if stages == pp * chunks:
+        return f"pp {pp} x {chunks} chunks = {stages} stages"
+    return f"schedule {scenario.schedule.name} has {stages} stages on pp {pp}"
+
+
 def _idle_stages(counts: tuple[int, ...]) -> bool:
     """Whether a stage has nothing to do: only the first (embedding) and the last (logits) can do without layers."""
     return 0 in counts[1:-1] or not any(counts)
@@ -145,7 +161,7 @@ def check_recomputed(scenario: Setup) -> Iterator[str]:
 
 
 def _fewer_stages(scenario: Setup) -> str:
-    layers, layout, chunks = scenario.model.layers, scenario.layout, scenario.schedule.chunks
+    layers, layout, chunks = scenario.model.layers, scenario.layout, scenario.placement.chunks
     replica = layout.tp * layout.cp
     legal = [pp for pp in divisors(scenario.cluster.gpus // replica) if pp * chunks <= layers]
     return f"pp {legal[-1]} fits" if legal else f"at most {layers} stages fit"
@@ -186,15 +202,13 @@ def _fed_by(scenario: Setup) -> str:
 
 
 def _order(scenario: Setup) -> Iterator[str]:
-    if scenario.schedule.chunks == 1:
-        return
-    if scenario.layout.pp == 1:
+    if scenario.layout.pp == 1 and scenario.placement.chunks > 1:
         yield f"schedule: {scenario.schedule.name} needs a pipeline, but layout.pp is 1; write 1f1b"
         return
     try:
-        scenario.schedule.order(scenario.layout.pp, scenario.microbatches)
+        scenario.schedule.require(scenario.layout.pp, scenario.microbatches)
     except InputError as error:
-        yield f"training.global_batch: {error}"
+        yield f"schedule: {error}"
 
 
 def check_sequence(scenario: Setup) -> Iterator[str]:

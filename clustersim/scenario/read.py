@@ -83,7 +83,7 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
     base, gpus = origin.base, build.wanted_gpus(file.cluster, file.layout)
     model = _try(found, "model: ", lambda: read_model(file.model, base, file.training.sequence, readings))
     plain = _try(found, "cluster: ", lambda: readings.of(build.read_cluster, file.cluster, base, gpus))
-    schedule = _try(found, "schedule: ", lambda: build.read_schedule(file.schedule))
+    schedule = _try(found, "schedule: ", lambda: build.read_schedule(file.schedule, base, readings))
     machine = None if plain is None else _machine(found, file, plain, base, readings)
     framework = _try(found, "framework: ", lambda: readings.of(build.read_framework, file.framework, base))
     cost = None if machine is None else _cost(found, file.cost, base, machine[0], readings)

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from clustersim.scenario import overrides as changes
+from clustersim.scenario.build import written_out
 from clustersim.scenario.read import Origin, read
 from clustersim.scenario.readings import Reading
 from clustersim.scenario.setup import Setup
 from clustersim.scenario.warnings import warnings
+from clustersim.schedules.listed import Listed
 from clustersim.shipped import read_mapping
 
 
@@ -64,8 +66,12 @@ class Scenario(Setup):
         )
 
     def to_mapping(self) -> dict[str, Any]:
-        """What a file of this scenario holds: `from_mapping` of it gives the same scenario."""
-        return copy.deepcopy(dict(self.written))
+        """What a file of this scenario holds: `from_mapping` of it gives the same scenario.
+
+        An order that was read from a CSV file is written out, so that the file is not needed again.
+        """
+        mapping = copy.deepcopy(dict(self.written))
+        return {**mapping, "schedule": written_out(self.schedule)} if isinstance(self.schedule, Listed) else mapping
 
     def changed(self, *overrides: str | Iterable[str]) -> Self:
         """The same scenario with overrides such as `layout.tp=4`, one by one or in lists; itself without any.

@@ -17,6 +17,7 @@ from clustersim.scenario.settings import Contention, Symmetry
 from clustersim.scenario.setup import Setup
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.zero_bubble import ZeroBubble
+from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 from clustersim.workload.training import Attention, SelectiveRecompute
 from clustersim.workload.transformer import Positions
 
@@ -79,7 +80,7 @@ def _long_rotary(scenario: Setup) -> Iterator[str]:
 
 
 def _unfolded(scenario: Setup) -> Iterator[str]:
-    ranks, passes = scenario.layout.world, 2 * scenario.microbatches * scenario.schedule.chunks
+    ranks, passes = scenario.layout.world, 2 * scenario.microbatches * scenario.placement.chunks
     if scenario.cost.symmetry is Symmetry.OFF and ranks > MANY_RANKS:
         yield (
             f"cost.symmetry off simulates all {ranks:,} ranks: {ranks:,} x {passes:,} = {ranks * passes:,} "
@@ -122,7 +123,7 @@ def _all_differ(scenario: Setup) -> str:
 
 def _tasks(scenario: Setup) -> float:
     """About how many tasks all ranks run in all steps, for which each is kept a row."""
-    layout, chunks = scenario.layout, scenario.schedule.chunks
+    layout, chunks = scenario.layout, scenario.placement.chunks
     sharded = isinstance(layout.data, FullyShard)
     units = scenario.model.layers / (layout.pp * chunks) if sharded else 0.0
     passes = 2 * scenario.microbatches * chunks
@@ -173,7 +174,7 @@ def _old_for_flash(scenario: Setup) -> Iterator[str]:
 
 def _uncommon_interleaving(scenario: Setup) -> Iterator[str]:
     """Megatron-LM's arguments: whole rounds of p microbatches; equal stages, embedding and loss counted as layers."""
-    pp, chunks, layers = scenario.layout.pp, scenario.schedule.chunks, scenario.model.layers
+    pp, chunks, layers = scenario.layout.pp, scenario.placement.chunks, scenario.model.layers
     if not isinstance(scenario.schedule, Interleaved):
         return
     if scenario.microbatches % pp:
@@ -190,11 +191,12 @@ def _uncommon_interleaving(scenario: Setup) -> Iterator[str]:
 
 
 def _ends_one_after_the_other(scenario: Setup) -> Iterator[str]:
-    """ZB-2p has its ranks begin and end one forward after each other; its bubble is gone from many steps in a row."""
-    schedule = scenario.schedule
-    if not isinstance(schedule, ZeroBubble) or schedule.memory < 2 or scenario.layout.pp == 1:
+    """ZB-2p and ZB-V have ranks begin and end one forward after each other; the bubble is gone from steps in a row."""
+    schedule, stages = scenario.schedule, scenario.placement.ranks
+    staggered = isinstance(schedule, ZeroBubbleV) or (isinstance(schedule, ZeroBubble) and schedule.memory > 1)
+    if not staggered or scenario.layout.pp == 1:
         return
-    if scenario.model.tied_embeddings:
+    if scenario.model.tied_embeddings and stages[0] != stages[-1]:
         yield (
             f"model.tied_embeddings: the first and the last pipeline rank add up a gradient at the end of a step, so "
             f"schedule {schedule.name} cannot begin the next step early; its authors untie them"

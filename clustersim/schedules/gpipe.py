@@ -18,16 +18,19 @@ from clustersim.schedules.schedule import require_positive
 class GPipe:
     """All forwards, then all backwards. Any number of microbatches is legal."""
 
-    chunks: ClassVar[int] = 1
     name: ClassVar[str] = "gpipe"
 
     def placement(self, ranks: int) -> Placement:
         """One stage on each rank."""
         return looped(ranks)
 
+    def require(self, ranks: int, microbatches: int) -> None:
+        """Any number of microbatches is legal."""
+        require_positive(ranks, microbatches)
+
     def order(self, ranks: int, microbatches: int) -> Order:
         """The actions of every pipeline rank."""
-        require_positive(ranks, microbatches)
+        self.require(ranks, microbatches)
         kinds = (ActionKind.FORWARD, ActionKind.BACKWARD)
         return tuple(
             tuple(Action(rank, kind, microbatch) for kind in kinds for microbatch in range(microbatches))

@@ -39,11 +39,15 @@ class Interleaved:
         """Stages in a loop: rank r of p holds r, r + p, ..."""
         return looped(ranks, self.chunks)
 
-    def order(self, ranks: int, microbatches: int) -> Order:
-        """The actions of every pipeline rank; raise InputError where microbatches do not divide into rounds."""
+    def require(self, ranks: int, microbatches: int) -> None:
+        """Raise InputError where microbatches do not divide into rounds."""
         require_positive(ranks, microbatches)
         if not _legal(ranks, microbatches):
             raise InputError(_refusal(ranks, microbatches))
+
+    def order(self, ranks: int, microbatches: int) -> Order:
+        """The actions of every pipeline rank; raise InputError as `require` does."""
+        self.require(ranks, microbatches)
         placement = self.placement(ranks)
         return tuple(self._rank_order(rank, placement, microbatches) for rank in range(ranks))
 
@@ -79,6 +83,6 @@ def _refusal(ranks: int, microbatches: int) -> str:
     fewer = next(m for m in range(microbatches - 1, 0, -1) if _legal(ranks, m))
     more = next(m for m in range(microbatches + 1, microbatches + ranks + 1) if _legal(ranks, m))
     return (
-        f"schedule interleaved on {ranks} pipeline ranks cannot split {microbatches} microbatches into {rounds} "
+        f"interleaved on {ranks} pipeline ranks cannot split {microbatches} microbatches into {rounds} "
         f"equal rounds; {fewer} and {more} microbatches fit"
     )

@@ -1,19 +1,44 @@
 """How is an order of actions written as text?
 
-The notation is torch.distributed.pipelining's: an action is stage, kind, microbatch (`0F0`, `2B1`), an order is a CSV
-with one row per pipeline rank. Empty cells mean an idle step there; they are read and forgotten, since time is the
-engine's answer and not the schedule's.
+The notation is torch.distributed.pipelining's: an action is stage, kind, microbatch (`0F0`, `2B1`, `2I1`, `2W1`), an
+order is a CSV with one row per pipeline rank. Empty cells mean an idle step there; they are read and forgotten, since
+time is the engine's answer and not the schedule's. So are the actions that torch's `compute_comms` form adds
+(`0SEND_F0`, `1RECV_B2`, `0UNSHARD`, `0RESHARD`, `0REDUCE_GRAD`): what is sent, gathered and reduced when follows from
+the order of passes, the placement and the layout. A pair `(0F3;3B1)OVERLAP_F_B` is its passes one after the other, as
+torch's own runtime runs it unless it is given a function that overlaps them.
+Reference: torch.distributed.pipelining.schedules, `_Action` and `_PipelineScheduleRuntime._load_csv`.
 """
 
 import csv
 import io
 import re
+from dataclasses import dataclass
 from typing import Final
 
-from clustersim.errors import InputError
+from clustersim.errors import InputError, shown
 from clustersim.program.action import Action, ActionKind, Order
 
-_ACTION: Final = re.compile(r"(\d+)([FBIW])(\d+)")
+_ACTION: Final = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
+_COMMUNICATES: Final = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
+_BOM: Final = "\ufeff"  # with which spreadsheets begin a file
+_PAIR: Final = re.compile(r"\((.*)\)OVERLAP_F_B")
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """An order that was read. whole: what errors call it; cells: of every action of each rank, from 0."""
+
+    whole: str
+    order: Order
+    cells: tuple[tuple[int, ...], ...]
+
+    def row(self, rank: int) -> str:
+        """Its row, counted from 1."""
+        return f"{self.whole}, row {rank + 1}"
+
+    def step(self, rank: int, step: int) -> str:
+        """Its cell, counted from 1."""
+        return f"{self.row(rank)}, cell {self.cells[rank][step] + 1}"
 
 
 def parse_action(text: str) -> Action:
@@ -24,26 +49,45 @@ def parse_action(text: str) -> Action:
     """
     match = _ACTION.fullmatch(text.strip())
     if match is None:
-        raise InputError(f"{text!r} is not an action; write stage, F, B, I or W, and microbatch, such as '0F0'")
+        raise InputError(f"{shown(text)} is not an action; write stage, F, B, I or W, and microbatch, such as '0F0'")
     return Action(int(match[1]), ActionKind(match[2]), int(match[3]))
 
 
 def parse_order(text: str, source: str = "schedule") -> Order:
     """Read a CSV with one row per rank; `source` names it in errors, which count rows and cells from 1."""
-    rows = csv.reader(io.StringIO(text))
-    return tuple(_row(cells, f"{source}, row {number}") for number, cells in enumerate(rows, start=1))
+    return parse_listing(text, source).order
 
 
-def _row(cells: list[str], where: str) -> tuple[Action, ...]:
-    actions = []
-    for number, cell in enumerate(cells, start=1):
-        if not cell.strip():
-            continue
+def parse_listing(text: str, source: str) -> Listing:
+    """Read a CSV, and where in it each action stands. Blank lines at its end are no rows."""
+    try:
+        rows = list(csv.reader(io.StringIO(text.removeprefix(_BOM))))
+    except csv.Error as error:
+        raise InputError(f"{source} is no CSV: {error}") from error
+    while rows and not rows[-1]:
+        rows.pop()
+    placed = [_row(cells, f"{source}, row {number}") for number, cells in enumerate(rows, start=1)]
+    order = tuple(tuple(action for _, action in row) for row in placed)
+    return Listing(source, order, tuple(tuple(cell for cell, _ in row) for row in placed))
+
+
+def _row(cells: list[str], where: str) -> list[tuple[int, Action]]:
+    """The actions of a row, with their cells."""
+    found: list[tuple[int, Action]] = []
+    for cell, text in enumerate(cells):
         try:
-            actions.append(parse_action(cell))
+            found += [(cell, action) for action in _passes(text.strip())]
         except InputError as error:
-            raise InputError(f"{where}, cell {number}: {error}") from error
-    return tuple(actions)
+            raise InputError(f"{where}, cell {cell + 1}: {error}") from error
+    return found
+
+
+def _passes(text: str) -> list[Action]:
+    """The passes of a cell."""
+    if not text or _COMMUNICATES.fullmatch(text):
+        return []
+    pair = _PAIR.fullmatch(text)
+    return [parse_action(each) for each in (pair[1].split(";") if pair else [text])]
 
 
 def format_order(order: Order) -> str:

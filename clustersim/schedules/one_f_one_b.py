@@ -19,16 +19,19 @@ from clustersim.schedules.schedule import require_positive
 class OneFOneB:
     """One forward, one backward. Any number of microbatches is legal; fewer than ranks only shorten the warm-up."""
 
-    chunks: ClassVar[int] = 1
     name: ClassVar[str] = "1f1b"
 
     def placement(self, ranks: int) -> Placement:
         """One stage on each rank."""
         return looped(ranks)
 
+    def require(self, ranks: int, microbatches: int) -> None:
+        """Any number of microbatches is legal."""
+        require_positive(ranks, microbatches)
+
     def order(self, ranks: int, microbatches: int) -> Order:
         """The actions of every pipeline rank."""
-        require_positive(ranks, microbatches)
+        self.require(ranks, microbatches)
         return tuple(_rank_order(rank, min(ranks - 1 - rank, microbatches), microbatches) for rank in range(ranks))
 
 

@@ -8,17 +8,15 @@ For a placement of stages on p ranks and m microbatches, `verify` holds an order
 3. On its rank `F` comes before `B` or `I`, and `I` before `W`.
 4. The rows can run side by side: `F` of stage s waits for `F` of s-1, `B` or `I` of stage s for `B` or `I` of s+1, and
    a dry run with these waits ends. Messages take no time and there is room for all of them.
-5. Optionally: no rank keeps more microbatches' activations than it may. A forward's are kept until its `B` or `W`.
 
 Reference: torch.distributed.pipelining.schedules `_validate_schedule` and `_simulate_comms_compute`.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, product
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 from clustersim.errors import InputError
 from clustersim.program.action import Action, ActionKind, Order
@@ -27,7 +25,8 @@ from clustersim.program.placement import Placement
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 INPUT, WEIGHT = ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT
 _HELD: Final = MappingProxyType({F: 1, B: -1, INPUT: 0, WEIGHT: -1})
-
+_UNITS: Final = MappingProxyType(dict.fromkeys(ActionKind, 1.0))
+_MOST_STUCK: Final = 3  # ranks that a sentence about a deadlock names
 
 _Output = tuple[int, bool, int]
 """What an action leaves for another stage: (stage, whether activations and not gradients, microbatch)."""
@@ -50,58 +49,85 @@ class DryRun:
         return max((row[-1] - row[0] for row in self.ends if row), default=0.0)
 
 
-def verify(order: Order, *, placement: Placement, microbatches: int, in_flight: Sequence[int] | None = None) -> None:
-    """Raise InputError that names the rank, the action and the broken rule. in_flight: the most per rank."""
+class Places(Protocol):
+    """What errors call an order and its parts."""
+
+    @property
+    def whole(self) -> str:
+        """The order."""
+
+    def row(self, rank: int) -> str:
+        """What a rank runs."""
+
+    def step(self, rank: int, step: int) -> str:
+        """An action, by its number among those of its rank, from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Ranks and steps as they are numbered inside, from 0."""
+
+    whole: str = "schedule"
+
+    def row(self, rank: int) -> str:
+        """By its number."""
+        return f"{self.whole} rank {rank}"
+
+    def step(self, rank: int, step: int) -> str:
+        """By its number."""
+        return f"{self.row(rank)}, step {step}"
+
+
+_COUNTED: Final = Counted()
+
+
+def verify(order: Order, *, placement: Placement, microbatches: int, places: Places = _COUNTED) -> None:
+    """Raise InputError that names the rank, the action and the broken rule. places: what errors call them."""
     if len(order) != placement.size:
-        raise InputError(f"schedule orders {len(order)} ranks, but stages are placed on {placement.size}")
+        raise InputError(f"{places.whole} orders {len(order)} ranks, but stages are placed on {placement.size}")
     for rank, actions in enumerate(order):
         stages = placement.stages_of(rank)
-        _require_own(rank, actions, stages, microbatches)
-        _require_own_order(rank, actions)
-        _require_complete(rank, actions, len(stages) * microbatches)
-    dry_run(order)
-    if in_flight is not None:
-        _require_room(peak_in_flight(order), in_flight)
+        for step, action in enumerate(actions):
+            if broken := _not_own(action, stages, microbatches):
+                raise InputError(f"{places.step(rank, step)}: {action} {broken}")
+        _require_own_order(actions, rank, places)
+        if wrong := next(_incomplete(actions, stages, microbatches), None):
+            raise InputError(f"{places.row(rank)} {wrong}")
+    _require_ended(order, _run(order, _UNITS), places)
 
 
-def _require_room(peaks: Sequence[int], limits: Sequence[int]) -> None:
-    for rank, (peak, limit) in enumerate(zip(peaks, limits, strict=True)):
-        if peak > limit:
-            raise InputError(f"schedule keeps {peak} activations in flight on rank {rank}; {limit} is the most")
+def _not_own(action: Action, stages: Sequence[int], microbatches: int) -> str:
+    """Why an action is none of its rank's; empty if it is."""
+    if action.stage not in stages:
+        return f"is not of this rank's stages {', '.join(map(str, stages))}"
+    if not 0 <= action.microbatch < microbatches:
+        return f"is not of microbatches 0 to {microbatches - 1}"
+    return ""
 
 
-def _require_own(rank: int, actions: Sequence[Action], stages: Sequence[int], microbatches: int) -> None:
-    for step, action in enumerate(actions):
-        if action.stage not in stages:
-            held = ", ".join(map(str, stages))
-            raise InputError(f"schedule rank {rank}, step {step}: {action} is not of this rank's stages {held}")
-        if not 0 <= action.microbatch < microbatches:
-            raise InputError(
-                f"schedule rank {rank}, step {step}: {action} is not of microbatches 0 to {microbatches - 1}"
-            )
-
-
-def _require_own_order(rank: int, actions: Sequence[Action]) -> None:
+def _require_own_order(actions: Sequence[Action], rank: int, places: Places) -> None:
     seen: set[Action] = set()
     for step, action in enumerate(actions):
         if action in seen:
-            raise InputError(f"schedule rank {rank}, step {step}: {action} runs a second time")
+            raise InputError(f"{places.step(rank, step)}: {action} runs a second time")
         missing = [before for before in _own_before(action) if before not in seen]
         if missing:
-            raise InputError(f"schedule rank {rank}, step {step}: {action} runs before {missing[0]}")
+            raise InputError(f"{places.step(rank, step)}: {action} runs before {missing[0]}")
         seen.add(action)
 
 
-def _require_complete(rank: int, actions: Sequence[Action], passes: int) -> None:
-    counts = Counter(action.kind for action in actions)
-    halved = {(action.stage, action.microbatch) for action in actions if action.kind is INPUT}
-    both = any(action.kind is B and (action.stage, action.microbatch) in halved for action in actions)
-    halves = counts[INPUT], counts[WEIGHT]
-    if both or counts[F] != passes or halves != (passes - counts[B],) * 2:
-        found = ", ".join(f"{counts[kind]} {kind.value}" for kind in ActionKind)
-        raise InputError(
-            f"schedule rank {rank} has {found}; {passes} F and {passes} B, or I and W in place of a B, are needed"
-        )
+def _incomplete(actions: Sequence[Action], stages: Sequence[int], microbatches: int) -> Iterator[str]:
+    """What a rank lacks or has twice, pass by pass."""
+    there = set(actions)
+    for stage, microbatch in product(stages, range(microbatches)):
+        forward, whole, inputs, weights = (Action(stage, kind, microbatch) for kind in (F, B, INPUT, WEIGHT))
+        halves = [half for half in (inputs, weights) if half in there]
+        if forward not in there:
+            yield f"lacks {forward}"
+        elif whole in there and halves:
+            yield f"has {whole} and {halves[0]}; a backward is whole, or in two halves"
+        elif whole not in there and len(halves) < 2:
+            yield f"lacks {weights}" if halves else f"lacks {whole}, or {inputs} and {weights}"
 
 
 def _own_before(action: Action) -> Iterator[Action]:
@@ -110,7 +136,7 @@ def _own_before(action: Action) -> Iterator[Action]:
 
 
 def peak_in_flight(order: Order) -> tuple[int, ...]:
-    """For each rank the most (stage, microbatch) pairs whose activations it keeps at once."""
+    """For each rank the most (stage, microbatch) pairs whose activations it keeps at once, from `F` to `B` or `W`."""
     return tuple(max(accumulate(_HELD[action.kind] for action in actions), default=0) for actions in order)
 
 
@@ -120,40 +146,66 @@ def dry_run(order: Order, *, forward: float = 1.0, backward: float = 2.0, weight
     `I` takes what `W` leaves of a backward.
     """
     weight = backward / 2 if weight is None else weight
-    cost = {F: forward, B: backward, INPUT: backward - weight, WEIGHT: weight}
-    last = max((action.stage for actions in order for action in actions), default=0)
-    bench = _Bench(cost, last, tuple([] for _ in order))
+    ends = _run(order, {F: forward, B: backward, INPUT: backward - weight, WEIGHT: weight})
+    _require_ended(order, ends, _COUNTED)
+    return DryRun(tuple(map(tuple, ends)))
+
+
+def runs_in_pairs(order: Order) -> bool:
+    """Whether an order still ends where a forward's output leaves only with that of a backward right behind it."""
+    ends = _run(order, _UNITS, paired=True)
+    return all(len(row) == len(actions) for actions, row in zip(order, ends, strict=True))
+
+
+def _run(order: Order, cost: Mapping[ActionKind, float], *, paired: bool = False) -> tuple[list[float], ...]:
+    """When actions end, of each rank as far as it comes. paired: as `runs_in_pairs` has it."""
+    bench = _Bench(cost, _last(order), tuple([] for _ in order), paired)
     awake = list(range(len(order)))
     while awake:
         rank = awake.pop()
         awake += bench.advance(rank, order[rank])
-    _require_ended(order, bench.ends)
-    return DryRun(tuple(map(tuple, bench.ends)))
+    return bench.ends
+
+
+def _last(order: Order) -> int:
+    """The last stage."""
+    return max((action.stage for actions in order for action in actions), default=0)
 
 
 @dataclass(slots=True)
 class _Bench:
-    """A dry run under way. done: when an output was there; sleepers: which rank waits for an output."""
+    """A dry run under way.
+
+    paired: as `runs_in_pairs` has it; done: when an output was there; sleepers: which rank waits for an output.
+    """
 
     cost: Mapping[ActionKind, float]
     last: int
     ends: tuple[list[float], ...]
+    paired: bool
     done: dict[_Output, float] = field(default_factory=dict)
     sleepers: dict[_Output, int] = field(default_factory=dict)
 
     def advance(self, rank: int, actions: Sequence[Action]) -> list[int]:
         """Run a rank's actions up to the first that must wait; say which ranks this woke."""
         ends, woken = self.ends[rank], []
-        for action in actions[len(ends) :]:
+        for step in range(len(ends), len(actions)):
+            action = actions[step]
             awaited = _awaited(action, self.last)
             if awaited is not None and awaited not in self.done:
                 self.sleepers[awaited] = rank
                 break
             begin = max(ends[-1] if ends else 0.0, 0.0 if awaited is None else self.done[awaited])
             ends.append(begin + self.cost[action.kind])
-            if action.kind is not WEIGHT:
-                woken += self._put((action.stage, action.kind is F, action.microbatch), ends[-1])
+            if action.kind is not WEIGHT and not self._held(actions[step : step + 2]):
+                held = self._held(actions[max(0, step - 1) : step + 1])
+                for each in actions[step - held : step + 1]:
+                    woken += self._put((each.stage, each.kind is F, each.microbatch), ends[-1])
         return woken
+
+    def _held(self, pair: Sequence[Action]) -> bool:
+        """Whether the output of the first of two actions waits for that of the second."""
+        return self.paired and tuple(action.kind for action in pair) == (F, B)
 
     def _put(self, output: _Output, end: float) -> list[int]:
         self.done[output] = end
@@ -168,11 +220,21 @@ def _awaited(action: Action, last: int) -> _Output | None:
     return (stage + 1, False, microbatch) if kind is not WEIGHT and stage < last else None
 
 
-def _require_ended(order: Order, ends: Sequence[Sequence[float]]) -> None:
+def _require_ended(order: Order, ends: Sequence[Sequence[float]], places: Places) -> None:
+    """Raise InputError unless every rank came to its end."""
     stuck = [
-        f"rank {rank} at {actions[len(row)]}"
+        f"{places.step(rank, len(row))} ({actions[len(row)]}) waits for {_awaited_action(actions[len(row)], order)}"
         for rank, (actions, row) in enumerate(zip(order, ends, strict=True))
         if len(row) < len(actions)
     ]
     if stuck:
-        raise InputError(f"schedule deadlocks: {', '.join(stuck)} wait for actions that never run")
+        others = f"; and {len(stuck) - _MOST_STUCK} others wait" if len(stuck) > _MOST_STUCK else ""
+        raise InputError(f"{places.whole} deadlocks: {'; '.join(stuck[:_MOST_STUCK])}{others}")
+
+
+def _awaited_action(action: Action, order: Order) -> Action:
+    """Which action of another stage an action waits for; a whole backward where the order has neither form of it."""
+    stage, forward, microbatch = _awaited(action, _last(order)) or (action.stage, True, action.microbatch)
+    kinds = (F,) if forward else (INPUT, B)
+    forms = [Action(stage, kind, microbatch) for kind in kinds]
+    return next((form for form in forms if any(form in actions for actions in order)), forms[-1])

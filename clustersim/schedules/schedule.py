@@ -8,21 +8,24 @@ from clustersim.program.placement import Placement
 
 
 class Schedule(Protocol):
-    """A rule that places stages on pipeline ranks and orders forward and backward passes of microbatches on them."""
+    """A rule that places stages on pipeline ranks and orders forward and backward passes of microbatches on them.
 
-    @property
-    def chunks(self) -> int:
-        """Model chunks (virtual stages) per pipeline rank."""
+    How many stages a rank holds (its chunks) is what the placement says. Schedules from outside the package come in
+    through `listed` and `imported`.
+    """
 
     @property
     def name(self) -> str:
-        """The name under which scenario files know it."""
+        """What scenarios and pages call it."""
 
     def placement(self, ranks: int) -> Placement:
-        """Which of so many pipeline ranks holds which stage."""
+        """Which of so many pipeline ranks holds which stage; raise InputError where it is not for so many."""
+
+    def require(self, ranks: int, microbatches: int) -> None:
+        """Raise InputError where the schedule cannot run these numbers."""
 
     def order(self, ranks: int, microbatches: int) -> Order:
-        """The actions of every pipeline rank; raise InputError where the schedule cannot run these numbers."""
+        """The actions of every pipeline rank; raise InputError as `require` does."""
 
 
 def require_positive(ranks: int, microbatches: int) -> None:

@@ -9,17 +9,23 @@ from types import MappingProxyType
 from typing import Final
 
 from clustersim.errors import InputError, nearest
+from clustersim.schedules.breadth_first import BreadthFirst
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.zero_bubble import ZeroBubble
+from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 
 _ZERO_BUBBLE: Final = {f"zb-{memory}p": partial(ZeroBubble, memory) for memory in (1, 2)}
 _PLAIN: Final[Mapping[str, Callable[[], Schedule]]] = MappingProxyType(
-    {GPipe.name: GPipe, OneFOneB.name: OneFOneB, **_ZERO_BUBBLE}
+    {GPipe.name: GPipe, OneFOneB.name: OneFOneB, **_ZERO_BUBBLE, ZeroBubbleV.name: ZeroBubbleV}
 )
-_CHUNKED: Final[Mapping[str, Callable[[int], Schedule]]] = MappingProxyType({Interleaved.name: Interleaved})
+_CHUNKED: Final[Mapping[str, Callable[[int], Schedule]]] = MappingProxyType(
+    {Interleaved.name: Interleaved, BreadthFirst.name: BreadthFirst}
+)
+CHUNKED: Final = tuple(_CHUNKED)
+"""Those with a choice of model chunks per rank."""
 NAMES: Final = (*_PLAIN, *_CHUNKED)
 
 
@@ -33,8 +39,8 @@ def schedule(name: str, chunks: int | None = None) -> Schedule:
         return _CHUNKED[name](2 if chunks is None else chunks)
     if name not in _PLAIN:
         raise InputError(f"there is no schedule {name!r}; {nearest(name, NAMES)}")
-    if chunks not in (None, 1):
+    if chunks is not None:
         raise InputError(
-            f"schedule {name} has 1 model chunk per rank, not {chunks}; {' and '.join(_CHUNKED)} takes more"
+            f"schedule {name} leaves no choice of model chunks per rank; {' and '.join(CHUNKED)} take {chunks}"
         )
     return _PLAIN[name]()

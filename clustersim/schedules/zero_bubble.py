@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from types import MappingProxyType
-from typing import ClassVar, Final
+from typing import Final
 
 from clustersim.program.action import Action, ActionKind, Order
 from clustersim.program.placement import Placement, looped
@@ -51,7 +51,6 @@ class ZeroBubble:
 
     memory: int
     costs: PassCosts = PassCosts()
-    chunks: ClassVar[int] = 1
 
     @property
     def name(self) -> str:
@@ -62,9 +61,13 @@ class ZeroBubble:
         """One stage on each rank."""
         return looped(ranks)
 
+    def require(self, ranks: int, microbatches: int) -> None:
+        """Any number of microbatches is legal."""
+        require_positive(ranks, microbatches)
+
     def order(self, ranks: int, microbatches: int) -> Order:
         """The actions of every pipeline rank."""
-        require_positive(ranks, microbatches)
+        self.require(ranks, microbatches)
         choices = product(_GRIDS, (True, False))
         benches = [self._bench(ranks, microbatches, grid=grid, patient=patient) for grid, patient in choices]
         return min((bench.run() for bench in benches), key=self._longest)

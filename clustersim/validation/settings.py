@@ -7,6 +7,7 @@ filled in by the habits of its software (`software`), the same for all of its ru
 from typing import Any, Final
 
 from clustersim.parallel.mesh import NAMES
+from clustersim.schedules import shelf
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.machines import cluster_section
 from clustersim.validation.software import Software, software_of
@@ -14,7 +15,7 @@ from clustersim.validation.software import Software, software_of
 FORMATS: Final = ("bf16", "fp16")
 _DENSE: Final = ("", "0", "1")  # experts
 RECOMPUTES: Final = {"": "none", "none": "none", "selective": "selective", "full": "full"}
-SCHEDULES: Final = ("", "1f1b", "interleaved", "zb-1p", "zb-2p")
+SCHEDULES: Final = ("", *shelf.NAMES)
 
 
 def scenario_mapping(case: Case) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def _schedule(case: Case) -> Any:
         return "1f1b"
     # without a stated number of chunks, the finest interleaving: one layer each
     finest = -(-case.whole("layers") // case.whole("pp"))
-    return {"interleaved": {"chunks": case.whole("vpp", finest)}} if name == "interleaved" else name
+    return {name: {"chunks": case.whole("vpp", finest)}} if name in shelf.CHUNKED else name
 
 
 def _training(case: Case, software: Software) -> dict[str, Any]:

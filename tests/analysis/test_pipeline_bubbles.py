@@ -28,7 +28,7 @@ SHAPES = [(2, 2), (3, 6), (4, 8), (5, 10)]
 def folded(schedule: Schedule, ranks: int, microbatches: int) -> Breakdown:
     """Run the schedule; each action waits for a message of no length from the stage before (or behind) it."""
     order = schedule.order(ranks, microbatches)
-    last = ranks * schedule.chunks - 1
+    last = ranks * schedule.placement(ranks).chunks - 1
     ends = dry_run(order).ends
     done = {action: end for row, when in zip(order, ends, strict=True) for action, end in zip(row, when, strict=True)}
     rows: list[Row] = []
@@ -84,7 +84,7 @@ def test_1f1b_bubbles_on_the_outer_ranks(ranks: int, microbatches: int) -> None:
 def test_the_bubble_is_the_closed_form_on_every_rank(schedule: Schedule, ranks: int, microbatches: int) -> None:
     """(p - 1)/(v m) of the ideal time is (p - 1)/(v m + p - 1) of the step, and nothing else idles."""
     answer = folded(schedule, ranks, microbatches)
-    expected = (ranks - 1) / (schedule.chunks * microbatches + ranks - 1)
+    expected = (ranks - 1) / (schedule.placement(ranks).chunks * microbatches + ranks - 1)
     assert bubble_fraction(answer) == pytest.approx(expected)
     idle = [sum(bubbles(answer, rank)) for rank in range(ranks)]
     assert np.allclose(idle, (ranks - 1) * 3)

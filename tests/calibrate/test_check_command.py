@@ -78,7 +78,7 @@ def test_steps_must_be_asked_for(path: str) -> None:
             "tp 2 x dp 4 cannot be checked: one of dp",
         ),
         (("cluster.gpus=2", "layout.cp=2"), "cp 2 cannot be checked"),
-        (("cluster.gpus=2", "layout.pp=2", "schedule=zb-1p"), "schedule: torch has no zb-1p; gpipe, 1f1b"),
+        (("cluster.gpus=2", "layout.pp=2", "schedule=zb-1p"), "schedule: zb-1p cannot be checked; gpipe, 1f1b"),
         (("cluster.gpus=2", "layout.data=zero1"), "only ddp and fsdp"),
         (("cluster.gpus=2", "layout.tp=2", "training.loss=fused"), "set it to torch"),
         (("cluster.gpus=2", "layout.pp=2", "model.tied_embeddings=true"), "tied_embeddings"),

@@ -10,6 +10,7 @@ import yaml
 
 from calibrate.command import parsed
 from clustersim.cli.app import app
+from clustersim.schedules.notation import format_order
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -97,6 +98,29 @@ def test_the_inline_model_in_readme_has_the_defaults_that_it_tells() -> None:
     needed = {key: own["model"][key] for key in ("layers", "hidden", "heads", "ffn", "vocab", "kv_heads", "name")}
     models = [Scenario.from_mapping({**whole, "model": model}).model for model in (own["model"], needed)]
     assert models[0] == models[1]
+
+
+def test_the_schedules_from_outside_in_readme_are_schedules(tmp_path: Path) -> None:
+    """Its lines and its class, in a scenario of two pipeline ranks and one microbatch."""
+    from clustersim.scenario import Scenario
+    from clustersim.scenario.file import ScheduleChoice
+
+    (rule,) = re.findall(r"```python\n(class MySchedule.*?)```", README, re.DOTALL)
+    lines = re.findall(r"^schedule: \{.*$", README, re.MULTILINE)
+    (tmp_path / "my_module.py").write_text(rule)
+    given = {
+        "model": "llama-tiny", "cluster": {"name": "dgx-h100", "gpus": 2}, "layout": {"pp": 2},
+        "training": {"sequence": 512, "global_batch": 1},
+    }  # fmt: skip
+    found = []
+    for line in reversed(lines):
+        written = yaml.safe_load(line)["schedule"]
+        scenario = Scenario.from_mapping({**given, "schedule": written}, path=tmp_path / "plan.yaml")
+        found.append(scenario.schedule.order(2, 1))
+        (tmp_path / "my.csv").write_text(format_order(found[-1]))
+    assert len(found) == 3
+    assert len(set(found)) == 1
+    assert {name for name in ScheduleChoice.keys() if name not in README} == set()  # noqa: SIM118
 
 
 def test_every_key_of_a_scenario_stands_in_readme() -> None:

@@ -13,6 +13,7 @@ from clustersim.parallel.layout import Layout
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.zero_bubble import ZeroBubble
+from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 from tests.closed_form.fixed import MODEL, Fixed, Step
 from tests.uniform import sizes
 
@@ -44,6 +45,18 @@ def test_a_step_of_zb_2p_alone_begins_and_ends_one_forward_after_each_other(rank
     """Without a bubble on any rank (m of at least 2 p - 1) rank r is busy from r to r + 3 m."""
     step = Step(ranks, Layout(pp=ranks), ZeroBubble(2), microbatches)
     assert step.seconds(EQUAL) == 3 * microbatches + ranks - 1
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), SHAPES)
+@pytest.mark.parametrize("clipping", [False, True])
+def test_zb_v_has_no_bubble_in_a_row(*, clipping: bool, ranks: int, microbatches: int) -> None:
+    """Qi et al. 2023, section 6: with F = I = W and 2 p - 1 microbatches or more ranks work through, p - 1 s apart.
+
+    Two stages of a layer on each rank are 6 m seconds of work; as many microbatches as 1F1B's first rank keeps.
+    """
+    step = Step(2 * ranks, Layout(pp=ranks), ZeroBubbleV(), microbatches, training={"gradient_clipping": clipping})
+    assert last_of_many(step) == 6 * microbatches
+    assert step.seconds(EQUAL) == 6 * microbatches + ranks - 1
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), SHAPES)

@@ -11,10 +11,10 @@ from clustersim.program.placement import looped
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import Communicate, Compute, Exchange, Operation, Receive, Send
 from clustersim.schedules.schedule import Schedule
-from clustersim.schedules.shelf import schedule
 from clustersim.workload.stack import Mlp
 from clustersim.workload.training import Training
 from clustersim.workload.transformer import Model, Norm, Positions, uniform
+from tests.strategies import usual
 
 SMALL = uniform(
     name="small", layers=4, hidden=64, ffn=128, heads=4, kv_heads=4, head_dim=16,
@@ -29,7 +29,7 @@ def planned(layout: Layout, training: Training = TRAINING, model: Model = SMALL,
 
 
 def lowered(plan: Plan, order: Schedule | None = None) -> Program:
-    chosen = order or schedule("1f1b" if plan.placement.chunks == 1 else "interleaved", plan.placement.chunks)
+    chosen = order or usual(plan.placement.chunks)
     return lower(plan, chosen.order(plan.layout.pp, plan.microbatches))
 
 

@@ -15,9 +15,9 @@ from clustersim.program.action import ActionKind
 from clustersim.program.placement import looped
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import Collective, Communicate, Compute, Receive, Send, Stream, Task, Work
-from clustersim.schedules.shelf import schedule
 from clustersim.workload.presets import preset
 from clustersim.workload.training import FullRecompute, Training
+from tests.strategies import usual
 
 from .plans import SMALL, TRAINING, collectives, data_words, lowered, operations, planned, words
 
@@ -69,8 +69,7 @@ def test_every_collective_has_its_group_and_every_group_a_use(plan: Plan) -> Non
 
 @given(PLANS)
 def test_the_passes_of_a_rank_follow_the_schedule(plan: Plan) -> None:
-    name = "1f1b" if plan.placement.chunks == 1 else "interleaved"
-    order = schedule(name, plan.placement.chunks).order(plan.layout.pp, plan.microbatches)
+    order = usual(plan.placement.chunks).order(plan.layout.pp, plan.microbatches)
     for program, actions in zip(lowered(plan).programs, order, strict=True):
         passes = [task.action for task in program.tasks if isinstance(task, Compute) and task.action is not None]
         assert list(dict.fromkeys(passes)) == list(actions)

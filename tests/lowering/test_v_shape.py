@@ -32,10 +32,12 @@ class There:
     """All microbatches forward through the first chunk and the second, then backward the other way."""
 
     name: ClassVar[str] = "v"
-    chunks: ClassVar[int] = 2
 
     def placement(self, ranks: int) -> Placement:
         return Placement((*range(ranks), *reversed(range(ranks))))
+
+    def require(self, ranks: int, microbatches: int) -> None:
+        """Any numbers."""
 
     def order(self, ranks: int, microbatches: int) -> Order:
         placement = self.placement(ranks)

@@ -5,8 +5,8 @@ from clustersim.memory.footprint import Category, Footprint
 from clustersim.memory.ledger import Ledger, in_order, ledger
 from clustersim.parallel.plan import Plan
 from clustersim.schedules.schedule import Schedule
-from clustersim.schedules.shelf import schedule
 from clustersim.workload.framework import Framework
+from tests.strategies import usual
 
 BARE = Framework(fragmentation=1.0, communicator=0.0)
 """A framework that holds nothing beside tensors."""
@@ -18,6 +18,6 @@ def resident(plan: Plan, rank: int = 0, framework: Framework = BARE) -> dict[Cat
 
 def ledger_of(plan: Plan, rank: int = 0, order: Schedule | None = None, framework: Framework = BARE) -> Ledger:
     """Of a rank that works through the plan's usual order, one pass after the other."""
-    chosen = order or schedule("1f1b" if plan.placement.chunks == 1 else "interleaved", plan.placement.chunks)
+    chosen = order or usual(plan.placement.chunks)
     actions = chosen.order(plan.layout.pp, plan.microbatches)[rank]
     return ledger(Footprint(plan, framework, 0.0), Activations(plan), rank, in_order(actions))

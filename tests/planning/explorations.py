@@ -13,6 +13,7 @@ from clustersim.analysis.exploration import Exploration
 from clustersim.errors import InputError
 from clustersim.planning import explore, explore_space
 from clustersim.scenario import Scenario
+from clustersim.schedules.shelf import CHUNKED
 
 SCENARIOS: Final[dict[str, dict[str, Any]]] = {
     "llama": {
@@ -104,7 +105,7 @@ class Explored:
             yield f"model={self.exploration.models[at['model']].name}"
         if at["precision"] != 0:
             yield f"training.precision={_PRECISIONS[self.exploration.formats[at['precision']]]}"
-        chunks = at["chunks"] if at["schedule"] == "interleaved" else 1
+        chunks = at["chunks"] if at["schedule"] in CHUNKED else 1
         yield f"cluster.gpus={at['gpus']}"
         yield from (f"layout.{axis}={at[axis]}" for axis in ("tp", "cp", "pp"))
         yield f"layout.dp={max(1, at['gpus'] // (at['tp'] * at['cp'] * at['pp']))}"
@@ -114,7 +115,7 @@ class Explored:
         own = self.scenario.layout.layers_per_stage
         if own is not None and (at["model"] != 0 or (isinstance(own, tuple) and len(own) != at["pp"] * chunks)):
             yield "layout.layers_per_stage=even"
-        yield f"schedule={{interleaved: {{chunks: {chunks}}}}}" if chunks > 1 else f"schedule={at['schedule']}"
+        yield f"schedule={{{at['schedule']}: {{chunks: {chunks}}}}}" if chunks > 1 else f"schedule={at['schedule']}"
         mode, _, layers = at["recompute"].partition(":")
         yield f"training.recompute={f'{{layers: {layers}}}' if layers else mode}"
         yield f"training.microbatch={at['microbatch']}"

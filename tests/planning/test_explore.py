@@ -85,18 +85,19 @@ def test_too_many_passes_are_not_simulated(monkeypatch: pytest.MonkeyPatch) -> N
         ["cluster.gpus=1", "layout={}"],
         ["cluster.gpus=8", "layout={dp: 8, data: data_parallel}"],
         ["schedule=zb-1p"],
+        ["schedule={orders: {rows: ['0F0,0F1,0B0,0B1', '1F0,1B0,1F1,1B1']}}", "training.global_batch=4"],
         ["model=llama3-405b", "layout={dp: 8}"],
     ],
-    ids=["one GPU", "one process", "zero bubble", "fits nowhere"],
+    ids=["one GPU", "one process", "zero bubble", "a written order", "fits nowhere"],
 )
 def test_any_scenario_can_be_explored(changes: list[str]) -> None:
     asked = Scenario.from_mapping(PLAN, changes)
     found = explore(asked)
     assert any(point.own and not point.missing for each in found.studies for point in each.points)
-    assert bool(found.notes) == ("schedule=zb-1p" in changes or "data_parallel" in changes[-1])
+    assert bool(found.notes) == (changes[0].startswith("schedule") or "data_parallel" in changes[-1])
     start = found.start
     assert all(value in found.choices[key] for key, value in start.items())
-    assert start["schedule"] in {"1f1b", "gpipe", "interleaved"}
+    assert start["schedule"] in {"1f1b", "gpipe", "interleaved", "bfs"}
 
 
 @pytest.mark.parametrize("cluster", ["dgx-h100", "llama3-roce", "laptop"])

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -120,7 +121,7 @@ def test_exchanges_are_those_of_the_program(known: Explored) -> None:
     assert ("dp_shard" in roles) == (known.scenario.layout.hybrid)
 
 
-ORDERS = [("1f1b", None), ("gpipe", None), *(("interleaved", chunks) for chunks in (2, 3, 5, 8))]
+ORDERS = [("1f1b", None), ("gpipe", None), *product(("interleaved", "bfs"), (2, 3, 5, 8))]
 
 
 @pytest.mark.parametrize(("name", "chunks"), ORDERS)
@@ -165,7 +166,7 @@ def test_bubbles_are_those_of_a_dry_run(known: Explored) -> None:
     for settings, scenario in small(known):
         found = Page(known.exploration).settings(settings)
         run = dry_run(scenario.schedule.order(scenario.layout.pp, scenario.microbatches))
-        busy = 3 * scenario.microbatches * scenario.schedule.chunks
+        busy = 3 * scenario.microbatches * scenario.placement.chunks
         assert known.exploration.tables.schedules.answer(found)["idle"] == pytest.approx(
             1 - busy / run.finish, abs=1e-12
         )

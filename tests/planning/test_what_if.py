@@ -17,6 +17,8 @@ from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.links import network_links, with_links
 from clustersim.scenario.changes.work import with_microbatch
+from clustersim.schedules.notation import format_order
+from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.simulation import simulate
 from tests.simulated import pipeline, simulated
 
@@ -44,6 +46,20 @@ def plain() -> Result:
 @pytest.fixture(scope="module")
 def cases(plain: Result) -> dict[str, WhatIf]:
     return cases_of(plain)
+
+
+def test_an_order_that_is_written_down_is_for_its_own_microbatches() -> None:
+    """Eight in the scenario (16 sequences, two replicas): twice as many are left out with the reason."""
+    of = simulated("schedule=1f1b").scenario
+    rows = format_order(OneFOneB().order(of.layout.pp, of.microbatches)).splitlines()
+    found = cases_of(simulated(f"schedule={{orders: {{rows: {rows}}}}}"))
+    case = found["twice_the_microbatches"]
+    assert case.outcome is None
+    assert case.note == (
+        f"schedule: written order is for {of.microbatches} microbatches, but each replica has {2 * of.microbatches} "
+        f"(training.global_batch / (dp x training.microbatch)); {of.microbatches} fit"
+    )
+    assert tried(found["products_faster"]).step_time < simulated("schedule=1f1b").step_time
 
 
 def test_all_cases_of_the_shelf_are_answered_in_its_order(plain: Result) -> None:

@@ -59,6 +59,12 @@ def test_one_stage_has_no_pipeline() -> None:
         ["layout={dp: 8, data: data_parallel}"],
         ["layout={dp: 8, data: fsdp}", "steps=3"],
         ["layout={cp: 2, pp: 2, dp: 2}", "schedule=zb-1p"],
+        [
+            "layout={tp: 2, pp: 2, dp: 2}",
+            "schedule={orders: {rows: ['0F0,0I0,0W0', '1F0,1B0']}}",
+            "training.global_batch=2",
+        ],
+        ["layout={tp: 2, pp: 2, dp: 2}", "schedule=zb-v"],
         ["disturbances={jitter: 2 %, slow: {gpu: 5, speed: 0.8}}", "steps=2"],
         ["cost.network=shared"],
         ["schedule={interleaved: {chunks: 2}}", "disturbances.nics={gpu: 3, dead: true}"],

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from clustersim.errors import InputError
 from clustersim.program.action import Action, ActionKind
-from clustersim.schedules.notation import format_order, parse_action, parse_order
+from clustersim.schedules.notation import format_order, parse_action, parse_listing, parse_order
 
 ACTIONS = st.builds(Action, st.integers(0, 999), st.sampled_from(ActionKind), st.integers(0, 9999))
 
@@ -35,7 +35,21 @@ def test_torch_reads_and_prints_the_same_text(torch_schedules: Any, action: Acti
 
 
 def test_empty_cells_and_blanks_are_idle_steps() -> None:
-    assert parse_order("0F0, ,0B0\r\n,1F0,1B0,\n") == parse_order("0F0,0B0\n1F0,1B0\n")
+    assert parse_order("\ufeff0F0, ,0B0\r\n,1F0,1B0,\n") == parse_order("0F0,0B0\n1F0,1B0\n")
+
+
+def test_what_torch_communicates_is_read_and_forgotten() -> None:
+    """Torch's `compute_comms` form, and a reduction that its GPipe ends with; a pair is its passes in order."""
+    form = "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0RESHARD,0REDUCE_GRAD\n1RECV_F0,(1F0;1B0)OVERLAP_F_B,1SEND_B0\n"
+    assert parse_order(form) == parse_order("0F0,0B0\n1F0,1B0\n")
+
+
+def test_places_are_those_of_the_file() -> None:
+    listing = parse_listing("0F0,,0B0\n1UNSHARD,(1F0;1B0)OVERLAP_F_B\n\n", "my.csv")
+    assert len(listing.order) == 2
+    assert [listing.step(*place) for place in ((0, 0), (0, 1), (1, 0), (1, 1))] == [
+        "my.csv, row 1, cell 1", "my.csv, row 1, cell 3", "my.csv, row 2, cell 2", "my.csv, row 2, cell 2",
+    ]  # fmt: skip
 
 
 def test_an_idle_rank_keeps_its_row() -> None:
@@ -43,7 +57,10 @@ def test_an_idle_rank_keeps_its_row() -> None:
     assert [len(actions) for actions in order] == [2, 0]
 
 
-@pytest.mark.parametrize("text", ["0X3", "F0", "0F", "0F0F", "-1F0", "0f0", "0F0;1F0", "0SEND_F0"])
+@pytest.mark.parametrize(
+    "text",
+    ["0X3", "F0", "0F", "0F0F", "-1F0", "0f0", "0F0;1F0", "0SEND_X0", "0F9999999999", "(0F0;1B)OVERLAP_F_B"],
+)
 def test_what_is_not_an_action_is_named_with_its_place(text: str) -> None:
     with pytest.raises(InputError, match=r"^mine.csv, row 2, cell 3: .* such as '0F0'$"):
         parse_order(f"0F0\n0F1,,{text}\n", "mine.csv")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from clustersim.errors import InputError
 from clustersim.program.action import ActionKind, Order
+from clustersim.schedules.breadth_first import BreadthFirst
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.notation import format_order, parse_order
@@ -18,10 +19,14 @@ from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.rules import dry_run, peak_in_flight, verify
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.shelf import schedule
+from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "schedules"
 
-SCHEDULES: list[Schedule] = [GPipe(), OneFOneB(), Interleaved(2), Interleaved(3), Interleaved(5)]
+SCHEDULES: list[Schedule] = [
+    GPipe(), OneFOneB(), Interleaved(2), Interleaved(3), Interleaved(5), BreadthFirst(2), BreadthFirst(3),
+    ZeroBubbleV(),
+]  # fmt: skip
 SHAPES = [(1, 1), (1, 5), (2, 2), (2, 7), (3, 3), (3, 8), (4, 4), (4, 8), (5, 13), (8, 32), (16, 64)]
 INTERLEAVED_SHAPES = [
     (1, 1, 2), (1, 4, 3), (2, 2, 2), (2, 8, 2), (4, 3, 2), (4, 4, 3), (4, 10, 2), (4, 8, 8), (8, 24, 3), (16, 64, 8),
@@ -60,6 +65,18 @@ def test_interleaved_is_torchs_with_any_legal_round(ranks: int, microbatches: in
     assert ours == torch_order("Interleaved1F1B", ranks, microbatches, chunks)
 
 
+@pytest.mark.parametrize(("ranks", "microbatches"), SHAPES)
+def test_zb_v_is_torchs(ranks: int, microbatches: int) -> None:
+    assert format_order(ZeroBubbleV().order(ranks, microbatches)) == torch_order("ZBVZeroBubble", ranks, microbatches)
+
+
+@pytest.mark.parametrize("chunks", [2, 3])
+@pytest.mark.parametrize(("ranks", "microbatches"), SHAPES)
+def test_breadth_first_is_torchs(ranks: int, microbatches: int, chunks: int) -> None:
+    ours = format_order(BreadthFirst(chunks).order(ranks, microbatches))
+    assert ours == torch_order("LoopedBFS", ranks, microbatches, chunks)
+
+
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.csv")), ids=lambda path: path.stem)
 def test_golden_order(path: Path) -> None:
     name, shape, *chunks = path.stem.split("_")
@@ -73,7 +90,7 @@ def shapes(draw: st.DrawFn) -> tuple[Schedule, int, int]:
     """A schedule of the shelf, ranks, and microbatches that it can run."""
     ranks = draw(st.integers(1, 7))
     chosen = draw(st.sampled_from(SCHEDULES))
-    if chosen.chunks == 1:
+    if not isinstance(chosen, Interleaved):
         return chosen, ranks, draw(st.integers(1, 20))
     rounds = draw(st.integers(1, 4))
     size = draw(st.integers(1, ranks)) if rounds == 1 else ranks
@@ -104,7 +121,7 @@ def test_no_order_beats_the_ideal_time_plus_one_way_through_the_pipeline(
     """
     chosen, ranks, microbatches = shape
     finish = dry_run(chosen.order(ranks, microbatches), forward=forward, backward=backward).finish
-    least = (chosen.chunks * microbatches + ranks - 1) * (forward + backward)
+    least = (chosen.placement(ranks).chunks * microbatches + ranks - 1) * (forward + backward)
     assert finish >= least * (1 - 1e-12)
 
 
@@ -139,6 +156,39 @@ def test_bubble_of_interleaved_is_p_minus_1_over_v_m(ranks: int, rounds: int, ch
     assert bubble(order, ideal, 1, backward) == pytest.approx((ranks - 1) / (chunks * microbatches), abs=1e-12)
 
 
+@given(st.integers(1, 8), st.integers(1, 24), st.integers(2, 4), st.floats(0.1, 5))
+def test_bubble_of_breadth_first_is_that_of_interleaved_and_it_keeps_everything(
+    ranks: int, microbatches: int, chunks: int, backward: float
+) -> None:
+    """With at least p microbatches: (p - 1)/(v m), as the last rank waits p - 1 chunk passes each way.
+
+    With fewer, rank r waits for each of its v - 1 further chunks until the first microbatch came round, p - m longer
+    than it has work, forward as well as backward.
+    """
+    order = BreadthFirst(chunks).order(ranks, microbatches)
+    ideal = microbatches * chunks * (1 + backward)
+    idle = ranks - 1 + (chunks - 1) * max(0, ranks - microbatches)
+    expected = idle / (chunks * microbatches)
+    assert bubble(order, ideal, 1, backward) == pytest.approx(expected, abs=1e-12)
+    assert peak_in_flight(order) == (chunks * microbatches,) * ranks
+
+
+@given(st.integers(1, 9), st.integers(0, 20))
+def test_zb_v_never_waits_and_keeps_what_1f1b_keeps(ranks: int, more: int) -> None:
+    """Qi et al. 2023, section 6: with F = I = W no bubble, and 1F1B's memory.
+
+    The first microbatch comes to rank r after r passes; with 2 p - 1 microbatches or more the rank then works through
+    its 6 m passes (F, I, W of both chunks), and the last one is done p - 1 passes after the first. Before its first
+    backward rank r runs 2 (p - r) - 1 forwards down, r both down and up, and the one up that turns around: 2 p halves
+    of a stage, the p microbatches of 1F1B's first rank.
+    """
+    microbatches = 2 * ranks - 1 + more
+    order = ZeroBubbleV().order(ranks, microbatches)
+    run = dry_run(order, forward=1, backward=2, weight=1)
+    assert [(row[0], row[-1]) for row in run.ends] == [(rank + 1, rank + 6 * microbatches) for rank in range(ranks)]
+    assert peak_in_flight(order) == (2 * ranks,) * ranks
+
+
 @given(st.integers(1, 9), st.integers(1, 30))
 def test_activations_in_flight(ranks: int, microbatches: int) -> None:
     """GPipe keeps all microbatches; 1F1B p - r on rank r, one more than its warm-up."""
@@ -157,8 +207,8 @@ def test_interleaved_keeps_its_warmup_and_one_more(ranks: int, rounds: int, chun
 
 
 def test_one_rank_has_no_bubble_and_no_idle_order() -> None:
-    for chosen in (GPipe(), OneFOneB(), Interleaved(3)):
-        assert dry_run(chosen.order(1, 4)).finish == 4 * chosen.chunks * 3
+    for chosen in (GPipe(), OneFOneB(), Interleaved(3), BreadthFirst(3), ZeroBubbleV()):
+        assert dry_run(chosen.order(1, 4)).finish == 4 * chosen.placement(1).chunks * 3
 
 
 def test_stages_are_numbered_through_the_model() -> None:
@@ -175,7 +225,7 @@ def test_interleaved_names_the_nearest_legal_microbatches(ranks: int, microbatch
         Interleaved(2).order(ranks, microbatches)
 
 
-@pytest.mark.parametrize("chosen", [GPipe(), OneFOneB(), Interleaved(2)])
+@pytest.mark.parametrize("chosen", [GPipe(), OneFOneB(), Interleaved(2), BreadthFirst(2), ZeroBubbleV()])
 @pytest.mark.parametrize(("ranks", "microbatches"), [(0, 4), (4, 0), (2, -1)])
 def test_nothing_to_schedule_is_refused(chosen: Schedule, ranks: int, microbatches: int) -> None:
     with pytest.raises(InputError, match="1 is the fewest"):

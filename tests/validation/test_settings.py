@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from clustersim.scenario import Scenario
+from clustersim.schedules import shelf
 from clustersim.validation.cases import CannotPredictError
 from clustersim.validation.settings import scenario_mapping
 from tests.validation.rows import case
@@ -40,3 +41,15 @@ def test_context_parallel_ranks_are_among_those_that_weights_are_cut_over() -> N
 def test_replicas_that_do_not_divide_are_no_prediction() -> None:
     with pytest.raises(CannotPredictError, match="hsdp_replicas 3 does not divide dp x cp 8"):
         scenario_mapping(case(**ALONE, zero_stage="3", hsdp_replicas="3"))
+
+
+@pytest.mark.parametrize("name", shelf.NAMES)
+def test_a_rows_schedule_is_one_of_the_shelf(name: str) -> None:
+    chunks = 2 if name in shelf.CHUNKED else None
+    scenario = Scenario.from_mapping(scenario_mapping(case(schedule=name, vpp="2")))
+    assert scenario.schedule == shelf.schedule(name, chunks)
+
+
+def test_another_schedule_is_not_modelled() -> None:
+    with pytest.raises(CannotPredictError, match="schedule dualpipe is not modelled"):
+        scenario_mapping(case(schedule="dualpipe"))

@@ -5,7 +5,7 @@ clustersim.behaviours.explorer_bubble = async (figure, _arrays, tools) => {
   const { explorer } = clustersim;
   const { idle, microbatchesOf } = explorer.model;
   const MOST = 1024; // microbatches that are drawn
-  const words = { "1f1b": "1F1B", gpipe: "GPipe" };
+  const words = { "1f1b": "1F1B", gpipe: "GPipe", interleaved: "interleaved", bfs: "breadth-first" };
 
   // Microbatches at which a curve is drawn: all that are known of the schedule, up to some more than the present number.
   const places = (settings) => microbatchesOf(settings).filter((m) => m <= Math.min(MOST, Math.max(64, 2 * settings.microbatches)));
@@ -31,7 +31,7 @@ clustersim.behaviours.explorer_bubble = async (figure, _arrays, tools) => {
 
   function say({ settings }) {
     const { pp, chunks, microbatches: m } = settings;
-    const name = words[settings.schedule] ?? `interleaved with ${chunks} chunks`;
+    const name = words[settings.schedule] + (chunks > 1 ? ` with ${chunks} chunks` : "");
     const many = `${tools.count(m)} microbatch${m === 1 ? "" : "es"}`;
     const textbook = `Textbooks, with microbatches in rounds of p: (p - 1) / (${chunks > 1 ? "v " : ""}m + p - 1).`;
     document.getElementById("explorer-bubble-words").textContent = pp === 1
@@ -56,7 +56,7 @@ clustersim.behaviours.explorer_bubble = async (figure, _arrays, tools) => {
       if (settings.pp === 1) return [];
       const plain = curve({ ...settings, schedule: "1f1b", chunks: 1 }, { name: "1F1B, GPipe", symbol: "circle", line: { color: "#0072B2", width: 2 } });
       const { chunks } = chosen;
-      const cut = curve({ ...settings, schedule: "interleaved", chunks }, { name: `interleaved, ${chunks} chunks`, symbol: "square", line: { color: "#D55E00", width: 2, dash: "dash" } });
+      const cut = curve({ ...settings, schedule: "interleaved", chunks }, { name: `interleaved, breadth-first, ${chunks} chunks`, symbol: "square", line: { color: "#D55E00", width: 2, dash: "dash" } });
       layout.xaxis.range = [-0.06, Math.log10(plain.x.at(-1)) + 0.12];
       Object.assign(layout.xaxis, { tickvals: plain.x.filter((m) => Math.log2(m) % 1 === 0), tickmode: "array" });
       layout.yaxis.range = [0, 1.08 * plain.y[0]]; // with one microbatch most ranks wait

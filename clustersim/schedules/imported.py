@@ -1,0 +1,204 @@
+"""In which order does a pipeline work whose order somebody's own Python gives? It is asked, and its answer is checked.
+
+A `Rule` is a class with two methods: `placement(ranks)`, which pipeline rank holds each stage, and
+`order(ranks, microbatches)`, the actions of each rank. Both may answer in plain lists and texts (`[0, 1, 1, 0]`,
+`[["0F0", "0B0"]]`), so a rule needs nothing of this package. It is asked again for every number of ranks and
+microbatches, once for each, and what it answers has to keep the rules of `rules.verify`.
+
+A module is the file of that name beside the scenario, or else one that Python finds. A file's code runs anew for every
+scenario that is read, so that one that was edited meanwhile counts as it is. Running somebody's scenario therefore runs
+the code that it names; only classes with both methods are ever made.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from operator import index
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, Protocol, SupportsIndex
+
+from clustersim.errors import InputError, nearest, shown
+from clustersim.program.action import Action, Order
+from clustersim.program.placement import Placement
+from clustersim.schedules.notation import parse_action
+from clustersim.schedules.rules import Counted, verify
+from clustersim.state import FieldState
+
+_METHODS: Final = ("placement", "order")
+
+
+class Rule(Protocol):
+    """What a schedule outside the package has to be; its constructor takes the scenario's `arguments`, if any."""
+
+    def placement(self, ranks: int) -> Placement | Sequence[int]:
+        """[stages] which of so many pipeline ranks holds each stage, in model order.
+
+        Stages that follow each other are on one rank or on neighbours. Any exception refuses so many ranks.
+        """
+
+    def order(self, ranks: int, microbatches: int) -> Sequence[Sequence[Action | str]]:
+        """[ranks][actions] what each rank runs, as `Action` or in torch's notation (`"2B1"`: stage, kind, microbatch).
+
+        Kinds are F, and B or its halves I and W. Any exception refuses so many microbatches on so many ranks.
+        """
+
+
+@dataclass(frozen=True)
+class Imported(FieldState):
+    """A schedule in somebody's Python. name: module:Class; folder: where its file is looked for first.
+
+    What it answered stays behind when it is pickled: another process imports it, and asks again.
+    """
+
+    name: str
+    folder: Path
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def rule(self) -> Rule:
+        """The rule itself; raise InputError where it cannot be imported or made."""
+        kind = _kind(self.name, self.folder)
+        try:
+            made: Rule = kind(**self.arguments)
+        except Exception as error:
+            given = ", ".join(f"{key}: {shown(value)}" for key, value in self.arguments.items())
+            raise InputError(f"{self.name} cannot be made with arguments {{{given}}}: {_words(error)}") from error
+        return made
+
+    def placement(self, ranks: int) -> Placement:
+        """What the rule says; raise InputError where it refuses or says what is no placement."""
+        if ranks not in self._placements:
+            self._placements[ranks] = self._placed(ranks)
+        return self._placements[ranks]
+
+    def require(self, ranks: int, microbatches: int) -> None:
+        """Ask for the order."""
+        self.order(ranks, microbatches)
+
+    def order(self, ranks: int, microbatches: int) -> Order:
+        """What the rule says; raise InputError where it refuses, or says what is no order of these numbers."""
+        asked = ranks, microbatches
+        if asked not in self._orders:
+            self._orders[asked] = self._ordered(ranks, microbatches)
+        return self._orders[asked]
+
+    @cached_property
+    def _placements(self) -> dict[int, Placement]:
+        return {}
+
+    @cached_property
+    def _orders(self) -> dict[tuple[int, int], Order]:
+        return {}
+
+    def _placed(self, ranks: int) -> Placement:
+        call = f"{self.name}.placement({ranks})"
+        with _refusing(call):
+            placement = self.rule.placement(ranks)
+            found = placement if isinstance(placement, Placement) else Placement(tuple(map(_rank, placement)))
+        if found.size != ranks:
+            raise InputError(f"{call} places stages on {found.size} pipeline ranks, not on {ranks}")
+        return found
+
+    def _ordered(self, ranks: int, microbatches: int) -> Order:
+        placement, call = self.placement(ranks), f"{self.name}.order({ranks}, {microbatches})"
+        with _refusing(call):
+            order = tuple(tuple(map(_action, row)) for row in self.rule.order(ranks, microbatches))
+        verify(order, placement=placement, microbatches=microbatches, places=Counted(f"{call}:"))
+        return order
+
+
+def imported(name: str, arguments: Mapping[str, Any], folder: Path) -> Imported:
+    """The schedule of a name such as `my_module:MySchedule`; raise InputError where there is none."""
+    found = Imported(name, folder.resolve(), arguments)
+    _ = found.rule
+    return found
+
+
+def module_file(name: str, folder: Path) -> Path:
+    """Where the file of a name such as `my_module:MySchedule` would be."""
+    return folder.joinpath(*name.partition(":")[0].split(".")).with_suffix(".py")
+
+
+def _rank(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or index(value) < 0:
+        raise InputError(f"{shown(value)} is no pipeline rank; it must give a whole number for each stage")
+    return index(value)
+
+
+def _action(value: object) -> Action:
+    if isinstance(value, Action):
+        return value
+    if not isinstance(value, str):
+        raise InputError(f"{shown(value)} is neither an Action nor a text such as '0F0'")
+    return parse_action(value)
+
+
+@contextmanager
+def _refusing(call: str) -> Iterator[None]:
+    """Whatever somebody's code raises is a refusal with its words."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{call}: {error}") from error
+    except Exception as error:
+        raise InputError(f"{call}: {_words(error)}") from error
+
+
+def _words(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _kind(name: str, folder: Path) -> type[Any]:
+    """The class of a name."""
+    module_name, colon, class_name = name.partition(":")
+    if not colon or not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
+        raise InputError(f"{shown(name)} names no class; write module:Class, such as my_module:MySchedule")
+    module = _module(module_name, module_file(name, folder))
+    kind = vars(module).get(class_name)
+    if not isinstance(kind, type):
+        others = [each for each, value in vars(module).items() if _is_rule(value)]
+        remedy = nearest(class_name, others) if others else "it has none with placement(ranks) and order(...)"
+        raise InputError(f"{name}: module {module_name} has no class {class_name}; {remedy}")
+    lacking = [method for method in _METHODS if not callable(getattr(kind, method, None))]
+    if lacking:
+        raise InputError(
+            f"{name} has no method {' and no method '.join(lacking)}; a schedule has placement(ranks) and "
+            "order(ranks, microbatches)"
+        )
+    return kind
+
+
+def _is_rule(value: object) -> bool:
+    return isinstance(value, type) and all(callable(getattr(value, method, None)) for method in _METHODS)
+
+
+def _module(name: str, file: Path) -> ModuleType:
+    """The module of a file, run anew, or one that Python finds."""
+    try:
+        return _run(file) if file.is_file() else import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.partition(".")[0] and error.name != name:
+            raise InputError(f"module {name} cannot be imported: {_words(error)}") from error
+        there = [path.stem for path in sorted(file.parent.glob("*.py"))]
+        remedy = f"; {nearest(name, there)}" if there else ""
+        raise InputError(f"there is no module {name}, neither {file} nor where Python looks{remedy}") from error
+    except Exception as error:
+        raise InputError(f"module {name} cannot be imported: {_words(error)}") from error
+
+
+def _run(file: Path) -> ModuleType:
+    """Run a file as a module that is known by its path, so that files of one name in two folders are two modules."""
+    module = ModuleType(str(file))
+    module.__file__ = str(file)
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    sys.path.insert(0, str(file.parent))  # for what it imports from beside it
+    try:
+        exec(compile(file.read_bytes(), file, "exec"), vars(module))
+    finally:
+        sys.path.remove(str(file.parent))
+    return module

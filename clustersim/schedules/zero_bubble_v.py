@@ -1,0 +1,92 @@
+"""In which order does the zero-bubble schedule ZB-V work? Two chunks in a V, weight gradients where others would wait.
+
+Rank r of p holds the stages r and 2p - 1 - r: the model goes down the ranks and comes back, so the first rank has the
+embedding and the head, and a microbatch's backward begins where its forward ended. Backward is run in halves: `I` (the
+gradient of the input), for which the stage before waits, and `W` (of the weights), for which nobody does.
+
+The order is the authors' for passes that take equally long, F = I = W, which is also what torch runs whatever they
+take; rank r warms up with 2(p - r) - 1 forwards down, r pairs of both chunks, and p - r microbatches that turn around.
+With F = I = W and at least 2p - 1 microbatches no rank ever waits between its first pass and its last, and none keeps
+more than 2p half-stages' activations, what 1F1B keeps on its first rank. Ranks begin and end one pass after each
+other, so the last bubble is gone from steps in a row only. With fewer microbatches the order is that of 2p - 1, those
+left out.
+Reference: Qi et al. 2023, "Zero Bubble Pipeline Parallelism" (arXiv:2401.10241), section 6;
+torch.distributed.pipelining.ScheduleZBVZeroBubble.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import ClassVar
+
+from clustersim.program.action import Action, ActionKind, Order
+from clustersim.program.placement import Placement
+from clustersim.schedules.schedule import require_positive
+
+_F, _I, _W = ActionKind.FORWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroBubbleV:
+    """ZB-V. Any number of microbatches is legal."""
+
+    name: ClassVar[str] = "zb-v"
+
+    def placement(self, ranks: int) -> Placement:
+        """Down the ranks and back."""
+        return Placement((*range(ranks), *reversed(range(ranks))))
+
+    def require(self, ranks: int, microbatches: int) -> None:
+        """Any number of microbatches is legal."""
+        require_positive(ranks, microbatches)
+
+    def order(self, ranks: int, microbatches: int) -> Order:
+        """The actions of every pipeline rank."""
+        self.require(ranks, microbatches)
+        many = max(2 * ranks - 1, microbatches)
+        return tuple(
+            tuple(action for action in _rank_order(rank, ranks, many) if action.microbatch < microbatches)
+            for rank in range(ranks)
+        )
+
+
+class _Chunk:
+    """A stage, and its next microbatch of each kind."""
+
+    def __init__(self, stage: int) -> None:
+        self._stage = stage
+        self._next = {kind: count() for kind in (_F, _I, _W)}
+
+    def run(self, *kinds: ActionKind) -> Iterator[Action]:
+        """The next passes of these kinds."""
+        for kind in kinds:
+            yield Action(self._stage, kind, next(self._next[kind]))
+
+
+def _rank_order(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
+    """The actions of one rank; at least 2 ranks - 1 microbatches."""
+    down, up = _Chunk(rank), _Chunk(2 * ranks - 1 - rank)
+    after = ranks - rank  # ranks from this one on
+    yield from down.run(*[_F] * (2 * after - 1))
+    for _ in range(rank):
+        yield from up.run(_F)
+        yield from down.run(_F)
+    for _ in range(after):
+        yield from up.run(_F, _I, _W)
+    yield from _steady(down, up, microbatches - ranks, forwards=microbatches - (2 * ranks - rank - 1))
+    for _ in range(rank):
+        yield from down.run(_I)
+        yield from up.run(_I)
+    for _ in range(after):
+        yield from down.run(_I, _W)
+    yield from up.run(*[_W] * rank)
+    yield from down.run(*[_W] * rank)
+
+
+def _steady(down: _Chunk, up: _Chunk, rounds: int, *, forwards: int) -> Iterator[Action]:
+    """A microbatch through both chunks each way; there are forwards down in the first rounds only."""
+    for done in range(rounds):
+        if done < forwards:
+            yield from down.run(_F)
+        yield from down.run(_I, _W)
+        yield from up.run(_F, _I, _W)
