@@ -35,7 +35,7 @@ from clustersim.units import Bytes, Flop, FlopPerSecond, Seconds, format_step_ti
 
 SHORTER, LONGER = 0.10, 0.13  # parts of the predicted time by which published runs took less, and more
 EXPERIENCE: Final = (
-    "nine of ten of 952 published steps on V100 to GB200, each of their sources counted once, took from "
+    "nine of ten of 957 published steps on V100 to GB200, each of their sources counted once, took from "
     f"{100 * SHORTER:.0f} % less to {100 * LONGER:.0f} % more than predicted (clustersim validate)"
 )
 NOT_SHARED: Final[Mapping[Contention, str]] = {

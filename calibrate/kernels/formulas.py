@@ -21,6 +21,7 @@ from torch.nn.attention.bias import causal_lower_right
 from clustersim.workload.training import Loss
 
 EPSILON: Final = 1e-5  # of norms, as in Llama's and GPT-2's config.json
+SCALE: Final = 2.0  # alpha / rank of an adapter; it changes no time
 DROPPED: Final = 0.1  # the usual probability; it changes no time
 CAP: Final = 50.0  # Gemma 2's, of scores; it changes no time
 
@@ -83,6 +84,15 @@ def residual(x: Tensor, y: Tensor) -> Tensor:
     return x + y
 
 
+def scaled_sum(x: Tensor, branch: Tensor, *, fused: bool) -> Tensor:
+    """A frozen layer's result and an adapter's, scaled, as torchtune's LoRALinear adds them."""
+    return _formula(_scaled_sum, x, fused=fused)(x, branch)
+
+
+def _scaled_sum(x: Tensor, branch: Tensor) -> Tensor:
+    return x + SCALE * branch
+
+
 def residual_dropout(x: Tensor, branch: Tensor, *, fused: bool) -> Tensor:
     """The residual stream and what dropout leaves of a branch."""
     return _formula(_residual_dropout, x, fused=fused)(x, branch)
@@ -131,7 +141,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, form: Loss) -> Tensor:
     match form:
         case Loss.TORCH:
             return _cross_entropy(logits, targets)
-        case Loss.FUSED:
+        case Loss.FUSED | Loss.CHUNKED:  # of all tokens, or of a part of them at a time
             return _formula(_cross_entropy, logits, fused=True)(logits, targets)
         case Loss.VOCAB_PARALLEL:
             losses: Tensor = _VocabParallel.apply(logits, targets)  # type: ignore[no-untyped-call]

@@ -21,7 +21,8 @@ from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind
 CONVENTION: Final = (
     "FLOP of the matrix products of forward and backward (PaLM, appendix B): the logits count, the embedding lookup "
     "does not, attention counts as a full matrix (causal factor 1) of as many keys as a window has, recomputation does "
-    "not count for MFU and does for HFU; the peak is the accelerator's dense peak in the compute format."
+    "not count for MFU and does for HFU; frozen weights have no gradient to count (four FLOP a token, not six); the "
+    "peak is the accelerator's dense peak in the compute format."
 )
 
 _PRODUCTS: Final = frozenset({KernelKind.MATMUL, KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD})

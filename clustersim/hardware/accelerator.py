@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from clustersim import shipped
-from clustersim.dtypes import DType
+from clustersim.dtypes import COMPUTED, DType
 from clustersim.errors import InputError, nearest, shown
 from clustersim.hardware.efficiency import AttentionEfficiency, Efficiency, InTraining, MatmulEfficiency
 from clustersim.section import Section
@@ -76,7 +76,7 @@ def load_accelerator(name_or_path: str) -> Accelerator:
 
 
 def _peak(section: Section) -> Mapping[DType, FlopPerSecond]:
-    formats = {dtype.value: dtype for dtype in DType}
+    formats = {dtype.value: dtype for dtype in COMPUTED}
     for key in section.names():
         if key not in formats:
             raise section.refuse(key, f"unknown number format; {nearest(key, formats)}")

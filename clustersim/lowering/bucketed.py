@@ -52,7 +52,7 @@ class Bucketed:
         if low.plan.layout.gradient_sync is not GradientSync.AFTER_BACKWARD:
             return
         for stage in stages:
-            for group in low.plan.parameter_groups:
+            for group in low.plan.trained_groups:
                 low.reducing += self._reduction(low, group, low.plan.parameters(stage, group.name), after)
 
     def end(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
@@ -60,8 +60,8 @@ class Bucketed:
         if not self._gathers or self.strategy.overlap:
             return
         for stage in stages:
-            for group in low.plan.parameter_groups:
-                low.gather("gather parameters", group, low.plan.parameters(stage, group.name), (after,))
+            for group in low.plan.trained_groups:
+                low.gather("gather parameters", [(group, low.plan.parameters(stage, group.name))], (after,))
 
     @property
     def _gathers(self) -> bool:
@@ -84,13 +84,13 @@ class Bucketed:
         """Issue gathers of whole units, a bucket or more at a time: those after which each unit may run."""
         units = low.units.of(stage)
         gathered: list[Gathers] = [()] * len(units)
-        for group in low.plan.parameter_groups:
+        for group in low.plan.trained_groups:
             waiting, full, size = [], 0, self._bucket(low, stage, group)
             for place, unit in enumerate(units):
                 waiting.append(place)
                 full += unit.counts.get(group.name, 0)
                 if full >= size or (full and place == len(units) - 1):
-                    tasks = low.gather("gather parameters", group, full, ())
+                    tasks = low.gather("gather parameters", [(group, full)], ())
                     for each in waiting:
                         gathered[each] += tasks
                     waiting, full = [], 0
@@ -111,7 +111,7 @@ class Bucketed:
 
     def _backward(self, low: Lowering, run: Pass) -> int:
         operations = low.units.operations(run.stage, run.action.kind)
-        groups = {group.name: group for group in low.plan.parameter_groups}
+        groups = {group.name: group for group in low.plan.trained_groups}
         sizes = {name: self._bucket(low, run.stage, group) for name, group in groups.items()}
         task, after, arriving = -1, run.after, run.arriving
         for place, (piece, full) in enumerate(buckets(operations, sizes)):

@@ -16,6 +16,8 @@ import numpy as np
 from clustersim.lowering.tasklist import Blocks, TaskList
 from clustersim.lowering.units import Unit, Units, operations_of
 from clustersim.parallel.mesh import WEIGHTS
+from clustersim.parallel.parameters import ParameterGroup
+from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.program import Groups, Program, RankProgram
@@ -58,16 +60,16 @@ class _Rank:
         (stage,) = self.plan.stages
         units = Units(self.plan)
         for microbatch in range(self.plan.microbatches):
-            self._microbatch(units.of(stage), self.plan.parameters(stage), microbatch)
+            self._microbatch(units.of(stage), stage, microbatch)
         if self.root:
-            self._optimize(self.plan.parameters(stage))
+            self._optimize(self._count(stage, self.plan.trained_groups))
         return self.tasks.program()
 
-    def _microbatch(self, units: tuple[Unit, ...], parameters: int, microbatch: int) -> None:
+    def _microbatch(self, units: tuple[Unit, ...], stage: Stage, microbatch: int) -> None:
         recipe, tokens = self.plan.training.recipe, self._tokens
         forward, backward = (Action(0, kind, microbatch) for kind in (ActionKind.FORWARD, ActionKind.BACKWARD))
         logits = tokens * self.plan.model.vocab * recipe.activations.bytes
-        self._communicate("replicate weights", Collective.BROADCAST, parameters * recipe.weights.stored.bytes)
+        self._communicate("replicate weights", Collective.BROADCAST, self._stored(stage))
         self._communicate("scatter tokens", Collective.SCATTER, tokens * TOKEN_BYTES)
         self._compute("forward", _without_loss(operations_of(units, forward.kind)), forward)
         self._communicate("gather logits", Collective.GATHER, logits)
@@ -77,7 +79,17 @@ class _Rank:
             self._compute("loss gradient", _loss(whole.backward), backward)
         self._communicate("scatter gradients of logits", Collective.SCATTER, logits)
         self._compute("backward", _without_loss(operations_of(units, backward.kind)), backward)
-        self._communicate("reduce gradients", Collective.REDUCE, parameters * recipe.weights.gradients.bytes)
+        gradients = self._count(stage, self.plan.trained_groups) * recipe.weights.gradients.bytes
+        self._communicate("reduce gradients", Collective.REDUCE, gradients)
+
+    def _count(self, stage: Stage, groups: Iterable[ParameterGroup]) -> int:
+        """Parameters of some groups."""
+        return sum(self.plan.parameters(stage, group.name) for group in groups)
+
+    def _stored(self, stage: Stage) -> Bytes:
+        """Bytes of all weights."""
+        groups = self.plan.parameter_groups
+        return sum(self._count(stage, (group,)) * group.formats.stored.bytes for group in groups)
 
     def _optimize(self, parameters: int) -> None:
         training = self.plan.training

@@ -18,6 +18,7 @@ from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.task import Collective, Communicate, Compute, Exchange, Operation, Stream
+from clustersim.units import Bytes
 from clustersim.workload.stack import Stack
 
 _NAMES: Final = MappingProxyType(
@@ -28,6 +29,10 @@ _NAMES: Final = MappingProxyType(
         ActionKind.WEIGHT_GRADIENT: "weight gradient",
     }
 )
+
+
+Held = Sequence[tuple[ParameterGroup, int]]
+"""Groups of which something has parameters, and how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +94,20 @@ class Lowering:
         """Add a collective of data parallelism; return its number."""
         return self.tasks.add(Stream.DATA, Communicate(exchange, tuple(after)))
 
-    def gather(
-        self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int], *, again: bool = False
-    ) -> tuple[int, ...]:
-        """Gather parameters of a group from the ranks that hold parts of them; return the task, if there is one.
+    def gather(self, name: str, held: Held, after: Sequence[int], *, again: bool = False) -> tuple[int, ...]:
+        """Gather parameters of groups from the ranks that hold parts of them; return the tasks.
 
+        Groups that the same ranks hold are gathered at once, whatever their formats (FSDP2 does, as bytes).
         again: since they were last updated, so that a second copy of them has them, too.
         """
-        second = again and group.secondary is not None
-        role, ranks = (group.secondary, group.seconds) if second else (group.shard, group.shards)
-        if role is None or ranks == 1:
-            return ()
-        payload = parameters * group.formats.gathered.bytes
-        return (self.communicate(Exchange(name, Collective.ALL_GATHER, role.name, payload), after),)
+        payloads: dict[str, Bytes] = {}
+        for group, parameters in held:
+            second = again and group.secondary is not None
+            role, ranks = (group.secondary, group.seconds) if second else (group.shard, group.shards)
+            if role is not None and ranks > 1:
+                payloads[role.name] = payloads.get(role.name, 0.0) + parameters * group.formats.gathered.bytes
+        exchanges = (Exchange(name, Collective.ALL_GATHER, role, payload) for role, payload in payloads.items())
+        return tuple(self.communicate(exchange, after) for exchange in exchanges)
 
     def reduce(
         self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int], *, across: bool = True
@@ -110,6 +116,8 @@ class Lowering:
 
         across: whether the second is done, too, or left to a later reduction. Return the last task, if there is one.
         """
+        if not group.trained:
+            return ()
         payload = parameters * group.formats.gradients.bytes
         last: tuple[int, ...] = ()
         if group.shard is not None and group.shards > 1:

@@ -17,10 +17,9 @@ Reference: Zhao et al. 2023, "PyTorch FSDP", sections 3.2 and 3.3.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from clustersim.lowering.passes import Lowering, Pass
+from clustersim.lowering.passes import Held, Lowering, Pass
 from clustersim.lowering.units import Unit
 from clustersim.parallel.data import FullyShard, GradientSync, Microbatches
-from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.pipeline import Stage
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Operation, Work
@@ -71,8 +70,7 @@ class Sharded:
     def _gather(self, low: Lowering, unit: Unit, kind: ActionKind) -> tuple[int, ...]:
         after = () if low.computed is None else (low.computed,)
         again = kind is not ActionKind.FORWARD
-        gathers = (low.gather(f"gather {unit.name}", *each, after, again=again) for each in _held(low, unit))
-        return tuple(task for tasks in gathers for task in tasks)
+        return low.gather(f"gather {unit.name}", _held(low, unit), after, again=again)
 
     def _compute(self, low: Lowering, run: Pass, unit: Unit) -> None:
         """Run one unit, and reduce its gradients once they are there."""
@@ -103,6 +101,6 @@ class Sharded:
         return (Operation(copy(f"copy {unit.name}", dtype, elements), work),)
 
 
-def _held(low: Lowering, unit: Unit) -> list[tuple[ParameterGroup, int]]:
+def _held(low: Lowering, unit: Unit) -> Held:
     """The groups of which a unit has parameters, and how many."""
     return [(group, count) for group in low.plan.parameter_groups if (count := unit.counts.get(group.name, 0))]

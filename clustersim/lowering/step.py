@@ -157,10 +157,10 @@ def _tie_embeddings(low: Lowering, stages: tuple[Stage, ...], after: int) -> Non
     """Add up the gradients of an embedding that the first and the last pipeline rank both hold."""
     ends = any(stage.embedding or stage.head for stage in stages)
     apart = low.plan.placement.ranks[0] != low.plan.placement.ranks[-1]
-    if not (low.plan.model.tied_embeddings and apart and ends):
+    (dense,) = (group for group in low.plan.parameter_groups if group.name == DENSE)
+    if not (low.plan.model.tied_embeddings and apart and ends and dense.trained):
         return
     rows = low.plan.shard.rows(low.plan.model.vocab)
-    (dense,) = (group for group in low.plan.parameter_groups if group.name == DENSE)
     shards = dense.shards if low.plan.layout.data.stage > 1 else 1  # ZeRO-2 and -3 hold a part of the gradient
     payload = float(rows * low.plan.model.hidden * dense.formats.gradients.bytes / shards)
     exchange = Exchange("reduce tied embedding", Collective.ALL_REDUCE, EMBEDDING.name, payload)
@@ -186,7 +186,7 @@ def _optimize(low: Lowering, stages: tuple[Stage, ...], place: int | None) -> in
 def _updated(plan: Plan, stages: tuple[Stage, ...]) -> Iterator[tuple[Training, float]]:
     """How many parameters a rank updates, those in the same formats together, as a training in these formats."""
     counts: dict[WeightFormats, float] = {}
-    for group in plan.parameter_groups:
+    for group in plan.trained_groups:
         held = sum(plan.parameters(stage, group.name) for stage in stages)
         counts[group.formats] = counts.get(group.formats, 0.0) + held / group.shards
     for formats, count in counts.items():
@@ -211,7 +211,7 @@ def _norm_so_far(low: Lowering, rank: int, kernels: list[Operation]) -> tuple[in
             Operation(Exchange(_NORM, Collective.ALL_REDUCE, TENSOR_ROLE.name, NORM_BYTES), Work.OPTIMIZER),
         ]
     there: tuple[int, ...] = (_squares(low, kernels),)
-    for role in dict.fromkeys(group.shard for group in low.plan.parameter_groups if group.shards > 1):
+    for role in dict.fromkeys(group.shard for group in low.plan.trained_groups if group.shards > 1):
         if role is not None:
             there = (low.communicate(Exchange(_NORM, Collective.ALL_REDUCE, role.name, NORM_BYTES), there),)
     message = Exchange(_NORM, Collective.SEND_RECV, NEXT.name, NORM_BYTES)

@@ -51,9 +51,11 @@ def buckets(operations: Sequence[Operation], sizes: Mapping[str, float]) -> list
     pieces: list[Piece] = []
     begin, full = 0, dict.fromkeys(sizes, 0)
     for place, operation in enumerate(operations, start=1):
+        if not operation.gradients:
+            continue
         group = operation.group
         full[group] += operation.gradients
-        if full[group] >= sizes[group] and operation.gradients:
+        if full[group] >= sizes[group]:
             pieces.append((tuple(operations[begin:place]), {group: full[group]}))
             begin, full[group] = place, 0
     left = {group: parameters for group, parameters in full.items() if parameters}

@@ -7,7 +7,8 @@ For a moment, backward needs more, while it frees what it has passed: first the 
 loss's FP32 softmax, then the gradient of the logits' weight, then those of the last layer (which recomputation has
 filled again), at the end the embedding's. A weight's gradient is there once in the activations' format before it is
 accumulated (autograd; Megatron-LM's fused accumulation allocates the same size for its hooks, in
-`LinearWithGradAccumulationAndAsyncCommunication`). ZeRO-3's gradients are counted with its gathered units.
+`LinearWithGradAccumulationAndAsyncCommunication`). ZeRO-3's gradients are counted with its gathered units. A frozen
+weight has no gradient; one that is kept in fewer bits is there unpacked while its product runs.
 
 Where backward is run in halves, the input gradient frees what was kept but for what the weight gradients wait for: the
 inputs of linear layers and, new, the gradients of their outputs (in a GPT layer 32 of 34 s b h bytes, and the scores).
@@ -28,6 +29,7 @@ from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
 from clustersim.units import Bytes
+from clustersim.workload import streaming
 from clustersim.workload.layers import Layer
 from clustersim.workload.stack import LayerSpec
 from clustersim.workload.training import Loss, SelectiveOperations, SelectiveRecompute
@@ -39,7 +41,7 @@ class Part(Enum):
     INPUT: what a layer keeps that is run again as a whole; LAYER: what others keep, as recomputation has it; WHOLE: all
     that a layer's backward reads; EMBEDDING, HEAD: what these keep; LOSS: gradients of the logits beside the loss's
     softmax; CAST: those of the logits in its place; *_WAITING: what waits for weight gradients; *_GRADIENT: that of the
-    largest weight, before it is accumulated.
+    largest weight, before it is accumulated (or a weight that is unpacked).
     """
 
     INPUT = "layer input"
@@ -57,6 +59,8 @@ class Part(Enum):
     HEAD_GRADIENT = "head weight gradient"
 
 
+CHUNKS: Final = 8
+"""Of a chunked loss (torchtune, CEWithChunkedOutputLoss, num_output_chunks)."""
 Kind = tuple[Part, LayerSpec | None]
 """A part and, of layers, of which kind of layer."""
 Counts = Mapping[Kind, int]
@@ -125,11 +129,12 @@ class Activations:
         return float(sum(count * self.size(*kind) for kind, count in counts.items() if count))
 
     def weight_gradient(self, part: Layer) -> Bytes:
-        """The gradient of the largest weight, before it is accumulated."""
+        """The gradient of the largest weight, before it is accumulated, or the largest weight that is unpacked."""
         sharded = isinstance(self.plan.layout.data, FullyShard) and not self.plan.sums_whole_gradients
         gathered = {group.name for group in self.plan.parameter_groups if sharded and group.shards > 1}
         own = (operator for operator in part.operators if operator.weight_gradient and operator.group not in gathered)
-        return float(max((operator.parameters for operator in own), default=0) * self.width)
+        unpacked = max((operator.unpacked for operator in part.operators), default=0.0)
+        return max(unpacked, float(max((operator.parameters for operator in own), default=0) * self.width))
 
     @property
     def width(self) -> Bytes:
@@ -138,12 +143,22 @@ class Activations:
 
     @property
     def loss_width(self) -> Bytes:
-        """Bytes of the logits' gradients beside the kept FP32 softmax, per logit.
+        """Bytes of the logits' gradients beside what the loss keeps (mostly an FP32 softmax), per logit.
 
-        PyTorch's loss makes two gradients in FP32, of the negative log-likelihood and of the log-softmax; the others
-        make it in the softmax's place and cast it.
+        PyTorch's loss makes two gradients in FP32, of the negative log-likelihood and of the log-softmax; chunk by
+        chunk they take the place of logits that are freed; the others make it in the softmax's place and cast it.
         """
-        return 2 * DType.FP32.bytes if self.plan.training.loss is Loss.TORCH else self.width
+        match self.plan.training.loss:
+            case Loss.TORCH:
+                return 2 * DType.FP32.bytes
+            case Loss.CHUNKED:
+                return self.width / CHUNKS
+        return self.width
+
+    @property
+    def loss_kept(self) -> Bytes:
+        """Bytes that the loss keeps, per logit."""
+        return streaming.loss(self.plan.training.loss).kept.bytes(self.plan.training.recipe.activations, 1)
 
     @property
     def logits(self) -> int:
@@ -164,7 +179,7 @@ _SIZES: Final[Mapping[Part, Callable[[Activations], Bytes]]] = {
     Part.EMBEDDING: lambda of: of.plan.embedding.kept,
     Part.HEAD: lambda of: of.plan.head.kept,
     Part.LOSS: lambda of: of.logits * of.loss_width,
-    Part.CAST: lambda of: of.logits * (of.width - DType.FP32.bytes),
+    Part.CAST: lambda of: of.logits * (of.width - of.loss_kept),
     Part.EMBEDDING_WAITING: lambda of: of.plan.embedding.waiting,
     Part.HEAD_WAITING: lambda of: of.plan.head.waiting,
     Part.EMBEDDING_GRADIENT: lambda of: of.weight_gradient(of.plan.embedding),

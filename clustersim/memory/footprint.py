@@ -8,7 +8,7 @@ Where gradients are reduced after the last microbatch only, as with a pipeline, 
 stage; and the parameters that ZeRO-3 gathers for a pipeline's first forward stay.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -68,11 +68,16 @@ class Footprint:
         return own if group.secondary is None else own + group.formats.gathered.bytes / group.seconds
 
     def _gradient_bytes(self, group: ParameterGroup) -> Bytes:
+        """Bytes of the gradient of a parameter; of frozen ones there are none."""
+        if not group.trained:
+            return 0.0
         whole = self.plan.sums_whole_gradients
         return group.formats.gradients.bytes / (1 if whole else self._shards(group, 2))
 
     def _state_bytes(self, group: ParameterGroup) -> Bytes:
-        """Bytes of master weights and moments per parameter."""
+        """Bytes of master weights and moments per parameter; of frozen ones there are none."""
+        if not group.trained:
+            return 0.0
         moments = 2 if self.plan.training.optimizer is Optimizer.ADAM else 1
         copied = 0.0 if group.formats.copy is None else group.formats.copy.bytes
         return moments * group.formats.moments.bytes + copied
@@ -86,23 +91,19 @@ class Footprint:
         match self.plan.layout.data:
             case FullyShard() as strategy:
                 units = [unit for stage in stages for unit in self.plan.units(stage)]
-                whole = sorted((self._whole(unit, lambda formats: formats.gathered) for unit in units), reverse=True)
+                groups, trained = self.plan.parameter_groups, self.plan.trained_groups
+                whole = sorted((_whole(unit, groups, lambda formats: formats.gathered) for unit in units), reverse=True)
                 dropped = strategy.reshards(pipelined=self.plan.layout.pipelined)
                 held = sum(whole[: strategy.ahead + 1] if dropped else whole)
                 if self.plan.sums_whole_gradients:
                     return held
-                return held + max(self._whole(unit, lambda formats: formats.gradients) for unit in units)
+                return held + max(_whole(unit, trained, lambda formats: formats.gradients) for unit in units)
         return 0.0
-
-    def _whole(self, unit: Layer, kept: Callable[[WeightFormats], DType]) -> Bytes:
-        """Bytes of those of a unit's parameters that are sharded, gathered. kept: in which of their formats."""
-        counts, groups = unit.counts, self.plan.parameter_groups
-        return float(sum(counts.get(group.name, 0) * kept(group.formats).bytes for group in groups if group.shards > 1))
 
     def bucket(self, group: ParameterGroup, count: float) -> Bytes:
         """A bucket of the rank's `count` whole gradients of a group, where those of ZeRO-2 wait for their reduction."""
         match self.plan.layout.data:
-            case Zero2() as strategy if group.ranks > 1 and not self.plan.sums_whole_gradients:
+            case Zero2() as strategy if group.ranks > 1 and group.trained and not self.plan.sums_whole_gradients:
                 width = group.formats.gradients.bytes
                 return min(strategy.bucket_bytes(group.ranks, width, first=True), count * width)
         return 0.0
@@ -121,3 +122,9 @@ class Footprint:
         if self.plan.layout.pp == 1:
             return 0.0
         return 2 * self.plan.placement.chunks * self.plan.activation / self.plan.layout.tp
+
+
+def _whole(unit: Layer, groups: Iterable[ParameterGroup], kept: Callable[[WeightFormats], DType]) -> Bytes:
+    """Bytes of those of a unit's parameters that are sharded, gathered. kept: in which of their formats."""
+    sharded = (group for group in groups if group.shards > 1)
+    return float(sum(unit.counts.get(group.name, 0) * kept(group.formats).bytes for group in sharded))

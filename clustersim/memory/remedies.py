@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from clustersim.dtypes import DType
 from clustersim.errors import InputError
 from clustersim.parallel.data import BY_STAGE
 from clustersim.parallel.layout import Layout
@@ -41,7 +42,7 @@ def remedies(plan: Plan, capacity: Bytes, peak_of: PeakOf, *, domain: int) -> li
     ranks that are proposed.
     """
     again = _trained(plan, recompute=FullRecompute())
-    alone = (_recompute(plan), _smaller(plan), *_other_ladders(plan, domain))
+    alone = (_recompute(plan), _smaller(plan), _quantized(plan), *_other_ladders(plan, domain))
     paired = (_with_full(ladder) for ladder in _other_ladders(again, domain))
     for ladders in (alone, paired):
         fitting = (found for ladder in ladders if (found := _first(ladder, capacity, peak_of)) is not None)
@@ -86,6 +87,14 @@ def _smaller(plan: Plan) -> Iterator[Candidate]:
     """Smaller microbatches."""
     if plan.training.microbatch > 1:
         yield Candidate("training.microbatch=1", _trained(plan, microbatch=1))
+
+
+def _quantized(plan: Plan) -> Iterator[Candidate]:
+    """Frozen matrices in 4 bits."""
+    lora = plan.training.lora
+    if lora is not None and lora.base is None:
+        training = replace(plan.training, lora=replace(lora, base=DType.NF4))
+        yield Candidate("training.lora.base=nf4", replace(plan, training=training))
 
 
 def _other_ladders(plan: Plan, domain: int) -> tuple[Iterator[Candidate], ...]:

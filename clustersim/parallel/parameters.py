@@ -5,18 +5,20 @@ same of them. A strategy of data parallelism shards a group over the ranks of on
 of another, or both: gradients are summed and scattered over the first, then averaged over the second, and parameters
 are gathered over the first. DDP, ZeRO and FSDP differ only in these roles, in what is sharded and in when it moves.
 Hybrid sharding has both (FSDP2's two-dimensional mesh, Megatron-LM's optimizer instances, MiCS). Secondary shards
-(ZeRO++'s hpZ) are a second copy of the weights, cut over fewer ranks, from which backward gathers.
+(ZeRO++'s hpZ) are a second copy of the weights, cut over fewer ranks, from which backward gathers. Frozen weights and
+the adapters beside them are groups apart: the first are gathered where they are sharded, and nothing else.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import INSTANCE, REPLICA, REPLICAS, SHARDS, WEIGHTS, WORLD, Role
-from clustersim.workload.operators import DENSE
+from clustersim.workload.operators import ADAPTERS, DENSE, QUANTIZED
 from clustersim.workload.recipe import WeightFormats
+from clustersim.workload.training import Training
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,9 @@ class Holders:
     across: Role
 
 
-_HOLDERS: Final[Mapping[str, Holders]] = MappingProxyType({DENSE: Holders(WEIGHTS, SHARDS, REPLICAS)})
+_HOLDERS: Final[Mapping[str, Holders]] = MappingProxyType(
+    dict.fromkeys((DENSE, QUANTIZED, ADAPTERS), Holders(WEIGHTS, SHARDS, REPLICAS))
+)
 """The ranks that a strategy shares the weights of a group out to, or keeps equal."""
 
 
@@ -42,7 +46,8 @@ class ParameterGroup:
 
     shard: over whose ranks they are cut, None: they are whole; replicate: on whose ranks equal ones are, None: on one
     rank; shards, replicas: how many ranks those are; secondary: over whose ranks a second copy is cut, None: there is
-    none; seconds: how many those are; formats: of weights, gradients and optimizer states.
+    none; seconds: how many those are; formats: of weights, gradients and optimizer states;
+    trained: they have gradients and optimizer states.
     """
 
     name: str
@@ -53,6 +58,7 @@ class ParameterGroup:
     replicas: int = 1
     secondary: Role | None = None
     seconds: int = 1
+    trained: bool = True
 
     @property
     def ranks(self) -> int:
@@ -60,12 +66,23 @@ class ParameterGroup:
         return self.shards * self.replicas
 
 
-def parameter_groups(layout: Layout, formats: WeightFormats) -> tuple[ParameterGroup, ...]:
+def parameter_groups(layout: Layout, training: Training) -> tuple[ParameterGroup, ...]:
     """The groups of a model's weights, as the layout's strategy spreads them."""
-    return tuple(_group(layout, name, holders, formats) for name, holders in _HOLDERS.items())
+    groups = (_group(layout, name, formats) for name, formats in _formats(training).items())
+    return tuple(replace(group, trained=training.lora is None or group.name == ADAPTERS) for group in groups)
 
 
-def _group(layout: Layout, name: str, holders: Holders, formats: WeightFormats) -> ParameterGroup:
+def _formats(training: Training) -> dict[str, WeightFormats]:
+    """The groups that a model is trained as, with their formats."""
+    formats, lora = training.recipe.weights, training.lora
+    if lora is None:
+        return {DENSE: formats}
+    quantized = {} if lora.base is None else {QUANTIZED: replace(formats, stored=lora.base, gathered=lora.base)}
+    return {DENSE: formats, **quantized, ADAPTERS: formats}
+
+
+def _group(layout: Layout, name: str, formats: WeightFormats) -> ParameterGroup:
+    holders = _HOLDERS[name]
     ranks = layout.size_of(holders.all)
     if not layout.data.stage:
         return ParameterGroup(name, formats, replicate=holders.all, replicas=ranks)

@@ -65,8 +65,7 @@ class Plan:
         """The head beside the embedding whose matrix it uses, so that its logits have no weights of their own."""
         matrix = self.shard.rows(self.model.vocab) * self.model.hidden
         shared = [
-            replace(each, parameters=each.parameters - matrix) if each.weight_gradient else each
-            for each in self.head.operators
+            replace(each, parameters=each.parameters - matrix) if each.linear else each for each in self.head.operators
         ]
         return replace(self.head, operators=tuple(shared))
 
@@ -93,7 +92,12 @@ class Plan:
     @cached_property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
         """The groups into which the weights fall."""
-        return parameter_groups(self.layout, self.training.recipe.weights)
+        return parameter_groups(self.layout, self.training)
+
+    @cached_property
+    def trained_groups(self) -> tuple[ParameterGroup, ...]:
+        """Those that have gradients."""
+        return tuple(group for group in self.parameter_groups if group.trained)
 
     @property
     def sums_whole_gradients(self) -> bool:

@@ -16,8 +16,10 @@ Attention, Liu et al. 2023; Transformer Engine's `p2p`), forward once, backward 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from clustersim.dtypes import DType
 from clustersim.parallel.layout import Layout
@@ -26,7 +28,7 @@ from clustersim.program.task import Collective, Exchange, Operation, Overlap, Wo
 from clustersim.units import Bytes
 from clustersim.workload.kernels import Kernel
 from clustersim.workload.layers import Layer, Operator, Region
-from clustersim.workload.operators import Entry
+from clustersim.workload.operators import Entry, Joining, Joint
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,19 @@ class _Ring:
     blocks: int
 
 
+_JOINING: Final[Mapping[Joining, tuple[str, Collective]]] = MappingProxyType(
+    {
+        Joining.GATHERED: ("gather adapter", Collective.ALL_GATHER),
+        Joining.SUMMED: ("sum adapter", Collective.ALL_REDUCE),
+    }
+)
+
+
+def _joints(joints: Iterable[Joint], work: Work) -> list[Operation]:
+    """The collectives that join small tensors within a sharded region."""
+    return [Operation(Exchange(*_JOINING[joint.how], TENSOR_ROLE.name, joint.size), work) for joint in joints]
+
+
 def forward(layer: Layer, sharding: Sharding, work: Work = Work.FORWARD) -> list[Operation]:
     """Operations of a layer's forward, with its collectives."""
     chunks = _chunks(sharding.layout)
@@ -118,7 +133,7 @@ def forward(layer: Layer, sharding: Sharding, work: Work = Work.FORWARD) -> list
             kernels = _joined(sharding.enter(), kernels, 0, chunks)
         if place.leaves:
             kernels = _joined(sharding.leave(), kernels, len(kernels), chunks)
-        operations += kernels
+        operations += kernels + _joints(place.operator.joints.result, work)
     return operations
 
 
@@ -129,10 +144,10 @@ def backward(layer: Layer, sharding: Sharding) -> list[Operation]:
     for place in reversed(_places(layer.operators)):
         inputs, weights = _inputs(place, sharding), _weights(place)
         if place.gathers:
-            inputs = _joined(sharding.input_again(), inputs, 0, beside)
+            inputs = _joined(_input_again(place, sharding), inputs, 0, beside)
         if place.enters:
             weights = _joined(sharding.input_gradient(), weights, 0, beside)
-        operations += _completed(inputs + weights, place.operator.parameters, place.operator.group)
+        operations += _completed(inputs + weights, place.operator.gradients, place.operator.group)
     return operations
 
 
@@ -158,8 +173,8 @@ def weight_gradients(layer: Layer, sharding: Sharding) -> list[Operation]:
     for place in reversed(_places(layer.operators)):
         weights, group = _weights(place), place.operator.group
         if place.gathers:
-            weights = _joined(sharding.input_again(), weights, 0, 1)
-        complete = early.pop(group, 0) + place.operator.parameters
+            weights = _joined(_input_again(place, sharding), weights, 0, 1)
+        complete = early.pop(group, 0) + place.operator.gradients
         operations += _completed(weights, complete, group)
         if weights:
             last[group] = len(operations) - 1
@@ -177,7 +192,16 @@ def weight_gradients(layer: Layer, sharding: Sharding) -> list[Operation]:
 def _inputs(place: "_Place", sharding: Sharding) -> list[Operation]:
     """An operator's input gradient; the ring carries keys, values and the gradients of both."""
     inputs = _attended(place, place.operator.input_gradient, sharding.ring(2.0), Work.BACKWARD)
-    return _joined(sharding.enter_gradient(), inputs, 0, _chunks(sharding.layout)) if place.leaves else inputs
+    if place.leaves:
+        inputs = _joined(sharding.enter_gradient(), inputs, 0, _chunks(sharding.layout))
+    joints = place.operator.joints
+    return [*_joints(joints.entering, Work.BACKWARD), *inputs, *_joints(joints.leaving, Work.BACKWARD)]
+
+
+def _input_again(place: "_Place", sharding: Sharding) -> Exchange | None:
+    """The collective that gathers a column-parallel matmul's input for its weight gradient, if that is still to do."""
+    reads = place.operator.weight_gradient and not place.operator.whole
+    return sharding.input_again() if reads else None
 
 
 def _weights(place: "_Place") -> list[Operation]:
@@ -200,6 +224,7 @@ def operations_again(layer: Layer, sharding: Sharding) -> list[Operation]:
         kernels = _attended(place, place.operator.run_again, sharding.ring(1.0), Work.RECOMPUTE)
         gathered = sharding.enter() if place.enters else None
         again += _joined(gathered, kernels, 0, _chunks(sharding.layout)) if kernels else []
+        again += _joints(place.operator.joints.result if kernels else (), Work.RECOMPUTE)
     return again
 
 

@@ -58,7 +58,12 @@ def explore(scenario: Scenario, done: Callable[[int], None] = lambda _done: None
 
 
 def tables(scenario: Scenario) -> Exploration:
-    """What needs no simulation; without studies."""
+    """What needs no simulation; without studies; raise InputError for frozen weights, which the page cannot draw."""
+    if scenario.training.lora is not None:
+        raise InputError(
+            f"{scenario.name}: training.lora: the explorer page draws models of which all weights are trained; "
+            "write training.lora: none"
+        )
     formats = dict(_formats(scenario))
     largest, offered = _largest(scenario)
     space = Space(scenario, tuple(_models(scenario)), tuple(formats), offered)

@@ -15,6 +15,7 @@ from clustersim.hardware.topology import Fabric
 from clustersim.parallel.data import DataParallelism, FullyShard, NaiveDataParallel, Replicated, Zero1
 from clustersim.parallel.mesh import SPOKEN
 from clustersim.program.placement import looped
+from clustersim.workload.lora import Lora
 from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveOperations, SelectiveRecompute
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def layout_line(scenario: "Scenario") -> str:
     words.append(_data(layout.data) if layout.dp > 1 else "")
     words.append(_schedule(scenario) if layout.pp > 1 else "")
     words.append(_recompute(training.recompute))
+    words += [] if training.lora is None else [_lora(training.lora)]
     words.append(f"{training.recipe.compute.value}")
     words.append(f"{training.global_batch:,} sequences of {training.sequence:,} tokens a step")
     words.append(
@@ -193,6 +195,13 @@ def _data(strategy: DataParallelism) -> str:
 def _schedule(scenario: "Scenario") -> str:
     chunks = scenario.placement.chunks
     return scenario.schedule.name + (f", {chunks} chunks" if chunks > 1 else "")
+
+
+def _lora(lora: Lora) -> str:
+    """The adapters, and what is frozen beside them."""
+    beside = ", ".join(target.value for target in lora.targets)
+    name = "LoRA" if lora.base is None else f"QLoRA ({lora.base.value})"
+    return f"{name} of rank {lora.rank} beside {beside}"
 
 
 def _recompute(policy: Recompute) -> str:

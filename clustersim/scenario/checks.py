@@ -17,9 +17,10 @@ from clustersim.parallel.pipeline import dealt, split_layers
 from clustersim.scenario.legal import around, divisors, multiples_around
 from clustersim.scenario.section import MOST_TOKENS, MOST_WIDTH
 from clustersim.scenario.setup import Setup
+from clustersim.workload.lora import Target
 from clustersim.workload.stack import MOST_LAYERS
 from clustersim.workload.training import FullRecompute
-from clustersim.workload.transformer import Model, Positions
+from clustersim.workload.transformer import Model, Positions, projections
 
 MOST_PASSES = 2**17  # forward passes of microbatches through stages in one step; a real run has some thousands
 
@@ -255,6 +256,39 @@ def _jitter(scenario: Setup) -> Iterator[str]:
         )
 
 
+def check_adapters(scenario: Setup) -> Iterator[str]:
+    """Whether the model has what adapters stand beside, and whether it and tensor parallelism can have their rank."""
+    lora, model, tp = scenario.training.lora, scenario.model, scenario.layout.tp
+    if lora is None:
+        return
+    layers = [projections(model, spec) for spec in model.specs]
+    there = {projection: sizes for layer in layers for projection, sizes in layer.items()}
+    for target in lora.targets:
+        if not there.keys() & set(target.covers):
+            legal = (each.value for each in Target if there.keys() & set(each.covers))
+            yield f"training.lora.targets: {model.name} has no {target.value}; it has {', '.join(legal)}"
+    if any(spec.block.parallel for spec in model.specs):
+        yield (
+            f"training.lora: adapters beside parallel blocks, as {model.name} has them, are not modelled; take a model "
+            "whose MLP follows its attention"
+        )
+    if not lora.targets:
+        yield f"training.lora.targets: {model.name} has none of these matrices"
+    narrow = [
+        min(layer[each]) for layer in layers for target in lora.targets for each in target.covers if each in layer
+    ]
+    if narrow and lora.rank > min(narrow):
+        yield (
+            f"training.lora.rank: {lora.rank} is more than the {min(narrow)} inputs or outputs of a matrix of "
+            f"{model.name}; at most {min(narrow)} fits"
+        )
+    elif lora.rank % tp:
+        yield (
+            f"training.lora.rank: {lora.rank} is not a multiple of tp {tp}, which splits the adapters' columns; "
+            f"{multiples_around(lora.rank, tp)} fits"
+        )
+
+
 def _naive(scenario: Setup) -> Iterator[str]:
     layout, node = scenario.layout, scenario.cluster.gpus_per_node
     if not isinstance(layout.data, NaiveDataParallel):
@@ -288,6 +322,7 @@ _CHECKS: tuple[_Check, ...] = (
     check_recomputed,
     check_batch,
     check_sequence,
+    check_adapters,
     _format,
     check_shards,
     _naive,

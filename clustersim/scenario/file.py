@@ -28,6 +28,7 @@ from clustersim.parallel.pipeline import Counted, Ends, Split
 from clustersim.parallel.stage_notation import read_stages
 from clustersim.program.task import Collective
 from clustersim.scenario.disturbances import DisturbancesSection, MixedSection, listed
+from clustersim.scenario.lora import LoraSection
 from clustersim.scenario.section import (
     MOST_TOKENS,
     Choice,
@@ -45,6 +46,7 @@ from clustersim.scenario.section import (
 )
 from clustersim.scenario.settings import Contention, CostSettings, Symmetry
 from clustersim.schedules.shelf import NAMES
+from clustersim.workload.lora import Projection
 from clustersim.workload.recipe import Recipe, mixed
 from clustersim.workload.stack import MOST_LAYERS, BlockForm, Mlp, QkNorm
 from clustersim.workload.training import (
@@ -471,6 +473,10 @@ class RecomputeSection(Section):
         return FullRecompute(layers=self.layers)
 
 
+def _none(value: object) -> object:
+    return None if value == "none" else value
+
+
 class TrainingSection(Section):
     """`training`: one step."""
 
@@ -484,11 +490,14 @@ class TrainingSection(Section):
     optimizer: Annotated[Optimizer, member(Optimizer)] = Optimizer.ADAM
     gradient_clipping: bool = True
     fused: bool = True
+    lora: Annotated[LoraSection | None, BeforeValidator(_none)] = None
 
-    def step(self) -> Training:
-        """The training step as the inside knows it."""
+    def step(self, there: frozenset[Projection]) -> Training:
+        """The training step as the inside knows it; there: the model's projections."""
         plain = {name: getattr(self, name) for name in type(self).model_fields if name != "precision"}
-        return Training(**{**plain, "recipe": self.precision.recipe(), "recompute": self.recompute.choice()})
+        lora = None if self.lora is None else self.lora.adapters(there)
+        chosen = {"recipe": self.precision.recipe(), "recompute": self.recompute.choice(), "lora": lora}
+        return Training(**{**plain, **chosen})
 
 
 class ScaleSection(Section):
@@ -504,10 +513,6 @@ class RecordSection(Section):
     short: ClassVar[str | None] = "file"
     file: Name = Field(examples=["my-gpu.json"])
     scale: ScaleSection | None = None
-
-
-def _none(value: object) -> object:
-    return None if value == "none" else value
 
 
 def _yaml_off(value: object) -> object:

@@ -25,6 +25,7 @@ from clustersim.scenario.problems import refuse, translate
 from clustersim.scenario.readings import Reading, Readings
 from clustersim.scenario.settings import CostSettings
 from clustersim.scenario.setup import Setup
+from clustersim.workload.transformer import every_projection
 
 T = TypeVar("T")
 
@@ -96,7 +97,7 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
         cluster=cluster,
         layout=build.read_layout(file.layout, cluster.gpus),
         schedule=schedule,
-        training=file.training.step(),
+        training=file.training.step(every_projection(model)),
         cost=cost,
         framework=framework,
         disturbances=disturbances,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from clustersim.cost.roofline import BACKWARD_MATMULS, FORWARD_MATMULS, Roofline
-from clustersim.dtypes import DType
+from clustersim.dtypes import COMPUTED, DType
 from clustersim.errors import InputError
 from clustersim.units import Seconds
 from clustersim.validation.accelerators import accelerator_of
@@ -157,7 +157,7 @@ def _require_flash(case: Case) -> None:
 
 
 def _format(case: Case, name: str) -> DType:
-    if name not in {each.value for each in DType}:
+    if name not in {each.value for each in COMPUTED}:
         raise CannotPredictError(f"dtype {case.text('dtype') or 'is not stated'}: not modelled", owed=False)
     return DType(name)
 

@@ -104,12 +104,21 @@ def _training(case: Case, software: Software) -> dict[str, Any]:
         "sequence": case.whole("seq"),
         "global_batch": case.whole("global_batch"),
         "microbatch": case.whole("micro_batch", 1),
-        "precision": {"compute": case.text("precision"), "gradients": software.gradients(case)},
+        "precision": {"compute": case.text("precision"), **software.formats(case)},
         "recompute": _recompute(case),
         "attention": software.core(case),
         "loss": software.loss,
         "fused": software.fused(case),
+        **_lora(case),
     }
+
+
+def _lora(case: Case) -> dict[str, Any]:
+    """Adapters, where a row has their rank."""
+    if not case.text("lora_rank"):
+        return {}
+    targets, base = case.text("lora_targets").split() or ["all"], case.text("lora_base") or "none"
+    return {"lora": {"rank": case.whole("lora_rank"), "targets": targets, "base": base}}
 
 
 def _recompute(case: Case) -> Any:

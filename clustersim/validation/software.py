@@ -26,7 +26,8 @@ class Software:
     node did the work (arXiv:2104.04473 does not say why); fsdp2: ZeRO-3 is PyTorch's `fully_shard`; wide_gradients:
     bf16 runs keep and reduce gradients in fp32; attention: where a row states none; flash: the flash attention of its
     time; biased: GPT models have biases and dropout; bucket: of gradients that are not sharded; framework: in
-    topologies/frameworks; eager: not compiled, unless a row says that it is.
+    topologies/frameworks; eager: not compiled, unless a row says that it is; one_format: weights, gradients and moments
+    are all in the compute format, without master weights.
     """
 
     wanted: str
@@ -44,6 +45,7 @@ class Software:
     bucket: str | None = None
     framework: str = "pytorch"
     eager: bool = False
+    one_format: bool = False
 
     def fused(self, case: Case) -> bool:
         """Whether norms, activation, rotary, residual and optimizer are fused kernels: compiled, or written so."""
@@ -94,10 +96,12 @@ class Software:
         """Whether sends between stages run beside compute."""
         return self.pipeline_overlap and _NO_OVERLAP not in case.text("notes")
 
-    def gradients(self, case: Case) -> str:
-        """The format in which gradients are kept and reduced."""
+    def formats(self, case: Case) -> dict[str, str]:
+        """The formats in which gradients are kept and reduced, and optimizer states, where they are not the usual."""
         compute = case.text("precision")
-        return "fp32" if compute == "bf16" and self.wide_gradients else compute
+        if self.one_format:
+            return {"gradients": compute, "master": "none", "moments": compute}
+        return {"gradients": "fp32" if compute == "bf16" and self.wide_gradients else compute}
 
 
 _MEGATRON_2021: Final = Software(
@@ -119,6 +123,8 @@ SOFTWARE: Final = (
     # Composer's rows are inferred to use PyTorch's loss: small models, whose logits weigh most, take as much longer
     Software("composer", 2023, wide_gradients=False, loss="torch", eager=True, flash="flash1"),
     Software("torchtitan", fsdp2=True, backward_overlap=False, loss="torch", eager=True, flash="flash2"),
+    # torchtune's recipes (recipes/configs): dtype bf16, torch's AdamW, CEWithChunkedOutputLoss
+    Software("torchtune", fsdp2=True, loss="chunked", eager=True, flash="flash2", one_format=True),
     # NVIDIA/NeMo's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 = False in scripts/performance)
     Software("nemo", wide_gradients=False, biased=True, bucket=_MEGATRON_BUCKET),
     Software("megatron-bridge", bucket=_MEGATRON_BUCKET),

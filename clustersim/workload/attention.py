@@ -99,6 +99,7 @@ class Core:
             core=True,
             again=(),
             results=queries * width + logarithms,
+            returned=queries * width,
         )
 
     def standard(self) -> Iterator[Operator]:

@@ -89,6 +89,7 @@ class Routine(Enum):
     LOSS_TORCH = "loss_torch"  # log-softmax and negative log-likelihood of logits [rows, width]
     LOSS_VOCAB_PARALLEL = "loss_vocab_parallel"  # Megatron-LM's, one operation after the other in FP32
     LOSS_FUSED = "loss_fused"
+    LOSS_CHUNKED = "loss_chunked"
     LOOKUP = "lookup"  # rows of a table [table, width]; backward: its dense gradient
     POSITIONS = "positions"  # a table of positions [table, width] added; backward: the sum over sequences
     BIAS_GRADIENT = "bias_gradient"  # sum over the rows
@@ -98,6 +99,9 @@ class Routine(Enum):
         "adam"  # one update in the kernel's format; formats: of gradients, of moments, of a copy of the weights, if any
     )
     SGD = "sgd"  # with momentum; formats as for ADAM
+    SCALED_SUM = "scaled_sum"  # a tensor and a multiple of another
+    SCALE = "scale"  # a multiple of a tensor
+    DEQUANTIZE = "dequantize"  # weights [rows, width] in the kernel's format, of those in formats[0] and their scales
     GRADIENT_NORM = "gradient_norm"
     GRADIENT_CLIP = "gradient_clip"
 

@@ -20,9 +20,11 @@ from itertools import chain
 from clustersim.dtypes import DType
 from clustersim.units import Bytes
 from clustersim.workload import streaming
+from clustersim.workload.adapters import adapted
 from clustersim.workload.attention import Core, operators
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Routine, StreamShape
 from clustersim.workload.linear import Linear
+from clustersim.workload.lora import Projection
 from clustersim.workload.operators import Entry, Layer, Operator, Region, Shard
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
 from clustersim.workload.recipe import Products
@@ -118,12 +120,14 @@ def layer(model: Model, spec: LayerSpec, training: Training, shard: Shard) -> La
     rank = _Rank(model, training, shard)
     attention = [] if spec.attention is None else _attention(rank, _Heads(spec.attention, shard.tp))
     mlp = [] if spec.mlp is None else _mlp(rank, spec.mlp)
-    if spec.block.parallel and attention and mlp:
-        return Layer((*_beside(rank, spec.block, attention, mlp),), rank.input_bytes)
+    return adapted(Layer(_operators(rank, spec.block, attention, mlp), rank.input_bytes), training, shard)
+
+
+def _operators(rank: _Rank, block: BlockForm, attention: list[Operator], mlp: list[Operator]) -> tuple[Operator, ...]:
+    if block.parallel and attention and mlp:
+        return (*_beside(rank, block, attention, mlp),)
     branches = {name: made for name, made in (("attention", attention), ("mlp", mlp)) if made}
-    return Layer(
-        tuple(chain.from_iterable(_joined(rank, spec.block, *each) for each in branches.items())), rank.input_bytes
-    )
+    return tuple(chain.from_iterable(_joined(rank, block, *each) for each in branches.items()))
 
 
 def _joined(rank: _Rank, block: BlockForm, name: str, made: list[Operator]) -> list[Operator]:
@@ -165,7 +169,7 @@ def embedding(model: Model, training: Training, shard: Shard) -> Layer:
         chosen.append(_norm(rank, "embedding.norm", forks=False))
     if model.dropout:
         chosen.append(_residual_wide(rank, "embedding.dropout", streaming.DROPOUT))
-    return Layer(tuple(chosen), float(shard.tokens * _TOKEN_ID_BYTES))
+    return adapted(Layer(tuple(chosen), float(shard.tokens * _TOKEN_ID_BYTES)), training, shard)
 
 
 def head(model: Model, training: Training, shard: Shard) -> Layer:
@@ -177,7 +181,8 @@ def head(model: Model, training: Training, shard: Shard) -> Layer:
     made = [_norm(rank, "head.norm", forks=False), product]
     if model.logit_softcap:
         made.append(_over_logits(rank, "head.softcap", streaming.softcap(fused=training.fused)))
-    return Layer((*made, _over_logits(rank, "head.loss", streaming.loss(training.loss))), rank.input_bytes)
+    made.append(_over_logits(rank, "head.loss", streaming.loss(training.loss)))
+    return adapted(Layer(tuple(made), rank.input_bytes), training, shard)
 
 
 def _over_logits(rank: _Rank, name: str, over: Streaming) -> Operator:
@@ -199,7 +204,8 @@ def _attention(rank: _Rank, own: _Heads) -> list[Operator]:
     core = Core(shape, rank.dtype, dropout=model.dropout, fused=rank.training.fused, softcap=own.attention.softcap)
     chosen += operators(core, rank.training.attention)
     bias_tokens = shard.residual_tokens if model.linear_bias else 0
-    out = Linear("attention.out", shard.tokens, own.query_width, model.hidden, rank.products, bias_tokens)
+    parts = ((Projection.O, model.hidden),)
+    out = Linear("attention.out", shard.tokens, own.query_width, model.hidden, rank.products, bias_tokens, parts, True)
     chosen.append(_linear(rank, out, rank.saved(shard.tokens * own.query_width)))
     return chosen
 
@@ -218,7 +224,8 @@ def _up(rank: _Rank, form: Mlp, ffn: int) -> Operator:
     """The fifth product of a layer; with a gate, the sixth beside it."""
     gated, tokens = form is Mlp.SWIGLU, rank.shard.tokens
     bias_tokens = tokens if rank.model.linear_bias else 0
-    up = Linear("mlp.up", tokens, rank.model.hidden, 2 * ffn if gated else ffn, rank.products, bias_tokens)
+    parts = (*(((Projection.GATE, ffn),) if gated else ()), (Projection.UP, ffn))
+    up = Linear("mlp.up", tokens, rank.model.hidden, 2 * ffn if gated else ffn, rank.products, bias_tokens, parts)
     made = _linear(rank, up, rank.saved(rank.residual))
     return _half_again(rank, made, replace(up, outputs=ffn if gated else 0, bias_tokens=0))
 
@@ -227,7 +234,8 @@ def _down(rank: _Rank, form: Mlp, ffn: int) -> Operator:
     """The last product of a layer: the seventh with a gate, else the sixth."""
     tokens = rank.shard.tokens
     bias_tokens = rank.shard.residual_tokens if rank.model.linear_bias else 0
-    down = Linear("mlp.down", tokens, ffn, rank.model.hidden, rank.products, bias_tokens)
+    parts = ((Projection.DOWN, rank.model.hidden),)
+    down = Linear("mlp.down", tokens, ffn, rank.model.hidden, rank.products, bias_tokens, parts, True)
     made = _linear(rank, down, rank.saved(tokens * ffn))
     seventh = form is Mlp.SWIGLU
     return _half_again(rank, made, replace(down, outputs=0 if seventh else down.outputs, bias_tokens=0))
@@ -244,7 +252,8 @@ def _half_again(rank: _Rank, made: Operator, again: Linear) -> Operator:
 def _qkv(rank: _Rank, own: _Heads) -> Operator:
     tokens, width = rank.shard.tokens, own.query_width + 2 * own.kv_width
     bias_tokens = tokens if own.attention.qkv_bias else 0
-    linear = Linear("attention.qkv", tokens, rank.model.hidden, width, rank.products, bias_tokens)
+    parts = ((Projection.Q, own.query_width), (Projection.K, own.kv_width), (Projection.V, own.kv_width))
+    linear = Linear("attention.qkv", tokens, rank.model.hidden, width, rank.products, bias_tokens, parts)
     made = _linear(rank, linear, rank.saved(rank.residual))
     made = replace(made, kept=made.kept + tokens * width * rank.dtype.bytes)
     return _half_again(rank, made, replace(linear, outputs=own.kv_width, bias_tokens=0))  # of q, k, v the second
@@ -291,6 +300,8 @@ def _linear(rank: _Rank, linear: Linear, read: Bytes) -> Operator:
         parameters=linear.parameters,
         kept=float(read),
         waiting=float(read + linear.tokens * linear.outputs * rank.dtype.bytes),
+        linear=linear,
+        read=float(read),
     )
 
 

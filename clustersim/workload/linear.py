@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from clustersim.dtypes import DType
 from clustersim.units import Bytes
 from clustersim.workload.kernels import Kernel, KernelKind, MatmulShape, Operands
+from clustersim.workload.lora import Projection
 from clustersim.workload.recipe import Products, Recipe
 from clustersim.workload.streaming import BIAS_GRADIENT, accumulate
 
@@ -28,7 +29,9 @@ def product(name: str, dtype: DType, shape: MatmulShape, *, result: Bytes) -> Ke
 class Linear:
     """A linear layer on one rank: [tokens, inputs] to [tokens, outputs].
 
-    formats: of the operands; bias_tokens: tokens whose gradient this rank sums for the bias (0: there is no bias).
+    formats: of the operands; bias_tokens: tokens whose gradient this rank sums for the bias (0: there is no bias);
+    parts: the projections that it is made of, and the outputs of each; rows: tensor parallelism splits its inputs, not
+    its outputs.
     """
 
     name: str
@@ -37,6 +40,8 @@ class Linear:
     outputs: int
     formats: Products
     bias_tokens: int = 0
+    parts: tuple[tuple[Projection, int], ...] = ()
+    rows: bool = False
 
     @property
     def parameters(self) -> int:

@@ -11,9 +11,14 @@ from enum import Enum
 
 from clustersim.units import Bytes
 from clustersim.workload.kernels import Kernel
+from clustersim.workload.linear import Linear
 
 DENSE = "dense"
 """The group of weights that every token meets."""
+QUANTIZED = "quantized"
+"""Frozen matrices that are kept in fewer bits than they are computed with."""
+ADAPTERS = "adapters"
+"""Small matrices that are trained beside frozen ones."""
 
 
 class Region(Enum):
@@ -63,6 +68,33 @@ class Shard:
         return self.tokens // self.tp if self.sequence_parallel else self.tokens
 
 
+class Joining(Enum):
+    """What tensor-parallel ranks make of their parts of a small tensor: GATHERED columns, or their SUM."""
+
+    GATHERED = "gathered"
+    SUMMED = "summed"
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """A tensor of which each tensor-parallel rank has a part, some columns or a term. size: bytes of the whole."""
+
+    how: Joining
+    size: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Joints:
+    """What is joined inside a sharded region, of an operator.
+
+    result: behind its forward; entering: before its backward; leaving: behind its input gradient.
+    """
+
+    result: tuple[Joint, ...] = ()
+    entering: tuple[Joint, ...] = ()
+    leaving: tuple[Joint, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Operator:
     """One operator of a layer on one rank.
@@ -72,7 +104,11 @@ class Operator:
     are run apart (its input and the gradient of its output); core: part of the attention core, which selective
     recomputation runs again instead of keeping its `kept`; again: what selective recomputation by operations runs again
     (None: all of forward), keeping `results` bytes of the rest; entry: where it reads an input of its region that it is
-    not the first operator of (None: it reads what the region made).
+    not the first operator of (None: it reads what the region made); linear: the linear layer that it is; read: bytes of
+    `kept` that its weight gradient alone reads; returned: bytes of its result that its own backward reads, too, where
+    the operator that follows keeps them; trained: its parameters have gradients; whole: it keeps its input whole where
+    the sequence is split; joints: what it has joined within a sharded region; unpacked: bytes of weights that it has in
+    the format of its products at once while it runs.
     """
 
     name: str
@@ -88,6 +124,18 @@ class Operator:
     again: tuple[Kernel, ...] | None = None
     results: Bytes = 0.0
     entry: Entry | None = None
+    linear: Linear | None = None
+    read: Bytes = 0.0
+    returned: Bytes = 0.0
+    trained: bool = True
+    whole: bool = False
+    joints: Joints = Joints()
+    unpacked: Bytes = 0.0
+
+    @property
+    def gradients(self) -> int:
+        """Parameters that have gradients."""
+        return self.parameters if self.trained else 0
 
     @property
     def run_again(self) -> tuple[Kernel, ...]:

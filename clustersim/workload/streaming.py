@@ -129,7 +129,7 @@ SCORE_DROPOUT = Streaming(
 DROPOUT = Streaming(
     KernelKind.DROPOUT, Routine.DROPOUT, Passes(2, mask=1), Passes(2, mask=1), kept=Passes(0, mask=1), fused=True
 )
-# Elements are logits; their softmax is kept in FP32 (Korthikanti et al. 2022, section 4.3: 4sbv).
+# Elements are logits; their softmax is kept in FP32 (Korthikanti et al. 2022, section 4.3: 4sbv), or they themselves.
 _LOSSES = MappingProxyType(
     {
         Loss.FUSED: Streaming(
@@ -139,6 +139,9 @@ _LOSSES = MappingProxyType(
             Passes(1, fp32=1),
             kept=Passes(0, fp32=1),
             fused=True,
+        ),
+        Loss.CHUNKED: Streaming(
+            KernelKind.LOSS, Routine.LOSS_CHUNKED, Passes(1), Passes(2), kept=Passes(1), fused=True
         ),
         Loss.TORCH: Streaming(
             KernelKind.LOSS,
@@ -158,6 +161,14 @@ _LOSSES = MappingProxyType(
         ),
     }
 )
+# An adapter's result, scaled, is added to what it stands beside; backward scales the gradient.
+SCALED_SUM = MappingProxyType(
+    {
+        True: Streaming(KernelKind.RESIDUAL, Routine.SCALED_SUM, Passes(3), None, fused=True),
+        False: Streaming(KernelKind.RESIDUAL, Routine.SCALED_SUM, Passes(5, launches=2), None),
+    }
+)
+SCALE = Streaming(KernelKind.RESIDUAL, Routine.SCALE, Passes(2), None, fused=True)
 # A residual stream forks before each norm: backward adds the two gradients.
 GRADIENT_SUM = _RESIDUAL
 # The bias gradient sums the output's gradient over the tokens.
@@ -213,4 +224,11 @@ def accumulate(name: str, rows: int, width: int, *, made: DType, accumulated: DT
     """Add a gradient [rows, width] to what is accumulated; made, accumulated: the formats of the two."""
     shape = StreamShape(Routine.ACCUMULATE, rows, width, fused=True, formats=(accumulated,))
     moved = float(shape.elements * (made.bytes + 2 * accumulated.bytes))
+    return Kernel(name, KernelKind.COPY, made, flops=0.0, bytes=moved, shape=shape)
+
+
+def dequantize(name: str, stored: DType, made: DType, *, rows: int, width: int) -> Kernel:
+    """Weights [rows, width] in the format of products, from those that are stored, in one kernel."""
+    shape = StreamShape(Routine.DEQUANTIZE, rows, width, fused=True, formats=(stored,))
+    moved = float(shape.elements * (stored.bytes + made.bytes))
     return Kernel(name, KernelKind.COPY, made, flops=0.0, bytes=moved, shape=shape)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from clustersim.workload.lora import Lora
 from clustersim.workload.recipe import Recipe, mixed
 
 
@@ -55,12 +56,15 @@ class Loss(Enum):
     """How softmax cross-entropy is computed over the logits.
 
     VOCAB_PARALLEL is Megatron-LM's, one operation after the other in FP32; TORCH is PyTorch's log-softmax and negative
-    log-likelihood; FUSED is one kernel each way (Apex, Transformer Engine, Liger).
+    log-likelihood; FUSED is one kernel each way (Apex, Transformer Engine, Liger); CHUNKED is one kernel each way
+    over a part of the tokens at a time, which keeps the logits as they are (torchtune's `CEWithChunkedOutputLoss`,
+    compiled).
     """
 
     VOCAB_PARALLEL = "vocab_parallel"
     TORCH = "torch"
     FUSED = "fused"
+    CHUNKED = "chunked"
 
 
 class Optimizer(Enum):
@@ -72,7 +76,10 @@ class Optimizer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One step: `global_batch` sequences of `sequence` tokens, `microbatch` sequences at a time per replica."""
+    """One step: `global_batch` sequences of `sequence` tokens, `microbatch` sequences at a time per replica.
+
+    lora: the adapters that are trained beside frozen weights, None: all weights are trained.
+    """
 
     sequence: int
     global_batch: int
@@ -84,3 +91,4 @@ class Training:
     optimizer: Optimizer = Optimizer.ADAM
     gradient_clipping: bool = True
     fused: bool = True  # norms, activation, rotary, residual and optimizer are fused kernels
+    lora: Lora | None = None

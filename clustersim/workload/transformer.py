@@ -5,11 +5,13 @@ A layer is norm, attention, residual, norm, MLP, residual (pre-norm, GPT-2 and a
 (GPT-2), Touvron et al. 2023 (arXiv:2302.13971).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, Final
 
 from clustersim.errors import InputError
+from clustersim.workload.lora import Lora, Projection
 from clustersim.workload.stack import (
     BlockForm,
     DenseMlp,
@@ -151,6 +153,37 @@ def _lengthened(model: Model, layers: int) -> Stack:
 def norm_parameters(model: Model) -> int:
     """Parameters of one norm over the hidden dimension."""
     return model.hidden * (2 if model.norm is Norm.LAYERNORM else 1)
+
+
+def projections(model: Model, spec: LayerSpec) -> dict[Projection, tuple[int, int]]:
+    """The matrices of one layer, and how many inputs and outputs each has."""
+    found: dict[Projection, tuple[int, int]] = {}
+    if (attention := spec.attention) is not None:
+        queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
+        found |= {Projection.Q: (model.hidden, queries), Projection.K: (model.hidden, keys)}
+        found |= {Projection.V: (model.hidden, keys), Projection.O: (queries, model.hidden)}
+    if (mlp := spec.mlp) is not None:
+        gate = {Projection.GATE: (model.hidden, mlp.ffn)} if mlp.form is Mlp.SWIGLU else {}
+        found |= {**gate, Projection.UP: (model.hidden, mlp.ffn), Projection.DOWN: (mlp.ffn, model.hidden)}
+    return found
+
+
+def every_projection(model: Model) -> frozenset[Projection]:
+    """The matrices that some layer has."""
+    return frozenset(projection for spec in model.specs for projection in projections(model, spec))
+
+
+def adapter_parameters(model: Model, lora: Lora) -> int:
+    """Parameters of all adapters: of each so many ranks of its inputs and of its outputs."""
+    return sum(run.count * _adapter_parameters(projections(model, run.spec), lora) for run in model.stack)
+
+
+def _adapter_parameters(there: Mapping[Projection, tuple[int, int]], lora: Lora) -> int:
+    count = 0
+    for target in lora.targets:
+        sizes = [there[projection] for projection in target.covers if projection in there]
+        count += lora.rank * (sizes[0][0] + sum(outputs for _, outputs in sizes)) if sizes else 0
+    return count
 
 
 def layer_parameters(model: Model, spec: LayerSpec) -> int:

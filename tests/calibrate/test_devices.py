@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clustersim.dtypes import DType
+from clustersim.dtypes import COMPUTED, DType
 from clustersim.errors import InputError
 from clustersim.shipped import names
 
@@ -224,8 +224,8 @@ def test_without_nvidia_smi_a_gpu_says_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_gpus_formats_depend_on_its_capability(monkeypatch: pytest.MonkeyPatch) -> None:
     device = _gpu(monkeypatch, {})
-    assert all(device.supports(dtype) for dtype in DType)
+    assert all(device.supports(dtype) for dtype in COMPUTED)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    assert [dtype for dtype in DType if not device.supports(dtype)] == [DType.FP8]
+    assert [dtype for dtype in COMPUTED if not device.supports(dtype)] == [DType.FP8]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
-    assert {dtype for dtype in DType if device.supports(dtype)} == {DType.FP32, DType.FP16}
+    assert {dtype for dtype in COMPUTED if device.supports(dtype)} == {DType.FP32, DType.FP16}

@@ -97,6 +97,8 @@ def _counted() -> dict[str, Kernel]:
         *_both(streaming.loss(Loss.VOCAB_PARALLEL), 32, 4096),
         _forward(streaming.loss(Loss.TORCH), 32, 4096),
         _forward(streaming.residual(dropout=False, fused=False), 64, 1024),
+        _forward(streaming.SCALED_SUM[False], 64, 1024),
+        _forward(streaming.SCALE, 64, 1024),
         _forward(streaming.BIAS_GRADIENT, 64, 1024),
         streaming.copy("test", DType.BF16, 64 * 1024),
         streaming.accumulate("test", 64, 1024, made=DType.BF16, accumulated=DType.FP32),
@@ -156,6 +158,12 @@ def test_what_a_cpu_has_no_kernel_for_is_said_by_name() -> None:
     assert "PyTorch has none on a CPU" in found["mlp.up.weight_gradient"]  # BF16 products added to FP32
     assert "no fused kernel" in found["mlp.activation"]
     assert {name for name in found if not name.endswith("weight_gradient")} == {"mlp.activation", "attention.rotary"}
+
+
+def test_weights_of_four_bits_cannot_be_unpacked_by_pytorch_alone() -> None:
+    unpack = streaming.dequantize("test", DType.NF4, DType.BF16, rows=64, width=64)
+    with pytest.raises(routines.Unsupported, match="dequantize: it is not measured"):
+        routines.prepare(unpack, CPU)
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -1,9 +1,11 @@
 """Activations that are kept (Korthikanti et al. 2022, arXiv:2205.05198), and what backward needs for a moment."""
 
+from dataclasses import replace
+
 import pytest
 
 from clustersim.dtypes import DType
-from clustersim.memory.activations import Activations
+from clustersim.memory.activations import Activations, Part
 from clustersim.parallel.data import FullyShard
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.pipeline import Stage
@@ -153,6 +155,15 @@ def test_the_loss_needs_gradients_of_the_logits(loss: Loss, width: int) -> None:
     training = Training(8192, 1, loss=loss)
     made = Activations(Plan(preset("llama3-8b"), training, Layout()))
     assert made.passing(part(made, 32, embedding=True, head=True)) == 8192 * 128256 * width
+
+
+def test_a_chunked_loss_keeps_logits_and_makes_their_gradients_in_their_place() -> None:
+    """Two bytes each are kept, and of an eighth of them at a time are two gradients."""
+    training = Training(8192, 1, loss=Loss.CHUNKED)
+    made, logits = Activations(Plan(preset("llama3-8b"), training, Layout())), 8192 * 128256
+    assert (made.size(Part.LOSS), made.size(Part.CAST)) == (2 * logits / 8, 0)
+    fused = Activations(Plan(preset("llama3-8b"), replace(training, loss=Loss.FUSED), Layout()))
+    assert fused.size(Part.HEAD) - made.size(Part.HEAD) == 2 * logits
 
 
 def test_the_logits_matrix_has_a_gradient_while_the_softmax_is_gone() -> None:

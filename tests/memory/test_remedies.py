@@ -51,6 +51,7 @@ CASES = {
     "two changes": scenario("llama2-70b", 32, {"tp": 8, "dp": 4}, sequence=8192, global_batch=64),
     "one process": scenario("llama2-7b", 8, {"dp": 8, "data": "data_parallel"}),
     "context": scenario("llama2-13b", 32, {"cp": 2, "dp": 16}, sequence=4096, microbatch=2),
+    "frozen": scenario("llama2-70b", 8, {"dp": 8}, lora=16, recompute="full"),
     "odd sequence": scenario("llama2-7b", 8, {"tp": 2, "dp": 4}, sequence=2047, global_batch=64, microbatch=16),
 }
 

@@ -119,6 +119,16 @@ def _residual(made: Operands) -> Prepared:
     return Prepared(lambda: formulas.residual(x, y), (x, y))
 
 
+def _scaled_sum(made: Operands) -> Prepared:
+    x, branch = made.tensor(), made.tensor()
+    return Prepared(lambda: formulas.scaled_sum(x, branch, fused=made.shape.fused), (x, branch))
+
+
+def _scale(made: Operands) -> Prepared:
+    x = made.tensor()
+    return Prepared(lambda: formulas.SCALE * x, (x,))
+
+
 def _residual_dropout(made: Operands) -> Prepared:
     x, branch = made.tensor(), made.tensor()
     return Prepared(lambda: formulas.residual_dropout(x, branch, fused=made.shape.fused), (x, branch))
@@ -181,12 +191,15 @@ _FORMULAS: Final = MappingProxyType[Routine, Preparation](
         Routine.SOFTCAP: _softcap,
         Routine.ROTARY: _rotary,
         Routine.RESIDUAL: _residual,
+        Routine.SCALED_SUM: _scaled_sum,
+        Routine.SCALE: _scale,
         Routine.RESIDUAL_DROPOUT: _residual_dropout,
         Routine.DROPOUT: _dropout,
         Routine.SOFTMAX: _softmax,
         Routine.LOSS_TORCH: partial(_loss, form=Loss.TORCH),
         Routine.LOSS_VOCAB_PARALLEL: partial(_loss, form=Loss.VOCAB_PARALLEL),
         Routine.LOSS_FUSED: partial(_loss, form=Loss.FUSED),
+        Routine.LOSS_CHUNKED: partial(_loss, form=Loss.CHUNKED),
         Routine.LOOKUP: _lookup,
         Routine.POSITIONS: _positions,
     }

@@ -1,0 +1,238 @@
+"""Programs of frozen models: no gradient of a frozen weight anywhere, and what adapters exchange."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.dtypes import DType
+from clustersim.lowering.step import lower
+from clustersim.memory.footprint import Category
+from clustersim.parallel.data import DataParallelism, FullyShard, NaiveDataParallel, Replicated, Zero1, Zero2
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.plan import Plan
+from clustersim.program.action import ActionKind
+from clustersim.program.program import Program, RankProgram
+from clustersim.program.task import Collective, Communicate, Compute, Operation
+from clustersim.schedules.shelf import schedule
+from clustersim.workload.kernels import Kernel, KernelKind
+from clustersim.workload.lora import Lora, Target
+from clustersim.workload.operators import ADAPTERS, DENSE
+from clustersim.workload.recipe import mixed
+from clustersim.workload.training import FullRecompute, SelectiveOperations, Training
+from clustersim.workload.transformer import adapter_parameters, parameters, resized
+from tests.conftest import examples
+from tests.lowering.plans import SMALL, lowered, operations
+from tests.memory.plans import resident
+
+B = ActionKind.BACKWARD
+RANK = 4
+TARGETS = (Target.Q, Target.K, Target.V, Target.O, Target.UP, Target.DOWN)
+LORA = Lora(RANK, TARGETS, alpha=8.0)
+TRAINING = Training(sequence=64, global_batch=8, lora=LORA)
+H, WIDE, T = 64, 128, 64
+"""hidden and all heads, the MLP's width, tokens of a microbatch"""
+
+STRATEGIES: list[DataParallelism] = [
+    Replicated(), Replicated(overlap=False), Zero1(), Zero1(overlap=False), Zero2(), FullyShard(), NaiveDataParallel(),
+]  # fmt: skip
+
+
+def plan_of(layout: Layout, lora: Lora = LORA, **changes: object) -> Plan:
+    return Plan(SMALL, replace(TRAINING, lora=lora, **changes), layout)  # type: ignore[arg-type]
+
+
+def every_operation(program: Program) -> Iterator[Operation]:
+    for rank in program.programs:
+        for task in rank.tasks:
+            if isinstance(task, Compute):
+                yield from task.block.operations
+
+
+def reduced(rank: RankProgram) -> float:
+    """Bytes of gradients that a rank reduces over those with the same weights."""
+    kinds = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
+    found = (task.exchange for task in rank.tasks if isinstance(task, Communicate))
+    return sum(each.payload for each in found if each.collective in kinds and each.name != "gradient norm")
+
+
+def of_weights(kernel: Kernel) -> bool:
+    names = (".weight_gradient", ".accumulate", ".bias_gradient")
+    return kernel.name.endswith(names)
+
+
+@pytest.mark.parametrize("base", [None, DType.NF4])
+@pytest.mark.parametrize("data", STRATEGIES, ids=repr)
+def test_no_frozen_weight_has_a_gradient_anywhere(data: DataParallelism, base: DType | None) -> None:
+    """No kernel computes one, no operation completes one, and what is reduced are adapters' gradients alone, in FP32.
+
+    ZeRO-2 and ZeRO-3 reduce those of each of the four microbatches, and so does torch.nn.DataParallel.
+    """
+    plan = plan_of(Layout(dp=2, data=data), replace(LORA, base=base))
+    program = lowered(plan)
+    kernels = [operation.kernel for operation in every_operation(program)]
+    gradients = [kernel.name for kernel in kernels if kernel is not None and of_weights(kernel)]
+    assert gradients and all(".lora_" in name for name in gradients)
+    assert {each.group for each in every_operation(program) if each.gradients} == {ADAPTERS}
+    times = plan.microbatches if isinstance(data, Zero2 | FullyShard | NaiveDataParallel) else 1
+    assert reduced(program.programs[0]) == 4 * adapter_parameters(SMALL, LORA) * times
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved", "zb-1p"])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_pipeline_of_any_kind_updates_and_reduces_adapters_alone(name: str, tp: int) -> None:
+    order = schedule(name, 2 if name == "interleaved" else 1)
+    layout = Layout(tp=tp, pp=2, dp=2, sequence_parallel=tp > 1)
+    plan = Plan(resized(SMALL, tied_embeddings=True), TRAINING, layout, order.placement)
+    program = lower(plan, order.order(2, plan.microbatches))
+    kernels = [operation.kernel for operation in every_operation(program)]
+    assert all(".lora_" in kernel.name for kernel in kernels if kernel is not None and of_weights(kernel))
+    whole = 4 * adapter_parameters(SMALL, LORA) / tp
+    assert sum(map(reduced, program.programs)) == pytest.approx(whole)
+    updated = sum(kernel.bytes for kernel in kernels if kernel is not None and kernel.name == "optimizer.step")
+    # masters and moments are read and written in FP32, gradients read, the copies in BF16 written
+    assert updated == pytest.approx((6 * 4 + 4 + 2) * adapter_parameters(SMALL, LORA) / tp)
+
+
+@pytest.mark.parametrize(
+    ("stage", "parts"),
+    [(Replicated(), (1, 1, 1)), (Zero1(), (1, 1, 4)), (Zero2(), (1, 4, 4)), (FullyShard(), (4, 4, 4))],
+)
+@pytest.mark.parametrize("base", [None, DType.NF4])
+def test_memory_of_states(stage: DataParallelism, parts: tuple[int, int, int], base: DType | None) -> None:
+    """Frozen: 2 bytes of each, or 4.127 bits of the layers' matrices; adapters: 2, gradients 4, states 12 bytes."""
+    plan = plan_of(Layout(dp=4, data=stage), replace(LORA, base=base))
+    held, adapters = resident(plan), adapter_parameters(SMALL, LORA)
+    matrices = 4 * (4 * H * H + 2 * H * WIDE + (3 * H + H) + WIDE + H)  # biases are counted with their matrix
+    stored = 2 if base is None else (4 + 8 / 64 + 32 / (64 * 256)) / 8
+    frozen = 2 * (parameters(SMALL) - matrices) + stored * matrices
+    assert held[Category.PARAMETERS] == pytest.approx((frozen + 2 * adapters) / parts[0])
+    assert held[Category.GRADIENTS] == 4 * adapters / parts[1]
+    assert held[Category.OPTIMIZER] == 12 * adapters / parts[2]
+
+
+@pytest.mark.parametrize("base", [None, DType.NF4])
+def test_a_unit_is_gathered_at_once_as_it_is_stored(base: DType | None) -> None:
+    """Frozen weights and adapters in one collective, forward and again backward; quantised ones stay so."""
+    plan = plan_of(Layout(dp=2, data=FullyShard()), replace(LORA, base=base), global_batch=2)
+    program = lowered(plan).programs[0]
+    gathers = [task.exchange for task in program.tasks if isinstance(task, Communicate)]
+    layers = [each for each in gathers if each.name == "gather layer"]
+    matrices = 4 * H * H + 2 * H * WIDE + (3 * H + H) + WIDE + H
+    stored = 2 if base is None else (4 + 8 / 64 + 32 / (64 * 256)) / 8
+    assert len(layers) == 2 * 4
+    for each in layers:  # matrices with their biases, two norms of weight and bias, adapters
+        assert each.payload == pytest.approx(stored * matrices + 2 * 4 * H + 2 * adapter_parameters(SMALL, LORA) / 4)
+
+
+def test_parameters_that_never_change_are_not_gathered_again_after_a_step() -> None:
+    """ZeRO-1 gathers what its ranks have updated."""
+    program = lowered(plan_of(Layout(dp=2, data=Zero1()))).programs[0]
+    gathered = [task.exchange for task in program.tasks if isinstance(task, Communicate)]
+    payload = sum(each.payload for each in gathered if each.name == "gather parameters")
+    assert payload == 2 * adapter_parameters(SMALL, LORA)
+
+
+@examples(40)
+@given(
+    rank=st.sampled_from([4, 8, 16]),
+    tp=st.sampled_from([1, 2, 4]),
+    pp=st.integers(1, 4),
+    dp=st.sampled_from([1, 2, 8]),
+    data=st.sampled_from(STRATEGIES[:-1]),
+    targets=st.sets(st.sampled_from(TARGETS), min_size=1).map(lambda chosen: tuple(sorted(chosen, key=TARGETS.index))),
+)
+def test_all_ranks_of_a_replica_hold_and_update_every_adapter_once(
+    rank: int, tp: int, pp: int, dp: int, data: DataParallelism, targets: tuple[Target, ...]
+) -> None:
+    """Frozen counts are those of the model, whatever stands beside; states of adapters are 12 bytes, each once."""
+    lora = Lora(rank, targets, 16.0)
+    plan = plan_of(Layout(tp=tp, pp=pp, dp=dp, data=data), lora, global_batch=8)
+    whole = Plan(SMALL, replace(TRAINING, lora=None), plan.layout)
+    adapters = [plan.parameters(stage, ADAPTERS) for stage in plan.stages]
+    assert sum(adapters) * tp == adapter_parameters(SMALL, lora)
+    assert [plan.parameters(stage, DENSE) for stage in plan.stages] == list(map(whole.parameters, whole.stages))
+    states = sum(resident(plan, stage)[Category.OPTIMIZER] for stage in range(pp))
+    assert states * tp * (dp if data.stage else 1) == pytest.approx(12 * adapter_parameters(SMALL, lora))
+
+
+def narrow(split: bool) -> dict[ActionKind, list[tuple[str, float]]]:
+    """Collectives of a layer with adapters beside the queries and the output, and their bytes."""
+    lora = Lora(RANK, (Target.Q, Target.O), 8.0)
+    layout = Layout(tp=2, sequence_parallel=split, layers_per_stage=(1,))
+    plan = Plan(resized(SMALL, layers=1), replace(TRAINING, lora=lora), layout)
+    program = lowered(plan).programs[0]
+    return {
+        kind: [
+            (each.exchange.collective.value, each.exchange.payload)
+            for each in operations(program, kind)
+            if each.exchange is not None and each.exchange.name.endswith("adapter")
+        ]
+        for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)
+    }
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_collectives_of_split_adapters(split: bool) -> None:
+    """Megatron-Bridge's ParallelLinearAdapter.
+
+    Queries: the rank's columns are gathered, backward their gradients summed. Output: the rank's terms are summed, B's
+    columns gathered; backward the gradients of the first are summed, and where the sequence is split the gradient of
+    the second is gathered before.
+    """
+    rank, hidden = 2.0 * T * RANK, 2.0 * T * H
+    found = narrow(split)
+    assert found[ActionKind.FORWARD] == [("all_gather", rank), ("all_reduce", rank), ("all_gather", hidden)]
+    before = [("all_gather", hidden)] if split else []
+    assert found[ActionKind.BACKWARD] == [*before, ("all_reduce", rank), ("all_reduce", rank)]
+
+
+@pytest.mark.parametrize(("recompute", "forwards"), [(FullRecompute(), 2), (SelectiveOperations(), 2)])
+def test_recomputation_runs_adapters_again(recompute: FullRecompute | SelectiveOperations, forwards: int) -> None:
+    layout = Layout(tp=2, sequence_parallel=True)
+    plan = plan_of(layout, recompute=recompute)
+    program = lowered(plan).programs[0]
+    backward = [each.exchange.name for each in operations(program, ActionKind.BACKWARD) if each.exchange is not None]
+    forward = [each.exchange.name for each in operations(program, ActionKind.FORWARD) if each.exchange is not None]
+    again = len([name for name in forward if name.endswith("adapter")])
+    plain = lowered(plan_of(layout)).programs[0]
+    once = [each.exchange.name for each in operations(plain, ActionKind.BACKWARD) if each.exchange is not None]
+    assert backward.count("gather adapter") + backward.count("sum adapter") == again * (forwards - 1) + sum(
+        name.endswith("adapter") for name in once
+    )
+
+
+def test_inputs_are_not_gathered_again_where_no_weight_gradient_reads_them() -> None:
+    """Frozen matrices have none, and A keeps its input whole."""
+    program = lowered(plan_of(Layout(tp=2, sequence_parallel=True))).programs[0]
+    names = [each.exchange.name for each in operations(program, ActionKind.BACKWARD) if each.exchange is not None]
+    assert "gather input again" not in names and "reduce input gradient" in names
+
+
+def test_a_stage_without_adapters_has_nothing_to_update() -> None:
+    """The embedding alone: its rank's optimizer moves no bytes, and its backward has nothing of its own to run."""
+    layout = Layout(pp=3, dp=2, layers_per_stage=(0, 2, 2))
+    plan = plan_of(layout)
+    first = lowered(plan).programs[0]
+    assert reduced(first) == 0.0
+    assert not any(operations(first, ActionKind.BACKWARD))
+
+
+def test_formats_of_adapters_are_those_of_the_training() -> None:
+    plain = mixed(gradients=DType.BF16, master=None, moments=DType.BF16)
+    plan = plan_of(Layout(), recipe=plain)
+    held = resident(plan)
+    assert held[Category.GRADIENTS] == 2 * adapter_parameters(SMALL, LORA)
+    assert held[Category.OPTIMIZER] == 4 * adapter_parameters(SMALL, LORA)
+
+
+def test_norms_and_the_loss_run_as_ever() -> None:
+    kinds = (KernelKind.LOSS, KernelKind.NORM)
+
+    def counts(training: Training) -> list[int]:
+        backward = [each.kernel for each in operations(lowered(Plan(SMALL, training, Layout())).programs[0], B)]
+        return [sum(kernel is not None and kernel.kind is kind for kernel in backward) for kind in kinds]
+
+    assert counts(TRAINING) == counts(replace(TRAINING, lora=None)) != [0, 0]

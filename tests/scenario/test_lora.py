@@ -1,0 +1,107 @@
+"""`training.lora`: words of several libraries, what is refused, and that a scenario keeps it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from clustersim import simulate
+from clustersim.dtypes import DType
+from clustersim.fitting import check
+from clustersim.scenario import Scenario
+from clustersim.scenario.changes.written import changed_keys
+from clustersim.workload.lora import Lora, Target
+
+Refusal = Callable[..., str]
+ATTENTION = (Target.Q, Target.K, Target.V, Target.O)
+MLP = (Target.GATE, Target.UP, Target.DOWN)
+
+
+def lora_of(mapping: dict[str, Any], *overrides: str) -> Lora | None:
+    return Scenario.from_mapping(mapping, overrides).training.lora
+
+
+@pytest.mark.parametrize(
+    ("written", "targets"),
+    [
+        ("all", (*ATTENTION, *MLP)),
+        ("[attention]", ATTENTION),
+        ("[mlp, up]", MLP),
+        ("[q_proj, v_proj, output_proj]", (Target.Q, Target.V, Target.O)),
+        ("[linear_qkv, linear_proj, linear_fc1, linear_fc2]", (Target.QKV, Target.O, Target.GATE_UP, Target.DOWN)),
+    ],
+)
+def test_targets_are_said_as_libraries_say_them(
+    mapping: dict[str, Any], written: str, targets: tuple[Target, ...]
+) -> None:
+    lora = lora_of(mapping, f"training.lora={{rank: 16, alpha: 32, targets: {written}}}")
+    assert lora == Lora(16, targets, 32.0)
+
+
+def test_a_number_is_a_rank_and_none_is_none(mapping: dict[str, Any]) -> None:
+    assert lora_of(mapping, "training.lora=8") == Lora(8, (*ATTENTION, *MLP), 32.0)
+    assert lora_of(mapping, "training.lora=8", "training.lora=none") is None
+    quantized = lora_of(mapping, "training.lora=8", "training.lora.base=nf4")
+    assert quantized is not None and quantized.base is DType.NF4
+
+
+def test_groups_are_what_the_model_has(mapping: dict[str, Any]) -> None:
+    lora = lora_of(mapping, "model=gpt3-1.3b", "training.sequence=2048", "training.lora={rank: 8, targets: mlp}")
+    assert lora is not None and lora.targets == (Target.UP, Target.DOWN)
+
+
+@pytest.mark.parametrize(
+    ("lora", "sentence"),
+    [
+        ("{targets: [q]}", "training.lora.rank: is missing; write rank: 16"),
+        ("0", "training.lora: 0 is too small; the smallest legal value is 1"),
+        ("-4", "training.lora: -4 is too small; the smallest legal value is 1"),
+        ("{rank: 8, alpha: 0}", "training.lora.alpha: 0.0 is not above zero; the scale is alpha / rank"),
+        ("{rank: 8, dropout: 1.5}", "training.lora.dropout: 1.5 is more than all of it"),
+        ("{rank: 8, targets: [q_prj]}", "training.lora.targets: 'q_prj' is unknown; did you mean q_proj"),
+        ("{rank: 8, targets: []}", "training.lora.targets: is empty; write some of all, attention, mlp, q, k"),
+        ("{rank: 8, targets: [linear_qkv, q]}", "linear_qkv and q are both beside q; keep one of them"),
+        ("{rank: 8, base: int8}", "training.lora.base: 'int8' is unknown; choose one of nf4, none"),
+        ("{rank: 8, ranks: 9}", "training.lora.ranks: unknown key; did you mean rank"),
+        # keys are 8 x 128 = 1,024 wide
+        ("{rank: 1028, targets: [k]}", "training.lora.rank: 1028 is more than the 1024 inputs or outputs"),
+        (
+            "{rank: 6}",
+            "training.lora.rank: 6 is not a multiple of tp 4, which splits the adapters' columns; 4 or 8 fits",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_can(refusal: Refusal, lora: str, sentence: str) -> None:
+    assert sentence in refusal(f"training.lora={lora}")
+
+
+def test_a_target_that_the_model_lacks_is_named_with_those_that_it_has(refusal: Refusal) -> None:
+    told = refusal("model=gpt3-1.3b", "training.sequence=2048", "training.lora={rank: 8, targets: [gate]}")
+    assert "training.lora.targets: gpt3-1.3b has no gate; it has q, k, v, linear_qkv, o, up, linear_fc1, down" in told
+
+
+def test_an_answer_keeps_its_adapters_and_changes_tell_them(mapping: dict[str, Any]) -> None:
+    mapping |= {"cluster": {"name": "laptop", "gpus": 2}, "model": "llama-tiny", "layout": {"dp": 2}}
+    mapping["training"] = {"sequence": 64, "global_batch": 4, "lora": {"rank": 8, "targets": ["q_proj", "mlp"]}}
+    scenario = Scenario.from_mapping(mapping)
+    again = Scenario.from_mapping(simulate(scenario).to_json()["scenario"])
+    assert again == scenario and again.training.lora is not None
+    plain, wider = scenario.changed("training.lora=none"), scenario.changed("training.lora.rank=16")
+    assert (
+        plain.training.lora is None
+        and plain.changed("training.lora={rank: 8, targets: [q, mlp]}").training == scenario.training
+    )
+    (only,) = changed_keys(scenario, wider)
+    assert (only.key, only.first, only.second) == ("training.lora.rank", 8, 16)
+
+
+def test_adapters_fit_where_training_of_all_weights_does_not(mapping: dict[str, Any]) -> None:
+    """70 billion weights take 140 GB and 1,120 GB with their gradients and states; frozen in 4 bits some 37 GB."""
+    mapping |= {"model": "llama3-70b", "cluster": {"name": "dgx-h100", "gpus": 1}, "layout": {}}
+    mapping["training"] = {"sequence": 2048, "global_batch": 1, "recompute": "full"}
+    peaks = [
+        check(Scenario.from_mapping(mapping, [f"training.lora={lora}"])).peak_memory_bytes
+        for lora in ("none", "16", "{rank: 16, base: nf4}")
+    ]
+    assert peaks[0] > 1120e9 > peaks[1] > 140e9
+    assert 80e9 > peaks[2] > 37e9
