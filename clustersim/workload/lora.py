@@ -5,7 +5,8 @@ A [rank, inputs], B [outputs, rank] and s = alpha / rank. QLoRA (Dettmers et al.
 frozen matrices of the layers in 4 bits. Norms, embedding, logits and biases are frozen too, in their own format.
 
 Adapters are those of Hugging Face peft and torchtune, one for each of a layer's projections, or of Megatron-Bridge, one
-for queries, keys and values together (`linear_qkv`), and for gate and up together (`linear_fc1`).
+for queries, keys and values together (`linear_qkv`), and for gate and up together (`linear_fc1`). They have the formats
+that all weights would have (`training.precision`; peft keeps them in FP32 unless it is told not to).
 """
 
 from dataclasses import dataclass
