@@ -12,13 +12,14 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from clustersim.errors import shown
+from clustersim.errors import InputError, shown
 from clustersim.parallel.data import FullyShard, GradientSync, NaiveDataParallel
 from clustersim.parallel.mesh import WEIGHTS
-from clustersim.parallel.pipeline import split_layers
-from clustersim.scenario.section import MOST_LAYERS, Layers, Section, mistake, share
+from clustersim.parallel.pipeline import dealt
+from clustersim.scenario.section import Layers, Section, mistake, share
 from clustersim.scenario.setup import Setup
 from clustersim.workload.offload import NOTHING, ActivationOffload, Offload, OptimizerOffload, ShardOffload
+from clustersim.workload.stack import MOST_LAYERS
 
 _EXAMPLE = "{capacity: 2 TB, bandwidth: 600 GB/s, to_host: 50 GB/s, from_host: 50 GB/s, latency: 10 us, update: 0.46}"
 _PART = share(0.0, 1.0).func
@@ -123,8 +124,11 @@ def _not_naive(scenario: Setup) -> Iterator[str]:
 
 
 def _has_layers(scenario: Setup) -> Iterator[str]:
-    activations, stages = scenario.training.offload.activations, len(scenario.placement.ranks)
-    most = max(scenario.layout.layers_per_stage or split_layers(scenario.model.layers, stages))
+    activations = scenario.training.offload.activations
+    try:
+        most = max(dealt(scenario.layout.layers_per_stage, scenario.model.layers, scenario.placement))
+    except InputError:  # told of the layout
+        return
     if activations is not None and (activations.layers or 0) > most:
         yield (
             f"training.offload.activations: {activations.layers} layers, but no stage holds more than {most}; "
