@@ -83,7 +83,7 @@ def test_no_frozen_weight_has_a_gradient_anywhere(data: DataParallelism, base: D
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved", "zb-1p"])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_pipeline_of_any_kind_updates_and_reduces_adapters_alone(name: str, tp: int) -> None:
-    order = schedule(name, 2 if name == "interleaved" else None)
+    order = schedule(name, 2) if name == "interleaved" else schedule(name)
     layout = Layout(tp=tp, pp=2, dp=2, sequence_parallel=tp > 1)
     plan = Plan(resized(SMALL, tied_embeddings=True), TRAINING, layout, order.placement)
     program = lower(plan, order.order(2, plan.microbatches))
