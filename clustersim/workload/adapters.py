@@ -34,7 +34,18 @@ from clustersim.workload import streaming
 from clustersim.workload.kernels import Kernel
 from clustersim.workload.linear import Linear
 from clustersim.workload.lora import Lora
-from clustersim.workload.operators import ADAPTERS, QUANTIZED, Joining, Joint, Joints, Layer, Operator, Region, Shard
+from clustersim.workload.operators import (
+    ADAPTERS,
+    QUANTIZED,
+    Entry,
+    Joining,
+    Joint,
+    Joints,
+    Layer,
+    Operator,
+    Region,
+    Shard,
+)
 from clustersim.workload.recipe import Products
 from clustersim.workload.streaming import Streaming
 from clustersim.workload.training import Training
@@ -48,20 +59,30 @@ def adapted(layer: Layer, training: Training, shard: Shard) -> Layer:
     made: list[Operator] = []
     for before, operator in pairwise((None, *layer.operators)):
         if operator is not None:
-            made += _beside(operator, 0.0 if before is None else before.returned, training, shard)
+            kept = operator.entry is Entry.SAME and any(each.whole for each in made)
+            made += _beside(operator, _Before(0.0 if before is None else before.returned, kept), training, shard)
     if below:
         made = [replace(operator, input_gradient=(), kept=0.0) for operator in made]
     return replace(layer, operators=tuple(made))
 
 
-def _beside(operator: Operator, returned: Bytes, training: Training, shard: Shard) -> Iterator[Operator]:
-    """A frozen operator, with the halves of its adapters around it, or before it where its inputs are split.
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What an operator finds kept.
 
-    returned: bytes that the backward of the operator before reads of its result, which this one keeps in its place.
+    returned: bytes that the backward of the operator before reads of its result, which this one keeps in its place;
+    inputs: whether another adapter keeps its inputs (in a parallel block).
     """
+
+    returned: Bytes
+    inputs: bool
+
+
+def _beside(operator: Operator, before: _Before, training: Training, shard: Shard) -> Iterator[Operator]:
+    """A frozen operator, with the halves of its adapters around it, or before it where its inputs are split."""
     lora, linear = training.lora, operator.linear
     adapters = () if lora is None or linear is None else tuple(_adapters(linear, lora, training, shard))
-    frozen = _frozen(operator, returned if operator.read else 0.0)
+    frozen = _frozen(operator, before.returned if operator.read else 0.0)
     if linear is None or lora is None or not linear.parts:
         yield frozen
         return
@@ -73,6 +94,10 @@ def _beside(operator: Operator, returned: Bytes, training: Training, shard: Shar
     if around.shares_input:  # the adapters keep it
         stored = replace(stored, kept=operator.kept - operator.read)
     inward, outward = around.inward, around.outward
+    if before.inputs and around.shares_input:
+        inputs = around.inputs
+        inward = replace(inward, kept=inward.kept - inputs, waiting=inward.waiting - inputs)
+    inward, stored = replace(inward, entry=operator.entry), replace(stored, entry=None)
     yield from (inward, outward, stored) if linear.rows else (inward, stored, outward)
 
 
@@ -133,6 +158,11 @@ class _Around:
     def shares_input(self) -> bool:
         """Whether all adapters read the linear layer's own input."""
         return not self.lora.dropout
+
+    @property
+    def inputs(self) -> Bytes:
+        """Bytes of what the linear layer reads."""
+        return self._bytes(self.linear.tokens, self.linear.inputs)
 
     @property
     def inward(self) -> Operator:

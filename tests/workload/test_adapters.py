@@ -13,7 +13,7 @@ from clustersim.workload.layers import embedding, head
 from clustersim.workload.lora import Lora, Projection, Target
 from clustersim.workload.operators import ADAPTERS, DENSE, QUANTIZED, Layer, Operator, Shard
 from clustersim.workload.presets import preset
-from clustersim.workload.stack import Mlp
+from clustersim.workload.stack import BlockForm, Mlp
 from clustersim.workload.training import Attention, SelectiveOperations, Training
 from clustersim.workload.transformer import (
     Norm,
@@ -21,6 +21,7 @@ from clustersim.workload.transformer import (
     adapter_parameters,
     matrix_parameters,
     parameters,
+    resized,
     uniform,
 )
 from tests.conftest import examples
@@ -99,6 +100,25 @@ def test_what_a_layer_keeps() -> None:
     assert layer(MODEL, LORA, WHOLE).kept == whole
     assert layer(MODEL, beside(Target.Q, Target.V), WHOLE).kept == gradients + 2 * T * H + 2 * 2 * T * R
     assert layer(MODEL, beside(Target.O), WHOLE).kept == gradients + 2 * T * R  # its input is the result
+
+
+def test_both_branches_of_a_parallel_block_keep_what_they_read_once() -> None:
+    """Adapters beside the queries and beside the MLP's first matrix read the same norm's result."""
+    parallel = resized(MODEL, block=BlockForm.PARALLEL)
+    none = layer(parallel, beside(Target.DOWN), WHOLE).kept - 2 * T * F - 2 * T * R
+    queries, up, both = (
+        layer(parallel, beside(*each), WHOLE).kept - none for each in ((Target.Q,), (Target.UP,), (Target.Q, Target.UP))
+    )
+    assert queries == up == 2 * T * H + 2 * T * R
+    assert both == 2 * T * H + 2 * 2 * T * R
+
+
+@pytest.mark.parametrize("block", BlockForm)
+def test_adapters_stand_beside_the_matrices_of_every_kind_of_block(block: BlockForm) -> None:
+    made = layer(resized(MODEL, block=block), LORA, WHOLE)
+    assert count(made, ADAPTERS) * 3 == adapter_parameters(MODEL, LORA.lora or Lora(1, (), 1.0))
+    assert not any(each.weight_gradient for each in made.operators if each.group != ADAPTERS)
+    assert all(each.kept >= 0 for each in made.operators)
 
 
 def test_standard_attention_does_not_read_its_result_again() -> None:
