@@ -183,12 +183,16 @@ def _optimize(low: Lowering, stages: tuple[Stage, ...], place: int | None) -> in
     here = [(training, (1.0 - share) * count) for training, count in updated if share < 1.0]
     steps = [each for training, count in here for each in _steps(optimizer_step(training, count))]
     back = list(_update_on_host(low, sum(len(low.units.of(stage)) for stage in stages), updated, after))
-    for operations, ready in (
-        ((steps, after), ((), (*back[-1:],))) if back and steps else ((steps, back[-1:] or after),)
-    ):
-        block = low.blocks.block(("optimizer", tuple(operations)), "optimizer", operations)
-        done = low.tasks.add(Stream.COMPUTE, Compute(block, tuple(ready)))
-    return done
+    if not back:
+        return _update_here(low, steps, after)
+    if steps:
+        _update_here(low, steps, after)
+    return _update_here(low, [], (back[-1],))  # the step is done when the weights are back
+
+
+def _update_here(low: Lowering, steps: list[Operation], after: tuple[int, ...]) -> int:
+    block = low.blocks.block(("optimizer", tuple(steps)), "optimizer", steps)
+    return low.tasks.add(Stream.COMPUTE, Compute(block, after))
 
 
 def _update_on_host(

@@ -12,6 +12,7 @@ from clustersim import shipped
 from clustersim.errors import InputError
 from clustersim.hardware.cluster import MOST_GPUS, describe, load_cluster
 from clustersim.hardware.graph_file import node_link
+from clustersim.hardware.host import HostMemory
 from clustersim.hardware.topology import LINK_KINDS
 
 RAILS = {
@@ -226,6 +227,19 @@ def test_a_graph_file_is_a_cluster(graph_file):
     assert cluster.fabric.paths(np.array([0]), np.array([1])).latency == pytest.approx([2e-6])
     assert load_cluster(graph_file(), overrides={"accelerator": "a100-sxm-80gb"}).accelerator.name == "a100-sxm-80gb"
     assert load_cluster(graph_file(), 1).gpus == 1
+
+
+def test_hosts_have_memory_where_a_file_says_so(graph_file):
+    memory = {
+        "capacity": "1 TB", "bandwidth": "90 GB/s", "to_host": "50 GB/s", "from_host": "40 GB/s", "latency": "1 us",
+        "update": 0.5,
+    }  # fmt: skip
+    expected = HostMemory(1e12, 90e9, 50e9, 40e9, pytest.approx(1e-6), 0.5)
+    assert load_cluster("pcie-node").host is None
+    assert load_cluster(graph_file()).host is None
+    assert load_cluster("pcie-node", overrides={"node.host_memory": memory}).host == expected
+    graph = {"accelerator": "h100-sxm-80gb", "host_memory": memory}
+    assert load_cluster(graph_file(graph=graph)).host == expected
 
 
 def test_a_shipped_cluster_written_as_a_graph_reads_back_as_the_same_machine(tmp_path):
