@@ -9,8 +9,8 @@ same kernels. Biases are counted with their matrix.
 An adapter is two products, A [tokens, inputs] to [tokens, rank] and B to [tokens, outputs]; its result, scaled, is
 added to the frozen layer's: one kernel where kernels are fused (torch.compile), else two (torchtune `LoRALinear`, peft
 `lora.Linear`). Backward scales the gradient, and adds the adapter's input gradient to the frozen layer's, as autograd
-does. A keeps its input, once for all adapters of a fused layer; with dropout each keeps its own, and the mask. B keeps
-A's result.
+does. A keeps its input, once for all adapters of a fused layer (and of a parallel block whose branches read the same);
+with dropout each keeps its own, and the mask. B keeps A's result.
 
 Tensor parallelism is Megatron-Bridge's (`ParallelLinearAdapter`). Beside a column-parallel layer A and B are split by
 columns: A's result is gathered, and B's input gradient summed. Beside a row-parallel one A is split by rows, and its
@@ -34,7 +34,18 @@ from clustersim.workload import streaming
 from clustersim.workload.kernels import Kernel
 from clustersim.workload.linear import Linear
 from clustersim.workload.lora import Lora
-from clustersim.workload.operators import ADAPTERS, QUANTIZED, Joining, Joint, Joints, Layer, Operator, Region, Shard
+from clustersim.workload.operators import (
+    ADAPTERS,
+    QUANTIZED,
+    Entry,
+    Joining,
+    Joint,
+    Joints,
+    Layer,
+    Operator,
+    Region,
+    Shard,
+)
 from clustersim.workload.recipe import Products
 from clustersim.workload.streaming import Streaming
 from clustersim.workload.training import Training
@@ -48,10 +59,24 @@ def adapted(layer: Layer, training: Training, shard: Shard) -> Layer:
     made: list[Operator] = []
     for before, operator in pairwise((None, *layer.operators)):
         if operator is not None:
-            made += _beside(operator, 0.0 if before is None else before.returned, training, shard)
+            beside = _beside(operator, 0.0 if before is None else before.returned, training, shard)
+            made += _entered(operator, [*beside], kept=any(each.whole for each in made) and not training.lora.dropout)
     if below:
         made = [replace(operator, input_gradient=(), kept=0.0) for operator in made]
     return replace(layer, operators=tuple(made))
+
+
+def _entered(operator: Operator, made: list[Operator], *, kept: bool) -> list[Operator]:
+    """A layer with its adapters, of which the first reads what comes into the region for it.
+
+    kept: adapters before it keep their input, which is this layer's, too, where both read the same.
+    """
+    if operator.entry is None:
+        return made
+    first, *others = (replace(each, entry=None) for each in made)
+    shared = kept and first.whole and operator.entry is Entry.SAME
+    bytes_kept, waiting = (0.0, first.waiting - first.kept) if shared else (first.kept, first.waiting)
+    return [replace(first, entry=operator.entry, kept=bytes_kept, waiting=waiting), *others]
 
 
 def _beside(operator: Operator, returned: Bytes, training: Training, shard: Shard) -> Iterator[Operator]:
