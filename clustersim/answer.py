@@ -25,6 +25,7 @@ from clustersim.cost.block import BlockCost
 from clustersim.engine.inside import Inside
 from clustersim.hardware.disturbance import Disturbances
 from clustersim.memory.footprint import Category
+from clustersim.memory.host import HostUse
 from clustersim.memory.ledger import Ledger
 from clustersim.program.program import Program
 from clustersim.program.task import Compute
@@ -53,6 +54,10 @@ NOT_MODELLED: Final = (
     "zeroing and scaling of gradient buffers",
     "small reductions of gradients: of norms under sequence parallelism, of key and value heads held by several ranks",
 )
+NOT_OF_HOSTS: Final = (
+    "contention of copies to and from the host with what NICs send over the same PCIe, and with kernels",
+    "rounding up of pinned memory, host memory of the system itself, adding up gradients on the host",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,7 @@ class Answer(FieldState):
     inside: works out single operations; step_times: seconds of each; ledgers: memory of each pipeline rank over time;
     capacities: bytes of the smallest GPU of each; path: trace rows of the critical path; items: what all ranks spend
     their busy time on; suggestions: changes that would make a scenario fit that does not; wall: seconds that
-    the simulation took.
+    the simulation took; host: memory of the fullest node's host, None: nothing is offloaded.
     """
 
     scenario: Scenario
@@ -88,6 +93,7 @@ class Answer(FieldState):
     flops: Flops
     suggestions: tuple[str, ...]
     wall: Seconds
+    host: HostUse | None = None
 
     def __repr__(self) -> str:
         """One line: the answer, not its parts."""
@@ -185,13 +191,14 @@ class Answer(FieldState):
 
     @property
     def fits(self) -> bool:
-        """Whether every GPU's peak is within its capacity."""
-        return self.peak_memory <= self.memory_capacity
+        """Whether every GPU's peak is within its capacity, and what is offloaded within the hosts'."""
+        return self.peak_memory <= self.memory_capacity and (self.host is None or self.host.fits)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is legal and still likely a mistake, and what would make a scenario fit that does not."""
-        return (*self.scenario.warnings, *self._conventions(), *self.suggestions)
+        host = () if self.host is None else self.host.problems
+        return (*self.scenario.warnings, *host, *self._conventions(), *self.suggestions)
 
     def _conventions(self) -> tuple[str, ...]:
         """A word where the usual way of counting FLOP misleads."""
@@ -207,7 +214,8 @@ class Answer(FieldState):
         """What the answer leaves out."""
         given = self.scenario.disturbances != Disturbances() or self.scenario.cluster.mixed
         disturbed = self.scenario.jitter is not None or given
-        return (NOT_SHARED[self.scenario.cost.network], *(() if disturbed else (HEALTHY,)), *NOT_MODELLED)
+        host = () if self.host is None else NOT_OF_HOSTS
+        return (NOT_SHARED[self.scenario.cost.network], *(() if disturbed else (HEALTHY,)), *NOT_MODELLED, *host)
 
     @property
     def spans(self) -> int:
@@ -268,6 +276,7 @@ class Answer(FieldState):
             "peak_memory_bytes": self.peak_memory,
             "memory_capacity_bytes": self.memory_capacity,
             "fits": self.fits,
+            "host_memory": self._host(),
             "breakdown_s": self.breakdown.mean(),
             "critical_path_s": dict(self.path_parts),
             "stages": [self._stage(rank) for rank in range(len(self.ledgers))],
@@ -283,6 +292,13 @@ class Answer(FieldState):
             "warnings": list(self.warnings),
             "not_modelled": list(self.not_modelled),
         }
+
+    def _host(self) -> dict[str, Any] | None:
+        """Memory of the fullest node's host; None where nothing is offloaded."""
+        if self.host is None:
+            return None
+        held = {category.value: size for category, size in self.host.held.items()}
+        return {"memory_bytes": self.host.memory, "capacity_bytes": self.host.capacity, "by_use_bytes": held}
 
     def _stage(self, pipeline_rank: int) -> dict[str, Any]:
         """Breakdown and memory of one pipeline rank."""

@@ -13,6 +13,7 @@ import numpy as np
 from clustersim.collectives.library import load_library
 from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
+from clustersim.cost.host import HostedExchanges, Others
 from clustersim.cost.machines import FLASH1, Machine, Machines, OlderAttention, Slowed, slowest
 from clustersim.cost.record import Call
 from clustersim.cost.recorded import RecordedKernels
@@ -26,11 +27,12 @@ from clustersim.hardware.accelerator import Accelerator
 from clustersim.lowering.profile import profiled
 from clustersim.lowering.step import lower
 from clustersim.lowering.steps import repeat
+from clustersim.parallel.mesh import HOST_ROLE
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Order
 from clustersim.program.program import Program
 from clustersim.program.symmetry import Classes, unfolded
-from clustersim.program.task import Block, Compute, Overlap
+from clustersim.program.task import Block, Compute, HostExchange, Overlap
 from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.scenario.checks import problems
 from clustersim.workload.kernels import Kernel
@@ -105,13 +107,15 @@ def kernels_of(scenario: Scenario) -> tuple[Kernel, ...]:
 def exchanges_of(scenario: Scenario) -> tuple[Call, ...]:
     """The distinct collectives and messages that the scenario's ranks run, with the ranks and nodes that they span.
 
-    In one order, whatever process asks: all ranks of a world measure them together.
+    In one order, whatever process asks: all ranks of a world measure them together. What ranks do with their hosts is
+    not among them.
     """
     require(scenario)
     program = lowered(scenario, plan_of(scenario))
     per_node = scenario.cluster.gpus_per_node
     found: dict[Call, None] = {}
-    for exchange in dict.fromkeys(exchange for each in program.programs for exchange in each.exchanges):
+    every = (exchange for each in program.programs for exchange in each.exchanges)
+    for exchange in dict.fromkeys(each for each in every if not isinstance(each, HostExchange)):
         for members in program.groups[exchange.group].members:
             nodes = len(np.unique(members // per_node))
             found[Call(exchange.collective, exchange.payload, len(members), nodes)] = None
@@ -123,7 +127,15 @@ def _blocks(program: Program) -> Iterator[Block]:
     yield from dict.fromkeys(task.block for task in tasks if isinstance(task, Compute))
 
 
-def _exchanges(scenario: Scenario, program: Program) -> CommunicationCost | RecordedExchanges:
+def _exchanges(scenario: Scenario, program: Program) -> Others:
+    """What times collectives, messages and, if there is anything for them, hosts."""
+    between, host = _between(scenario, program), scenario.cluster.host
+    if HOST_ROLE.name not in program.groups or host is None:
+        return between
+    return HostedExchanges(between, host, min(scenario.cluster.gpus_per_node, program.ranks), program.ranks)
+
+
+def _between(scenario: Scenario, program: Program) -> CommunicationCost | RecordedExchanges:
     cluster, settings = scenario.cluster, scenario.cost
     library = load_library(cluster.library)
     library = replace(library, published=library.published and cluster.measured)
@@ -181,7 +193,7 @@ def _older_attention(attention: Attention, accelerator: Accelerator) -> float:
     return 1.0
 
 
-def _sharing(scenario: Scenario, program: Program, exchanges: CommunicationCost | RecordedExchanges) -> Sharing | None:
+def _sharing(scenario: Scenario, program: Program, exchanges: Others) -> Sharing | None:
     """Which exchanges share the network, if they are to."""
     if scenario.cost.network is Contention.NONE:
         return None

@@ -10,6 +10,7 @@ import numpy as np
 from clustersim.assembly import order_of, plan_of, require
 from clustersim.errors import InputError
 from clustersim.memory.footprint import Footprint
+from clustersim.memory.host import HostUse, host_use
 from clustersim.memory.ledger import Ledger
 from clustersim.memory.remedies import remedies
 from clustersim.memory.timed import capacities, ordered_ledgers, tightest
@@ -18,21 +19,26 @@ from clustersim.parallel.plan import Plan
 from clustersim.scenario import Scenario
 from clustersim.scenario.checks import problems
 from clustersim.units import Bytes
+from clustersim.workload.offload import NOTHING
 
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """Whether a scenario fits, without simulating it. suggestions: what would make it fit if it does not."""
+    """Whether a scenario fits, without simulating it. suggestions: what would make it fit if it does not.
+
+    host: memory of the fullest node's host; None: nothing is offloaded.
+    """
 
     peak_memory_bytes: Bytes
     memory_capacity_bytes: Bytes
     warnings: tuple[str, ...]
     suggestions: tuple[str, ...]
+    host: HostUse | None = None
 
     @property
     def fits(self) -> bool:
-        """Whether every GPU's peak is within its capacity."""
-        return self.peak_memory_bytes <= self.memory_capacity_bytes
+        """Whether every GPU's peak is within its capacity, and what is offloaded within the hosts'."""
+        return self.peak_memory_bytes <= self.memory_capacity_bytes and (self.host is None or self.host.fits)
 
 
 def check(scenario: Scenario) -> CheckReport:
@@ -40,13 +46,16 @@ def check(scenario: Scenario) -> CheckReport:
     require(scenario)
     peak, capacity = tightest(_peaks(scenario, plan_of(scenario)), capacities_of(scenario))
     told = () if peak <= capacity else suggestions(scenario)
-    return CheckReport(peak, capacity, scenario.warnings, told)
+    host = host_use_of(scenario)
+    warnings = (*scenario.warnings, *(() if host is None else host.problems))
+    return CheckReport(peak, capacity, warnings, told, host)
 
 
 def fits(scenario: Scenario) -> bool:
-    """Whether every GPU's peak is within its capacity."""
+    """Whether every GPU's peak is within its capacity, and what is offloaded within the hosts'."""
     peak, capacity = tightest(_peaks(scenario, plan_of(scenario)), capacities_of(scenario))
-    return peak <= capacity
+    host = host_use_of(scenario)
+    return peak <= capacity and (host is None or host.fits)
 
 
 def peak_memory(scenario: Scenario) -> Bytes:
@@ -72,6 +81,21 @@ def capacities_of(scenario: Scenario) -> tuple[Bytes, ...]:
     return capacities(memory[kind[: scenario.layout.world]], scenario.layout.mesh.coordinate(PIPELINE))
 
 
+def host_use_of(scenario: Scenario) -> HostUse | None:
+    """Memory of the fullest node's host; None where nothing is offloaded."""
+    return _host_use(scenario, plan_of(scenario))
+
+
+def _host_use(scenario: Scenario, plan: Plan) -> HostUse | None:
+    host = scenario.cluster.host
+    if plan.training.offload == NOTHING or host is None:
+        return None
+    stage = plan.layout.mesh.coordinate(PIPELINE)
+    nodes = scenario.cluster.fabric.nodes(np.arange(plan.layout.world))
+    by_stage = nodes[np.argsort(stage, kind="stable")].reshape(plan.layout.pp, -1)
+    return host_use(plan, order_of(scenario, plan), by_stage, host.capacity)
+
+
 def suggestions(scenario: Scenario) -> tuple[str, ...]:
     """Single changes (and the few sensible pairs of them) after which the scenario fits."""
     domains = scenario.cluster.fabric.domains(np.arange(scenario.cluster.gpus))
@@ -82,6 +106,9 @@ def suggestions(scenario: Scenario) -> tuple[str, ...]:
         found = problems(replace(scenario, training=plan.training, layout=plan.layout))
         if found:
             raise InputError(found[0])
+        host = _host_use(scenario, plan)
+        if host is not None and not host.fits:
+            raise InputError(f"the host lacks memory: {host.memory} of {host.capacity} bytes")
         return max(_peaks(scenario, plan))
 
     return tuple(remedies(plan_of(scenario), min(capacities_of(scenario)), peak_of, domain=domain))

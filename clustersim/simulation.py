@@ -12,7 +12,7 @@ from clustersim.answer import Flops
 from clustersim.assembly import Assembly, assemble
 from clustersim.engine.engine import run
 from clustersim.engine.inside import Inside
-from clustersim.fitting import capacities_of, footprint_of, suggestions
+from clustersim.fitting import capacities_of, footprint_of, host_use_of, suggestions
 from clustersim.memory.timed import timed_ledgers
 from clustersim.result import Result
 from clustersim.scenario import Scenario
@@ -44,6 +44,7 @@ def simulate(scenario: Scenario) -> Result:
         items=items(rows, cost.block, cost.exchange_timing),
         flops=Flops(model_flops(scenario.model, scenario.training), recomputed_flops(rows) / scenario.steps),
         suggestions=() if fits else suggestions(scenario),
+        host=host_use_of(scenario),
         wall=perf_counter() - started,
     )
 

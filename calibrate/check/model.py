@@ -253,7 +253,7 @@ def build(plan: Plan, stage: Stage) -> Transformer:
 def _layers(plan: Plan, stage: Stage) -> Iterator[Layer]:
     """A stage's layers; `support` has refused those that lack a part."""
     angles = {attention: _angles(plan, attention.head_dim) for attention in plan.model.attentions}
-    for run, again in plan.runs(stage):
+    for run, again, _ in plan.runs(stage):
         match run.spec:
             case LayerSpec(FullAttention() as attention, DenseMlp() as mlp):
                 for _ in range(run.count):

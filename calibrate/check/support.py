@@ -19,6 +19,7 @@ from clustersim.errors import InputError
 from clustersim.hardware.disturbance import Disturbances
 from clustersim.parallel.data import FullyShard, Replicated
 from clustersim.scenario import Scenario
+from clustersim.workload.offload import NOTHING
 from clustersim.workload.recipe import Products
 from clustersim.workload.stack import BlockForm, QkNorm
 from clustersim.workload.training import Attention, Loss, SelectiveOperations
@@ -99,6 +100,8 @@ def _model(scenario: Scenario) -> Iterator[str]:
         yield "training.attention: torch has no flash1; flash, flash2 and standard can be checked"
     if isinstance(scenario.training.recompute, SelectiveOperations):
         yield "training.recompute: selective_op cannot be checked; none, selective, full and {layers: 4} can"
+    if scenario.training.offload != NOTHING:
+        yield "training.offload: what is on the host cannot be checked; set it to none"
     if layout.tp > 1 and scenario.training.loss is not Loss.TORCH:
         yield "training.loss: DTensor's loss over a split vocabulary is PyTorch's; set it to torch"
 

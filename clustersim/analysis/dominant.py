@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clustersim.analysis.breakdown import run_parts
-from clustersim.analysis.idle import Gaps, Queue, compute_queue, find_gaps
+from clustersim.analysis.idle import Gaps, Moved, Queue, compute_queue, find_gaps, followed, queued
 from clustersim.analysis.intervals import Intervals, common
 from clustersim.analysis.parts import PARTS, Part
 from clustersim.analysis.rows import Rows, TimingOf, block_runs, staged
@@ -137,13 +137,13 @@ def _gaps(rows: Rows, queue: Queue) -> Iterator[_Pieces]:
     """What compute streams waited for: where it moved its own part, else the gap's."""
     gaps = find_gaps(rows.trace, rows, queue)
     yield _Pieces(Intervals(gaps.owner, gaps.start, gaps.end), gaps.rest)
-    for gap, part, start, end in (_received(rows, gaps), _queued(rows, gaps)):
+    for gap, part, start, end in (_received(rows, gaps), _queued(rows, gaps), followed(rows, gaps)):
         moved = Intervals(gaps.owner[gap], start, end)
         yield _Pieces(moved, part)
         yield _Pieces(moved, gaps.rest[gap], -1)
 
 
-def _received(rows: Rows, gaps: Gaps) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
+def _received(rows: Rows, gaps: Gaps) -> Moved:
     """When in each gap the message moved that it awaits: gap, part, start, end."""
     trace = rows.trace
     gap = np.flatnonzero((gaps.awaited >= 0) & (trace.stream[gaps.awaited] == Stream.RECEIVE))
@@ -153,10 +153,10 @@ def _received(rows: Rows, gaps: Gaps) -> tuple[IntArray, IntArray, FloatArray, F
     return gap, rows.tasks.part[rows.entry[awaited]], start, end
 
 
-def _queued(rows: Rows, gaps: Gaps) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
+def _queued(rows: Rows, gaps: Gaps) -> Moved:
     """When in each gap something moved on the other stream that it awaits: gap, part, start, end."""
     trace, streams = rows.trace, len(Stream)
-    gap = np.flatnonzero((gaps.awaited >= 0) & (trace.stream[gaps.awaited] != Stream.RECEIVE))
+    gap = queued(rows, gaps)
     waits = gaps.owner[gap] * streams + trace.stream[gaps.awaited[gap]]
     row = np.flatnonzero((trace.stream != Stream.COMPUTE) & (trace.stream != Stream.RECEIVE))
     row = row[np.lexsort((trace.end[row], trace.start[row], rows.owner[row] * streams + trace.stream[row]))]

@@ -6,6 +6,8 @@ task, here the *awaited* row. A gap is split into
 1. transfer: the time in which data that was waited for moved, by the axis of what moved.
    Awaited on the receive stream: the awaited transfer itself, since receives do not queue behind each other.
    Awaited on another stream: everything that this stream moved in the gap, since the awaited row queued behind it.
+   Where the host had a part in it (a gather of what came from there, weights that it updated): what moved, or the host
+   computed, one after the other, from the awaited row back through the causes of its start.
 2. the rest, in which other ranks were waited for. If the awaited group spans pipeline stages, it is bubble (of the
    gap's phase), else it is wait. Without an awaited communication of the rank's own, it is wait.
 
@@ -18,7 +20,7 @@ the compute stream ran them. What is then left until the step ends is cool-down 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 
@@ -26,11 +28,14 @@ from clustersim.analysis.parts import PARTS, Part
 from clustersim.analysis.rows import Rows, staged
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.program import Program
-from clustersim.program.task import Stream
+from clustersim.program.task import HOST_STREAMS, Stream
 from clustersim.trace.store import Trace
 
 Busy = tuple[IntArray, IntArray, FloatArray]
 """Numbers of gaps, the part of what moved in each, and for how many seconds of the gap it did."""
+Moved = tuple[IntArray, IntArray, FloatArray, FloatArray]
+"""Numbers of gaps, the part of what moved in each, and from when to when of the gap it did."""
+_ELSEWHERE: Final = (Stream.COMPUTE, Stream.RECEIVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +105,11 @@ def idle_seconds(trace: Trace, program: Program, rows: Rows, queue: Queue) -> Fl
     seconds = np.zeros((len(rows.ranks), len(PARTS)))
     gaps = find_gaps(trace, rows, queue)
     moved = np.zeros(len(gaps.owner))
-    for chosen, part, busy in (*_receiving(trace, rows, gaps), *_queueing(trace, rows, gaps)):
+    gap, part, start, end = followed(rows, gaps)
+    causes = gap, part, end - start
+    for chosen, part, busy in (*_receiving(trace, rows, gaps), *_queueing(trace, rows, gaps), causes):
         np.add.at(seconds, (gaps.owner[chosen], part), busy)
-        moved[chosen] += busy
+        np.add.at(moved, chosen, busy)
     np.add.at(seconds, (gaps.owner, gaps.rest), np.maximum(gaps.end - gaps.start - moved, 0.0))
     _add_end(seconds, trace, program, queue)
     return seconds
@@ -148,7 +155,7 @@ def _receiving(trace: Trace, rows: Rows, gaps: Gaps) -> Iterator[Busy]:
 
 def _queueing(trace: Trace, rows: Rows, gaps: Gaps) -> Iterator[Busy]:
     """Overlap of gaps with everything that moved on the stream that each awaits, by part."""
-    chosen = np.flatnonzero((gaps.awaited >= 0) & (trace.stream[gaps.awaited] != Stream.RECEIVE))
+    chosen = queued(rows, gaps)
     waits = gaps.owner[chosen] * len(Stream) + trace.stream[gaps.awaited[chosen]]
     moves = np.flatnonzero((trace.stream != Stream.COMPUTE) & (trace.stream != Stream.RECEIVE))
     keys = rows.owner[moves] * len(Stream) + trace.stream[moves]
@@ -159,6 +166,43 @@ def _queueing(trace: Trace, rows: Rows, gaps: Gaps) -> Iterator[Busy]:
         busy = _BusyTime.of(trace, moves[parts == part], keys[parts == part])
         seconds = busy.until(waits, gaps.end[chosen]) - busy.until(waits, gaps.start[chosen])
         yield chosen, np.full(len(chosen), part), seconds
+
+
+def followed(rows: Rows, gaps: Gaps) -> Moved:
+    """What moved in the gaps that the host had a part in, one after the other."""
+    gap, row = _causes(rows, gaps)
+    start = np.maximum(gaps.start[gap], rows.trace.start[row])
+    end = np.maximum(np.minimum(gaps.end[gap], rows.trace.end[row]), start)
+    return gap, rows.tasks.part[rows.entry[row]], start, end
+
+
+def queued(rows: Rows, gaps: Gaps) -> IntArray:
+    """The gaps that await a stream of the rank's own, and that the host had no part in."""
+    stream = rows.trace.stream[gaps.awaited]
+    awaits = (gaps.awaited >= 0) & (stream != Stream.RECEIVE)
+    awaits[_causes(rows, gaps)[0]] = False
+    chosen: IntArray = np.flatnonzero(awaits)
+    return chosen
+
+
+def _causes(rows: Rows, gaps: Gaps) -> tuple[IntArray, IntArray]:
+    """Gaps that the host had a part in, with each row of the rank's own that had to end, one because of the other."""
+    trace, nothing = rows.trace, np.zeros(0, np.int64)
+    if not np.isin(trace.stream, HOST_STREAMS).any():
+        return nothing, nothing
+    gap = np.flatnonzero((gaps.awaited >= 0) & (trace.stream[gaps.awaited] != Stream.RECEIVE))
+    row = gaps.awaited[gap]
+    found = [(nothing, nothing)]
+    while len(gap):
+        within = trace.end[row] > gaps.start[gap]
+        gap, row = gap[within], row[within]
+        found.append((gap, row))
+        cause = trace.cause[row]
+        own = (cause >= 0) & (trace.rank[cause] == trace.rank[row]) & ~np.isin(trace.stream[cause], _ELSEWHERE)
+        gap, row = gap[own], cause[own]
+    gap, row = (np.concatenate(column) for column in zip(*found, strict=True))
+    hosted = np.isin(gap, gap[np.isin(trace.stream[row], HOST_STREAMS)])
+    return gap[hosted], row[hosted]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

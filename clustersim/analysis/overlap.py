@@ -25,7 +25,7 @@ from clustersim.analysis.parts import EXPOSED, PART_OF_ROLE
 from clustersim.analysis.rows import BlockRuns, Rows, TimingOf, block_runs, timings
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.cost.block import BlockTiming
-from clustersim.parallel.mesh import AXES
+from clustersim.parallel.mesh import SERVED
 from clustersim.units import Seconds
 
 _PLACES: Final = [part.place for part in EXPOSED.values()]
@@ -34,7 +34,7 @@ _FIRST: Final = _PLACES[0]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Overlap:
-    """Seconds of one step (of several: the mean), by row, a class or a stage, and axis of `AXES`: [rows, axes] each.
+    """Seconds of one step (of several: the mean), by row, a class or a stage, and axis of `SERVED`: [rows, axes] each.
 
     step: seconds of the step.
     """
@@ -55,7 +55,7 @@ class Overlap:
         whole = np.bincount(row, weights)[:, None]
 
         def together(seconds: FloatArray) -> FloatArray:
-            mean: FloatArray = np.zeros((len(whole), len(AXES)))
+            mean: FloatArray = np.zeros((len(whole), len(SERVED)))
             np.add.at(mean, row, seconds * weights[:, None])
             return mean / whole
 
@@ -67,7 +67,7 @@ class Overlap:
 
 def overlap(rows: Rows, timing_of: TimingOf, parts: Breakdown) -> Overlap:
     """How communication meets computation on every class. parts: the same step's breakdown."""
-    trace, shape = rows.trace, (len(rows.ranks), len(AXES))
+    trace, shape = rows.trace, (len(rows.ranks), len(SERVED))
     moves = _moves(rows).joined()
     blocks = np.flatnonzero(rows.block >= 0)
     busy = Intervals(rows.owner[blocks], trace.start[blocks], trace.end[blocks])
@@ -90,30 +90,30 @@ def _moves(rows: Rows) -> Intervals:
     """What moves outside blocks; keys are class and axis."""
     row = np.flatnonzero(rows.exchange >= 0)
     axis = rows.tasks.part[rows.entry[row]] - _FIRST
-    return Intervals(rows.owner[row] * len(AXES) + axis, rows.trace.start[row], rows.trace.end[row])
+    return Intervals(rows.owner[row] * len(SERVED) + axis, rows.trace.start[row], rows.trace.end[row])
 
 
 def _meeting(moves: Intervals, busy: Intervals, classes: int) -> FloatArray:
     """How long moves are beside running blocks: [classes, axes]. moves: by class and axis; busy: by class."""
-    of_class = Intervals(moves.key // len(AXES), moves.start, moves.end)
+    of_class = Intervals(moves.key // len(SERVED), moves.start, moves.end)
     which, _, both = common(of_class, busy.sorted())
     met = Intervals(moves.key[which], both.start, both.end)
-    return met.total(classes * len(AXES)).reshape(classes, len(AXES))
+    return met.total(classes * len(SERVED)).reshape(classes, len(SERVED))
 
 
 def _inside(rows: Rows, runs: BlockRuns, timing_of: TimingOf) -> tuple[FloatArray, FloatArray]:
     """Exposed and hidden seconds of the exchanges inside blocks: [classes, axes] each."""
-    exposed, hidden = np.zeros((2, len(rows.ranks), len(AXES)))
+    exposed, hidden = np.zeros((2, len(rows.ranks), len(SERVED)))
     np.add.at(exposed, runs.owner, run_parts(rows, runs, timing_of)[:, _PLACES])
     different, which = timings(rows, runs, timing_of)
-    hides = np.array([_hides(timing) for _, timing in different]).reshape(-1, len(AXES))[which]
+    hides = np.array([_hides(timing) for _, timing in different]).reshape(-1, len(SERVED))[which]
     np.add.at(hidden, runs.owner, hides * runs.runs[:, None])
     return exposed, hidden
 
 
 def _hides(timing: BlockTiming) -> FloatArray:
     """Seconds in which a block's exchanges move behind the kernels beside them: [axes]."""
-    seconds = np.zeros(len(AXES))
+    seconds = np.zeros(len(SERVED))
     for place, both in timing.together.items():
         role = both.overlap.exchange.group
         seconds[PART_OF_ROLE[role].place - _FIRST] += both.exchange - timing.exposed[place]

@@ -1,7 +1,8 @@
 """What is a second of a rank's time called?
 
 Kernels are called by why they run (`Work`), what the GPU waits for the host to launch them is a part of its own,
-communication by the mesh axis that it serves. Reductions over all ranks
+communication by the mesh axis that it serves; waiting for copies to and from the host, and for what it computes, is
+*exposed host*. Reductions over all ranks
 of a replica, over the world and of tied embeddings complete the gradients, so they count as data parallel.
 """
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from clustersim.arrays import FloatArray
 from clustersim.cost.block import BlockTiming
-from clustersim.parallel.mesh import AXES, PIPELINE, ROLES, Axis
+from clustersim.parallel.mesh import PIPELINE, ROLES, SERVED, Axis
 from clustersim.program.task import Block, Work
 
 
@@ -27,7 +28,7 @@ class Part(Enum):
     OPTIMIZER = "optimizer"
     LAUNCH = "kernel launch"
     SLOWED = "slowed by communication"
-    for axis in AXES:
+    for axis in SERVED:
         vars()[f"EXPOSED_{axis.name.upper()}"] = f"exposed {axis.name}"
     BUBBLE_WARMUP = "bubble warm-up"
     BUBBLE_STEADY = "bubble steady"
@@ -43,8 +44,8 @@ class Part(Enum):
 PARTS: Final = tuple(Part)
 PLACES: Final[Mapping[Part, int]] = MappingProxyType({part: place for place, part in enumerate(PARTS)})
 KERNELS: Final = (Part.COMPUTE, Part.RECOMPUTE, Part.OPTIMIZER)
-EXPOSED: Final[Mapping[Axis, Part]] = MappingProxyType({axis: Part(f"exposed {axis.name}") for axis in AXES})
-"""By axis, in the usual order of axes."""
+EXPOSED: Final[Mapping[Axis, Part]] = MappingProxyType({axis: Part(f"exposed {axis.name}") for axis in SERVED})
+"""By axis, in the usual order of axes; the host last."""
 BUBBLES: Final = (Part.BUBBLE_WARMUP, Part.BUBBLE_STEADY, Part.BUBBLE_COOLDOWN)
 
 PART_OF_WORK: Final[Mapping[Work, Part]] = MappingProxyType(

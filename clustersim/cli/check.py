@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clustersim.scenario import Scenario
 from clustersim.units import format_bytes
+
+if TYPE_CHECKING:
+    from clustersim.fitting import CheckReport
 
 
 def check_scenario(file: Path, overrides: Sequence[str]) -> bool:
@@ -15,9 +19,15 @@ def check_scenario(file: Path, overrides: Sequence[str]) -> bool:
     report = check(scenario)
     peak, capacity = format_bytes(report.peak_memory_bytes), format_bytes(report.memory_capacity_bytes)
     verdict = "legal and fits" if report.fits else "legal, but does not fit"
-    print(f"{file}: {verdict}: {peak} of {capacity} on the fullest GPU")
+    print(f"{file}: {verdict}: {peak} of {capacity} on the fullest GPU{_host(report)}")
     for warning in report.warnings:
         print(f"  warning: {warning}")
     for suggestion in report.suggestions:
         print(f"  suggestion: {suggestion}")
     return report.fits
+
+
+def _host(report: "CheckReport") -> str:
+    """What the fullest host holds, where anything is offloaded."""
+    host = report.host
+    return "" if host is None else f", {format_bytes(host.memory)} of {format_bytes(host.capacity)} on the fullest host"

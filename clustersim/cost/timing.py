@@ -30,6 +30,8 @@ class Bound(Enum):
     LAUNCH = "kernel launch"
     LATENCY = "network latency"
     BANDWIDTH = "network bandwidth"
+    HOST_LINK = "the link to the host"
+    HOST_MEMORY = "bandwidth of the host's memory"
 
 
 @dataclass(frozen=True, slots=True)

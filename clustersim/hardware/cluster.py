@@ -19,6 +19,7 @@ from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.clos_file import read_clos, read_ecmp
 from clustersim.hardware.graph_fabric import GraphFabric
 from clustersim.hardware.graph_file import is_graph, read_graph
+from clustersim.hardware.host import HostMemory
 from clustersim.hardware.topology import Fabric, Tier
 from clustersim.section import Section
 
@@ -38,7 +39,8 @@ class Cluster:
     """`gpus` accelerators on a fabric, of one kind except on the nodes of `mixed`.
 
     library: collective constants, a name in `topologies/libraries` or a path; measured: the library's constants were
-    fitted to published measurements of such machines; files: all that it was read from.
+    fitted to published measurements of such machines; files: all that it was read from; host: the memory of each node's
+    host, None: not known.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Cluster:
     measured: bool
     files: tuple[Path, ...] = field(compare=False)
     mixed: tuple[Mixed, ...] = ()
+    host: HostMemory | None = None
 
     @property
     def nodes(self) -> int:
@@ -99,11 +102,12 @@ def describe(cluster: Cluster) -> tuple[Tier, ...]:
 
 
 def _clos_cluster(section: Section, path: Path, gpus: int | None) -> Cluster:
-    per_node = section.section("node").count("gpus", most=MOST_GPUS)
+    node = section.section("node")
+    per_node = node.count("gpus", most=MOST_GPUS)
     stated = section.count("gpus", most=MOST_GPUS)
     count = _legal(section, stated if gpus is None else gpus, per_node)
     fabric = read_clos(section, count)
-    cluster = _cluster(section, path, fabric, per_node)
+    cluster = replace(_cluster(section, path, fabric, per_node), host=_host(node))
     section.finish()
     return cluster
 
@@ -117,7 +121,7 @@ def _graph_cluster(section: Section, path: Path, gpus: int | None) -> Cluster:
     count = _legal(section, fabric.gpus if gpus is None else gpus, sizes[0])
     if count > fabric.gpus:
         raise section.refuse("gpus", f"{count:,} GPUs do not fit; the graph has {fabric.gpus:,}")
-    cluster = replace(_cluster(about, path, fabric, sizes[0]), gpus=count)
+    cluster = replace(_cluster(about, path, fabric, sizes[0]), gpus=count, host=_host(about))
     section.finish()
     return cluster
 
@@ -128,6 +132,11 @@ def _graph_fabric(section: Section) -> GraphFabric:
         return GraphFabric(graph, ecmp)
     except InputError as error:
         raise section.refuse("edges", str(error)) from error
+
+
+def _host(section: Section) -> HostMemory | None:
+    """What is said of the hosts' memory, if anything is."""
+    return HostMemory.read(section.section("host_memory")) if section.has("host_memory") else None
 
 
 def _cluster(section: Section, path: Path, fabric: Fabric, per_node: int) -> Cluster:

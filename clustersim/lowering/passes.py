@@ -10,6 +10,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from clustersim.lowering.offload import HostTasks, pieces
 from clustersim.lowering.tasklist import Blocks, TaskList
 from clustersim.lowering.units import Units
 from clustersim.parallel.groups import WAYS
@@ -17,7 +18,7 @@ from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
-from clustersim.program.task import Collective, Communicate, Compute, Exchange, Operation, Stream
+from clustersim.program.task import Collective, Communicate, Compute, Exchange, HostWork, Operation, Stream
 from clustersim.units import Bytes
 from clustersim.workload.stack import Stack
 
@@ -66,8 +67,26 @@ class Lowering:
     reducing: list[int] = field(default_factory=list)
     _between: dict[tuple[int, int], Exchange | None] = field(default_factory=dict)
 
+    @cached_property
+    def host(self) -> HostTasks:
+        """What the rank does with its host."""
+        activations = self.plan.training.offload.activations
+        return HostTasks(self.tasks, 0 if activations is None else activations.buffers)
+
     def compute(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
-        """Add a compute task whose block is shared by all passes with this key; return its number."""
+        """Add a compute task whose block is shared by all passes with this key; return its number.
+
+        There are several, one after the other, where activations of layers inside go to the host or come back.
+        """
+        task, after, arriving = -1, run.after, run.arriving
+        for place, piece in enumerate(pieces(operations)):
+            ready = (*after, *self.host.before(run.action, piece))
+            task = self._compute(Pass(run.stage, run.action, ready, arriving), (key, place), piece)
+            self.reducing += self.host.after(run.action, piece, task)
+            after, arriving = (), ()
+        return task
+
+    def _compute(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
         name = _NAMES[run.action.kind]
         block = self.blocks.block((name, bool(run.arriving), key), name, (*run.arriving, *operations))
         self.computed = self.tasks.add(Stream.COMPUTE, Compute(block, run.after, run.action))
@@ -98,23 +117,31 @@ class Lowering:
         """Gather parameters of groups from the ranks that hold parts of them; return the tasks.
 
         Groups that the same ranks hold are gathered at once, whatever their formats (FSDP2 does, as bytes).
-        again: since they were last updated, so that a second copy of them has them, too.
+        again: since they were last updated, so that a second copy of them has them, too. Parts that are on the host
+        come from there first, as they are held; second copies stay on the device.
         """
         payloads: dict[str, Bytes] = {}
+        there: dict[str, Bytes] = {}
         for group, parameters in held:
             second = again and group.secondary is not None
             role, ranks = (group.secondary, group.seconds) if second else (group.shard, group.shards)
             if role is not None and ranks > 1:
                 payloads[role.name] = payloads.get(role.name, 0.0) + parameters * group.formats.gathered.bytes
+                if self.plan.training.offload.shards and not second:
+                    there[role.name] = there.get(role.name, 0.0) + parameters * group.held.bytes / group.shards
+        fetched = {
+            role: (self.host.run(HostWork.FROM_HOST, "fetch parameters", size, after),) for role, size in there.items()
+        }
         exchanges = (Exchange(name, Collective.ALL_GATHER, role, payload) for role, payload in payloads.items())
-        return tuple(self.communicate(exchange, after) for exchange in exchanges)
+        return tuple(self.communicate(exchange, fetched.get(exchange.group, after)) for exchange in exchanges)
 
     def reduce(
         self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int], *, across: bool = True
     ) -> tuple[int, ...]:
         """Sum gradients of a group: scattered over those who hold parts, then over those who hold equal ones.
 
-        across: whether the second is done, too, or left to a later reduction. Return the last task, if there is one.
+        across: whether the second is done, too, or left to a later reduction. Where gradients are
+        on the host, they go there once both are done. Return the last task, if there is one.
         """
         if not group.trained:
             return ()
@@ -127,6 +154,8 @@ class Lowering:
             part = payload / group.shards if group.shards > 1 else payload
             exchange = Exchange(name, Collective.ALL_REDUCE, group.replicate.name, part)
             last = (self.communicate(exchange, last or after),)
+        if last and (across or group.replicas == 1) and self.plan.training.offload.gradients:
+            last = (self.host.run(HostWork.TO_HOST, "offload gradients", payload / group.shards, last),)
         return last
 
 

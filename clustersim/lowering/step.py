@@ -32,6 +32,7 @@ from clustersim.program.task import (
     Communicate,
     Compute,
     Exchange,
+    HostWork,
     Operation,
     Receive,
     Send,
@@ -178,9 +179,34 @@ def _optimize(low: Lowering, stages: tuple[Stage, ...], place: int | None) -> in
     if plan.training.gradient_clipping:
         kernels = [each for training, count in updated for each in _steps(gradient_norm(training, count))]
         after = _norm(low, kernels) if place is None else _norm_so_far(low, place, kernels)
-    steps = [each for training, count in updated for each in _steps(optimizer_step(training, count))]
-    block = low.blocks.block(("optimizer", tuple(steps)), "optimizer", steps)
-    return low.tasks.add(Stream.COMPUTE, Compute(block, after))
+    share = plan.training.offload.share
+    here = [(training, (1.0 - share) * count) for training, count in updated if share < 1.0]
+    steps = [each for training, count in here for each in _steps(optimizer_step(training, count))]
+    back = list(_update_on_host(low, sum(len(low.units.of(stage)) for stage in stages), updated, after))
+    for operations, ready in (
+        ((steps, after), ((), (*back[-1:],))) if back and steps else ((steps, back[-1:] or after),)
+    ):
+        block = low.blocks.block(("optimizer", tuple(operations)), "optimizer", operations)
+        done = low.tasks.add(Stream.COMPUTE, Compute(block, tuple(ready)))
+    return done
+
+
+def _update_on_host(
+    low: Lowering, pieces: int, updated: list[tuple[Training, float]], after: tuple[int, ...]
+) -> Iterator[int]:
+    """Update the host's part of the parameters, in so many pieces; yield the tasks after which weights are there."""
+    offload = low.plan.training.offload
+    for training, count in (each for each in updated if each[1] and offload.states is not None):
+        part, formats = offload.share * count / pieces, training.recipe.weights
+        (kernel,) = optimizer_step(replace(training, fused=True), part)
+        for _ in range(pieces):
+            ready = after
+            if not offload.gradients:
+                ready = (low.host.run(HostWork.TO_HOST, "offload gradients", part * formats.gradients.bytes, after),)
+            task = low.host.run(HostWork.ON_HOST, "optimizer on the host", kernel.bytes, ready)
+            if not offload.shards:
+                task = low.host.run(HostWork.FROM_HOST, "fetch weights", part * formats.stored.bytes, (task,))
+            yield task
 
 
 def _updated(plan: Plan, stages: tuple[Stage, ...]) -> Iterator[tuple[Training, float]]:
@@ -224,9 +250,14 @@ def _norm_so_far(low: Lowering, rank: int, kernels: list[Operation]) -> tuple[in
 
 
 def _squares(low: Lowering, operations: list[Operation]) -> int:
-    """Sum the squares of this rank's gradients once they are reduced; return the task."""
+    """Sum the squares of this rank's gradients once they are reduced, where they are; return the task."""
+    after = tuple(low.reducing)
+    if low.plan.training.offload.gradients:
+        read = sum(operation.kernel.bytes for operation in operations if operation.kernel is not None)
+        after = (low.host.run(HostWork.ON_HOST, f"{_NORM} on the host", read, after),)
+        operations = [operation for operation in operations if operation.kernel is None]
     block = low.blocks.block(("norm", tuple(operations)), "gradient norm", operations)
-    return low.tasks.add(Stream.COMPUTE, Compute(block, tuple(low.reducing)))
+    return low.tasks.add(Stream.COMPUTE, Compute(block, after))
 
 
 def _steps(kernels: tuple[Kernel, ...]) -> list[Operation]:

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from clustersim.memory.activations import Activations
 from clustersim.parallel.pipeline import Stage
-from clustersim.parallel.plan import Plan
+from clustersim.parallel.plan import Plan, Run
 from clustersim.parallel.tensor import (
     Sharding,
     backward,
@@ -23,6 +24,7 @@ from clustersim.parallel.tensor import (
 )
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Operation, Work
+from clustersim.units import Bytes
 from clustersim.workload.layers import Layer
 from clustersim.workload.stack import LayerSpec
 from clustersim.workload.training import SelectiveOperations, SelectiveRecompute
@@ -67,7 +69,7 @@ class Units:
 
     plan: Plan
     _known: dict[Stage, tuple[Unit, ...]] = field(default_factory=dict)
-    _layers: dict[tuple[LayerSpec, bool], Unit] = field(default_factory=dict)
+    _layers: dict[tuple[LayerSpec, bool, bool], Unit] = field(default_factory=dict)
     _operations: dict[tuple[Stage, ActionKind], tuple[Operation, ...]] = field(default_factory=dict)
 
     def of(self, stage: Stage) -> tuple[Unit, ...]:
@@ -84,18 +86,23 @@ class Units:
         return found
 
     def _build(self, stage: Stage) -> tuple[Unit, ...]:
-        layers = [self._layer(run.spec, again=again) for run, again in self.plan.runs(stage) for _ in range(run.count)]
+        layers = [self._layer(run) for run in self.plan.runs(stage) for _ in range(run.layers.count)]
         before = [self.embedding] if stage.embedding else []
         after = [self._head(self.plan.head_of(stage))] if stage.head else []
         return (*before, *layers, *after)
 
-    def _layer(self, spec: LayerSpec, *, again: bool) -> Unit:
-        """A layer. again: its forward is run again before its backward."""
-        found = self._layers.get((spec, again))
+    def _layer(self, run: Run) -> Unit:
+        """A layer of a run."""
+        spec, again = run.layers.spec, run.again
+        found = self._layers.get((spec, again, run.offloaded))
         if found is None:
             layer, sharding = self.plan.layers[spec], self.plan.sharding(spec.attention)
             repeated = forward(layer, sharding, Work.RECOMPUTE) if again else self._selected(layer, sharding)
-            found = self._layers[spec, again] = _unit("layer", layer, sharding, repeated)
+            found = _unit("layer", layer, sharding, repeated)
+            found = self._without_gradients(found)
+            if run.offloaded:
+                found = _copied(found, Activations(self.plan).kept_of(run))
+            self._layers[spec, again, run.offloaded] = found
         return found
 
     def _selected(self, layer: Layer, sharding: Sharding) -> list[Operation]:
@@ -110,19 +117,51 @@ class Units:
     @cached_property
     def embedding(self) -> Unit:
         """The token embedding."""
-        return _unit("embedding", self.plan.embedding, replace(self.plan.sharding(), enters=False), [])
+        sharding = replace(self.plan.sharding(), enters=False)
+        return self._without_gradients(_unit("embedding", self.plan.embedding, sharding, []))
 
     def _head(self, last: Layer) -> Unit:
         sharding = replace(self.plan.sharding(), leaves=False)
         unit = _unit("head", last, sharding, [])
         reductions = sharding.over_vocabulary(self.plan.shard.tokens)
-        return replace(unit, forward=(*unit.forward, *reductions), head=True)
+        return self._without_gradients(replace(unit, forward=(*unit.forward, *reductions), head=True))
+
+    def _without_gradients(self, unit: Unit) -> Unit:
+        """The unit, whose gradients go to the host after its backward if those of the plan do so unreduced."""
+        if not self.plan.unreduced_gradients_leave:
+            return unit
+        groups = self.plan.trained_groups
+        size = float(sum(unit.counts.get(group.name, 0) * group.formats.gradients.bytes for group in groups))
+        if not size:
+            return unit
+        return replace(unit, backward=_leaving(unit.backward, size), weights=_leaving(unit.weights, size))
 
 
 def operations_of(units: Sequence[Unit], kind: ActionKind) -> tuple[Operation, ...]:
     """Operations of a pass through units: forward in model order, backward in reverse."""
     ordered = units if kind is ActionKind.FORWARD else reversed(units)
     return tuple(operation for unit in ordered for operation in unit.operations(kind))
+
+
+def _copied(unit: Unit, size: Bytes) -> Unit:
+    """The unit with so many bytes of activations on the host from its forward to its backward."""
+    *most, last = unit.forward
+    return replace(
+        unit,
+        forward=(*most, replace(last, saves=size)),
+        backward=_fetching(unit.backward, size),
+        inputs=_fetching(unit.inputs, size),
+    )
+
+
+def _leaving(operations: tuple[Operation, ...], size: Bytes) -> tuple[Operation, ...]:
+    *most, last = operations
+    return *most, replace(last, leaves=size)
+
+
+def _fetching(operations: tuple[Operation, ...], size: Bytes) -> tuple[Operation, ...]:
+    first, *rest = operations
+    return replace(first, fetches=size), *rest
 
 
 def _unit(name: str, part: Layer, sharding: Sharding, again: list[Operation]) -> Unit:

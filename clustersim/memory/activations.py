@@ -18,7 +18,7 @@ Reference: Korthikanti et al. 2022, sections 4 and 5; Qi et al. 2023 (arXiv:2401
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -26,7 +26,7 @@ from typing import Final
 from clustersim.dtypes import DType
 from clustersim.parallel.data import FullyShard
 from clustersim.parallel.pipeline import Stage
-from clustersim.parallel.plan import Plan
+from clustersim.parallel.plan import Plan, Run
 from clustersim.program.action import ActionKind
 from clustersim.units import Bytes
 from clustersim.workload import streaming
@@ -94,9 +94,30 @@ class Activations:
     def kept_parts(self, stage: Stage) -> Counts:
         """What one microbatch keeps on a stage."""
         counts = Counter(_ends(stage, Part.EMBEDDING, Part.HEAD))
-        for run, again in self.plan.runs(stage):
-            counts[_kept(again), run.spec] += run.count
+        for run in self.plan.runs(stage):
+            counts[_kept(run)] += 0 if run.offloaded else run.layers.count
         return counts
+
+    def kept_of(self, run: Run) -> Bytes:
+        """Bytes that one microbatch keeps of one layer of a run, wherever they are."""
+        return self.size(*_kept(run))
+
+    def hosted(self, stage: Stage) -> Bytes:
+        """Bytes that one microbatch keeps of a stage on the host."""
+        return sum(run.layers.count * self.kept_of(run) for run in self.plan.runs(stage) if run.offloaded)
+
+    def buffers(self, stages: Iterable[Stage]) -> Bytes:
+        """Bytes of offloaded layers that are on the device at once: of so many of the largest, if there are so many.
+
+        A layer's are there from its forward's start until they are copied out, and from the start of the copy back
+        to its backward's end.
+        """
+        activations = self.plan.training.offload.activations
+        if activations is None:
+            return 0.0
+        runs = [run for stage in stages for run in self.plan.runs(stage) if run.offloaded]
+        sizes = (size for run in runs for size in [self.kept_of(run)] * min(run.layers.count, activations.buffers))
+        return sum(sorted(sizes, reverse=True)[: activations.buffers])
 
     def moments(self, stage: Stage, kind: ActionKind = ActionKind.BACKWARD) -> Iterator[Counts]:
         """What a pass needs beside what was kept, at the moments of which one is the fullest; freed parts are negative.
@@ -112,10 +133,9 @@ class Activations:
             yield {(Part.LOSS, None): 1}
             yield {(Part.CAST, None): 1, (Part.HEAD_GRADIENT, None): int(whole)}
             freed.update(_freed((Part.HEAD, None), 1, whole))
-        for run, again in reversed(self.plan.runs(stage)):
-            layer = _kept(again), run.spec
-            yield from _through(layer, run.count, freed, whole)
-            freed.update(_freed(layer, run.count, whole))
+        for run in reversed(self.plan.runs(stage)):
+            yield from _through(run, freed, whole)
+            freed.update(_freed_of(run, run.layers.count, whole))
         if stage.embedding:
             moment: Counter[Kind] = Counter({(Part.EMBEDDING_GRADIENT, None): int(whole)})
             moment.subtract(freed)
@@ -196,9 +216,9 @@ LAYER_PARTS: Final = frozenset(_OF_LAYERS)
 """Parts of which each kind of layer has its own."""
 
 
-def _kept(again: bool) -> Part:
-    """What a layer keeps. again: it is run again as a whole."""
-    return Part.INPUT if again else Part.LAYER
+def _kept(run: Run) -> Kind:
+    """What a layer of a run keeps."""
+    return (Part.INPUT if run.again else Part.LAYER), run.layers.spec
 
 
 def _ends(stage: Stage, embedding: Part, head: Part) -> dict[Kind, int]:
@@ -214,14 +234,22 @@ def _gradients(stage: Stage) -> Iterator[Counts]:
         yield {(Part.LAYER_GRADIENT, run.spec): 1}
 
 
-def _through(layer: Kind, count: int, freed: Counter[Kind], whole: bool) -> Iterator[Counts]:
-    """Moments of a backward through `count` layers of a kind: in the last one, of halves in the first, too."""
-    _, spec = layer
-    for passed in (0,) if whole else (0, count - 1):
-        moment = Counter({(Part.WHOLE, spec): 1, layer: -1, (Part.LAYER_GRADIENT, spec): int(whole)})
+def _through(run: Run, freed: Counter[Kind], whole: bool) -> Iterator[Counts]:
+    """Moments of a backward through the layers of a run: in the last one, of halves in the first, too."""
+    spec = run.layers.spec
+    for passed in (0,) if whole else (0, run.layers.count - 1):
+        moment = Counter({(Part.WHOLE, spec): 1, _kept(run): -1, (Part.LAYER_GRADIENT, spec): int(whole)})
         moment.subtract(freed)
-        moment.subtract(_freed(layer, passed, whole))
+        moment.subtract(_freed_of(run, passed, whole))
         yield moment
+
+
+def _freed_of(run: Run, count: int, whole: bool) -> Counts:
+    """What backward frees once it has passed `count` layers of a run; what was on the host is not there to be freed."""
+    freed = dict(_freed(_kept(run), count, whole))
+    if run.offloaded:
+        del freed[_kept(run)]
+    return freed
 
 
 def _freed(kind: Kind, count: int, whole: bool) -> Counts:

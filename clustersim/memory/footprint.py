@@ -2,8 +2,9 @@
 
 Parameters, gradients and optimizer states, sharded as ZeRO's stage says (Rajbhandari et al. 2020, section 5: with 2
 bytes for parameters and gradients and 12 for master weights and moments of P parameters on N ranks, 16 P, 4 P + 12 P/N,
-2 P + 14 P/N and 16 P/N bytes); the layers that ZeRO-3 has gathered; the bucket of whole gradients that ZeRO-2 fills
-(one: the next is filled while it is reduced only if the network lags); buffers of process groups; the driver's context.
+2 P + 14 P/N and 16 P/N bytes), less what is on the host, with buffers for what comes and goes; the layers that ZeRO-3
+has gathered; the bucket of whole gradients that ZeRO-2 fills (one: the next is filled while it is reduced only if the
+network lags); buffers of process groups; the driver's context.
 Where gradients are reduced after the last microbatch only, as with a pipeline, they are whole until then, whatever the
 stage; and the parameters that ZeRO-3 gathers for a pipeline's first forward stay.
 """
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from clustersim.dtypes import DType
+from clustersim.memory.activations import Activations
 from clustersim.parallel.data import FullyShard, NaiveDataParallel, Zero2
 from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.pipeline import Stage
@@ -32,6 +34,7 @@ class Category(Enum):
     OPTIMIZER = "optimizer state"
     GATHERED = "gathered parameters"
     ACTIVATIONS = "activations"
+    OFFLOAD = "offload buffers"
     COMMUNICATION = "communication buffers"
     CONTEXT = "driver context"
     FRAGMENTATION = "fragmentation"
@@ -56,23 +59,26 @@ class Footprint:
         return {
             Category.PARAMETERS: sum(count * self._parameter_bytes(group) for group, count in held),
             Category.GRADIENTS: sum(count * self._gradient_bytes(group) for group, count in held),
-            Category.OPTIMIZER: sum(count * self._state_bytes(group) / self._shards(group, 1) for group, count in held),
+            Category.OPTIMIZER: (1.0 - self.plan.training.offload.share)
+            * sum(count * self._state_bytes(group) / self._shards(group, 1) for group, count in held),
             Category.GATHERED: self.gathered(stages),
+            Category.OFFLOAD: Activations(self.plan).buffers(stages) + self.passing(stages),
             Category.COMMUNICATION: buffers + sum(self.bucket(group, count) for group, count in held),
             Category.CONTEXT: self.context,
         }
 
     def _parameter_bytes(self, group: ParameterGroup) -> Bytes:
-        """Bytes of a parameter, and of backward's copy of it."""
-        own = group.formats.stored.bytes / self._shards(group, 3)
+        """Bytes of a parameter, unless it is on the host, and of backward's copy of it."""
+        own = 0.0 if self.plan.training.offload.shards else group.formats.stored.bytes / self._shards(group, 3)
         return own if group.secondary is None else own + group.formats.gathered.bytes / group.seconds
 
     def _gradient_bytes(self, group: ParameterGroup) -> Bytes:
-        """Bytes of the gradient of a parameter; of frozen ones there are none."""
-        if not group.trained:
+        """Bytes of the gradient of a parameter; none of frozen ones, and of those that leave for the host."""
+        if not group.trained or self.plan.unreduced_gradients_leave:
             return 0.0
-        whole = self.plan.sums_whole_gradients
-        return group.formats.gradients.bytes / (1 if whole else self._shards(group, 2))
+        if self.plan.sums_whole_gradients:
+            return group.formats.gradients.bytes
+        return 0.0 if self.plan.training.offload.gradients else group.formats.gradients.bytes / self._shards(group, 2)
 
     def _state_bytes(self, group: ParameterGroup) -> Bytes:
         """Bytes of master weights and moments per parameter; of frozen ones there are none."""
@@ -99,6 +105,25 @@ class Footprint:
                     return held
                 return held + max(_whole(unit, trained, lambda formats: formats.gradients) for unit in units)
         return 0.0
+
+    def passing(self, stages: tuple[Stage, ...]) -> Bytes:
+        """What is on its way: shards of parameters from the host to their gathers, and gradients of one unit to it.
+
+        Of gradients that nobody reduces, those of the unit whose backward runs are there, too.
+        """
+        offload, ahead = self.plan.training.offload, 0
+        if isinstance(self.plan.layout.data, FullyShard) and offload.shards:
+            ahead = self.plan.layout.data.ahead + 1
+        away = (2 if self.plan.unreduced_gradients_leave else 1) * offload.gradients
+        units = {id(unit): unit for stage in stages for unit in self.plan.units(stage)}.values()
+        return max(
+            sum(
+                unit.counts.get(group.name, 0) / self._shards(group, 2)
+                * (ahead * group.held.bytes + away * group.trained * group.formats.gradients.bytes)
+                for group in self.plan.parameter_groups
+            )
+            for unit in units
+        )  # fmt: skip
 
     def bucket(self, group: ParameterGroup, count: float) -> Bytes:
         """A bucket of the rank's `count` whole gradients of a group, where those of ZeRO-2 wait for their reduction."""

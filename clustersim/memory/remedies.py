@@ -14,6 +14,7 @@ from clustersim.parallel.data import BY_STAGE
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.units import Bytes, format_bytes
+from clustersim.workload.offload import ActivationOffload, Offload, OptimizerOffload
 from clustersim.workload.training import (
     FullRecompute,
     NoRecompute,
@@ -49,7 +50,7 @@ def remedies(plan: Plan, capacity: Bytes, peak_of: PeakOf, *, domain: int) -> li
         told = list(islice(fitting, MOST))
         if told:
             return told
-    return ["no single change of recomputation, sharding or degrees fits; use more GPUs or a smaller model"]
+    return ["no single change of recomputation, sharding, degrees or offload fits; use more GPUs or a smaller model"]
 
 
 def _first(ladder: Iterator[Candidate], capacity: Bytes, peak_of: PeakOf) -> str | None:
@@ -98,7 +99,7 @@ def _quantized(plan: Plan) -> Iterator[Candidate]:
 
 
 def _other_ladders(plan: Plan, domain: int) -> tuple[Iterator[Candidate], ...]:
-    return _split_sequence(plan), _sharding(plan), _wider(plan, domain), _deeper(plan)
+    return _split_sequence(plan), _sharding(plan), _wider(plan, domain), _deeper(plan), _offload(plan)
 
 
 def _split_sequence(plan: Plan) -> Iterator[Candidate]:
@@ -137,11 +138,22 @@ def _deeper(plan: Plan) -> Iterator[Candidate]:
             yield Candidate(_words(deeper) + again_even, _spread(plan, deeper))
 
 
+def _offload(plan: Plan) -> Iterator[Candidate]:
+    """The optimizer on the host, or activations."""
+    offload = plan.training.offload
+    if offload.states is None:
+        there = replace(offload, states=OptimizerOffload())
+        yield Candidate("training.offload.optimizer=true", _trained(plan, offload=there))
+    if offload.activations is None:
+        there = replace(offload, activations=ActivationOffload())
+        yield Candidate("training.offload.activations=all", _trained(plan, offload=there))
+
+
 def _words(layout: Layout) -> str:
     return f"layout.tp={layout.tp} layout.pp={layout.pp} layout.dp={layout.dp}"
 
 
-def _trained(plan: Plan, **changes: Recompute | int) -> Plan:
+def _trained(plan: Plan, **changes: Recompute | Offload | int) -> Plan:
     training: Training = replace(plan.training, **changes)  # type: ignore[arg-type]
     return replace(plan, training=training)
 

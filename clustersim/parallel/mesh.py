@@ -60,6 +60,10 @@ MESHES: Final[Mapping[str, tuple[Axis, ...]]] = MappingProxyType(
 """The axes of every mesh, in the usual order of ranks; all meshes of a layout have as many ranks."""
 AXES: Final = tuple(dict.fromkeys(axis for axes in MESHES.values() for axis in axes if axis.part_of is None))
 """All whole axes, in the order of answers."""
+HOST: Final = Axis("host", "host", "host")
+"""No axis of a mesh: what each rank copies to and from its host, and what the host computes for it."""
+SERVED: Final = (*AXES, HOST)
+"""All that time is spent on communication for, in the order of answers."""
 NAMES: Final = tuple(axis.name for axis in AXES)
 SPOKEN: Final = (*(axis for axis in MESHES[DENSE] if axis is not DATA), DATA)
 """The dense mesh's axes as people list them: first what makes one replica of the model, then how many there are."""
@@ -123,6 +127,8 @@ EMBEDDING: Final = Role("embedding", "tied embeddings", (PIPELINE,), DATA, Span.
 """The pipeline ranks that hold an embedding which is the logits' matrix, too."""
 NEXT: Final = Role("pp_next", "pp", (PIPELINE,), PIPELINE, Span.NEXT)
 PREVIOUS: Final = Role("pp_previous", "pp", (PIPELINE,), PIPELINE, Span.PREVIOUS)
+HOST_ROLE: Final = Role("host", "host", (), HOST)
+"""Each rank by itself, with its host."""
 
 ROLES: Final[Mapping[str, Role]] = MappingProxyType(
     {
@@ -139,6 +145,7 @@ ROLES: Final[Mapping[str, Role]] = MappingProxyType(
             REPLICA,
             INSTANCE,
             WORLD,
+            HOST_ROLE,
         )
     }
 )

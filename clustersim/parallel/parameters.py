@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
+from clustersim.dtypes import DType
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import INSTANCE, REPLICA, REPLICAS, SHARDS, WEIGHTS, WORLD, Role
 from clustersim.workload.operators import ADAPTERS, DENSE, QUANTIZED
@@ -64,6 +65,11 @@ class ParameterGroup:
     def ranks(self) -> int:
         """Ranks that reduce gradients with each other."""
         return self.shards * self.replicas
+
+    @property
+    def held(self) -> DType:
+        """The format in which a host has them: as the optimizer updates them; frozen ones as they are computed with."""
+        return self.formats.held if self.trained else self.formats.stored
 
 
 def parameter_groups(layout: Layout, training: Training) -> tuple[ParameterGroup, ...]:

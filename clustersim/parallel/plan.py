@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
 
 from clustersim.parallel.data import GradientSync
 from clustersim.parallel.layout import Layout
@@ -15,6 +17,14 @@ from clustersim.workload.layers import Layer, Shard, embedding, head, layer
 from clustersim.workload.stack import FullAttention, LayerRun, LayerSpec, cut
 from clustersim.workload.training import FullRecompute, Training
 from clustersim.workload.transformer import Model
+
+
+class Run(NamedTuple):
+    """Equal layers of a stage. again: their whole forward is run again; offloaded: what they keep goes to the host."""
+
+    layers: LayerRun
+    again: bool
+    offloaded: bool
 
 
 @dataclass(frozen=True)
@@ -115,11 +125,25 @@ class Plan:
                 return min(layers, stage.layers)
         return 0
 
-    def runs(self, stage: Stage) -> tuple[tuple[LayerRun, bool], ...]:
-        """A stage's layers in order, as runs of equal ones, of which all or none run their whole forward again."""
-        again = self.recomputed_layers(stage)
-        parts = (cut(stage.stack, 0, again), True), (cut(stage.stack, again, stage.layers - again), False)
-        return tuple((run, recomputed) for stack, recomputed in parts for run in stack)
+    @property
+    def unreduced_gradients_leave(self) -> bool:
+        """Whether gradients go to the host as backward makes them, because no other rank has some to add."""
+        return self.training.offload.gradients and all(group.ranks == 1 for group in self.parameter_groups)
+
+    def offloaded_layers(self, stage: Stage) -> int:
+        """How many layers of a stage, its first, have what they keep on the host."""
+        activations = self.training.offload.activations
+        return 0 if activations is None else activations.of(stage.layers)
+
+    def runs(self, stage: Stage) -> tuple[Run, ...]:
+        """A stage's layers in order, as runs of equal ones that are treated alike."""
+        again, offloaded = self.recomputed_layers(stage), self.offloaded_layers(stage)
+        edges = sorted({0, again, offloaded, stage.layers})
+        return tuple(
+            Run(run, again=begin < again, offloaded=begin < offloaded)
+            for begin, end in pairwise(edges)
+            for run in cut(stage.stack, begin, end - begin)
+        )
 
     @cached_property
     def shard(self) -> Shard:

@@ -22,8 +22,16 @@ from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.kernels import efficiency_of, with_products
 from clustersim.scenario.changes.links import links_to_nics, network_links, nvlink, pcie_links, with_links
-from clustersim.scenario.changes.work import with_batch, with_microbatch, with_recompute, with_shards, with_slow_gpu
+from clustersim.scenario.changes.work import (
+    with_batch,
+    with_microbatch,
+    with_recompute,
+    with_shards,
+    with_slow_gpu,
+    without_offload,
+)
 from clustersim.scenario.legal import divisors
+from clustersim.workload.offload import NOTHING
 from clustersim.workload.training import FullRecompute, NoRecompute, Recompute
 
 _NO_NETWORK: Final = "all ranks are on one node"
@@ -154,6 +162,12 @@ def _recompute(policy: Recompute, already: str) -> Change:
     return change
 
 
+def _no_offload(result: Result) -> Changed | Untried:
+    scenario = result.scenario
+    offloads = scenario.training.offload != NOTHING
+    return Changed(without_offload(scenario)) if offloads else Untried("nothing is on the host now")
+
+
 CASES: Final = (
     Case("network_less", "network links at 0.9x bandwidth", _links(network_links, LESS, _NO_NETWORK), modelled=True),
     Case("network_twice", "network links at 2x bandwidth", _faster_network, modelled=True),
@@ -170,4 +184,5 @@ CASES: Final = (
     Case("hybrid_sharding", "weights cut over as few ranks as fit, equal on the rest", _hybrid, modelled=True),
     Case("no_recompute", "nothing recomputed", _recompute(NoRecompute(), "nothing is recomputed now")),
     Case("full_recompute", "all layers recomputed", _recompute(FullRecompute(), "all layers are recomputed now")),
+    Case("no_offload", "nothing on the host", _no_offload),
 )

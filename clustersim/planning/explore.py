@@ -32,7 +32,9 @@ from clustersim.planning.explore_space import COUNTS, FEATURES, PLAYED, SCHEDULE
 from clustersim.planning.explore_steps import studies
 from clustersim.scenario import Contention, Scenario
 from clustersim.scenario.build import read_cluster
+from clustersim.scenario.changes.work import without_offload
 from clustersim.scenario.file import ScenarioFile
+from clustersim.workload.offload import NOTHING
 from clustersim.workload.presets import PRESETS
 from clustersim.workload.recipe import Recipe, mixed
 from clustersim.workload.stack import LayerRun, joined
@@ -66,7 +68,7 @@ def tables(scenario: Scenario) -> Exploration:
         )
     formats = dict(_formats(scenario))
     largest, offered = _largest(scenario)
-    space = Space(scenario, tuple(_models(scenario)), tuple(formats), offered)
+    space = Space(without_offload(scenario), tuple(_models(scenario)), tuple(formats), offered)
     return Exploration(
         name=scenario.name,
         models=tuple(map(_words, space.models)),
@@ -193,6 +195,8 @@ def _levels(fabric: Fabric, gpus: IntArray) -> tuple[tuple[tuple[str, IntArray],
 
 def _notes(scenario: Scenario) -> Iterator[str]:
     """What of the scenario the page leaves out."""
+    if scenario.training.offload != NOTHING:
+        yield "offload is left out of memory: all is drawn as on the device; simulated steps are the scenario's"
     if not isinstance(scenario.schedule, PLAYED):
         yield (
             f"the scenario's schedule {scenario.schedule.name} is none that the page can play; memory and bubble are "

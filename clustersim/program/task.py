@@ -8,6 +8,7 @@ microbatch that does the same work refers to one block object.
 
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import Final
 
 from clustersim.program.action import Action
 from clustersim.units import Bytes
@@ -23,6 +24,13 @@ class Stream(IntEnum):
     SEND_NEXT = 2  # activations to the next stage
     SEND_PREVIOUS = 3  # gradients to the previous stage
     RECEIVE = 4  # buffers are posted ahead: receives do not queue behind each other
+    TO_HOST = 5  # copies from the device
+    HOST = 6  # what the host computes for the rank
+    FROM_HOST = 7  # copies to the device
+
+
+HOST_STREAMS: Final = (Stream.TO_HOST, Stream.HOST, Stream.FROM_HOST)
+"""What a rank does with its host."""
 
 
 class Work(Enum):
@@ -59,6 +67,24 @@ class Exchange:
     payload: Bytes
 
 
+class HostWork(Enum):
+    """What a rank does with its host: copies to it and from it, and what the host computes for it."""
+
+    TO_HOST = "to host"
+    FROM_HOST = "from host"
+    ON_HOST = "on host"
+
+
+@dataclass(frozen=True, slots=True)
+class HostExchange(Exchange):
+    """A message between one rank and its host, or the host's work in its own memory.
+
+    payload: bytes that are copied, or that the host reads and writes.
+    """
+
+    work: HostWork
+
+
 @dataclass(frozen=True, slots=True)
 class Overlap:
     """An exchange and a kernel cut into equal chunks and pipelined (tensor- and context-parallel overlap).
@@ -77,12 +103,19 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One step of a block. gradients: how many parameters of this rank, all of one group, have theirs after it."""
+    """One step of a block. gradients: how many parameters of this rank, all of one group, have theirs after it.
+
+    fetches: bytes of activations that must be back from the host before it; saves: that go there after it; leaves: of
+    gradients that go there after it.
+    """
 
     does: Kernel | Exchange | Overlap
     work: Work
     gradients: int = 0
     group: str = DENSE
+    fetches: Bytes = 0.0
+    saves: Bytes = 0.0
+    leaves: Bytes = 0.0
 
     @property
     def exchange(self) -> Exchange | None:

@@ -61,6 +61,7 @@ USE_LOOKS: Final[Mapping[Use, Category]] = MappingProxyType(
         Use.OPTIMIZER: Category.OPTIMIZER_STATE,
         Use.GATHERED: Category.GATHERED,
         Use.ACTIVATIONS: Category.ACTIVATIONS,
+        Use.OFFLOAD: Category.OFFLOAD,
         Use.COMMUNICATION: Category.BUFFERS,
         Use.CONTEXT: Category.CUDA_CONTEXT,
         Use.FRAGMENTATION: Category.FRAGMENTATION,
@@ -140,6 +141,7 @@ def verdict_of(result: Answer) -> Verdict:
         exposed_communication_fraction=answer["exposed_communication_fraction"],
         steps=steps_of(result),
         band=result.band,
+        host=None if result.host is None else (result.host.memory, result.host.capacity),
     )
 
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from clustersim.arrays import IntArray
 from clustersim.cost.block import BlockTiming
-from clustersim.parallel.mesh import ROLES
+from clustersim.parallel.mesh import HOST_ROLE, ROLES
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.placement import Placement
-from clustersim.program.task import Block, Compute, Exchange, Overlap, Receive, Send, Stream, Task, Work
+from clustersim.program.task import Block, Compute, Exchange, HostExchange, Overlap, Receive, Send, Stream, Task, Work
 from clustersim.report.rows import shown_rows
 from clustersim.report.theme import AXIS_LOOKS, CATEGORIES, Category
 from clustersim.report.view import Path, Row, Spans, Timeline
@@ -28,12 +28,16 @@ if TYPE_CHECKING:
     from clustersim.answer import Answer
 
 LANES: Final = ("compute", "data parallel", "pipeline")
+_HOST_LANES: Final = ("to the host", "host", "from the host")
 _LANE_OF_STREAM: Final = {
     Stream.COMPUTE: 0,
     Stream.DATA: 1,
     Stream.SEND_NEXT: 2,
     Stream.SEND_PREVIOUS: 2,
     Stream.RECEIVE: -1,
+    Stream.TO_HOST: 3,
+    Stream.HOST: 4,
+    Stream.FROM_HOST: 5,
 }
 _LANES_BY_STREAM: Final = np.array([_LANE_OF_STREAM[stream] for stream in Stream])
 _ACTION_LOOKS: Final[Mapping[ActionKind, Category]] = MappingProxyType(
@@ -97,9 +101,14 @@ def timeline_of(result: "Answer", ranks: Sequence[int]) -> Timeline:
         for stage, rank in zip(stages, ranks, strict=True)
     )  # fmt: skip
     return Timeline(
-        rows, LANES, _spans(result, ranks), _path(result, ranks), row_word(scenario), row_note(scenario),
+        rows, _lanes(result), _spans(result, ranks), _path(result, ranks), row_word(scenario), row_note(scenario),
         tuple(np.cumsum(result.step_times)[:-1].tolist()), of_rows=max(len(rows), len(result.ledgers)),
     )  # fmt: skip
+
+
+def _lanes(result: "Answer") -> tuple[str, ...]:
+    """Those of the host only where it does anything."""
+    return (*LANES, *_HOST_LANES) if HOST_ROLE.name in result.program.groups else LANES
 
 
 def shown_rows_of(result: "Answer", ranks: Sequence[int]) -> IntArray:
@@ -213,9 +222,11 @@ class _Words:
         if exchange not in self.known:
             timing = self.result.cost.exchange_timing(exchange)
             source = PROVENANCE_NAMES[timing.provenance]
-            detail = f"{timing.algorithm} in a group that spans {timing.tier}, bound by {timing.bound.value}, {source}"
+            hosted = isinstance(exchange, HostExchange)
+            how = "" if hosted else f"{timing.algorithm} in a group that spans {timing.tier}, "
+            detail = f"{how}bound by {timing.bound.value}, {source}"
             look = CATEGORIES.index(ROLE_LOOKS[exchange.group])
-            name = f"{exchange.name} ({exchange.collective.value} of {exchange.group})"
+            name = exchange.name + ("" if hosted else f" ({exchange.collective.value} of {exchange.group})")
             self.known[exchange] = look, self.texts.number(name), self.texts.number(detail)
         return self.known[exchange]
 

@@ -20,8 +20,9 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
-from clustersim.program.task import Block, Compute, Exchange, Receive, Stream
-from clustersim.report.kineto_words import Called, ProcessGroup, called_exchange, called_kernel
+from clustersim.cost.timing import ExchangeTiming
+from clustersim.program.task import Block, Compute, Exchange, HostExchange, Receive, Stream
+from clustersim.report.kineto_words import Called, ProcessGroup, called_exchange, called_host, called_kernel
 from clustersim.report.operations import Inside, Operations
 from clustersim.report.trace_ranks import TraceRank
 
@@ -35,10 +36,15 @@ _STREAMS: Final = {  # numbers as CUDA gives them: the first that PyTorch makes 
     Stream.SEND_NEXT: 32,
     Stream.SEND_PREVIOUS: 36,
     Stream.RECEIVE: 40,
+    Stream.TO_HOST: 44,
+    Stream.FROM_HOST: 48,
+    Stream.HOST: 1001,  # a thread of the host, which is where its own work is written
 }
 _INSIDE: Final = 20  # the stream of exchanges inside passes
 _HOST: Final = 1000  # process and thread of the host
 _LEAD: Final = 1_000_000  # nanoseconds before the first kernel, in which the host launches it
+_CALLS: Final = {b"kernel": (b"cudaLaunchKernel", 211), b"gpu_memcpy": (b"cudaMemcpyAsync", 41)}
+"""The runtime's function for each category, and its number in CUPTI."""
 _LAUNCH: Final = 600  # nanoseconds on the host
 _MARGIN: Final = 100  # nanoseconds of the operator around its launch
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -57,11 +63,20 @@ def write_kineto(result: "Answer", rank: TraceRank, file: IO[bytes], *, most: in
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """What is written of a kernel apart from when: by the host, and by the GPU, on a stream."""
+    """What is written of a kernel apart from when: by the host, and by the GPU, on a stream.
+
+    category: what the profiler calls its kind.
+    """
 
     operator: bytes
     kernel: bytes
     stream: int
+    category: bytes
+
+    @property
+    def hosted(self) -> bool:
+        """Whether the host does it, and no GPU."""
+        return self.category == b"cpu_op"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +147,8 @@ class _Kernels:
 
     def groups(self) -> Iterator[ProcessGroup]:
         """The groups that this rank communicates in."""
-        for role in sorted({exchange.group for exchange in self.program.exchanges}):
+        between = (exchange for exchange in self.program.exchanges if not isinstance(exchange, HostExchange))
+        for role in sorted({exchange.group for exchange in between}):
             for received in (False, True) if self.result.program.groups[role].ordered else (False,):
                 if self._row(role, received=received) >= 0:
                     yield self._group(role, received=received)
@@ -175,12 +191,16 @@ class _Kernels:
     def _exchange(self, exchange: Exchange, stream: int, *, received: bool = False) -> int:
         key = (exchange, stream, received)
         if key not in self._exchanges:
-            group = self._group(exchange.group, received=received)
             timing = self.result.cost.exchange_timing(exchange)
-            dtype = self.result.scenario.training.recipe.activations
-            called = called_exchange(exchange, timing, group, dtype, received=received)
+            called = self._called(exchange, timing, received=received)
             self._exchanges[key] = self._worded(called, stream, {"bound": timing.bound.value, "does": exchange.name})
         return self._exchanges[key]
+
+    def _called(self, exchange: Exchange, timing: ExchangeTiming, *, received: bool) -> Called:
+        if isinstance(exchange, HostExchange):
+            return called_host(exchange)
+        group, dtype = self._group(exchange.group, received=received), self.result.scenario.training.recipe.activations
+        return called_exchange(exchange, timing, group, dtype, received=received)
 
     def _row(self, role: str, *, received: bool) -> int:
         """The group of a role that the rank is in (of pairs: sends in, or receives in), or -1."""
@@ -195,7 +215,8 @@ class _Kernels:
         kernel = {"device": 0, "context": 1, "stream": stream, "queued": 0} | called.device | more
         operator = _encode({"name": called.operator, "args": called.arguments})[1:-2].encode()
         words = _encode({"name": called.kernel, "args": kernel})[1:-2].encode()
-        self.words.append(_Words(operator + (b"," if called.arguments else b""), words + b",", stream))
+        operator += b"," if called.arguments else b""
+        self.words.append(_Words(operator, words + b",", stream, called.category.encode()))
         return len(self.words) - 1
 
 
@@ -246,6 +267,9 @@ def _kernel(number: int, words: _Words, host: int, begin: int, lasting: int) -> 
 
     host: when the launch begins; begin, lasting: of the kernel; nanoseconds.
     """
+    if words.hosted:
+        return _on_host(number, words, begin, lasting)
+    call, identifier = _CALLS[words.category]
     inner, inner_end = divmod(host + _MARGIN, 1000), divmod(_LAUNCH - 2 * _MARGIN, 1000)
     start, length = divmod(begin, 1000), divmod(lasting, 1000)
     return b"".join(
@@ -254,18 +278,26 @@ def _kernel(number: int, words: _Words, host: int, begin: int, lasting: int) -> 
             % (_HOST, _HOST, *divmod(host, 1000), *divmod(_LAUNCH, 1000)),
             words.operator,
             b'"External id":%d}},\n' % number,
-            b'{"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":%d,"tid":%d,"ts":%d.%03d,"dur":%d.%03d,'
-            % (_HOST, _HOST, *inner, *inner_end),
-            b'"args":{"External id":%d,"cbid":211,"correlation":%d}},\n' % (number, number),
+            b'{"ph":"X","cat":"cuda_runtime","name":"%s","pid":%d,"tid":%d,"ts":%d.%03d,"dur":%d.%03d,'
+            % (call, _HOST, _HOST, *inner, *inner_end),
+            b'"args":{"External id":%d,"cbid":%d,"correlation":%d}},\n' % (number, identifier, number),
             b'{"ph":"s","cat":"ac2g","name":"ac2g","id":%d,"pid":%d,"tid":%d,"ts":%d.%03d},\n'
             % (number, _HOST, _HOST, *inner),
             b'{"ph":"f","cat":"ac2g","name":"ac2g","bp":"e","id":%d,"pid":0,"tid":%d,"ts":%d.%03d},\n'
             % (number, words.stream, *start),
-            b'{"ph":"X","cat":"kernel","pid":0,"tid":%d,"ts":%d.%03d,"dur":%d.%03d,' % (words.stream, *start, *length),
+            b'{"ph":"X","cat":"%s","pid":0,"tid":%d,"ts":%d.%03d,"dur":%d.%03d,'
+            % (words.category, words.stream, *start, *length),
             words.kernel,
             b'"External id":%d,"correlation":%d}}' % (number, number),
         )
     )
+
+
+def _on_host(number: int, words: _Words, begin: int, lasting: int) -> bytes:
+    """What the host computes itself, on a thread of its own."""
+    return b'{"ph":"X","cat":"cpu_op","pid":%d,"tid":%d,"ts":%d.%03d,"dur":%d.%03d,%s"External id":%d}}' % (
+        _HOST, words.stream, *divmod(begin, 1000), *divmod(lasting, 1000), words.kernel, number,
+    )  # fmt: skip
 
 
 def _launches(start: IntArray) -> IntArray:

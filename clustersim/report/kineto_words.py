@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from clustersim.cost.timing import ExchangeTiming
 from clustersim.dtypes import DType
-from clustersim.program.task import Collective, Exchange
+from clustersim.program.task import Collective, Exchange, HostExchange, HostWork
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
 
 _NCCL: Final = MappingProxyType(  # the kernel's name, and the name that c10d gives the collective
@@ -29,6 +29,12 @@ _NCCL: Final = MappingProxyType(  # the kernel's name, and the name that c10d gi
         Collective.ALL_TO_ALL: ("SendRecv", "all_to_all"),
         Collective.SEND_RECV: ("SendRecv", "send"),
         Collective.SHIFT: ("SendRecv", "coalesced"),
+    }
+)
+_MEMCPY: Final = MappingProxyType(
+    {
+        HostWork.TO_HOST: "Memcpy DtoH (Device -> Pinned)",
+        HostWork.FROM_HOST: "Memcpy HtoD (Pinned -> Device)",
     }
 )
 _SHARED_OUT: Final = (Collective.REDUCE_SCATTER, Collective.SCATTER)  # each member ends with its share
@@ -47,12 +53,16 @@ _LISTED: Final = 16  # ranks of a group that an event lists
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """One kernel: what the host calls it with, and what runs. arguments: of the operator; device: of the kernel."""
+    """One kernel: what the host calls it with, and what runs. arguments: of the operator; device: of the kernel.
+
+    category: what the profiler calls its kind.
+    """
 
     operator: str
     arguments: dict[str, Any]
     kernel: str
     device: dict[str, Any]
+    category: str = "kernel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +100,14 @@ def called_exchange(
         "Process Group Ranks": _listed(group.ranks),
     }
     return Called("record_param_comms", arguments, kernel, arguments)
+
+
+def called_host(exchange: HostExchange) -> Called:
+    """A copy to or from pinned memory of the host, as the profiler names it, or what the host computes itself."""
+    if exchange.work is HostWork.ON_HOST:
+        return Called(exchange.name, {}, exchange.name, {"bytes": int(exchange.payload)}, category="cpu_op")
+    kernel = _MEMCPY[exchange.work]
+    return Called("aten::copy_", {}, kernel, {"bytes": int(exchange.payload)}, category="gpu_memcpy")
 
 
 def _listed(ranks: tuple[int, ...]) -> str:

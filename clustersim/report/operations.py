@@ -53,11 +53,11 @@ class Operations:
     times: dict[int, "_Times"] = field(default_factory=dict)
 
     def __call__(self, span: int) -> Inside | None:
-        """The operations of a pass; none for communication."""
+        """The operations of a pass; none for communication, and for one that only waits."""
         row, trace, program = self.rows[span], self.result.trace, self.result.program
         rank, number = int(trace.rank[row]), int(trace.task[row])
         task = program.programs[int(program.kind[rank])].tasks[number]
-        if not isinstance(task, Compute):
+        if not isinstance(task, Compute) or not task.block.operations:
             return None
         if rank not in self.times:
             if len(self.times) >= _KEPT:

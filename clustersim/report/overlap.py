@@ -14,7 +14,7 @@ import numpy as np
 
 from clustersim.analysis.overlap import Overlap
 from clustersim.arrays import FloatArray
-from clustersim.parallel.mesh import AXES, NAMES
+from clustersim.parallel.mesh import SERVED
 from clustersim.report.document import Card, section, slot
 from clustersim.report.figure import (
     MUTED,
@@ -33,8 +33,8 @@ from clustersim.report.rows import shown_rows
 from clustersim.report.theme import AXIS_LOOKS, Category
 from clustersim.units import format_seconds
 
-LOOKS: Final = tuple(AXIS_LOOKS[axis] for axis in AXES)
-"""The category of each of `AXES`."""
+LOOKS: Final = tuple(AXIS_LOOKS[axis] for axis in SERVED)
+"""The category of each of `SERVED`."""
 _ALONE: Final = "compute only"
 _ROUNDING: Final = 1e-9  # of what a time is a part of
 _BAND: Final = 0.84  # of a row that its bars fill
@@ -60,7 +60,7 @@ class StageOverlap:
 
     @property
     def axes(self) -> list[int]:
-        """The places in `AXES` of those that move anything."""
+        """The places in `SERVED` of those that move anything."""
         moving: list[int] = np.flatnonzero(self.overlap.moving.max(axis=0) > 0).tolist()
         return moving
 
@@ -115,14 +115,14 @@ def _total_row(total: Overlap, place: int) -> Cells:
     moving = float(total.moving[0, place])
     kinds = (float(kind[0, place]) / moving for kind in (total.hidden, total.exposed, total.beside))
     shares = (share_words(kind if kind > _ROUNDING else 0.0) for kind in kinds)
-    return Cells((named(LOOKS[place], NAMES[place]), unbroken(format_seconds(moving)), *shares))
+    return Cells((named(LOOKS[place], SERVED[place].name), unbroken(format_seconds(moving)), *shares))
 
 
 def _traces(stages: StageOverlap, size: float) -> Iterator[dict[str, Any]]:
     """A trace for each axis and kind; computation alone has one legend entry for all axes."""
     found = stages.overlap
     for place in stages.axes:
-        name, base = NAMES[place], np.zeros(len(stages.labels))
+        name, base = SERVED[place].name, np.zeros(len(stages.labels))
         for words, kind, look in (
             (_ALONE, found.alone, marker(Category.COMPUTE)),
             (f"{name} hidden", found.hidden, _patterned(LOOKS[place], "/")),
@@ -150,7 +150,7 @@ def _bars(stages: StageOverlap, place: int, kind: _Kind, size: float) -> dict[st
     words, seconds = kind.words, kind.seconds
     shown = shown_rows(len(stages.labels))
     hover = [
-        f"<b>{escape(stages.labels[row])}</b>, {NAMES[place]}<br>{words}: {format_seconds(float(seconds[row]))}"
+        f"<b>{escape(stages.labels[row])}</b>, {SERVED[place].name}<br>{words}: {format_seconds(float(seconds[row]))}"
         for row in shown
     ]
     return {
@@ -185,7 +185,7 @@ def _names(stages: StageOverlap, size: float) -> dict[str, Any]:
         "mode": "text",
         "x": typed(np.concatenate([ends[:, place] for place in stages.axes]) / size),
         "y": typed(np.concatenate([_middle(stages, place) for place in stages.axes])),
-        "text": [NAMES[place] for place in stages.axes for _ in shown],
+        "text": [SERVED[place].name for place in stages.axes for _ in shown],
         "textposition": "middle right",
         "textfont": {"size": 9, "color": MUTED},
         "cliponaxis": False,

@@ -38,6 +38,9 @@ STREAM_NAMES: Final = MappingProxyType(
         Stream.SEND_NEXT: "send to the next stage",
         Stream.SEND_PREVIOUS: "send to the stage before",
         Stream.RECEIVE: "receive",
+        Stream.TO_HOST: "copies to the host",
+        Stream.HOST: "the host's work",
+        Stream.FROM_HOST: "copies from the host",
     }
 )
 

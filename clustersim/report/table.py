@@ -90,6 +90,7 @@ def _numbers(verdict: Verdict, trust: Trust) -> "Table":
         ("bubble", f"{verdict.bubble_fraction:.1%}", "of the step"),
         ("exposed comm", f"{verdict.exposed_communication_fraction:.1%}", "of the step"),
         ("peak memory", format_bytes(verdict.peak_memory), _where(verdict)),
+        *_host(verdict),
         (
             "simulated",
             f"{trust.simulated_ranks:,} rank{'' if trust.simulated_ranks == 1 else 's'}",
@@ -100,6 +101,14 @@ def _numbers(verdict: Verdict, trust: Trust) -> "Table":
     for number, (source, share) in enumerate(trust.provenance.items()):
         table.add_row("durations" if number == 0 else "", share_words(share), PROVENANCE_NAMES[source])
     return table
+
+
+def _host(verdict: Verdict) -> list[tuple[str, str, str]]:
+    """What the fullest host holds, if anything is offloaded."""
+    if verdict.host is None:
+        return []
+    held, capacity = verdict.host
+    return [("host memory", format_bytes(held), f"{held / capacity:.0%} of {format_bytes(capacity)} of a node")]
 
 
 def _where(verdict: Verdict) -> str:

@@ -12,7 +12,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
-from clustersim.parallel.mesh import AXES, Axis
+from clustersim.parallel.mesh import SERVED, Axis
 
 _WHITE = 255
 
@@ -33,6 +33,7 @@ class Category(Enum):
     CONTEXT = ("context parallel communication", "#B8860B", "")
     DATA = ("data parallel communication", "#D55E00", "")
     PIPELINE = ("pipeline communication", "#F0E442", "")
+    HOST = ("host: copies and optimizer", "#882255", "")
     BUBBLE_WARM_UP = ("bubble: warm-up", "#A9B1BA", "/")
     BUBBLE_STEADY = ("bubble: steady", "#8D96A0", "x")
     BUBBLE_COOL_DOWN = ("bubble: cool-down", "#BFC6CD", "\\")
@@ -44,6 +45,7 @@ class Category(Enum):
     GATHERED = ("gathered parameters", "#56B4E9", "/")
     BUFFERS = ("communication buffers", "#E69F00", "")
     CUDA_CONTEXT = ("CUDA context", "#8D96A0", "")
+    OFFLOAD = ("offload buffers", "#882255", "/")
     FRAGMENTATION = ("fragmentation", "#BFC6CD", "x")
 
     @property
@@ -63,7 +65,9 @@ class Category(Enum):
 
 
 CATEGORIES: tuple[Category, ...] = tuple(Category)
-AXIS_LOOKS: Final[Mapping[Axis, Category]] = MappingProxyType({axis: Category[axis.category.upper()] for axis in AXES})
+AXIS_LOOKS: Final[Mapping[Axis, Category]] = MappingProxyType(
+    {axis: Category[axis.category.upper()] for axis in SERVED}
+)
 """The category of each axis's communication."""
 
 

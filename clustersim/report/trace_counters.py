@@ -24,6 +24,8 @@ RATES: Final = (
     ("data parallel collectives: payload per second", (Stream.DATA,)),
     ("messages sent to other stages: bytes per second", (Stream.SEND_NEXT, Stream.SEND_PREVIOUS)),
     ("messages received from other stages: bytes per second", (Stream.RECEIVE,)),
+    ("copies to the host: bytes per second", (Stream.TO_HOST,)),
+    ("copies from the host: bytes per second", (Stream.FROM_HOST,)),
 )
 
 

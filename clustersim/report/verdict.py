@@ -84,8 +84,16 @@ def _fits(verdict: Verdict) -> str:
         f'<div class="fits {"yes" if verdict.fits else "no"}"><b><span aria-hidden="true">{sign}</span> {words}</b>'
         f'<div class="gauge"><i style="width:{min(1.0, share):.1%}"></i></div>'
         f"<span>{format_bytes(verdict.peak_memory)} of {format_bytes(verdict.memory_capacity)} "
-        f"({share:.0%}){where}</span></div>"
+        f"({share:.0%}){where}{_host(verdict)}</span></div>"
     )
+
+
+def _host(verdict: Verdict) -> str:
+    """What the fullest host holds, if anything is offloaded."""
+    if verdict.host is None:
+        return ""
+    held, capacity = map(format_bytes, verdict.host)
+    return f"<br>{held} of {capacity} on the fullest host"
 
 
 def _numbers(verdict: Verdict) -> list[tuple[str, str, str]]:

@@ -50,7 +50,8 @@ class Steps:
 class Verdict:
     """The headline. convention: how FLOP are counted and which peak is meant; worst_stage: its label.
 
-    steps: where there are several; then step_time is their mean; band: between what the step time is expected.
+    steps: where there are several; then step_time is their mean; band: between what the step time is expected; host:
+    what the fullest host holds, and what it has, where anything is offloaded.
     """
 
     step_time: Seconds
@@ -68,6 +69,7 @@ class Verdict:
     exposed_communication_fraction: float
     steps: Steps | None = None
     band: tuple[Seconds, Seconds] | None = None
+    host: tuple[Bytes, Bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from clustersim.parallel.data import DataParallelism, FullyShard, NaiveDataParal
 from clustersim.parallel.mesh import SPOKEN
 from clustersim.program.placement import looped
 from clustersim.workload.lora import Lora
+from clustersim.workload.offload import ActivationOffload, Offload, OptimizerOffload, ShardOffload
 from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveOperations, SelectiveRecompute
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ def layout_line(scenario: "Scenario") -> str:
     words.append(_schedule(scenario) if layout.pp > 1 else "")
     words.append(_recompute(training.recompute))
     words += [] if training.lora is None else [_lora(training.lora)]
+    words.append(_offload(training.offload))
     words.append(f"{training.recipe.compute.value}")
     words.append(f"{training.global_batch:,} sequences of {training.sequence:,} tokens a step")
     words.append(
@@ -195,6 +197,25 @@ def _data(strategy: DataParallelism) -> str:
 def _schedule(scenario: "Scenario") -> str:
     chunks = scenario.placement.chunks
     return scenario.schedule.name + (f", {chunks} chunks" if chunks > 1 else "")
+
+
+def _offload(offload: Offload) -> str:
+    """What is on the host; empty if nothing is."""
+    words = [] if offload.activations is None else [f"activations of {_offloaded(offload.activations)}"]
+    match offload.states:
+        case ShardOffload():
+            words.append("parameters and optimizer")
+        case OptimizerOffload(gradients=True):
+            words.append("gradients and optimizer")
+        case OptimizerOffload(share=share):
+            words.append("optimizer" if share == 1.0 else f"{_percent(share)} of the optimizer")
+    return f"{' and '.join(words)} on the host" if words else ""
+
+
+def _offloaded(activations: ActivationOffload) -> str:
+    if activations.layers is None:
+        return "all layers" if activations.share == 1.0 else f"{_percent(activations.share)} of layers"
+    return f"{activations.layers} layer{'s' * (activations.layers > 1)} a stage"
 
 
 def _lora(lora: Lora) -> str:

@@ -15,6 +15,7 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import SPOKEN, Axis
 from clustersim.parallel.pipeline import dealt, split_layers
 from clustersim.scenario.legal import around, divisors, multiples_around
+from clustersim.scenario.offload import check_offload
 from clustersim.scenario.section import MOST_TOKENS, MOST_WIDTH
 from clustersim.scenario.setup import Setup
 from clustersim.workload.lora import Target
@@ -321,6 +322,7 @@ _CHECKS: tuple[_Check, ...] = (
     _format,
     check_shards,
     _naive,
+    check_offload,
     _steps,
     _jitter,
 )

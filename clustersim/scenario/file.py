@@ -29,6 +29,7 @@ from clustersim.parallel.stage_notation import read_stages
 from clustersim.program.task import Collective
 from clustersim.scenario.disturbances import DisturbancesSection, MixedSection, listed
 from clustersim.scenario.lora import LoraSection
+from clustersim.scenario.offload import OffloadSection
 from clustersim.scenario.section import (
     MOST_TOKENS,
     Choice,
@@ -490,6 +491,7 @@ class TrainingSection(Section):
     optimizer: Annotated[Optimizer, member(Optimizer)] = Optimizer.ADAM
     gradient_clipping: bool = True
     fused: bool = True
+    offload: OffloadSection = OffloadSection()
     lora: Annotated[LoraSection | None, BeforeValidator(_none)] = None
 
     def step(self, there: frozenset[Projection]) -> Training:
@@ -497,7 +499,7 @@ class TrainingSection(Section):
         plain = {name: getattr(self, name) for name in type(self).model_fields if name != "precision"}
         lora = None if self.lora is None else self.lora.adapters(there)
         chosen = {"recipe": self.precision.recipe(), "recompute": self.recompute.choice(), "lora": lora}
-        return Training(**{**plain, **chosen})
+        return Training(**{**plain, **chosen, "offload": self.offload.choice()})
 
 
 class ScaleSection(Section):

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from clustersim.workload.lora import Lora
+from clustersim.workload.offload import NOTHING, Offload
 from clustersim.workload.recipe import Recipe, mixed
 
 
@@ -91,4 +92,5 @@ class Training:
     optimizer: Optimizer = Optimizer.ADAM
     gradient_clipping: bool = True
     fused: bool = True  # norms, activation, rotary, residual and optimizer are fused kernels
+    offload: Offload = NOTHING
     lora: Lora | None = None

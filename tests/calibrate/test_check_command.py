@@ -94,6 +94,14 @@ def test_steps_must_be_asked_for(path: str) -> None:
         (("model.qk_norm=whole",), "model.qk_norm: only norms of each head"),
         (("model.softcap=true",), "model.softcap and model.logit_softcap"),
         (("model.positions=alibi",), "a norm of the embedding, ALiBi, spare positions"),
+        (
+            (
+                "cluster.node.host_memory={capacity: 1 TB, bandwidth: 90 GB/s, to_host: 50 GB/s, from_host: 50 GB/s, "
+                "latency: 0 s, update: 0.5}",
+                "training.offload.optimizer=true",
+            ),
+            "training.offload: what is on the host cannot be checked; set it to none",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused(overrides: tuple[str, ...], sentence: str) -> None:

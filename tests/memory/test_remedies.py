@@ -106,5 +106,5 @@ def test_where_nothing_helps_that_is_said() -> None:
     """A trillion parameters: 18 TB of weights, gradients and states do not fit 8 x 80 GiB whatever is done."""
     report = check(scenario("megatron-1t", 8, {"tp": 8}))
     assert report.suggestions == (
-        "no single change of recomputation, sharding or degrees fits; use more GPUs or a smaller model",
+        "no single change of recomputation, sharding, degrees or offload fits; use more GPUs or a smaller model",
     )

@@ -14,7 +14,7 @@ from clustersim.parallel import mesh
 from clustersim.parallel.data import FullyShard
 from clustersim.parallel.groups import process_groups
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import AXES, CONTEXT, DATA, NAMES, PIPELINE, ROLES, TENSOR, Axis, Mesh, Role
+from clustersim.parallel.mesh import AXES, CONTEXT, DATA, NAMES, PIPELINE, ROLES, SERVED, TENSOR, Axis, Mesh, Role
 from clustersim.program.placement import Placement, looped
 
 LAYOUTS = st.builds(
@@ -182,6 +182,6 @@ def test_groups_of_a_role_lie_on_its_own_mesh(monkeypatch: pytest.MonkeyPatch) -
 
 def test_every_axis_is_served_by_a_role_and_every_role_lies_on_its_mesh() -> None:
     meshes = Layout(dp=4, data=FullyShard(shard=2)).meshes
-    assert {role.serves for role in ROLES.values()} == set(AXES)
+    assert {role.serves for role in ROLES.values()} == set(SERVED)
     for role in ROLES.values():
         assert {axis.name for axis in role.axes} <= set(meshes[role.mesh].degrees), role

@@ -9,7 +9,7 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.analysis.overlap import Overlap
-from clustersim.parallel.mesh import NAMES
+from clustersim.parallel.mesh import NAMES, SERVED
 from clustersim.report.answer_overlap import overlap_of
 from clustersim.report.overlap import StageOverlap, overlap_card, overlap_figure, totals_table
 from clustersim.report.rows import MOST_ROWS
@@ -25,7 +25,7 @@ def made(stages: int, hidden: float, exposed: float, beside: float, word: str = 
     """Each stage moves data of one axis, dp."""
 
     def column(seconds: float, rows: int) -> np.ndarray:
-        return np.where(np.arange(len(NAMES)) == NAMES.index("dp"), seconds, np.zeros((rows, 1)))
+        return np.where(np.arange(len(SERVED)) == NAMES.index("dp"), seconds, np.zeros((rows, 1)))
 
     def rows(count: int) -> Overlap:
         kinds = (column(each, count) for each in (5.0, hidden, exposed, beside))
@@ -71,8 +71,8 @@ def test_a_results_stages_have_a_bar_for_each_axis_that_moves() -> None:
     result = simulate(Scenario.from_mapping(SCENARIO))
     found = overlap_of(result)
     assert found is not None
-    assert [NAMES[place] for place in found.axes] == ["tp", "dp", "pp"]
-    exposed = [result.breakdown.mean()[f"exposed {axis}"] for axis in NAMES]
+    assert [SERVED[place].name for place in found.axes] == ["tp", "dp", "pp"]
+    exposed = [result.breakdown.mean()[f"exposed {axis.name}"] for axis in SERVED]
     assert found.total.exposed[0].tolist() == pytest.approx(exposed)
 
 

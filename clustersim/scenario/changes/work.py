@@ -1,10 +1,11 @@
-"""What would a scenario be with more microbatches, other ones, another recomputation or sharding, or one slow rank?"""
+"""What would a scenario be with other microbatches, recomputation or sharding, without offload, with one slow rank?"""
 
 from dataclasses import replace
 
 from clustersim.hardware.disturbance import Slow
 from clustersim.parallel.data import cut_over
 from clustersim.scenario.scenario import Scenario
+from clustersim.workload.offload import NOTHING
 from clustersim.workload.training import Recompute
 
 
@@ -22,6 +23,11 @@ def with_microbatch(scenario: Scenario, sequences: int) -> Scenario:
 def with_recompute(scenario: Scenario, policy: Recompute) -> Scenario:
     """Another choice of activations that are computed again."""
     return replace(scenario, training=replace(scenario.training, recompute=policy))
+
+
+def without_offload(scenario: Scenario) -> Scenario:
+    """Everything stays on the device."""
+    return replace(scenario, training=replace(scenario.training, offload=NOTHING))
 
 
 def with_shards(scenario: Scenario, ranks: int) -> Scenario:

@@ -1,0 +1,197 @@
+"""What goes to the host and back changes where things are and when they happen, and nothing else."""
+
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import assume, event, given
+from hypothesis import strategies as st
+
+from clustersim import Scenario, simulate
+from clustersim.answer import Answer
+from clustersim.assembly import assemble, plan_of
+from clustersim.cost.jitter import Jitter
+from clustersim.engine.cohorts import Cohorts
+from clustersim.engine.engine import run_ranks
+from clustersim.fitting import peak_memory
+from clustersim.hardware.host import HostMemory
+from clustersim.memory.activations import Activations
+from clustersim.parallel.data import FullyShard, GradientSync, NaiveDataParallel
+from clustersim.program.symmetry import unfolded
+from clustersim.program.task import Communicate, Compute, HostExchange, HostWork
+from clustersim.scenario import Contention, Symmetry
+from clustersim.scenario.checks import problems
+from clustersim.schedules.zero_bubble import ZeroBubble
+from clustersim.workload.offload import NOTHING, ActivationOffload, Offload, OptimizerOffload, ShardOffload
+from clustersim.workload.training import FullRecompute
+from tests.conftest import examples
+from tests.laws.test_coalescing import equal
+from tests.laws.timelines import same
+from tests.strategies import scenarios
+
+FAST = HostMemory(1e12, 400e9, 50e9, 40e9, 1e-6, 0.5)
+SLOW = HostMemory(1e12, 8e9, 2e9, 1e9, 1e-5, 0.5)
+INFINITE = HostMemory(inf, inf, inf, inf, 0.0, 1.0)
+ACTIVATIONS = (
+    ActivationOffload(),
+    ActivationOffload(layers=1),
+    ActivationOffload(layers=2, prefetch=2),
+    ActivationOffload(share=0.5),
+    ActivationOffload(prefetch=3),
+)
+STATES = (OptimizerOffload(), OptimizerOffload(0.25), OptimizerOffload(gradients=True), ShardOffload())
+
+
+@st.composite
+def offloading(draw: st.DrawFn) -> Scenario:
+    """A scenario that offloads activations, what its layout has of states, or both, to a fast host or a slow one."""
+    scenario = draw(scenarios().filter(lambda each: not isinstance(each.layout.data, NaiveDataParallel)))
+    layout = scenario.layout
+    sharded = isinstance(layout.data, FullyShard) and layout.dp * layout.cp > 1
+    reduced = layout.dp * layout.cp == 1 or layout.gradient_sync is GradientSync.EVERY_BACKWARD
+    legal = [*STATES[:2], *STATES[2:3] * reduced, *STATES[3:] * sharded]
+    states = draw(st.none() | st.sampled_from(legal))
+    activations = draw(st.sampled_from(ACTIVATIONS) if states is None else st.none() | st.sampled_from(ACTIVATIONS))
+    made = on(scenario, draw(st.sampled_from([FAST, SLOW])), Offload(activations, states))
+    assume(not problems(made))  # there may be no stage with two layers
+    return made
+
+
+def on(scenario: Scenario, host: HostMemory, offload: Offload) -> Scenario:
+    """The scenario with offload to such hosts."""
+    training = replace(scenario.training, offload=offload)
+    return replace(scenario, training=training, cluster=replace(scenario.cluster, host=host))
+
+
+def only_activations(scenario: Scenario, host: HostMemory | None = None) -> Scenario:
+    offload = Offload(scenario.training.offload.activations or ActivationOffload())
+    return on(scenario, scenario.cluster.host or FAST if host is None else host, offload)
+
+
+def undisturbed(scenario: Scenario) -> Scenario:
+    """Kernels take their time, whatever is beside them, and hosts launch them at once."""
+    cost, framework = replace(scenario.cost, interference=0.0), replace(scenario.framework, launch=0.0)
+    return replace(scenario, cost=cost, framework=framework)
+
+
+def hosted(answer: Answer, work: HostWork, rank: int) -> list[float]:
+    """Bytes of what a rank does of a kind with its host."""
+    program = answer.program.programs[int(answer.program.kind[rank])]
+    exchanges = [task.exchange for task in program.tasks if isinstance(task, Communicate)]
+    return [each.payload for each in exchanges if isinstance(each, HostExchange) and each.work is work]
+
+
+@given(offloading())
+@examples(60)
+def test_folded_is_unfolded(scenario: Scenario) -> None:
+    folded, every = simulate(scenario), simulate(replace(scenario, cost=replace(scenario.cost, symmetry=Symmetry.OFF)))
+    event(f"{folded.ranks} ranks in {folded.simulated_ranks} classes")
+    same(folded.trace, every.trace, relative=1e-9)
+
+
+@given(offloading(), st.sampled_from(Contention))
+@examples(60)
+def test_coalesced_is_fine_grained(scenario: Scenario, network: Contention) -> None:
+    whole, fine = (
+        simulate(replace(scenario, cost=replace(scenario.cost, coalesce=coalesce, network=network)))
+        for coalesce in (True, False)
+    )
+    same(whole.trace, fine.trace, relative=1e-9)
+    equal(whole.inside, fine.inside, 1e-9 * whole.step_time)
+
+
+@given(offloading(), st.none() | st.just(Jitter(std=0.1)))
+@examples(60)
+def test_cohorts_are_ranks_one_by_one(scenario: Scenario, jitter: Jitter | None) -> None:
+    made = assemble(replace(scenario, jitter=jitter))
+    classes = unfolded(made.program)
+    cohorts = Cohorts(made.program, classes, made.cost, jitter).run()
+    if cohorts is not None:
+        one_by_one, _ = run_ranks(made.program, classes, made.cost, jitter=jitter)
+        same(cohorts, one_by_one, relative=1e-9)
+
+
+@given(offloading())
+@examples(60)
+def test_parts_sum_to_the_step_on_every_rank(scenario: Scenario) -> None:
+    answer = simulate(scenario)
+    for rank in range(answer.ranks):
+        assert sum(answer.breakdown.of(rank).values()) == pytest.approx(answer.step_time, rel=1e-9)
+    assert sum(answer.path_parts.values()) == pytest.approx(answer.step_time, rel=1e-9)
+
+
+@given(offloading())
+@examples(80)
+def test_an_infinitely_fast_host_is_no_offload_of_activations(scenario: Scenario) -> None:
+    """A block takes its kernels' time; where it takes its launches', cutting it may cost, so launches take nothing."""
+    free = undisturbed(only_activations(scenario, INFINITE))
+    expected = simulate(on(free, INFINITE, NOTHING)).step_time
+    assert simulate(free).step_time == pytest.approx(expected, rel=1e-9)
+
+
+@given(offloading())
+@examples(60)
+def test_copies_of_activations_never_make_a_step_shorter(scenario: Scenario) -> None:
+    """They only make tasks wait for more; that holds where no task slows another."""
+    offloads = undisturbed(only_activations(scenario))
+    without = simulate(on(offloads, FAST, NOTHING)).step_time
+    assert simulate(offloads).step_time >= without * (1.0 - 1e-9)
+
+
+@given(offloading())
+@examples(60)
+def test_what_is_copied_is_what_the_device_no_longer_keeps(scenario: Scenario) -> None:
+    """For every microbatch, to the host and back."""
+    offloads = only_activations(scenario)
+    answer, plan, whole = simulate(offloads), plan_of(offloads), plan_of(on(offloads, FAST, NOTHING))
+    for pipeline_rank in range(plan.layout.pp):
+        dropped = sum(
+            Activations(whole).kept(stage) - Activations(plan).kept(stage) for stage in plan.stages_of(pipeline_rank)
+        )
+        rank = int(np.flatnonzero(answer.program.kind == pipeline_rank)[0])
+        for way in (HostWork.TO_HOST, HostWork.FROM_HOST):
+            assert sum(hosted(answer, way, rank)) == pytest.approx(plan.microbatches * dropped, rel=1e-12)
+
+
+@given(offloading())
+@examples(60)
+def test_no_more_layers_are_on_the_device_than_there_are_buffers(scenario: Scenario) -> None:
+    """From the start of a layer's forward to the end of its copy out, and from the copy back to its backward's end."""
+    answer = simulate(only_activations(scenario))
+    activations = answer.scenario.training.offload.activations
+    assert activations is not None
+    trace = answer.trace
+    for rank in trace.simulated_ranks.tolist():
+        tasks = answer.program.programs[int(answer.program.kind[rank])].tasks
+        rows = {int(trace.task[row]): row for row in trace.rows(rank).tolist()}
+        changes: list[tuple[float, int]] = []
+        for number, task in enumerate(tasks):
+            match task:
+                case Compute(block=block) if any(operation.saves for operation in block.operations):
+                    changes.append((float(trace.start[rows[number]]), 1))
+                case Compute(block=block) if any(operation.fetches for operation in block.operations):
+                    changes.append((float(trace.end[rows[number]]), -1))
+                case Communicate(exchange=HostExchange(work=HostWork.TO_HOST)):
+                    changes.append((float(trace.end[rows[number]]), -1))
+                case Communicate(exchange=HostExchange(work=HostWork.FROM_HOST)):
+                    changes.append((float(trace.start[rows[number]]), 1))
+        held = np.cumsum([change for _, change in sorted(changes)])
+        assert held[-1] == 0
+        assert held.max() <= activations.buffers
+
+
+@given(offloading())
+@examples(60)
+def test_offload_never_needs_more_of_the_device(scenario: Scenario) -> None:
+    """Buffers are counted as always there, so the fullest moment may be one in which they are not used.
+
+    That is where backward is run in halves, and where a few layers keep less than the others.
+    """
+    for each in (only_activations(scenario), scenario):
+        plan, recompute, more = plan_of(each), each.training.recompute, 0.0
+        if isinstance(each.schedule, ZeroBubble) or (isinstance(recompute, FullRecompute) and recompute.layers):
+            more = max(Activations(plan).buffers(plan.stages_of(rank)) for rank in range(plan.layout.pp))
+        if not each.training.offload.shards:  # shards on their way need buffers, which a tiny model notices
+            without = peak_memory(on(each, FAST, NOTHING))
+            assert peak_memory(each) <= without * (1.0 + 1e-9) + more * each.framework.fragmentation

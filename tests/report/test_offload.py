@@ -1,0 +1,131 @@
+"""What goes to the host is seen: on the page, in the table, in every trace."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from clustersim import Scenario, simulate
+from clustersim.planning import explore
+from clustersim.planning.what_if import what_ifs
+from clustersim.program.task import HOST_STREAMS, Communicate, HostExchange, HostWork
+from clustersim.report.answer import page_view, table_view
+from clustersim.report.kineto_files import write_kineto_files
+from clustersim.report.page import render_page
+from clustersim.report.slices import STREAM_NAMES
+from clustersim.report.span_files import write_spans
+from clustersim.report.table import render_table
+from clustersim.report.trace import write_trace
+from clustersim.report.wording import layout_line
+from clustersim.result import Result
+from clustersim.workload.offload import NOTHING
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    given = {
+        "name": "small",
+        "model": {"preset": "llama3-8b", "layers": 4},
+        "cluster": {"name": "dgx-h100", "gpus": 8},
+        "layout": {"pp": 2, "dp": 4, "data": "zero1"},
+        "training": {
+            "sequence": 1024,
+            "global_batch": 16,
+            "offload": {"activations": {"layers": 1}, "optimizer": "50 %"},
+        },
+    }
+    return simulate(Scenario.from_mapping(given))
+
+
+def exchanges(result: Result, kind: int = 0) -> list[tuple[HostWork, float]]:
+    """What a rank does with its host, and how many bytes."""
+    tasks = result.program.programs[kind].tasks
+    every = [task.exchange for task in tasks if isinstance(task, Communicate)]
+    return [(each.work, each.payload) for each in every if isinstance(each, HostExchange)]
+
+
+@pytest.mark.parametrize(
+    ("offload", "words"),
+    [
+        ("none", "no recompute · bf16"),
+        ("{activations: all}", "activations of all layers on the host"),
+        ("{activations: 1}", "activations of 1 layer a stage on the host"),
+        ("{activations: 50 %, optimizer: true}", "activations of 50 % of layers and optimizer on the host"),
+        ("{optimizer: 25 %}", "25 % of the optimizer on the host"),
+        ("{optimizer: true, gradients: true}", "gradients and optimizer on the host"),
+        ("{parameters: true}", "parameters and optimizer on the host"),
+    ],
+)
+def test_the_line_of_the_layout_says_what_is_on_the_host(result: Result, offload: str, words: str) -> None:
+    changed = result.scenario.changed("layout={dp: 8, data: fsdp}", f"training.offload={offload}")
+    assert words in layout_line(changed)
+
+
+def test_the_page_shows_the_hosts_memory_its_lanes_and_the_step_without(result: Result) -> None:
+    view = page_view(result, what_ifs(result))
+    text = render_page(view)
+    assert "on the fullest host" in text
+    assert view.timeline.lanes[3:] == ("to the host", "host", "from the host")
+    assert {3, 4, 5} <= set(view.timeline.spans.lane.tolist())
+    assert "host: copies and optimizer" in text
+    (without,) = (case for case in what_ifs(result).cases if case.name == "no_offload")
+    assert without.outcome is not None
+    assert without.outcome.step_time == simulate(result.scenario.changed("training.offload=none")).step_time
+    assert len(page_view(simulate(result.scenario.changed("training.offload=none"))).timeline.lanes) == 3
+
+
+def test_the_table_has_a_line_for_the_host(result: Result) -> None:
+    console = Console(width=100)
+    with console.capture() as captured:
+        console.print(render_table(table_view(result)))
+    assert "host memory" in captured.get()
+    assert "exposed host" in captured.get()
+
+
+def test_kineto_calls_copies_as_the_profiler_does(result: Result, tmp_path: Path) -> None:
+    write_kineto_files(result, tmp_path, [0])
+    content: dict[str, Any] = json.loads((tmp_path / "rank-0.json").read_text())
+    events = content["traceEvents"]
+    for what, name in (
+        (HostWork.TO_HOST, "Memcpy DtoH (Device -> Pinned)"),
+        (HostWork.FROM_HOST, "Memcpy HtoD (Pinned -> Device)"),
+    ):
+        copies = [event for event in events if event["name"] == name]
+        assert {event["cat"] for event in copies} == {"gpu_memcpy"}
+        assert len({event["tid"] for event in copies}) == 1
+        moved = sorted(event["args"]["bytes"] for event in copies)
+        assert moved == sorted(int(size) for each, size in exchanges(result) if each is what)
+    updates = [event for event in events if event["name"] == "optimizer on the host"]
+    assert {(event["cat"], event["pid"]) for event in updates} == {("cpu_op", 1000)}
+    calls = [event for event in events if event["name"] == "cudaMemcpyAsync"]
+    assert len(calls) == sum(each is not HostWork.ON_HOST for each, _ in exchanges(result))
+    assert all(group["pg_desc"] != "host" for group in content["distributedInfo"]["pg_config"])
+
+
+def test_the_other_traces_have_streams_for_the_host(result: Result, tmp_path: Path) -> None:
+    write_spans(result, tmp_path / "spans.csv", [0])
+    with (tmp_path / "spans.csv").open(encoding="utf-8", newline="") as file:
+        streams = [row["stream"] for row in csv.DictReader(file)]
+    write_trace(result, tmp_path / "trace.json", [0])
+    chrome = (tmp_path / "trace.json").read_text()
+    for stream in HOST_STREAMS:
+        assert STREAM_NAMES[stream] in streams
+        assert STREAM_NAMES[stream] in chrome
+    assert "copies to the host: bytes per second" in chrome
+
+
+def test_the_explorer_says_that_it_leaves_offload_out_of_memory(
+    result: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explore, "_tables", lambda space: space.scenario)
+    with_offload, without = (
+        explore.tables(each) for each in (result.scenario, result.scenario.changed("training.offload=none"))
+    )
+    assert [note for note in with_offload.notes if note not in without.notes] == [
+        "offload is left out of memory: all is drawn as on the device; simulated steps are the scenario's"
+    ]
+    drawn: Any = with_offload.tables
+    assert drawn.training.offload == NOTHING

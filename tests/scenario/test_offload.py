@@ -1,0 +1,115 @@
+"""`training.offload` says what is meant, survives being written and changed, and refuses what cannot be."""
+
+import json
+from typing import Any
+
+import pytest
+
+from clustersim import Scenario, simulate
+from clustersim.errors import InputError
+from clustersim.scenario.changes.written import changed_keys
+from clustersim.workload.offload import NOTHING, ActivationOffload, Offload, OptimizerOffload, ShardOffload
+
+MEMORY = "{capacity: 1 TB, bandwidth: 90 GB/s, to_host: 50 GB/s, from_host: 40 GB/s, latency: 1 us, update: 0.5}"
+
+
+def mapping(offload: object, cluster: object = "dgx-h100", **layout: Any) -> dict[str, Any]:
+    """Llama 3 8B on one node."""
+    return {
+        "name": "small",
+        "model": {"preset": "llama3-8b", "layers": 4},
+        "cluster": {"gpus": 8, **({"name": cluster} if isinstance(cluster, str) else dict(cluster))},  # type: ignore[call-overload]
+        "layout": {"dp": 8, "data": "fsdp"} | layout,
+        "training": {"sequence": 1024, "global_batch": 16, "offload": offload},
+    }
+
+
+def read(offload: object, **layout: Any) -> Offload:
+    return Scenario.from_mapping(mapping(offload, **layout)).training.offload
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("none", NOTHING),
+        ({}, NOTHING),
+        ({"activations": "none", "optimizer": False}, NOTHING),
+        ({"activations": "all"}, Offload(ActivationOffload())),
+        ({"activations": True}, Offload(ActivationOffload())),
+        ({"activations": 3}, Offload(ActivationOffload(layers=3))),
+        ({"activations": "50 %"}, Offload(ActivationOffload(share=0.5))),
+        ({"activations": 0.5}, Offload(ActivationOffload(share=0.5))),
+        ({"activations": {"prefetch": 2}}, Offload(ActivationOffload(prefetch=2))),
+        ({"activations": {"layers": 2, "prefetch": 2}}, Offload(ActivationOffload(layers=2, prefetch=2))),
+        ({"optimizer": True}, Offload(states=OptimizerOffload())),
+        ({"optimizer": "25 %"}, Offload(states=OptimizerOffload(0.25))),
+        ({"optimizer": True, "gradients": True}, Offload(states=OptimizerOffload(gradients=True))),
+        ({"parameters": True}, Offload(states=ShardOffload())),
+        ({"parameters": True, "optimizer": True}, Offload(states=ShardOffload())),
+        ({"activations": 1, "parameters": True}, Offload(ActivationOffload(layers=1), ShardOffload())),
+    ],
+)
+def test_offload_is_written_in_few_words(written: object, meant: Offload) -> None:
+    assert read(written) == meant
+
+
+@pytest.mark.parametrize(("share", "layers"), [(1.0, 7), (0.5, 4), (0.01, 1)])
+def test_a_share_of_layers_is_whole_layers_rounded_up(share: float, layers: int) -> None:
+    assert ActivationOffload(share=share).of(7) == layers
+
+
+def test_it_survives_json_and_changes() -> None:
+    scenario = Scenario.from_mapping(mapping({"activations": {"layers": 2, "prefetch": 2}, "optimizer": "50 %"}))
+    written = json.loads(json.dumps(simulate(scenario).to_json()))["scenario"]
+    assert Scenario.from_mapping(written) == scenario
+    assert scenario.changed("training.offload.activations.layers=all").training.offload == Offload(
+        ActivationOffload(prefetch=2), OptimizerOffload(0.5)
+    )
+    assert scenario.changed("training.offload=none").training.offload == NOTHING
+    assert scenario.changed("training.microbatch=2").training.offload == scenario.training.offload
+    (change,) = changed_keys(scenario, scenario.changed("training.offload.optimizer=true"))
+    assert (change.key, change.first, change.second) == ("training.offload.optimizer", "50 %", True)
+
+
+@pytest.mark.parametrize(
+    ("offload", "layout", "sentence"),
+    [
+        ({"activations": "some"}, {}, "training.offload.activations: 'some' is neither all, nor a number"),
+        ({"activations": 0}, {}, "activations: 0 is not a number of layers from 1 to 10,000"),
+        ({"activations": "150 %"}, {}, "'150 %' is not between 0 % and 100 %"),
+        ({"activations": 5}, {}, "training.offload.activations: 5 layers, but no stage holds more than 4; 4 or all"),
+        ({"activations": {"layers": 1, "ahead": 1}}, {}, "training.offload.activations.ahead: unknown key"),
+        ({"optimizer": 2}, {}, "training.offload.optimizer: 2 is more than all of it; write 2 %"),
+        ({"optimizer": "-5 %"}, {}, "'-5 %' is not between 0 % and 100 %"),
+        ({"optimiser": True}, {}, "training.offload.optimiser: unknown key; did you mean optimizer?"),
+        ({"parameters": True, "optimizer": "50 %"}, {}, "take the whole optimizer along; leave optimizer out"),
+        ({"gradients": True}, {}, "gradients go to the host where all of the optimizer is; write optimizer: true"),
+        (
+            {"optimizer": True, "gradients": True},
+            {"data": "zero1"},
+            "training.offload.gradients: they are reduced after the last microbatch only",
+        ),
+        ({"parameters": True}, {"data": "zero1"}, "layout.data is not fsdp or zero3; optimizer: true fits"),
+        ({"parameters": True}, {"tp": 8, "dp": 1}, "dp x cp = 1 leaves nothing to shard; optimizer: true fits"),
+        ({"optimizer": True}, {"data": "data_parallel"}, "torch.nn.DataParallel has no offload; use ddp"),
+    ],
+)
+def test_what_cannot_be_offloaded_is_refused(offload: object, layout: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError) as refused:
+        Scenario.from_mapping(mapping(offload, **layout))
+    assert sentence in str(refused.value)
+
+
+def test_offload_without_host_memory_names_the_key_to_give() -> None:
+    with pytest.raises(InputError, match=r"training.offload: offload without host memory: pcie-node .*host_memory: \{"):
+        Scenario.from_mapping(mapping({"optimizer": True}, "pcie-node"))
+    given = Scenario.from_mapping(mapping({"optimizer": True}, "pcie-node"), [f"cluster.node.host_memory={MEMORY}"])
+    assert given.cluster.host is not None
+    assert given.cluster.host.capacity == 1e12
+
+
+def test_a_host_that_is_half_described_is_refused() -> None:
+    with pytest.raises(InputError, match=r"node.host_memory.update: 2.0 is not a share of a peak"):
+        Scenario.from_mapping(mapping({}, "dgx-h100"), ["cluster.node.host_memory.update=2"])
+    with pytest.raises(InputError, match=r"node.host_memory.bandwidth: is missing"):
+        Scenario.from_mapping(mapping({}, "pcie-node"), ["cluster.node.host_memory={capacity: 1 TB}"])
