@@ -268,11 +268,6 @@ def check_adapters(scenario: Setup) -> Iterator[str]:
         if not there.keys() & set(target.covers):
             legal = (each.value for each in Target if there.keys() & set(each.covers))
             yield f"training.lora.targets: {model.name} has no {target.value}; it has {', '.join(legal)}"
-    if any(spec.block.parallel for spec in model.specs):
-        yield (
-            f"training.lora: adapters beside parallel blocks, as {model.name} has them, are not modelled; take a model "
-            "whose MLP follows its attention"
-        )
     if not lora.targets:
         yield f"training.lora.targets: {model.name} has none of these matrices"
     narrow = [

@@ -9,8 +9,8 @@ same kernels. Biases are counted with their matrix.
 An adapter is two products, A [tokens, inputs] to [tokens, rank] and B to [tokens, outputs]; its result, scaled, is
 added to the frozen layer's: one kernel where kernels are fused (torch.compile), else two (torchtune `LoRALinear`, peft
 `lora.Linear`). Backward scales the gradient, and adds the adapter's input gradient to the frozen layer's, as autograd
-does. A keeps its input, once for all adapters of a fused layer; with dropout each keeps its own, and the mask. B keeps
-A's result.
+does. A keeps its input, once for all adapters of a fused layer (and of a parallel block whose branches read the same);
+with dropout each keeps its own, and the mask. B keeps A's result.
 
 Tensor parallelism is Megatron-Bridge's (`ParallelLinearAdapter`). Beside a column-parallel layer A and B are split by
 columns: A's result is gathered, and B's input gradient summed. Beside a row-parallel one A is split by rows, and its
@@ -59,30 +59,34 @@ def adapted(layer: Layer, training: Training, shard: Shard) -> Layer:
     made: list[Operator] = []
     for before, operator in pairwise((None, *layer.operators)):
         if operator is not None:
-            kept = operator.entry is Entry.SAME and any(each.whole for each in made)
-            made += _beside(operator, _Before(0.0 if before is None else before.returned, kept), training, shard)
+            beside = _beside(operator, 0.0 if before is None else before.returned, training, shard)
+            made += _entered(operator, [*beside], kept=any(each.whole for each in made) and not training.lora.dropout)
     if below:
         made = [replace(operator, input_gradient=(), kept=0.0) for operator in made]
     return replace(layer, operators=tuple(made))
 
 
-@dataclass(frozen=True, slots=True)
-class _Before:
-    """What an operator finds kept.
+def _entered(operator: Operator, made: list[Operator], *, kept: bool) -> list[Operator]:
+    """A layer with its adapters, of which the first reads what comes into the region for it.
 
-    returned: bytes that the backward of the operator before reads of its result, which this one keeps in its place;
-    inputs: whether another adapter keeps its inputs (in a parallel block).
+    kept: adapters before it keep their input, which is this layer's, too, where both read the same.
     """
+    if operator.entry is None:
+        return made
+    first, *others = (replace(each, entry=None) for each in made)
+    shared = kept and first.whole and operator.entry is Entry.SAME
+    bytes_kept, waiting = (0.0, first.waiting - first.kept) if shared else (first.kept, first.waiting)
+    return [replace(first, entry=operator.entry, kept=bytes_kept, waiting=waiting), *others]
 
-    returned: Bytes
-    inputs: bool
 
+def _beside(operator: Operator, returned: Bytes, training: Training, shard: Shard) -> Iterator[Operator]:
+    """A frozen operator, with the halves of its adapters around it, or before it where its inputs are split.
 
-def _beside(operator: Operator, before: _Before, training: Training, shard: Shard) -> Iterator[Operator]:
-    """A frozen operator, with the halves of its adapters around it, or before it where its inputs are split."""
+    returned: bytes that the backward of the operator before reads of its result, which this one keeps in its place.
+    """
     lora, linear = training.lora, operator.linear
     adapters = () if lora is None or linear is None else tuple(_adapters(linear, lora, training, shard))
-    frozen = _frozen(operator, before.returned if operator.read else 0.0)
+    frozen = _frozen(operator, returned if operator.read else 0.0)
     if linear is None or lora is None or not linear.parts:
         yield frozen
         return
@@ -94,10 +98,6 @@ def _beside(operator: Operator, before: _Before, training: Training, shard: Shar
     if around.shares_input:  # the adapters keep it
         stored = replace(stored, kept=operator.kept - operator.read)
     inward, outward = around.inward, around.outward
-    if before.inputs and around.shares_input:
-        inputs = around.inputs
-        inward = replace(inward, kept=inward.kept - inputs, waiting=inward.waiting - inputs)
-    inward, stored = replace(inward, entry=operator.entry), replace(stored, entry=None)
     yield from (inward, outward, stored) if linear.rows else (inward, stored, outward)
 
 
@@ -158,11 +158,6 @@ class _Around:
     def shares_input(self) -> bool:
         """Whether all adapters read the linear layer's own input."""
         return not self.lora.dropout
-
-    @property
-    def inputs(self) -> Bytes:
-        """Bytes of what the linear layer reads."""
-        return self._bytes(self.linear.tokens, self.linear.inputs)
 
     @property
     def inward(self) -> Operator:

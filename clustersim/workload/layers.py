@@ -149,7 +149,7 @@ def _beside(rank: _Rank, block: BlockForm, attention: list[Operator], mlp: list[
     read = rank.saved(rank.residual)
     both = _summed(rank, "block.gradient_sum").forward
     qkv = replace(qkv, input_gradient=(*qkv.input_gradient, *both))
-    up = replace(up, entry=Entry.SAME, kept=up.kept - read, waiting=up.waiting - read, read=0.0)
+    up = replace(up, entry=Entry.SAME, kept=up.kept - read, waiting=up.waiting - read, read=up.read - read)
     return [_norm(rank, "block.norm"), qkv, *rest, up, *others, total, residual]
 
 

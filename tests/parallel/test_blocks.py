@@ -8,6 +8,7 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.tensor import backward, forward, input_gradients, operations_again, weight_gradients
 from clustersim.program.task import Collective, Exchange, Operation
+from clustersim.workload.lora import Lora, Target
 from clustersim.workload.stack import BlockForm
 from clustersim.workload.training import Training
 from clustersim.workload.transformer import resized
@@ -89,3 +90,27 @@ def test_a_window_leaves_the_ring_as_it_is() -> None:
         rings.append(sent(forward(plan.layers[spec], plan.sharding(spec.attention))))
     assert rings[0] == rings[1]
     assert replace(rings[0][0], payload=0.0).collective is Collective.SHIFT
+
+
+EVERY = (Target.Q, Target.K, Target.V, Target.O, Target.GATE, Target.UP, Target.DOWN)
+
+
+@pytest.mark.parametrize("targets", [EVERY, (Target.Q,), (Target.UP,), (Target.O, Target.DOWN)])
+@pytest.mark.parametrize("layout", [WHOLE, SPLIT], ids=["whole", "split"])
+@pytest.mark.parametrize("form", BlockForm)
+def test_adapters_beside_any_block(form: BlockForm, layout: Layout, targets: tuple[Target, ...]) -> None:
+    """The block's own sums are as ever; adapters keep their inputs whole, so no input is gathered again."""
+    training = Training(32, 1, lora=Lora(4, targets, alpha=8.0))
+    plan = Plan(resized(SMALL, block=form), training, layout)
+    (spec,) = plan.model.specs
+    layer, sharding = plan.layers[spec], plan.sharding(spec.attention)
+    for operations, sums in zip((forward(layer, sharding), backward(layer, sharding)), SUMS[form], strict=True):
+        names = [each.name for each in sent(operations) if "adapter" not in each.name]
+        assert sum(name.startswith("reduce") for name in names) == sums
+        assert "gather input again" not in names
+    halves = [*input_gradients(layer, sharding), *weight_gradients(layer, sharding)]
+    for operations in (halves, backward(layer, sharding)):
+        assert sum(operation.gradients for operation in operations) == sum(each.gradients for each in layer.operators)
+    if layout is SPLIT:
+        gathers = [each for each in sent(forward(layer, sharding)) if each.name == "gather input"]
+        assert len(gathers) == SUMS[form][1]

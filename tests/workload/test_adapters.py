@@ -213,3 +213,32 @@ def test_without_adapters_nothing_is_frozen() -> None:
     made = layer(MODEL, PLAIN, WHOLE)
     assert all(operator.trained and operator.group == DENSE for operator in made.operators)
     assert made.parameters * 3 + 2 * 256 * H + H == parameters(MODEL)
+
+
+@pytest.mark.parametrize(
+    ("targets", "more"),
+    [
+        (EACH, 2),
+        ((Target.Q,), 1),
+        ((Target.UP, Target.GATE), 1),
+        ((Target.O, Target.DOWN), 1),
+        ((Target.Q, Target.UP), 2),
+    ],
+)
+def test_a_parallel_block_keeps_its_input_once_for_all_adapters(targets: tuple[Target, ...], more: int) -> None:
+    """In BF16 a serial block keeps the input of one norm more, and where both branches have adapters one of these."""
+    serial, parallel = (layer(resized(MODEL, block=form), beside(*targets), WHOLE).kept for form in SERIAL_AND_PARALLEL)
+    assert serial - parallel == more * 2 * T * H
+
+
+SERIAL_AND_PARALLEL = BlockForm.PRE_NORM, BlockForm.PARALLEL
+
+
+@pytest.mark.parametrize("form", BlockForm)
+def test_the_form_of_a_block_changes_no_product_of_frozen_layers_and_adapters(form: BlockForm) -> None:
+    made, plain = (layer(model, LORA, WHOLE) for model in (resized(MODEL, block=form), MODEL))
+    for each in ("forward", "input_gradient", "weight_gradient"):
+        there, usual = (sum(flops(getattr(operator, each)) for operator in of.operators) for of in (made, plain))
+        assert there == usual
+    assert count(made, ADAPTERS) == count(plain, ADAPTERS)
+    assert all(operator.kept >= 0 and operator.waiting >= 0 for operator in made.operators)
