@@ -218,7 +218,7 @@ def test_layers_that_hold_and_send_the_same_may_differ(model: dict[str, Any]) ->
     assert len(known.scenario.model.specs) > 1
     page, settings = Page(known.exploration), known.exploration.start
     for told, ledger in zip(page.memory(settings), ledgers_of(known.scenario), strict=True):
-        parts = {use.value: size for use, size in ledger.at_peak().items()}
+        parts = {use.value: size for use, size in ledger.at_peak().items() if use is not Category.OFFLOAD}
         assert told == pytest.approx(parts, rel=1e-9, abs=1.0)
     scenario = known.scenario
     plan = Plan(scenario.model, scenario.training, scenario.layout, scenario.schedule.placement)
