@@ -15,19 +15,11 @@ from clustersim.errors import InputError, nearest
 from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA
-from clustersim.scenario.file import (
-    Chunked,
-    ClusterSection,
-    CsvSection,
-    LayoutSection,
-    OrdersSection,
-    PythonSection,
-    RecordSection,
-    ScaleSection,
-    ScenarioFile,
-    ScheduleChoice,
-)
+from clustersim.scenario.file import ClusterSection, ScenarioFile
 from clustersim.scenario.readings import Readings
+from clustersim.scenario.sections.cost import RecordSection, ScaleSection
+from clustersim.scenario.sections.layout import LayoutSection
+from clustersim.scenario.sections.schedule import Chunked, CsvSection, OrdersSection, PythonSection, ScheduleChoice
 from clustersim.schedules.imported import imported, module_file
 from clustersim.schedules.listed import Listed, listed
 from clustersim.schedules.notation import parse_listing
