@@ -17,6 +17,7 @@ _MOST_KEYS = 6
 _SENTENCES = {
     "int_type": "{value} is not a whole number (no unit, no quotes)",
     "bool_type": "{value} is neither true nor false",
+    "float_type": "{value} is not a number (no unit, no quotes)",
     "string_type": "{value} is not a text",
     "list_type": "{value} is not a list such as [1, 2]",
     "dict_type": "{value} is not a mapping of keys to values",
@@ -107,7 +108,7 @@ def _as_written(location: tuple[int | str, ...], written: object, *, missing: bo
             continue
         in_list = isinstance(written, list) and isinstance(part, int)
         if not in_list and not (isinstance(written, Mapping) and part in written):
-            return (*kept, *(part for part in [part] if missing))
+            return location if missing else tuple(kept)
         kept.append(part)
         written = written[part]  # type: ignore[index]
     return tuple(kept)

@@ -251,7 +251,7 @@ def test_a_misspelt_word_is_refused_with_its_key_and_the_nearest_one(
         ("layout.sequence_parallel=3", "layout.sequence_parallel: 3 is neither true nor false"),
         ("layout.data.zero.stage=4", "layout.data.zero.stage: 4 is too large; the largest legal value is 3"),
         ("layout.data={ddp: {}, fsdp: {}}", "layout.data: needs exactly one of ddp, fsdp, hsdp, zero, data_parallel"),
-        ("layout.data=hsdp", "layout.data.hsdp: is missing; write shard: 8"),
+        ("layout.data=hsdp", "layout.data.hsdp.shard: is missing; write shard: 8"),
         ("layout.data.hsdp.shard=0", "layout.data.hsdp.shard: 0 is too small; the smallest legal value is 1"),
         (
             "layout.data={hsdp: {shard: 3}}",
