@@ -113,7 +113,7 @@ def test_a_rule_is_read_once_and_asked_again_for_other_numbers(plan: Plan, tmp_p
         (
             "my.csv",
             ("training.global_batch=64",),
-            "schedule: my.csv is for 16 microbatches, .* has 8; .*global_batch 16 x dp x",
+            "my.csv is for 16 microbatches, .* has 8; .*global_batch 16 x dp x",
         ),
         ({"orders": {"rows": ["0F0,0B0", "1F0,1"]}}, (), "schedule: written order, row 2, cell 2: '1' is not"),
         ({"orders": {}}, (), "schedule.orders.rows: is missing; write rows"),
