@@ -89,6 +89,8 @@ def _remedy(location: tuple[int | str, ...], root: type[Section]) -> str:
         return f"{location[-2]} has no options"
     if len(location) > 2:  # too deep for a key that was meant for another section
         return nearest(str(location[-1]), legal)
+    if len(location) > 1 and location[-1] in root.keys():  # noqa: SIM118
+        return f"did you mean {location[-1]}, a key of the whole file?"
     sections = {key: section.keys() for key in root.keys() if (section := root.at([key])) is not None}  # noqa: SIM118
     return nearest(
         str(location[-1]), legal, elsewhere=[f"{key}.{inner}" for key in sections for inner in sections[key]]
