@@ -129,11 +129,14 @@ def read_schedule(choice: ScheduleChoice, base: Path, readings: Readings) -> Sch
 
 def _read_csv(section: CsvSection, base: Path) -> Listed:
     """The schedule of a CSV file as seen from the scenario."""
+    path = shipped.beside(base, section.file)
+    there = sorted(each.stem for each in base.glob("*.csv"))
     try:
-        text = shipped.read_text(shipped.beside(base, section.file))
+        text = shipped.read_text(path)
     except InputError as error:
-        there = sorted(path.name for path in base.glob("*.csv"))
-        raise InputError(f"{error}; {nearest(section.file, there)}" if there else str(error)) from error
+        if path.exists() or not there:
+            raise
+        raise InputError(f"{error}; {nearest(path.stem, there)} (of the CSV files beside the scenario)") from error
     return listed(section.file, parse_listing(text, section.file), section.placement)
 
 

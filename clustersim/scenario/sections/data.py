@@ -62,6 +62,7 @@ class Fsdp(Section):
 class Hsdp(Fsdp):
     """FSDP2 on a mesh of replicas of shards: sharded over `shard` ranks, replicated over the rest."""
 
+    example: ClassVar[str] = "{shard: 64}"
     shard: Degree = Field(examples=[8])
     all_reduce: Annotated[Microbatches, member(Microbatches)] = Microbatches.EVERY
 
@@ -72,6 +73,7 @@ class ZeroStage(Fsdp):
     shard: Megatron-LM's optimizer instances (stage 1), DeepSpeed's MiCS (stage 3), which reduces across replicas once.
     """
 
+    example: ClassVar[str] = "{stage: 1}, 2 or 3"
     stage: Annotated[int, Field(ge=1, le=3)] = Field(examples=[1])
     bucket: Bucket = None
     copies: bool = False
