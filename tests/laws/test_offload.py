@@ -171,7 +171,7 @@ def test_no_more_layers_are_on_the_device_than_there_are_buffers(scenario: Scena
             match task:
                 case Compute(block=block) if any(operation.saves for operation in block.operations):
                     changes.append((float(trace.start[rows[number]]), 1))
-                case Compute(block=block) if any(operation.fetches for operation in block.operations):
+                case Compute(block=block) if any(operation.frees for operation in block.operations):
                     changes.append((float(trace.end[rows[number]]), -1))
                 case Communicate(exchange=HostExchange(work=HostWork.TO_HOST)):
                     changes.append((float(trace.end[rows[number]]), -1))
