@@ -63,7 +63,7 @@ class HostTasks:
 
         Yield copies of gradients.
         """
-        if operations and operations[0].fetches:
+        if self.buffers and any(operation.frees for operation in operations):
             self._free.append((task,))
         if operations and operations[-1].saves:
             copy = self.run(HostWork.TO_HOST, "offload activations", operations[-1].saves, (task,))

@@ -160,8 +160,8 @@ def _leaving(operations: tuple[Operation, ...], size: Bytes) -> tuple[Operation,
 
 
 def _fetching(operations: tuple[Operation, ...], size: Bytes) -> tuple[Operation, ...]:
-    first, *rest = operations
-    return replace(first, fetches=size), *rest
+    *most, last = (replace(operations[0], fetches=size), *operations[1:])
+    return *most, replace(last, frees=True)
 
 
 def _unit(name: str, part: Layer, sharding: Sharding, again: list[Operation]) -> Unit:

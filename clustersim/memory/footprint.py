@@ -78,7 +78,8 @@ class Footprint:
             return 0.0
         if self.plan.sums_whole_gradients:
             return group.formats.gradients.bytes
-        return 0.0 if self.plan.training.offload.gradients else group.formats.gradients.bytes / self._shards(group, 2)
+        leave = self.plan.training.offload.gradients and not self.plan.sums_parts(group)
+        return 0.0 if leave else group.formats.gradients.bytes / self._shards(group, 2)
 
     def _state_bytes(self, group: ParameterGroup) -> Bytes:
         """Bytes of master weights and moments per parameter; of frozen ones there are none."""

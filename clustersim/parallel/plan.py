@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from clustersim.parallel.data import GradientSync
+from clustersim.parallel.data import FullyShard, GradientSync, Microbatches
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.parameters import ParameterGroup, parameter_groups
 from clustersim.parallel.pipeline import Stage, dealt, stages
@@ -115,6 +115,11 @@ class Plan:
         sync = self.layout.gradient_sync
         overlapped = self.microbatches == 1 and sync is GradientSync.LAST_BACKWARD
         return sync is not GradientSync.EVERY_BACKWARD and not overlapped
+
+    def sums_parts(self, group: ParameterGroup) -> bool:
+        """Whether several microbatches' gradients are summed where they were scattered, before they cross replicas."""
+        once = isinstance(self.layout.data, FullyShard) and self.layout.data.all_reduce is Microbatches.LAST
+        return once and group.replicas > 1 and self.microbatches > 1 and not self.sums_whole_gradients
 
     def recomputed_layers(self, stage: Stage) -> int:
         """How many layers of a stage run their whole forward again."""

@@ -105,8 +105,8 @@ class Overlap:
 class Operation:
     """One step of a block. gradients: how many parameters of this rank, all of one group, have theirs after it.
 
-    fetches: bytes of activations that must be back from the host before it; saves: that go there after it; leaves: of
-    gradients that go there after it.
+    fetches: bytes of activations that must be back from the host before it; frees: whether what was fetched is read for
+    the last time; saves: bytes that go there after it; leaves: of gradients that go there after it.
     """
 
     does: Kernel | Exchange | Overlap
@@ -114,6 +114,7 @@ class Operation:
     gradients: int = 0
     group: str = DENSE
     fetches: Bytes = 0.0
+    frees: bool = False
     saves: Bytes = 0.0
     leaves: Bytes = 0.0
 

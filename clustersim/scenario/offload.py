@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from clustersim.errors import InputError, shown
 from clustersim.parallel.data import FullyShard, GradientSync, NaiveDataParallel
 from clustersim.parallel.mesh import WEIGHTS
+from clustersim.parallel.parameters import parameter_groups
 from clustersim.parallel.pipeline import dealt
 from clustersim.scenario.section import Layers, Section, mistake, share
 from clustersim.scenario.setup import Setup
@@ -150,11 +151,12 @@ def _reduces_in_time(scenario: Setup) -> Iterator[str]:
 
 def _has_shards(scenario: Setup) -> Iterator[str]:
     layout = scenario.layout
-    if not scenario.training.offload.shards or (isinstance(layout.data, FullyShard) and layout.size_of(WEIGHTS) > 1):
+    if not scenario.training.offload.shards:
         return
-    why = (
-        "layout.data is not fsdp or zero3"
-        if not isinstance(layout.data, FullyShard)
-        else "dp x cp = 1 leaves nothing to shard"
-    )
+    if not isinstance(layout.data, FullyShard):
+        why = "layout.data is not fsdp or zero3"
+    elif all(group.shards == 1 for group in parameter_groups(layout, scenario.training)):
+        why = f"{'shard' if layout.hybrid else 'dp x cp ='} 1 leaves nothing to shard"
+    else:
+        return
     yield f"training.offload.parameters: only sharded parameters are offloaded, and {why}; optimizer: true fits"

@@ -124,14 +124,17 @@ def test_copies_that_take_longest_follow_each_other_without_a_pause() -> None:
 
 
 def test_fetches_are_as_many_layers_ahead_as_there_are_buffers() -> None:
-    """With fast copies, the copy back of a layer begins when the backward `prefetch` layers before it does."""
+    """With fast copies, the copy back of a layer begins when the backward `prefetch` layers before it does.
+
+    Buckets of gradients cut each layer's backward into several tasks, all of which read its activations.
+    """
     fast = replace(SECONDS, bandwidth=1e15, to_host=1e15, from_host=1e15, latency=0.0)
     for prefetch in (1, 2):
         answer = simulate(scenario(f"training.offload.activations.prefetch={prefetch}", host=fast))
         trace, tasks = answer.trace, answer.program.programs[0].tasks
         backwards = [
             row for row in trace.rows(0, Stream.COMPUTE).tolist()
-            if any(operation.fetches for operation in block_of(tasks[int(trace.task[row])]).operations)
+            if any(operation.frees for operation in block_of(tasks[int(trace.task[row])]).operations)
         ]  # fmt: skip
         begins = [start for _, start, _ in spans(answer, Stream.FROM_HOST)]
         ends = trace.end[backwards]

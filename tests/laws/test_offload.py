@@ -23,6 +23,7 @@ from clustersim.program.task import Communicate, Compute, HostExchange, HostWork
 from clustersim.scenario import Contention, Symmetry
 from clustersim.scenario.checks import problems
 from clustersim.schedules.zero_bubble import ZeroBubble
+from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 from clustersim.workload.offload import NOTHING, ActivationOffload, Offload, OptimizerOffload, ShardOffload
 from clustersim.workload.training import FullRecompute
 from tests.conftest import examples
@@ -170,7 +171,7 @@ def test_no_more_layers_are_on_the_device_than_there_are_buffers(scenario: Scena
             match task:
                 case Compute(block=block) if any(operation.saves for operation in block.operations):
                     changes.append((float(trace.start[rows[number]]), 1))
-                case Compute(block=block) if any(operation.fetches for operation in block.operations):
+                case Compute(block=block) if any(operation.frees for operation in block.operations):
                     changes.append((float(trace.end[rows[number]]), -1))
                 case Communicate(exchange=HostExchange(work=HostWork.TO_HOST)):
                     changes.append((float(trace.end[rows[number]]), -1))
@@ -190,7 +191,9 @@ def test_offload_never_needs_more_of_the_device(scenario: Scenario) -> None:
     """
     for each in (only_activations(scenario), scenario):
         plan, recompute, more = plan_of(each), each.training.recompute, 0.0
-        if isinstance(each.schedule, ZeroBubble) or (isinstance(recompute, FullRecompute) and recompute.layers):
+        if isinstance(each.schedule, ZeroBubble | ZeroBubbleV) or (
+            isinstance(recompute, FullRecompute) and recompute.layers
+        ):
             more = max(Activations(plan).buffers(plan.stages_of(rank)) for rank in range(plan.layout.pp))
         if not each.training.offload.shards:  # shards on their way need buffers, which a tiny model notices
             without = peak_memory(on(each, FAST, NOTHING))

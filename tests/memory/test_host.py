@@ -9,7 +9,7 @@ from clustersim.dtypes import DType
 from clustersim.fitting import check, host_use_of
 from clustersim.memory.footprint import Category
 from clustersim.memory.host import HostCategory, HostUse, hosted
-from clustersim.parallel.data import FullyShard, Zero1
+from clustersim.parallel.data import FullyShard, Microbatches, Zero1
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.task import Communicate, HostExchange, HostWork
@@ -121,6 +121,20 @@ def test_shards_on_the_host_take_parameters_gradients_and_states_along() -> None
     assert after[Category.GATHERED] == before[Category.GATHERED]
     largest = 128256 * 4096 + 4096  # the logits' matrix and the norm before it
     assert after[Category.OFFLOAD] == pytest.approx((2 * 4 + 4) * largest / 4)
+
+
+@pytest.mark.parametrize("states", [ShardOffload(), OptimizerOffload(gradients=True)])
+@pytest.mark.parametrize(("microbatches", "all_reduce", "width"), [
+    (2, Microbatches.LAST, 4), (2, Microbatches.EVERY, 0), (1, Microbatches.LAST, 0),
+])  # fmt: skip
+def test_parts_of_gradients_stay_until_they_have_crossed_replicas(
+    states: ShardOffload | OptimizerOffload, microbatches: int, all_reduce: Microbatches, width: int
+) -> None:
+    """What goes to the host is done: a device keeps its half of gradients that a later microbatch sums across."""
+    layout = Layout(dp=4, data=FullyShard(shard=2, all_reduce=all_reduce))
+    of = plan(Offload(states=states), layout, microbatch=4 // microbatches)
+    assert of.microbatches == microbatches
+    assert resident(of)[Category.GRADIENTS] == pytest.approx(width * parameters(MODEL) / 2)
 
 
 def scenario(*overrides: str) -> Scenario:

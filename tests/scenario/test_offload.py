@@ -91,6 +91,11 @@ def test_it_survives_json_and_changes() -> None:
         ),
         ({"parameters": True}, {"data": "zero1"}, "layout.data is not fsdp or zero3; optimizer: true fits"),
         ({"parameters": True}, {"tp": 8, "dp": 1}, "dp x cp = 1 leaves nothing to shard; optimizer: true fits"),
+        (
+            {"parameters": True},
+            {"data": {"hsdp": {"shard": 1}}},
+            "shard 1 leaves nothing to shard; optimizer: true fits",
+        ),
         ({"optimizer": True}, {"data": "data_parallel"}, "torch.nn.DataParallel has no offload; use ddp"),
     ],
 )
