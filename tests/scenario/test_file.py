@@ -264,6 +264,11 @@ def test_a_misspelt_word_is_refused_with_its_key_and_the_nearest_one(
         ("layout.data={fsdp: {secondary: 9}}", "layout.data: secondary 9 does not divide the 8 ranks (dp 8)"),
         ("layout.data={hsdp: {shard: 2, secondary: 2}}", "layout.data.hsdp: has both shard and secondary"),
         ("layout.data={zero: {stage: 1, secondary: 2}}", "secondary is of ZeRO stage 3; this is 1"),
+        ("layout.data={zero: {stage: 1, prefetch: 2}}", "layout.data.zero: prefetch is of ZeRO stage 3; this is 1"),
+        (
+            "layout.data={zero: {stage: 3, bucket: 1 MB}}",
+            "bucket is of ZeRO stage 1 and 2; this is 3",
+        ),
         ("layout.data={zero: {stage: 1, reduce: last_microbatch}}", "reduce is of ZeRO stage 2 and 3; this is 1"),
         ("layout.data={fsdp: {reduce: last}}", "'last' is unknown; did you mean last_microbatch?"),
         (

@@ -1,7 +1,7 @@
 """What may a scenario file say of data parallelism?"""
 
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import Field, model_validator
 
@@ -24,6 +24,9 @@ from clustersim.scenario.section import (
 )
 from clustersim.workload.stack import MOST_LAYERS
 
+_GATHERS: Final = ("prefetch", "reshard_after_forward", "copies", "secondary", "all_reduce")
+_OF_STAGES: Final = {"bucket": (1, 2), "reduce": (2, 3), **dict.fromkeys(_GATHERS, (3,))}
+"""What only some stages of ZeRO have, and which."""
 Bucket = Annotated[float | None, size_or("megatron")]
 
 
@@ -68,7 +71,7 @@ class Hsdp(Fsdp):
 
 
 class ZeroStage(Fsdp):
-    """ZeRO with its stage; a stage takes no notice of what only others have.
+    """ZeRO with its stage, and what that stage has.
 
     shard: Megatron-LM's optimizer instances (stage 1), DeepSpeed's MiCS (stage 3), which reduces across replicas once.
     """
@@ -82,9 +85,10 @@ class ZeroStage(Fsdp):
 
     @model_validator(mode="after")
     def _of_its_stage(self) -> Self:
-        for key, least in (("reduce", 2), ("secondary", 3), ("all_reduce", 3)):
-            if key in self.model_fields_set and self.stage < least:
-                raise mistake(f"{key} is of ZeRO stage {' and '.join(map(str, range(least, 4)))}; this is {self.stage}")
+        for key in sorted(self.model_fields_set.intersection(_OF_STAGES)):
+            if self.stage not in _OF_STAGES[key]:
+                stages = " and ".join(map(str, _OF_STAGES[key]))
+                raise mistake(f"{key} is of ZeRO stage {stages}; this is {self.stage}")
         return self
 
     def strategy(self) -> DataParallelism:
