@@ -56,8 +56,8 @@ def test_an_order_that_is_written_down_is_for_its_own_microbatches() -> None:
     case = found["twice_the_microbatches"]
     assert case.outcome is None
     assert case.note == (
-        f"schedule: written order is for {of.microbatches} microbatches, but each replica has {2 * of.microbatches} "
-        f"(training.global_batch / (dp x training.microbatch)); {of.microbatches} fit"
+        f"schedule: written order is for {of.microbatches} microbatches, but each replica has {2 * of.microbatches}; "
+        f"training.global_batch {of.microbatches} x dp x training.microbatch fits"
     )
     assert tried(found["products_faster"]).step_time < simulated("schedule=1f1b").step_time
 
