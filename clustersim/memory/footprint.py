@@ -9,7 +9,7 @@ Where gradients are reduced after the last microbatch only, as with a pipeline, 
 stage; and the parameters that ZeRO-3 gathers for a pipeline's first forward stay.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -94,17 +94,18 @@ class Footprint:
         return group.shards if self.plan.layout.data.stage >= stage else 1
 
     def gathered(self, stages: tuple[Stage, ...]) -> Bytes:
-        """Whole units that ZeRO-3 holds at once, and one unit's whole gradients."""
+        """Whole units that ZeRO-3 holds at once, neighbours on their stage, and one unit's whole gradients."""
         match self.plan.layout.data:
             case FullyShard() as strategy:
-                units = [unit for stage in stages for unit in self.plan.units(stage)]
                 groups, trained = self.plan.parameter_groups, self.plan.trained_groups
-                whole = sorted((_whole(unit, groups, lambda formats: formats.gathered) for unit in units), reverse=True)
+                units = [self.plan.units(stage) for stage in stages]
+                whole = [[_whole(unit, groups, lambda formats: formats.gathered) for unit in each] for each in units]
                 dropped = strategy.reshards(pipelined=self.plan.layout.pipelined)
-                held = sum(whole[: strategy.ahead + 1] if dropped else whole)
+                held = _fullest(whole, strategy.ahead + 1) if dropped else sum(map(sum, whole))
                 if self.plan.sums_whole_gradients:
                     return held
-                return held + max(_whole(unit, trained, lambda formats: formats.gradients) for unit in units)
+                every = (unit for each in units for unit in each)
+                return held + max(_whole(unit, trained, lambda formats: formats.gradients) for unit in every)
         return 0.0
 
     def passing(self, stages: tuple[Stage, ...]) -> Bytes:
@@ -156,6 +157,11 @@ class Footprint:
         if self.plan.layout.pp == 1:
             return 0.0
         return 2 * self.plan.placement.chunks * self.plan.activation / self.plan.layout.tp
+
+
+def _fullest(stages: Iterable[Sequence[Bytes]], many: int) -> Bytes:
+    """The largest sum of so many neighbours of one stage."""
+    return max(sum(units[place : place + many]) for units in stages for place in range(max(1, len(units) - many + 1)))
 
 
 def _whole(unit: Layer, groups: Iterable[ParameterGroup], kept: Callable[[WeightFormats], DType]) -> Bytes:

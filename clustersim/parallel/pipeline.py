@@ -79,10 +79,16 @@ class Ends:
         left, others = layers - sum(own.values()), ranks - len(own)
         if left < 0 or (left and not others) or (others and left % others):
             said = " and ".join(f"{many} on rank {rank}" for rank, many in own.items())
-            raise InputError(
-                f"{said} leave {left} of {layers} layers, which {others} other pipeline ranks do not share"
-            )
+            raise InputError(f"{said} {_left_over(left, layers, others)}")
         return [own.get(rank, left // others if others else 0) for rank in range(ranks)]
+
+
+def _left_over(left: int, layers: int, others: int) -> str:
+    """Why so many layers are too few, or do not divide among the ranks that are not at the ends."""
+    if left < 0:
+        return f"are more than the {layers} layers"
+    shared = f"which {others} other pipeline ranks do not share" if others else "and there is no other pipeline rank"
+    return f"leave {left} of {layers} layers, {shared}"
 
 
 Split = tuple[int, ...] | Counted | Ends | None

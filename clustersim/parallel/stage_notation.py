@@ -41,6 +41,9 @@ def read_stages(text: str) -> tuple[int, ...]:
 def _written_out(text: str) -> str:
     """The string without repetitions."""
     plain = "".join(text.replace(",", "").split())
+    for bracket, other in ("()", ")("):
+        if plain.count(bracket) > plain.count(other):
+            raise InputError(f"{shown(text)}: a {bracket!r} without its {other!r}; write (tt|)*29")
     for pattern in (_GROUP, _LETTER):
         while match := pattern.search(plain):
             if len(plain) + len(match[1]) * int(match[2][:7]) > _MOST:

@@ -21,7 +21,7 @@ def network_of(result: Answer) -> Network | None:
         return None
     healthy = not scenario.disturbances.network  # else no collective is looked up in the record
     recorded = healthy and cost.record is not None and bool(cost.record.collectives)
-    return Network(use, shared=cost.network is Contention.SHARED, recorded=recorded)
+    return Network(use, shared=cost.network is Contention.SHARED, recorded=recorded, hosts=result.host is not None)
 
 
 def topology_of(result: Answer) -> Picture:

@@ -26,11 +26,15 @@ _ROW: Final = 34  # pixels
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What the card shows. shared: links are shared in the run; recorded: some times are those of a record."""
+    """What the card shows.
+
+    shared: links are shared in the run; recorded: some times are those of a record; hosts: ranks copy to their hosts.
+    """
 
     use: NetworkUse
     shared: bool
     recorded: bool
+    hosts: bool = False
 
 
 def network_card(network: Network) -> Card:
@@ -69,11 +73,12 @@ def _over(network: Network) -> bool:
 
 def _caption(network: Network) -> str:
     met = _SHARED if network.shared else _ALONE
-    return met + _BELOW * (not _over(network))
+    return met + _BELOW * (not _over(network)) + _HOSTS * network.hosts
 
 
 _SHARED: Final = "Links are shared fairly among all that cross them at the same time."
 _ALONE: Final = "Each axis shares links among its own groups only."
+_HOSTS: Final = " Copies to hosts and back meet none of it, on PCIe neither, and are not counted here."
 _BELOW: Final = " What protocols add on the wire is not counted, so that a link in use all the time stays below 100 %."
 
 

@@ -15,19 +15,11 @@ from clustersim.errors import InputError, nearest
 from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA
-from clustersim.scenario.file import (
-    Chunked,
-    ClusterSection,
-    CsvSection,
-    LayoutSection,
-    OrdersSection,
-    PythonSection,
-    RecordSection,
-    ScaleSection,
-    ScenarioFile,
-    ScheduleChoice,
-)
+from clustersim.scenario.file import ClusterSection, ScenarioFile
 from clustersim.scenario.readings import Readings
+from clustersim.scenario.sections.cost import RecordSection, ScaleSection
+from clustersim.scenario.sections.layout import LayoutSection
+from clustersim.scenario.sections.schedule import Chunked, CsvSection, OrdersSection, PythonSection, ScheduleChoice
 from clustersim.schedules.imported import imported, module_file
 from clustersim.schedules.listed import Listed, listed
 from clustersim.schedules.notation import parse_listing
@@ -137,11 +129,14 @@ def read_schedule(choice: ScheduleChoice, base: Path, readings: Readings) -> Sch
 
 def _read_csv(section: CsvSection, base: Path) -> Listed:
     """The schedule of a CSV file as seen from the scenario."""
+    path = shipped.beside(base, section.file)
+    there = sorted(each.stem for each in base.glob("*.csv"))
     try:
-        text = shipped.read_text(shipped.beside(base, section.file))
+        text = shipped.read_text(path)
     except InputError as error:
-        there = sorted(path.name for path in base.glob("*.csv"))
-        raise InputError(f"{error}; {nearest(section.file, there)}" if there else str(error)) from error
+        if path.exists() or not there:
+            raise
+        raise InputError(f"{error}; {nearest(path.stem, there)} (of the CSV files beside the scenario)") from error
     return listed(section.file, parse_listing(text, section.file), section.placement)
 
 

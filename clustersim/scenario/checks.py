@@ -128,8 +128,8 @@ def check_layers(scenario: Setup) -> Iterator[str]:
         return
     if len(counts) != stages or sum(counts) != layers:
         yield (
-            f"layout.layers_per_stage: {len(counts)} stages with {sum(counts)} layers, but {shape} and "
-            f"{scenario.model.name} has {layers} layers; such as {list(split_layers(layers, stages))}"
+            f"layout.layers_per_stage: {len(counts)} stage{'s' * (len(counts) > 1)} with {sum(counts)} layers, "
+            f"but {shape} and {scenario.model.name} has {layers} layers; such as {list(split_layers(layers, stages))}"
         )
     elif _idle_stages(counts) and layers >= stages:
         idle = counts[1:-1].index(0) + 1 if 0 in counts[1:-1] else 0

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from clustersim import shipped
 from clustersim.errors import InputError, nearest
-from clustersim.scenario.file import ModelSection
 from clustersim.scenario.readings import Readings
+from clustersim.scenario.sections.model import ModelSection
 from clustersim.workload.hf_config import read_hf_config
 from clustersim.workload.presets import preset
 from clustersim.workload.stack import LayerRun, LayerSpec, Mlp, joined, specs, stacked

@@ -17,6 +17,7 @@ _MOST_KEYS = 6
 _SENTENCES = {
     "int_type": "{value} is not a whole number (no unit, no quotes)",
     "bool_type": "{value} is neither true nor false",
+    "float_type": "{value} is not a number (no unit, no quotes)",
     "string_type": "{value} is not a text",
     "list_type": "{value} is not a list such as [1, 2]",
     "dict_type": "{value} is not a mapping of keys to values",
@@ -88,6 +89,8 @@ def _remedy(location: tuple[int | str, ...], root: type[Section]) -> str:
         return f"{location[-2]} has no options"
     if len(location) > 2:  # too deep for a key that was meant for another section
         return nearest(str(location[-1]), legal)
+    if len(location) > 1 and location[-1] in root.keys():  # noqa: SIM118
+        return f"did you mean {location[-1]}, a key of the whole file?"
     sections = {key: section.keys() for key in root.keys() if (section := root.at([key])) is not None}  # noqa: SIM118
     return nearest(
         str(location[-1]), legal, elsewhere=[f"{key}.{inner}" for key in sections for inner in sections[key]]
@@ -107,7 +110,7 @@ def _as_written(location: tuple[int | str, ...], written: object, *, missing: bo
             continue
         in_list = isinstance(written, list) and isinstance(part, int)
         if not in_list and not (isinstance(written, Mapping) and part in written):
-            return (*kept, *(part for part in [part] if missing))
+            return location if missing else tuple(kept)
         kept.append(part)
         written = written[part]  # type: ignore[index]
     return tuple(kept)

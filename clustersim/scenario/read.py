@@ -19,10 +19,11 @@ from clustersim.hardware.disturbance import Disturbances, disturbed
 from clustersim.program.task import Collective
 from clustersim.scenario import build, checks
 from clustersim.scenario.disturbed import read_disturbances, read_mixed
-from clustersim.scenario.file import CostSection, ScenarioFile
+from clustersim.scenario.file import ScenarioFile
 from clustersim.scenario.model import read_model
 from clustersim.scenario.problems import refuse, translate
 from clustersim.scenario.readings import Reading, Readings
+from clustersim.scenario.sections.cost import CostSection
 from clustersim.scenario.settings import CostSettings
 from clustersim.scenario.setup import Setup
 from clustersim.workload.transformer import every_projection

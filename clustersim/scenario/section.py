@@ -54,6 +54,11 @@ def _size(value: object) -> float:
     return amount
 
 
+def or_none(value: object) -> object:
+    """The word `none` is nothing."""
+    return None if value == "none" else value
+
+
 def size_or(word: str) -> BeforeValidator:
     """Read a size, or a word that is read as None."""
 

@@ -11,7 +11,7 @@ the code that it names; only classes with both methods are ever made.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -98,7 +98,7 @@ class Imported(FieldState):
         call = f"{self.name}.placement({ranks})"
         with _refusing(call):
             placement = self.rule.placement(ranks)
-            found = placement if isinstance(placement, Placement) else Placement(tuple(map(_rank, placement)))
+            found = placement if isinstance(placement, Placement) else Placement(tuple(map(_rank, _each(placement))))
         if found.size != ranks:
             raise InputError(f"{call} places stages on {found.size} pipeline ranks, not on {ranks}")
         return found
@@ -106,7 +106,7 @@ class Imported(FieldState):
     def _ordered(self, ranks: int, microbatches: int) -> Order:
         placement, call = self.placement(ranks), f"{self.name}.order({ranks}, {microbatches})"
         with _refusing(call):
-            order = tuple(tuple(map(_action, row)) for row in self.rule.order(ranks, microbatches))
+            order = tuple(tuple(map(_action, _each(row))) for row in _each(self.rule.order(ranks, microbatches)))
         verify(order, placement=placement, microbatches=microbatches, places=Counted(f"{call}:"))
         return order
 
@@ -121,6 +121,13 @@ def imported(name: str, arguments: Mapping[str, Any], folder: Path) -> Imported:
 def module_file(name: str, folder: Path) -> Path:
     """Where the file of a name such as `my_module:MySchedule` would be."""
     return folder.joinpath(*name.partition(":")[0].split(".")).with_suffix(".py")
+
+
+def _each(value: object) -> Iterable[object]:
+    """What is in a list that somebody's code gave, if it is one."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InputError(f"{shown(value)} is not a list")
+    return value
 
 
 def _rank(value: object) -> int:
@@ -158,6 +165,10 @@ def _kind(name: str, folder: Path) -> type[Any]:
     module_name, colon, class_name = name.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
         raise InputError(f"{shown(name)} names no class; write module:Class, such as my_module:MySchedule")
+    if module_name.endswith(".py"):
+        raise InputError(
+            f"{shown(name)} names a file; write its module, {module_name.removesuffix('.py')}:{class_name}"
+        )
     module = _module(module_name, module_file(name, folder))
     kind = vars(module).get(class_name)
     if not isinstance(kind, type):

@@ -50,7 +50,7 @@ class Listed:
         if microbatches != self.microbatches:
             raise InputError(
                 f"{self.name} is for {_count(self.microbatches, 'microbatch', 'es')}, but each replica has "
-                f"{microbatches} (training.global_batch / (dp x training.microbatch)); {self.microbatches} fit"
+                f"{microbatches}; training.global_batch {self.microbatches} x dp x training.microbatch fits"
             )
 
     def order(self, ranks: int, microbatches: int) -> Order:

@@ -45,7 +45,6 @@ _OUTSIDE: Final = (Category.COMMUNICATION, Category.CONTEXT)  # not the framewor
 _BETWEEN_STEPS: Final = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)
 _FITS: Final = {"yes": True, "oom": False, "no": False}
 _DIGITS: Final = 9  # that a rank's number has fewer than
-_OFFLOADED: Final = "activation offloading on"  # as a row's notes say it
 _FRESH: Final = 4  # microbatches per stage where the batch is not stated: as full as any schedule becomes
 
 
@@ -185,8 +184,6 @@ def _holding(case: Case) -> Holding:
     """The ledgers of a run; raise CannotPredictError where there is no scenario of it."""
     if case.text("gpu") in ("", "unknown"):
         raise CannotPredictError("gpu is not stated", owed=False)
-    if _OFFLOADED in case.text("notes"):
-        raise CannotPredictError("activations that are offloaded to the host are not modelled", owed=False)
     if not case.text("layers") and case.text("precision") in FORMATS:
         model = case.text("model") or "without a name"
         raise CannotPredictError(f"dimensions of model {model} are not stated, and not shipped", owed=False)

@@ -13,6 +13,7 @@ from clustersim.validation.machines import cluster_section
 from clustersim.validation.software import Software, software_of
 
 FORMATS: Final = ("bf16", "fp16")
+_OFFLOADED: Final = "activation offloading on"  # as a row's notes say it
 _DENSE: Final = ("", "0", "1")  # experts
 RECOMPUTES: Final = {"": "none", "none": "none", "selective": "selective", "full": "full"}
 SCHEDULES: Final = ("", *shelf.NAMES)
@@ -110,7 +111,13 @@ def _training(case: Case, software: Software) -> dict[str, Any]:
         "loss": software.loss,
         "fused": software.fused(case),
         **_lora(case),
+        **_offload(case),
     }
+
+
+def _offload(case: Case) -> dict[str, Any]:
+    """What the notes say to be on the host."""
+    return {"offload": {"activations": "all"}} if _OFFLOADED in case.text("notes") else {}
 
 
 def _lora(case: Case) -> dict[str, Any]:

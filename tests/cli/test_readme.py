@@ -103,7 +103,7 @@ def test_the_inline_model_in_readme_has_the_defaults_that_it_tells() -> None:
 def test_the_schedules_from_outside_in_readme_are_schedules(tmp_path: Path) -> None:
     """Its lines and its class, in a scenario of two pipeline ranks and one microbatch."""
     from clustersim.scenario import Scenario
-    from clustersim.scenario.file import ScheduleChoice
+    from clustersim.scenario.sections.schedule import ScheduleChoice
 
     (rule,) = re.findall(r"```python\n(class MySchedule.*?)```", README, re.DOTALL)
     lines = re.findall(r"^schedule: \{.*$", README, re.MULTILINE)
@@ -124,7 +124,8 @@ def test_the_schedules_from_outside_in_readme_are_schedules(tmp_path: Path) -> N
 
 
 def test_every_key_of_a_scenario_stands_in_readme() -> None:
-    from clustersim.scenario.file import ModelSection, ScenarioFile
+    from clustersim.scenario.file import ScenarioFile
+    from clustersim.scenario.sections.model import ModelSection
 
     whole, own, layers, _ = scenarios()
     assert whole.keys() == ScenarioFile.keys().keys()

@@ -23,6 +23,7 @@ from clustersim.program.task import Communicate, Compute, HostExchange, HostWork
 from clustersim.scenario import Contention, Symmetry
 from clustersim.scenario.checks import problems
 from clustersim.schedules.zero_bubble import ZeroBubble
+from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 from clustersim.workload.offload import NOTHING, ActivationOffload, Offload, OptimizerOffload, ShardOffload
 from clustersim.workload.training import FullRecompute
 from tests.conftest import examples
@@ -190,7 +191,9 @@ def test_offload_never_needs_more_of_the_device(scenario: Scenario) -> None:
     """
     for each in (only_activations(scenario), scenario):
         plan, recompute, more = plan_of(each), each.training.recompute, 0.0
-        if isinstance(each.schedule, ZeroBubble) or (isinstance(recompute, FullRecompute) and recompute.layers):
+        if isinstance(each.schedule, ZeroBubble | ZeroBubbleV) or (
+            isinstance(recompute, FullRecompute) and recompute.layers
+        ):
             more = max(Activations(plan).buffers(plan.stages_of(rank)) for rank in range(plan.layout.pp))
         if not each.training.offload.shards:  # shards on their way need buffers, which a tiny model notices
             without = peak_memory(on(each, FAST, NOTHING))

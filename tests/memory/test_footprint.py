@@ -66,10 +66,13 @@ def test_replicas_are_data_and_context_parallel_ranks() -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
-def test_zero_3_holds_the_largest_gathered_units_and_one_units_gradients(prefetch: int) -> None:
-    """Head (final norm and 128,256 x 4,096), embedding, then layers; bf16 weights, fp32 gradients of the head."""
-    head, table = LLAMA.vocab * LLAMA.hidden + LLAMA.hidden, LLAMA.vocab * LLAMA.hidden
-    units = [head, table, *[layer_parameters(LLAMA, *LLAMA.specs)] * 32][: prefetch + 1]
+def test_zero_3_holds_the_largest_neighbours_that_are_gathered_and_one_units_gradients(prefetch: int) -> None:
+    """Head (final norm and 128,256 x 4,096) and the layers before it; bf16 weights, fp32 gradients of the head.
+
+    The embedding is at the other end: it is dropped long before the head is gathered.
+    """
+    head = LLAMA.vocab * LLAMA.hidden + LLAMA.hidden
+    units = [head, *[layer_parameters(LLAMA, *LLAMA.specs)] * 32][: prefetch + 1]
     held = resident(plan(Layout(dp=8, data=FullyShard(prefetch=prefetch))))
     assert held[Category.GATHERED] == 2 * sum(units) + 4 * head
 

@@ -38,7 +38,9 @@ def test_known_strings(text: str, counts: tuple[int, ...]) -> None:
         ("EtL|t", "the loss, L, comes last and once"),
         ("|Et|tL", "a stage before the embedding or after the loss holds nothing"),
         ("Et|tL|", "a stage before the embedding or after the loss holds nothing"),
-        ("Et|(tt|L", r"'\(' repeats nothing"),
+        ("Et|(tt|L", r"a '\(' without its '\)'"),
+        ("Et|tt|)*3L", r"a '\)' without its '\('"),
+        ("Et|(tt|)L", r"'\(' repeats nothing"),
         ("Et|t*L", r"'\*' repeats nothing"),
         ("Et3|tL", "'3' repeats nothing"),
         ("Et*999999999999|L", "is more than 100,000 letters"),
@@ -90,12 +92,17 @@ def test_rules_go_by_ranks_whatever_the_placement() -> None:
     [
         (Counted(embedding=True), 32, "32 layers and the embedding are 33 slots, which 4 stages do not divide"),
         (Ends(first=7), 32, "7 on rank 0 leave 25 of 32 layers, which 3 other pipeline ranks do not share"),
-        (Ends(first=40, last=1), 32, "leave -9 of 32 layers"),
+        (Ends(first=40, last=1), 32, "40 on rank 0 and 1 on rank 3 are more than the 32 layers"),
     ],
 )
 def test_rules_without_an_answer_are_refused(rule: Counted | Ends, layers: int, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         dealt(rule, layers, looped(4))
+
+
+def test_ends_alone_must_hold_all_layers() -> None:
+    with pytest.raises(InputError, match="3 on rank 0 and 4 on rank 1 leave 1 of 8 layers, and there is no other"):
+        dealt(Ends(first=3, last=4), 8, looped(2))
 
 
 def test_chunks_that_do_not_divide_a_ranks_share_are_refused() -> None:

@@ -39,8 +39,8 @@ USE = NetworkUse(
 )  # fmt: skip
 
 
-def text(use: NetworkUse = USE, *, shared: bool = False, recorded: bool = False) -> str:
-    return network_card(Network(use, shared, recorded)).html
+def text(use: NetworkUse = USE, *, shared: bool = False, recorded: bool = False, hosts: bool = False) -> str:
+    return network_card(Network(use, shared, recorded, hosts)).html
 
 
 def rows(html: str, title: str) -> dict[str, list[str]]:
@@ -60,6 +60,11 @@ def test_every_tier_has_its_mean_and_peak_in_words() -> None:
     assert found["NIC"] == [["50.0%"], ["150.0%"], ["50.0%"]]
     notes = [note["text"] for note in utilisation_figure(USE).layout["annotations"]]
     assert notes == ["mean 20.0%, peak 40.0%", "mean 50.0%, peak 150.0%", "mean 0.0%, peak 0.0%"]
+
+
+def test_copies_to_hosts_are_said_to_be_left_out() -> None:
+    assert "Copies to hosts and back" in text(hosts=True)
+    assert "Copies to hosts" not in text()
 
 
 def test_axes_stand_in_order_with_bytes_per_gpu_and_where_they_stay_below() -> None:

@@ -71,6 +71,7 @@ def test_the_page_shows_the_hosts_memory_its_lanes_and_the_step_without(result: 
     assert view.timeline.lanes[3:] == ("to the host", "host", "from the host")
     assert {3, 4, 5} <= set(view.timeline.spans.lane.tolist())
     assert "host: copies and optimizer" in text
+    assert "Copies to hosts and back meet none of it" in text
     (without,) = (case for case in what_ifs(result).cases if case.name == "no_offload")
     assert without.outcome is not None
     assert without.outcome.step_time == simulate(result.scenario.changed("training.offload=none")).step_time

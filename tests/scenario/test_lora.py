@@ -57,6 +57,8 @@ def test_groups_are_what_the_model_has(mapping: dict[str, Any]) -> None:
         ("0", "training.lora: 0 is too small; the smallest legal value is 1"),
         ("-4", "training.lora: -4 is too small; the smallest legal value is 1"),
         ("{rank: 8, alpha: 0}", "training.lora.alpha: 0.0 is not above zero; the scale is alpha / rank"),
+        ("{rank: 8, alpha: twice}", "training.lora.alpha: 'twice' is not a number (no unit, no quotes)"),
+        ("false", "training.lora: false is not a mapping of keys to values; write {rank: 16, targets: all}, or none"),
         ("{rank: 8, dropout: 1.5}", "training.lora.dropout: 1.5 is more than all of it"),
         ("{rank: 8, targets: [q_prj]}", "training.lora.targets: 'q_prj' is unknown; did you mean q_proj"),
         ("{rank: 8, targets: []}", "training.lora.targets: is empty; write some of all, attention, mlp, q, k"),

@@ -40,6 +40,7 @@ Plan = Callable[..., Scenario]
 def plan(tmp_path: Path, mapping: dict[str, Any]) -> Plan:
     """The scenario with a schedule, in a folder with an order and a rule: 2 pipeline ranks, 16 microbatches."""
     (tmp_path / "my.csv").write_text(format_order(OneFOneB().order(2, 16)))
+    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe")
     (tmp_path / "my_module.py").write_text(RULE)
 
     def load(schedule: object, *overrides: str) -> Scenario:
@@ -102,13 +103,18 @@ def test_a_rule_is_read_once_and_asked_again_for_other_numbers(plan: Plan, tmp_p
 @pytest.mark.parametrize(
     ("written", "overrides", "sentence"),
     [
-        ("you.csv", (), "schedule: .*you.csv: cannot be read .*; did you mean my.csv?"),
+        ("my2.csv", (), r"schedule: .*my2.csv: cannot be read .*; did you mean my\? \(of the CSV files"),
+        ("bytes.csv", (), r"bytes.csv: cannot be read \(not UTF-8 text\)$"),
         ({"csv": {"placement": [0, 1]}}, (), "schedule.csv.file: is missing; write file: my.csv"),
         ({"csv": {"file": "my.csv", "placement": [1, 0]}}, (), "schedule: my.csv, row 1, cell 1: 0F0 is not of this"),
         ({"csv": {"file": "my.csv", "placement": [0, -1]}}, (), "schedule.csv.placement.1: -1 is too small"),
         ({"csv": "my.csv", "gpipe": {}}, (), "schedule: needs exactly one of 1f1b, gpipe"),
         ("my.csv", ("layout.pp=4", "layout.dp=4"), "schedule: my.csv has 2 rows, .* layout.pp is 4; pp 2 fits"),
-        ("my.csv", ("training.global_batch=64",), "schedule: my.csv is for 16 microbatches, .* has 8 .*; 16 fit"),
+        (
+            "my.csv",
+            ("training.global_batch=64",),
+            "my.csv is for 16 microbatches, .* has 8; .*global_batch 16 x dp x",
+        ),
         ({"orders": {"rows": ["0F0,0B0", "1F0,1"]}}, (), "schedule: written order, row 2, cell 2: '1' is not"),
         ({"orders": {}}, (), "schedule.orders.rows: is missing; write rows"),
         ("my_modul:Mine", (), "schedule: there is no module my_modul, .*; did you mean my_module?"),

@@ -111,6 +111,7 @@ def test_it_travels_by_its_name_and_is_imported_again(make: Make) -> None:
         ("mine", "'mine' names no class; write module:Class, such as my_module:MySchedule"),
         ("mine:", "names no class"),
         ("../mine:Base", "names no class"),
+        ("mine.py:Base", "'mine.py:Base' names a file; write its module, mine:Base"),
         ("mini:Base", "there is no module mini, neither .*mini.py nor where Python looks; did you mean mine?"),
         ("mine:Bose", "module mine has no class Bose; did you mean Base?"),
         ("mine:HALF", "module mine has no class HALF; choose one of Base, Needs"),
@@ -143,7 +144,9 @@ def test_arguments_that_the_class_does_not_take_are_shown(make: Make) -> None:
     ("body", "sentence"),
     [
         ("def placement(self, ranks): return [0, 0]", r"placement\(2\) places stages on 1 pipeline ranks, not on 2"),
-        ("def placement(self, ranks): return None", r"placement\(2\): TypeError"),
+        ("def placement(self, ranks): return None", r"placement\(2\): nothing is not a list"),
+        ("def order(self, ranks, m): return None", r"order\(2, 3\): nothing is not a list"),
+        ("def order(self, ranks, m): return ['0F0', '1F0']", r"order\(2, 3\): '0F0' is not a list"),
         ("def placement(self, ranks): return [0, True]", r"placement\(2\): true is no pipeline rank"),
         ("def placement(self, ranks): return [0, -1]", r"placement\(2\): -1 is no pipeline rank"),
         ("def placement(self, ranks): return [0, 2]", r"placement\(2\): placement \(0, 2\): every pipeline rank"),

@@ -92,5 +92,8 @@ def test_a_list_is_for_its_own_ranks_and_microbatches() -> None:
     found = read(GOOD)
     with pytest.raises(InputError, match=r"^my.csv has 2 rows, .* but layout.pp is 4; pp 2 fits$"):
         found.placement(4)
-    with pytest.raises(InputError, match=r"^my.csv is for 2 microbatches, but each replica has 3 .*; 2 fit$"):
+    with pytest.raises(
+        InputError,
+        match=r"^my.csv is for 2 microbatches, but each replica has 3; training.global_batch 2 x dp x .* fits$",
+    ):
         found.order(2, 3)

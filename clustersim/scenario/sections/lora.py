@@ -68,7 +68,7 @@ class LoraSection(Section):
     """`training.lora`: adapters of so many ranks beside frozen weights; a bare number is the rank."""
 
     short: ClassVar[str | None] = "rank"
-    example: ClassVar[str] = "{rank: 16, targets: all}"
+    example: ClassVar[str] = "{rank: 16, targets: all}, or none"
     rank: Width = Field(examples=[16])
     alpha: Annotated[float, AfterValidator(_positive)] = 32.0
     targets: Annotated[list[Name], BeforeValidator(_words), AfterValidator(_apart)] = Field(["all"])

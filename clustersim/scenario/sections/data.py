@@ -1,0 +1,125 @@
+"""What may a scenario file say of data parallelism?"""
+
+from dataclasses import fields
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from clustersim.parallel.data import (
+    BY_STAGE,
+    DDP_BUCKET,
+    DataParallelism,
+    FullyShard,
+    Microbatches,
+    NaiveDataParallel,
+    Replicated,
+)
+from clustersim.scenario.section import (
+    Choice,
+    Degree,
+    Section,
+    member,
+    mistake,
+    size_or,
+)
+from clustersim.workload.stack import MOST_LAYERS
+
+Bucket = Annotated[float | None, size_or("megatron")]
+
+
+class Ddp(Section):
+    """Bucketed all-reduce of gradients."""
+
+    bucket: Bucket = DDP_BUCKET
+    overlap: bool = True
+
+    def strategy(self) -> DataParallelism:
+        """The strategy as the inside knows it."""
+        return Replicated(bucket=self.bucket, overlap=self.overlap)
+
+
+class Fsdp(Section):
+    """ZeRO stage 3 as PyTorch's FSDP2 (`fully_shard`) does it, or FSDP1, without `copies`."""
+
+    overlap: bool = True
+    prefetch: Annotated[int, Field(ge=0, le=MOST_LAYERS)] = 1
+    reshard_after_forward: bool | None = None
+    copies: bool = True
+    secondary: Degree | None = None
+    reduce: Annotated[Microbatches | None, member(Microbatches)] = None
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        if self.secondary is not None and getattr(self, "shard", None) is not None:
+            raise mistake("has both shard and secondary, which cut the ranks in two ways; keep one")
+        return self
+
+    def strategy(self) -> DataParallelism:
+        """The strategy as the inside knows it."""
+        return FullyShard(**self.model_dump())
+
+
+class Hsdp(Fsdp):
+    """FSDP2 on a mesh of replicas of shards: sharded over `shard` ranks, replicated over the rest."""
+
+    example: ClassVar[str] = "{shard: 64}"
+    shard: Degree = Field(examples=[8])
+    all_reduce: Annotated[Microbatches, member(Microbatches)] = Microbatches.EVERY
+
+
+class ZeroStage(Fsdp):
+    """ZeRO with its stage; a stage takes no notice of what only others have.
+
+    shard: Megatron-LM's optimizer instances (stage 1), DeepSpeed's MiCS (stage 3), which reduces across replicas once.
+    """
+
+    example: ClassVar[str] = "{stage: 1}, 2 or 3"
+    stage: Annotated[int, Field(ge=1, le=3)] = Field(examples=[1])
+    bucket: Bucket = None
+    copies: bool = False
+    shard: Degree | None = None
+    all_reduce: Annotated[Microbatches, member(Microbatches)] = Microbatches.LAST
+
+    @model_validator(mode="after")
+    def _of_its_stage(self) -> Self:
+        for key, least in (("reduce", 2), ("secondary", 3), ("all_reduce", 3)):
+            if key in self.model_fields_set and self.stage < least:
+                raise mistake(f"{key} is of ZeRO stage {' and '.join(map(str, range(least, 4)))}; this is {self.stage}")
+        return self
+
+    def strategy(self) -> DataParallelism:
+        """The strategy as the inside knows it."""
+        chosen = BY_STAGE[self.stage]
+        return chosen(**{field.name: getattr(self, field.name) for field in fields(chosen)})
+
+
+class Naive(Section):
+    """torch.nn.DataParallel, which has no options."""
+
+    def strategy(self) -> DataParallelism:
+        """The strategy as the inside knows it."""
+        return NaiveDataParallel()
+
+
+class DataChoice(Choice):
+    """`layout.data`: one strategy of data parallelism."""
+
+    words: ClassVar[dict[str, Any]] = {
+        "ddp": {"ddp": {}},
+        "fsdp": {"fsdp": {}},
+        "hsdp": {"hsdp": {}},
+        "zero1": {"zero": {"stage": 1}},
+        "zero2": {"zero": {"stage": 2}},
+        "zero3": {"zero": {"stage": 3}},
+        "data_parallel": {"data_parallel": {}},
+    }
+    ddp: Ddp | None = None
+    fsdp: Fsdp | None = None
+    hsdp: Hsdp | None = None
+    zero: ZeroStage | None = None
+    data_parallel: Naive | None = None
+
+    def strategy(self) -> DataParallelism:
+        """The chosen strategy as the inside knows it."""
+        _, options = self.chosen
+        return options.strategy()  # type: ignore[no-any-return]

@@ -1,0 +1,104 @@
+"""What may a scenario file say of its model?"""
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field
+
+from clustersim.errors import shown
+from clustersim.scenario.section import (
+    MOST_TOKENS,
+    Layers,
+    Name,
+    Section,
+    Shipped,
+    Tokens,
+    Width,
+    member,
+    mistake,
+    share,
+)
+from clustersim.workload.stack import MOST_LAYERS, BlockForm, Mlp, QkNorm
+from clustersim.workload.transformer import Norm, Positions
+
+
+def _qk_norm(value: object) -> object:
+    """True is the usual kind, of each head by itself."""
+    named = {kind.value: kind for kind in QkNorm}
+    if isinstance(value, bool):
+        return QkNorm.HEADS if value else value
+    if isinstance(value, str) and value in named:
+        return named[value]
+    raise mistake(f"{shown(value)} is unknown; write true, false, {' or '.join(named)}")
+
+
+def _window(value: object) -> object:
+    """Full is false: YAML reads `off` so, too."""
+    if value == "full" or value is False:
+        return False
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_TOKENS:
+        raise mistake(f"{shown(value)} is no window; write a number of tokens from 1 to {MOST_TOKENS:,}, or full")
+    return value
+
+
+class LayerSection(Section):
+    """Dimensions of a layer."""
+
+    ffn: Width | None = None
+    heads: Width | None = None
+    kv_heads: Width | None = None
+    head_dim: Width | None = None
+    mlp: Annotated[Mlp | None, member(Mlp)] = None
+    block: Annotated[BlockForm | None, member(BlockForm)] = None
+    qkv_bias: bool | None = None
+    qk_norm: Annotated[QkNorm | bool | None, BeforeValidator(_qk_norm)] = None
+    window: Annotated[int | bool | None, BeforeValidator(_window)] = None
+    rotary: Annotated[float | None, share(0.0, 1.0)] = None
+    softcap: bool | None = None
+
+    @property
+    def of_layer(self) -> dict[str, Any]:
+        """What the file gives of a layer's own dimensions; false is none."""
+        given = self.model_dump(include=set(LayerSection.model_fields), exclude_none=True)
+        return {key: None if key in _NONE and value is False else value for key, value in given.items()}
+
+
+_NONE = ("window", "qk_norm")
+
+
+class RunSection(LayerSection):
+    """An entry of `model.stack`: so many layers that follow each other, and what they have of their own."""
+
+    layers: Layers = Field(examples=[1])
+
+
+class ModelSection(LayerSection, Shipped):
+    """`model`: a preset, a Hugging Face config.json, or dimensions; dimensions beside a preset or path change it.
+
+    global_every: every so-manieth layer has no window; nope_every: no rotary positions; stack: layers in runs that
+    differ from what the model's other keys say.
+    """
+
+    short: ClassVar[str | None] = "preset"
+    preset: Name | None = None
+    family: Name | None = None
+    name: Name | None = None
+    layers: Layers | None = None
+    hidden: Width | None = None
+    vocab: Width | None = None
+    max_positions: Tokens | None = None
+    norm: Annotated[Norm | None, member(Norm)] = None
+    positions: Annotated[Positions | None, member(Positions)] = None
+    tied_embeddings: bool | None = None
+    linear_bias: bool | None = None
+    dropout: bool | None = None
+    embedding_norm: bool | None = None
+    logit_softcap: bool | None = None
+    global_every: Annotated[int | None, Field(ge=2, le=MOST_LAYERS)] = None
+    nope_every: Annotated[int | None, Field(ge=2, le=MOST_LAYERS)] = None
+    stack: Annotated[list[RunSection], Field(max_length=MOST_LAYERS)] | None = None
+
+    @property
+    def dimensions(self) -> dict[str, Any]:
+        """What the file gives of `Model`'s own fields, and of all its layers."""
+        own = {"preset", "path", "family", "global_every", "nope_every", "stack"}
+        return {**self.model_dump(exclude=own, exclude_none=True), **self.of_layer}

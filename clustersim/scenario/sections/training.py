@@ -1,0 +1,115 @@
+"""What may a scenario file say of training?"""
+
+from dataclasses import replace
+from enum import Enum
+from typing import Annotated, ClassVar, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from clustersim.dtypes import DType
+from clustersim.scenario.offload import OffloadSection
+from clustersim.scenario.section import (
+    Layers,
+    Section,
+    Tokens,
+    member,
+    mistake,
+    or_none,
+)
+from clustersim.scenario.sections.lora import LoraSection
+from clustersim.workload.lora import Projection
+from clustersim.workload.recipe import Recipe, mixed
+from clustersim.workload.training import (
+    Attention,
+    FullRecompute,
+    Loss,
+    NoRecompute,
+    Optimizer,
+    Recompute,
+    SelectiveOperations,
+    SelectiveRecompute,
+    Training,
+)
+
+_RECIPES = {
+    DType.BF16: mixed(compute=DType.BF16),
+    DType.FP16: mixed(compute=DType.FP16),
+    DType.TF32: mixed(compute=DType.TF32, master=None),
+    DType.FP32: mixed(compute=DType.FP32, master=None),
+}
+_KEPT = (DType.FP32, DType.BF16, DType.FP16)
+
+
+class PrecisionSection(Section):
+    """`training.precision`: formats of what is computed and of what is kept; the compute format gives the defaults."""
+
+    short: ClassVar[str | None] = "compute"
+    compute: Annotated[DType, member(DType, *_RECIPES)] = DType.BF16
+    gradients: Annotated[DType, member(DType, *_KEPT)] = DType.FP32
+    master: Annotated[DType | None, member(DType, *_KEPT, absent="none")] = DType.FP32
+    moments: Annotated[DType, member(DType, *_KEPT)] = DType.FP32
+
+    def recipe(self) -> Recipe:
+        """The formats that the file names, and the compute format's usual ones for the rest."""
+        usual = _RECIPES[self.compute]
+        named = {name: getattr(self, name) for name in self.model_fields_set - {"compute"}}
+        return replace(usual, weights=replace(usual.weights, **named))
+
+
+class RecomputeMode(Enum):
+    """How activations that backward needs come back."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    SELECTIVE_OP = "selective_op"
+    FULL = "full"
+
+
+class RecomputeSection(Section):
+    """`training.recompute`: none, selective, selective_op, full, or full for so many layers of each stage."""
+
+    short: ClassVar[str | None] = "mode"
+    mode: Annotated[RecomputeMode, member(RecomputeMode)] = RecomputeMode.FULL
+    layers: Layers | None = None
+
+    @model_validator(mode="after")
+    def _layers_are_full(self) -> Self:
+        """So that `--set training.recompute.layers=4` works on a file that says none, too."""
+        if self.layers is not None and self.mode in (RecomputeMode.SELECTIVE, RecomputeMode.SELECTIVE_OP):
+            raise mistake("layers are recomputed in full, not selectively; write {layers: 4}")
+        return self
+
+    def choice(self) -> Recompute:
+        """The kind of recomputation as the inside knows it."""
+        match self.mode:
+            case RecomputeMode.NONE if self.layers is None:
+                return NoRecompute()
+            case RecomputeMode.SELECTIVE:
+                return SelectiveRecompute()
+            case RecomputeMode.SELECTIVE_OP:
+                return SelectiveOperations()
+        return FullRecompute(layers=self.layers)
+
+
+class TrainingSection(Section):
+    """`training`: one step."""
+
+    sequence: Tokens = Field(examples=[8192])
+    global_batch: Tokens = Field(examples=[2048])
+    microbatch: Tokens = 1
+    precision: PrecisionSection = PrecisionSection()
+    recompute: RecomputeSection = RecomputeSection.model_validate("none")
+    attention: Annotated[Attention, member(Attention)] = Attention.FLASH
+    loss: Annotated[Loss, member(Loss)] = Loss.VOCAB_PARALLEL
+    optimizer: Annotated[Optimizer, member(Optimizer)] = Optimizer.ADAM
+    gradient_clipping: bool = True
+    fused: bool = True
+    offload: OffloadSection = OffloadSection()
+    lora: Annotated[LoraSection | None, BeforeValidator(or_none)] = None
+
+    def step(self, there: frozenset[Projection]) -> Training:
+        """The training step as the inside knows it; there: the model's projections."""
+        plain = {name: getattr(self, name) for name in type(self).model_fields if name != "precision"}
+        lora = None if self.lora is None else self.lora.adapters(there)
+        chosen = {"recipe": self.precision.recipe(), "recompute": self.recompute.choice(), "lora": lora}
+        return Training(**{**plain, **chosen, "offload": self.offload.choice()})
