@@ -127,8 +127,8 @@ class Bucketed:
 
     def _bucket(self, low: Lowering, stage: Stage, group: ParameterGroup) -> float:
         """Parameters in a bucket of a stage's."""
-        width, first = group.formats.gradients.bytes, stage.number == low.plan.placement.stages_of(0)[0]
-        return self.strategy.bucket_bytes(group.ranks, width, first=first) / width
+        width = group.formats.gradients.bytes
+        return self.strategy.bucket_bytes(group.ranks, width, first=low.plan.first_chunk(stage)) / width
 
 
 def _runs(gathers: Sequence[Gathers]) -> list[tuple[int, int, Gathers]]:

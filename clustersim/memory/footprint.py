@@ -63,7 +63,7 @@ class Footprint:
             * sum(count * self._state_bytes(group) / self._shards(group, 1) for group, count in held),
             Category.GATHERED: self.gathered(stages),
             Category.OFFLOAD: Activations(self.plan).buffers(stages) + self.passing(stages),
-            Category.COMMUNICATION: buffers + sum(self.bucket(group, count) for group, count in held),
+            Category.COMMUNICATION: buffers + sum(self._fullest_bucket(group, stages) for group, _ in held),
             Category.CONTEXT: self.context,
         }
 
@@ -127,12 +127,20 @@ class Footprint:
             for unit in units
         )  # fmt: skip
 
-    def bucket(self, group: ParameterGroup, count: float) -> Bytes:
-        """A bucket of the rank's `count` whole gradients of a group, where those of ZeRO-2 wait for their reduction."""
+    def _fullest_bucket(self, group: ParameterGroup, stages: Iterable[Stage]) -> Bytes:
+        """The largest of the buckets that a rank's stages fill in turn."""
+        counts = [(stage, float(self.plan.parameters(stage, group.name))) for stage in stages]
+        return max(self.bucket(group, count, first=self.plan.first_chunk(stage)) for stage, count in counts)
+
+    def bucket(self, group: ParameterGroup, count: float, *, first: bool) -> Bytes:
+        """A bucket of a stage's `count` whole gradients of a group, where those of ZeRO-2 wait for their reduction.
+
+        first: whether the stage is the first pipeline rank's first.
+        """
         match self.plan.layout.data:
             case Zero2() as strategy if group.ranks > 1 and group.trained and not self.plan.sums_whole_gradients:
                 width = group.formats.gradients.bytes
-                return min(strategy.bucket_bytes(group.ranks, width, first=True), count * width)
+                return min(strategy.bucket_bytes(group.ranks, width, first=first), count * width)
         return 0.0
 
     @property

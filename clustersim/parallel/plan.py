@@ -175,6 +175,10 @@ class Plan:
         keys = self.shard.batch * self.shard.keys * kv_heads * attention.head_dim
         return Sharding(self.layout, self.activation, 2.0 * keys * self.training.recipe.activations.bytes)
 
+    def first_chunk(self, stage: Stage) -> bool:
+        """Whether a stage is the first of the first pipeline rank, whose gradients nothing else hides."""
+        return stage.number == self.placement.stages_of(0)[0]
+
     def stages_of(self, pipeline_rank: int) -> tuple[Stage, ...]:
         """Virtual stages on one pipeline rank."""
         return tuple(self.stages[stage] for stage in self.placement.stages_of(pipeline_rank))

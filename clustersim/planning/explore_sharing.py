@@ -5,6 +5,7 @@ makes of small plans, for one and for two microbatches: each more adds as much. 
 pipeline, beside which gradients are reduced once (`parallel.data`).
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -26,6 +27,7 @@ from clustersim.parallel.plan import Plan
 from clustersim.planning.explore_rows import ROUNDS, exchanges, programs
 from clustersim.planning.explore_sizes import COLUMNS, PARAMETERS, Row
 from clustersim.planning.explore_space import Space
+from clustersim.units import Bytes
 from clustersim.workload.presets import preset
 from clustersim.workload.stack import LayerRun
 from clustersim.workload.training import Training
@@ -40,11 +42,12 @@ _TIED: Final = "gpt2-small"  # its embedding's matrix is the logits', too
 def sharing(space: Space) -> Table:
     """By number format, ZeRO stage and replicas, and whether there is a pipeline and more than one microbatch.
 
-    resident: bytes of a parameter, by category; bucket: bytes of gradients that wait at most, and those of a parameter;
-    gathers: the key of `gathered`, empty where nothing is; there: [columns] 0 for parts of activations that are counted
-    elsewhere; dp: bytes that a parameter sends, for no and for one microbatch [2][columns]; tied: part of a tied
-    gradient; shards: ranks that parameters, gradients or optimizer states are cut over; every: whether gradients are
-    reduced after every microbatch; again: whether backward gathers parameters.
+    resident: bytes of a parameter, by category; bucket: bytes of a stage's gradients that wait at most, of the first
+    stage and of another (None: all of them), and those of a parameter; gathers: the key of `gathered`, empty where
+    nothing is; there: [columns] 0 for parts of activations that are counted elsewhere; dp: bytes that a parameter
+    sends, for no and for one microbatch [2][columns]; tied: part of a tied gradient; shards: ranks that parameters,
+    gradients or optimizer states are cut over; every: whether gradients are reduced after every microbatch; again:
+    whether backward gathers parameters.
     """
     moved = cache(lambda *known: _moved(space, *known))
 
@@ -59,7 +62,7 @@ def sharing(space: Space) -> Table:
         gathers = stays.gathered(plan.stages[:1]) > 0
         return {
             "resident": {use.value: stays.resident(0)[use] / count for use in _SHARDED},
-            "bucket": [stays.bucket(group, np.inf), stays.bucket(group, 1.0)],
+            "bucket": [*_limits(stays, group), stays.bucket(group, 1.0, first=True)],
             "gathers": _WAYS[pipelined, several] if gathers else "",
             "there": [int(sizes.get(name, 1) != 0) for name in COLUMNS],
             "dp": _sent(group, *moved(precision, zero, pipelined, plan.layout.hybrid)),
@@ -70,6 +73,12 @@ def sharing(space: Space) -> Table:
         }
 
     return space.table(ask, "precision", "zero", "replicas", "pipelined", "several")
+
+
+def _limits(stays: Footprint, group: ParameterGroup) -> list[Bytes | None]:
+    """Bytes of a bucket of the first stage, and of another; None: as many as there are."""
+    sizes = (stays.bucket(group, math.inf, first=first) for first in (True, False))
+    return [None if math.isinf(size) else size for size in sizes]
 
 
 def _footprint(space: Space, plan: Plan) -> Footprint:

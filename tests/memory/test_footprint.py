@@ -7,7 +7,15 @@ import pytest
 
 from clustersim.dtypes import DType
 from clustersim.memory.footprint import Category
-from clustersim.parallel.data import DataParallelism, FullyShard, NaiveDataParallel, Replicated, Zero1, Zero2
+from clustersim.parallel.data import (
+    DataParallelism,
+    FullyShard,
+    Microbatches,
+    NaiveDataParallel,
+    Replicated,
+    Zero1,
+    Zero2,
+)
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.placement import looped
@@ -99,6 +107,17 @@ def test_zero_2_fills_a_bucket_of_whole_gradients() -> None:
     assert resident(plan(Layout(dp=8, data=Zero2(bucket=5e6))))[Category.COMMUNICATION] == 5e6
     assert resident(plan(Layout(dp=8, data=Zero2(bucket=1e15))))[Category.COMMUNICATION] == 4 * parameters(LLAMA)
     assert resident(plan(Layout(dp=8, data=Zero1())))[Category.COMMUNICATION] == 0.0
+
+
+def test_zero_2_beside_a_pipeline_fills_a_bucket_of_a_whole_chunk() -> None:
+    """All but the first pipeline rank's first chunk are one bucket (Megatron-LM), where every microbatch is reduced."""
+    of = plan(Layout(dp=4, pp=2, data=Zero2(reduce=Microbatches.EVERY)))
+    messages = 2 * 2 * 8192 * LLAMA.hidden  # an activation and a gradient, bf16
+    second = 16 * layer_parameters(LLAMA, *LLAMA.specs) + LLAMA.vocab * LLAMA.hidden + LLAMA.hidden
+    assert resident(of, 0)[Category.COMMUNICATION] == 40e6 * 4 + messages
+    assert resident(of, 1)[Category.COMMUNICATION] == 4 * second + messages
+    chunks = replace(of, place=partial(looped, chunks=2))
+    assert resident(chunks, 1)[Category.COMMUNICATION] < 4 * second
 
 
 @pytest.mark.parametrize(

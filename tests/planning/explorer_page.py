@@ -68,8 +68,9 @@ class Page:
         sharing, sizes = tables.sharing.answer(found), self.sizes(found)
         held = tables.schedules.answer(found)["held"]
         for stages, moments in zip(self.ranks(found), held, strict=True):
-            count = sum(float(self.row("parameters", stage) @ sizes) for stage in stages)
-            limit, each = sharing["bucket"]
+            counts = [float(self.row("parameters", stage) @ sizes) for stage in stages]
+            count, (first, others, each) = sum(counts), sharing["bucket"]
+            limits = [first if stage["embedding"] else others for stage in stages]
             whole = {**found, "gathers": sharing["gathers"]}
             whole |= {end: any(stage[end] for stage in stages) for end in ("embedding", "head")}
             uses = {use: size * count for use, size in sharing["resident"].items()}
@@ -79,7 +80,10 @@ class Page:
             uses["communication buffers"] = (
                 sum(table.answer(found) for table in tables.buffers)
                 + tables.receives.answer(found) * sizes[tables.columns.index("message")]
-                + min(limit, each * count)
+                + max(
+                    min(math.inf if limit is None else limit, each * own)
+                    for limit, own in zip(limits, counts, strict=True)
+                )
             )
             uses["driver context"] = tables.context
             uses["activations"] = self.activations(stages, moments, sizes * sharing["there"])

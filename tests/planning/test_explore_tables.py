@@ -229,6 +229,19 @@ def test_layers_that_hold_and_send_the_same_may_differ(model: dict[str, Any]) ->
             assert found[axis] == pytest.approx(sent(program.programs[rank], axis, members), rel=1e-9)
 
 
+def test_buckets_of_whole_chunks_are_drawn_as_they_are_counted() -> None:
+    """ZeRO-2 that reduces every microbatch beside a pipeline: the first chunk's are Megatron-LM's, others one each."""
+    data = {"zero": {"stage": 2, "reduce": "every_microbatch"}}
+    mapping = {**SCENARIOS["odd"], "layout": {"tp": 2, "pp": 6, "dp": 2, "data": data}}
+    scenario = Scenario.from_mapping({**mapping, "model": {"preset": "llama3-8b", "layers": 12}})
+    with few_choices():
+        known = Explored(scenario, tables(scenario))
+    page, settings = Page(known.exploration), known.exploration.start
+    found = [told["communication buffers"] for told in page.memory(settings)]
+    assert found == pytest.approx([each.at_peak()[Category.COMMUNICATION] for each in ledgers_of(scenario)], rel=1e-9)
+    assert found[-1] > found[0]
+
+
 def test_layers_that_hold_something_else_are_refused() -> None:
     mapping = {
         **SCENARIOS["odd"],

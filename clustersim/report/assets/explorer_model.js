@@ -64,7 +64,8 @@ clustersim.explorerModel = (facts) => {
   // What stays for the whole step, by use.
   function resident(settings, stages, sizes) {
     const count = parametersOf(stages, sizes);
-    const { resident: of, gathers, bucket: [limit, each] } = sharing(settings);
+    const { resident: of, gathers, bucket: [first, others, each] } = sharing(settings);
+    const bucket = (stage) => Math.min((stage.embedding ? first : others) ?? Infinity, each * parametersOf([stage], sizes));
     const has = (end) => stages.some((stage) => stage[end]);
     const whole = { ...settings, gathers, embedding: has("embedding"), head: has("head") };
     const groups = sum(tables.buffers.map((table) => at(table, settings)));
@@ -72,7 +73,7 @@ clustersim.explorerModel = (facts) => {
     return {
       ...Object.fromEntries(Object.entries(of).map(([use, size]) => [use, size * count])),
       "gathered parameters": along(at(tables.gathered, whole), sum(stages.map((stage) => stage.layers))),
-      "communication buffers": groups + messages + Math.min(limit, each * count),
+      "communication buffers": groups + messages + Math.max(...stages.map(bucket)),
       "driver context": tables.context,
     };
   }
