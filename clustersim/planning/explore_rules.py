@@ -24,6 +24,7 @@ _LAST: Final = (
     (("model", "sequence"), "", (checks.check_sequence,)),
     (("sequence", "cp", "tp", "split"), "", (checks.check_sequence,)),
     (("cp", "dp", "zero"), "", (checks.check_shards,)),
+    (("pp", "zero"), "", (checks.check_secondary,)),
 )
 """(settings that a rule depends on, one more that its sentence names, the rule)"""
 

@@ -10,7 +10,7 @@ from itertools import product
 
 from clustersim.cost.jitter import MOST_NORMAL, Distribution
 from clustersim.errors import InputError, shown
-from clustersim.parallel.data import NaiveDataParallel
+from clustersim.parallel.data import FullyShard, NaiveDataParallel
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import SPOKEN, Axis
 from clustersim.parallel.pipeline import dealt, split_layers
@@ -310,6 +310,17 @@ def check_shards(scenario: Setup) -> Iterator[str]:
         )
 
 
+def check_secondary(scenario: Setup) -> Iterator[str]:
+    """Whether backward gathers from the second copy of the weights, if there is one."""
+    data, pipelined = scenario.layout.data, scenario.layout.pipelined
+    if isinstance(data, FullyShard) and data.secondary and not data.reshards(pipelined=pipelined):
+        why = "beside a pipeline what forward gathers stays" if pipelined else "reshard_after_forward is false"
+        yield (
+            f"layout.data: secondary {data.secondary} is for backward's gathers, and there are none ({why}); leave it "
+            "out, or write reshard_after_forward: true"
+        )
+
+
 _Check = Callable[[Setup], Iterator[str]]
 _CHECKS: tuple[_Check, ...] = (
     check_heads,
@@ -321,6 +332,7 @@ _CHECKS: tuple[_Check, ...] = (
     check_adapters,
     _format,
     check_shards,
+    check_secondary,
     _naive,
     check_offload,
     _steps,

@@ -66,7 +66,10 @@ def test_an_inline_model_has_its_familys_usual_parts(mapping: dict[str, Any]) ->
             {"hsdp": {"shard": 8, "all_reduce": "last_microbatch", "reduce": "every_microbatch"}},
             FullyShard(copies=True, shard=8, all_reduce=Microbatches.LAST, reduce=Microbatches.EVERY),
         ),
-        ({"fsdp": {"secondary": 8}}, FullyShard(copies=True, secondary=8)),
+        (
+            {"fsdp": {"secondary": 8, "reshard_after_forward": True}},
+            FullyShard(copies=True, secondary=8, reshard_after_forward=True),
+        ),
         ({"zero": {"stage": 1, "shard": 8}}, Zero1(shard=8)),
         ({"zero": {"stage": 2, "reduce": "last_microbatch"}}, Zero2(reduce=Microbatches.LAST)),
         ({"zero": {"stage": 3, "shard": 8}}, FullyShard(shard=8, all_reduce=Microbatches.LAST)),
@@ -262,6 +265,11 @@ def test_a_misspelt_word_is_refused_with_its_key_and_the_nearest_one(
         ),
         ("layout.data={hsdp: {shard: 3}}", "weights; shard 2 or 4 fits"),
         ("layout.data={fsdp: {secondary: 9}}", "layout.data: secondary 9 does not divide the 8 ranks (dp 8)"),
+        ("layout.data={fsdp: {secondary: 2}}", "none (beside a pipeline what forward gathers stays); leave it"),
+        (
+            "layout={tp: 4, dp: 16, data: {fsdp: {secondary: 2, reshard_after_forward: false}}}",
+            "secondary 2 is for backward's gathers, and there are none (reshard_after_forward is false)",
+        ),
         ("layout.data={hsdp: {shard: 2, secondary: 2}}", "layout.data.hsdp: has both shard and secondary"),
         ("layout.data={zero: {stage: 1, secondary: 2}}", "secondary is of ZeRO stage 3; this is 1"),
         ("layout.data={zero: {stage: 1, prefetch: 2}}", "layout.data.zero: prefetch is of ZeRO stage 3; this is 1"),
