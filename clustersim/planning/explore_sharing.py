@@ -197,12 +197,12 @@ def buffers(space: Space) -> Iterator[Table]:
     for axis in NAMES:
         yield space.table(lambda **one: _footprint(space, space.plan(**one)).groups * communicator, axis)
 
-    def hybrid(zero: int, replicas: int) -> float:
-        plans = (space.plan(zero=each, dp=replicas, batch=replicas) for each in (zero, 0))
+    def hybrid(zero: int, replicas: int, pipelined: bool) -> float:
+        plans = (space.plan(zero=each, dp=replicas, pp=1 + pipelined, batch=replicas) for each in (zero, 0))
         own, plain = (_footprint(space, plan).groups for plan in plans)
         return (own - plain) * communicator
 
-    yield space.table(hybrid, "zero", "replicas")
+    yield space.table(hybrid, "zero", "replicas", "pipelined")
 
 
 def receives(space: Space) -> Table:

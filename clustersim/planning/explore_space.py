@@ -17,7 +17,7 @@ from clustersim.parallel.mesh import NAMES
 from clustersim.parallel.pipeline import Split
 from clustersim.parallel.plan import Plan
 from clustersim.scenario import Scenario
-from clustersim.scenario.checks import check_heads, check_shards, check_widths
+from clustersim.scenario.checks import check_heads, check_secondary, check_shards, check_widths
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.shelf import CHUNKED, schedule
 from clustersim.workload.presets import preset
@@ -179,7 +179,7 @@ class Space:
         """
         there = self.at(**settings)
         layout = there.layout
-        if [*check_shards(there)]:
+        if [*check_shards(there), *check_secondary(there)]:
             layout = replace(layout, data=cut_over(layout.data, None))
         return Plan(there.model, there.training, layout, there.schedule.placement)
 

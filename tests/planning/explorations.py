@@ -54,6 +54,8 @@ SCENARIOS: Final[dict[str, dict[str, Any]]] = {
         "training": {"sequence": 2048, "global_batch": 64, "recompute": "full"},
     },
 }  # fmt: skip
+SECONDARY: Final = {**SCENARIOS["hybrid"], "layout": {"tp": 2, "cp": 2, "dp": 16, "data": {"fsdp": {"secondary": 8}}}}
+"""Backward gathers from a second copy, where there is no pipeline."""
 SAMPLES: Final = 250
 _PRECISIONS: Final = {
     "mixed precision, BF16": "bf16",
@@ -141,6 +143,6 @@ def few_choices() -> Iterator[None]:
 @cache
 def explored(name: str, *, whole: bool = True) -> Explored:
     """One of the scenarios, explored. whole: with all values that the page offers."""
-    scenario = Scenario.from_mapping(SCENARIOS[name])
+    scenario = Scenario.from_mapping({**SCENARIOS, "secondary": SECONDARY}[name])
     with nullcontext() if whole else few_choices():
         return Explored(scenario, explore.tables(scenario))

@@ -29,7 +29,7 @@ from tests.planning.explorer_page import ZERO, Page
 @pytest.fixture(
     scope="module",
     params=[(name, False) for name in SCENARIOS]
-    + [pytest.param((name, True), marks=pytest.mark.slow) for name in SCENARIOS],
+    + [pytest.param(each, marks=pytest.mark.slow) for each in (*product(SCENARIOS, [True]), ("secondary", False))],
     ids=lambda param: f"{param[0]}, {'all' if param[1] else 'few'} choices",
 )
 def known(request: Any) -> Explored:
@@ -119,7 +119,7 @@ def test_exchanges_are_those_of_the_program(known: Explored) -> None:
             roles.update(role for role, size in expected.items() if size)
             roles.update(parts)
     assert {"tp", "cp", "dp", "pp"} <= set(roles)
-    assert ("dp_shard" in roles) == (known.scenario.layout.hybrid)
+    assert ("dp_shard" in roles) == known.scenario.layout.hybrid
 
 
 ORDERS = [("1f1b", None), ("gpipe", None), *product(("interleaved", "bfs"), (2, 3, 5, 8))]
