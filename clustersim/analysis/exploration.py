@@ -58,12 +58,12 @@ class Tables:
     which the first that says anything is told; stages: of every pipeline rank [first layer, layers, embedding,
     head] of each of its stages; columns: names of parts; features: settings to which parts are proportional; sizes:
     [columns][features]; rows: by what they count, of a stage [layers][columns], moments [layers][moments][columns];
-    sharing: what ZeRO makes of a parameter (`explore_sharing`); gathered: bytes that a pipeline rank gathers
-    [layers]; buffers: bytes of each axis's process groups; receives: messages that are awaited at once; context:
-    bytes; fragmentation: part that is added to each use of memory; schedules: {idle: share of the step, held: for
-    each pipeline rank the moments that can be its fullest: which of its stages runs backward, and the microbatches
-    that each of them holds}; order: of the axes in a rank's number; roles: axes of process groups; partners: by
-    role, for each pipeline rank the ranks it talks to.
+    groups: of each group of parameters its columns; sharing: what ZeRO makes of a parameter (`explore_sharing`);
+    gathered: bytes that a pipeline rank gathers [layers]; buffers: bytes of each axis's process groups; receives:
+    messages that are awaited at once; context: bytes; fragmentation: part that is added to each use of memory;
+    schedules: {idle: share of the step, held: for each pipeline rank the moments that can be its fullest: which of
+    its stages runs backward, and the microbatches that each of them holds}; order: of the axes in a rank's number;
+    roles: axes of process groups; partners: by role, for each pipeline rank the ranks it talks to.
     """
 
     derived: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]
@@ -75,6 +75,7 @@ class Tables:
     features: tuple[str, ...]
     sizes: Table
     rows: Mapping[str, Table]
+    groups: tuple[tuple[int, ...], ...]
     sharing: Table
     gathered: Table
     buffers: tuple[Table, ...]

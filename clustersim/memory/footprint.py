@@ -12,6 +12,7 @@ stage; and the parameters that ZeRO-3 gathers for a pipeline's first forward sta
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from clustersim.dtypes import DType
 from clustersim.memory.activations import Activations
@@ -40,6 +41,10 @@ class Category(Enum):
     FRAGMENTATION = "fragmentation"
 
 
+SHARDED: Final = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)
+"""What there is of every parameter, and ZeRO shards."""
+
+
 @dataclass(frozen=True)
 class Footprint:
     """Bytes of what stays. context: of the accelerator's driver and libraries."""
@@ -56,16 +61,20 @@ class Footprint:
             for group in self.plan.parameter_groups
         ]
         buffers = self.groups * self.framework.communicator + self.receives
+        each = [(self.per_parameter(group), count) for group, count in held]
         return {
-            Category.PARAMETERS: sum(count * self._parameter_bytes(group) for group, count in held),
-            Category.GRADIENTS: sum(count * self._gradient_bytes(group) for group, count in held),
-            Category.OPTIMIZER: (1.0 - self.plan.training.offload.share)
-            * sum(count * self._state_bytes(group) / self._shards(group, 1) for group, count in held),
+            **{use: sum(count * sizes[use] for sizes, count in each) for use in SHARDED},
             Category.GATHERED: self.gathered(stages),
             Category.OFFLOAD: Activations(self.plan).buffers(stages) + self.passing(stages),
             Category.COMMUNICATION: buffers + sum(self._fullest_bucket(group, stages) for group, _ in held),
             Category.CONTEXT: self.context,
         }
+
+    def per_parameter(self, group: ParameterGroup) -> dict[Category, Bytes]:
+        """Bytes by category for each parameter of a group on a rank."""
+        states = (1.0 - self.plan.training.offload.share) * self._state_bytes(group) / self._shards(group, 1)
+        own = self._parameter_bytes(group), self._gradient_bytes(group), states
+        return dict(zip(SHARDED, own, strict=True))
 
     def _parameter_bytes(self, group: ParameterGroup) -> Bytes:
         """Bytes of a parameter, unless it is on the host, and of backward's copy of it."""

@@ -26,7 +26,7 @@ from clustersim.planning.explore_groups import partners, roles, stages
 from clustersim.planning.explore_rows import rows
 from clustersim.planning.explore_rules import rules
 from clustersim.planning.explore_schedules import schedules
-from clustersim.planning.explore_sharing import buffers, fragmentation, gathered, receives, sharing
+from clustersim.planning.explore_sharing import buffers, fragmentation, gathered, groups, receives, sharing
 from clustersim.planning.explore_sizes import COLUMNS, sizes
 from clustersim.planning.explore_space import COUNTS, FEATURES, PLAYED, SCHEDULES, Space, chunks_of
 from clustersim.planning.explore_steps import studies
@@ -60,12 +60,7 @@ def explore(scenario: Scenario, done: Callable[[int], None] = lambda _done: None
 
 
 def tables(scenario: Scenario) -> Exploration:
-    """What needs no simulation; without studies; raise InputError for frozen weights, which the page cannot draw."""
-    if scenario.training.lora is not None:
-        raise InputError(
-            f"{scenario.name}: training.lora: the explorer page draws models of which all weights are trained; "
-            "write training.lora: none"
-        )
+    """What needs no simulation; without studies."""
     formats = dict(_formats(scenario))
     largest, offered = _largest(scenario)
     space = Space(without_offload(scenario), tuple(_models(scenario)), tuple(formats), offered)
@@ -94,6 +89,7 @@ def _tables(space: Space) -> Tables:
         features=tuple(name for name, *_ in FEATURES),
         sizes=sizes(space),
         rows=rows(space),
+        groups=groups(space),
         sharing=sharing(space),
         gathered=gathered(space),
         buffers=tuple(buffers(space)),
@@ -204,6 +200,8 @@ def _notes(scenario: Scenario) -> Iterator[str]:
         )
     if isinstance(scenario.layout.data, NaiveDataParallel):
         yield "the scenario's data_parallel (one process) is drawn as ddp; simulated steps are the scenario's"
+    if scenario.training.lora is not None:
+        yield "all models are drawn with the scenario's adapters beside frozen weights"
     if scenario.disturbances != Disturbances() or scenario.jitter is not None:
         yield "disturbances and jitter of the scenario are left out: all GPUs and links are healthy"
     if scenario.cluster.mixed:

@@ -18,7 +18,7 @@ from clustersim.memory.activations import Activations, Counts, Part
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
-from clustersim.planning.explore_sizes import COLUMNS, PARAMETERS, SELECTIVE, Row
+from clustersim.planning.explore_sizes import COLUMNS, OF_LAYERS, PARAMETERS, SELECTIVE, Row
 from clustersim.planning.explore_space import Space
 from clustersim.planning.explore_space import recompute as way
 from clustersim.program.program import RankProgram
@@ -26,7 +26,7 @@ from clustersim.program.task import Collective, Communicate, Compute, Exchange, 
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.workload.presets import preset
 from clustersim.workload.stack import LayerRun
-from clustersim.workload.training import Attention, FullRecompute, Training
+from clustersim.workload.training import FullRecompute, Training
 from clustersim.workload.transformer import Model, resized
 
 ROUNDS: Final = {
@@ -38,8 +38,9 @@ _SEQUENCE: Final = 128
 _MODEL: Final = preset("llama-tiny")  # any, of equal layers
 _BOTH: Final = (False, True)
 _SMALL: Final[dict[str, Any]] = {
-    "layers": 6, "hidden": 256, "ffn": 512, "heads": 8, "kv_heads": 8, "head_dim": 32, "vocab": 512,
+    "layers": 6, "hidden": 264, "ffn": 512, "heads": 8, "kv_heads": 8, "head_dim": 33, "vocab": 512,
 }  # fmt: skip
+"""A hidden size that no adapter has as its rank: what is sent is told by its bytes."""
 
 
 def rows(space: Space) -> dict[str, Table]:
@@ -52,7 +53,7 @@ def rows(space: Space) -> dict[str, Table]:
     def sent(model: int, mode: str, split: bool) -> Sent:
         kind = resized(space.models[model], name="", **_SMALL), mode, split
         if kind not in known:
-            known[kind] = _sent(*kind, space.scenario.training.attention)
+            known[kind] = _sent(*kind, space.scenario.training)
         return known[kind]
 
     def of_role(role: str) -> Callable[..., list[Row]]:
@@ -124,30 +125,32 @@ def _moments(recompute: str, embedding: bool, head: bool) -> list[list[Row]]:
 
 
 def _parameters(embedding: bool, head: bool) -> list[Row]:
-    layer, first, last, only = PARAMETERS
+    first, last, only = PARAMETERS[-3:]
     ends = {first: int(embedding), only if embedding else last: int(head)}
-    return [_row({layer: stage.layers, **ends}) for stage in _stages("none", embedding, head)]
+    return [
+        _row({**dict.fromkeys(OF_LAYERS.values(), stage.layers), **ends}) for stage in _stages("none", embedding, head)
+    ]
 
 
 Sent = dict[tuple[bool, bool] | None, dict[str, FloatArray]]
 """Rows by role: of a layer (None), and of stages without their layers, by their ends."""
 
 
-def _sent(model: Model, recompute: str, split: bool, attention: Attention) -> Sent:
+def _sent(model: Model, recompute: str, split: bool, own: Training) -> Sent:
     """What layers and the ends of stages send for a microbatch."""
-    one, two = (_sent_by(model, recompute, split, attention, layers) for layers in (1, 2))
+    one, two = (_sent_by(model, recompute, split, own, layers) for layers in (1, 2))
     middle = False, False
     layer = {role: row - one[middle][role] for role, row in two[middle].items()}
     return {None: layer} | {ends: {role: row - layer[role] for role, row in rows.items()} for ends, rows in one.items()}
 
 
 def _sent_by(
-    model: Model, recompute: str, split: bool, attention: Attention, layers: int
+    model: Model, recompute: str, split: bool, own: Training, layers: int
 ) -> dict[tuple[bool, bool], dict[str, FloatArray]]:
     """Rows by role of stages of so many layers, by their ends."""
     found = {}
     for pp in (3, 1):
-        training = Training(_SEQUENCE, 1, recompute=way(recompute), attention=attention)
+        training = Training(_SEQUENCE, 1, recompute=way(recompute), attention=own.attention, lora=own.lora)
         layout = Layout(tp=2, cp=2, pp=pp, sequence_parallel=split, layers_per_stage=(layers,) * pp)
         plan = Plan(model, training, layout)
         for stage, program in zip(plan.stages, programs(plan), strict=True):
@@ -168,10 +171,8 @@ def _roles(plan: Plan, sent: Iterable[Exchange]) -> dict[str, FloatArray]:
 def _column(plan: Plan, exchange: Exchange) -> tuple[str, str, float]:
     """The role of an exchange, of which part it sends some, and the bytes of its buffer that are one of that part."""
     match exchange.group:
-        case "tp" if exchange.payload == plan.activation:
-            return "tp", "activation to tp", plan.activation
         case "tp":
-            return "tp", "tokens to tp", plan.shard.tokens
+            return "tp", *_within_layers(plan, exchange)
         case "cp":
             return "cp", "keys and values to cp", plan.sharding(*plan.model.attentions).keys_values
         case "pp_next" | "pp_previous":
@@ -179,6 +180,15 @@ def _column(plan: Plan, exchange: Exchange) -> tuple[str, str, float]:
         case "embedding":  # of two ranks each sends half of twice the gradient
             return "embedding", "tied gradient", ROUNDS[exchange.collective] * exchange.payload
     return exchange.group, "", 1.0
+
+
+def _within_layers(plan: Plan, exchange: Exchange) -> tuple[str, float]:
+    """What tensor-parallel ranks send: an activation, what is between an adapter's products, or single bytes."""
+    if exchange.payload == plan.activation:
+        return "activation to tp", plan.activation
+    if "adapter" in exchange.name:
+        return "ranks of adapters to tp", plan.shard.tokens * plan.training.recipe.activations.bytes
+    return "tokens to tp", plan.shard.tokens
 
 
 def programs(plan: Plan) -> tuple[RankProgram, ...]:

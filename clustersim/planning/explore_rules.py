@@ -23,6 +23,7 @@ _PARTS: Final = (
 _LAST: Final = (
     (("model", "sequence"), "", (checks.check_sequence,)),
     (("sequence", "cp", "tp", "split"), "", (checks.check_sequence,)),
+    (("model", "tp"), "", (checks.check_adapters,)),
     (("cp", "dp", "zero"), "", (checks.check_shards,)),
     (("pp", "zero"), "", (checks.check_secondary,)),
 )

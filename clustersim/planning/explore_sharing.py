@@ -16,7 +16,7 @@ import numpy as np
 
 from clustersim.analysis.exploration import Table
 from clustersim.memory.activations import LAYER_PARTS, Activations, Part
-from clustersim.memory.footprint import Category, Footprint
+from clustersim.memory.footprint import SHARDED, Category, Footprint
 from clustersim.memory.ledger import Ledger
 from clustersim.parallel.data import FullyShard, GradientSync, cut_over
 from clustersim.parallel.layout import Layout
@@ -25,29 +25,32 @@ from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.planning.explore_rows import ROUNDS, exchanges, programs
-from clustersim.planning.explore_sizes import COLUMNS, PARAMETERS, Row
+from clustersim.planning.explore_sizes import COLUMNS, OF_LAYERS, PARAMETERS, Row
 from clustersim.planning.explore_space import Space
 from clustersim.units import Bytes
+from clustersim.workload.lora import Target
+from clustersim.workload.operators import DENSE, Layer
 from clustersim.workload.presets import preset
 from clustersim.workload.stack import LayerRun
 from clustersim.workload.training import Training
+from clustersim.workload.transformer import resized
 
-_SHARDED: Final = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)
 _LENGTH: Final = 128
 _WAYS: Final = {key: f"pipelined {key[0]}, several {key[1]}" for key in product((False, True), repeat=2)}
 _SHARDS: Final = 2  # of small plans with hybrid sharding
+_SHAPES: Final[tuple[dict[str, int], ...]] = ({}, {"wider": 2}, {"ranks": 2})
 _TIED: Final = "gpt2-small"  # its embedding's matrix is the logits', too
 
 
 def sharing(space: Space) -> Table:
     """By number format, ZeRO stage and replicas, and whether there is a pipeline and more than one microbatch.
 
-    resident: bytes of a parameter, by category; bucket: bytes of a stage's gradients that wait at most, of the first
-    stage and of another (None: all of them), and those of a parameter; gathers: the key of `gathered`, empty where
-    nothing is; there: [columns] 0 for parts of activations that are counted elsewhere; dp: bytes that a parameter
-    sends, for no and for one microbatch [2][columns]; tied: part of a tied gradient; shards: ranks that parameters,
-    gradients or optimizer states are cut over; every: whether gradients are reduced after every microbatch; again:
-    whether backward gathers parameters.
+    resident: bytes of a parameter, by category [groups]; bucket: [groups] bytes of a stage's gradients that wait at
+    most, of the first stage and of another (None: all of them), and those of a parameter; gathers: the key of
+    `gathered`, empty where nothing is; there: [columns] 0 for parts of activations that are counted elsewhere; dp:
+    bytes that a parameter sends, for no and for one microbatch [2][columns]; tied: part of a tied gradient; shards:
+    ranks that parameters, gradients or optimizer states are cut over; every: whether gradients are reduced after
+    every microbatch; again: whether backward gathers parameters.
     """
     moved = cache(lambda *known: _moved(space, *known))
 
@@ -56,13 +59,13 @@ def sharing(space: Space) -> Table:
             precision=precision, zero=zero, dp=replicas, sequence=_LENGTH,
             pp=1 + pipelined, batch=replicas * (1 + several),
         )  # fmt: skip
-        stays, count = _footprint(space, plan), plan.parameters(plan.stages[0])
-        (group,), of, strategy = plan.parameter_groups, Activations(plan), plan.layout.data
+        stays, of, strategy = _footprint(space, plan), Activations(plan), plan.layout.data
+        group, kept = plan.parameter_groups[0], [stays.per_parameter(each) for each in plan.parameter_groups]
         sizes = {part.value: of.size(part, *(plan.model.specs if part in LAYER_PARTS else ())) for part in Part}
         gathers = stays.gathered(plan.stages[:1]) > 0
         return {
-            "resident": {use.value: stays.resident(0)[use] / count for use in _SHARDED},
-            "bucket": [*_limits(stays, group), stays.bucket(group, 1.0, first=True)],
+            "resident": {use.value: [each[use] for each in kept] for use in SHARDED},
+            "bucket": [[*_limits(stays, each), stays.bucket(each, 1.0, first=True)] for each in plan.parameter_groups],
             "gathers": _WAYS[pipelined, several] if gathers else "",
             "there": [int(sizes.get(name, 1) != 0) for name in COLUMNS],
             "dp": _sent(group, *moved(precision, zero, pipelined, plan.layout.hybrid)),
@@ -73,6 +76,14 @@ def sharing(space: Space) -> Table:
         }
 
     return space.table(ask, "precision", "zero", "replicas", "pipelined", "several")
+
+
+def groups(space: Space) -> tuple[tuple[int, ...], ...]:
+    """Of each group of parameters its columns."""
+    columns = {name: (column, *PARAMETERS[-3:]) if name == DENSE else (column,) for name, column in OF_LAYERS.items()}
+    return tuple(
+        tuple(COLUMNS.index(column) for column in columns[group.name]) for group in space.plan().parameter_groups
+    )
 
 
 def _limits(stays: Footprint, group: ParameterGroup) -> list[Bytes | None]:
@@ -133,23 +144,43 @@ class _Small:
     def weights(self, microbatches: int) -> Moved:
         """Buffers for each parameter: a stage without ends has a layer's, what others have more is their end's."""
         three, alone = self._plan(3, microbatches), self._plan(1, microbatches)
-        (layer,) = three.layers.values()
         ends = three.embedding.parameters, three.head.parameters, three.tied_head.parameters
         found: Moved = {}
         for role in (WEIGHTS.name, SHARDS.name, REPLICAS.name):
             first, middle, last = _buffers(three, role)
             (only,) = _buffers(alone, role)
-            embedding = first - middle
-            each = middle / layer.parameters, embedding / ends[0], (last - middle) / ends[1], (only - first) / ends[2]
-            found[role] = [dict(zip(PARAMETERS, each, strict=True)).get(name, 0) for name in COLUMNS]
+            more = (first - middle) / ends[0], (last - middle) / ends[1], (only - first) / ends[2]
+            each = dict(zip(PARAMETERS, (*self._of_layers(role, microbatches), *more), strict=True))
+            found[role] = [each.get(name, 0) for name in COLUMNS]
         return found
 
-    def _plan(self, pp: int, microbatches: int) -> Plan:
+    def _of_layers(self, role: str, microbatches: int) -> list[float]:
+        """Of a layer's parameters, by group: what layers of several shapes send says what each group's do."""
+        plans = [self._plan(3, microbatches, **shape) for shape in _SHAPES]
+        counts = np.array([[_layer(plan).counts.get(group, 0) for group in OF_LAYERS] for plan in plans], dtype=float)
+        sent = np.array([_buffers(plan, role)[1] for plan in plans])
+        scale = counts.max(axis=0)
+        there = scale > 0
+        found = np.zeros(len(OF_LAYERS))
+        found[there] = np.linalg.lstsq(counts[:, there] / scale[there], sent, rcond=None)[0] / scale[there]
+        return found.tolist()
+
+    def _plan(self, pp: int, microbatches: int, *, wider: int = 1, ranks: int = 1) -> Plan:
         replicas = 2 * _SHARDS if self.hybrid else 2
-        training = Training(_LENGTH, replicas * microbatches, recipe=self.space.precisions[self.precision])
+        lora = self.space.scenario.training.lora
+        more = lora and replace(lora, rank=lora.rank * ranks, targets=(Target.O,))  # of any a parameter sends the same
+        recipe = self.space.precisions[self.precision]
+        training = Training(_LENGTH, replicas * microbatches, recipe=recipe, lora=more)
         data = cut_over(self.space.strategy(self.zero), _SHARDS if self.hybrid else None)
         layout = _AsIf(dp=replicas, pp=pp, data=data, layers_per_stage=(1,) * pp, as_if=self.pipelined)
-        return Plan(preset(_TIED), training, layout)
+        model = preset(_TIED)
+        (mlp,) = model.mlps
+        return Plan(resized(model, ffn=wider * mlp.ffn), training, layout)
+
+
+def _layer(plan: Plan) -> Layer:
+    (layer,) = plan.layers.values()
+    return layer
 
 
 def _buffers(plan: Plan, role: str) -> list[float]:

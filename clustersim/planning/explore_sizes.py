@@ -15,17 +15,31 @@ from clustersim.lowering.units import Units
 from clustersim.memory.activations import LAYER_PARTS, Activations, Part
 from clustersim.parallel.plan import Plan
 from clustersim.planning.explore_space import RECOMPUTES, Space
+from clustersim.workload.operators import ADAPTERS, DENSE, QUANTIZED
 
 SELECTIVE: Final = tuple(name for name in RECOMPUTES if name.startswith("selective"))
 _CONSTANT: Final = (Part.LAYER_GRADIENT, Part.EMBEDDING_GRADIENT, Part.HEAD_GRADIENT)
 _PARTS: Final = (Part.INPUT, Part.WHOLE, Part.EMBEDDING, Part.HEAD, Part.LOSS, Part.CAST, *_CONSTANT)
+OF_LAYERS: Final = {
+    DENSE: "layer parameters",
+    QUANTIZED: "quantized parameters of a layer",
+    ADAPTERS: "adapters' parameters of a layer",
+}
+"""Columns of a layer's parameters, by their group."""
 PARAMETERS: Final = (
-    "layer parameters",
+    *OF_LAYERS.values(),
     "embedding parameters",
     "head parameters",
     "parameters of the only stage's head",
 )
-SENT: Final = ("activation to tp", "tokens to tp", "keys and values to cp", "message", "tied gradient")
+SENT: Final = (
+    "activation to tp",
+    "tokens to tp",
+    "ranks of adapters to tp",
+    "keys and values to cp",
+    "message",
+    "tied gradient",
+)
 COLUMNS: Final = (*(part.value for part in _PARTS), *(f"layer kept, {mode}" for mode in SELECTIVE), *PARAMETERS, *SENT)
 _LENGTH: Final = 64  # tokens for each tensor-parallel rank: any number that they divide
 
@@ -42,7 +56,7 @@ def sizes(space: Space) -> Table:
         key = model, space.precisions[precision].compute, tp, split
         if key not in known:
             known[key] = [*_columns(space, model=model, precision=precision, tp=tp, split=split)]
-        head, only = (known[key][COLUMNS.index(name)][0] for name in PARAMETERS[2:])
+        head, only = (known[key][COLUMNS.index(name)][0] for name in PARAMETERS[-2:])
         return [*known[key], _constant((head - only) * space.precisions[precision].weights.gradients.bytes)]
 
     return space.table(ask, "model", "precision", "tp", "split")
@@ -59,7 +73,8 @@ def _columns(space: Space, **settings: Any) -> Iterator[Row]:
         yield _proportional(_of(Part.LAYER), *plans)
     alone = once.head_of(once.stages[0])
     (layer,) = once.layers.values()
-    yield from (_constant(each.parameters) for each in (layer, once.embedding, once.head, alone))
+    yield from (_constant(layer.counts.get(group, 0)) for group in OF_LAYERS)
+    yield from (_constant(each.parameters) for each in (once.embedding, once.head, alone))
     yield from _sent(once)
 
 
@@ -79,10 +94,14 @@ def _proportional(of: Callable[[Plan], float], once: Plan, twice: Plan) -> Row:
 
 
 def _sent(plan: Plan) -> Iterator[Row]:
-    """What each rank of a ring sends, of a whole activation, of a byte of each token, of keys and values; a message."""
+    """What each rank of a ring sends: of an activation, of a byte and an element of each token, of keys and values.
+
+    Last a message.
+    """
     tokens, others = plan.training.sequence, (plan.layout.tp - 1) / plan.layout.tp
     yield [0, plan.activation / tokens * others, 0, 0]
     yield [0, others, 0, 0]
+    yield [0, others * plan.training.recipe.activations.bytes, 0, 0]
     of_keys = plan.sharding(*plan.model.attentions).keys_values / tokens
     yield [0, -of_keys, 0, of_keys]  # all ranks' keys but for its own
     message = Lowering(replace(plan, layout=replace(plan.layout, pp=2)), Units(plan), Blocks()).message(0, 1)

@@ -18,8 +18,11 @@ from clustersim.parallel.pipeline import Split
 from clustersim.parallel.plan import Plan
 from clustersim.scenario import Scenario
 from clustersim.scenario.checks import check_heads, check_secondary, check_shards, check_widths
+from clustersim.scenario.file import ScenarioFile
+from clustersim.scenario.sections.lora import LoraSection
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.shelf import CHUNKED, schedule
+from clustersim.workload.lora import Lora
 from clustersim.workload.presets import preset
 from clustersim.workload.recipe import Recipe
 from clustersim.workload.training import (
@@ -29,7 +32,7 @@ from clustersim.workload.training import (
     SelectiveOperations,
     SelectiveRecompute,
 )
-from clustersim.workload.transformer import Model, resized
+from clustersim.workload.transformer import Model, every_projection, resized
 
 RECOMPUTES: Final[Mapping[str, Recompute]] = {
     "none": NoRecompute(),
@@ -159,8 +162,10 @@ class Space:
             data=self.strategy(known["zero"]),
             layers_per_stage=self._layers_per_stage(model, known["pp"] * chunks_of(order)),
         )
+        kind = _PLAIN if model is None else self.models[model]
         training = replace(
             self.scenario.training,
+            lora=self._adapters(kind),
             recipe=self.precisions[known["precision"]],
             recompute=recompute(known["recompute"]),
             microbatch=known["microbatch"],
@@ -168,7 +173,7 @@ class Space:
             global_batch=known["batch"],
         )
         return replace(
-            self.scenario, model=_PLAIN if model is None else self.models[model], layout=layout, training=training,
+            self.scenario, model=kind, layout=layout, training=training,
             cluster=replace(self.scenario.cluster, gpus=known.get("gpus", layout.world)), schedule=order, steps=1,
         )  # fmt: skip
 
@@ -195,6 +200,14 @@ class Space:
         if own.stage == stage and not isinstance(own, NaiveDataParallel):
             return own
         return BY_STAGE[stage]()
+
+    @cached_property
+    def _asked(self) -> LoraSection | None:
+        return ScenarioFile.model_validate(self.scenario.to_mapping()).training.lora
+
+    def _adapters(self, model: Model) -> Lora | None:
+        """The scenario's adapters, beside those matrices of a model that its file means."""
+        return None if self._asked is None else self._asked.adapters(every_projection(model))
 
     def _layers_per_stage(self, model: int | None, stages: int) -> Split:
         """The scenario's own, where they are those of so many stages of its model; a rule holds for any."""

@@ -54,6 +54,15 @@ SCENARIOS: Final[dict[str, dict[str, Any]]] = {
         "training": {"sequence": 2048, "global_batch": 64, "recompute": "full"},
     },
 }  # fmt: skip
+ADAPTERS: Final = {  # frozen weights of four bits, adapters beside some of them, FSDP over a pipeline
+    **SCENARIOS["llama"],
+    "layout": {"tp": 2, "cp": 2, "pp": 2, "dp": 8, "data": "fsdp", "sequence_parallel": True},
+    "schedule": "1f1b",
+    "training": {
+        **SCENARIOS["llama"]["training"], "recompute": "full",
+        "lora": {"rank": 8, "targets": ["q", "v", "o", "down"], "base": "nf4"},
+    },
+}  # fmt: skip
 SECONDARY: Final = {**SCENARIOS["hybrid"], "layout": {"tp": 2, "cp": 2, "dp": 16, "data": {"fsdp": {"secondary": 8}}}}
 """Backward gathers from a second copy, where there is no pipeline."""
 SAMPLES: Final = 250
@@ -143,6 +152,6 @@ def few_choices() -> Iterator[None]:
 @cache
 def explored(name: str, *, whole: bool = True) -> Explored:
     """One of the scenarios, explored. whole: with all values that the page offers."""
-    scenario = Scenario.from_mapping({**SCENARIOS, "secondary": SECONDARY}[name])
+    scenario = Scenario.from_mapping({**SCENARIOS, "secondary": SECONDARY, "adapters": ADAPTERS}[name])
     with nullcontext() if whole else few_choices():
         return Explored(scenario, explore.tables(scenario))

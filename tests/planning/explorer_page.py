@@ -24,6 +24,12 @@ def along(entries: Sequence[Any], number: int) -> Any:
     return last + (number - len(entries) + 1) * (last - before)
 
 
+def _limits(stages: Sequence[Mapping[str, Any]], first: float | None, others: float | None) -> list[float]:
+    """Of each stage how much may wait; None: all of it."""
+    limits = (first if stage["embedding"] else others for stage in stages)
+    return [math.inf if limit is None else limit for limit in limits]
+
+
 @dataclass(frozen=True)
 class Page:
     """The tables, and what a reader sees of them."""
@@ -68,21 +74,23 @@ class Page:
         sharing, sizes = tables.sharing.answer(found), self.sizes(found)
         held = tables.schedules.answer(found)["held"]
         for stages, moments in zip(self.ranks(found), held, strict=True):
-            counts = [float(self.row("parameters", stage) @ sizes) for stage in stages]
-            count, (first, others, each) = sum(counts), sharing["bucket"]
-            limits = [first if stage["embedding"] else others for stage in stages]
+            rows = [self.row("parameters", stage) * sizes for stage in stages]
+            counts = np.array([[row[list(columns)].sum() for columns in tables.groups] for row in rows])
             whole = {**found, "gathers": sharing["gathers"]}
             whole |= {end: any(stage[end] for stage in stages) for end in ("embedding", "head")}
-            uses = {use: size * count for use, size in sharing["resident"].items()}
+            uses = {use: float(counts.sum(axis=0) @ size) for use, size in sharing["resident"].items()}
             uses["gathered parameters"] = float(
                 along(tables.gathered.answer(whole), sum(each["layers"] for each in stages))
             )
             uses["communication buffers"] = (
                 sum(table.answer(found) for table in tables.buffers)
                 + tables.receives.answer(found) * sizes[tables.columns.index("message")]
-                + max(
-                    min(math.inf if limit is None else limit, each * own)
-                    for limit, own in zip(limits, counts, strict=True)
+                + sum(
+                    max(
+                        min(limit, each * own)
+                        for limit, own in zip(_limits(stages, first, others), counts[:, group], strict=True)
+                    )
+                    for group, (first, others, each) in enumerate(sharing["bucket"])
                 )
             )
             uses["driver context"] = tables.context

@@ -8,7 +8,6 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.analysis.exploration import Exploration, Study
-from clustersim.errors import InputError
 from clustersim.planning.explore import explore, tables
 from clustersim.planning.explore_steps import count
 from tests.planning.explorations import few_choices
@@ -36,11 +35,6 @@ def scenario() -> Scenario:
 def explored() -> tuple[Exploration, tuple[int, ...]]:
     told: list[int] = []
     return explore(scenario(), told.append), tuple(told)
-
-
-def test_frozen_weights_are_refused() -> None:
-    with pytest.raises(InputError, match="the explorer page draws models of which all weights are trained"):
-        tables(Scenario.from_mapping(PLAN, ["training.lora=8"]))
 
 
 def study(name: str) -> Study:

@@ -28,8 +28,11 @@ from tests.planning.explorer_page import ZERO, Page
 
 @pytest.fixture(
     scope="module",
-    params=[(name, False) for name in SCENARIOS]
-    + [pytest.param(each, marks=pytest.mark.slow) for each in (*product(SCENARIOS, [True]), ("secondary", False))],
+    params=[(name, False) for name in (*SCENARIOS, "adapters")]
+    + [
+        pytest.param(each, marks=pytest.mark.slow)
+        for each in (*product((*SCENARIOS, "adapters"), [True]), ("secondary", False))
+    ],
     ids=lambda param: f"{param[0]}, {'all' if param[1] else 'few'} choices",
 )
 def known(request: Any) -> Explored:

@@ -59,21 +59,28 @@ clustersim.explorerModel = (facts) => {
     return { parts, peak: sum(Object.values(parts)) };
   }
 
-  const parametersOf = (stages, sizes = sizesOf(stages[0])) => sum(stages.map((stage) => dot(row("parameters", stage), sizes)));
+  // Parameters of stages, by their group.
+  const byGroup = (stages, sizes) => tables.groups.map((columns) => sum(stages.map((stage) => {
+    const counts = row("parameters", stage);
+    return sum(columns.map((column) => counts[column] * sizes[column]));
+  })));
+  const parametersBy = (stages) => byGroup(stages, sizesOf(stages[0]));
+  const parametersOf = (stages) => sum(parametersBy(stages));
 
   // What stays for the whole step, by use.
   function resident(settings, stages, sizes) {
-    const count = parametersOf(stages, sizes);
-    const { resident: of, gathers, bucket: [first, others, each] } = sharing(settings);
-    const bucket = (stage) => Math.min((stage.embedding ? first : others) ?? Infinity, each * parametersOf([stage], sizes));
+    const counts = byGroup(stages, sizes);
+    const { resident: of, gathers, bucket: limits } = sharing(settings);
+    const own = stages.map((stage) => byGroup([stage], sizes));
+    const bucket = ([first, others, each], group) => Math.max(...stages.map((stage, place) => Math.min((stage.embedding ? first : others) ?? Infinity, each * own[place][group])));
     const has = (end) => stages.some((stage) => stage[end]);
     const whole = { ...settings, gathers, embedding: has("embedding"), head: has("head") };
     const groups = sum(tables.buffers.map((table) => at(table, settings)));
     const messages = at(tables.receives, settings) * sizes[tables.columns.indexOf("message")];
     return {
-      ...Object.fromEntries(Object.entries(of).map(([use, size]) => [use, size * count])),
+      ...Object.fromEntries(Object.entries(of).map(([use, size]) => [use, dot(size, counts)])),
       "gathered parameters": along(at(tables.gathered, whole), sum(stages.map((stage) => stage.layers))),
-      "communication buffers": groups + messages + Math.max(...stages.map(bucket)),
+      "communication buffers": groups + messages + sum(limits.map(bucket)),
       "driver context": tables.context,
     };
   }
@@ -103,5 +110,5 @@ clustersim.explorerModel = (facts) => {
   const idle = (settings) => at(tables.schedules, settings)?.idle;
   const microbatchesOf = (settings) => Object.keys(at({ ...tables.schedules, keys: ["schedule", "chunks", "pp"] }, settings) ?? {}).map(Number);
 
-  return { settled, problems, stagesOf, memory, sharing, parametersOf, traffic, idle, microbatchesOf };
+  return { settled, problems, stagesOf, memory, sharing, parametersBy, parametersOf, traffic, idle, microbatchesOf };
 };

@@ -116,18 +116,19 @@
   }
 
   // Which part of what is sharded over the ranks with the same weights is this rank's.
-  function shard(settings, total) {
+  function shard(settings, counts) {
     const { replicas } = settings;
     const { shards } = model.sharing(settings);
     const uses = ["optimizer state", "gradients", "parameters"];
     const [whole, own] = [0, settings.zero].map((zero) => model.sharing({ ...settings, zero }).resident);
-    const sharded = uses.filter((use) => own[use] < whole[use]);
+    const share = (use) => own[use].reduce((least, each, group) => (whole[use][group] > 0 ? Math.min(least, each / whole[use][group]) : least), 1);
+    const sharded = uses.filter((use) => share(use) < 1);
     const rest = uses.filter((use) => !sharded.includes(use)).reverse();
     const owners = replicas > 1 ? `all ${tools.count(replicas)} ranks with these weights do` : "no other rank has these weights";
     const held = `${new Intl.ListFormat("en-GB").format(rest)} whole, as ${owners}`;
     if (!sharded.length) return held;
     const place = tools.count(groups.group(settings, chosen, "dp").indexOf(chosen) % shards);
-    const part = `part ${place} of ${tools.count(shards)}, ${tools.count(Math.round((total * own[sharded[0]]) / whole[sharded[0]]))} parameters`;
+    const part = `part ${place} of ${tools.count(shards)}, ${tools.count(Math.round(share(sharded[0]) * counts.reduce((all, count, group) => all + (whole[sharded[0]][group] > 0 ? count : 0), 0)))} parameters`;
     return `of ${sharded.join(", ")} only ${part}${rest.length ? `; ${held}` : ", and gathers whole layers to use them"}`;
   }
 
@@ -141,7 +142,7 @@
       ["layers", holds(own)],
       ["slice of each weight", `${slices(settings, at)}. Together ${parameters(total)} parameters`],
       ["data", samples(settings, at)],
-      [["DDP", "ZeRO 1", "ZeRO 2", "ZeRO 3"][settings.zero], shard(settings, total)],
+      [["DDP", "ZeRO 1", "ZeRO 2", "ZeRO 3"][settings.zero], shard(settings, model.parametersBy(own))],
       ["memory at its fullest", `${tools.bytes(peak)} of ${tools.bytes(facts.machine.capacity)}`],
     ];
     about.replaceChildren(...lines.flatMap(([name, words]) => [element("dt", name), element("dd", words)]));
