@@ -44,18 +44,22 @@ class CheckReport:
 def check(scenario: Scenario) -> CheckReport:
     """Say whether a scenario fits in memory, and what would make it fit."""
     require(scenario)
-    peak, capacity = tightest(_peaks(scenario, plan_of(scenario)), capacities_of(scenario))
-    told = () if peak <= capacity else suggestions(scenario)
-    host = host_use_of(scenario)
-    warnings = (*scenario.warnings, *(() if host is None else host.problems))
-    return CheckReport(peak, capacity, warnings, told, host)
+    report = _report(scenario)
+    full = report.peak_memory_bytes > report.memory_capacity_bytes
+    return replace(report, suggestions=suggestions(scenario)) if full else report
 
 
 def fits(scenario: Scenario) -> bool:
     """Whether every GPU's peak is within its capacity, and what is offloaded within the hosts'."""
+    return _report(scenario).fits
+
+
+def _report(scenario: Scenario) -> CheckReport:
+    """Without suggestions."""
     peak, capacity = tightest(_peaks(scenario, plan_of(scenario)), capacities_of(scenario))
     host = host_use_of(scenario)
-    return peak <= capacity and (host is None or host.fits)
+    warnings = (*scenario.warnings, *(() if host is None else host.problems))
+    return CheckReport(peak, capacity, warnings, (), host)
 
 
 def peak_memory(scenario: Scenario) -> Bytes:
