@@ -6,7 +6,7 @@ pipeline, beside which gradients are reduced once (`parallel.data`).
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import product
@@ -39,6 +39,7 @@ _LENGTH: Final = 128
 _WAYS: Final = {key: f"pipelined {key[0]}, several {key[1]}" for key in product((False, True), repeat=2)}
 _SHARDS: Final = 2  # of small plans with hybrid sharding
 _SHAPES: Final[tuple[dict[str, int], ...]] = ({}, {"wider": 2}, {"ranks": 2})
+_ROLES: Final = (WEIGHTS.name, SHARDS.name, REPLICAS.name)
 _TIED: Final = "gpt2-small"  # its embedding's matrix is the logits', too
 
 
@@ -143,27 +144,19 @@ class _Small:
 
     def weights(self, microbatches: int) -> Moved:
         """Buffers for each parameter: a stage without ends has a layer's, what others have more is their end's."""
-        three, alone = self._plan(3, microbatches), self._plan(1, microbatches)
-        ends = three.embedding.parameters, three.head.parameters, three.tied_head.parameters
+        shapes = _SHAPES if self.space.scenario.training.lora else _SHAPES[:1]
+        plans, alone = [self._plan(3, microbatches, **shape) for shape in shapes], self._plan(1, microbatches)
+        sent, (only,) = [_buffers(plan) for plan in plans], _buffers(alone)
+        (first, middle, last), of = sent[0], plans[0]
+        ends = of.embedding.parameters, of.head.parameters, of.tied_head.parameters
         found: Moved = {}
-        for role in (WEIGHTS.name, SHARDS.name, REPLICAS.name):
-            first, middle, last = _buffers(three, role)
-            (only,) = _buffers(alone, role)
-            more = (first - middle) / ends[0], (last - middle) / ends[1], (only - first) / ends[2]
-            each = dict(zip(PARAMETERS, (*self._of_layers(role, microbatches), *more), strict=True))
+        for role in _ROLES:
+            of_layers = _by_group(plans, [ranks[1][role] for ranks in sent])
+            more = first[role] - middle[role], last[role] - middle[role], only[role] - first[role]
+            of_ends = (size / count for size, count in zip(more, ends, strict=True))
+            each = dict(zip(PARAMETERS, (*of_layers, *of_ends), strict=True))
             found[role] = [each.get(name, 0) for name in COLUMNS]
         return found
-
-    def _of_layers(self, role: str, microbatches: int) -> list[float]:
-        """Of a layer's parameters, by group: what layers of several shapes send says what each group's do."""
-        plans = [self._plan(3, microbatches, **shape) for shape in _SHAPES]
-        counts = np.array([[_layer(plan).counts.get(group, 0) for group in OF_LAYERS] for plan in plans], dtype=float)
-        sent = np.array([_buffers(plan, role)[1] for plan in plans])
-        scale = counts.max(axis=0)
-        there = scale > 0
-        found = np.zeros(len(OF_LAYERS))
-        found[there] = np.linalg.lstsq(counts[:, there] / scale[there], sent, rcond=None)[0] / scale[there]
-        return found.tolist()
 
     def _plan(self, pp: int, microbatches: int, *, wider: int = 1, ranks: int = 1) -> Plan:
         replicas = 2 * _SHARDS if self.hybrid else 2
@@ -178,15 +171,29 @@ class _Small:
         return Plan(resized(model, ffn=wider * mlp.ffn), training, layout)
 
 
+def _by_group(plans: Sequence[Plan], sent: Sequence[float]) -> list[float]:
+    """Of a layer's parameters, by group: what layers of several shapes send says what each group's do."""
+    counts = np.array([[_layer(plan).counts.get(group, 0) for group in OF_LAYERS] for plan in plans], dtype=float)
+    scale = counts.max(axis=0)
+    there = scale > 0
+    found = np.zeros(len(OF_LAYERS))
+    found[there] = np.linalg.lstsq(counts[:, there] / scale[there], np.array(sent), rcond=None)[0] / scale[there]
+    return found.tolist()
+
+
 def _layer(plan: Plan) -> Layer:
     (layer,) = plan.layers.values()
     return layer
 
 
-def _buffers(plan: Plan, role: str) -> list[float]:
-    """Bytes that go round between the replicas of each pipeline rank."""
-    sent = (filter(lambda each: each.group == role, exchanges(program)) for program in programs(plan))
-    return [sum(ROUNDS[each.collective] * each.payload for each in found) for found in sent]
+def _buffers(plan: Plan) -> list[dict[str, float]]:
+    """Bytes that go round between the replicas of each pipeline rank, by role."""
+    found = [dict.fromkeys(_ROLES, 0.0) for _ in range(plan.layout.pp)]
+    for sent, program in zip(found, programs(plan), strict=True):
+        for each in exchanges(program):
+            if each.group in sent:
+                sent[each.group] += ROUNDS[each.collective] * each.payload
+    return found
 
 
 def gathered(space: Space) -> Table:
