@@ -133,7 +133,7 @@ def _busiest(result: Result) -> int:
     """The first of the ranks whose kernels take longest, but for those that are slow already."""
     parts = result.breakdown
     kernels = parts.seconds[:, [part.place for part in KERNELS]].sum(axis=1)
-    speeds = result.scenario.disturbances.speeds(result.ranks)
+    speeds = result.scenario.disturbances.speeds(result.scenario.cluster.places)
     owner = np.searchsorted(parts.ranks, parts.representative)
     healthy = np.where(speeds == speeds.max(), kernels[owner], -1.0)
     return int(np.argmax(healthy >= (1.0 - _ROUNDING) * healthy.max()))

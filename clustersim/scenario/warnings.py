@@ -135,7 +135,7 @@ def _split_tensor_groups(scenario: Setup) -> Iterator[str]:
     if scenario.cost.network is Contention.NONE or _tasks(scenario) <= MANY_SPLIT:
         return
     disturbances, groups = scenario.disturbances, scenario.layout.mesh.members(TENSOR)
-    speeds = disturbances.speeds(scenario.cluster.gpus)[groups]
+    speeds = disturbances.speeds(scenario.cluster.places)[groups]
     slow = bool((speeds.min(axis=1) != speeds.max(axis=1)).any())
     links = bool(disturbances.nics or disturbances.links) and groups.shape[1] > 1
     if slow or links:
