@@ -219,4 +219,8 @@ def _place_within(labels: IntArray) -> IntArray:
 def twice(numbers: Sequence[int]) -> int | None:
     """The first number that comes a second time; None if each comes once."""
     seen: set[int] = set()
-    return next((number for number in numbers if number in seen or seen.add(number)), None)
+    for number in numbers:
+        if number in seen:
+            return number
+        seen.add(number)
+    return None
