@@ -50,6 +50,13 @@ class Allocation(Protocol):
         Raises InputError, whose sentence starts with the key of `cluster` that is wrong.
         """
 
+    def step(self, units: Units) -> int:
+        """Of what a job that is larger than this must have a multiple."""
+
+    @property
+    def grows(self) -> bool:
+        """Whether a job of more GPUs has the same ones first."""
+
 
 @dataclass(frozen=True, slots=True)
 class PerNode:
@@ -121,6 +128,15 @@ class Filled:
             raise InputError(f"gpus: a job of {count:,} does not fit; placement leaves it {len(free):,} GPUs")
         return free[:count]
 
+    def step(self, units: Units) -> int:
+        """GPUs that the job uses of a node; where domains are used in part, what divides those and a node."""
+        match self.part:
+            case PerNode(gpus):
+                return gpus
+            case PerDomain(gpus):
+                return gcd(gpus, units.node)
+        return units.node
+
     @property
     def grows(self) -> bool:
         """Whether a job of more GPUs has the same ones first."""
@@ -164,8 +180,7 @@ class Filled:
 
     def _require_divisible(self, gpus: int, units: Units) -> None:
         """A job has whole nodes, as far as it may use them, or is within one."""
-        step = units.node if self.part is None else gcd(self.part.gpus, units.node)
-        step = self.part.gpus if isinstance(self.part, PerNode) else step
+        step = self.step(units)
         if gpus > step and gpus % step:
             below = gpus // step * step
             raise InputError(
@@ -193,6 +208,10 @@ class Listed:
                 f"placement.order: names {len(self.gpus):,} GPUs, but the job has {gpus:,} ranks; one for each fits"
             )
         return np.array(self.gpus, np.int64)
+
+    def step(self, units: Units) -> int:  # noqa: ARG002 - whatever nodes they are of
+        """One: any number may be listed."""
+        return 1
 
     @property
     def grows(self) -> bool:

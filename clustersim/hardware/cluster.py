@@ -41,7 +41,7 @@ class Mixed:
 class Cluster:
     """`gpus` accelerators on a fabric, of one kind except on the nodes of `mixed`.
 
-    gpus: those of a job, the first ones of the fabric, which may have more; `places` says which of the machine they are.
+    gpus: those of a job, the first ones of the fabric, which may have more; `places`: the machine's numbers of them.
     Numbers of nodes and GPUs in files (`mixed`, disturbances) are the machine's.
     library: collective constants, a name in `topologies/libraries` or a path; measured: the library's constants were
     fitted to published measurements of such machines; files: all that it was read from; host: the memory of each node's
@@ -79,9 +79,10 @@ class Cluster:
     @property
     def units(self) -> Units:
         """GPUs of a node and of the largest NVLink domain."""
-        domains = self.machine.domains(np.arange(self.machine.gpus))
-        domain = self.fabric.node.domain_gpus if isinstance(self.fabric, Clos) else int(np.bincount(domains).max())
-        return Units(self.gpus_per_node, domain)
+        machine = self.machine
+        if isinstance(machine, Clos):
+            return Units(self.gpus_per_node, machine.node.domain_gpus)
+        return Units(self.gpus_per_node, int(np.bincount(machine.domains(np.arange(machine.gpus))).max()))
 
     def placed(self, places: IntArray) -> "Cluster":
         """The machine for a job on some of its GPUs: rank r on places[r]."""

@@ -123,10 +123,10 @@ def _slow_rank(result: Result) -> Changed | Untried:
     scenario = result.scenario
     if scenario.layout.world == 1:
         return Untried("there is one rank")
-    gpu = _busiest(result)
+    rank = _busiest(result)
     word = "pipeline rank" if scenario.placement.chunks > 1 else "stage"
-    stage = f", {word} {result.program.kind[gpu]}" if scenario.layout.pp > 1 else ""
-    return Changed(with_slow_gpu(scenario, SLOW, gpu), f": GPU {gpu:,}{stage}")
+    stage = f", {word} {result.program.kind[rank]}" if scenario.layout.pp > 1 else ""
+    return Changed(with_slow_gpu(scenario, SLOW, rank), f": GPU {scenario.cluster.places[rank]:,}{stage}")
 
 
 def _busiest(result: Result) -> int:

@@ -15,7 +15,8 @@ def verdict_card(view: PageView) -> str:
         '<section class="card verdict" aria-label="verdict">'
         f"<h1>{escape(view.subject.title)}</h1>"
         f'<p class="subject">{escape(view.subject.model)} on {view.trust.ranks:,} × {escape(view.subject.gpu)}'
-        f" ({escape(view.subject.cluster)})<br>{escape(view.subject.layout)}{_placed(view.subject)}{_disturbed(view.subject)}</p>"
+        f" ({escape(view.subject.cluster)})<br>{escape(view.subject.layout)}"
+        f"{_placed(view.subject)}{_disturbed(view.subject)}</p>"
         f'<div class="headline"><div class="step"><b>{_headline(view.verdict.step_time)}</b>'
         f"<span>{_per_step(view.verdict)}</span></div>{_fits(view.verdict)}</div>"
         f'<dl class="numbers">{"".join(_number(*number) for number in _numbers(view.verdict))}</dl>'
