@@ -20,6 +20,8 @@ from tests.collectives.fake_fabric import FakeFabric
 ALGORITHMS = [AggregatedTrees(), Hierarchical(), InNetwork(), Pairwise(), Ring(), Star(), Tree()]
 SIDES = st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 8))
 SHAPES = SIDES.filter(lambda shape: shape[1] * shape[2] > 1)
+UNEVEN = st.lists(st.integers(1, 6), min_size=1, max_size=6).filter(lambda per_domain: sum(per_domain) > 1)
+WIDEST = 6
 PASSES = [(Collective.ALL_REDUCE, 2), (Collective.ALL_GATHER, 1), (Collective.REDUCE_SCATTER, 1)]
 
 
@@ -30,9 +32,16 @@ def arranged(groups: int, domains: int, per_domain: int) -> Arrangement:
     return arrangement
 
 
+def filled(per_domain: list[int]) -> Arrangement:
+    """One group with so many members in each of the domains."""
+    members = [WIDEST * domain + place for domain, count in enumerate(per_domain) for place in range(count)]
+    (arrangement,) = arrange(np.array([members]), FakeFabric(WIDEST * len(per_domain), WIDEST))
+    return arrangement
+
+
 def volumes(algorithm: Algorithm, kind: Collective, arrangement: Arrangement) -> tuple[np.ndarray, np.ndarray]:
     """Payloads that each GPU sends and receives, summed over the phases."""
-    sent, received = np.zeros((2, arrangement.members.size))
+    sent, received = np.zeros((2, int(arrangement.members.max()) + 1))
     for phase in algorithm.phases(kind, arrangement):
         np.add.at(sent, phase.sources, phase.share)
         np.add.at(received, phase.targets, phase.share)
@@ -62,6 +71,36 @@ def test_every_rank_of_a_ring_sends_and_receives_n_minus_1_nths_per_pass(shape, 
     assert received == pytest.approx(sent)
 
 
+@given(UNEVEN, st.sampled_from(PASSES))
+def test_rings_and_trees_move_their_textbook_volume_through_uneven_domains(per_domain, collective):
+    """A ring passes n-1 n-ths of the payload from each of n ranks per pass, whatever the domains hold; only what the
+    smallest domain's members carry between domains differs. Trees have n-1 edges, each passed up and down."""
+    kind, passes = collective
+    arrangement = filled(per_domain)
+    n = arrangement.size
+    sent, received = volumes(Ring(), kind, arrangement)
+    assert sent.sum() == pytest.approx(received.sum()) == pytest.approx(passes * (n - 1))
+    (phase,) = Ring().phases(kind, arrangement)
+    out = np.zeros(len(per_domain))
+    crosses = phase.sources // WIDEST != phase.targets // WIDEST
+    np.add.at(out, phase.sources[crosses] // WIDEST, phase.share[crosses])
+    assert out == pytest.approx(np.full(len(out), passes * (n - 1) / n * (len(out) > 1)))
+    sent, _ = volumes(Tree(), Collective.ALL_REDUCE, arrangement)
+    assert sent.sum() == pytest.approx(2 * (n - 1))
+
+
+@given(st.lists(st.integers(2, 6), min_size=2, max_size=6))
+def test_adding_switches_load_heads_by_what_they_add_and_all_by_the_payload(per_domain):
+    """Each member's payload is read and the sum stored to it; each of k heads loads and stores a k-th beside that."""
+    arrangement = filled(per_domain)
+    (phase,) = InNetwork().phases(Collective.ALL_REDUCE, arrangement)
+    inside = phase.sources // WIDEST == phase.targets // WIDEST
+    out = np.zeros(int(arrangement.members.max()) + 1)
+    np.add.at(out, phase.sources[inside], phase.share[inside])
+    heads = np.isin(arrangement.members[0], arrangement.heads)
+    assert out[arrangement.members[0]] == pytest.approx(1 + heads / min(per_domain))
+
+
 @given(SHAPES, st.sampled_from([Collective.BROADCAST, Collective.REDUCE]))
 def test_rooted_collectives_move_the_payload_n_minus_1_times(shape, kind):
     """Each rank but the root must receive (or contribute) the whole payload exactly once."""
@@ -72,7 +111,7 @@ def test_rooted_collectives_move_the_payload_n_minus_1_times(shape, kind):
         total = each.reshape(shape[0], -1).sum(axis=1)
         assert total == pytest.approx(arrangement.size - 1)
         if not isinstance(algorithm, Tree):  # two trees and k chains have several roots
-            root = arrangement.flat[:, 0]
+            root = arrangement.members[:, 0]
             assert each[root] == pytest.approx(0)
 
 
@@ -82,7 +121,7 @@ def test_scatter_and_gather_move_an_nth_for_each_other_rank(shape):
     n = arrangement.size
     sent, _ = volumes(Star(), Collective.SCATTER, arrangement)
     _, received = volumes(Star(), Collective.GATHER, arrangement)
-    assert sent[arrangement.flat[:, 0]] == pytest.approx((n - 1) / n)
+    assert sent[arrangement.members[:, 0]] == pytest.approx((n - 1) / n)
     assert received == pytest.approx(sent)
 
 
@@ -124,7 +163,7 @@ def test_a_shift_sends_every_rank_all_parts_but_one_to_its_neighbour(shape):
     arrangement = arranged(*shape)
     n = arrangement.size
     (phase,) = Pairwise().phases(Collective.SHIFT, arrangement)
-    assert (phase.targets == np.roll(arrangement.flat, -1, axis=1)).all()
+    assert (phase.targets == np.roll(arrangement.members, -1, axis=1)).all()
     sent, received = volumes(Pairwise(), Collective.SHIFT, arrangement)
     assert sent == pytest.approx(np.full_like(sent, (n - 1) / n))
     assert received == pytest.approx(sent)
