@@ -30,15 +30,15 @@ class InNetwork:
         spans, heads = arrangement.spans, arrangement.heads
         if kind is not Collective.ALL_REDUCE or arrangement.rails < 2 or not arrangement.switched:
             return ()
-        inside = _inside(arrangement)
+        ports = inside(arrangement)
         if spans == 1:
-            return (phase(*inside, rounds=Rounds(local=1)),)
+            return (phase(*ports, rounds=Rounds(local=1)),)
         rounds = Rounds(local=1, network=2 * depth(spans))
         trees = tree_flows(heads, up=True, down=True)
-        return (phase(*inside, *trees, rounds=rounds, stages=tree_stages(spans)),)
+        return (phase(*ports, *trees, rounds=rounds, stages=tree_stages(spans)),)
 
 
-def _inside(arrangement: Arrangement) -> list[Flows]:
+def inside(arrangement: Arrangement) -> list[Flows]:
     """What loads ports: of heads what they load and store, of all members what is read from and stored to them."""
     heads, rails = arrangement.heads, arrangement.rails
     if len(set(arrangement.per_domain)) == 1:

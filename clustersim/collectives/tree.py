@@ -31,14 +31,14 @@ class Tree:
         if not (up or down):
             return ()
         spans, longest, ways = arrangement.spans, max(arrangement.per_domain) - 1, up + down
-        parts = [flows for each in arrangement.domains for flows in _chains(each, up=up, down=down)]
+        parts = [flows for each in arrangement.domains for flows in chains(each, up=up, down=down)]
         parts += tree_flows(arrangement.heads, up=up, down=down) if spans > 1 else []
         rounds = Rounds(local=ways * longest, network=ways * depth(spans))
         stages = tree_stages(spans) if spans > 1 else float(longest)
         return (phase(*parts, rounds=rounds, stages=stages),)
 
 
-def _chains(domains: IntArray, *, up: bool, down: bool) -> list[Flows]:
+def chains(domains: IntArray, *, up: bool, down: bool) -> list[Flows]:
     """Flows inside domains [groups, domains, members]."""
     local = domains.shape[2]
     following = np.roll(domains, -1, axis=2)

@@ -34,7 +34,10 @@ def test_a_ring_through_uneven_domains_crosses_each_border_once_per_pass():
     (phase,) = Ring().phases(Collective.ALL_REDUCE, arrangement)
     assert (phase.rounds.network, phase.rounds.local) == (2, 2)  # one crossing and back per pass of two rounds
     crosses = phase.sources // 4 != phase.targets // 4
-    assert sorted(zip(phase.sources[crosses].tolist(), phase.targets[crosses].tolist(), strict=True)) == [(0, 4), (4, 0)]
+    assert sorted(zip(phase.sources[crosses].tolist(), phase.targets[crosses].tolist(), strict=True)) == [
+        (0, 4),
+        (4, 0),
+    ]
 
 
 def test_groups_of_other_shapes_are_arranged_apart():

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.collectives.aggregated_trees import AggregatedTrees
+from clustersim.collectives.collnet import CollNetChain, NvlsSharp
 from clustersim.collectives.double_tree import binary_tree, depth
 from clustersim.collectives.hierarchical import Hierarchical
 from clustersim.collectives.in_network import InNetwork
@@ -17,7 +18,17 @@ from clustersim.collectives.tree import Tree
 from clustersim.program.task import Collective
 from tests.collectives.fake_fabric import FakeFabric
 
-ALGORITHMS = [AggregatedTrees(), Hierarchical(), InNetwork(), Pairwise(), Ring(), Star(), Tree()]
+ALGORITHMS = [
+    AggregatedTrees(),
+    CollNetChain(),
+    Hierarchical(),
+    InNetwork(),
+    NvlsSharp(),
+    Pairwise(),
+    Ring(),
+    Star(),
+    Tree(),
+]
 SIDES = st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 8))
 SHAPES = SIDES.filter(lambda shape: shape[1] * shape[2] > 1)
 UNEVEN = st.lists(st.integers(1, 6), min_size=1, max_size=6).filter(lambda per_domain: sum(per_domain) > 1)
@@ -73,8 +84,7 @@ def test_every_rank_of_a_ring_sends_and_receives_n_minus_1_nths_per_pass(shape, 
 
 @given(UNEVEN, st.sampled_from(PASSES))
 def test_rings_and_trees_move_their_textbook_volume_through_uneven_domains(per_domain, collective):
-    """A ring passes n-1 n-ths of the payload from each of n ranks per pass, whatever the domains hold; only what the
-    smallest domain's members carry between domains differs. Trees have n-1 edges, each passed up and down."""
+    """Rings: n-1 n-ths of the payload from each of n ranks per pass; trees: n-1 edges, each passed up and down."""
     kind, passes = collective
     arrangement = filled(per_domain)
     n = arrangement.size
@@ -99,6 +109,23 @@ def test_adding_switches_load_heads_by_what_they_add_and_all_by_the_payload(per_
     np.add.at(out, phase.sources[inside], phase.share[inside])
     heads = np.isin(arrangement.members[0], arrangement.heads)
     assert out[arrangement.members[0]] == pytest.approx(1 + heads / min(per_domain))
+
+
+@given(st.lists(st.integers(1, 6), min_size=2, max_size=6), st.sampled_from([CollNetChain(), NvlsSharp()]))
+def test_adding_network_switches_take_and_give_each_domain_the_payload_once(per_domain, algorithm):
+    """A ring or tree moves it out and in twice; heads share it evenly."""
+    arrangement = filled(per_domain)
+    phases = algorithm.phases(Collective.ALL_REDUCE, arrangement)
+    if isinstance(algorithm, NvlsSharp) and min(per_domain) == 1:
+        assert phases == ()
+        return
+    (phase,) = phases
+    crosses = phase.sources // WIDEST != phase.targets // WIDEST
+    for ends in (phase.sources, phase.targets):
+        moved = np.zeros(int(arrangement.members.max()) + 1)
+        np.add.at(moved, ends[crosses], phase.share[crosses])
+        assert moved[arrangement.heads] == pytest.approx(1 / min(per_domain))
+        assert moved.sum() == pytest.approx(len(per_domain))
 
 
 @given(SHAPES, st.sampled_from([Collective.BROADCAST, Collective.REDUCE]))
