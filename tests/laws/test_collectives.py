@@ -1,7 +1,7 @@
 """What no collective may do, on any regular machine: be faster than its bytes, or slower on a better machine.
 
-Stated anomalies: more network ports per node are no gain where each has a leaf of its own (rails), as pairs of GPUs that
-shared a leaf then meet above it; and a GPU more adds its own rounds, and its part of the payload.
+Stated anomalies: more network ports per node are no gain where each has a leaf of its own (rails), as pairs of GPUs
+that shared a leaf then meet above it; and a GPU more adds its own rounds, and its part of the payload.
 """
 
 from dataclasses import dataclass, replace
