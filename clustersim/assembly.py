@@ -83,10 +83,10 @@ def require_offers(scenario: Scenario, program: Program) -> None:
     every = (exchange for each in program.programs for exchange in each.exchanges)
     for kind in dict.fromkeys(each.collective for each in every if not isinstance(each, HostExchange)):
         if kind in switches.bound and not left.offers_for(kind):
-            own = dict.fromkeys(offer.name for offer in library.offers_for(kind))
+            own = ", ".join(dict.fromkeys(offer.name for offer in library.offers_for(kind)))
             raise InputError(
-                f"cost: {switches.words} leaves {library.name} nothing for {kind.value}, which the step needs; of its "
-                f"own choice are {', '.join(own)}"
+                f"cost: with {switches.words} nothing is left of {library.name} for {kind.value}, which the step needs "
+                f"and which it does by {own or 'nothing'}; for one collective alone a list is written allreduce:tree"
             )
 
 
