@@ -210,8 +210,8 @@ def _notes(scenario: Scenario) -> Iterator[str]:
         yield "disturbances and jitter of the scenario are left out: all GPUs and links are healthy"
     if isinstance(scenario.cluster.fabric, Placed):
         yield (
-            "ranks are placed as in the scenario (cluster.placement); of fewer GPUs its first ranks are drawn, and more "
-            "are offered where its placement says which they would be"
+            "ranks are placed as in the scenario (cluster.placement); of fewer GPUs its first ranks are drawn, and "
+            "more are offered where its placement says which they would be"
         )
     if scenario.cluster.mixed:
         yield "GPUs are of several kinds: memory is compared with the smallest, and simulated steps need all the nodes"
