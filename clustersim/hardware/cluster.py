@@ -116,11 +116,11 @@ def load_machine(
 
     Where the fabric connects fewer it is as large as it can be. Raises InputError.
     """
-    machine = load_cluster(name_or_path, overrides=overrides)
+    machine = load_cluster(name_or_path, None if gpus is None else 1, overrides)
     if not isinstance(machine.fabric, Clos):  # a graph is as large as it is
-        return machine
+        return replace(machine, gpus=machine.fabric.gpus)
     needed = allocation.machine(machine.gpus if gpus is None else gpus, machine.units)
-    size = min(max(needed, machine.gpus) if gpus is None else needed, machine.fabric.most, MOST_GPUS)
+    size = min(max(needed, machine.gpus), machine.fabric.most, MOST_GPUS)
     return machine if size == machine.gpus else load_cluster(name_or_path, size, overrides)
 
 
