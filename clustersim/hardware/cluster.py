@@ -119,8 +119,7 @@ def load_machine(
     machine = load_cluster(name_or_path, None if gpus is None else 1, overrides)
     if not isinstance(machine.fabric, Clos):  # a graph is as large as it is
         return replace(machine, gpus=machine.fabric.gpus)
-    needed = allocation.machine(machine.gpus if gpus is None else gpus, machine.units)
-    size = min(max(needed, machine.gpus), machine.fabric.most, MOST_GPUS)
+    size = min(max(allocation.machine(gpus, machine.units), machine.gpus), machine.fabric.most, MOST_GPUS)
     return machine if size == machine.gpus else load_cluster(name_or_path, size, overrides)
 
 
