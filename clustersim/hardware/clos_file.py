@@ -26,12 +26,11 @@ def read_clos(section: Section, gpus: int) -> ClosFabric:
     """The fabric of a cluster file for `gpus` GPUs; raise InputError if it cannot connect so many."""
     node = read_node(section.section("node"))
     network = read_network(section.section("fabric"), node) if node.nics else None
-    reach = node.reach if network is None else network.nodes * node.gpus
     if network is None and section.has("fabric"):
         raise section.refuse("fabric", "there are switches but no node.nic to reach them")
-    if gpus > reach:
-        raise section.refuse("gpus", f"{gpus:,} GPUs do not fit; {_limit(node, network)}")
     fabric = ClosFabric(node, network, gpus)
+    if gpus > fabric.most:
+        raise section.refuse("gpus", f"{gpus:,} GPUs do not fit; {_limit(node, network)}")
     links = sum(run.count for run in fabric.wiring.runs())
     if links > MOST_LINKS:
         raise section.refuse("fabric", f"makes {links:,} links; at most {MOST_LINKS:,} fit, so let ecmp be spread")
