@@ -1,6 +1,6 @@
 """How is a regular cluster written in a file?
 
-    node:   {gpus, pcie?, nvlink?: {gpus, ...}, host?: {bridges, ...}, nic?: {per_node, ...}}
+    node:   {gpus, pcie?, nvlink?: {gpus, links?, ...}, host?: {bridges, ...}, nic?: {per_node, ...}}
     fabric: {leaf: {arrangement, nodes, ...}, spine?: {units, ...}, core?: {pods, ...}, ecmp?, seed?}
 
 Every link has a `bandwidth` per direction and a `latency`, every switch a `latency`; oversubscription is 1 unless it is
@@ -10,7 +10,11 @@ stated. Without `nic` and `fabric`, the cluster is as large as what NVLink or th
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
+
+from clustersim.errors import shown
 from clustersim.hardware.clos_fabric import ClosFabric
+from clustersim.hardware.pair_links import MOST_PLACES, MOST_SEARCHED, PairLinks
 from clustersim.hardware.routing import Ecmp, Hashed, Spread
 from clustersim.hardware.shape import Core, Host, Leaf, Network, Nics, Node, NvLink, Port, Spine
 from clustersim.section import Section
@@ -31,6 +35,8 @@ def read_clos(section: Section, gpus: int) -> ClosFabric:
         raise section.refuse("fabric", "there are switches but no node.nic to reach them")
     if gpus > reach:
         raise section.refuse("gpus", f"{gpus:,} GPUs do not fit; {_limit(node, network)}")
+    if node.nvlink and node.nvlink.pairs and (node.nvlink.pairs.first(gpus).over < 0).any():
+        raise section.refuse("gpus", f"node.nvlink.links do not join the first {gpus} GPUs with each other")
     fabric = ClosFabric(node, network, gpus)
     links = sum(run.count for run in fabric.wiring.runs())
     if links > MOST_LINKS:
@@ -73,7 +79,38 @@ def _latency(section: Section) -> float:
 
 
 def _nvlink(section: Section) -> NvLink:
-    return NvLink(section.count("gpus", least=2, most=MOST_PARTS), _port(section))
+    gpus = section.count("gpus", least=2, most=MOST_PARTS)
+    return NvLink(gpus, _port(section), _pairs(section, gpus) if section.has("links") else None)
+
+
+def _pairs(section: Section, gpus: int) -> PairLinks:
+    """Links of pairs: `all` for one each, or a list of pairs of places in a domain, one entry for each link."""
+    links = section.value("links")
+    most = MOST_SEARCHED if isinstance(links, list) else MOST_PLACES
+    if gpus > most:
+        raise section.refuse("links", f"join at most {most} GPUs; leave links out where a switch joins {gpus}")
+    if not isinstance(links, list):
+        section.choice("links", "all")
+        return PairLinks.full(gpus)
+    for link in links:
+        if not _is_pair(link, gpus):
+            raise section.refuse("links", f"{shown(link)} is not a pair [i, j] of two GPUs from 0 to {gpus - 1}")
+    return _even(section, PairLinks.listed(gpus, links))
+
+
+def _is_pair(link: object, gpus: int) -> bool:
+    whole = isinstance(link, list) and len(link) == 2 and all(type(end) is int for end in link)
+    return whole and link[0] != link[1] and all(0 <= end < gpus for end in link)  # type: ignore[index]
+
+
+def _even(section: Section, pairs: PairLinks) -> PairLinks:
+    """Links of which every GPU has equally many, and that lead from each to every other over one GPU at most."""
+    most, least = int(pairs.count.sum(axis=1).max()), int(pairs.count.sum(axis=1).min())
+    if most != least:
+        raise section.refuse("links", f"give GPUs {least} to {most} links each; all must have equally many")
+    for here, there in np.argwhere(pairs.over < 0).tolist():
+        raise section.refuse("links", f"join GPUs {here} and {there} neither directly nor over one other GPU")
+    return pairs
 
 
 def _host(section: Section) -> Host:

@@ -15,6 +15,7 @@ sec. 3.3.1 (racks, pods, 1:7 above).
 from dataclasses import dataclass
 
 from clustersim.arrays import IntArray
+from clustersim.hardware.pair_links import PairLinks
 from clustersim.hardware.routing import Ecmp
 from clustersim.units import BytesPerSecond, Seconds
 
@@ -29,10 +30,20 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class NvLink:
-    """A switched NVLink domain of `gpus` GPUs; port.latency is from GPU to GPU, through the switch."""
+    """An NVLink (or xGMI) domain of `gpus` GPUs, and what each of them can send in all.
+
+    pairs: the links of every pair of GPUs, whose bandwidths a GPU's port is the sum of; None: a switch joins them.
+    port.latency is from GPU to GPU.
+    """
 
     gpus: int
     port: Port
+    pairs: PairLinks | None = None
+
+    @property
+    def link(self) -> Port:
+        """One link of a pair; a GPU's whole port where a switch joins them."""
+        return Port(self.port.bandwidth / self.pairs.per_gpu, self.port.latency) if self.pairs else self.port
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +76,11 @@ class Node:
     def domain_gpus(self) -> int:
         """GPUs of one NVLink domain; 1 without NVLink."""
         return self.nvlink.gpus if self.nvlink else 1
+
+    @property
+    def switched(self) -> bool:
+        """Whether a switch joins the GPUs of an NVLink domain."""
+        return self.nvlink is not None and self.nvlink.pairs is None
 
     @property
     def reach(self) -> int:
