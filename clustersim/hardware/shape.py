@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 from clustersim.arrays import IntArray
 from clustersim.hardware.routing import Ecmp
+from clustersim.hardware.technology import Technology
+from clustersim.hardware.topology import NETWORK_KINDS, LinkKind
 from clustersim.units import BytesPerSecond, Seconds
 
 
@@ -33,6 +35,7 @@ class NvLink:
 
     gpus: int
     port: Port
+    generation: Technology = Technology.NVLINK4
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class Nics:
 
     per_node: int
     port: Port
+    network: Technology = Technology.INFINIBAND
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,12 @@ class Node:
     nvlink: NvLink | None = None
     host: Host | None = None
     nics: Nics | None = None
+
+    def technology(self, kind: LinkKind) -> Technology:
+        """The make of links of this kind; switches are of the network that the NICs are of."""
+        if kind is LinkKind.NVLINK and self.nvlink:
+            return self.nvlink.generation
+        return self.nics.network if kind in NETWORK_KINDS and self.nics else Technology.PCIE
 
     @property
     def domain_gpus(self) -> int:
