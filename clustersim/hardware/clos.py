@@ -26,6 +26,7 @@ from clustersim.arrays import BoolArray, IntArray
 from clustersim.hardware import clos_graph, clos_names, clos_tiers
 from clustersim.hardware.pair_links import PairLinks
 from clustersim.hardware.shape import Network, Node
+from clustersim.hardware.technology import TECHNOLOGIES
 from clustersim.hardware.topology import LINK_KINDS, Ends, Link, LinkTable, Paths, Tier
 from clustersim.hardware.turn import Turn, turn_of
 from clustersim.hardware.wiring import Counts, LinkRun, Wiring, count, wire
@@ -75,6 +76,9 @@ class Clos(FieldState):
             kind=np.repeat(np.array([LINK_KINDS.index(run.kind) for run in runs], np.int64), counts),
             bandwidth=np.repeat(np.array([run.port.bandwidth for run in runs]), counts),
             latency=np.repeat(np.array([run.port.latency for run in runs]), counts),
+            technology=np.repeat(
+                np.array([TECHNOLOGIES.index(self.node.technology(run.kind)) for run in runs], np.int64), counts
+            ),
         )
 
     @cached_property

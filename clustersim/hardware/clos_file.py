@@ -4,19 +4,19 @@
     fabric: {leaf: {arrangement, nodes, ...}, spine?: {units, ...}, core?: {pods, ...}, ecmp?, seed?}
 
 Every link has a `bandwidth` per direction and a `latency`, every switch a `latency`; oversubscription is 1 unless it is
-stated. Without `nic` and `fabric`, the cluster is as large as what NVLink or the host joins.
+stated. NVLink has a `generation` (else the accelerator's own), the NICs a `network` (else InfiniBand). Without `nic` and
+`fabric`, the cluster is as large as what NVLink or the host joins.
 """
 
 from dataclasses import replace
 from typing import Final
 
-import numpy as np
-
-from clustersim.errors import shown
 from clustersim.hardware.clos_fabric import ClosFabric
-from clustersim.hardware.pair_links import MOST_PLACES, MOST_SEARCHED, PairLinks
+from clustersim.hardware.makes import read_generation, read_network_kind
+from clustersim.hardware.pair_file import read_pairs
 from clustersim.hardware.routing import Ecmp, Hashed, Spread
 from clustersim.hardware.shape import Core, Host, Leaf, Network, Nics, Node, NvLink, Port, Spine
+from clustersim.hardware.technology import Technology
 from clustersim.section import Section
 from clustersim.units import Dimension
 
@@ -26,9 +26,12 @@ MOST_LINKS: Final = 2**24
 MOST_SEED: Final = 2**63 - 1
 
 
-def read_clos(section: Section, gpus: int) -> ClosFabric:
-    """The fabric of a cluster file for `gpus` GPUs; raise InputError if it cannot connect so many."""
-    node = read_node(section.section("node"))
+def read_clos(section: Section, gpus: int, own: Technology | None = None) -> ClosFabric:
+    """The fabric of a cluster file for `gpus` GPUs; raise InputError if it cannot connect so many.
+
+    own: the NVLink generation of the accelerator, if it has one.
+    """
+    node = read_node(section.section("node"), own)
     network = read_network(section.section("fabric"), node) if node.nics else None
     reach = node.reach if network is None else network.nodes * node.gpus
     if network is None and section.has("fabric"):
@@ -53,12 +56,12 @@ def _limit(node: Node, network: Network | None) -> str:
     return f"the fabric connects at most {network.nodes * node.gpus:,} ({product})"
 
 
-def read_node(section: Section) -> Node:
+def read_node(section: Section, own: Technology | None = None) -> Node:
     """The inside of a node."""
     node = Node(
         gpus=section.count("gpus", most=MOST_PARTS),
         pcie=_port(section.section("pcie")) if section.has("pcie") else None,
-        nvlink=_nvlink(section.section("nvlink")) if section.has("nvlink") else None,
+        nvlink=_nvlink(section.section("nvlink"), own) if section.has("nvlink") else None,
         host=_host(section.section("host")) if section.has("host") else None,
     )
     if max(node.gpus, node.domain_gpus) % min(node.gpus, node.domain_gpus):
@@ -78,39 +81,10 @@ def _latency(section: Section) -> float:
     return section.quantity("latency", Dimension.TIME, zero=True)
 
 
-def _nvlink(section: Section) -> NvLink:
+def _nvlink(section: Section, own: Technology | None) -> NvLink:
     gpus = section.count("gpus", least=2, most=MOST_PARTS)
-    return NvLink(gpus, _port(section), _pairs(section, gpus) if section.has("links") else None)
-
-
-def _pairs(section: Section, gpus: int) -> PairLinks:
-    """Links of pairs: `all` for one each, or a list of pairs of places in a domain, one entry for each link."""
-    links = section.value("links")
-    most = MOST_SEARCHED if isinstance(links, list) else MOST_PLACES
-    if gpus > most:
-        raise section.refuse("links", f"join at most {most} GPUs; leave links out where a switch joins {gpus}")
-    if not isinstance(links, list):
-        section.choice("links", "all")
-        return PairLinks.full(gpus)
-    for link in links:
-        if not _is_pair(link, gpus):
-            raise section.refuse("links", f"{shown(link)} is not a pair [i, j] of two GPUs from 0 to {gpus - 1}")
-    return _even(section, PairLinks.listed(gpus, links))
-
-
-def _is_pair(link: object, gpus: int) -> bool:
-    whole = isinstance(link, list) and len(link) == 2 and all(type(end) is int for end in link)
-    return whole and link[0] != link[1] and all(0 <= end < gpus for end in link)  # type: ignore[index]
-
-
-def _even(section: Section, pairs: PairLinks) -> PairLinks:
-    """Links of which every GPU has equally many, and that lead from each to every other over one GPU at most."""
-    most, least = int(pairs.count.sum(axis=1).max()), int(pairs.count.sum(axis=1).min())
-    if most != least:
-        raise section.refuse("links", f"give GPUs {least} to {most} links each; all must have equally many")
-    for here, there in np.argwhere(pairs.over < 0).tolist():
-        raise section.refuse("links", f"join GPUs {here} and {there} neither directly nor over one other GPU")
-    return pairs
+    pairs = read_pairs(section, gpus) if section.has("links") else None
+    return NvLink(gpus, _port(section), read_generation(section, own), pairs)
 
 
 def _host(section: Section) -> Host:
@@ -120,13 +94,14 @@ def _host(section: Section) -> Host:
 def _nics(section: Section, node: Node) -> Nics:
     """NICs; several per GPU act as one of their summed bandwidth."""
     per_node, port = section.count("per_node", most=MOST_PARTS), _port(section)
+    network = read_network_kind(section)
     if node.pcie is None:
         raise section.refuse("per_node", "NICs need node.pcie, the link that joins a GPU to its NIC")
     if per_node <= node.gpus:
-        return Nics(per_node, port)
+        return Nics(per_node, port, network)
     if per_node % node.gpus:
         raise section.refuse("per_node", f"{per_node} NICs do not divide evenly among {node.gpus} GPUs")
-    return Nics(node.gpus, Port(port.bandwidth * per_node / node.gpus, port.latency))
+    return Nics(node.gpus, Port(port.bandwidth * per_node / node.gpus, port.latency), network)
 
 
 def read_network(section: Section, node: Node) -> Network:

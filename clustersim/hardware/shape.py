@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from clustersim.arrays import IntArray
 from clustersim.hardware.pair_links import PairLinks
 from clustersim.hardware.routing import Ecmp
+from clustersim.hardware.technology import Technology
+from clustersim.hardware.topology import NETWORK_KINDS, LinkKind
 from clustersim.units import BytesPerSecond, Seconds
 
 
@@ -32,12 +34,13 @@ class Port:
 class NvLink:
     """An NVLink (or xGMI) domain of `gpus` GPUs, and what each of them can send in all.
 
-    pairs: the links of every pair of GPUs, whose bandwidths a GPU's port is the sum of; None: a switch joins them.
-    port.latency is from GPU to GPU.
+    generation: of NVLink; pairs: the links of every pair of GPUs, whose bandwidths a GPU's port is the sum of, None: a
+    switch joins them; port.latency is from GPU to GPU.
     """
 
     gpus: int
     port: Port
+    generation: Technology = Technology.NVLINK4
     pairs: PairLinks | None = None
 
     @property
@@ -60,6 +63,7 @@ class Nics:
 
     per_node: int
     port: Port
+    network: Technology = Technology.INFINIBAND
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,12 @@ class Node:
     nvlink: NvLink | None = None
     host: Host | None = None
     nics: Nics | None = None
+
+    def technology(self, kind: LinkKind) -> Technology:
+        """The make of links of this kind; switches are of the network that the NICs are of."""
+        if kind is LinkKind.NVLINK and self.nvlink:
+            return self.nvlink.generation
+        return self.nics.network if kind in NETWORK_KINDS and self.nics else Technology.PCIE
 
     @property
     def domain_gpus(self) -> int:
