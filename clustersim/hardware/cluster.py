@@ -148,28 +148,32 @@ def _clos_cluster(section: Section, path: Path, gpus: int | None) -> Cluster:
     per_node = node.count("gpus", most=MOST_GPUS)
     stated = section.count("gpus", most=MOST_GPUS)
     count = _legal(section, stated if gpus is None else gpus, per_node)
-    fabric = read_clos(section, count)
-    cluster = replace(_cluster(section, path, fabric, per_node), host=_host(node))
+    accelerator = load_accelerator(section.on_shelf("accelerator", "accelerators"))
+    fabric = read_clos(section, count, accelerator.nvlink)
+    cluster = _cluster(section, path, fabric, accelerator=accelerator, per_node=per_node)
+    cluster = replace(cluster, host=_host(node))
     section.finish()
     return cluster
 
 
 def _graph_cluster(section: Section, path: Path, gpus: int | None) -> Cluster:
-    fabric = _graph_fabric(section)
     about = section.section("graph")
+    accelerator = load_accelerator(about.on_shelf("accelerator", "accelerators"))
+    fabric = _graph_fabric(section, accelerator)
     sizes = np.bincount(fabric.nodes(np.arange(fabric.gpus))).tolist()
     if len(set(sizes)) > 1:
         raise section.refuse("nodes", f"hosts have {min(sizes)} to {max(sizes)} GPUs; all must have the same number")
     count = _legal(section, fabric.gpus if gpus is None else gpus, sizes[0])
     if count > fabric.gpus:
         raise section.refuse("gpus", f"{count:,} GPUs do not fit; the graph has {fabric.gpus:,}")
-    cluster = replace(_cluster(about, path, fabric, sizes[0]), gpus=count, host=_host(about))
+    cluster = _cluster(about, path, fabric, accelerator=accelerator, per_node=sizes[0])
+    cluster = replace(cluster, gpus=count, host=_host(about))
     section.finish()
     return cluster
 
 
-def _graph_fabric(section: Section) -> GraphFabric:
-    graph, ecmp = read_graph(section), read_ecmp(section.section("graph"))
+def _graph_fabric(section: Section, accelerator: Accelerator) -> GraphFabric:
+    graph, ecmp = read_graph(section, accelerator.nvlink), read_ecmp(section.section("graph"))
     try:
         return GraphFabric(graph, ecmp)
     except InputError as error:
@@ -181,20 +185,20 @@ def _host(section: Section) -> HostMemory | None:
     return HostMemory.read(section.section("host_memory")) if section.has("host_memory") else None
 
 
-def _cluster(section: Section, path: Path, fabric: Fabric, per_node: int) -> Cluster:
-    accelerator = section.on_shelf("accelerator", "accelerators")
+def _cluster(section: Section, path: Path, fabric: Fabric, *, accelerator: Accelerator, per_node: int) -> Cluster:
+    name = section.on_shelf("accelerator", "accelerators")
     library = section.on_shelf("library", "libraries") if section.has("library") else "nccl"
     return Cluster(
         name=path.stem,
         description=section.text("description") if section.has("description") else path.stem,
-        accelerator=load_accelerator(accelerator),
+        accelerator=accelerator,
         fabric=fabric,
         gpus=fabric.gpus,
         gpus_per_node=per_node,
         library=library,
         sources=section.section("sources").texts() if section.has("sources") else {},
         measured=section.flag("measured"),
-        files=(path, shipped.find("accelerators", accelerator), shipped.find("libraries", library)),
+        files=(path, shipped.find("accelerators", name), shipped.find("libraries", library)),
     )
 
 
