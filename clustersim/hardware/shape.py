@@ -35,13 +35,14 @@ class NvLink:
     """An NVLink (or xGMI) domain of `gpus` GPUs, and what each of them can send in all.
 
     generation: of NVLink; pairs: the links of every pair of GPUs, whose bandwidths a GPU's port is the sum of, None: a
-    switch joins them; port.latency is from GPU to GPU.
+    switch joins them; port.latency is from GPU to GPU; whole: GPUs of a whole domain, where a job has a part of each.
     """
 
     gpus: int
     port: Port
     generation: Technology = Technology.NVLINK4
     pairs: PairLinks | None = None
+    whole: int | None = None
 
     @property
     def link(self) -> Port:
@@ -193,7 +194,7 @@ def spread_evenly(node: Node, network: Network | None, gpus: int) -> tuple[Node,
     if node.nvlink is None or nodes <= most or most < 2:
         return node, network
     used = -(-nodes // -(-nodes // most))
-    spread = replace(node, nvlink=replace(node.nvlink, gpus=used * node.gpus))
+    spread = replace(node, nvlink=replace(node.nvlink, gpus=used * node.gpus, whole=node.domain_gpus))
     if network is None or network.leaf.nodes % most:
         return spread, network
     leaf = network.leaf
