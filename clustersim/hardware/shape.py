@@ -178,9 +178,9 @@ class Network:
 def spread_evenly(node: Node, network: Network | None, gpus: int) -> tuple[Node, Network | None]:
     """The part of NVLink domains of several nodes that a job of `gpus` gets, and of the switches above them.
 
-    A scheduler hands such domains out in equal blocks of nodes (SLURM's topology/block, --segment): 80 GPUs on racks of 72
-    are 40 and 40, not 72 and 8. The nodes that are left over are left out; leaves of whole domains keep the uplinks that
-    they were built with, so they have more for each node.
+    A scheduler hands such domains out in equal blocks of nodes (SLURM's topology/block, --segment): 80 GPUs on racks of
+    72 are 40 and 40, not 72 and 8. The nodes that are left over are left out; leaves of whole domains keep the uplinks
+    that they were built with, so they have more for each node.
 
     >>> from clustersim.hardware.routing import Spread
     >>> racks = Node(4, nvlink=NvLink(72, Port(900e9, 0.0)), nics=Nics(4, Port(50e9, 0.0)))
