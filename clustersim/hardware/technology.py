@@ -23,6 +23,7 @@ class Technology(Enum):
     EFA = "efa"  # AWS Elastic Fabric Adapter (SRD), by aws-ofi-nccl
     TCPX = "tcpx"  # GCP GPUDirect-TCPX (A3 High)
     TCPXO = "tcpxo"  # GCP GPUDirect-TCPXO, also called FasTrak (A3 Mega)
+    SLINGSHOT = "slingshot"  # HPE Slingshot 11, by aws-ofi-nccl over libfabric's cxi
     OMNIPATH = "omnipath"
     TCP = "tcp"  # plain sockets
 
@@ -41,6 +42,7 @@ NETWORKS: Final = {
         Technology.EFA,
         Technology.TCPX,
         Technology.TCPXO,
+        Technology.SLINGSHOT,
         Technology.OMNIPATH,
         Technology.TCP,
     )

@@ -21,7 +21,7 @@ from clustersim.arrays import FloatArray
 from clustersim.collectives.choose import Choices, Surveyor, choose
 from clustersim.collectives.library import Library, load_library
 from clustersim.errors import InputError, nearest
-from clustersim.hardware.accelerator import Accelerator
+from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.routing import Spread
 from clustersim.hardware.shape import Leaf, Network, Nics, Node, NvLink, Port
@@ -56,6 +56,7 @@ _ALGORITHMS: Final = {
 _PLACE: Final = (
     *("gpu", "n_gpus", "gpus_per_node", "interconnect", "collective", "algo", "gpus_per_process", "timed"),
 )
+_ALIKE: Final = {"v100-16gb": "v100-sxm-32gb", "gh200": "h100-sxm-96gb"}  # with the same links
 _LATENCY: Final = 0.5e-6  # of any other port and switch; the library's own constants hold what is beyond
 
 
@@ -280,7 +281,8 @@ def _factors(case: Case, nodes: str) -> dict[str, str]:
 
 def _accelerator(case: Case) -> Accelerator:
     """The accelerator, of which a machine must be known."""
-    accelerator = accelerator_of(case)
+    alike = _ALIKE.get(case.text("gpu"))
+    accelerator = load_accelerator(alike) if alike else accelerator_of(case)
     name = accelerator.name
     if name.split("-")[0] not in MACHINES or "-pcie-" in name:
         known = ", ".join(MACHINES)
