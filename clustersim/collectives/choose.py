@@ -151,6 +151,8 @@ def _least(offer: Offer, choices: Choices, payload: Bytes, inside: FloatArray) -
             two, more = generation.between[offer.algorithm]
             ceiling = np.where(shapes.spans > 2, more, np.where(shapes.spans > 1, two, np.inf))
             floor = np.maximum(floor, 2.0 * (shapes.ranks - 1) / shapes.ranks / ceiling)
+        if offer.ramped and generation.ramp:
+            floor = np.maximum(floor, inside * generation.ramp.slower(payload, shapes.ranks))
         if offer.steps and generation.in_network:
             handling = generation.in_network.handling
             chunk = _step(offer, choices, payload) / _beside(offer, choices)
@@ -171,9 +173,9 @@ def _chunk(offer: Offer, choices: Choices, payload: Bytes) -> FloatArray:
     """Bytes of one chunk, [classes]; none for protocols that hand on every word."""
     if offer.steps:
         return np.minimum(_step(offer, choices, payload), payload)
-    pipeline = offer.pipeline or choices.library.pipeline
-    chunk = min(pipeline.fraction * payload, pipeline.chunk) if offer.chunked else 0.0
-    return np.full(len(choices.shapes.ranks), chunk)
+    if not offer.chunked:
+        return np.zeros(len(choices.shapes.ranks))
+    return (offer.pipeline or choices.library.pipeline).of(payload, choices.shapes.spans)
 
 
 def _step(offer: Offer, choices: Choices, payload: Bytes) -> FloatArray:

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from clustersim import shipped
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.collectives.aggregated_trees import AggregatedTrees
 from clustersim.collectives.hierarchical import Hierarchical
 from clustersim.collectives.in_network import InNetwork
@@ -83,7 +84,7 @@ class Generation:
     efficiency: share of a port's nominal bandwidth that a collective reaches. in_network: what the adding switch reaches,
     None if it cannot add. low_latency: rate that the LL protocol cannot exceed in groups of one, two, and more domains.
     launch: of a collective, None if the library's own holds. channel: rate of one of a message's channels, None if
-    unknown. between: by algorithm, bus bandwidth that cannot be exceeded over two domains, and over more.
+    unknown. between: by algorithm, bus bandwidth that cannot be exceeded over two domains, and over more. ramp: of channels, None where they never limit.
     """
 
     efficiency: float
@@ -92,6 +93,20 @@ class Generation:
     launch: Seconds | None = None
     channel: BytesPerSecond | None = None
     between: Mapping[str, tuple[BytesPerSecond, BytesPerSecond]] = field(default_factory=dict)
+    ramp: "Ramp | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """Small payloads of rings in the LL protocol use few channels: one for every `least` bytes of each rank, up to `all`."""
+
+    all: int
+    least: Bytes
+
+    def slower(self, payload: Bytes, ranks: IntArray) -> FloatArray:
+        """How many times longer bytes take than on all channels: [classes]."""
+        times: FloatArray = self.all / np.clip(payload / (self.least * ranks), 1.0, self.all)
+        return times
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +157,20 @@ class Channels:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """How pipelining protocols cut payloads: chunks are `fraction` of the payload, at most `chunk` bytes."""
+    """How pipelining protocols cut payloads: chunks are a fraction of the payload, at most `chunk` bytes.
 
-    fraction: float
+    inside: the fraction in one domain, where pieces are handed on as they come; between: over several, where whole chunks
+    wait for the network.
+    """
+
+    inside: float
+    between: float
     chunk: Bytes
+
+    def of(self, payload: Bytes, spans: IntArray) -> FloatArray:
+        """Bytes of one chunk in groups over so many domains: [classes]."""
+        cut: FloatArray = np.minimum(np.where(spans > 1, self.between, self.inside) * payload, self.chunk)
+        return cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +183,7 @@ class Offer:
     default: the library chooses it by itself. launched: the library's launch time comes on top of the start-up. most:
     the largest payload that it is used for. channelled: messages travel on the library's `channels`. pipeline: its own,
     where it is not the library's. pace: see `pieces`. steps: of chunks in one domain, in up to three, and in more.
+    ramped: subject to `ramp`.
     """
 
     algorithm: str
@@ -177,6 +203,7 @@ class Offer:
     pipeline: Pipeline | None = None
     pace: tuple[float, ...] = ()
     steps: tuple[Steps, ...] = ()
+    ramped: bool = False
 
     @property
     def name(self) -> str:
@@ -314,7 +341,12 @@ def _generation(entry: Mapping[str, Any]) -> Generation:
         launch=_seconds(entry["launch"]) if "launch" in entry else None,
         channel=_rate(entry["channel"]) if "channel" in entry else None,
         between={name: (_rate(two), _rate(more)) for name, (two, more) in entry.get("between", {}).items()},
+        ramp=_ramp(entry["ramp"]) if "ramp" in entry else None,
     )
+
+
+def _ramp(entry: Mapping[str, Any]) -> Ramp:
+    return Ramp(int(entry["all"]), parse_quantity(entry["least"], Dimension.SIZE))
 
 
 def _in_network(entry: Mapping[str, Any]) -> InNetworkRate:
@@ -344,11 +376,13 @@ def _offer(entry: Mapping[str, Any]) -> Offer:
         pipeline=_pipeline(entry["pipeline"]) if "pipeline" in entry else None,
         pace=tuple(float(each) for each in entry.get("pace", ())),
         steps=tuple(_steps(entry["steps"][name]) for name in _STEPS) if "steps" in entry else (),
+        ramped=bool(entry.get("ramped", False)),
     )
 
 
 def _pipeline(entry: Mapping[str, Any]) -> Pipeline:
-    return Pipeline(float(entry["fraction"]), parse_quantity(entry["chunk"], Dimension.SIZE))
+    chunk = parse_quantity(entry["chunk"], Dimension.SIZE)
+    return Pipeline(float(entry["inside"]), float(entry["between"]), chunk)
 
 
 def _steps(entry: Sequence[Any]) -> Steps:

@@ -27,6 +27,7 @@ _KINDS: Final = {
     **{f"ib-{speed}": Technology.INFINIBAND for speed in ("fdr", "edr", "hdr", "ndr", "xdr")},
     "roce": Technology.ROCE,
     "efa": Technology.EFA,
+    "efa1": Technology.EFA1,
     "tcpx": Technology.TCPX,
     "tcpxo": Technology.TCPXO,
     "slingshot": Technology.SLINGSHOT,
