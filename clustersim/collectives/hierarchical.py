@@ -22,13 +22,12 @@ class Hierarchical:
     """Two levels, one after the other; needs several domains of several members."""
 
     def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
-        """Two or three phases."""
-        members = arrangement.members
-        domains, local = members.shape[1:]
-        if domains < 2 or local < 2:
+        """Two or three phases; domains need equally many members."""
+        uneven = len(set(arrangement.per_domain)) > 1
+        if arrangement.spans < 2 or arrangement.rails < 2 or uneven:
             return ()
         turns = _TURNS.get(kind)
-        return turns(members) if turns else ()
+        return turns(arrangement.heads) if turns else ()
 
 
 def _inside(members: IntArray) -> Phase:
