@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.collectives.lanes import Lanes, lanes
-from clustersim.collectives.library import ALGORITHMS, Library, Offer
+from clustersim.collectives.library import ALGORITHMS, Library, Makes, Offer
 from clustersim.collectives.loads import OwnLoads, own_loads, spread
 from clustersim.collectives.phase import Arrangement, Phase, Rounds, arrange
 from clustersim.collectives.routes import LinkClasses, Routed, link_classes, route
@@ -30,14 +30,14 @@ from clustersim.collectives.transfer import (
     phase_latency,
     time_phase,
 )
-from clustersim.collectives.turned import Turning, images, one_of_each
+from clustersim.collectives.turned import images, one_of_each
 from clustersim.errors import InputError
-from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind, LinkTable
-from clustersim.hardware.turn import Turn
+from clustersim.hardware.topology import Fabric
+from clustersim.hardware.turn import Turn, Turning
 from clustersim.program.colour import distinct
 from clustersim.program.task import Collective
 from clustersim.state import FieldState
-from clustersim.units import Bytes, BytesPerSecond, Seconds
+from clustersim.units import Bytes, Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class Choices:
 
     coefficients: [offers, 3, classes] latency (s), seconds per byte, fill (s/byte of chunk), infinite latency where
     groups cannot take an offer; groups of one class have equal coefficients; group_class: [groups]; floor: [classes]
-    seconds that what was left out takes at least; port: bytes/s of a GPU's NVLink, 0 if there is none; lanes: of
-    messages, where all stay inside domains.
+    seconds that what was left out takes at least; makes: of the fabric's links; lanes: of messages, where all stay inside
+    domains.
     """
 
     offers: tuple[Offer, ...]
@@ -55,7 +55,7 @@ class Choices:
     group_class: IntArray
     library: Library
     floor: FloatArray
-    port: BytesPerSecond = 0.0
+    makes: Makes
     lanes: Lanes | None = None
 
 
@@ -107,7 +107,7 @@ def costs(choices: Choices, payload: Bytes) -> tuple[FloatArray, FloatArray, Flo
 
     Each is [offers, classes].
     """
-    start = choices.library.launch_on(choices.port)
+    start = choices.library.launch_on(choices.makes)
     launch = np.array([start if offer.launched else 0.0 for offer in choices.offers])
     latency, per_byte, fill = np.moveaxis(choices.coefficients, 1, 0)
     moving = payload * per_byte + _chunks(choices, payload)[:, None] * fill
@@ -125,7 +125,7 @@ def _channelled(choices: Choices, payload: Bytes) -> FloatArray:
     """What channels take at least to carry the messages of each offer: [offers]."""
     if choices.lanes is None:
         return np.zeros(len(choices.offers))
-    seconds = choices.lanes.seconds(payload, choices.library, choices.port)
+    seconds = choices.lanes.seconds(payload, choices.library, choices.makes)
     return np.array([seconds if offer.channelled else 0.0 for offer in choices.offers])
 
 
@@ -156,7 +156,8 @@ class Surveyor(FieldState):
         beside = (partial(siblings.routed, number) for number in range(len(tenders)))
         parts = [self._cheapest(*each, payload) for each in zip(tenders, beside, strict=True)]
         choices = _side_by_side(parts, [tender.arrangement.groups for tender in tenders])
-        choices = replace(choices, port=self._port, lanes=lanes(kind, members, self.fabric) if self._port else None)
+        if self._makes.generations:
+            choices = replace(choices, lanes=lanes(kind, members, self.fabric))
         return choices if turned is None else replace(choices, group_class=choices.group_class[turned.of])
 
     def own_loads(self, kind: Collective, members: IntArray, offer: Offer) -> OwnLoads:
@@ -170,7 +171,9 @@ class Surveyor(FieldState):
 
     def _tender(self, kind: Collective, arrangement: Arrangement, algorithm: str | None) -> "_Tender":
         """What the library offers for groups of this shape."""
-        able = [offer for offer in self.library.offered(kind, algorithm) if self._possible(offer)]
+        without = self.library.without(self._makes) if arrangement.spans > 1 else frozenset()
+        offered = self.library.offered(kind, algorithm)
+        able = [offer for offer in offered if self._possible(offer) and offer.works(without)]
         names = dict.fromkeys(offer.algorithm for offer in able)
         phases = {name: found for name in names if (found := ALGORITHMS[name].phases(kind, arrangement))}
         offers = tuple(offer for offer in able if offer.algorithm in phases)
@@ -183,7 +186,7 @@ class Surveyor(FieldState):
         self, tender: "_Tender", routed: Callable[[str], tuple[Routed, ...]], payload: Bytes | None
     ) -> Choices:
         """Cost algorithm by algorithm, from the one that may take the least, until no other can be the fastest."""
-        floors = sorted((floor, name) for name, floor in tender.floors(self.library.launch_on(self._port)).items())
+        floors = sorted((floor, name) for name, floor in tender.floors(self.library.launch_on(self._makes)).items())
         borne: dict[str, tuple[_Borne, ...]] = {}
         for (_, name), (floor, _) in pairwise([*floors, (math.inf, "")]):
             borne[name] = tuple(self._borne(each) for each in routed(name))
@@ -195,9 +198,7 @@ class Surveyor(FieldState):
 
     def _possible(self, offer: Offer) -> bool:
         """Whether the fabric's switches can do what the offer needs."""
-        if not needs_switch(offer):
-            return True
-        return self._port > 0.0 and self.library.generation(self._port).in_network is not None
+        return not needs_switch(offer) or self.library.adds_on(self._makes)
 
     def _route(self, phase: Phase, *, turned: bool, alone: bool) -> Routed:
         """Route a phase; turned: groups stand for as many as a node has places; alone: no other loads are added."""
@@ -212,10 +213,8 @@ class Surveyor(FieldState):
         return _Borne(found, routed.phase.rounds.across(len(found.near)), routed.phase.stages)
 
     @cached_property
-    def _port(self) -> BytesPerSecond:
-        """Of the fastest GPU's NVLink; 0 without any."""
-        table = self._orbit_classes.table
-        return float(table.bandwidth[table.kind == LINK_KINDS.index(LinkKind.NVLINK)].max(initial=0.0))
+    def _makes(self) -> Makes:
+        return Makes.of(self._orbit_classes.table)
 
     @cached_property
     def _turn(self) -> Turn | None:
@@ -231,7 +230,7 @@ class Surveyor(FieldState):
         if self._turn is None:
             return self._classes
         table, first = self.fabric.links, self._turn.first
-        return link_classes(LinkTable(table.kind[first], table.bandwidth[first], table.latency[first]))
+        return link_classes(table.of(first))
 
     def _classified(self, tender: "_Tender", borne: Mapping[str, tuple["_Borne", ...]], floor: Seconds) -> Choices:
         """Cost the offers once for all groups that bear the same, and merge groups with equal coefficients."""
@@ -243,7 +242,7 @@ class Surveyor(FieldState):
         classes, merged = np.unique(table.reshape(-1, len(first)), axis=1, return_inverse=True)
         coefficients = classes.reshape(len(offers), 3, -1)
         least = np.full(classes.shape[1], floor)
-        return Choices(offers, coefficients, merged.reshape(-1)[bearing], self.library, least, self._port)
+        return Choices(offers, coefficients, merged.reshape(-1)[bearing], self.library, least, self._makes)
 
     def _cost(self, offer: Offer, borne: Sequence["_Borne"], arrangement: Arrangement) -> FloatArray:
         """[3, groups]: latency, seconds per byte, fill of all phases, in groups of this shape."""
@@ -270,7 +269,7 @@ def _side_by_side(parts: Sequence[Choices], groups: Sequence[IntArray]) -> Choic
         first = end - part.coefficients.shape[2]
         table[[offers.index(offer) for offer in part.offers], :, first:end] = part.coefficients
         group_class[own] = first + part.group_class
-    return Choices(offers, table, group_class, library, np.concatenate([part.floor for part in parts]))
+    return Choices(offers, table, group_class, library, np.concatenate([part.floor for part in parts]), parts[0].makes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,10 @@
 
 A library offers algorithms in protocols. A protocol trades bandwidth for latency: LL stores a flag beside every four
 bytes, LL128 beside every 120, Simple synchronises once per chunk. Each offer has a start-up time, a time per dependent
-round by medium, and the share of the links' bandwidth that it leaves. Links reach a share of their nominal
-bandwidth that depends on their kind and, for NVLink, on the generation, which the bandwidth of a GPU's port tells.
+round by medium, and the share of the links' bandwidth that it leaves. Links reach a share of their nominal bandwidth
+that depends on their make: the generation of NVLink, the network between nodes. Where links of several makes are mixed,
+each has the rate of its own, and what concerns a collective as a whole (its launch, the channels of messages, whether
+switches add, which protocols there are) is the worst of all that the machine has.
 
 The constants of NCCL are those of its own cost model (ncclTopoTuneModel), by which it chooses too.
 """
@@ -13,7 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+import numpy as np
 
 from clustersim import shipped
 from clustersim.collectives.aggregated_trees import AggregatedTrees
@@ -25,6 +29,8 @@ from clustersim.collectives.ring import Ring
 from clustersim.collectives.star import Star
 from clustersim.collectives.tree import Tree
 from clustersim.errors import InputError, nearest
+from clustersim.hardware.technology import GENERATIONS, NETWORKS, TECHNOLOGIES, Technology
+from clustersim.hardware.topology import LINK_KINDS, NETWORK_KINDS, LinkKind, LinkTable
 from clustersim.program.task import Collective
 from clustersim.units import Bytes, BytesPerSecond, Dimension, Seconds, parse_quantity
 
@@ -39,6 +45,27 @@ ALGORITHMS: Final[Mapping[str, Algorithm]] = {
 }
 
 
+ANY: Final = "any"  # in files, constants of all makes that are not listed
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Makes:
+    """Of what makes a machine's links are: the generations of its NVLink, and its networks."""
+
+    generations: tuple[Technology, ...]
+    networks: tuple[Technology, ...]
+
+    @classmethod
+    def of(cls, table: LinkTable) -> "Makes":
+        """Those among some links."""
+        nvlink = table.kind == LINK_KINDS.index(LinkKind.NVLINK)
+        network = np.isin(table.kind, [LINK_KINDS.index(kind) for kind in NETWORK_KINDS])
+        parts = (np.unique(table.technology[links]).tolist() for links in (nvlink, network))
+        return cls(*(tuple(TECHNOLOGIES[make] for make in part) for part in parts))
+
+
 class Medium(Enum):
     """Over what a message goes."""
 
@@ -49,21 +76,32 @@ class Medium(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A generation of NVLink (or xGMI). bandwidth: of a GPU's port, nominal, by which it is recognised.
+    """Constants of a generation of NVLink (or xGMI), the GPUs that have it among them.
 
-    efficiency: share of it that a collective reaches. in_network: share of that which the adding switch reaches, None
+    efficiency: share of a port's nominal bandwidth that a collective reaches. in_network: share of that which the adding switch reaches, None
     if it cannot add. low_latency: rate that the LL protocol cannot exceed in groups of one, two, and more domains.
     launch: of a collective, None if the library's own holds. channel: rate of one of a message's channels, None if
     unknown.
     """
 
-    name: str
-    bandwidth: BytesPerSecond
     efficiency: float
     in_network: float | None
     low_latency: tuple[BytesPerSecond, BytesPerSecond, BytesPerSecond] | None
     launch: Seconds | None = None
     channel: BytesPerSecond | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """Constants of a network between nodes.
+
+    efficiency: share of a port's nominal bandwidth that a collective reaches; latency: of a message beyond the library's
+    rounds and the links' own; without: protocols and algorithms that do not work over it, or are switched off.
+    """
+
+    efficiency: float
+    latency: Seconds
+    without: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,19 +164,25 @@ class Offer:
         """For people."""
         return f"{self.algorithm} {self.protocol}"
 
+    def works(self, without: frozenset[str]) -> bool:
+        """Whether it does without these protocols and algorithms."""
+        return self.protocol not in without and self.algorithm not in without
+
 
 @dataclass(frozen=True, slots=True)
 class Library:
     """A communication library's constants.
 
-    efficiency: share of nominal bandwidth reached on links other than NVLink. included: route latency that the rounds'
+    generations, networks: by make; None stands for any that is not listed. efficiency: share of nominal bandwidth reached
+    on PCIe. included: route latency that the rounds'
     times contain; what a route has beyond it is added. launch: of a collective, on top of the offers' own times.
     channels: of messages, None where they never limit these.
     """
 
     name: str
-    generations: tuple[Generation, ...]
-    efficiency: Mapping[Medium, float]
+    generations: Mapping[Technology | None, Generation]
+    networks: Mapping[Technology | None, Carrier]
+    efficiency: float
     included: Mapping[Medium, Seconds]
     launch: Seconds
     pipeline: Pipeline
@@ -146,19 +190,32 @@ class Library:
     published: bool
     channels: Channels | None = None
 
-    def launch_on(self, port: BytesPerSecond) -> Seconds:
-        """Of a collective among GPUs with such NVLink ports; port: 0 without NVLink."""
-        own = self.generation(port).launch if port else None
-        return self.launch if own is None else own
+    def launch_on(self, makes: Makes) -> Seconds:
+        """Of a collective on such a machine."""
+        own = [self.generation(each).launch for each in makes.generations]
+        return max((self.launch if each is None else each for each in own), default=self.launch)
 
-    def channel_on(self, port: BytesPerSecond) -> BytesPerSecond:
-        """Rate of one channel of a message over such NVLink ports; infinite where nothing is known of it."""
-        own = self.generation(port).channel if port else None
-        return math.inf if own is None else own
+    def channel_on(self, makes: Makes) -> BytesPerSecond:
+        """Rate of one channel of a message on such a machine; infinite where nothing is known of it."""
+        rates = (self.generation(each).channel for each in makes.generations)
+        return min((each for each in rates if each is not None), default=math.inf)
 
-    def generation(self, bandwidth: BytesPerSecond) -> Generation:
-        """The generation whose port is nearest to this bandwidth."""
-        return min(self.generations, key=lambda known: abs(known.bandwidth - bandwidth))
+    def adds_on(self, makes: Makes) -> bool:
+        """Whether the switches of such a machine's NVLink domains can add."""
+        able = [self.generation(each).in_network is not None for each in makes.generations]
+        return bool(able) and all(able)
+
+    def without(self, makes: Makes) -> frozenset[str]:
+        """Protocols and algorithms that are not to be had between the nodes of such a machine."""
+        return frozenset().union(*(self.network(each).without for each in makes.networks))
+
+    def generation(self, technology: Technology) -> Generation:
+        """The constants of a generation; raise InputError where the library has none."""
+        return _of(self.generations, technology, self.name)
+
+    def network(self, technology: Technology) -> Carrier:
+        """The constants of a network; raise InputError where the library has none."""
+        return _of(self.networks, technology, self.name)
 
     def offered(self, kind: Collective, algorithm: str | None = None) -> tuple[Offer, ...]:
         """Offers for one collective: those that the library chooses from, or those of the named algorithm."""
@@ -171,6 +228,14 @@ class Library:
             raise InputError(f"library {self.name} has no algorithm for {kind.value}")
         hint = nearest(algorithm, {offer.algorithm for offer in able})
         raise InputError(f"library {self.name} does not offer {algorithm!r} for {kind.value}; {hint}")
+
+
+def _of(known: Mapping[Technology | None, T], technology: Technology, library: str) -> T:
+    found = known.get(technology, known.get(None))
+    if found is None:
+        names = [each.value for each in known if each]
+        raise InputError(f"library {library} has no constants of {technology.value} links; it has {', '.join(names)}")
+    return found
 
 
 def load_library(name: str) -> Library:
@@ -189,11 +254,11 @@ def load_library(name: str) -> Library:
 
 def _library(path: Path, content: Mapping[str, Any]) -> Library:
     links, pipeline = content["links"], content["pipeline"]
-    others = (Medium.PCIE, Medium.NETWORK)
     return Library(
         name=path.stem,
-        generations=tuple(_generation(entry) for entry in content["generations"]),
-        efficiency={medium: float(links[medium.value]["efficiency"]) for medium in others},
+        generations={_make(name, GENERATIONS): _generation(entry) for name, entry in content["generations"].items()},
+        networks={_make(name, NETWORKS): _carrier(entry) for name, entry in content["networks"].items()},
+        efficiency=float(links["pcie"]["efficiency"]),
         included={medium: _seconds(links[medium.value]["included"]) for medium in Medium},
         launch=_seconds(content["launch"]),
         pipeline=Pipeline(float(pipeline["fraction"]), parse_quantity(pipeline["chunk"], Dimension.SIZE)),
@@ -208,12 +273,22 @@ def _channels(entry: Mapping[str, Any]) -> Channels:
     return Channels(int(entry["all"]), least, most)
 
 
+def _make(name: str, known: Mapping[str, Technology]) -> Technology | None:
+    """Which make constants are of; None: of any that is not listed."""
+    if name not in (*known, ANY):
+        raise InputError(f"there are no links of make {name!r}; {nearest(name, (*known, ANY))}")
+    return known.get(name)
+
+
+def _carrier(entry: Mapping[str, Any]) -> Carrier:
+    latency = _seconds(entry["latency"]) if "latency" in entry else 0.0
+    return Carrier(float(entry["efficiency"]), latency, frozenset(entry.get("without", ())))
+
+
 def _generation(entry: Mapping[str, Any]) -> Generation:
     ceiling = entry.get("low_latency")
     in_network = entry.get("in_network")
     return Generation(
-        name=entry["name"],
-        bandwidth=_rate(entry["bandwidth"]),
         efficiency=float(entry["efficiency"]),
         in_network=None if in_network is None else float(in_network),
         low_latency=None if ceiling is None else (_rate(ceiling[0]), _rate(ceiling[1]), _rate(ceiling[2])),

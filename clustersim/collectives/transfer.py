@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clustersim.arrays import BoolArray, FloatArray, IntArray
-from clustersim.collectives.library import Library, Medium, Offer
+from clustersim.collectives.library import Generation, Library, Makes, Medium, Offer
 from clustersim.collectives.phase import Rounds
 from clustersim.collectives.routes import LinkClasses, Routed, Routes
+from clustersim.hardware.technology import TECHNOLOGIES
 from clustersim.hardware.topology import LINK_KINDS, LinkKind, LinkTable
 from clustersim.units import Seconds
 
@@ -81,6 +82,7 @@ def burden(routed: Routed, classes: LinkClasses, library: Library) -> Burden:
 def _burden(part: Routes, load: FloatArray, classes: LinkClasses, library: Library) -> Burden:
     busiest = np.zeros((len(classes.table.kind), len(part.latency)))
     medium = np.zeros(part.latency.shape, dtype=np.int8)
+    carrier, delay = _delays(classes.table, library), np.zeros(part.latency.shape)
     for links in part.links:
         carried, found = load[links], classes.among(links)
         for each in found:
@@ -90,7 +92,8 @@ def _burden(part: Routes, load: FloatArray, classes: LinkClasses, library: Libra
                 own = np.where(crossed, carried, 0.0)
             np.maximum(busiest[each], own.max(axis=1, initial=0.0), out=busiest[each])
             np.maximum(medium, crossed * _MEDIUM_NUMBER[classes.table.kind[each]], out=medium)
-    beyond = np.maximum(part.latency - _included(medium, library), 0.0)
+            np.maximum(delay, crossed * carrier[each], out=delay)
+    beyond = np.maximum(part.latency - _included(medium, library), 0.0) + delay
     network = medium == _MEDIA.index(Medium.NETWORK)
     return Burden(
         busiest=busiest,
@@ -103,19 +106,21 @@ def _burden(part: Routes, load: FloatArray, classes: LinkClasses, library: Libra
 
 def effective_bandwidth(table: LinkTable, library: Library, offer: Offer, spans: int) -> FloatArray:
     """Bytes/s that an offer reaches on each link, in groups over `spans` domains: [links]."""
-    medium = _MEDIUM_NUMBER[table.kind]
-    on_nvlink = medium == _MEDIA.index(Medium.NVLINK)
-    shares = np.array([1.0, library.efficiency[Medium.PCIE], library.efficiency[Medium.NETWORK]])
-    bandwidth: FloatArray = table.bandwidth * shares[medium] * offer.efficiency
-    if on_nvlink.any():
-        factor, ceiling = _nvlink_limits(library, offer, spans, float(table.bandwidth[on_nvlink].max()))
-        bandwidth[on_nvlink] = np.minimum(bandwidth[on_nvlink] * factor, ceiling)
+    medium, makes = _MEDIUM_NUMBER[table.kind], Makes.of(table)
+    on_nvlink, on_network = (medium == _MEDIA.index(each) for each in (Medium.NVLINK, Medium.NETWORK))
+    bandwidth: FloatArray = table.bandwidth * library.efficiency * offer.efficiency
+    for make in makes.networks:
+        links = on_network & (table.technology == TECHNOLOGIES.index(make))
+        bandwidth[links] = table.bandwidth[links] * library.network(make).efficiency * offer.efficiency
+    for make in makes.generations:
+        links = on_nvlink & (table.technology == TECHNOLOGIES.index(make))
+        factor, ceiling = _nvlink_limits(library.generation(make), offer, spans)
+        bandwidth[links] = np.minimum(table.bandwidth[links] * offer.efficiency * factor, ceiling)
     return bandwidth
 
 
-def _nvlink_limits(library: Library, offer: Offer, spans: int, port: float) -> tuple[float, float]:
+def _nvlink_limits(generation: Generation, offer: Offer, spans: int) -> tuple[float, float]:
     """Share of nominal bandwidth, and the rate that cannot be exceeded, on NVLink ports of this generation."""
-    generation = library.generation(port)
     factor = generation.efficiency
     if needs_switch(offer):
         factor *= generation.in_network or 1.0
@@ -159,6 +164,12 @@ def least_latency(rounds: Rounds, offer: Offer) -> Seconds:
 
 def _local(offer: Offer) -> tuple[float, float]:
     return offer.rounds[Medium.PCIE], offer.rounds[Medium.NVLINK]
+
+
+def _delays(table: LinkTable, library: Library) -> FloatArray:
+    """What the network of each link adds to a message: [links]."""
+    makes = {TECHNOLOGIES.index(each): library.network(each).latency for each in Makes.of(table).networks}
+    return np.array([makes.get(each, 0.0) for each in table.technology.tolist()])
 
 
 def _included(medium: NDArray[np.int8], library: Library) -> FloatArray:

@@ -15,7 +15,10 @@ sec. 3.3.1 (racks, pods, 1:7 above).
 from dataclasses import dataclass
 
 from clustersim.arrays import IntArray
+from clustersim.hardware.pair_links import PairLinks
 from clustersim.hardware.routing import Ecmp
+from clustersim.hardware.technology import Technology
+from clustersim.hardware.topology import NETWORK_KINDS, LinkKind
 from clustersim.units import BytesPerSecond, Seconds
 
 
@@ -29,10 +32,21 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class NvLink:
-    """A switched NVLink domain of `gpus` GPUs; port.latency is from GPU to GPU, through the switch."""
+    """An NVLink (or xGMI) domain of `gpus` GPUs, and what each of them can send in all.
+
+    generation: of NVLink; pairs: the links of every pair of GPUs, whose bandwidths a GPU's port is the sum of, None: a
+    switch joins them; port.latency is from GPU to GPU.
+    """
 
     gpus: int
     port: Port
+    generation: Technology = Technology.NVLINK4
+    pairs: PairLinks | None = None
+
+    @property
+    def link(self) -> Port:
+        """One link of a pair; a GPU's whole port where a switch joins them."""
+        return Port(self.port.bandwidth / self.pairs.per_gpu, self.port.latency) if self.pairs else self.port
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +63,7 @@ class Nics:
 
     per_node: int
     port: Port
+    network: Technology = Technology.INFINIBAND
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +76,21 @@ class Node:
     host: Host | None = None
     nics: Nics | None = None
 
+    def technology(self, kind: LinkKind) -> Technology:
+        """The make of links of this kind; switches are of the network that the NICs are of."""
+        if kind is LinkKind.NVLINK and self.nvlink:
+            return self.nvlink.generation
+        return self.nics.network if kind in NETWORK_KINDS and self.nics else Technology.PCIE
+
     @property
     def domain_gpus(self) -> int:
         """GPUs of one NVLink domain; 1 without NVLink."""
         return self.nvlink.gpus if self.nvlink else 1
+
+    @property
+    def switched(self) -> bool:
+        """Whether a switch joins the GPUs of an NVLink domain."""
+        return self.nvlink is not None and self.nvlink.pairs is None
 
     @property
     def reach(self) -> int:

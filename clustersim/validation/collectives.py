@@ -1,8 +1,8 @@
 """Do predicted collectives take as long as published benchmarks say?
 
 A benchmark is a table: one collective at many sizes, on nodes with NVSwitch and one network port per GPU under one
-tier of rail switches. What one GPU's ports carry is its own (`MACHINES`), the network's rate is the row's where it
-states one (`nvlink4 + 8x400G-ib-ndr`). Where one process drives several GPUs (nccl-tests' -g 8, as in
+tier of rail switches. What one GPU's ports carry is its own (`MACHINES`), unless the row states another rate or another
+network (see `interconnect`). Where one process drives several GPUs (nccl-tests' -g 8, as in
 Benchmarks/NCCLBandwidth.py of Azure/AI-benchmarking-guide), its thread launches the collective on one after the other,
 so that it takes at least so many launches. Where calls are timed one by one, by events around each (all_reduce_bench.py
 of stas00/ml-engineering, which calls this "with host overhead"), the GPU waits for the host in between: for a launch at
@@ -10,7 +10,6 @@ least, and for whatever else the framework does.
 """
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +25,14 @@ from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.routing import Spread
 from clustersim.hardware.shape import Leaf, Network, Nics, Node, NvLink, Port
+from clustersim.hardware.technology import Technology
 from clustersim.program.task import Collective
 from clustersim.units import BytesPerSecond, Seconds
 from clustersim.validation.accelerators import accelerator_of
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
 from clustersim.validation.comparison import Comparison
+from clustersim.validation.interconnect import Interconnect, Ports
+from clustersim.validation.machines import interconnect_of
 from clustersim.validation.quality import grouped
 
 SHIPPED: Final = PUBLISHED / "collectives.csv"
@@ -54,10 +56,6 @@ _ALGORITHMS: Final = {
 _PLACE: Final = (
     *("gpu", "n_gpus", "gpus_per_node", "interconnect", "collective", "algo", "gpus_per_process", "timed"),
 )
-_PORTS: Final = re.compile(r"(\d+)x(\d+)G\b")
-# Of a port, so that a message takes 20 us to another node: net_lat of p5 in src/tuner/nccl_ofi_model.cpp
-# (aws/aws-ofi-nccl@2daf7d30), "2 nodes, 8B RDMA w/imm"; 18 us on p5en.
-_EFA: Final = 9e-6
 _LATENCY: Final = 0.5e-6  # of any other port and switch; the library's own constants hold what is beyond
 
 
@@ -84,6 +82,7 @@ MACHINES: Final = {
     "a100": Machine(300e9, 32e9, 25e9),
     "h100": Machine(450e9, 64e9, 50e9),
     "h200": Machine(450e9, 64e9, 50e9),
+    "h800": Machine(200e9, 64e9, 50e9),
     "b200": Machine(900e9, 64e9, 50e9),
     "gb200": Machine(900e9, 64e9, 50e9, node=4, domain=72),
     "b300": Machine(900e9, 128e9, 100e9),
@@ -96,19 +95,20 @@ MACHINES: Final = {
 class Place:
     """On what a benchmark ran, and how: all that its times depend on, beside the sizes.
 
-    gpu: as tables call it; accelerator: the shipped one that it is; per_node: GPUs of a node; per_process: GPUs that
+    gpu: as tables call it; accelerator: the shipped one that it is; own: its generation of NVLink; per_node: GPUs of a node; per_process: GPUs that
     one process drives; called: whether each call was timed by itself; launch: what the host needs for one;
-    algorithm: "" if the library chose.
+    joined: what the row states of links; algorithm: "" if the library chose.
     """
 
     gpu: str
     accelerator: str
+    own: Technology
     launch: Seconds
     gpus: int
     per_node: int
     per_process: int
     called: bool
-    interconnect: str
+    joined: Interconnect
     collective: Collective
     algorithm: str
 
@@ -125,13 +125,25 @@ class Place:
     @property
     def port(self) -> BytesPerSecond:
         """Of a GPU towards the others of its node."""
-        there = min(self.gpus, self.per_node)
-        return self.machine.nvlink * ((there - 1) / (self.machine.node - 1) if self.machine.mesh else 1.0)
+        there, whole = min(self.gpus, self.per_node), self.joined.rate or self.machine.nvlink
+        return whole * ((there - 1) / (self.machine.node - 1) if self.machine.mesh else 1.0)
 
     @property
-    def over_efa(self) -> bool:
-        """Whether the network is AWS's."""
-        return "efa" in self.interconnect
+    def network(self) -> Technology:
+        """Of what make the network is; InfiniBand where the row says nothing."""
+        stated = self.joined.ports.kind if self.joined.ports else None
+        return stated or Technology.INFINIBAND
+
+    @property
+    def generation(self) -> Technology:
+        """Of NVLink or xGMI."""
+        return self.joined.generation or self.own
+
+    @property
+    def domain(self) -> int:
+        """GPUs that NVLink joins."""
+        stated = self.joined.domain or self.machine.domain
+        return min(stated, self.nodes * self.per_node) if stated else self.per_node
 
     @property
     def nodes(self) -> int:
@@ -141,24 +153,26 @@ class Place:
     @property
     def fabric(self) -> ClosFabric:
         """Nodes with NVSwitch and one network port per GPU, under one tier of rail switches."""
-        machine, gpus = self.machine, self.nodes * self.per_node
-        domain = min(machine.domain, gpus) if machine.domain else self.per_node
+        gpus, nic = self.nodes * self.per_node, Port(self._network, _LATENCY)
         node = Node(
             gpus=self.per_node,
-            pcie=Port(machine.pcie, _LATENCY),
-            nvlink=NvLink(domain, Port(self.port, _LATENCY)),
-            nics=Nics(self.per_node, Port(self._network, _EFA if self.over_efa else _LATENCY)),
+            pcie=Port(self.machine.pcie, _LATENCY),
+            nvlink=NvLink(self.domain, Port(self.port, _LATENCY), self.generation),
+            nics=Nics(self.per_node, nic, self.network),
         )
         return ClosFabric(node, Network(Leaf(self.nodes, self.per_node, _LATENCY), Spread()), gpus)
 
     @property
     def _network(self) -> BytesPerSecond:
-        """Of one GPU: its part of the ports that the node has."""
-        stated = _PORTS.match(self.interconnect.partition(" + ")[2])
-        if stated is None:
+        """Of one GPU: its part of the ports that the node has. More ports than GPUs take part are of a whole node."""
+        ports = self.joined.ports or Ports()
+        if ports.rate is None:
             return self.machine.nic
-        ports, rate = int(stated[1]), float(stated[2]) * 1e9 / 8.0
-        return ports * rate / self.machine.node
+        if ports.per_gpu:
+            return ports.rate
+        count = ports.count or 1
+        whole = max(self.machine.node, self.per_node)
+        return count * ports.rate / (self.per_node if ports.count and count <= self.per_node else whole)
 
     def survey(self, library: Library) -> Choices:
         """Cost all offers; nccl-tests' send/recv sends from each rank to the next."""
@@ -189,6 +203,8 @@ def compare_collectives(cases: Sequence[Case]) -> list[Comparison]:
 def place_of(case: Case) -> Place:
     """Where and how a row was measured; raise CannotPredictError where that cannot be said."""
     accelerator = _accelerator(case)
+    if accelerator.nvlink is None:
+        raise CannotPredictError(f"gpu {case.text('gpu')}: it has no NVLink", owed=False)
     return Place(
         gpu=case.text("gpu"),
         accelerator=accelerator.name,
@@ -197,7 +213,8 @@ def place_of(case: Case) -> Place:
         per_node=_count(case, "gpus_per_node", MACHINES[accelerator.name.split("-")[0]].node),
         per_process=case.whole("gpus_per_process", 1),
         called=case.text("timed") == "call",
-        interconnect=case.text("interconnect"),
+        own=accelerator.nvlink,
+        joined=interconnect_of(case),
         collective=_collective(case),
         algorithm=_algorithm(case),
     )

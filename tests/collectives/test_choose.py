@@ -6,11 +6,12 @@ import pytest
 from clustersim.collectives.choose import Surveyor, choose
 from clustersim.collectives.library import load_library
 from clustersim.errors import InputError
+from clustersim.hardware.technology import Technology
 from clustersim.program.task import Collective
 from tests.collectives.fake_fabric import FakeFabric
 
 H100 = FakeFabric(64, 8, nvlink=450e9, nic=50e9)
-A100 = FakeFabric(64, 8, nvlink=300e9, nic=25e9)
+A100 = FakeFabric(64, 8, nvlink=300e9, nic=25e9, generation=Technology.NVLINK3)
 KINDS = list(Collective)
 
 
