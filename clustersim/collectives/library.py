@@ -222,7 +222,7 @@ class Library:
     generations, networks: by make; None stands for any that is not listed. efficiency: share of nominal bandwidth reached
     on PCIe. included: route latency that the rounds'
     times contain; what a route has beyond it is added. launch: of a collective, on top of the offers' own times.
-    channels: of messages, None where they never limit these.
+    channels: of messages, None where they never limit these. nccl: it follows NCCL's environment variables.
     """
 
     name: str
@@ -235,6 +235,7 @@ class Library:
     offers: tuple[Offer, ...]
     published: bool
     channels: Channels | None = None
+    nccl: bool = False
 
     def launch_on(self, makes: Makes) -> Seconds:
         """Of a collective on such a machine."""
@@ -263,11 +264,15 @@ class Library:
         """The constants of a network; raise InputError where the library has none."""
         return _of(self.networks, technology, self.name)
 
+    def offers_for(self, kind: Collective) -> tuple[Offer, ...]:
+        """Offers from which the library chooses for one collective; there may be none."""
+        return tuple(offer for offer in self.offers if offer.default and kind in offer.collectives)
+
     def offered(self, kind: Collective, algorithm: str | None = None) -> tuple[Offer, ...]:
         """Offers for one collective: those that the library chooses from, or those of the named algorithm."""
         able = [offer for offer in self.offers if kind in offer.collectives]
-        named = [offer for offer in able if offer.algorithm == algorithm]
-        chosen = tuple(named if algorithm else (offer for offer in able if offer.default))
+        named = tuple(offer for offer in able if offer.algorithm == algorithm)
+        chosen = named if algorithm else self.offers_for(kind)
         if chosen:
             return chosen
         if algorithm is None:
@@ -311,6 +316,7 @@ def _library(path: Path, content: Mapping[str, Any]) -> Library:
         offers=tuple(_offer(entry) for entry in content["offers"]),
         published=bool(content["published"]),
         channels=_channels(content["channels"]) if "channels" in content else None,
+        nccl=bool(content.get("nccl", False)),
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.collectives.phase import Flows, Phase
+from clustersim.collectives.woven import woven
 from clustersim.hardware.topology import Fabric, LinkTable
 from clustersim.hardware.turn import Turn
 
@@ -49,7 +50,7 @@ def route(phase: Phase, fabric: Fabric, turn: Turn | None = None) -> Routed:
 
     turn: the flows are those of one place in each node, which stand for those of all.
     """
-    parts = tuple(_routes(part, fabric, turn) for part in phase.parts)
+    parts = tuple(_routes(each, fabric, turn) for part in phase.parts for each in woven(part, fabric))
     if turn is None:
         return Routed(phase, parts, _loads(parts, len(fabric.links.bandwidth)))
     return Routed(phase, parts, _loads(parts, len(turn.first)) * np.append(turn.copies, 0.0), orbits=True)

@@ -1,10 +1,11 @@
 """How is a regular cluster written in a file?
 
-    node:   {gpus, pcie?, nvlink?: {gpus, ...}, host?: {bridges, ...}, nic?: {per_node, ...}}
+    node:   {gpus, pcie?, nvlink?: {gpus, links?, ...}, host?: {bridges, ...}, nic?: {per_node, ...}}
     fabric: {leaf: {arrangement, nodes, ...}, spine?: {units, ...}, core?: {pods, ...}, ecmp?, seed?}
 
 Every link has a `bandwidth` per direction and a `latency`, every switch a `latency`; oversubscription is 1 unless it is
-stated. NVLink has a `generation` (else the accelerator's own), the NICs a `network` (else InfiniBand). Without `nic` and `fabric`, the cluster is as large as what NVLink or the host joins.
+stated. NVLink has a `generation` (else the accelerator's own), the NICs a `network` (else InfiniBand). Without `nic` and
+`fabric`, the cluster is as large as what NVLink or the host joins.
 """
 
 from dataclasses import replace
@@ -12,8 +13,9 @@ from typing import Final
 
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.makes import read_generation, read_network_kind
+from clustersim.hardware.pair_file import read_pairs
 from clustersim.hardware.routing import Ecmp, Hashed, Spread
-from clustersim.hardware.shape import Core, Host, Leaf, Network, Nics, Node, NvLink, Port, Spine
+from clustersim.hardware.shape import Core, Host, Leaf, Network, Nics, Node, NvLink, Port, Spine, spread_evenly
 from clustersim.hardware.technology import Technology
 from clustersim.section import Section
 from clustersim.units import Dimension
@@ -24,19 +26,23 @@ MOST_LINKS: Final = 2**24
 MOST_SEED: Final = 2**63 - 1
 
 
-def read_clos(section: Section, gpus: int, own: Technology | None = None) -> ClosFabric:
+def read_clos(section: Section, gpus: int, own: Technology | None = None, *, evenly: bool = True) -> ClosFabric:
     """The fabric of a cluster file for `gpus` GPUs; raise InputError if it cannot connect so many.
 
-    own: the NVLink generation of the accelerator, if it has one.
+    own: the NVLink generation of the accelerator, if it has one; evenly: whether a job has these GPUs that is spread
+    evenly over NVLink domains (`spread_evenly`), else domains are filled one after the other.
     """
     node = read_node(section.section("node"), own)
     network = read_network(section.section("fabric"), node) if node.nics else None
-    reach = node.reach if network is None else network.nodes * node.gpus
+    if evenly:
+        node, network = spread_evenly(node, network, gpus)
     if network is None and section.has("fabric"):
         raise section.refuse("fabric", "there are switches but no node.nic to reach them")
-    if gpus > reach:
-        raise section.refuse("gpus", f"{gpus:,} GPUs do not fit; {_limit(node, network)}")
+    if node.nvlink and node.nvlink.pairs and (node.nvlink.pairs.first(gpus).over < 0).any():
+        raise section.refuse("gpus", f"node.nvlink.links do not join the first {gpus} GPUs with each other")
     fabric = ClosFabric(node, network, gpus)
+    if gpus > fabric.most:
+        raise section.refuse("gpus", f"{gpus:,} GPUs do not fit; {_limit(node, network)}")
     links = sum(run.count for run in fabric.wiring.runs())
     if links > MOST_LINKS:
         raise section.refuse("fabric", f"makes {links:,} links; at most {MOST_LINKS:,} fit, so let ecmp be spread")
@@ -78,7 +84,9 @@ def _latency(section: Section) -> float:
 
 
 def _nvlink(section: Section, own: Technology | None) -> NvLink:
-    return NvLink(section.count("gpus", least=2, most=MOST_PARTS), _port(section), read_generation(section, own))
+    gpus = section.count("gpus", least=2, most=MOST_PARTS)
+    pairs = read_pairs(section, gpus) if section.has("links") else None
+    return NvLink(gpus, _port(section), read_generation(section, own), pairs)
 
 
 def _host(section: Section) -> Host:

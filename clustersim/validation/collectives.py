@@ -24,7 +24,7 @@ from clustersim.errors import InputError, nearest
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.routing import Spread
-from clustersim.hardware.shape import Leaf, Network, Nics, Node, NvLink, Port
+from clustersim.hardware.shape import Leaf, Network, Nics, Node, NvLink, Port, spread_evenly
 from clustersim.hardware.technology import Technology
 from clustersim.program.task import Collective
 from clustersim.units import BytesPerSecond, Seconds
@@ -152,9 +152,8 @@ class Place:
 
     @property
     def domain(self) -> int:
-        """GPUs that NVLink joins."""
-        stated = self.joined.domain or self.machine.domain
-        return min(stated, self.nodes * self.per_node) if stated else self.per_node
+        """GPUs that NVLink joins in a whole machine."""
+        return self.joined.domain or self.machine.domain or self.per_node
 
     @property
     def nodes(self) -> int:
@@ -171,7 +170,8 @@ class Place:
             nvlink=NvLink(self.domain, Port(self.port, _LATENCY), self.generation),
             nics=Nics(self.per_node, nic, self.network),
         )
-        return ClosFabric(node, Network(Leaf(self.nodes, self.per_node, _LATENCY), Spread()), gpus)
+        network = Network(Leaf(self.nodes, self.per_node, _LATENCY), Spread())
+        return ClosFabric(*spread_evenly(node, network, gpus), gpus)
 
     @property
     def _network(self) -> BytesPerSecond:

@@ -24,7 +24,7 @@ class Place:
 
 
 PLACES: Final = {
-    "v100-32gb": Place("dgx-v100"),
+    "v100-32gb": Place("dgx-2", node=16),  # rows of Megatron-LM on DGX-2, 16 GPUs a node
     "a100-sxm-40gb": Place("dgx-a100", "a100-sxm-40gb"),
     "a100-sxm-80gb": Place("dgx-a100"),
     "h100-sxm-80gb": Place("dgx-h100"),
@@ -36,7 +36,7 @@ PLACES: Final = {
     "gb200": Place("gb200-nvl72", node=4),
     "gb300": Place("gb200-nvl72", "gb300", node=4),
 }
-_PORT_OF: Final = {"dgx-v100": 12.5e9, "dgx-a100": 25e9}  # of one port, where a row states a node's sum only
+_PORT_OF: Final = {"dgx-2": 12.5e9, "dgx-a100": 25e9}  # of one port, where a row states a node's sum only
 _USUAL_PORT: Final = 50e9
 
 
