@@ -28,6 +28,7 @@ from calibrate.fit.quality import Quality
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.collectives.choose import Choices, choose, costs
 from clustersim.collectives.library import Library, Pipeline, load_library
+from clustersim.hardware.technology import Technology
 from clustersim.units import Seconds
 
 _FRACTIONS: Final = (0.2, 0.4, 0.6, 0.8, 1.0)
@@ -66,7 +67,7 @@ class Fit:
 
     library: Library
     tables: tuple[Benchmark, ...]
-    generations: tuple[str, ...]
+    generations: tuple[Technology, ...]
     small: FloatArray
     large: FloatArray
 
@@ -80,7 +81,7 @@ class Fit:
         found = {name: LAUNCHES[int(each[best])] for name, each in launches.items()}
         return _with(self.library, PIPELINES[best], found)
 
-    def _launches(self, generation: str, kept: Sequence[int]) -> IntArray:
+    def _launches(self, generation: Technology, kept: Sequence[int]) -> IntArray:
         """Number of the best launch time of a generation with each pipeline, by sizes below 1 MiB."""
         mine = [place for place in kept if self.generations[place] == generation]
         best: IntArray = self._mean(mine, self.small[mine]).argmin(axis=1)
@@ -95,22 +96,23 @@ class Fit:
         return mean
 
 
-def _with(library: Library, pipeline: Pipeline, launches: Mapping[str, Seconds]) -> Library:
-    generations = (replace(each, launch=launches.get(each.name, each.launch)) for each in library.generations)
-    return replace(library, pipeline=pipeline, generations=tuple(generations))
+def _with(library: Library, pipeline: Pipeline, launches: Mapping[Technology | None, Seconds]) -> Library:
+    known = library.generations.items()
+    generations = {make: replace(each, launch=launches.get(make, each.launch)) for make, each in known}
+    return replace(library, pipeline=pipeline, generations=generations)
 
 
 def fit(surveys: Mapping[Benchmark, Choices], library: Library) -> Fit:
     """Judge every candidate by every table that takes part."""
     tables = tuple(table for table in surveys if table.fitted)
     misfits = np.array([_misfits(table, surveys[table], library) for table in tables])
-    generations = tuple(library.generation(table.port).name for table in tables)
+    generations = tuple(table.place.generation for table in tables)
     return Fit(library, tables, generations, small=misfits[:, 0], large=misfits[:, 1])
 
 
 def _misfits(table: Benchmark, choices: Choices, library: Library) -> FloatArray:
     """Mean |log(predicted / measured)| with each candidate, of small and of large sizes: [2, pipelines, launches]."""
-    generation = library.generation(table.port).name
+    generation = table.place.generation
     libraries = [_with(library, pipeline, {generation: 0.0}) for pipeline in PIPELINES]
     misfits = np.array([_logarithms(table, replace(choices, library=each)) for each in libraries])
     parts = (misfits[..., ~table.large], misfits[..., table.large])
@@ -121,7 +123,7 @@ def _logarithms(table: Benchmark, choices: Choices) -> FloatArray:
     """|log(predicted / measured)| with every launch time: [launches, sizes]."""
     launched = np.array([offer.launched for offer in choices.offers])
     extra = np.multiply.outer(LAUNCHES, launched)[:, :, None]
-    costed = (np.sum(costs(choices, size), axis=0) for size in table.sizes)
+    costed = (costs(choices, size).seconds for size in table.sizes)
     seconds = np.stack([(extra + each).min(axis=1).max(axis=1) for each in costed], axis=1)
     misfits: FloatArray = np.abs(np.log(table.ratios(seconds)))
     return misfits
@@ -191,7 +193,9 @@ def _mape(errors: Sequence[Errors], *, large: bool) -> float:
 
 def _constants(library: Library) -> str:
     chunk, fraction = library.pipeline.chunk / 1e6, library.pipeline.fraction
-    launches = (f"{each.name} {each.launch * 1e6:.0f} us" for each in library.generations if each.launch is not None)
+    launches = (
+        f"{make.value} {each.launch * 1e6:.0f} us" for make, each in library.generations.items() if make and each.launch
+    )
     return f"launch {', '.join(launches)}; fraction {fraction:.1f}, chunk {chunk:.0f} MB"
 
 

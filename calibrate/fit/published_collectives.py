@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 
 from clustersim.arrays import BoolArray, FloatArray
-from clustersim.units import Bytes, BytesPerSecond, Seconds
+from clustersim.hardware.technology import Technology
+from clustersim.units import Bytes, Seconds
 from clustersim.validation.cases import Case
 from clustersim.validation.collectives import MEBIBYTE, SHIPPED, Place, place_of, read_collectives, seconds_of
 from clustersim.validation.quality import grouped
@@ -35,12 +36,7 @@ class Benchmark:
     @property
     def fitted(self) -> bool:
         """Whether the table takes part in a fit."""
-        return not (self.place.over_efa or self.place.called)
-
-    @property
-    def port(self) -> BytesPerSecond:
-        """Of a GPU's NVLink."""
-        return self.place.port
+        return self.place.network is not Technology.EFA and not self.place.called
 
     @cached_property
     def large(self) -> BoolArray:

@@ -49,12 +49,14 @@ class Rounds:
 class Flows:
     """Flows that carry equally much. sources, targets: GPU numbers, [groups, ...] of one shape.
 
-    share: fraction of the payload that each flow carries over the whole phase.
+    share: fraction of the payload that each flow carries over the whole phase. message: it is for the target alone, so
+    it takes the links of its own pair where no switch joins a domain (see `woven`).
     """
 
     sources: IntArray
     targets: IntArray
     share: float
+    message: bool = False
 
 
 @dataclass(frozen=True, slots=True)

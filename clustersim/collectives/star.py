@@ -36,5 +36,6 @@ def _spokes(arrangement: Arrangement, share: float, *, outward: bool) -> Phase:
     ends = (root, others) if outward else (others, root)
     crosses = int(arrangement.spans > 1)
     return phase(
-        Flows(*ends, share), rounds=Rounds(local=1 - crosses, network=crosses, posts=crosses * others.shape[1])
+        Flows(*ends, share, message=True),
+        rounds=Rounds(local=1 - crosses, network=crosses, posts=crosses * others.shape[1]),
     )

@@ -131,7 +131,7 @@ class CommunicationCost:
 def _demand(choice: Choice, loads: OwnLoads, payload: Bytes) -> Demand:
     """What groups ask of links by the offers that they take; a group that crosses none is all latency."""
     alone = loads.flow == 0.0
-    transfer = payload * loads.per_byte + choice.chunk[choice.taken] * loads.fill
+    transfer = payload * loads.per_byte + choice.chunk * loads.fill
     return Demand(
         latency=np.where(alone, choice.seconds, choice.idle + choice.narrow),
         transfer=np.where(alone, 0.0, transfer),

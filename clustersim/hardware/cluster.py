@@ -81,7 +81,8 @@ class Cluster:
         """GPUs of a node and of the largest NVLink domain."""
         machine = self.machine
         if isinstance(machine, Clos):
-            return Units(self.gpus_per_node, machine.node.domain_gpus)
+            nvlink = machine.node.nvlink
+            return Units(self.gpus_per_node, (nvlink and nvlink.whole) or machine.node.domain_gpus)
         return Units(self.gpus_per_node, int(np.bincount(machine.domains(np.arange(machine.gpus))).max()))
 
     def placed(self, places: IntArray) -> "Cluster":
@@ -116,24 +117,29 @@ def load_machine(
 
     Where the fabric connects fewer it is as large as it can be. Raises InputError.
     """
-    machine = load_cluster(name_or_path, None if gpus is None else 1, overrides)
+    machine = _load(name_or_path, None if gpus is None else 1, overrides, evenly=False)
     if not isinstance(machine.fabric, Clos):  # a graph is as large as it is
         return replace(machine, gpus=machine.fabric.gpus)
     size = min(max(allocation.machine(gpus, machine.units), machine.gpus), machine.fabric.most, MOST_GPUS)
-    return machine if size == machine.gpus else load_cluster(name_or_path, size, overrides)
+    return machine if size == machine.gpus else _load(name_or_path, size, overrides, evenly=False)
 
 
 def load_cluster(name_or_path: str, gpus: int | None = None, overrides: Mapping[str, Any] | None = None) -> Cluster:
     """Read a shipped cluster by name, or any cluster or graph file by path.
 
     gpus: how many, instead of the file's own number; overrides: values for keys of the file, dotted
-    ({"fabric.spine.oversubscription": 7}) or nested. Raises InputError.
+    ({"fabric.spine.oversubscription": 7}) or nested. NVLink domains of several nodes are filled evenly. Raises
+    InputError.
     """
+    return _load(name_or_path, gpus, overrides, evenly=True)
+
+
+def _load(name_or_path: str, gpus: int | None, overrides: Mapping[str, Any] | None, *, evenly: bool) -> Cluster:
     path = shipped.find("clusters", name_or_path)
     content = shipped.read_mapping(path)
     if is_graph(content):
         return _graph_cluster(Section(path, content, {"graph": overrides or {}}), path, gpus)
-    cluster = _clos_cluster(Section(path, content, overrides), path, gpus)
+    cluster = _clos_cluster(Section(path, content, overrides), path, gpus, evenly=evenly)
     return replace(cluster, measured=False) if overrides else cluster
 
 
@@ -142,33 +148,37 @@ def describe(cluster: Cluster) -> tuple[Tier, ...]:
     return cluster.fabric.tiers()
 
 
-def _clos_cluster(section: Section, path: Path, gpus: int | None) -> Cluster:
+def _clos_cluster(section: Section, path: Path, gpus: int | None, *, evenly: bool) -> Cluster:
     node = section.section("node")
     per_node = node.count("gpus", most=MOST_GPUS)
     stated = section.count("gpus", most=MOST_GPUS)
     count = _legal(section, stated if gpus is None else gpus, per_node)
-    fabric = read_clos(section, count)
-    cluster = replace(_cluster(section, path, fabric, per_node), host=_host(node))
+    accelerator = load_accelerator(section.on_shelf("accelerator", "accelerators"))
+    fabric = read_clos(section, count, accelerator.nvlink, evenly=evenly)
+    cluster = _cluster(section, path, fabric, accelerator=accelerator, per_node=per_node)
+    cluster = replace(cluster, host=_host(node))
     section.finish()
     return cluster
 
 
 def _graph_cluster(section: Section, path: Path, gpus: int | None) -> Cluster:
-    fabric = _graph_fabric(section)
     about = section.section("graph")
+    accelerator = load_accelerator(about.on_shelf("accelerator", "accelerators"))
+    fabric = _graph_fabric(section, accelerator)
     sizes = np.bincount(fabric.nodes(np.arange(fabric.gpus))).tolist()
     if len(set(sizes)) > 1:
         raise section.refuse("nodes", f"hosts have {min(sizes)} to {max(sizes)} GPUs; all must have the same number")
     count = _legal(section, fabric.gpus if gpus is None else gpus, sizes[0])
     if count > fabric.gpus:
         raise section.refuse("gpus", f"{count:,} GPUs do not fit; the graph has {fabric.gpus:,}")
-    cluster = replace(_cluster(about, path, fabric, sizes[0]), gpus=count, host=_host(about))
+    cluster = _cluster(about, path, fabric, accelerator=accelerator, per_node=sizes[0])
+    cluster = replace(cluster, gpus=count, host=_host(about))
     section.finish()
     return cluster
 
 
-def _graph_fabric(section: Section) -> GraphFabric:
-    graph, ecmp = read_graph(section), read_ecmp(section.section("graph"))
+def _graph_fabric(section: Section, accelerator: Accelerator) -> GraphFabric:
+    graph, ecmp = read_graph(section, accelerator.nvlink), read_ecmp(section.section("graph"))
     try:
         return GraphFabric(graph, ecmp)
     except InputError as error:
@@ -180,20 +190,20 @@ def _host(section: Section) -> HostMemory | None:
     return HostMemory.read(section.section("host_memory")) if section.has("host_memory") else None
 
 
-def _cluster(section: Section, path: Path, fabric: Fabric, per_node: int) -> Cluster:
-    accelerator = section.on_shelf("accelerator", "accelerators")
+def _cluster(section: Section, path: Path, fabric: Fabric, *, accelerator: Accelerator, per_node: int) -> Cluster:
+    name = section.on_shelf("accelerator", "accelerators")
     library = section.on_shelf("library", "libraries") if section.has("library") else "nccl"
     return Cluster(
         name=path.stem,
         description=section.text("description") if section.has("description") else path.stem,
-        accelerator=load_accelerator(accelerator),
+        accelerator=accelerator,
         fabric=fabric,
         gpus=fabric.gpus,
         gpus_per_node=per_node,
         library=library,
         sources=section.section("sources").texts() if section.has("sources") else {},
         measured=section.flag("measured"),
-        files=(path, shipped.find("accelerators", accelerator), shipped.find("libraries", library)),
+        files=(path, shipped.find("accelerators", name), shipped.find("libraries", library)),
     )
 
 

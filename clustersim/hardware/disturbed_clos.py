@@ -16,6 +16,7 @@ from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.hardware.clos import Clos
 from clustersim.hardware.detours import Detours, Labels, Machine
 from clustersim.hardware.layer import Layer
+from clustersim.hardware.pair_links import PairLinks
 from clustersim.hardware.rules import ANYHOW, Rule, first_rule, next_rule
 from clustersim.hardware.topology import LINK_KINDS, VERTEX_KINDS, Ends, Fabric, Link, LinkKind, LinkTable, Paths, Tier
 from clustersim.state import FieldState
@@ -54,6 +55,11 @@ class DisturbedClos(FieldState):
         """Properties of every link."""
         table = self.healthy.links
         return replace(table, bandwidth=table.bandwidth * np.where(self._dead, 1.0, self.left))
+
+    @property
+    def pairs(self) -> PairLinks | None:
+        """The links of pairs in the healthy cluster: around a dead one its neighbours pass on what it carried."""
+        return self.healthy.pairs
 
     @property
     def ends(self) -> Ends:

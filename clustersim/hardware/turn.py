@@ -57,9 +57,9 @@ def turn_of(counts: Counts, node: Node, network: Network | None, wiring: Wiring)
 
 
 def _turns(counts: Counts, node: Node, network: Network | None) -> bool:
-    """Whether the GPUs of every node are whole in number, and alike."""
+    """Whether the GPUs of every node are whole in number, and alike; with links of pairs they are not looked at."""
     whole = counts.gpus % node.gpus == 0 and (node.nvlink is None or node.nvlink.gpus % node.gpus == 0)
-    if node.host or not whole:
+    if node.host or not whole or (node.nvlink and node.nvlink.pairs):
         return False
     if network is None:
         return True

@@ -109,7 +109,7 @@ def test_gpus_beyond_the_job_may_be_cut_off():
     graph.add_node("s", kind="switch")
     for number in range(3):
         for ends in ((f"gpu{number}", "s"), ("s", f"gpu{number}")):
-            graph.add_edge(*ends, kind="nic", bandwidth=1e9, latency=1e-6)
+            graph.add_edge(*ends, kind="nic", bandwidth=1e9, latency=1e-6, technology="infiniband")
     fabric = GraphFabric(graph)
     lost = Disturbances(links=(LinkChange("gpu2", "s", DeadLink()),))
     changed = disturbed(fabric, lost, used=np.arange(2))

@@ -1,0 +1,69 @@
+"""Which links does a collective take where no switch joins the GPUs of a domain?
+
+Algorithms list flows between neighbours in the group's order. Over links of pairs (`hardware.pair_links`) a library
+chooses its neighbours, and several rings at once: what a member sends to another one of its domain is spread over its
+links to all of them, as the rings pass them, so that members send and receive as much as before. Chains and trees in a
+domain are taken as such rings cut open. A message for one target takes that pair's own links.
+
+Assumption: latency is that of one ring.
+"""
+
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from clustersim.arrays import BoolArray, FloatArray, IntArray
+from clustersim.collectives.phase import Flows
+from clustersim.hardware.pair_links import PairLinks
+from clustersim.hardware.topology import Fabric
+
+
+@runtime_checkable
+class Paired(Protocol):
+    """A fabric that knows the links of its pairs of GPUs."""
+
+    @property
+    def pairs(self) -> PairLinks | None:
+        """None where switches join the GPUs of a domain."""
+
+
+def woven(part: Flows, fabric: Fabric) -> tuple[Flows, ...]:
+    """The flows as rings over links of pairs carry them; themselves where there are none."""
+    pairs = fabric.pairs if isinstance(fabric, Paired) else None
+    if pairs is None or part.message:
+        return (part,)
+    sources, targets = (ends.reshape(len(ends), -1) for ends in (part.sources, part.targets))
+    shares = _shares(sources, targets, fabric, pairs)
+    spread = shares.any(axis=2)
+    threads = [] if spread.all() else [Flows(sources, np.where(spread, sources, targets), part.share)]
+    here, first = sources[:, :, None], (sources - sources % pairs.places)[:, :, None]
+    for share in np.unique(shares[shares > 0.0]).tolist():
+        there = np.where(shares == share, first + np.arange(pairs.places), here)
+        threads.append(Flows(np.broadcast_to(here, there.shape), there, part.share * share))
+    return tuple(threads)
+
+
+def _shares(sources: IntArray, targets: IntArray, fabric: Fabric, pairs: PairLinks) -> FloatArray:
+    """Part of each flow that goes to each place of its domain, [groups, flows, places]; none of what stays as it is."""
+    local = (fabric.domains(sources) == fabric.domains(targets)) & (sources != targets)
+    sets = _members(sources, targets, local, pairs.places)
+    shares = np.zeros((*sources.shape, pairs.places))
+    for members in np.unique(sets[local]).tolist():
+        spread = pairs.shares(members)
+        if spread is not None:
+            own = local & (sets == members)
+            shares[own] = spread[sources[own] % pairs.places]
+    return shares
+
+
+def _members(sources: IntArray, targets: IntArray, local: BoolArray, places: int) -> IntArray:
+    """Which places of a flow's domain belong to its group, a bit for each: [groups, flows]."""
+    domain = sources // places
+    ends = np.bitwise_or(1 << sources % places, 1 << targets % places)
+    group = np.broadcast_to(np.arange(len(sources))[:, None], sources.shape)
+    _, place = np.unique(group * (int(domain.max(initial=0)) + 1) + domain, return_inverse=True)
+    place = place.reshape(sources.shape)
+    bits = np.zeros(int(place.max(initial=0)) + 1, np.int64)
+    np.bitwise_or.at(bits, place[local], ends[local])
+    found: IntArray = bits[place]
+    return found
