@@ -206,15 +206,15 @@ def test_groups_that_straddle_domains_are_counted_and_what_is_even_is_named(mapp
 
 
 def test_groups_that_fill_domains_unevenly_say_so(mapping: dict[str, Any]) -> None:
-    """80 GPUs are 72 and 8; 40 on each of two racks are even, and so are 72 or 144 GPUs."""
-    told = Scenario.from_mapping(
-        mapping, ["cluster={name: gb200-nvl72, gpus: 80}", "layout={tp: 2, dp: 40}", "training.global_batch=80"]
-    )
+    """80 GPUs that fill a rack are 72 and 8; 40 and 40 are even, as is a job that nothing is said of."""
+    racks = "cluster={name: gb200-nvl72, gpus: 80, placement: {per_domain: 72}}"
+    told = Scenario.from_mapping(mapping, [racks, "layout={tp: 2, dp: 40}", "training.global_batch=80"])
     assert told.warnings == (
         "2 of 2 data-parallel groups (dp 40) fill NVLink domains unevenly, with 4 to 36 members in each: between "
         "domains each has only as many routes as the smallest has members; cluster.placement.per_domain 40 is even",
     )
-    assert not told.changed("cluster.placement.per_domain=40").warnings
+    for even in ("{per_domain: 40}", "{scatter: nodes}", "{spare: 3}", "null"):
+        assert not told.changed(f"cluster.placement={even}").warnings
 
 
 def test_context_groups_are_warned_of_only_where_some_stay_inside(mapping: dict[str, Any]) -> None:
