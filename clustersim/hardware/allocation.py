@@ -107,7 +107,8 @@ class Filled:
     """Node after node.
 
     part: how many GPUs of each node or domain; nodes: which, in this order, None: from the first one on. Without either
-    a job is spread evenly over domains of several nodes, as it is without an allocation (`shape.spread_evenly`). spare: how many more nodes the machine has than the job needs; scatter: what is in a random order, None: nothing.
+    a job is spread evenly over domains of several nodes, as it is without an allocation (`shape.spread_evenly`).
+    spare: how many more nodes the machine has than the job needs; scatter: what is in a random order, None: nothing.
     """
 
     part: PerNode | PerDomain | None = None

@@ -12,6 +12,7 @@ from clustersim.collectives.switches import CHOSEN
 from clustersim.errors import InputError
 from clustersim.fitting import check
 from clustersim.program.task import Collective
+from clustersim.scenario.changes.written import changed_keys
 from clustersim.scenario.sections.nccl import NcclSection
 from tests.conftest import examples
 
@@ -117,6 +118,8 @@ def test_switches_are_written_changed_and_told_apart(mapping: dict[str, Any]) ->
         "NCCL_PROTO": "LL",
     }
     assert scenario.changed("cost.nccl={}").cost == Scenario.from_mapping(mapping).cost
+    told = {each.key: (each.first, each.second) for each in changed_keys(Scenario.from_mapping(mapping), scenario)}
+    assert told == {"cost.nccl.NCCL_ALGO": (None, "^NVLS"), "cost.nccl.NCCL_PROTO": (None, "Simple")}
 
 
 def test_channels_say_how_far_they_reach(mapping: dict[str, Any]) -> None:

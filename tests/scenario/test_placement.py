@@ -12,6 +12,7 @@ from clustersim import Scenario, simulate
 from clustersim.errors import InputError
 from clustersim.fitting import check
 from clustersim.hardware.placed import Placed
+from clustersim.scenario.changes.written import changed_keys
 
 Refuse = Callable[..., str]
 
@@ -90,6 +91,8 @@ def test_a_scenario_is_written_and_changed_with_its_placement(mapping: dict[str,
     scenario = Scenario.from_mapping(mapping, [f"cluster.placement={placement}"])
     assert Scenario.from_mapping(scenario.to_mapping()) == scenario
     assert scenario.changed("training.global_batch=32").cluster == scenario.cluster
+    told = {each.key for each in changed_keys(Scenario.from_mapping(mapping), scenario)}
+    assert told == {f"cluster.placement.{key}" for key in yaml.safe_load(placement)}
     bare = scenario.changed("cluster.placement=null")
     assert bare.cluster == Scenario.from_mapping(mapping).cluster
 
