@@ -4,11 +4,14 @@ Layouts that run, but hardly as intended, combinations that the usual software d
 needed. One sentence each.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
 import numpy as np
 
+from clustersim.collectives.library import Makes, load_library
+from clustersim.collectives.switches import Limits
 from clustersim.dtypes import DType
 from clustersim.hardware.disturbance import DeadLink
 from clustersim.hardware.topology import LinkKind
@@ -224,6 +227,30 @@ def _of_other_jobs(scenario: Setup) -> Iterator[str]:
             yield f"disturbances.{key}.{number} changes nothing: the job has none of these GPUs (cluster.placement)"
 
 
+def _channels_of_messages(scenario: Setup) -> Iterator[str]:
+    """Only messages are sent on channels here, and only where the rate of one is known do these limit them."""
+    limits = scenario.cost.switches.limits
+    if limits == Limits():
+        return
+    library, makes = load_library(scenario.cluster.library), Makes.of(scenario.cluster.fabric.links)
+    if math.isinf(library.channel_on(makes)):
+        yield "cost.nccl: numbers of channels change nothing; the rate of a channel is not known for these GPUs"
+    else:
+        yield (
+            "cost.nccl: numbers of channels limit messages inside NVLink domains only; rings, trees and NVLS go at the "
+            "rate of their links"
+        )
+
+
+def _switches_that_cannot_add(scenario: Setup) -> Iterator[str]:
+    library, makes = load_library(scenario.cluster.library), Makes.of(scenario.cluster.fabric.links)
+    if scenario.cost.switches.collnet and not library.adds_between(makes):
+        networks = " and ".join(each.value for each in makes.networks) or "no network"
+        yield (
+            f"cost.nccl: NCCL_COLLNET_ENABLE changes nothing; switches of {networks} do not add, those of InfiniBand do"
+        )
+
+
 def _record_of_a_healthy_network(scenario: Setup) -> Iterator[str]:
     record = scenario.cost.record
     if record is not None and record.collectives and scenario.disturbances.network:
@@ -254,6 +281,8 @@ _WARNINGS: tuple[Callable[[Setup], Iterator[str]], ...] = (
     _split_tensor_groups,
     _beyond_reach,
     _of_other_jobs,
+    _channels_of_messages,
+    _switches_that_cannot_add,
     _record_of_a_healthy_network,
 )
 _LONG = (_one_by_one, _many_spans, _split_tensor_groups)
