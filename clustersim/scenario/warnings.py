@@ -243,8 +243,10 @@ def _channels_of_messages(scenario: Setup) -> Iterator[str]:
 
 
 def _switches_that_cannot_add(scenario: Setup) -> Iterator[str]:
+    if not scenario.cost.switches.collnet:
+        return
     library, makes = load_library(scenario.cluster.library), Makes.of(scenario.cluster.fabric.links)
-    if scenario.cost.switches.collnet and not library.adds_between(makes):
+    if not library.adds_between(makes):
         networks = " and ".join(each.value for each in makes.networks) or "no network"
         yield (
             f"cost.nccl: NCCL_COLLNET_ENABLE changes nothing; switches of {networks} do not add, those of InfiniBand do"

@@ -76,7 +76,7 @@ def test_switches_that_add_between_nodes_halve_what_ports_carry():
         float(choose(Surveyor(fabric, library).survey(Collective.ALL_REDUCE, members), payload).seconds[0])
         for library in (load_library("nccl"), sharp)
     )
-    assert with_sharp == pytest.approx(without / 2, rel=0.1)
+    assert 0.5 <= with_sharp / without <= 0.65  # chains inside the nodes and filling take the rest
     roce = load_cluster("llama3-roce", 1024).fabric
     (offer,) = {choose(Surveyor(roce, sharp).survey(Collective.ALL_REDUCE, members), payload).offer.algorithm}
     assert not offer.startswith("collnet")
