@@ -7,8 +7,8 @@ Three kinds are fitted, each while the others stay as they are, so that the ship
 - how pipelines cut payloads, to sizes from 1 MiB on of the same tables;
 - what a message over any other network takes beyond the library's rounds, to sizes below 64 KiB of tables over it.
 
-They are of grids, those with the least mean over sources of the mean over a source's tables of |log(predicted /
-measured)|. A constant that no table is left for is that of `any` make (networks) or stays (generations).
+They are of grids, those with the least mean over sources of the mean over a source's tables of |predicted /
+measured - 1|. A constant that no table is left for is that of `any` make (networks) or stays (generations).
 """
 
 import itertools
@@ -130,6 +130,6 @@ def _seconds(table: Benchmark, choices: Choices, places: IntArray) -> list[Secon
 
 
 def _misfit(table: Benchmark, seconds: FloatArray, places: IntArray) -> FloatArray:
-    """Mean |log(predicted / measured)| over some sizes; seconds: [candidates, sizes]."""
-    misfit: FloatArray = np.abs(np.log(table.ratios(seconds, places))).mean(axis=1)
+    """Mean |predicted / measured - 1| over some sizes; seconds: [candidates, sizes]."""
+    misfit: FloatArray = np.abs(table.ratios(seconds, places) - 1.0).mean(axis=1)
     return misfit
