@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from clustersim.arrays import IntArray
 from clustersim.collectives.library import load_library
 from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
@@ -112,12 +113,12 @@ def exchanges_of(scenario: Scenario) -> tuple[Call, ...]:
     """
     require(scenario)
     program = lowered(scenario, plan_of(scenario))
-    per_node = scenario.cluster.gpus_per_node
+    fabric = scenario.cluster.fabric
     found: dict[Call, None] = {}
     every = (exchange for each in program.programs for exchange in each.exchanges)
     for exchange in dict.fromkeys(each for each in every if not isinstance(each, HostExchange)):
         for members in program.groups[exchange.group].members:
-            nodes = len(np.unique(members // per_node))
+            nodes = len(np.unique(fabric.nodes(members)))
             found[Call(exchange.collective, exchange.payload, len(members), nodes)] = None
     return tuple(sorted(found, key=lambda call: (call.collective.value, call.ranks, call.nodes, call.payload)))
 
@@ -132,7 +133,13 @@ def _exchanges(scenario: Scenario, program: Program) -> Others:
     between, host = _between(scenario, program), scenario.cluster.host
     if HOST_ROLE.name not in program.groups or host is None:
         return between
-    return HostedExchanges(between, host, min(scenario.cluster.gpus_per_node, program.ranks), program.ranks)
+    nodes = _nodes(scenario, program)
+    return HostedExchanges(between, host, np.bincount(nodes)[nodes])
+
+
+def _nodes(scenario: Scenario, program: Program) -> IntArray:
+    """The node of every rank: [ranks]."""
+    return scenario.cluster.fabric.nodes(np.arange(program.ranks))
 
 
 def _between(scenario: Scenario, program: Program) -> CommunicationCost | RecordedExchanges:
@@ -145,14 +152,14 @@ def _between(scenario: Scenario, program: Program) -> CommunicationCost | Record
     chosen = settings.collectives  # nor what an algorithm does that the user has chosen instead
     rows = tuple(row for row in settings.record.collectives if row.call.collective not in chosen)
     record = replace(settings.record, collectives=rows)
-    return RecordedExchanges(model, record, program.groups, gpus_per_node=cluster.gpus_per_node)
+    return RecordedExchanges(model, record, program.groups, nodes=_nodes(scenario, program))
 
 
 def _machines(scenario: Scenario) -> Machines:
     """What each rank's kernels run on: its accelerator, at the speed to which it is disturbed."""
-    world = scenario.layout.world
+    world, places = scenario.layout.world, scenario.cluster.places
     accelerators, kind = scenario.cluster.kinds()
-    speeds, speed = np.unique(scenario.disturbances.speeds(world), return_inverse=True)
+    speeds, speed = np.unique(scenario.disturbances.speeds(places[:world]), return_inverse=True)
     pairs, of = np.unique(kind[:world] * len(speeds) + speed.reshape(-1), return_inverse=True)
     machines: list[Machine] = []
     own = [_machine(scenario, accelerator) for accelerator in accelerators]

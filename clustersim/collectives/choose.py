@@ -30,10 +30,10 @@ from clustersim.collectives.transfer import (
     phase_latency,
     time_phase,
 )
-from clustersim.collectives.turned import Turning, images, one_of_each
+from clustersim.collectives.turned import images, one_of_each
 from clustersim.errors import InputError
 from clustersim.hardware.topology import Fabric
-from clustersim.hardware.turn import Turn
+from clustersim.hardware.turn import Turn, Turning
 from clustersim.program.colour import distinct
 from clustersim.program.task import Collective
 from clustersim.state import FieldState

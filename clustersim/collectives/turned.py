@@ -6,22 +6,12 @@ member. Then groups (or flows) of the first place in each node are routed, and l
 """
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from clustersim.arrays import IntArray
 from clustersim.collectives.phase import Flows, Phase
 from clustersim.hardware.turn import Turn
-
-
-@runtime_checkable
-class Turning(Protocol):
-    """A fabric that knows how GPUs can change places."""
-
-    @property
-    def turn(self) -> Turn | None:
-        """None where they cannot."""
 
 
 @dataclass(frozen=True, slots=True)

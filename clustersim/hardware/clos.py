@@ -47,6 +47,11 @@ class Clos(FieldState):
     network: Network | None
     gpus: int
 
+    @property
+    def most(self) -> int:
+        """How many GPUs such a cluster can have."""
+        return self.node.reach if self.network is None else self.network.nodes * self.node.gpus
+
     @cached_property
     def counts(self) -> Counts:
         """How many nodes, units, leaves, pods, spines and cores there are."""

@@ -33,14 +33,13 @@ def read_clos(section: Section, gpus: int, own: Technology | None = None) -> Clo
     """
     node = read_node(section.section("node"), own)
     network = read_network(section.section("fabric"), node) if node.nics else None
-    reach = node.reach if network is None else network.nodes * node.gpus
     if network is None and section.has("fabric"):
         raise section.refuse("fabric", "there are switches but no node.nic to reach them")
-    if gpus > reach:
-        raise section.refuse("gpus", f"{gpus:,} GPUs do not fit; {_limit(node, network)}")
     if node.nvlink and node.nvlink.pairs and (node.nvlink.pairs.first(gpus).over < 0).any():
         raise section.refuse("gpus", f"node.nvlink.links do not join the first {gpus} GPUs with each other")
     fabric = ClosFabric(node, network, gpus)
+    if gpus > fabric.most:
+        raise section.refuse("gpus", f"{gpus:,} GPUs do not fit; {_limit(node, network)}")
     links = sum(run.count for run in fabric.wiring.runs())
     if links > MOST_LINKS:
         raise section.refuse("fabric", f"makes {links:,} links; at most {MOST_LINKS:,} fit, so let ecmp be spread")

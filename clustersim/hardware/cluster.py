@@ -16,10 +16,13 @@ from clustersim import shipped
 from clustersim.arrays import IntArray
 from clustersim.errors import InputError
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
+from clustersim.hardware.allocation import Allocation, Units
+from clustersim.hardware.clos import Clos
 from clustersim.hardware.clos_file import read_clos, read_ecmp
 from clustersim.hardware.graph_fabric import GraphFabric
 from clustersim.hardware.graph_file import is_graph, read_graph
 from clustersim.hardware.host import HostMemory
+from clustersim.hardware.placed import Placed
 from clustersim.hardware.topology import Fabric, Tier
 from clustersim.section import Section
 
@@ -38,6 +41,8 @@ class Mixed:
 class Cluster:
     """`gpus` accelerators on a fabric, of one kind except on the nodes of `mixed`.
 
+    gpus: those of a job, the first ones of the fabric, which may have more; `places`: the machine's numbers of them.
+    Numbers of nodes and GPUs in files (`mixed`, disturbances) are the machine's.
     library: collective constants, a name in `topologies/libraries` or a path; measured: the library's constants were
     fitted to published measurements of such machines; files: all that it was read from; host: the memory of each node's
     host, None: not known.
@@ -59,11 +64,33 @@ class Cluster:
     @property
     def nodes(self) -> int:
         """How many nodes have GPUs of the cluster."""
-        return -(-self.gpus // self.gpus_per_node)
+        return int(self.fabric.nodes(np.arange(self.gpus)).max()) + 1
+
+    @property
+    def machine(self) -> Fabric:
+        """The fabric with the machine's own numbers of GPUs and nodes."""
+        return self.fabric.machine if isinstance(self.fabric, Placed) else self.fabric
+
+    @property
+    def places(self) -> IntArray:
+        """The GPU of the machine that each of the job's is: [gpus]."""
+        return self.fabric.places[: self.gpus] if isinstance(self.fabric, Placed) else np.arange(self.gpus)
+
+    @property
+    def units(self) -> Units:
+        """GPUs of a node and of the largest NVLink domain."""
+        machine = self.machine
+        if isinstance(machine, Clos):
+            return Units(self.gpus_per_node, machine.node.domain_gpus)
+        return Units(self.gpus_per_node, int(np.bincount(machine.domains(np.arange(machine.gpus))).max()))
+
+    def placed(self, places: IntArray) -> "Cluster":
+        """The machine for a job on some of its GPUs: rank r on places[r]."""
+        return replace(self, fabric=Placed(self.machine, places), gpus=len(places))
 
     def kinds(self) -> tuple[tuple[Accelerator, ...], IntArray]:
         """The accelerators that are there, and which of them each GPU is, [gpus]; one kind alone is number 0."""
-        nodes = self.fabric.nodes(np.arange(self.gpus))
+        nodes = self.machine.nodes(self.places)
         parts = [(self.accelerator, ~np.isin(nodes, [node for part in self.mixed for node in part.nodes]))]
         parts += [(part.accelerator, np.isin(nodes, part.nodes)) for part in self.mixed]
         kinds: list[Accelerator] = []
@@ -80,6 +107,21 @@ def mix(cluster: Cluster, parts: Sequence[tuple[tuple[int, ...], str]]) -> Clust
     mixed = tuple(Mixed(nodes, load_accelerator(name)) for nodes, name in parts)
     files = (shipped.find("accelerators", name) for _, name in parts)
     return replace(cluster, mixed=mixed, measured=False, files=(*cluster.files, *files)) if mixed else cluster
+
+
+def load_machine(
+    name_or_path: str, allocation: Allocation, gpus: int | None = None, overrides: Mapping[str, Any] | None = None
+) -> Cluster:
+    """As `load_cluster`, but with as many GPUs as a machine needs to give a job `gpus` of them (None: the file's own).
+
+    Where the fabric connects fewer it is as large as it can be. Raises InputError.
+    """
+    machine = load_cluster(name_or_path, overrides=overrides)
+    if not isinstance(machine.fabric, Clos):  # a graph is as large as it is
+        return machine
+    needed = allocation.machine(machine.gpus if gpus is None else gpus, machine.units)
+    size = min(max(needed, machine.gpus) if gpus is None else needed, machine.fabric.most, MOST_GPUS)
+    return machine if size == machine.gpus else load_cluster(name_or_path, size, overrides)
 
 
 def load_cluster(name_or_path: str, gpus: int | None = None, overrides: Mapping[str, Any] | None = None) -> Cluster:

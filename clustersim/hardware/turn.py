@@ -7,6 +7,7 @@ all, as long as each link carries what its images carry.
 """
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -28,6 +29,15 @@ class Turn:
     orbit: IntArray
     first: IntArray
     copies: FloatArray
+
+
+@runtime_checkable
+class Turning(Protocol):
+    """A fabric that knows how GPUs can change places."""
+
+    @property
+    def turn(self) -> Turn | None:
+        """None where they cannot."""
 
 
 def turn_of(counts: Counts, node: Node, network: Network | None, wiring: Wiring) -> Turn | None:

@@ -11,6 +11,7 @@ from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind, Tier
 from clustersim.report import topology as drawing
 from clustersim.report.figure import share_words
 from clustersim.report.network_words import LINK_WORDS
+from clustersim.report.placement_words import placement_line
 from clustersim.units import format_bandwidth
 
 _NAMES: Final = {"gpu": "GPU", "nvswitch": "NVLink domain", "host": "PCIe root", "nic": "NIC", "switch": "switch"}
@@ -40,8 +41,10 @@ def title(cluster: Cluster) -> str:
 
 
 def size_words(cluster: Cluster) -> str:
-    """How many GPUs of which kind."""
-    return f"{cluster.gpus:,} x {cluster.accelerator.name}, {cluster.gpus_per_node} per node"
+    """How many GPUs of which kind, and which of the machine's."""
+    size = f"{cluster.gpus:,} x {cluster.accelerator.name}, {cluster.gpus_per_node} per node"
+    placement = placement_line(cluster)
+    return f"{size}, on {placement}" if placement else size
 
 
 def tier_names(tiers: Sequence[Tier]) -> list[str]:

@@ -16,6 +16,7 @@ from clustersim.collectives.library import load_library
 from clustersim.errors import InputError
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.disturbance import Disturbances, disturbed
+from clustersim.hardware.placed import Placed
 from clustersim.program.task import Collective
 from clustersim.scenario import build, checks
 from clustersim.scenario.disturbed import read_disturbances, read_mixed
@@ -82,11 +83,10 @@ def _validated(written: Mapping[str, Any], origin: Origin) -> ScenarioFile:
 def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
     """Look up what the file refers to by name or path."""
     found: list[str] = []
-    base, gpus = origin.base, build.wanted_gpus(file.cluster, file.layout)
+    base = origin.base
     model = _try(found, "model: ", lambda: read_model(file.model, base, file.training.sequence, readings))
-    plain = _try(found, "cluster: ", lambda: readings.of(build.read_cluster, file.cluster, base, gpus))
     schedule = _try(found, "schedule: ", lambda: build.read_schedule(file.schedule, base, readings))
-    machine = None if plain is None else _machine(found, file, plain, base, readings)
+    machine = _machine(found, file, origin, readings)
     framework = _try(found, "framework: ", lambda: readings.of(build.read_framework, file.framework, base))
     cost = None if machine is None else _cost(found, file.cost, base, machine[0], readings)
     if found or model is None or schedule is None or machine is None or framework is None or cost is None:
@@ -108,15 +108,29 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
 
 
 def _machine(
-    found: list[str], file: ScenarioFile, plain: Cluster, base: Path, readings: Readings
+    found: list[str], file: ScenarioFile, origin: Origin, readings: Readings
 ) -> tuple[Cluster, Disturbances] | None:
-    """The cluster with its other accelerators and its disturbances, and these."""
-    cluster = _try(found, "cluster.", lambda: readings.of(read_mixed, file.cluster.mixed, base, plain))
-    disturbances = _try(found, "disturbances.", lambda: read_disturbances(file.disturbances, plain))
-    if cluster is None or disturbances is None:
+    """The cluster with its other accelerators and its disturbances, as the job sees it, and these."""
+    base, gpus, section = origin.base, build.wanted_gpus(file.cluster, file.layout), file.cluster
+    many = len(found)
+    allocation = _try(found, "cluster.", lambda: readings.of(build.read_allocation, section.placement, base))
+    if len(found) > many:
         return None
-    fabric = _try(found, "disturbances.", lambda: disturbed(plain.fabric, disturbances, plain.gpus))
-    return None if fabric is None else (replace(cluster, fabric=fabric), disturbances)
+    plain = _try(found, "cluster: ", lambda: readings.of(build.read_cluster, section, base, gpus, allocation))
+    if plain is None:
+        return None
+    mixed = _try(found, "cluster.", lambda: readings.of(read_mixed, section.mixed, base, plain))
+    disturbances = _try(found, "disturbances.", lambda: read_disturbances(file.disturbances, plain))
+    job = _try(found, "cluster.", lambda: build.placed(plain, allocation, gpus))
+    if mixed is None or disturbances is None or job is None:
+        return None
+    fabric = _try(found, "disturbances.", lambda: disturbed(plain.fabric, disturbances, job.places))
+    return None if fabric is None else (_placed(replace(mixed, fabric=fabric), job), disturbances)
+
+
+def _placed(machine: Cluster, job: Cluster) -> Cluster:
+    """A machine as the job sees it that has these places of it."""
+    return machine.placed(job.places) if isinstance(job.fabric, Placed) else machine
 
 
 def _cost(

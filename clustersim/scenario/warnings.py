@@ -5,6 +5,7 @@ needed. One sentence each.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from clustersim.parallel.data import FullyShard, GradientSync, Zero2
 from clustersim.parallel.mesh import TENSOR
 from clustersim.scenario.settings import Contention, Symmetry
 from clustersim.scenario.setup import Setup
+from clustersim.scenario.straddling import straddling
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
@@ -45,17 +47,6 @@ def _replicated_heads(scenario: Setup) -> Iterator[str]:
     for kv_heads in dict.fromkeys(each.kv_heads for each in model.attentions):
         if tp > kv_heads:
             yield f"tp {tp} exceeds the {kv_heads} kv_heads of {model.name}: {tp // kv_heads} ranks hold each"
-
-
-def _tensor_beyond_domain(scenario: Setup) -> Iterator[str]:
-    groups = scenario.layout.mesh.members(TENSOR)
-    domains = scenario.cluster.fabric.domains(groups)
-    split = int(np.count_nonzero(domains.min(axis=1) != domains.max(axis=1)))
-    if split:
-        yield (
-            f"{split} of {len(groups)} tensor-parallel groups (tp {scenario.layout.tp}) reach beyond one NVLink domain "
-            "and use the network for every layer"
-        )
 
 
 def _nothing_to_drop(scenario: Setup) -> Iterator[str]:
@@ -135,7 +126,7 @@ def _split_tensor_groups(scenario: Setup) -> Iterator[str]:
     if scenario.cost.network is Contention.NONE or _tasks(scenario) <= MANY_SPLIT:
         return
     disturbances, groups = scenario.disturbances, scenario.layout.mesh.members(TENSOR)
-    speeds = disturbances.speeds(scenario.cluster.gpus)[groups]
+    speeds = disturbances.speeds(scenario.cluster.places)[groups]
     slow = bool((speeds.min(axis=1) != speeds.max(axis=1)).any())
     links = bool(disturbances.nics or disturbances.links) and groups.shape[1] > 1
     if slow or links:
@@ -224,6 +215,15 @@ def _beyond_reach(scenario: Setup) -> Iterator[str]:
         yield f"disturbances.{key} changes nothing: no transfer leaves the {highest} tier"
 
 
+def _of_other_jobs(scenario: Setup) -> Iterator[str]:
+    """Disturbances of GPUs that the job does not have."""
+    disturbances, places = scenario.disturbances, scenario.cluster.places
+    entries = [("slow", each.gpus) for each in disturbances.slow], [("nics", each.gpus) for each in disturbances.nics]
+    for number, (key, gpus) in chain.from_iterable(map(enumerate, entries)):
+        if not np.isin(gpus, places).any():
+            yield f"disturbances.{key}.{number} changes nothing: the job has none of these GPUs (cluster.placement)"
+
+
 def _record_of_a_healthy_network(scenario: Setup) -> Iterator[str]:
     record = scenario.cost.record
     if record is not None and record.collectives and scenario.disturbances.network:
@@ -240,7 +240,7 @@ _BEYOND: Mapping[str, tuple[LinkKind, ...]] = {
 
 _WARNINGS: tuple[Callable[[Setup], Iterator[str]], ...] = (
     _replicated_heads,
-    _tensor_beyond_domain,
+    straddling,
     _nothing_to_drop,
     _long_rotary,
     _window_on_a_ring,
@@ -253,6 +253,7 @@ _WARNINGS: tuple[Callable[[Setup], Iterator[str]], ...] = (
     _many_spans,
     _split_tensor_groups,
     _beyond_reach,
+    _of_other_jobs,
     _record_of_a_healthy_network,
 )
 _LONG = (_one_by_one, _many_spans, _split_tensor_groups)
