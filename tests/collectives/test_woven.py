@@ -13,6 +13,7 @@ from clustersim.collectives.phase import arrange
 from clustersim.collectives.woven import woven
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.cluster import load_cluster
+from clustersim.hardware.placed import Placed
 from clustersim.program.task import Collective
 from tests.conftest import examples
 
@@ -117,3 +118,15 @@ def test_with_a_switch_flows_stay_as_they_are():
     (each,) = arrange(np.arange(16)[None], fabric)
     (phase,) = ALGORITHMS["ring"].phases(Collective.ALL_REDUCE, each)
     assert all(woven(part, fabric) == (part,) for part in phase.parts)
+
+
+def test_ranks_in_another_order_have_the_same_rings():
+    """Rank r on GPU 7 - r of its node: the same GPUs reduce as fast, and half of each node as its links allow."""
+    places = np.arange(16).reshape(2, 8)[:, ::-1].reshape(-1)
+    for fabric, library in ((MESH, RCCL), (CUBE, NCCL)):
+        for members in (range(8), range(4)):
+            there, here = (
+                seconds(each, library, Collective.ALL_REDUCE, [members], "ring")
+                for each in (Placed(fabric, places), fabric)
+            )
+            assert there == pytest.approx(here, rel=1e-12)
