@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from clustersim.arrays import IntArray
-from clustersim.collectives.library import load_library
+from clustersim.collectives.library import Library, load_library
 from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
 from clustersim.cost.host import HostedExchanges, Others
@@ -60,6 +60,7 @@ def assemble(scenario: Scenario) -> Assembly:
     require(scenario)
     plan = plan_of(scenario)
     program = repeat(lowered(scenario, plan), scenario.steps)
+    require_offers(scenario, program)
     exchanges = _exchanges(scenario, program)
     shares = _sharing(scenario, program, exchanges)
     cost = BlockCost(program, _machines(scenario), exchanges if shares is None else Alone(exchanges, shares))
@@ -73,6 +74,20 @@ def require(scenario: object) -> None:
     found = problems(scenario)
     if found:
         raise InputError("\n".join(found))
+
+
+def require_offers(scenario: Scenario, program: Program) -> None:
+    """Refuse switches that leave the library nothing for a collective that the step needs."""
+    switches = scenario.cost.switches
+    library, left = load_library(scenario.cluster.library), library_of(scenario)
+    every = (exchange for each in program.programs for exchange in each.exchanges)
+    for kind in dict.fromkeys(each.collective for each in every if not isinstance(each, HostExchange)):
+        if kind in switches.bound and not left.offers_for(kind):
+            own = ", ".join(dict.fromkeys(offer.name for offer in library.offers_for(kind)))
+            raise InputError(
+                f"cost: with {switches.words} nothing is left of {library.name} for {kind.value}, which the step needs "
+                f"and which it does by {own or 'nothing'}; for one collective alone a list is written allreduce:tree"
+            )
 
 
 def plan_of(scenario: Scenario) -> Plan:
@@ -144,15 +159,20 @@ def _nodes(scenario: Scenario, program: Program) -> IntArray:
 
 def _between(scenario: Scenario, program: Program) -> CommunicationCost | RecordedExchanges:
     cluster, settings = scenario.cluster, scenario.cost
-    library = load_library(cluster.library)
-    library = replace(library, published=library.published and cluster.measured)
-    model = CommunicationCost(cluster.fabric, library, program.groups, settings.collectives)
+    model = CommunicationCost(cluster.fabric, library_of(scenario), program.groups)
     if settings.record is None or scenario.disturbances.network:
         return model  # what was measured on a healthy network does not say what a disturbed one does
-    chosen = settings.collectives  # nor what an algorithm does that the user has chosen instead
-    rows = tuple(row for row in settings.record.collectives if row.call.collective not in chosen)
+    bound = settings.switches.bound  # nor what the library does where the user has told it otherwise
+    rows = tuple(row for row in settings.record.collectives if row.call.collective not in bound)
     record = replace(settings.record, collectives=rows)
     return RecordedExchanges(model, record, program.groups, nodes=_nodes(scenario, program))
+
+
+def library_of(scenario: Scenario) -> Library:
+    """The cluster's library, with what the user has left of its offers."""
+    library = load_library(scenario.cluster.library)
+    library = replace(library, published=library.published and scenario.cluster.measured)
+    return scenario.cost.switches.narrowed(library)
 
 
 def _machines(scenario: Scenario) -> Machines:

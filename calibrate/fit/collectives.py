@@ -123,7 +123,7 @@ def _logarithms(table: Benchmark, choices: Choices) -> FloatArray:
     """|log(predicted / measured)| with every launch time: [launches, sizes]."""
     launched = np.array([offer.launched for offer in choices.offers])
     extra = np.multiply.outer(LAUNCHES, launched)[:, :, None]
-    costed = (np.sum(costs(choices, size), axis=0) for size in table.sizes)
+    costed = (costs(choices, size).seconds for size in table.sizes)
     seconds = np.stack([(extra + each).min(axis=1).max(axis=1) for each in costed], axis=1)
     misfits: FloatArray = np.abs(np.log(table.ratios(seconds)))
     return misfits

@@ -54,9 +54,8 @@ class Metered(CommunicationCost):
         fabric: Fabric,
         library: Library,
         groups: Mapping[str, Groups],
-        overrides: Mapping[Collective, str] | None = None,
     ) -> None:
-        super().__init__(fabric, library, groups, overrides)
+        super().__init__(fabric, library, groups)
         self._carried: dict[tuple[str, Collective, tuple[str, ...], bytes], Carried] = {}
 
     def carried(self, exchange: Exchange) -> Carried:

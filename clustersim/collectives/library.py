@@ -11,8 +11,8 @@ The constants of NCCL are those of its own cost model (ncclTopoTuneModel), by wh
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -20,11 +20,13 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from clustersim import shipped
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.collectives.aggregated_trees import AggregatedTrees
 from clustersim.collectives.hierarchical import Hierarchical
 from clustersim.collectives.in_network import InNetwork
 from clustersim.collectives.pairwise import Pairwise
 from clustersim.collectives.phase import Algorithm
+from clustersim.collectives.pieces import Steps
 from clustersim.collectives.ring import Ring
 from clustersim.collectives.star import Star
 from clustersim.collectives.tree import Tree
@@ -45,6 +47,7 @@ ALGORITHMS: Final[Mapping[str, Algorithm]] = {
 }
 
 
+_STEPS: Final = ("one", "few", "many")  # domains
 ANY: Final = "any"  # in files, constants of all makes that are not listed
 
 T = TypeVar("T")
@@ -78,17 +81,44 @@ class Medium(Enum):
 class Generation:
     """Constants of a generation of NVLink (or xGMI), the GPUs that have it among them.
 
-    efficiency: share of a port's nominal bandwidth that a collective reaches. in_network: share of that which the adding switch reaches, None
-    if it cannot add. low_latency: rate that the LL protocol cannot exceed in groups of one, two, and more domains.
+    efficiency: share of a port's nominal bandwidth that a collective reaches. in_network: what the adding switch reaches,
+    None if it cannot add. low_latency: rate that the LL protocol cannot exceed in groups of one, two, and more domains.
     launch: of a collective, None if the library's own holds. channel: rate of one of a message's channels, None if
-    unknown.
+    unknown. between: by algorithm, bus bandwidth that cannot be exceeded over two domains, and over more. ramp: of channels, None where they never limit.
     """
 
     efficiency: float
-    in_network: float | None
+    in_network: "InNetworkRate | None"
     low_latency: tuple[BytesPerSecond, BytesPerSecond, BytesPerSecond] | None
     launch: Seconds | None = None
     channel: BytesPerSecond | None = None
+    between: Mapping[str, tuple[BytesPerSecond, BytesPerSecond]] = field(default_factory=dict)
+    ramp: "Ramp | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """Small payloads of rings in the LL protocol use few channels: one for every `least` bytes of each rank, up to `all`."""
+
+    all: int
+    least: Bytes
+
+    def slower(self, payload: Bytes, ranks: IntArray) -> FloatArray:
+        """How many times longer bytes take than on all channels: [classes]."""
+        times: FloatArray = self.all / np.clip(payload / (self.least * ranks), 1.0, self.all)
+        return times
+
+
+@dataclass(frozen=True, slots=True)
+class InNetworkRate:
+    """What an adding switch reaches: the share of the ports' rate, at the largest chunk of one domain.
+
+    channels: that feed it, in one domain and in several; handling: what a chunk costs, as bytes that would move meanwhile.
+    """
+
+    share: float
+    channels: tuple[int, int]
+    handling: Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +157,20 @@ class Channels:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """How pipelining protocols cut payloads: chunks are `fraction` of the payload, at most `chunk` bytes."""
+    """How pipelining protocols cut payloads: chunks are a fraction of the payload, at most `chunk` bytes.
 
-    fraction: float
+    inside: the fraction in one domain, where pieces are handed on as they come; between: over several, where whole chunks
+    wait for the network.
+    """
+
+    inside: float
+    between: float
     chunk: Bytes
+
+    def of(self, payload: Bytes, spans: IntArray) -> FloatArray:
+        """Bytes of one chunk in groups over so many domains: [classes]."""
+        cut: FloatArray = np.minimum(np.where(spans > 1, self.between, self.inside) * payload, self.chunk)
+        return cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +181,9 @@ class Offer:
     member, so that nothing hides the network; post: to hand one message to the network interface. efficiency: of the
     links' reachable bandwidth. chunked: the pipeline works in large chunks. capped: subject to `low_latency`.
     default: the library chooses it by itself. launched: the library's launch time comes on top of the start-up. most:
-    the largest payload that it is used for. channelled: messages travel on the library's `channels`.
+    the largest payload that it is used for. channelled: messages travel on the library's `channels`. pipeline: its own,
+    where it is not the library's. pace: see `pieces`. steps: of chunks in one domain, in up to three, and in more.
+    ramped: subject to `ramp`.
     """
 
     algorithm: str
@@ -158,6 +200,10 @@ class Offer:
     launched: bool
     most: Bytes = math.inf
     channelled: bool = False
+    pipeline: Pipeline | None = None
+    pace: tuple[float, ...] = ()
+    steps: tuple[Steps, ...] = ()
+    ramped: bool = False
 
     @property
     def name(self) -> str:
@@ -176,7 +222,7 @@ class Library:
     generations, networks: by make; None stands for any that is not listed. efficiency: share of nominal bandwidth reached
     on PCIe. included: route latency that the rounds'
     times contain; what a route has beyond it is added. launch: of a collective, on top of the offers' own times.
-    channels: of messages, None where they never limit these.
+    channels: of messages, None where they never limit these. nccl: it follows NCCL's environment variables.
     """
 
     name: str
@@ -189,6 +235,7 @@ class Library:
     offers: tuple[Offer, ...]
     published: bool
     channels: Channels | None = None
+    nccl: bool = False
 
     def launch_on(self, makes: Makes) -> Seconds:
         """Of a collective on such a machine."""
@@ -217,11 +264,15 @@ class Library:
         """The constants of a network; raise InputError where the library has none."""
         return _of(self.networks, technology, self.name)
 
+    def offers_for(self, kind: Collective) -> tuple[Offer, ...]:
+        """Offers from which the library chooses for one collective; there may be none."""
+        return tuple(offer for offer in self.offers if offer.default and kind in offer.collectives)
+
     def offered(self, kind: Collective, algorithm: str | None = None) -> tuple[Offer, ...]:
         """Offers for one collective: those that the library chooses from, or those of the named algorithm."""
         able = [offer for offer in self.offers if kind in offer.collectives]
-        named = [offer for offer in able if offer.algorithm == algorithm]
-        chosen = tuple(named if algorithm else (offer for offer in able if offer.default))
+        named = tuple(offer for offer in able if offer.algorithm == algorithm)
+        chosen = named if algorithm else self.offers_for(kind)
         if chosen:
             return chosen
         if algorithm is None:
@@ -253,7 +304,7 @@ def load_library(name: str) -> Library:
 
 
 def _library(path: Path, content: Mapping[str, Any]) -> Library:
-    links, pipeline = content["links"], content["pipeline"]
+    links = content["links"]
     return Library(
         name=path.stem,
         generations={_make(name, GENERATIONS): _generation(entry) for name, entry in content["generations"].items()},
@@ -261,10 +312,11 @@ def _library(path: Path, content: Mapping[str, Any]) -> Library:
         efficiency=float(links["pcie"]["efficiency"]),
         included={medium: _seconds(links[medium.value]["included"]) for medium in Medium},
         launch=_seconds(content["launch"]),
-        pipeline=Pipeline(float(pipeline["fraction"]), parse_quantity(pipeline["chunk"], Dimension.SIZE)),
+        pipeline=_pipeline(content["pipeline"]),
         offers=tuple(_offer(entry) for entry in content["offers"]),
         published=bool(content["published"]),
         channels=_channels(content["channels"]) if "channels" in content else None,
+        nccl=bool(content.get("nccl", False)),
     )
 
 
@@ -290,11 +342,22 @@ def _generation(entry: Mapping[str, Any]) -> Generation:
     in_network = entry.get("in_network")
     return Generation(
         efficiency=float(entry["efficiency"]),
-        in_network=None if in_network is None else float(in_network),
+        in_network=None if in_network is None else _in_network(in_network),
         low_latency=None if ceiling is None else (_rate(ceiling[0]), _rate(ceiling[1]), _rate(ceiling[2])),
         launch=_seconds(entry["launch"]) if "launch" in entry else None,
         channel=_rate(entry["channel"]) if "channel" in entry else None,
+        between={name: (_rate(two), _rate(more)) for name, (two, more) in entry.get("between", {}).items()},
+        ramp=_ramp(entry["ramp"]) if "ramp" in entry else None,
     )
+
+
+def _ramp(entry: Mapping[str, Any]) -> Ramp:
+    return Ramp(int(entry["all"]), parse_quantity(entry["least"], Dimension.SIZE))
+
+
+def _in_network(entry: Mapping[str, Any]) -> InNetworkRate:
+    one, several = entry["channels"]
+    return InNetworkRate(float(entry["share"]), (int(one), int(several)), parse_quantity(entry["handling"], Dimension.SIZE))
 
 
 def _offer(entry: Mapping[str, Any]) -> Offer:
@@ -316,7 +379,22 @@ def _offer(entry: Mapping[str, Any]) -> Offer:
         launched=bool(entry.get("launched", True)),
         most=parse_quantity(entry["most"], Dimension.SIZE) if "most" in entry else math.inf,
         channelled=bool(entry.get("channelled", False)),
+        pipeline=_pipeline(entry["pipeline"]) if "pipeline" in entry else None,
+        pace=tuple(float(each) for each in entry.get("pace", ())),
+        steps=tuple(_steps(entry["steps"][name]) for name in _STEPS) if "steps" in entry else (),
+        ramped=bool(entry.get("ramped", False)),
     )
+
+
+def _pipeline(entry: Mapping[str, Any]) -> Pipeline:
+    chunk = parse_quantity(entry["chunk"], Dimension.SIZE)
+    return Pipeline(float(entry["inside"]), float(entry["between"]), chunk)
+
+
+def _steps(entry: Sequence[Any]) -> Steps:
+    largest, *smaller = entry
+    sizes = tuple((parse_quantity(size, Dimension.SIZE), float(times)) for size, times in smaller)
+    return Steps(parse_quantity(largest, Dimension.SIZE), sizes)
 
 
 def _seconds(text: object) -> Seconds:

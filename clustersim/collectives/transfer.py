@@ -123,7 +123,7 @@ def _nvlink_limits(generation: Generation, offer: Offer, spans: int) -> tuple[fl
     """Share of nominal bandwidth, and the rate that cannot be exceeded, on NVLink ports of this generation."""
     factor = generation.efficiency
     if needs_switch(offer):
-        factor *= generation.in_network or 1.0
+        factor *= generation.in_network.share if generation.in_network else 1.0
     if offer.capped and generation.low_latency is not None:
         return factor, generation.low_latency[min(spans, 3) - 1]
     return factor, np.inf
@@ -134,13 +134,22 @@ def needs_switch(offer: Offer) -> bool:
     return offer.algorithm == "in_network"
 
 
-def time_phase(burden: Burden, bandwidth: FloatArray, latency: FloatArray, stages: float) -> FloatArray:
-    """Coefficients [3, groups]: S bytes in chunks of c take latency + S * per_byte + c * fill seconds.
+def time_phase(burden: Burden, rates: "Rates", latency: FloatArray, stages: float) -> FloatArray:
+    """Coefficients [4, groups]: S bytes in chunks of c take latency + S * per_byte + c * fill seconds.
 
-    bandwidth: [link classes] from `effective_bandwidth`; latency: [groups] from `phase_latency`; stages: of the phase.
+    The fourth is what NVLink alone takes of per_byte. latency: [groups] from `phase_latency`; stages: of the phase.
     """
-    per_byte = (burden.busiest / bandwidth[:, None]).max(axis=0, initial=0.0)
-    return np.stack([latency, per_byte, stages * per_byte])
+    busy = burden.busiest / rates.bandwidth[:, None]
+    per_byte, inside = busy.max(axis=0, initial=0.0), busy[rates.inside].max(axis=0, initial=0.0)
+    return np.stack([latency, per_byte, stages * per_byte, inside])
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Of link classes. bandwidth: [classes] from `effective_bandwidth`; inside: [classes] whether they are NVLink."""
+
+    bandwidth: FloatArray
+    inside: BoolArray
 
 
 def phase_latency(burden: Burden, rounds: Rounds, offer: Offer, *, alone: bool) -> FloatArray:

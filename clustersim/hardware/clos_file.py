@@ -15,7 +15,7 @@ from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.makes import read_generation, read_network_kind
 from clustersim.hardware.pair_file import read_pairs
 from clustersim.hardware.routing import Ecmp, Hashed, Spread
-from clustersim.hardware.shape import Core, Host, Leaf, Network, Nics, Node, NvLink, Port, Spine
+from clustersim.hardware.shape import Core, Host, Leaf, Network, Nics, Node, NvLink, Port, Spine, spread_evenly
 from clustersim.hardware.technology import Technology
 from clustersim.section import Section
 from clustersim.units import Dimension
@@ -26,13 +26,16 @@ MOST_LINKS: Final = 2**24
 MOST_SEED: Final = 2**63 - 1
 
 
-def read_clos(section: Section, gpus: int, own: Technology | None = None) -> ClosFabric:
+def read_clos(section: Section, gpus: int, own: Technology | None = None, *, evenly: bool = True) -> ClosFabric:
     """The fabric of a cluster file for `gpus` GPUs; raise InputError if it cannot connect so many.
 
-    own: the NVLink generation of the accelerator, if it has one.
+    own: the NVLink generation of the accelerator, if it has one; evenly: whether a job has these GPUs that is spread
+    evenly over NVLink domains (`spread_evenly`), else domains are filled one after the other.
     """
     node = read_node(section.section("node"), own)
     network = read_network(section.section("fabric"), node) if node.nics else None
+    if evenly:
+        node, network = spread_evenly(node, network, gpus)
     if network is None and section.has("fabric"):
         raise section.refuse("fabric", "there are switches but no node.nic to reach them")
     if node.nvlink and node.nvlink.pairs and (node.nvlink.pairs.first(gpus).over < 0).any():

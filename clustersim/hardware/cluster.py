@@ -116,25 +116,29 @@ def load_machine(
 
     Where the fabric connects fewer it is as large as it can be. Raises InputError.
     """
-    machine = load_cluster(name_or_path, overrides=overrides)
+    machine = _load(name_or_path, None, overrides, evenly=False)
     if not isinstance(machine.fabric, Clos):  # a graph is as large as it is
         return machine
     needed = allocation.machine(machine.gpus if gpus is None else gpus, machine.units)
     size = min(max(needed, machine.gpus) if gpus is None else needed, machine.fabric.most, MOST_GPUS)
-    return machine if size == machine.gpus else load_cluster(name_or_path, size, overrides)
+    return machine if size == machine.gpus else _load(name_or_path, size, overrides, evenly=False)
 
 
 def load_cluster(name_or_path: str, gpus: int | None = None, overrides: Mapping[str, Any] | None = None) -> Cluster:
     """Read a shipped cluster by name, or any cluster or graph file by path.
 
     gpus: how many, instead of the file's own number; overrides: values for keys of the file, dotted
-    ({"fabric.spine.oversubscription": 7}) or nested. Raises InputError.
+    ({"fabric.spine.oversubscription": 7}) or nested. NVLink domains of several nodes are filled evenly. Raises InputError.
     """
+    return _load(name_or_path, gpus, overrides, evenly=True)
+
+
+def _load(name_or_path: str, gpus: int | None, overrides: Mapping[str, Any] | None, *, evenly: bool) -> Cluster:
     path = shipped.find("clusters", name_or_path)
     content = shipped.read_mapping(path)
     if is_graph(content):
         return _graph_cluster(Section(path, content, {"graph": overrides or {}}), path, gpus)
-    cluster = _clos_cluster(Section(path, content, overrides), path, gpus)
+    cluster = _clos_cluster(Section(path, content, overrides), path, gpus, evenly=evenly)
     return replace(cluster, measured=False) if overrides else cluster
 
 
@@ -143,13 +147,13 @@ def describe(cluster: Cluster) -> tuple[Tier, ...]:
     return cluster.fabric.tiers()
 
 
-def _clos_cluster(section: Section, path: Path, gpus: int | None) -> Cluster:
+def _clos_cluster(section: Section, path: Path, gpus: int | None, *, evenly: bool) -> Cluster:
     node = section.section("node")
     per_node = node.count("gpus", most=MOST_GPUS)
     stated = section.count("gpus", most=MOST_GPUS)
     count = _legal(section, stated if gpus is None else gpus, per_node)
     accelerator = load_accelerator(section.on_shelf("accelerator", "accelerators"))
-    fabric = read_clos(section, count, accelerator.nvlink)
+    fabric = read_clos(section, count, accelerator.nvlink, evenly=evenly)
     cluster = _cluster(section, path, fabric, accelerator=accelerator, per_node=per_node)
     cluster = replace(cluster, host=_host(node))
     section.finish()

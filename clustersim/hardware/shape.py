@@ -12,7 +12,7 @@ References: NVIDIA DGX SuperPOD reference architecture RA-11333-001 (rails, scal
 sec. 3.3.1 (racks, pods, 1:7 above).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clustersim.arrays import IntArray
 from clustersim.hardware.pair_links import PairLinks
@@ -35,13 +35,14 @@ class NvLink:
     """An NVLink (or xGMI) domain of `gpus` GPUs, and what each of them can send in all.
 
     generation: of NVLink; pairs: the links of every pair of GPUs, whose bandwidths a GPU's port is the sum of, None: a
-    switch joins them; port.latency is from GPU to GPU.
+    switch joins them; port.latency is from GPU to GPU; whole: GPUs of a whole domain, where a job has a part of each.
     """
 
     gpus: int
     port: Port
     generation: Technology = Technology.NVLINK4
     pairs: PairLinks | None = None
+    whole: int | None = None
 
     @property
     def link(self) -> Port:
@@ -172,6 +173,33 @@ class Network:
     def nodes(self) -> int:
         """The most nodes that this network connects."""
         return self.leaf.nodes * self.units_per_pod * (self.core.pods if self.core else 1)
+
+
+def spread_evenly(node: Node, network: Network | None, gpus: int) -> tuple[Node, Network | None]:
+    """The part of NVLink domains of several nodes that a job of `gpus` gets, and of the switches above them.
+
+    A scheduler hands such domains out in equal blocks of nodes (SLURM's topology/block, --segment): 80 GPUs on racks of
+    72 are 40 and 40, not 72 and 8. The nodes that are left over are left out; leaves of whole domains keep the uplinks
+    that they were built with, so they have more for each node.
+
+    >>> from clustersim.hardware.routing import Spread
+    >>> racks = Node(4, nvlink=NvLink(72, Port(900e9, 0.0)), nics=Nics(4, Port(50e9, 0.0)))
+    >>> network = Network(Leaf(18, 4, 0.0, oversubscription=2.0), Spread(), Spine(8, 0.0))
+    >>> node, above = spread_evenly(racks, network, 80)
+    >>> node.domain_gpus, above.leaf.nodes, uplinks(node, above).leaf == uplinks(racks, network).leaf
+    (40, 10, True)
+    """
+    most = node.domain_gpus // node.gpus
+    nodes = -(-gpus // node.gpus)
+    if node.nvlink is None or nodes <= most or most < 2:
+        return node, network
+    used = -(-nodes // -(-nodes // most))
+    spread = replace(node, nvlink=replace(node.nvlink, gpus=used * node.gpus, whole=node.domain_gpus))
+    if network is None or network.leaf.nodes % most:
+        return spread, network
+    leaf = network.leaf
+    units, left_over = leaf.nodes // most * used, leaf.oversubscription * used / most
+    return spread, replace(network, leaf=replace(leaf, nodes=units, oversubscription=left_over))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,11 @@ class Technology(Enum):
     XGMI4 = "xgmi4"  # 4th generation Infinity Fabric: MI300X, MI325X, MI355X
     INFINIBAND = "infiniband"
     ROCE = "roce"  # RDMA over converged Ethernet, GCP's gIB among it
-    EFA = "efa"  # AWS Elastic Fabric Adapter (SRD), by aws-ofi-nccl
+    EFA1 = "efa1"  # AWS Elastic Fabric Adapter of p3dn and p4d (SRD without RDMA writes), by aws-ofi-nccl
+    EFA = "efa"  # of p5 and later
     TCPX = "tcpx"  # GCP GPUDirect-TCPX (A3 High)
     TCPXO = "tcpxo"  # GCP GPUDirect-TCPXO, also called FasTrak (A3 Mega)
+    SLINGSHOT = "slingshot"  # HPE Slingshot 11, by aws-ofi-nccl over libfabric's cxi
     OMNIPATH = "omnipath"
     TCP = "tcp"  # plain sockets
 
@@ -38,9 +40,11 @@ NETWORKS: Final = {
     for each in (
         Technology.INFINIBAND,
         Technology.ROCE,
+        Technology.EFA1,
         Technology.EFA,
         Technology.TCPX,
         Technology.TCPXO,
+        Technology.SLINGSHOT,
         Technology.OMNIPATH,
         Technology.TCP,
     )

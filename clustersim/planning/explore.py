@@ -18,6 +18,7 @@ from clustersim.errors import InputError
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.disturbance import Disturbances
+from clustersim.hardware.placed import Placed
 from clustersim.hardware.topology import Fabric
 from clustersim.parallel.data import NaiveDataParallel
 from clustersim.planning.explore_groups import partners, roles, stages
@@ -28,7 +29,6 @@ from clustersim.planning.explore_sharing import buffers, fragmentation, gathered
 from clustersim.planning.explore_sizes import COLUMNS, sizes
 from clustersim.planning.explore_space import COUNTS, FEATURES, PLAYED, SCHEDULES, Space, chunks_of
 from clustersim.planning.explore_steps import studies
-from clustersim.report.placement_words import placement_line
 from clustersim.scenario import Contention, Scenario
 from clustersim.scenario.build import placed, read_allocation, read_cluster
 from clustersim.scenario.changes.work import without_offload
@@ -208,10 +208,10 @@ def _notes(scenario: Scenario) -> Iterator[str]:
         yield "all models are drawn with the scenario's adapters beside frozen weights"
     if scenario.disturbances != Disturbances() or scenario.jitter is not None:
         yield "disturbances and jitter of the scenario are left out: all GPUs and links are healthy"
-    if placement := placement_line(scenario.cluster):
+    if isinstance(scenario.cluster.fabric, Placed):
         yield (
-            f"ranks are placed as in the scenario (on {placement}); of fewer GPUs its first ranks are drawn, and more "
-            "are offered where its placement says which they would be"
+            "ranks are placed as in the scenario (cluster.placement); of fewer GPUs its first ranks are drawn, and "
+            "more are offered where its placement says which they would be"
         )
     if scenario.cluster.mixed:
         yield "GPUs are of several kinds: memory is compared with the smallest, and simulated steps need all the nodes"

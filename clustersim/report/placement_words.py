@@ -5,13 +5,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from clustersim.arrays import IntArray
+from clustersim.hardware.clos import Clos
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.placed import Placed
 
 
 def placement_line(cluster: Cluster) -> str:
     """How many nodes, how much of each, and in which order; empty where ranks simply are the cluster's GPUs."""
-    return ", ".join(_words(cluster)) if isinstance(cluster.fabric, Placed) else ""
+    return ", ".join(_words(cluster) if isinstance(cluster.fabric, Placed) else _spread(cluster))
 
 
 def home_of(cluster: Cluster, rank: int) -> str:
@@ -20,6 +21,14 @@ def home_of(cluster: Cluster, rank: int) -> str:
         return ""
     place = cluster.places[rank : rank + 1]
     return f"GPU {place[0]} on node {cluster.machine.nodes(place)[0]}"
+
+
+def _spread(cluster: Cluster) -> Iterator[str]:
+    """Where NVLink domains are filled evenly, as nothing is said of a placement."""
+    nvlink = cluster.fabric.node.nvlink if isinstance(cluster.fabric, Clos) else None
+    if nvlink and nvlink.whole:
+        sizes = _sizes(cluster.fabric.domains(np.arange(cluster.gpus)))
+        yield f"{len(sizes)} NVLink domains, {_range(sizes)} of the {nvlink.whole} GPUs of each"
 
 
 def _words(cluster: Cluster) -> Iterator[str]:

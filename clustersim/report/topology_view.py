@@ -97,7 +97,7 @@ def _note(tier: Tier, links: Mapping[LinkKind, float]) -> str:
         return f"from each GPU: PCIe {format_bandwidth(links[LinkKind.PCIE])}"
     if tier.kind == "host" and LinkKind.HOST in links:
         return f"between them {format_bandwidth(links[LinkKind.HOST])}"
-    return "" if tier.oversubscription in (None, 1) else f"1:{tier.oversubscription:.3g} oversubscribed"
+    return "" if (tier.oversubscription or 1.0) <= 1.0 else f"1:{tier.oversubscription:.3g} oversubscribed"
 
 
 def _lane(span: AxisSpan, tiers: Sequence[Tier]) -> drawing.Lane:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from clustersim.collectives.library import load_library
+from clustersim.collectives.library import Library, load_library
 from clustersim.errors import InputError
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.disturbance import Disturbances, disturbed
@@ -141,6 +141,8 @@ def _cost(
     for collective, algorithm in section.collectives.items():
         offered = partial(_require_offered, cluster.library, collective, algorithm, readings)
         _try(found, f"cost.collectives.{collective.value}: ", offered)
+    if section.nccl.model_fields_set:
+        _try(found, "cost.nccl: ", lambda: _require_nccl(section, readings.of(load_library, cluster.library)))
     if section.record is None:
         return section.settings(None)
     named = section.record
@@ -150,6 +152,20 @@ def _cost(
 
 def _require_offered(library: str, collective: Collective, algorithm: str, readings: Readings) -> None:
     readings.of(load_library, library).offered(collective, algorithm)
+
+
+def _require_nccl(section: CostSection, library: Library) -> None:
+    """Whether the library follows NCCL's variables, and has channels if any are limited."""
+    if not library.nccl:
+        raise InputError(
+            f"the cluster's library is {library.name}, which does not follow NCCL's variables; leave it out"
+        )
+    twice = [kind for kind in section.collectives if kind in section.nccl.switches({}).bound]
+    if twice:
+        raise InputError(f"speaks of {twice[0].value}, for which cost.collectives names an algorithm; keep one of them")
+    limits = [name for name in section.nccl.names() if "NCHANNELS" in name]
+    if limits and library.channels is None:
+        raise InputError(f"{limits[0]}: channels of {library.name} are not modelled; leave it out")
 
 
 def _try(found: list[str], prefix: str, read: Callable[[], T]) -> T | None:

@@ -4,14 +4,17 @@ Layouts that run, but hardly as intended, combinations that the usual software d
 needed. One sentence each.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
 import numpy as np
 
+from clustersim.collectives.library import load_library
+from clustersim.collectives.switches import Limits
 from clustersim.dtypes import DType
 from clustersim.hardware.disturbance import DeadLink
-from clustersim.hardware.topology import LinkKind
+from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from clustersim.parallel.data import FullyShard, GradientSync, Zero2
 from clustersim.parallel.mesh import TENSOR
 from clustersim.scenario.settings import Contention, Symmetry
@@ -224,6 +227,22 @@ def _of_other_jobs(scenario: Setup) -> Iterator[str]:
             yield f"disturbances.{key}.{number} changes nothing: the job has none of these GPUs (cluster.placement)"
 
 
+def _channels_of_messages(scenario: Setup) -> Iterator[str]:
+    """Only messages are sent on channels here, and only where the rate of one is known do these limit them."""
+    limits = scenario.cost.switches.limits
+    if limits == Limits():
+        return
+    library, table = load_library(scenario.cluster.library), scenario.cluster.fabric.links
+    port = float(table.bandwidth[table.kind == LINK_KINDS.index(LinkKind.NVLINK)].max(initial=0.0))
+    if math.isinf(library.channel_on(port)):
+        yield "cost.nccl: numbers of channels change nothing; the rate of a channel is not known for these GPUs"
+    else:
+        yield (
+            "cost.nccl: numbers of channels limit messages inside NVLink domains only; rings, trees and NVLS go at the "
+            "rate of their links"
+        )
+
+
 def _record_of_a_healthy_network(scenario: Setup) -> Iterator[str]:
     record = scenario.cost.record
     if record is not None and record.collectives and scenario.disturbances.network:
@@ -254,6 +273,7 @@ _WARNINGS: tuple[Callable[[Setup], Iterator[str]], ...] = (
     _split_tensor_groups,
     _beyond_reach,
     _of_other_jobs,
+    _channels_of_messages,
     _record_of_a_healthy_network,
 )
 _LONG = (_one_by_one, _many_spans, _split_tensor_groups)

@@ -9,7 +9,7 @@ Tables say how GPUs are joined inside a node, then how nodes are (`nvlink4 + 8x4
                  | "PCIe" generation                PCIe5
     network      = [count "x"] rate "G" ["-" kind] [" per GPU"]     ports of a node and Gbit/s of one; without a count, of all
                  | kind
-    kind         = "ib" ["-" "edr" | "-hdr" | ...], roce, efa, tcpx, tcpxo, opa, tcp, unknown, unknown-roce
+    kind         = "ib" ["-" "edr" | "-hdr" | ...], roce, efa, tcpx, tcpxo, slingshot, opa, tcp, unknown, unknown-roce
 
 The rate of a port is its label; what a collective reaches of it is the library's matter. `unknown` states nothing.
 """
@@ -27,8 +27,10 @@ _KINDS: Final = {
     **{f"ib-{speed}": Technology.INFINIBAND for speed in ("fdr", "edr", "hdr", "ndr", "xdr")},
     "roce": Technology.ROCE,
     "efa": Technology.EFA,
+    "efa1": Technology.EFA1,
     "tcpx": Technology.TCPX,
     "tcpxo": Technology.TCPXO,
+    "slingshot": Technology.SLINGSHOT,
     "opa": Technology.OMNIPATH,
     "tcp": Technology.TCP,
     "unknown": None,

@@ -47,7 +47,7 @@ def ideal(chunk: float = 0.0) -> Library:
         for name in ALGORITHMS
     )
     generations, networks = {None: Generation(1.0, 1.0, None)}, {None: Carrier(1.0, 0.0, frozenset())}
-    return Library("ideal", generations, networks, 1.0, none, 0.0, Pipeline(1.0, chunk), offers, published=False)
+    return Library("ideal", generations, networks, 1.0, none, 0.0, Pipeline(1.0, 1.0, chunk), offers, published=False)
 
 
 def cluster(gpus: int, per_node: int, *, nodes_per_leaf: int = 1 << 20, oversubscription: float = 1.0) -> ClosFabric:

@@ -45,3 +45,14 @@ def test_any_even_number_of_a_rack_reduces_about_as_fast_as_its_neighbours() -> 
     ratios = np.array(times[1:]) / np.array(times[:-1])
     assert ratios.max() <= 1.2
     assert ratios.min() >= 1 / 1.2
+
+
+def test_a_job_is_spread_over_racks_as_if_it_said_so() -> None:
+    """80 GPUs: 40 of the 72 of each of two racks; what is left over of the racks changes nothing."""
+    asked = {"model": "llama3-8b", "training": {"sequence": 4096, "global_batch": 80}, "layout": {"data": "fsdp"}}
+    fabric = {"spine": {"oversubscription": 3}, "leaf": {"oversubscription": 2}}
+    by_itself, said = (
+        simulate(Scenario.from_mapping({**asked, "cluster": {"name": "gb200-nvl72", "fabric": fabric, **cluster}}))
+        for cluster in ({"gpus": 80}, {"gpus": 80, "placement": {"per_domain": 40}})
+    )
+    assert by_itself.step_time == said.step_time
