@@ -1,9 +1,9 @@
 """Which machine is legal in a scenario and still likely a mistake?
 
 An accelerator in the hosts of another, with links that it does not have; ports at rates that nobody sells, because bits
-were taken for bytes or the reverse; oversubscription of switches that nothing crosses. One sentence each. Whoever states
-a number where it differs is believed: only what stayed as the cluster's file has it is compared with the accelerator's
-own clusters.
+were taken for bytes or the reverse; oversubscription of switches that nothing crosses. One sentence each. Whoever
+states a number is believed: only what stayed as the cluster's file has it is compared with the accelerator's own
+clusters.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +27,7 @@ from clustersim.parallel.groups import process_groups
 from clustersim.parallel.mesh import HOST_ROLE, INSTANCE, REPLICA, WORLD
 from clustersim.program.task import Collective
 from clustersim.scenario.setup import Setup
+from clustersim.section import flat
 from clustersim.units import Dimension, format_bandwidth, parse_quantity
 
 FASTEST_PORT: Final = 100e9
@@ -61,22 +62,15 @@ class _Stated:
 
 def machine_warnings(scenario: Setup, changes: Mapping[str, Any]) -> list[str]:
     """What is likely a mistake about the machine; changes: what replaces keys of the cluster's file."""
-    stated = _Stated(_flat(shipped.read_mapping(scenario.cluster.files[0])), _flat(changes))
+    stated = _Stated(scenario.cluster.stated, flat(changes))
     return [warning for check in _CHECKS for warning in check(scenario, stated)]
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 @cache
 def _machines() -> Mapping[str, Keys]:
     """What the files of all shipped clusters say, by name."""
     files = {name: shipped.find("clusters", name) for name in shipped.names("clusters")}
-    return MappingProxyType({name: _flat(shipped.read_mapping(path)) for name, path in files.items()})
+    return MappingProxyType({name: flat(shipped.read_mapping(path)) for name, path in files.items()})
 
 
 def _homes(accelerator: Accelerator) -> dict[str, Keys]:
@@ -106,7 +100,7 @@ def _generations(accelerator: Accelerator, fabric: Fabric) -> Iterator[str]:
     found = np.unique(table.technology[table.kind == LINK_KINDS.index(LinkKind.NVLINK)]).tolist()
     there = [TECHNOLOGIES[number] for number in found]
     if there and accelerator.nvlink is not None and there != [accelerator.nvlink]:
-        yield f"{_list([each.value for each in there])} links, not {accelerator.nvlink.value}"
+        yield f"{_list([each.value for each in there])} links instead of {accelerator.nvlink.value}"
 
 
 def _differences(stated: _Stated, homes: Sequence[Keys]) -> Iterator[str]:
@@ -114,7 +108,7 @@ def _differences(stated: _Stated, homes: Sequence[Keys]) -> Iterator[str]:
     for key, words in _OWN.items():
         there, own = stated.left(key), list(dict.fromkeys(home[key] for home in homes if key in home))
         if there is not None and own and there not in own:
-            yield f"{words} {there}, not {' or '.join(map(str, own))}"
+            yield f"{words} {there} instead of {' or '.join(map(str, own))}"
 
 
 def _list(names: Sequence[str], most: int = 3) -> str:

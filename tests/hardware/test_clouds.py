@@ -30,8 +30,8 @@ class Stated:
 
 
 STATED = {
-    "aws-p4d": Stated("a100-sxm-40gb", 4, 400, "efa", 4_096),
-    "aws-p4de": Stated("a100-sxm-80gb", 4, 400, "efa", 4_096),
+    "aws-p4d": Stated("a100-sxm-40gb", 4, 400, "efa1", 4_096),
+    "aws-p4de": Stated("a100-sxm-80gb", 4, 400, "efa1", 4_096),
     "aws-p5": Stated("h100-sxm-80gb", 32, 3_200, "efa", 20_480),
     "aws-p5e": Stated("h200-sxm-141gb", 32, 3_200, "efa", 20_480),
     "aws-p5en": Stated("h200-sxm-141gb", 16, 3_200, "efa", 20_480),
