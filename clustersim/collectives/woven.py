@@ -5,7 +5,7 @@ chooses its neighbours, and several rings at once: what a member sends to anothe
 links to all of them, as the rings pass them, so that members send and receive as much as before. Chains and trees in a
 domain are taken as such rings cut open. A message for one target takes that pair's own links.
 
-Assumption: latency is that of one ring.
+Assumption: latency is that of one ring; the ceiling of the LL protocol holds for each link, not for all of a GPU.
 """
 
 import numpy as np

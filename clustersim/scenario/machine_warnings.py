@@ -9,7 +9,6 @@ clusters.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from clustersim.arrays import IntArray
 from clustersim.collectives.phase import arrange
 from clustersim.collectives.ring import Ring
 from clustersim.hardware.accelerator import Accelerator
+from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.disturbance import DeadLink
 from clustersim.hardware.technology import TECHNOLOGIES
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
@@ -82,17 +82,11 @@ def _other_hosts(scenario: Setup, stated: _Stated) -> Iterator[str]:
     """Accelerators whose links are not those of the machine that they stand in."""
     cluster = scenario.cluster
     for accelerator in cluster.kinds()[0]:
-        homes = _homes(accelerator)
-        differences = [*_generations(accelerator, cluster.fabric)]
-        if _is_shipped(cluster.files[0]) and stated.file.get("accelerator") != accelerator.name:
-            differences += _differences(stated, [*homes.values()])
+        differences = [*_generations(accelerator, cluster.fabric), *_differences(accelerator, cluster, stated)]
         if differences:
-            owners = f"; {_list([*homes])} {'have' if len(homes) > 1 else 'has'} what belongs to it" if homes else ""
+            homes = [*_homes(accelerator)]
+            owners = f"; {_list(homes)} {'have' if len(homes) > 1 else 'has'} what belongs to it" if homes else ""
             yield f"cluster: {accelerator.name} stands in {cluster.name}, with {', '.join(differences)}{owners}"
-
-
-def _is_shipped(path: Path) -> bool:
-    return path.parent == shipped.shelf("clusters")
 
 
 def _generations(accelerator: Accelerator, fabric: Fabric) -> Iterator[str]:
@@ -103,8 +97,11 @@ def _generations(accelerator: Accelerator, fabric: Fabric) -> Iterator[str]:
         yield f"{_list([each.value for each in there])} links instead of {accelerator.nvlink.value}"
 
 
-def _differences(stated: _Stated, homes: Sequence[Keys]) -> Iterator[str]:
-    """Where the file that the scenario leaves as it is says what no cluster of the accelerator does."""
+def _differences(accelerator: Accelerator, cluster: Cluster, stated: _Stated) -> Iterator[str]:
+    """Where a shipped file that the scenario leaves as it is says what no cluster of the accelerator does."""
+    if stated.file.get("accelerator") == accelerator.name or cluster.files[0].parent != shipped.shelf("clusters"):
+        return
+    homes = _homes(accelerator).values()
     for key, words in _OWN.items():
         there, own = stated.left(key), list(dict.fromkeys(home[key] for home in homes if key in home))
         if there is not None and own and there not in own:
@@ -132,11 +129,8 @@ def _fast_ports(scenario: Setup, stated: _Stated) -> Iterator[str]:  # noqa: ARG
 def _slow_nvlink(scenario: Setup, stated: _Stated) -> Iterator[str]:
     """NVLink in bits, which is sold in bytes, and often both ways together."""
     key, accelerator = "node.nvlink.bandwidth", scenario.cluster.accelerator
-    text, port = stated.text(key), _port(accelerator)
-    if not text or not port or "bit" not in text:
-        return
-    rate = parse_quantity(text, Dimension.BANDWIDTH)
-    if rate < port / 2:
+    text = stated.text(key)
+    if "bit" in text and (rate := parse_quantity(text, Dimension.BANDWIDTH)) < (port := _port(accelerator)) / 2:
         yield (
             f"cluster.{key}: {text} is {format_bandwidth(rate)}, but {accelerator.name} has {format_bandwidth(port)} "
             f"of NVLink per direction ({format_bandwidth(2 * port)} in both); was {format_bandwidth(port)} meant?"
