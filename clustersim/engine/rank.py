@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import simpy
 
+from clustersim.engine.joint import Seat
 from clustersim.engine.recorder import Lost, Times
 from clustersim.engine.rendezvous import Rendezvous
 from clustersim.engine.stretch import Paces, Stretch
@@ -36,7 +37,7 @@ class Rank:
     rows: list[int] = field(init=False)
     _waiting: dict[int, simpy.Event] = field(init=False, default_factory=dict)
     _beside: bool = field(init=False, default=False)
-    _stretch: Stretch | None = field(init=False, default=None)
+    _stretch: Stretch | Seat | None = field(init=False, default=None)
     _awaited: int = field(init=False, default=-1)
     _paces: dict[Block, Paces] = field(init=False, default_factory=dict)
     _pieces: dict[Block, list[int]] = field(init=False, default_factory=dict)
@@ -136,6 +137,12 @@ class Rank:
         if self.world.private(self.number, block):
             slowed = yield from self._work(whole, calm=self._calm(number))
             return Lost(slowed=slowed)
+        role = self.world.joint_role(self.number, block)
+        if role is not None:
+            seat = self._stretch = self.world.joint.come(self.number, number, block, role, beside=self._beside)
+            yield seat.done
+            self._stretch = None
+            return seat.lost
         waited = slowed = contended = 0.0
         for begin, end in pairwise(self._cuts(number, block)):
             come = self.world.environment.now
