@@ -118,14 +118,14 @@ class JointBlocks:
         self._environment, self._program, self._classes, self._cost = environment, program, classes, cost
         self._jitter = jitter
         self._simulated = np.unique(classes.representative)
-        self._groups: dict[tuple[str, int], _Group] = {}
+        self._groups: dict[tuple[str, int], _Group] = {}  # by colour
+        self._of: dict[tuple[str, int], _Group] = {}  # by rank
 
     def come(self, rank: int, number: int, block: Block, role: str, *, beside: bool) -> Seat:
         """Begin the block of task `number` as a rank, together with the others of its group of a role."""
-        colour = int(self._classes.groups[role][self._program.rows[role][rank]])
-        group = self._groups.get((role, colour))
+        group = self._of.get((role, rank))
         if group is None:
-            group = self._groups[role, colour] = self._group(role, colour)
+            group = self._of[role, rank] = self._known(role, rank)
         run = group.runs.get(number)
         if run is None:
             run = group.runs[number] = JointRun(self._environment, *group.pieces.of(number, block))
@@ -133,6 +133,13 @@ class JointBlocks:
         if run.full:
             del group.runs[number]
         return seat
+
+    def _known(self, role: str, rank: int) -> "_Group":
+        """The group of a role that a rank is in."""
+        colour = int(self._classes.groups[role][self._program.rows[role][rank]])
+        if (role, colour) not in self._groups:
+            self._groups[role, colour] = self._group(role, colour)
+        return self._groups[role, colour]
 
     def _group(self, role: str, colour: int) -> "_Group":
         """The simulated ranks that stand for the members of a group."""

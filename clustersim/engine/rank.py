@@ -2,7 +2,7 @@
 
 For each task of a stream: wait until the rank's earlier tasks that it names are done, perform it, write its span, tell
 those who wait. A compute task takes its block's time; where other simulated ranks take part in a block's exchanges,
-the block is run operation by operation, so that they can meet inside it. A collective starts when its last member has
+all of them run it together (`joint`), or operation by operation, so that they can meet inside it. A collective starts when its last member has
 come. A message starts when it is sent (receive buffers are posted ahead) and is done at both ends together.
 
 While a collective of the data stream moves data, kernels of the compute stream take longer.
@@ -128,21 +128,17 @@ class Rank:
                 self._stretch.change(beside)
 
     def _compute(self, number: int, block: Block) -> Generator[simpy.Event, Any, Lost]:
-        """Run a block as one event, or operation by operation where others meet this rank inside it."""
-        whole = self._paces.get(block)
-        if whole is None:
-            whole = self.world.paces.of(self.number, number, block)
-            if self.world.jitter is None:
-                self._paces[block] = whole
-        if self.world.private(self.number, block):
-            slowed = yield from self._work(whole, calm=self._calm(number))
-            return Lost(slowed=slowed)
+        """Run a block as one event, or operation by operation where others meet or share links with it inside."""
         role = self.world.joint_role(self.number, block)
         if role is not None:
             seat = self._stretch = self.world.joint.come(self.number, number, block, role, beside=self._beside)
             yield seat.done
             self._stretch = None
             return seat.lost
+        whole = self._whole(number, block)
+        if self.world.private(self.number, block):
+            slowed = yield from self._work(whole, calm=self._calm(number))
+            return Lost(slowed=slowed)
         waited = slowed = contended = 0.0
         for begin, end in pairwise(self._cuts(number, block)):
             come = self.world.environment.now
@@ -156,6 +152,15 @@ class Rank:
                 slowed, contended = slowed + more, contended + longer
             self._record(number, whole.alone[begin : end + 1], begin, start)
         return Lost(waited, slowed, contended)
+
+    def _whole(self, number: int, block: Block) -> Paces:
+        """Paces of the block of a task; those of all its runs where kernels do not vary."""
+        known = self._paces.get(block)
+        if known is None:
+            known = self.world.paces.of(self.number, number, block)
+            if self.world.jitter is None:
+                self._paces[block] = known
+        return known
 
     def _calm(self, number: int) -> bool:
         """Whether no collective can be beside the block of a task: the data stream waits for its end, or a later one's.

@@ -51,6 +51,7 @@ class World:
     _private: dict[tuple[Block, int], bool] = field(init=False, default_factory=dict)
     _met: dict[tuple[Block, int], list[tuple[str, int]]] = field(init=False, default_factory=dict)
     _joint: dict[tuple[Block, int], str | None] = field(init=False, default_factory=dict)
+    _receivers: dict[tuple[str, int], int] = field(init=False, default_factory=dict)
     _receipts: dict[int, dict[tuple[str, Action], int]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -124,12 +125,19 @@ class World:
     def deliver(self, sender: int, send: Send, start: Seconds, cause: int) -> None:
         """Finish the receive that a message was for, and write its span."""
         role = send.exchange.group
-        pair = self.program.groups[role].members[self.program.rows[role][sender]]
-        receiver = int(self.classes.representative[pair[1]])
+        receiver = self._receiver(role, sender)
         number = self._receipts_of(receiver)[role, send.tag]
         now = self.environment.now
         row = self.recorder.span(receiver, number, Stream.RECEIVE, cause, Times(start, start, start, now))
         self.ranks[receiver].finish(number, row)
+
+    def _receiver(self, role: str, sender: int) -> int:
+        """The simulated rank that stands for the one that a rank sends to."""
+        known = self._receivers.get((role, sender))
+        if known is None:
+            pair = self.program.groups[role].members[self.program.rows[role][sender]]
+            known = self._receivers[role, sender] = int(self.classes.representative[pair[1]])
+        return known
 
     def _group(self, role: str, rank: int) -> tuple[tuple[str, int], int]:
         """The rank's group, named by its colour, and how many simulated ranks stand for its members."""
