@@ -2,8 +2,9 @@
 
 For each task of a stream: wait until the rank's earlier tasks that it names are done, perform it, write its span, tell
 those who wait. A compute task takes its block's time; where other simulated ranks take part in a block's exchanges,
-all of them run it together (`joint`), or operation by operation, so that they can meet inside it. A collective starts when its last member has
-come. A message starts when it is sent (receive buffers are posted ahead) and is done at both ends together.
+all of them run it together (`joint`), or operation by operation, so that they can meet inside it. A collective starts
+when its last member has come. A message starts when it is sent (receive buffers are posted ahead) and is done at both
+ends together.
 
 While a collective of the data stream moves data, kernels of the compute stream take longer.
 """
@@ -222,7 +223,8 @@ class Rank:
         whole = both.of(kernel, arrived[0] - start)
         yield world.environment.timeout(max(start + whole - world.environment.now, 0.0))
         usual = both.of(kernel, both.exchange)
-        return max(usual - both.of(kernel - slowed, both.exchange), 0.0), max(whole - usual, 0.0)
+        lost = max(usual - both.of(kernel - slowed, both.exchange), 0.0) if slowed else 0.0
+        return lost, max(whole - usual, 0.0)
 
     def _work(self, paces: Paces, *, calm: bool = False) -> Generator[simpy.Event, Any, Seconds]:
         """Run operations that nobody else can observe; return by how much collectives beside slowed them."""
