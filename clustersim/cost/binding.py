@@ -7,8 +7,8 @@ The same holds of what a switch sends downwards. Links that cannot decide are le
 
 This is not taken from a fabric's description but checked in what groups ask of it: a link is left out if each group
 that keeps it busy keeps its neighbours of the tier below, weighed by bandwidth, busy for as long or longer. Weights
-that sum to 1 make a full link a mean of full links. From the top tier down, so that what is left out rests on links that
-are kept, or that rest on such in turn.
+that sum to 1 make a full link a mean of full links. From the top tier down, so that what is left out rests on links
+that are kept, or that rest on such in turn.
 
 Reference: redundant constraints in linear programs, Karwan et al., Redundancy in Mathematical Programming (1983);
 Leiserson, Fat-Trees, IEEE Trans. Comput. C-34(10), 1985.
