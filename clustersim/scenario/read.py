@@ -52,9 +52,10 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A setup, checked, and what it was read from."""
+    """A setup, checked, and what it was read from. changes: what replaces keys of the cluster's file."""
 
     setup: Setup
+    changes: Mapping[str, Any]
     files: tuple[Path, ...]
     readings: tuple[Reading, ...]
 
@@ -70,7 +71,7 @@ def read(written: Mapping[str, Any], origin: Origin, earlier: Iterable[Reading] 
     if found:
         raise refuse(origin.source, found)
     files = build.files(file, setup.cluster, origin.base, readings)
-    return Found(setup, files, readings.kept)
+    return Found(setup, file.cluster.changes, files, readings.kept)
 
 
 def _validated(written: Mapping[str, Any], origin: Origin) -> ScenarioFile:

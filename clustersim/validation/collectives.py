@@ -63,7 +63,7 @@ _EARLIER: Final = {  # networks that tables call alike, by what they join
 }
 # What torch.distributed does on the host between an event and the launch: 8 H200 timed call by call take 39 us from 32 KiB
 # to 512 KiB (ml-engineering), 16 to 21 us when 8 H100 are timed in a loop (dgxc-nccl).
-_CALL: Final = 20e-6
+_CALL: Final = 23e-6
 _LATENCY: Final = 0.5e-6  # of any other port and switch; the library's own constants hold what is beyond
 
 
