@@ -13,8 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.arrays import BoolArray, FloatArray
-from clustersim.hardware.technology import Technology
+from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.units import Bytes, Seconds
 from clustersim.validation.cases import Case
 from clustersim.validation.collectives import MEBIBYTE, SHIPPED, Place, place_of, read_collectives, seconds_of
@@ -36,16 +35,25 @@ class Benchmark:
     @property
     def fitted(self) -> bool:
         """Whether the table takes part in a fit."""
-        return self.place.network is not Technology.EFA and not self.place.called
+        return not self.place.called
+
+    @property
+    def between(self) -> bool:
+        """Whether it crosses a network."""
+        return self.place.gpus > self.place.domain
 
     @cached_property
     def large(self) -> BoolArray:
         """Which sizes are 1 MiB or more."""
         return np.array(self.sizes) >= MEBIBYTE
 
-    def ratios(self, seconds: FloatArray) -> FloatArray:
-        """What the benchmark sees of collectives that take so long, over what was measured: [..., sizes]."""
-        found: FloatArray = self.place.seen(seconds) / np.array(self.measured)
+    def ratios(self, seconds: FloatArray, places: IntArray | None = None) -> FloatArray:
+        """What the benchmark sees of collectives that take so long, over what was measured: [..., sizes].
+
+        places: which sizes, None: all.
+        """
+        measured = np.array(self.measured)
+        found: FloatArray = self.place.seen(seconds) / (measured if places is None else measured[places])
         return found
 
 

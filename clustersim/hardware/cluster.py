@@ -117,11 +117,10 @@ def load_machine(
 
     Where the fabric connects fewer it is as large as it can be. Raises InputError.
     """
-    machine = _load(name_or_path, None, overrides, evenly=False)
+    machine = _load(name_or_path, None if gpus is None else 1, overrides, evenly=False)
     if not isinstance(machine.fabric, Clos):  # a graph is as large as it is
-        return machine
-    needed = allocation.machine(machine.gpus if gpus is None else gpus, machine.units)
-    size = min(max(needed, machine.gpus) if gpus is None else needed, machine.fabric.most, MOST_GPUS)
+        return replace(machine, gpus=machine.fabric.gpus)
+    size = min(max(allocation.machine(gpus, machine.units), machine.gpus), machine.fabric.most, MOST_GPUS)
     return machine if size == machine.gpus else _load(name_or_path, size, overrides, evenly=False)
 
 

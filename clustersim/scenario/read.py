@@ -157,9 +157,7 @@ def _require_offered(library: str, collective: Collective, algorithm: str, readi
 def _require_nccl(section: CostSection, library: Library) -> None:
     """Whether the library follows NCCL's variables, and has channels if any are limited."""
     if not library.nccl:
-        raise InputError(
-            f"the cluster's library is {library.name}, which does not follow NCCL's variables; leave it out"
-        )
+        raise InputError(f"the cluster's library is {library.name}, which does not read NCCL's variables; leave it out")
     twice = [kind for kind in section.collectives if kind in section.nccl.switches({}).bound]
     if twice:
         raise InputError(f"speaks of {twice[0].value}, for which cost.collectives names an algorithm; keep one of them")

@@ -63,7 +63,7 @@ _EARLIER: Final = {  # networks that tables call alike, by what they join
 }
 # What torch.distributed does on the host between an event and the launch: 8 H200 timed call by call take 39 us from 32 KiB
 # to 512 KiB (ml-engineering), 16 to 21 us when 8 H100 are timed in a loop (dgxc-nccl).
-_CALL: Final = 20e-6
+_CALL: Final = 23e-6
 _LATENCY: Final = 0.5e-6  # of any other port and switch; the library's own constants hold what is beyond
 
 
@@ -72,7 +72,8 @@ class Machine:
     """Ports of one GPU in bytes/s: NVLink, PCIe, network where a row states none.
 
     node: GPUs of a whole node, to which the ports of a row belong; domain: GPUs that NVLink joins, if not of a node;
-    mesh: whether every pair of a node's GPUs has its own link, so that fewer GPUs use fewer links.
+    mesh: whether every pair of a node's GPUs has its own link, so that fewer GPUs use fewer links; host: what a
+    launch takes on hosts of such GPUs, None: as the accelerator's file says.
     """
 
     nvlink: BytesPerSecond
@@ -82,12 +83,14 @@ class Machine:
     node: int = 8
     domain: int | None = None
     mesh: bool = False
+    host: Seconds | None = None
 
 
+# Launches of A100's hosts: 8 GPUs of one process take 43 us for whatever is small (azure, ml-engineering).
 # NVLink and Infinity Fabric of datasheets; PCIe Gen3 to Gen6 x16. By what an accelerator's name begins with.
 MACHINES: Final = {
     "v100": Machine(150e9, 16e9, 6.25e9),
-    "a100": Machine(300e9, 32e9, 25e9),
+    "a100": Machine(300e9, 32e9, 25e9, host=5.4e-6),
     "h100": Machine(450e9, 64e9, 50e9),
     "h200": Machine(450e9, 64e9, 50e9),
     "h800": Machine(200e9, 64e9, 50e9),
@@ -213,12 +216,13 @@ def place_of(case: Case) -> Place:
     accelerator = _accelerator(case)
     if accelerator.nvlink is None:
         raise CannotPredictError(f"gpu {case.text('gpu')}: it has no NVLink", owed=False)
+    machine = MACHINES[accelerator.name.split("-")[0]]
     return Place(
         gpu=case.text("gpu"),
         accelerator=accelerator.name,
-        launch=accelerator.efficiency.launch_interval,
+        launch=machine.host or accelerator.efficiency.launch_interval,
         gpus=_count(case, "n_gpus", least=2),
-        per_node=_count(case, "gpus_per_node", MACHINES[accelerator.name.split("-")[0]].node),
+        per_node=_count(case, "gpus_per_node", machine.node),
         per_process=case.whole("gpus_per_process", 1),
         called=case.text("timed") == "call",
         own=accelerator.nvlink,
