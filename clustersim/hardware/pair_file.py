@@ -33,8 +33,10 @@ def read_pairs(section: Section, gpus: int) -> PairLinks:
 
 
 def _is_pair(link: object, gpus: int) -> bool:
-    whole = isinstance(link, list) and len(link) == 2 and all(type(end) is int for end in link)
-    return whole and link[0] != link[1] and all(0 <= end < gpus for end in link)  # type: ignore[index]
+    match link:
+        case [here, there] if type(here) is int and type(there) is int:
+            return here != there and min(here, there) >= 0 and max(here, there) < gpus
+    return False
 
 
 def _even(section: Section, pairs: PairLinks) -> PairLinks:

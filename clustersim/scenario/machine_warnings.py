@@ -53,11 +53,13 @@ class _Stated:
 
     def text(self, key: str) -> str:
         """What holds for a key; empty where nobody says anything."""
-        return str(self.changed.get(key, self.file.get(key)) or "")
+        return str(self.changed.get(key) or self.left(key) or "")
 
     def left(self, key: str) -> object:
         """What the file says and the scenario leaves; None otherwise."""
-        return None if key in self.changed else self.file.get(key)
+        parts = key.split(".")
+        replaced = any(".".join(parts[:end]) in self.changed for end in range(1, len(parts) + 1))
+        return None if replaced else self.file.get(key)
 
 
 def machine_warnings(scenario: Setup, changes: Mapping[str, Any]) -> list[str]:

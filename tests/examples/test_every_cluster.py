@@ -38,3 +38,14 @@ def test_a_small_step_runs_and_its_answer_runs_again(name: str) -> None:
     shared = simulate(scenario.changed("cost.network=shared"))
     assert shared.step_time >= result.step_time * (1 - 1e-9)
     assert picture(scenario.cluster).tiers
+
+
+@pytest.mark.parametrize("name", ["dgx-v100", "mi300x"])
+@pytest.mark.parametrize("layout", [{"tp": 4, "pp": 2}, {"tp": 2, "pp": 2, "data": "fsdp"}])
+def test_ranks_fold_where_links_of_pairs_differ(name: str, layout: dict[str, Any]) -> None:
+    """GPUs 0 and 4 of a DGX-1 have two links, 2 and 6 one; whether ranks are alike is proved from what they cost."""
+    plan = small(name) | {"layout": layout, "cost": {"network": "shared"}}
+    scenario = Scenario.from_mapping(plan)
+    folded = simulate(scenario).step_time
+    for change in ("cost.symmetry=off", "cost.coalesce=false"):
+        assert simulate(scenario.changed(change)).step_time == pytest.approx(folded, rel=1e-9)

@@ -60,6 +60,12 @@ def test_an_accelerator_in_the_hosts_of_another_is_told_where_it_belongs(
         ["cluster.name=mi300x", "cluster.accelerator=mi325x"],
         ["cluster.accelerator=h800-sxm-80gb", "cluster.node.nvlink.bandwidth=200 GB/s"],
         ["cluster.accelerator=h800-sxm-80gb", "cluster.node={nvlink: {bandwidth: 160 GB/s}}"],  # said, so believed
+        [
+            "cluster.accelerator=h800-sxm-80gb",
+            "cluster.node={nvlink: null, host: {bridges: 2, bandwidth: 40 GB/s, latency: 1 us}}",
+            "layout.tp=1",
+            "layout.dp=32",
+        ],
         ["cluster.node.nvlink.bandwidth=112.5 GB/s"],  # what if it had a quarter?
         ["cluster.node.nvlink.bandwidth=900 GB/s"],
         ["cluster.node.nvlink.bandwidth=3600 Gbit/s"],  # 450 GB/s
