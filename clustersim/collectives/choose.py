@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clustersim.arrays import FloatArray, IntArray
+from clustersim.collectives.collnet import COLLNET
 from clustersim.collectives.lanes import Lanes, lanes
 from clustersim.collectives.library import ALGORITHMS, Library, Makes, Offer
 from clustersim.collectives.loads import OwnLoads, own_loads, spread
@@ -40,7 +41,6 @@ from clustersim.program.colour import distinct
 from clustersim.program.task import Collective
 from clustersim.state import FieldState
 from clustersim.units import Bytes, Seconds
-
 
 MANY: Final = 4  # domains, from which on trees among adding switches have smaller chunks
 
@@ -136,7 +136,9 @@ def costs(choices: Choices, payload: Bytes) -> Costs:
     idle = launch[:, None] + latency
     idle[[payload > offer.most for offer in choices.offers]] = np.inf
     moving = payload * per_byte + chunk * fill
-    least = np.stack([_least(offer, choices, payload, each) for offer, each in zip(choices.offers, inside, strict=True)])
+    least = np.stack(
+        [_least(offer, choices, payload, each) for offer, each in zip(choices.offers, inside, strict=True)]
+    )
     pace = np.array([paced(offer.pace, payload) for offer in choices.offers])
     beyond = payload * (np.maximum(least, per_byte) / pace[:, None] - per_byte)
     return Costs(idle, moving, np.maximum(_channelled(choices, payload)[:, None] - moving, beyond), chunk)
@@ -256,6 +258,8 @@ class Surveyor(FieldState):
 
     def _possible(self, offer: Offer) -> bool:
         """Whether the fabric's switches can do what the offer needs."""
+        if offer.algorithm in COLLNET and not self.library.adds_between(self._makes):
+            return False
         return not needs_switch(offer) or self.library.adds_on(self._makes)
 
     def _route(self, phase: Phase, *, turned: bool, alone: bool) -> Routed:

@@ -22,6 +22,7 @@ import numpy as np
 from clustersim import shipped
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.collectives.aggregated_trees import AggregatedTrees
+from clustersim.collectives.collnet import CollNetChain, CollNetDirect, NvlsSharp
 from clustersim.collectives.hierarchical import Hierarchical
 from clustersim.collectives.in_network import InNetwork
 from clustersim.collectives.pairwise import Pairwise
@@ -40,6 +41,9 @@ ALGORITHMS: Final[Mapping[str, Algorithm]] = {
     "ring": Ring(),
     "tree": Tree(),
     "aggregated_trees": AggregatedTrees(),
+    "collnet_chain": CollNetChain(),
+    "collnet_direct": CollNetDirect(),
+    "collnet_nvls": NvlsSharp(),
     "in_network": InNetwork(),
     "hierarchical": Hierarchical(),
     "pairwise": Pairwise(),
@@ -252,6 +256,10 @@ class Library:
         able = [self.generation(each).in_network is not None for each in makes.generations]
         return bool(able) and all(able)
 
+    def adds_between(self, makes: Makes) -> bool:
+        """Whether the network's switches of such a machine can add (SHARP)."""
+        return makes.networks == (Technology.INFINIBAND,)
+
     def without(self, makes: Makes) -> frozenset[str]:
         """Protocols and algorithms that are not to be had between the nodes of such a machine."""
         return frozenset().union(*(self.network(each).without for each in makes.networks))
@@ -357,7 +365,9 @@ def _ramp(entry: Mapping[str, Any]) -> Ramp:
 
 def _in_network(entry: Mapping[str, Any]) -> InNetworkRate:
     one, several = entry["channels"]
-    return InNetworkRate(float(entry["share"]), (int(one), int(several)), parse_quantity(entry["handling"], Dimension.SIZE))
+    return InNetworkRate(
+        float(entry["share"]), (int(one), int(several)), parse_quantity(entry["handling"], Dimension.SIZE)
+    )
 
 
 def _offer(entry: Mapping[str, Any]) -> Offer:

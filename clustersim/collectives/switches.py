@@ -7,7 +7,7 @@ algorithm to choose, so only channels limit them. A program may also do a collec
 chooses by itself (hierarchically, say): then that algorithm is the only one.
 
     algorithm   ring, tree: as here; NVLS and NVLSTree: `in_network`, inside one domain and across several; PAT:
-                `aggregated_trees`
+                `aggregated_trees`; CollNetDirect, CollNetChain and NVLS with CollNet: `collnet`, where CollNet is on
     channels    of messages inside an NVLink domain (`Channels`). Rings and trees go at the rate of their links, however
                 many channels there are.
 
@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from clustersim.collectives.collnet import COLLNET
 from clustersim.collectives.library import Channels, Library, Offer
 from clustersim.program.task import Collective
 
@@ -56,20 +57,23 @@ class Switches:
     """What a user told the library; what is not there is its own choice.
 
     algorithms, protocols: those that it may take, by collective; limits: of channels; forced: an algorithm by
-    collective, whether the library chooses it by itself or not; words: how the user said it.
+    collective, whether the library chooses it by itself or not; collnet: the network's switches may add; words: how
+    the user said it.
     """
 
     algorithms: Mapping[Collective, frozenset[str]] = field(default_factory=dict)
     protocols: Mapping[Collective, frozenset[str]] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     forced: Mapping[Collective, str] = field(default_factory=dict)
+    collnet: bool = False
     words: str = ""
 
     @property
     def bound(self) -> frozenset[Collective]:
         """Collectives that may not be done as the library would by itself."""
         limited = MESSAGES if self.limits != Limits() else frozenset()
-        return frozenset({*self.algorithms, *self.protocols, *self.forced, *limited})
+        added = frozenset({Collective.ALL_REDUCE}) if self.collnet else frozenset()
+        return frozenset({*self.algorithms, *self.protocols, *self.forced, *limited, *added})
 
     def narrowed(self, library: Library) -> Library:
         """The library with what is left of its offers and channels; itself where nothing is said."""
@@ -89,7 +93,9 @@ class Switches:
         if forced:
             yield replace(offer, collectives=forced, default=True)
         if free:
-            yield replace(offer, collectives=free)
+            yield replace(
+                offer, collectives=free, default=offer.default or (self.collnet and offer.algorithm in COLLNET)
+            )
 
     def _allows(self, kind: Collective, offer: Offer) -> bool:
         algorithms, protocols = self.algorithms.get(kind), self.protocols.get(kind)

@@ -131,7 +131,7 @@ def _nvlink_limits(generation: Generation, offer: Offer, spans: int) -> tuple[fl
 
 def needs_switch(offer: Offer) -> bool:
     """Whether the switches of the NVLink domain must be able to add."""
-    return offer.algorithm == "in_network"
+    return offer.algorithm in ("in_network", "collnet_nvls")
 
 
 def time_phase(burden: Burden, rates: "Rates", latency: FloatArray, stages: float) -> FloatArray:

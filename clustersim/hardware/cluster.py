@@ -128,7 +128,8 @@ def load_cluster(name_or_path: str, gpus: int | None = None, overrides: Mapping[
     """Read a shipped cluster by name, or any cluster or graph file by path.
 
     gpus: how many, instead of the file's own number; overrides: values for keys of the file, dotted
-    ({"fabric.spine.oversubscription": 7}) or nested. NVLink domains of several nodes are filled evenly. Raises InputError.
+    ({"fabric.spine.oversubscription": 7}) or nested. NVLink domains of several nodes are filled evenly. Raises
+    InputError.
     """
     return _load(name_or_path, gpus, overrides, evenly=True)
 

@@ -10,11 +10,11 @@ from itertools import chain
 
 import numpy as np
 
-from clustersim.collectives.library import load_library
+from clustersim.collectives.library import Makes, load_library
 from clustersim.collectives.switches import Limits
 from clustersim.dtypes import DType
 from clustersim.hardware.disturbance import DeadLink
-from clustersim.hardware.topology import LINK_KINDS, LinkKind
+from clustersim.hardware.topology import LinkKind
 from clustersim.parallel.data import FullyShard, GradientSync, Zero2
 from clustersim.parallel.mesh import TENSOR
 from clustersim.scenario.settings import Contention, Symmetry
@@ -232,14 +232,24 @@ def _channels_of_messages(scenario: Setup) -> Iterator[str]:
     limits = scenario.cost.switches.limits
     if limits == Limits():
         return
-    library, table = load_library(scenario.cluster.library), scenario.cluster.fabric.links
-    port = float(table.bandwidth[table.kind == LINK_KINDS.index(LinkKind.NVLINK)].max(initial=0.0))
-    if math.isinf(library.channel_on(port)):
+    library, makes = load_library(scenario.cluster.library), Makes.of(scenario.cluster.fabric.links)
+    if math.isinf(library.channel_on(makes)):
         yield "cost.nccl: numbers of channels change nothing; the rate of a channel is not known for these GPUs"
     else:
         yield (
             "cost.nccl: numbers of channels limit messages inside NVLink domains only; rings, trees and NVLS go at the "
             "rate of their links"
+        )
+
+
+def _switches_that_cannot_add(scenario: Setup) -> Iterator[str]:
+    if not scenario.cost.switches.collnet:
+        return
+    library, makes = load_library(scenario.cluster.library), Makes.of(scenario.cluster.fabric.links)
+    if not library.adds_between(makes):
+        networks = " and ".join(each.value for each in makes.networks) or "no network"
+        yield (
+            f"cost.nccl: NCCL_COLLNET_ENABLE changes nothing; switches of {networks} do not add, those of InfiniBand do"
         )
 
 
@@ -274,6 +284,7 @@ _WARNINGS: tuple[Callable[[Setup], Iterator[str]], ...] = (
     _beyond_reach,
     _of_other_jobs,
     _channels_of_messages,
+    _switches_that_cannot_add,
     _record_of_a_healthy_network,
 )
 _LONG = (_one_by_one, _many_spans, _split_tensor_groups)

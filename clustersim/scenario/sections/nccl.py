@@ -19,22 +19,22 @@ from clustersim.scenario.section import Section, mistake, yaml_number
 
 MOST_CHANNELS: Final = 64  # MAXCHANNELS of src/include/device.h
 _FUNCTIONS: Final = {kind.value.replace("_", ""): kind for kind in CHOSEN}
-_ALGORITHMS: Final[Mapping[str, str]] = {
-    "tree": "tree",
-    "ring": "ring",
-    "collnetdirect": "",
-    "collnetchain": "",
-    "nvls": "in_network",
-    "nvlstree": "in_network",
-    "pat": "aggregated_trees",
+_ALGORITHMS: Final[Mapping[str, tuple[str, ...]]] = {
+    "tree": ("tree",),
+    "ring": ("ring",),
+    "collnetdirect": ("collnet_direct",),
+    "collnetchain": ("collnet_chain",),
+    "nvls": ("in_network", "collnet_nvls"),
+    "nvlstree": ("in_network",),
+    "pat": ("aggregated_trees",),
 }
-"""NCCL's names and the model's; empty: it has none."""
-_PROTOCOLS: Final = {name.lower(): name for name in ("LL", "LL128", "Simple")}
+"""NCCL's names and the model's."""
+_PROTOCOLS: Final = {name.lower(): (name,) for name in ("LL", "LL128", "Simple")}
 _NETWORK: Final = "the network is the cluster's (cluster.fabric)"
 _NODE: Final = "routes inside a node are the cluster's (cluster.node)"
 _FITTED: Final = "chunks and thresholds are fitted to measurements (topologies/libraries)"
 _TIMELESS: Final = "no time depends on it"
-_SHARP: Final = "SHARP in InfiniBand is not among the library's offers"
+_SHARP: Final = "how SHARP works is the library's own"
 _BEGINNINGS: Final = {"NCCL_IB_": _NETWORK, "NCCL_SOCKET_": _NETWORK, "NCCL_NET": _NETWORK, "NCCL_COLLNET_": _SHARP}
 _UNMODELLED: Final = {
     **dict.fromkeys(("NCCL_CROSS_NIC", "NCCL_NSOCKS_PERTHREAD", "NCCL_PXN_DISABLE", "NCCL_P2P_PXN_LEVEL"), _NETWORK),
@@ -50,7 +50,7 @@ _UNMODELLED: Final = {
 Allowed = dict[Collective, frozenset[str]]
 
 
-def _lists(names: Mapping[str, str], value: object) -> Allowed:
+def _lists(names: Mapping[str, tuple[str, ...]], value: object) -> Allowed:
     """What NCCL's grammar allows, by collective; collectives that it does not speak of are not there."""
     if not isinstance(value, str) or not value.strip():
         meant = yaml_number(value)
@@ -71,7 +71,7 @@ def _function(name: str) -> Collective:
     return _FUNCTIONS[name.strip().lower()]
 
 
-def _elements(text: str, names: Mapping[str, str]) -> frozenset[str]:
+def _elements(text: str, names: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
     """What a list allows, in the model's names."""
     excludes = text.strip().startswith("^")
     named = [element.strip().lower() for element in text.strip().removeprefix("^").split(",")]
@@ -79,7 +79,7 @@ def _elements(text: str, names: Mapping[str, str]) -> frozenset[str]:
         if element not in names:
             raise mistake(f"{shown(element)} is none of NCCL's; {nearest(element, names)}")
     left = [name for name in names if (name in named) is not excludes]
-    return frozenset(names[name] for name in left if names[name])
+    return frozenset(each for name in left for each in names[name])
 
 
 def _algorithms(value: object) -> object:
@@ -100,6 +100,7 @@ class NcclSection(Section):
     algorithms: Annotated[Any, BeforeValidator(_algorithms)] = Field(None, alias="NCCL_ALGO")
     protocols: Annotated[Any, BeforeValidator(_protocols)] = Field(None, alias="NCCL_PROTO")
     nvls: Annotated[int, Field(ge=0, le=2)] | None = Field(None, alias="NCCL_NVLS_ENABLE")
+    collnet: Annotated[int, Field(ge=0, le=1)] | None = Field(None, alias="NCCL_COLLNET_ENABLE")
     least: Channels | None = Field(None, alias="NCCL_MIN_NCHANNELS")
     most: Channels | None = Field(None, alias="NCCL_MAX_NCHANNELS")
     messages_least: Channels | None = Field(None, alias="NCCL_MIN_P2P_NCHANNELS")
@@ -108,7 +109,8 @@ class NcclSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _known(cls, value: object) -> object:
-        for name in value if isinstance(value, dict) else ():
+        known = {each.alias for each in cls.model_fields.values()}
+        for name in (each for each in value if each not in known) if isinstance(value, dict) else ():
             why = _unmodelled(str(name))
             if why:
                 raise mistake(f"{name} is NCCL's, but not modelled: {why}; leave it out")
@@ -127,12 +129,13 @@ class NcclSection(Section):
         algorithms: Allowed = dict(self.algorithms or {})
         if self.nvls == 0:
             every = frozenset(ALGORITHMS)
-            algorithms = {kind: algorithms.get(kind, every) - {"in_network"} for kind in CHOSEN}
+            algorithms = {kind: algorithms.get(kind, every) - {"in_network", "collnet_nvls"} for kind in CHOSEN}
         return Switches(
             algorithms=algorithms,
             protocols=dict(self.protocols or {}),
             limits=Limits(self.least, self.most, self.messages_least, self.messages_most),
             forced=forced,
+            collnet=self.collnet == 1,
             words=" and ".join((*_forced(forced), *self.names())),
         )
 
