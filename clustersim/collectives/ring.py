@@ -68,11 +68,10 @@ def _passed(domains: IntArray, share: float) -> Flows:
 
 
 def _chain(arrangement: Arrangement, kind: Collective) -> Phase:
-    """The ring without the hop back to the root; every other hop carries the whole payload (or 1/k of it k times)."""
-    members = arrangement.members
-    sources, targets = members[:, :-1], members[:, 1:]
+    """The rings without the hops back to the root, which load nothing more: every other hop carries all of its part."""
+    flows = ring_flows(arrangement, 1.0)
     if kind is Collective.REDUCE:
-        sources, targets = targets, sources
+        flows = [Flows(each.targets, each.sources, each.share) for each in flows]
     network = arrangement.spans - 1
     rounds = Rounds(local=arrangement.size - 1 - network, network=network)
-    return phase(Flows(sources, targets, 1.0), rounds=rounds, stages=max(arrangement.size - 2, 0))
+    return phase(*flows, rounds=rounds, stages=max(arrangement.size - 2, 0))

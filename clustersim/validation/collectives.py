@@ -99,6 +99,8 @@ MACHINES: Final = {
     "b300": Machine(900e9, 128e9, 100e9),
     "gb300": Machine(900e9, 128e9, 100e9, node=4, domain=72),
     "mi300x": Machine(448e9, 64e9, 50e9, library="rccl", mesh=True),
+    "mi325x": Machine(448e9, 64e9, 50e9, library="rccl", mesh=True),
+    "mi355x": Machine(537.6e9, 64e9, 50e9, library="rccl", mesh=True),
 }
 
 
