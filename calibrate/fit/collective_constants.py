@@ -45,7 +45,9 @@ class Fit:
 
     def best(self, without: str | None = None) -> Library:
         """The library with the constants that fit the tables of all sources but one best."""
-        kept = {make: replace(each, launch=self._launch(make, each.launch, without)) for make, each in self._generations}
+        kept = {
+            make: replace(each, launch=self._launch(make, each.launch, without)) for make, each in self._generations
+        }
         networks = {make: replace(each, latency=self._latency(make, without)) for make, each in self._networks}
         best = _least(self.pipelines, without)
         return replace(
@@ -93,7 +95,11 @@ def fit(surveys: Mapping[Benchmark, Choices], library: Library) -> Fit:
     plain = [table for table in fitted if table not in other]
     return Fit(
         library,
-        {table: _by_launch(table, surveys[table]) for table in plain if not table.large.all() and table.place.per_process == 1},
+        {
+            table: _by_launch(table, surveys[table])
+            for table in plain
+            if not table.large.all() and table.place.per_process == 1
+        },
         {table: _by_pipeline(table, surveys[table]) for table in plain if table.large.any()},
         {table: _by_latency(table, library) for table in other if (np.array(table.sizes) < SMALL).any()},
     )
@@ -110,7 +116,9 @@ def _by_launch(table: Benchmark, choices: Choices) -> FloatArray:
 
 def _by_pipeline(table: Benchmark, choices: Choices) -> FloatArray:
     large = np.flatnonzero(table.large)
-    found = [_seconds(table, replace(choices, library=replace(choices.library, pipeline=each)), large) for each in PIPELINES]
+    found = [
+        _seconds(table, replace(choices, library=replace(choices.library, pipeline=each)), large) for each in PIPELINES
+    ]
     return _misfit(table, np.array(found), large)
 
 

@@ -68,10 +68,18 @@ def _passed(domains: IntArray, share: float) -> Flows:
 
 
 def _chain(arrangement: Arrangement, kind: Collective) -> Phase:
-    """The rings without the hops back to the root, which load nothing more: every other hop carries all of its part."""
-    flows = ring_flows(arrangement, 1.0)
+    """The rings without the hops back to the root: every other hop carries all of its part."""
+    root = arrangement.members[0, 0]
+    flows = [_cut_open(each, int(root)) for each in ring_flows(arrangement, 1.0)]
     if kind is Collective.REDUCE:
         flows = [Flows(each.targets, each.sources, each.share) for each in flows]
     network = arrangement.spans - 1
     rounds = Rounds(local=arrangement.size - 1 - network, network=network)
     return phase(*flows, rounds=rounds, stages=max(arrangement.size - 2, 0))
+
+
+def _cut_open(flows: Flows, root: int) -> Flows:
+    """Without what ends at the root, which has the same place in every group; root: of the first group."""
+    sources, targets = (each.reshape(len(each), -1) for each in (flows.sources, flows.targets))
+    kept = targets[0] != root
+    return Flows(sources[:, kept], targets[:, kept], flows.share)

