@@ -12,6 +12,7 @@ import numpy as np
 
 from clustersim.arrays import IntArray
 from clustersim.collectives.library import Library, load_library
+from clustersim.cost.binding import binding_demands
 from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
 from clustersim.cost.host import HostedExchanges, Others
@@ -224,7 +225,8 @@ def _sharing(scenario: Scenario, program: Program, exchanges: Others) -> Sharing
     """Which exchanges share the network, if they are to."""
     if scenario.cost.network is Contention.NONE:
         return None
-    return sharing(program, exchanges, len(scenario.cluster.fabric.links.kind))
+    fabric = scenario.cluster.fabric
+    return sharing(program, binding_demands(program, exchanges, fabric.links, fabric.ends), len(fabric.links.kind))
 
 
 def _classes(scenario: Scenario, cost: BlockCost, exchanges: ExchangeCost, shares: Sharing | None) -> Classes:

@@ -1,8 +1,8 @@
 """How well does the model of collectives predict published benchmarks, and which constants fit them best?
 
-The constants that are fitted are those of `collective_constants`; everything else in `topologies/libraries/nccl.yaml` is
-NCCL's own, a datasheet's, or read off one table that it names. Errors are also given left out by source: each source as
-constants predict it that were fitted to all other sources, which is what a new table may expect. Tables with what a
+The constants that are fitted are those of `collective_constants`; everything else in `topologies/libraries/nccl.yaml`
+is NCCL's own, a datasheet's, or read off one table that it names. Errors are also given left out by source: each source
+as constants predict it that were fitted to all other sources, which is what a new table may expect. Tables with what a
 framework does on the host before each call take no part, nor in launches those whose process drives several GPUs; they
 are judged all the same.
 

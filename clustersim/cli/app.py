@@ -196,6 +196,10 @@ def validate(
     html: Html = None,
     workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes; default: one per core.")] = None,
     only: Annotated[str, typer.Option(metavar="TEXT", help="Only cases whose id contains it.")] = "",
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the scenario of every step; repeatable."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
 ) -> None:
     """Predict published runs and measurements, or your own, and say how far off the predictions are."""
@@ -203,7 +207,8 @@ def validate(
     from clustersim.cli.validate import run_validation
     from clustersim.cli.validate_kinds import Choice
 
-    run_validation(words or [], Choice(only, workers), Outputs(json=json, html=html, table=not quiet and json != "-"))
+    choice = Choice(only, workers, tuple(changes or ()))
+    run_validation(words or [], choice, Outputs(json=json, html=html, table=not quiet and json != "-"))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)

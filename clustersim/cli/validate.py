@@ -2,6 +2,7 @@
 
 clustersim validate                     all shipped cases
 clustersim validate steps [FILE.csv]    one kind: the shipped cases, or those of a file
+clustersim validate steps --set KEY=VALUE  steps with keys of their scenarios changed, such as cost.network
 clustersim validate show CASE_ID        one case: its scenario, and where the predicted time goes
 """
 
@@ -18,6 +19,8 @@ from clustersim.validation.summary import Summary
 
 def run_validation(words: Sequence[str], choice: Choice, outputs: Outputs) -> None:
     """Answer; words: what stands behind `validate`, without options."""
+    if choice.changes and list(words[:1]) != [KINDS[0]]:
+        raise InputError(f"--set {choice.changes[0]}: is for steps, as in clustersim validate steps --set")
     match words:
         case []:
             validate_shipped(choice, outputs)

@@ -18,10 +18,14 @@ _MOST_IDS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which cases, and how. only: a part of their ids; workers: processes, None for one per core."""
+    """Which cases, and how. only: a part of their ids; workers: processes, None for one per core.
+
+    changes: keys that are changed in the scenarios of steps, as `key=value`.
+    """
 
     only: str = ""
     workers: int | None = None
+    changes: tuple[str, ...] = ()
 
     def of(self, cases: Sequence[Case]) -> list[Case]:
         """The cases that are chosen."""
@@ -60,7 +64,8 @@ def _steps(choice: Choice) -> Kind:
 
     def summarize(cases: Sequence[Case]) -> Summary:
         with counting("predicting steps", len(cases)) as progress:
-            return summary_of_steps(cases, steps.compare_steps(cases, workers=choice.workers, progress=progress))
+            found = steps.compare_steps(cases, choice.changes, workers=choice.workers, progress=progress)
+            return summary_of_steps(cases, found)
 
     return Kind("steps", steps.SHIPPED, steps.read_steps, summarize)
 

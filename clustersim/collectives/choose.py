@@ -49,10 +49,10 @@ MANY: Final = 4  # domains, from which on trees among adding switches have small
 class Choices:
     """What each offer would cost all groups of one role, for any payload.
 
-    coefficients: [offers, 4, classes] latency (s), seconds per byte, fill (s/byte of chunk), seconds per byte of NVLink, infinite latency where
-    groups cannot take an offer; groups of one class have equal coefficients; group_class: [groups]; floor: [classes]
-    seconds that what was left out takes at least; makes: of the fabric's links; shapes: of groups; lanes: of messages, where all stay inside
-    domains.
+    coefficients: [offers, 4, classes] latency (s), seconds per byte, fill (s/byte of chunk), seconds per byte of
+    NVLink, infinite latency where groups cannot take an offer; groups of one class have equal coefficients;
+    group_class: [groups]; floor: [classes] seconds that what was left out takes at least; makes: of the fabric's links;
+    shapes: of groups; lanes: of messages, where all stay inside domains.
     """
 
     offers: tuple[Offer, ...]

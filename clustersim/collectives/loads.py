@@ -104,14 +104,19 @@ def _entries(part: Routes) -> Iterator[Crossings]:
 
 def _together(parts: Sequence[Crossings], most: FloatArray) -> Crossings:
     """Crossings of several phases; rounding cannot keep a link busier than the group is."""
-    links = max(int(part.link.max(initial=0)) for part in parts) + 1
-    every = _joined(parts)
-    whole = _summed(every, links)
+    loading = [part for part in parts if len(part.link)]
+    if len(loading) < 2:
+        return next(iter(loading), NOTHING)
+    links = max(int(part.link.max()) for part in loading) + 1
+    whole = _summed(_joined(loading), links)
     return Crossings(whole.group, whole.link, np.minimum(whole.seconds, most[whole.group]))
 
 
 def _summed(entries: Crossings, links: int) -> Crossings:
-    """Add up entries of the same group and link."""
-    pairs, place = np.unique(entries.group * links + entries.link, return_inverse=True)
-    total = np.bincount(place.reshape(-1), entries.seconds, minlength=len(pairs)).astype(np.float64)
-    return Crossings(pairs // links, pairs % links, total)
+    """Add up entries of the same group and link. They come in sorted stretches, which a stable sort makes use of."""
+    pairs = entries.group * links + entries.link
+    order = np.argsort(pairs, kind="stable")
+    pairs = pairs[order]
+    first = np.diff(pairs, prepend=-1) != 0
+    total = np.bincount(np.cumsum(first) - 1, entries.seconds[order]).astype(np.float64)
+    return Crossings(*np.divmod(pairs[first], links), total)

@@ -13,7 +13,7 @@ Reference: NVIDIA/nccl@5067397c, src/init.cc, initTransportsRank: each graph's c
 src/graph/connect.cc, ncclTopoPostset: heads of NVLS likewise.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -120,6 +120,12 @@ class Arrangement:
     def heads(self) -> IntArray:
         """[groups, domains, rails]: the first members of each domain, which hold its rails."""
         return self.members[:, self._starts[:, None] + np.arange(self.rails)]
+
+    @property
+    def beyond_the_first(self) -> "Arrangement":
+        """The same without the root's domain."""
+        own, *others = self.per_domain
+        return replace(self, members=self.members[:, own:], per_domain=tuple(others))
 
     @property
     def domains(self) -> tuple[IntArray, ...]:

@@ -1,7 +1,7 @@
 """How does data travel round a ring?
 
 Each rank sends only to its neighbour. An all-gather passes every rank's part n-1 times on, a reduce-scatter likewise
-with an addition at each hop, an all-reduce is both. Broadcast and reduce are pipelined along the ring cut open at the
+with an addition at each hop, an all-reduce is both. Broadcast and reduce are pipelined along the rings cut open at the
 root.
 
 Domains of k members are left by k rings, each with 1/k of the payload and by a different member, so that every network
@@ -68,18 +68,21 @@ def _passed(domains: IntArray, share: float) -> Flows:
 
 
 def _chain(arrangement: Arrangement, kind: Collective) -> Phase:
-    """The rings without the hops back to the root: every other hop carries all of its part."""
-    root = arrangement.members[0, 0]
-    flows = [_cut_open(each, int(root)) for each in ring_flows(arrangement, 1.0)]
-    if kind is Collective.REDUCE:
-        flows = [Flows(each.targets, each.sources, each.share) for each in flows]
+    """The rings without the hops back to the root."""
     network = arrangement.spans - 1
     rounds = Rounds(local=arrangement.size - 1 - network, network=network)
-    return phase(*flows, rounds=rounds, stages=max(arrangement.size - 2, 0))
+    parts = _outwards(arrangement)
+    if kind is Collective.REDUCE:
+        parts = [Flows(part.targets, part.sources, part.share) for part in parts]
+    return phase(*parts, rounds=rounds, stages=max(arrangement.size - 2, 0))
 
 
-def _cut_open(flows: Flows, root: int) -> Flows:
-    """Without what ends at the root, which has the same place in every group; root: of the first group."""
-    sources, targets = (each.reshape(len(each), -1) for each in (flows.sources, flows.targets))
-    kept = targets[0] != root
-    return Flows(sources[:, kept], targets[:, kept], flows.share)
+def _outwards(arrangement: Arrangement) -> list[Flows]:
+    """From the root through its domain, on all rails from domain to domain, and through each of these."""
+    own = arrangement.members[:, : arrangement.per_domain[0]]
+    parts = [Flows(own[:, :-1], own[:, 1:], 1.0)] if own.shape[1] > 1 else []
+    if arrangement.spans == 1:
+        return parts
+    beyond, heads = arrangement.beyond_the_first, arrangement.heads
+    parts += [_passed(domains, 1.0) for domains in beyond.domains if domains.shape[2] > 1]
+    return [*parts, Flows(heads[:, :-1], heads[:, 1:], 1 / arrangement.rails)]

@@ -5,47 +5,39 @@ chooses its neighbours, and several rings at once: what a member sends to anothe
 links to all of them, as the rings pass them, so that members send and receive as much as before. Chains and trees in a
 domain are taken as such rings cut open. A message for one target takes that pair's own links.
 
-Assumption: latency is that of one ring.
+Assumption: latency is that of one ring; the ceiling of the LL protocol holds for each link, not for all of a GPU.
 """
-
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.collectives.phase import Flows
-from clustersim.hardware.pair_links import PairLinks
+from clustersim.hardware.pair_links import Paired, PairLinks
 from clustersim.hardware.topology import Fabric
-
-
-@runtime_checkable
-class Paired(Protocol):
-    """A fabric that knows the links of its pairs of GPUs."""
-
-    @property
-    def pairs(self) -> PairLinks | None:
-        """None where switches join the GPUs of a domain."""
 
 
 def woven(part: Flows, fabric: Fabric) -> tuple[Flows, ...]:
     """The flows as rings over links of pairs carry them; themselves where there are none."""
-    pairs = fabric.pairs if isinstance(fabric, Paired) else None
-    if pairs is None or part.message:
+    if not isinstance(fabric, Paired) or fabric.pairs is None or part.message:
         return (part,)
-    sources, targets = (ends.reshape(len(ends), -1) for ends in (part.sources, part.targets))
-    shares = _shares(sources, targets, fabric, pairs)
+    pairs, whole = fabric.pairs, (ends.reshape(len(ends), -1) for ends in (part.sources, part.targets))
+    sources, targets = (fabric.seats(ends) for ends in whole)
+    shares = _shares(sources, targets, pairs)
     spread = shares.any(axis=2)
-    threads = [] if spread.all() else [Flows(sources, np.where(spread, sources, targets), part.share)]
+    threads = [] if spread.all() else [(sources, np.where(spread, sources, targets), 1.0)]
     here, first = sources[:, :, None], (sources - sources % pairs.places)[:, :, None]
     for share in np.unique(shares[shares > 0.0]).tolist():
         there = np.where(shares == share, first + np.arange(pairs.places), here)
-        threads.append(Flows(np.broadcast_to(here, there.shape), there, part.share * share))
-    return tuple(threads)
+        threads.append((np.broadcast_to(here, there.shape), there, share))
+    return tuple(Flows(fabric.seated(start), fabric.seated(end), part.share * share) for start, end, share in threads)
 
 
-def _shares(sources: IntArray, targets: IntArray, fabric: Fabric, pairs: PairLinks) -> FloatArray:
-    """Part of each flow that goes to each place of its domain, [groups, flows, places]; none of what stays as it is."""
-    local = (fabric.domains(sources) == fabric.domains(targets)) & (sources != targets)
+def _shares(sources: IntArray, targets: IntArray, pairs: PairLinks) -> FloatArray:
+    """Part of each flow that goes to each place of its domain, [groups, flows, places]; none of what stays as it is.
+
+    sources, targets: [groups, flows] seats.
+    """
+    local = (sources // pairs.places == targets // pairs.places) & (sources != targets)
     sets = _members(sources, targets, local, pairs.places)
     shares = np.zeros((*sources.shape, pairs.places))
     for members in np.unique(sets[local]).tolist():

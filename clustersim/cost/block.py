@@ -12,8 +12,9 @@ launches. Assumed: the host gets no further ahead than one block, as in framewor
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +25,9 @@ from clustersim.program.program import Program
 from clustersim.program.task import Block, Exchange, Overlap
 from clustersim.units import Seconds
 from clustersim.workload.kernels import Kernel
+
+_Some = TypeVar("_Some", float, FloatArray)
+"""Seconds of one kernel, or of many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +41,33 @@ class SideBySide:
     exchange: Seconds
     interference: float
 
-    def slowed(self, kernel: FloatArray, exchange: Seconds) -> FloatArray:
-        """By how much an exchange of so many seconds slows kernels: until either ends."""
-        part = self.interference
-        slowed: FloatArray = np.minimum(kernel * part, exchange * part / (1.0 + part))
-        return slowed
+    def slowed(self, kernel: Seconds, exchange: Seconds) -> Seconds:
+        """By how much an exchange of so many seconds slows a kernel: until either ends."""
+        return self._slowed(kernel, exchange, min)
 
-    def seconds(self, kernel: FloatArray, exchange: Seconds) -> FloatArray:
-        """How long both take, from what kernels and the exchange take alone."""
-        kernel = kernel + self.slowed(kernel, exchange)
-        chunks = self.overlap.chunks
-        local, cut = np.maximum(kernel, exchange + kernel / chunks), np.minimum(kernel, exchange) / chunks
-        seconds: FloatArray = local if self.overlap.local else np.maximum(kernel, exchange) + cut
-        return seconds
+    def seconds(self, kernels: FloatArray) -> FloatArray:
+        """How long each of some kernels and the exchange take, from what they take alone: any shape."""
+        return self._both(kernels, self.exchange, np.minimum, np.maximum)
 
     def of(self, kernel: Seconds, exchange: Seconds) -> Seconds:
-        """`seconds` of one kernel."""
-        return float(self.seconds(np.array(kernel), exchange))
+        """`seconds` of one kernel, beside an exchange that takes so long."""
+        return self._both(kernel, exchange, min, max)
+
+    def _slowed(self, kernel: _Some, exchange: Seconds, least: Callable[[_Some, Any], _Some]) -> _Some:
+        return least(kernel * self.interference, exchange * self.interference / (1.0 + self.interference))
+
+    def _both(
+        self,
+        kernel: _Some,
+        exchange: Seconds,
+        least: Callable[[_Some, Any], _Some],
+        most: Callable[[_Some, Any], _Some],
+    ) -> _Some:
+        kernel = kernel + self._slowed(kernel, exchange, least)
+        chunks = self.overlap.chunks
+        if self.overlap.local:
+            return most(kernel, exchange + kernel / chunks)
+        return most(kernel, exchange) + least(kernel, exchange) / chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +109,7 @@ class BlockTiming:
             rest = np.broadcast_to(rest, kernels.shape).copy()
         for place, both in self.together.items():
             kernel = kernels[..., place]
-            rest[..., place] = both.seconds(kernel, both.exchange) - kernel
+            rest[..., place] = both.seconds(kernel) - kernel
         return rest
 
 
@@ -180,7 +194,7 @@ class BlockCost:
         machine, exchange = self._machine(rank), self.exchange(rank, overlap.exchange)
         kernel = _in_pieces(machine, overlap.kernel, overlap.chunks)
         both = SideBySide(overlap, exchange.seconds, machine.interference)
-        slowed = float(both.slowed(np.array(kernel.seconds), exchange.seconds))
+        slowed = both.slowed(kernel.seconds, exchange.seconds)
         seconds = both.of(kernel.seconds, exchange.seconds)
         longer = exchange if exchange.seconds > kernel.seconds + slowed else kernel
         return replace(longer, seconds=seconds), (seconds - kernel.seconds - slowed, slowed), both

@@ -53,11 +53,11 @@ class Alone:
 
 def sharing(program: Program, demands: DemandCost, links: int) -> Sharing:
     """Find out which exchanges of a program share any of so many links."""
-    inside = {each for made in program.programs for each in made.exchanges_inside}
-    outside = {each for made in program.programs for each in made.exchanges_outside}
-    crossed = _crossed_twice(inside | outside, demands, links)
+    crossed = _crossed_twice(program.exchanges, demands, links)
     shares: dict[Exchange, BoolArray] = {}
-    for exchange in inside:
+    for exchange in program.exchanges:
+        if exchange not in program.exchanges_inside:
+            continue
         crossings = demands.demand(exchange).crossings
         groups = np.zeros(len(program.groups[exchange.group].members), dtype=np.bool_)
         groups[crossings.group[crossed[crossings.link]]] = True

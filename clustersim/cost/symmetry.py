@@ -21,8 +21,7 @@ from clustersim.program.traffic import Crossings, LinkColours, Traffic
 
 def alike(program: Program, cost: ExchangeCost, *, machine: IntArray | None = None) -> Classes:
     """Classes of ranks where every exchange takes its own time."""
-    every = {exchange for each in program.programs for exchange in each.exchanges}
-    columns = [(exchange.group, cost.exchange(exchange).seconds) for exchange in _sorted(every)]
+    columns = [(exchange.group, cost.exchange(exchange).seconds) for exchange in program.exchanges]
     return classes(program, _stacked(columns), machine=machine)
 
 
@@ -36,7 +35,7 @@ def alike_shared(
 ) -> Classes:
     """Classes of ranks, groups and links where exchanges share the network."""
     columns: list[tuple[str, FloatArray]] = []
-    for exchange in _sorted({each for made in program.programs for each in made.exchanges}):
+    for exchange in program.exchanges:
         seconds, shares = cost.exchange(exchange).seconds, _shares(program, sharing, exchange)
         columns.append((exchange.group, np.where(shares, -1.0, seconds)))
         if shares.any():
@@ -57,14 +56,14 @@ def all_apart(program: Program, sharing: Sharing, links: LinkTable) -> Classes:
 def _shares(program: Program, sharing: Sharing, exchange: Exchange) -> BoolArray:
     """Which groups of an exchange are simulated on the network: [groups]."""
     groups = len(program.groups[exchange.group].members)
-    outside = any(exchange in each.exchanges_outside for each in program.programs)
+    outside = exchange in program.exchanges_outside
     return np.ones(groups, dtype=np.bool_) if outside else sharing.inside.get(exchange, np.zeros(groups, np.bool_))
 
 
 def _traffic(program: Program, sharing: Sharing, links: LinkTable) -> Traffic:
     """What they cross."""
     crossings: dict[str, dict[tuple[Crossings, bytes], Crossings]] = {}
-    for exchange in _sorted({each for made in program.programs for each in made.exchanges}):
+    for exchange in program.exchanges:
         shares = _shares(program, sharing, exchange)
         if shares.any():
             every = sharing.demand(exchange).crossings
@@ -72,10 +71,6 @@ def _traffic(program: Program, sharing: Sharing, links: LinkTable) -> Traffic:
             part = every if own.all() else Crossings(every.group[own], every.link[own], every.seconds[own])
             crossings.setdefault(exchange.group, {})[every, shares.tobytes()] = part
     return Traffic(_kinds(links), {role: tuple(each.values()) for role, each in crossings.items()})
-
-
-def _sorted(exchanges: set[Exchange]) -> list[Exchange]:
-    return sorted(exchanges, key=lambda each: (each.group, each.name, each.collective.value, each.payload))
 
 
 def _stacked(columns: list[tuple[str, FloatArray]]) -> dict[str, FloatArray]:

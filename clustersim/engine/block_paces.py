@@ -16,6 +16,7 @@ class BlockPaces:
     def __init__(self, program: Program, cost: BlockCost, jitter: Jitter | None) -> None:
         self._program, self._cost, self._jitter = program, cost, jitter
         self._known: dict[tuple[int, float], tuple[BlockTiming, Paces]] = {}
+        self._alone: dict[tuple[int, int, float], tuple[BlockTiming, Paces]] = {}
         self._factors: dict[int, FloatArray] = {}
 
     def of(self, rank: int, number: int, block: Block) -> Paces:
@@ -32,9 +33,14 @@ class BlockPaces:
 
     def kernel(self, rank: int, number: int, block: Block, place: int) -> Paces:
         """Paces of the kernel alone of one operation of the block."""
-        timing = self._cost.block(rank, block)
-        kernel = self._kernels(rank, number, timing)[place : place + 1]
-        return paces(kernel, np.zeros(1), self._cost.interference(rank))
+        timing, slowdown = self._cost.block(rank, block), self._cost.interference(rank)
+        if self._jitter is not None:
+            return _of_one(self._kernels(rank, number, timing), place, slowdown)
+        key = id(timing), place, slowdown
+        known = self._alone.get(key)
+        if known is None:
+            known = self._alone[key] = timing, _of_one(timing.kernels, place, slowdown)
+        return known[1]
 
     def _kernels(self, rank: int, number: int, timing: BlockTiming) -> FloatArray:
         """Seconds of the kernels of task `number`: [operations]."""
@@ -51,3 +57,7 @@ class BlockPaces:
 
     def _program_of(self, rank: int) -> RankProgram:
         return self._program.programs[int(self._program.kind[rank])]
+
+
+def _of_one(kernels: FloatArray, place: int, slowdown: float) -> Paces:
+    return paces(kernels[place : place + 1], np.zeros(1), slowdown)

@@ -217,17 +217,8 @@ def able(program: Program) -> bool:
     Collectives inside blocks stay among ranks of one kind, whose other collectives have other roles, and all ranks of a
     kind send their messages to all ranks of one kind.
     """
-    return all(_stays(program, role) for role in _inside(program)) and all(_paired(program))
-
-
-def _inside(program: Program) -> set[str]:
-    return {exchange.group for each in program.programs for exchange in each.exchanges_inside}
-
-
-def _stays(program: Program, role: str) -> bool:
-    outside = {exchange.group for each in program.programs for exchange in each.exchanges_outside}
-    kinds = program.kind[program.groups[role].members]
-    return role not in outside and bool((kinds == kinds[:, :1]).all())
+    inside = {exchange.group for exchange in program.exchanges_inside}
+    return all(map(program.stays_inside, inside)) and all(_paired(program))
 
 
 def _paired(program: Program) -> Iterator[bool]:

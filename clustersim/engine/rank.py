@@ -2,8 +2,9 @@
 
 For each task of a stream: wait until the rank's earlier tasks that it names are done, perform it, write its span, tell
 those who wait. A compute task takes its block's time; where other simulated ranks take part in a block's exchanges,
-the block is run operation by operation, so that they can meet inside it. A collective starts when its last member has
-come. A message starts when it is sent (receive buffers are posted ahead) and is done at both ends together.
+all of them run it together (`joint`), or operation by operation, so that they can meet inside it. A collective starts
+when its last member has come. A message starts when it is sent (receive buffers are posted ahead) and is done at both
+ends together.
 
 While a collective of the data stream moves data, kernels of the compute stream take longer.
 """
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 import simpy
 
+from clustersim.engine.joint import Seat
 from clustersim.engine.recorder import Lost, Times
 from clustersim.engine.rendezvous import Rendezvous
 from clustersim.engine.stretch import Paces, Stretch
@@ -36,7 +38,7 @@ class Rank:
     rows: list[int] = field(init=False)
     _waiting: dict[int, simpy.Event] = field(init=False, default_factory=dict)
     _beside: bool = field(init=False, default=False)
-    _stretch: Stretch | None = field(init=False, default=None)
+    _stretch: Stretch | Seat | None = field(init=False, default=None)
     _awaited: int = field(init=False, default=-1)
     _paces: dict[Block, Paces] = field(init=False, default_factory=dict)
     _pieces: dict[Block, list[int]] = field(init=False, default_factory=dict)
@@ -127,12 +129,14 @@ class Rank:
                 self._stretch.change(beside)
 
     def _compute(self, number: int, block: Block) -> Generator[simpy.Event, Any, Lost]:
-        """Run a block as one event, or operation by operation where others meet this rank inside it."""
-        whole = self._paces.get(block)
-        if whole is None:
-            whole = self.world.paces.of(self.number, number, block)
-            if self.world.jitter is None:
-                self._paces[block] = whole
+        """Run a block as one event, or operation by operation where others meet or share links with it inside."""
+        role = self.world.joint_role(self.number, block)
+        if role is not None:
+            seat = self._stretch = self.world.joint.come(self.number, number, block, role, beside=self._beside)
+            yield seat.done
+            self._stretch = None
+            return seat.lost
+        whole = self._whole(number, block)
         if self.world.private(self.number, block):
             slowed = yield from self._work(whole, calm=self._calm(number))
             return Lost(slowed=slowed)
@@ -149,6 +153,15 @@ class Rank:
                 slowed, contended = slowed + more, contended + longer
             self._record(number, whole.alone[begin : end + 1], begin, start)
         return Lost(waited, slowed, contended)
+
+    def _whole(self, number: int, block: Block) -> Paces:
+        """Paces of the block of a task; those of all its runs where kernels do not vary."""
+        known = self._paces.get(block)
+        if known is None:
+            known = self.world.paces.of(self.number, number, block)
+            if self.world.jitter is None:
+                self._paces[block] = known
+        return known
 
     def _calm(self, number: int) -> bool:
         """Whether no collective can be beside the block of a task: the data stream waits for its end, or a later one's.
@@ -210,7 +223,8 @@ class Rank:
         whole = both.of(kernel, arrived[0] - start)
         yield world.environment.timeout(max(start + whole - world.environment.now, 0.0))
         usual = both.of(kernel, both.exchange)
-        return max(usual - both.of(kernel - slowed, both.exchange), 0.0), max(whole - usual, 0.0)
+        lost = max(usual - both.of(kernel - slowed, both.exchange), 0.0) if slowed else 0.0
+        return lost, max(whole - usual, 0.0)
 
     def _work(self, paces: Paces, *, calm: bool = False) -> Generator[simpy.Event, Any, Seconds]:
         """Run operations that nobody else can observe; return by how much collectives beside slowed them."""

@@ -10,6 +10,7 @@ from clustersim.cost.block import BlockCost
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.sharing import Sharing
 from clustersim.engine.block_paces import BlockPaces
+from clustersim.engine.joint import JointBlocks
 from clustersim.engine.network.loads import Loads
 from clustersim.engine.recorder import Recorder, Times
 from clustersim.engine.rendezvous import MeetingPlaces, Rendezvous
@@ -43,15 +44,20 @@ class World:
     ranks: dict[int, Addressee] = field(default_factory=dict)
     transfers: Transfers = field(init=False)
     paces: BlockPaces = field(init=False)
+    joint: JointBlocks = field(init=False)
     _meetings: MeetingPlaces = field(init=False)
     _groups: dict[tuple[str, int], tuple[tuple[str, int], int]] = field(init=False, default_factory=dict)
     _members: dict[tuple[str, int], int] = field(init=False, default_factory=dict)
     _private: dict[tuple[Block, int], bool] = field(init=False, default_factory=dict)
+    _met: dict[tuple[Block, int], list[tuple[str, int]]] = field(init=False, default_factory=dict)
+    _joint: dict[tuple[Block, int], str | None] = field(init=False, default_factory=dict)
+    _receivers: dict[tuple[str, int], int] = field(init=False, default_factory=dict)
     _receipts: dict[int, dict[tuple[str, Action], int]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._meetings = MeetingPlaces(self.environment)
         self.paces = BlockPaces(self.program, self.cost, self.jitter)
+        self.joint = JointBlocks(self.environment, self.program, self.classes, self.cost, self.jitter)
         if self.sharing is None:
             self.transfers = Uncontended(self.environment, self.cost)
         else:
@@ -77,11 +83,33 @@ class World:
             self._private[block, rank] = known
         return known
 
+    def joint_role(self, rank: int, block: Block) -> str | None:
+        """The role whose group runs a rank's block as one (`joint`); None where each rank runs it by itself."""
+        if not self.coalesce:
+            return None
+        if (block, rank) not in self._joint:
+            self._joint[block, rank] = self._joins(rank, block)
+        return self._joint[block, rank]
+
+    def _joins(self, rank: int, block: Block) -> str | None:
+        roles = {each.exchange.group: None for each in block.operations if each.exchange and self.meets(rank, each)}
+        if len(roles) != 1 or any(self.shares(rank, each) for each in block.operations):
+            return None
+        (role,) = roles
+        return role if self.program.stays_inside(role) else None
+
     def note(self, rank: int, number: int, block: Block, row: int) -> None:
         """Remember whose blocks ran together: task `number` of a rank, written as a trace row."""
         if not self.private(rank, block):
+            self.recorder.meet(number, self._met_by(rank, block), row)
+
+    def _met_by(self, rank: int, block: Block) -> list[tuple[str, int]]:
+        """The groups whose other members a rank meets inside a block, by name, in the order of their first meetings."""
+        known = self._met.get((block, rank))
+        if known is None:
             groups = dict.fromkeys(self._group(exchange.group, rank) for exchange in block.exchanges)
-            self.recorder.meet(number, [name for name, members in groups if members > 1], row)
+            known = self._met[block, rank] = [name for name, members in groups if members > 1]
+        return known
 
     def shares(self, rank: int, operation: Operation) -> bool:
         """Whether an operation's exchange shares links with others, in the rank's group."""
@@ -97,12 +125,19 @@ class World:
     def deliver(self, sender: int, send: Send, start: Seconds, cause: int) -> None:
         """Finish the receive that a message was for, and write its span."""
         role = send.exchange.group
-        pair = self.program.groups[role].members[self.program.rows[role][sender]]
-        receiver = int(self.classes.representative[pair[1]])
+        receiver = self._receiver(role, sender)
         number = self._receipts_of(receiver)[role, send.tag]
         now = self.environment.now
         row = self.recorder.span(receiver, number, Stream.RECEIVE, cause, Times(start, start, start, now))
         self.ranks[receiver].finish(number, row)
+
+    def _receiver(self, role: str, sender: int) -> int:
+        """The simulated rank that stands for the one that a rank sends to."""
+        known = self._receivers.get((role, sender))
+        if known is None:
+            pair = self.program.groups[role].members[self.program.rows[role][sender]]
+            known = self._receivers[role, sender] = int(self.classes.representative[pair[1]])
+        return known
 
     def _group(self, role: str, rank: int) -> tuple[tuple[str, int], int]:
         """The rank's group, named by its colour, and how many simulated ranks stand for its members."""

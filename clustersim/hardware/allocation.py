@@ -41,8 +41,11 @@ class Units:
 class Allocation(Protocol):
     """The seam: what says which GPUs a job gets."""
 
-    def machine(self, gpus: int, units: Units) -> int:
-        """How many GPUs a regular machine has that can give a job so many; whole nodes."""
+    def machine(self, gpus: int | None, units: Units) -> int:
+        """How many GPUs a regular machine needs, in whole nodes, to give a job so many.
+
+        None: as many as it has; then what is named must be there.
+        """
 
     def places(self, fabric: Fabric, gpus: int | None, units: Units) -> IntArray:
         """The GPU of every rank, [ranks], for a job of so many (None: of all that there are for it).
@@ -112,10 +115,12 @@ class Filled:
     scatter: Scatter | None = None
     seed: int = 0
 
-    def machine(self, gpus: int, units: Units) -> int:
+    def machine(self, gpus: int | None, units: Units) -> int:
         """Nodes up to the last that is named; else whole nodes (or domains) for the job, and the spare ones."""
         if self.nodes is not None:
             return (max(self.nodes) + 1) * units.node
+        if gpus is None:
+            return 0
         unit, used = (units.node, units.node) if self.part is None else (self.part.unit(units), self.part.gpus)
         return -(-(-(-gpus // used) * unit) // units.node) * units.node + self.spare * units.node
 
@@ -195,7 +200,7 @@ class Listed:
 
     gpus: tuple[int, ...]
 
-    def machine(self, gpus: int, units: Units) -> int:  # noqa: ARG002 - the list says how many
+    def machine(self, gpus: int | None, units: Units) -> int:  # noqa: ARG002 - the list says how many
         """Nodes up to that of the last GPU."""
         return (max(self.gpus) // units.node + 1) * units.node
 

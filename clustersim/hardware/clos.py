@@ -67,6 +67,14 @@ class Clos(FieldState):
         """The links of pairs of GPUs in an NVLink domain; None where a switch joins them, or there is no NVLink."""
         return self.node.nvlink.pairs if self.node.nvlink else None
 
+    def seats(self, gpus: IntArray) -> IntArray:
+        """Where GPUs stand (any shape): the machine's own numbers."""
+        return gpus
+
+    def seated(self, seats: IntArray) -> IntArray:
+        """Which GPUs stand there (any shape)."""
+        return seats
+
     @cached_property
     def _over(self) -> IntArray:
         """The place of a domain by which data gets from one to another, [places, places], of those that are there."""

@@ -24,7 +24,7 @@ from clustersim.hardware.graph_file import is_graph, read_graph
 from clustersim.hardware.host import HostMemory
 from clustersim.hardware.placed import Placed
 from clustersim.hardware.topology import Fabric, Tier
-from clustersim.section import Section
+from clustersim.section import Section, flat
 
 MOST_GPUS: Final = 2**20
 
@@ -45,7 +45,7 @@ class Cluster:
     Numbers of nodes and GPUs in files (`mixed`, disturbances) are the machine's.
     library: collective constants, a name in `topologies/libraries` or a path; measured: the library's constants were
     fitted to published measurements of such machines; files: all that it was read from; host: the memory of each node's
-    host, None: not known.
+    host, None: not known; stated: what the file of a regular cluster says by dotted keys, without overrides.
     """
 
     name: str
@@ -60,6 +60,7 @@ class Cluster:
     files: tuple[Path, ...] = field(compare=False)
     mixed: tuple[Mixed, ...] = ()
     host: HostMemory | None = None
+    stated: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def nodes(self) -> int:
@@ -116,11 +117,10 @@ def load_machine(
 
     Where the fabric connects fewer it is as large as it can be. Raises InputError.
     """
-    machine = _load(name_or_path, None, overrides, evenly=False)
+    machine = _load(name_or_path, None if gpus is None else 1, overrides, evenly=False)
     if not isinstance(machine.fabric, Clos):  # a graph is as large as it is
-        return machine
-    needed = allocation.machine(machine.gpus if gpus is None else gpus, machine.units)
-    size = min(max(needed, machine.gpus) if gpus is None else needed, machine.fabric.most, MOST_GPUS)
+        return replace(machine, gpus=machine.fabric.gpus)
+    size = min(max(allocation.machine(gpus, machine.units), machine.gpus), machine.fabric.most, MOST_GPUS)
     return machine if size == machine.gpus else _load(name_or_path, size, overrides, evenly=False)
 
 
@@ -140,7 +140,7 @@ def _load(name_or_path: str, gpus: int | None, overrides: Mapping[str, Any] | No
     if is_graph(content):
         return _graph_cluster(Section(path, content, {"graph": overrides or {}}), path, gpus)
     cluster = _clos_cluster(Section(path, content, overrides), path, gpus, evenly=evenly)
-    return replace(cluster, measured=False) if overrides else cluster
+    return replace(cluster, measured=cluster.measured and not overrides, stated=flat(content))
 
 
 def describe(cluster: Cluster) -> tuple[Tier, ...]:

@@ -61,6 +61,14 @@ class DisturbedClos(FieldState):
         """The links of pairs in the healthy cluster: around a dead one its neighbours pass on what it carried."""
         return self.healthy.pairs
 
+    def seats(self, gpus: IntArray) -> IntArray:
+        """Where GPUs stand (any shape): the machine's own numbers."""
+        return gpus
+
+    def seated(self, seats: IntArray) -> IntArray:
+        """Which GPUs stand there (any shape)."""
+        return seats
+
     @property
     def ends(self) -> Ends:
         """What stands at the ends of every link."""

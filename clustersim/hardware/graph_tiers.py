@@ -108,13 +108,13 @@ def _tier(graph: "nx.DiGraph[str]", place: Place, names: list[str], places: dict
     return Tier(place[0], len(names), upwards / len(names), below / upwards if place[0] in _SWITCHES else None)
 
 
-def _above(place: Place, sent: dict[Place, float]) -> set[Place]:
+def _above(place: Place, sent: dict[Place, float]) -> list[Place]:
     """The places that vertices of this one send upwards to."""
     kind, height = place
     if kind == "switch":
-        return {higher for higher in sent if higher[0] in _ABOVE[kind] or (higher[0] == kind and higher[1] > height)}
+        return [higher for higher in sent if higher[0] in _ABOVE[kind] or (higher[0] == kind and higher[1] > height)]
     first = next((higher for higher in _ABOVE.get(kind, ()) if higher in {known for known, _ in sent}), None)
-    return {higher for higher in sent if higher[0] == first}
+    return [higher for higher in sent if higher[0] == first]
 
 
 def _bandwidths(places: dict[str, Place], edges: Iterable[tuple[str, dict[str, Any]]]) -> dict[Place, float]:

@@ -5,11 +5,15 @@ each link: a pair that stands twice has two. `bandwidth` stays that of a GPU's w
 there are no `links`, a switch joins the domain.
 """
 
+from typing import Final
+
 import numpy as np
 
 from clustersim.errors import shown
 from clustersim.hardware.pair_links import MOST_PLACES, MOST_SEARCHED, PairLinks
 from clustersim.section import Section
+
+_ALL: Final = "all"
 
 
 def read_pairs(section: Section, gpus: int) -> PairLinks:
@@ -18,9 +22,10 @@ def read_pairs(section: Section, gpus: int) -> PairLinks:
     most = MOST_SEARCHED if isinstance(links, list) else MOST_PLACES
     if gpus > most:
         raise section.refuse("links", f"join at most {most} GPUs; leave links out where a switch joins {gpus}")
-    if not isinstance(links, list):
-        section.choice("links", "all")
+    if links == _ALL:
         return PairLinks.full(gpus)
+    if not isinstance(links, list):
+        raise section.refuse("links", f"{shown(links)} is neither {_ALL} nor a list of pairs [i, j] of GPUs")
     for link in links:
         if not _is_pair(link, gpus):
             raise section.refuse("links", f"{shown(link)} is not a pair [i, j] of two GPUs from 0 to {gpus - 1}")
@@ -28,8 +33,10 @@ def read_pairs(section: Section, gpus: int) -> PairLinks:
 
 
 def _is_pair(link: object, gpus: int) -> bool:
-    whole = isinstance(link, list) and len(link) == 2 and all(type(end) is int for end in link)
-    return whole and link[0] != link[1] and all(0 <= end < gpus for end in link)  # type: ignore[index]
+    match link:
+        case [here, there] if type(here) is int and type(there) is int:
+            return here != there and min(here, there) >= 0 and max(here, there) < gpus
+    return False
 
 
 def _even(section: Section, pairs: PairLinks) -> PairLinks:

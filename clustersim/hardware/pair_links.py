@@ -16,7 +16,7 @@ and paths.cc (v2.30); AMD CDNA 3 architecture whitepaper (seven links to seven G
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -132,6 +132,21 @@ class PairLinks(FieldState):
             for here, there in zip(ring, (*ring[1:], ring[0]), strict=True):
                 shares[group[here], group[there]] += 1.0 / len(rings)
         return shares if rings else None
+
+
+@runtime_checkable
+class Paired(Protocol):
+    """A fabric that knows the links of its pairs of GPUs."""
+
+    @property
+    def pairs(self) -> PairLinks | None:
+        """None where switches join the GPUs of a domain."""
+
+    def seats(self, gpus: IntArray) -> IntArray:
+        """Where GPUs stand in the machine (any shape): seat modulo `pairs.places` is the place in a domain."""
+
+    def seated(self, seats: IntArray) -> IntArray:
+        """The GPUs that stand there (any shape); the inverse of `seats`."""
 
 
 def most_rings(counts: IntArray) -> list[Ring]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
+from clustersim.hardware.pair_links import Paired, PairLinks
 from clustersim.hardware.topology import Ends, Fabric, Link, LinkTable, Paths, Tier
 from clustersim.hardware.turn import Turn, Turning
 from clustersim.state import FieldState
@@ -123,6 +124,19 @@ class Placed(FieldState):
     def graph(self) -> "nx.DiGraph[str]":
         """The whole machine as a graph."""
         return self.machine.graph()
+
+    @property
+    def pairs(self) -> PairLinks | None:
+        """The links of pairs of the machine's GPUs; None where switches join them."""
+        return self.machine.pairs if isinstance(self.machine, Paired) else None
+
+    def seats(self, gpus: IntArray) -> IntArray:
+        """Where ranks stand (any shape): the numbers of their GPUs in the machine."""
+        return self._gpu[gpus]
+
+    def seated(self, seats: IntArray) -> IntArray:
+        """Which ranks stand there (any shape)."""
+        return self._rank[seats]
 
     @cached_property
     def turn(self) -> Turn | None:

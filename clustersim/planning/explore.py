@@ -29,7 +29,7 @@ from clustersim.planning.explore_sharing import buffers, fragmentation, gathered
 from clustersim.planning.explore_sizes import COLUMNS, sizes
 from clustersim.planning.explore_space import COUNTS, FEATURES, PLAYED, SCHEDULES, Space, chunks_of
 from clustersim.planning.explore_steps import studies
-from clustersim.scenario import Contention, Scenario
+from clustersim.scenario import Scenario
 from clustersim.scenario.build import placed, read_allocation, read_cluster
 from clustersim.scenario.changes.work import without_offload
 from clustersim.scenario.file import ScenarioFile
@@ -215,5 +215,3 @@ def _notes(scenario: Scenario) -> Iterator[str]:
         )
     if scenario.cluster.mixed:
         yield "GPUs are of several kinds: memory is compared with the smallest, and simulated steps need all the nodes"
-    if scenario.cost.network is Contention.SHARED:
-        yield "steps are simulated with an uncontended network, which the scenario's is not"

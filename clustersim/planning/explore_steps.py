@@ -1,7 +1,7 @@
 """How does the step time change with GPUs and degrees? A few dozen steps, simulated for the explorer page.
 
 Weak scaling keeps the batch of each replica, strong scaling the whole batch; both change dp alone. Layouts and ZeRO
-stages are compared on the scenario's own GPUs and batch. All on a healthy, uncontended cluster, one step each.
+stages are compared on the scenario's own GPUs and batch. All on a healthy cluster, one step each.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ SCALES: Final = ((1, 8), (1, 4), (1, 2), (1, 1), (2, 1), (4, 1))
 """Numbers of GPUs, as parts (numerator, denominator) of the scenario's."""
 MOST_LAYOUTS: Final = 10
 MOST_PASSES: Final = 2**13  # of microbatches through stages, that are simulated: a second or two
-_PLAIN: Final = ("steps=1", "disturbances={}", "cost.symmetry=auto", "cost.network=uncontended")
+_PLAIN: Final = ("steps=1", "disturbances={}", "cost.symmetry=auto")
 _ZERO: Final = ("ddp", "zero1", "zero2", "zero3")
 
 

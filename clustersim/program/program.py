@@ -28,18 +28,18 @@ class RankProgram:
     streams: tuple[Stream, ...]
 
     @cached_property
-    def exchanges(self) -> set[Exchange]:
-        """Every collective that the rank takes part in, and every message."""
-        return self.exchanges_inside | self.exchanges_outside
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """Every collective that the rank takes part in, and every message; each once, in the order of the tasks."""
+        return _distinct((*self.exchanges_inside, *self.exchanges_outside))
 
     @cached_property
-    def exchanges_inside(self) -> set[Exchange]:
+    def exchanges_inside(self) -> tuple[Exchange, ...]:
         """Those of blocks, which the compute stream waits for."""
-        blocks = {task.block for task in self.tasks if isinstance(task, Compute)}
+        blocks = dict.fromkeys(task.block for task in self.tasks if isinstance(task, Compute))
         return _distinct(exchange for block in blocks for exchange in block.exchanges)
 
     @cached_property
-    def exchanges_outside(self) -> set[Exchange]:
+    def exchanges_outside(self) -> tuple[Exchange, ...]:
         """Those that are tasks of their own, on the other streams."""
         return _distinct(task.exchange for task in self.tasks if not isinstance(task, Compute))
 
@@ -54,9 +54,12 @@ class RankProgram:
         return np.arange(len(self.tasks), dtype=np.int64) // (len(self.tasks) // steps)
 
 
-def _distinct(exchanges: Iterable[Exchange]) -> set[Exchange]:
-    """By identity first: tasks share exchanges, and hashing each of them by value takes longer."""
-    return set({id(each): each for each in exchanges}.values())
+def _distinct(exchanges: Iterable[Exchange]) -> tuple[Exchange, ...]:
+    """By identity first: tasks share exchanges, and hashing each of them by value takes longer.
+
+    Not sets: their order, in which exchanges would be costed, changes from process to process.
+    """
+    return tuple(dict.fromkeys({id(each): each for each in exchanges}.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,28 @@ class Program:
     def ranks(self) -> int:
         """World size."""
         return len(self.kind)
+
+    @cached_property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """Every collective and message of any rank, sorted: what costs remember may depend on what is asked first."""
+        every = dict.fromkeys(exchange for each in self.programs for exchange in each.exchanges)
+        return tuple(sorted(every, key=lambda each: (each.group, each.name, each.collective.value, each.payload)))
+
+    @cached_property
+    def exchanges_inside(self) -> frozenset[Exchange]:
+        """Those that are in some rank's blocks."""
+        return frozenset(exchange for each in self.programs for exchange in each.exchanges_inside)
+
+    @cached_property
+    def exchanges_outside(self) -> frozenset[Exchange]:
+        """Those that are tasks of some rank."""
+        return frozenset(exchange for each in self.programs for exchange in each.exchanges_outside)
+
+    def stays_inside(self, role: str) -> bool:
+        """Whether each group of a role is of ranks that run the same program, which has the role in blocks only."""
+        kinds = self.kind[self.groups[role].members]
+        outside = any(exchange.group == role for exchange in self.exchanges_outside)
+        return not outside and bool((kinds == kinds[:, :1]).all())
 
     @cached_property
     def rows(self) -> Mapping[str, IntArray]:

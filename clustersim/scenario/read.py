@@ -52,9 +52,10 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A setup, checked, and what it was read from."""
+    """A setup, checked, and what it was read from. changes: what replaces keys of the cluster's file."""
 
     setup: Setup
+    changes: Mapping[str, Any]
     files: tuple[Path, ...]
     readings: tuple[Reading, ...]
 
@@ -70,7 +71,7 @@ def read(written: Mapping[str, Any], origin: Origin, earlier: Iterable[Reading] 
     if found:
         raise refuse(origin.source, found)
     files = build.files(file, setup.cluster, origin.base, readings)
-    return Found(setup, files, readings.kept)
+    return Found(setup, file.cluster.changes, files, readings.kept)
 
 
 def _validated(written: Mapping[str, Any], origin: Origin) -> ScenarioFile:
@@ -156,9 +157,7 @@ def _require_offered(library: str, collective: Collective, algorithm: str, readi
 def _require_nccl(section: CostSection, library: Library) -> None:
     """Whether the library follows NCCL's variables, and has channels if any are limited."""
     if not library.nccl:
-        raise InputError(
-            f"the cluster's library is {library.name}, which does not follow NCCL's variables; leave it out"
-        )
+        raise InputError(f"the cluster's library is {library.name}, which does not read NCCL's variables; leave it out")
     twice = [kind for kind in section.collectives if kind in section.nccl.switches({}).bound]
     if twice:
         raise InputError(f"speaks of {twice[0].value}, for which cost.collectives names an algorithm; keep one of them")

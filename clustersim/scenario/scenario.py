@@ -9,6 +9,7 @@ from typing import Any, Self
 from clustersim.scenario import overrides as changes
 from clustersim.scenario.build import places_written_out, written_out
 from clustersim.scenario.file import ScenarioFile
+from clustersim.scenario.machine_warnings import machine_warnings
 from clustersim.scenario.read import Origin, read
 from clustersim.scenario.readings import Reading
 from clustersim.scenario.setup import Setup
@@ -59,7 +60,7 @@ class Scenario(Setup):
         found = read(written, origin, earlier)
         return cls(
             **{each.name: getattr(found.setup, each.name) for each in fields(Setup)},
-            warnings=tuple(warnings(found.setup)),
+            warnings=(*warnings(found.setup), *machine_warnings(found.setup, found.changes)),
             path=origin.path,
             files=found.files,
             written=written,

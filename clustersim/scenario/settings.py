@@ -15,7 +15,10 @@ class Symmetry(Enum):
 
 
 class Contention(Enum):
-    """NONE times each collective and message by itself; SHARED lets those that overlap share the network's links."""
+    """SHARED lets collectives and messages that overlap share the network's links; NONE times each by itself.
+
+    Without it a network port may carry more than its bandwidth, and layouts that send all over it look too fast.
+    """
 
     NONE = "uncontended"
     SHARED = "shared"
@@ -31,7 +34,7 @@ class CostSettings:
 
     symmetry: Symmetry = Symmetry.AUTO
     coalesce: bool = True
-    network: Contention = Contention.NONE
+    network: Contention = Contention.SHARED
     switches: Switches = field(default_factory=Switches)
     interference: float | None = None
     record: Record | None = None

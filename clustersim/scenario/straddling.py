@@ -1,9 +1,9 @@
 """Which groups of a layout lie badly on the NVLink domains of a cluster?
 
 Tensor- and context-parallel groups that reach beyond a domain send to each other over the network in every layer.
-Other groups reach beyond one on purpose, but where they have more members in one domain than in another they have fewer
-NICs where they are fewer, and what they send between domains goes at the pace of those. What would be even is tried,
-not guessed: as many ranks on every domain as divide the job, most first, down to half a domain.
+Other groups reach beyond one on purpose, but as many routes lead out of each domain as the one with the fewest members
+has (`collectives.phase`), so that the NICs of the others are idle. What would be even is tried, not guessed: as many
+ranks on every domain as divide the job, most first, down to half a domain.
 """
 
 from collections.abc import Iterator
@@ -50,8 +50,8 @@ def _uneven(scenario: Setup, domains: IntArray) -> Iterator[str]:
             count = int(np.count_nonzero(uneven))
             yield (
                 f"{count:,} of {len(groups):,} {_words(role, groups.shape[1])} fill NVLink domains unevenly, with "
-                f"{least[uneven].min():,} to {most[uneven].max():,} members in each: between domains they go at the "
-                f"pace of the fewest{_better(scenario)}"
+                f"{least[uneven].min():,} to {most[uneven].max():,} members in each: between domains each has "
+                f"only as many routes as the smallest has members{_better(scenario)}"
             )
 
 

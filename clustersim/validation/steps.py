@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -31,11 +32,11 @@ def read_steps(path: Path = SHIPPED) -> list[Case]:
     return read_cases(path, NEEDED)
 
 
-def scenario_of(case: Case) -> Scenario:
-    """The scenario of a run; raise CannotPredictError where there is none."""
+def scenario_of(case: Case, changes: Sequence[str] = ()) -> Scenario:
+    """The scenario of a run, with some keys changed (`key=value`); raise CannotPredictError where there is none."""
     mapping = scenario_mapping(case)
     try:
-        return Scenario.from_mapping(mapping, source=case.text("case_id"))
+        return Scenario.from_mapping(mapping, changes, source=case.text("case_id"))
     except InputError as error:
         reason = "; ".join(str(error).splitlines()).removeprefix(f"{case.text('case_id')}: ")
         raise CannotPredictError(f"line {case.line}: {reason}", owed=False) from error
@@ -46,12 +47,12 @@ def predicted_seconds(result: Result) -> Seconds:
     return float(result.step_times[-1])
 
 
-def compare_step(case: Case) -> Comparison:
-    """Predict one run."""
+def compare_step(case: Case, changes: Sequence[str] = ()) -> Comparison:
+    """Predict one run, with some keys of its scenario changed."""
     measured = float("nan")
     try:
         measured = case.number("step_time_s")
-        predicted, skipped, owed = predicted_seconds(simulate(scenario_of(case))), None, True
+        predicted, skipped, owed = predicted_seconds(simulate(scenario_of(case, changes))), None, True
     except CannotPredictError as refusal:
         predicted, skipped, owed = None, str(refusal), refusal.owed
     except InputError as refusal:
@@ -60,15 +61,34 @@ def compare_step(case: Case) -> Comparison:
 
 
 def compare_steps(
-    cases: Sequence[Case], *, workers: int | None = None, progress: Callable[[int], None] | None = None
+    cases: Sequence[Case],
+    changes: Sequence[str] = (),
+    *,
+    workers: int | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> list[Comparison]:
-    """Predict many runs, in parallel; progress: called with how many are done."""
+    """Predict many runs, in parallel, with the same keys of all scenarios changed.
+
+    progress: called with how many are done. Raises InputError where a change leaves none to be predicted.
+    """
+    found = _compared(cases, partial(compare_step, changes=tuple(changes)), workers, progress)
+    if changes and found and not any(each.predicted is not None for each in found):
+        raise InputError(f"--set {' '.join(changes)}: leaves no case to predict: {found[0].skipped}")
+    return found
+
+
+def _compared(
+    cases: Sequence[Case],
+    compare: Callable[[Case], Comparison],
+    workers: int | None,
+    progress: Callable[[int], None] | None,
+) -> list[Comparison]:
     workers = min(workers or os.cpu_count() or 1, max(1, len(cases) // _CHUNK))
     if workers == 1:
-        done = map(compare_step, cases)
+        done = map(compare, cases)
         return _counted(done, progress)
     with ProcessPoolExecutor(workers) as pool:
-        return _counted(pool.map(compare_step, cases, chunksize=_CHUNK), progress)
+        return _counted(pool.map(compare, cases, chunksize=_CHUNK), progress)
 
 
 def _counted(done: Iterable[Comparison], progress: Callable[[int], None] | None) -> list[Comparison]:

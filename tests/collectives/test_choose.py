@@ -68,7 +68,7 @@ def test_time_grows_with_the_payload(kind):
 
 
 def test_switches_that_add_between_nodes_halve_what_ports_carry():
-    """SHARP moves each rail's part out and in once, rings and trees twice; not over a network that is not InfiniBand."""
+    """SHARP moves each rail's part out and in once, rings and trees twice; only InfiniBand has it."""
     members, payload = np.arange(1024)[None], 4.0 * 2**30
     sharp = Switches(collnet=True).narrowed(load_library("nccl"))
     fabric = load_cluster("dgx-a100", 1024).fabric

@@ -146,6 +146,22 @@ def test_rooted_collectives_move_the_payload_n_minus_1_times(shape, kind):
             assert each[root] == pytest.approx(0)
 
 
+@given(UNEVEN, st.sampled_from([Collective.BROADCAST, Collective.REDUCE]))
+def test_rings_of_rooted_collectives_cross_each_border_on_all_rails(per_domain, kind):
+    """Every domain but the root's takes in (or gives away) the payload once, a k-th of it through each of k heads."""
+    arrangement = filled(per_domain)
+    (phase,) = Ring().phases(kind, arrangement)
+    into, out_of = (phase.targets, phase.sources) if kind is Collective.BROADCAST else (phase.sources, phase.targets)
+    crosses = into // WIDEST != out_of // WIDEST
+    moved = np.zeros((len(per_domain), WIDEST))
+    np.add.at(moved, (into[crosses] // WIDEST, into[crosses] % WIDEST), phase.share[crosses])
+    assert moved.sum(axis=1) == pytest.approx([0.0] + [1.0] * (len(per_domain) - 1))
+    assert moved.max() <= 1 / min(per_domain) + 1e-9
+    total = np.zeros(int(arrangement.members.max()) + 1)
+    np.add.at(total, into, phase.share)
+    assert total.sum() == pytest.approx(arrangement.size - 1)
+
+
 @given(SHAPES)
 def test_scatter_and_gather_move_an_nth_for_each_other_rank(shape):
     arrangement = arranged(*shape)

@@ -156,15 +156,15 @@ def test_ranks_meet_inside_a_block() -> None:
     assert operations.end.max() == 9.0
 
 
-def test_a_private_block_is_one_event_and_any_other_is_run_piece_by_piece() -> None:
+def test_a_block_is_one_event_for_a_rank_alone_and_for_ranks_that_meet_and_its_operations_are_without() -> None:
     """Two equal ranks fold to one, whose block then is its own; unfolded they meet inside it. Times are equal."""
     steps = [compute(1.0, exchange("tp", 2.0), 4.0), compute(0.5)]
     made = replicated(steps, 2, {"tp": [[0, 1]]})
     cost, fold = UnitCost(made).blocks, classes(made, {})
     whole, none = run(made, fold, cost)
     pieces, three = run(made, fold, cost, coalesce=False)
-    every, eight = run(made, unfolded(made), cost)
-    assert (fold.count, len(none), len(three), len(eight)) == (1, 0, 4, 6)
+    every, joint = run(made, unfolded(made), cost)
+    assert (fold.count, len(none), len(three), len(joint)) == (1, 0, 4, 0)
     assert spans(whole) == spans(pieces) == [(0, 0, 0.0, 7.0), (0, 1, 7.0, 7.5)]
     assert sorted(spans(every)) == sorted([*spans(whole), (1, 0, 0.0, 7.0), (1, 1, 7.0, 7.5)])
     assert three.start.tolist() == [0.0, 1.0, 3.0, 7.0]

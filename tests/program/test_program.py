@@ -44,7 +44,7 @@ def test_a_rank_takes_part_in_exchanges_of_its_tasks_and_inside_its_blocks() -> 
     block = Block("block", tuple(Operation(each, Work.FORWARD) for each in does))
     tasks = (Compute(block), Communicate(exchange("dp")), Send(exchange("pp_next"), tag), Receive(exchange("pp"), tag))
     streams = (Stream.COMPUTE, Stream.DATA, Stream.SEND_NEXT, Stream.RECEIVE)
-    assert RankProgram(tasks, streams).exchanges == {exchange(role) for role in ("tp", "cp", "dp", "pp_next", "pp")}
+    assert RankProgram(tasks, streams).exchanges == tuple(map(exchange, ("tp", "cp", "dp", "pp_next", "pp")))
     assert block.exchanges == (exchange("tp"), exchange("cp"))
 
 

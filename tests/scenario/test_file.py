@@ -173,9 +173,9 @@ def test_attention_is_a_generation_of_flash_or_standard(mapping: dict[str, Any],
     assert Scenario.from_mapping(mapping).training.attention is attention
 
 
-def test_the_network_is_uncontended_unless_shared(mapping: dict[str, Any]) -> None:
-    assert Scenario.from_mapping(mapping).cost.network is Contention.NONE
-    assert Scenario.from_mapping(mapping, overrides=["cost.network=shared"]).cost.network is Contention.SHARED
+def test_the_network_is_shared_unless_uncontended(mapping: dict[str, Any]) -> None:
+    assert Scenario.from_mapping(mapping).cost.network is Contention.SHARED
+    assert Scenario.from_mapping(mapping, overrides=["cost.network=uncontended"]).cost.network is Contention.NONE
     with pytest.raises(InputError, match=r"cost\.network: .*shred.*did you mean shared"):
         Scenario.from_mapping(mapping, overrides=["cost.network=shred"])
 

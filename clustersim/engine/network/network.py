@@ -10,8 +10,9 @@ Reference: Casanova et al., "Versatile, scalable, and accurate simulation of dis
 J. Parallel Distrib. Comput. 74(10), 2014, section 3 (fluid models with lazy, partial updates).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import simpy
@@ -21,6 +22,8 @@ from clustersim.arrays import FloatArray, IntArray
 from clustersim.engine.network.max_min import Usage, max_min
 from clustersim.units import Seconds
 
+FEW: Final = 64
+"""Loads of a connected part up to which their speeds are remembered; larger parts seldom recur."""
 _LAST = EventPriority(2)
 """After all else that happens at the same time: simpy's own events have priority 0 or 1."""
 
@@ -63,6 +66,7 @@ class Network:
         self._unit = np.ones(links)
         self._users: dict[int, dict[Activity, None]] = {}
         self._changed: dict[int, None] = {}
+        self._known: dict[tuple[Load, ...], list[float]] = {}
 
     def start(self, load: Load, done: simpy.Event) -> None:
         """Begin an activity; `done` happens when its work is done."""
@@ -130,9 +134,18 @@ class Network:
                 self._run(activity, speed)
 
     def _speeds(self, part: list[Activity]) -> list[float]:
-        loads = [activity.load for activity in part]
+        """Fair speeds of a connected part; the same few loads meet again and again while microbatches pass."""
+        loads = tuple([activity.load for activity in part])
         if len(loads) == 1 and loads[0].alone:
             return [1.0]
+        if len(loads) > FEW:
+            return self._shared(loads)
+        known = self._known.get(loads)
+        if known is None:
+            known = self._known[loads] = self._shared(loads)
+        return known
+
+    def _shared(self, loads: Sequence[Load]) -> list[float]:
         usage = Usage(
             resource=np.concatenate([load.links for load in loads]),
             activity=np.repeat(np.arange(len(loads)), [len(load.links) for load in loads]),

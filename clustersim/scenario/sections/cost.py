@@ -60,7 +60,7 @@ class CostSection(Section):
     nccl: NcclSection = NcclSection()
     symmetry: Annotated[Symmetry, member(Symmetry), BeforeValidator(_yaml_off)] = Symmetry.AUTO
     coalesce: bool = True
-    network: Annotated[Contention, member(Contention)] = Contention.NONE
+    network: Annotated[Contention, member(Contention)] = Contention.SHARED
     interference: Annotated[float | None, share(0.0, MOST_INTERFERENCE)] = None
 
     def settings(self, record: Record | None) -> CostSettings:
