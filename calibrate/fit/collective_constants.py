@@ -21,7 +21,7 @@ import numpy as np
 from calibrate.fit.published_collectives import Benchmark
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.collectives.choose import Choices, costs
-from clustersim.collectives.library import Library, Pipeline
+from clustersim.collectives.library import Carrier, Generation, Library, Pipeline
 from clustersim.hardware.technology import Technology
 from clustersim.units import Seconds
 
@@ -36,7 +36,7 @@ SMALL: Final = 2**16  # bytes, below which a message's latency is most of its ti
 
 @dataclass(frozen=True)
 class Fit:
-    """Misfits of each table with each candidate, by the table: [candidates]; only of tables that tell about a constant."""
+    """Misfits of each table with each candidate: [candidates]; only of tables that tell about a constant."""
 
     library: Library
     launches: Mapping[Benchmark, FloatArray]
@@ -58,12 +58,12 @@ class Fit:
         )
 
     @property
-    def _generations(self) -> list[tuple[Technology, "object"]]:
+    def _generations(self) -> list[tuple[Technology, Generation]]:
         makes = dict.fromkeys(table.place.generation for table in self.launches)
         return [(make, self.library.generations[make]) for make in makes]
 
     @property
-    def _networks(self) -> list[tuple[Technology, "object"]]:
+    def _networks(self) -> list[tuple[Technology, Carrier]]:
         makes = dict.fromkeys(table.place.network for table in self.latencies)
         return [(make, self.library.networks[make]) for make in makes]
 

@@ -103,7 +103,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """Small payloads of rings in the LL protocol use few channels: one for every `least` bytes of each rank, up to `all`."""
+    """Small payloads of LL rings use few channels: one for every `least` bytes of each rank, up to `all`."""
 
     all: int
     least: Bytes

@@ -7,8 +7,7 @@ Tables say how GPUs are joined inside a node, then how nodes are (`nvlink4 + 8x4
                  | "nvlink" | "xgmi"                the accelerator's own generation
                  | "nvl" GPUs                       nvl72: an NVLink domain of so many GPUs
                  | "PCIe" generation                PCIe5
-    network      = [count "x"] rate "G" ["-" kind] [" per GPU"]     ports of a node and Gbit/s of one; without a count,
-    of all
+    network      = [count "x"] rate "G" ["-" kind] [" per GPU"]     ports of a node, Gbit/s of one (or all)
                  | kind
     kind         = "ib" ["-" "edr" | "-hdr" | ...], roce, efa, tcpx, tcpxo, slingshot, opa, tcp, unknown, unknown-roce
 

@@ -16,7 +16,7 @@ ONE = Steps(128.0 * KIB, ((64.0 * KIB, 64.0), (32.0 * KIB, 8.0), (16.0 * KIB, 2.
     [(2**40, 128), (1024 * MIB, 128), (1023 * MIB, 64), (64 * MIB, 64), (63 * MIB, 32), (8 * MIB, 32), (8, 16)],
 )
 def test_chunks_of_an_adding_switch_of_eight_h100_are_those_of_nccl(payload, chunk):
-    """16 channels times 8 heads are 128 chunks; 64 x 128 x 128 KiB is 1 GiB, then 8 x 128 x 64 KiB, 2 x 128 x 32 KiB."""
+    """16 channels times 8 heads: 64 x 128 x 128 KiB is 1 GiB, then 8 x 128 x 64 KiB and 2 x 128 x 32 KiB."""
     assert ONE.of(payload, np.array([128.0])) == chunk * KIB
 
 
