@@ -19,7 +19,9 @@ import numpy as np
 
 from clustersim.arrays import FloatArray
 from clustersim.collectives.choose import Choices, Surveyor, choose
+from clustersim.collectives.collnet import COLLNET
 from clustersim.collectives.library import Library, load_library
+from clustersim.collectives.switches import Switches
 from clustersim.errors import InputError, nearest
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.clos_fabric import ClosFabric
@@ -49,7 +51,9 @@ NEEDED: Final = (
 )
 MEBIBYTE: Final = 2**20
 MOST_GPUS: Final = 2**17
+SHARP: Final = "collnet"
 _ALGORITHMS: Final = {
+    SHARP: SHARP,
     **{"": "", "ring": "ring", "tree": "tree"},
     **dict.fromkeys(("nvls", "nvlstree", "in_network"), "in_network"),
 }
@@ -192,6 +196,9 @@ class Place:
         members = np.arange(self.gpus)[None]
         if self.collective is Collective.SEND_RECV:
             members = np.stack([members[0], np.roll(members[0], -1)], axis=1)
+        if self.algorithm == SHARP:
+            library = Switches({self.collective: COLLNET}, collnet=True).narrowed(library)
+            return Surveyor(self.fabric, library).survey(self.collective, members)
         return Surveyor(self.fabric, library).survey(self.collective, members, self.algorithm or None)
 
     def seen(self, seconds: FloatArray) -> FloatArray:
