@@ -21,7 +21,7 @@ import numpy as np
 from calibrate.fit.published_collectives import Benchmark
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.collectives.choose import Choices, costs
-from clustersim.collectives.library import Library, Pipeline
+from clustersim.collectives.library import Carrier, Generation, Library, Pipeline
 from clustersim.hardware.technology import Technology
 from clustersim.units import Seconds
 
@@ -36,7 +36,7 @@ SMALL: Final = 2**16  # bytes, below which a message's latency is most of its ti
 
 @dataclass(frozen=True)
 class Fit:
-    """Misfits of each table with each candidate, by the table: [candidates]; only of tables that tell about a constant."""
+    """Misfits of each table with each candidate: [candidates]; only of tables that tell about a constant."""
 
     library: Library
     launches: Mapping[Benchmark, FloatArray]
@@ -45,7 +45,9 @@ class Fit:
 
     def best(self, without: str | None = None) -> Library:
         """The library with the constants that fit the tables of all sources but one best."""
-        kept = {make: replace(each, launch=self._launch(make, each.launch, without)) for make, each in self._generations}
+        kept = {
+            make: replace(each, launch=self._launch(make, each.launch, without)) for make, each in self._generations
+        }
         networks = {make: replace(each, latency=self._latency(make, without)) for make, each in self._networks}
         best = _least(self.pipelines, without)
         return replace(
@@ -56,12 +58,12 @@ class Fit:
         )
 
     @property
-    def _generations(self) -> list[tuple[Technology, "object"]]:
+    def _generations(self) -> list[tuple[Technology, Generation]]:
         makes = dict.fromkeys(table.place.generation for table in self.launches)
         return [(make, self.library.generations[make]) for make in makes]
 
     @property
-    def _networks(self) -> list[tuple[Technology, "object"]]:
+    def _networks(self) -> list[tuple[Technology, Carrier]]:
         makes = dict.fromkeys(table.place.network for table in self.latencies)
         return [(make, self.library.networks[make]) for make in makes]
 
@@ -93,7 +95,11 @@ def fit(surveys: Mapping[Benchmark, Choices], library: Library) -> Fit:
     plain = [table for table in fitted if table not in other]
     return Fit(
         library,
-        {table: _by_launch(table, surveys[table]) for table in plain if not table.large.all() and table.place.per_process == 1},
+        {
+            table: _by_launch(table, surveys[table])
+            for table in plain
+            if not table.large.all() and table.place.per_process == 1
+        },
         {table: _by_pipeline(table, surveys[table]) for table in plain if table.large.any()},
         {table: _by_latency(table, library) for table in other if (np.array(table.sizes) < SMALL).any()},
     )
@@ -110,7 +116,9 @@ def _by_launch(table: Benchmark, choices: Choices) -> FloatArray:
 
 def _by_pipeline(table: Benchmark, choices: Choices) -> FloatArray:
     large = np.flatnonzero(table.large)
-    found = [_seconds(table, replace(choices, library=replace(choices.library, pipeline=each)), large) for each in PIPELINES]
+    found = [
+        _seconds(table, replace(choices, library=replace(choices.library, pipeline=each)), large) for each in PIPELINES
+    ]
     return _misfit(table, np.array(found), large)
 
 

@@ -1,8 +1,8 @@
 """How well does the model of collectives predict published benchmarks, and which constants fit them best?
 
-The constants that are fitted are those of `collective_constants`; everything else in `topologies/libraries/nccl.yaml` is
-NCCL's own, a datasheet's, or read off one table that it names. Errors are also given left out by source: each source as
-constants predict it that were fitted to all other sources, which is what a new table may expect. Tables with what a
+The constants that are fitted are those of `collective_constants`; everything else in `topologies/libraries/nccl.yaml`
+is NCCL's own, a datasheet's, or read off one table that it names. Errors are also given left out by source: each source
+as constants predict it that were fitted to all other sources, which is what a new table may expect. Tables with what a
 framework does on the host before each call take no part, nor in launches those whose process drives several GPUs; they
 are judged all the same.
 
@@ -13,8 +13,8 @@ Source of the measurements: clustersim/validation/published/collectives.csv, one
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -114,7 +114,9 @@ def report(judged: Sequence[Judged]) -> str:
     lines += [f"{_named(each.errors)}{_both([each])}{len(each.errors.ratios):>6}" for each in judged]
     lines += _grouped(judged, "mean over tables of", lambda each: each.table.place.kind)
     lines += _grouped(judged, "mean over tables of", lambda each: each.table.source)
-    means = [f"{macro(judged, large=large, left_out=left):>6.1f} %" for left in (False, True) for large in (True, False)]
+    means = [
+        f"{macro(judged, large=large, left_out=left):>6.1f} %" for left in (False, True) for large in (True, False)
+    ]
     lines += [f"{'mean over sources':<68}{means[0]}{means[1]}  {means[2]}{means[3]}"]
     lines += ["* not fitted: with what a framework does on the host before each call"]
     return "\n".join(lines)

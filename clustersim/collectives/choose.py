@@ -49,10 +49,10 @@ MANY: Final = 4  # domains, from which on trees among adding switches have small
 class Choices:
     """What each offer would cost all groups of one role, for any payload.
 
-    coefficients: [offers, 4, classes] latency (s), seconds per byte, fill (s/byte of chunk), seconds per byte of NVLink, infinite latency where
-    groups cannot take an offer; groups of one class have equal coefficients; group_class: [groups]; floor: [classes]
-    seconds that what was left out takes at least; makes: of the fabric's links; shapes: of groups; lanes: of messages, where all stay inside
-    domains.
+    coefficients: [offers, 4, classes] latency (s), seconds per byte, fill (s/byte of chunk), seconds per byte of
+    NVLink, infinite latency where groups cannot take an offer; groups of one class have equal coefficients;
+    group_class: [groups]; floor: [classes] seconds that what was left out takes at least; makes: of the fabric's links;
+    shapes: of groups; lanes: of messages, where all stay inside domains.
     """
 
     offers: tuple[Offer, ...]
@@ -157,7 +157,7 @@ def _least(offer: Offer, choices: Choices, payload: Bytes, inside: FloatArray) -
             floor = np.maximum(floor, inside * generation.ramp.slower(payload, shapes.ranks))
         if offer.steps and generation.in_network:
             handling = generation.in_network.handling
-            chunk = _step(offer, choices, payload) / _beside(offer, choices)
+            chunk = _step(offer, choices, payload) / _beside(choices)
             slower = (1.0 + handling / chunk) / (1.0 + handling / offer.steps[0].largest)
             floor = np.maximum(floor, inside * slower)
     return floor
@@ -182,12 +182,12 @@ def _chunk(offer: Offer, choices: Choices, payload: Bytes) -> FloatArray:
 
 def _step(offer: Offer, choices: Choices, payload: Bytes) -> FloatArray:
     """Bytes that all channels and shares of a stepped offer hold at once: [classes]."""
-    spans, beside = choices.shapes.spans, _beside(offer, choices)
+    spans, beside = choices.shapes.spans, _beside(choices)
     one, few, many = (each.of(payload, beside) for each in offer.steps)
     return np.where(spans == 1, one, np.where(spans < MANY, few, many)) * beside
 
 
-def _beside(offer: Offer, choices: Choices) -> FloatArray:
+def _beside(choices: Choices) -> FloatArray:
     """How many chunks of a stepped offer move beside each other: [classes]."""
     rates = [choices.library.generation(make).in_network for make in choices.makes.generations]
     one, several = np.max([rate.channels for rate in rates if rate] or [(1, 1)], axis=0)
@@ -308,7 +308,7 @@ class Surveyor(FieldState):
         return Choices(offers, coefficients, merged.reshape(-1)[bearing], self.library, least, self._makes, shapes)
 
     def _cost(self, offer: Offer, borne: Sequence["_Borne"], arrangement: Arrangement) -> FloatArray:
-        """[4, groups]: latency, seconds per byte, fill, seconds per byte of NVLink of all phases, in groups of this shape."""
+        """[4, groups]: latency, seconds per byte, fill, seconds per byte of NVLink, in groups of this shape."""
         alone = arrangement.spans == arrangement.size
         table = self._orbit_classes.table
         bandwidth = effective_bandwidth(table, self.library, offer, arrangement.spans)

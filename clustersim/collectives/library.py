@@ -85,10 +85,11 @@ class Medium(Enum):
 class Generation:
     """Constants of a generation of NVLink (or xGMI), the GPUs that have it among them.
 
-    efficiency: share of a port's nominal bandwidth that a collective reaches. in_network: what the adding switch reaches,
-    None if it cannot add. low_latency: rate that the LL protocol cannot exceed in groups of one, two, and more domains.
-    launch: of a collective, None if the library's own holds. channel: rate of one of a message's channels, None if
-    unknown. between: by algorithm, bus bandwidth that cannot be exceeded over two domains, and over more. ramp: of channels, None where they never limit.
+    efficiency: share of a port's nominal bandwidth that a collective reaches. in_network: what the adding switch
+    reaches, None if it cannot add. low_latency: rate that the LL protocol cannot exceed in groups of one, two, and more
+    domains. launch: of a collective, None if the library's own holds. channel: rate of one of a message's channels,
+    None if unknown. between: by algorithm, bus bandwidth that cannot be exceeded over two domains, and over more. ramp:
+    of channels, None where they never limit.
     """
 
     efficiency: float
@@ -102,7 +103,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """Small payloads of rings in the LL protocol use few channels: one for every `least` bytes of each rank, up to `all`."""
+    """Small payloads of LL rings use few channels: one for every `least` bytes of each rank, up to `all`."""
 
     all: int
     least: Bytes
@@ -117,7 +118,8 @@ class Ramp:
 class InNetworkRate:
     """What an adding switch reaches: the share of the ports' rate, at the largest chunk of one domain.
 
-    channels: that feed it, in one domain and in several; handling: what a chunk costs, as bytes that would move meanwhile.
+    channels: that feed it, in one domain and in several; handling: what a chunk costs, as bytes that would move
+    meanwhile.
     """
 
     share: float
@@ -129,8 +131,9 @@ class InNetworkRate:
 class Carrier:
     """Constants of a network between nodes.
 
-    efficiency: share of a port's nominal bandwidth that a collective reaches; latency: of a message beyond the library's
-    rounds and the links' own; without: protocols and algorithms that do not work over it, or are switched off.
+    efficiency: share of a port's nominal bandwidth that a collective reaches; latency: of a message beyond the
+    library's rounds and the links' own; without: protocols and algorithms that do not work over it, or are switched
+    off.
     """
 
     efficiency: float
@@ -163,8 +166,8 @@ class Channels:
 class Pipeline:
     """How pipelining protocols cut payloads: chunks are a fraction of the payload, at most `chunk` bytes.
 
-    inside: the fraction in one domain, where pieces are handed on as they come; between: over several, where whole chunks
-    wait for the network.
+    inside: the fraction in one domain, where pieces are handed on as they come; between: over several, where whole
+    chunks wait for the network.
     """
 
     inside: float
@@ -223,10 +226,10 @@ class Offer:
 class Library:
     """A communication library's constants.
 
-    generations, networks: by make; None stands for any that is not listed. efficiency: share of nominal bandwidth reached
-    on PCIe. included: route latency that the rounds'
-    times contain; what a route has beyond it is added. launch: of a collective, on top of the offers' own times.
-    channels: of messages, None where they never limit these. nccl: it follows NCCL's environment variables.
+    generations, networks: by make; None stands for any that is not listed. efficiency: share of nominal bandwidth
+    reached on PCIe. included: route latency that the rounds' times contain; what a route has beyond it is added.
+    launch: of a collective, on top of the offers' own times. channels: of messages, None where they never limit these.
+    nccl: it follows NCCL's environment variables.
     """
 
     name: str

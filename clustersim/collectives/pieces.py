@@ -25,7 +25,7 @@ FIRST: Final = 64.0  # bytes of the first factor of a pace
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Chunks from the largest down: (bytes, times); a chunk is for payloads below `times` what all channels held before."""
+    """Chunks from the largest down: (bytes, times), for payloads below `times` what all channels held before."""
 
     largest: Bytes
     smaller: tuple[tuple[Bytes, float], ...]

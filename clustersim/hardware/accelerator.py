@@ -31,8 +31,8 @@ class Accelerator:
     peak: dense FLOP/s by number format, without sparsity; memory_bytes: what a process can address; memory_bandwidth:
     bytes/s of device memory; compute_units: SMs or CUs; context_bytes: driver context and library workspaces that a
     training process loses; interference: the part by which a kernel takes longer while a collective runs beside it on
-    the same GPU, on average over a training step (0.2: 20 % longer; 0: they do not disturb each other);
-    sources: where each group of numbers comes from; nvlink: the generation of its NVLink or xGMI ports, None without any.
+    the same GPU, on average over a training step (0.2: 20 % longer; 0: they do not disturb each other); sources: where
+    each group of numbers comes from; nvlink: the generation of its NVLink or xGMI ports, None without any.
     """
 
     name: str

@@ -4,8 +4,8 @@
     fabric: {leaf: {arrangement, nodes, ...}, spine?: {units, ...}, core?: {pods, ...}, ecmp?, seed?}
 
 Every link has a `bandwidth` per direction and a `latency`, every switch a `latency`; oversubscription is 1 unless it is
-stated. NVLink has a `generation` (else the accelerator's own), the NICs a `network` (else InfiniBand). Without `nic` and
-`fabric`, the cluster is as large as what NVLink or the host joins.
+stated. NVLink has a `generation` (else the accelerator's own), the NICs a `network` (else InfiniBand). Without `nic`
+and `fabric`, the cluster is as large as what NVLink or the host joins.
 """
 
 from dataclasses import replace

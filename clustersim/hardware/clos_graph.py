@@ -18,7 +18,7 @@ _IN_A_NODE: Final = ("host", "nic")  # the first number of these names is their 
 
 
 def graph(gpus: int, wiring: Wiring, node: Node) -> "nx.DiGraph[str]":
-    """Vertices have `kind` (and `node` inside nodes); edges `kind`, `bandwidth` (bytes/s), `latency` (s), `technology`."""
+    """Vertices have `kind` (and `node` inside nodes); edges `kind`, `technology`, bytes/s and seconds."""
     import networkx as nx  # 0.15 s that a simulation does not need
 
     whole: nx.DiGraph[str] = nx.DiGraph()

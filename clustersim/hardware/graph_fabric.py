@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
 
 class GraphFabric:
-    """A fabric from a graph whose vertices have `kind` (GPUs also `node`), edges `kind`, `bandwidth`,
-    `latency` and `technology`.
+    """A fabric from a graph whose vertices have `kind` (GPUs also `node`).
 
-    GPUs are numbered node by node, nodes in the order in which the graph first names one. Raises InputError if some of
+    Its edges have `kind`, `bandwidth`, `latency` and `technology`. GPUs are numbered node by node, nodes in the order in which the graph first names one. Raises InputError if some of
     the first `used` GPUs (None: all) cannot reach another.
     """
 

@@ -2,9 +2,9 @@
 
 As a node-link graph, networkx's JSON (or the same in YAML). Every vertex has `id` and `kind`; GPUs also have `node`,
 the host that they are in. Every edge has `source`, `target`, `kind`, `bandwidth` per direction and `latency`; an edge
-of an undirected graph is one link each way. Edges of kind nvlink may have a `generation` (else the accelerator's), those
-between nodes (nic, leaf, spine) a `network` (else InfiniBand). The mapping `graph` holds accelerator, library, description and sources,
-and `ecmp` as regular clusters have it. Other attributes (positions, colours) are left alone.
+of an undirected graph is one link each way. Edges of kind nvlink may have a `generation` (else the accelerator's),
+those between nodes (nic, leaf, spine) a `network` (else InfiniBand). The mapping `graph` holds accelerator, library,
+description and sources, and `ecmp` as regular clusters have it. Other attributes (positions, colours) are left alone.
 Reference: networkx, readwrite.json_graph.node_link_data (edges under "edges", before 3.4 under "links").
 """
 

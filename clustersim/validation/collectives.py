@@ -61,8 +61,8 @@ _EARLIER: Final = {  # networks that tables call alike, by what they join
     (Technology.EFA, Technology.NVLINK2): Technology.EFA1,
     (Technology.EFA, Technology.NVLINK3): Technology.EFA1,
 }
-# What torch.distributed does on the host between an event and the launch: 8 H200 timed call by call take 39 us from 32 KiB
-# to 512 KiB (ml-engineering), 16 to 21 us when 8 H100 are timed in a loop (dgxc-nccl).
+# What torch.distributed does on the host between an event and the launch: 8 H200 timed call by call take 39 us from 32
+# KiB to 512 KiB (ml-engineering), 16 to 21 us when 8 H100 are timed in a loop (dgxc-nccl).
 _CALL: Final = 23e-6
 _LATENCY: Final = 0.5e-6  # of any other port and switch; the library's own constants hold what is beyond
 
@@ -99,6 +99,8 @@ MACHINES: Final = {
     "b300": Machine(900e9, 128e9, 100e9),
     "gb300": Machine(900e9, 128e9, 100e9, node=4, domain=72),
     "mi300x": Machine(448e9, 64e9, 50e9, library="rccl", mesh=True),
+    "mi325x": Machine(448e9, 64e9, 50e9, library="rccl", mesh=True),
+    "mi355x": Machine(537.6e9, 64e9, 50e9, library="rccl", mesh=True),
 }
 
 
@@ -106,9 +108,9 @@ MACHINES: Final = {
 class Place:
     """On what a benchmark ran, and how: all that its times depend on, beside the sizes.
 
-    gpu: as tables call it; accelerator: the shipped one that it is; own: its generation of NVLink; per_node: GPUs of a node; per_process: GPUs that
-    one process drives; called: whether each call was timed by itself; launch: what the host needs for one;
-    joined: what the row states of links; algorithm: "" if the library chose.
+    gpu: as tables call it; accelerator: the shipped one that it is; own: its generation of NVLink; per_node: GPUs of a
+    node; per_process: GPUs that one process drives; called: whether each call was timed by itself; launch: what the
+    host needs for one; joined: what the row states of links; algorithm: "" if the library chose.
     """
 
     gpu: str

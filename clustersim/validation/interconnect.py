@@ -7,7 +7,7 @@ Tables say how GPUs are joined inside a node, then how nodes are (`nvlink4 + 8x4
                  | "nvlink" | "xgmi"                the accelerator's own generation
                  | "nvl" GPUs                       nvl72: an NVLink domain of so many GPUs
                  | "PCIe" generation                PCIe5
-    network      = [count "x"] rate "G" ["-" kind] [" per GPU"]     ports of a node and Gbit/s of one; without a count, of all
+    network      = [count "x"] rate "G" ["-" kind] [" per GPU"]     ports of a node, Gbit/s of one (or all)
                  | kind
     kind         = "ib" ["-" "edr" | "-hdr" | ...], roce, efa, tcpx, tcpxo, slingshot, opa, tcp, unknown, unknown-roce
 
@@ -78,7 +78,7 @@ def read_interconnect(text: str) -> Interconnect:
     200000000000.0
     """
     inside, _, network = _COMMENT.sub("", text.strip()).partition(" + ")
-    if inside and not network and (_PORTS.fullmatch(inside) or inside in _KINDS):
+    if not network and inside not in _INSIDE and (_PORTS.fullmatch(inside) or inside in _KINDS):
         inside, network = "", inside
     ports = _ports(network) if network else None
     if not inside or inside in ("unknown", *_OWN):

@@ -17,7 +17,16 @@ import numpy as np
 import pytest
 
 from clustersim.collectives.choose import Surveyor, choose
-from clustersim.collectives.library import ALGORITHMS, Carrier, Generation, Library, Medium, Offer, Pipeline
+from clustersim.collectives.library import (
+    ALGORITHMS,
+    Carrier,
+    Generation,
+    InNetworkRate,
+    Library,
+    Medium,
+    Offer,
+    Pipeline,
+)
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.routing import Spread
 from clustersim.hardware.shape import Leaf, Network, Nics, Node, NvLink, Port, Spine
@@ -46,7 +55,10 @@ def ideal(chunk: float = 0.0) -> Library:
         )
         for name in ALGORITHMS
     )
-    generations, networks = {None: Generation(1.0, 1.0, None)}, {None: Carrier(1.0, 0.0, frozenset())}
+    generations, networks = (
+        {None: Generation(1.0, InNetworkRate(1.0, (1, 1), 0.0), None)},
+        {None: Carrier(1.0, 0.0, frozenset())},
+    )
     return Library("ideal", generations, networks, 1.0, none, 0.0, Pipeline(1.0, 1.0, chunk), offers, published=False)
 
 

@@ -10,7 +10,7 @@ from clustersim.collectives.library import ALGORITHMS, load_library
 from clustersim.collectives.phase import arrange
 from clustersim.collectives.routes import link_classes, route
 from clustersim.collectives.siblings import Siblings
-from clustersim.collectives.transfer import burden, effective_bandwidth, time_phase
+from clustersim.collectives.transfer import Rates, burden, effective_bandwidth, time_phase
 from clustersim.program.task import Collective
 from tests.collectives.fake_fabric import FakeFabric
 
@@ -19,6 +19,10 @@ FABRIC = FakeFabric(48, 8, nvlink=450e9, nic=50e9, spine=100e9, rack=16)
 CLASSES = link_classes(FABRIC.links)
 PERMUTATIONS = st.permutations(range(48)).map(np.array)
 SYMMETRIC = [Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL]
+
+
+def rates(bandwidth):
+    return Rates(bandwidth, np.zeros(len(bandwidth), dtype=bool))
 
 
 @given(PERMUTATIONS, st.sampled_from([2, 3, 4, 6, 8, 12, 24, 48]), st.sampled_from(Collective), st.data())
@@ -33,7 +37,7 @@ def test_no_link_carries_more_than_its_rate(ranks, size, kind, data):
             for offer in NCCL.offers:
                 reachable = effective_bandwidth(CLASSES.table, NCCL, offer, arrangement.spans)
                 found = burden(routed, CLASSES, NCCL)
-                _, per_byte, _ = time_phase(found, reachable, np.zeros(len(found.pcie)), 1.0)
+                _, per_byte, _, _ = time_phase(found, rates(reachable), np.zeros(len(found.pcie)), 1.0)
                 rate = routed.load[:-1][crossed] / per_byte.max()
                 assert (rate <= FABRIC.links.bandwidth[crossed] * (1 + 1e-12)).all()
 
@@ -47,7 +51,7 @@ def side_by_side(sets, kind):
 def per_byte_of(routed):
     reachable = effective_bandwidth(CLASSES.table, NCCL, NCCL.offers[2], 2)
     found = burden(routed, CLASSES, NCCL)
-    return time_phase(found, reachable, np.zeros(len(found.pcie)), 1.0)[1]
+    return time_phase(found, rates(reachable), np.zeros(len(found.pcie)), 1.0)[1]
 
 
 @given(PERMUTATIONS, st.sampled_from(["ring", "pairwise"]), st.sampled_from(SYMMETRIC))
