@@ -130,10 +130,14 @@ class Filled:
     def places(self, fabric: Fabric, gpus: int | None, units: Units) -> IntArray:
         """The GPU of every rank: [ranks]."""
         free = self._in_order(fabric, self._free(fabric, gpus, units))
-        count = self._all_but_spare(np.bincount(fabric.nodes(free))) if gpus is None else gpus
+        sizes = np.bincount(fabric.nodes(free))
+        count = self._all_but_spare(sizes) if gpus is None else gpus
         self._require_divisible(count, units)
         if not 0 < count <= len(free):
             raise InputError(f"gpus: a job of {count:,} does not fit; placement leaves it {len(free):,} GPUs")
+        left = len(sizes) - 1 - int(np.searchsorted(np.cumsum(sizes), count))
+        if left < self.spare:
+            raise InputError(f"placement.spare: {self.spare:,}, but the machine has only {left:,} nodes to spare")
         return free[:count]
 
     def step(self, units: Units) -> int:
@@ -165,7 +169,9 @@ class Filled:
         key, word = part.words
         most = min(part.unit(units), fabric.gpus)
         if part.gpus > most:
-            raise InputError(f"placement.{key}: {part.gpus:,}, but {word} has {most:,} GPUs; {most:,} is the most")
+            raise InputError(
+                f"placement.{key}: {part.gpus:,}, but {word} has {most:,} GPU{'s' * (most > 1)}, which is the most"
+            )
         return everyone[_place_within(part.of(fabric)) < part.gpus]
 
     def _in_order(self, fabric: Fabric, free: IntArray) -> IntArray:

@@ -122,11 +122,12 @@ def test_every_place_is_about_equally_likely_to_be_the_first() -> None:
 @pytest.mark.parametrize(
     ("allocation", "gpus", "sentence"),
     [
-        (Filled(PerNode(3)), 6, "placement.per_node: 3, but a node has 2 GPUs; 2 is the most"),
-        (Filled(PerDomain(7)), 7, "placement.per_domain: 7, but an NVLink domain has 6 GPUs; 6 is the most"),
+        (Filled(PerNode(3)), 6, "placement.per_node: 3, but a node has 2 GPUs, which is the most"),
+        (Filled(PerDomain(7)), 7, "placement.per_domain: 7, but an NVLink domain has 6 GPUs, which is the most"),
         (Filled(nodes=(1, 9)), 4, "placement.nodes: there is no node 9; nodes are 0 to 5"),
         (Filled(nodes=(1, 0)), 6, "gpus: a job of 6 does not fit; placement leaves it 4 GPUs"),
         (Filled(), 5, "gpus: 5 GPUs are not a multiple of the 2 that the job uses of a node; 4 or 6 are"),
+        (Filled(spare=5), 4, "placement.spare: 5, but the machine has only 4 nodes to spare"),
         (Filled(spare=6), None, "placement.spare: 6 leaves none of the 6 nodes for the job"),
         (Listed((0, 12)), 2, "placement.order: there is no GPU 12; GPUs are 0 to 11"),
         (Listed((0, 1, 2)), 2, "placement.order: names 3 GPUs, but the job has 2 ranks; one for each fits"),

@@ -101,8 +101,8 @@ def test_a_scenario_is_written_and_changed_with_its_placement(mapping: dict[str,
     ("placement", "sentence"),
     [
         ("{}", "cluster.placement: says nothing; write {per_node: 6}, {per_domain: 64}"),
-        ("{per_node: 9}", "cluster.placement.per_node: 9, but a node has 8 GPUs; 8 is the most"),
-        ("{per_domain: 9}", "cluster.placement.per_domain: 9, but an NVLink domain has 8 GPUs; 8 is the most"),
+        ("{per_node: 9}", "cluster.placement.per_node: 9, but a node has 8 GPUs, which is the most"),
+        ("{per_domain: 9}", "cluster.placement.per_domain: 9, but an NVLink domain has 8 GPUs, which is the most"),
         ("{per_node: 0}", "cluster.placement.per_node: 0 is too small; the smallest legal value is 1"),
         (
             "{per_node: 6}",
