@@ -52,8 +52,8 @@ class Fit:
         best = _least(self.pipelines, without)
         return replace(
             self.library,
-            generations=dict(self.library.generations) | kept,
-            networks=dict(self.library.networks) | networks,
+            generations={**self.library.generations, **kept},
+            networks={**self.library.networks, **networks},
             pipeline=self.library.pipeline if best is None else PIPELINES[best],
         )
 
