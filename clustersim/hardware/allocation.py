@@ -19,6 +19,7 @@ import numpy as np
 
 from clustersim.arrays import IntArray
 from clustersim.errors import InputError
+from clustersim.hardware.shape import even_part
 from clustersim.hardware.topology import Fabric
 from clustersim.splitmix import splitmix64
 
@@ -105,7 +106,8 @@ class PerDomain:
 class Filled:
     """Node after node.
 
-    part: how many GPUs of each node or domain, None: all; nodes: which, in this order, None: from the first one on;
+    part: how many GPUs of each node or domain; nodes: which, in this order, None: from the first one on. Without either
+    a job is spread evenly over domains of several nodes, as it is without an allocation (`shape.spread_evenly`).
     spare: how many more nodes the machine has than the job needs; scatter: what is in a random order, None: nothing.
     """
 
@@ -121,12 +123,13 @@ class Filled:
             return (max(self.nodes) + 1) * units.node
         if gpus is None:
             return 0
-        unit, used = (units.node, units.node) if self.part is None else (self.part.unit(units), self.part.gpus)
+        part = self._part(gpus, units)
+        unit, used = (units.node, units.node) if part is None else (part.unit(units), part.gpus)
         return -(-(-(-gpus // used) * unit) // units.node) * units.node + self.spare * units.node
 
     def places(self, fabric: Fabric, gpus: int | None, units: Units) -> IntArray:
         """The GPU of every rank: [ranks]."""
-        free = self._in_order(fabric, self._free(fabric, units))
+        free = self._in_order(fabric, self._free(fabric, gpus, units))
         count = self._all_but_spare(np.bincount(fabric.nodes(free))) if gpus is None else gpus
         self._require_divisible(count, units)
         if not 0 < count <= len(free):
@@ -147,16 +150,23 @@ class Filled:
         """Whether a job of more GPUs has the same ones first."""
         return self.scatter is None
 
-    def _free(self, fabric: Fabric, units: Units) -> IntArray:
+    def _part(self, gpus: int | None, units: Units) -> PerNode | PerDomain | None:
+        """How many GPUs of each node or domain; None: all."""
+        if self.part is not None or self.nodes is not None or gpus is None:
+            return self.part
+        even = even_part(gpus, units.node, units.domain)
+        return None if even == units.domain else PerDomain(even)
+
+    def _free(self, fabric: Fabric, gpus: int | None, units: Units) -> IntArray:
         """GPUs that the job may use, ascending."""
-        everyone = np.arange(fabric.gpus)
-        if self.part is None:
+        everyone, part = np.arange(fabric.gpus), self._part(gpus, units)
+        if part is None:
             return everyone
-        key, word = self.part.words
-        most = min(self.part.unit(units), fabric.gpus)
-        if self.part.gpus > most:
-            raise InputError(f"placement.{key}: {self.part.gpus:,}, but {word} has {most:,} GPUs; {most:,} is the most")
-        return everyone[_place_within(self.part.of(fabric)) < self.part.gpus]
+        key, word = part.words
+        most = min(part.unit(units), fabric.gpus)
+        if part.gpus > most:
+            raise InputError(f"placement.{key}: {part.gpus:,}, but {word} has {most:,} GPUs; {most:,} is the most")
+        return everyone[_place_within(part.of(fabric)) < part.gpus]
 
     def _in_order(self, fabric: Fabric, free: IntArray) -> IntArray:
         """Those GPUs in the order in which ranks take them."""

@@ -82,7 +82,8 @@ class Cluster:
         """GPUs of a node and of the largest NVLink domain."""
         machine = self.machine
         if isinstance(machine, Clos):
-            return Units(self.gpus_per_node, machine.node.domain_gpus)
+            nvlink = machine.node.nvlink
+            return Units(self.gpus_per_node, (nvlink and nvlink.whole) or machine.node.domain_gpus)
         return Units(self.gpus_per_node, int(np.bincount(machine.domains(np.arange(machine.gpus))).max()))
 
     def placed(self, places: IntArray) -> "Cluster":

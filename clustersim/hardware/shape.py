@@ -175,6 +175,18 @@ class Network:
         return self.leaf.nodes * self.units_per_pod * (self.core.pods if self.core else 1)
 
 
+def even_part(gpus: int, node: int, domain: int) -> int:
+    """GPUs that a job of so many uses of each NVLink domain, in whole nodes and as evenly as these allow.
+
+    All of a domain that is no larger than a node, or that holds the job.
+
+    >>> even_part(80, node=4, domain=72), even_part(60, node=4, domain=72), even_part(24, node=8, domain=8)
+    (40, 72, 8)
+    """
+    most, nodes = domain // node, -(-gpus // node)
+    return domain if nodes <= most or most < 2 else -(-nodes // -(-nodes // most)) * node
+
+
 def spread_evenly(node: Node, network: Network | None, gpus: int) -> tuple[Node, Network | None]:
     """The part of NVLink domains of several nodes that a job of `gpus` gets, and of the switches above them.
 
@@ -189,12 +201,11 @@ def spread_evenly(node: Node, network: Network | None, gpus: int) -> tuple[Node,
     >>> node.domain_gpus, above.leaf.nodes, uplinks(node, above).leaf == uplinks(racks, network).leaf
     (40, 10, True)
     """
-    most = node.domain_gpus // node.gpus
-    nodes = -(-gpus // node.gpus)
-    if node.nvlink is None or nodes <= most or most < 2:
+    part = even_part(gpus, node.gpus, node.domain_gpus)
+    if node.nvlink is None or part == node.domain_gpus:
         return node, network
-    used = -(-nodes // -(-nodes // most))
-    spread = replace(node, nvlink=replace(node.nvlink, gpus=used * node.gpus, whole=node.domain_gpus))
+    most, used = node.domain_gpus // node.gpus, part // node.gpus
+    spread = replace(node, nvlink=replace(node.nvlink, gpus=part, whole=node.domain_gpus))
     if network is None or network.leaf.nodes % most:
         return spread, network
     leaf = network.leaf

@@ -27,6 +27,7 @@ from clustersim.workload.training import Attention, SelectiveRecompute
 from clustersim.workload.transformer import Positions
 
 MANY_RANKS = 2048  # to simulate one by one
+MANY_NODES = 384  # each unlike the others on a shared network: 256 take 5 s
 MANY_TASKS = 25e6  # to keep: more than 3.5 GB
 MANY_ONE_BY_ONE = 1e6  # of ranks that are simulated one by one: 20 s and more
 MANY_SPLIT = 1e5  # where tensor-parallel groups are out of step on a shared network: 10 s and more
@@ -90,6 +91,17 @@ def _one_by_one(scenario: Setup) -> Iterator[str]:
         yield (
             f"{cause}, and on a shared network all {ranks:,} are simulated one by one, which takes minutes and "
             "gigabytes; cost.network uncontended takes seconds"
+        )
+
+
+def _scattered_and_shared(scenario: Setup) -> Iterator[str]:
+    """Nodes out of order share racks with others each, so no two of them are alike."""
+    cluster = scenario.cluster
+    scattered = bool((np.diff(cluster.places) < 0).any())
+    if scenario.cost.network is Contention.SHARED and scattered and cluster.nodes > MANY_NODES:
+        yield (
+            f"cluster.placement: each of the {cluster.nodes:,} nodes shares links with others, and on a shared network "
+            "all of them are simulated, which takes minutes; cost.network uncontended takes seconds"
         )
 
 
@@ -279,6 +291,7 @@ _WARNINGS: tuple[Callable[[Setup], Iterator[str]], ...] = (
     _sharded_pipeline,
     _unfolded,
     _one_by_one,
+    _scattered_and_shared,
     _many_spans,
     _split_tensor_groups,
     _beyond_reach,
@@ -287,4 +300,4 @@ _WARNINGS: tuple[Callable[[Setup], Iterator[str]], ...] = (
     _switches_that_cannot_add,
     _record_of_a_healthy_network,
 )
-_LONG = (_one_by_one, _many_spans, _split_tensor_groups)
+_LONG = (_one_by_one, _scattered_and_shared, _many_spans, _split_tensor_groups)

@@ -150,3 +150,34 @@ def test_what_takes_long_is_said_before_it_begins(
     assert "out of step" in said.err and "out of step" in said.out
     run_scenario(plan, changes, Outputs(table=False))
     assert not capsys.readouterr().err
+
+
+def test_a_job_on_a_part_of_each_domain_is_set_checked_run_and_drawn(
+    clustersim: Run, plan: Path, tmp_path: Path
+) -> None:
+    placed = ["--set", "cluster.placement.per_domain=4", "--set", "cost.nccl.NCCL_ALGO=Ring"]
+    assert clustersim("check", plan, *placed).returncode == 0
+    done = clustersim("run", plan, *placed, "--html", "a.html", "--json", "a.json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "placed on 2 of 2 nodes, 4 of the 8 GPUs of each" in done.stdout
+    assert "placed on 2 of 2 nodes" in (tmp_path / "a.html").read_text()
+    said = json.loads((tmp_path / "a.json").read_text())["scenario"]
+    assert (said["cluster"]["placement"], said["cost"]["nccl"]) == ({"per_domain": 4}, {"NCCL_ALGO": "Ring"})
+    assert "8 x h100-sxm-80gb, 8 per node, on 2 of 2 nodes" in clustersim("topology", plan, *placed).stdout
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("cluster.placement.per_domain=9", "cluster.placement.per_domain: 9, but an NVLink domain has 8 GPUs"),
+        ("cluster.placement.order=[0-6, 3]", "cluster.placement.order: GPU 3 comes twice; keep one"),
+        ("cost.nccl.NCCL_ALGO=Rings", "cost.nccl.NCCL_ALGO: 'rings' is none of NCCL's; did you mean ring?"),
+        ("cost.nccl.NCCL_ALGO=allreduce:PAT", "nothing is left of nccl for all_reduce, which the step needs"),
+    ],
+)
+def test_placements_and_switches_that_cannot_be_are_errors(
+    clustersim: Run, plan: Path, override: str, sentence: str
+) -> None:
+    done = clustersim("run", plan, "--set", "layout.data=ddp", "--set", override)
+    assert done.returncode == 2
+    assert sentence in " ".join(done.stderr.split())

@@ -33,6 +33,7 @@ def racks(gpus: int, units: Units = RACK) -> ClosFabric:
         (Filled(PerNode(1), nodes=(3, 0)), 2, [6, 0]),
         (Filled(PerDomain(4), nodes=(4, 2, 3)), 4, [8, 9, 6, 7]),
         (Filled(spare=2), 4, [0, 1, 2, 3]),
+        (Filled(), 8, [0, 1, 2, 3, 6, 7, 8, 9]),  # spread evenly over two domains
         (Listed((5, 0, 3)), 3, [5, 0, 3]),
     ],
 )
@@ -48,6 +49,7 @@ def test_a_job_takes_the_first_gpus_of_what_it_is_given(
     ("allocation", "gpus", "machine"),
     [
         (Filled(), 5, 6),
+        (Filled(), 8, 12),
         (Filled(spare=3), 4, 4 + 3 * 2),
         (Filled(PerNode(1)), 4, 8),
         (Filled(PerDomain(4)), 8, 12),

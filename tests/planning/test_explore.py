@@ -123,3 +123,17 @@ def test_sizes_are_those_that_the_cluster_can_have() -> None:
     assert list(sizes) == sorted(set(sizes))
     assert all(size <= 8 or size % 8 == 0 for size in sizes)
     assert {1, 8, 1024} <= set(sizes)
+
+
+@pytest.mark.parametrize(
+    ("placement", "nodes", "largest"),
+    [("{per_node: 4}", [0, 0, 0, 0, 1, 1, 1, 1], 1024), ("{order: [8, 9, 0-5]}", [1, 1, 0, 0, 0, 0, 0, 0], 8)],
+)
+def test_ranks_are_drawn_where_the_scenario_places_them(placement: str, nodes: list[int], largest: int) -> None:
+    """More GPUs than the scenario's are offered where the placement says which they would be."""
+    found = tables(scenario().changed(f"cluster.placement={placement}"))
+    (tier, unit), *_ = found.machine.levels
+    assert tier == "nvlink"
+    assert unit[:8].tolist() == nodes
+    assert len(unit) == largest
+    assert any("cluster.placement" in note for note in found.notes)

@@ -12,11 +12,19 @@ from clustersim.collectives.switches import CHOSEN
 from clustersim.errors import InputError
 from clustersim.fitting import check
 from clustersim.program.task import Collective
+from clustersim.scenario.changes.written import changed_keys
 from clustersim.scenario.sections.nccl import NcclSection
 from tests.conftest import examples
 
 Refuse = Callable[..., str]
-ELEMENTS = {"tree": "tree", "ring": "ring", "nvls": "in_network", "nvlstree": "in_network", "pat": "aggregated_trees"}
+ELEMENTS = {
+    "tree": {"tree"},
+    "ring": {"ring"},
+    "collnetchain": {"collnet_chain"},
+    "nvls": {"in_network", "collnet_nvls"},
+    "nvlstree": {"in_network"},
+    "pat": {"aggregated_trees"},
+}
 WORDS = {kind: kind.value.replace("_", "") for kind in CHOSEN}
 
 
@@ -38,10 +46,13 @@ def algorithms(text: str) -> dict[Collective, frozenset[str]]:
 def test_lists_have_the_grammar_of_nccl() -> None:
     """Of NCCL's own comment: ring and collnetdirect for all functions, then tree for allreduce, ring for broadcast."""
     found = algorithms("ring,collnetdirect;allreduce:tree,collnetdirect;broadcast:ring")
-    assert found[Collective.ALL_GATHER] == found[Collective.BROADCAST] == {"ring"}
-    assert found[Collective.ALL_REDUCE] == {"tree"}
+    assert found[Collective.ALL_GATHER] == {"ring", "collnet_direct"}
+    assert found[Collective.BROADCAST] == {"ring"}
+    assert found[Collective.ALL_REDUCE] == {"tree", "collnet_direct"}
     assert algorithms("allreduce:Tree,RING") == {Collective.ALL_REDUCE: {"tree", "ring"}}
-    assert algorithms("^NVLS,NVLSTree")[Collective.ALL_REDUCE] == {"tree", "ring", "aggregated_trees"}
+    assert algorithms("^NVLS,NVLSTree")[Collective.ALL_REDUCE] == {
+        *("tree", "ring", "aggregated_trees", "collnet_direct", "collnet_chain")
+    }
     protocols = NcclSection.model_validate({"NCCL_PROTO": "^LL128;allreduce:LL128"}).switches({}).protocols
     assert protocols[Collective.REDUCE] == {"LL", "Simple"}
     assert protocols[Collective.ALL_REDUCE] == {"LL128"}
@@ -51,7 +62,7 @@ def test_lists_have_the_grammar_of_nccl() -> None:
 @examples(100)
 def test_what_is_listed_for_a_collective_is_allowed_for_it_alone(lists: dict[Collective, set[str]]) -> None:
     text = ";".join(f"{WORDS[kind]}:{','.join(sorted(names))}" for kind, names in lists.items())
-    assert algorithms(text) == {kind: {ELEMENTS[name] for name in names} for kind, names in lists.items()}
+    assert algorithms(text) == {kind: set().union(*map(ELEMENTS.get, names)) for kind, names in lists.items()}
     first = next(iter(lists.values()))
     assert set(algorithms(",".join(first))) == set(CHOSEN)
 
@@ -107,6 +118,8 @@ def test_switches_are_written_changed_and_told_apart(mapping: dict[str, Any]) ->
         "NCCL_PROTO": "LL",
     }
     assert scenario.changed("cost.nccl={}").cost == Scenario.from_mapping(mapping).cost
+    told = {each.key: (each.first, each.second) for each in changed_keys(Scenario.from_mapping(mapping), scenario)}
+    assert told == {"cost.nccl.NCCL_ALGO": (None, "^NVLS"), "cost.nccl.NCCL_PROTO": (None, "Simple")}
 
 
 def test_channels_say_how_far_they_reach(mapping: dict[str, Any]) -> None:

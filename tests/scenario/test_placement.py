@@ -12,6 +12,7 @@ from clustersim import Scenario, simulate
 from clustersim.errors import InputError
 from clustersim.fitting import check
 from clustersim.hardware.placed import Placed
+from clustersim.scenario.changes.written import changed_keys
 
 Refuse = Callable[..., str]
 
@@ -90,6 +91,8 @@ def test_a_scenario_is_written_and_changed_with_its_placement(mapping: dict[str,
     scenario = Scenario.from_mapping(mapping, [f"cluster.placement={placement}"])
     assert Scenario.from_mapping(scenario.to_mapping()) == scenario
     assert scenario.changed("training.global_batch=32").cluster == scenario.cluster
+    told = {each.key for each in changed_keys(Scenario.from_mapping(mapping), scenario)}
+    assert told == {f"cluster.placement.{key}" for key in yaml.safe_load(placement)}
     bare = scenario.changed("cluster.placement=null")
     assert bare.cluster == Scenario.from_mapping(mapping).cluster
 
@@ -206,15 +209,15 @@ def test_groups_that_straddle_domains_are_counted_and_what_is_even_is_named(mapp
 
 
 def test_groups_that_fill_domains_unevenly_say_so(mapping: dict[str, Any]) -> None:
-    """80 GPUs are 72 and 8; 40 on each of two racks are even, and so are 72 or 144 GPUs."""
-    told = Scenario.from_mapping(
-        mapping, ["cluster={name: gb200-nvl72, gpus: 80}", "layout={tp: 2, dp: 40}", "training.global_batch=80"]
-    )
+    """80 GPUs that fill a rack are 72 and 8; 40 and 40 are even, as is a job that nothing is said of."""
+    racks = "cluster={name: gb200-nvl72, gpus: 80, placement: {per_domain: 72}}"
+    told = Scenario.from_mapping(mapping, [racks, "layout={tp: 2, dp: 40}", "training.global_batch=80"])
     assert told.warnings == (
         "2 of 2 data-parallel groups (dp 40) fill NVLink domains unevenly, with 4 to 36 members in each: between "
         "domains each has only as many routes as the smallest has members; cluster.placement.per_domain 40 is even",
     )
-    assert not told.changed("cluster.placement.per_domain=40").warnings
+    for even in ("{per_domain: 40}", "{scatter: nodes}", "{spare: 3}", "null"):
+        assert not told.changed(f"cluster.placement={even}").warnings
 
 
 def test_context_groups_are_warned_of_only_where_some_stay_inside(mapping: dict[str, Any]) -> None:

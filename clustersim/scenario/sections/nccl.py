@@ -7,7 +7,7 @@ Reference: NVIDIA/nccl, parseList in src/tuning/cost_model.cc; the user guide's 
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Final, Self
+from typing import Annotated, ClassVar, Final, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -15,7 +15,7 @@ from clustersim.collectives.library import ALGORITHMS
 from clustersim.collectives.switches import CHOSEN, Limits, Switches
 from clustersim.errors import nearest, shown
 from clustersim.program.task import Collective
-from clustersim.scenario.section import Section, mistake, yaml_number
+from clustersim.scenario.section import Section, mistake
 
 MOST_CHANNELS: Final = 64  # MAXCHANNELS of src/include/device.h
 _FUNCTIONS: Final = {kind.value.replace("_", ""): kind for kind in CHOSEN}
@@ -50,13 +50,10 @@ _UNMODELLED: Final = {
 Allowed = dict[Collective, frozenset[str]]
 
 
-def _lists(names: Mapping[str, tuple[str, ...]], value: object) -> Allowed:
+def _allowed(text: str, names: Mapping[str, tuple[str, ...]]) -> Allowed:
     """What NCCL's grammar allows, by collective; collectives that it does not speak of are not there."""
-    if not isinstance(value, str) or not value.strip():
-        meant = yaml_number(value)
-        raise mistake(meant or f"{shown(value)} is no list; write e.g. {', '.join(names)}, or ^{next(iter(names))}")
     allowed: Allowed = {}
-    for place, entry in enumerate(value.split(";")):
+    for place, entry in enumerate(text.split(";")):
         function, colon, elements = entry.rpartition(":")
         if place and not colon:
             raise mistake(f"{shown(entry)} names no collective; only the first entry is for all, as in NCCL")
@@ -82,12 +79,16 @@ def _elements(text: str, names: Mapping[str, tuple[str, ...]]) -> frozenset[str]
     return frozenset(each for name in left for each in names[name])
 
 
-def _algorithms(value: object) -> object:
-    return _lists(_ALGORITHMS, value)
+def _list_of(names: Mapping[str, tuple[str, ...]]) -> BeforeValidator:
+    """Check a list in NCCL's grammar, which stays as it is written."""
 
+    def check(value: object) -> object:
+        if not isinstance(value, str) or not value.strip():
+            raise mistake(f"{shown(value)} is no list; write e.g. {', '.join(names)}, or ^{next(iter(names))}")
+        _allowed(value, names)
+        return value
 
-def _protocols(value: object) -> object:
-    return _lists(_PROTOCOLS, value)
+    return BeforeValidator(check)
 
 
 Channels = Annotated[int, Field(ge=1, le=MOST_CHANNELS)]
@@ -97,8 +98,8 @@ class NcclSection(Section):
     """`cost.nccl`: variables of NCCL's environment."""
 
     example: ClassVar[str] = "NCCL_ALGO: Ring"
-    algorithms: Annotated[Any, BeforeValidator(_algorithms)] = Field(None, alias="NCCL_ALGO")
-    protocols: Annotated[Any, BeforeValidator(_protocols)] = Field(None, alias="NCCL_PROTO")
+    algorithms: Annotated[str | None, _list_of(_ALGORITHMS)] = Field(None, alias="NCCL_ALGO")
+    protocols: Annotated[str | None, _list_of(_PROTOCOLS)] = Field(None, alias="NCCL_PROTO")
     nvls: Annotated[int, Field(ge=0, le=2)] | None = Field(None, alias="NCCL_NVLS_ENABLE")
     collnet: Annotated[int, Field(ge=0, le=1)] | None = Field(None, alias="NCCL_COLLNET_ENABLE")
     least: Channels | None = Field(None, alias="NCCL_MIN_NCHANNELS")
@@ -126,13 +127,13 @@ class NcclSection(Section):
 
     def switches(self, forced: Mapping[Collective, str]) -> Switches:
         """The switches as the inside knows them, beside algorithms that a program has of its own."""
-        algorithms: Allowed = dict(self.algorithms or {})
+        algorithms = {} if self.algorithms is None else _allowed(self.algorithms, _ALGORITHMS)
         if self.nvls == 0:
             every = frozenset(ALGORITHMS)
             algorithms = {kind: algorithms.get(kind, every) - {"in_network", "collnet_nvls"} for kind in CHOSEN}
         return Switches(
             algorithms=algorithms,
-            protocols=dict(self.protocols or {}),
+            protocols={} if self.protocols is None else _allowed(self.protocols, _PROTOCOLS),
             limits=Limits(self.least, self.most, self.messages_least, self.messages_most),
             forced=forced,
             collnet=self.collnet == 1,
