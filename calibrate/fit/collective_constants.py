@@ -45,15 +45,17 @@ class Fit:
 
     def best(self, without: str | None = None) -> Library:
         """The library with the constants that fit the tables of all sources but one best."""
-        kept = {
+        kept: dict[Technology | None, Generation] = {
             make: replace(each, launch=self._launch(make, each.launch, without)) for make, each in self._generations
         }
-        networks = {make: replace(each, latency=self._latency(make, without)) for make, each in self._networks}
+        networks: dict[Technology | None, Carrier] = {
+            make: replace(each, latency=self._latency(make, without)) for make, each in self._networks
+        }
         best = _least(self.pipelines, without)
         return replace(
             self.library,
-            generations=dict(self.library.generations) | kept,
-            networks=dict(self.library.networks) | networks,
+            generations={**self.library.generations, **kept},
+            networks={**self.library.networks, **networks},
             pipeline=self.library.pipeline if best is None else PIPELINES[best],
         )
 

@@ -191,7 +191,8 @@ def _beside(choices: Choices) -> FloatArray:
     """How many chunks of a stepped offer move beside each other: [classes]."""
     rates = [choices.library.generation(make).in_network for make in choices.makes.generations]
     one, several = np.max([rate.channels for rate in rates if rate] or [(1, 1)], axis=0)
-    return np.where(choices.shapes.spans == 1, one, several) * choices.shapes.rails.astype(np.float64)
+    beside: FloatArray = np.where(choices.shapes.spans == 1, one, several) * choices.shapes.rails.astype(np.float64)
+    return beside
 
 
 @dataclass(frozen=True)

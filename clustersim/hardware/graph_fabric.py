@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 class GraphFabric:
     """A fabric from a graph whose vertices have `kind` (GPUs also `node`).
 
-    Its edges have `kind`, `bandwidth`, `latency` and `technology`. GPUs are numbered node by node, nodes in the order in which the graph first names one. Raises InputError if some of
-    the first `used` GPUs (None: all) cannot reach another.
+    Its edges have `kind`, `bandwidth`, `latency` and `technology`. GPUs are numbered node by node, nodes in the order
+    in which the graph first names one. Raises InputError if some of the first `used` GPUs (None: all) cannot reach
+    another.
     """
 
     def __init__(self, graph: "nx.DiGraph[str]", ecmp: Ecmp | None = None, used: int | None = None) -> None:

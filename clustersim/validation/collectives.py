@@ -149,7 +149,8 @@ class Place:
     def network(self) -> Technology:
         """Of what make the network is; InfiniBand where the row says nothing."""
         stated = self.joined.ports.kind if self.joined.ports else None
-        return _EARLIER.get((stated, self.generation), stated) or Technology.INFINIBAND
+        network = stated or Technology.INFINIBAND
+        return _EARLIER.get((network, self.generation), network)
 
     @property
     def generation(self) -> Technology:
