@@ -77,7 +77,7 @@ def require(scenario: object) -> None:
 
 def plan_of(scenario: Scenario) -> Plan:
     """Who computes what."""
-    return Plan(scenario.model, scenario.training, scenario.layout, scenario.schedule.placement)
+    return Plan(scenario.model, scenario.training, scenario.run_layout, scenario.schedule.placement)
 
 
 def order_of(scenario: Scenario, plan: Plan) -> Order:

@@ -6,8 +6,6 @@ needed. One sentence each.
 
 from collections.abc import Callable, Iterator, Mapping
 
-import numpy as np
-
 from clustersim.dtypes import DType
 from clustersim.hardware.disturbance import DeadLink
 from clustersim.hardware.topology import LinkKind
@@ -48,13 +46,18 @@ def _replicated_heads(scenario: Setup) -> Iterator[str]:
 
 
 def _tensor_beyond_domain(scenario: Setup) -> Iterator[str]:
-    groups = scenario.layout.mesh.members(TENSOR)
-    domains = scenario.cluster.fabric.domains(groups)
-    split = int(np.count_nonzero(domains.min(axis=1) != domains.max(axis=1)))
-    if split:
+    layout, split = scenario.layout, scenario.tensor_beyond_domain
+    if not split:
+        return
+    groups = layout.world // layout.tp
+    yield (
+        f"{split} of {groups} tensor-parallel groups (tp {layout.tp}) reach beyond one NVLink domain "
+        "and use the network for every layer"
+    )
+    if layout.tensor_overlap:
         yield (
-            f"{split} of {len(groups)} tensor-parallel groups (tp {scenario.layout.tp}) reach beyond one NVLink domain "
-            "and use the network for every layer"
+            "layout.tensor_overlap has no effect: user buffers work within one NVLink domain, and a tensor-parallel "
+            "group that reaches beyond it has none"
         )
 
 
