@@ -6,6 +6,8 @@ needed. One sentence each.
 
 from collections.abc import Callable, Iterator, Mapping
 
+import numpy as np
+
 from clustersim.dtypes import DType
 from clustersim.hardware.disturbance import DeadLink
 from clustersim.hardware.topology import LinkKind
@@ -22,7 +24,7 @@ from clustersim.workload.transformer import Positions
 MANY_RANKS = 2048  # to simulate one by one
 MANY_TASKS = 25e6  # to keep: more than 3.5 GB
 MANY_ONE_BY_ONE = 1e6  # of ranks that are simulated one by one: 20 s and more
-MANY_SPLIT = 1e5  # where tensor-parallel groups are out of step on a shared network: 10 s and more
+MANY_SPLIT = 1e6  # where tensor-parallel groups are out of step and share links: 5 s and more
 TASKS_PER_PASS = 3.3  # a block and its messages: 423 for the 128 passes of a rank of Llama 3 405B
 TASKS_PER_UNIT = 2.5  # of sharded parameters: 412 for both passes of Llama 3 70B's 80 layers
 GB_PER_TASK, SECONDS_PER_TASK = 0.142e-6, 1.5e-6  # 69 million took 9.8 GB and 106 s
@@ -141,7 +143,9 @@ def _split_tensor_groups(scenario: Setup) -> Iterator[str]:
     speeds = disturbances.speeds(scenario.cluster.gpus)[groups]
     slow = bool((speeds.min(axis=1) != speeds.max(axis=1)).any())
     links = bool(disturbances.nics or disturbances.links) and groups.shape[1] > 1
-    if slow or links:
+    domains = np.unique(scenario.cluster.fabric.domains(groups.reshape(-1)), return_counts=True)[1]
+    alone = not scenario.tensor_beyond_domain and int(domains.max()) == groups.shape[1]  # on their NVLink
+    if (slow or links) and not alone:
         yield (
             "disturbances put some ranks of a tensor-parallel group out of step; on a shared network such a scenario "
             "can take minutes, with cost.network uncontended it takes seconds"
