@@ -50,7 +50,6 @@ NOT_MODELLED: Final = (
     "slowing of collectives by kernels beside them, and of kernels by messages between stages",
     "clock throttling, failures",
     "data loading, logging, checkpoints, Python overhead beyond kernel launches",
-    "placements other than ranks filling nodes, racks and pods in order",
     "zeroing and scaling of gradient buffers",
     "small reductions of gradients: of norms under sequence parallelism, of key and value heads held by several ranks",
 )

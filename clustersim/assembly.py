@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from clustersim.collectives.library import load_library
+from clustersim.arrays import IntArray
+from clustersim.collectives.library import Library, load_library
 from clustersim.cost.binding import binding_demands
 from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
@@ -60,6 +61,7 @@ def assemble(scenario: Scenario) -> Assembly:
     require(scenario)
     plan = plan_of(scenario)
     program = repeat(lowered(scenario, plan), scenario.steps)
+    require_offers(scenario, program)
     exchanges = _exchanges(scenario, program)
     shares = _sharing(scenario, program, exchanges)
     cost = BlockCost(program, _machines(scenario), exchanges if shares is None else Alone(exchanges, shares))
@@ -73,6 +75,20 @@ def require(scenario: object) -> None:
     found = problems(scenario)
     if found:
         raise InputError("\n".join(found))
+
+
+def require_offers(scenario: Scenario, program: Program) -> None:
+    """Refuse switches that leave the library nothing for a collective that the step needs."""
+    switches = scenario.cost.switches
+    library, left = load_library(scenario.cluster.library), library_of(scenario)
+    every = (exchange for each in program.programs for exchange in each.exchanges)
+    for kind in dict.fromkeys(each.collective for each in every if not isinstance(each, HostExchange)):
+        if kind in switches.bound and not left.offers_for(kind):
+            own = ", ".join(dict.fromkeys(offer.name for offer in library.offers_for(kind)))
+            raise InputError(
+                f"cost: with {switches.words} nothing is left of {library.name} for {kind.value}, which the step needs "
+                f"and which it does by {own or 'nothing'}; for one collective alone a list is written allreduce:tree"
+            )
 
 
 def plan_of(scenario: Scenario) -> Plan:
@@ -113,12 +129,12 @@ def exchanges_of(scenario: Scenario) -> tuple[Call, ...]:
     """
     require(scenario)
     program = lowered(scenario, plan_of(scenario))
-    per_node = scenario.cluster.gpus_per_node
+    fabric = scenario.cluster.fabric
     found: dict[Call, None] = {}
     every = (exchange for each in program.programs for exchange in each.exchanges)
     for exchange in dict.fromkeys(each for each in every if not isinstance(each, HostExchange)):
         for members in program.groups[exchange.group].members:
-            nodes = len(np.unique(members // per_node))
+            nodes = len(np.unique(fabric.nodes(members)))
             found[Call(exchange.collective, exchange.payload, len(members), nodes)] = None
     return tuple(sorted(found, key=lambda call: (call.collective.value, call.ranks, call.nodes, call.payload)))
 
@@ -133,27 +149,38 @@ def _exchanges(scenario: Scenario, program: Program) -> Others:
     between, host = _between(scenario, program), scenario.cluster.host
     if HOST_ROLE.name not in program.groups or host is None:
         return between
-    return HostedExchanges(between, host, min(scenario.cluster.gpus_per_node, program.ranks), program.ranks)
+    nodes = _nodes(scenario, program)
+    return HostedExchanges(between, host, np.bincount(nodes)[nodes])
+
+
+def _nodes(scenario: Scenario, program: Program) -> IntArray:
+    """The node of every rank: [ranks]."""
+    return scenario.cluster.fabric.nodes(np.arange(program.ranks))
 
 
 def _between(scenario: Scenario, program: Program) -> CommunicationCost | RecordedExchanges:
     cluster, settings = scenario.cluster, scenario.cost
-    library = load_library(cluster.library)
-    library = replace(library, published=library.published and cluster.measured)
-    model = CommunicationCost(cluster.fabric, library, program.groups, settings.collectives)
+    model = CommunicationCost(cluster.fabric, library_of(scenario), program.groups)
     if settings.record is None or scenario.disturbances.network:
         return model  # what was measured on a healthy network does not say what a disturbed one does
-    chosen = settings.collectives  # nor what an algorithm does that the user has chosen instead
-    rows = tuple(row for row in settings.record.collectives if row.call.collective not in chosen)
+    bound = settings.switches.bound  # nor what the library does where the user has told it otherwise
+    rows = tuple(row for row in settings.record.collectives if row.call.collective not in bound)
     record = replace(settings.record, collectives=rows)
-    return RecordedExchanges(model, record, program.groups, gpus_per_node=cluster.gpus_per_node)
+    return RecordedExchanges(model, record, program.groups, nodes=_nodes(scenario, program))
+
+
+def library_of(scenario: Scenario) -> Library:
+    """The cluster's library, with what the user has left of its offers."""
+    library = load_library(scenario.cluster.library)
+    library = replace(library, published=library.published and scenario.cluster.measured)
+    return scenario.cost.switches.narrowed(library)
 
 
 def _machines(scenario: Scenario) -> Machines:
     """What each rank's kernels run on: its accelerator, at the speed to which it is disturbed."""
-    world = scenario.layout.world
+    world, places = scenario.layout.world, scenario.cluster.places
     accelerators, kind = scenario.cluster.kinds()
-    speeds, speed = np.unique(scenario.disturbances.speeds(world), return_inverse=True)
+    speeds, speed = np.unique(scenario.disturbances.speeds(places[:world]), return_inverse=True)
     pairs, of = np.unique(kind[:world] * len(speeds) + speed.reshape(-1), return_inverse=True)
     machines: list[Machine] = []
     own = [_machine(scenario, accelerator) for accelerator in accelerators]

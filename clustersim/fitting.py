@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from clustersim.assembly import order_of, plan_of, require
+from clustersim.assembly import lowered, order_of, plan_of, require, require_offers
 from clustersim.errors import InputError
 from clustersim.memory.footprint import Footprint
 from clustersim.memory.host import HostUse, host_use
@@ -44,6 +44,8 @@ class CheckReport:
 def check(scenario: Scenario) -> CheckReport:
     """Say whether a scenario fits in memory, and what would make it fit."""
     require(scenario)
+    if scenario.cost.switches.bound:
+        require_offers(scenario, lowered(scenario, plan_of(scenario)))
     report = _report(scenario)
     full = report.peak_memory_bytes > report.memory_capacity_bytes
     return replace(report, suggestions=suggestions(scenario)) if full else report

@@ -177,3 +177,15 @@ def _changed(path: Path, content: Mapping[str, Any], changes: Mapping[str, Any],
         else:
             whole[key] = change
     return whole
+
+
+def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values by dotted keys.
+
+    >>> flat({"node": {"nic.per_node": 8, "gpus": 8}})
+    {'node.nic.per_node': 8, 'node.gpus': 8}
+    """
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        values |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return values

@@ -31,6 +31,8 @@ _NAMES: Final = (
     (("A100", "80GB", "PCIe"), "a100-pcie-80gb"),
     (("V100", "SXM", "32GB"), "v100-sxm-32gb"),
     (("MI300X",), "mi300x"),
+    (("MI325X",), "mi325x"),
+    (("MI355X",), "mi355x"),
 )
 _OTHERS: Final = ("MIG", "NVL")  # a part of a GPU, and a GPU with other clocks and memory
 _CPU: Final = "cpu-laptop"

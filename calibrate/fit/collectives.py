@@ -1,39 +1,29 @@
 """How well does the model of collectives predict published benchmarks, and which constants fit them best?
 
-Constants of the library that are fitted: what a collective's launch adds, for each generation of GPUs, to sizes below
-1 MiB (what nccl-tests measures beyond NCCL's own latencies differs between them, and their hosts); and, for all, the
-share of a payload that is one chunk, and the largest chunk, to sizes from 1 MiB on. They are of a grid, those with the
-least mean over sources of the mean over a source's tables of |log(predicted / measured)|. Two kinds of tables do not
-take part, but are judged all the same: those over AWS EFA, another network, whose latency is its plugin's, and those
-with what a framework does on the host before each call. Everything else in `topologies/libraries/nccl.yaml` is NCCL's
-own or a datasheet's.
+The constants that are fitted are those of `collective_constants`; everything else in `topologies/libraries/nccl.yaml` is
+NCCL's own, a datasheet's, or read off one table that it names. Errors are also given left out by source: each source as
+constants predict it that were fitted to all other sources, which is what a new table may expect. Tables with what a
+framework does on the host before each call take no part, nor in launches those whose process drives several GPUs; they
+are judged all the same.
 
-    python -m calibrate fit-collectives            print the errors with the shipped constants
-    python -m calibrate fit-collectives --fit      search the constants; print them, the errors with them, and the
-                                                   errors of each table with constants fitted to all other tables
+    python -m calibrate fit-collectives            print the errors with the shipped constants, and left out by source
+    python -m calibrate fit-collectives --fit      search the constants; print them and the errors with them
 
 Source of the measurements: clustersim/validation/published/collectives.csv, one row per message size with its source.
 """
 
 import argparse
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 
+from calibrate.fit.collective_constants import Fit, fit
 from calibrate.fit.published_collectives import Benchmark, read_benchmarks
 from calibrate.fit.quality import Quality
-from clustersim.arrays import FloatArray, IntArray
-from clustersim.collectives.choose import Choices, choose, costs
-from clustersim.collectives.library import Library, Pipeline, load_library
-from clustersim.units import Seconds
-
-_FRACTIONS: Final = (0.2, 0.4, 0.6, 0.8, 1.0)
-_CHUNKS: Final = (4e6, 8e6, 12e6, 16e6, 20e6)
-PIPELINES: Final = tuple(itertools.starmap(Pipeline, itertools.product(_FRACTIONS, _CHUNKS)))
-LAUNCHES: Final[Sequence[Seconds]] = tuple(each * 1e-6 for each in range(31))
+from clustersim.collectives.choose import Choices, choose
+from clustersim.collectives.library import Library, load_library
+from clustersim.validation.quality import grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +40,19 @@ class Errors:
         return float(errors.mean()) if errors.size else float("nan")
 
 
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A table as constants predict it that were fitted to all tables, and to those of all other sources."""
+
+    errors: Errors
+    left_out: Errors
+
+    @property
+    def table(self) -> Benchmark:
+        """What was measured."""
+        return self.errors.benchmark
+
+
 def compare(benchmark: Benchmark, choices: Choices) -> Errors:
     """Predict every size of a benchmark; the slowest group counts."""
     predicted = [choose(choices, size) for size in benchmark.sizes]
@@ -57,126 +60,84 @@ def compare(benchmark: Benchmark, choices: Choices) -> Errors:
     return Errors(benchmark, tuple(ratios.tolist()), tuple(each.offer.name for each in predicted))
 
 
-@dataclass(frozen=True)
-class Fit:
-    """Misfits of tables with every candidate: below 1 MiB and from there on, each [tables, pipelines, launches].
-
-    tables: those that take part; generations: of each. Misfits are nan where a table has no such sizes.
-    """
-
-    library: Library
-    tables: tuple[Benchmark, ...]
-    generations: tuple[str, ...]
-    small: FloatArray
-    large: FloatArray
-
-    def best(self, without: Benchmark | None = None) -> Library:
-        """The library with the constants that fit all tables but one best."""
-        kept = [place for place, table in enumerate(self.tables) if table is not without]
-        launches = {name: self._launches(name, kept) for name in dict.fromkeys(self.generations)}
-        pipelines = np.arange(len(PIPELINES))
-        at_best = [self.large[place][pipelines, launches[self.generations[place]]] for place in kept]
-        best = int(self._mean(kept, np.array(at_best)).argmin())
-        found = {name: LAUNCHES[int(each[best])] for name, each in launches.items()}
-        return _with(self.library, PIPELINES[best], found)
-
-    def _launches(self, generation: str, kept: Sequence[int]) -> IntArray:
-        """Number of the best launch time of a generation with each pipeline, by sizes below 1 MiB."""
-        mine = [place for place in kept if self.generations[place] == generation]
-        best: IntArray = self._mean(mine, self.small[mine]).argmin(axis=1)
-        return best
-
-    def _mean(self, places: Sequence[int], misfits: FloatArray) -> FloatArray:
-        """Over sources, of the means over a source's tables that have such sizes."""
-        known = [number for number in range(len(places)) if np.isfinite(misfits[number]).all()]
-        sources = [self.tables[places[number]].source for number in known]
-        weights = np.array([1.0 / sources.count(source) for source in sources])
-        mean: FloatArray = np.tensordot(weights, misfits[known], axes=1)
-        return mean
-
-
-def _with(library: Library, pipeline: Pipeline, launches: Mapping[str, Seconds]) -> Library:
-    generations = (replace(each, launch=launches.get(each.name, each.launch)) for each in library.generations)
-    return replace(library, pipeline=pipeline, generations=tuple(generations))
-
-
-def fit(surveys: Mapping[Benchmark, Choices], library: Library) -> Fit:
-    """Judge every candidate by every table that takes part."""
-    tables = tuple(table for table in surveys if table.fitted)
-    misfits = np.array([_misfits(table, surveys[table], library) for table in tables])
-    generations = tuple(library.generation(table.port).name for table in tables)
-    return Fit(library, tables, generations, small=misfits[:, 0], large=misfits[:, 1])
-
-
-def _misfits(table: Benchmark, choices: Choices, library: Library) -> FloatArray:
-    """Mean |log(predicted / measured)| with each candidate, of small and of large sizes: [2, pipelines, launches]."""
-    generation = library.generation(table.port).name
-    libraries = [_with(library, pipeline, {generation: 0.0}) for pipeline in PIPELINES]
-    misfits = np.array([_logarithms(table, replace(choices, library=each)) for each in libraries])
-    parts = (misfits[..., ~table.large], misfits[..., table.large])
-    return np.array([part.mean(axis=-1) if part.size else np.full(part.shape[:-1], np.nan) for part in parts])
-
-
-def _logarithms(table: Benchmark, choices: Choices) -> FloatArray:
-    """|log(predicted / measured)| with every launch time: [launches, sizes]."""
-    launched = np.array([offer.launched for offer in choices.offers])
-    extra = np.multiply.outer(LAUNCHES, launched)[:, :, None]
-    costed = (np.sum(costs(choices, size), axis=0) for size in table.sizes)
-    seconds = np.stack([(extra + each).min(axis=1).max(axis=1) for each in costed], axis=1)
-    misfits: FloatArray = np.abs(np.log(table.ratios(seconds)))
-    return misfits
-
-
 def survey(library: Library) -> dict[Benchmark, Choices]:
-    """Cost the library's offers for every published table."""
-    return {benchmark: benchmark.place.survey(library) for benchmark in read_benchmarks()}
+    """Cost the library's offers for every published table that it is about."""
+    tables = (table for table in read_benchmarks() if table.place.machine.library == library.name)
+    return {table: table.place.survey(library) for table in tables}
+
+
+def judge_tables(library: Library, fits: Fit) -> list[Judged]:
+    """Every table with a library's constants, and with those that fit all sources but its own best."""
+    tables = survey(library)
+    others = {source: fits.best(source) for source in dict.fromkeys(table.source for table in tables)}
+    return [_judged(table, choices, others[table.source]) for table, choices in tables.items()]
+
+
+def _judged(table: Benchmark, choices: Choices, others: Library) -> Judged:
+    """Networks' constants are in what was surveyed, so the others' survey is their own."""
+    return Judged(compare(table, choices), compare(table, table.place.survey(others)))
 
 
 def judge(library: Library) -> list[Quality]:
-    """How well the library predicts collectives of each GPU, and with constants fitted to all other tables."""
-    surveys = survey(library)
-    fits = fit(surveys, library)
-    errors = [compare(table, choices) for table, choices in surveys.items()]
-    left_out = [_left_out(table, choices, fits) for table, choices in surveys.items()]
-    kinds = sorted({each.benchmark.place.kind for each in errors})
-    parts = [(kind, large) for kind in kinds for large in (True, False)]
-    return [_quality(kind, errors, left_out, large=large) for kind, large in parts]
+    """How well the library predicts collectives of each GPU, and with constants fitted to all other sources."""
+    judged = judge_tables(library, fit(survey(library), library))
+    kinds = sorted({each.table.place.kind for each in judged})
+    return [_quality(kind, judged, large=large) for kind in kinds for large in (True, False)]
 
 
-def _left_out(table: Benchmark, choices: Choices, fits: Fit) -> Errors:
-    """A table as constants predict it that were fitted to all others."""
-    return compare(table, replace(choices, library=fits.best(without=table)))
-
-
-def _quality(kind: str, errors: Sequence[Errors], left_out: Sequence[Errors], *, large: bool) -> Quality:
-    mine = [each for each in errors if each.benchmark.place.kind == kind]
-    others = [each for each in left_out if each.benchmark.place.kind == kind]
+def _quality(kind: str, judged: Sequence[Judged], *, large: bool) -> Quality:
+    mine = [each for each in judged if each.table.place.kind == kind]
     return Quality(
         accelerator=kind,
         kind=f"collectives {'>=' if large else '<'} 1 MiB",
-        n=sum(int((each.benchmark.large == large).sum()) for each in mine),
-        mape=_mape(mine, large=large) / 100.0,
-        loo_mape=_mape(others, large=large) / 100.0,
+        n=sum(int((each.table.large == large).sum()) for each in mine),
+        mape=_mape([each.errors for each in mine], large=large) / 100.0,
+        loo_mape=_mape([each.left_out for each in mine], large=large) / 100.0,
     )
 
 
-def report(errors: Iterable[Errors]) -> str:
-    """One line per benchmark and one per GPU type."""
-    lines = [f"{'source':<18}{'gpu':<15}{'gpus':>6} {'collective':<22}{'>= 1 MiB':>8}{'< 1 MiB':>8}{'sizes':>6}"]
-    by_gpu: dict[str, list[Errors]] = {}
-    for each in errors:
-        lines.append(f"{_named(each)}{_percent([each])}{len(each.ratios):>6}")
-        by_gpu.setdefault(each.benchmark.place.kind, []).append(each)
-    lines += [f"mean over tables  {gpu:<44}{_percent(members)}" for gpu, members in by_gpu.items()]
-    lines += ["* not fitted: over AWS EFA, or with what a framework does on the host before each call"]
+def macro(judged: Iterable[Judged], *, large: bool, left_out: bool) -> float:
+    """Mean over sources of the mean over a source's tables; percent."""
+    sources = grouped(judged, lambda each: each.table.source).values()
+    each = np.array([_mape([_side(one, left_out=left_out) for one in source], large=large) for source in sources])
+    return float(np.nanmean(each))
+
+
+def _side(judged: Judged, *, left_out: bool) -> Errors:
+    return judged.left_out if left_out else judged.errors
+
+
+def report(judged: Sequence[Judged]) -> str:
+    """One line per benchmark, one per GPU type, one per source, and the means over sources."""
+    lines = [f"{'':<64}{'':<4}{'fitted':>16}  {'left out by source':>18}"]
+    lines += [f"{'source':<19}{'gpu':<14}{'gpus':>6} {'network':<11}{'collective':<18}{_HEAD}  {_HEAD}{'sizes':>6}"]
+    lines += [f"{_named(each.errors)}{_both([each])}{len(each.errors.ratios):>6}" for each in judged]
+    lines += _grouped(judged, "mean over tables of", lambda each: each.table.place.kind)
+    lines += _grouped(judged, "mean over tables of", lambda each: each.table.source)
+    means = [f"{macro(judged, large=large, left_out=left):>6.1f} %" for left in (False, True) for large in (True, False)]
+    lines += [f"{'mean over sources':<68}{means[0]}{means[1]}  {means[2]}{means[3]}"]
+    lines += ["* not fitted: with what a framework does on the host before each call"]
     return "\n".join(lines)
+
+
+_HEAD = f"{'>= 1 MiB':>8}{'< 1 MiB':>8}"
+
+
+def _grouped(judged: Iterable[Judged], words: str, of: Callable[[Judged], str]) -> list[str]:
+    return [f"{words + ' ' + name:<68}{_both(group)}" for name, group in grouped(judged, of).items()]
 
 
 def _named(errors: Errors) -> str:
     known = errors.benchmark.place
     mark = " " if errors.benchmark.fitted else "*"
     what = f"{known.collective.value}{' ' + known.algorithm if known.algorithm else ''}"
-    return f"{errors.benchmark.source + mark:<18}{known.gpu:<15}{known.gpus:>6} {what:<22}"
+    network = known.network.value if errors.benchmark.between else "-"
+    return f"{errors.benchmark.source + mark:<19}{known.gpu:<14}{known.gpus:>6} {network:<11}{what:<18}"[:68].ljust(68)
+
+
+def _both(judged: Sequence[Judged]) -> str:
+    sides = ([_side(each, left_out=left) for each in judged] for left in (False, True))
+    return "  ".join(_percent(side) for side in sides)
 
 
 def _percent(errors: Sequence[Errors]) -> str:
@@ -190,9 +151,12 @@ def _mape(errors: Sequence[Errors], *, large: bool) -> float:
 
 
 def _constants(library: Library) -> str:
-    chunk, fraction = library.pipeline.chunk / 1e6, library.pipeline.fraction
-    launches = (f"{each.name} {each.launch * 1e6:.0f} us" for each in library.generations if each.launch is not None)
-    return f"launch {', '.join(launches)}; fraction {fraction:.1f}, chunk {chunk:.0f} MB"
+    pipeline = library.pipeline
+    known = library.generations.items()
+    launches = (f"{make.value} {each.launch * 1e6:.0f} us" for make, each in known if make and each.launch is not None)
+    networks = (f"{make.value} {each.latency * 1e6:.0f} us" for make, each in library.networks.items() if make)
+    cut = f"inside {pipeline.inside:.1f}, between {pipeline.between:.1f}, chunk {pipeline.chunk / 1e6:.0f} MB"
+    return f"launch {', '.join(launches)}; latency {', '.join(networks)}; pipeline {cut}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -204,20 +168,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> None:
     """Print how predicted and published times compare."""
     library = load_library("nccl")
-    surveys = survey(library)
+    fits = fit(survey(library), library)
     if options.fit:
-        fits = fit(surveys, library)
         library = fits.best()
-        print(f"fitted: {_constants(library)}\neach table with constants fitted to all others:")
-        print("\n".join(_beside(_left_out(table, surveys[table], fits), fits.best(table)) for table in surveys))
-    errors = [compare(benchmark, replace(choices, library=library)) for benchmark, choices in surveys.items()]
+        print(f"fitted: {_constants(library)}")
+    judged = judge_tables(library, fits)
     if options.detail:
-        print("\n".join(_detail(each) for each in errors))
-    print(report(errors))
-
-
-def _beside(errors: Errors, library: Library) -> str:
-    return f"  {_named(errors)}{_percent([errors])}  {_constants(library)}"
+        print("\n".join(_detail(each.errors) for each in judged))
+    print(report(judged))
 
 
 def _detail(errors: Errors) -> str:

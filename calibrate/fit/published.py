@@ -73,6 +73,8 @@ DERIVATIONS: Final = (
     Derivation("b300-sxm-288gb", "b200-sxm-180gb"),
     Derivation("gb300", "b200-sxm-180gb"),
     Derivation("mi300x", "h100-sxm-80gb"),
+    Derivation("mi325x", "h100-sxm-80gb"),
+    Derivation("mi355x", "h100-sxm-80gb"),
 )
 
 

@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.arrays import BoolArray, FloatArray
-from clustersim.units import Bytes, BytesPerSecond, Seconds
+from clustersim.arrays import BoolArray, FloatArray, IntArray
+from clustersim.units import Bytes, Seconds
 from clustersim.validation.cases import Case
 from clustersim.validation.collectives import MEBIBYTE, SHIPPED, Place, place_of, read_collectives, seconds_of
 from clustersim.validation.quality import grouped
@@ -35,21 +35,25 @@ class Benchmark:
     @property
     def fitted(self) -> bool:
         """Whether the table takes part in a fit."""
-        return not (self.place.over_efa or self.place.called)
+        return not self.place.called
 
     @property
-    def port(self) -> BytesPerSecond:
-        """Of a GPU's NVLink."""
-        return self.place.port
+    def between(self) -> bool:
+        """Whether it crosses a network."""
+        return self.place.gpus > self.place.domain
 
     @cached_property
     def large(self) -> BoolArray:
         """Which sizes are 1 MiB or more."""
         return np.array(self.sizes) >= MEBIBYTE
 
-    def ratios(self, seconds: FloatArray) -> FloatArray:
-        """What the benchmark sees of collectives that take so long, over what was measured: [..., sizes]."""
-        found: FloatArray = self.place.seen(seconds) / np.array(self.measured)
+    def ratios(self, seconds: FloatArray, places: IntArray | None = None) -> FloatArray:
+        """What the benchmark sees of collectives that take so long, over what was measured: [..., sizes].
+
+        places: which sizes, None: all.
+        """
+        measured = np.array(self.measured)
+        found: FloatArray = self.place.seen(seconds) / (measured if places is None else measured[places])
         return found
 
 

@@ -16,6 +16,7 @@ from clustersim.arrays import FloatArray, IntArray
 from clustersim.collectives.choose import Choice
 from clustersim.collectives.library import ALGORITHMS, Library
 from clustersim.collectives.phase import Flows, arrange
+from clustersim.collectives.woven import woven
 from clustersim.cost.communication import CommunicationCost
 from clustersim.hardware.topology import LINK_KINDS, Fabric
 from clustersim.program.program import Groups
@@ -53,9 +54,8 @@ class Metered(CommunicationCost):
         fabric: Fabric,
         library: Library,
         groups: Mapping[str, Groups],
-        overrides: Mapping[Collective, str] | None = None,
     ) -> None:
-        super().__init__(fabric, library, groups, overrides)
+        super().__init__(fabric, library, groups)
         self._carried: dict[tuple[str, Collective, tuple[str, ...], bytes], Carried] = {}
 
     def carried(self, exchange: Exchange) -> Carried:
@@ -93,7 +93,8 @@ def _flows(
             own = taken[each.groups] == number
             phases = ALGORITHMS[name].phases(kind, each) if own.any() else ()
             for part in (part for phase in phases for part in phase.parts if part.share > 0):
-                yield each.groups[own], Flows(part.sources[own], part.targets[own], part.share)
+                taking = Flows(part.sources[own], part.targets[own], part.share, part.message)
+                yield from ((each.groups[own], thread) for thread in woven(taking, fabric))
 
 
 def _counted(flows: Iterable[tuple[IntArray, Flows]], fabric: Fabric, groups: int) -> Carried:

@@ -26,7 +26,7 @@ class AggregatedTrees:
 
     def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
         """One phase."""
-        members, size = arrangement.flat, arrangement.size
+        members, size = arrangement.members, arrangement.size
         if kind not in _KINDS or arrangement.spans != size:
             return ()
         offsets = np.arange(1, size)

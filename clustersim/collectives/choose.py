@@ -9,20 +9,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clustersim.arrays import FloatArray, IntArray
+from clustersim.collectives.collnet import COLLNET
 from clustersim.collectives.lanes import Lanes, lanes
-from clustersim.collectives.library import ALGORITHMS, Library, Offer
+from clustersim.collectives.library import ALGORITHMS, Library, Makes, Offer
 from clustersim.collectives.loads import OwnLoads, own_loads, spread
 from clustersim.collectives.phase import Arrangement, Phase, Rounds, arrange
+from clustersim.collectives.pieces import Shapes, paced
 from clustersim.collectives.routes import LinkClasses, Routed, link_classes, route
 from clustersim.collectives.siblings import Siblings
 from clustersim.collectives.transfer import (
     Burden,
+    Rates,
     burden,
     effective_bandwidth,
     least_latency,
@@ -30,24 +33,26 @@ from clustersim.collectives.transfer import (
     phase_latency,
     time_phase,
 )
-from clustersim.collectives.turned import Turning, images, one_of_each
+from clustersim.collectives.turned import images, one_of_each
 from clustersim.errors import InputError
-from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind, LinkTable
-from clustersim.hardware.turn import Turn
+from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
+from clustersim.hardware.turn import Turn, Turning
 from clustersim.program.colour import distinct
 from clustersim.program.task import Collective
 from clustersim.state import FieldState
-from clustersim.units import Bytes, BytesPerSecond, Seconds
+from clustersim.units import Bytes, Seconds
+
+MANY: Final = 4  # domains, from which on trees among adding switches have smaller chunks
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
     """What each offer would cost all groups of one role, for any payload.
 
-    coefficients: [offers, 3, classes] latency (s), seconds per byte, fill (s/byte of chunk), infinite latency where
+    coefficients: [offers, 4, classes] latency (s), seconds per byte, fill (s/byte of chunk), seconds per byte of NVLink, infinite latency where
     groups cannot take an offer; groups of one class have equal coefficients; group_class: [groups]; floor: [classes]
-    seconds that what was left out takes at least; port: bytes/s of a GPU's NVLink, 0 if there is none; lanes: of
-    messages, where all stay inside domains.
+    seconds that what was left out takes at least; makes: of the fabric's links; shapes: of groups; lanes: of messages, where all stay inside
+    domains.
     """
 
     offers: tuple[Offer, ...]
@@ -55,7 +60,8 @@ class Choices:
     group_class: IntArray
     library: Library
     floor: FloatArray
-    port: BytesPerSecond = 0.0
+    makes: Makes
+    shapes: Shapes
     lanes: Lanes | None = None
 
 
@@ -64,8 +70,8 @@ class Choice:
     """The fastest offer in each group, and in the slowest one.
 
     seconds: [groups]; idle: [groups] the part of them in which no bytes move; narrow: [groups] the part by which bytes
-    move slower than links let them (see `lanes`); taken: [groups] number of the offer, of which chunk: [offers] is the
-    bytes of one chunk; offers: all of them; offer: what the slowest group takes; certain: nothing that was left out
+    move slower than links let them (see `lanes`); taken: [groups] number of the offer, of which chunk: [groups] is the
+    bytes of one; offers: all of them; offer: what the slowest group takes; certain: nothing that was left out
     can be faster in any group.
     """
 
@@ -82,8 +88,8 @@ class Choice:
 
 def choose(choices: Choices, payload: Bytes) -> Choice:
     """The fastest offer for this payload, in each group; time of microseconds."""
-    idle, moving, narrow = costs(choices, payload)
-    seconds = idle + moving + narrow
+    found = costs(choices, payload)
+    seconds = found.seconds
     best = seconds.argmin(axis=0)
     each = np.arange(seconds.shape[1])
     fastest = seconds[best, each]
@@ -91,10 +97,10 @@ def choose(choices: Choices, payload: Bytes) -> Choice:
     groups = choices.group_class
     return Choice(
         seconds=fastest[groups],
-        idle=idle[best, each][groups],
-        narrow=narrow[best, each][groups],
+        idle=found.idle[best, each][groups],
+        narrow=found.narrow[best, each][groups],
         taken=best[groups],
-        chunk=_chunks(choices, payload),
+        chunk=found.chunk[best, each][groups],
         offers=choices.offers,
         offer=choices.offers[int(best[worst])],
         slowest=int((groups == worst).argmax()),
@@ -102,36 +108,90 @@ def choose(choices: Choices, payload: Bytes) -> Choice:
     )
 
 
-def costs(choices: Choices, payload: Bytes) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Seconds of each offer in which no bytes move, in which links move them, and that channels take beyond.
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds of each offer, [offers, classes]: in which no bytes move, links move them, and what these take beyond.
 
-    Each is [offers, classes].
+    chunk: bytes of one.
     """
-    start = choices.library.launch_on(choices.port)
+
+    idle: FloatArray
+    moving: FloatArray
+    narrow: FloatArray
+    chunk: FloatArray
+
+    @property
+    def seconds(self) -> FloatArray:
+        """All of it."""
+        total: FloatArray = self.idle + self.moving + self.narrow
+        return total
+
+
+def costs(choices: Choices, payload: Bytes) -> Costs:
+    """What each offer takes."""
+    start = choices.library.launch_on(choices.makes)
     launch = np.array([start if offer.launched else 0.0 for offer in choices.offers])
-    latency, per_byte, fill = np.moveaxis(choices.coefficients, 1, 0)
-    moving = payload * per_byte + _chunks(choices, payload)[:, None] * fill
+    latency, per_byte, fill, inside = np.moveaxis(choices.coefficients, 1, 0)
+    chunk = np.stack([_chunk(offer, choices, payload) for offer in choices.offers])
     idle = launch[:, None] + latency
     idle[[payload > offer.most for offer in choices.offers]] = np.inf
-    return idle, moving, np.maximum(_channelled(choices, payload)[:, None] - moving, 0.0)
+    moving = payload * per_byte + chunk * fill
+    least = np.stack(
+        [_least(offer, choices, payload, each) for offer, each in zip(choices.offers, inside, strict=True)]
+    )
+    pace = np.array([paced(offer.pace, payload) for offer in choices.offers])
+    beyond = payload * (np.maximum(least, per_byte) / pace[:, None] - per_byte)
+    return Costs(idle, moving, np.maximum(_channelled(choices, payload)[:, None] - moving, beyond), chunk)
 
 
-def _chunks(choices: Choices, payload: Bytes) -> FloatArray:
-    """Bytes of one chunk of each offer: [offers]."""
-    return np.array([_chunk(offer, choices.library, payload) for offer in choices.offers])
+def _least(offer: Offer, choices: Choices, payload: Bytes, inside: FloatArray) -> FloatArray:
+    """Seconds per byte that an offer takes at least, whatever links allow: [classes]."""
+    shapes, floor = choices.shapes, np.zeros(len(inside))
+    for make in choices.makes.generations:
+        generation = choices.library.generation(make)
+        if offer.algorithm in generation.between:
+            two, more = generation.between[offer.algorithm]
+            ceiling = np.where(shapes.spans > 2, more, np.where(shapes.spans > 1, two, np.inf))
+            floor = np.maximum(floor, 2.0 * (shapes.ranks - 1) / shapes.ranks / ceiling)
+        if offer.ramped and generation.ramp:
+            floor = np.maximum(floor, inside * generation.ramp.slower(payload, shapes.ranks))
+        if offer.steps and generation.in_network:
+            handling = generation.in_network.handling
+            chunk = _step(offer, choices, payload) / _beside(offer, choices)
+            slower = (1.0 + handling / chunk) / (1.0 + handling / offer.steps[0].largest)
+            floor = np.maximum(floor, inside * slower)
+    return floor
 
 
 def _channelled(choices: Choices, payload: Bytes) -> FloatArray:
     """What channels take at least to carry the messages of each offer: [offers]."""
     if choices.lanes is None:
         return np.zeros(len(choices.offers))
-    seconds = choices.lanes.seconds(payload, choices.library, choices.port)
+    seconds = choices.lanes.seconds(payload, choices.library, choices.makes)
     return np.array([seconds if offer.channelled else 0.0 for offer in choices.offers])
 
 
-def _chunk(offer: Offer, library: Library, payload: Bytes) -> Bytes:
-    """Bytes of one chunk; none for protocols that hand on every word."""
-    return min(library.pipeline.fraction * payload, library.pipeline.chunk) if offer.chunked else 0.0
+def _chunk(offer: Offer, choices: Choices, payload: Bytes) -> FloatArray:
+    """Bytes of one chunk, [classes]; none for protocols that hand on every word."""
+    if offer.steps:
+        return np.minimum(_step(offer, choices, payload), payload)
+    if not offer.chunked:
+        return np.zeros(len(choices.shapes.ranks))
+    return (offer.pipeline or choices.library.pipeline).of(payload, choices.shapes.spans)
+
+
+def _step(offer: Offer, choices: Choices, payload: Bytes) -> FloatArray:
+    """Bytes that all channels and shares of a stepped offer hold at once: [classes]."""
+    spans, beside = choices.shapes.spans, _beside(offer, choices)
+    one, few, many = (each.of(payload, beside) for each in offer.steps)
+    return np.where(spans == 1, one, np.where(spans < MANY, few, many)) * beside
+
+
+def _beside(offer: Offer, choices: Choices) -> FloatArray:
+    """How many chunks of a stepped offer move beside each other: [classes]."""
+    rates = [choices.library.generation(make).in_network for make in choices.makes.generations]
+    one, several = np.max([rate.channels for rate in rates if rate] or [(1, 1)], axis=0)
+    return np.where(choices.shapes.spans == 1, one, several) * choices.shapes.rails.astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -156,7 +216,8 @@ class Surveyor(FieldState):
         beside = (partial(siblings.routed, number) for number in range(len(tenders)))
         parts = [self._cheapest(*each, payload) for each in zip(tenders, beside, strict=True)]
         choices = _side_by_side(parts, [tender.arrangement.groups for tender in tenders])
-        choices = replace(choices, port=self._port, lanes=lanes(kind, members, self.fabric) if self._port else None)
+        if self._makes.generations:
+            choices = replace(choices, lanes=lanes(kind, members, self.fabric))
         return choices if turned is None else replace(choices, group_class=choices.group_class[turned.of])
 
     def own_loads(self, kind: Collective, members: IntArray, offer: Offer) -> OwnLoads:
@@ -170,7 +231,9 @@ class Surveyor(FieldState):
 
     def _tender(self, kind: Collective, arrangement: Arrangement, algorithm: str | None) -> "_Tender":
         """What the library offers for groups of this shape."""
-        able = [offer for offer in self.library.offered(kind, algorithm) if self._possible(offer)]
+        without = self.library.without(self._makes) if arrangement.spans > 1 else frozenset()
+        offered = self.library.offered(kind, algorithm)
+        able = [offer for offer in offered if self._possible(offer) and offer.works(without)]
         names = dict.fromkeys(offer.algorithm for offer in able)
         phases = {name: found for name in names if (found := ALGORITHMS[name].phases(kind, arrangement))}
         offers = tuple(offer for offer in able if offer.algorithm in phases)
@@ -183,7 +246,7 @@ class Surveyor(FieldState):
         self, tender: "_Tender", routed: Callable[[str], tuple[Routed, ...]], payload: Bytes | None
     ) -> Choices:
         """Cost algorithm by algorithm, from the one that may take the least, until no other can be the fastest."""
-        floors = sorted((floor, name) for name, floor in tender.floors(self.library.launch_on(self._port)).items())
+        floors = sorted((floor, name) for name, floor in tender.floors(self.library.launch_on(self._makes)).items())
         borne: dict[str, tuple[_Borne, ...]] = {}
         for (_, name), (floor, _) in pairwise([*floors, (math.inf, "")]):
             borne[name] = tuple(self._borne(each) for each in routed(name))
@@ -195,9 +258,9 @@ class Surveyor(FieldState):
 
     def _possible(self, offer: Offer) -> bool:
         """Whether the fabric's switches can do what the offer needs."""
-        if not needs_switch(offer):
-            return True
-        return self._port > 0.0 and self.library.generation(self._port).in_network is not None
+        if offer.algorithm in COLLNET and not self.library.adds_between(self._makes):
+            return False
+        return not needs_switch(offer) or self.library.adds_on(self._makes)
 
     def _route(self, phase: Phase, *, turned: bool, alone: bool) -> Routed:
         """Route a phase; turned: groups stand for as many as a node has places; alone: no other loads are added."""
@@ -212,10 +275,8 @@ class Surveyor(FieldState):
         return _Borne(found, routed.phase.rounds.across(len(found.near)), routed.phase.stages)
 
     @cached_property
-    def _port(self) -> BytesPerSecond:
-        """Of the fastest GPU's NVLink; 0 without any."""
-        table = self._orbit_classes.table
-        return float(table.bandwidth[table.kind == LINK_KINDS.index(LinkKind.NVLINK)].max(initial=0.0))
+    def _makes(self) -> Makes:
+        return Makes.of(self._orbit_classes.table)
 
     @cached_property
     def _turn(self) -> Turn | None:
@@ -231,7 +292,7 @@ class Surveyor(FieldState):
         if self._turn is None:
             return self._classes
         table, first = self.fabric.links, self._turn.first
-        return link_classes(LinkTable(table.kind[first], table.bandwidth[first], table.latency[first]))
+        return link_classes(table.of(first))
 
     def _classified(self, tender: "_Tender", borne: Mapping[str, tuple["_Borne", ...]], floor: Seconds) -> Choices:
         """Cost the offers once for all groups that bear the same, and merge groups with equal coefficients."""
@@ -241,18 +302,21 @@ class Surveyor(FieldState):
         own = {name: [each.of(first) for each in found] for name, found in borne.items()}
         table = np.stack([self._cost(offer, own[offer.algorithm], tender.arrangement) for offer in offers])
         classes, merged = np.unique(table.reshape(-1, len(first)), axis=1, return_inverse=True)
-        coefficients = classes.reshape(len(offers), 3, -1)
+        coefficients = classes.reshape(len(offers), 4, -1)
+        shapes = tender.shapes(classes.shape[1])
         least = np.full(classes.shape[1], floor)
-        return Choices(offers, coefficients, merged.reshape(-1)[bearing], self.library, least, self._port)
+        return Choices(offers, coefficients, merged.reshape(-1)[bearing], self.library, least, self._makes, shapes)
 
     def _cost(self, offer: Offer, borne: Sequence["_Borne"], arrangement: Arrangement) -> FloatArray:
-        """[3, groups]: latency, seconds per byte, fill of all phases, in groups of this shape."""
+        """[4, groups]: latency, seconds per byte, fill, seconds per byte of NVLink of all phases, in groups of this shape."""
         alone = arrangement.spans == arrangement.size
-        bandwidth = effective_bandwidth(self._orbit_classes.table, self.library, offer, arrangement.spans)
-        total = np.zeros((3, len(borne[0].burden.near)))
+        table = self._orbit_classes.table
+        bandwidth = effective_bandwidth(table, self.library, offer, arrangement.spans)
+        rates = Rates(bandwidth, table.kind == LINK_KINDS.index(LinkKind.NVLINK))
+        total = np.zeros((4, len(borne[0].burden.near)))
         for each in borne:
             latency = phase_latency(each.burden, each.rounds, offer, alone=alone)
-            total += time_phase(each.burden, bandwidth, latency, each.stages)
+            total += time_phase(each.burden, rates, latency, each.stages)
         return total
 
 
@@ -262,15 +326,16 @@ def _side_by_side(parts: Sequence[Choices], groups: Sequence[IntArray]) -> Choic
         return parts[0]
     library = parts[0].library
     offers = tuple(offer for offer in library.offers if any(offer in part.offers for part in parts))
-    impossible = np.array([math.inf, 0.0, 0.0])
+    impossible = np.array([math.inf, 0.0, 0.0, 0.0])
     classes = [part.coefficients.shape[2] for part in parts]
-    table = np.broadcast_to(impossible[:, None], (len(offers), 3, sum(classes))).copy()
+    table = np.broadcast_to(impossible[:, None], (len(offers), 4, sum(classes))).copy()
     group_class = np.empty(sum(map(len, groups)), dtype=np.int64)
     for part, own, end in zip(parts, groups, np.cumsum(classes).tolist(), strict=True):
         first = end - part.coefficients.shape[2]
         table[[offers.index(offer) for offer in part.offers], :, first:end] = part.coefficients
         group_class[own] = first + part.group_class
-    return Choices(offers, table, group_class, library, np.concatenate([part.floor for part in parts]))
+    floor, shapes = np.concatenate([part.floor for part in parts]), Shapes.beside([part.shapes for part in parts])
+    return Choices(offers, table, group_class, library, floor, parts[0].makes, shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +345,11 @@ class _Tender:
     offers: tuple[Offer, ...]
     phases: Mapping[str, tuple[Phase, ...]]
     arrangement: Arrangement
+
+    def shapes(self, classes: int) -> Shapes:
+        """What so many classes of such groups look like."""
+        each = (self.arrangement.size, self.arrangement.rails, self.arrangement.spans)
+        return Shapes(*(np.full(classes, number) for number in each))
 
     def floors(self, launch: Seconds) -> dict[str, Seconds]:
         """What each algorithm takes at least in any group, for any payload."""

@@ -23,14 +23,14 @@ def tree_stages(domains: int) -> float:
     return float(depth(domains) if domains > 2 else 2 * depth(domains))
 
 
-def tree_flows(members: IntArray, *, up: bool, down: bool) -> list[Flows]:
-    """Flows of both trees over each rail of members [groups, domains, k], to the roots, from them, or both."""
-    domains, local = members.shape[1:]
+def tree_flows(heads: IntArray, *, up: bool, down: bool) -> list[Flows]:
+    """Flows of both trees over each rail, heads [groups, domains, rails]: to the roots, from them, or both."""
+    domains, rails = heads.shape[1:]
     child, parent = binary_tree(domains)
     parts: list[Flows] = []
     for shift in (0, 1):
-        lower, upper = members[:, (child + shift) % domains], members[:, (parent + shift) % domains]
-        parts += both_ways(lower, upper, 0.5 / local, up=up, down=down)
+        lower, upper = heads[:, (child + shift) % domains], heads[:, (parent + shift) % domains]
+        parts += both_ways(lower, upper, 0.5 / rails, up=up, down=down)
     return parts
 
 

@@ -22,13 +22,12 @@ class Hierarchical:
     """Two levels, one after the other; needs several domains of several members."""
 
     def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
-        """Two or three phases."""
-        members = arrangement.members
-        domains, local = members.shape[1:]
-        if domains < 2 or local < 2:
+        """Two or three phases; domains need equally many members."""
+        uneven = len(set(arrangement.per_domain)) > 1
+        if arrangement.spans < 2 or arrangement.rails < 2 or uneven:
             return ()
         turns = _TURNS.get(kind)
-        return turns(members) if turns else ()
+        return turns(arrangement.heads) if turns else ()
 
 
 def _inside(members: IntArray) -> Phase:
@@ -48,7 +47,7 @@ def _between(members: IntArray, passes: int) -> Phase:
 def _exchange(members: IntArray, axis: int) -> Phase:
     """All-to-all along one axis of members [groups, domains, k]: every pair exchanges an equal part of the payload."""
     size = members.shape[axis]
-    parts = [Flows(members, np.roll(members, -offset, axis=axis), 1 / size) for offset in range(1, size)]
+    parts = [Flows(members, np.roll(members, -offset, axis=axis), 1 / size, message=True) for offset in range(1, size)]
     rounds = Rounds(local=1) if axis == 2 else Rounds(network=1, posts=size - 1)
     return phase(*parts, rounds=rounds)
 
@@ -57,7 +56,7 @@ def _broadcast(members: IntArray) -> tuple[Phase, ...]:
     """The root scatters inside its domain, rails carry the parts on in a chain, domains gather."""
     domains, local = members.shape[1:]
     root = np.repeat(members[:, :1, :1], local - 1, axis=2)
-    scatter = phase(Flows(root, members[:, :1, 1:], 1 / local), rounds=Rounds(local=1))
+    scatter = phase(Flows(root, members[:, :1, 1:], 1 / local, message=True), rounds=Rounds(local=1))
     chain = Flows(members[:, :-1], members[:, 1:], 1 / local)
     return scatter, phase(chain, rounds=Rounds(network=domains - 1), stages=max(domains - 2, 0)), _inside(members)
 

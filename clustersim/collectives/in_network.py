@@ -4,7 +4,8 @@ NVLink SHARP: a rank loads its n-th of the sum from the switch, which reads that
 (each port out carries the whole payload, each port in its n-th), and stores it to all members through the switch (out
 its n-th, in the whole payload): (n+1)/n of the payload per port and direction. The flows are written between
 neighbours, because only ports are loaded. Between domains the sums of each rail travel over double binary trees
-(NCCL's NVLSTree), pipelined with the work inside.
+(NCCL's NVLSTree), pipelined with the work inside; where domains hold different numbers of members, only the heads of
+the k rails load and store, a k-th each.
 
 Reference: NCCL 2.17 (NVLS), 2.18 (NVLSTree); Klenk et al., "An in-network architecture for accelerating shared-memory
 multiprocessor collectives", ISCA 2020.
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clustersim.arrays import IntArray
 from clustersim.collectives.double_tree import depth, tree_flows, tree_stages
 from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
 from clustersim.program.task import Collective
@@ -25,13 +27,24 @@ class InNetwork:
 
     def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
         """One phase; a domain needs at least two members."""
-        members = arrangement.members
-        domains, local = members.shape[1:]
-        if kind is not Collective.ALL_REDUCE or local < 2 or not arrangement.switched:
+        spans, heads = arrangement.spans, arrangement.heads
+        if kind is not Collective.ALL_REDUCE or arrangement.rails < 2 or not arrangement.switched:
             return ()
-        inside = Flows(members, np.roll(members, -1, axis=2), (local + 1) / local)
-        if domains == 1:
-            return (phase(inside, rounds=Rounds(local=1)),)
-        rounds = Rounds(local=1, network=2 * depth(domains))
-        trees = tree_flows(members, up=True, down=True)
-        return (phase(inside, *trees, rounds=rounds, stages=tree_stages(domains)),)
+        ports = inside(arrangement)
+        if spans == 1:
+            return (phase(*ports, rounds=Rounds(local=1)),)
+        rounds = Rounds(local=1, network=2 * depth(spans))
+        trees = tree_flows(heads, up=True, down=True)
+        return (phase(*ports, *trees, rounds=rounds, stages=tree_stages(spans)),)
+
+
+def inside(arrangement: Arrangement) -> list[Flows]:
+    """What loads ports: of heads what they load and store, of all members what is read from and stored to them."""
+    heads, rails = arrangement.heads, arrangement.rails
+    if len(set(arrangement.per_domain)) == 1:
+        return [_between_neighbours(heads, (rails + 1) / rails)]
+    return [_between_neighbours(heads, 1 / rails), *(_between_neighbours(each, 1.0) for each in arrangement.domains)]
+
+
+def _between_neighbours(members: IntArray, share: float) -> Flows:
+    return Flows(members, np.roll(members, -1, axis=2), share)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.arrays import IntArray
-from clustersim.collectives.library import Library
+from clustersim.collectives.library import Library, Makes
 from clustersim.hardware.topology import Fabric
 from clustersim.program.task import Collective
-from clustersim.units import Bytes, BytesPerSecond, Seconds
+from clustersim.units import Bytes, Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class Lanes:
     rounds: int
     ranks: int
 
-    def seconds(self, payload: Bytes, library: Library, port: BytesPerSecond) -> Seconds:
-        """What the channels take over NVLink ports of this bandwidth; 0 where they do not limit messages."""
+    def seconds(self, payload: Bytes, library: Library, makes: Makes) -> Seconds:
+        """What the channels take on such a machine; 0 where they do not limit messages."""
         if library.channels is None:
             return 0.0
         size = self.message * payload
         channels = min(library.channels.all, self.beside * library.channels.of(size, self.ranks))
-        return self.rounds * self.beside * size / (channels * library.channel_on(port))
+        return self.rounds * self.beside * size / (channels * library.channel_on(makes))
 
 
 def lanes(kind: Collective, members: IntArray, fabric: Fabric) -> Lanes | None:

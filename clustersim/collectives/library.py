@@ -2,29 +2,38 @@
 
 A library offers algorithms in protocols. A protocol trades bandwidth for latency: LL stores a flag beside every four
 bytes, LL128 beside every 120, Simple synchronises once per chunk. Each offer has a start-up time, a time per dependent
-round by medium, and the share of the links' bandwidth that it leaves. Links reach a share of their nominal
-bandwidth that depends on their kind and, for NVLink, on the generation, which the bandwidth of a GPU's port tells.
+round by medium, and the share of the links' bandwidth that it leaves. Links reach a share of their nominal bandwidth
+that depends on their make: the generation of NVLink, the network between nodes. Where links of several makes are mixed,
+each has the rate of its own, and what concerns a collective as a whole (its launch, the channels of messages, whether
+switches add, which protocols there are) is the worst of all that the machine has.
 
 The constants of NCCL are those of its own cost model (ncclTopoTuneModel), by which it chooses too.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+import numpy as np
 
 from clustersim import shipped
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.collectives.aggregated_trees import AggregatedTrees
+from clustersim.collectives.collnet import CollNetChain, CollNetDirect, NvlsSharp
 from clustersim.collectives.hierarchical import Hierarchical
 from clustersim.collectives.in_network import InNetwork
 from clustersim.collectives.pairwise import Pairwise
 from clustersim.collectives.phase import Algorithm
+from clustersim.collectives.pieces import Steps
 from clustersim.collectives.ring import Ring
 from clustersim.collectives.star import Star
 from clustersim.collectives.tree import Tree
 from clustersim.errors import InputError, nearest
+from clustersim.hardware.technology import GENERATIONS, NETWORKS, TECHNOLOGIES, Technology
+from clustersim.hardware.topology import LINK_KINDS, NETWORK_KINDS, LinkKind, LinkTable
 from clustersim.program.task import Collective
 from clustersim.units import Bytes, BytesPerSecond, Dimension, Seconds, parse_quantity
 
@@ -32,11 +41,36 @@ ALGORITHMS: Final[Mapping[str, Algorithm]] = {
     "ring": Ring(),
     "tree": Tree(),
     "aggregated_trees": AggregatedTrees(),
+    "collnet_chain": CollNetChain(),
+    "collnet_direct": CollNetDirect(),
+    "collnet_nvls": NvlsSharp(),
     "in_network": InNetwork(),
     "hierarchical": Hierarchical(),
     "pairwise": Pairwise(),
     "star": Star(),
 }
+
+
+_STEPS: Final = ("one", "few", "many")  # domains
+ANY: Final = "any"  # in files, constants of all makes that are not listed
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Makes:
+    """Of what makes a machine's links are: the generations of its NVLink, and its networks."""
+
+    generations: tuple[Technology, ...]
+    networks: tuple[Technology, ...]
+
+    @classmethod
+    def of(cls, table: LinkTable) -> "Makes":
+        """Those among some links."""
+        nvlink = table.kind == LINK_KINDS.index(LinkKind.NVLINK)
+        network = np.isin(table.kind, [LINK_KINDS.index(kind) for kind in NETWORK_KINDS])
+        parts = (np.unique(table.technology[links]).tolist() for links in (nvlink, network))
+        return cls(*(tuple(TECHNOLOGIES[make] for make in part) for part in parts))
 
 
 class Medium(Enum):
@@ -49,21 +83,59 @@ class Medium(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A generation of NVLink (or xGMI). bandwidth: of a GPU's port, nominal, by which it is recognised.
+    """Constants of a generation of NVLink (or xGMI), the GPUs that have it among them.
 
-    efficiency: share of it that a collective reaches. in_network: share of that which the adding switch reaches, None
-    if it cannot add. low_latency: rate that the LL protocol cannot exceed in groups of one, two, and more domains.
+    efficiency: share of a port's nominal bandwidth that a collective reaches. in_network: what the adding switch reaches,
+    None if it cannot add. low_latency: rate that the LL protocol cannot exceed in groups of one, two, and more domains.
     launch: of a collective, None if the library's own holds. channel: rate of one of a message's channels, None if
-    unknown.
+    unknown. between: by algorithm, bus bandwidth that cannot be exceeded over two domains, and over more. ramp: of channels, None where they never limit.
     """
 
-    name: str
-    bandwidth: BytesPerSecond
     efficiency: float
-    in_network: float | None
+    in_network: "InNetworkRate | None"
     low_latency: tuple[BytesPerSecond, BytesPerSecond, BytesPerSecond] | None
     launch: Seconds | None = None
     channel: BytesPerSecond | None = None
+    between: Mapping[str, tuple[BytesPerSecond, BytesPerSecond]] = field(default_factory=dict)
+    ramp: "Ramp | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """Small payloads of rings in the LL protocol use few channels: one for every `least` bytes of each rank, up to `all`."""
+
+    all: int
+    least: Bytes
+
+    def slower(self, payload: Bytes, ranks: IntArray) -> FloatArray:
+        """How many times longer bytes take than on all channels: [classes]."""
+        times: FloatArray = self.all / np.clip(payload / (self.least * ranks), 1.0, self.all)
+        return times
+
+
+@dataclass(frozen=True, slots=True)
+class InNetworkRate:
+    """What an adding switch reaches: the share of the ports' rate, at the largest chunk of one domain.
+
+    channels: that feed it, in one domain and in several; handling: what a chunk costs, as bytes that would move meanwhile.
+    """
+
+    share: float
+    channels: tuple[int, int]
+    handling: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """Constants of a network between nodes.
+
+    efficiency: share of a port's nominal bandwidth that a collective reaches; latency: of a message beyond the library's
+    rounds and the links' own; without: protocols and algorithms that do not work over it, or are switched off.
+    """
+
+    efficiency: float
+    latency: Seconds
+    without: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +161,20 @@ class Channels:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """How pipelining protocols cut payloads: chunks are `fraction` of the payload, at most `chunk` bytes."""
+    """How pipelining protocols cut payloads: chunks are a fraction of the payload, at most `chunk` bytes.
 
-    fraction: float
+    inside: the fraction in one domain, where pieces are handed on as they come; between: over several, where whole chunks
+    wait for the network.
+    """
+
+    inside: float
+    between: float
     chunk: Bytes
+
+    def of(self, payload: Bytes, spans: IntArray) -> FloatArray:
+        """Bytes of one chunk in groups over so many domains: [classes]."""
+        cut: FloatArray = np.minimum(np.where(spans > 1, self.between, self.inside) * payload, self.chunk)
+        return cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +185,9 @@ class Offer:
     member, so that nothing hides the network; post: to hand one message to the network interface. efficiency: of the
     links' reachable bandwidth. chunked: the pipeline works in large chunks. capped: subject to `low_latency`.
     default: the library chooses it by itself. launched: the library's launch time comes on top of the start-up. most:
-    the largest payload that it is used for. channelled: messages travel on the library's `channels`.
+    the largest payload that it is used for. channelled: messages travel on the library's `channels`. pipeline: its own,
+    where it is not the library's. pace: see `pieces`. steps: of chunks in one domain, in up to three, and in more.
+    ramped: subject to `ramp`.
     """
 
     algorithm: str
@@ -120,57 +204,97 @@ class Offer:
     launched: bool
     most: Bytes = math.inf
     channelled: bool = False
+    pipeline: Pipeline | None = None
+    pace: tuple[float, ...] = ()
+    steps: tuple[Steps, ...] = ()
+    ramped: bool = False
 
     @property
     def name(self) -> str:
         """For people."""
         return f"{self.algorithm} {self.protocol}"
 
+    def works(self, without: frozenset[str]) -> bool:
+        """Whether it does without these protocols and algorithms."""
+        return self.protocol not in without and self.algorithm not in without
+
 
 @dataclass(frozen=True, slots=True)
 class Library:
     """A communication library's constants.
 
-    efficiency: share of nominal bandwidth reached on links other than NVLink. included: route latency that the rounds'
+    generations, networks: by make; None stands for any that is not listed. efficiency: share of nominal bandwidth reached
+    on PCIe. included: route latency that the rounds'
     times contain; what a route has beyond it is added. launch: of a collective, on top of the offers' own times.
-    channels: of messages, None where they never limit these.
+    channels: of messages, None where they never limit these. nccl: it follows NCCL's environment variables.
     """
 
     name: str
-    generations: tuple[Generation, ...]
-    efficiency: Mapping[Medium, float]
+    generations: Mapping[Technology | None, Generation]
+    networks: Mapping[Technology | None, Carrier]
+    efficiency: float
     included: Mapping[Medium, Seconds]
     launch: Seconds
     pipeline: Pipeline
     offers: tuple[Offer, ...]
     published: bool
     channels: Channels | None = None
+    nccl: bool = False
 
-    def launch_on(self, port: BytesPerSecond) -> Seconds:
-        """Of a collective among GPUs with such NVLink ports; port: 0 without NVLink."""
-        own = self.generation(port).launch if port else None
-        return self.launch if own is None else own
+    def launch_on(self, makes: Makes) -> Seconds:
+        """Of a collective on such a machine."""
+        own = [self.generation(each).launch for each in makes.generations]
+        return max((self.launch if each is None else each for each in own), default=self.launch)
 
-    def channel_on(self, port: BytesPerSecond) -> BytesPerSecond:
-        """Rate of one channel of a message over such NVLink ports; infinite where nothing is known of it."""
-        own = self.generation(port).channel if port else None
-        return math.inf if own is None else own
+    def channel_on(self, makes: Makes) -> BytesPerSecond:
+        """Rate of one channel of a message on such a machine; infinite where nothing is known of it."""
+        rates = (self.generation(each).channel for each in makes.generations)
+        return min((each for each in rates if each is not None), default=math.inf)
 
-    def generation(self, bandwidth: BytesPerSecond) -> Generation:
-        """The generation whose port is nearest to this bandwidth."""
-        return min(self.generations, key=lambda known: abs(known.bandwidth - bandwidth))
+    def adds_on(self, makes: Makes) -> bool:
+        """Whether the switches of such a machine's NVLink domains can add."""
+        able = [self.generation(each).in_network is not None for each in makes.generations]
+        return bool(able) and all(able)
+
+    def adds_between(self, makes: Makes) -> bool:
+        """Whether the network's switches of such a machine can add (SHARP)."""
+        return makes.networks == (Technology.INFINIBAND,)
+
+    def without(self, makes: Makes) -> frozenset[str]:
+        """Protocols and algorithms that are not to be had between the nodes of such a machine."""
+        return frozenset().union(*(self.network(each).without for each in makes.networks))
+
+    def generation(self, technology: Technology) -> Generation:
+        """The constants of a generation; raise InputError where the library has none."""
+        return _of(self.generations, technology, self.name)
+
+    def network(self, technology: Technology) -> Carrier:
+        """The constants of a network; raise InputError where the library has none."""
+        return _of(self.networks, technology, self.name)
+
+    def offers_for(self, kind: Collective) -> tuple[Offer, ...]:
+        """Offers from which the library chooses for one collective; there may be none."""
+        return tuple(offer for offer in self.offers if offer.default and kind in offer.collectives)
 
     def offered(self, kind: Collective, algorithm: str | None = None) -> tuple[Offer, ...]:
         """Offers for one collective: those that the library chooses from, or those of the named algorithm."""
         able = [offer for offer in self.offers if kind in offer.collectives]
-        named = [offer for offer in able if offer.algorithm == algorithm]
-        chosen = tuple(named if algorithm else (offer for offer in able if offer.default))
+        named = tuple(offer for offer in able if offer.algorithm == algorithm)
+        chosen = named if algorithm else self.offers_for(kind)
         if chosen:
             return chosen
         if algorithm is None:
             raise InputError(f"library {self.name} has no algorithm for {kind.value}")
         hint = nearest(algorithm, {offer.algorithm for offer in able})
         raise InputError(f"library {self.name} does not offer {algorithm!r} for {kind.value}; {hint}")
+
+
+def _of(known: Mapping[Technology | None, T], technology: Technology, library: str) -> T:
+    found = known.get(technology, known.get(None))
+    if found is None:
+        names = [each.value for each in known if each]
+        raise InputError(f"library {library} has no constants of {technology.value} links; it has {', '.join(names)}")
+    return found
 
 
 def load_library(name: str) -> Library:
@@ -188,18 +312,19 @@ def load_library(name: str) -> Library:
 
 
 def _library(path: Path, content: Mapping[str, Any]) -> Library:
-    links, pipeline = content["links"], content["pipeline"]
-    others = (Medium.PCIE, Medium.NETWORK)
+    links = content["links"]
     return Library(
         name=path.stem,
-        generations=tuple(_generation(entry) for entry in content["generations"]),
-        efficiency={medium: float(links[medium.value]["efficiency"]) for medium in others},
+        generations={_make(name, GENERATIONS): _generation(entry) for name, entry in content["generations"].items()},
+        networks={_make(name, NETWORKS): _carrier(entry) for name, entry in content["networks"].items()},
+        efficiency=float(links["pcie"]["efficiency"]),
         included={medium: _seconds(links[medium.value]["included"]) for medium in Medium},
         launch=_seconds(content["launch"]),
-        pipeline=Pipeline(float(pipeline["fraction"]), parse_quantity(pipeline["chunk"], Dimension.SIZE)),
+        pipeline=_pipeline(content["pipeline"]),
         offers=tuple(_offer(entry) for entry in content["offers"]),
         published=bool(content["published"]),
         channels=_channels(content["channels"]) if "channels" in content else None,
+        nccl=bool(content.get("nccl", False)),
     )
 
 
@@ -208,17 +333,40 @@ def _channels(entry: Mapping[str, Any]) -> Channels:
     return Channels(int(entry["all"]), least, most)
 
 
+def _make(name: str, known: Mapping[str, Technology]) -> Technology | None:
+    """Which make constants are of; None: of any that is not listed."""
+    if name not in (*known, ANY):
+        raise InputError(f"there are no links of make {name!r}; {nearest(name, (*known, ANY))}")
+    return known.get(name)
+
+
+def _carrier(entry: Mapping[str, Any]) -> Carrier:
+    latency = _seconds(entry["latency"]) if "latency" in entry else 0.0
+    return Carrier(float(entry["efficiency"]), latency, frozenset(entry.get("without", ())))
+
+
 def _generation(entry: Mapping[str, Any]) -> Generation:
     ceiling = entry.get("low_latency")
     in_network = entry.get("in_network")
     return Generation(
-        name=entry["name"],
-        bandwidth=_rate(entry["bandwidth"]),
         efficiency=float(entry["efficiency"]),
-        in_network=None if in_network is None else float(in_network),
+        in_network=None if in_network is None else _in_network(in_network),
         low_latency=None if ceiling is None else (_rate(ceiling[0]), _rate(ceiling[1]), _rate(ceiling[2])),
         launch=_seconds(entry["launch"]) if "launch" in entry else None,
         channel=_rate(entry["channel"]) if "channel" in entry else None,
+        between={name: (_rate(two), _rate(more)) for name, (two, more) in entry.get("between", {}).items()},
+        ramp=_ramp(entry["ramp"]) if "ramp" in entry else None,
+    )
+
+
+def _ramp(entry: Mapping[str, Any]) -> Ramp:
+    return Ramp(int(entry["all"]), parse_quantity(entry["least"], Dimension.SIZE))
+
+
+def _in_network(entry: Mapping[str, Any]) -> InNetworkRate:
+    one, several = entry["channels"]
+    return InNetworkRate(
+        float(entry["share"]), (int(one), int(several)), parse_quantity(entry["handling"], Dimension.SIZE)
     )
 
 
@@ -241,7 +389,22 @@ def _offer(entry: Mapping[str, Any]) -> Offer:
         launched=bool(entry.get("launched", True)),
         most=parse_quantity(entry["most"], Dimension.SIZE) if "most" in entry else math.inf,
         channelled=bool(entry.get("channelled", False)),
+        pipeline=_pipeline(entry["pipeline"]) if "pipeline" in entry else None,
+        pace=tuple(float(each) for each in entry.get("pace", ())),
+        steps=tuple(_steps(entry["steps"][name]) for name in _STEPS) if "steps" in entry else (),
+        ramped=bool(entry.get("ramped", False)),
     )
+
+
+def _pipeline(entry: Mapping[str, Any]) -> Pipeline:
+    chunk = parse_quantity(entry["chunk"], Dimension.SIZE)
+    return Pipeline(float(entry["inside"]), float(entry["between"]), chunk)
+
+
+def _steps(entry: Sequence[Any]) -> Steps:
+    largest, *smaller = entry
+    sizes = tuple((parse_quantity(size, Dimension.SIZE), float(times)) for size, times in smaller)
+    return Steps(parse_quantity(largest, Dimension.SIZE), sizes)
 
 
 def _seconds(text: object) -> Seconds:

@@ -37,29 +37,33 @@ class Pairwise:
 
 def _send(arrangement: Arrangement) -> Phase:
     """From the first member to the second."""
-    members = arrangement.flat
+    members = arrangement.members
     crosses = int(arrangement.spans > 1)
-    return phase(Flows(members[:, :1], members[:, 1:], 1.0), rounds=Rounds(local=1 - crosses, network=crosses))
+    return phase(
+        Flows(members[:, :1], members[:, 1:], 1.0, message=True), rounds=Rounds(local=1 - crosses, network=crosses)
+    )
 
 
 def _shift(arrangement: Arrangement) -> Phase:
     """From each member to the next, one part at a time."""
-    members, hops = arrangement.flat, arrangement.size - 1
+    members, hops = arrangement.members, arrangement.size - 1
     network = hops if arrangement.spans > 1 else 0
-    around = Flows(members, np.roll(members, -1, axis=1), hops / arrangement.size)
+    around = Flows(members, np.roll(members, -1, axis=1), hops / arrangement.size, message=True)
     return phase(around, rounds=Rounds(local=hops - network, network=network))
 
 
 def _all_to_all(arrangement: Arrangement) -> Phase:
     """Every member to every other; messages to other domains are posted one after the other."""
-    members, size = arrangement.flat, arrangement.size
+    members, size = arrangement.members, arrangement.size
     distances = _sample(size, max(_DISTANCES, _FLOWS // members.size))
     share = (size - 1) / size / len(distances)
     targets = np.stack([np.roll(members, -int(distance), axis=1) for distance in distances], axis=2)
     sources = np.broadcast_to(members[:, :, None], targets.shape)
     crosses = int(arrangement.spans > 1)
     posts = crosses * (size - size // arrangement.spans)
-    return phase(Flows(sources, targets, share), rounds=Rounds(local=1 - crosses, network=crosses, posts=posts))
+    return phase(
+        Flows(sources, targets, share, message=True), rounds=Rounds(local=1 - crosses, network=crosses, posts=posts)
+    )
 
 
 def _sample(size: int, count: int) -> IntArray:

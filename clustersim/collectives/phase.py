@@ -5,11 +5,15 @@ that follow each other (pipelining). It only lists what is moved; how long that 
 
 Before an algorithm lists its flows, the members of each group are arranged by domain: domains in ascending number from
 the root's on, members of a domain in the group's order. A domain is an NVLink domain or a node, whichever holds more of
-the group. If every domain of a group holds the same number of members, algorithms can use one route per member out of
-each domain; otherwise each member stands alone. Groups of a role that differ in shape are arranged apart.
+the group. Domains need not hold equally many members: as many routes lead out of each as the smallest has members,
+because a library builds equally many channels in all of them (of 8 GPUs on one node and 4 on the next, 4 of either are
+heads, and 4 network ports of either are used). Groups of a role that differ in shape are arranged apart.
+
+Reference: NVIDIA/nccl@5067397c, src/init.cc, initTransportsRank: each graph's channels are the fewest of any rank's;
+src/graph/connect.cc, ncclTopoPostset: heads of NVLS likewise.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -45,12 +49,14 @@ class Rounds:
 class Flows:
     """Flows that carry equally much. sources, targets: GPU numbers, [groups, ...] of one shape.
 
-    share: fraction of the payload that each flow carries over the whole phase.
+    share: fraction of the payload that each flow carries over the whole phase. message: it is for the target alone, so
+    it takes the links of its own pair where no switch joins a domain (see `woven`).
     """
 
     sources: IntArray
     targets: IntArray
     share: float
+    message: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,27 +91,53 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Groups of one shape by domain. members: [groups, domains, per_domain]; spans: how many domains each crosses.
+    """Groups of one shape by domain. members: [groups, size] in order, the root first; per_domain: of each domain.
 
-    Groups whose domains hold different numbers of members are arranged as `size` domains of one member. switched: every
-    domain's members share an NVLink domain. groups: [groups] which of the role's groups these are.
+    switched: every domain's members share an NVLink domain. groups: [groups] which of the role's groups these are.
     """
 
     members: IntArray
-    spans: int
+    per_domain: tuple[int, ...]
     switched: bool
     groups: IntArray
 
     @property
     def size(self) -> int:
         """Members of one group."""
-        _, domains, per_domain = self.members.shape
-        return int(domains * per_domain)
+        return sum(self.per_domain)
 
     @property
-    def flat(self) -> IntArray:
-        """[groups, size]: the members in order, the root first."""
-        return self.members.reshape(len(self.members), -1)
+    def spans(self) -> int:
+        """How many domains each group crosses."""
+        return len(self.per_domain)
+
+    @property
+    def rails(self) -> int:
+        """Routes out of each domain: the members of the smallest."""
+        return min(self.per_domain)
+
+    @property
+    def heads(self) -> IntArray:
+        """[groups, domains, rails]: the first members of each domain, which hold its rails."""
+        return self.members[:, self._starts[:, None] + np.arange(self.rails)]
+
+    @property
+    def beyond_the_first(self) -> "Arrangement":
+        """The same without the root's domain."""
+        own, *others = self.per_domain
+        return replace(self, members=self.members[:, own:], per_domain=tuple(others))
+
+    @property
+    def domains(self) -> tuple[IntArray, ...]:
+        """The domains of each number of members: [groups, domains of so many, members] each."""
+        counts, starts = np.array(self.per_domain), self._starts
+        numbers = dict.fromkeys(self.per_domain)
+        return tuple(self.members[:, starts[counts == each][:, None] + np.arange(each)] for each in numbers)
+
+    @property
+    def _starts(self) -> IntArray:
+        """[domains]: place of each domain's first member."""
+        return np.cumsum((0, *self.per_domain[:-1]))
 
 
 class Algorithm(Protocol):
@@ -124,20 +156,25 @@ def arrange(members: IntArray, fabric: Fabric) -> tuple[Arrangement, ...]:
         order = np.argsort(distance, axis=1, kind="stable")
         members, distance = np.take_along_axis(members, order, axis=1), np.take_along_axis(distance, order, axis=1)
     starts = np.diff(distance, axis=1, prepend=-1) != 0
-    spans, even = starts.sum(axis=1), _even(starts)
-    shape, first = distinct([spans, even, switched | ~even])
+    shape, first = distinct([switched, _alike(starts)])
     sets = (np.flatnonzero(shape == number) for number in range(len(first)))
     return tuple(
-        _arranged(members, groups, spans=int(spans[one]), even=bool(even[one]), switched=bool(switched[one]))
+        Arrangement(members[groups], _per_domain(starts[one]), bool(switched[one]), groups)
         for groups, one in zip(sets, first.tolist(), strict=True)
     )
 
 
-def _arranged(members: IntArray, groups: IntArray, *, spans: int, even: bool, switched: bool) -> Arrangement:
-    """Some of the groups, ordered, which cross equally many domains, evenly or not."""
-    size = members.shape[1]
-    count = spans if even else size
-    return Arrangement(members[groups].reshape(len(groups), count, size // count), spans, switched, groups)
+def _alike(starts: BoolArray) -> IntArray:
+    """[groups] the same number for groups whose domains hold the same numbers of members."""
+    if (starts == starts[0]).all():
+        return np.zeros(len(starts), np.int64)
+    packed = np.packbits(starts, axis=1)
+    return np.unique(packed, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def _per_domain(starts: BoolArray) -> tuple[int, ...]:
+    """Members of each domain of one group; `starts` marks the first of each."""
+    return tuple(np.diff(np.flatnonzero(np.append(starts, True))).tolist())
 
 
 def _domains(members: IntArray, fabric: Fabric) -> tuple[IntArray, BoolArray]:
@@ -153,14 +190,6 @@ def _distinct(numbers: IntArray) -> IntArray:
     """How many different numbers each row has."""
     different: IntArray = 1 + np.count_nonzero(np.diff(np.sort(numbers, axis=1), axis=1), axis=1)
     return different
-
-
-def _even(starts: BoolArray) -> BoolArray:
-    """Whether all domains of a group hold equally many members; `starts` marks the first member of a domain."""
-    size = starts.shape[1]
-    per_domain = size // starts.sum(axis=1)
-    even: BoolArray = (starts == (np.arange(size) % per_domain[:, None] == 0)).all(axis=1)
-    return even
 
 
 def phase(*parts: Flows, rounds: Rounds, stages: float = 1.0) -> Phase:

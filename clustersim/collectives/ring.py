@@ -1,13 +1,15 @@
 """How does data travel round a ring?
 
 Each rank sends only to its neighbour. An all-gather passes every rank's part n-1 times on, a reduce-scatter likewise
-with an addition at each hop, an all-reduce is both. Broadcast and reduce are pipelined along the ring cut open at the
+with an addition at each hop, an all-reduce is both. Broadcast and reduce are pipelined along the rings cut open at the
 root.
 
-A domain of k members is left by k rings, each with 1/k of the payload and by a different member, so that every network
+Domains of k members are left by k rings, each with 1/k of the payload and by a different member, so that every network
 interface is used. Domains are passed in alternating direction (out by member j, into the next domain by member j): all
 traffic between domains stays on its rail, but for one hop where the number of domains is odd. Inside a domain k-1 of
-the k rings pass each pair of neighbours.
+the k rings pass each pair of neighbours. Where domains hold different numbers of members, there are as many rings as
+the smallest has; a ring passes a domain of m members in m-1 hops, which are taken as spread evenly over the m pairs of
+neighbours.
 
 Reference: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009; NCCL's
 rings with NCCL_CROSS_NIC=2.
@@ -44,33 +46,43 @@ def _round_trip(arrangement: Arrangement, passes: int) -> Phase:
     size = arrangement.size
     network = passes * (arrangement.spans - 1)
     rounds = Rounds(local=passes * (size - 1) - network, network=network)
-    return phase(*ring_flows(arrangement.members, passes * (size - 1) / size), rounds=rounds)
+    return phase(*ring_flows(arrangement, passes * (size - 1) / size), rounds=rounds)
 
 
-def ring_flows(members: IntArray, share: float) -> list[Flows]:
-    """Flows of k rings through members [groups, domains, k]; `share` of the payload passes each member."""
-    domains, local = members.shape[1:]
-    if domains == 1:
+def ring_flows(arrangement: Arrangement, share: float) -> list[Flows]:
+    """Flows of all rings; `share` of the payload passes each member."""
+    if arrangement.spans == 1:
+        members = arrangement.heads
         return [Flows(members, np.roll(members, -1, axis=2), share)]
-    between = Flows(*_rails(members), share / local)
-    if local == 1:
-        return [between]
-    forward = (np.arange(domains) % 2 == 0)[None, :, None]
-    following = np.where(forward, np.roll(members, -1, axis=2), np.roll(members, 1, axis=2))
-    return [Flows(members, following, share * (local - 1) / local), between]
+    passed = [_passed(domains, share) for domains in arrangement.domains if domains.shape[2] > 1]
+    heads = arrangement.heads
+    return [*passed, Flows(heads, np.roll(heads, -1, axis=1), share / arrangement.rails)]
 
 
-def _rails(members: IntArray) -> tuple[IntArray, IntArray]:
-    """Each member sends to the same place of the next domain."""
-    return members, np.roll(members, -1, axis=1)
+def _passed(domains: IntArray, share: float) -> Flows:
+    """What passes each pair of neighbours inside domains [groups, domains, members]."""
+    count, local = domains.shape[1:]
+    forward = (np.arange(count) % 2 == 0)[None, :, None]
+    following = np.where(forward, np.roll(domains, -1, axis=2), np.roll(domains, 1, axis=2))
+    return Flows(domains, following, share * (local - 1) / local)
 
 
 def _chain(arrangement: Arrangement, kind: Collective) -> Phase:
-    """The ring without the hop back to the root; every other hop carries the whole payload (or 1/k of it k times)."""
-    members = arrangement.flat
-    sources, targets = members[:, :-1], members[:, 1:]
-    if kind is Collective.REDUCE:
-        sources, targets = targets, sources
+    """The rings without the hops back to the root."""
     network = arrangement.spans - 1
     rounds = Rounds(local=arrangement.size - 1 - network, network=network)
-    return phase(Flows(sources, targets, 1.0), rounds=rounds, stages=max(arrangement.size - 2, 0))
+    parts = _outwards(arrangement)
+    if kind is Collective.REDUCE:
+        parts = [Flows(part.targets, part.sources, part.share) for part in parts]
+    return phase(*parts, rounds=rounds, stages=max(arrangement.size - 2, 0))
+
+
+def _outwards(arrangement: Arrangement) -> list[Flows]:
+    """From the root through its domain, on all rails from domain to domain, and through each of these."""
+    own = arrangement.members[:, : arrangement.per_domain[0]]
+    parts = [Flows(own[:, :-1], own[:, 1:], 1.0)] if own.shape[1] > 1 else []
+    if arrangement.spans == 1:
+        return parts
+    beyond, heads = arrangement.beyond_the_first, arrangement.heads
+    parts += [_passed(domains, 1.0) for domains in beyond.domains if domains.shape[2] > 1]
+    return [*parts, Flows(heads[:, :-1], heads[:, 1:], 1 / arrangement.rails)]

@@ -6,12 +6,14 @@ fraction of one group's payload.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final
 
 import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.collectives.phase import Flows, Phase
+from clustersim.collectives.woven import woven
 from clustersim.hardware.topology import Fabric, LinkTable
 from clustersim.hardware.turn import Turn
 
@@ -48,7 +50,7 @@ def route(phase: Phase, fabric: Fabric, turn: Turn | None = None) -> Routed:
 
     turn: the flows are those of one place in each node, which stand for those of all.
     """
-    parts = tuple(_routes(part, fabric, turn) for part in phase.parts)
+    parts = tuple(_routes(each, fabric, turn) for part in phase.parts for each in woven(part, fabric))
     if turn is None:
         return Routed(phase, parts, _loads(parts, len(fabric.links.bandwidth)))
     return Routed(phase, parts, _loads(parts, len(turn.first)) * np.append(turn.copies, 0.0), orbits=True)
@@ -79,7 +81,7 @@ def _lowest(links: IntArray) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LinkClasses:
-    """The kinds and bandwidths of links that a fabric has. table: one link of each class.
+    """The kinds, bandwidths and technologies of links that a fabric has. table: one link of each class.
 
     starts: [runs] first numbers of runs of links of one class; number: [runs] that class.
     """
@@ -102,14 +104,12 @@ class LinkClasses:
 
 
 def link_classes(table: LinkTable) -> LinkClasses:
-    """Tell links apart by kind and bandwidth; links of one class mostly have successive numbers."""
+    """Tell links apart by kind, bandwidth and technology; links of one class mostly have successive numbers."""
     if not len(table.kind):
         return LinkClasses(table, np.zeros(0, np.int64), np.zeros(0, np.int64))
-    changes = (np.diff(table.kind) != 0) | (np.diff(table.bandwidth) != 0)
+    columns = (table.kind, table.bandwidth, table.technology)
+    changes = reduce(np.logical_or, (np.diff(column) != 0 for column in columns))
     starts = np.append(0, np.flatnonzero(changes) + 1)
-    seen = np.stack([table.kind[starts], table.bandwidth[starts]])
+    seen = np.stack([column[starts] for column in columns])
     _, first, number = np.unique(seen, axis=1, return_index=True, return_inverse=True)
-    links = starts[first]
-    return LinkClasses(
-        LinkTable(table.kind[links], table.bandwidth[links], table.latency[links]), starts, number.reshape(-1)
-    )
+    return LinkClasses(table.of(starts[first]), starts, number.reshape(-1))

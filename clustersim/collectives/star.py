@@ -31,10 +31,11 @@ class Star:
 
 
 def _spokes(arrangement: Arrangement, share: float, *, outward: bool) -> Phase:
-    others = arrangement.flat[:, 1:]
-    root = np.broadcast_to(arrangement.flat[:, :1], others.shape)
+    others = arrangement.members[:, 1:]
+    root = np.broadcast_to(arrangement.members[:, :1], others.shape)
     ends = (root, others) if outward else (others, root)
     crosses = int(arrangement.spans > 1)
     return phase(
-        Flows(*ends, share), rounds=Rounds(local=1 - crosses, network=crosses, posts=crosses * others.shape[1])
+        Flows(*ends, share, message=True),
+        rounds=Rounds(local=1 - crosses, network=crosses, posts=crosses * others.shape[1]),
     )

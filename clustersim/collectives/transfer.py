@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clustersim.arrays import BoolArray, FloatArray, IntArray
-from clustersim.collectives.library import Library, Medium, Offer
+from clustersim.collectives.library import Generation, Library, Makes, Medium, Offer
 from clustersim.collectives.phase import Rounds
 from clustersim.collectives.routes import LinkClasses, Routed, Routes
+from clustersim.hardware.technology import TECHNOLOGIES
 from clustersim.hardware.topology import LINK_KINDS, LinkKind, LinkTable
 from clustersim.units import Seconds
 
@@ -81,6 +82,7 @@ def burden(routed: Routed, classes: LinkClasses, library: Library) -> Burden:
 def _burden(part: Routes, load: FloatArray, classes: LinkClasses, library: Library) -> Burden:
     busiest = np.zeros((len(classes.table.kind), len(part.latency)))
     medium = np.zeros(part.latency.shape, dtype=np.int8)
+    carrier, delay = _delays(classes.table, library), np.zeros(part.latency.shape)
     for links in part.links:
         carried, found = load[links], classes.among(links)
         for each in found:
@@ -90,7 +92,8 @@ def _burden(part: Routes, load: FloatArray, classes: LinkClasses, library: Libra
                 own = np.where(crossed, carried, 0.0)
             np.maximum(busiest[each], own.max(axis=1, initial=0.0), out=busiest[each])
             np.maximum(medium, crossed * _MEDIUM_NUMBER[classes.table.kind[each]], out=medium)
-    beyond = np.maximum(part.latency - _included(medium, library), 0.0)
+            np.maximum(delay, crossed * carrier[each], out=delay)
+    beyond = np.maximum(part.latency - _included(medium, library), 0.0) + delay
     network = medium == _MEDIA.index(Medium.NETWORK)
     return Burden(
         busiest=busiest,
@@ -103,22 +106,24 @@ def _burden(part: Routes, load: FloatArray, classes: LinkClasses, library: Libra
 
 def effective_bandwidth(table: LinkTable, library: Library, offer: Offer, spans: int) -> FloatArray:
     """Bytes/s that an offer reaches on each link, in groups over `spans` domains: [links]."""
-    medium = _MEDIUM_NUMBER[table.kind]
-    on_nvlink = medium == _MEDIA.index(Medium.NVLINK)
-    shares = np.array([1.0, library.efficiency[Medium.PCIE], library.efficiency[Medium.NETWORK]])
-    bandwidth: FloatArray = table.bandwidth * shares[medium] * offer.efficiency
-    if on_nvlink.any():
-        factor, ceiling = _nvlink_limits(library, offer, spans, float(table.bandwidth[on_nvlink].max()))
-        bandwidth[on_nvlink] = np.minimum(bandwidth[on_nvlink] * factor, ceiling)
+    medium, makes = _MEDIUM_NUMBER[table.kind], Makes.of(table)
+    on_nvlink, on_network = (medium == _MEDIA.index(each) for each in (Medium.NVLINK, Medium.NETWORK))
+    bandwidth: FloatArray = table.bandwidth * library.efficiency * offer.efficiency
+    for make in makes.networks:
+        links = on_network & (table.technology == TECHNOLOGIES.index(make))
+        bandwidth[links] = table.bandwidth[links] * library.network(make).efficiency * offer.efficiency
+    for make in makes.generations:
+        links = on_nvlink & (table.technology == TECHNOLOGIES.index(make))
+        factor, ceiling = _nvlink_limits(library.generation(make), offer, spans)
+        bandwidth[links] = np.minimum(table.bandwidth[links] * offer.efficiency * factor, ceiling)
     return bandwidth
 
 
-def _nvlink_limits(library: Library, offer: Offer, spans: int, port: float) -> tuple[float, float]:
+def _nvlink_limits(generation: Generation, offer: Offer, spans: int) -> tuple[float, float]:
     """Share of nominal bandwidth, and the rate that cannot be exceeded, on NVLink ports of this generation."""
-    generation = library.generation(port)
     factor = generation.efficiency
     if needs_switch(offer):
-        factor *= generation.in_network or 1.0
+        factor *= generation.in_network.share if generation.in_network else 1.0
     if offer.capped and generation.low_latency is not None:
         return factor, generation.low_latency[min(spans, 3) - 1]
     return factor, np.inf
@@ -126,16 +131,25 @@ def _nvlink_limits(library: Library, offer: Offer, spans: int, port: float) -> t
 
 def needs_switch(offer: Offer) -> bool:
     """Whether the switches of the NVLink domain must be able to add."""
-    return offer.algorithm == "in_network"
+    return offer.algorithm in ("in_network", "collnet_nvls")
 
 
-def time_phase(burden: Burden, bandwidth: FloatArray, latency: FloatArray, stages: float) -> FloatArray:
-    """Coefficients [3, groups]: S bytes in chunks of c take latency + S * per_byte + c * fill seconds.
+def time_phase(burden: Burden, rates: "Rates", latency: FloatArray, stages: float) -> FloatArray:
+    """Coefficients [4, groups]: S bytes in chunks of c take latency + S * per_byte + c * fill seconds.
 
-    bandwidth: [link classes] from `effective_bandwidth`; latency: [groups] from `phase_latency`; stages: of the phase.
+    The fourth is what NVLink alone takes of per_byte. latency: [groups] from `phase_latency`; stages: of the phase.
     """
-    per_byte = (burden.busiest / bandwidth[:, None]).max(axis=0, initial=0.0)
-    return np.stack([latency, per_byte, stages * per_byte])
+    busy = burden.busiest / rates.bandwidth[:, None]
+    per_byte, inside = busy.max(axis=0, initial=0.0), busy[rates.inside].max(axis=0, initial=0.0)
+    return np.stack([latency, per_byte, stages * per_byte, inside])
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Of link classes. bandwidth: [classes] from `effective_bandwidth`; inside: [classes] whether they are NVLink."""
+
+    bandwidth: FloatArray
+    inside: BoolArray
 
 
 def phase_latency(burden: Burden, rounds: Rounds, offer: Offer, *, alone: bool) -> FloatArray:
@@ -159,6 +173,12 @@ def least_latency(rounds: Rounds, offer: Offer) -> Seconds:
 
 def _local(offer: Offer) -> tuple[float, float]:
     return offer.rounds[Medium.PCIE], offer.rounds[Medium.NVLINK]
+
+
+def _delays(table: LinkTable, library: Library) -> FloatArray:
+    """What the network of each link adds to a message: [links]."""
+    makes = {TECHNOLOGIES.index(each): library.network(each).latency for each in Makes.of(table).networks}
+    return np.array([makes.get(each, 0.0) for each in table.technology.tolist()])
 
 
 def _included(medium: NDArray[np.int8], library: Library) -> FloatArray:

@@ -1,8 +1,8 @@
 """How does data travel up and down a tree?
 
-Double binary trees over the domains (see `double_tree`): latency grows with the logarithm of their number. Each member
-of a domain has its own pair of trees over its rail with 1/k of the payload; inside the domain a chain leads to
-the member that holds the rail.
+Double binary trees over the domains (see `double_tree`): latency grows with the logarithm of their number. Each of k
+rails has its own pair of trees with 1/k of the payload; inside a domain a chain leads to the member that holds the
+rail. Chains of a domain of m members begin at different ones: (m-1)/m of the payload passes each pair of neighbours.
 
 All-reduce goes up and down at the same time, chunk by chunk; broadcast only down, reduce only up.
 """
@@ -12,8 +12,9 @@ from typing import Final
 
 import numpy as np
 
+from clustersim.arrays import IntArray
 from clustersim.collectives.double_tree import both_ways, depth, tree_flows, tree_stages
-from clustersim.collectives.phase import Arrangement, Phase, Rounds, phase
+from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
 from clustersim.program.task import Collective
 
 _UP: Final = (Collective.ALL_REDUCE, Collective.REDUCE)
@@ -29,12 +30,16 @@ class Tree:
         up, down = kind in _UP, kind in _DOWN
         if not (up or down):
             return ()
-        members = arrangement.members
-        domains, local = members.shape[1:]
-        following = np.roll(members, -1, axis=2)  # k chains, each from another member on: k-1 pass each pair
-        parts = both_ways(members, following, (local - 1) / local, up=up, down=down) if local > 1 else []
-        parts += tree_flows(members, up=up, down=down) if domains > 1 else []
-        ways = up + down
-        rounds = Rounds(local=ways * (local - 1), network=ways * depth(domains))
-        stages = tree_stages(domains) if domains > 1 else float(local - 1)
+        spans, longest, ways = arrangement.spans, max(arrangement.per_domain) - 1, up + down
+        parts = [flows for each in arrangement.domains for flows in chains(each, up=up, down=down)]
+        parts += tree_flows(arrangement.heads, up=up, down=down) if spans > 1 else []
+        rounds = Rounds(local=ways * longest, network=ways * depth(spans))
+        stages = tree_stages(spans) if spans > 1 else float(longest)
         return (phase(*parts, rounds=rounds, stages=stages),)
+
+
+def chains(domains: IntArray, *, up: bool, down: bool) -> list[Flows]:
+    """Flows inside domains [groups, domains, members]."""
+    local = domains.shape[2]
+    following = np.roll(domains, -1, axis=2)
+    return both_ways(domains, following, (local - 1) / local, up=up, down=down) if local > 1 else []

@@ -6,22 +6,12 @@ member. Then groups (or flows) of the first place in each node are routed, and l
 """
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from clustersim.arrays import IntArray
 from clustersim.collectives.phase import Flows, Phase
 from clustersim.hardware.turn import Turn
-
-
-@runtime_checkable
-class Turning(Protocol):
-    """A fabric that knows how GPUs can change places."""
-
-    @property
-    def turn(self) -> Turn | None:
-        """None where they cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +42,7 @@ def one_of_each(phase: Phase, turn: Turn) -> Phase | None:
     """One of the flows of a phase for each set of images, where its flows come in such sets; else None."""
     if not all(_in_turn(ends, turn.places) for part in phase.parts for ends in (part.sources, part.targets)):
         return None
-    parts = (Flows(part.sources[..., 0], part.targets[..., 0], part.share) for part in phase.parts)
+    parts = (Flows(part.sources[..., 0], part.targets[..., 0], part.share, part.message) for part in phase.parts)
     return Phase(tuple(parts), phase.rounds, phase.stages)
 
 

@@ -28,8 +28,7 @@ NEGLIGIBLE: Final = 1e-3
 class CommunicationCost:
     """Times exchanges on a fabric with a library (an `ExchangeCost`).
 
-    groups: process groups by role; overrides: algorithms that the user named, by collective. Groups of one member
-    take no time. Results are remembered inside the instance.
+    groups: process groups by role. Groups of one member take no time. Results are remembered inside the instance.
     """
 
     def __init__(
@@ -37,11 +36,9 @@ class CommunicationCost:
         fabric: Fabric,
         library: Library,
         groups: Mapping[str, Groups],
-        overrides: Mapping[Collective, str] | None = None,
     ) -> None:
         self._surveyor = Surveyor(fabric, library)
         self._groups = groups
-        self._overrides = dict(overrides or {})
         self._choices: dict[tuple[str, Collective], Choices] = {}
         self._tiers: dict[tuple[str, int], str] = {}
         self._timings: dict[tuple[str, Collective, Bytes], ExchangeTiming] = {}
@@ -119,7 +116,7 @@ class CommunicationCost:
 
     def _survey(self, exchange: Exchange, payload: Bytes | None) -> Choices:
         kind = exchange.collective
-        return self._surveyor.survey(kind, self._members(exchange.group), self._overrides.get(kind), payload)
+        return self._surveyor.survey(kind, self._members(exchange.group), payload=payload)
 
     def _members(self, role: str) -> IntArray:
         if role not in self._groups:
@@ -134,7 +131,7 @@ class CommunicationCost:
 def _demand(choice: Choice, loads: OwnLoads, payload: Bytes) -> Demand:
     """What groups ask of links by the offers that they take; a group that crosses none is all latency."""
     alone = loads.flow == 0.0
-    transfer = payload * loads.per_byte + choice.chunk[choice.taken] * loads.fill
+    transfer = payload * loads.per_byte + choice.chunk * loads.fill
     return Demand(
         latency=np.where(alone, choice.seconds, choice.idle + choice.narrow),
         transfer=np.where(alone, 0.0, transfer),

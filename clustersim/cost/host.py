@@ -11,11 +11,11 @@ from typing import Protocol
 
 import numpy as np
 
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.cost.timing import Bound, Demand, DemandCost, ExchangeCost, ExchangeTiming, Provenance
 from clustersim.hardware.host import HostMemory
 from clustersim.program.task import Exchange, HostExchange, HostWork
 from clustersim.program.traffic import NOTHING
-from clustersim.units import Seconds
 
 
 class Others(ExchangeCost, DemandCost, Protocol):
@@ -26,19 +26,19 @@ class Others(ExchangeCost, DemandCost, Protocol):
 class HostedExchanges:
     """Times what ranks do with their hosts, and by `others` what they do with each other.
 
-    An `ExchangeCost` and a `DemandCost`. sharers: GPUs that use a host's memory at the same time; ranks: world size.
+    An `ExchangeCost` and a `DemandCost`. sharers: [ranks] GPUs that use the memory of each rank's host at
+    the same time.
     """
 
     others: Others
     host: HostMemory
-    sharers: int
-    ranks: int
+    sharers: IntArray
 
     def exchange(self, exchange: Exchange) -> ExchangeTiming:
         """Seconds of one exchange in each group of its role."""
         if not isinstance(exchange, HostExchange):
             return self.others.exchange(exchange)
-        seconds = np.full(self.ranks, self._seconds(exchange))
+        seconds = self._seconds(exchange)
         bound = Bound.HOST_MEMORY if exchange.work is HostWork.ON_HOST else Bound.HOST_LINK
         return ExchangeTiming(seconds, Provenance.ROOFLINE, bound, "copy", "host")
 
@@ -46,14 +46,15 @@ class HostedExchanges:
         """What one exchange asks of the network's links: of the host's, nothing that is shared."""
         if not isinstance(exchange, HostExchange):
             return self.others.demand(exchange)
-        nothing = np.zeros(self.ranks)
+        nothing = np.zeros(len(self.sharers))
         return Demand(self.exchange(exchange).seconds, nothing, nothing, nothing, exchange.payload, NOTHING)
 
-    def _seconds(self, exchange: HostExchange) -> Seconds:
+    def _seconds(self, exchange: HostExchange) -> FloatArray:
+        """Of each rank."""
         part = self.host.bandwidth / self.sharers
         match exchange.work:
             case HostWork.TO_HOST:
-                return self.host.latency + exchange.payload / min(self.host.to_host, part)
+                return self.host.latency + exchange.payload / np.minimum(self.host.to_host, part)
             case HostWork.FROM_HOST:
-                return self.host.latency + exchange.payload / min(self.host.from_host, part)
+                return self.host.latency + exchange.payload / np.minimum(self.host.from_host, part)
         return exchange.payload / (part * self.host.update)

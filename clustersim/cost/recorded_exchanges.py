@@ -51,12 +51,12 @@ class _Covered:
 class RecordedExchanges:
     """Times exchanges (an `ExchangeCost` and a `DemandCost`): from a record where it covers them, else from a model.
 
-    groups: process groups by role; gpus_per_node: ranks are numbered node by node. Groups of one member take no time.
+    groups: process groups by role; nodes: [ranks] the node of each. Groups of one member take no time.
     Results are remembered inside the instance.
     """
 
-    def __init__(self, model: Model, record: Record, groups: Mapping[str, Groups], *, gpus_per_node: int) -> None:
-        self._model, self._groups, self._gpus_per_node = model, groups, gpus_per_node
+    def __init__(self, model: Model, record: Record, groups: Mapping[str, Groups], *, nodes: IntArray) -> None:
+        self._model, self._groups, self._homes = model, groups, nodes
         self._origin = record.origin
         self._curves = dict(_curves(record))
         self._spans: dict[str, IntArray] = {}
@@ -121,7 +121,7 @@ class RecordedExchanges:
     def _nodes(self, role: str, members: IntArray) -> IntArray:
         """Nodes that each group of a role spans: [groups], 0 where it has more ranks on one than on another."""
         if role not in self._spans:
-            self._spans[role] = _evenly_spanned(members // self._gpus_per_node)
+            self._spans[role] = _evenly_spanned(self._homes[members])
         return self._spans[role]
 
 

@@ -13,6 +13,8 @@ from clustersim import shipped
 from clustersim.dtypes import COMPUTED, DType
 from clustersim.errors import InputError, nearest, shown
 from clustersim.hardware.efficiency import AttentionEfficiency, Efficiency, InTraining, MatmulEfficiency
+from clustersim.hardware.makes import read_generation
+from clustersim.hardware.technology import Technology
 from clustersim.section import Section
 from clustersim.units import Bytes, BytesPerSecond, Dimension, FlopPerSecond
 
@@ -30,7 +32,7 @@ class Accelerator:
     bytes/s of device memory; compute_units: SMs or CUs; context_bytes: driver context and library workspaces that a
     training process loses; interference: the part by which a kernel takes longer while a collective runs beside it on
     the same GPU, on average over a training step (0.2: 20 % longer; 0: they do not disturb each other);
-    sources: where each group of numbers comes from.
+    sources: where each group of numbers comes from; nvlink: the generation of its NVLink or xGMI ports, None without any.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Accelerator:
     efficiency: Efficiency
     sources: Mapping[str, str]
     in_training: InTraining = field(default_factory=InTraining)
+    nvlink: Technology | None = None
 
     def peak_of(self, dtype: DType) -> FlopPerSecond:
         """Dense peak in FLOP/s; raise InputError that lists the formats that this accelerator has."""
@@ -70,6 +73,7 @@ def load_accelerator(name_or_path: str) -> Accelerator:
         efficiency=_efficiency(section.section("efficiency")),
         in_training=_in_training(section.section("in_training")) if section.has("in_training") else InTraining(),
         sources=section.section("sources").texts(),
+        nvlink=read_generation(section, None, key="nvlink") if section.has("nvlink") else None,
     )
     section.finish()
     return accelerator

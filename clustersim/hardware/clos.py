@@ -3,7 +3,7 @@
 A folded Clos network (fat tree) of any oversubscription over nodes with NVLink or PCIe inside; one node alone is the
 case without a network. Routes follow from the GPU numbers by arithmetic, for all transfers at once:
 
-    same NVLink domain             NVLINK out, NVLINK in
+    same NVLink domain             NVLINK out, NVLINK in; without a switch the NVLINK of the pair, or two (`pair_links`)
     same node, no common domain    PCIE, [HOST, HOST between root complexes], PCIE
     else                           PCIE, NIC, [LEAF up, [SPINE up, SPINE down], LEAF down], NIC, PCIE
 
@@ -24,7 +24,9 @@ import numpy as np
 
 from clustersim.arrays import BoolArray, IntArray
 from clustersim.hardware import clos_graph, clos_names, clos_tiers
+from clustersim.hardware.pair_links import PairLinks
 from clustersim.hardware.shape import Network, Node
+from clustersim.hardware.technology import TECHNOLOGIES
 from clustersim.hardware.topology import LINK_KINDS, Ends, Link, LinkTable, Paths, Tier
 from clustersim.hardware.turn import Turn, turn_of
 from clustersim.hardware.wiring import Counts, LinkRun, Wiring, count, wire
@@ -45,6 +47,11 @@ class Clos(FieldState):
     network: Network | None
     gpus: int
 
+    @property
+    def most(self) -> int:
+        """How many GPUs such a cluster can have."""
+        return self.node.reach if self.network is None else self.network.nodes * self.node.gpus
+
     @cached_property
     def counts(self) -> Counts:
         """How many nodes, units, leaves, pods, spines and cores there are."""
@@ -55,6 +62,24 @@ class Clos(FieldState):
         """The runs of links."""
         return wire(self.counts, self.node, self.network)
 
+    @property
+    def pairs(self) -> PairLinks | None:
+        """The links of pairs of GPUs in an NVLink domain; None where a switch joins them, or there is no NVLink."""
+        return self.node.nvlink.pairs if self.node.nvlink else None
+
+    def seats(self, gpus: IntArray) -> IntArray:
+        """Where GPUs stand (any shape): the machine's own numbers."""
+        return gpus
+
+    def seated(self, seats: IntArray) -> IntArray:
+        """Which GPUs stand there (any shape)."""
+        return seats
+
+    @cached_property
+    def _over(self) -> IntArray:
+        """The place of a domain by which data gets from one to another, [places, places], of those that are there."""
+        return self.pairs.first(min(self.gpus, self.pairs.places)).over if self.pairs else np.zeros((0, 0), np.int64)
+
     @cached_property
     def links(self) -> LinkTable:
         """Properties of every link."""
@@ -64,6 +89,9 @@ class Clos(FieldState):
             kind=np.repeat(np.array([LINK_KINDS.index(run.kind) for run in runs], np.int64), counts),
             bandwidth=np.repeat(np.array([run.port.bandwidth for run in runs]), counts),
             latency=np.repeat(np.array([run.port.latency for run in runs]), counts),
+            technology=np.repeat(
+                np.array([TECHNOLOGIES.index(self.node.technology(run.kind)) for run in runs], np.int64), counts
+            ),
         )
 
     @cached_property
@@ -123,14 +151,30 @@ class Clos(FieldState):
         local = ~distant & (sources != targets)
         by_nvlink = local & (self.domains(sources) == self.domains(targets)) & (node.nvlink is not None)
         by_pcie = distant | (local & ~by_nvlink)
-        yield _Hop(wiring.nvlink.up, sources, by_nvlink)
+        if self.pairs:
+            yield from self._across_pairs(self.pairs, sources, targets, by_nvlink)
+        yield _Hop(wiring.nvlink.up, sources, by_nvlink & node.switched)
         yield _Hop(wiring.pcie.up, sources, by_pcie)
         if node.host:
             yield from self._across_host(node.bridge(sources), node.bridge(targets), local & by_pcie)
         if distant.any():
             yield from self._across_network(sources, targets, distant)
         yield _Hop(wiring.pcie.down, targets, by_pcie)
-        yield _Hop(wiring.nvlink.down, targets, by_nvlink)
+        yield _Hop(wiring.nvlink.down, targets, by_nvlink & node.switched)
+
+    def _across_pairs(
+        self, pairs: PairLinks, sources: IntArray, targets: IntArray, used: BoolArray
+    ) -> Iterator["_Hop"]:
+        """Hops over links from GPU to GPU, by way of a third one where a pair has none."""
+        domain, here = np.divmod(sources, pairs.places)
+        there = np.where(used, targets % pairs.places, here)
+        over = self._over[here, there]
+        for start, end in ((here, over), (over, there)):
+            for width, way in zip(pairs.widths, self.wiring.pairs, strict=True):
+                linked = pairs.count[start, end] == width
+                place = domain * len(pairs.pairs(width)) + pairs.number[start, end]
+                yield _Hop(way.up, place, linked & (start < end))
+                yield _Hop(way.down, place, linked & (start > end))
 
     def _across_host(self, sources: IntArray, targets: IntArray, used: BoolArray) -> Iterator["_Hop"]:
         """Hops between root complexes of one node."""

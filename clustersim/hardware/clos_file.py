@@ -1,18 +1,22 @@
 """How is a regular cluster written in a file?
 
-    node:   {gpus, pcie?, nvlink?: {gpus, ...}, host?: {bridges, ...}, nic?: {per_node, ...}}
+    node:   {gpus, pcie?, nvlink?: {gpus, links?, ...}, host?: {bridges, ...}, nic?: {per_node, ...}}
     fabric: {leaf: {arrangement, nodes, ...}, spine?: {units, ...}, core?: {pods, ...}, ecmp?, seed?}
 
 Every link has a `bandwidth` per direction and a `latency`, every switch a `latency`; oversubscription is 1 unless it is
-stated. Without `nic` and `fabric`, the cluster is as large as what NVLink or the host joins.
+stated. NVLink has a `generation` (else the accelerator's own), the NICs a `network` (else InfiniBand). Without `nic` and
+`fabric`, the cluster is as large as what NVLink or the host joins.
 """
 
 from dataclasses import replace
 from typing import Final
 
 from clustersim.hardware.clos_fabric import ClosFabric
+from clustersim.hardware.makes import read_generation, read_network_kind
+from clustersim.hardware.pair_file import read_pairs
 from clustersim.hardware.routing import Ecmp, Hashed, Spread
-from clustersim.hardware.shape import Core, Host, Leaf, Network, Nics, Node, NvLink, Port, Spine
+from clustersim.hardware.shape import Core, Host, Leaf, Network, Nics, Node, NvLink, Port, Spine, spread_evenly
+from clustersim.hardware.technology import Technology
 from clustersim.section import Section
 from clustersim.units import Dimension
 
@@ -22,16 +26,23 @@ MOST_LINKS: Final = 2**24
 MOST_SEED: Final = 2**63 - 1
 
 
-def read_clos(section: Section, gpus: int) -> ClosFabric:
-    """The fabric of a cluster file for `gpus` GPUs; raise InputError if it cannot connect so many."""
-    node = read_node(section.section("node"))
+def read_clos(section: Section, gpus: int, own: Technology | None = None, *, evenly: bool = True) -> ClosFabric:
+    """The fabric of a cluster file for `gpus` GPUs; raise InputError if it cannot connect so many.
+
+    own: the NVLink generation of the accelerator, if it has one; evenly: whether a job has these GPUs that is spread
+    evenly over NVLink domains (`spread_evenly`), else domains are filled one after the other.
+    """
+    node = read_node(section.section("node"), own)
     network = read_network(section.section("fabric"), node) if node.nics else None
-    reach = node.reach if network is None else network.nodes * node.gpus
+    if evenly:
+        node, network = spread_evenly(node, network, gpus)
     if network is None and section.has("fabric"):
         raise section.refuse("fabric", "there are switches but no node.nic to reach them")
-    if gpus > reach:
-        raise section.refuse("gpus", f"{gpus:,} GPUs do not fit; {_limit(node, network)}")
+    if node.nvlink and node.nvlink.pairs and (node.nvlink.pairs.first(gpus).over < 0).any():
+        raise section.refuse("gpus", f"node.nvlink.links do not join the first {gpus} GPUs with each other")
     fabric = ClosFabric(node, network, gpus)
+    if gpus > fabric.most:
+        raise section.refuse("gpus", f"{gpus:,} GPUs do not fit; {_limit(node, network)}")
     links = sum(run.count for run in fabric.wiring.runs())
     if links > MOST_LINKS:
         raise section.refuse("fabric", f"makes {links:,} links; at most {MOST_LINKS:,} fit, so let ecmp be spread")
@@ -47,12 +58,12 @@ def _limit(node: Node, network: Network | None) -> str:
     return f"the fabric connects at most {network.nodes * node.gpus:,} ({product})"
 
 
-def read_node(section: Section) -> Node:
+def read_node(section: Section, own: Technology | None = None) -> Node:
     """The inside of a node."""
     node = Node(
         gpus=section.count("gpus", most=MOST_PARTS),
         pcie=_port(section.section("pcie")) if section.has("pcie") else None,
-        nvlink=_nvlink(section.section("nvlink")) if section.has("nvlink") else None,
+        nvlink=_nvlink(section.section("nvlink"), own) if section.has("nvlink") else None,
         host=_host(section.section("host")) if section.has("host") else None,
     )
     if max(node.gpus, node.domain_gpus) % min(node.gpus, node.domain_gpus):
@@ -72,8 +83,10 @@ def _latency(section: Section) -> float:
     return section.quantity("latency", Dimension.TIME, zero=True)
 
 
-def _nvlink(section: Section) -> NvLink:
-    return NvLink(section.count("gpus", least=2, most=MOST_PARTS), _port(section))
+def _nvlink(section: Section, own: Technology | None) -> NvLink:
+    gpus = section.count("gpus", least=2, most=MOST_PARTS)
+    pairs = read_pairs(section, gpus) if section.has("links") else None
+    return NvLink(gpus, _port(section), read_generation(section, own), pairs)
 
 
 def _host(section: Section) -> Host:
@@ -83,13 +96,14 @@ def _host(section: Section) -> Host:
 def _nics(section: Section, node: Node) -> Nics:
     """NICs; several per GPU act as one of their summed bandwidth."""
     per_node, port = section.count("per_node", most=MOST_PARTS), _port(section)
+    network = read_network_kind(section)
     if node.pcie is None:
         raise section.refuse("per_node", "NICs need node.pcie, the link that joins a GPU to its NIC")
     if per_node <= node.gpus:
-        return Nics(per_node, port)
+        return Nics(per_node, port, network)
     if per_node % node.gpus:
         raise section.refuse("per_node", f"{per_node} NICs do not divide evenly among {node.gpus} GPUs")
-    return Nics(node.gpus, Port(port.bandwidth * per_node / node.gpus, port.latency))
+    return Nics(node.gpus, Port(port.bandwidth * per_node / node.gpus, port.latency), network)
 
 
 def read_network(section: Section, node: Node) -> Network:

@@ -18,7 +18,7 @@ _IN_A_NODE: Final = ("host", "nic")  # the first number of these names is their 
 
 
 def graph(gpus: int, wiring: Wiring, node: Node) -> "nx.DiGraph[str]":
-    """Vertices have `kind` (and `node` inside nodes); edges `kind`, `bandwidth` (bytes/s) and `latency` (s)."""
+    """Vertices have `kind` (and `node` inside nodes); edges `kind`, `bandwidth` (bytes/s), `latency` (s), `technology`."""
     import networkx as nx  # 0.15 s that a simulation does not need
 
     whole: nx.DiGraph[str] = nx.DiGraph()
@@ -26,7 +26,13 @@ def graph(gpus: int, wiring: Wiring, node: Node) -> "nx.DiGraph[str]":
         whole.add_node(f"gpu{gpu}", kind="gpu", node=gpu // node.gpus)
     for run in wiring.runs():
         ends = [run.ends(index) for index in range(run.count)]
-        attributes = {"kind": run.kind.value, "bandwidth": run.port.bandwidth, "latency": run.port.latency}
+        port, technology = run.port, node.technology(run.kind).value
+        attributes = {
+            "kind": run.kind.value,
+            "bandwidth": port.bandwidth,
+            "latency": port.latency,
+            "technology": technology,
+        }
         whole.add_nodes_from((name, _described(name)) for pair in ends for name in pair if name not in whole)
         whole.add_edges_from(ends, **attributes)
     return whole

@@ -16,7 +16,7 @@ def tiers(counts: Counts, node: Node, network: Network | None) -> tuple[Tier, ..
 def _inside(counts: Counts, node: Node) -> list[Tier]:
     port = node.nvlink.port if node.nvlink else node.pcie
     rows = [Tier("gpu", counts.gpus, port.bandwidth if port else 0.0, None)]
-    if node.nvlink:
+    if node.nvlink and node.switched:
         domains = -(-counts.gpus // node.nvlink.gpus)
         rows.append(Tier("nvswitch", domains, node.nvlink.gpus * node.nvlink.port.bandwidth, None))
     if node.host:

@@ -16,12 +16,15 @@ from clustersim import shipped
 from clustersim.arrays import IntArray
 from clustersim.errors import InputError
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
+from clustersim.hardware.allocation import Allocation, Units
+from clustersim.hardware.clos import Clos
 from clustersim.hardware.clos_file import read_clos, read_ecmp
 from clustersim.hardware.graph_fabric import GraphFabric
 from clustersim.hardware.graph_file import is_graph, read_graph
 from clustersim.hardware.host import HostMemory
+from clustersim.hardware.placed import Placed
 from clustersim.hardware.topology import Fabric, Tier
-from clustersim.section import Section
+from clustersim.section import Section, flat
 
 MOST_GPUS: Final = 2**20
 
@@ -38,9 +41,11 @@ class Mixed:
 class Cluster:
     """`gpus` accelerators on a fabric, of one kind except on the nodes of `mixed`.
 
+    gpus: those of a job, the first ones of the fabric, which may have more; `places`: the machine's numbers of them.
+    Numbers of nodes and GPUs in files (`mixed`, disturbances) are the machine's.
     library: collective constants, a name in `topologies/libraries` or a path; measured: the library's constants were
     fitted to published measurements of such machines; files: all that it was read from; host: the memory of each node's
-    host, None: not known.
+    host, None: not known; stated: what the file of a regular cluster says by dotted keys, without overrides.
     """
 
     name: str
@@ -55,15 +60,38 @@ class Cluster:
     files: tuple[Path, ...] = field(compare=False)
     mixed: tuple[Mixed, ...] = ()
     host: HostMemory | None = None
+    stated: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def nodes(self) -> int:
         """How many nodes have GPUs of the cluster."""
-        return -(-self.gpus // self.gpus_per_node)
+        return int(self.fabric.nodes(np.arange(self.gpus)).max()) + 1
+
+    @property
+    def machine(self) -> Fabric:
+        """The fabric with the machine's own numbers of GPUs and nodes."""
+        return self.fabric.machine if isinstance(self.fabric, Placed) else self.fabric
+
+    @property
+    def places(self) -> IntArray:
+        """The GPU of the machine that each of the job's is: [gpus]."""
+        return self.fabric.places[: self.gpus] if isinstance(self.fabric, Placed) else np.arange(self.gpus)
+
+    @property
+    def units(self) -> Units:
+        """GPUs of a node and of the largest NVLink domain."""
+        machine = self.machine
+        if isinstance(machine, Clos):
+            return Units(self.gpus_per_node, machine.node.domain_gpus)
+        return Units(self.gpus_per_node, int(np.bincount(machine.domains(np.arange(machine.gpus))).max()))
+
+    def placed(self, places: IntArray) -> "Cluster":
+        """The machine for a job on some of its GPUs: rank r on places[r]."""
+        return replace(self, fabric=Placed(self.machine, places), gpus=len(places))
 
     def kinds(self) -> tuple[tuple[Accelerator, ...], IntArray]:
         """The accelerators that are there, and which of them each GPU is, [gpus]; one kind alone is number 0."""
-        nodes = self.fabric.nodes(np.arange(self.gpus))
+        nodes = self.machine.nodes(self.places)
         parts = [(self.accelerator, ~np.isin(nodes, [node for part in self.mixed for node in part.nodes]))]
         parts += [(part.accelerator, np.isin(nodes, part.nodes)) for part in self.mixed]
         kinds: list[Accelerator] = []
@@ -82,18 +110,37 @@ def mix(cluster: Cluster, parts: Sequence[tuple[tuple[int, ...], str]]) -> Clust
     return replace(cluster, mixed=mixed, measured=False, files=(*cluster.files, *files)) if mixed else cluster
 
 
+def load_machine(
+    name_or_path: str, allocation: Allocation, gpus: int | None = None, overrides: Mapping[str, Any] | None = None
+) -> Cluster:
+    """As `load_cluster`, but with as many GPUs as a machine needs to give a job `gpus` of them (None: the file's own).
+
+    Where the fabric connects fewer it is as large as it can be. Raises InputError.
+    """
+    machine = _load(name_or_path, None if gpus is None else 1, overrides, evenly=False)
+    if not isinstance(machine.fabric, Clos):  # a graph is as large as it is
+        return replace(machine, gpus=machine.fabric.gpus)
+    size = min(max(allocation.machine(gpus, machine.units), machine.gpus), machine.fabric.most, MOST_GPUS)
+    return machine if size == machine.gpus else _load(name_or_path, size, overrides, evenly=False)
+
+
 def load_cluster(name_or_path: str, gpus: int | None = None, overrides: Mapping[str, Any] | None = None) -> Cluster:
     """Read a shipped cluster by name, or any cluster or graph file by path.
 
     gpus: how many, instead of the file's own number; overrides: values for keys of the file, dotted
-    ({"fabric.spine.oversubscription": 7}) or nested. Raises InputError.
+    ({"fabric.spine.oversubscription": 7}) or nested. NVLink domains of several nodes are filled evenly. Raises
+    InputError.
     """
+    return _load(name_or_path, gpus, overrides, evenly=True)
+
+
+def _load(name_or_path: str, gpus: int | None, overrides: Mapping[str, Any] | None, *, evenly: bool) -> Cluster:
     path = shipped.find("clusters", name_or_path)
     content = shipped.read_mapping(path)
     if is_graph(content):
         return _graph_cluster(Section(path, content, {"graph": overrides or {}}), path, gpus)
-    cluster = _clos_cluster(Section(path, content, overrides), path, gpus)
-    return replace(cluster, measured=False) if overrides else cluster
+    cluster = _clos_cluster(Section(path, content, overrides), path, gpus, evenly=evenly)
+    return replace(cluster, measured=cluster.measured and not overrides, stated=flat(content))
 
 
 def describe(cluster: Cluster) -> tuple[Tier, ...]:
@@ -101,33 +148,37 @@ def describe(cluster: Cluster) -> tuple[Tier, ...]:
     return cluster.fabric.tiers()
 
 
-def _clos_cluster(section: Section, path: Path, gpus: int | None) -> Cluster:
+def _clos_cluster(section: Section, path: Path, gpus: int | None, *, evenly: bool) -> Cluster:
     node = section.section("node")
     per_node = node.count("gpus", most=MOST_GPUS)
     stated = section.count("gpus", most=MOST_GPUS)
     count = _legal(section, stated if gpus is None else gpus, per_node)
-    fabric = read_clos(section, count)
-    cluster = replace(_cluster(section, path, fabric, per_node), host=_host(node))
+    accelerator = load_accelerator(section.on_shelf("accelerator", "accelerators"))
+    fabric = read_clos(section, count, accelerator.nvlink, evenly=evenly)
+    cluster = _cluster(section, path, fabric, accelerator=accelerator, per_node=per_node)
+    cluster = replace(cluster, host=_host(node))
     section.finish()
     return cluster
 
 
 def _graph_cluster(section: Section, path: Path, gpus: int | None) -> Cluster:
-    fabric = _graph_fabric(section)
     about = section.section("graph")
+    accelerator = load_accelerator(about.on_shelf("accelerator", "accelerators"))
+    fabric = _graph_fabric(section, accelerator)
     sizes = np.bincount(fabric.nodes(np.arange(fabric.gpus))).tolist()
     if len(set(sizes)) > 1:
         raise section.refuse("nodes", f"hosts have {min(sizes)} to {max(sizes)} GPUs; all must have the same number")
     count = _legal(section, fabric.gpus if gpus is None else gpus, sizes[0])
     if count > fabric.gpus:
         raise section.refuse("gpus", f"{count:,} GPUs do not fit; the graph has {fabric.gpus:,}")
-    cluster = replace(_cluster(about, path, fabric, sizes[0]), gpus=count, host=_host(about))
+    cluster = _cluster(about, path, fabric, accelerator=accelerator, per_node=sizes[0])
+    cluster = replace(cluster, gpus=count, host=_host(about))
     section.finish()
     return cluster
 
 
-def _graph_fabric(section: Section) -> GraphFabric:
-    graph, ecmp = read_graph(section), read_ecmp(section.section("graph"))
+def _graph_fabric(section: Section, accelerator: Accelerator) -> GraphFabric:
+    graph, ecmp = read_graph(section, accelerator.nvlink), read_ecmp(section.section("graph"))
     try:
         return GraphFabric(graph, ecmp)
     except InputError as error:
@@ -139,20 +190,20 @@ def _host(section: Section) -> HostMemory | None:
     return HostMemory.read(section.section("host_memory")) if section.has("host_memory") else None
 
 
-def _cluster(section: Section, path: Path, fabric: Fabric, per_node: int) -> Cluster:
-    accelerator = section.on_shelf("accelerator", "accelerators")
+def _cluster(section: Section, path: Path, fabric: Fabric, *, accelerator: Accelerator, per_node: int) -> Cluster:
+    name = section.on_shelf("accelerator", "accelerators")
     library = section.on_shelf("library", "libraries") if section.has("library") else "nccl"
     return Cluster(
         name=path.stem,
         description=section.text("description") if section.has("description") else path.stem,
-        accelerator=load_accelerator(accelerator),
+        accelerator=accelerator,
         fabric=fabric,
         gpus=fabric.gpus,
         gpus_per_node=per_node,
         library=library,
         sources=section.section("sources").texts() if section.has("sources") else {},
         measured=section.flag("measured"),
-        files=(path, shipped.find("accelerators", accelerator), shipped.find("libraries", library)),
+        files=(path, shipped.find("accelerators", name), shipped.find("libraries", library)),
     )
 
 

@@ -1,7 +1,8 @@
 """What is wrong with a machine?
 
 GPUs that are slower than others, NICs and links that are slower or dead, and links that others load as well. Parts are
-of the healthy machine: a GPU at speed 0.9 takes 1/0.9 of the time, a link at bandwidth 0.5 carries half.
+of the healthy machine: a GPU at speed 0.9 takes 1/0.9 of the time, a link at bandwidth 0.5 carries half. Numbers are
+the machine's, whichever of its GPUs a job has.
 
 Assumptions: a background load leaves the rest of every link of its tier at all times; a link that is dead is dead from
 the start, routes are those of a network that has converged. Of a bundle over which traffic is spread, members are lost:
@@ -95,18 +96,18 @@ class Disturbances:
         """Whether links are not as they should be."""
         return bool(self.nics or self.links or any(self.background.values()))
 
-    def speeds(self, gpus: int) -> FloatArray:
-        """Speed of each of the first GPUs relative to an undisturbed one: [gpus]."""
-        speeds: FloatArray = np.ones(gpus)
+    def speeds(self, gpus: IntArray) -> FloatArray:
+        """Speed of some of the machine's GPUs relative to an undisturbed one: [gpus]."""
+        speeds: FloatArray = np.ones(len(gpus))
         for slow in self.slow:
-            speeds[list(set(slow.gpus))] *= slow.speed
+            speeds[np.isin(gpus, slow.gpus)] *= slow.speed
         return speeds
 
 
-def disturbed(fabric: Fabric, disturbances: Disturbances, gpus: int | None = None) -> Fabric:
+def disturbed(fabric: Fabric, disturbances: Disturbances, used: IntArray | None = None) -> Fabric:
     """The fabric as its disturbances leave it; itself if they leave it alone.
 
-    gpus: how many of the first GPUs must still reach each other, None: all. Raises InputError, whose sentence starts
+    used: the GPUs that must still reach each other, None: all. Raises InputError, whose sentence starts
     with the entry (`links.0: ...`), for what does not exist and for GPUs that are cut off.
     """
     left = np.ones(len(fabric.links.kind))
@@ -122,7 +123,7 @@ def disturbed(fabric: Fabric, disturbances: Disturbances, gpus: int | None = Non
             for number in found:
                 left[number] *= change.what.left(fabric.members(number))
     if not left.all():
-        _refuse_islands(fabric, disturbances, left, gpus or fabric.gpus)
+        _refuse_islands(fabric, disturbances, left, np.arange(fabric.gpus) if used is None else np.sort(used))
     return fabric if (left == 1.0).all() else fabric.changed(left)
 
 
@@ -157,7 +158,7 @@ def _naming(key: str) -> Iterator[None]:
         raise InputError(f"{key}: {error}") from error
 
 
-def _refuse_islands(fabric: Fabric, disturbances: Disturbances, left: FloatArray, gpus: int) -> None:
+def _refuse_islands(fabric: Fabric, disturbances: Disturbances, left: FloatArray, gpus: IntArray) -> None:
     """Name the first entry after which GPUs are cut off, and which."""
     if islands(fabric.ends, left > 0.0, gpus) is None:
         return

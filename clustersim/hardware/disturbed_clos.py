@@ -16,6 +16,7 @@ from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.hardware.clos import Clos
 from clustersim.hardware.detours import Detours, Labels, Machine
 from clustersim.hardware.layer import Layer
+from clustersim.hardware.pair_links import PairLinks
 from clustersim.hardware.rules import ANYHOW, Rule, first_rule, next_rule
 from clustersim.hardware.topology import LINK_KINDS, VERTEX_KINDS, Ends, Fabric, Link, LinkKind, LinkTable, Paths, Tier
 from clustersim.state import FieldState
@@ -54,6 +55,19 @@ class DisturbedClos(FieldState):
         """Properties of every link."""
         table = self.healthy.links
         return replace(table, bandwidth=table.bandwidth * np.where(self._dead, 1.0, self.left))
+
+    @property
+    def pairs(self) -> PairLinks | None:
+        """The links of pairs in the healthy cluster: around a dead one its neighbours pass on what it carried."""
+        return self.healthy.pairs
+
+    def seats(self, gpus: IntArray) -> IntArray:
+        """Where GPUs stand (any shape): the machine's own numbers."""
+        return gpus
+
+    def seated(self, seats: IntArray) -> IntArray:
+        """Which GPUs stand there (any shape)."""
+        return seats
 
     @property
     def ends(self) -> Ends:

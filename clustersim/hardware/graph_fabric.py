@@ -17,6 +17,7 @@ from clustersim.errors import InputError
 from clustersim.hardware import graph_search, graph_tiers
 from clustersim.hardware.routing import Ecmp, Spread
 from clustersim.hardware.rules import RULES, Rule, first_rule, next_rule
+from clustersim.hardware.technology import TECHNOLOGIES, Technology
 from clustersim.hardware.topology import LINK_KINDS, Ends, Link, LinkKind, LinkTable, Paths, Tier
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 
 class GraphFabric:
-    """A fabric from a graph whose vertices have `kind` (GPUs also `node`), edges `kind`, `bandwidth` and `latency`.
+    """A fabric from a graph whose vertices have `kind` (GPUs also `node`), edges `kind`, `bandwidth`,
+    `latency` and `technology`.
 
     GPUs are numbered node by node, nodes in the order in which the graph first names one. Raises InputError if some of
     the first `used` GPUs (None: all) cannot reach another.
@@ -206,4 +208,5 @@ def _table(graph: "nx.DiGraph[str]") -> LinkTable:
         kind=np.array([LINK_KINDS.index(LinkKind(edge["kind"])) for edge in edges], np.int64),
         bandwidth=np.array([edge["bandwidth"] for edge in edges], np.float64),
         latency=np.array([edge["latency"] for edge in edges], np.float64),
+        technology=np.array([TECHNOLOGIES.index(Technology(edge["technology"])) for edge in edges], np.int64),
     )

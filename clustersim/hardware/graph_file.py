@@ -2,7 +2,8 @@
 
 As a node-link graph, networkx's JSON (or the same in YAML). Every vertex has `id` and `kind`; GPUs also have `node`,
 the host that they are in. Every edge has `source`, `target`, `kind`, `bandwidth` per direction and `latency`; an edge
-of an undirected graph is one link each way. The mapping `graph` holds accelerator, library, description and sources,
+of an undirected graph is one link each way. Edges of kind nvlink may have a `generation` (else the accelerator's), those
+between nodes (nic, leaf, spine) a `network` (else InfiniBand). The mapping `graph` holds accelerator, library, description and sources,
 and `ecmp` as regular clusters have it. Other attributes (positions, colours) are left alone.
 Reference: networkx, readwrite.json_graph.node_link_data (edges under "edges", before 3.4 under "links").
 """
@@ -11,7 +12,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from clustersim.hardware.graph_tiers import vertex_kinds
-from clustersim.hardware.topology import LINK_KINDS, VERTEX_KINDS
+from clustersim.hardware.makes import read_generation, read_network_kind
+from clustersim.hardware.technology import Technology
+from clustersim.hardware.topology import LINK_KINDS, NETWORK_KINDS, VERTEX_KINDS, LinkKind
 from clustersim.section import Section
 from clustersim.units import Dimension
 
@@ -26,8 +29,11 @@ def is_graph(content: Mapping[str, Any]) -> bool:
     return "nodes" in content
 
 
-def read_graph(section: Section) -> "nx.DiGraph[str]":
-    """A directed graph with SI attributes; raise InputError that names the vertex or edge that cannot be used."""
+def read_graph(section: Section, own: Technology | None = None) -> "nx.DiGraph[str]":
+    """A directed graph with SI attributes; raise InputError that names the vertex or edge that cannot be used.
+
+    own: the NVLink generation of the accelerator, if it has one.
+    """
     import networkx as nx  # 0.15 s that regular clusters do not need
 
     graph: nx.DiGraph[str] = nx.DiGraph()
@@ -36,7 +42,7 @@ def read_graph(section: Section) -> "nx.DiGraph[str]":
     for vertex in section.entries("nodes", "id"):
         _add_vertex(graph, vertex)
     for edge in section.entries("links" if section.has("links") else "edges", "source", "target"):
-        _add_edge(graph, edge, both_ways=not directed)
+        _add_edge(graph, edge, both_ways=not directed, own=own)
     if "gpu" not in vertex_kinds(graph).values():
         raise section.refuse("nodes", "none of them is of kind gpu")
     return graph
@@ -53,15 +59,17 @@ def _add_vertex(graph: "nx.DiGraph[str]", vertex: Section) -> None:
         graph.add_node(name, kind=kind)
 
 
-def _add_edge(graph: "nx.DiGraph[str]", edge: Section, *, both_ways: bool) -> None:
+def _add_edge(graph: "nx.DiGraph[str]", edge: Section, *, both_ways: bool, own: Technology | None) -> None:
     ends = edge.name("source"), edge.name("target")
     for key, name in zip(("source", "target"), ends, strict=True):
         if name not in graph:
             raise edge.refuse(key, f"there is no node {name!r}")
     if ends[0] == ends[1]:
         raise edge.refuse("target", "the edge ends where it starts")
+    kind = LinkKind(edge.choice("kind", *_LINK_KINDS, required=True))
     link = {
-        "kind": edge.choice("kind", *_LINK_KINDS, required=True),
+        "kind": kind.value,
+        "technology": _technology(edge, kind, own).value,
         "bandwidth": edge.quantity("bandwidth", Dimension.BANDWIDTH),
         "latency": edge.quantity("latency", Dimension.TIME, zero=True),
     }
@@ -69,6 +77,19 @@ def _add_edge(graph: "nx.DiGraph[str]", edge: Section, *, both_ways: bool) -> No
         if graph.has_edge(source, target):
             raise edge.refuse("target", "there is such an edge already; write parallel links as one of their bandwidth")
         graph.add_edge(source, target, **link)
+
+
+def _technology(edge: Section, kind: LinkKind, own: Technology | None) -> Technology:
+    if kind is LinkKind.NVLINK:
+        return read_generation(edge, own)
+    return read_network_kind(edge) if kind in NETWORK_KINDS else Technology.PCIE
+
+
+def _named(kind: LinkKind, technology: str) -> dict[str, str]:
+    """The key of a file that says of what make an edge is."""
+    if kind is LinkKind.NVLINK:
+        return {"generation": technology}
+    return {"network": technology} if kind in NETWORK_KINDS else {}
 
 
 def node_link(graph: "nx.DiGraph[str]", about: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,6 +104,7 @@ def node_link(graph: "nx.DiGraph[str]", about: Mapping[str, Any]) -> dict[str, A
                 "source": source,
                 "target": target,
                 "kind": link["kind"],
+                **_named(LinkKind(link["kind"]), link["technology"]),
                 "bandwidth": f"{link['bandwidth']!r} B/s",
                 "latency": f"{link['latency']!r} s",
             }

@@ -12,10 +12,13 @@ References: NVIDIA DGX SuperPOD reference architecture RA-11333-001 (rails, scal
 sec. 3.3.1 (racks, pods, 1:7 above).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clustersim.arrays import IntArray
+from clustersim.hardware.pair_links import PairLinks
 from clustersim.hardware.routing import Ecmp
+from clustersim.hardware.technology import Technology
+from clustersim.hardware.topology import NETWORK_KINDS, LinkKind
 from clustersim.units import BytesPerSecond, Seconds
 
 
@@ -29,10 +32,22 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class NvLink:
-    """A switched NVLink domain of `gpus` GPUs; port.latency is from GPU to GPU, through the switch."""
+    """An NVLink (or xGMI) domain of `gpus` GPUs, and what each of them can send in all.
+
+    generation: of NVLink; pairs: the links of every pair of GPUs, whose bandwidths a GPU's port is the sum of, None: a
+    switch joins them; port.latency is from GPU to GPU; whole: GPUs of a whole domain, where a job has a part of each.
+    """
 
     gpus: int
     port: Port
+    generation: Technology = Technology.NVLINK4
+    pairs: PairLinks | None = None
+    whole: int | None = None
+
+    @property
+    def link(self) -> Port:
+        """One link of a pair; a GPU's whole port where a switch joins them."""
+        return Port(self.port.bandwidth / self.pairs.per_gpu, self.port.latency) if self.pairs else self.port
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +64,7 @@ class Nics:
 
     per_node: int
     port: Port
+    network: Technology = Technology.INFINIBAND
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +77,21 @@ class Node:
     host: Host | None = None
     nics: Nics | None = None
 
+    def technology(self, kind: LinkKind) -> Technology:
+        """The make of links of this kind; switches are of the network that the NICs are of."""
+        if kind is LinkKind.NVLINK and self.nvlink:
+            return self.nvlink.generation
+        return self.nics.network if kind in NETWORK_KINDS and self.nics else Technology.PCIE
+
     @property
     def domain_gpus(self) -> int:
         """GPUs of one NVLink domain; 1 without NVLink."""
         return self.nvlink.gpus if self.nvlink else 1
+
+    @property
+    def switched(self) -> bool:
+        """Whether a switch joins the GPUs of an NVLink domain."""
+        return self.nvlink is not None and self.nvlink.pairs is None
 
     @property
     def reach(self) -> int:
@@ -146,6 +173,33 @@ class Network:
     def nodes(self) -> int:
         """The most nodes that this network connects."""
         return self.leaf.nodes * self.units_per_pod * (self.core.pods if self.core else 1)
+
+
+def spread_evenly(node: Node, network: Network | None, gpus: int) -> tuple[Node, Network | None]:
+    """The part of NVLink domains of several nodes that a job of `gpus` gets, and of the switches above them.
+
+    A scheduler hands such domains out in equal blocks of nodes (SLURM's topology/block, --segment): 80 GPUs on racks of
+    72 are 40 and 40, not 72 and 8. The nodes that are left over are left out; leaves of whole domains keep the uplinks
+    that they were built with, so they have more for each node.
+
+    >>> from clustersim.hardware.routing import Spread
+    >>> racks = Node(4, nvlink=NvLink(72, Port(900e9, 0.0)), nics=Nics(4, Port(50e9, 0.0)))
+    >>> network = Network(Leaf(18, 4, 0.0, oversubscription=2.0), Spread(), Spine(8, 0.0))
+    >>> node, above = spread_evenly(racks, network, 80)
+    >>> node.domain_gpus, above.leaf.nodes, uplinks(node, above).leaf == uplinks(racks, network).leaf
+    (40, 10, True)
+    """
+    most = node.domain_gpus // node.gpus
+    nodes = -(-gpus // node.gpus)
+    if node.nvlink is None or nodes <= most or most < 2:
+        return node, network
+    used = -(-nodes // -(-nodes // most))
+    spread = replace(node, nvlink=replace(node.nvlink, gpus=used * node.gpus, whole=node.domain_gpus))
+    if network is None or network.leaf.nodes % most:
+        return spread, network
+    leaf = network.leaf
+    units, left_over = leaf.nodes // most * used, leaf.oversubscription * used / most
+    return spread, replace(network, leaf=replace(leaf, nodes=units, oversubscription=left_over))
 
 
 @dataclass(frozen=True, slots=True)

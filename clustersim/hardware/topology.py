@@ -31,6 +31,7 @@ class LinkKind(Enum):
 
 
 LINK_KINDS: tuple[LinkKind, ...] = tuple(LinkKind)
+NETWORK_KINDS: tuple[LinkKind, ...] = (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE)
 
 VERTEX_KINDS: tuple[str, ...] = ("gpu", "nvswitch", "host", "nic", "leaf", "switch", "spine", "core")
 
@@ -50,12 +51,18 @@ class Link:
 class LinkTable:
     """All links of a fabric as arrays of one length.
 
-    kind: index into LINK_KINDS; bandwidth: bytes/s; latency: s, including the switch or adapter that the link leaves.
+    kind: index into LINK_KINDS; bandwidth: bytes/s; latency: s, including the switch or adapter that the link leaves;
+    technology: index into TECHNOLOGIES.
     """
 
     kind: IntArray
     bandwidth: FloatArray
     latency: FloatArray
+    technology: IntArray
+
+    def of(self, links: IntArray) -> "LinkTable":
+        """Properties of some of the links."""
+        return LinkTable(self.kind[links], self.bandwidth[links], self.latency[links], self.technology[links])
 
 
 @dataclass(frozen=True, slots=True)

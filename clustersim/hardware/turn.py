@@ -7,6 +7,7 @@ all, as long as each link carries what its images carry.
 """
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -30,6 +31,15 @@ class Turn:
     copies: FloatArray
 
 
+@runtime_checkable
+class Turning(Protocol):
+    """A fabric that knows how GPUs can change places."""
+
+    @property
+    def turn(self) -> Turn | None:
+        """None where they cannot."""
+
+
 def turn_of(counts: Counts, node: Node, network: Network | None, wiring: Wiring) -> Turn | None:
     """The turn of a Clos fabric; None where a node's GPUs have no equal ways out, or hashing tells routes apart."""
     if not _turns(counts, node, network):
@@ -47,9 +57,9 @@ def turn_of(counts: Counts, node: Node, network: Network | None, wiring: Wiring)
 
 
 def _turns(counts: Counts, node: Node, network: Network | None) -> bool:
-    """Whether the GPUs of every node are whole in number, and alike."""
+    """Whether the GPUs of every node are whole in number, and alike; with links of pairs they are not looked at."""
     whole = counts.gpus % node.gpus == 0 and (node.nvlink is None or node.nvlink.gpus % node.gpus == 0)
-    if node.host or not whole:
+    if node.host or not whole or (node.nvlink and node.nvlink.pairs):
         return False
     if network is None:
         return True

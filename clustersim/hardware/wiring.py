@@ -6,14 +6,14 @@ includes the switch or adapter that it leaves; both NICs of a route count once, 
 What stands at the ends comes in layers (GPUs, NICs, leaves, ...) and is numbered in the same way, GPUs first.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 
 import numpy as np
 
 from clustersim.arrays import IntArray
 from clustersim.hardware.layer import Layer, number_layers
-from clustersim.hardware.shape import Network, Node, Port, uplinks
+from clustersim.hardware.shape import Network, Node, NvLink, Port, uplinks
 from clustersim.hardware.topology import LinkKind
 
 Place = Callable[[IntArray], IntArray]
@@ -82,9 +82,13 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """All links of a cluster, in the order of their numbers, and the layers of what they join."""
+    """All links of a cluster, in the order of their numbers, and the layers of what they join.
+
+    pairs: links from GPU to GPU, the narrowest pairs first; nvlink: links to switches, where there are no such pairs.
+    """
 
     nvlink: Way
+    pairs: tuple[Way, ...]
     pcie: Way
     host: Way
     riser: Way
@@ -95,7 +99,7 @@ class Wiring:
 
     def ways(self) -> tuple[Way, ...]:
         """Every way, from the GPUs up."""
-        return self.nvlink, self.pcie, self.host, self.riser, self.nic, self.leaf, self.spine
+        return self.nvlink, *self.pairs, self.pcie, self.host, self.riser, self.nic, self.leaf, self.spine
 
     def runs(self) -> list[LinkRun]:
         """Every run, in the order of link numbers."""
@@ -163,9 +167,10 @@ class _Layers:
 def wire(counts: Counts, node: Node, network: Network | None) -> Wiring:
     """Number all links of a cluster, and what they join."""
     new, layers, nics = _Numbering(), _layers(counts, node, network), counts.nodes * node.nics_per_node
-    nvlink = _half(node.nvlink.port if node.nvlink else None)
+    nvlink = _half(node.nvlink.port if node.nvlink and not node.nvlink.pairs else None)
     return Wiring(
         nvlink=new.even(LinkKind.NVLINK, counts.gpus, nvlink, _nvlink(layers, node)),
+        pairs=tuple(_pair_ways(new, layers, node.nvlink)) if node.nvlink else (),
         pcie=new.even(LinkKind.PCIE, counts.gpus if node.host or node.nics else 0, node.pcie, _pcie(layers, node)),
         host=new.even(LinkKind.HOST, *_bridges(counts, node), _host(layers, node)),
         riser=new.even(LinkKind.PCIE, nics if node.host else 0, node.pcie, _riser(layers, node)),
@@ -183,7 +188,7 @@ def _layers(counts: Counts, node: Node, network: Network | None) -> _Layers:
     return _Layers(
         *number_layers(
             ("gpu", counts.gpus, None),
-            ("nvswitch", _ceil(counts.gpus, node.domain_gpus) if node.nvlink else 0, None),
+            ("nvswitch", _ceil(counts.gpus, node.domain_gpus) if node.switched else 0, None),
             ("host", counts.nodes * bridges, bridges),
             ("host", counts.nodes if bridges > 1 else 0, None),
             ("nic", counts.nodes * node.nics_per_node if network else 0, node.nics_per_node),
@@ -211,6 +216,26 @@ def _same(index: IntArray) -> IntArray:
 
 def _nvlink(layers: _Layers, node: Node) -> _Joint:
     return _Joint(End(layers.gpu, _same), End(layers.nvswitch, lambda gpu: gpu // node.domain_gpus))
+
+
+def _pair_ways(new: _Numbering, layers: _Layers, nvlink: NvLink) -> Iterator[Way]:
+    """Up: from the lower to the higher GPU of a pair. Pairs of a domain come in the order of their higher GPU.
+
+    So those of a domain that is partly there are the first ones.
+    """
+    if nvlink.pairs is None:
+        return
+    domains, rest = divmod(layers.gpu.count, nvlink.gpus)
+    for width in nvlink.pairs.widths:
+        pairs, links = nvlink.pairs.pairs(width), Port(nvlink.link.bandwidth * width, nvlink.link.latency)
+        count = domains * len(pairs) + int(np.count_nonzero(pairs[:, 1] < rest))
+        low, high = (End(layers.gpu, _pair_end(pairs[:, side], nvlink.gpus)) for side in (0, 1))
+        yield new.even(LinkKind.NVLINK, count, links, _Joint(low, high, members=width))
+
+
+def _pair_end(places: IntArray, domain: int) -> Place:
+    """The GPU at one end of the i-th pair; places: [pairs of a domain]."""
+    return lambda index: index // len(places) * domain + places[index % len(places)]
 
 
 def _pcie(layers: _Layers, node: Node) -> _Joint:

@@ -123,17 +123,17 @@ def _slow_rank(result: Result) -> Changed | Untried:
     scenario = result.scenario
     if scenario.layout.world == 1:
         return Untried("there is one rank")
-    gpu = _busiest(result)
+    rank = _busiest(result)
     word = "pipeline rank" if scenario.placement.chunks > 1 else "stage"
-    stage = f", {word} {result.program.kind[gpu]}" if scenario.layout.pp > 1 else ""
-    return Changed(with_slow_gpu(scenario, SLOW, gpu), f": GPU {gpu:,}{stage}")
+    stage = f", {word} {result.program.kind[rank]}" if scenario.layout.pp > 1 else ""
+    return Changed(with_slow_gpu(scenario, SLOW, rank), f": GPU {scenario.cluster.places[rank]:,}{stage}")
 
 
 def _busiest(result: Result) -> int:
     """The first of the ranks whose kernels take longest, but for those that are slow already."""
     parts = result.breakdown
     kernels = parts.seconds[:, [part.place for part in KERNELS]].sum(axis=1)
-    speeds = result.scenario.disturbances.speeds(result.ranks)
+    speeds = result.scenario.disturbances.speeds(result.scenario.cluster.places)
     owner = np.searchsorted(parts.ranks, parts.representative)
     healthy = np.where(speeds == speeds.max(), kernels[owner], -1.0)
     return int(np.argmax(healthy >= (1.0 - _ROUNDING) * healthy.max()))

@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from clustersim.analysis.exploration import Exploration, Machine, ModelWords, Tables
 from clustersim.arrays import IntArray
 from clustersim.dtypes import DType
@@ -20,6 +18,7 @@ from clustersim.errors import InputError
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.disturbance import Disturbances
+from clustersim.hardware.placed import Placed
 from clustersim.hardware.topology import Fabric
 from clustersim.parallel.data import NaiveDataParallel
 from clustersim.planning.explore_groups import partners, roles, stages
@@ -31,7 +30,7 @@ from clustersim.planning.explore_sizes import COLUMNS, sizes
 from clustersim.planning.explore_space import COUNTS, FEATURES, PLAYED, SCHEDULES, Space, chunks_of
 from clustersim.planning.explore_steps import studies
 from clustersim.scenario import Scenario
-from clustersim.scenario.build import read_cluster
+from clustersim.scenario.build import placed, read_allocation, read_cluster
 from clustersim.scenario.changes.work import without_offload
 from clustersim.scenario.file import ScenarioFile
 from clustersim.workload.offload import NOTHING
@@ -148,7 +147,7 @@ def _computes(scenario: Scenario, precision: Recipe) -> Iterator[bool]:
 
 def _machine(scenario: Scenario, largest: Cluster, gpus: int) -> Machine:
     cluster = scenario.cluster
-    levels, top = _levels(largest.fabric, np.arange(gpus))
+    levels, top = _levels(largest.machine, largest.places[:gpus])
     return Machine(
         cluster=cluster.name,
         accelerator=" and ".join(accelerator.name for accelerator in cluster.kinds()[0]),
@@ -163,13 +162,18 @@ def _largest(scenario: Scenario) -> tuple[Cluster, tuple[int, ...]]:
     """The largest healthy cluster of the scenario's kind that is offered, and the sizes up to it."""
     section = ScenarioFile.model_validate(scenario.to_mapping()).cluster
     base = Path() if scenario.path is None else scenario.path.parent
+    allocation = read_allocation(section.placement, base)
     own, node = scenario.cluster.gpus, scenario.cluster.gpus_per_node
+    if allocation is not None:
+        node = allocation.step(scenario.cluster.units)
     most = max(own, min(MOST_GPUS, max(OFFERED_GPUS, 4 * own)))
     doubled = {2**power for power in range(most.bit_length())} | {node * 2**power for power in range(most.bit_length())}
     offered = sorted({own} | {gpus for gpus in doubled if gpus <= most and (gpus <= node or gpus % node == 0)})
-    for gpus in reversed([gpus for gpus in offered if gpus > own]):
+    grows = allocation is None or allocation.grows
+    for gpus in reversed([gpus for gpus in offered if gpus > own and grows]):
         try:
-            return read_cluster(section, base, gpus), tuple(each for each in offered if each <= gpus)
+            machine = read_cluster(section, base, gpus, allocation)
+            return placed(machine, allocation, gpus), tuple(each for each in offered if each <= gpus)
         except InputError:  # the fabric connects fewer
             continue
     return scenario.cluster, tuple(each for each in offered if each <= own)
@@ -204,5 +208,10 @@ def _notes(scenario: Scenario) -> Iterator[str]:
         yield "all models are drawn with the scenario's adapters beside frozen weights"
     if scenario.disturbances != Disturbances() or scenario.jitter is not None:
         yield "disturbances and jitter of the scenario are left out: all GPUs and links are healthy"
+    if isinstance(scenario.cluster.fabric, Placed):
+        yield (
+            "ranks are placed as in the scenario (cluster.placement); of fewer GPUs its first ranks are drawn, and "
+            "more are offered where its placement says which they would be"
+        )
     if scenario.cluster.mixed:
         yield "GPUs are of several kinds: memory is compared with the smallest, and simulated steps need all the nodes"

@@ -20,6 +20,7 @@ from clustersim.report.answer_kernels import kernels_of
 from clustersim.report.answer_network import network_of, topology_of
 from clustersim.report.answer_overlap import overlap_of
 from clustersim.report.answer_timeline import shown_ranks, shown_rows_of, timeline_of
+from clustersim.report.placement_words import placement_line
 from clustersim.report.rows import MOST_ROWS, shown_rows
 from clustersim.report.theme import AXIS_LOOKS, Category
 from clustersim.report.view import (
@@ -118,6 +119,7 @@ def subject_of(result: Answer) -> Subject:
         cluster=scenario.cluster.name,
         gpu=gpu_line(scenario),
         layout=layout_line(scenario),
+        placement=placement_line(scenario.cluster),
         disturbed=disturbed_line(scenario),
     )
 

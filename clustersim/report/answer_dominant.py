@@ -17,4 +17,4 @@ def dominant_of(result: "Answer") -> Heatmap | None:
         return None
     scenario = result.scenario
     found = dominant_parts(result.rows, result.cost.block, bins=_BINS)
-    return Heatmap(found, scenario.layout, scenario.cluster.gpus_per_node)
+    return Heatmap(found, scenario.layout, scenario.cluster.machine.nodes(scenario.cluster.places))

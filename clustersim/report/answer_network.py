@@ -4,7 +4,7 @@ from clustersim.analysis.network import network_use
 from clustersim.analysis.network_axes import axis_spans
 from clustersim.analysis.network_bytes import Metered
 from clustersim.answer import Answer
-from clustersim.collectives.library import load_library
+from clustersim.assembly import library_of
 from clustersim.report.network import Network
 from clustersim.report.topology import Picture
 from clustersim.report.topology_view import picture
@@ -15,7 +15,7 @@ def network_of(result: Answer) -> Network | None:
     """How the links were used; None where the ranks exchange nothing."""
     scenario, program = result.scenario, result.program
     cluster, cost = scenario.cluster, scenario.cost
-    volumes = Metered(cluster.fabric, load_library(cluster.library), program.groups, cost.collectives)
+    volumes = Metered(cluster.fabric, library_of(scenario), program.groups)
     use = network_use(result.rows, cluster.fabric, volumes)
     if use is None:
         return None

@@ -12,6 +12,7 @@ import numpy as np
 
 from clustersim.analysis.dominant import DominantParts
 from clustersim.analysis.parts import BUBBLES, EXPOSED, PARTS, Part
+from clustersim.arrays import IntArray
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import AXES, DATA, PIPELINE
 from clustersim.report.document import Card, section, slot
@@ -45,11 +46,11 @@ _ASK: Final = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Heatmap:
-    """What all ranks do, and where they are. layout: gives their coordinates; gpus_per_node: their nodes."""
+    """What all ranks do, and where they are. layout: gives their coordinates; nodes: [ranks] their nodes."""
 
     dominant: DominantParts
     layout: Layout
-    gpus_per_node: int
+    nodes: IntArray
 
     @property
     def ranks(self) -> int:
@@ -95,6 +96,7 @@ def heatmap_figure(heatmap: Heatmap, looks: Sequence[Category]) -> Figure:
             "seconds": packed(dominant.seconds.astype(np.float32).ravel()),
             "simulated": packed(dominant.ranks.astype(np.uint32)),
             "classOf": packed(_class_of(heatmap)),
+            "nodeOf": packed(heatmap.nodes.astype(np.uint32)),
         },
         facts=_facts(heatmap, looks, scale.size),
     )  # fmt: skip
@@ -110,7 +112,6 @@ def _facts(heatmap: Heatmap, looks: Sequence[Category], size: float) -> dict[str
         ],
         "axes": {name: [getattr(heatmap.layout, name), stride] for name, stride in strides.items()},
         "orders": [axes for _, axes in _orders(heatmap)],
-        "perNode": heatmap.gpus_per_node,
         "bins": heatmap.dominant.category.shape[1],
         "makespan": heatmap.dominant.makespan,
         "size": size,

@@ -29,6 +29,7 @@ def render_table(view: PageView) -> "Group":
         _headline(subject, verdict),
         Text(f"{subject.model} on {trust.ranks:,} × {subject.gpu} ({subject.cluster})"),
         Text(subject.layout, style="dim"),
+        *([Text(f"placed on {subject.placement}", style="dim")] if subject.placement else []),
         *([Text(f"disturbed: {subject.disturbed}", style="yellow")] if subject.disturbed else []),
         *([Text(_steps(verdict.steps))] if verdict.steps else []),
         Text(),

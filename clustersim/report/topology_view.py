@@ -11,6 +11,7 @@ from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind, Tier
 from clustersim.report import topology as drawing
 from clustersim.report.figure import share_words
 from clustersim.report.network_words import LINK_WORDS
+from clustersim.report.placement_words import placement_line
 from clustersim.units import format_bandwidth
 
 _NAMES: Final = {"gpu": "GPU", "nvswitch": "NVLink domain", "host": "PCIe root", "nic": "NIC", "switch": "switch"}
@@ -40,8 +41,10 @@ def title(cluster: Cluster) -> str:
 
 
 def size_words(cluster: Cluster) -> str:
-    """How many GPUs of which kind."""
-    return f"{cluster.gpus:,} x {cluster.accelerator.name}, {cluster.gpus_per_node} per node"
+    """How many GPUs of which kind, and which of the machine's."""
+    size = f"{cluster.gpus:,} x {cluster.accelerator.name}, {cluster.gpus_per_node} per node"
+    placement = placement_line(cluster)
+    return f"{size}, on {placement}" if placement else size
 
 
 def tier_names(tiers: Sequence[Tier]) -> list[str]:
@@ -94,7 +97,7 @@ def _note(tier: Tier, links: Mapping[LinkKind, float]) -> str:
         return f"from each GPU: PCIe {format_bandwidth(links[LinkKind.PCIE])}"
     if tier.kind == "host" and LinkKind.HOST in links:
         return f"between them {format_bandwidth(links[LinkKind.HOST])}"
-    return "" if tier.oversubscription in (None, 1) else f"1:{tier.oversubscription:.3g} oversubscribed"
+    return "" if (tier.oversubscription or 1.0) <= 1.0 else f"1:{tier.oversubscription:.3g} oversubscribed"
 
 
 def _lane(span: AxisSpan, tiers: Sequence[Tier]) -> drawing.Lane:

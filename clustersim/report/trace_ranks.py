@@ -17,6 +17,7 @@ from clustersim.errors import InputError
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import AXES, DATA, PIPELINE
 from clustersim.report.answer_timeline import shown_ranks
+from clustersim.report.placement_words import home_of
 from clustersim.report.wording import stage_name
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class TraceRank:
     """A rank that is written.
 
     simulated: the rank whose spans are its own; coordinates: on every axis, by its name; alone: how many
-    ranks of its class there are, itself among them, if no other of them is written, else 1; slow: a straggler.
+    ranks of its class there are, itself among them, if no other of them is written, else 1; slow: a straggler;
+    home: the machine's GPU that it runs on, empty where that is its own number.
     """
 
     rank: int
@@ -40,6 +42,7 @@ class TraceRank:
     alone: int
     slow: bool
     axes: tuple[str, ...]
+    home: str = ""
 
     @property
     def replica(self) -> int:
@@ -50,6 +53,7 @@ class TraceRank:
     def name(self) -> str:
         """What it is called within its stage."""
         within = [f"{axis} {self.coordinates[axis]}" for axis in self.axes]
+        within += [self.home] if self.home else []
         within += [f"for {self.alone:,} ranks"] if self.alone > 1 else []
         return f"{'slow ' if self.slow else ''}rank {self.rank}" + (f" ({', '.join(within)})" if within else "")
 
@@ -95,6 +99,7 @@ def trace_ranks(result: "Answer", ranks: Sequence[int]) -> tuple[TraceRank, ...]
             alone=int(members[stands[rank]]) if written[stands[rank]] == 1 else 1,
             slow=rank in slow,
             axes=axes,
+            home=home_of(result.scenario.cluster, rank),
         )
         for rank in ranks
     ]

@@ -15,7 +15,8 @@ def verdict_card(view: PageView) -> str:
         '<section class="card verdict" aria-label="verdict">'
         f"<h1>{escape(view.subject.title)}</h1>"
         f'<p class="subject">{escape(view.subject.model)} on {view.trust.ranks:,} × {escape(view.subject.gpu)}'
-        f" ({escape(view.subject.cluster)})<br>{escape(view.subject.layout)}{_disturbed(view.subject)}</p>"
+        f" ({escape(view.subject.cluster)})<br>{escape(view.subject.layout)}"
+        f"{_placed(view.subject)}{_disturbed(view.subject)}</p>"
         f'<div class="headline"><div class="step"><b>{_headline(view.verdict.step_time)}</b>'
         f"<span>{_per_step(view.verdict)}</span></div>{_fits(view.verdict)}</div>"
         f'<dl class="numbers">{"".join(_number(*number) for number in _numbers(view.verdict))}</dl>'
@@ -43,6 +44,10 @@ def _headline(seconds: float) -> str:
     words = format_step_time(seconds).split(" ")
     pairs = zip(words[::2], words[1::2], strict=True)
     return " ".join(f"{number}<small>&nbsp;{unit}</small>" for number, unit in pairs)
+
+
+def _placed(subject: Subject) -> str:
+    return f"<br>placed on {escape(subject.placement)}" if subject.placement else ""
 
 
 def _disturbed(subject: Subject) -> str:

@@ -28,13 +28,18 @@ ROUNDING: Final = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What was simulated, in words. disturbed: what is wrong with the cluster, empty if nothing is."""
+    """What was simulated, in words.
+
+    placement: which GPUs of the machine the job has, empty if it says nothing of them; disturbed: what is wrong with
+    the cluster, empty if nothing is.
+    """
 
     title: str
     model: str
     cluster: str
     gpu: str
     layout: str
+    placement: str = ""
     disturbed: str = ""
 
 

@@ -7,18 +7,23 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from clustersim import shipped
+from clustersim.arrays import IntArray
 from clustersim.cost.record import Record
 from clustersim.cost.record_file import read_record
 from clustersim.cost.scaled import scaled
 from clustersim.errors import InputError, nearest
-from clustersim.hardware.cluster import Cluster, load_cluster
+from clustersim.hardware.allocation import Allocation
+from clustersim.hardware.cluster import Cluster, load_cluster, load_machine
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA
 from clustersim.scenario.file import ClusterSection, ScenarioFile
 from clustersim.scenario.readings import Readings
 from clustersim.scenario.sections.cost import RecordSection, ScaleSection
 from clustersim.scenario.sections.layout import LayoutSection
+from clustersim.scenario.sections.placement import PlacementSection
 from clustersim.scenario.sections.schedule import Chunked, CsvSection, OrdersSection, PythonSection, ScheduleChoice
 from clustersim.schedules.imported import imported, module_file
 from clustersim.schedules.listed import Listed, listed
@@ -29,15 +34,32 @@ from clustersim.workload.framework import Framework, load_framework
 from clustersim.workload.hf_config import config_file
 
 
-def read_cluster(section: ClusterSection, base: Path, gpus: int | None) -> Cluster:
-    """The cluster that a section names, with `gpus` GPUs (None: as many as its file has)."""
+def read_allocation(section: PlacementSection | None, base: Path) -> Allocation | None:
+    """Which GPUs a job gets, if the file says so."""
+    return None if section is None else section.allocation(base)
+
+
+def read_cluster(
+    section: ClusterSection, base: Path, gpus: int | None, allocation: Allocation | None = None
+) -> Cluster:
+    """The cluster that a section names, with `gpus` GPUs (None: as many as its file has).
+
+    With an allocation it is the whole machine, large enough to give a job so many; see `placed`.
+    """
     if (section.name is None) == (section.path is None):
         raise InputError("needs a name or a path, and not both")
     place = section.name if section.path is None else str(shipped.beside(base, section.path))
     changes = section.changes
     if section.accelerator is not None and shipped.is_path(section.accelerator):
         changes["accelerator"] = str(shipped.beside(base, section.accelerator))
-    return load_cluster(str(place), gpus=gpus, overrides=changes or None)
+    if allocation is None:
+        return load_cluster(str(place), gpus=gpus, overrides=changes or None)
+    return load_machine(str(place), allocation, gpus, changes or None)
+
+
+def placed(machine: Cluster, allocation: Allocation | None, gpus: int | None) -> Cluster:
+    """The machine as a job of `gpus` sees it (None: of as many as there are for it); itself without an allocation."""
+    return machine if allocation is None else machine.placed(allocation.places(machine.fabric, gpus, machine.units))
 
 
 def read_framework(name: str, base: Path) -> Framework:
@@ -75,11 +97,13 @@ def _carried_over(record: Record, scale: ScaleSection, accelerator: str) -> Reco
 
 
 def files(file: ScenarioFile, cluster: Cluster, base: Path, readings: Readings) -> tuple[Path, ...]:
-    """The files of model, record, framework and schedule, if the scenario names them, and the cluster's."""
+    """The files of model, record, framework, schedule and placement that the scenario names, and the cluster's."""
     model = () if file.model.path is None else (config_file(shipped.beside(base, file.model.path)),)
     record = () if file.cost.record is None else (readings.of(record_file, file.cost.record.file, base),)
     framework = (shipped.beside(base, file.framework),) if shipped.is_path(file.framework) else ()
-    return (*model, *record, *framework, *_schedule_files(file.schedule, base), *cluster.files)
+    placement = file.cluster.placement
+    order = () if placement is None else placement.files(base)
+    return (*model, *record, *framework, *_schedule_files(file.schedule, base), *order, *cluster.files)
 
 
 def _schedule_files(choice: ScheduleChoice, base: Path) -> tuple[Path, ...]:
@@ -138,6 +162,12 @@ def _read_csv(section: CsvSection, base: Path) -> Listed:
             raise
         raise InputError(f"{error}; {nearest(path.stem, there)} (of the CSV files beside the scenario)") from error
     return listed(section.file, parse_listing(text, section.file), section.placement)
+
+
+def places_written_out(places: IntArray) -> list[int | str]:
+    """What a scenario says of a job's GPUs, wherever they were read from: numbers, and ranges of those in a row."""
+    runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
+    return [int(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
 
 
 def written_out(schedule: Listed) -> dict[str, Any]:

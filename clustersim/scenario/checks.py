@@ -289,7 +289,7 @@ def _naive(scenario: Setup) -> Iterator[str]:
     layout, node = scenario.layout, scenario.cluster.gpus_per_node
     if not isinstance(layout.data, NaiveDataParallel):
         return
-    if layout.world > layout.dp or layout.dp > node:
+    if layout.world > layout.dp or scenario.cluster.nodes > 1:
         yield (
             f"layout.data: data_parallel is one process on one node of {node} GPUs, but the layout is "
             f"{_product(layout, SPOKEN)}; use ddp"

@@ -26,7 +26,7 @@ _RANGE = re.compile(r"\s*(\d{1,18})\s*-\s*(\d{1,18})\s*")
 _ENDS = "[leaf0.0, spine0.0]"
 
 
-def _ranges(value: object) -> tuple[range, ...]:
+def ranges(value: object) -> tuple[range, ...]:
     """Numbers, ranges or a list of both as ranges; how many GPUs or nodes there are is not known here."""
     found = tuple(_range(item) for item in (value if isinstance(value, list) else [value]))
     if not found:
@@ -48,7 +48,7 @@ def _range(item: object) -> range:
 
 
 Load = Annotated[float, share(0.0, MOST_LOAD)]
-Ranges = Annotated[tuple[Any, ...], BeforeValidator(_ranges)]
+Ranges = Annotated[tuple[Any, ...], BeforeValidator(ranges)]
 
 
 def listed(value: object) -> object:

@@ -18,6 +18,7 @@ from clustersim.scenario.section import (
 from clustersim.scenario.sections.cost import CostSection
 from clustersim.scenario.sections.layout import LayoutSection
 from clustersim.scenario.sections.model import ModelSection
+from clustersim.scenario.sections.placement import PlacementSection
 from clustersim.scenario.sections.schedule import ScheduleChoice
 from clustersim.scenario.sections.training import TrainingSection
 
@@ -25,7 +26,7 @@ MOST_STEPS = 10_000
 
 
 class ClusterSection(Shipped):
-    """`cluster`: a shipped cluster or a file, its size, and changes to sections of that file."""
+    """`cluster`: a shipped cluster or a file, changes to sections of it, the job's GPUs and which ones they are."""
 
     short: ClassVar[str | None] = "name"
     name: Name | None = None
@@ -34,6 +35,7 @@ class ClusterSection(Shipped):
     node: dict[str, Any] | None = None
     fabric: dict[str, Any] | None = None
     mixed: Annotated[list[MixedSection], BeforeValidator(listed)] = Field([])
+    placement: PlacementSection | None = None
 
     @property
     def changes(self) -> dict[str, Any]:

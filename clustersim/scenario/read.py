@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from clustersim.collectives.library import load_library
+from clustersim.collectives.library import Library, load_library
 from clustersim.errors import InputError
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.disturbance import Disturbances, disturbed
+from clustersim.hardware.placed import Placed
 from clustersim.program.task import Collective
 from clustersim.scenario import build, checks
 from clustersim.scenario.disturbed import read_disturbances, read_mixed
@@ -51,9 +52,10 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A setup, checked, and what it was read from."""
+    """A setup, checked, and what it was read from. changes: what replaces keys of the cluster's file."""
 
     setup: Setup
+    changes: Mapping[str, Any]
     files: tuple[Path, ...]
     readings: tuple[Reading, ...]
 
@@ -69,7 +71,7 @@ def read(written: Mapping[str, Any], origin: Origin, earlier: Iterable[Reading] 
     if found:
         raise refuse(origin.source, found)
     files = build.files(file, setup.cluster, origin.base, readings)
-    return Found(setup, files, readings.kept)
+    return Found(setup, file.cluster.changes, files, readings.kept)
 
 
 def _validated(written: Mapping[str, Any], origin: Origin) -> ScenarioFile:
@@ -82,11 +84,10 @@ def _validated(written: Mapping[str, Any], origin: Origin) -> ScenarioFile:
 def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
     """Look up what the file refers to by name or path."""
     found: list[str] = []
-    base, gpus = origin.base, build.wanted_gpus(file.cluster, file.layout)
+    base = origin.base
     model = _try(found, "model: ", lambda: read_model(file.model, base, file.training.sequence, readings))
-    plain = _try(found, "cluster: ", lambda: readings.of(build.read_cluster, file.cluster, base, gpus))
     schedule = _try(found, "schedule: ", lambda: build.read_schedule(file.schedule, base, readings))
-    machine = None if plain is None else _machine(found, file, plain, base, readings)
+    machine = _machine(found, file, origin, readings)
     framework = _try(found, "framework: ", lambda: readings.of(build.read_framework, file.framework, base))
     cost = None if machine is None else _cost(found, file.cost, base, machine[0], readings)
     if found or model is None or schedule is None or machine is None or framework is None or cost is None:
@@ -108,15 +109,29 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
 
 
 def _machine(
-    found: list[str], file: ScenarioFile, plain: Cluster, base: Path, readings: Readings
+    found: list[str], file: ScenarioFile, origin: Origin, readings: Readings
 ) -> tuple[Cluster, Disturbances] | None:
-    """The cluster with its other accelerators and its disturbances, and these."""
-    cluster = _try(found, "cluster.", lambda: readings.of(read_mixed, file.cluster.mixed, base, plain))
-    disturbances = _try(found, "disturbances.", lambda: read_disturbances(file.disturbances, plain))
-    if cluster is None or disturbances is None:
+    """The cluster with its other accelerators and its disturbances, as the job sees it, and these."""
+    base, gpus, section = origin.base, build.wanted_gpus(file.cluster, file.layout), file.cluster
+    many = len(found)
+    allocation = _try(found, "cluster.", lambda: readings.of(build.read_allocation, section.placement, base))
+    if len(found) > many:
         return None
-    fabric = _try(found, "disturbances.", lambda: disturbed(plain.fabric, disturbances, plain.gpus))
-    return None if fabric is None else (replace(cluster, fabric=fabric), disturbances)
+    plain = _try(found, "cluster: ", lambda: readings.of(build.read_cluster, section, base, gpus, allocation))
+    if plain is None:
+        return None
+    mixed = _try(found, "cluster.", lambda: readings.of(read_mixed, section.mixed, base, plain))
+    disturbances = _try(found, "disturbances.", lambda: read_disturbances(file.disturbances, plain))
+    job = _try(found, "cluster.", lambda: build.placed(plain, allocation, gpus))
+    if mixed is None or disturbances is None or job is None:
+        return None
+    fabric = _try(found, "disturbances.", lambda: disturbed(plain.fabric, disturbances, job.places))
+    return None if fabric is None else (_placed(replace(mixed, fabric=fabric), job), disturbances)
+
+
+def _placed(machine: Cluster, job: Cluster) -> Cluster:
+    """A machine as the job sees it that has these places of it."""
+    return machine.placed(job.places) if isinstance(job.fabric, Placed) else machine
 
 
 def _cost(
@@ -126,6 +141,8 @@ def _cost(
     for collective, algorithm in section.collectives.items():
         offered = partial(_require_offered, cluster.library, collective, algorithm, readings)
         _try(found, f"cost.collectives.{collective.value}: ", offered)
+    if section.nccl.model_fields_set:
+        _try(found, "cost.nccl: ", lambda: _require_nccl(section, readings.of(load_library, cluster.library)))
     if section.record is None:
         return section.settings(None)
     named = section.record
@@ -135,6 +152,18 @@ def _cost(
 
 def _require_offered(library: str, collective: Collective, algorithm: str, readings: Readings) -> None:
     readings.of(load_library, library).offered(collective, algorithm)
+
+
+def _require_nccl(section: CostSection, library: Library) -> None:
+    """Whether the library follows NCCL's variables, and has channels if any are limited."""
+    if not library.nccl:
+        raise InputError(f"the cluster's library is {library.name}, which does not read NCCL's variables; leave it out")
+    twice = [kind for kind in section.collectives if kind in section.nccl.switches({}).bound]
+    if twice:
+        raise InputError(f"speaks of {twice[0].value}, for which cost.collectives names an algorithm; keep one of them")
+    limits = [name for name in section.nccl.names() if "NCHANNELS" in name]
+    if limits and library.channels is None:
+        raise InputError(f"{limits[0]}: channels of {library.name} are not modelled; leave it out")
 
 
 def _try(found: list[str], prefix: str, read: Callable[[], T]) -> T | None:

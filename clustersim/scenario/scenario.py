@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from clustersim.scenario import overrides as changes
-from clustersim.scenario.build import written_out
+from clustersim.scenario.build import places_written_out, written_out
+from clustersim.scenario.file import ScenarioFile
+from clustersim.scenario.machine_warnings import machine_warnings
 from clustersim.scenario.read import Origin, read
 from clustersim.scenario.readings import Reading
 from clustersim.scenario.setup import Setup
@@ -58,7 +60,7 @@ class Scenario(Setup):
         found = read(written, origin, earlier)
         return cls(
             **{each.name: getattr(found.setup, each.name) for each in fields(Setup)},
-            warnings=tuple(warnings(found.setup)),
+            warnings=(*warnings(found.setup), *machine_warnings(found.setup, found.changes)),
             path=origin.path,
             files=found.files,
             written=written,
@@ -68,10 +70,15 @@ class Scenario(Setup):
     def to_mapping(self) -> dict[str, Any]:
         """What a file of this scenario holds: `from_mapping` of it gives the same scenario.
 
-        An order that was read from a CSV file is written out, so that the file is not needed again.
+        An order (of passes, of GPUs) that was read from a file is written out, so that the file is not needed again.
         """
         mapping = copy.deepcopy(dict(self.written))
-        return {**mapping, "schedule": written_out(self.schedule)} if isinstance(self.schedule, Listed) else mapping
+        if isinstance(self.schedule, Listed):
+            mapping["schedule"] = written_out(self.schedule)
+        placement = ScenarioFile.model_validate(mapping).cluster.placement
+        if placement is not None and placement.order is not None:
+            mapping["cluster"]["placement"] = {"order": places_written_out(self.cluster.places)}
+        return mapping
 
     def changed(self, *overrides: str | Iterable[str]) -> Self:
         """The same scenario with overrides such as `layout.tp=4`, one by one or in lists; itself without any.

@@ -1,11 +1,10 @@
 """Where do durations come from, and how much of the cluster is simulated rank by rank?"""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from clustersim.collectives.switches import Switches
 from clustersim.cost.record import Record
-from clustersim.program.task import Collective
 
 
 class Symmetry(Enum):
@@ -27,7 +26,7 @@ class Contention(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CostSettings:
-    """coalesce: tasks that no other rank can observe are one event; collectives: algorithm by collective.
+    """coalesce: tasks that no other rank can observe are one event; switches: what the library was told to take.
 
     interference: the part by which kernels take longer beside a collective, None: the record's or the accelerator's
     own; record: what was measured on the accelerator that it names, None: nothing.
@@ -36,6 +35,6 @@ class CostSettings:
     symmetry: Symmetry = Symmetry.AUTO
     coalesce: bool = True
     network: Contention = Contention.SHARED
-    collectives: Mapping[Collective, str] = field(default_factory=dict)
+    switches: Switches = field(default_factory=Switches)
     interference: float | None = None
     record: Record | None = None

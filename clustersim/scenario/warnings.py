@@ -4,10 +4,14 @@ Layouts that run, but hardly as intended, combinations that the usual software d
 needed. One sentence each.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 
 import numpy as np
 
+from clustersim.collectives.library import Makes, load_library
+from clustersim.collectives.switches import Limits
 from clustersim.dtypes import DType
 from clustersim.hardware.disturbance import DeadLink
 from clustersim.hardware.topology import LinkKind
@@ -15,6 +19,7 @@ from clustersim.parallel.data import FullyShard, GradientSync, Zero2
 from clustersim.parallel.mesh import TENSOR
 from clustersim.scenario.settings import Contention, Symmetry
 from clustersim.scenario.setup import Setup
+from clustersim.scenario.straddling import straddling
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
@@ -47,16 +52,8 @@ def _replicated_heads(scenario: Setup) -> Iterator[str]:
             yield f"tp {tp} exceeds the {kv_heads} kv_heads of {model.name}: {tp // kv_heads} ranks hold each"
 
 
-def _tensor_beyond_domain(scenario: Setup) -> Iterator[str]:
-    layout, split = scenario.layout, scenario.tensor_beyond_domain
-    if not split:
-        return
-    groups = layout.world // layout.tp
-    yield (
-        f"{split} of {groups} tensor-parallel groups (tp {layout.tp}) reach beyond one NVLink domain "
-        "and use the network for every layer"
-    )
-    if layout.tensor_overlap:
+def _no_user_buffers(scenario: Setup) -> Iterator[str]:
+    if scenario.layout.tensor_overlap and scenario.tensor_beyond_domain:
         yield (
             "layout.tensor_overlap has no effect: user buffers work within one NVLink domain, and a tensor-parallel "
             "group that reaches beyond it has none"
@@ -140,7 +137,7 @@ def _split_tensor_groups(scenario: Setup) -> Iterator[str]:
     if scenario.cost.network is Contention.NONE or _tasks(scenario) <= MANY_SPLIT:
         return
     disturbances, groups = scenario.disturbances, scenario.layout.mesh.members(TENSOR)
-    speeds = disturbances.speeds(scenario.cluster.gpus)[groups]
+    speeds = disturbances.speeds(scenario.cluster.places)[groups]
     slow = bool((speeds.min(axis=1) != speeds.max(axis=1)).any())
     links = bool(disturbances.nics or disturbances.links) and groups.shape[1] > 1
     domains = np.unique(scenario.cluster.fabric.domains(groups.reshape(-1)), return_counts=True)[1]
@@ -231,6 +228,41 @@ def _beyond_reach(scenario: Setup) -> Iterator[str]:
         yield f"disturbances.{key} changes nothing: no transfer leaves the {highest} tier"
 
 
+def _of_other_jobs(scenario: Setup) -> Iterator[str]:
+    """Disturbances of GPUs that the job does not have."""
+    disturbances, places = scenario.disturbances, scenario.cluster.places
+    entries = [("slow", each.gpus) for each in disturbances.slow], [("nics", each.gpus) for each in disturbances.nics]
+    for number, (key, gpus) in chain.from_iterable(map(enumerate, entries)):
+        if not np.isin(gpus, places).any():
+            yield f"disturbances.{key}.{number} changes nothing: the job has none of these GPUs (cluster.placement)"
+
+
+def _channels_of_messages(scenario: Setup) -> Iterator[str]:
+    """Only messages are sent on channels here, and only where the rate of one is known do these limit them."""
+    limits = scenario.cost.switches.limits
+    if limits == Limits():
+        return
+    library, makes = load_library(scenario.cluster.library), Makes.of(scenario.cluster.fabric.links)
+    if math.isinf(library.channel_on(makes)):
+        yield "cost.nccl: numbers of channels change nothing; the rate of a channel is not known for these GPUs"
+    else:
+        yield (
+            "cost.nccl: numbers of channels limit messages inside NVLink domains only; rings, trees and NVLS go at the "
+            "rate of their links"
+        )
+
+
+def _switches_that_cannot_add(scenario: Setup) -> Iterator[str]:
+    if not scenario.cost.switches.collnet:
+        return
+    library, makes = load_library(scenario.cluster.library), Makes.of(scenario.cluster.fabric.links)
+    if not library.adds_between(makes):
+        networks = " and ".join(each.value for each in makes.networks) or "no network"
+        yield (
+            f"cost.nccl: NCCL_COLLNET_ENABLE changes nothing; switches of {networks} do not add, those of InfiniBand do"
+        )
+
+
 def _record_of_a_healthy_network(scenario: Setup) -> Iterator[str]:
     record = scenario.cost.record
     if record is not None and record.collectives and scenario.disturbances.network:
@@ -247,7 +279,8 @@ _BEYOND: Mapping[str, tuple[LinkKind, ...]] = {
 
 _WARNINGS: tuple[Callable[[Setup], Iterator[str]], ...] = (
     _replicated_heads,
-    _tensor_beyond_domain,
+    _no_user_buffers,
+    straddling,
     _nothing_to_drop,
     _long_rotary,
     _window_on_a_ring,
@@ -260,6 +293,9 @@ _WARNINGS: tuple[Callable[[Setup], Iterator[str]], ...] = (
     _many_spans,
     _split_tensor_groups,
     _beyond_reach,
+    _of_other_jobs,
+    _channels_of_messages,
+    _switches_that_cannot_add,
     _record_of_a_healthy_network,
 )
 _LONG = (_one_by_one, _many_spans, _split_tensor_groups)

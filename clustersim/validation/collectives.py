@@ -1,8 +1,8 @@
 """Do predicted collectives take as long as published benchmarks say?
 
 A benchmark is a table: one collective at many sizes, on nodes with NVSwitch and one network port per GPU under one
-tier of rail switches. What one GPU's ports carry is its own (`MACHINES`), the network's rate is the row's where it
-states one (`nvlink4 + 8x400G-ib-ndr`). Where one process drives several GPUs (nccl-tests' -g 8, as in
+tier of rail switches. What one GPU's ports carry is its own (`MACHINES`), unless the row states another rate or another
+network (see `interconnect`). Where one process drives several GPUs (nccl-tests' -g 8, as in
 Benchmarks/NCCLBandwidth.py of Azure/AI-benchmarking-guide), its thread launches the collective on one after the other,
 so that it takes at least so many launches. Where calls are timed one by one, by events around each (all_reduce_bench.py
 of stas00/ml-engineering, which calls this "with host overhead"), the GPU waits for the host in between: for a launch at
@@ -10,7 +10,6 @@ least, and for whatever else the framework does.
 """
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,15 +21,18 @@ from clustersim.arrays import FloatArray
 from clustersim.collectives.choose import Choices, Surveyor, choose
 from clustersim.collectives.library import Library, load_library
 from clustersim.errors import InputError, nearest
-from clustersim.hardware.accelerator import Accelerator
+from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.routing import Spread
-from clustersim.hardware.shape import Leaf, Network, Nics, Node, NvLink, Port
+from clustersim.hardware.shape import Leaf, Network, Nics, Node, NvLink, Port, spread_evenly
+from clustersim.hardware.technology import Technology
 from clustersim.program.task import Collective
 from clustersim.units import BytesPerSecond, Seconds
 from clustersim.validation.accelerators import accelerator_of
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
 from clustersim.validation.comparison import Comparison
+from clustersim.validation.interconnect import Interconnect, Ports
+from clustersim.validation.machines import interconnect_of
 from clustersim.validation.quality import grouped
 
 SHIPPED: Final = PUBLISHED / "collectives.csv"
@@ -54,10 +56,14 @@ _ALGORITHMS: Final = {
 _PLACE: Final = (
     *("gpu", "n_gpus", "gpus_per_node", "interconnect", "collective", "algo", "gpus_per_process", "timed"),
 )
-_PORTS: Final = re.compile(r"(\d+)x(\d+)G\b")
-# Of a port, so that a message takes 20 us to another node: net_lat of p5 in src/tuner/nccl_ofi_model.cpp
-# (aws/aws-ofi-nccl@2daf7d30), "2 nodes, 8B RDMA w/imm"; 18 us on p5en.
-_EFA: Final = 9e-6
+_ALIKE: Final = {"v100-16gb": "v100-sxm-32gb", "gh200": "h100-sxm-96gb"}  # with the same links
+_EARLIER: Final = {  # networks that tables call alike, by what they join
+    (Technology.EFA, Technology.NVLINK2): Technology.EFA1,
+    (Technology.EFA, Technology.NVLINK3): Technology.EFA1,
+}
+# What torch.distributed does on the host between an event and the launch: 8 H200 timed call by call take 39 us from 32 KiB
+# to 512 KiB (ml-engineering), 16 to 21 us when 8 H100 are timed in a loop (dgxc-nccl).
+_CALL: Final = 23e-6
 _LATENCY: Final = 0.5e-6  # of any other port and switch; the library's own constants hold what is beyond
 
 
@@ -66,7 +72,8 @@ class Machine:
     """Ports of one GPU in bytes/s: NVLink, PCIe, network where a row states none.
 
     node: GPUs of a whole node, to which the ports of a row belong; domain: GPUs that NVLink joins, if not of a node;
-    mesh: whether every pair of a node's GPUs has its own link, so that fewer GPUs use fewer links.
+    mesh: whether every pair of a node's GPUs has its own link, so that fewer GPUs use fewer links; host: what a
+    launch takes on hosts of such GPUs, None: as the accelerator's file says.
     """
 
     nvlink: BytesPerSecond
@@ -76,14 +83,17 @@ class Machine:
     node: int = 8
     domain: int | None = None
     mesh: bool = False
+    host: Seconds | None = None
 
 
+# Launches of A100's hosts: 8 GPUs of one process take 43 us for whatever is small (azure, ml-engineering).
 # NVLink and Infinity Fabric of datasheets; PCIe Gen3 to Gen6 x16. By what an accelerator's name begins with.
 MACHINES: Final = {
     "v100": Machine(150e9, 16e9, 6.25e9),
-    "a100": Machine(300e9, 32e9, 25e9),
+    "a100": Machine(300e9, 32e9, 25e9, host=5.4e-6),
     "h100": Machine(450e9, 64e9, 50e9),
     "h200": Machine(450e9, 64e9, 50e9),
+    "h800": Machine(200e9, 64e9, 50e9),
     "b200": Machine(900e9, 64e9, 50e9),
     "gb200": Machine(900e9, 64e9, 50e9, node=4, domain=72),
     "b300": Machine(900e9, 128e9, 100e9),
@@ -96,19 +106,20 @@ MACHINES: Final = {
 class Place:
     """On what a benchmark ran, and how: all that its times depend on, beside the sizes.
 
-    gpu: as tables call it; accelerator: the shipped one that it is; per_node: GPUs of a node; per_process: GPUs that
+    gpu: as tables call it; accelerator: the shipped one that it is; own: its generation of NVLink; per_node: GPUs of a node; per_process: GPUs that
     one process drives; called: whether each call was timed by itself; launch: what the host needs for one;
-    algorithm: "" if the library chose.
+    joined: what the row states of links; algorithm: "" if the library chose.
     """
 
     gpu: str
     accelerator: str
+    own: Technology
     launch: Seconds
     gpus: int
     per_node: int
     per_process: int
     called: bool
-    interconnect: str
+    joined: Interconnect
     collective: Collective
     algorithm: str
 
@@ -125,13 +136,24 @@ class Place:
     @property
     def port(self) -> BytesPerSecond:
         """Of a GPU towards the others of its node."""
-        there = min(self.gpus, self.per_node)
-        return self.machine.nvlink * ((there - 1) / (self.machine.node - 1) if self.machine.mesh else 1.0)
+        there, whole = min(self.gpus, self.per_node), self.joined.rate or self.machine.nvlink
+        return whole * ((there - 1) / (self.machine.node - 1) if self.machine.mesh else 1.0)
 
     @property
-    def over_efa(self) -> bool:
-        """Whether the network is AWS's."""
-        return "efa" in self.interconnect
+    def network(self) -> Technology:
+        """Of what make the network is; InfiniBand where the row says nothing."""
+        stated = self.joined.ports.kind if self.joined.ports else None
+        return _EARLIER.get((stated, self.generation), stated) or Technology.INFINIBAND
+
+    @property
+    def generation(self) -> Technology:
+        """Of NVLink or xGMI."""
+        return self.joined.generation or self.own
+
+    @property
+    def domain(self) -> int:
+        """GPUs that NVLink joins in a whole machine."""
+        return self.joined.domain or self.machine.domain or self.per_node
 
     @property
     def nodes(self) -> int:
@@ -141,24 +163,27 @@ class Place:
     @property
     def fabric(self) -> ClosFabric:
         """Nodes with NVSwitch and one network port per GPU, under one tier of rail switches."""
-        machine, gpus = self.machine, self.nodes * self.per_node
-        domain = min(machine.domain, gpus) if machine.domain else self.per_node
+        gpus, nic = self.nodes * self.per_node, Port(self._network, _LATENCY)
         node = Node(
             gpus=self.per_node,
-            pcie=Port(machine.pcie, _LATENCY),
-            nvlink=NvLink(domain, Port(self.port, _LATENCY)),
-            nics=Nics(self.per_node, Port(self._network, _EFA if self.over_efa else _LATENCY)),
+            pcie=Port(self.machine.pcie, _LATENCY),
+            nvlink=NvLink(self.domain, Port(self.port, _LATENCY), self.generation),
+            nics=Nics(self.per_node, nic, self.network),
         )
-        return ClosFabric(node, Network(Leaf(self.nodes, self.per_node, _LATENCY), Spread()), gpus)
+        network = Network(Leaf(self.nodes, self.per_node, _LATENCY), Spread())
+        return ClosFabric(*spread_evenly(node, network, gpus), gpus)
 
     @property
     def _network(self) -> BytesPerSecond:
-        """Of one GPU: its part of the ports that the node has."""
-        stated = _PORTS.match(self.interconnect.partition(" + ")[2])
-        if stated is None:
+        """Of one GPU: its part of the ports that the node has. More ports than GPUs take part are of a whole node."""
+        ports = self.joined.ports or Ports()
+        if ports.rate is None:
             return self.machine.nic
-        ports, rate = int(stated[1]), float(stated[2]) * 1e9 / 8.0
-        return ports * rate / self.machine.node
+        if ports.per_gpu:
+            return ports.rate
+        count = ports.count or 1
+        whole = max(self.machine.node, self.per_node)
+        return count * ports.rate / (self.per_node if ports.count and count <= self.per_node else whole)
 
     def survey(self, library: Library) -> Choices:
         """Cost all offers; nccl-tests' send/recv sends from each rank to the next."""
@@ -169,7 +194,7 @@ class Place:
 
     def seen(self, seconds: FloatArray) -> FloatArray:
         """What the benchmark sees of collectives that take so long."""
-        return np.maximum(seconds + self.launch * self.called, self.launch * self.per_process)
+        return np.maximum(seconds + _CALL * self.called, self.launch * self.per_process)
 
 
 def read_collectives(path: Path = SHIPPED) -> list[Case]:
@@ -189,15 +214,19 @@ def compare_collectives(cases: Sequence[Case]) -> list[Comparison]:
 def place_of(case: Case) -> Place:
     """Where and how a row was measured; raise CannotPredictError where that cannot be said."""
     accelerator = _accelerator(case)
+    if accelerator.nvlink is None:
+        raise CannotPredictError(f"gpu {case.text('gpu')}: it has no NVLink", owed=False)
+    machine = MACHINES[accelerator.name.split("-")[0]]
     return Place(
         gpu=case.text("gpu"),
         accelerator=accelerator.name,
-        launch=accelerator.efficiency.launch_interval,
+        launch=machine.host or accelerator.efficiency.launch_interval,
         gpus=_count(case, "n_gpus", least=2),
-        per_node=_count(case, "gpus_per_node", MACHINES[accelerator.name.split("-")[0]].node),
+        per_node=_count(case, "gpus_per_node", machine.node),
         per_process=case.whole("gpus_per_process", 1),
         called=case.text("timed") == "call",
-        interconnect=case.text("interconnect"),
+        own=accelerator.nvlink,
+        joined=interconnect_of(case),
         collective=_collective(case),
         algorithm=_algorithm(case),
     )
@@ -263,7 +292,8 @@ def _factors(case: Case, nodes: str) -> dict[str, str]:
 
 def _accelerator(case: Case) -> Accelerator:
     """The accelerator, of which a machine must be known."""
-    accelerator = accelerator_of(case)
+    alike = _ALIKE.get(case.text("gpu"))
+    accelerator = load_accelerator(alike) if alike else accelerator_of(case)
     name = accelerator.name
     if name.split("-")[0] not in MACHINES or "-pcie-" in name:
         known = ", ".join(MACHINES)

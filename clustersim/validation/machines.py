@@ -1,15 +1,16 @@
 """On which machine did a published run take place?
 
-A row names the GPU and its interconnect: inside the node, then between nodes (`nvlink4 + 8x400G-ib-ndr`). A shipped
-cluster of that GPU is taken, with the network ports that the row states; where it states none, the shipped cluster's.
+A row names the GPU and its interconnect (see `interconnect`). A shipped cluster of that GPU is taken, with the links
+that the row states; where it states none, the shipped cluster's.
 """
 
-import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from clustersim.errors import nearest
+from clustersim.errors import InputError, nearest
+from clustersim.units import BytesPerSecond
 from clustersim.validation.cases import CannotPredictError, Case
+from clustersim.validation.interconnect import Interconnect, Ports, read_interconnect
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Place:
 
 
 PLACES: Final = {
-    "v100-32gb": Place("dgx-v100"),
+    "v100-32gb": Place("dgx-2", node=16),  # rows of Megatron-LM on DGX-2, 16 GPUs a node
     "a100-sxm-40gb": Place("dgx-a100", "a100-sxm-40gb"),
     "a100-sxm-80gb": Place("dgx-a100"),
     "h100-sxm-80gb": Place("dgx-h100"),
@@ -35,9 +36,8 @@ PLACES: Final = {
     "gb200": Place("gb200-nvl72", node=4),
     "gb300": Place("gb200-nvl72", "gb300", node=4),
 }
-_PORTS: Final = re.compile(r"(?:(\d+)x)?(\d+)G")
-_PORT_OF: Final = {"dgx-v100": 100, "dgx-a100": 200}  # Gbit/s of one port, where a row states a node's sum only
-_USUAL_PORT: Final = 400
+_PORT_OF: Final = {"dgx-2": 12.5e9, "dgx-a100": 25e9}  # of one port, where a row states a node's sum only
+_USUAL_PORT: Final = 50e9
 
 
 def cluster_section(case: Case, *, one_port: bool = False) -> dict[str, Any]:
@@ -51,25 +51,47 @@ def cluster_section(case: Case, *, one_port: bool = False) -> dict[str, Any]:
     section: dict[str, Any] = {"name": place.cluster, "gpus": case.whole("n_gpus")}
     if place.accelerator:
         section["accelerator"] = place.accelerator
-    ports = _ports(case.text("interconnect"), place)
+    joined = interconnect_of(case)
+    ports = _ports(joined.ports or Ports(), place)
     if one_port:
-        ports = {**(ports or {}), "per_node": 1}
+        ports["per_node"] = 1
     node = {"nic": ports} if ports else {}
-    if place.nvlink is not None:  # a part of H100's, as DeepSeek-V3's report says of H800 (arXiv:2412.19437)
-        node["nvlink"] = {"bandwidth": place.nvlink}
+    nvlink = _nvlink(joined, place)
+    if nvlink:
+        node["nvlink"] = nvlink
     return section | ({"node": node} if node else {})
 
 
-def _ports(interconnect: str, place: Place) -> dict[str, Any] | None:
-    """The network ports of a node; None where the row does not state them."""
-    _, _, network = interconnect.partition(" + ")
-    stated = _PORTS.match(network)
-    if stated is None:
-        return None
-    count, rate = stated.groups()
-    if count is None and "per GPU" in network:
-        return {"per_node": place.node, "bandwidth": f"{rate} Gbit/s"}
-    if count is None:
-        port = _PORT_OF.get(place.cluster, _USUAL_PORT)
-        count, rate = str(max(1, int(rate) // port)), str(port)
-    return {"per_node": int(count), "bandwidth": f"{rate} Gbit/s"}
+def interconnect_of(case: Case) -> Interconnect:
+    """What a row states of its links; raise CannotPredictError for words that are not known."""
+    try:
+        return read_interconnect(case.text("interconnect"))
+    except InputError as error:
+        raise CannotPredictError(str(error), owed=False) from error
+
+
+def _nvlink(joined: Interconnect, place: Place) -> dict[str, Any]:
+    """What differs from the shipped cluster's NVLink."""
+    if joined.rate is not None:
+        return {"bandwidth": f"{joined.rate!r} B/s"}
+    # a part of H100's, as DeepSeek-V3's report says of H800 (arXiv:2412.19437)
+    return {"bandwidth": place.nvlink} if place.nvlink else {}
+
+
+def _ports(ports: Ports, place: Place) -> dict[str, Any]:
+    """What differs from the shipped cluster's network ports."""
+    kind = {"network": ports.kind.value} if ports.kind else {}
+    if ports.rate is None:
+        return kind
+    count, rate = _counted(ports.rate, ports, place)
+    return kind | {"per_node": count, "bandwidth": f"{rate!r} B/s"}
+
+
+def _counted(rate: BytesPerSecond, ports: Ports, place: Place) -> tuple[int, BytesPerSecond]:
+    """How many ports a node has, and the rate of one."""
+    if ports.per_gpu:
+        return place.node, rate
+    if ports.count is not None:
+        return ports.count, rate
+    port = _PORT_OF.get(place.cluster, _USUAL_PORT)
+    return max(1, int(rate // port)), port

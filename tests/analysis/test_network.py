@@ -15,6 +15,7 @@ from clustersim.analysis.network_bytes import Metered
 from clustersim.analysis.network_moves import spread_over_time
 from clustersim.analysis.rows import read_rows
 from clustersim.collectives.library import load_library
+from clustersim.collectives.switches import Switches
 from clustersim.hardware.cluster import load_cluster
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from clustersim.program.program import Groups
@@ -28,8 +29,8 @@ from tests.strategies import scenarios
 def metered(cluster: str, gpus: int, members: list[list[int]], algorithm: str) -> Metered:
     loaded = load_cluster(cluster, gpus=gpus)
     groups = {"tp": Groups("tp", np.array(members))}
-    chosen = dict.fromkeys(Collective, algorithm)
-    return Metered(loaded.fabric, load_library(loaded.library), groups, chosen)
+    chosen = Switches(forced=dict.fromkeys(Collective, algorithm))
+    return Metered(loaded.fabric, chosen.narrowed(load_library(loaded.library)), groups)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_exchanges_that_differ_in_payload_alone_share_what_they_carry() -> None:
 def use(result: Result, bins: int = 50) -> NetworkUse | None:
     cluster, settings = result.scenario.cluster, result.scenario.cost
     groups = result.program.groups
-    volumes = Metered(cluster.fabric, load_library(cluster.library), groups, settings.collectives)
+    volumes = Metered(cluster.fabric, settings.switches.narrowed(load_library(cluster.library)), groups)
     return network_use(read_rows(result.trace, result.program, result.scenario.steps), cluster.fabric, volumes, bins)
 
 

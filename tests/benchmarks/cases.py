@@ -33,7 +33,7 @@ def slow_rank_16k() -> Mapping:
 
 
 def jitter_16k() -> Mapping:
-    """The example in which every kernel of every rank varies by 1 %, so that no two do the same; no links are shared."""
+    """The example in which every kernel of every rank varies by 1 %, so no two do the same; no links are shared."""
     return {**example(), "disturbances": {"jitter": "1%"}, "cost": {"network": "uncontended"}}
 
 

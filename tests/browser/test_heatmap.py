@@ -191,7 +191,7 @@ def test_of_many_ranks_some_are_drawn_and_all_when_zoomed(open_page: Callable[..
     ranks = np.unique(representative)
     category = np.random.default_rng(0).integers(0, len(PARTS), (len(ranks), bins)).astype(np.uint8)
     known = DominantParts(ranks, representative, np.full((len(ranks), len(PARTS)), 0.5), category, 6.5)
-    page = open_page(written(tmp_path, Heatmap(known, layout, 8)), width=390, dark=True)
+    page = open_page(written(tmp_path, Heatmap(known, layout, np.arange(layout.world) // 8)), width=390, dark=True)
     rows = page.js(ROWS)
     assert 256 <= len(rows) <= 512
     row = np.lexsort([layout.mesh.coordinate(axis) for axis in AXES]).tolist().index(unlike)

@@ -44,6 +44,7 @@ class Named:
         ("NVIDIA GB200", "gb200"),
         ("Tesla V100-SXM2-32GB", "v100-sxm-32gb"),
         ("AMD Instinct MI300X", "mi300x"),
+        ("AMD Instinct MI355X", "mi355x"),
     ],
 )
 def test_a_gpu_is_known_by_the_name_that_its_driver_gives(name: str, accelerator: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from calibrate.command import parsed
+from clustersim import shipped
 from clustersim.cli.app import app
 from clustersim.schedules.notation import format_order
 
@@ -152,3 +153,8 @@ def test_continuous_integration_runs_what_the_test_command_leaves_out() -> None:
     chosen = [re.sub(r"not \w+", "", marks) for marks in re.findall(r"-m ['\"](.+?)['\"]", script)]
     assert left_out - {"gpu"} <= set(re.findall(r"\w+", " ".join(chosen)))
     assert re.search(r"-m '.*hypothesis.*' --hypothesis-profile=full", script)
+
+
+def test_every_shipped_cluster_stands_in_readme() -> None:
+    for name in shipped.names("clusters"):
+        assert re.search(rf"\b{name}\b", README), name

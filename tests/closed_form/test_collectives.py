@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from clustersim.collectives.choose import Surveyor, choose
-from clustersim.collectives.library import ALGORITHMS, Generation, Library, Medium, Offer, Pipeline
+from clustersim.collectives.library import ALGORITHMS, Carrier, Generation, Library, Medium, Offer, Pipeline
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.routing import Spread
 from clustersim.hardware.shape import Leaf, Network, Nics, Node, NvLink, Port, Spine
@@ -46,9 +46,8 @@ def ideal(chunk: float = 0.0) -> Library:
         )
         for name in ALGORITHMS
     )
-    links = {Medium.PCIE: 1.0, Medium.NETWORK: 1.0}
-    generation = Generation("any", NVLINK, 1.0, 1.0, None)
-    return Library("ideal", (generation,), links, none, 0.0, Pipeline(1.0, chunk), offers, published=False)
+    generations, networks = {None: Generation(1.0, 1.0, None)}, {None: Carrier(1.0, 0.0, frozenset())}
+    return Library("ideal", generations, networks, 1.0, none, 0.0, Pipeline(1.0, 1.0, chunk), offers, published=False)
 
 
 def cluster(gpus: int, per_node: int, *, nodes_per_leaf: int = 1 << 20, oversubscription: float = 1.0) -> ClosFabric:

@@ -69,7 +69,7 @@ class _Nothing:
     ],
 )
 def test_gpus_share_what_the_hosts_memory_can_do(sharers: int, what: HostWork, seconds: float) -> None:
-    cost = HostedExchanges(_Nothing(), SECONDS, sharers, ranks=3)  # type: ignore[arg-type]
+    cost = HostedExchanges(_Nothing(), SECONDS, np.full(3, sharers))  # type: ignore[arg-type]
     exchange = HostExchange("copy", Collective.SEND_RECV, HOST_ROLE.name, 100e9, what)
     assert cost.exchange(exchange).seconds == pytest.approx(np.full(3, seconds))
     demand = cost.demand(exchange)

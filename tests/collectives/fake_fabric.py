@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.arrays import IntArray
+from clustersim.hardware.technology import TECHNOLOGIES, Technology
 from clustersim.hardware.topology import LINK_KINDS, Link, LinkKind, LinkTable, Paths
 
 
@@ -21,6 +22,7 @@ class FakeFabric:
     rack: int = 1 << 40
     local_latency: float = 1e-6
     latency: float = 5e-6
+    generation: Technology = Technology.NVLINK4
 
     @property
     def links(self) -> LinkTable:
@@ -28,8 +30,9 @@ class FakeFabric:
         kinds = [LinkKind.NVLINK] * 2 + [LinkKind.NIC] * 2 + [LinkKind.LEAF] * 2
         rates = [self.nvlink] * 2 + [self.nic] * 2 + [self.spine] * 2
         counts = [self.gpus] * 4 + [racks] * 2
+        makes = [TECHNOLOGIES.index(each) for each in [self.generation] * 2 + [Technology.INFINIBAND] * 4]
         kind = np.repeat([LINK_KINDS.index(each) for each in kinds], counts)
-        return LinkTable(kind, np.repeat(rates, counts), np.zeros(sum(counts)))
+        return LinkTable(kind, np.repeat(rates, counts), np.zeros(sum(counts)), np.repeat(makes, counts))
 
     def domains(self, gpus: IntArray) -> IntArray:
         return gpus // self.per_domain

@@ -5,12 +5,15 @@ import pytest
 
 from clustersim.collectives.choose import Surveyor, choose
 from clustersim.collectives.library import load_library
+from clustersim.collectives.switches import Switches
 from clustersim.errors import InputError
+from clustersim.hardware.cluster import load_cluster
+from clustersim.hardware.technology import Technology
 from clustersim.program.task import Collective
 from tests.collectives.fake_fabric import FakeFabric
 
 H100 = FakeFabric(64, 8, nvlink=450e9, nic=50e9)
-A100 = FakeFabric(64, 8, nvlink=300e9, nic=25e9)
+A100 = FakeFabric(64, 8, nvlink=300e9, nic=25e9, generation=Technology.NVLINK3)
 KINDS = list(Collective)
 
 
@@ -62,3 +65,18 @@ def test_time_grows_with_the_payload(kind):
     survey = Surveyor(H100, load_library("nccl")).survey(kind, members)
     seconds = [choose(survey, payload).seconds.max() for payload in np.geomspace(1, 1e10, 60)]
     assert (np.diff(seconds) > 0).all()
+
+
+def test_switches_that_add_between_nodes_halve_what_ports_carry():
+    """SHARP moves each rail's part out and in once, rings and trees twice; only InfiniBand has it."""
+    members, payload = np.arange(1024)[None], 4.0 * 2**30
+    sharp = Switches(collnet=True).narrowed(load_library("nccl"))
+    fabric = load_cluster("dgx-a100", 1024).fabric
+    without, with_sharp = (
+        float(choose(Surveyor(fabric, library).survey(Collective.ALL_REDUCE, members), payload).seconds[0])
+        for library in (load_library("nccl"), sharp)
+    )
+    assert 0.5 <= with_sharp / without <= 0.65  # chains inside the nodes and filling take the rest
+    roce = load_cluster("llama3-roce", 1024).fabric
+    (offer,) = {choose(Surveyor(roce, sharp).survey(Collective.ALL_REDUCE, members), payload).offer.algorithm}
+    assert not offer.startswith("collnet")

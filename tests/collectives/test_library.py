@@ -15,16 +15,6 @@ def test_shipped_libraries_offer_every_collective(name):
         assert library.offered(kind)
 
 
-def test_a_gpus_port_tells_the_generation():
-    library = load_library("nccl")
-    assert [library.generation(rate * 1e9).name for rate in (150, 300, 450, 900)] == [
-        "volta",
-        "ampere",
-        "hopper",
-        "blackwell",
-    ]
-
-
 def test_hierarchical_is_offered_only_by_name():
     library = load_library("nccl")
     assert "hierarchical" not in {offer.algorithm for offer in library.offered(Collective.ALL_REDUCE)}

@@ -11,6 +11,7 @@ from clustersim.collectives.loads import OwnLoads, picked
 from clustersim.collectives.phase import arrange
 from clustersim.collectives.routes import route
 from clustersim.collectives.transfer import effective_bandwidth
+from clustersim.hardware.technology import Technology
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from clustersim.program.task import Collective
 from tests.collectives.fake_fabric import FakeFabric
@@ -29,7 +30,7 @@ def test_a_ring_across_nodes_keeps_each_nic_busy_for_the_textbook_volume() -> No
     """Eight GPUs on one rail of six nodes: (n-1)/n of the payload over each NIC, out and in."""
     members = np.arange(0, 48, 8)[None]
     loads = loads_of(members)
-    rate = 50e9 * NCCL.efficiency[next(each for each in NCCL.efficiency if each.value == "network")] * RING.efficiency
+    rate = 50e9 * NCCL.network(Technology.INFINIBAND).efficiency * RING.efficiency
     nics = FABRIC.links.kind[loads.crossings.link] == LINK_KINDS.index(LinkKind.NIC)
     assert nics.sum() == 12
     assert loads.crossings.seconds[nics] == pytest.approx(np.full(12, 5 / 6 / rate))

@@ -12,21 +12,39 @@ from tests.collectives.fake_fabric import FakeFabric
 def test_regular_groups_keep_their_members_by_domain():
     fabric = FakeFabric(16, 4)
     (arrangement,) = arrange(np.array([[0, 8, 1, 9], [2, 10, 3, 11]]), fabric)
-    assert arrangement.members.tolist() == [[[0, 1], [8, 9]], [[2, 3], [10, 11]]]
+    assert arrangement.members.tolist() == [[0, 1, 8, 9], [2, 3, 10, 11]]
+    assert arrangement.heads.tolist() == [[[0, 1], [8, 9]], [[2, 3], [10, 11]]]
     assert arrangement.spans == 2
 
 
 def test_the_root_comes_first_even_in_a_higher_domain():
     (arrangement,) = arrange(np.array([[9, 1, 8, 0]]), FakeFabric(16, 4))
-    assert arrangement.flat.tolist() == [[9, 8, 1, 0]]
+    assert arrangement.members.tolist() == [[9, 8, 1, 0]]
 
 
-def test_uneven_groups_stand_alone_but_know_how_many_domains_they_cross():
+def test_uneven_domains_have_as_many_rails_as_the_smallest_has_members():
+    (arrangement,) = arrange(np.array([[0, 1, 2, 4, 5, 8, 9, 10]]), FakeFabric(12, 4))
+    assert (arrangement.per_domain, arrangement.rails, arrangement.spans) == ((3, 2, 3), 2, 3)
+    assert arrangement.heads.tolist() == [[[0, 1], [4, 5], [8, 9]]]
+    assert [each.tolist() for each in arrangement.domains] == [[[[0, 1, 2], [8, 9, 10]]], [[[4, 5]]]]
+
+
+def test_a_ring_through_uneven_domains_crosses_each_border_once_per_pass():
     (arrangement,) = arrange(np.array([[0, 1, 4]]), FakeFabric(8, 4))
-    assert arrangement.members.shape == (1, 3, 1)
-    assert arrangement.spans == 2
     (phase,) = Ring().phases(Collective.ALL_REDUCE, arrangement)
     assert (phase.rounds.network, phase.rounds.local) == (2, 2)  # one crossing and back per pass of two rounds
+    crosses = phase.sources // 4 != phase.targets // 4
+    assert sorted(zip(phase.sources[crosses].tolist(), phase.targets[crosses].tolist(), strict=True)) == [
+        (0, 4),
+        (4, 0),
+    ]
+
+
+def test_groups_of_other_shapes_are_arranged_apart():
+    groups = np.array([[0, 1, 2, 4], [8, 12, 13, 14], [16, 17, 18, 20]])
+    first, second = sorted(arrange(groups, FakeFabric(24, 4)), key=lambda each: each.per_domain, reverse=True)
+    assert (first.per_domain, first.groups.tolist()) == ((3, 1), [0, 2])
+    assert (second.per_domain, second.groups.tolist()) == ((1, 3), [1])
 
 
 def test_nodes_count_where_they_join_several_domains():
@@ -38,7 +56,7 @@ def test_nodes_count_where_they_join_several_domains():
             return gpus // 4
 
     (arrangement,) = arrange(np.arange(8)[None], PcieFabric(8, 4))
-    assert arrangement.members.shape == (1, 2, 4)
+    assert arrangement.per_domain == (4, 4)
     assert not arrangement.switched
 
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.collectives.aggregated_trees import AggregatedTrees
+from clustersim.collectives.collnet import CollNetChain, CollNetDirect, NvlsSharp
 from clustersim.collectives.double_tree import binary_tree, depth
 from clustersim.collectives.hierarchical import Hierarchical
 from clustersim.collectives.in_network import InNetwork
@@ -17,9 +18,22 @@ from clustersim.collectives.tree import Tree
 from clustersim.program.task import Collective
 from tests.collectives.fake_fabric import FakeFabric
 
-ALGORITHMS = [AggregatedTrees(), Hierarchical(), InNetwork(), Pairwise(), Ring(), Star(), Tree()]
+ALGORITHMS = [
+    AggregatedTrees(),
+    CollNetChain(),
+    CollNetDirect(),
+    Hierarchical(),
+    InNetwork(),
+    NvlsSharp(),
+    Pairwise(),
+    Ring(),
+    Star(),
+    Tree(),
+]
 SIDES = st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 8))
 SHAPES = SIDES.filter(lambda shape: shape[1] * shape[2] > 1)
+UNEVEN = st.lists(st.integers(1, 6), min_size=1, max_size=6).filter(lambda per_domain: sum(per_domain) > 1)
+WIDEST = 6
 PASSES = [(Collective.ALL_REDUCE, 2), (Collective.ALL_GATHER, 1), (Collective.REDUCE_SCATTER, 1)]
 
 
@@ -30,9 +44,16 @@ def arranged(groups: int, domains: int, per_domain: int) -> Arrangement:
     return arrangement
 
 
+def filled(per_domain: list[int]) -> Arrangement:
+    """One group with so many members in each of the domains."""
+    members = [WIDEST * domain + place for domain, count in enumerate(per_domain) for place in range(count)]
+    (arrangement,) = arrange(np.array([members]), FakeFabric(WIDEST * len(per_domain), WIDEST))
+    return arrangement
+
+
 def volumes(algorithm: Algorithm, kind: Collective, arrangement: Arrangement) -> tuple[np.ndarray, np.ndarray]:
     """Payloads that each GPU sends and receives, summed over the phases."""
-    sent, received = np.zeros((2, arrangement.members.size))
+    sent, received = np.zeros((2, int(arrangement.members.max()) + 1))
     for phase in algorithm.phases(kind, arrangement):
         np.add.at(sent, phase.sources, phase.share)
         np.add.at(received, phase.targets, phase.share)
@@ -62,6 +83,55 @@ def test_every_rank_of_a_ring_sends_and_receives_n_minus_1_nths_per_pass(shape, 
     assert received == pytest.approx(sent)
 
 
+@given(UNEVEN, st.sampled_from(PASSES))
+def test_rings_and_trees_move_their_textbook_volume_through_uneven_domains(per_domain, collective):
+    """Rings: n-1 n-ths of the payload from each of n ranks per pass; trees: n-1 edges, each passed up and down."""
+    kind, passes = collective
+    arrangement = filled(per_domain)
+    n = arrangement.size
+    sent, received = volumes(Ring(), kind, arrangement)
+    assert sent.sum() == pytest.approx(received.sum()) == pytest.approx(passes * (n - 1))
+    (phase,) = Ring().phases(kind, arrangement)
+    out = np.zeros(len(per_domain))
+    crosses = phase.sources // WIDEST != phase.targets // WIDEST
+    np.add.at(out, phase.sources[crosses] // WIDEST, phase.share[crosses])
+    assert out == pytest.approx(np.full(len(out), passes * (n - 1) / n * (len(out) > 1)))
+    sent, _ = volumes(Tree(), Collective.ALL_REDUCE, arrangement)
+    assert sent.sum() == pytest.approx(2 * (n - 1))
+
+
+@given(st.lists(st.integers(2, 6), min_size=2, max_size=6))
+def test_adding_switches_load_heads_by_what_they_add_and_all_by_the_payload(per_domain):
+    """Each member's payload is read and the sum stored to it; each of k heads loads and stores a k-th beside that."""
+    arrangement = filled(per_domain)
+    (phase,) = InNetwork().phases(Collective.ALL_REDUCE, arrangement)
+    inside = phase.sources // WIDEST == phase.targets // WIDEST
+    out = np.zeros(int(arrangement.members.max()) + 1)
+    np.add.at(out, phase.sources[inside], phase.share[inside])
+    heads = np.isin(arrangement.members[0], arrangement.heads)
+    assert out[arrangement.members[0]] == pytest.approx(1 + heads / min(per_domain))
+
+
+@given(
+    st.lists(st.integers(1, 6), min_size=2, max_size=6), st.sampled_from([CollNetChain(), CollNetDirect(), NvlsSharp()])
+)
+def test_adding_network_switches_take_and_give_each_domain_the_payload_once(per_domain, algorithm):
+    """A ring or tree moves it out and in twice; heads share it evenly."""
+    arrangement = filled(per_domain)
+    phases = algorithm.phases(Collective.ALL_REDUCE, arrangement)
+    least = {CollNetChain: 1, CollNetDirect: 1 + (max(per_domain) == 1), NvlsSharp: 2}[type(algorithm)]
+    if min(per_domain) < least:
+        assert phases == ()
+        return
+    (phase,) = phases
+    crosses = phase.sources // WIDEST != phase.targets // WIDEST
+    for ends in (phase.sources, phase.targets):
+        moved = np.zeros(int(arrangement.members.max()) + 1)
+        np.add.at(moved, ends[crosses], phase.share[crosses])
+        assert moved[arrangement.heads] == pytest.approx(1 / min(per_domain))
+        assert moved.sum() == pytest.approx(len(per_domain))
+
+
 @given(SHAPES, st.sampled_from([Collective.BROADCAST, Collective.REDUCE]))
 def test_rooted_collectives_move_the_payload_n_minus_1_times(shape, kind):
     """Each rank but the root must receive (or contribute) the whole payload exactly once."""
@@ -72,8 +142,24 @@ def test_rooted_collectives_move_the_payload_n_minus_1_times(shape, kind):
         total = each.reshape(shape[0], -1).sum(axis=1)
         assert total == pytest.approx(arrangement.size - 1)
         if not isinstance(algorithm, Tree):  # two trees and k chains have several roots
-            root = arrangement.flat[:, 0]
+            root = arrangement.members[:, 0]
             assert each[root] == pytest.approx(0)
+
+
+@given(UNEVEN, st.sampled_from([Collective.BROADCAST, Collective.REDUCE]))
+def test_rings_of_rooted_collectives_cross_each_border_on_all_rails(per_domain, kind):
+    """Every domain but the root's takes in (or gives away) the payload once, a k-th of it through each of k heads."""
+    arrangement = filled(per_domain)
+    (phase,) = Ring().phases(kind, arrangement)
+    into, out_of = (phase.targets, phase.sources) if kind is Collective.BROADCAST else (phase.sources, phase.targets)
+    crosses = into // WIDEST != out_of // WIDEST
+    moved = np.zeros((len(per_domain), WIDEST))
+    np.add.at(moved, (into[crosses] // WIDEST, into[crosses] % WIDEST), phase.share[crosses])
+    assert moved.sum(axis=1) == pytest.approx([0.0] + [1.0] * (len(per_domain) - 1))
+    assert moved.max() <= 1 / min(per_domain) + 1e-9
+    total = np.zeros(int(arrangement.members.max()) + 1)
+    np.add.at(total, into, phase.share)
+    assert total.sum() == pytest.approx(arrangement.size - 1)
 
 
 @given(SHAPES)
@@ -82,7 +168,7 @@ def test_scatter_and_gather_move_an_nth_for_each_other_rank(shape):
     n = arrangement.size
     sent, _ = volumes(Star(), Collective.SCATTER, arrangement)
     _, received = volumes(Star(), Collective.GATHER, arrangement)
-    assert sent[arrangement.flat[:, 0]] == pytest.approx((n - 1) / n)
+    assert sent[arrangement.members[:, 0]] == pytest.approx((n - 1) / n)
     assert received == pytest.approx(sent)
 
 
@@ -124,7 +210,7 @@ def test_a_shift_sends_every_rank_all_parts_but_one_to_its_neighbour(shape):
     arrangement = arranged(*shape)
     n = arrangement.size
     (phase,) = Pairwise().phases(Collective.SHIFT, arrangement)
-    assert (phase.targets == np.roll(arrangement.flat, -1, axis=1)).all()
+    assert (phase.targets == np.roll(arrangement.members, -1, axis=1)).all()
     sent, received = volumes(Pairwise(), Collective.SHIFT, arrangement)
     assert sent == pytest.approx(np.full_like(sent, (n - 1) / n))
     assert received == pytest.approx(sent)

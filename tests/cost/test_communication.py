@@ -5,6 +5,7 @@ import pytest
 
 from clustersim import shipped
 from clustersim.collectives.library import load_library
+from clustersim.collectives.switches import Switches
 from clustersim.cost.communication import CommunicationCost
 from clustersim.cost.timing import Bound, Provenance
 from clustersim.errors import InputError
@@ -37,8 +38,8 @@ def roles(gpus: int) -> dict[str, Groups]:
 
 
 def cost(gpus: int = 64, oversubscription: float = 1.0, library: str = "nccl", **overrides: str) -> CommunicationCost:
-    chosen = {Collective(kind): name for kind, name in overrides.items()}
-    return CommunicationCost(pod(gpus, oversubscription), load_library(library), roles(gpus), chosen)
+    chosen = Switches(forced={Collective(kind): name for kind, name in overrides.items()})
+    return CommunicationCost(pod(gpus, oversubscription), chosen.narrowed(load_library(library)), roles(gpus))
 
 
 def exchange(kind: Collective, role: str, payload: float) -> Exchange:

@@ -41,7 +41,7 @@ def model() -> CommunicationCost:
 
 def recorded(*rows: CollectiveRow, origin: Origin = Origin.MEASURED, fits: tuple = ()) -> RecordedExchanges:
     record = Record(DEVICE, CONDITIONS, collectives=rows, collective_fits=fits, origin=origin)
-    return RecordedExchanges(model(), record, GROUPS, gpus_per_node=8)
+    return RecordedExchanges(model(), record, GROUPS, nodes=np.arange(FABRIC.gpus) // 8)
 
 
 def reduction(role: str, payload: float, kind: Collective = Collective.ALL_REDUCE) -> Exchange:

@@ -32,7 +32,7 @@ class LinkCost:
     def table(self) -> LinkTable:
         """All links are equal."""
         kind = np.full(self.links, LINK_KINDS.index(LinkKind.NIC))
-        return LinkTable(kind, np.ones(self.links), np.zeros(self.links))
+        return LinkTable(kind, np.ones(self.links), np.zeros(self.links), np.zeros_like(kind))
 
     @property
     def sharing(self) -> Sharing:

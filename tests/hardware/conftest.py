@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from clustersim.hardware.clos_fabric import ClosFabric
+from clustersim.hardware.pair_links import PairLinks
 from clustersim.hardware.routing import Hashed, Spread
 from clustersim.hardware.shape import Core, Host, Leaf, Network, Nics, Node, NvLink, Port, Spine
 
@@ -16,6 +17,7 @@ NVLINK_NODE = Node(4, pcie=PCIE, nvlink=NvLink(4, NVLINK), nics=Nics(4, NIC))
 SHARED_NICS = Node(4, pcie=PCIE, nvlink=NvLink(4, NVLINK), nics=Nics(2, NIC))
 PCIE_NODE = Node(4, pcie=PCIE, host=Host(2, Port(20e9, 1.0 * US)), nics=Nics(2, NIC))
 BRIDGED_NODE = Node(4, pcie=PCIE, nvlink=NvLink(2, NVLINK), host=Host(1, Port(20e9, 1.0 * US)), nics=Nics(1, NIC))
+MESH_NODE = Node(4, pcie=PCIE, nvlink=NvLink(4, NVLINK, pairs=PairLinks.full(4)), nics=Nics(4, NIC))
 RACK_DOMAIN = Node(2, pcie=PCIE, nvlink=NvLink(6, NVLINK), nics=Nics(2, NIC))
 
 
@@ -28,6 +30,8 @@ def rails(per_unit: int, rails: int, seed: int | None = None) -> Network:
 MACHINES: dict[str, Callable[[], ClosFabric]] = {
     "one nvlink node": lambda: ClosFabric(Node(8, nvlink=NvLink(8, NVLINK)), None, 8),
     "part of a node": lambda: ClosFabric(Node(8, nvlink=NvLink(8, NVLINK)), None, 3),
+    "part of a mesh": lambda: ClosFabric(Node(8, nvlink=NvLink(8, NVLINK, pairs=PairLinks.full(8))), None, 3),
+    "rails of meshes, last partial": lambda: ClosFabric(MESH_NODE, rails(2, 4), 4 * 9),
     "one pcie node": lambda: ClosFabric(Node(4, pcie=PCIE, host=Host(2, Port(20e9, 1.0 * US))), None, 4),
     "rails, three pods, last partial": lambda: ClosFabric(NVLINK_NODE, rails(2, 4), 4 * 9),
     "rails, hashed": lambda: ClosFabric(NVLINK_NODE, rails(2, 4, seed=7), 4 * 9),

@@ -53,7 +53,7 @@ def test_every_shipped_accelerator_loads_and_has_a_source_for_every_group_of_num
 
 def test_the_accelerators_that_the_product_promises_are_shipped() -> None:
     promised = {"v100-sxm-32gb", "a100-sxm-40gb", "a100-sxm-80gb", "a100-pcie-80gb", "h100-sxm-80gb", "h100-pcie-80gb"}
-    promised |= {"h200-sxm-141gb", "b200-sxm-180gb", "gb200", "mi300x", "cpu-laptop"}
+    promised |= {"h200-sxm-141gb", "b200-sxm-180gb", "gb200", "mi300x", "mi325x", "mi355x", "cpu-laptop"}
     assert promised <= set(shipped.names("accelerators"))
 
 

@@ -27,8 +27,8 @@ def fabric(build):
 
 def test_speeds_of_several_entries_multiply_and_others_keep_theirs():
     disturbances = Disturbances(slow=(Slow((1, 2), 0.5), Slow((2, 2), 0.8)))
-    assert disturbances.speeds(4).tolist() == [1.0, 0.5, 0.4, 1.0]
-    assert Disturbances().speeds(2).tolist() == [1.0, 1.0]
+    assert disturbances.speeds(np.arange(4)).tolist() == [1.0, 0.5, 0.4, 1.0]
+    assert Disturbances().speeds(np.arange(2)).tolist() == [1.0, 1.0]
 
 
 def test_nothing_wrong_leaves_the_fabric_as_it_is(fabric):
@@ -109,10 +109,10 @@ def test_gpus_beyond_the_job_may_be_cut_off():
     graph.add_node("s", kind="switch")
     for number in range(3):
         for ends in ((f"gpu{number}", "s"), ("s", f"gpu{number}")):
-            graph.add_edge(*ends, kind="nic", bandwidth=1e9, latency=1e-6)
+            graph.add_edge(*ends, kind="nic", bandwidth=1e9, latency=1e-6, technology="infiniband")
     fabric = GraphFabric(graph)
     lost = Disturbances(links=(LinkChange("gpu2", "s", DeadLink()),))
-    changed = disturbed(fabric, lost, gpus=2)
+    changed = disturbed(fabric, lost, used=np.arange(2))
     assert changed.paths(np.array([0]), np.array([1])).links.shape == (1, 2)
     with pytest.raises(InputError, match="GPUs 0-1 cannot reach GPU 2"):
         disturbed(fabric, lost)

@@ -63,7 +63,8 @@ def test_tiers_of_a_node_equal_those_counted_from_its_shape(build):
 
 
 def link(kind, bandwidth=1e9, latency=1e-6):
-    return {"kind": kind, "bandwidth": bandwidth, "latency": latency}
+    technology = "nvlink4" if kind == "nvlink" else "infiniband"
+    return {"kind": kind, "bandwidth": bandwidth, "latency": latency, "technology": technology}
 
 
 def both_ways(graph, source, target, **attributes):

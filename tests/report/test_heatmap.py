@@ -28,7 +28,7 @@ LAPTOP: dict[str, Any] = {
 def made(representative: np.ndarray, ranks: np.ndarray, layout: Layout = LAYOUT, bins: int = 10) -> Heatmap:
     category = np.full((len(ranks), bins), Part.WAIT.place, dtype=np.uint8)
     seconds = np.zeros((len(ranks), len(PARTS)))
-    return Heatmap(DominantParts(ranks, representative, seconds, category, 1.0), layout, 8)
+    return Heatmap(DominantParts(ranks, representative, seconds, category, 1.0), layout, np.arange(layout.world) // 8)
 
 
 def array(figure: Figure, name: str) -> list[float]:
@@ -74,5 +74,5 @@ def test_the_largest_heatmap_is_a_small_part_of_a_page() -> None:
     ranks = np.arange(0, 131072, 64)
     category = np.random.default_rng(0).integers(0, len(PARTS), (2048, 720)).astype(np.uint8)
     known = DominantParts(ranks, np.arange(131072), np.zeros((2048, len(PARTS))), category, 1.0)
-    figure = heatmap_figure(Heatmap(known, layout, 8), LOOKS)
+    figure = heatmap_figure(Heatmap(known, layout, np.arange(layout.world) // 8), LOOKS)
     assert sum(len(each["z"]) for each in figure.arrays.values()) < 2e6

@@ -86,11 +86,11 @@ def test_work_changes_as_its_words_say() -> None:
 
 
 def test_a_slow_gpu_is_in_the_middle_and_beside_those_that_are_slow_already() -> None:
-    speeds = with_slow_gpu(scenario("disturbances.slow={gpu: 1, speed: 0.5}"), 0.9).disturbances.speeds(16)
+    speeds = with_slow_gpu(scenario("disturbances.slow={gpu: 1, speed: 0.5}"), 0.9).disturbances.speeds(np.arange(16))
     assert speeds[1] == 0.5
     assert speeds[8] == 0.9
     assert np.count_nonzero(speeds != 1.0) == 2
-    assert with_slow_gpu(scenario(), 0.9, 5).disturbances.speeds(16)[5] == 0.9
+    assert with_slow_gpu(scenario(), 0.9, 5).disturbances.speeds(np.arange(16))[5] == 0.9
 
 
 def test_what_bounds_nics_is_slower_than_they_would_be() -> None:

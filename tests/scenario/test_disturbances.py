@@ -26,7 +26,7 @@ def parts(scenario: Scenario) -> dict[tuple[str, str], float]:
 
 def test_a_file_without_disturbances_has_none(mapping: Mapping) -> None:
     scenario = Scenario.from_mapping(mapping)
-    assert (scenario.disturbances.speeds(64) == 1.0).all()
+    assert (scenario.disturbances.speeds(np.arange(64)) == 1.0).all()
     assert (scenario.jitter, scenario.steps, scenario.cost.interference) == (None, 1, None)
     assert parts(scenario) == {}
 
@@ -45,7 +45,7 @@ def test_a_whole_section_is_read(mapping: Mapping) -> None:
     mapping["steps"] = 3
     mapping["cost"] = {"interference": 0.2}
     scenario = Scenario.from_mapping(mapping)
-    assert scenario.disturbances.speeds(64).tolist() == [0.5] * 16 + [1.0, 0.9] + [1.0] * 46
+    assert scenario.disturbances.speeds(np.arange(64)).tolist() == [0.5] * 16 + [1.0, 0.9] + [1.0] * 46
     assert scenario.jitter == Jitter(0.02, Distribution.LOGNORMAL, 7)
     assert (scenario.steps, scenario.cost.interference) == (3, 0.2)
     found = parts(scenario)
@@ -74,7 +74,7 @@ def test_a_whole_section_is_read(mapping: Mapping) -> None:
 )
 def test_gpus_are_named_by_number_range_list_or_node(mapping: Mapping, words: Mapping, gpus: list[int]) -> None:
     mapping["disturbances"] = {"slow": {**words, "speed": 0.5}}
-    speeds = Scenario.from_mapping(mapping).disturbances.speeds(64)
+    speeds = Scenario.from_mapping(mapping).disturbances.speeds(np.arange(64))
     assert np.flatnonzero(speeds == 0.5).tolist() == list(gpus)
 
 
@@ -93,7 +93,7 @@ def test_a_share_is_a_number_or_a_percentage_everywhere(mapping: Mapping, share:
             "cost": {"interference": share},
         }
     )
-    assert scenario.disturbances.speeds(1)[0] == 0.02
+    assert scenario.disturbances.speeds(np.arange(1))[0] == 0.02
     assert scenario.jitter == Jitter(0.02)
     assert scenario.cost.interference == 0.02
     assert scenario.disturbances.background == {LinkKind.LEAF: 0.02}
@@ -105,7 +105,7 @@ def test_overrides_reach_into_the_section_and_changes_start_from_what_was_writte
     mapping["disturbances"] = {"jitter": "1 %", "slow": {"gpu": 3, "speed": 0.9}}
     scenario = Scenario.from_mapping(mapping, ["disturbances.jitter.seed=4", "steps=5", "disturbances.slow.speed=0.8"])
     assert (scenario.jitter, scenario.steps) == (Jitter(0.01, seed=4), 5)
-    assert scenario.disturbances.speeds(4)[3] == 0.8
+    assert scenario.disturbances.speeds(np.arange(4))[3] == 0.8
     assert scenario.changed("disturbances.jitter=2%").jitter == Jitter(0.02)
     assert scenario.changed("disturbances.jitter=0").jitter is None
     assert scenario.changed("disturbances.jitter=null").jitter is None
@@ -273,7 +273,7 @@ def test_what_may_be_more_than_all_is_so_with_its_sign(mapping: Mapping) -> None
     }
     mapping["cost"] = {"interference": "120 %"}
     scenario = Scenario.from_mapping(mapping)
-    assert scenario.disturbances.speeds(2)[1] == scenario.cost.interference == 1.2
+    assert scenario.disturbances.speeds(np.arange(2))[1] == scenario.cost.interference == 1.2
     assert scenario.jitter == Jitter(1.5, Distribution.LOGNORMAL)
 
 

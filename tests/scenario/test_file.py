@@ -183,7 +183,7 @@ def test_the_network_is_shared_unless_uncontended(mapping: dict[str, Any]) -> No
 def test_yamls_bare_off_switches_symmetry_off(mapping: dict[str, Any]) -> None:
     scenario = Scenario.from_mapping(mapping, overrides=["cost.symmetry=off", "cost.collectives.all_reduce=ring"])
     assert scenario.cost.symmetry is Symmetry.OFF
-    assert scenario.cost.collectives == {Collective.ALL_REDUCE: "ring"}
+    assert scenario.cost.switches.forced == {Collective.ALL_REDUCE: "ring"}
 
 
 def test_dp_left_out_is_what_the_other_degrees_leave(mapping: dict[str, Any]) -> None:

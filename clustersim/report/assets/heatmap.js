@@ -1,11 +1,11 @@
 // Draws what all ranks do over time: for every rank the row of its class, as many rows as can be told apart.
 //
 // arrays.category: [classes, bins] number of a part; seconds: [classes, parts]; simulated: [classes] the rank that was
-// simulated; classOf: [ranks] the class of each, NOBODY where it is not in the file.
+// simulated; classOf: [ranks] the class of each, NOBODY where it is not in the file; nodeOf: [ranks] the node of each.
 clustersim.behaviours.heatmap = (figure, arrays, tools) => {
   "use strict";
-  const { parts, axes, orders, perNode, bins, makespan, size, most } = figure.facts;
-  const { category, seconds, simulated, classOf } = arrays;
+  const { parts, axes, orders, bins, makespan, size, most } = figure.facts;
+  const { category, seconds, simulated, classOf, nodeOf } = arrays;
   const NOBODY = 65535;
   const MOST_TICKS = 12;
   const MOST_RANGES = 4;
@@ -44,7 +44,8 @@ clustersim.behaviours.heatmap = (figure, arrays, tools) => {
 
   const coordinates = (rank, names) => names.filter(large).map((axis) => `${axis} ${place(rank, axis)}`).join(", ");
 
-  const node = (rank) => (classOf.length > perNode ? `node ${Math.floor(rank / perNode)}` : "");
+  const several = nodeOf.some((node) => node !== nodeOf[0]);
+  const node = (rank) => (several ? `node ${nodeOf[rank]}` : "");
 
   const where = (rank) => [coordinates(rank, orders[present]), node(rank)].filter(Boolean).join(", ");
 

@@ -36,12 +36,13 @@ def with_shards(scenario: Scenario, ranks: int) -> Scenario:
     return replace(scenario, layout=replace(layout, data=cut_over(layout.data, ranks)))
 
 
-def with_slow_gpu(scenario: Scenario, speed: float, gpu: int | None = None) -> Scenario:
-    """One GPU's kernels run at a part of their speed.
+def with_slow_gpu(scenario: Scenario, speed: float, rank: int | None = None) -> Scenario:
+    """The kernels of one rank's GPU run at a part of their speed.
 
     Without a simulation that says on which GPU it matters most it is one in the middle of the world, so of a middle
     stage; the first has spare time where it has a layer less.
     """
-    slow = Slow((scenario.layout.world // 2 if gpu is None else gpu,), speed)
+    place = int(scenario.cluster.places[scenario.layout.world // 2 if rank is None else rank])
+    slow = Slow((place,), speed)
     disturbances = scenario.disturbances
     return replace(scenario, disturbances=replace(disturbances, slow=(*disturbances.slow, slow)))

@@ -15,6 +15,7 @@ from clustersim.scenario.section import (
     or_none,
     share,
 )
+from clustersim.scenario.sections.nccl import NcclSection
 from clustersim.scenario.settings import Contention, CostSettings, Symmetry
 
 MOST_INTERFERENCE = 10.0
@@ -56,6 +57,7 @@ class CostSection(Section):
 
     record: Annotated[RecordSection | None, BeforeValidator(or_none)] = None
     collectives: Annotated[dict[Collective, str], BeforeValidator(_algorithms)] = Field({})
+    nccl: NcclSection = NcclSection()
     symmetry: Annotated[Symmetry, member(Symmetry), BeforeValidator(_yaml_off)] = Symmetry.AUTO
     coalesce: bool = True
     network: Annotated[Contention, member(Contention)] = Contention.SHARED
@@ -63,4 +65,5 @@ class CostSection(Section):
 
     def settings(self, record: Record | None) -> CostSettings:
         """The settings as the inside knows them, with the record that was read."""
-        return CostSettings(self.symmetry, self.coalesce, self.network, self.collectives, self.interference, record)
+        switches = self.nccl.switches(self.collectives)
+        return CostSettings(self.symmetry, self.coalesce, self.network, switches, self.interference, record)

@@ -1,0 +1,135 @@
+"""Which constants of a library predict published tables of collectives best?
+
+Three kinds are fitted, each while the others stay as they are, so that the shipped ones are a common optimum:
+
+- what a collective's launch adds, for each generation of GPUs, to sizes below 1 MiB of tables on NVLink alone or over
+  RDMA networks (what nccl-tests measures beyond NCCL's own latencies differs between generations, and their hosts);
+- how pipelines cut payloads, to sizes from 1 MiB on of the same tables;
+- what a message over any other network takes beyond the library's rounds, to sizes below 64 KiB of tables over it.
+
+They are of grids, those with the least mean over sources of the mean over a source's tables of |predicted /
+measured - 1|. A constant that no table is left for is that of `any` make (networks) or stays (generations).
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from calibrate.fit.published_collectives import Benchmark
+from clustersim.arrays import FloatArray, IntArray
+from clustersim.collectives.choose import Choices, costs
+from clustersim.collectives.library import Library, Pipeline
+from clustersim.hardware.technology import Technology
+from clustersim.units import Seconds
+
+VERBS: Final = (Technology.INFINIBAND, Technology.ROCE)  # whose messages NCCL's own constants are about
+PIPELINES: Final = tuple(itertools.starmap(Pipeline, itertools.product((0.2, 0.4), (0.4, 0.6, 0.8, 1.0), (8e6, 12e6))))
+LAUNCHES: Final[Sequence[Seconds]] = tuple(each * 1e-6 for each in range(16))
+LATENCIES: Final[Sequence[Seconds]] = tuple(
+    each * 1e-6 for each in (0, 1, 2, 3, 5, 8, 12, 17, 25, 37, 55, 80, 120, 200, 300, 450, 650, 1000)
+)
+SMALL: Final = 2**16  # bytes, below which a message's latency is most of its time
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Misfits of each table with each candidate, by the table: [candidates]; only of tables that tell about a constant."""
+
+    library: Library
+    launches: Mapping[Benchmark, FloatArray]
+    pipelines: Mapping[Benchmark, FloatArray]
+    latencies: Mapping[Benchmark, FloatArray]
+
+    def best(self, without: str | None = None) -> Library:
+        """The library with the constants that fit the tables of all sources but one best."""
+        kept = {make: replace(each, launch=self._launch(make, each.launch, without)) for make, each in self._generations}
+        networks = {make: replace(each, latency=self._latency(make, without)) for make, each in self._networks}
+        best = _least(self.pipelines, without)
+        return replace(
+            self.library,
+            generations=dict(self.library.generations) | kept,
+            networks=dict(self.library.networks) | networks,
+            pipeline=self.library.pipeline if best is None else PIPELINES[best],
+        )
+
+    @property
+    def _generations(self) -> list[tuple[Technology, "object"]]:
+        makes = dict.fromkeys(table.place.generation for table in self.launches)
+        return [(make, self.library.generations[make]) for make in makes]
+
+    @property
+    def _networks(self) -> list[tuple[Technology, "object"]]:
+        makes = dict.fromkeys(table.place.network for table in self.latencies)
+        return [(make, self.library.networks[make]) for make in makes]
+
+    def _launch(self, make: Technology, own: Seconds | None, without: str | None) -> Seconds | None:
+        mine = {table: each for table, each in self.launches.items() if table.place.generation is make}
+        best = _least(mine, without)
+        return own if best is None else LAUNCHES[best]
+
+    def _latency(self, make: Technology, without: str | None) -> Seconds:
+        mine = {table: each for table, each in self.latencies.items() if table.place.network is make}
+        best = _least(mine, without)
+        return self.library.networks[None].latency if best is None else LATENCIES[best]
+
+
+def _least(misfits: Mapping[Benchmark, FloatArray], without: str | None) -> int | None:
+    """The number of the best candidate by the tables of other sources; None if there are none."""
+    kept = [(table.source, each) for table, each in misfits.items() if table.source != without]
+    if not kept:
+        return None
+    sources = [source for source, _ in kept]
+    weights = np.array([1.0 / sources.count(source) for source in sources])
+    return int(np.tensordot(weights, np.array([each for _, each in kept]), axes=1).argmin())
+
+
+def fit(surveys: Mapping[Benchmark, Choices], library: Library) -> Fit:
+    """Judge every candidate by every table that tells about it."""
+    fitted = [table for table in surveys if table.fitted]
+    other = [table for table in fitted if table.between and table.place.network not in VERBS]
+    plain = [table for table in fitted if table not in other]
+    return Fit(
+        library,
+        {table: _by_launch(table, surveys[table]) for table in plain if not table.large.all() and table.place.per_process == 1},
+        {table: _by_pipeline(table, surveys[table]) for table in plain if table.large.any()},
+        {table: _by_latency(table, library) for table in other if (np.array(table.sizes) < SMALL).any()},
+    )
+
+
+def _by_launch(table: Benchmark, choices: Choices) -> FloatArray:
+    launched = np.array([offer.launched for offer in choices.offers])
+    shipped = choices.library.launch_on(choices.makes)
+    extra = np.multiply.outer(np.array(LAUNCHES) - shipped, launched)[:, :, None]
+    small = np.flatnonzero(~table.large)
+    seconds = [(extra + costs(choices, table.sizes[place]).seconds).min(axis=1).max(axis=1) for place in small]
+    return _misfit(table, np.stack(seconds, axis=1), small)
+
+
+def _by_pipeline(table: Benchmark, choices: Choices) -> FloatArray:
+    large = np.flatnonzero(table.large)
+    found = [_seconds(table, replace(choices, library=replace(choices.library, pipeline=each)), large) for each in PIPELINES]
+    return _misfit(table, np.array(found), large)
+
+
+def _by_latency(table: Benchmark, library: Library) -> FloatArray:
+    small = np.flatnonzero(np.array(table.sizes) < SMALL)
+    found = [_seconds(table, table.place.survey(_with_latency(library, table, each)), small) for each in LATENCIES]
+    return _misfit(table, np.array(found), small)
+
+
+def _with_latency(library: Library, table: Benchmark, latency: Seconds) -> Library:
+    make = table.place.network
+    return replace(library, networks=dict(library.networks) | {make: replace(library.networks[make], latency=latency)})
+
+
+def _seconds(table: Benchmark, choices: Choices, places: IntArray) -> list[Seconds]:
+    return [float(costs(choices, table.sizes[place]).seconds.min(axis=0).max()) for place in places]
+
+
+def _misfit(table: Benchmark, seconds: FloatArray, places: IntArray) -> FloatArray:
+    """Mean |predicted / measured - 1| over some sizes; seconds: [candidates, sizes]."""
+    misfit: FloatArray = np.abs(table.ratios(seconds, places) - 1.0).mean(axis=1)
+    return misfit

@@ -1,0 +1,202 @@
+"""What no collective may do, on any regular machine: be faster than its bytes, or slower on a better machine.
+
+Stated anomalies: more network ports per node are no gain where each has a leaf of its own (rails), as pairs of GPUs
+that shared a leaf then meet above it; and a GPU more adds its own rounds, and its part of the payload.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.arrays import IntArray
+from clustersim.collectives.choose import Surveyor, choose
+from clustersim.collectives.library import load_library
+from clustersim.hardware.clos_fabric import ClosFabric
+from clustersim.hardware.routing import Spread
+from clustersim.hardware.shape import Leaf, Network, Nics, Node, NvLink, Port, Spine
+from clustersim.program.task import Collective
+from tests.conftest import examples
+
+NCCL = load_library("nccl")
+NODES = 6
+US = 1e-6
+PAYLOADS = st.floats(0.0, 10.0).map(lambda power: 10.0**power)
+REDUCTIONS = [Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER]
+KINDS = st.sampled_from([*REDUCTIONS, Collective.ALL_TO_ALL, Collective.BROADCAST])
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Six nodes of `gpus` GPUs, NVLink over `joined` nodes, `nics` per node, units of two nodes under leaves."""
+
+    gpus: int
+    joined: int
+    nvlink: Port
+    nics: int
+    nic: Port
+    rails: bool
+    oversubscription: float
+
+    @property
+    def domain(self) -> int:
+        return self.gpus * self.joined
+
+    @property
+    def fabric(self) -> ClosFabric:
+        node = Node(
+            gpus=self.gpus,
+            pcie=Port(64e9, 0.5 * US),
+            nvlink=NvLink(self.domain, self.nvlink),
+            nics=Nics(self.nics, self.nic),
+        )
+        leaf = Leaf(2, self.nics if self.rails else 1, 0.3 * US, self.oversubscription)
+        return ClosFabric(node, Network(leaf, Spread(), Spine(3, 0.3 * US)), NODES * self.gpus)
+
+
+MACHINES = st.builds(
+    Machine,
+    gpus=st.sampled_from([4, 8]),
+    joined=st.sampled_from([1, 2, 3]),
+    nvlink=st.builds(Port, st.floats(200e9, 1800e9), st.floats(0.1 * US, 3 * US)),
+    nics=st.sampled_from([1, 2, 4]),
+    nic=st.builds(Port, st.floats(10e9, 100e9), st.floats(0.1 * US, 10 * US)),
+    rails=st.booleans(),
+    oversubscription=st.floats(1.0, 7.0),
+)
+
+
+@st.composite
+def groups(draw: st.DrawFn, machine: Machine) -> IntArray:
+    """Groups of a layout over neighbours or over strides, or one group of any GPUs."""
+    world = NODES * machine.gpus
+    if draw(st.booleans()):
+        members = draw(st.sets(st.integers(0, world - 1), min_size=2, max_size=world))
+        return np.array([sorted(members)])
+    size = draw(st.sampled_from([size for size in range(2, world + 1) if world % size == 0]))
+    ranks = np.arange(world)
+    return ranks.reshape(-1, size) if draw(st.booleans()) else ranks.reshape(size, -1).T
+
+
+@st.composite
+def asked(draw: st.DrawFn) -> tuple[Machine, IntArray, Collective, float]:
+    machine = draw(MACHINES)
+    return machine, draw(groups(machine)), draw(KINDS), draw(PAYLOADS)
+
+
+def seconds(machine: Machine, members: IntArray, kind: Collective, payload: float) -> np.ndarray:
+    """What each group takes."""
+    return choose(Surveyor(machine.fabric, NCCL).survey(kind, members), payload).seconds
+
+
+def faster(port: Port, factor: float) -> Port:
+    return replace(port, bandwidth=port.bandwidth * factor)
+
+
+@given(asked(), st.floats(1.0, 8.0))
+@examples(200)
+def test_more_bandwidth_or_less_latency_never_makes_a_collective_slower(case, factor):
+    machine, members, kind, payload = case
+    before = seconds(machine, members, kind, payload)
+    for better in (
+        replace(machine, nvlink=faster(machine.nvlink, factor)),
+        replace(machine, nic=faster(machine.nic, factor)),
+        replace(machine, nvlink=replace(machine.nvlink, latency=machine.nvlink.latency / factor)),
+        replace(machine, nic=replace(machine.nic, latency=machine.nic.latency / factor)),
+        replace(machine, oversubscription=max(1.0, machine.oversubscription / factor)),
+    ):
+        assert (seconds(better, members, kind, payload) <= before * (1 + 1e-9)).all()
+
+
+@given(asked())
+@examples(100)
+def test_more_network_ports_under_one_leaf_never_make_a_collective_slower(case):
+    machine, members, kind, payload = case
+    racks = replace(machine, rails=False)
+    more = replace(racks, nics=machine.gpus)
+    assert (seconds(more, members, kind, payload) <= seconds(racks, members, kind, payload) * (1 + 1e-9)).all()
+
+
+def must_cross(machine: Machine, group: IntArray, kind: Collective) -> float:
+    """Seconds per byte of payload that the network ports of the busiest domain need at least.
+
+    A domain with m of n members must take in what the others gathered, the sum of what they hold (or their parts of
+    it), or what they send to each of its members.
+    """
+    worst, n = 0.0, len(group)
+    domains = group // machine.domain
+    for domain in np.unique(domains):
+        mine = group[domains == domain]
+        ports = len(np.unique(mine * machine.nics // machine.gpus)) * machine.nic.bandwidth
+        m = len(mine)
+        taken = {
+            Collective.ALL_REDUCE: 1.0 if m < n else 0.0,
+            Collective.ALL_GATHER: (n - m) / n,
+            Collective.REDUCE_SCATTER: max(m, n - m) / n if m < n else 0.0,  # in: m parts; out: sums of the others'
+            Collective.ALL_TO_ALL: m * (n - m) / n,
+        }
+        worst = max(worst, taken[kind] / ports)
+    return worst
+
+
+@given(asked().filter(lambda case: case[2] is not Collective.BROADCAST))
+@examples(200)
+def test_no_collective_is_faster_than_what_must_cross_the_ports_of_a_domain(case):
+    machine, members, kind, payload = case
+    found = seconds(machine, members, kind, payload)
+    least = np.array([must_cross(machine, group, kind) for group in members]) * payload
+    assert (found >= least * (1 - 1e-9)).all()
+
+
+@given(asked())
+@examples(200)
+def test_a_reduction_and_a_gathering_move_no_less_than_both_together_must(case):
+    """Every member must receive n-1 n-ths of the payload twice, by NVLink and its network port at best at once."""
+    machine, members, _, payload = case
+    n = members.shape[1]
+    both = sum(seconds(machine, members, kind, payload) for kind in REDUCTIONS[1:])
+    ports = machine.nvlink.bandwidth + machine.nic.bandwidth
+    assert (both >= 2 * (n - 1) / n * payload / ports).all()
+
+
+@st.composite
+def fillings(draw: st.DrawFn) -> tuple[Machine, list[int]]:
+    """A machine with a network port per GPU, slower than NVLink, and how many GPUs of each domain a group has."""
+    machine = draw(MACHINES)
+    nic = replace(machine.nic, bandwidth=min(machine.nic.bandwidth, machine.nvlink.bandwidth / 8))
+    machine = replace(machine, nics=machine.gpus, nic=nic, oversubscription=1.0)
+    count = NODES // machine.joined
+    most = st.integers(1, machine.domain - 1)
+    return machine, draw(st.lists(most, min_size=2, max_size=count))
+
+
+def filled(machine: Machine, per_domain: list[int]) -> IntArray:
+    return np.array([[machine.domain * i + place for i, many in enumerate(per_domain) for place in range(many)]])
+
+
+@given(fillings(), st.data())
+@examples(200)
+def test_a_gpu_more_in_a_domain_costs_no_more_than_its_rounds_and_its_part(case, data):
+    """Of large payloads: n-1 n-ths become n of n+1; the rounds of one more member are far below a millisecond."""
+    machine, per_domain = case
+    kind = data.draw(st.sampled_from(REDUCTIONS))
+    place = data.draw(st.integers(0, len(per_domain) - 1))
+    more = [many + (number == place) for number, many in enumerate(per_domain)]
+    n, payload = sum(per_domain), 1e10
+    before, after = (seconds(machine, filled(machine, each), kind, payload)[0] for each in (per_domain, more))
+    assert after <= before * n**2 / (n**2 - 1) * 1.01 + 1e-3
+
+
+@pytest.mark.parametrize("kind", REDUCTIONS)
+@given(fillings())
+@examples(50)
+def test_uneven_domains_cost_no_more_than_the_smallest_in_all_of_them(kind, case):
+    """What the fullest domain passes on inside NVLink is all that comes on top, as NVLink is 8 times as fast."""
+    machine, per_domain = case
+    payload, n = 1e10, sum(per_domain)
+    even = [min(per_domain)] * len(per_domain)
+    uneven, least = (seconds(machine, filled(machine, each), kind, payload)[0] for each in (per_domain, even))
+    m = sum(even)
+    assert uneven <= least * (n - 1) / n * m / (m - 1) * 1.01 + 2 * payload / machine.nvlink.bandwidth + 1e-3

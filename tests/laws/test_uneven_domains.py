@@ -1,0 +1,58 @@
+"""A job that fills NVLink domains unevenly is not much slower than its even neighbours."""
+
+import numpy as np
+import pytest
+
+from clustersim import Scenario, simulate
+from clustersim.collectives.choose import Surveyor, choose
+from clustersim.collectives.library import load_library
+from clustersim.hardware.cluster import load_cluster
+from clustersim.program.task import Collective
+
+GIB = 2.0**30
+
+
+def step(cluster: str, gpus: int, **layout: object) -> float:
+    """Of Llama-3 8B with the same work for each data-parallel rank."""
+    ranks = gpus // int(str(layout.get("pp", 1)))
+    training = {"sequence": 4096, "global_batch": 8 * ranks}
+    asked = {"model": "llama3-8b", "cluster": {"name": cluster, "gpus": gpus}, "layout": layout, "training": training}
+    return simulate(Scenario.from_mapping(asked)).step_time
+
+
+@pytest.mark.parametrize("data", ["ddp", "zero1", "fsdp"])
+def test_weak_scaling_over_half_nodes_is_that_over_whole_nodes(data: str) -> None:
+    """Two pipeline ranks of 8, 12 and 16 replicas on nodes of 8: those of 12 take 8 + 4 and 4 + 8 GPUs."""
+    eight, twelve, sixteen = (step("dgx-h100", 2 * replicas, pp=2, data=data) for replicas in (8, 12, 16))
+    assert twelve == pytest.approx(eight, rel=0.1)
+    assert twelve == pytest.approx(sixteen, rel=0.1)
+
+
+def test_replicas_on_racks_that_are_not_full_cost_as_much_as_on_full_ones() -> None:
+    """72 GPUs are one rack, 80 two of 40, 128 two of 64, 192 three of 64."""
+    times = [step("gb200-nvl72", gpus, data="ddp") for gpus in (72, 80, 128, 144, 192)]
+    assert max(times) <= 1.05 * min(times)
+
+
+def test_any_even_number_of_a_rack_reduces_about_as_fast_as_its_neighbours() -> None:
+    """1 GiB among 4 to 288 GPUs, over as few racks as hold them."""
+    library = load_library("nccl")
+    times = []
+    for gpus in range(4, 290, 2):
+        fabric = load_cluster("gb200-nvl72", -(-gpus // 4) * 4).fabric
+        choices = Surveyor(fabric, library).survey(Collective.ALL_REDUCE, np.arange(gpus)[None])
+        times.append(float(choose(choices, GIB).seconds[0]))
+    ratios = np.array(times[1:]) / np.array(times[:-1])
+    assert ratios.max() <= 1.2
+    assert ratios.min() >= 1 / 1.2
+
+
+def test_a_job_is_spread_over_racks_as_if_it_said_so() -> None:
+    """80 GPUs: 40 of the 72 of each of two racks; what is left over of the racks changes nothing."""
+    asked = {"model": "llama3-8b", "training": {"sequence": 4096, "global_batch": 80}, "layout": {"data": "fsdp"}}
+    fabric = {"spine": {"oversubscription": 3}, "leaf": {"oversubscription": 2}}
+    by_itself, said = (
+        simulate(Scenario.from_mapping({**asked, "cluster": {"name": "gb200-nvl72", "fabric": fabric, **cluster}}))
+        for cluster in ({"gpus": 80}, {"gpus": 80, "placement": {"per_domain": 40}})
+    )
+    assert by_itself.step_time == said.step_time

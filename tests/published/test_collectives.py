@@ -1,0 +1,118 @@
+"""The shipped table of collectives is what nccl-tests prints: a slip of transcription breaks its own arithmetic."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from clustersim.validation.cases import CannotPredictError, Case
+from clustersim.validation.collectives import place_of, read_collectives
+
+PLACE = ("source", "gpu", "n_gpus", "gpus_per_node", "nodes", "interconnect", "collective")
+RUN = ("case_id", "locator", "library", "algo", "gpus_per_process", "timed", "in_place", "notes")
+ROUNDED = 0.012  # of bandwidths: tables print two decimals, times four digits
+KEEPING = ("all_gather", "reduce_scatter", "all_to_all")  # a GPU's own part stays where it is
+LAST_DIGITS = 0.011  # GB/s
+
+
+def bus_factor(collective: str, gpus: int) -> float | None:
+    """Bus bandwidth over algorithm bandwidth: doc/PERFORMANCE.md of nccl-tests; None for what it does not measure."""
+    once = (gpus - 1) / gpus
+    return {
+        "all_reduce": 2.0 * once,
+        **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), once),
+        **dict.fromkeys(("broadcast", "reduce", "send_recv"), 1.0),
+    }.get(collective)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Case]:
+    return read_collectives()
+
+
+@pytest.fixture(scope="module")
+def printed(rows: list[Case]) -> list[Case]:
+    """Rows of tables of whole places: with a time, and a factor for the bus."""
+    return [
+        each
+        for each in rows
+        if each.text("exact") == "yes" and each.text("time_us") and each.text("n_gpus")
+        if bus_factor(each.text("collective"), each.whole("n_gpus")) is not None
+    ]
+
+
+def agree(stated: float, derived: float) -> bool:
+    return abs(stated - derived) <= max(LAST_DIGITS, ROUNDED * derived)
+
+
+def algorithm_rate(row: Case) -> float:
+    """GB/s, of bytes over time."""
+    return row.number("bytes") / row.number("time_us") / 1e3
+
+
+def where(row: Case) -> str:
+    return f"line {row.line}: {row.text('case_id')}, {row.text('bytes')} bytes"
+
+
+def test_algorithm_bandwidth_is_bytes_over_time(printed: list[Case]) -> None:
+    stated = [each for each in printed if each.text("algbw_GBps")]
+    assert len(stated) > 1000
+    wrong = [where(each) for each in stated if not agree(float(each.text("algbw_GBps")), algorithm_rate(each))]
+    assert not wrong
+
+
+def test_bus_bandwidth_is_the_algorithm_s_times_the_factor_of_the_collective(printed: list[Case]) -> None:
+    """Which also finds a wrong number of ranks."""
+    stated = [each for each in printed if each.text("busbw_GBps")]
+    assert len(stated) > 1200
+
+    def of_the_bus(row: Case) -> float:
+        factor = bus_factor(row.text("collective"), row.whole("n_gpus"))
+        assert factor is not None
+        return algorithm_rate(row) * factor
+
+    wrong = [where(each) for each in stated if not agree(float(each.text("busbw_GBps")), of_the_bus(each))]
+    assert not wrong
+
+
+def test_nodes_hold_the_gpus(rows: list[Case]) -> None:
+    placed = [each for each in rows if each.text("nodes") and each.text("n_gpus") and each.text("gpus_per_node")]
+    wrong = [
+        where(each) for each in placed if each.whole("nodes") != -(-each.whole("n_gpus") // each.whole("gpus_per_node"))
+    ]
+    assert not wrong
+
+
+def tables(rows: list[Case]) -> Iterator[tuple[Case, list[Case]]]:
+    """Runs of rows that were printed together, one per benchmark, way and place in memory, each with its first."""
+    ways = dict.fromkeys(tuple(each.text(column) for column in RUN) for each in rows)
+    for way in ways:
+        table = [each for each in rows if tuple(each.text(column) for column in RUN) == way]
+        yield table[0], table
+
+
+def test_sizes_ascend_within_a_table(rows: list[Case]) -> None:
+    for first, table in tables([each for each in rows if each.text("exact") == "yes" and each.text("bytes")]):
+        sizes = [each.number("bytes") for each in table]
+        assert all(a < b for a, b in itertools.pairwise(sizes)), where(first)
+
+
+def test_a_case_has_one_place(printed: list[Case]) -> None:
+    seen: dict[str, tuple[str, ...]] = {}
+    for each in printed:
+        place = tuple(each.text(column) for column in PLACE)
+        assert seen.setdefault(each.text("case_id"), place) == place, where(each)
+
+
+def test_no_port_carries_more_than_it_can(printed: list[Case]) -> None:
+    """All of a message goes through a GPU's own port at least once, but for its own part where nothing is reduced."""
+    checked = 0
+    for each in printed:
+        try:
+            place = place_of(each)
+        except CannotPredictError:
+            continue
+        own = 1.0 - 1.0 / place.gpus if each.text("collective") in KEEPING else 1.0
+        checked += 1
+        assert algorithm_rate(each) * 1e9 * own <= place.port, where(each)
+    assert checked > 1200

@@ -1,0 +1,227 @@
+"""The GPUs that a job gets, as a scenario says them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from clustersim import Scenario, simulate
+from clustersim.errors import InputError
+from clustersim.fitting import check
+from clustersim.hardware.placed import Placed
+
+Refuse = Callable[..., str]
+
+
+@pytest.fixture
+def mapping() -> dict[str, Any]:
+    """16 GPUs of nodes of eight."""
+    return {
+        "model": "llama3-8b",
+        "cluster": {"name": "dgx-h100", "gpus": 16},
+        "layout": {"tp": 2, "dp": 8},
+        "training": {"sequence": 8192, "global_batch": 16},
+    }
+
+
+@pytest.mark.parametrize(
+    ("placement", "places"),
+    [
+        ("{per_node: 4}", [*range(4), *range(8, 12), *range(16, 20), *range(24, 28)]),
+        ("{per_domain: 4}", [*range(4), *range(8, 12), *range(16, 20), *range(24, 28)]),
+        ("{nodes: [5, 2]}", [*range(40, 48), *range(16, 24)]),
+        ("{nodes: 2-3}", range(16, 32)),
+        ("{nodes: [6, 0-2], per_node: 4}", [*range(48, 52), *range(4), *range(8, 12), *range(16, 20)]),
+        ("{spare: 1}", range(16)),
+        ("{order: [8-15, 3, 2, 1, 0, 4-7]}", [*range(8, 16), 3, 2, 1, 0, 4, 5, 6, 7]),
+        ("{order: 8-23}", range(8, 24)),
+    ],
+)
+def test_what_a_file_says_is_where_ranks_are(
+    mapping: dict[str, Any], placement: str, places: range | list[int]
+) -> None:
+    scenario = Scenario.from_mapping(mapping, [f"cluster.placement={placement}"])
+    assert scenario.cluster.places.tolist() == list(places)
+    assert scenario.cluster.gpus == scenario.layout.world == 16
+
+
+def test_the_machine_has_what_the_job_leaves(mapping: dict[str, Any]) -> None:
+    def machine(placement: str) -> int:
+        return Scenario.from_mapping(mapping, [f"cluster.placement={placement}"]).cluster.machine.gpus
+
+    assert machine("{per_node: 4}") == 32
+    assert machine("{spare: 3}") == 16 + 24
+    assert machine("{nodes: [5, 2]}") == 48
+    assert machine("{scatter: nodes, spare: 2, per_node: 2}") == 8 * 8 + 16
+
+
+def test_without_a_number_the_job_is_as_large_as_what_it_is_given(mapping: dict[str, Any]) -> None:
+    """Nodes that are named, a list, or all of the cluster's own size (DGX H100: 1,024 GPUs)."""
+    del mapping["cluster"]["gpus"], mapping["layout"]["dp"]
+    named = Scenario.from_mapping(mapping, ["cluster.placement.nodes=[0, 3]"])
+    assert (named.cluster.gpus, named.layout.dp) == (16, 8)
+    assert Scenario.from_mapping(mapping, ["cluster.placement.order=[0, 1, 8, 9]"]).cluster.gpus == 4
+    own = Scenario.from_mapping({**mapping, "training": {"sequence": 8192, "global_batch": 512}})
+    part = own.changed("cluster.placement.per_node=4", "training.global_batch=256")
+    assert part.cluster.gpus * 2 == own.cluster.gpus
+
+
+def test_an_order_may_be_a_file_and_is_written_out(mapping: dict[str, Any], tmp_path: Path) -> None:
+    """What a result says of its scenario does not need the file; what is read once is not read again."""
+    (tmp_path / "hosts.txt").write_text("# rack 2\n8-15\n\n3\n2\n1\n0\n4-7\n")
+    mapping["cluster"]["placement"] = {"order": "hosts.txt"}
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(yaml.safe_dump(mapping))
+    scenario = Scenario.load(plan)
+    assert scenario.cluster.places.tolist() == [*range(8, 16), 3, 2, 1, 0, 4, 5, 6, 7]
+    assert tmp_path / "hosts.txt" in scenario.files
+    (tmp_path / "hosts.txt").unlink()
+    assert scenario.changed("steps=2").cluster == scenario.cluster
+    written = simulate(scenario).to_json()["scenario"]
+    assert written["cluster"]["placement"] == {"order": ["8-15", 3, 2, 1, 0, "4-7"]}
+    assert Scenario.from_mapping(written).cluster == scenario.cluster
+
+
+@pytest.mark.parametrize("placement", ["{per_node: 4}", "{scatter: gpus, seed: 5}", "{nodes: [3, 1]}", "{order: 8-23}"])
+def test_a_scenario_is_written_and_changed_with_its_placement(mapping: dict[str, Any], placement: str) -> None:
+    scenario = Scenario.from_mapping(mapping, [f"cluster.placement={placement}"])
+    assert Scenario.from_mapping(scenario.to_mapping()) == scenario
+    assert scenario.changed("training.global_batch=32").cluster == scenario.cluster
+    bare = scenario.changed("cluster.placement=null")
+    assert bare.cluster == Scenario.from_mapping(mapping).cluster
+
+
+@pytest.mark.parametrize(
+    ("placement", "sentence"),
+    [
+        ("{}", "cluster.placement: says nothing; write {per_node: 6}, {per_domain: 64}"),
+        ("{per_node: 9}", "cluster.placement.per_node: 9, but a node has 8 GPUs; 8 is the most"),
+        ("{per_domain: 9}", "cluster.placement.per_domain: 9, but an NVLink domain has 8 GPUs; 8 is the most"),
+        ("{per_node: 0}", "cluster.placement.per_node: 0 is too small; the smallest legal value is 1"),
+        (
+            "{per_node: 6}",
+            "cluster.gpus: 16 GPUs are not a multiple of the 6 that the job uses of a node; 12 or 18 are",
+        ),
+        ("{per_nod: 6}", "cluster.placement.per_nod: unknown key; did you mean per_node?"),
+        ("{per_node: 4, per_domain: 4}", "cluster.placement: has both per_node and per_domain; keep one"),
+        ("{nodes: [0, 0]}", "cluster.placement.nodes: node 0 comes twice; keep one"),
+        ("{nodes: [0, 40000]}", "cluster.placement.nodes: there is no node 40,000; nodes are 0 to "),
+        ("{nodes: [0]}", "cluster.gpus: a job of 16 does not fit; placement leaves it 8 GPUs"),
+        ("{nodes: [0, 1], spare: 1}", "cluster.placement: has both nodes and spare; nodes says which are used"),
+        ("{nodes: a}", "cluster.placement.nodes: 'a' is neither a number from 0 up nor a range such as 8-15"),
+        ("{scatter: node}", "cluster.placement.scatter: 'node' is unknown; did you mean nodes?"),
+        ("{seed: 1}", "cluster.placement: has a seed but no scatter; write scatter: nodes, or scatter: gpus"),
+        ("{order: [0-14, 3]}", "cluster.placement.order: GPU 3 comes twice; keep one"),
+        ("{order: 0-14}", "cluster.placement.order: names 15 GPUs, but the job has 16 ranks; one for each fits"),
+        ("{order: 0-16}", "cluster.placement.order: names 17 GPUs, but the job has 16 ranks; one for each fits"),
+        ("{order: [0-14, 999999]}", "cluster.placement.order: there is no GPU 999,999; GPUs are 0 to "),
+        ("{order: 0-15, per_node: 2}", "cluster.placement: has both order and per_node; order names every GPU"),
+        ("{order: none.txt}", "cluster.placement.order: none.txt: "),
+        ("{order: 0-99999999}", "cluster.placement.order: names 100,000,000 GPUs; 1,048,576 are the most"),
+        ("4", "cluster.placement: 4 is not a mapping of keys to values; write {per_node: 6}"),
+    ],
+)
+def test_a_placement_that_cannot_be_is_refused_in_one_sentence(refusal: Refuse, placement: str, sentence: str) -> None:
+    told = refusal(f"cluster.placement={placement}")
+    assert told.startswith(f"plan.yaml: {sentence}")
+    assert "\n" not in told
+
+
+def test_a_line_that_names_no_gpu_is_refused_with_its_number(mapping: dict[str, Any], tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts.txt"
+    for text, sentence in (
+        ("0-14\nnode1\n", "hosts.txt, line 2: 'node1' is neither a number from 0 up nor a range such as 8-15"),
+        ("# nobody\n", "hosts.txt names no GPU; write one on each line"),
+    ):
+        hosts.write_text(text)
+        with pytest.raises(InputError) as caught:
+            Scenario.from_mapping(mapping, [f"cluster.placement.order={hosts}"])
+        assert sentence in str(caught.value)
+
+
+def test_other_accelerators_and_slow_gpus_are_named_by_the_machines_numbers(mapping: dict[str, Any]) -> None:
+    """Node 3 is the first that the job has; what is wrong with GPUs that it does not have is said to change nothing."""
+    scenario = Scenario.from_mapping(
+        mapping,
+        [
+            "cluster.placement.nodes=[3, 1]",
+            "cluster.mixed=[{node: 3, accelerator: h200-sxm-141gb}, {node: 0, accelerator: b200-sxm-180gb}]",
+            "disturbances.slow=[{gpu: 9, speed: 0.5}, {gpu: 0, speed: 0.5}]",
+            "disturbances.nics={gpu: 25, bandwidth: 50 %}",
+        ],
+    )
+    accelerators, kind = scenario.cluster.kinds()
+    assert [accelerators[number].name for number in kind[[0, 8]]] == ["h200-sxm-141gb", "h100-sxm-80gb"]
+    assert len(accelerators) == 2, "node 0 is another job's"
+    assert np.flatnonzero(scenario.disturbances.speeds(scenario.cluster.places) < 1.0).tolist() == [9]
+    assert [warning for warning in scenario.warnings if "slow" in warning] == [
+        "disturbances.slow.1 changes nothing: the job has none of these GPUs (cluster.placement)"
+    ]
+    halved = scenario.cluster.fabric.links.bandwidth[scenario.cluster.fabric.nics(np.array([1]))]
+    assert (halved == 25e9).all(), "GPU 25 of the machine is rank 1"
+
+
+def test_a_dead_nic_of_a_node_that_the_job_does_not_have_cuts_nobody_off(mapping: dict[str, Any]) -> None:
+    """With its only NIC gone a node is by itself."""
+    mapping["cluster"] |= {"node": {"nic": {"per_node": 1}}, "placement": {"nodes": [1, 2]}}
+    mapping["disturbances"] = {"nics": {"node": 0, "dead": True}}
+    scenario = Scenario.from_mapping(mapping)
+    assert isinstance(scenario.cluster.fabric, Placed)
+    with pytest.raises(InputError, match="GPUs 0-7 cannot reach GPUs 8-15"):
+        scenario.changed("cluster.placement.nodes=[0, 1]")
+
+
+def test_gpus_that_share_a_host_are_those_that_the_job_has_of_it(mapping: dict[str, Any]) -> None:
+    """Two ranks of a node have four times the host's memory bandwidth of eight."""
+    mapping["training"] |= {"offload": {"optimizer": True}}
+    mapping["layout"] = {"dp": 16, "data": "zero1"}
+    full, part = (simulate(Scenario.from_mapping(mapping, [f"cluster.placement.per_node={gpus}"])) for gpus in (8, 2))
+    work = [result.breakdown.mean() for result in (full, part)]
+    assert work[1]["exposed host"] < 0.5 * work[0]["exposed host"]
+    held = [check(Scenario.from_mapping(mapping, [f"cluster.placement.per_node={gpus}"])).host for gpus in (8, 2)]
+    assert held[0] is not None
+    assert held[1] is not None
+    assert held[0].memory == pytest.approx(4 * held[1].memory)
+
+
+RACKS = [
+    "cluster={name: gb200-nvl72, gpus: 72, node: {nvlink: {gpus: 36}}}",
+    "layout={tp: 8, dp: 9}",
+    "training.global_batch=18",
+]
+
+
+def test_groups_that_straddle_domains_are_counted_and_what_is_even_is_named(mapping: dict[str, Any]) -> None:
+    """Of ranks 0 to 71 in racks of 36, the group of 32 to 39 has four in each; 24 in each of three racks are even."""
+    scenario = Scenario.from_mapping(mapping, RACKS)
+    assert scenario.warnings[0] == (
+        "1 of 9 tensor-parallel groups (tp 8) reach beyond one NVLink domain and use the network for every layer; "
+        "cluster.placement.per_domain 24 is even"
+    )
+    even = scenario.changed("cluster.placement.per_domain=24")
+    assert not [warning for warning in even.warnings if "NVLink domain" in warning]
+
+
+def test_groups_that_fill_domains_unevenly_say_so(mapping: dict[str, Any]) -> None:
+    """80 GPUs are 72 and 8; 40 on each of two racks are even, and so are 72 or 144 GPUs."""
+    told = Scenario.from_mapping(
+        mapping, ["cluster={name: gb200-nvl72, gpus: 80}", "layout={tp: 2, dp: 40}", "training.global_batch=80"]
+    )
+    assert told.warnings == (
+        "2 of 2 data-parallel groups (dp 40) fill NVLink domains unevenly, with 4 to 36 members in each: between "
+        "domains each has only as many routes as the smallest has members; cluster.placement.per_domain 40 is even",
+    )
+    assert not told.changed("cluster.placement.per_domain=40").warnings
+
+
+def test_context_groups_are_warned_of_only_where_some_stay_inside(mapping: dict[str, Any]) -> None:
+    """Tp 4 x cp 3 in nodes of eight: ranks 0 to 11 and so on; cp 2 x tp 8 is over two nodes by design."""
+    crossing = Scenario.from_mapping(
+        mapping, ["cluster.gpus=48", "layout={tp: 4, cp: 3, dp: 4}", "training={sequence: 12288, global_batch: 8}"]
+    )
+    assert any("context-parallel groups" in warning for warning in crossing.warnings)
+    meant = Scenario.from_mapping(mapping, ["layout={tp: 8, cp: 2}"])
+    assert not meant.warnings
