@@ -17,7 +17,8 @@ ENDS = Ends(source=np.array([*NICS, SWITCH, SWITCH]), target=np.array([SWITCH, S
 
 def table(uplink: float, second: float = 1.0) -> LinkTable:
     """NICs of bandwidth 1 (the second may have another), one uplink."""
-    return LinkTable(np.array([NIC, NIC, NIC, LEAF]), np.array([1.0, second, 1.0, uplink]), np.zeros(4))
+    bandwidth = np.array([1.0, second, 1.0, uplink])
+    return LinkTable(np.array([NIC, NIC, NIC, LEAF]), bandwidth, np.zeros(4), np.zeros(4, dtype=np.int64))
 
 
 def sent(links: LinkTable, *flows: tuple[int, float]) -> Crossings:
