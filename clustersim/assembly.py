@@ -93,7 +93,7 @@ def require_offers(scenario: Scenario, program: Program) -> None:
 
 def plan_of(scenario: Scenario) -> Plan:
     """Who computes what."""
-    return Plan(scenario.model, scenario.training, scenario.layout, scenario.schedule.placement)
+    return Plan(scenario.model, scenario.training, scenario.run_layout, scenario.schedule.placement)
 
 
 def order_of(scenario: Scenario, plan: Plan) -> Order:

@@ -96,7 +96,12 @@ class JointRun:
         seat.timer += 1
         number = seat.timer
         end = self.environment.timeout(max(due - self.environment.now, 0.0))
-        end.callbacks.append(lambda _: seat.done.succeed() if number == seat.timer else None)
+        end.callbacks.append(lambda _: self._end(seat, number))
+
+    def _end(self, seat: Seat, timer: int) -> None:
+        """End the block for a member, unless it is due at another time since this timer was set."""
+        if timer == seat.timer:
+            seat.done.succeed()
 
     def _busy(self) -> Busy:
         """Collectives beside the members: [members] begins and ends of the first of each one, then the second, ..."""

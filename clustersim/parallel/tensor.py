@@ -7,9 +7,9 @@ reduce-scatters at the end, backward the reverse, and gathers the saved input on
 Backward's collective of the input gradient runs beside the weight gradient's matmul, which does not need it
 (Megatron-LM, `LinearWithGradAccumulationAndAsyncCommunication`), unless `backward_overlap` is off. With
 `tensor_overlap` the other collectives are cut into tp chunks and pipelined with their matmul (Transformer Engine's user
-buffers). Where backward is run in halves (zero-bubble schedules), no weight gradient is beside the input gradient's
-collective, and the input is gathered again in the weights' half (sail-sg/zero-bubble-pipeline-parallelism,
-`WeightGradStore`).
+buffers, which work within one NVLink domain). Where backward is run in halves (zero-bubble schedules), no weight
+gradient is beside the input gradient's collective, and the input is gathered again in the weights' half
+(sail-sg/zero-bubble-pipeline-parallelism, `WeightGradStore`).
 
 Context parallelism: keys and values travel a ring while attention works on the block that is already there (Ring
 Attention, Liu et al. 2023; Transformer Engine's `p2p`), forward once, backward together with their gradients.

@@ -1,11 +1,14 @@
 """What is to be simulated: which model, on which cluster, in which layout and schedule, with which costs?"""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from clustersim.cost.jitter import Jitter
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.disturbance import Disturbances
 from clustersim.parallel.layout import Layout
+from clustersim.parallel.mesh import TENSOR
 from clustersim.program.placement import Placement
 from clustersim.scenario.settings import CostSettings
 from clustersim.schedules.schedule import Schedule
@@ -39,6 +42,23 @@ class Setup:
     def placement(self) -> Placement:
         """Which pipeline rank holds which stage."""
         return self.schedule.placement(self.layout.pp)
+
+    @property
+    def tensor_beyond_domain(self) -> int:
+        """How many tensor-parallel groups reach beyond one NVLink domain."""
+        domains = self.cluster.fabric.domains(self.layout.mesh.members(TENSOR))
+        return int(np.count_nonzero(domains.min(axis=1) != domains.max(axis=1)))
+
+    @property
+    def run_layout(self) -> Layout:
+        """The layout with what of it the cluster lets run.
+
+        The user buffers of `tensor_overlap` are CUDA multicast memory, written by peers over NVLink: there are none
+        between domains (NVIDIA/TransformerEngine issue 1071; pull request 1470 for domains of several nodes). All
+        groups of a step run the same program, so if one reaches beyond its domain none has them.
+        """
+        split = self.layout.tensor_overlap and self.tensor_beyond_domain > 0
+        return replace(self.layout, tensor_overlap=False) if split else self.layout
 
     @property
     def microbatches(self) -> int:

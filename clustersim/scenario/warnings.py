@@ -30,7 +30,7 @@ MANY_RANKS = 2048  # to simulate one by one
 MANY_NODES = 384  # each unlike the others on a shared network: 256 take 5 s
 MANY_TASKS = 25e6  # to keep: more than 3.5 GB
 MANY_ONE_BY_ONE = 1e6  # of ranks that are simulated one by one: 20 s and more
-MANY_SPLIT = 1e5  # where tensor-parallel groups are out of step on a shared network: 10 s and more
+MANY_SPLIT = 1e6  # where tensor-parallel groups are out of step and share links: 5 s and more
 TASKS_PER_PASS = 3.3  # a block and its messages: 423 for the 128 passes of a rank of Llama 3 405B
 TASKS_PER_UNIT = 2.5  # of sharded parameters: 412 for both passes of Llama 3 70B's 80 layers
 GB_PER_TASK, SECONDS_PER_TASK = 0.142e-6, 1.5e-6  # 69 million took 9.8 GB and 106 s
@@ -51,6 +51,14 @@ def _replicated_heads(scenario: Setup) -> Iterator[str]:
     for kv_heads in dict.fromkeys(each.kv_heads for each in model.attentions):
         if tp > kv_heads:
             yield f"tp {tp} exceeds the {kv_heads} kv_heads of {model.name}: {tp // kv_heads} ranks hold each"
+
+
+def _no_user_buffers(scenario: Setup) -> Iterator[str]:
+    if scenario.layout.tensor_overlap and scenario.tensor_beyond_domain:
+        yield (
+            "layout.tensor_overlap has no effect: user buffers work within one NVLink domain, and a tensor-parallel "
+            "group that reaches beyond it has none"
+        )
 
 
 def _nothing_to_drop(scenario: Setup) -> Iterator[str]:
@@ -144,7 +152,9 @@ def _split_tensor_groups(scenario: Setup) -> Iterator[str]:
     speeds = disturbances.speeds(scenario.cluster.places)[groups]
     slow = bool((speeds.min(axis=1) != speeds.max(axis=1)).any())
     links = bool(disturbances.nics or disturbances.links) and groups.shape[1] > 1
-    if slow or links:
+    domains = np.unique(scenario.cluster.fabric.domains(groups.reshape(-1)), return_counts=True)[1]
+    alone = not scenario.tensor_beyond_domain and int(domains.max()) == groups.shape[1]  # on their NVLink
+    if (slow or links) and not alone:
         yield (
             "disturbances put some ranks of a tensor-parallel group out of step; on a shared network such a scenario "
             "can take minutes, with cost.network uncontended it takes seconds"
@@ -281,6 +291,7 @@ _BEYOND: Mapping[str, tuple[LinkKind, ...]] = {
 
 _WARNINGS: tuple[Callable[[Setup], Iterator[str]], ...] = (
     _replicated_heads,
+    _no_user_buffers,
     straddling,
     _nothing_to_drop,
     _long_rotary,

@@ -33,8 +33,15 @@ def slow_rank_16k() -> Mapping:
 
 
 def jitter_16k() -> Mapping:
-    """The example in which every kernel of every rank varies by 1 %: no two ranks do the same."""
-    return {**example(), "disturbances": {"jitter": "1%"}}
+    """The example in which every kernel of every rank varies by 1 %, so no two do the same; no links are shared."""
+    return {**example(), "disturbances": {"jitter": "1%"}, "cost": {"network": "uncontended"}}
+
+
+def slow_rank_175b() -> Mapping:
+    """GPT-3 175B on 1,024 A100, as the example has it, with one GPU at nine tenths of its speed; links are shared."""
+    plan = EXAMPLE.with_name("gpt3_175b_1k.yaml")
+    mapping: Mapping = yaml.safe_load(plan.read_text(encoding="utf-8"))
+    return {**mapping, "disturbances": {"slow": [{"gpu": 100, "speed": 0.9}]}}
 
 
 def fsdp_1k_contended() -> Mapping:
@@ -84,5 +91,5 @@ def seven_billion(gpus: int) -> Mapping:
 
 
 def unfolded(mapping: Mapping) -> Mapping:
-    """The same with every rank simulated."""
-    return {**mapping, "cost": {**mapping.get("cost", {}), "symmetry": "off"}}
+    """The same with every rank simulated, as arrays: no links are shared."""
+    return {**mapping, "cost": {**mapping.get("cost", {}), "symmetry": "off", "network": "uncontended"}}

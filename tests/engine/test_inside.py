@@ -178,7 +178,7 @@ def ran(case: str) -> Result:
     mapping: dict[str, Any] = {
         "model": model,
         "cluster": {"name": "dgx-h100", "gpus": 8},
-        "cost": {"symmetry": "off", "interference": 0.5},
+        "cost": {"symmetry": "off", "interference": 0.5, "network": "uncontended"},
         "training": {"sequence": 128, "global_batch": 24},
         **RUNS[case],
     }

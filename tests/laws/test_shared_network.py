@@ -3,12 +3,14 @@
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
 from clustersim.collectives.library import load_library
+from clustersim.cost import binding
 from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
 from clustersim.cost.sharing import Alone
@@ -147,3 +149,16 @@ def _nobody_shares(result: Result) -> bool:
         for group, link in zip(crossings.group.tolist(), crossings.link.tolist(), strict=True):
             crossed.setdefault(link, set()).add((exchange.group, group))
     return all(len(users) == 1 for users in crossed.values())
+
+
+@given(crowded())
+@examples(40)
+def test_links_that_cannot_decide_change_nothing(scenario: Scenario) -> None:
+    """They are left out before ranks are compared, so as many or fewer are simulated."""
+    fewer = simulate(scenario)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(binding, "binding", lambda _, links, __: np.ones(len(links.kind), dtype=np.bool_))
+        every = simulate(scenario)
+    event(f"fewer ranks simulated: {fewer.simulated_ranks < every.simulated_ranks}")
+    assert fewer.simulated_ranks <= every.simulated_ranks
+    same(fewer.trace, every.trace, relative=1e-9)

@@ -91,6 +91,18 @@ def test_tensor_parallelism_beyond_nvlink_is_a_warning(mapping: dict[str, Any]) 
     assert any("reach beyond one NVLink domain" in warning for warning in beyond.warnings)
 
 
+def test_user_buffers_end_where_the_nvlink_domain_does(mapping: dict[str, Any]) -> None:
+    """Between nodes chunks of the collectives hide behind nothing; within a rack of NVLink they do."""
+    within = ["layout.tp=8", "layout.dp=4", "layout.tensor_overlap=true"]
+    beyond = ["layout.tp=16", "layout.dp=2", "layout.tensor_overlap=true"]
+    for overrides, rack, works in ((within, False, True), (beyond, False, False), (beyond, True, True)):
+        cluster = ["cluster={name: gb200-nvl72, gpus: 64}"] if rack else []
+        scenario = Scenario.from_mapping(mapping, overrides=[*overrides, *cluster])
+        assert scenario.layout.tensor_overlap
+        assert scenario.run_layout.tensor_overlap is works
+        assert any("layout.tensor_overlap has no effect" in warning for warning in scenario.warnings) is not works
+
+
 def test_layers_recomputed_are_legal_up_to_those_of_the_largest_stage(mapping: dict[str, Any]) -> None:
     uneven = ["layout.layers_per_stage=[15, 17]", "training.recompute={layers: 17}"]
     assert not Scenario.from_mapping(mapping, uneven).warnings
@@ -98,7 +110,7 @@ def test_layers_recomputed_are_legal_up_to_those_of_the_largest_stage(mapping: d
 
 def test_simulating_very_many_ranks_one_by_one_is_a_warning_with_the_work_that_it_is(mapping: dict[str, Any]) -> None:
     # dp 4,096 / 8 = 512, so 1,024 / 512 = 2 microbatches, forward and backward: 4 passes on each of 4,096 ranks
-    large = ["cluster.gpus=4096", "layout.dp=512", "training.global_batch=1024"]
+    large = ["cluster.gpus=4096", "layout.dp=512", "training.global_batch=1024", "cost.network=uncontended"]
     assert not Scenario.from_mapping(mapping, large).warnings
     (warning,) = Scenario.from_mapping(mapping, [*large, "cost.symmetry=off"]).warnings
     assert "4,096 x 4 = 16,384 passes" in warning
@@ -106,11 +118,12 @@ def test_simulating_very_many_ranks_one_by_one_is_a_warning_with_the_work_that_i
 
 
 def test_many_ranks_that_all_differ_on_a_shared_network_are_warned_of(mapping: dict[str, Any]) -> None:
-    large = ["cluster.gpus=4096", "layout.dp=512", "training.global_batch=512", "cost.network=shared"]
+    large = ["cluster.gpus=4096", "layout.dp=512", "training.global_batch=512"]
     (warning,) = Scenario.from_mapping(mapping, [*large, "disturbances.jitter=1 %"]).warnings
     assert "jitter makes every rank differ" in warning and "4,096" in warning
-    assert not Scenario.from_mapping(mapping, ["disturbances.jitter=1 %", "cost.network=shared"]).warnings
-    assert not Scenario.from_mapping(mapping, [*large[:3], "disturbances.jitter=1 %"]).warnings
+    assert not Scenario.from_mapping(mapping, ["disturbances.jitter=1 %"]).warnings
+    alone = "cost.network=uncontended"
+    assert not Scenario.from_mapping(mapping, [*large, "disturbances.jitter=1 %", alone]).warnings
 
 
 def test_flash_attention_on_a_gpu_that_is_too_old_for_it_is_a_warning(mapping: dict[str, Any]) -> None:

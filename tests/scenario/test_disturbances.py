@@ -327,23 +327,27 @@ def test_a_value_of_another_kind_is_refused_with_what_to_write(refusal: Refusal,
 def test_many_tasks_to_keep_are_warned_of_with_memory_and_time() -> None:
     """Llama 3 405B: 16,384 ranks run 423 tasks a step, 69 million in ten, which took 9.8 GB and 106 s."""
     plan = Path(__file__).parents[2] / "examples" / "llama3_405b_16k.yaml"
-    (warning,) = Scenario.load(plan, ["disturbances.jitter=1%", "steps=10"]).warnings
+    alone = "cost.network=uncontended"
+    (warning,) = Scenario.load(plan, ["disturbances.jitter=1%", "steps=10", alone]).warnings
     assert "about 69 million tasks of 16,384 ranks in 10 steps take some 10 GB of memory and 104 s; 3 steps" in warning
     for fewer in (["disturbances.jitter=1%", "steps=3"], ["steps=10"]):
-        assert Scenario.load(plan, fewer).warnings == ()
-    *_, warning = Scenario.load(plan, ["cost.symmetry=off", "steps=10"]).warnings
+        assert Scenario.load(plan, [*fewer, alone]).warnings == ()
+    *_, warning = Scenario.load(plan, ["cost.symmetry=off", "steps=10", alone]).warnings
     assert "cost.symmetry auto, 3 steps" in warning
 
 
-def test_tensor_groups_out_of_step_on_a_shared_network_are_warned_of(mapping: Mapping) -> None:
-    mapping |= {"cluster": {"name": "dgx-h100", "gpus": 512}, "layout": {"tp": 8, "pp": 2, "dp": 32}}
-    mapping["training"] = {"sequence": 8192, "global_batch": 2048}
+def test_tensor_groups_out_of_step_on_links_that_they_share_are_warned_of(mapping: Mapping) -> None:
+    """Two groups of 4 are in a node, so other traffic is on their NVLink; a group of 8 has it for itself."""
+    mapping |= {"cluster": {"name": "dgx-h100", "gpus": 512}, "layout": {"tp": 4, "pp": 2, "dp": 64}}
+    mapping["training"] = {"sequence": 8192, "global_batch": 65536}
     mapping["disturbances"] = {"slow": {"gpu": 3, "speed": 0.9}}
-    assert Scenario.from_mapping(mapping).warnings == ()
-    mapping["cost"] = {"network": "shared"}
     assert "some ranks of a tensor-parallel group" in Scenario.from_mapping(mapping).warnings[0]
-    mapping["disturbances"] = {"slow": {"node": 3, "speed": 0.9}}
-    assert Scenario.from_mapping(mapping).warnings == ()
+    for change in (
+        "cost.network=uncontended",
+        "layout={tp: 8, pp: 2, dp: 32}",
+        "disturbances.slow={node: 3, speed: 0.9}",
+    ):
+        assert Scenario.from_mapping(mapping, overrides=[change]).warnings == ()
 
 
 def test_mistakes_of_all_parts_are_listed_together(refusal: Refusal) -> None:

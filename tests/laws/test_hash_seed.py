@@ -1,0 +1,37 @@
+"""Does anything depend on the order in which a process happens to iterate over sets?"""
+
+import os
+import subprocess
+import sys
+
+SCRIPT = """
+import hashlib
+from clustersim import Scenario, simulate
+from clustersim.cost.communication import CommunicationCost
+
+asked = []
+once = CommunicationCost._time
+CommunicationCost._time = lambda self, exchange: asked.append(repr(exchange)) or once(self, exchange)
+scenario = {
+    "model": {"preset": "gpt3-1.3b", "layers": 4},
+    "cluster": {"name": "dgx-h100", "gpus": 16},
+    "layout": {"tp": 4, "pp": 2, "dp": 2, "sequence_parallel": True, "data": "zero1"},
+    "training": {"sequence": 1024, "global_batch": 8},
+}
+trace = simulate(Scenario.from_mapping(scenario)).trace
+columns = (trace.rank, trace.task, trace.cause, trace.leader, trace.start, trace.end, trace.waited, trace.contended)
+print(hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest(), *asked)
+"""
+
+
+def told(seed: str) -> str:
+    """What a process with this hash seed finds, and in which order it asks what exchanges cost."""
+    environment = {**os.environ, "PYTHONHASHSEED": seed}
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_traces_and_what_they_rest_on_do_not_depend_on_the_hash_seed() -> None:
+    """What a cost source remembers may depend on what it is asked first, so the order of questions counts, too."""
+    assert told("1") == told("2")
