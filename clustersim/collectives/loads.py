@@ -119,4 +119,5 @@ def _summed(entries: Crossings, links: int) -> Crossings:
     pairs = pairs[order]
     first = np.diff(pairs, prepend=-1) != 0
     total = np.bincount(np.cumsum(first) - 1, entries.seconds[order]).astype(np.float64)
-    return Crossings(*np.divmod(pairs[first], links), total)
+    group, link = np.divmod(pairs[first], links)
+    return Crossings(group, link, total)
