@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from clustersim.analysis.idle import Queue, compute_queue, idle_seconds
-from clustersim.analysis.parts import EXPOSED, PARTS, Part, exchange_parts, kernel_parts
+from clustersim.analysis.parts import EXPOSED, PARTS, Part, exchange_parts, hidden_parts, kernel_parts
 from clustersim.analysis.rows import BlockRuns, Rows, TimingOf, block_runs, timings
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.trace.store import Trace
@@ -81,10 +81,18 @@ def run_parts(rows: Rows, runs: BlockRuns, timing_of: TimingOf) -> FloatArray:
     own = np.maximum(runs.full - lost - moves.sum(axis=1), 0.0)
     parts = moves + _spread(own, kernels)
     if runs.contended.any():
-        parts += _spread(runs.contended, np.where(np.isin(np.arange(len(PARTS)), _EXPOSED), moves, 0.0))
+        hidden = np.array([hidden_parts(timing) for _, timing in different]).reshape(-1, len(PARTS))[which]
+        parts += _spread(runs.contended, _contended(moves, hidden))
     parts[:, Part.WAIT.place] += runs.waited
     parts[:, Part.SLOWED.place] += runs.slowed
     return _spread(runs.seconds, parts)
+
+
+def _contended(moves: FloatArray, hidden: FloatArray) -> FloatArray:
+    """How what shared links expose is divided among axes: as what is exposed alone; else as what is hidden alone."""
+    exposed = np.where(np.isin(np.arange(len(PARTS)), _EXPOSED), moves, 0.0)
+    divided: FloatArray = np.where(exposed.any(axis=1, keepdims=True), exposed, hidden)
+    return divided
 
 
 def _spread(seconds: FloatArray, parts: FloatArray) -> FloatArray:

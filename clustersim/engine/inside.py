@@ -47,7 +47,7 @@ class Inside:
             wanted &= np.isin(np.arange(len(wanted)), list(tasks))
         table = _Table.of(program, wanted)
         written = self.written.of(simulated, set(np.flatnonzero(wanted).tolist()))
-        table.write(written.task, written.operation, written.start, written.end)
+        table.write(written.task, written.operation, *written.columns[3:])
         wanted[written.task] = False
         own = np.array([simulated])
         waited = self.trace.waited[_rows(self.trace, own)[0]] != 0.0
@@ -93,7 +93,10 @@ class Inside:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Table:
-    """Operations of some tasks of a program. first: [tasks + 1] the row of each one's first; times: begin and end."""
+    """Operations of some tasks of a program. first: [tasks + 1] the row of each one's first.
+
+    times: begin, end, and what shared links add to each (`OperationSpans`).
+    """
 
     program: RankProgram
     first: IntArray
@@ -104,12 +107,13 @@ class _Table:
         """Room for the operations of the tasks that are wanted: [tasks]."""
         sizes = np.where(wanted, np.diff(program.operations_before), 0)
         first = np.concatenate(([0], np.cumsum(sizes)))
-        return cls(program, first, np.empty((2, int(first[-1]))))
+        return cls(program, first, np.zeros((4, int(first[-1]))))
 
-    def write(self, task: IntArray, operation: IntArray, begin: FloatArray, end: FloatArray) -> None:
-        """Write when operations of tasks began and ended: arrays of one shape, or such as become one."""
+    def write(self, task: IntArray, operation: IntArray, *times: FloatArray) -> None:
+        """Write when operations of tasks began, ended, ...: arrays of one shape, or such as become one."""
         rows = self.first[task] + operation
-        self.times[0, rows], self.times[1, rows] = begin, end
+        for column, seconds in zip(self.times, times, strict=False):
+            column[rows] = seconds
 
     def spans(self, rank: int) -> OperationSpans:
         """All rows, as those of a rank."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,20 @@ class Lost(NamedTuple):
     waited: Seconds = 0.0
     slowed: Seconds = 0.0
     contended: Seconds = 0.0
+
+
+class Longer(NamedTuple):
+    """An operation whose exchange shares links: seconds more than if nobody shared them, nor slowed its kernel.
+
+    kernel: that its kernel runs; exposed: that its exchange moves with the kernel done; moved: that its exchange takes.
+    """
+
+    kernel: Seconds = 0.0
+    exposed: Seconds = 0.0
+    moved: Seconds = 0.0
+
+
+ALONE: Final = Longer()
 
 
 class Times(NamedTuple):
@@ -40,7 +54,7 @@ class Recorder:
     times: list[Times] = field(default_factory=list)
     met: dict[tuple[int, int, Hashable], list[int]] = field(default_factory=dict)
     operations: list[tuple[int, int, int]] = field(default_factory=list)
-    operation_times: list[tuple[float, float]] = field(default_factory=list)
+    operation_times: list[tuple[float, float, float, float]] = field(default_factory=list)
 
     def span(self, rank: int, task: int, stream: Stream, cause: int, times: Times) -> int:
         """Write the span of a task; return its row."""
@@ -53,10 +67,10 @@ class Recorder:
         for place, group in enumerate(groups):
             self.met.setdefault((place, task, group), []).append(row)
 
-    def operation(self, rank: int, task: int, operation: int, start: Seconds, end: Seconds) -> None:
-        """Write the span of an operation inside a task's block."""
-        self.operations.append((rank, task, operation))
-        self.operation_times.append((start, end))
+    def operation(self, place: tuple[int, int, int], start: Seconds, end: Seconds, longer: Longer = ALONE) -> None:
+        """Write the span of an operation: of a rank, inside a task's block, at this place."""
+        self.operations.append(place)
+        self.operation_times.append((start, end, longer.exposed, longer.moved))
 
     def trace(self, representative: IntArray) -> Trace:
         """All spans, in columns."""
@@ -83,5 +97,5 @@ class Recorder:
     def operation_spans(self) -> OperationSpans:
         """Spans of single operations, where blocks were run operation by operation."""
         where = np.array(self.operations, dtype=np.int64).reshape(-1, 3)
-        times = np.array(self.operation_times, dtype=np.float64).reshape(-1, 2)
-        return OperationSpans(where[:, 0], where[:, 1], where[:, 2], times[:, 0], times[:, 1])
+        times = np.array(self.operation_times, dtype=np.float64).reshape(-1, 4)
+        return OperationSpans(*where.T, *times.T)

@@ -8,8 +8,10 @@ One row per task that a simulated rank ran. Times are seconds from the start of 
     end      it was done
 
     waited   seconds inside the span in which the rank waited for others (whom it meets inside a block)
-    slowed   seconds by which communication on the rank's other streams made kernels inside the span longer
-    contended   seconds by which sharing links made exchanges inside the span longer
+    slowed   seconds by which communication on the rank's other streams made kernels inside the span longer, and by
+        which exchanges beside them in one operation did, because they share links
+    contended   seconds by which sharing links made exchanges inside the span longer that no kernel hides (below 0
+        where a kernel that is slowed hides more of the exchange beside it than it would alone)
 
 so `ready - queued` is waiting on own work, `start - ready` is waiting for other ranks, and `end - start` is work or
 transfer (but for what was waited inside).
@@ -67,25 +69,31 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class OperationSpans:
-    """Spans of single operations inside blocks, in columns: operation `operation` of task `task` of rank `rank`."""
+    """Spans of single operations inside blocks, in columns: operation `operation` of task `task` of rank `rank`.
+
+    exposed, moved: of an exchange on shared links, seconds more than alone that no kernel beside it in the operation
+    hides, and that it takes.
+    """
 
     rank: IntArray
     task: IntArray
     operation: IntArray
     start: FloatArray
     end: FloatArray
+    exposed: FloatArray
+    moved: FloatArray
 
     def __len__(self) -> int:
         return len(self.rank)
 
     @property
-    def columns(self) -> tuple[IntArray, IntArray, IntArray, FloatArray, FloatArray]:
+    def columns(self) -> tuple[IntArray, IntArray, IntArray, FloatArray, FloatArray, FloatArray, FloatArray]:
         """All columns."""
-        return self.rank, self.task, self.operation, self.start, self.end
+        return self.rank, self.task, self.operation, self.start, self.end, self.exposed, self.moved
 
     def of(self, rank: int, tasks: Set[int]) -> "OperationSpans":
         """Those of some tasks of one rank."""
         own = np.flatnonzero(self.rank == rank)
         chosen = own[np.isin(self.task[own], list(tasks))]
-        rank_, task, operation = (column[chosen] for column in (self.rank, self.task, self.operation))
-        return OperationSpans(rank_, task, operation, self.start[chosen], self.end[chosen])
+        rank_, task, operation, *times = (column[chosen] for column in self.columns)
+        return OperationSpans(rank_, task, operation, *times)
