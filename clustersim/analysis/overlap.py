@@ -11,7 +11,8 @@ second in which it moves is one of
 
 Where ranks stand still for nothing else, exposed is simply what does not hide. *Alone* is the time in blocks in which
 nothing of the axis moves; other axes may, and members may be waited for.
-What hides inside blocks is what their costs say: jitter makes kernels differ, not what moves.
+What hides inside blocks is what their costs say (jitter makes kernels differ, not what moves) and what sharing links
+adds.
 """
 
 from dataclasses import dataclass
@@ -21,9 +22,10 @@ import numpy as np
 
 from clustersim.analysis.breakdown import Breakdown, run_parts
 from clustersim.analysis.intervals import Intervals, common
-from clustersim.analysis.parts import EXPOSED, PARTS, hidden_parts
+from clustersim.analysis.parts import EXPOSED, PART_OF_ROLE
 from clustersim.analysis.rows import BlockRuns, Rows, TimingOf, block_runs, timings
 from clustersim.arrays import FloatArray, IntArray
+from clustersim.cost.block import BlockTiming
 from clustersim.parallel.mesh import SERVED
 from clustersim.units import Seconds
 
@@ -105,6 +107,15 @@ def _inside(rows: Rows, runs: BlockRuns, timing_of: TimingOf) -> tuple[FloatArra
     exposed, hidden = np.zeros((2, len(rows.ranks), len(SERVED)))
     np.add.at(exposed, runs.owner, run_parts(rows, runs, timing_of)[:, _PLACES])
     different, which = timings(rows, runs, timing_of)
-    hides = np.array([hidden_parts(timing) for _, timing in different]).reshape(-1, len(PARTS))[which]
-    np.add.at(hidden, runs.owner, hides[:, _PLACES] * runs.runs[:, None])
+    hides = np.array([_hides(timing) for _, timing in different]).reshape(-1, len(SERVED))[which]
+    np.add.at(hidden, runs.owner, hides * runs.runs[:, None] + runs.hidden[:, _PLACES])
     return exposed, hidden
+
+
+def _hides(timing: BlockTiming) -> FloatArray:
+    """Seconds in which a block's exchanges move behind the kernels beside them: [axes]."""
+    seconds = np.zeros(len(SERVED))
+    for place, both in timing.together.items():
+        role = both.overlap.exchange.group
+        seconds[PART_OF_ROLE[role].place - _FIRST] += both.exchange - timing.exposed[place]
+    return seconds

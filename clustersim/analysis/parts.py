@@ -82,11 +82,3 @@ def exchange_parts(block: Block, timing: BlockTiming) -> FloatArray:
             seconds[PART_OF_ROLE[operation.exchange.group].place] += exposed
     seconds[Part.SLOWED.place] = timing.slowed.sum()
     return seconds
-
-
-def hidden_parts(timing: BlockTiming) -> FloatArray:
-    """Seconds in which exchanges move behind the kernels beside them, where they would be exposed: [parts]."""
-    seconds = np.zeros(len(PARTS))
-    for place, both in timing.together.items():
-        seconds[PART_OF_ROLE[both.overlap.exchange.group].place] += both.exchange - timing.exposed[place]
-    return seconds

@@ -140,7 +140,7 @@ class Rank:
         if self.world.private(self.number, block):
             slowed = yield from self._work(whole, calm=self._calm(number))
             return Lost(slowed=slowed)
-        waited = slowed = contended = 0.0
+        waited = slowed = 0.0
         for begin, end in pairwise(self._cuts(number, block)):
             come = self.world.environment.now
             meeting = yield from self._meet(block.operations[begin])
@@ -151,9 +151,9 @@ class Rank:
                 self._record(number, whole.alone[begin : end + 1], begin, start)
             else:
                 longer = yield from self._exchange(number, begin, block, *meeting)
-                slowed, contended = slowed + longer.kernel, contended + longer.exposed
+                slowed += longer.kernel
                 self.world.recorder.operation((self.number, number, begin), start, self.world.environment.now, longer)
-        return Lost(waited, slowed, contended)
+        return Lost(waited, slowed)
 
     def _whole(self, number: int, block: Block) -> Paces:
         """Paces of the block of a task; those of all its runs where kernels do not vary."""

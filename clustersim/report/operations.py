@@ -68,7 +68,8 @@ class Operations:
         key = (rank, task.block)
         if key not in self.labels:
             self.labels[key] = labels_of(task.block, self.result.cost.block(rank, task.block))
-        return Inside(*self.times[rank].task(number), self.labels[key])
+        start, end, exposed, moved = self.times[rank].task(number)
+        return Inside(start, end, exposed, moved, self.labels[key])
 
 
 @dataclass(frozen=True, slots=True)

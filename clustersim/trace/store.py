@@ -10,8 +10,7 @@ One row per task that a simulated rank ran. Times are seconds from the start of 
     waited   seconds inside the span in which the rank waited for others (whom it meets inside a block)
     slowed   seconds by which communication on the rank's other streams made kernels inside the span longer, and by
         which exchanges beside them in one operation did, because they share links
-    contended   seconds by which sharing links made exchanges inside the span longer that no kernel hides (below 0
-        where a kernel that is slowed hides more of the exchange beside it than it would alone)
+    contended   seconds by which sharing links made exchanges inside the span longer that no kernel hides (`contention`)
 
 so `ready - queued` is waiting on own work, `start - ready` is waiting for other ranks, and `end - start` is work or
 transfer (but for what was waited inside).
@@ -23,10 +22,38 @@ Ranks of one class have equal timelines: `representative[r]` is the simulated ra
 
 from collections.abc import Set
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """What sharing links changed: operation `operation` of the block of trace row `row`, in columns, by row.
+
+    exposed, moved: seconds more than alone of its exchange that no kernel beside it in the operation hides (below 0
+    where a kernel that is slowed hides more of it), and that it takes. Operations that took what they take alone are
+    not here.
+    """
+
+    row: IntArray
+    operation: IntArray
+    exposed: FloatArray
+    moved: FloatArray
+
+    @classmethod
+    def none(cls) -> Self:
+        """Nobody shared links, or nobody felt it."""
+        return cls(*np.zeros((2, 0), dtype=np.int64), *np.zeros((2, 0)))
+
+    def of(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """What belongs to some rows of the trace: which of these rows, and which entry."""
+        first, last = (np.searchsorted(self.row, rows, side=side) for side in ("left", "right"))
+        count = last - first
+        which = np.repeat(np.arange(len(rows)), count)
+        return which, np.arange(len(which)) - np.repeat(np.cumsum(count) - count - first, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +69,19 @@ class Trace:
     end: FloatArray
     waited: FloatArray
     slowed: FloatArray
-    contended: FloatArray
+    contention: Contention
     cause: IntArray
     leader: IntArray
     representative: IntArray
 
     def __len__(self) -> int:
         return len(self.rank)
+
+    @property
+    def contended(self) -> FloatArray:
+        """[n] seconds of each span."""
+        found = np.bincount(self.contention.row, self.contention.exposed, minlength=len(self))
+        return found.astype(np.float64, copy=False)
 
     @property
     def makespan(self) -> float:
@@ -71,8 +104,7 @@ class Trace:
 class OperationSpans:
     """Spans of single operations inside blocks, in columns: operation `operation` of task `task` of rank `rank`.
 
-    exposed, moved: of an exchange on shared links, seconds more than alone that no kernel beside it in the operation
-    hides, and that it takes.
+    exposed, moved: what sharing links added to it (`Contention`), seconds.
     """
 
     rank: IntArray
@@ -95,5 +127,7 @@ class OperationSpans:
         """Those of some tasks of one rank."""
         own = np.flatnonzero(self.rank == rank)
         chosen = own[np.isin(self.task[own], list(tasks))]
-        rank_, task, operation, *times = (column[chosen] for column in self.columns)
-        return OperationSpans(rank_, task, operation, *times)
+        return OperationSpans(
+            self.rank[chosen], self.task[chosen], self.operation[chosen],
+            self.start[chosen], self.end[chosen], self.exposed[chosen], self.moved[chosen],
+        )  # fmt: skip
