@@ -205,14 +205,14 @@ class Rank:
         self, number: int, place: int, block: Block, exchange: Exchange, rendezvous: Rendezvous
     ) -> Generator[simpy.Event, Any, Longer]:
         """Run an operation of a task whose exchange shares links, with its kernel beside it if it has one."""
-        world, start = self.world, self.world.environment.now
+        world, start, timing = self.world, self.world.environment.now, self.world.cost.block(self.number, block)
         moved = rendezvous.together(partial(world.transfers.begin, self.number, exchange))
-        both = world.cost.block(self.number, block).together.get(place)
+        both = timing.together.get(place)
         if both is None:
             yield moved
             alone = world.cost.exchange(self.number, exchange).seconds
-            longer = max(world.environment.now - start - alone, 0.0)
-            return Longer(exposed=longer, moved=longer)
+            longer = world.environment.now - start - alone
+            return Longer(0.0, longer, longer).felt(world.environment.now)
         arrived: list[Seconds] = []
         moved.callbacks.append(lambda _: arrived.append(world.environment.now))
         slowed = yield from self._work(world.paces.kernel(self.number, number, block, place))
@@ -222,9 +222,12 @@ class Rank:
         moving = arrived[0] - start
         whole = both.of(kernel, moving)
         yield world.environment.timeout(max(start + whole - world.environment.now, 0.0))
-        runs, usual = both.runs(kernel, moving), both.runs(kernel - slowed, both.exchange)
-        exposed = (whole - runs) - (both.of(kernel - slowed, both.exchange) - usual)
-        return Longer(runs - usual, exposed, moving - both.exchange)
+        beside = both.slowed(kernel, moving)
+        return Longer(
+            slowed + beside - float(timing.slowed[place]),
+            whole - kernel - beside - float(timing.exposed[place]),
+            moving - both.exchange,
+        ).felt(world.environment.now)
 
     def _work(self, paces: Paces, *, calm: bool = False) -> Generator[simpy.Event, Any, Seconds]:
         """Run operations that nobody else can observe; return by how much collectives beside slowed them."""

@@ -20,17 +20,23 @@ class Lost(NamedTuple):
 
 
 class Longer(NamedTuple):
-    """An operation whose exchange shares links: seconds more than if nobody shared them, nor slowed its kernel.
+    """An operation whose exchange shares links: seconds more than its timing says.
 
-    kernel: that its kernel runs; exposed: that its exchange moves with the kernel done; moved: that its exchange takes.
+    kernel: that its kernel runs; exposed: that its exchange moves without the kernel; moved: that its exchange takes.
     """
 
     kernel: Seconds = 0.0
     exposed: Seconds = 0.0
     moved: Seconds = 0.0
 
+    def felt(self, now: Seconds) -> "Longer":
+        """The same without what is only rounding of the clock."""
+        return Longer(*(each if abs(each) > ROUNDING * now else 0.0 for each in self))
+
 
 ALONE: Final = Longer()
+ROUNDING: Final = 1e-12
+"""Part of the clock below which a difference of two times says nothing: float64 keeps 2e-16, and times are sums."""
 
 
 class Times(NamedTuple):

@@ -4,7 +4,11 @@ from collections.abc import Mapping
 
 import pytest
 
+from clustersim.cost.block import BlockCost
+from clustersim.cost.machines import Machine, Machines
+from clustersim.cost.sharing import Alone
 from clustersim.engine.engine import run
+from clustersim.engine.inside import Inside
 from clustersim.program.program import Program
 from clustersim.program.symmetry import unfolded
 from clustersim.program.task import Block, Compute, Operation, Overlap, Stream, Work
@@ -116,6 +120,38 @@ def test_a_kernel_beside_its_own_contended_exchange_takes_what_their_overlap_tak
     assert trace.contended[row_of(trace, 0, 0)] == 2.0
     alone = shared(made, {"tp": [[0]], "dp": [[1]]})
     assert starts(alone, 0, 0) == (0.0, 2.25)
+
+
+def beside(chunks: float, *, local: bool = False) -> Block:
+    """A kernel of 4 s and 2 s of data as one operation."""
+    (kernel,) = block(4.0).operations
+    assert isinstance(kernel.does, Kernel)
+    return Block("block", (Operation(Overlap(exchange("tp", 2.0), kernel.does, chunks, local), Work.FORWARD),))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "local", "end", "exposed"), [(4.0, False, 7.0, 0.5), (4.0, True, 6.0, 0.0), (1.0, True, 10.0, 2.0)]
+)
+def test_what_sharing_adds_beside_a_kernel_is_apart_by_what_runs(
+    chunks: float, local: bool, end: float, exposed: float
+) -> None:
+    """With φ = 1, 2 s of data slow 4 s of kernel by 1; shared with another rank's 2 s they take 4 and slow it by 2.
+
+    So it runs for 5 s alone, and for 6. Not local, a chunk of the shorter shows: 2/4 alone, 4/4. Local, the data begins after
+    the first chunk: in four, it ends at 6/4 + 4 before the kernel does; in one, 4 s after it, of which 2 alone.
+    """
+    made = program([[(Stream.COMPUTE, Compute(beside(chunks, local=local)))], [meet(2.0)]], {"tp": [[0]], "dp": [[1]]})
+    links = LinkCost(UnitCost(made), 8, {"tp": [[0]], "dp": [[0]]})
+    machine = Machine(links.unit, 1.0)
+    cost = BlockCost(made, Machines.equal(machine, made.ranks), Alone(links.unit, links.sharing))
+    trace, written = run(made, unfolded(made, 8), cost, sharing=links.sharing)
+    row, contention = row_of(trace, 0, 0), trace.contention
+    assert starts(trace, 0, 0) == (0.0, end)
+    assert (trace.slowed[row], trace.contended[row]) == (1.0, exposed)
+    assert (contention.row.tolist(), contention.operation.tolist()) == ([row], [0])
+    assert (contention.exposed.tolist(), contention.moved.tolist()) == ([exposed], [2.0])
+    of = Inside(made, unfolded(made, 8), cost, None, trace, written).of(0)
+    assert [column.tolist() for column in of.columns] == [[0], [0], [0], [0.0], [end], [exposed], [2.0]]
 
 
 def test_a_collective_inside_a_block_that_has_its_link_for_itself_takes_its_own_time() -> None:

@@ -27,7 +27,7 @@ def equal(whole: Inside, pieces: Inside, tolerance: float) -> None:
 def _equal(mine: OperationSpans, other: OperationSpans, tolerance: float) -> None:
     assert mine.task.tolist() == other.task.tolist()
     assert mine.operation.tolist() == other.operation.tolist()
-    for left, right in ((mine.start, other.start), (mine.end, other.end)):
+    for left, right in zip(mine.columns[3:], other.columns[3:], strict=True):
         assert np.abs(left - right).max(initial=0.0) <= tolerance
 
 

@@ -9,6 +9,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
+from clustersim.analysis.parts import KERNELS, Part
 from clustersim.collectives.library import load_library
 from clustersim.cost import binding
 from clustersim.cost.block import BlockCost
@@ -18,6 +19,7 @@ from clustersim.cost.symmetry import alike_shared
 from clustersim.engine import transfers
 from clustersim.engine.engine import run
 from clustersim.program.symmetry import unfolded
+from clustersim.program.task import Compute, Stream
 from clustersim.result import Result
 from tests.conftest import examples
 from tests.engine.fake_links import LinkCost
@@ -106,6 +108,29 @@ def test_every_answer_adds_up_on_a_shared_network(scenario: Scenario) -> None:
     check_trace(result.trace, result.program)
     assert sum(result.breakdown.mean().values()) == pytest.approx(result.step_time, rel=1e-9)
     assert sum(result.path_parts.values()) == pytest.approx(result.step_time, rel=1e-9)
+
+
+@given(crowded(), st.booleans())
+@examples(40)
+def test_operations_fill_their_blocks_and_sum_to_the_breakdown(scenario: Scenario, coalesce: bool) -> None:
+    """Kernels last as long as its parts of kernels, whoever shares links with the exchanges beside them."""
+    result = simulate(scenario.changed(f"cost.coalesce={str(coalesce).lower()}"))
+    trace, rounding = result.trace, 1e-9 * result.trace.makespan
+    event(f"exchanges inside blocks take longer: {bool(len(trace.contention.row))}")
+    for rank in trace.simulated_ranks.tolist():
+        of, kernels = result.operations(rank), 0.0
+        tasks = result.program.programs[int(result.program.kind[rank])].tasks
+        for row in trace.rows(rank, Stream.COMPUTE).tolist():
+            task, mine = tasks[trace.task[row]], of.task == trace.task[row]
+            if not isinstance(task, Compute):
+                continue
+            lasting = (of.end - of.start)[mine]
+            assert lasting.sum() + trace.waited[row] == pytest.approx(trace.end[row] - trace.start[row], abs=rounding)
+            timing, alone = result.cost.block(rank, task.block), [each.kernel is None for each in task.block.operations]
+            kernels += float(np.where(alone, 0.0, lasting - timing.exposed - of.exposed[mine]).sum())
+        parts = result.breakdown.of(rank)
+        said = result.scenario.steps * sum(parts[part.value] for part in (*KERNELS, Part.LAUNCH, Part.SLOWED))
+        assert kernels == pytest.approx(said, abs=rounding)
 
 
 @given(crowded())

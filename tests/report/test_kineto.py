@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clustersim.analysis.overlap import overlap
 from clustersim.analysis.parts import Part
 from clustersim.dtypes import DType
 from clustersim.errors import OutputError
+from clustersim.parallel.mesh import NAMES
 from clustersim.report import kineto_files
 from clustersim.report.kineto_files import require_directory, write_kineto_files
 from clustersim.report.kineto_words import called_kernel
@@ -86,6 +88,23 @@ def test_communication_beside_no_kernel_is_what_is_exposed(tmp_path: Path, overr
     exposed = sum(result.breakdown.of(3)[part.value] for part in EXPOSED)
     assert seconds(moving) - common(computing, moving) == pytest.approx(exposed, rel=1e-4)
     assert exposed > 0
+
+
+@pytest.mark.parametrize("axis", ["tp", "cp"])
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_what_moves_inside_passes_is_hidden_and_exposed_as_the_page_says(
+    tmp_path: Path, axis: str, overlapped: bool
+) -> None:
+    """Of each axis, while another one's traffic takes part of the same links."""
+    result = simulated("layout.pp=1", "layout.cp=2", *(OVERLAPPED[len(ONE_STAGE) :] if overlapped else ()))
+    events, found = kernels(written(tmp_path, result, 3)), overlap(result.rows, result.cost.block, result.breakdown)
+    computing = merged([each for each in events if not is_communication(each)])
+    own = [each for each in events if is_communication(each)]
+    moving = merged([each for each in own if each["args"]["Process Group Description"] == axis])
+    place, beside = NAMES.index(axis), common(computing, moving)
+    assert len(result.trace.contention.row) > 0
+    assert beside == pytest.approx(found.hidden[0, place], rel=1e-5)
+    assert seconds(moving) - beside == pytest.approx(found.exposed[0, place], rel=1e-5, abs=1e-9)
 
 
 def test_every_kernel_is_launched_by_the_host_before_it_starts_one_after_the_other(tmp_path: Path) -> None:

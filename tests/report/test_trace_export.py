@@ -40,8 +40,8 @@ def test_how_many_spans_will_be_written_is_known_before(result: Result, tmp_path
 
 
 def test_every_operation_of_every_simulated_rank_is_in_the_trace_with_its_time(tmp_path: Path) -> None:
-    """Undisturbed and unslowed, operations run back to back from the start of their pass."""
-    result = simulated("cost.interference=0")
+    """Undisturbed, unslowed and on links of their own, operations run back to back from the start of their pass."""
+    result = simulated("cost.interference=0", "cost.network=uncontended")
     assert write_trace(result, tmp_path / "step.json") == 2
     events = complete(tmp_path / "step.json")
     inside = [event for event in events if "work" in event["args"]]
@@ -62,7 +62,13 @@ def test_every_operation_of_every_simulated_rank_is_in_the_trace_with_its_time(t
 
 
 @pytest.mark.parametrize(
-    "override", ["cost.interference=0.5", "disturbances.jitter=5%", "disturbances.slow={gpu: 0, speed: 0.5}"]
+    "override",
+    [
+        "cost.network=shared",
+        "cost.interference=0.5",
+        "disturbances.jitter=5%",
+        "disturbances.slow={gpu: 0, speed: 0.5}",
+    ],
 )
 def test_the_operations_of_a_disturbed_pass_last_as_long_as_the_pass_but_for_waits(
     override: str, tmp_path: Path
