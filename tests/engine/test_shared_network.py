@@ -137,8 +137,8 @@ def test_what_sharing_adds_beside_a_kernel_is_apart_by_what_runs(
 ) -> None:
     """With φ = 1, 2 s of data slow 4 s of kernel by 1; shared with another rank's 2 s they take 4 and slow it by 2.
 
-    So it runs for 5 s alone, and for 6. Not local, a chunk of the shorter shows: 2/4 alone, 4/4. Local, the data begins after
-    the first chunk: in four, it ends at 6/4 + 4 before the kernel does; in one, 4 s after it, of which 2 alone.
+    So it runs for 5 s alone, and for 6. Not local, a chunk of the shorter shows: 2/4 alone, 4/4. Local, the data begins
+    after the first chunk: in four, it ends at 6/4 + 4 before the kernel does; in one, 4 s after it, of which 2 alone.
     """
     made = program([[(Stream.COMPUTE, Compute(beside(chunks, local=local)))], [meet(2.0)]], {"tp": [[0]], "dp": [[1]]})
     links = LinkCost(UnitCost(made), 8, {"tp": [[0]], "dp": [[0]]})
