@@ -136,17 +136,18 @@ class Rank:
             yield seat.done
             self._stretch = None
             return seat.lost
-        whole = self._whole(number, block)
-        if self.world.private(self.number, block):
-            slowed = yield from self._work(whole, calm=self._calm(number))
+        whole, calm = self._whole(number, block), self._calm(number)
+        if self.world.private(self.number, block, calm=calm):
+            slowed = yield from self._work(whole, calm=calm)
             return Lost(slowed=slowed)
+        quiet = calm and self.world.coalesce
         waited = slowed = 0.0
-        for begin, end in pairwise(self._cuts(number, block)):
+        for begin, end in pairwise(self._cuts(block, quiet=quiet)):
             come = self.world.environment.now
             meeting = yield from self._meet(block.operations[begin])
             start = self.world.environment.now
             waited += start - come
-            if meeting is None or not self.world.shares(self.number, block.operations[begin]):
+            if meeting is None or not self.world.shares(self.number, block.operations[begin], calm=quiet):
                 slowed += yield from self._work(whole.between(begin, end), calm=self._calm(number))
                 self._record(number, whole.alone[begin : end + 1], begin, start)
             else:
@@ -171,15 +172,18 @@ class Rank:
         """
         return not self._beside and self._awaited >= number
 
-    def _cuts(self, number: int, block: Block) -> list[int]:
-        """Where to cut a block so that ranks meet before pieces only, and pieces that may be slowed are operations."""
+    def _cuts(self, block: Block, *, quiet: bool) -> list[int]:
+        """Where to cut a block so that ranks meet before pieces only, and pieces that may be slowed are operations.
+
+        quiet: nothing can be beside the block, and pieces may be events.
+        """
         operations = range(len(block.operations) + 1)
-        if not (self.world.coalesce and self._calm(number)):
+        if not quiet:
             return list(operations)
         known = self._pieces.get(block)
         if known is None:
             meets = [self.world.meets(self.number, operation) for operation in block.operations]
-            shares = [self.world.shares(self.number, operation) for operation in block.operations]
+            shares = [self.world.shares(self.number, operation, calm=True) for operation in block.operations]
             inner = (n for n in operations[1:-1] if meets[n] or shares[n] or shares[n - 1])
             known = self._pieces[block] = [0, *inner, len(block.operations)]
         return known
