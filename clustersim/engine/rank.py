@@ -226,12 +226,10 @@ class Rank:
         moving = arrived[0] - start
         whole = both.of(kernel, moving)
         yield world.environment.timeout(max(start + whole - world.environment.now, 0.0))
-        beside = both.slowed(kernel, moving)
-        return Longer(
-            slowed + beside - float(timing.slowed[place]),
-            whole - kernel - beside - float(timing.exposed[place]),
-            moving - both.exchange,
-        ).felt(world.environment.now)
+        runs, usual = both.runs(kernel, moving), both.runs(kernel - slowed, both.exchange)
+        exposed = (whole - runs) - (both.of(kernel - slowed, both.exchange) - usual)
+        least = -float(timing.exposed[place])  # jitter may have exposed more than the timing says
+        return Longer(runs - usual, max(exposed, least), moving - both.exchange).felt(world.environment.now)
 
     def _work(self, paces: Paces, *, calm: bool = False) -> Generator[simpy.Event, Any, Seconds]:
         """Run operations that nobody else can observe; return by how much collectives beside slowed them."""

@@ -20,7 +20,7 @@ class Lost(NamedTuple):
 
 
 class Longer(NamedTuple):
-    """An operation whose exchange shares links: seconds more than its timing says.
+    """An operation whose exchange shares links: seconds more than if nobody shared them, nor slowed its kernel.
 
     kernel: that its kernel runs; exposed: that its exchange moves without the kernel; moved: that its exchange takes.
     """
