@@ -226,7 +226,8 @@ def _sharing(scenario: Scenario, program: Program, exchanges: Others) -> Sharing
     if scenario.cost.network is Contention.NONE:
         return None
     fabric = scenario.cluster.fabric
-    return sharing(program, binding_demands(program, exchanges, fabric.links, fabric.ends), len(fabric.links.kind))
+    demands = binding_demands(program, exchanges, fabric.links, fabric.ends)
+    return sharing(program, demands, fabric.ends.owner(fabric.gpus))
 
 
 def _classes(scenario: Scenario, cost: BlockCost, exchanges: ExchangeCost, shares: Sharing | None) -> Classes:

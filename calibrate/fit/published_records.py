@@ -158,7 +158,7 @@ def _residual(pairs: Sequence[tuple[float, float]]) -> Residual:
 def _collectives() -> dict[str, list[CollectiveRow]]:
     found: dict[str, dict[Call, list[CollectiveRow]]] = {}
     for table in read_benchmarks():
-        if table.place.algorithm or table.place.nodes > 1:
+        if table.place.algorithm or table.place.nodes > 1 or table.place.alike:
             continue
         for row in _rows(table):
             found.setdefault(table.place.accelerator, {}).setdefault(row.call, []).append(row)

@@ -10,18 +10,15 @@ streams beside a running block is hidden and has no part, but for what it slows.
 """
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from clustersim.analysis.idle import Queue, compute_queue, idle_seconds
-from clustersim.analysis.parts import EXPOSED, PARTS, Part, exchange_parts, kernel_parts
+from clustersim.analysis.parts import PARTS, Part, exchange_parts, kernel_parts
 from clustersim.analysis.rows import BlockRuns, Rows, TimingOf, block_runs, timings
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.trace.store import Trace
 from clustersim.units import Seconds
-
-_EXPOSED: Final = [part.place for part in EXPOSED.values()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +74,9 @@ def run_parts(rows: Rows, runs: BlockRuns, timing_of: TimingOf) -> FloatArray:
     different, which = timings(rows, runs, timing_of)
     kernels = np.array([kernel_parts(*each) for each in different]).reshape(-1, len(PARTS))[which]
     moves = np.array([exchange_parts(*each) for each in different]).reshape(-1, len(PARTS))[which] * runs.runs[:, None]
-    lost = runs.waited + runs.slowed + runs.contended
+    lost = runs.waited + runs.slowed + runs.exposed.sum(axis=1)
     own = np.maximum(runs.full - lost - moves.sum(axis=1), 0.0)
-    parts = moves + _spread(own, kernels)
-    if runs.contended.any():
-        parts += _spread(runs.contended, np.where(np.isin(np.arange(len(PARTS)), _EXPOSED), moves, 0.0))
+    parts = moves + runs.exposed + _spread(own, kernels)
     parts[:, Part.WAIT.place] += runs.waited
     parts[:, Part.SLOWED.place] += runs.slowed
     return _spread(runs.seconds, parts)

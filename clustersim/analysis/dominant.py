@@ -22,7 +22,7 @@ from clustersim.analysis.parts import PARTS, Part
 from clustersim.analysis.rows import Rows, TimingOf, block_runs, staged
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.task import Stream
-from clustersim.trace.store import Trace
+from clustersim.trace.store import Contention, Trace
 from clustersim.units import Seconds
 
 MOST_CLASSES = 2048
@@ -91,10 +91,14 @@ def _part_of(trace: Trace, row: IntArray) -> Trace:
     number = np.full(len(trace) + 1, -1)
     number[row] = np.arange(len(row))
     leader = np.where(number[trace.leader[row]] >= 0, number[trace.leader[row]], np.arange(len(row)))
+    which, entry = trace.contention.of(row)
+    contention = Contention(
+        which, trace.contention.operation[entry], trace.contention.exposed[entry], trace.contention.moved[entry]
+    )
     return Trace(
         rank=trace.rank[row], task=trace.task[row], stream=trace.stream[row], queued=trace.queued[row],
         ready=trace.ready[row], start=trace.start[row], end=trace.end[row], waited=trace.waited[row],
-        slowed=trace.slowed[row], contended=trace.contended[row], cause=number[trace.cause[row]], leader=leader,
+        slowed=trace.slowed[row], contention=contention, cause=number[trace.cause[row]], leader=leader,
         representative=trace.representative,
     )  # fmt: skip
 

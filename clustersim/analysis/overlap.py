@@ -11,7 +11,8 @@ second in which it moves is one of
 
 Where ranks stand still for nothing else, exposed is simply what does not hide. *Alone* is the time in blocks in which
 nothing of the axis moves; other axes may, and members may be waited for.
-What hides inside blocks is what their costs say: jitter makes kernels differ, not what moves.
+What hides inside blocks is what their costs say (jitter makes kernels differ, not what moves) and what sharing links
+adds.
 """
 
 from dataclasses import dataclass
@@ -107,7 +108,7 @@ def _inside(rows: Rows, runs: BlockRuns, timing_of: TimingOf) -> tuple[FloatArra
     np.add.at(exposed, runs.owner, run_parts(rows, runs, timing_of)[:, _PLACES])
     different, which = timings(rows, runs, timing_of)
     hides = np.array([_hides(timing) for _, timing in different]).reshape(-1, len(SERVED))[which]
-    np.add.at(hidden, runs.owner, hides * runs.runs[:, None])
+    np.add.at(hidden, runs.owner, hides * runs.runs[:, None] + runs.hidden[:, _PLACES])
     return exposed, hidden
 
 

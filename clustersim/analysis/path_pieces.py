@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from clustersim.analysis.breakdown import run_parts
 from clustersim.analysis.critical_path import Course, path_parts
 from clustersim.analysis.parts import Part
-from clustersim.analysis.rows import BlockRuns, Rows, TimingOf
+from clustersim.analysis.rows import BlockRuns, Rows, TimingOf, contention_parts
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Communicate, Compute, Receive, Send, Task
@@ -106,9 +106,10 @@ def _most(rows: Rows, row: IntArray, timing_of: TimingOf) -> IntArray:
     blocks = np.flatnonzero(part < 0)
     run = row[blocks]
     full = trace.end[run] - trace.start[run]
+    exposed, hidden = contention_parts(rows, run, np.arange(len(run)), len(run))
     each = BlockRuns(
         owner=rows.owner[run], block=rows.block[run], seconds=full, full=full, waited=trace.waited[run],
-        slowed=trace.slowed[run], contended=trace.contended[run], runs=np.ones(len(run), dtype=np.int64),
+        slowed=trace.slowed[run], exposed=exposed, hidden=hidden, runs=np.ones(len(run), dtype=np.int64),
     )  # fmt: skip
     part[blocks] = run_parts(rows, each, timing_of).argmax(axis=1)
     return part

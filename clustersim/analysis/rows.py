@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim.analysis.parts import PART_OF_ROLE, PIPELINE_ROLES, STAGE_CROSSING_ROLES
+from clustersim.analysis.parts import PART_OF_ROLE, PIPELINE_ROLES, PLACES, STAGE_CROSSING_ROLES
 from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.cost.block import BlockTiming
 from clustersim.program.action import Action, ActionKind
@@ -77,8 +77,8 @@ class Rows:
 class BlockRuns:
     """All runs of one block on one class, together: [pairs] each.
 
-    seconds: counted; full: from their starts to their ends, of which waited, slowed, contended: as in the trace; runs:
-    how many.
+    seconds: counted; full: from their starts to their ends, of which waited, slowed: as in the trace; exposed, hidden:
+    [pairs, parts] seconds of exchanges more than alone, because they shared links; runs: how many.
     """
 
     owner: IntArray
@@ -87,7 +87,8 @@ class BlockRuns:
     full: FloatArray
     waited: FloatArray
     slowed: FloatArray
-    contended: FloatArray
+    exposed: FloatArray
+    hidden: FloatArray
     runs: IntArray
 
 
@@ -130,6 +131,7 @@ def block_runs(rows: Rows, row: IntArray, seconds: FloatArray) -> BlockRuns:
     keys = rows.owner[row] * many + block
     runs = np.bincount(keys, minlength=len(rows.ranks) * many)
     pairs = np.flatnonzero(runs)
+    exposed, hidden = contention_parts(rows, row, np.searchsorted(pairs, keys), len(pairs))
 
     def together(values: FloatArray) -> FloatArray:
         """Sums by pair."""
@@ -139,8 +141,35 @@ def block_runs(rows: Rows, row: IntArray, seconds: FloatArray) -> BlockRuns:
         owner=pairs // many, block=pairs % many, runs=runs[pairs], seconds=together(seconds),
         full=together(trace.end[row] - trace.start[row]),
         waited=together(trace.waited[row]), slowed=together(trace.slowed[row]),
-        contended=together(trace.contended[row]),
+        exposed=exposed, hidden=hidden,
     )  # fmt: skip
+
+
+def contention_parts(rows: Rows, row: IntArray, pair: IntArray, pairs: int) -> tuple[FloatArray, FloatArray]:
+    """Seconds more than alone in which shared links let exchanges be exposed, and hidden: [pairs, parts] each.
+
+    row: runs of blocks; pair: to which of so many pairs each of them belongs.
+    """
+    contention = rows.trace.contention
+    which, entry = contention.of(row)
+    if not len(entry):
+        nothing = np.broadcast_to(0.0, (pairs, len(PLACES)))
+        return nothing, nothing
+    exposed, hidden = np.zeros((2, pairs, len(PLACES)))
+    to = pair[which], _part_of_operations(rows, row[which], contention.operation[entry])
+    np.add.at(exposed, to, contention.exposed[entry])
+    np.add.at(hidden, to, contention.moved[entry] - contention.exposed[entry])
+    return exposed, hidden
+
+
+def _part_of_operations(rows: Rows, row: IntArray, operation: IntArray) -> IntArray:
+    """The part of what exchanges of operations expose, each inside the block of a row: [n]."""
+    many = int(operation.max()) + 1
+    keys, which = np.unique(rows.tasks.block[rows.entry[row]] * many + operation, return_inverse=True)
+    exchanges = [rows.blocks[key // many].operations[key % many].exchange for key in keys.tolist()]
+    parts = np.array([PART_OF_ROLE[each.group].place for each in exchanges if each is not None])
+    found: IntArray = parts[which.reshape(-1)]
+    return found
 
 
 def timings(rows: Rows, runs: BlockRuns, timing_of: TimingOf) -> tuple[list[tuple[Block, BlockTiming]], IntArray]:

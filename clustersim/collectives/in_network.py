@@ -32,7 +32,7 @@ class InNetwork:
             return ()
         ports = inside(arrangement)
         if spans == 1:
-            return (phase(*ports, rounds=Rounds(local=1)),)
+            return (phase(*ports, rounds=Rounds(local=1), stages=2.0),)  # a chunk is stored once it was loaded
         rounds = Rounds(local=1, network=2 * depth(spans))
         trees = tree_flows(heads, up=True, down=True)
         return (phase(*ports, *trees, rounds=rounds, stages=tree_stages(spans)),)

@@ -45,6 +45,10 @@ class SideBySide:
         """By how much an exchange of so many seconds slows a kernel: until either ends."""
         return self._slowed(kernel, exchange, min)
 
+    def runs(self, kernel: Seconds, exchange: Seconds) -> Seconds:
+        """How long a kernel runs beside an exchange of so many seconds; what is left of `of` is exposed."""
+        return kernel + self.slowed(kernel, exchange)
+
     def seconds(self, kernels: FloatArray) -> FloatArray:
         """How long each of some kernels and the exchange take, from what they take alone: any shape."""
         return self._both(kernels, self.exchange, np.minimum, np.maximum)

@@ -3,6 +3,10 @@
 Collectives and messages outside blocks always are: they run beside whatever else a rank does. An exchange inside a
 block is only where it crosses a link that any other group crosses too, of its own role or of another; where it has its
 links for itself, it takes its own time and the block can stay one event.
+
+Many share only ports of their own members, with these members' own collectives: tensor parallelism within nodes, with
+gradients on the data stream. A rank's blocks do one exchange at a time; so while the data streams of its members are
+idle such an exchange meets nobody.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,10 +14,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from clustersim.arrays import BoolArray
+from clustersim.arrays import BoolArray, IntArray
 from clustersim.cost.timing import Demand, DemandCost, ExchangeCost, ExchangeTiming
 from clustersim.program.program import Program
-from clustersim.program.task import Exchange
+from clustersim.program.task import Compute, Exchange, Stream
 from clustersim.program.traffic import Crossings
 
 
@@ -21,11 +25,13 @@ from clustersim.program.traffic import Crossings
 class Sharing:
     """demands: what exchanges ask of links; inside: of the exchanges of blocks, which groups share links with others.
 
-    inside: [groups] by exchange; only of exchanges of which any group does.
+    inside: [groups] by exchange; only of exchanges of which any group does. own: [groups] likewise, which of these
+    share links with nobody while the data streams of their members are idle.
     """
 
     demands: DemandCost
     inside: Mapping[Exchange, BoolArray]
+    own: Mapping[Exchange, BoolArray]
 
     def demand(self, exchange: Exchange) -> Demand:
         """What one collective asks of links in each group of its role."""
@@ -51,19 +57,39 @@ class Alone:
         return replace(timing, seconds=np.where(shares, demand.latency + demand.transfer, timing.seconds))
 
 
-def sharing(program: Program, demands: DemandCost, links: int) -> Sharing:
-    """Find out which exchanges of a program share any of so many links."""
-    crossed = _crossed_twice(program.exchanges, demands, links)
+def sharing(program: Program, demands: DemandCost, owner: IntArray) -> Sharing:
+    """Find out which exchanges of a program share links. owner: [links] the rank whose port a link is, -1: none's."""
+    crossed = _crossed_twice(program.exchanges, demands, len(owner))
+    others = crossed & _crossed_by_others(program, demands, owner)
     shares: dict[Exchange, BoolArray] = {}
+    own: dict[Exchange, BoolArray] = {}
     for exchange in program.exchanges:
         if exchange not in program.exchanges_inside:
             continue
         crossings = demands.demand(exchange).crossings
-        groups = np.zeros(len(program.groups[exchange.group].members), dtype=np.bool_)
+        groups, meets = np.zeros((2, len(program.groups[exchange.group].members)), dtype=np.bool_)
         groups[crossings.group[crossed[crossings.link]]] = True
+        meets[crossings.group[others[crossings.link]]] = True
         if groups.any():
-            shares[exchange] = groups
-    return Sharing(demands, shares)
+            shares[exchange], own[exchange] = groups, groups & ~meets
+    return Sharing(demands, shares, own)
+
+
+def _crossed_by_others(program: Program, demands: DemandCost, owner: IntArray) -> BoolArray:
+    """For each link whether any but its owner's collectives, in blocks and on the data stream, crosses it."""
+    elsewhere = {
+        task.exchange
+        for each in program.programs
+        for task, stream in zip(each.tasks, each.streams, strict=True)
+        if not isinstance(task, Compute) and stream is not Stream.DATA
+    }
+    crossed = np.zeros(len(owner), dtype=np.bool_)
+    owned = (owner >= 0) & (owner < program.ranks)
+    for exchange in program.exchanges:
+        crossings = demands.demand(exchange).crossings
+        mine = owned[crossings.link] & (program.rows[exchange.group][owner[crossings.link]] == crossings.group)
+        crossed[crossings.link[~mine | (exchange in elsewhere)]] = True
+    return crossed
 
 
 def _crossed_twice(exchanges: Iterable[Exchange], demands: DemandCost, links: int) -> BoolArray:

@@ -7,7 +7,7 @@ import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.program import Program
-from clustersim.trace.store import Trace
+from clustersim.trace.store import Contention, Trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,12 +79,12 @@ class Table:
             np.repeat(np.array(program.programs[int(program.kind[each.ranks[0]])].streams), len(each.ranks))
             for each in self.cohorts
         ]
-        queued, ready, start, end, waited, slowed = self.times  # and nothing is contended: nobody shares links
+        queued, ready, start, end, waited, slowed = self.times
         cause, leader = self.links
         return Trace(
             rank=_joined(ranks), task=_joined(tasks), stream=_joined(streams), cause=cause, leader=leader,
             queued=queued, ready=ready, start=start, end=end, waited=waited, slowed=slowed,
-            contended=np.broadcast_to(0.0, len(start)),
+            contention=Contention.none(),
             representative=representative,
         )  # fmt: skip
 

@@ -45,12 +45,16 @@ class Inside:
         wanted = np.array([isinstance(task, Compute) for task in program.tasks], dtype=bool)
         if tasks is not None:
             wanted &= np.isin(np.arange(len(wanted)), list(tasks))
-        table = _Table.of(program, wanted)
-        written = self.written.of(simulated, set(np.flatnonzero(wanted).tolist()))
+        table, asked = _Table.of(program, wanted), np.flatnonzero(wanted)
+        written = self.written.of(simulated, set(asked.tolist()))
         table.write(written.task, written.operation, written.start, written.end)
         wanted[written.task] = False
         own = np.array([simulated])
-        waited = self.trace.waited[_rows(self.trace, own)[0]] != 0.0
+        rows = _rows(self.trace, own)[0]
+        contention = self.trace.contention
+        which, entry = contention.of(rows[asked])
+        table.share(asked[which], contention.operation[entry], contention.exposed[entry], contention.moved[entry])
+        waited = self.trace.waited[rows] != 0.0
         self._play(table, simulated, own, np.flatnonzero(wanted & ~waited))
         if (wanted & waited).any():
             self._play(table, simulated, self._together(simulated), np.flatnonzero(wanted & waited))
@@ -93,7 +97,10 @@ class Inside:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Table:
-    """Operations of some tasks of a program. first: [tasks + 1] the row of each one's first; times: begin and end."""
+    """Operations of some tasks of a program. first: [tasks + 1] the row of each one's first.
+
+    times: begin, end, and what shared links add to each (`OperationSpans`).
+    """
 
     program: RankProgram
     first: IntArray
@@ -104,12 +111,17 @@ class _Table:
         """Room for the operations of the tasks that are wanted: [tasks]."""
         sizes = np.where(wanted, np.diff(program.operations_before), 0)
         first = np.concatenate(([0], np.cumsum(sizes)))
-        return cls(program, first, np.empty((2, int(first[-1]))))
+        return cls(program, first, np.zeros((4, int(first[-1]))))
 
     def write(self, task: IntArray, operation: IntArray, begin: FloatArray, end: FloatArray) -> None:
         """Write when operations of tasks began and ended: arrays of one shape, or such as become one."""
         rows = self.first[task] + operation
         self.times[0, rows], self.times[1, rows] = begin, end
+
+    def share(self, task: IntArray, operation: IntArray, exposed: FloatArray, moved: FloatArray) -> None:
+        """Write what sharing links added to operations of tasks: [n] each."""
+        rows = self.first[task] + operation
+        self.times[2, rows], self.times[3, rows] = exposed, moved
 
     def spans(self, rank: int) -> OperationSpans:
         """All rows, as those of a rank."""

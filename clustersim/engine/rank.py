@@ -18,7 +18,7 @@ from typing import Any, Final
 import simpy
 
 from clustersim.engine.joint import Seat
-from clustersim.engine.recorder import Lost, Times
+from clustersim.engine.recorder import Longer, Lost, Times
 from clustersim.engine.rendezvous import Rendezvous
 from clustersim.engine.stretch import Paces, Stretch
 from clustersim.engine.world import World
@@ -136,23 +136,25 @@ class Rank:
             yield seat.done
             self._stretch = None
             return seat.lost
-        whole = self._whole(number, block)
-        if self.world.private(self.number, block):
-            slowed = yield from self._work(whole, calm=self._calm(number))
+        whole, calm = self._whole(number, block), self._calm(number)
+        if self.world.private(self.number, block, calm=calm):
+            slowed = yield from self._work(whole, calm=calm)
             return Lost(slowed=slowed)
-        waited = slowed = contended = 0.0
-        for begin, end in pairwise(self._cuts(number, block)):
+        quiet = calm and self.world.coalesce
+        waited = slowed = 0.0
+        for begin, end in pairwise(self._cuts(block, quiet=quiet)):
             come = self.world.environment.now
             meeting = yield from self._meet(block.operations[begin])
             start = self.world.environment.now
             waited += start - come
-            if meeting is None or not self.world.shares(self.number, block.operations[begin]):
+            if meeting is None or not self.world.shares(self.number, block.operations[begin], calm=quiet):
                 slowed += yield from self._work(whole.between(begin, end), calm=self._calm(number))
+                self._record(number, whole.alone[begin : end + 1], begin, start)
             else:
-                more, longer = yield from self._exchange(number, begin, block, *meeting)
-                slowed, contended = slowed + more, contended + longer
-            self._record(number, whole.alone[begin : end + 1], begin, start)
-        return Lost(waited, slowed, contended)
+                longer = yield from self._exchange(number, begin, block, *meeting)
+                slowed += longer.kernel
+                self.world.recorder.operation((self.number, number, begin), start, self.world.environment.now, longer)
+        return Lost(waited, slowed)
 
     def _whole(self, number: int, block: Block) -> Paces:
         """Paces of the block of a task; those of all its runs where kernels do not vary."""
@@ -170,15 +172,18 @@ class Rank:
         """
         return not self._beside and self._awaited >= number
 
-    def _cuts(self, number: int, block: Block) -> list[int]:
-        """Where to cut a block so that ranks meet before pieces only, and pieces that may be slowed are operations."""
+    def _cuts(self, block: Block, *, quiet: bool) -> list[int]:
+        """Where to cut a block so that ranks meet before pieces only, and pieces that may be slowed are operations.
+
+        quiet: nothing can be beside the block, and pieces may be events.
+        """
         operations = range(len(block.operations) + 1)
-        if not (self.world.coalesce and self._calm(number)):
+        if not quiet:
             return list(operations)
         known = self._pieces.get(block)
         if known is None:
             meets = [self.world.meets(self.number, operation) for operation in block.operations]
-            shares = [self.world.shares(self.number, operation) for operation in block.operations]
+            shares = [self.world.shares(self.number, operation, calm=True) for operation in block.operations]
             inner = (n for n in operations[1:-1] if meets[n] or shares[n] or shares[n - 1])
             known = self._pieces[block] = [0, *inner, len(block.operations)]
         return known
@@ -190,7 +195,7 @@ class Rank:
         for place in range(last + 1):
             begin = start + (ends[place] - ends[0])
             until = now if place == last else start + (ends[place + 1] - ends[0])
-            write(self.number, number, first + place, begin, until)
+            write((self.number, number, first + place), begin, until)
 
     def _meet(self, operation: Operation) -> Generator[simpy.Event, Any, tuple[Exchange, Rendezvous] | None]:
         """Wait for those who take part in an operation's exchange."""
@@ -202,29 +207,28 @@ class Rank:
 
     def _exchange(
         self, number: int, place: int, block: Block, exchange: Exchange, rendezvous: Rendezvous
-    ) -> Generator[simpy.Event, Any, tuple[Seconds, Seconds]]:
-        """Run an operation of a task whose exchange shares links, with its kernel beside it if it has one.
-
-        Returns by how much collectives of the data stream slowed it, and by how much sharing links made it longer.
-        """
+    ) -> Generator[simpy.Event, Any, Longer]:
+        """Run an operation of a task whose exchange shares links, with its kernel beside it if it has one."""
         world, start = self.world, self.world.environment.now
         moved = rendezvous.together(partial(world.transfers.begin, self.number, exchange))
         both = world.cost.block(self.number, block).together.get(place)
         if both is None:
             yield moved
             alone = world.cost.exchange(self.number, exchange).seconds
-            return 0.0, max(world.environment.now - start - alone, 0.0)
+            longer = max(world.environment.now - start - alone, 0.0)
+            return Longer(exposed=longer, moved=longer)
         arrived: list[Seconds] = []
         moved.callbacks.append(lambda _: arrived.append(world.environment.now))
         slowed = yield from self._work(world.paces.kernel(self.number, number, block, place))
         kernel = world.environment.now - start
         if not arrived:
             yield moved
-        whole = both.of(kernel, arrived[0] - start)
+        moving = arrived[0] - start
+        whole = both.of(kernel, moving)
         yield world.environment.timeout(max(start + whole - world.environment.now, 0.0))
-        usual = both.of(kernel, both.exchange)
-        lost = max(usual - both.of(kernel - slowed, both.exchange), 0.0) if slowed else 0.0
-        return lost, max(whole - usual, 0.0)
+        runs, usual = both.runs(kernel, moving), both.runs(kernel - slowed, both.exchange)
+        exposed = (whole - runs) - (both.of(kernel - slowed, both.exchange) - usual)
+        return Longer(runs - usual, exposed, moving - both.exchange)
 
     def _work(self, paces: Paces, *, calm: bool = False) -> Generator[simpy.Event, Any, Seconds]:
         """Run operations that nobody else can observe; return by how much collectives beside slowed them."""

@@ -48,7 +48,7 @@ class World:
     _meetings: MeetingPlaces = field(init=False)
     _groups: dict[tuple[str, int], tuple[tuple[str, int], int]] = field(init=False, default_factory=dict)
     _members: dict[tuple[str, int], int] = field(init=False, default_factory=dict)
-    _private: dict[tuple[Block, int], bool] = field(init=False, default_factory=dict)
+    _private: dict[tuple[Block, int, bool], bool] = field(init=False, default_factory=dict)
     _met: dict[tuple[Block, int], list[tuple[str, int]]] = field(init=False, default_factory=dict)
     _joint: dict[tuple[Block, int], str | None] = field(init=False, default_factory=dict)
     _receivers: dict[tuple[str, int], int] = field(init=False, default_factory=dict)
@@ -73,14 +73,17 @@ class World:
         group, members = self._group(exchange.group, rank)
         return self._meetings.join(group, rank, members)
 
-    def private(self, rank: int, block: Block) -> bool:
-        """Whether the block may be one event: its exchanges concern no other simulated rank and share no links."""
+    def private(self, rank: int, block: Block, *, calm: bool = False) -> bool:
+        """Whether the block may be one event: its exchanges concern no other simulated rank and share no links.
+
+        calm: no collective of the rank's data stream can be beside it.
+        """
         if not self.coalesce:
             return False
-        known = self._private.get((block, rank))
+        known = self._private.get((block, rank, calm))
         if known is None:
-            known = not any(self.meets(rank, each) or self.shares(rank, each) for each in block.operations)
-            self._private[block, rank] = known
+            known = not any(self.meets(rank, each) or self.shares(rank, each, calm=calm) for each in block.operations)
+            self._private[block, rank, calm] = known
         return known
 
     def joint_role(self, rank: int, block: Block) -> str | None:
@@ -111,12 +114,17 @@ class World:
             known = self._met[block, rank] = [name for name, members in groups if members > 1]
         return known
 
-    def shares(self, rank: int, operation: Operation) -> bool:
-        """Whether an operation's exchange shares links with others, in the rank's group."""
+    def shares(self, rank: int, operation: Operation, *, calm: bool = False) -> bool:
+        """Whether an operation's exchange shares links with others, in the rank's group.
+
+        calm: no collective of the rank's data stream can be beside it, nor of those that it stands for in the group.
+        """
         exchange = operation.exchange
         if self.sharing is None or exchange is None or exchange not in self.sharing.inside:
             return False
-        return bool(self.sharing.inside[exchange][self.program.rows[exchange.group][rank]])
+        row = self.program.rows[exchange.group][rank]
+        idle = calm and self.sharing.own[exchange][row] and not self.meets(rank, operation)
+        return bool(self.sharing.inside[exchange][row] and not idle)
 
     def meets(self, rank: int, operation: Operation) -> bool:
         """Whether other simulated ranks take part in an operation's exchange."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.units import BytesPerSecond, Seconds
 
@@ -72,6 +74,10 @@ class Ends:
     source: IntArray
     target: IntArray
     vertices: int
+
+    def owner(self, gpus: int) -> IntArray:
+        """The GPU whose port each link is, of two the one that sends, -1 where neither end is one: [links]."""
+        return np.where(self.source < gpus, self.source, np.where(self.target < gpus, self.target, -1))
 
 
 @dataclass(frozen=True, slots=True)

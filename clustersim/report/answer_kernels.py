@@ -77,9 +77,9 @@ class _Templates:
     def _undisturbed(self, rows: IntArray, alone: FloatArray) -> BoolArray:
         """Whether runs take what their blocks take alone."""
         trace = self.result.trace
-        longer = trace.waited[rows] + trace.slowed[rows] + trace.contended[rows]
+        longer = trace.waited[rows] + trace.slowed[rows]
         off = np.abs(trace.end[rows] - trace.start[rows] - alone)
-        undisturbed: BoolArray = (longer == 0) & (off <= self.rounding)
+        undisturbed: BoolArray = (longer == 0) & (off <= self.rounding) & ~np.isin(rows, trace.contention.row)
         return undisturbed
 
     def _alone(self, block: Block, timing: BlockTiming) -> int:

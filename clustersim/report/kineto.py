@@ -109,7 +109,7 @@ class _BlockWords:
     """The kernels and exchanges of a block. place: [n] of their operations; which: [n] index into words.
 
     exposed: [n] seconds of the operation in which its exchange runs alone; taken: [n] seconds that its exchange takes,
-    infinite where it is the whole operation; exchange: [n] 1 where it is one.
+    infinite where it is the whole operation, both on links of its own; exchange: [n] 1 where it is one.
     """
 
     place: IntArray
@@ -167,8 +167,9 @@ class _Kernels:
         if words is None:
             words = self._blocks[block] = self._block(block)
         begin, stop = inside.start[words.place], inside.end[words.place]
-        begins = np.where(words.exchange == 1, np.maximum(stop - words.taken, begin), begin)
-        ends = np.where(words.exchange == 1, stop, np.maximum(stop - words.exposed, begin))
+        taken, exposed = words.taken + inside.moved[words.place], words.exposed + inside.exposed[words.place]
+        begins = np.where(words.exchange == 1, np.maximum(stop - taken, begin), begin)
+        ends = np.where(words.exchange == 1, stop, np.maximum(stop - exposed, begin))
         return begins, ends, words.which
 
     def _block(self, block: Block) -> _BlockWords:

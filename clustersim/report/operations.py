@@ -36,10 +36,12 @@ class Label:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inside:
-    """What runs in a slice, in order. start, end: [labels] seconds."""
+    """What runs in a slice, in order. start, end: [labels] seconds; exposed, moved: as in `OperationSpans`."""
 
     start: FloatArray
     end: FloatArray
+    exposed: FloatArray
+    moved: FloatArray
     labels: tuple[Label, ...]
 
 
@@ -66,15 +68,18 @@ class Operations:
         key = (rank, task.block)
         if key not in self.labels:
             self.labels[key] = labels_of(task.block, self.result.cost.block(rank, task.block))
-        return Inside(*self.times[rank].task(number), self.labels[key])
+        start, end, exposed, moved = self.times[rank].task(number)
+        return Inside(start, end, exposed, moved, self.labels[key])
 
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """When the operations of a rank ran, in order of their tasks; first: where those of each task begin."""
+    """When the operations of a rank ran, in order of their tasks; first: where those of each task begin.
 
-    start: FloatArray
-    end: FloatArray
+    times: start, end, exposed, moved of each operation.
+    """
+
+    times: FloatArray
     first: IntArray
 
     @classmethod
@@ -82,12 +87,11 @@ class _Times:
         order = np.lexsort((operations.operation, operations.task))
         task = operations.task[order]
         first = np.searchsorted(task, np.arange(int(task.max(initial=-1)) + 2))
-        return cls(operations.start[order], operations.end[order], first)
+        return cls(np.stack(operations.columns[3:])[:, order], first)
 
-    def task(self, number: int) -> tuple[FloatArray, FloatArray]:
-        """Start and end of the operations of a task."""
-        chosen = slice(int(self.first[number]), int(self.first[number + 1]))
-        return self.start[chosen], self.end[chosen]
+    def task(self, number: int) -> FloatArray:
+        """Times of the operations of a task: [4, operations]."""
+        return self.times[:, int(self.first[number]) : int(self.first[number + 1])]
 
 
 def labels_of(block: Block, timing: BlockTiming) -> tuple[Label, ...]:

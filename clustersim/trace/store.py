@@ -8,8 +8,9 @@ One row per task that a simulated rank ran. Times are seconds from the start of 
     end      it was done
 
     waited   seconds inside the span in which the rank waited for others (whom it meets inside a block)
-    slowed   seconds by which communication on the rank's other streams made kernels inside the span longer
-    contended   seconds by which sharing links made exchanges inside the span longer
+    slowed   seconds by which communication on the rank's other streams made kernels inside the span longer, and by
+        which exchanges beside them in one operation did, because they share links
+    contended   seconds by which sharing links made exchanges inside the span longer that no kernel hides (`contention`)
 
 so `ready - queued` is waiting on own work, `start - ready` is waiting for other ranks, and `end - start` is work or
 transfer (but for what was waited inside).
@@ -21,10 +22,38 @@ Ranks of one class have equal timelines: `representative[r]` is the simulated ra
 
 from collections.abc import Set
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """What sharing links changed: operation `operation` of the block of trace row `row`, in columns, by row.
+
+    exposed, moved: seconds more than alone of its exchange that no kernel beside it in the operation hides (below 0
+    where a kernel that is slowed hides more of it), and that it takes. Operations that took what they take alone are
+    not here.
+    """
+
+    row: IntArray
+    operation: IntArray
+    exposed: FloatArray
+    moved: FloatArray
+
+    @classmethod
+    def none(cls) -> Self:
+        """Nobody shared links, or nobody felt it."""
+        return cls(*np.zeros((2, 0), dtype=np.int64), *np.zeros((2, 0)))
+
+    def of(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """What belongs to some rows of the trace: which of these rows, and which entry."""
+        first, last = (np.searchsorted(self.row, rows, side=side) for side in ("left", "right"))
+        count = last - first
+        which = np.repeat(np.arange(len(rows)), count)
+        return which, np.arange(len(which)) - np.repeat(np.cumsum(count) - count - first, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +69,19 @@ class Trace:
     end: FloatArray
     waited: FloatArray
     slowed: FloatArray
-    contended: FloatArray
+    contention: Contention
     cause: IntArray
     leader: IntArray
     representative: IntArray
 
     def __len__(self) -> int:
         return len(self.rank)
+
+    @property
+    def contended(self) -> FloatArray:
+        """[n] seconds of each span."""
+        found = np.bincount(self.contention.row, self.contention.exposed, minlength=len(self))
+        return found.astype(np.float64, copy=False)
 
     @property
     def makespan(self) -> float:
@@ -67,25 +102,32 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class OperationSpans:
-    """Spans of single operations inside blocks, in columns: operation `operation` of task `task` of rank `rank`."""
+    """Spans of single operations inside blocks, in columns: operation `operation` of task `task` of rank `rank`.
+
+    exposed, moved: what sharing links added to it (`Contention`), seconds.
+    """
 
     rank: IntArray
     task: IntArray
     operation: IntArray
     start: FloatArray
     end: FloatArray
+    exposed: FloatArray
+    moved: FloatArray
 
     def __len__(self) -> int:
         return len(self.rank)
 
     @property
-    def columns(self) -> tuple[IntArray, IntArray, IntArray, FloatArray, FloatArray]:
+    def columns(self) -> tuple[IntArray, IntArray, IntArray, FloatArray, FloatArray, FloatArray, FloatArray]:
         """All columns."""
-        return self.rank, self.task, self.operation, self.start, self.end
+        return self.rank, self.task, self.operation, self.start, self.end, self.exposed, self.moved
 
     def of(self, rank: int, tasks: Set[int]) -> "OperationSpans":
         """Those of some tasks of one rank."""
         own = np.flatnonzero(self.rank == rank)
         chosen = own[np.isin(self.task[own], list(tasks))]
-        rank_, task, operation = (column[chosen] for column in (self.rank, self.task, self.operation))
-        return OperationSpans(rank_, task, operation, self.start[chosen], self.end[chosen])
+        return OperationSpans(
+            self.rank[chosen], self.task[chosen], self.operation[chosen],
+            self.start[chosen], self.end[chosen], self.exposed[chosen], self.moved[chosen],
+        )  # fmt: skip

@@ -136,6 +136,11 @@ class Place:
         return self.accelerator.split("-")[0]
 
     @property
+    def alike(self) -> bool:
+        """Whether the GPU is another one with the same links."""
+        return self.gpu in _ALIKE
+
+    @property
     def machine(self) -> Machine:
         """The ports of a GPU."""
         return MACHINES[self.kind]

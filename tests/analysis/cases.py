@@ -23,7 +23,7 @@ from clustersim.program.task import (
     Task,
     Work,
 )
-from clustersim.trace.store import Trace
+from clustersim.trace.store import Contention, Trace
 from clustersim.workload.kernels import Kernel, KernelKind
 
 KERNEL = Kernel("matmul", KernelKind.MATMUL, DType.BF16, flops=1e9, bytes=1e6)
@@ -104,7 +104,7 @@ class Case:
             end=np.array([row.end for row in self.rows], dtype=float),
             waited=np.array([row.waited for row in self.rows], dtype=float),
             slowed=np.array([row.slowed for row in self.rows], dtype=float),
-            contended=np.zeros(len(self.rows)),
+            contention=Contention.none(),
             cause=np.array([row.cause for row in self.rows], dtype=np.int64),
             leader=np.array([n if row.leader is None else row.leader for n, row in enumerate(self.rows)], dtype=int),
             representative=np.array(self.representative, dtype=np.int64),

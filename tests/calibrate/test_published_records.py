@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import calibrate
@@ -17,6 +18,7 @@ from clustersim.cost.recorded import RecordedKernels
 from clustersim.cost.timing import Provenance
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.program.task import Collective
+from clustersim.validation.collectives import read_collectives
 
 SHIPPED = Path(calibrate.__file__).parent / "records" / "published"
 
@@ -61,13 +63,22 @@ def test_accelerators_with_fitted_constants_carry_them_with_residuals(written: d
 
 
 def test_sources_that_differ_are_one_row_with_their_median_and_range(written: dict[str, Record]) -> None:
-    """All-reduce of 64 KiB among 8 H100: 19.53 us in dgxc-benchmarking, 42.2 us in Azure's table."""
+    """All-reduce of 64 KiB among 8 H100: 19.53 us in dgxc-benchmarking, 42.2 us in Azure's table, and two between."""
     rows = written["h100-sxm-80gb"].collectives
     row = next(row for row in rows if row.call.collective is Collective.ALL_REDUCE and row.call.payload == 2**16)
-    assert row.time.repetitions == 2
-    assert row.time.p5 == pytest.approx(19.53e-6, rel=0.01)
-    assert row.time.p95 == pytest.approx(42.2e-6, rel=0.01)
-    assert row.time.seconds == pytest.approx((row.time.p5 + row.time.p95) / 2)
+    published = [
+        case.number("time_us") * 1e-6
+        for case in read_collectives()
+        if case.text("case_id").startswith("coll-")
+        and case.is_yes("in_fit")
+        and case.text("gpu") == "h100-sxm-80gb"
+        and (case.text("n_gpus"), case.text("nodes"), case.text("collective"), case.text("algo"))
+        == ("8", "1", "all_reduce", "")
+        and case.text("bytes") == "65536"
+    ]
+    assert row.time.repetitions == len(published) >= 2
+    assert row.time.p5 <= min(published) * 1.01 <= max(published) * 0.99 <= row.time.p95
+    assert row.time.seconds == pytest.approx(np.median(published))
     assert "dgxc" in row.source
     assert "azure" in row.source
 

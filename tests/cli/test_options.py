@@ -24,7 +24,17 @@ OPTIONS = {
     "diff": ["A", "[B]", "--set", "--json", "--html", "--quiet", "-q", "--help"],
     "explore": ["FILE", "--html", "--set", "--help"],
     "explain": ["FILE", "--measured", "--set", "--json", "--help"],
-    "validate": ["KIND FILE.csv | show CASE_ID", "--json", "--html", "--workers", "--only", "--quiet", "-q", "--help"],
+    "validate": [
+        "KIND FILE.csv | show CASE_ID",
+        "--json",
+        "--html",
+        "--workers",
+        "--only",
+        "--set",
+        "--quiet",
+        "-q",
+        "--help",
+    ],
     "calibrate": [],  # all options are calibrate's own (`calibrate.command`)
     "presets": ["--help"],
     "topology": ["NAME", "--set", "--gpus", "--html", "--help"],

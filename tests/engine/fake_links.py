@@ -37,7 +37,7 @@ class LinkCost:
     @property
     def sharing(self) -> Sharing:
         """Which exchanges meet others on links."""
-        return sharing(self.program, self, self.links)
+        return sharing(self.program, self, np.full(self.links, -1))
 
     def demand(self, exchange: Exchange) -> Demand:
         seconds = self.unit.seconds(exchange)

@@ -1,7 +1,7 @@
 """Which replica is called the first makes no difference."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,41 +10,9 @@ from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
 from clustersim.arrays import IntArray
-from clustersim.hardware.topology import Fabric, Link, LinkTable, Paths
 from clustersim.parallel.layout import Layout
 from tests.conftest import examples
 from tests.strategies import scenarios
-
-
-@dataclass(frozen=True)
-class Relabelled:
-    """A fabric whose GPUs have other numbers: the one called g is `gpu[g]`."""
-
-    fabric: Fabric
-    gpu: IntArray
-
-    @property
-    def gpus(self) -> int:
-        return self.fabric.gpus
-
-    @property
-    def links(self) -> LinkTable:
-        return self.fabric.links
-
-    def domains(self, gpus: IntArray) -> IntArray:
-        return self.fabric.domains(self.gpu[gpus])
-
-    def nodes(self, gpus: IntArray) -> IntArray:
-        return self.fabric.nodes(self.gpu[gpus])
-
-    def paths(self, sources: IntArray, targets: IntArray) -> Paths:
-        return self.fabric.paths(self.gpu[sources], self.gpu[targets])
-
-    def link(self, number: int) -> Link:
-        return self.fabric.link(number)
-
-    def tier(self, gpus: Sequence[int]) -> str:
-        return self.fabric.tier(self.gpu[list(gpus)].tolist())
 
 
 def replicas_swapped(layout: Layout, order: Sequence[int]) -> IntArray:
@@ -82,6 +50,5 @@ def test_relabelling_replicas_changes_no_number(data: st.DataObject, scenario: S
     order = data.draw(st.permutations(range(scenario.layout.dp)))
     moved = replicas_swapped(scenario.layout, order)
     assume(alike(scenario, moved) and (moved != np.arange(len(moved))).any())
-    fabric = Relabelled(scenario.cluster.fabric, moved)
-    other = replace(scenario, cluster=replace(scenario.cluster, fabric=fabric))
+    other = replace(scenario, cluster=scenario.cluster.placed(moved))
     assert numbers(simulate(other).to_json()) == numbers(simulate(scenario).to_json())

@@ -118,7 +118,7 @@ def test_a_result_has_a_card_with_what_its_axes_cross() -> None:
     result = simulate(Scenario.from_mapping(PLAN))
     network = network_of(result)
     assert network is not None
-    assert not network.shared
+    assert network.shared
     found = rows(network_card(network).html, "Which axis crosses which tier")
     assert found["NIC"][0] == STAYS_BELOW.split(), "tensor parallelism stays in the node"
     assert [lane.axis for lane in topology_of(result).lanes] == ["tp", "dp", "pp"]
