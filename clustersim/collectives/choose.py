@@ -239,8 +239,12 @@ class Surveyor(FieldState):
         phases = {name: found for name in names if (found := ALGORITHMS[name].phases(kind, arrangement))}
         offers = tuple(offer for offer in able if offer.algorithm in phases)
         if not offers:
-            what = f"{kind.value} by {algorithm}" if algorithm else kind.value
-            raise InputError(f"{self.library.name} cannot do {what} in groups of {arrangement.size} on this cluster")
+            by = ", ".join(dict.fromkeys(offer.algorithm for offer in offered)) or algorithm
+            where = "in one NVLink domain" if arrangement.spans == 1 else f"over {arrangement.spans} NVLink domains"
+            raise InputError(
+                f"{self.library.name} cannot do {kind.value} by {by or 'anything'} in groups of {arrangement.size} "
+                f"{where} on this cluster"
+            )
         return _Tender(offers, phases, arrangement)
 
     def _cheapest(

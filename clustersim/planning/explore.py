@@ -6,7 +6,7 @@ Steps are simulated beforehand (`explore_steps`). What the page cannot vary is a
 optimizer, framework, cluster.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,7 @@ from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.disturbance import Disturbances
 from clustersim.hardware.placed import Placed
+from clustersim.hardware.shape import even_part
 from clustersim.hardware.topology import Fabric
 from clustersim.parallel.data import NaiveDataParallel
 from clustersim.planning.explore_groups import partners, roles, stages
@@ -72,7 +73,7 @@ def tables(scenario: Scenario) -> Exploration:
         start=space.start,
         tables=_tables(space),
         studies=(),
-        notes=tuple(_notes(scenario)),
+        notes=(*_notes(scenario), *_uneven(scenario, offered)),
     )
 
 
@@ -191,6 +192,20 @@ def _levels(fabric: Fabric, gpus: IntArray) -> tuple[tuple[tuple[str, IntArray],
     pods = fabric.pods(leaves) if fabric.node.nics_per_node else node
     narrow = [("nvlink", domain)] if fabric.node.nvlink else []
     return (*narrow, ("host", gpus // fabric.node.reach), ("leaf", leaves), ("spine", pods)), "core"
+
+
+def _uneven(scenario: Scenario, offered: Sequence[int]) -> Iterator[str]:
+    """Where jobs of some sizes use other parts of each NVLink domain than the largest does, as which they are drawn."""
+    fabric = scenario.cluster.fabric
+    if not isinstance(fabric, ClosFabric) or fabric.node.nvlink is None:
+        return
+    node, domain = fabric.node.gpus, fabric.node.nvlink.whole or fabric.node.nvlink.gpus
+    drawn = even_part(offered[-1], node, domain)
+    if any(even_part(gpus, node, domain) != drawn for gpus in offered if gpus > drawn):
+        yield (
+            f"NVLink domains are drawn with the {drawn} GPUs of each that the largest size offered, {offered[-1]:,}, "
+            "uses; other sizes may use more or fewer of each, as simulated steps do"
+        )
 
 
 def _notes(scenario: Scenario) -> Iterator[str]:

@@ -14,6 +14,7 @@ from clustersim.scenario.section import (
     Name,
     Section,
     Shipped,
+    or_none,
 )
 from clustersim.scenario.sections.cost import CostSection
 from clustersim.scenario.sections.layout import LayoutSection
@@ -35,7 +36,7 @@ class ClusterSection(Shipped):
     node: dict[str, Any] | None = None
     fabric: dict[str, Any] | None = None
     mixed: Annotated[list[MixedSection], BeforeValidator(listed)] = Field([])
-    placement: PlacementSection | None = None
+    placement: Annotated[PlacementSection | None, BeforeValidator(or_none)] = None
 
     @property
     def changes(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from clustersim.collectives.choose import Choices, Surveyor, choose
 from clustersim.collectives.collnet import COLLNET
 from clustersim.collectives.library import Library, load_library
 from clustersim.collectives.switches import Switches
-from clustersim.errors import InputError, nearest
+from clustersim.errors import InputError, nearest, shown
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.routing import Spread
@@ -58,7 +58,8 @@ _ALGORITHMS: Final = {
     **dict.fromkeys(("nvls", "nvlstree", "in_network"), "in_network"),
 }
 _PLACE: Final = (
-    *("gpu", "n_gpus", "gpus_per_node", "interconnect", "collective", "algo", "gpus_per_process", "timed"),
+    *("gpu", "n_gpus", "gpus_per_node", "nodes", "interconnect"),
+    *("collective", "algo", "gpus_per_process", "timed"),
 )
 _ALIKE: Final = {"v100-16gb": "v100-sxm-32gb", "gh200": "h100-sxm-96gb"}  # with the same links
 _EARLIER: Final = {  # networks that tables call alike, by what they join
@@ -237,9 +238,9 @@ def place_of(case: Case) -> Place:
         accelerator=accelerator.name,
         launch=machine.host or accelerator.efficiency.launch_interval,
         gpus=_count(case, "n_gpus", least=2),
-        per_node=_count(case, "gpus_per_node", machine.node),
+        per_node=_per_node(case, machine),
         per_process=case.whole("gpus_per_process", 1),
-        called=case.text("timed") == "call",
+        called=_called(case),
         own=accelerator.nvlink,
         joined=interconnect_of(case),
         collective=_collective(case),
@@ -323,6 +324,29 @@ def _count(case: Case, column: str, default: int | None = None, least: int = 1) 
         wrong = f"too small; {least} is the least" if count < least else f"too large; {MOST_GPUS:,} is the most"
         raise CannotPredictError(f"line {case.line}: {column} {count:,} is {wrong}", owed=False)
     return count
+
+
+def _per_node(case: Case, machine: Machine) -> int:
+    """GPUs of a node, which must make as many nodes as the row states, if it does."""
+    gpus, per_node = case.whole("n_gpus"), _count(case, "gpus_per_node", machine.node)
+    nodes = -(-gpus // per_node)
+    if case.whole("nodes", nodes) != nodes:
+        raise CannotPredictError(
+            f"line {case.line}: nodes {case.text('nodes')}: {gpus:,} GPUs, {per_node:,} on a node, are on {nodes:,}",
+            owed=False,
+        )
+    return per_node
+
+
+def _called(case: Case) -> bool:
+    """Whether each call was timed by itself."""
+    timed = case.text("timed")
+    if timed not in ("", "call"):
+        raise CannotPredictError(
+            f"line {case.line}: timed {shown(timed)}: write call where each call was timed by itself, else nothing",
+            owed=False,
+        )
+    return timed == "call"
 
 
 def _collective(case: Case) -> Collective:

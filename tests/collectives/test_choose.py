@@ -47,7 +47,7 @@ def test_the_choice_is_never_slower_than_any_named_algorithm():
 
 
 def test_an_algorithm_that_cannot_serve_the_groups_is_refused():
-    with pytest.raises(InputError, match="nccl cannot do all_gather by aggregated_trees in groups of 8"):
+    with pytest.raises(InputError, match="nccl cannot do all_gather by aggregated_trees in groups of 8 in one NVLink"):
         taken(Collective.ALL_GATHER, np.arange(8)[None], 1e6, algorithm="aggregated_trees")
 
 

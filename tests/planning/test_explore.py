@@ -137,3 +137,11 @@ def test_ranks_are_drawn_where_the_scenario_places_them(placement: str, nodes: l
     assert unit[:8].tolist() == nodes
     assert len(unit) == largest
     assert any("cluster.placement" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("cluster", "said"), [("gb200-nvl72", True), ("dgx-h100", False)])
+def test_sizes_that_use_other_parts_of_each_domain_are_said(cluster: str, said: bool) -> None:
+    """1,024 GPUs are on 15 racks, which takes all 72 of most; 128 are on two, 64 of each."""
+    found = tables(scenario().changed(f"cluster.name={cluster}"))
+    assert found.choices["gpus"][-1] == 1024
+    assert any("72 GPUs of each that the largest size offered, 1,024" in note for note in found.notes) == said

@@ -199,3 +199,10 @@ def test_rccl_reads_the_same_variables(mapping: dict[str, Any]) -> None:
     assert simulate(scenario.changed("cost.nccl.NCCL_ALGO=Ring")).step_time >= simulate(scenario).step_time
     with pytest.raises(InputError, match="nothing is left of rccl for all_reduce"):
         check(scenario.changed("cost.nccl.NCCL_ALGO=NVLS"))
+
+
+def test_what_is_left_but_groups_cannot_do_is_named(mapping: dict[str, Any]) -> None:
+    """CollNet is between domains: tensor-parallel groups of four inside one have nothing left."""
+    nccl = "cost.nccl={NCCL_COLLNET_ENABLE: 1, NCCL_ALGO: 'allreduce:collnetdirect'}"
+    with pytest.raises(InputError, match="all_reduce by collnet_direct in groups of 4 in one NVLink domain"):
+        simulate(Scenario.from_mapping(mapping, [nccl]))

@@ -49,6 +49,14 @@ def test_what_a_file_says_is_where_ranks_are(
     assert scenario.cluster.gpus == scenario.layout.world == 16
 
 
+def test_none_is_no_placement(mapping: dict[str, Any]) -> None:
+    """As README's table writes it, and to take a file's placement away on the command line."""
+    scattered = Scenario.from_mapping(mapping, ["cluster.placement={scatter: nodes}"])
+    plain = Scenario.from_mapping(mapping)
+    assert isinstance(scattered.cluster.fabric, Placed)
+    assert scattered.changed("cluster.placement=none").cluster == plain.cluster
+
+
 def test_the_machine_has_what_the_job_leaves(mapping: dict[str, Any]) -> None:
     def machine(placement: str) -> int:
         return Scenario.from_mapping(mapping, [f"cluster.placement={placement}"]).cluster.machine.gpus

@@ -115,6 +115,9 @@ def test_a_rate_stands_for_a_time_that_is_not_stated(tmp_path: Path) -> None:
         ({"n_gpus": "7.5"}, "line 2: n_gpus '7.5' is not a whole number"),
         ({"n_gpus": "100000000"}, "line 2: n_gpus 100,000,000 is too large"),
         ({"n_gpus": "1"}, "line 2: n_gpus 1 is too small"),
+        ({"nodes": "2"}, "line 2: nodes 2: 8 GPUs, 8 on a node, are on 1"),
+        ({"nodes": "two"}, "line 2: nodes 'two' is not a number above 0"),
+        ({"timed": "calls"}, "line 2: timed 'calls': write call where each call was timed by itself, else nothing"),
     ],
 )
 def test_a_row_that_cannot_be_predicted_says_why(tmp_path: Path, change: dict[str, str], reason: str) -> None:

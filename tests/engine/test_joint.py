@@ -1,0 +1,97 @@
+"""A block that members of a group run together: whatever comes beside them when, it ends as if all had been known."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import simpy
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from clustersim.arrays import FloatArray
+from clustersim.engine.joint import JointRun, Seat
+from clustersim.engine.meeting import Meeting
+from clustersim.engine.play import Busy, Pieces, Run, outline, play
+from tests.conftest import examples
+from tests.engine.test_play import array, collectives, made, starts
+
+
+def joint(start: FloatArray, pieces: Pieces, busy: Busy) -> Run:
+    """Let members come one after the other, each told of the collectives beside it when they begin and end."""
+    environment = simpy.Environment()
+    run = JointRun(environment, pieces, outline(pieces))
+    found = Run(*np.full((3, pieces.ranks), np.nan))
+    for place in range(pieces.ranks):
+        seats: list[Seat] = []
+        environment.process(_member(run, seats, place, start[place], found, _within(busy, place)))
+        environment.process(_beside(run, seats, _within(busy, place)))
+    environment.run()
+    assert run.full
+    return found
+
+
+def _within(busy: Busy, place: int) -> list[tuple[float, float]]:
+    """The collectives beside one member, those that follow each other at once as one."""
+    joined: list[tuple[float, float]] = []
+    for since, until in ((float(since[place]), float(until[place])) for since, until in busy):
+        if joined and since == joined[-1][1]:
+            since = joined.pop()[0]
+        if since < until:
+            joined.append((since, until))
+    return joined
+
+
+def _member(
+    run: JointRun, seats: list[Seat], place: int, start: float, found: Run, busy: list[tuple[float, float]]
+) -> Iterator[simpy.Event]:
+    yield run.environment.timeout(start)
+    seat = run.come(place, beside=any(since < start < until for since, until in busy))
+    seats.append(seat)
+    yield seat.done
+    seats.clear()  # a rank that has ended the block tells it nothing
+    found.end[place] = run.environment.now
+    found.waited[place], found.slowed[place] = seat.lost.waited, seat.lost.slowed
+
+
+def _beside(run: JointRun, seats: list[Seat], busy: list[tuple[float, float]]) -> Iterator[simpy.Event]:
+    for since, until in busy:
+        for moment, beside in ((since, True), (until, False)):
+            yield run.environment.timeout(moment - run.environment.now)
+            for seat in seats:
+                if beside or seat.busy:
+                    seat.change(beside)
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> Pieces:
+    """Blocks in which all ranks meet at least once, and in their groups of one role only."""
+    pieces = draw(made().filter(lambda pieces: pieces.meetings))
+    everyone, place = Meeting.of(np.zeros(pieces.ranks, np.int64)), draw(st.integers(0, len(pieces.meetings) - 1))
+    meets = [each is not None or number == place for number, each in enumerate(pieces.meetings)]
+    return replace(pieces, meetings=tuple(everyone if each else None for each in meets))
+
+
+@given(st.data(), blocks())
+@examples(400)
+def test_a_joint_run_is_the_block_played_with_all_that_was_beside_it(data: st.DataObject, pieces: Pieces) -> None:
+    """Members learn of collectives as these begin and end; `play` is told of all of them before."""
+    start, busy = data.draw(starts(pieces)), data.draw(collectives(pieces))
+    expected = play(start, pieces, busy)
+    event(f"slowed: {bool(expected.slowed.any())}")
+    found = joint(start, pieces, busy)
+    for name in ("end", "waited", "slowed"):
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), atol=1e-12)
+
+
+def test_a_member_that_comes_late_is_waited_for_inside() -> None:
+    """Two have a kernel of 2 s, an exchange of 1 s and a kernel of 2 s, and begin at 0 and at 3. φ = 1.
+
+    They meet at 5 and end at 8. A collective beside the first from 1 to 4 costs it the other half of its second second;
+    it still comes in time, at 3. One beside the second from 6.5 to 7.5 costs that half a second of its last kernel.
+    """
+    both = Meeting.of(np.array([0, 0]))
+    pieces = Pieces(array(2.0, 0.0, 2.0)[None], array(0.0, 1.0, 0.0)[None], array(1.0, 1.0), (None, both, None))
+    run = joint(array(0.0, 3.0), pieces, [(array(1.0, 6.5), array(4.0, 7.5))])
+    assert run.end.tolist() == [8.0, 8.5]
+    assert run.waited.tolist() == [2.0, 0.0]
+    assert run.slowed.tolist() == [1.0, 0.5]
