@@ -28,6 +28,9 @@ ELEMENTS = {
 WORDS = {kind: kind.value.replace("_", "") for kind in CHOSEN}
 
 
+WHOLE_NODES = ["layout.tp=8", "layout.dp=8"]
+
+
 @pytest.fixture
 def mapping() -> dict[str, Any]:
     """Gradients of 64 GPUs are reduced: all-reduce, tensor-parallel ones too."""
@@ -69,7 +72,7 @@ def test_what_is_listed_for_a_collective_is_allowed_for_it_alone(lists: dict[Col
 
 def test_switched_off_nvls_is_not_chosen(mapping: dict[str, Any]) -> None:
     """All-reduce of tensor parallelism is done by NVLink's switches, unless they may not."""
-    scenario = Scenario.from_mapping(mapping)
+    scenario = Scenario.from_mapping(mapping, WHOLE_NODES)
 
     def taken(*overrides: str) -> set[str]:
         result = simulate(scenario.changed(overrides))
@@ -99,15 +102,15 @@ def test_one_list_for_one_collective_is_the_older_key(mapping: dict[str, Any]) -
 
 
 def test_bytes_on_links_are_those_of_what_is_left(mapping: dict[str, Any]) -> None:
-    """A ring of four sends 3/2 of the payload, NVLink's switches ask for 5/4."""
+    """A ring of eight sends 7/4 of the payload, NVLink's switches ask for 9/8."""
     from clustersim.report.answer_network import network_of
 
     sent = []
-    for overrides in ([], ["cost.nccl.NCCL_ALGO=Ring"]):
+    for overrides in (WHOLE_NODES, [*WHOLE_NODES, "cost.nccl.NCCL_ALGO=Ring"]):
         network = network_of(simulate(Scenario.from_mapping(mapping, overrides)))
         assert network is not None
         sent.append(next(axis.sent for axis in network.use.axes if axis.axis == "tp"))
-    assert sent[1] / sent[0] == pytest.approx(1.5 / 1.25, rel=1e-5), "a few small ones are rings anyway"
+    assert sent[1] / sent[0] == pytest.approx(1.75 / 1.125, rel=1e-5), "a few small ones are rings anyway"
 
 
 def test_switches_are_written_changed_and_told_apart(mapping: dict[str, Any]) -> None:
