@@ -56,7 +56,7 @@ class CostSection(Section):
     """`cost`: where durations come from, and how many ranks are simulated one by one."""
 
     record: Annotated[RecordSection | None, BeforeValidator(or_none)] = None
-    collectives: Annotated[dict[Collective, str], BeforeValidator(_algorithms)] = Field({})
+    collectives: Annotated[dict[Collective, Name], BeforeValidator(_algorithms)] = Field({})
     nccl: NcclSection = NcclSection()
     symmetry: Annotated[Symmetry, member(Symmetry), BeforeValidator(_yaml_off)] = Symmetry.AUTO
     coalesce: bool = True
