@@ -107,7 +107,8 @@ class Filled:
     """Node after node.
 
     part: how many GPUs of each node or domain; nodes: which, in this order, None: from the first one on. Without either
-    a job is spread evenly over domains of several nodes, as it is without an allocation (`shape.spread_evenly`).
+    a job is spread evenly over domains of several nodes, as it is without an allocation (`shape.spread_evenly`), if the
+    machine is large enough for that.
     spare: how many more nodes the machine has than the job needs; scatter: what is in a random order, None: nothing.
     """
 
@@ -172,7 +173,9 @@ class Filled:
             raise InputError(
                 f"placement.{key}: {part.gpus:,}, but {word} has {most:,} GPU{'s' * (most > 1)}, which is the most"
             )
-        return everyone[_place_within(part.of(fabric)) < part.gpus]
+        free = everyone[_place_within(part.of(fabric)) < part.gpus]
+        too_few = gpus is not None and len(free) < gpus + self.spare * units.node
+        return everyone if too_few and self.part is None else free
 
     def _in_order(self, fabric: Fabric, free: IntArray) -> IntArray:
         """Those GPUs in the order in which ranks take them."""
