@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from clustersim.arrays import IntArray
+from clustersim.collectives.choose import Surveyor
 from clustersim.collectives.library import Library, load_library
 from clustersim.cost.binding import binding_demands
 from clustersim.cost.block import BlockCost
@@ -34,7 +35,7 @@ from clustersim.parallel.plan import Plan
 from clustersim.program.action import Order
 from clustersim.program.program import Program
 from clustersim.program.symmetry import Classes, unfolded
-from clustersim.program.task import Block, Compute, HostExchange, Overlap
+from clustersim.program.task import Block, Collective, Compute, HostExchange, Overlap
 from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.scenario.checks import problems
 from clustersim.workload.kernels import Kernel
@@ -78,17 +79,26 @@ def require(scenario: object) -> None:
 
 
 def require_offers(scenario: Scenario, program: Program) -> None:
-    """Refuse switches that leave the library nothing for a collective that the step needs."""
-    switches = scenario.cost.switches
-    library, left = load_library(scenario.cluster.library), library_of(scenario)
-    every = (exchange for each in program.programs for exchange in each.exchanges)
-    for kind in dict.fromkeys(each.collective for each in every if not isinstance(each, HostExchange)):
-        if kind in switches.bound and not left.offers_for(kind):
-            own = ", ".join(dict.fromkeys(offer.name for offer in library.offers_for(kind)))
-            raise InputError(
-                f"cost: with {switches.words} nothing is left of {library.name} for {kind.value}, which the step needs "
-                f"and which it does by {own or 'nothing'}; for one collective alone a list is written allreduce:tree"
-            )
+    """Refuse switches that leave the library nothing for a collective that the step needs, in one of its groups."""
+    switches, left = scenario.cost.switches, library_of(scenario)
+    surveyor = Surveyor(scenario.cluster.fabric, left)
+    every = (each for one in program.programs for each in one.exchanges if not isinstance(each, HostExchange))
+    asked = dict.fromkeys((each.collective, each.group) for each in every if each.collective in switches.bound)
+    for kind, role in asked:
+        if not left.offers_for(kind):
+            raise InputError(_nothing_left(scenario, kind))
+        members = program.groups[role].members
+        if members.size and members.shape[1] > 1:
+            surveyor.require(kind, members)
+
+
+def _nothing_left(scenario: Scenario, kind: Collective) -> str:
+    library = load_library(scenario.cluster.library)
+    own = ", ".join(dict.fromkeys(offer.name for offer in library.offers_for(kind)))
+    return (
+        f"cost: with {scenario.cost.switches.words} nothing is left of {library.name} for {kind.value}, which the step "
+        f"needs and which it does by {own or 'nothing'}; for one collective alone a list is written allreduce:tree"
+    )
 
 
 def plan_of(scenario: Scenario) -> Plan:

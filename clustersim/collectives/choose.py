@@ -230,6 +230,12 @@ class Surveyor(FieldState):
                 parts.append((each.groups, own_loads(self.fabric, self.library, offer, routed, each.spans)))
         return spread(parts, len(members))
 
+    def require(self, kind: Collective, members: IntArray) -> None:
+        """Raise InputError where the library can do nothing in one of the groups [groups, size]."""
+        turned = images(members, self._turn) if self._turn else None
+        for each in arrange(members if turned is None else members[turned.kept], self.fabric):
+            self._tender(kind, each, None)
+
     def _tender(self, kind: Collective, arrangement: Arrangement, algorithm: str | None) -> "_Tender":
         """What the library offers for groups of this shape."""
         without = self.library.without(self._makes) if arrangement.spans > 1 else frozenset()

@@ -74,7 +74,7 @@ def _better(scenario: Setup) -> str:
     world, whole = scenario.layout.world, scenario.cluster.units.domain
     for ranks in reversed([each for each in divisors(world) if whole / 2 <= each <= whole]):
         if not any(_bad(scenario, role, ranks) for role in _roles(scenario)):
-            return f"; {_WHOLE if ranks == whole else f'cluster.placement.per_domain {ranks}'} is even"
+            return f"; {_WHOLE if ranks == whole else f'cluster.placement {{per_domain: {ranks}}} alone'} is even"
     return f"; {multiples_around(world, whole)} GPUs fill whole domains" if world % whole else ""
 
 

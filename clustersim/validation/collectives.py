@@ -242,8 +242,8 @@ def place_of(case: Case) -> Place:
         per_process=case.whole("gpus_per_process", 1),
         called=_called(case),
         own=accelerator.nvlink,
-        joined=interconnect_of(case),
         collective=_collective(case),
+        joined=interconnect_of(case),
         algorithm=_algorithm(case),
     )
 
@@ -350,9 +350,11 @@ def _called(case: Case) -> bool:
 
 
 def _collective(case: Case) -> Collective:
-    name = case.text("collective")
-    if name not in {each.value for each in Collective}:
-        raise CannotPredictError(f"collective {name or 'is not stated'}: not modelled", owed=False)
+    name, known = case.text("collective"), {each.value for each in Collective}
+    if name not in known:
+        raise CannotPredictError(
+            f"collective {name or 'is not stated'}: not modelled; {nearest(name, known)}", owed=False
+        )
     return Collective(name)
 
 

@@ -32,11 +32,14 @@ PLACES: Final = {
     "h800-sxm-80gb": Place("dgx-h100", "h800-sxm-80gb", nvlink="200 GB/s"),
     "h200-sxm-141gb": Place("hgx-h200"),
     "b200": Place("hgx-b200"),
-    "b300": Place("hgx-b200", "b300-sxm-288gb"),
+    "b300": Place("hgx-b300"),
     "gb200": Place("gb200-nvl72", node=4),
-    "gb300": Place("gb200-nvl72", "gb300", node=4),
+    "gb300": Place("gb300-nvl72", node=4),
 }
-_PORT_OF: Final = {"dgx-2": 12.5e9, "dgx-a100": 25e9}  # of one port, where a row states a node's sum only
+_PORT_OF: Final = {  # of one port, where a row states a node's sum only
+    **{"dgx-2": 12.5e9, "dgx-a100": 25e9},
+    **dict.fromkeys(("hgx-b300", "gb300-nvl72"), 100e9),
+}
 _USUAL_PORT: Final = 50e9
 
 

@@ -4,6 +4,7 @@ Errors are predicted over measured, less one. A macro mean counts every source o
 does not drown the rest.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -81,8 +82,13 @@ def by_factor(comparisons: Sequence[Comparison]) -> dict[str, dict[str, Quality]
     for name in names:
         having = [each for each in comparisons if name in each.factors]
         groups = grouped(having, lambda each, name=name: each.factors[name])  # type: ignore[misc]
-        found[name] = {value: quality(groups[value]) for value in sorted(groups)}
+        found[name] = {value: quality(groups[value]) for value in sorted(groups, key=_counted)}
     return found
+
+
+def _counted(value: str) -> tuple[int, str]:
+    """Numbers by their size, before words."""
+    return (int(value) if value.isdecimal() else sys.maxsize, value)
 
 
 def macro(qualities: Iterable[Quality]) -> Macro | None:

@@ -197,6 +197,17 @@ def test_a_step_that_has_nothing_left_is_refused_before_it_is_simulated(mapping:
             ask(scenario)
 
 
+@pytest.mark.parametrize("switch", ["cost.nccl.NCCL_ALGO=^Ring", "cost.collectives={all_gather: aggregated_trees}"])
+def test_what_no_group_of_a_layout_can_do_is_refused_before_it_is_simulated(
+    mapping: dict[str, Any], switch: str
+) -> None:
+    """PAT is left for gathers, for groups with one member in each node; the 8 of a node are none."""
+    scenario = Scenario.from_mapping(mapping, [switch, "layout={tp: 8, sequence_parallel: true, dp: 8}"])
+    for ask in (check, simulate):
+        with pytest.raises(InputError, match=r"cannot do \w+ by aggregated_trees in groups of 8 in one NVLink"):
+            ask(scenario)
+
+
 def test_rccl_reads_the_same_variables(mapping: dict[str, Any]) -> None:
     scenario = Scenario.from_mapping(mapping, ["cluster={name: mi300x, gpus: 64}"])
     assert simulate(scenario.changed("cost.nccl.NCCL_ALGO=Ring")).step_time >= simulate(scenario).step_time

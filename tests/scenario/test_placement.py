@@ -210,7 +210,7 @@ def test_groups_that_straddle_domains_are_counted_and_what_is_even_is_named(mapp
     scenario = Scenario.from_mapping(mapping, RACKS)
     assert scenario.warnings[0] == (
         "1 of 9 tensor-parallel groups (tp 8) reach beyond one NVLink domain and use the network for every layer; "
-        "cluster.placement.per_domain 24 is even"
+        "cluster.placement {per_domain: 24} alone is even"
     )
     even = scenario.changed("cluster.placement.per_domain=24")
     assert not [warning for warning in even.warnings if "NVLink domain" in warning]
@@ -222,7 +222,8 @@ def test_groups_that_fill_domains_unevenly_say_so(mapping: dict[str, Any]) -> No
     told = Scenario.from_mapping(mapping, [racks, "layout={tp: 2, dp: 40}", "training.global_batch=80"])
     assert told.warnings == (
         "2 of 2 data-parallel groups (dp 40) fill NVLink domains unevenly, with 4 to 36 members in each: between "
-        "domains each has only as many routes as the smallest has members; cluster.placement.per_domain 40 is even",
+        "domains each has only as many routes as the smallest has members; "
+        "cluster.placement {per_domain: 40} alone is even",
     )
     for even in ("{per_domain: 40}", "{scatter: nodes}", "{spare: 3}", "null"):
         assert not told.changed(f"cluster.placement={even}").warnings

@@ -108,6 +108,8 @@ def test_a_rate_stands_for_a_time_that_is_not_stated(tmp_path: Path) -> None:
         ({"gpu": "h101-sxm-80gb"}, "gpu h101-sxm-80gb: there is no such accelerator; did you mean h100-sxm-80gb?"),
         ({"gpu": "h100-pcie-80gb"}, "no machine of it is known"),
         ({"collective": "moe_dispatch"}, "collective moe_dispatch: not modelled"),
+        ({"collective": "allreduce"}, "collective allreduce: not modelled; did you mean all_reduce?"),
+        ({"collective": "p2p:ib_write_bw", "interconnect": "CX-7"}, "collective p2p:ib_write_bw: not modelled"),
         ({"algo": "magic"}, "algo magic: not modelled"),
         ({"bytes": "much"}, "line 2: bytes 'much' is not a number above 0"),
         ({"bytes": ""}, "line 2: bytes is not stated"),

@@ -59,3 +59,8 @@ def test_a_comparison_is_plain_data() -> None:
     assert plain["error"] == -0.5
     assert plain["skipped_reason"] is None
     assert not any(isinstance(value, float) and math.isnan(value) for value in plain.values())
+
+
+def test_numbers_are_in_their_order_and_words_after_them() -> None:
+    cases = [Comparison(each, "one", 1.0, 1.0, factors={"nodes": each}) for each in ("16", "not stated", "2", "128")]
+    assert list(by_factor(cases)["nodes"]) == ["2", "16", "128", "not stated"]

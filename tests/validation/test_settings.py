@@ -33,6 +33,17 @@ def test_a_row_says_over_how_many_ranks_weights_are_cut(cells: dict[str, str], d
     assert Scenario.from_mapping(mapping).layout.world == 8
 
 
+@pytest.mark.parametrize(("gpu", "network", "ports"), [("b300", "6400G", 8), ("gb300", "3200G", 4)])
+def test_blackwell_ultra_stands_in_its_own_hosts(gpu: str, network: str, ports: int) -> None:
+    """Its ports have 800 Gbit/s, twice those of its elder; a row with a node's sum means as many of them."""
+    joined = f"nvlink5 + {network}-ib-xdr"
+    scenario = Scenario.from_mapping(scenario_mapping(case(**ALONE, gpu=gpu, interconnect=joined)))
+    assert scenario.cluster.name.startswith((gpu, f"hgx-{gpu}"))
+    assert not [each for each in scenario.warnings if "stands in" in each]
+    nic = scenario_mapping(case(**ALONE, gpu=gpu, interconnect=joined))["cluster"]["node"]["nic"]
+    assert (nic["per_node"], nic["bandwidth"]) == (ports, "100000000000.0 B/s")
+
+
 def test_context_parallel_ranks_are_among_those_that_weights_are_cut_over() -> None:
     cells = {**ALONE, "dp": "4", "cp": "2", "hsdp_replicas": "2", "zero_stage": "3"}
     assert scenario_mapping(case(**cells))["layout"]["data"]["hsdp"]["shard"] == 4
