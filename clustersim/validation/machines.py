@@ -35,6 +35,7 @@ PLACES: Final = {
     "b300": Place("hgx-b300"),
     "gb200": Place("gb200-nvl72", node=4),
     "gb300": Place("gb300-nvl72", node=4),
+    **{gpu: Place(gpu) for gpu in ("mi300x", "mi325x", "mi355x")},
 }
 _PORT_OF: Final = {  # of one port, where a row states a node's sum only
     **{"dgx-2": 12.5e9, "dgx-a100": 25e9},

@@ -13,7 +13,10 @@ from clustersim.validation.machines import cluster_section
 from clustersim.validation.software import Software, software_of
 
 FORMATS: Final = ("bf16", "fp16")
-_OFFLOADED: Final = "activation offloading on"  # as a row's notes say it
+_OFFLOADED: Final = {  # as a row's notes say it
+    "activation offloading on": {"activations": "all"},
+    "optimizer offloading on": {"optimizer": True},
+}
 _DENSE: Final = ("", "0", "1")  # experts
 RECOMPUTES: Final = {"": "none", "none": "none", "selective": "selective", "full": "full"}
 SCHEDULES: Final = ("", *shelf.NAMES)
@@ -117,7 +120,8 @@ def _training(case: Case, software: Software) -> dict[str, Any]:
 
 def _offload(case: Case) -> dict[str, Any]:
     """What the notes say to be on the host."""
-    return {"offload": {"activations": "all"}} if _OFFLOADED in case.text("notes") else {}
+    said = [what for words, what in _OFFLOADED.items() if words in case.text("notes")]
+    return {"offload": {key: value for what in said for key, value in what.items()}} if said else {}
 
 
 def _lora(case: Case) -> dict[str, Any]:

@@ -125,6 +125,13 @@ SOFTWARE: Final = (
     Software("torchtitan", fsdp2=True, backward_overlap=False, loss="torch", eager=True, flash="flash2"),
     # torchtune's recipes (recipes/configs): dtype bf16, torch's AdamW, CEWithChunkedOutputLoss
     Software("torchtune", fsdp2=True, loss="chunked", eager=True, flash="flash2", one_format=True),
+    # foundation-model-stack/fms-fsdp: policy bfSixteen reduces in bf16 (fms_fsdp/policies/mixed_precision.py)
+    Software("fms-fsdp", wide_gradients=False, loss="torch", eager=True, flash="flash2"),
+    # thunder/benchmarks/benchmark_litgpt.py of lightning-thunder: weights, gradients and moments in bf16, torch's AdamW
+    Software("litgpt", fsdp2=True, loss="torch", eager=True, flash="flash2", one_format=True),
+    # NeMo of 2022 is Megatron-LM's and Apex' code of its time; cuDNN's fast attention of Hopper came with cuDNN 9, 2024
+    replace(_MEGATRON_2021, wanted="nemo", until=2022, backward_overlap=True, serial_zero3=False),
+    Software("nemo", 2023, wide_gradients=False, biased=True, bucket=_MEGATRON_BUCKET, flash="flash2"),
     # NVIDIA/NeMo's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 = False in scripts/performance)
     Software("nemo", wide_gradients=False, biased=True, bucket=_MEGATRON_BUCKET),
     Software("megatron-bridge", bucket=_MEGATRON_BUCKET),
