@@ -13,7 +13,7 @@ from clustersim.validation.machines import cluster_section
 from clustersim.validation.software import Software, software_of
 
 FORMATS: Final = ("bf16", "fp16")
-_OFFLOADED: Final = {  # as a row's notes say it
+_OFFLOADED: Final[dict[str, dict[str, Any]]] = {  # as a row's notes say it
     "activation offloading on": {"activations": "all"},
     "optimizer offloading on": {"optimizer": True},
 }

@@ -129,7 +129,7 @@ SOFTWARE: Final = (
     Software("fms-fsdp", wide_gradients=False, loss="torch", eager=True, flash="flash2"),
     # thunder/benchmarks/benchmark_litgpt.py of lightning-thunder: weights, gradients and moments in bf16, torch's AdamW
     Software("litgpt", fsdp2=True, loss="torch", eager=True, flash="flash2", one_format=True),
-    # Liger-Kernel's cross-entropy: one kernel each way, and the head's product in parts, whose logits no loss here drops
+    # Liger-Kernel's cross-entropy: one kernel each way (that it keeps no logits at all cannot be said yet)
     Software("liger", loss="fused"),
     # NeMo of 2022 is Megatron-LM's and Apex' code of its time; cuDNN's fast attention of Hopper came with cuDNN 9, 2024
     replace(_MEGATRON_2021, wanted="nemo", until=2022, backward_overlap=True, serial_zero3=False),

@@ -64,3 +64,29 @@ def test_a_rows_schedule_is_one_of_the_shelf(name: str) -> None:
 def test_another_schedule_is_not_modelled() -> None:
     with pytest.raises(CannotPredictError, match="schedule dualpipe is not modelled"):
         scenario_mapping(case(schedule="dualpipe"))
+
+
+@pytest.mark.parametrize(
+    ("said", "offload"),
+    [
+        ("", None),
+        ("optimizer offloading on", {"optimizer": True}),
+        ("activation offloading on; optimizer offloading on", {"activations": "all", "optimizer": True}),
+    ],
+)
+def test_notes_say_what_is_on_the_host(said: str, offload: dict[str, Any] | None) -> None:
+    training = scenario_mapping(case(**ALONE, zero_stage="3", notes=f"inferred: batch; {said}"))["training"]
+    assert training.get("offload") == offload
+
+
+@pytest.mark.parametrize("gpu", ["mi300x", "mi325x", "mi355x"])
+def test_a_row_may_be_of_amds_machines(gpu: str) -> None:
+    scenario = Scenario.from_mapping(scenario_mapping(case(**ALONE, gpu=gpu, interconnect="xgmi")))
+    assert scenario.cluster.name.startswith(gpu)
+
+
+@pytest.mark.parametrize(("year", "attention"), [("2022", "standard"), ("2023", "flash2"), ("2024", "flash")])
+def test_nemo_is_the_software_of_its_year(year: str, attention: str) -> None:
+    """Megatron-LM's unfused attention, then FlashAttention-2, then cuDNN's of Hopper."""
+    mapping = scenario_mapping(case(**ALONE, framework="NeMo", year=year, attention=""))
+    assert mapping["training"]["attention"] == attention
