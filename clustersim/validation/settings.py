@@ -88,7 +88,10 @@ def _layout(case: Case, software: Software) -> dict[str, Any]:
         "data": software.data(case),
     }
     stages = degrees["pp"] * case.whole("vpp", 1)
-    if stages > 1 and "take a layer slot" in case.text("notes"):  # embedding and head, as a row says that it does
+    stated = case.text("layers_per_stage").split()
+    if stated:
+        section["layers_per_stage"] = [int(each) if each.isdecimal() else each for each in stated]
+    elif stages > 1 and "take a layer slot" in case.text("notes"):  # embedding and head, as a row says that it does
         slots = (case.whole("layers") + 2) // stages
         section["layers_per_stage"] = [slots - 1, *[slots] * (stages - 2), slots - 1]
     return section

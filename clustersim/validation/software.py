@@ -118,6 +118,10 @@ _MEGATRON_2021: Final = Software(
     framework="megatron-2021",
 )
 
+_BLOCKING: Final = Software(
+    "aleph alpha", pipeline_overlap=False, data_overlap=False, backward_overlap=False, eager=True
+)
+
 # The first that matches; Megatron-LM keeps fp16 gradients of fp16 runs, fp32 of bf16 runs.
 SOFTWARE: Final = (
     # Composer's rows are inferred to use PyTorch's loss: small models, whose logits weigh most, take as much longer
@@ -141,6 +145,14 @@ SOFTWARE: Final = (
     replace(_MEGATRON_2021, wanted="megatron-deepspeed", until=2023, serial_zero3=False),
     _MEGATRON_2021,
     replace(_MEGATRON_2021, until=2023, backward_overlap=True, serial_zero3=False),
+    # nanotron: tp_linear_async_communication is off in the runs' configuration (huggingface/bench_cluster)
+    Software("nanotron", pipeline_overlap=False, backward_overlap=False, eager=True),
+    # InternEvo reduces gradients in their own format (solver/optimizer/hybrid_zero_optim.py)
+    Software("internevo", wide_gradients=False),
+    # Aleph-Alpha/scaling: all collectives and sends between stages block (core/nn/linear/utils.py, core/optimizer/
+    # allreduce.py, core/nn/parallel_module/communicator.py); its runs differ in the kernel of their norms
+    replace(_BLOCKING, wanted="aleph alpha scaling, fused norms", eager=False),
+    _BLOCKING,
     Software("megatron", biased=True, bucket=_MEGATRON_BUCKET),
     Software(""),
 )

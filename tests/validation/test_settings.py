@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from clustersim.errors import InputError
 from clustersim.scenario import Scenario
 from clustersim.schedules import shelf
 from clustersim.validation.cases import CannotPredictError
@@ -90,3 +91,40 @@ def test_nemo_is_the_software_of_its_year(year: str, attention: str) -> None:
     """Megatron-LM's unfused attention, then FlashAttention-2, then cuDNN's of Hopper."""
     mapping = scenario_mapping(case(**ALONE, framework="NeMo", year=year, attention=""))
     assert mapping["training"]["attention"] == attention
+
+
+@pytest.mark.parametrize(
+    ("cells", "split"),
+    [
+        ({"layers_per_stage": "3 1"}, [3, 1]),
+        ({"layers_per_stage": "1 3", "notes": "embedding and head each take a layer slot"}, [1, 3]),
+        ({"layers": "6", "notes": "embedding and head each take a layer slot"}, [3, 3]),
+        ({}, None),
+    ],
+)
+def test_layers_stand_where_a_row_says(cells: dict[str, str], split: list[int] | None) -> None:
+    """What a row states in its column goes before what its notes say of embedding and head."""
+    layout = scenario_mapping(case(**cells))["layout"]
+    assert layout.get("layers_per_stage") == split
+    assert Scenario.from_mapping(scenario_mapping(case(**cells))).layout.layers_per_stage == (split and tuple(split))
+
+
+def test_layers_that_no_stage_can_hold_are_told() -> None:
+    with pytest.raises(InputError, match=r"layout.layers_per_stage.*'two'"):
+        Scenario.from_mapping(scenario_mapping(case(layers_per_stage="two 2")))
+
+
+@pytest.mark.parametrize(
+    ("framework", "fused", "backward"),
+    [
+        ("aleph alpha scaling", False, False),
+        ("aleph alpha scaling, fused norms", True, False),
+        ("nanotron", False, False),
+        ("internevo", True, True),
+    ],
+)
+def test_what_in_house_frameworks_leave_out(framework: str, fused: bool, backward: bool) -> None:
+    """Their code runs unfused elementwise kernels, or waits for every tensor-parallel collective of backward."""
+    mapping = scenario_mapping(case(framework=framework, year="2023"))
+    assert mapping["training"]["fused"] is fused
+    assert mapping["layout"]["backward_overlap"] is backward
