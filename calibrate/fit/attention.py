@@ -81,8 +81,7 @@ def _constants(share: float, causal: float, head: float, key: float, block: floa
 
 def _full_rate(accelerator: Accelerator, constants: AttentionEfficiency, rows: Sequence[AttentionRow]) -> FloatArray:
     """Seconds of every row's arithmetic at a share of 1."""
-    units = accelerator.compute_units
-    loads = (attention_load(constants, row.shape, _scores(row), units) for row in rows)
+    loads = (attention_load(accelerator, constants, row.shape, _scores(row)) for row in rows)
     peaks = (accelerator.peak_of(row.dtype) for row in rows)
     return np.array([row.flops / peak * load for row, peak, load in zip(rows, peaks, loads, strict=True)])
 

@@ -13,7 +13,7 @@ import numpy as np
 from calibrate.fit.grid import GridSearch, Winner, combinations, steps
 from calibrate.fit.published_kernels import MatmulRow
 from clustersim.arrays import FloatArray
-from clustersim.cost.roofline import matmul_options
+from clustersim.cost.roofline import alignment_rate, matmul_options
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import MatmulEfficiency
 from clustersim.units import Seconds
@@ -90,4 +90,6 @@ def _busy(
 def _options(accelerator: Accelerator, rows: Sequence[MatmulRow]) -> tuple[FloatArray, FloatArray]:
     shapes = [(row.shape.m, row.shape.n, row.shape.k, row.shape.batch) for row in rows]
     sizes, moved = np.array(shapes, dtype=np.float64).T, np.array([row.moved for row in rows])
-    return matmul_options(accelerator, rows[0].dtype, sizes, moved)
+    compute, memory = matmul_options(accelerator, rows[0].dtype, sizes, moved)
+    rates = np.array([alignment_rate(accelerator, row.dtype, row.shape) for row in rows])[:, None]
+    return compute / rates, memory / rates
