@@ -121,8 +121,8 @@ def matmul_rate(accelerator: Accelerator, dtype: DType) -> FlopPerSecond:
 
 
 def alignment_rate(accelerator: Accelerator, dtype: DType, shape: MatmulShape) -> float:
-    """Rate of a matmul relative to one whose rows fill whole sectors of memory."""
-    return accelerator.alignment.rate(row * dtype.bytes for row in shape.rows)
+    """Rate of a matmul relative to one whose rows can be loaded in whole vectors."""
+    return accelerator.alignment.rate((row * dtype.bytes for row in shape.rows), batched=shape.batch > 1)
 
 
 def matmul_options(

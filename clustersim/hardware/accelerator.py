@@ -120,10 +120,10 @@ def _in_training(section: Section) -> InTraining:
 
 
 def _alignment(section: Section) -> Alignment:
-    half, unaligned = section.share("half_sector"), section.share("unaligned")
-    if unaligned > half:
-        raise section.refuse("unaligned", f"{shown(unaligned)} is above half_sector {shown(half)}")
-    return Alignment(half, unaligned, _head_dims(section))
+    unaligned, batched = section.share("unaligned"), section.share("batched")
+    if batched > unaligned:
+        raise section.refuse("batched", f"{shown(batched)} is above unaligned {shown(unaligned)}")
+    return Alignment(unaligned, batched, _head_dims(section))
 
 
 def _head_dims(section: Section) -> tuple[int, ...]:

@@ -1,62 +1,59 @@
 """For which sizes do the libraries of an accelerator have fast kernels?
 
-A matrix product loads its operands and stores its result in vectors of 16 bytes, and memory moves in sectors of 32.
-Where the rows of an operand begin at other multiples, the library takes kernels that load less at once, and which are
-often those of an older architecture; on Hopper and Blackwell because the copy engine (TMA) wants strides of 16 bytes.
-Assumed: a product takes as many times longer as its rows, its shortest alignment among operands and result, say; how
-many rows there are is a matter of tiles (`cost.roofline`), not of alignment. Flash attention has kernels for some head
-dimensions; it computes a smaller one as the next of them, filled up with zeros.
+A matrix product loads its operands and stores its result 16 bytes at a time. Where the rows of one of them begin at
+other multiples, the library takes slower kernels: on Ampere and later those that were made for Turing, because the copy
+engine of Hopper and Blackwell (TMA) wants strides of 16 bytes too; for many products in a batch, in cuBLAS of 2022, those
+of CUDA cores. Assumed: a product takes as many times longer as its worst row says. How many rows there are is a matter
+of tiles (`cost.roofline`). Multiples beyond 16 bytes, which NVIDIA's guide recommends, change nothing that was found
+published but on RTX 4090 (2056 is slower than 2055: pytorch/pytorch issue 181718): BLOOM's steps with head dimensions of
+104 and layers of 1800 rows a rank are as fast as others.
+Flash attention has kernels for some head dimensions; it computes a smaller one as the next of them, filled up with zeros.
 
-References: NVIDIA, "Matrix Multiplication Background User's Guide", table 1 (since cuBLAS 11 tensor cores compute any
-size, but are most efficient with rows of 16 bytes, on A100 of 128); NVIDIA/Fuser pull request 3320 and NVIDIA/cutlass
-issue 2491 (TMA and strides); pytorch/pytorch issue 181718 (which kernels cuBLAS takes, and their rates);
-Dao-AILab/flash-attention, csrc/flash_attn/src/static_switch.h and hopper/heuristics.h (head dimensions).
+References: NVIDIA, "Matrix Multiplication Background User's Guide", table 1; NVIDIA/Fuser pull request 3320 and
+NVIDIA/cutlass issue 2491 (TMA and strides); pytorch/pytorch issue 181718 (which kernels cuBLAS takes, and their rates);
+bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.md; Dao-AILab/flash-attention,
+csrc/flash_attn/src/static_switch.h and hopper/flash_api.cpp (head dimensions).
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import gcd
 from typing import Final
 
 from clustersim.units import Bytes
 
 VECTOR: Final = 16
-SECTOR: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """What sizes that fit badly cost. Rates are relative to those of products whose rows fill whole sectors.
+    """What sizes that fit badly cost.
 
-    half_sector: of a product whose rows are multiples of 16 bytes, but not of 32; unaligned: whose rows are not even
-    that; head_dims: head dimensions that flash attention has kernels for, ascending (none: it takes any as it is).
+    unaligned: rate of a product with rows that are no multiples of 16 bytes, relative to one whose rows are; batched:
+    the same where there are many in a batch; head_dims: head dimensions that flash attention has kernels for, ascending
+    (none: it takes any as it is).
     """
 
-    half_sector: float = 1.0
     unaligned: float = 1.0
+    batched: float = 1.0
     head_dims: tuple[int, ...] = ()
 
-    def rate(self, rows: Iterable[Bytes]) -> float:
-        """Rate of a product whose operands' and result's rows are so many bytes long, relative to a fitting one's."""
-        common = gcd(*map(int, rows))
-        if common % VECTOR:
-            return self.unaligned
-        return self.half_sector if common % SECTOR else 1.0
+    def rate(self, rows: Iterable[Bytes], *, batched: bool = False) -> float:
+        """Relative rate of a product whose operands and result have rows of so many bytes."""
+        if all(row % VECTOR == 0 for row in rows):
+            return 1.0
+        return self.batched if batched else self.unaligned
 
     @property
-    def row(self) -> int:
-        """Bytes of which rows should be a multiple; 1 if nothing is known to depend on it."""
-        if self.half_sector < 1.0:
-            return SECTOR
-        return VECTOR if self.unaligned < 1.0 else 1
+    def matters(self) -> bool:
+        """Whether it is known to cost anything."""
+        return min(self.unaligned, self.batched) < 1.0
 
     def padded(self, head_dim: int) -> int:
         """The head dimension that flash attention computes; beyond its largest, a multiple of its last step."""
+        if not self.head_dims:
+            return head_dim
         for known in self.head_dims:
             if head_dim <= known:
                 return known
-        if not self.head_dims:
-            return head_dim
-        *_, last = (0, *self.head_dims)
-        step = last - (0, *self.head_dims)[-2]
-        return last + -(-(head_dim - last) // step) * step
+        before, last = (0, *self.head_dims)[-2:]
+        return last + -(-(head_dim - last) // (last - before)) * (last - before)
