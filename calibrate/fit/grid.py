@@ -39,9 +39,7 @@ class Winner:
 class GridSearch:
     """Takes candidates batch by batch and keeps the best, for all rows and with each row and each source left out."""
 
-    def __init__(
-        self, measured: FloatArray, sources: Sequence[Hashable] | None = None, *, even: bool = False
-    ) -> None:
+    def __init__(self, measured: FloatArray, sources: Sequence[Hashable] | None = None, *, even: bool = False) -> None:
         """measured: [rows] seconds; sources: who published each row, one if left out; even: sources count alike."""
         self._measured = measured
         self._sources = _numbered(sources or [None] * measured.size)

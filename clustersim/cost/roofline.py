@@ -151,7 +151,8 @@ def attention_load(
 ) -> float:
     """Time of an attention kernel relative to its FLOP at full rate on all compute units (at least 1).
 
-    constants: of its direction; scores: score elements computed, over all sequences and heads; causal attention computes about half of all.
+    constants: of its direction; scores: score elements computed, over all sequences and heads; causal attention
+    computes about half of all.
     """
     rows = shape.batch * shape.heads * shape.query
     blocks = shape.batch * shape.heads * np.ceil(shape.query / constants.block)

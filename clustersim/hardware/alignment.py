@@ -1,13 +1,14 @@
 """For which sizes do the libraries of an accelerator have fast kernels?
 
 A matrix product loads its operands and stores its result 16 bytes at a time. Where the rows of one of them begin at
-other multiples, the library takes slower kernels: on Ampere and later those that were made for Turing, because the copy
-engine of Hopper and Blackwell (TMA) wants strides of 16 bytes too; for many products in a batch, in cuBLAS of 2022, those
-of CUDA cores. Assumed: a product takes as many times longer as its worst row says. How many rows there are is a matter
-of tiles (`cost.roofline`). Multiples beyond 16 bytes, which NVIDIA's guide recommends, change nothing that was found
-published but on RTX 4090 (2056 is slower than 2055: pytorch/pytorch issue 181718): BLOOM's steps with head dimensions of
-104 and layers of 1800 rows a rank are as fast as others.
-Flash attention has kernels for some head dimensions; it computes a smaller one as the next of them, filled up with zeros.
+other multiples, the library takes slower kernels: on Ampere and later those that were made for Turing, because the
+copy engine of Hopper and Blackwell (TMA) wants strides of 16 bytes too; for many products in a batch, in cuBLAS of
+2022, those of CUDA cores. Assumed: a product takes as many times longer as its worst row says. How many rows there are
+is a matter of tiles (`cost.roofline`). Multiples beyond 16 bytes, which NVIDIA's guide recommends, cost nothing here:
+on RTX 4090 2056 is slower than 2055 (pytorch/pytorch issue 181718), but on A100 BLOOM's steps with head dimensions of
+104 and with 1800 columns a rank are no slower than others.
+Flash attention has kernels for some head dimensions; it computes a smaller one as the next of them, filled up with
+zeros.
 
 References: NVIDIA, "Matrix Multiplication Background User's Guide", table 1; NVIDIA/Fuser pull request 3320 and
 NVIDIA/cutlass issue 2491 (TMA and strides); pytorch/pytorch issue 181718 (which kernels cuBLAS takes, and their rates);
@@ -42,11 +43,6 @@ class Alignment:
         if all(row % VECTOR == 0 for row in rows):
             return 1.0
         return self.batched if batched else self.unaligned
-
-    @property
-    def matters(self) -> bool:
-        """Whether it is known to cost anything."""
-        return min(self.unaligned, self.batched) < 1.0
 
     def padded(self, head_dim: int) -> int:
         """The head dimension that flash attention computes; beyond its largest, a multiple of its last step."""
