@@ -84,7 +84,7 @@ class Core:
         queries, keys = self._operand_elements()
         copied = replace(streaming.copy("attention.padding", self.dtype, 2 * (queries + keys)), launches=_COPIED)
         back = replace(copied, name="attention.padding.input_gradient")
-        yield Operator("attention.padding", Region.SHARDED, (copied,), (back,), core=True, again=())
+        yield Operator("attention.padding", Region.SHARDED, (copied,), (back,), again=())
 
     def flash(self) -> Iterator[Operator]:
         """One fused kernel each way; dropout keeps the random state only."""

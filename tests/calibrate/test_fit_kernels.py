@@ -27,6 +27,9 @@ from clustersim.workload.transformer import Norm, Positions, uniform
 from tests.uniform import layer
 
 
+BLACKWELL = ("b200-sxm-180gb", "gb200")  # of whose machines one is a quarter slower than the others in long kernels
+
+
 @pytest.mark.parametrize("name", [target.name for target in TARGETS] + [derived.name for derived in DERIVATIONS])
 def test_every_shipped_constant_is_the_one_that_the_command_recommends(fits: Fits, name: str) -> None:
     def written(efficiency: Efficiency) -> Efficiency:
@@ -40,15 +43,14 @@ def test_matmuls_are_predicted_within_twenty_percent_and_large_ones_within_ten(f
     dense = [row for row in fits.qualities if row.kind.startswith("matmul")]
     assert {row.accelerator for row in dense} >= {target.name for target in TARGETS}
     for row in dense:
-        slowed = row.accelerator == "b200-sxm-180gb"  # most of its long rows are of one machine, unlike the others
-        assert row.loo_mape <= (0.25 if slowed or row.kind.endswith("fp8") else 0.20), row
-        assert row.large_loo_mape is None or row.large_loo_mape <= (0.35 if slowed else 0.15), row
+        assert row.loo_mape <= (0.25 if row.accelerator in BLACKWELL else 0.20), row
+        assert row.large_loo_mape is None or row.large_loo_mape <= (0.25 if row.accelerator in BLACKWELL else 0.10), row
 
 
 def test_flash_attention_is_predicted_within_fifteen_percent(fits: Fits) -> None:
     for row in fits.qualities:
         if row.kind.startswith("attention"):
-            assert row.loo_mape <= 0.15, row
+            assert row.loo_mape <= (0.20 if row.accelerator in BLACKWELL else 0.15), row
 
 
 def test_the_roofline_repeats_the_fit_kernel_by_kernel(fits: Fits) -> None:
