@@ -26,7 +26,6 @@ from clustersim.workload.training import Attention, Training
 from clustersim.workload.transformer import Norm, Positions, uniform
 from tests.uniform import layer
 
-
 BLACKWELL = ("b200-sxm-180gb", "gb200")  # of whose machines one is a quarter slower than the others in long kernels
 
 

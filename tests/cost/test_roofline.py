@@ -239,11 +239,11 @@ def test_only_sizes_along_rows_need_alignment(operands: Operands, slow: set[str]
 
 def test_h100_is_as_slow_at_odd_sizes_as_the_median_of_what_was_published() -> None:
     """Rows of float8_experimental pull request 145 of 256 and more."""
-    found = []
     fitting = replace(H100, alignment=Alignment())
-    for case in read_kernels():
-        if case.text("source") == "float8_experimental" and min(case.whole(size) for size in "mnk") >= 256:
-            found.append(seconds(matmul_of(case), fitting) / seconds_of(case, [matmul_of(case)]))
+    odd = [case for case in read_kernels() if case.text("source") == "float8_experimental"]
+    large = [case for case in odd if min(case.whole(size) for size in "mnk") >= 256]
+    kernels = [(case, matmul_of(case)) for case in large]
+    found = [seconds(kernel, fitting) / seconds_of(case, [kernel]) for case, kernel in kernels]
     assert len(found) == 4
     assert H100.alignment.unaligned == pytest.approx(statistics.median(found), abs=0.01)
 

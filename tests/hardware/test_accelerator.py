@@ -9,8 +9,8 @@ import yaml
 from clustersim import shipped
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
-from clustersim.hardware.alignment import Alignment
 from clustersim.hardware.accelerator import load_accelerator
+from clustersim.hardware.alignment import Alignment
 from clustersim.hardware.efficiency import InTraining
 
 GROUPS = {
