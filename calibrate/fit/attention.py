@@ -26,13 +26,14 @@ BLOCKS: Final = (64, 128, 256)
 
 @dataclass(frozen=True, slots=True)
 class AttentionGrid:
-    """What is searched; a constant that is given has one value."""
+    """What is searched; a constant that is given has one value. even: sources count alike, not rows."""
 
     shares: FloatArray
     masks: Sequence[float]
     heads: Sequence[float]
     keys: Sequence[float]
     blocks: Sequence[int]
+    even: bool = False
 
 
 def own_attention(constants: AttentionEfficiency) -> AttentionGrid:
@@ -48,7 +49,7 @@ def own_attention(constants: AttentionEfficiency) -> AttentionGrid:
 
 def search_attention(accelerator: Accelerator, rows: Sequence[AttentionRow], grid: AttentionGrid) -> Winner:
     """The best share, causal factor, head and key overheads and block of the grid, of one direction."""
-    search = GridSearch(np.array([row.seconds for row in rows]))
+    search = GridSearch(np.array([row.seconds for row in rows]), [row.published for row in rows], even=grid.even)
     causal = np.array([row.shape.causal for row in rows])
     memory, start = _memory(accelerator, rows), accelerator.efficiency
     for head, key, block in combinations(grid.heads, grid.keys, grid.blocks):
@@ -67,11 +68,12 @@ def attention_constants(winner: Winner) -> AttentionEfficiency:
 
 
 def fit_attention(
-    accelerator: Accelerator, rows: Sequence[AttentionRow], unmasked: float
+    accelerator: Accelerator, rows: Sequence[AttentionRow], unmasked: float, *, even: bool = False
 ) -> tuple[AttentionEfficiency, Winner]:
     """Fit one direction's constants; unmasked: the causal factor to keep where no row has a causal mask."""
     masks = MASKS if any(row.shape.causal for row in rows) else (unmasked,)
-    winner = search_attention(accelerator, rows, AttentionGrid(SHARES, masks, HEAD_OVERHEADS, KEY_OVERHEADS, BLOCKS))
+    grid = AttentionGrid(SHARES, masks, HEAD_OVERHEADS, KEY_OVERHEADS, BLOCKS, even)
+    winner = search_attention(accelerator, rows, grid)
     return attention_constants(winner), winner
 
 
@@ -81,8 +83,7 @@ def _constants(share: float, causal: float, head: float, key: float, block: floa
 
 def _full_rate(accelerator: Accelerator, constants: AttentionEfficiency, rows: Sequence[AttentionRow]) -> FloatArray:
     """Seconds of every row's arithmetic at a share of 1."""
-    units = accelerator.compute_units
-    loads = (attention_load(constants, row.shape, _scores(row), units) for row in rows)
+    loads = (attention_load(accelerator, constants, row.shape, _scores(row)) for row in rows)
     peaks = (accelerator.peak_of(row.dtype) for row in rows)
     return np.array([row.flops / peak * load for row, peak, load in zip(rows, peaks, loads, strict=True)])
 

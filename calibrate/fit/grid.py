@@ -3,19 +3,20 @@
 The error of a candidate is the mean |log(predicted / measured)|, each row weighted by the square root of its duration:
 a step's time lies in its large kernels, but many small ones matter too. Every row's left-out winner is found in the
 same pass: its error is the whole sum less the row's own term, so leave-one-out is exact on the grid and costs nothing.
+So is leaving out all rows of a source, which says how constants travel to another machine and version of a library.
 
 Where rows are few, a search of fewer constants may be all that they support: `supported` takes the simplest one that
 predicts rows that it has not seen as well as any.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from clustersim.arrays import FloatArray
+from clustersim.arrays import FloatArray, IntArray
 
 WORTH: Final = 0.9  # to what part of it free constants must lower the left-out error
 WORTH_OF_ONE: Final = 0.1  # by which they must lower the error of the only row there is
@@ -23,24 +24,30 @@ WORTH_OF_ONE: Final = 0.1  # by which they must lower the error of the only row 
 
 @dataclass(frozen=True, slots=True)
 class Winner:
-    """Best candidate. predicted: seconds of every row; left_out: each row's, from the fit to all the others."""
+    """Best candidate.
+
+    predicted: seconds of every row; left_out: each row's, from the fit to all the others; unseen: each row's, from the
+    fit to the rows of all other sources (None: there is one source).
+    """
 
     constants: tuple[float, ...]
     predicted: FloatArray
     left_out: FloatArray
+    unseen: FloatArray | None = None
 
 
 class GridSearch:
-    """Takes candidates batch by batch and keeps the best, for all rows and with each row left out."""
+    """Takes candidates batch by batch and keeps the best, for all rows and with each row and each source left out."""
 
-    def __init__(self, measured: FloatArray) -> None:
-        """measured: [rows] seconds."""
+    def __init__(self, measured: FloatArray, sources: Sequence[Hashable] | None = None, *, even: bool = False) -> None:
+        """measured: [rows] seconds; sources: who published each row, one if left out; even: sources count alike."""
         self._measured = measured
-        self._weights = _weights(measured)
+        self._sources = _numbered(sources or [None] * measured.size)
+        self._weights = _even_weights(measured, self._sources) if even else _weights(measured)
         self._error = np.inf
         self._winner: tuple[tuple[float, ...], FloatArray] | None = None
-        self._left_error = np.full(measured.size, np.inf)
-        self._left_out = np.zeros(measured.size)
+        self._rows = _LeftOut(np.arange(measured.size))
+        self._others = _LeftOut(self._sources)
 
     def offer(self, constants: Sequence[tuple[float, ...]], predicted: FloatArray) -> None:
         """Consider candidates; predicted: [candidates, rows] seconds."""
@@ -49,18 +56,37 @@ class GridSearch:
         best = int(np.argmin(totals))
         if totals[best] < self._error:
             self._error, self._winner = float(totals[best]), (constants[best], predicted[best])
-        left = totals[:, None] - errors
-        winners = np.argmin(left, axis=0)[None, :]
-        left_error = np.take_along_axis(left, winners, 0)[0]
-        better = left_error < self._left_error
-        self._left_error[better] = left_error[better]
-        self._left_out[better] = np.take_along_axis(predicted, winners, 0)[0][better]
+        self._rows.offer(errors, totals, predicted)
+        self._others.offer(errors, totals, predicted)
 
     def winner(self) -> Winner:
         """The best candidate so far."""
         if self._winner is None:
             raise ValueError("no candidate was offered")
-        return Winner(*self._winner, self._left_out.copy())
+        several = self._sources.max() > 0
+        return Winner(*self._winner, self._rows.predicted.copy(), self._others.predicted.copy() if several else None)
+
+
+class _LeftOut:
+    """Predicts the rows of each fold by the candidate that is best for the rows of all others."""
+
+    def __init__(self, folds: IntArray) -> None:
+        """folds: [rows] the number of each row's fold."""
+        self._folds, count = folds, int(folds.max(initial=-1)) + 1
+        self._members = (folds == np.arange(count)[:, None]).astype(np.float64) if count < folds.size else None
+        self._error = np.full(count, np.inf)
+        self.predicted = np.zeros(folds.size)
+
+    def offer(self, errors: FloatArray, totals: FloatArray, predicted: FloatArray) -> None:
+        """Consider candidates; errors, predicted: [candidates, rows], totals: [candidates]."""
+        own = errors if self._members is None else errors @ self._members.T
+        left = totals[:, None] - own
+        winners = np.argmin(left, axis=0)
+        error = np.take_along_axis(left, winners[None, :], 0)[0]
+        better = error < self._error
+        self._error[better] = error[better]
+        rows = np.flatnonzero(better[self._folds])
+        self.predicted[rows] = predicted[winners[self._folds[rows]], rows]
 
 
 def misfit(predicted: FloatArray, measured: FloatArray) -> float:
@@ -103,6 +129,19 @@ def combinations(*axes: Iterable[float]) -> list[tuple[float, ...]]:
     return list(itertools.product(*axes))
 
 
+def _numbered(names: Sequence[Hashable]) -> IntArray:
+    """The number of each name, in the order in which they first come."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names], dtype=np.int64)
+
+
 def _weights(measured: FloatArray) -> FloatArray:
     weights: FloatArray = np.sqrt(measured) / np.sqrt(measured).sum()
+    return weights
+
+
+def _even_weights(measured: FloatArray, sources: IntArray) -> FloatArray:
+    """Those of each source sum to the same."""
+    sums = np.bincount(sources, weights=np.sqrt(measured))
+    weights: FloatArray = np.sqrt(measured) / (sums[sources] * sums.size)
     return weights

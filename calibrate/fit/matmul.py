@@ -13,7 +13,7 @@ import numpy as np
 from calibrate.fit.grid import GridSearch, Winner, combinations, steps
 from calibrate.fit.published_kernels import MatmulRow
 from clustersim.arrays import FloatArray
-from clustersim.cost.roofline import matmul_options
+from clustersim.cost.roofline import alignment_rate, matmul_options
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import MatmulEfficiency
 from clustersim.units import Seconds
@@ -26,12 +26,13 @@ LATENCIES: Final = steps(0.0, 8.0, 0.5) * 1e-6
 
 @dataclass(frozen=True, slots=True)
 class MatmulGrid:
-    """What is searched; a constant that is given has one value."""
+    """What is searched; a constant that is given has one value. even: sources count alike, not rows."""
 
     shares: FloatArray
     edges: Sequence[float]
     prologues: Sequence[float]
     latencies: FloatArray
+    even: bool = False
 
 
 def own_matmul(accelerator: Accelerator) -> MatmulGrid:
@@ -43,7 +44,7 @@ def own_matmul(accelerator: Accelerator) -> MatmulGrid:
 
 def search_matmul(accelerator: Accelerator, rows: Sequence[MatmulRow], grid: MatmulGrid) -> Winner:
     """The best share, edge, prologue and kernel latency of the grid; rows of formats with one peak."""
-    search = GridSearch(np.array([row.seconds for row in rows]))
+    search = GridSearch(np.array([row.seconds for row in rows]), [row.published for row in rows], even=grid.even)
     floor = accelerator.efficiency.launch_interval
     for edge, prologue in combinations(grid.edges, grid.prologues):
         for share, busy in _busy(accelerator, edge, prologue, rows, grid.shares):
@@ -53,11 +54,11 @@ def search_matmul(accelerator: Accelerator, rows: Sequence[MatmulRow], grid: Mat
 
 
 def fit_matmul(
-    accelerator: Accelerator, rows: Sequence[MatmulRow], latency: Seconds | None
+    accelerator: Accelerator, rows: Sequence[MatmulRow], latency: Seconds | None, *, even: bool = False
 ) -> tuple[MatmulEfficiency, Seconds, Winner]:
     """Fit share, edge, prologue and kernel latency (unless given); fp8_share is set to the share."""
     latencies = LATENCIES if latency is None else np.array([latency])
-    winner = search_matmul(accelerator, rows, MatmulGrid(SHARES, EDGES, PROLOGUES, latencies))
+    winner = search_matmul(accelerator, rows, MatmulGrid(SHARES, EDGES, PROLOGUES, latencies, even))
     share, edge, prologue, late = winner.constants
     found = replace(accelerator.efficiency.matmul, share=share, fp8_share=share, edge=edge, prologue=prologue)
     return found, late, winner
@@ -90,4 +91,6 @@ def _busy(
 def _options(accelerator: Accelerator, rows: Sequence[MatmulRow]) -> tuple[FloatArray, FloatArray]:
     shapes = [(row.shape.m, row.shape.n, row.shape.k, row.shape.batch) for row in rows]
     sizes, moved = np.array(shapes, dtype=np.float64).T, np.array([row.moved for row in rows])
-    return matmul_options(accelerator, rows[0].dtype, sizes, moved)
+    compute, memory = matmul_options(accelerator, rows[0].dtype, sizes, moved)
+    rates = np.array([alignment_rate(accelerator, row.dtype, row.shape) for row in rows])[:, None]
+    return compute / rates, memory / rates

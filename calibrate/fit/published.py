@@ -23,9 +23,9 @@ from calibrate.fit.attention import fit_attention
 from calibrate.fit.collectives import judge
 from calibrate.fit.grid import Winner
 from calibrate.fit.matmul import fit_fp8_share, fit_matmul, matmul_seconds
-from calibrate.fit.published_kernels import MatmulRow, attentions, bandwidths, best_rates, matmuls
+from calibrate.fit.published_kernels import AttentionRow, MatmulRow, attentions, bandwidths, best_rates, matmuls
 from calibrate.fit.published_records import write_records
-from calibrate.fit.quality import Fits, Judged, Quality, table
+from calibrate.fit.quality import Fits, Judged, Quality, table, unseen_table
 from clustersim.collectives.library import load_library
 from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
@@ -40,12 +40,14 @@ class Target:
     """An accelerator with published kernels.
 
     latency_of: whose kernel latency it takes, for want of small kernels of its own; same_chip: accelerators whose
-    attention rows are added to its own.
+    attention rows are added to its own; even: its sources count alike, where one that is unlike the others has so many
+    rows that those would not be heard.
     """
 
     name: str
     latency_of: str | None = None
     same_chip: tuple[str, ...] = ()
+    even: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ TARGETS: Final = (
     Target("a100-sxm-80gb", same_chip=("a100-pcie-80gb",)),
     Target("h100-sxm-80gb"),
     Target("a100-pcie-80gb", latency_of="a100-sxm-80gb", same_chip=("a100-sxm-80gb",)),
-    Target("b200-sxm-180gb", latency_of="h100-sxm-80gb"),
+    Target("b200-sxm-180gb", latency_of="h100-sxm-80gb", even=True),
 )
 DERIVATIONS: Final = (
     Derivation("a100-sxm-40gb", "a100-sxm-80gb"),
@@ -100,20 +102,32 @@ def _with(accelerator: Accelerator, **constants: Any) -> Accelerator:
 
 def _fit(target: Target, sibling: Efficiency | None) -> tuple[Accelerator, list[Judged]]:
     accelerator = _with(load_accelerator(target.name), published=True, memory=_memory_share(target.name, sibling))
-    accelerator, qualities = _fit_matmuls(accelerator, sibling)
+    accelerator, qualities = _fit_matmuls(accelerator, sibling, even=target.even)
     rows = [row for row in attentions() if row.accelerator in (target.name, *target.same_chip)]
+    accelerator, judged = _fit_attention(accelerator, rows, even=target.even)
+    return accelerator, [*qualities, *judged]
+
+
+def _fit_attention(
+    accelerator: Accelerator, rows: Sequence[AttentionRow], *, even: bool = False
+) -> tuple[Accelerator, list[Judged]]:
     forward = [row for row in rows if not row.backward]
     backward = [row for row in rows if row.backward]
-    ahead, winner_ahead = fit_attention(accelerator, forward, 1.0)
-    back, winner_back = fit_attention(accelerator, backward, ahead.causal)
-    qualities.append(Judged(target.name, "attention forward", forward, winner_ahead))
-    qualities.append(Judged(target.name, "attention backward", backward, winner_back))
-    return _with(accelerator, attention_forward=ahead, attention_backward=back), qualities
+    ahead, winner_ahead = fit_attention(accelerator, forward, 1.0, even=even)
+    back, winner_back = fit_attention(accelerator, backward, ahead.causal, even=even)
+    judged = [
+        Judged(accelerator.name, "attention forward", forward, winner_ahead),
+        Judged(accelerator.name, "attention backward", backward, winner_back),
+    ]
+    return _with(accelerator, attention_forward=ahead, attention_backward=back), judged
 
 
-def _fit_matmuls(accelerator: Accelerator, sibling: Efficiency | None) -> tuple[Accelerator, list[Judged]]:
+def _fit_matmuls(
+    accelerator: Accelerator, sibling: Efficiency | None, *, even: bool
+) -> tuple[Accelerator, list[Judged]]:
     dense, fp8 = _matmuls_of(accelerator.name)
-    constants, latency, winner = fit_matmul(accelerator, dense, sibling.kernel_latency if sibling else None)
+    known = sibling.kernel_latency if sibling else None
+    constants, latency, winner = fit_matmul(accelerator, dense, known, even=even)
     qualities = [Judged(accelerator.name, "matmul", dense, winner)]
     fitted = _with(accelerator, matmul=constants, kernel_latency=latency)
     if fp8:
@@ -153,16 +167,24 @@ def _derive(derivation: Derivation, known: Mapping[str, Efficiency]) -> Accelera
 
 
 def _fit_few(accelerator: Accelerator) -> tuple[Accelerator, list[Judged]]:
-    """Let FP8 matmuls of a derived accelerator correct its fp8_share; the others judge constants they have not seen."""
+    """What a derived accelerator's own rows support: its FP8 matmuls correct the fp8_share, its attention is its own.
+
+    Its other matmuls judge constants they have not seen.
+    """
     dense, fp8 = _matmuls_of(accelerator.name)
-    qualities = []
+    attention = [row for row in attentions() if row.accelerator == accelerator.name]
+    qualities: list[Judged] = []
     if dense:
         predicted = matmul_seconds(accelerator, dense)
-        qualities.append(Judged(accelerator.name, "matmul, not fitted", dense, Winner((), predicted, predicted)))
+        winner = Winner((), predicted, predicted, predicted)
+        qualities.append(Judged(accelerator.name, "matmul, not fitted", dense, winner))
     if fp8:
         constants, winner = fit_fp8_share(accelerator, fp8)
         accelerator = _with(accelerator, matmul=constants)
         qualities.append(Judged(accelerator.name, "matmul fp8", fp8, winner))
+    if attention:
+        accelerator, judged = _fit_attention(accelerator, attention)
+        qualities.extend(judged)
     return accelerator, qualities
 
 
@@ -203,7 +225,8 @@ def command(options: argparse.Namespace) -> None:
     if options.records is not None:
         write_records(fits, options.records)
     if options.json is None:
-        print("\n".join([table([*fits.qualities, *collectives]), "", *_constants(fits)]))
+        tables = [table([*fits.qualities, *collectives]), "", unseen_table(fits.unseen), ""]
+        print("\n".join([*tables, *_constants(fits)]))
         return
     _write_json(fits, collectives, options.json)
 
@@ -211,7 +234,8 @@ def command(options: argparse.Namespace) -> None:
 def _write_json(fits: Fits, collectives: Sequence[Quality], target: str) -> None:
     qualities = [asdict(each) for each in (*fits.qualities, *collectives)]
     efficiency = {name: asdict(each) for name, each in fits.efficiencies.items()}
-    text = json.dumps({"qualities": qualities, "efficiency": efficiency}, indent=2) + "\n"
+    unseen = [asdict(each) for each in fits.unseen]
+    text = json.dumps({"qualities": qualities, "unseen": unseen, "efficiency": efficiency}, indent=2) + "\n"
     if target == "-":
         sys.stdout.write(text)
         return

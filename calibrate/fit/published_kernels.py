@@ -44,6 +44,11 @@ class MatmulRow:
     source: str = ""
 
     @property
+    def published(self) -> str:
+        """Who published it."""
+        return self.source.partition(":")[0]
+
+    @property
     def flops(self) -> Flop:
         """FLOP of the product."""
         return 2.0 * self.shape.m * self.shape.n * self.shape.k * self.shape.batch
@@ -64,6 +69,11 @@ class AttentionRow:
     moved: float
     seconds: Seconds
     source: str = ""
+
+    @property
+    def published(self) -> str:
+        """Who published it."""
+        return self.source.partition(":")[0]
 
 
 def matmuls() -> list[MatmulRow]:

@@ -4,7 +4,7 @@ By accelerator and kind of kernel or collective: the mean absolute percentage er
 collectives, each table) predicted by constants fitted to all the others. Errors are parts: 0.1 is 10 %.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -84,6 +84,23 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
+class Unseen:
+    """How well the rows of one source are met: by the fit, and by that to all other sources (None: there is no other).
+
+    Errors are parts of what was measured; mape: their mean size, bias: their mean.
+    """
+
+    accelerator: str
+    kind: str
+    source: str
+    n: int
+    mape: float
+    bias: float
+    unseen_mape: float | None
+    unseen_bias: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Fits:
     """Recommended constants by accelerator, and how well they predict."""
 
@@ -94,6 +111,39 @@ class Fits:
     def qualities(self) -> tuple[Quality, ...]:
         """Of every accelerator and kind of kernel."""
         return tuple(each.quality for each in self.judged)
+
+    @property
+    def unseen(self) -> tuple[Unseen, ...]:
+        """Of every accelerator, kind of kernel and source."""
+        return tuple(unseen for each in self.judged for unseen in _by_source(each))
+
+
+def _by_source(judged: Judged) -> Iterator[Unseen]:
+    measured = np.array([row.seconds for row in judged.rows])
+    names = np.array([row.published for row in judged.rows])
+    winner = judged.winner
+    for source in dict.fromkeys(names.tolist()):
+        own = names == source
+        error = winner.predicted[own] / measured[own] - 1.0
+        known = (judged.accelerator, judged.kind, source, int(own.sum()), float(abs(error).mean()), float(error.mean()))
+        if winner.unseen is None:
+            yield Unseen(*known, None, None)
+            continue
+        left = winner.unseen[own] / measured[own] - 1.0
+        yield Unseen(*known, float(abs(left).mean()), float(left.mean()))
+
+
+def unseen_table(unseen: Sequence[Unseen]) -> str:
+    """One line for each accelerator, kind and source: the fit's error and bias, and those with the source left out."""
+    head = f"{'accelerator':<16}{'kind':<22}{'source':<30}{'n':>5}{'MAPE':>8}{'bias':>8}{'left out':>10}{'bias':>8}"
+    return "\n".join([head, *map(_unseen_line, unseen)])
+
+
+def _unseen_line(each: Unseen) -> str:
+    known = f"{each.accelerator:<16}{each.kind:<22}{each.source:<30}{each.n:>5}{each.mape:8.1%}{each.bias:+8.1%}"
+    if each.unseen_mape is None or each.unseen_bias is None:
+        return known
+    return f"{known}{each.unseen_mape:10.1%}{each.unseen_bias:+8.1%}"
 
 
 def table(qualities: Sequence[Quality]) -> str:

@@ -14,7 +14,9 @@ machine, at the price of writing partial sums.
 An attention block costs its scores x (head dimension + h) x (keys + o): h is the softmax, which runs on slower
 units, and o the block's start and end. Blocks of causal attention differ in length; they are assumed to be well
 balanced, so that the kernel is as long as the mean load of a compute unit or as the longest block. A sliding window
-skips the blocks outside it, and has a second edge on which half of a block is masked.
+skips the blocks outside it, and has a second edge on which half of a block is masked. A head dimension that the
+library has no kernel for is computed as the next that it has (`hardware.alignment`), which also says how many times
+longer a matmul takes whose operands are badly aligned.
 
 References: NVIDIA, "Matrix Multiplication Background User's Guide", sections on tile and wave quantisation; Osama et
 al., "Stream-K", arXiv:2301.03598, section 3 (splitting k); Dao, "FlashAttention-2", arXiv:2307.08691, sections
@@ -99,7 +101,8 @@ class Roofline:
         sizes = np.array([[shape.m], [shape.n], [shape.k], [shape.batch]], dtype=np.float64)
         compute, memory = matmul_options(self.accelerator, kernel.dtype, sizes, np.array([kernel.bytes]))
         best = int(np.argmin(np.maximum(compute, memory)))
-        return Work(float(compute[0, best]), float(memory[0, best]))
+        rate = alignment_rate(self.accelerator, kernel.dtype, shape)
+        return Work(float(compute[0, best]) / rate, float(memory[0, best]) / rate)
 
     def _attention(self, kernel: Kernel, shape: AttentionShape) -> Work:
         backward = kernel.kind is KernelKind.ATTENTION_BACKWARD
@@ -107,7 +110,7 @@ class Roofline:
         constants = efficiency.attention_backward if backward else efficiency.attention_forward
         scores = kernel.flops / (shape.head_dim * (BACKWARD_MATMULS if backward else FORWARD_MATMULS))
         rate = self.accelerator.peak_of(kernel.dtype) * constants.share
-        load = attention_load(constants, shape, scores, self.accelerator.compute_units)
+        load = attention_load(self.accelerator, constants, shape, scores)
         return Work(kernel.flops / rate * load, self._stream(kernel.bytes))
 
 
@@ -117,10 +120,15 @@ def matmul_rate(accelerator: Accelerator, dtype: DType) -> FlopPerSecond:
     return accelerator.peak_of(dtype) * (matmul.fp8_share if dtype is DType.FP8 else matmul.share)
 
 
+def alignment_rate(accelerator: Accelerator, dtype: DType, shape: MatmulShape) -> float:
+    """Rate of a matmul relative to one whose rows can be loaded in whole vectors."""
+    return accelerator.alignment.rate((row * dtype.bytes for row in shape.rows), batched=shape.batch > 1)
+
+
 def matmul_options(
     accelerator: Accelerator, dtype: DType, sizes: FloatArray, moved: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Arithmetic and memory seconds of many matmuls under every tile and split that the library has.
+    """Arithmetic and memory seconds of many aligned matmuls under every tile and split that the library has.
 
     sizes: [4, matmuls] rows m, n, k, batch; moved: [matmuls] bytes if every operand passes once; both results are
     [matmuls, options].
@@ -138,10 +146,13 @@ def matmul_options(
     return compute, memory
 
 
-def attention_load(constants: AttentionEfficiency, shape: AttentionShape, scores: float, compute_units: int) -> float:
+def attention_load(
+    accelerator: Accelerator, constants: AttentionEfficiency, shape: AttentionShape, scores: float
+) -> float:
     """Time of an attention kernel relative to its FLOP at full rate on all compute units (at least 1).
 
-    scores: score elements computed, over all sequences and heads; causal attention computes about half of all.
+    constants: of its direction; scores: score elements computed, over all sequences and heads; causal attention
+    computes about half of all.
     """
     rows = shape.batch * shape.heads * shape.query
     blocks = shape.batch * shape.heads * np.ceil(shape.query / constants.block)
@@ -150,9 +161,9 @@ def attention_load(constants: AttentionEfficiency, shape: AttentionShape, scores
     mean = keys + edges * constants.block / 2.0 + constants.key_overhead  # half of the block on an edge is masked
     reached = shape.key if shape.window is None else min(shape.key, shape.window + constants.block)
     longest = reached + constants.key_overhead
-    waves = blocks / compute_units
+    waves = blocks / accelerator.compute_units
     busiest = max(waves * mean, longest) if shape.causal else np.ceil(waves) * mean
     padding = blocks * constants.block / rows
-    head = (shape.head_dim + constants.head_overhead) / shape.head_dim
+    head = (accelerator.alignment.padded(shape.head_dim) + constants.head_overhead) / shape.head_dim
     mask = constants.causal if shape.causal else 1.0
     return float(busiest / (waves * keys) * padding * head / mask)

@@ -12,6 +12,7 @@ from typing import Final
 from clustersim import shipped
 from clustersim.dtypes import COMPUTED, DType
 from clustersim.errors import InputError, nearest, shown
+from clustersim.hardware.alignment import Alignment
 from clustersim.hardware.efficiency import AttentionEfficiency, Efficiency, InTraining, MatmulEfficiency
 from clustersim.hardware.makes import read_generation
 from clustersim.hardware.technology import Technology
@@ -32,7 +33,8 @@ class Accelerator:
     bytes/s of device memory; compute_units: SMs or CUs; context_bytes: driver context and library workspaces that a
     training process loses; interference: the part by which a kernel takes longer while a collective runs beside it on
     the same GPU, on average over a training step (0.2: 20 % longer; 0: they do not disturb each other); sources: where
-    each group of numbers comes from; nvlink: the generation of its NVLink or xGMI ports, None without any.
+    each group of numbers comes from; alignment: what sizes that fit badly cost; nvlink: the generation of its NVLink or
+    xGMI ports, None without any.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Accelerator:
     efficiency: Efficiency
     sources: Mapping[str, str]
     in_training: InTraining = field(default_factory=InTraining)
+    alignment: Alignment = field(default_factory=Alignment)
     nvlink: Technology | None = None
 
     def peak_of(self, dtype: DType) -> FlopPerSecond:
@@ -72,6 +75,7 @@ def load_accelerator(name_or_path: str) -> Accelerator:
         interference=_interference(section),
         efficiency=_efficiency(section.section("efficiency")),
         in_training=_in_training(section.section("in_training")) if section.has("in_training") else InTraining(),
+        alignment=_alignment(section.section("alignment")) if section.has("alignment") else Alignment(),
         sources=section.section("sources").texts(),
         nvlink=read_generation(section, None, key="nvlink") if section.has("nvlink") else None,
     )
@@ -113,6 +117,22 @@ def _in_training(section: Section) -> InTraining:
         spread=section.number("spread"),
         flash2=section.number("flash2", low=1.0),
     )
+
+
+def _alignment(section: Section) -> Alignment:
+    unaligned, batched = section.share("unaligned"), section.share("batched")
+    if batched > unaligned:
+        raise section.refuse("batched", f"{shown(batched)} is above unaligned {shown(unaligned)}")
+    return Alignment(unaligned, batched, _head_dims(section))
+
+
+def _head_dims(section: Section) -> tuple[int, ...]:
+    sizes = section.value("head_dims")
+    if not isinstance(sizes, list) or not all(type(size) is int and size > 0 for size in sizes):
+        raise section.refuse("head_dims", f"{sizes!r} is not a list of positive whole numbers")
+    if sizes != sorted(set(sizes)):
+        raise section.refuse("head_dims", f"{sizes!r} does not ascend")
+    return tuple(sizes)
 
 
 def _matmul(section: Section) -> MatmulEfficiency:

@@ -19,6 +19,7 @@ from clustersim.parallel.data import FullyShard, GradientSync, Zero2
 from clustersim.parallel.mesh import TENSOR
 from clustersim.scenario.settings import Contention, Symmetry
 from clustersim.scenario.setup import Setup
+from clustersim.scenario.sizes import badly_sized
 from clustersim.scenario.straddling import straddling
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.zero_bubble import ZeroBubble
@@ -293,6 +294,7 @@ _WARNINGS: tuple[Callable[[Setup], Iterator[str]], ...] = (
     _replicated_heads,
     _no_user_buffers,
     straddling,
+    badly_sized,
     _nothing_to_drop,
     _long_rotary,
     _window_on_a_ring,

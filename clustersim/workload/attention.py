@@ -2,8 +2,11 @@
 
 Flash attention (Dao 2023, arXiv:2307.08691) is one kernel forward and one backward; it skips the masked half, so it
 executes the causal factor of the full matrix's work, and its backward computes the scores again: five products
-instead of two, 2.5 times forward. It keeps a logarithm per query and head (FP32) and no scores. Standard attention is
-two batched products around a softmax over the full, masked matrix, which it writes to memory and keeps.
+instead of two, 2.5 times forward. A head dimension whose rows are no multiples of 16 bytes is filled up in copies of
+the operands, and the result and the gradients are cut again (Dao-AILab/flash-attention, flash_attn_interface.py;
+PyTorch's `scaled_dot_product_attention` does the same). It keeps a logarithm per query and head (FP32) and no scores.
+Standard attention is two batched products around a softmax over the full, masked matrix, which it writes to memory and
+keeps.
 A sliding window (Beltagy et al. 2020, arXiv:2004.05150; Jiang et al. 2023, arXiv:2310.06825) leaves each query the last
 `window` keys: flash attention skips the blocks outside it, standard attention masks them and saves nothing. Soft-capped
 scores (Gemma 2, arXiv:2408.00118, section 2) cost flash attention nothing here, standard attention one more pass. ALiBi
@@ -12,7 +15,7 @@ The queries, keys and values are kept by the operators that make them, the resul
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clustersim.dtypes import DType
 from clustersim.units import Flop
@@ -23,6 +26,8 @@ from clustersim.workload.operators import Operator, Region
 from clustersim.workload.streaming import Streaming
 from clustersim.workload.training import Attention
 
+VECTOR = 16  # bytes that a kernel loads at once: head dimensions are multiples of it (flash_attn_interface.py)
+_COPIED = 4  # tensors: queries, keys, values and result, or the gradients of these
 _BACKWARD_PRODUCTS = 2.5  # Dao 2023 section 4.1: five matrix products backward, two forward
 
 
@@ -71,6 +76,15 @@ class Core:
         shape = self.shape
         queries = shape.batch * shape.query * shape.heads * shape.head_dim
         return queries, shape.batch * shape.key * shape.kv_heads * shape.head_dim
+
+    def padding(self) -> Iterator[Operator]:
+        """Copies of queries, keys and values with rows of 16 bytes, and of the result without what was added."""
+        if self.shape.head_dim * self.dtype.bytes % VECTOR == 0:
+            return
+        queries, keys = self._operand_elements()
+        copied = replace(streaming.copy("attention.padding", self.dtype, 2 * (queries + keys)), launches=_COPIED)
+        back = replace(copied, name="attention.padding.input_gradient")
+        yield Operator("attention.padding", Region.SHARDED, (copied,), (back,), again=())
 
     def flash(self) -> Iterator[Operator]:
         """One fused kernel each way; dropout keeps the random state only."""
@@ -148,4 +162,6 @@ class Core:
 
 def operators(core: Core, attention: Attention) -> tuple[Operator, ...]:
     """The operators of the attention core, in forward order."""
-    return tuple(core.standard() if attention is Attention.STANDARD else core.flash())
+    if attention is Attention.STANDARD:
+        return tuple(core.standard())
+    return (*core.padding(), *core.flash())

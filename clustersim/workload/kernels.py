@@ -55,6 +55,17 @@ class MatmulShape:
     operands: Operands = Operands.NT
     accumulated: DType | None = None
 
+    @property
+    def rows(self) -> tuple[int, int, int]:
+        """How many elements lie next to each other in A, B and C."""
+        match self.operands:
+            case Operands.NT:
+                return self.k, self.k, self.n
+            case Operands.NN:
+                return self.k, self.n, self.n
+            case Operands.TN:
+                return self.m, self.n, self.n
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:

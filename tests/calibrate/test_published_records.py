@@ -58,7 +58,7 @@ def test_accelerators_with_fitted_constants_carry_them_with_residuals(written: d
         kernel_fit = written[target.name].kernel_fit
         assert kernel_fit is not None
         assert kernel_fit.residuals
-        assert all(each.left_out <= 0.2 for each in kernel_fit.residuals.values())
+        assert all(each.left_out <= 0.25 for each in kernel_fit.residuals.values())
     assert written["v100-sxm-32gb"].kernel_fit is None  # a sibling's
 
 

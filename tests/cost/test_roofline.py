@@ -1,19 +1,29 @@
 """The kernel model keeps the laws of tiles, waves and rooflines, on any accelerator."""
 
 import math
+import statistics
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.cost.roofline import Roofline
+from clustersim import shipped
+from clustersim.cost.roofline import Roofline, alignment_rate
 from clustersim.cost.timing import Bound, Provenance
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
+from clustersim.hardware.alignment import Alignment
 from clustersim.hardware.efficiency import AttentionEfficiency, Efficiency, MatmulEfficiency
-from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape
+from clustersim.validation.kernels import matmul_of, read_kernels, seconds_of
+from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
+from clustersim.workload.layers import Shard
+from clustersim.workload.linear import product
+from clustersim.workload.stack import Mlp
+from clustersim.workload.training import Training
+from clustersim.workload.transformer import Norm, Positions, uniform
+from tests.uniform import layer
 
 H100 = load_accelerator("h100-sxm-80gb")
 TILE, UNITS = 128, 10
@@ -194,3 +204,74 @@ def test_a_timing_is_remembered_and_the_same_on_a_fresh_roofline(kernel: Kernel)
     roofline = Roofline(H100)
     assert roofline.kernel(kernel) is roofline.kernel(kernel)
     assert roofline.kernel(kernel) == Roofline(H100).kernel(kernel)
+
+
+SIZES = st.integers(64, 4096)
+SHIPPED = st.sampled_from([name for name in shipped.names("accelerators") if not name.startswith("cpu")])
+
+
+@given(SHIPPED, SIZES, SIZES, SIZES, st.sampled_from(Operands), st.sampled_from([1, 8]))
+def test_a_product_padded_to_whole_vectors_never_costs_more(
+    name: str, m: int, n: int, k: int, operands: Operands, batch: int
+) -> None:
+    """NVIDIA's advice: sizes that are multiples of 16 bytes, 8 elements of bf16, cost no more than a few less."""
+    accelerator = load_accelerator(name)
+    small = product("small", DType.BF16, MatmulShape(m, n, k, batch, operands), result=2.0)
+    padded = [-(-size // 8) * 8 for size in (m, n, k)]
+    large = product("large", DType.BF16, MatmulShape(*padded, batch, operands), result=2.0)
+    if alignment_rate(accelerator, DType.BF16, small.shape) < 1.0:
+        assert seconds(large, accelerator) <= seconds(small, accelerator) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("operands", "slow"),
+    [(Operands.NT, {"n", "k"}), (Operands.NN, {"n", "k"}), (Operands.TN, {"m", "n"})],
+)
+def test_only_sizes_along_rows_need_alignment(operands: Operands, slow: set[str]) -> None:
+    """The answer to question 1 of thonking.ai's companion to "What Shapes Do Matrix Multiplications Like?"."""
+    found = set()
+    for odd in ("m", "n", "k"):
+        shape = replace(MatmulShape(2048, 2048, 2048, operands=operands), **{odd: 2047})
+        if alignment_rate(H100, DType.BF16, shape) < 1.0:
+            found.add(odd)
+    assert found == slow
+
+
+def test_h100_is_as_slow_at_odd_sizes_as_the_median_of_what_was_published() -> None:
+    """Rows of float8_experimental pull request 145 of 256 and more."""
+    fitting = replace(H100, alignment=Alignment())
+    odd = [case for case in read_kernels() if case.text("source") == "float8_experimental"]
+    large = [case for case in odd if min(case.whole(size) for size in "mnk") >= 256]
+    kernels = [(case, matmul_of(case)) for case in large]
+    found = [seconds(kernel, fitting) / seconds_of(case, [kernel]) for case, kernel in kernels]
+    assert len(found) == 4
+    assert H100.alignment.unaligned == pytest.approx(statistics.median(found), abs=0.01)
+
+
+@pytest.mark.parametrize("head_dim", [72, 80, 100, 120, 125])
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_head_dimension_without_a_kernel_takes_what_the_next_takes(head_dim: int, backward: bool) -> None:
+    taken = H100.alignment.padded(head_dim)
+    small = attention(4, 4096, 32, True, backward, head_dim)
+    large = attention(4, 4096, 32, True, backward, taken)
+    assert seconds(small, H100) == pytest.approx(seconds(large, H100))
+
+
+@pytest.mark.parametrize("name", ["a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb"])
+@pytest.mark.parametrize("tp", [1, 2, 8])
+def test_a_layer_with_head_dimension_125_is_not_faster_than_with_128(name: str, tp: int) -> None:
+    """The projections are a little smaller, the copies and what they do to products eat that up."""
+
+    def taken(head_dim: int) -> float:
+        model = uniform(
+            name="llama-7b", layers=1, hidden=4096, ffn=11008, heads=32, kv_heads=32, head_dim=head_dim, vocab=32000,
+            max_positions=4096, mlp=Mlp.SWIGLU, norm=Norm.RMSNORM, positions=Positions.ROTARY, tied_embeddings=False,
+            linear_bias=False, qkv_bias=False, dropout=False,
+        )  # fmt: skip
+        made = layer(model, Training(4096, global_batch=1, microbatch=1), Shard(1, 4096, 4096, tp=tp))
+        source = Roofline(load_accelerator(name))
+        parts = [(each.forward, each.input_gradient, each.weight_gradient) for each in made.operators]
+        return sum(source.kernel(kernel).seconds for part in parts for kernels in part for kernel in kernels)
+
+    assert taken(125) > taken(128)
+    assert taken(120) < taken(125)

@@ -10,6 +10,7 @@ from clustersim import shipped
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
+from clustersim.hardware.alignment import Alignment
 from clustersim.hardware.efficiency import InTraining
 
 GROUPS = {
@@ -46,6 +47,7 @@ def test_every_shipped_accelerator_loads_and_has_a_source_for_every_group_of_num
     assert accelerator.name == name
     pace = accelerator.in_training
     needed = GROUPS | (set() if pace == InTraining() else OF_TRAINING) | ({"flash2"} if pace.flash2 > 1 else set())
+    needed |= set() if accelerator.alignment == Alignment() else {"alignment", "head_dims"}
     assert set(accelerator.sources) == needed
     assert accelerator.peak_of(DType.FP32) > 0
     assert 0 < accelerator.context_bytes < accelerator.memory_bytes

@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.cost.roofline import attention_load
+from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.workload import layers
-from clustersim.workload.attention import Core, causal_factor, flash_flops, full_matrix
+from clustersim.workload.attention import Core, causal_factor, flash_flops, full_matrix, operators
 from clustersim.workload.flops import token_flops
 from clustersim.workload.kernels import AttentionShape, KernelKind
 from clustersim.workload.operators import Layer, Shard
@@ -81,12 +82,12 @@ def test_the_convention_counts_all_keys_of_a_window_for_every_query() -> None:
 @given(st.sampled_from([256, 1024, 4096]), st.sampled_from([8192, 32768]))
 def test_a_windows_kernel_has_two_ragged_edges(window: int, keys: int) -> None:
     """Relative to its FLOP a windowed kernel is slower than a full one: half of a block is lost on each edge."""
-    constants = load_accelerator("h100-sxm-80gb").efficiency.attention_forward
+    h100 = load_accelerator("h100-sxm-80gb")
     load = {}
     for each in (None, window):
         shape = AttentionShape(1, keys, keys, 32, 8, 128, causal=True, window=each)
         scores = flash_flops(shape) / (4 * shape.head_dim)
-        load[each] = attention_load(constants, shape, scores, 132)
+        load[each] = attention_load(h100, h100.efficiency.attention_forward, shape, scores)
     assert load[window] > load[None]
 
 
@@ -184,3 +185,16 @@ def test_the_logits_bias_is_a_parameter_of_the_head_tied_or_not() -> None:
     assert parameters(tied) == parameters(replace(LLAMA, tied_embeddings=True)) + 128256
     plan = Plan(tied, training, Layout())
     assert plan.tied_head.parameters == 4096 + 128256  # the final norm and the bias
+
+
+@pytest.mark.parametrize(("head_dim", "copies"), [(64, 0), (120, 0), (125, 1), (12, 1)])
+def test_flash_attention_copies_what_it_cannot_load(head_dim: int, copies: int) -> None:
+    """Queries, keys, values and the result of 2 sequences of 512 tokens in bf16, each read and written once."""
+    shape = AttentionShape(2, 512, 512, heads=4, kv_heads=2, head_dim=head_dim, causal=True)
+    core = Core(shape, DType.BF16, dropout=False, fused=True)
+    made = [each for each in operators(core, Attention.FLASH) if each.name == "attention.padding"]
+    assert len(made) == copies
+    for kernel in (kernel for each in made for kernel in (*each.forward, *each.input_gradient)):
+        assert kernel.bytes == 2 * 2 * 512 * head_dim * (4 + 2 + 2 + 4) * 2
+        assert (kernel.flops, kernel.launches) == (0.0, 4)
+    assert not any(each.name == "attention.padding" for each in operators(core, Attention.STANDARD))

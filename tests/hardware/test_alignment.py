@@ -1,0 +1,52 @@
+"""Rows of 16 bytes are as fast as any, and a head dimension is computed as the next that has a kernel."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim import shipped
+from clustersim.errors import InputError
+from clustersim.hardware.accelerator import load_accelerator
+from clustersim.hardware.alignment import VECTOR, Alignment
+
+A100 = load_accelerator("a100-sxm-80gb").alignment
+
+
+def test_one_bad_row_is_enough() -> None:
+    assert A100.rate([4096, 4096, 4096 + VECTOR]) == 1.0
+    assert A100.rate([4096, 4096, 4096 + VECTOR // 2]) == A100.unaligned < 1.0
+    assert A100.rate([300, 300, 4096], batched=True) == A100.batched < A100.unaligned
+
+
+@given(st.sampled_from(shipped.names("accelerators")), st.integers(1, 600))
+def test_a_head_dimension_is_padded_to_one_that_is_not_padded_further(name: str, head_dim: int) -> None:
+    alignment = load_accelerator(name).alignment
+    padded = alignment.padded(head_dim)
+    assert padded >= head_dim
+    assert alignment.padded(padded) == padded
+    assert padded <= alignment.padded(head_dim + 1)
+
+
+def test_flash_attention_2_has_kernels_at_steps_of_32_up_to_256() -> None:
+    assert [A100.padded(size) for size in (1, 32, 33, 80, 125, 160, 225, 256)] == [32, 32, 64, 96, 128, 160, 256, 256]
+    assert Alignment().padded(125) == 125
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("unaligned: 0.39", "unaligned: 1.5", "unaligned"),
+        ("batched: 0.06", "batched: 0.5", "0.5 is above unaligned 0.39"),
+        ("head_dims: [32, 64", "head_dims: [64, 32", "does not ascend"),
+        ("head_dims: [32, 64", "head_dims: [0, 64", "is not a list of positive whole numbers"),
+    ],
+)
+def test_a_file_with_an_impossible_alignment_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+    text = shipped.find("accelerators", "a100-sxm-80gb").read_text(encoding="utf-8")
+    assert old in text
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(InputError, match=said):
+        load_accelerator(str(path))

@@ -1,0 +1,87 @@
+"""Sizes that take longer than others near them are named, with those; honest ones are left alone."""
+
+from typing import Any
+
+import pytest
+
+from clustersim.scenario import Scenario
+from clustersim.simulation import simulate
+
+MODEL = {"layers": 2, "hidden": 1024, "heads": 8, "head_dim": 128, "ffn": 4096, "vocab": 32000}
+
+
+def warned(cluster: str, *overrides: str, tp: int = 2, **model: int) -> tuple[str, ...]:
+    mapping: dict[str, Any] = {
+        "model": {**MODEL, **model},
+        "cluster": {"name": cluster, "gpus": 8},
+        "layout": {"tp": tp, "dp": 8 // tp},
+        "training": {"sequence": 2048, "global_batch": 8},
+    }
+    return Scenario.from_mapping(mapping, overrides).warnings
+
+
+@pytest.mark.parametrize("cluster", ["dgx-a100", "dgx-h100", "hgx-b200", "mi300x"])
+def test_sizes_that_fit_are_left_alone(cluster: str) -> None:
+    assert warned(cluster) == ()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sentence"),
+    [
+        (
+            {"hidden": 1028},
+            "model.hidden 1028: rows of 1028 elements are no multiple of 16 bytes, so that matrix products "
+            "with them take about 2.6 times as long on a100-sxm-80gb; 1024 or 1032 fits",
+        ),
+        (
+            {"ffn": 4100},
+            "model.ffn 4100: rows of 2050 elements on each of tp 2 are no multiple of 16 bytes, so that matrix "
+            "products with them take about 2.6 times as long on a100-sxm-80gb; 4096 or 4112 fits",
+        ),
+        (
+            {"vocab": 50258},
+            "model.vocab 50258: rows of 25129 elements on each of tp 2 are no multiple of 16 bytes, so that matrix "
+            "products with them take about 2.6 times as long on a100-sxm-80gb; 50256 or 50272 fits",
+        ),
+        (
+            {"head_dim": 120},
+            "model.head_dim 120: flash attention on a100-sxm-80gb computes it as 128; 96 or 128 fits",
+        ),
+    ],
+)
+def test_a_bad_size_is_named_with_the_nearest_good_ones(sizes: dict[str, int], sentence: str) -> None:
+    assert sentence in warned("dgx-a100", **sizes)
+
+
+def test_a_head_dimension_can_spoil_attention_and_what_leads_to_it() -> None:
+    """3 heads of 125 on each rank make rows of 500 elements, 1,000 bytes."""
+    padded, products = sorted(warned("dgx-h100", tp=2, heads=8, head_dim=125))
+    assert padded.startswith("model.head_dim 125: flash attention on h100-sxm-80gb computes it as 128, with copies")
+    assert products.startswith("model.head_dim 125: rows of 500 elements on each of tp 2 are no multiple of 16 bytes")
+    assert products.endswith("120 or 128 fits")
+
+
+def test_standard_attention_wants_rows_of_16_bytes_and_no_more() -> None:
+    """BLOOM's chronicle: 108 took a third longer than 104, 112 and 144."""
+    (warning,) = warned("dgx-a100", "training.attention=standard", heads=16, head_dim=108)
+    assert "products of standard attention take about 17 times as long" in warning
+    assert warning.endswith("104 or 112 fits")
+    assert warned("dgx-a100", "training.attention=standard", heads=16, head_dim=104) == ()
+
+
+@pytest.mark.parametrize(
+    ("bad", "good"), [({"vocab": 32002}, {"vocab": 32016}), ({"head_dim": 125}, {"head_dim": 128})]
+)
+def test_a_step_with_a_bad_size_takes_longer_than_with_a_larger_good_one(
+    bad: dict[str, int], good: dict[str, int]
+) -> None:
+    steps = []
+    for sizes in (bad, good):
+        mapping: dict[str, Any] = {
+            "model": {**MODEL, **sizes},
+            "cluster": {"name": "dgx-h100", "gpus": 8},
+            "layout": {"tp": 2, "dp": 4},
+            "training": {"sequence": 4096, "global_batch": 16},
+        }
+        steps.append(simulate(Scenario.from_mapping(mapping)).step_time)
+    assert steps[0] > steps[1]
