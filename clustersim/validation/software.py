@@ -126,13 +126,15 @@ SOFTWARE: Final = (
     # torchtune's recipes (recipes/configs): dtype bf16, torch's AdamW, CEWithChunkedOutputLoss
     Software("torchtune", fsdp2=True, loss="chunked", eager=True, flash="flash2", one_format=True),
     # NVIDIA/NeMo's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 = False in scripts/performance)
-    Software("nemo", wide_gradients=False, biased=True, bucket=_MEGATRON_BUCKET),
-    Software("megatron-bridge", bucket=_MEGATRON_BUCKET),
+    Software("nemo", wide_gradients=False, biased=True, bucket=_MEGATRON_BUCKET, framework="nemo"),
+    Software("megatron-bridge", bucket=_MEGATRON_BUCKET, framework="nemo"),
     # Megatron-LM overlaps backward's all-reduce since December 2021; Megatron-DeepSpeed branched off before.
-    replace(_MEGATRON_2021, wanted="megatron-deepspeed", until=2023, serial_zero3=False),
+    replace(
+        _MEGATRON_2021, wanted="megatron-deepspeed", until=2023, serial_zero3=False, framework="megatron-deepspeed"
+    ),
     _MEGATRON_2021,
-    replace(_MEGATRON_2021, until=2023, backward_overlap=True, serial_zero3=False),
-    Software("megatron", biased=True, bucket=_MEGATRON_BUCKET),
+    replace(_MEGATRON_2021, until=2023, backward_overlap=True, serial_zero3=False, framework="megatron-2022"),
+    Software("megatron", biased=True, bucket=_MEGATRON_BUCKET, framework="megatron"),
     Software(""),
 )
 

@@ -8,24 +8,31 @@ caching allocator and the communicators take device memory beside tensors.
 Constants belong to a generation of software, in `topologies/frameworks`, each with its source.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Final
 
 from clustersim.section import Section
 from clustersim.shipped import find, read_mapping
 from clustersim.units import Bytes, Dimension, Seconds
+from clustersim.workload.overheads import NONE, Accumulation, Batches, LossReport, Overheads
+
+FLAGS: Final = tuple(each.name for each in fields(Overheads) if each.type is bool)
+"""Overheads that are either there or not."""
+_MOST_KEYS: Final = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class Framework:
     """fragmentation: reserved over allocated bytes at the peak; communicator: bytes of one process group's buffers.
 
-    launch: host seconds for one kernel or collective.
+    launch: host seconds for one kernel or collective; overheads: what it does in a step beside the model.
     """
 
     fragmentation: float
     communicator: Bytes
     launch: Seconds = 0.0
     name: str = "framework"
+    overheads: Overheads = NONE
 
 
 def load_framework(name_or_path: str = "pytorch") -> Framework:
@@ -38,8 +45,22 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
         communicator=memory.quantity("communicator", Dimension.SIZE, zero=True),
         launch=host.quantity("launch", Dimension.TIME, zero=True),
         name=path.stem,
+        overheads=_overheads(section.section("overheads")) if section.has("overheads") else NONE,
     )
     section.text("description")
     section.section("sources").texts()
     section.finish()
     return framework
+
+
+def _overheads(section: Section) -> Overheads:
+    """What a framework does; nothing of what the file does not name."""
+    named = section.choice("accumulation", *(each.value for each in Accumulation)) if section.has("accumulation") else None
+    flags = {name: section.flag(name) for name in FLAGS}
+    return Overheads(
+        **flags,
+        accumulation=None if named is None else Accumulation(named),
+        softmax_keys=section.count("softmax_keys", most=_MOST_KEYS) if section.has("softmax_keys") else None,
+        loss=LossReport(section.choice("loss", *(each.value for each in LossReport))),
+        batches=Batches(section.choice("batches", *(each.value for each in Batches))),
+    )
