@@ -8,9 +8,9 @@ A sliding window (Beltagy et al. 2020, arXiv:2004.05150; Jiang et al. 2023, arXi
 `window` keys: flash attention skips the blocks outside it, standard attention masks them and saves nothing. Soft-capped
 scores (Gemma 2, arXiv:2408.00118, section 2) cost flash attention nothing here, standard attention one more pass. ALiBi
 (Press et al. 2021, arXiv:2108.12409) is added in the product's epilogue, for nothing.
-With `attention_copies` (Megatron-LM's `CoreAttention` and what came before it, megatron/model/transformer.py) the result
-is made contiguous, and backward multiplies the gradients of queries and keys by the scale of the scores and joins those
-of queries, keys and values, as the product was split: a copy each. Those that flash attention needs are not counted.
+With `attention_copies` (Megatron-LM's `ParallelAttention`, megatron/model/transformer.py) the result is put in order,
+and backward multiplies the gradients of queries and keys by the scale of the scores and joins those of queries, keys
+and values, as the product was split: a copy each. Those that flash attention needs are not counted.
 The queries, keys and values are kept by the operators that make them, the result by the operator that reads it.
 """
 

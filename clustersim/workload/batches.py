@@ -16,7 +16,9 @@ from clustersim.workload.training import Training
 LONG: Final = 8  # bytes of torch.long
 _SIZES: Final = 5 * LONG  # broadcast_data: at most five dimensions of its one key
 _MASK_BYTES: Final = 4 * DType.FP32.bytes + 1  # ones: 1 write; triangle: 1 read, 1 write; comparison: 1 read, 1 byte
-_PACKED_LAUNCHES: Final = 9  # sizes to the GPU and back, tokens to it, labels and tokens cut, three of the mask, positions
+_PACKED_LAUNCHES: Final = (
+    9  # sizes to the GPU and back, tokens to it, labels and tokens cut, three of the mask, positions
+)
 _SEPARATE_LAUNCHES: Final = 4  # four tensors to the GPU
 
 

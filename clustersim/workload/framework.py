@@ -55,7 +55,9 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
 
 def _overheads(section: Section) -> Overheads:
     """What a framework does; nothing of what the file does not name."""
-    named = section.choice("accumulation", *(each.value for each in Accumulation)) if section.has("accumulation") else None
+    named = (
+        section.choice("accumulation", *(each.value for each in Accumulation)) if section.has("accumulation") else None
+    )
     flags = {name: section.flag(name) for name in FLAGS}
     return Overheads(
         **flags,

@@ -69,4 +69,6 @@ def as_read(training: Training) -> Training:
 def _over(name: str, routine: Routine, dtype: DType, parameters: float, passes: int) -> Kernel:
     """A kernel over a buffer of so many gradients; passes: reads and writes."""
     shape = StreamShape(routine, 1, round(parameters), fused=True)
-    return Kernel(name, KernelKind.OPTIMIZER, dtype, flops=0.0, bytes=float(parameters * passes * dtype.bytes), shape=shape)
+    return Kernel(
+        name, KernelKind.OPTIMIZER, dtype, flops=0.0, bytes=float(parameters * passes * dtype.bytes), shape=shape
+    )

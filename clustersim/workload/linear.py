@@ -80,7 +80,5 @@ class Linear:
             return (product(name, operands, added, result=2 * gradients.bytes),)
         made = product(name, operands, shape, result=recipe.activations.bytes)
         sizes = self.outputs, self.inputs
-        summed = accumulate(
-            f"{self.name}.accumulate", sizes, made=recipe.activations, accumulated=gradients, how=how
-        )
+        summed = accumulate(f"{self.name}.accumulate", sizes, made=recipe.activations, accumulated=gradients, how=how)
         return (made, *summed)
