@@ -16,6 +16,7 @@ from clustersim.collectives.library import Library, load_library
 from clustersim.cost.binding import binding_demands
 from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
+from clustersim.cost.handing import HandedMessages
 from clustersim.cost.host import HostedExchanges, Others
 from clustersim.cost.machines import FLASH1, Machine, Machines, OlderAttention, Slowed, slowest
 from clustersim.cost.record import Call
@@ -156,7 +157,10 @@ def _blocks(program: Program) -> Iterator[Block]:
 
 def _exchanges(scenario: Scenario, program: Program) -> Others:
     """What times collectives, messages and, if there is anything for them, hosts."""
-    between, host = _between(scenario, program), scenario.cluster.host
+    between: Others = _between(scenario, program)
+    host, message = scenario.cluster.host, scenario.framework.message
+    if message > 0.0:
+        between = HandedMessages(between, message, program.groups)
     if HOST_ROLE.name not in program.groups or host is None:
         return between
     nodes = _nodes(scenario, program)

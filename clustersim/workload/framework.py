@@ -2,8 +2,9 @@
 
 A framework's host (the CPU process that drives one GPU) launches kernels one after the other, ahead of the GPU where it
 can: `launch` is what it needs for one kernel or collective, with the Python and the autograd around it. Kernels are
-those that the simulator counts, of which some are several in reality. `cost.block` says when launching shows. The
-caching allocator and the communicators take device memory beside tensors.
+those that the simulator counts, of which some are several in reality. `cost.block` says when launching shows. `message`
+is what hosts add to each message between pipeline stages (`cost.handing`). The caching allocator and the communicators
+take device memory beside tensors.
 
 Constants belong to a generation of software, in `topologies/frameworks`, each with its source.
 """
@@ -25,12 +26,14 @@ _MOST_KEYS: Final = 2**31
 class Framework:
     """fragmentation: reserved over allocated bytes at the peak; communicator: bytes of one process group's buffers.
 
-    launch: host seconds for one kernel or collective; overheads: what it does in a step beside the model.
+    launch: host seconds for one kernel or collective; message: of hosts, for one message between pipeline stages;
+    overheads: what it does in a step beside the model.
     """
 
     fragmentation: float
     communicator: Bytes
     launch: Seconds = 0.0
+    message: Seconds = 0.0
     name: str = "framework"
     overheads: Overheads = NONE
 
@@ -44,6 +47,7 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
         fragmentation=memory.number("fragmentation", low=1.0),
         communicator=memory.quantity("communicator", Dimension.SIZE, zero=True),
         launch=host.quantity("launch", Dimension.TIME, zero=True),
+        message=host.quantity("message", Dimension.TIME, zero=True),
         name=path.stem,
         overheads=_overheads(section.section("overheads")) if section.has("overheads") else NONE,
     )
