@@ -48,7 +48,8 @@ def take_batch(low: Lowering, run: Pass) -> Pass:
         return run
     sent = batches.sent(training) if low.plan.layout.tp > 1 else ()
     broadcasts = [Exchange("broadcast batch", Collective.BROADCAST, TENSOR_ROLE.name, size) for size in sent]
-    operations = [Operation(each, Work.FORWARD) for each in (*broadcasts, *kernels)]
+    does: list[Exchange | Kernel] = [*broadcasts, *kernels]
+    operations = [Operation(each, Work.FORWARD) for each in does]
     task = low.beside("batch", operations, run.after)
     return Pass(run.stage, run.action, (*run.after, task), run.arriving)
 

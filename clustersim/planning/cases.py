@@ -172,7 +172,7 @@ def _no_offload(result: Result) -> Changed | Untried:
 
 def _no_overheads(result: Result) -> Changed | Untried:
     there = result.scenario.training.overheads != NONE
-    return Changed(without_overheads(result.scenario)) if there else Untried("the framework does nothing beside it")
+    return Changed(without_overheads(result.scenario)) if there else Untried("nothing is done beside the model now")
 
 
 CASES: Final = (

@@ -124,6 +124,7 @@ def test_without_nvlink_the_links_inside_a_node_are_those_of_pcie() -> None:
                 "hybrid_sharding": "weights are not fully sharded",
                 "no_recompute": "nothing is recomputed now",
                 "no_offload": "nothing is on the host now",
+                "no_overheads": "nothing is done beside the model now",
             },
         ),
         (
@@ -133,6 +134,7 @@ def test_without_nvlink_the_links_inside_a_node_are_those_of_pcie() -> None:
                 "hybrid_sharding": "weights are not fully sharded",
                 "full_recompute": "all layers are recomputed now",
                 "no_offload": "nothing is on the host now",
+                "no_overheads": "nothing is done beside the model now",
             },
         ),
     ],
