@@ -18,6 +18,7 @@ from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
 from clustersim.cost.handing import HandedMessages
 from clustersim.cost.host import HostedExchanges, Others
+from clustersim.cost.launching import Launching
 from clustersim.cost.machines import FLASH1, Machine, Machines, OlderAttention, Slowed, slowest
 from clustersim.cost.record import Call
 from clustersim.cost.recorded import RecordedKernels
@@ -222,7 +223,7 @@ def _machine(scenario: Scenario, accelerator: Accelerator) -> Machine:
         measured = record.interference
         interference = accelerator.interference if measured is None else measured
     part = interference if settings.interference is None else settings.interference
-    return Machine(kernels, part, scenario.framework.launch)
+    return Machine(kernels, part, Launching(scenario.framework.launch, scenario.framework.backward_launch))
 
 
 def _older_attention(attention: Attention, accelerator: Accelerator) -> float:
