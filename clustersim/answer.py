@@ -49,9 +49,8 @@ HEALTHY: Final = "stragglers and jitter: all GPUs and links are healthy (`distur
 NOT_MODELLED: Final = (
     "slowing of collectives by kernels beside them, and of kernels by messages between stages",
     "clock throttling, failures",
-    "data loading, logging, checkpoints, Python overhead beyond kernel launches",
-    "zeroing and scaling of gradient buffers",
-    "small reductions of gradients: of norms under sequence parallelism, of key and value heads held by several ranks",
+    "data loaders, logging, checkpoints, Python overhead beyond kernel launches",
+    "small reductions of gradients of key and value heads held by several ranks",
 )
 NOT_OF_HOSTS: Final = (
     "contention of copies to and from the host with what NICs send over the same PCIe, and with kernels",

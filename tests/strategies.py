@@ -206,6 +206,7 @@ HYBRID: list[dict[str, Any]] = [
     {"zero": {"stage": 3}},
 ]
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "zb-1p", "zb-2p", "zb-v", "bfs"]
+FRAMEWORKS = ["pytorch", "megatron", "nemo", "megatron-2021", "megatron-2022", "megatron-deepspeed"]
 RECOMPUTES = ["none", "selective", "selective_op", "full", {"layers": 1}]
 
 
@@ -232,7 +233,7 @@ def mappings(draw: st.DrawFn, cluster: str | None = None) -> dict[str, Any]:
         "cluster": {**CLUSTERS[place], "gpus": prod(degrees.values())},
         "layout": layout,
         "schedule": schedule,
-        "framework": draw(st.sampled_from(["pytorch", "megatron-2021"])),
+        "framework": draw(st.sampled_from(FRAMEWORKS)),
         "training": {
             "sequence": 128,
             "global_batch": degrees["dp"] * rounds,

@@ -19,6 +19,7 @@ from clustersim.workload import attention, layers, linear, streaming
 from clustersim.workload.kernels import AttentionShape, Kernel, MatmulShape, Operands
 from clustersim.workload.operators import Shard
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
+from clustersim.workload.overheads import Accumulation
 from clustersim.workload.presets import preset
 from clustersim.workload.recipe import mixed
 from clustersim.workload.stack import Mlp
@@ -150,7 +151,8 @@ def _streams(dtype: DType) -> Iterator[Kernel]:
         yield stream.forward_kernel(f"grid.{stream.routine.value}", dtype, shape)
         yield from stream.backward_kernels(f"grid.{stream.routine.value}", dtype, shape)
     for rows, width in _STREAMS:
-        yield streaming.accumulate("grid.accumulate", rows, width, made=dtype, accumulated=DType.FP32)
+        sizes, how = (rows, width), Accumulation.ADDED
+        yield from streaming.accumulate("grid.accumulate", sizes, made=dtype, accumulated=DType.FP32, how=how)
     for fused, rows in product((True, False), (4096, 65536, 524288)):
         over = streaming.rotary(fused=fused)
         shape = over.over(rows, 128, table=2048 if rows > 4096 else 512)

@@ -27,6 +27,8 @@ _ELEMENTWISE: Final = frozenset(
         Routine.DROPOUT,
         Routine.COPY,
         Routine.ACCUMULATE,
+        Routine.ZERO,
+        Routine.UNSCALE,
         Routine.ADAM,
         Routine.SGD,
         Routine.GRADIENT_NORM,

@@ -18,8 +18,9 @@ from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
-from clustersim.program.task import Collective, Communicate, Compute, Exchange, HostWork, Operation, Stream
+from clustersim.program.task import Collective, Communicate, Compute, Exchange, HostWork, Operation, Stream, Work
 from clustersim.units import Bytes
+from clustersim.workload.gradients import before_reduction
 from clustersim.workload.stack import Stack
 
 _NAMES: Final = MappingProxyType(
@@ -92,6 +93,11 @@ class Lowering:
         self.computed = self.tasks.add(Stream.COMPUTE, Compute(block, run.after, run.action))
         return self.computed
 
+    def beside(self, name: str, operations: Sequence[Operation], after: Sequence[int]) -> int:
+        """Add a compute task that is no part of a pass; return its number."""
+        block = self.blocks.block((name, tuple(operations)), name, operations)
+        return self.tasks.add(Stream.COMPUTE, Compute(block, tuple(after)))
+
     def message(self, source: int, target: int) -> Exchange | None:
         """What a stage sends another, each tensor-parallel rank its part (Narayanan 2021, 4.1); None: both are here."""
         key = source, target
@@ -143,8 +149,12 @@ class Lowering:
         across: whether the second is done, too, or left to a later reduction. Where gradients are
         on the host, they go there once both are done. Return the last task, if there is one.
         """
-        if not group.trained:
+        if not group.trained or group.ranks == 1:
             return ()
+        prepared = before_reduction(self.plan.training_of(group.formats), parameters)
+        if prepared:
+            operations = [Operation(kernel, Work.BACKWARD) for kernel in prepared]
+            after = (self.beside("prepare gradients", operations, after),)
         payload = parameters * group.formats.gradients.bytes
         last: tuple[int, ...] = ()
         if group.shard is not None and group.shards > 1:

@@ -16,6 +16,7 @@ from typing import Final
 
 from clustersim.lowering.data import data_lowering
 from clustersim.lowering.naive import lower_naive
+from clustersim.lowering.overheads import report_loss, report_step, sum_norms, take_batch, zero_gradients
 from clustersim.lowering.passes import Lowering, Pass
 from clustersim.lowering.tasklist import Blocks
 from clustersim.lowering.units import Units
@@ -40,6 +41,7 @@ from clustersim.program.task import (
     Work,
 )
 from clustersim.schedules.rules import runs_in_pairs
+from clustersim.workload.gradients import as_read, unscaled, unscales, widened
 from clustersim.workload.kernels import Kernel
 from clustersim.workload.layers import gradient_norm, optimizer_step
 from clustersim.workload.operators import DENSE
@@ -87,22 +89,27 @@ def _rank(low: Lowering, rank: int, actions: tuple[Action, ...]) -> RankProgram:
     data = data_lowering(low.plan)
     stages = low.plan.stages_of(rank)
     data.begin(low, stages)
+    zero_gradients(low, stages)
     sent: tuple[int, ...] = ()
     held: Action | None = None
     for action, following in zip(actions, (*actions[1:], None), strict=True):
         stage = low.plan.stages[action.stage]
-        run = _receive(low, Pass(stage, action, sent))
+        run = take_batch(low, _receive(low, Pass(stage, action, sent)))
         done = data.run(low, run)
+        loss = report_loss(low, run, done)
         if low.together and following is not None and (action.kind, following.kind) == _PAIR:
-            held, sent = action, ()
+            held, sent = action, loss
             continue
         sent = () if held is None else _send(low, held, done)
-        sent, held = (*sent, *_send(low, action, done)), None
+        sent, held = (*sent, *_send(low, action, done), *loss), None
     last = low.computed or 0
     data.reduce(low, stages, last)
     _tie_embeddings(low, stages, last)
+    sum_norms(low, stages)
     halves = ActionKind.INPUT_GRADIENT in low.backwards.values()
-    data.end(low, stages, _optimize(low, stages, rank if halves and low.plan.layout.pp > 1 else None))
+    updated = _optimize(low, stages, rank if halves and low.plan.layout.pp > 1 else None)
+    data.end(low, stages, updated)
+    report_step(low, stages, updated)
     return low.tasks.program()
 
 
@@ -175,19 +182,39 @@ def _optimize(low: Lowering, stages: tuple[Stage, ...], place: int | None) -> in
     """
     plan = low.plan
     updated = list(_updated(plan, stages))
+    ready = _ready(low, updated, at_once=place is None)
+    updated = [(as_read(training), count) for training, count in updated]
     after = tuple(low.reducing)
     if plan.training.gradient_clipping:
-        kernels = [each for training, count in updated for each in _steps(gradient_norm(training, count))]
-        after = _norm(low, kernels) if place is None else _norm_so_far(low, place, kernels)
+        kernels = [*ready, *(each for training, count in updated for each in _steps(gradient_norm(training, count)))]
+        after, ready = _norm(low, kernels) if place is None else _norm_so_far(low, place, kernels), []
     share = plan.training.offload.share
     here = [(training, (1.0 - share) * count) for training, count in updated if share < 1.0]
-    steps = [each for training, count in here for each in _steps(optimizer_step(training, count))]
+    steps = [*ready, *(each for training, count in here for each in _steps(optimizer_step(training, count)))]
     back = list(_update_on_host(low, sum(len(low.units.of(stage)) for stage in stages), updated, after))
     if not back:
         return _update_here(low, steps, after)
     if steps:
         _update_here(low, steps, after)
     return _update_here(low, [], (back[-1],))  # the step is done when the weights are back
+
+
+def _ready(low: Lowering, updated: list[tuple[Training, float]], *, at_once: bool) -> list[Operation]:
+    """What makes gradients as the optimizer reads them, where they are here: run first, or else to be run.
+
+    Whether the gradients of an FP16 run are finite all ranks of a model hear before anything else is done with them;
+    where the norm is handed on along the pipeline (not `at_once`) they hear it with that.
+    """
+    if low.plan.training.offload.gradients:
+        return []
+    made = [each for training, count in updated for each in _steps(widened(training, count))]
+    made += [each for training, count in updated for each in _steps(unscaled(as_read(training), count))]
+    if not (at_once and unscales(low.plan.training)):
+        return made
+    task = low.beside("unscale gradients", made, low.reducing)
+    exchange = Exchange("found infinite", Collective.ALL_REDUCE, one_copy(low.plan.layout).name, NORM_BYTES)
+    low.reducing = [low.communicate(exchange, (task,))]
+    return []
 
 
 def _update_here(low: Lowering, steps: list[Operation], after: tuple[int, ...]) -> int:
@@ -220,7 +247,7 @@ def _updated(plan: Plan, stages: tuple[Stage, ...]) -> Iterator[tuple[Training, 
         held = sum(plan.parameters(stage, group.name) for stage in stages)
         counts[group.formats] = counts.get(group.formats, 0.0) + held / group.shards
     for formats, count in counts.items():
-        yield replace(plan.training, recipe=replace(plan.training.recipe, weights=formats)), count
+        yield plan.training_of(formats), count
 
 
 def _norm(low: Lowering, kernels: list[Operation]) -> tuple[int, ...]:

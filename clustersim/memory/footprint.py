@@ -7,6 +7,9 @@ has gathered; the bucket of whole gradients that ZeRO-2 fills (one: the next is 
 network lags); buffers of process groups; the driver's context.
 Where gradients are reduced after the last microbatch only, as with a pipeline, they are whole until then, whatever the
 stage; and the parameters that ZeRO-3 gathers for a pipeline's first forward stay.
+Gradients that the optimizer reads as a wider copy are held as that, too: it is replaced in the next step only
+(Megatron-LM, `_copy_model_grads_to_main_grads`); so are those that DeepSpeed's `BF16_Optimizer` has added to its sums,
+until the next backward.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +25,9 @@ from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.units import Bytes
 from clustersim.workload.framework import Framework
+from clustersim.workload.gradients import widens
 from clustersim.workload.operators import Layer
+from clustersim.workload.overheads import Accumulation
 from clustersim.workload.recipe import WeightFormats
 from clustersim.workload.training import Optimizer
 
@@ -73,8 +78,19 @@ class Footprint:
     def per_parameter(self, group: ParameterGroup) -> dict[Category, Bytes]:
         """Bytes by category for each parameter of a group on a rank."""
         states = (1.0 - self.plan.training.offload.share) * self._state_bytes(group) / self._shards(group, 1)
-        own = self._parameter_bytes(group), self._gradient_bytes(group), states
+        gradients = self._gradient_bytes(group) + self._extra_gradient_bytes(group)
+        own = self._parameter_bytes(group), gradients, states
         return dict(zip(SHARDED, own, strict=True))
+
+    def _extra_gradient_bytes(self, group: ParameterGroup) -> Bytes:
+        """Bytes of a parameter's gradients as backward made them, and as the optimizer reads them, where these stay."""
+        training = self.plan.training_of(group.formats)
+        if not group.trained or training.offload.gradients:
+            return 0.0
+        converts = training.accumulation is Accumulation.CONVERTED
+        made = training.recipe.activations
+        left = made.bytes if converts and made is not group.formats.gradients else 0.0
+        return left + (group.formats.held.bytes / self._shards(group, 1) if widens(training) else 0.0)
 
     def _parameter_bytes(self, group: ParameterGroup) -> Bytes:
         """Bytes of a parameter, unless it is on the host, and of backward's copy of it."""

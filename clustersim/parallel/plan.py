@@ -14,6 +14,7 @@ from clustersim.parallel.tensor import Sharding
 from clustersim.program.placement import Placement, looped
 from clustersim.units import Bytes
 from clustersim.workload.layers import Layer, Shard, embedding, head, layer
+from clustersim.workload.recipe import WeightFormats
 from clustersim.workload.stack import FullAttention, LayerRun, LayerSpec, cut
 from clustersim.workload.training import FullRecompute, Training
 from clustersim.workload.transformer import Model
@@ -108,6 +109,10 @@ class Plan:
     def trained_groups(self) -> tuple[ParameterGroup, ...]:
         """Those that have gradients."""
         return tuple(group for group in self.parameter_groups if group.trained)
+
+    def training_of(self, formats: WeightFormats) -> Training:
+        """The training as one whose weights are all in these formats."""
+        return replace(self.training, recipe=replace(self.training.recipe, weights=formats))
 
     @property
     def sums_whole_gradients(self) -> bool:

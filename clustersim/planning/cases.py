@@ -29,9 +29,11 @@ from clustersim.scenario.changes.work import (
     with_shards,
     with_slow_gpu,
     without_offload,
+    without_overheads,
 )
 from clustersim.scenario.legal import divisors
 from clustersim.workload.offload import NOTHING
+from clustersim.workload.overheads import NONE
 from clustersim.workload.training import FullRecompute, NoRecompute, Recompute
 
 _NO_NETWORK: Final = "all ranks are on one node"
@@ -168,6 +170,11 @@ def _no_offload(result: Result) -> Changed | Untried:
     return Changed(without_offload(scenario)) if offloads else Untried("nothing is on the host now")
 
 
+def _no_overheads(result: Result) -> Changed | Untried:
+    there = result.scenario.training.overheads != NONE
+    return Changed(without_overheads(result.scenario)) if there else Untried("nothing is done beside the model now")
+
+
 CASES: Final = (
     Case("network_less", "network links at 0.9x bandwidth", _links(network_links, LESS, _NO_NETWORK), modelled=True),
     Case("network_twice", "network links at 2x bandwidth", _faster_network, modelled=True),
@@ -185,4 +192,5 @@ CASES: Final = (
     Case("no_recompute", "nothing recomputed", _recompute(NoRecompute(), "nothing is recomputed now")),
     Case("full_recompute", "all layers recomputed", _recompute(FullRecompute(), "all layers are recomputed now")),
     Case("no_offload", "nothing on the host", _no_offload),
+    Case("no_overheads", "nothing done beside the model (training.overheads: none)", _no_overheads),
 )

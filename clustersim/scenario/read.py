@@ -93,13 +93,14 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
     if found or model is None or schedule is None or machine is None or framework is None or cost is None:
         raise refuse(origin.source, found)
     cluster, disturbances = machine
+    layout = build.read_layout(file.layout, cluster.gpus)
     return Setup(
         name=file.name or origin.name,
         model=model,
         cluster=cluster,
-        layout=build.read_layout(file.layout, cluster.gpus),
+        layout=layout,
         schedule=schedule,
-        training=file.training.step(every_projection(model)),
+        training=file.training.step(every_projection(model), framework.overheads, layout.data),
         cost=cost,
         framework=framework,
         disturbances=disturbances,

@@ -11,6 +11,7 @@ from typing import Any, Final
 from clustersim.parallel.data import NaiveDataParallel
 from clustersim.scenario import Scenario
 from clustersim.scenario.checks import problems
+from clustersim.workload.overheads import NONE
 from clustersim.workload.training import Attention, FullRecompute, NoRecompute
 
 Put = Callable[[Scenario, bool], Scenario | None]
@@ -86,6 +87,12 @@ def _nothing_recomputed(scenario: Scenario, on: bool) -> Scenario | None:
     return None if training.recompute == wanted else replace(scenario, training=replace(training, recompute=wanted))
 
 
+def _overheads(scenario: Scenario, on: bool) -> Scenario | None:
+    """Without what its framework does beside the model."""
+    training = scenario.training
+    return replace(scenario, training=replace(training, overheads=NONE)) if on and training.overheads != NONE else None
+
+
 def _all_equal(scenario: Scenario, on: bool) -> Scenario | None:
     """Without the scenario's own slow GPUs and jitter."""
     disturbances = scenario.disturbances
@@ -133,5 +140,6 @@ SWITCHES: Final = (
         _newest_flash,
     ),
     Switch("recompute", "all layers are recomputed", "nothing is recomputed", _nothing_recomputed),
+    Switch("overheads", "", "nothing is done beside the model (training.overheads)", _overheads),
     Switch("stragglers", "", "no GPU is slow and no kernel varies", _all_equal),
 )

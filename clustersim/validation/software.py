@@ -136,15 +136,21 @@ SOFTWARE: Final = (
     # Liger-Kernel's cross-entropy: one kernel each way (that it keeps no logits at all cannot be said yet)
     Software("liger", loss="fused"),
     # NeMo of 2022 is Megatron-LM's and Apex' code of its time; cuDNN's fast attention of Hopper came with cuDNN 9, 2024
-    replace(_MEGATRON_2021, wanted="nemo", until=2022, backward_overlap=True, serial_zero3=False),
-    Software("nemo", 2023, wide_gradients=False, biased=True, bucket=_MEGATRON_BUCKET, flash="flash2"),
+    replace(
+        _MEGATRON_2021, wanted="nemo", until=2022, backward_overlap=True, serial_zero3=False, framework="megatron-2022"
+    ),
+    Software(
+        "nemo", 2023, wide_gradients=False, biased=True, bucket=_MEGATRON_BUCKET, flash="flash2", framework="nemo"
+    ),
     # NVIDIA/NeMo's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 = False in scripts/performance)
-    Software("nemo", wide_gradients=False, biased=True, bucket=_MEGATRON_BUCKET),
-    Software("megatron-bridge", bucket=_MEGATRON_BUCKET),
+    Software("nemo", wide_gradients=False, biased=True, bucket=_MEGATRON_BUCKET, framework="nemo"),
+    Software("megatron-bridge", bucket=_MEGATRON_BUCKET, framework="nemo"),
     # Megatron-LM overlaps backward's all-reduce since December 2021; Megatron-DeepSpeed branched off before.
-    replace(_MEGATRON_2021, wanted="megatron-deepspeed", until=2023, serial_zero3=False),
+    replace(
+        _MEGATRON_2021, wanted="megatron-deepspeed", until=2023, serial_zero3=False, framework="megatron-deepspeed"
+    ),
     _MEGATRON_2021,
-    replace(_MEGATRON_2021, until=2023, backward_overlap=True, serial_zero3=False),
+    replace(_MEGATRON_2021, until=2023, backward_overlap=True, serial_zero3=False, framework="megatron-2022"),
     # nanotron: tp_linear_async_communication is off in the runs' configuration (huggingface/bench_cluster)
     Software("nanotron", pipeline_overlap=False, backward_overlap=False, eager=True),
     # InternEvo reduces gradients in their own format (solver/optimizer/hybrid_zero_optim.py)
@@ -153,7 +159,7 @@ SOFTWARE: Final = (
     # allreduce.py, core/nn/parallel_module/communicator.py); its runs differ in the kernel of their norms
     replace(_BLOCKING, wanted="aleph alpha scaling, fused norms", eager=False),
     _BLOCKING,
-    Software("megatron", biased=True, bucket=_MEGATRON_BUCKET),
+    Software("megatron", biased=True, bucket=_MEGATRON_BUCKET, framework="megatron"),
     Software(""),
 )
 

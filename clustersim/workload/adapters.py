@@ -222,13 +222,13 @@ class _Around:
 
     def _operator(self, name: str, linears: Sequence[Linear]) -> Operator:
         """The products of some linear layers as one operator."""
-        recipe, fused = self.training.recipe, self.training.fused
+        recipe, how = self.training.recipe, self.training.accumulation
         return Operator(
             f"{self.linear.name}.{name}",
             Region.SHARDED,
             forward=tuple(kernel for each in linears for kernel in each.forward(recipe)),
             input_gradient=tuple(kernel for each in linears for kernel in each.input_gradient(recipe)),
-            weight_gradient=tuple(kernel for each in linears for kernel in each.weight_gradient(recipe, fused=fused)),
+            weight_gradient=tuple(kernel for each in linears for kernel in each.weight_gradient(recipe, how)),
             parameters=sum(each.parameters for each in linears),
             group=ADAPTERS,
         )

@@ -11,6 +11,9 @@ A sliding window (Beltagy et al. 2020, arXiv:2004.05150; Jiang et al. 2023, arXi
 `window` keys: flash attention skips the blocks outside it, standard attention masks them and saves nothing. Soft-capped
 scores (Gemma 2, arXiv:2408.00118, section 2) cost flash attention nothing here, standard attention one more pass. ALiBi
 (Press et al. 2021, arXiv:2108.12409) is added in the product's epilogue, for nothing.
+With `attention_copies` (Megatron-LM's `ParallelAttention`, megatron/model/transformer.py) the result is put in order,
+and backward multiplies the gradients of queries and keys by the scale of the scores and joins those of queries, keys
+and values, as the product was split: a copy each. Those that flash attention needs are not counted.
 The queries, keys and values are kept by the operators that make them, the result by the operator that reads it.
 """
 
@@ -23,6 +26,7 @@ from clustersim.workload import streaming
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
 from clustersim.workload.linear import product
 from clustersim.workload.operators import Operator, Region
+from clustersim.workload.overheads import NONE, Overheads
 from clustersim.workload.streaming import Streaming
 from clustersim.workload.training import Attention
 
@@ -67,6 +71,7 @@ class Core:
     dropout: bool
     fused: bool
     softcap: bool = False
+    overheads: Overheads = NONE
 
     @property
     def _statistics(self) -> int:
@@ -121,7 +126,7 @@ class Core:
         yield self._scores()
         if self.softcap:
             yield self._matrix_pass("attention.softcap", streaming.softcap(fused=self.fused))
-        yield self._matrix_pass("attention.softmax", streaming.softmax(fused=self.fused))
+        yield self._matrix_pass("attention.softmax", self._softmax)
         if self.dropout:
             yield self._matrix_pass("attention.dropout", streaming.SCORE_DROPOUT)
         yield self._context()
@@ -130,11 +135,27 @@ class Core:
         shape = MatmulShape(m, n, k, batch=self.shape.batch * self.shape.heads, operands=operands)
         return product(name, self.dtype, shape, result=self.dtype.bytes)
 
+    @property
+    def _softmax(self) -> Streaming:
+        """Fused only for as many keys and heads as the kernel takes (Megatron-LM, megatron/model/fused_softmax.py)."""
+        most = self.overheads.softmax_keys
+        outside = most is not None and (self.shape.key > most or self.shape.batch * self.shape.heads % 4 != 0)
+        return streaming.MEGATRON_SOFTMAX if self.fused and outside else streaming.softmax(fused=self.fused)
+
+    def _copies(self, name: str, *elements: int) -> tuple[Kernel, ...]:
+        """Copies of so many elements each, where attention makes them."""
+        if not self.overheads.attention_copies:
+            return ()
+        return tuple(streaming.copy(name, self.dtype, each) for each in elements)
+
     def _scores(self) -> Operator:
         query, key, head = self.shape.query, self.shape.key, self.shape.head_dim
+        queries, keys = self._operand_elements()
         backward = (
             self._product("attention.scores.query_gradient", Operands.NN, m=query, n=head, k=key),
             self._product("attention.scores.key_gradient", Operands.TN, m=key, n=head, k=query),
+            *self._copies("attention.scores.scale_gradient", queries, keys),
+            *self._copies("attention.split_gradient", queries + 2 * keys),
         )
         forward = self._product("attention.scores", Operands.NT, m=query, n=key, k=head)
         return Operator("attention.scores", Region.SHARDED, (forward,), backward, core=True)
@@ -146,7 +167,8 @@ class Core:
             self._product("attention.context.value_gradient", Operands.TN, m=key, n=head, k=query),
         )
         forward = self._product("attention.context", Operands.NN, m=query, n=head, k=key)
-        return Operator("attention.context", Region.SHARDED, (forward,), backward, core=True)
+        reordered = self._copies("attention.context.reorder", self._operand_elements()[0])
+        return Operator("attention.context", Region.SHARDED, (forward, *reordered), backward, core=True)
 
     def _matrix_pass(self, name: str, over: Streaming) -> Operator:
         scores = over.over(self._statistics, self.shape.key)

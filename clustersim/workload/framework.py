@@ -10,11 +10,17 @@ take device memory beside tensors.
 Constants belong to a generation of software, in `topologies/frameworks`, each with its source.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Final
 
 from clustersim.section import Section
 from clustersim.shipped import find, read_mapping
 from clustersim.units import Bytes, Dimension, Seconds
+from clustersim.workload.overheads import NONE, Accumulation, Batches, LossReport, Overheads
+
+FLAGS: Final = tuple(each.name for each in fields(Overheads) if each.type is bool)
+"""Overheads that are either there or not."""
+_MOST_KEYS: Final = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +28,7 @@ class Framework:
     """fragmentation: reserved over allocated bytes at the peak; communicator: bytes of one process group's buffers.
 
     launch, backward_launch: host seconds for one kernel or collective of forward (and the optimizer), and of backward;
-    message: of hosts, for one message between pipeline stages.
+    message: of hosts, for one message between pipeline stages; overheads: what it does in a step beside the model.
     """
 
     fragmentation: float
@@ -31,6 +37,7 @@ class Framework:
     backward_launch: Seconds = 0.0
     message: Seconds = 0.0
     name: str = "framework"
+    overheads: Overheads = NONE
 
 
 def load_framework(name_or_path: str = "pytorch") -> Framework:
@@ -45,8 +52,24 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
         backward_launch=host.quantity("backward_launch", Dimension.TIME, zero=True),
         message=host.quantity("message", Dimension.TIME, zero=True),
         name=path.stem,
+        overheads=_overheads(section.section("overheads")) if section.has("overheads") else NONE,
     )
     section.text("description")
     section.section("sources").texts()
     section.finish()
     return framework
+
+
+def _overheads(section: Section) -> Overheads:
+    """What a framework does; nothing of what the file does not name."""
+    named = (
+        section.choice("accumulation", *(each.value for each in Accumulation)) if section.has("accumulation") else None
+    )
+    flags = {name: section.flag(name) for name in FLAGS}
+    return Overheads(
+        **flags,
+        accumulation=None if named is None else Accumulation(named),
+        softmax_keys=section.count("softmax_keys", most=_MOST_KEYS) if section.has("softmax_keys") else None,
+        loss=LossReport(section.choice("loss", *(each.value for each in LossReport))),
+        batches=Batches(section.choice("batches", *(each.value for each in Batches))),
+    )

@@ -104,7 +104,8 @@ class Routine(Enum):
     LOOKUP = "lookup"  # rows of a table [table, width]; backward: its dense gradient
     POSITIONS = "positions"  # a table of positions [table, width] added; backward: the sum over sequences
     BIAS_GRADIENT = "bias_gradient"  # sum over the rows
-    COPY = "copy"
+    BIAS_ADD = "bias_add"  # a vector [width] added to every row
+    COPY = "copy"  # in the kernel's format, or written in formats[0]
     ACCUMULATE = "accumulate"  # a gradient in the kernel's format added to one in formats[0]
     ADAM = (
         "adam"  # one update in the kernel's format; formats: of gradients, of moments, of a copy of the weights, if any
@@ -113,6 +114,9 @@ class Routine(Enum):
     SCALED_SUM = "scaled_sum"  # a tensor and a multiple of another
     SCALE = "scale"  # a multiple of a tensor
     DEQUANTIZE = "dequantize"  # weights [rows, width] in the kernel's format, of those in formats[0] and their scales
+    ZERO = "zero"  # a tensor set to zero
+    UNSCALE = "unscale"  # a multiple of a tensor, in its place, and whether all of it is finite
+    CAUSAL_MASK = "causal_mask"  # a matrix [rows, width] of ones, its lower triangle, and which of it is zero
     GRADIENT_NORM = "gradient_norm"
     GRADIENT_CLIP = "gradient_clip"
 

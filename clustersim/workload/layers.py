@@ -27,11 +27,12 @@ from clustersim.workload.linear import Linear
 from clustersim.workload.lora import Projection
 from clustersim.workload.operators import Entry, Layer, Operator, Region, Shard
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
+from clustersim.workload.overheads import Accumulation
 from clustersim.workload.recipe import Products
 from clustersim.workload.stack import BlockForm, DenseMlp, FullAttention, LayerSpec, Mlp, QkNorm
 from clustersim.workload.streaming import Streaming
 from clustersim.workload.training import Training
-from clustersim.workload.transformer import Model, Positions, norm_parameters
+from clustersim.workload.transformer import Model, Norm, Positions, norm_parameters
 
 __all__ = [
     "Layer",
@@ -201,7 +202,9 @@ def _attention(rank: _Rank, own: _Heads) -> list[Operator]:
         causal=True,
         window=own.window(shard.keys),
     )
-    core = Core(shape, rank.dtype, dropout=model.dropout, fused=rank.training.fused, softcap=own.attention.softcap)
+    core = Core(
+        *(shape, rank.dtype, model.dropout, rank.training.fused, own.attention.softcap), rank.training.overheads
+    )
     chosen += operators(core, rank.training.attention)
     bias_tokens = shard.residual_tokens if model.linear_bias else 0
     parts = ((Projection.O, model.hidden),)
@@ -252,15 +255,20 @@ def _half_again(rank: _Rank, made: Operator, again: Linear) -> Operator:
 def _qkv(rank: _Rank, own: _Heads) -> Operator:
     tokens, width = rank.shard.tokens, own.query_width + 2 * own.kv_width
     bias_tokens = tokens if own.attention.qkv_bias else 0
+    added = bias_tokens and rank.training.overheads.bias_adds
     parts = ((Projection.Q, own.query_width), (Projection.K, own.kv_width), (Projection.V, own.kv_width))
     linear = Linear("attention.qkv", tokens, rank.model.hidden, width, rank.products, bias_tokens, parts)
     made = _linear(rank, linear, rank.saved(rank.residual))
     made = replace(made, kept=made.kept + tokens * width * rank.dtype.bytes)
+    if added:
+        bias = streaming.BIAS_ADD.over(tokens, width)
+        kernel = streaming.BIAS_ADD.forward_kernel("attention.qkv.bias", rank.dtype, bias)
+        made = replace(made, forward=(*made.forward, kernel))
     return _half_again(rank, made, replace(linear, outputs=own.kv_width, bias_tokens=0))  # of q, k, v the second
 
 
 def _qk_norm(rank: _Rank, own: _Heads, form: QkNorm) -> Operator:
-    over, tokens = streaming.norm(rank.model.norm, fused=rank.training.fused), rank.shard.tokens
+    over, tokens = _normed(rank), rank.shard.tokens
     if form is QkNorm.WHOLE:
         shapes = tuple(over.over(tokens, width) for width in (own.query_width, own.kv_width))
     else:
@@ -296,7 +304,7 @@ def _linear(rank: _Rank, linear: Linear, read: Bytes) -> Operator:
         Region.SHARDED,
         linear.forward(recipe),
         linear.input_gradient(recipe),
-        linear.weight_gradient(recipe, fused=rank.training.fused),
+        linear.weight_gradient(recipe, rank.training.accumulation),
         parameters=linear.parameters,
         kept=float(read),
         waiting=float(read + linear.tokens * linear.outputs * rank.dtype.bytes),
@@ -328,10 +336,15 @@ def _residual(rank: _Rank, name: str) -> Operator:
 
 def _norm(rank: _Rank, name: str, *, forks: bool = True) -> Operator:
     """A norm; where the residual forks before it, backward ends with the sum of both gradients."""
-    over = streaming.norm(rank.model.norm, fused=rank.training.fused)
-    made = _residual_wide(rank, name, over)
+    made = _residual_wide(rank, name, _normed(rank))
     backward = made.input_gradient + ((_gradient_sum(rank, name),) if forks else ())
     return replace(made, input_gradient=backward, parameters=norm_parameters(rank.model))
+
+
+def _normed(rank: _Rank) -> Streaming:
+    """The passes of the model's norms."""
+    twice = rank.training.overheads.norm_twice and rank.model.norm is Norm.LAYERNORM
+    return streaming.norm(rank.model.norm, fused=rank.training.fused and not twice)
 
 
 def _fork(rank: _Rank, name: str) -> Operator:
@@ -351,14 +364,18 @@ def _tokens(rank: _Rank) -> Operator:
     weights = rank.vocab * hidden
     rows = float(tokens * hidden * width)
     name, shape = "embedding.tokens", StreamShape(Routine.LOOKUP, tokens, hidden, fused=True, table=rank.vocab)
-    gradients = rank.training.recipe.weights.gradients
+    gradients, how = rank.training.recipe.weights.gradients, rank.training.accumulation
+    added = Accumulation.ADDED if how is Accumulation.FUSED else how  # no product makes it
+    summed = streaming.accumulate(
+        f"{name}.accumulate", (rank.vocab, hidden), made=rank.dtype, accumulated=gradients, how=added
+    )
     return Operator(
         name,
         Region.SHARDED,
         (_lookup(name, rank.dtype, 2 * rows + tokens * _TOKEN_ID_BYTES, shape),),
         weight_gradient=(
             _lookup(f"{name}.weight_gradient", rank.dtype, weights * width + 3 * rows, replace(shape, backward=True)),
-            streaming.accumulate(f"{name}.accumulate", rank.vocab, hidden, made=rank.dtype, accumulated=gradients),
+            *summed,
         ),
         parameters=weights,
         kept=float(tokens * _TOKEN_ID_BYTES),

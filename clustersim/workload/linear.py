@@ -3,7 +3,7 @@
 A product of [m, k] and [k, n] is 2mnk FLOP and moves each operand once. A linear layer of `inputs` x `outputs` on T
 tokens is three products: forward (T, outputs, inputs), input gradient (T, inputs, outputs), weight gradient (outputs,
 inputs, T), which is added to the accumulated gradient in memory (read and written in the gradients' format): fused in
-the product's epilogue (Megatron-LM's gradient accumulation fusion), else by a kernel of its own (PyTorch's autograd).
+the product's epilogue (Megatron-LM's gradient accumulation fusion) or otherwise (`overheads.Accumulation`).
 Its bias is added by the product's epilogue or the next kernel, for nothing; the bias gradient is one more read of the
 output's gradient. The recipe says in which format each product has its operands; results are activations.
 """
@@ -14,6 +14,7 @@ from clustersim.dtypes import DType
 from clustersim.units import Bytes
 from clustersim.workload.kernels import Kernel, KernelKind, MatmulShape, Operands
 from clustersim.workload.lora import Projection
+from clustersim.workload.overheads import Accumulation
 from clustersim.workload.recipe import Products, Recipe
 from clustersim.workload.streaming import BIAS_GRADIENT, accumulate
 
@@ -59,26 +60,25 @@ class Linear:
         name = f"{self.name}.input_gradient"
         return (product(name, self.formats.input_gradient, shape, result=recipe.activations.bytes),)
 
-    def weight_gradient(self, recipe: Recipe, *, fused: bool) -> tuple[Kernel, ...]:
+    def weight_gradient(self, recipe: Recipe, how: Accumulation) -> tuple[Kernel, ...]:
         """The gradients of weight and bias, added to what is accumulated."""
         if not self.bias_tokens:
-            return self._weight_gradient(recipe, fused=fused)
+            return self._weight_gradient(recipe, how)
         bias = BIAS_GRADIENT.over(self.bias_tokens, self.outputs)
         summed = BIAS_GRADIENT.forward_kernel(f"{self.name}.bias_gradient", recipe.activations, bias)
-        return (*self._weight_gradient(recipe, fused=fused), summed)
+        return (*self._weight_gradient(recipe, how), summed)
 
-    def _weight_gradient(self, recipe: Recipe, *, fused: bool) -> tuple[Kernel, ...]:
+    def _weight_gradient(self, recipe: Recipe, how: Accumulation) -> tuple[Kernel, ...]:
         name, operands, gradients = (
             f"{self.name}.weight_gradient",
             self.formats.weight_gradient,
             recipe.weights.gradients,
         )
         shape = MatmulShape(self.outputs, self.inputs, self.tokens, operands=Operands.TN)
-        if fused:
+        if how is Accumulation.FUSED:
             added = replace(shape, accumulated=gradients)
             return (product(name, operands, added, result=2 * gradients.bytes),)
         made = product(name, operands, shape, result=recipe.activations.bytes)
-        summed = accumulate(
-            f"{self.name}.accumulate", self.outputs, self.inputs, made=recipe.activations, accumulated=gradients
-        )
-        return (made, summed)
+        sizes = self.outputs, self.inputs
+        summed = accumulate(f"{self.name}.accumulate", sizes, made=recipe.activations, accumulated=gradients, how=how)
+        return (made, *summed)

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from clustersim.dtypes import DType
 from clustersim.units import Bytes
 from clustersim.workload.kernels import Kernel, KernelKind, Routine, StreamShape
+from clustersim.workload.overheads import Accumulation
 from clustersim.workload.stack import Mlp
 from clustersim.workload.training import Loss
 from clustersim.workload.transformer import Norm
@@ -118,6 +119,15 @@ _SOFTMAX_FUSED = Streaming(KernelKind.SOFTMAX, Routine.SOFTMAX, Passes(2), Passe
 _SOFTMAX_UNFUSED = Streaming(
     KernelKind.SOFTMAX, Routine.SOFTMAX, Passes(4, launches=2), Passes(5, launches=2), kept=Passes(1)
 )
+# Megatron-LM's `FusedScaleMaskSoftmax` where its kernel does not do. Forward: to FP32 (1 + 1), scale (2), mask (2 and
+# the mask), softmax (2), back (1 + 1). Backward: to FP32 (1 + 1), softmax (3), mask (2 and the mask), scale (2), back.
+MEGATRON_SOFTMAX = Streaming(
+    KernelKind.SOFTMAX,
+    Routine.SOFTMAX,
+    Passes(2, fp32=8, mask=1, launches=5),
+    Passes(2, fp32=9, mask=1, launches=5),
+    kept=Passes(0, fp32=1),
+)
 # Elements are scores or logits: cap x tanh(x / cap). Backward reads the result's gradient and the tanh.
 _SOFTCAP_FUSED = Streaming(KernelKind.ACTIVATION, Routine.SOFTCAP, Passes(2), Passes(3), kept=Passes(1), fused=True)
 _SOFTCAP_UNFUSED = Streaming(
@@ -171,6 +181,7 @@ SCALED_SUM = MappingProxyType(
 SCALE = Streaming(KernelKind.RESIDUAL, Routine.SCALE, Passes(2), None, fused=True)
 # A residual stream forks before each norm: backward adds the two gradients.
 GRADIENT_SUM = _RESIDUAL
+BIAS_ADD = Streaming(KernelKind.RESIDUAL, Routine.BIAS_ADD, Passes(2), None, fused=True)
 # The bias gradient sums the output's gradient over the tokens.
 BIAS_GRADIENT = Streaming(KernelKind.COPY, Routine.BIAS_GRADIENT, Passes(1), None, fused=True)
 
@@ -220,10 +231,34 @@ def copy(name: str, dtype: DType, elements: int) -> Kernel:
     return Kernel(name, KernelKind.COPY, dtype, flops=0.0, bytes=Passes(2).bytes(dtype, elements), shape=shape)
 
 
-def accumulate(name: str, rows: int, width: int, *, made: DType, accumulated: DType) -> Kernel:
-    """Add a gradient [rows, width] to what is accumulated; made, accumulated: the formats of the two."""
-    shape = StreamShape(Routine.ACCUMULATE, rows, width, fused=True, formats=(accumulated,))
+def accumulate(
+    name: str, sizes: tuple[int, int], *, made: DType, accumulated: DType, how: Accumulation
+) -> tuple[Kernel, ...]:
+    """Add a gradient of sizes [rows, width] to what is accumulated; made, accumulated: the formats of the two.
+
+    None where the product that makes it has added it.
+    """
+    match how:
+        case Accumulation.FUSED:
+            return ()
+        case Accumulation.COPIED:
+            return (converted(name, made, accumulated, sizes),)
+        case Accumulation.CONVERTED if made is not accumulated:
+            copied = converted(f"{name}.convert", made, accumulated, sizes)
+            return (copied, _added(name, sizes, made=accumulated, accumulated=accumulated))
+    return (_added(name, sizes, made=made, accumulated=accumulated),)
+
+
+def _added(name: str, sizes: tuple[int, int], *, made: DType, accumulated: DType) -> Kernel:
+    shape = StreamShape(Routine.ACCUMULATE, *sizes, fused=True, formats=(accumulated,))
     moved = float(shape.elements * (made.bytes + 2 * accumulated.bytes))
+    return Kernel(name, KernelKind.COPY, made, flops=0.0, bytes=moved, shape=shape)
+
+
+def converted(name: str, made: DType, target: DType, sizes: tuple[int, int]) -> Kernel:
+    """A tensor of sizes [rows, width], written in another format."""
+    shape = StreamShape(Routine.COPY, *sizes, fused=True, formats=(target,))
+    moved = float(shape.elements * (made.bytes + target.bytes))
     return Kernel(name, KernelKind.COPY, made, flops=0.0, bytes=moved, shape=shape)
 
 

@@ -5,6 +5,7 @@ from enum import Enum
 
 from clustersim.workload.lora import Lora
 from clustersim.workload.offload import NOTHING, Offload
+from clustersim.workload.overheads import NONE, Accumulation, Overheads
 from clustersim.workload.recipe import Recipe, mixed
 
 
@@ -79,7 +80,8 @@ class Optimizer(Enum):
 class Training:
     """One step: `global_batch` sequences of `sequence` tokens, `microbatch` sequences at a time per replica.
 
-    lora: the adapters that are trained beside frozen weights, None: all weights are trained.
+    lora: the adapters that are trained beside frozen weights, None: all weights are trained; overheads: what the
+    framework does beside the model's own arithmetic.
     """
 
     sequence: int
@@ -94,3 +96,9 @@ class Training:
     fused: bool = True  # norms, activation, rotary, residual and optimizer are fused kernels
     offload: Offload = NOTHING
     lora: Lora | None = None
+    overheads: Overheads = NONE
+
+    @property
+    def accumulation(self) -> Accumulation:
+        """How gradients of microbatches are added up."""
+        return self.overheads.accumulation or (Accumulation.FUSED if self.fused else Accumulation.ADDED)

@@ -9,11 +9,12 @@ import pytest
 from clustersim.assembly import kernels_of
 from clustersim.dtypes import DType
 from clustersim.scenario import Scenario
-from clustersim.workload import streaming
+from clustersim.workload import batches, gradients, streaming
 from clustersim.workload.attention import Core
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands, Routine, StreamShape
 from clustersim.workload.linear import product
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
+from clustersim.workload.overheads import Accumulation, Batches, Overheads
 from clustersim.workload.recipe import mixed
 from clustersim.workload.stack import Mlp
 from clustersim.workload.training import Loss, Optimizer, Training
@@ -26,6 +27,9 @@ from calibrate.kernels.routines import matmul, optimizer  # noqa: E402 - after t
 CPU = torch.device("cpu")
 # Operators that move nothing, or one element of each row.
 _FEW = ("detach", "empty", "profiler", "_local_scalar", "index", "nll_loss_forward")
+ALL = Training(
+    1024, 1, recipe=mixed(DType.FP16), overheads=Overheads(unscaling=True, widening=True, batches=Batches.PACKED)
+)
 FP32 = Training(8, 1, recipe=mixed(DType.FP32, gradients=DType.FP32, master=None), fused=False)
 
 
@@ -101,7 +105,11 @@ def _counted() -> dict[str, Kernel]:
         _forward(streaming.SCALE, 64, 1024),
         _forward(streaming.BIAS_GRADIENT, 64, 1024),
         streaming.copy("test", DType.BF16, 64 * 1024),
-        streaming.accumulate("test", 64, 1024, made=DType.BF16, accumulated=DType.FP32),
+        *streaming.accumulate("test", (64, 1024), made=DType.BF16, accumulated=DType.FP32, how=Accumulation.ADDED),
+        *gradients.unscaled(ALL, 2**20),
+        *batches.made(ALL),
+        streaming.converted("test", DType.BF16, DType.FP32, (64, 1024)),
+        _forward(streaming.BIAS_ADD, 64, 1024),
         *gradient_norm(FP32, 2**20),
         *(optimizer_step(replace(FP32, optimizer=each), 2**20)[0] for each in Optimizer),
     ]

@@ -20,6 +20,7 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.placement import looped
 from clustersim.workload.framework import Framework, load_framework
+from clustersim.workload.overheads import NONE, Accumulation
 from clustersim.workload.presets import preset
 from clustersim.workload.recipe import Recipe, mixed
 from clustersim.workload.training import Optimizer, Training
@@ -145,3 +146,24 @@ def test_the_shipped_framework_has_plausible_constants() -> None:
     framework = load_framework()
     assert 1.0 <= framework.fragmentation < 1.2
     assert 1e8 < framework.communicator < 2e9
+
+
+def test_gradients_that_the_optimizer_reads_as_a_copy_are_held_twice_on_their_shards() -> None:
+    """FP16 gradients of P parameters and an FP32 copy of those that a rank of four updates; FP32's need no copy."""
+    for gradients, copy in ((DType.FP16, 4.0), (DType.FP32, 0.0)):
+        held = {}
+        for widening in (False, True):
+            recipe = mixed(DType.FP16, gradients=gradients)
+            training = replace(TRAINING, recipe=recipe, overheads=replace(NONE, widening=widening))
+            sharded = plan(Layout(dp=4, data=Zero1()), training)
+            held[widening] = resident(sharded)[Category.GRADIENTS]
+        assert held[True] - held[False] == copy * sharded.parameters(sharded.stages[0]) / 4
+
+
+def test_gradients_that_were_converted_stay_as_they_were_made() -> None:
+    held = []
+    for how in (Accumulation.ADDED, Accumulation.CONVERTED):
+        training = replace(TRAINING, overheads=replace(NONE, accumulation=how))
+        whole = plan(Layout(dp=4), training)
+        held.append(resident(whole)[Category.GRADIENTS])
+    assert held[1] - held[0] == 2.0 * whole.parameters(whole.stages[0])

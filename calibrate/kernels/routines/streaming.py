@@ -66,13 +66,10 @@ def prepare(shape: StreamShape, dtype: DType, device: torch.device) -> Action:
         case Routine.BIAS_GRADIENT:
             gradients = made.plain(dtype, shape.rows, shape.width)
             return Kept(lambda: gradients.sum(0))
-        case Routine.COPY:
-            source = made.plain(dtype, shape.rows, shape.width)
-            return Kept(lambda: source.clone())
-        case Routine.ACCUMULATE:
-            return _accumulate(made)
         case Routine.POSITIONS if shape.backward:
             return _position_gradient(made)
+    if shape.routine in _OF_BUFFERS:
+        return Kept(_OF_BUFFERS[shape.routine](made))
     if shape.routine not in _FORMULAS:
         raise Unsupported(f"{shape.routine.value}: it is not measured")
     prepared = _FORMULAS[shape.routine](made)
@@ -175,11 +172,60 @@ def _position_gradient(made: Operands) -> Action:
     return Kept(lambda: held.add_(*torch.autograd.grad(result, (weight,), given, retain_graph=True)))
 
 
-def _accumulate(made: Operands) -> Action:
+def _accumulate(made: Operands) -> Callable[[], Tensor]:
     shape = made.shape
     held = made.plain(shape.formats[0], shape.rows, shape.width)
     gradient = made.plain(made.dtype, shape.rows, shape.width)
-    return Kept(lambda: held.add_(gradient))
+    return lambda: held.add_(gradient)
+
+
+def _copy(made: Operands) -> Callable[[], Tensor]:
+    source = made.plain(made.dtype, made.shape.rows, made.shape.width)
+    if not made.shape.formats:
+        return lambda: source.clone()
+    (target,) = made.shape.formats
+    wanted = made.plain(target, 1).dtype
+    return lambda: source.to(wanted)
+
+
+def _bias_add(made: Operands) -> Callable[[], Tensor]:
+    x, bias = made.plain(made.dtype, made.shape.rows, made.shape.width), made.plain(made.dtype, made.shape.width)
+    return lambda: x + bias
+
+
+def _zero(made: Operands) -> Callable[[], Tensor]:
+    buffer = made.plain(made.dtype, made.shape.rows, made.shape.width)
+    return lambda: buffer.zero_()
+
+
+def _unscale(made: Operands) -> Callable[[], Tensor]:
+    """As gradient scalers do it, of which the look for what is not finite is a part."""
+    gradient = made.plain(made.dtype, made.shape.rows, made.shape.width)
+    found, inverse = (torch.ones((), device=made.device) for _ in range(2))
+
+    def run() -> Tensor:
+        torch._amp_foreach_non_finite_check_and_unscale_([gradient], found, inverse)
+        return gradient
+
+    return run
+
+
+def _causal_mask(made: Operands) -> Callable[[], Tensor]:
+    rows, width = made.shape.rows, made.shape.width
+    return lambda: torch.tril(torch.ones(rows, width, device=made.device)) < 0.5
+
+
+_OF_BUFFERS: Final = MappingProxyType[Routine, Callable[[Operands], Callable[[], Tensor]]](
+    {
+        Routine.ACCUMULATE: _accumulate,
+        Routine.COPY: _copy,
+        Routine.BIAS_ADD: _bias_add,
+        Routine.ZERO: _zero,
+        Routine.UNSCALE: _unscale,
+        Routine.CAUSAL_MASK: _causal_mask,
+    }
+)
+"""What has no gradient."""
 
 
 _FORMULAS: Final = MappingProxyType[Routine, Preparation](

@@ -1,4 +1,4 @@
-"""What would a scenario be with other microbatches, recomputation or sharding, without offload, with one slow rank?"""
+"""What would a scenario be with other microbatches, recomputation or sharding, without some work, or a slow rank?"""
 
 from dataclasses import replace
 
@@ -6,6 +6,7 @@ from clustersim.hardware.disturbance import Slow
 from clustersim.parallel.data import cut_over
 from clustersim.scenario.scenario import Scenario
 from clustersim.workload.offload import NOTHING
+from clustersim.workload.overheads import NONE
 from clustersim.workload.training import Recompute
 
 
@@ -28,6 +29,11 @@ def with_recompute(scenario: Scenario, policy: Recompute) -> Scenario:
 def without_offload(scenario: Scenario) -> Scenario:
     """Everything stays on the device."""
     return replace(scenario, training=replace(scenario.training, offload=NOTHING))
+
+
+def without_overheads(scenario: Scenario) -> Scenario:
+    """Nothing is done beside the model: weight gradients are added up as they are made."""
+    return replace(scenario, training=replace(scenario.training, overheads=NONE))
 
 
 def with_shards(scenario: Scenario, ranks: int) -> Scenario:

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from clustersim.dtypes import DType
+from clustersim.parallel.data import DataParallelism
 from clustersim.scenario.offload import OffloadSection
 from clustersim.scenario.section import (
     Layers,
@@ -17,7 +18,9 @@ from clustersim.scenario.section import (
     or_none,
 )
 from clustersim.scenario.sections.lora import LoraSection
+from clustersim.scenario.sections.overheads import OverheadsSection, overheads_of
 from clustersim.workload.lora import Projection
+from clustersim.workload.overheads import Overheads
 from clustersim.workload.recipe import Recipe, mixed
 from clustersim.workload.training import (
     Attention,
@@ -106,10 +109,15 @@ class TrainingSection(Section):
     fused: bool = True
     offload: OffloadSection = OffloadSection()
     lora: Annotated[LoraSection | None, BeforeValidator(or_none)] = None
+    overheads: Annotated[OverheadsSection | None, BeforeValidator(or_none)] = OverheadsSection()
 
-    def step(self, there: frozenset[Projection]) -> Training:
-        """The training step as the inside knows it; there: the model's projections."""
+    def step(self, there: frozenset[Projection], usual: Overheads, data: DataParallelism) -> Training:
+        """The training step as the inside knows it.
+
+        there: the model's projections; usual: what the framework does; data: the strategy of data parallelism.
+        """
         plain = {name: getattr(self, name) for name in type(self).model_fields if name != "precision"}
         lora = None if self.lora is None else self.lora.adapters(there)
+        overheads = overheads_of(self.overheads, usual, data)
         chosen = {"recipe": self.precision.recipe(), "recompute": self.recompute.choice(), "lora": lora}
-        return Training(**{**plain, **chosen, "offload": self.offload.choice()})
+        return Training(**{**plain, **chosen, "offload": self.offload.choice(), "overheads": overheads})

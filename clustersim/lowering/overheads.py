@@ -1,0 +1,115 @@
+"""When does a rank do what its framework does beside the model (`workload.overheads`)?
+
+Gradients are zeroed before the first pass and prepared on the compute stream where each of their reductions is issued.
+A microbatch's tokens come before its forward, once what the stage receives is there, so nothing is launched ahead of
+them: a block of its own, in which the host's launches show. A loss that is averaged after each microbatch is waited for
+by the next pass: Megatron-LM's `average_losses_across_data_parallel_group` is not asynchronous. Once a step it follows
+the optimizer. Gradients of norms that are parts of sums under sequence parallelism are summed when all are reduced:
+flattened into one buffer, reduced, and copied back, one kernel for each tensor (`_allreduce_layernorm_grads`,
+megatron/core/distributed/finalize_model_grads.py).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from clustersim.lowering.passes import Lowering, Pass
+from clustersim.parallel.mesh import TENSOR_ROLE, WEIGHTS
+from clustersim.parallel.pipeline import Stage
+from clustersim.program.action import ActionKind
+from clustersim.program.task import Collective, Exchange, Operation, Work
+from clustersim.workload import batches, gradients, streaming
+from clustersim.workload.kernels import Kernel, KernelKind
+from clustersim.workload.operators import Layer, Operator, Region
+from clustersim.workload.overheads import Batches, LossReport
+
+LOSS_BYTES: Final = 4.0  # one fp32 number
+_TENSORS: Final = 2  # of a LayerNorm: weight and bias
+
+
+def zero_gradients(low: Lowering, stages: Sequence[Stage]) -> None:
+    """Set the buffers of gradients to zero."""
+    plan = low.plan
+    parts = plan.layout.data.stage > 1 and not plan.sums_whole_gradients
+    kernels: list[Kernel] = []
+    for group in plan.trained_groups:
+        held = sum(plan.parameters(stage, group.name) for stage in stages)
+        kernels += gradients.zeroed(plan.training_of(group.formats), held / (group.shards if parts else 1))
+    if kernels:
+        low.beside("zero gradients", _optimizing(kernels), ())
+
+
+def take_batch(low: Lowering, run: Pass) -> Pass:
+    """The pass, behind what brings a microbatch's tokens, if something is to be done for that."""
+    training, ends = low.plan.training, run.stage.embedding or run.stage.head
+    everywhere = training.overheads.batches is Batches.PACKED
+    kernels = batches.made(training)
+    if run.action.kind is not ActionKind.FORWARD or not kernels or not (ends or everywhere):
+        return run
+    sent = batches.sent(training) if low.plan.layout.tp > 1 else ()
+    broadcasts = [Exchange("broadcast batch", Collective.BROADCAST, TENSOR_ROLE.name, size) for size in sent]
+    does: list[Exchange | Kernel] = [*broadcasts, *kernels]
+    operations = [Operation(each, Work.FORWARD) for each in does]
+    task = low.beside("batch", operations, run.after)
+    return Pass(run.stage, run.action, (*run.after, task), run.arriving)
+
+
+def report_loss(low: Lowering, run: Pass, done: int) -> tuple[int, ...]:
+    """Average the loss of a microbatch, if that is done; return what the next pass waits for because of it."""
+    reports = low.plan.training.overheads.loss is LossReport.MICROBATCH
+    if not reports or run.action.kind is not ActionKind.FORWARD or not run.stage.head:
+        return ()
+    return _average_loss(low, done)
+
+
+def report_step(low: Lowering, stages: Sequence[Stage], done: int) -> None:
+    """Average the loss of a step behind its last task, if that is done."""
+    if low.plan.training.overheads.loss is LossReport.STEP and any(stage.head for stage in stages):
+        _average_loss(low, done)
+
+
+def _average_loss(low: Lowering, done: int) -> tuple[int, ...]:
+    if low.plan.layout.size_of(WEIGHTS) == 1:
+        return ()
+    return (low.communicate(Exchange("average loss", Collective.ALL_REDUCE, WEIGHTS.name, LOSS_BYTES), (done,)),)
+
+
+def sum_norms(low: Lowering, stages: Sequence[Stage]) -> None:
+    """Sum gradients of norms, and of biases behind row-parallel products, over the ranks that split the sequence."""
+    plan = low.plan
+    if not (plan.training.overheads.norm_sums and plan.layout.sequence_parallel and plan.layout.tp > 1):
+        return
+    found = [count for stage in stages for unit in plan.units(stage) for count in _split(unit)]
+    if found:
+        low.reducing.append(low.beside("sum norms", _flat_sum(low, found), tuple(low.reducing)))
+
+
+def _flat_sum(low: Lowering, counts: Sequence[tuple[int, int]]) -> list[Operation]:
+    """An all-reduce of tensors in one buffer. counts: elements and tensors of each operator."""
+    dtype = low.plan.training.recipe.weights.gradients
+    elements, tensors = (sum(each) for each in zip(*counts, strict=True))
+    flat, apart = streaming.copy("norms.flatten", dtype, elements), streaming.copy("norms.unflatten", dtype, elements)
+    size = float(elements * dtype.bytes)
+    exchange = Exchange("sum norm gradients", Collective.ALL_REDUCE, TENSOR_ROLE.name, size)
+    each = replace(apart, launches=tensors)
+    return [Operation(does, Work.OPTIMIZER) for does in (flat, exchange, each)]
+
+
+def _split(unit: Layer) -> Iterator[tuple[int, int]]:
+    """Elements and tensors whose gradients are sums of tokens that tensor-parallel ranks have split."""
+    for operator in unit.operators:
+        if operator.trained and _is_norm(operator):
+            yield operator.parameters, _TENSORS
+        linear = operator.linear
+        if operator.trained and linear is not None and linear.rows and linear.bias_tokens:
+            yield linear.outputs, 1
+
+
+def _is_norm(operator: Operator) -> bool:
+    """Whether it is a norm of whole tokens."""
+    norms = any(kernel.kind is KernelKind.NORM for kernel in operator.forward)
+    return norms and operator.region is Region.REPLICATED
+
+
+def _optimizing(kernels: Sequence[Kernel]) -> list[Operation]:
+    return [Operation(kernel, Work.OPTIMIZER) for kernel in kernels]
