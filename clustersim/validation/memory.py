@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from clustersim.fitting import ledgers_of
-from clustersim.memory.footprint import Category
+from clustersim.memory.footprint import SHARDED, Category
 from clustersim.memory.ledger import Ledger
 from clustersim.parallel.mesh import AXES, DATA, PIPELINE
 from clustersim.scenario import Scenario
@@ -42,7 +42,7 @@ _MODEL: Final = ("layers", "hidden", "ffn_hidden", "mlp", "heads", "kv_heads", "
 _FULLEST: Final = ("", "max", "max over ranks", "max over stages")
 _OF_A_ROW: Final = ("quantity", "rank", "bytes", "fits", "unit_printed")
 _OUTSIDE: Final = (Category.COMMUNICATION, Category.CONTEXT)  # not the framework's allocator's
-_BETWEEN_STEPS: Final = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)
+_BETWEEN_STEPS: Final = (*SHARDED, Category.MESSAGES, Category.WORKSPACE)
 _FITS: Final = {"yes": True, "oom": False, "no": False}
 _DIGITS: Final = 9  # that a rank's number has fewer than
 _FRESH: Final = 4  # microbatches per stage where the batch is not stated: as full as any schedule becomes

@@ -3,7 +3,7 @@
 A framework's host (the CPU process that drives one GPU) launches kernels one after the other, ahead of the GPU where it
 can: `launch` is what it needs for one kernel or collective, with the Python and the autograd around it. Kernels are
 those that the simulator counts, of which some are several in reality. `cost.block` says when launching shows. The
-caching allocator and the communicators take device memory beside tensors.
+caching allocator, the communicators and the workspaces of matrix products take device memory beside tensors.
 
 Constants belong to a generation of software, in `topologies/frameworks`, each with its source.
 """
@@ -19,11 +19,12 @@ from clustersim.units import Bytes, Dimension, Seconds
 class Framework:
     """fragmentation: reserved over allocated bytes at the peak; communicator: bytes of one process group's buffers.
 
-    launch: host seconds for one kernel or collective.
+    workspace: bytes that libraries keep out of the allocator for good; launch: host seconds for one kernel or collective.
     """
 
     fragmentation: float
     communicator: Bytes
+    workspace: Bytes = 0.0
     launch: Seconds = 0.0
     name: str = "framework"
 
@@ -36,6 +37,7 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
     framework = Framework(
         fragmentation=memory.number("fragmentation", low=1.0),
         communicator=memory.quantity("communicator", Dimension.SIZE, zero=True),
+        workspace=memory.quantity("workspace", Dimension.SIZE, zero=True),
         launch=host.quantity("launch", Dimension.TIME, zero=True),
         name=path.stem,
     )
