@@ -97,7 +97,7 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
         name=file.name or origin.name,
         model=model,
         cluster=cluster,
-        layout=build.read_layout(file.layout, cluster.gpus),
+        layout=build.read_layout(file.layout, cluster.gpus, framework),
         schedule=schedule,
         training=file.training.step(every_projection(model)),
         cost=cost,

@@ -19,12 +19,13 @@ from clustersim.units import Bytes, Dimension, Seconds
 class Framework:
     """fragmentation: reserved over allocated bytes at the peak; communicator: bytes of one process group's buffers.
 
-    workspace: bytes that libraries keep out of the allocator for good; launch: host seconds for one kernel or collective.
+    workspace: bytes that libraries keep out of the allocator for good; release_outputs: whether pipeline stages free what they have sent, where a scenario does not say; launch: host seconds for one kernel or collective.
     """
 
     fragmentation: float
     communicator: Bytes
     workspace: Bytes = 0.0
+    release_outputs: bool = True
     launch: Seconds = 0.0
     name: str = "framework"
 
@@ -38,6 +39,7 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
         fragmentation=memory.number("fragmentation", low=1.0),
         communicator=memory.quantity("communicator", Dimension.SIZE, zero=True),
         workspace=memory.quantity("workspace", Dimension.SIZE, zero=True),
+        release_outputs=memory.flag("release_outputs"),
         launch=host.quantity("launch", Dimension.TIME, zero=True),
         name=path.stem,
     )
