@@ -162,7 +162,9 @@ def _comparison(case: Case, held: Holding) -> Comparison:
         measured, predicted = _measured(case), held.of(case)
     except CannotPredictError as refusal:
         return _skipped(case, refusal)
-    return Comparison(case.text("case_id"), case.text("source"), measured, predicted, factors=_factors(case))
+    known = (case.text("case_id"), case.text("source"), measured)
+    fits = held.fits if _judgeable(case) else None
+    return Comparison(*known, predicted, factors=_factors(case), fits=fits)
 
 
 def _skipped(case: Case, refusal: CannotPredictError) -> Comparison:

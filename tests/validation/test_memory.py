@@ -9,8 +9,8 @@ from clustersim.fitting import check, ledgers_of
 from clustersim.validation.cases import Case
 from clustersim.validation.comparison import Comparison
 from clustersim.validation.memory import compare_memory, fits_right, read_memory
-from clustersim.validation.steps import read_steps, scenario_of
-from tests.validation.rows import ROW
+from clustersim.validation.steps import compare_step, read_steps, scenario_of
+from tests.validation.rows import ROW, case
 from tests.validation.tables import write_table
 
 RUN = {key: text for key, text in ROW.items() if key not in ("step_time_s", "quality")} | {"model": "made up"}
@@ -184,3 +184,10 @@ def test_dimensions_may_be_in_the_notes_as_megatrons_arguments(tmp_path: Path) -
     assert noted == plain
     (few,) = compared(tmp_path, bare | {"notes": "num-layers 4; hidden-size 1024"})
     assert few.predicted is None
+
+
+def test_a_step_that_was_measured_but_would_not_fit_says_so() -> None:
+    """400 layers of 8,192 on eight A100 are no less predicted; a step without a scenario says nothing of memory."""
+    usual, huge, refused = (compare_step(case(**cells)) for cells in ({}, {"layers": "400", "hidden": "8192"}, {"dp": "3"}))
+    assert (usual.fits, huge.fits, refused.fits) == (True, False, None)
+    assert huge.predicted is not None
