@@ -39,10 +39,11 @@ from clustersim.workload.training import Loss, SelectiveOperations, SelectiveRec
 class Part(Enum):
     """What activations are made of, each of one microbatch on one rank.
 
-    OUTPUT: what a stage sends, if it is not released; INPUT: what a layer keeps that is run again as a whole; LAYER: what others keep, as recomputation has it; WHOLE: all
-    that a layer's backward reads; EMBEDDING, HEAD: what these keep; LOSS: gradients of the logits beside the loss's
-    softmax; CAST: those of the logits in its place; *_WAITING: what waits for weight gradients; *_GRADIENT: that of the
-    largest weight, before it is accumulated (or a weight that is unpacked).
+    OUTPUT: what a stage sends, if it is not released; INPUT: what a layer keeps that is run again as a whole; LAYER:
+    what others keep, as recomputation has it; WHOLE: all that a layer's backward reads; EMBEDDING, HEAD: what these
+    keep; LOSS: gradients of the logits beside the loss's softmax; CAST: those of the logits in its place; *_WAITING:
+    what waits for weight gradients; *_GRADIENT: that of the largest weight, before it is accumulated (or a weight that
+    is unpacked).
     """
 
     OUTPUT = "stage output"

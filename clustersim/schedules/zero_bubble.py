@@ -3,11 +3,12 @@
 Backward is run in halves: `I` (the gradient of the input), for which the stage before waits, and `W` (the gradient of
 the weights), for which nobody waits. The order is found by list scheduling with the costs of passes, without messages:
 a rank that is free takes an `I` or an `F` that has come, in turn, an `F` only while there is memory for it; else a `W`.
-Memory is that of p (ZB-1p, as in 1F1B) or 2p microbatches (ZB-2p). What waits for weight gradients counts as it is: with
-tensor and sequence parallelism more waits of a microbatch than was kept (the gradients of row-parallel outputs are
-whole, `memory.activations`), so an `I` adds memory, and where there is none a `W` runs first. So never more is held than
-the limit and, at the first `I`, what one microbatch's waiting exceeds its activations by: the authors' scheduler takes
-what passes were measured to add and free, too, and runs `W` while `max_mem` would be exceeded (sail-sg/zero-bubble-pipeline-parallelism, scheduler/zb.py).
+Memory is that of p (ZB-1p, as in 1F1B) or 2p microbatches (ZB-2p). What waits for weight gradients counts as it is:
+with tensor and sequence parallelism more waits of a microbatch than was kept (the gradients of row-parallel outputs are
+whole, `memory.activations`), so an `I` adds memory, and where there is none a `W` runs first. So never more is held
+than the limit and, at the first `I`, what one microbatch's waiting exceeds its activations by: the authors' scheduler
+takes what passes were measured to add and free, too, and runs `W` while `max_mem` would be exceeded (sail-sg/zero-
+bubble-pipeline-parallelism, scheduler/zb.py).
 
 A greedy choice is not always the best, so a few orders are found and the one is taken whose longest rank takes least:
 gaps that are known to be shorter than a `W` are left open or filled too, and costs are rounded to thirds, fifths and
@@ -178,7 +179,7 @@ class _Bench:
 
     def _forward_comes(self, rank: _Rank) -> float:
         """When the next forward may run; infinite: there is none, no memory for it, or it is not known yet."""
-        forwards, inputs = len(rank.forwards), len(rank.inputs)
+        forwards = len(rank.forwards)
         if forwards == self.microbatches or self._kept(rank) + 1 > self.room:
             return math.inf
         return _end(self.ranks[rank.stage - 1].forwards, forwards) if rank.stage else 0.0

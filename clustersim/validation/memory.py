@@ -85,11 +85,7 @@ class Holding:
 
     def of(self, case: Case) -> Bytes:
         """Bytes of the quantity that a row measures."""
-        quantity = case.text("quantity")
-        if quantity not in QUANTITIES:
-            raise CannotPredictError(
-                f"quantity {quantity or 'is not stated'}: not measured or not modelled", owed=False
-            )
+        quantity = _quantity(case)
         return max(_bytes(self.ledgers[stage], quantity) for stage in self._stages(case))
 
     @property
@@ -200,10 +196,18 @@ def _judged(run: Run) -> Verdict:
         return Verdict(*of, stated, None, str(refusal), refusal.owed)
 
 
+def _quantity(case: Case) -> str:
+    """What a row measures; raise CannotPredictError for what is computed by a formula or not modelled."""
+    quantity = case.text("quantity")
+    if quantity not in QUANTITIES:
+        raise CannotPredictError(f"quantity {quantity or 'is not stated'}: not measured or not modelled", owed=False)
+    return quantity
+
+
 def _holding(case: Case) -> Holding:
     """The ledgers of a run; raise CannotPredictError where there is no scenario of it."""
     if case.text("gpu") in _UNKNOWN:
-        if case.text("quantity") not in _OF_THE_ALLOCATOR:
+        if _quantity(case) not in _OF_THE_ALLOCATOR:
             raise CannotPredictError("gpu is not stated", owed=False)
         case = Case({**case.cells, "gpu": _STAND_IN}, case.line)
     if not case.text("layers") and case.text("precision") in FORMATS:
@@ -247,7 +251,6 @@ class _Known:
         known = {**run, **stated}
         cells = known if "layers" in known else {**self._model(stated), **known}
         return Case({**case.cells, **_defaults(Case(cells, case.line)), **cells}, case.line)
-
 
     def _model(self, stated: Mapping[str, str]) -> Mapping[str, str]:
         said = stated_dimensions(stated.get("notes", ""), stated.get("tp", ""))

@@ -132,7 +132,13 @@ SOFTWARE: Final = (
     Software("composer", 2023, wide_gradients=False, loss="torch", eager=True, flash="flash1"),
     # torch.distributed.pipelining keeps outputs in fwd_cache until their backward
     Software(
-        "torchtitan", fsdp2=True, backward_overlap=False, loss="torch", eager=True, flash="flash2", release_outputs=False
+        "torchtitan",
+        fsdp2=True,
+        backward_overlap=False,
+        loss="torch",
+        eager=True,
+        flash="flash2",
+        release_outputs=False,
     ),
     # torchtune's recipes (recipes/configs): dtype bf16, torch's AdamW, CEWithChunkedOutputLoss
     Software("torchtune", fsdp2=True, loss="chunked", eager=True, flash="flash2", one_format=True),

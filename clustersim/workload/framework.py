@@ -1,9 +1,11 @@
 """What does the software of a training run cost beside the kernels that it runs?
 
 A framework's host (the CPU process that drives one GPU) launches kernels one after the other, ahead of the GPU where it
-can: `launch` is what it needs for one kernel or collective, with the Python and the autograd around it. Kernels are
-those that the simulator counts, of which some are several in reality. `cost.block` says when launching shows. The
-caching allocator, the communicators and the workspaces of matrix products take device memory beside tensors.
+can: `launch` is what it needs for one kernel or collective of forward, with the Python around it, `backward_launch` of
+backward, with autograd and the hooks of parameters. Kernels are those that the simulator counts, of which some are
+several in reality. `cost.launching` says when launching shows. `message` is what hosts add to each message between
+pipeline stages (`cost.handing`). The caching allocator, the communicators and the workspaces of matrix products take
+device memory beside tensors.
 
 Constants belong to a generation of software, in `topologies/frameworks`, each with its source.
 """
@@ -19,7 +21,10 @@ from clustersim.units import Bytes, Dimension, Seconds
 class Framework:
     """fragmentation: reserved over allocated bytes at the peak; communicator: bytes of one process group's buffers.
 
-    workspace: bytes that libraries keep out of the allocator for good; release_outputs: whether pipeline stages free what they have sent, where a scenario does not say; launch: host seconds for one kernel or collective.
+    workspace: bytes that libraries take from the allocator for good; release_outputs: whether pipeline stages free
+    what they have sent, where a scenario does not say it; launch, backward_launch: host seconds for one kernel or
+    collective of forward (and the optimizer), and of backward; message: of hosts, for one message between pipeline
+    stages.
     """
 
     fragmentation: float
@@ -27,6 +32,8 @@ class Framework:
     workspace: Bytes = 0.0
     release_outputs: bool = True
     launch: Seconds = 0.0
+    backward_launch: Seconds = 0.0
+    message: Seconds = 0.0
     name: str = "framework"
 
 
@@ -41,6 +48,8 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
         workspace=memory.quantity("workspace", Dimension.SIZE, zero=True),
         release_outputs=memory.flag("release_outputs"),
         launch=host.quantity("launch", Dimension.TIME, zero=True),
+        backward_launch=host.quantity("backward_launch", Dimension.TIME, zero=True),
+        message=host.quantity("message", Dimension.TIME, zero=True),
         name=path.stem,
     )
     section.text("description")

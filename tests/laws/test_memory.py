@@ -116,8 +116,8 @@ def test_releasing_outputs_never_needs_more(base: dict[str, Any]) -> None:
 def test_zero_bubble_needs_no_more_than_1f1b_and_one_microbatchs_waiting(base: dict[str, Any]) -> None:
     """ZB-1p keeps p microbatches on every rank, as 1F1B does on its first.
 
-    Beside them there is what one microbatch's waiting may exceed its activations by, and what passes; a last rank of 1F1B
-    has one microbatch, so the bound is taken with the fullest stage's activations, p times.
+    Beside them there is what one microbatch's waiting may exceed its activations by, and what passes; a last rank of
+    1F1B has one microbatch, so the bound is taken with the fullest stage's activations, p times.
     """
     ours = _changed(base, "schedule=zb-1p", "training.recompute=none")
     theirs = _changed(base, "schedule=gpipe", "training.recompute=none", f"training.global_batch={_of_1f1b(base)}")

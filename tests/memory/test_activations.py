@@ -250,13 +250,17 @@ def test_outputs_that_are_not_released_are_there_for_every_microbatch_in_flight(
         in_flight = 35 - rank if rank < 34 else 0
         more = ledger_of(holds, rank).peak - ledger_of(frees, rank).peak
         assert more == pytest.approx(in_flight * 2 * SEQUENCE * 20480 / shards)
-    assert 35 * 2 * SEQUENCE * 20480 == pytest.approx(2.73 * 2**30, rel=2e-3)
+    of_the_paper = 35 * 2 * SEQUENCE * 20480
+    assert of_the_paper == pytest.approx(2.73 * 2**30, rel=2e-3)
 
 
 def test_outputs_are_the_frameworks_habit_unless_the_scenario_says_it() -> None:
     base = {
-        "model": "gpt3-175b", "layout": {"tp": 8, "pp": 8}, "cluster": {"name": "dgx-a100", "gpus": 64}, "training": {"sequence": 2048, "global_batch": 8}
-    }  # fmt: skip
+        "model": "gpt3-175b",
+        "layout": {"tp": 8, "pp": 8},
+        "cluster": {"name": "dgx-a100", "gpus": 64},
+        "training": {"sequence": 2048, "global_batch": 8},
+    }
     by_framework = [Scenario.from_mapping(base | {"framework": name}) for name in ("pytorch", "megatron-2021")]
     assert [each.layout.release_outputs for each in by_framework] == [True, False]
     stated = by_framework[1].changed("layout.release_outputs=true")

@@ -200,10 +200,10 @@ def test_halves_wait_for_more_than_full_recomputation_kept() -> None:
 def test_zero_bubble_with_whole_gradients_exceeds_its_limit_by_one_microbatchs_difference(memory: int) -> None:
     """Llama 3 405B, tp 8 with its sequence split, pp 16: more waits of a microbatch than was kept.
 
-    In units of s b h / t elements a layer keeps 16 (two norms' inputs, q and k, attention's, 6.5 + 3.25 of a SwiGLU with
-    ffn 3.25 h, as the parts of `Activations.kept` add up) while the gradients of its two row-parallel outputs alone are
-    2 t = 16 when they wait. So what p microbatches keep bounds a rank only if weight gradients run early: at most
-    (memory p - 1) kept + waiting, and what passes.
+    In units of s b h / t elements a layer keeps 16 (two norms' inputs, q and k, attention's, 6.5 + 3.25 of a SwiGLU
+    with ffn 3.25 h, as the parts of `Activations.kept` add up) while the gradients of its two row-parallel outputs
+    alone are 2 t = 16 when they wait. So what p microbatches keep bounds a rank only if weight gradients run early: at
+    most (memory p - 1) kept + waiting, and what passes.
     """
     of = Plan(preset("llama3-405b"), Training(8192, 40), Layout(tp=8, pp=16, sequence_parallel=True))
     activations = Activations(of)

@@ -188,6 +188,8 @@ def test_dimensions_may_be_in_the_notes_as_megatrons_arguments(tmp_path: Path) -
 
 def test_a_step_that_was_measured_but_would_not_fit_says_so() -> None:
     """400 layers of 8,192 on eight A100 are no less predicted; a step without a scenario says nothing of memory."""
-    usual, huge, refused = (compare_step(case(**cells)) for cells in ({}, {"layers": "400", "hidden": "8192"}, {"dp": "3"}))
+    usual, huge, refused = (
+        compare_step(case(**cells)) for cells in ({}, {"layers": "400", "hidden": "8192"}, {"dp": "3"})
+    )
     assert (usual.fits, huge.fits, refused.fits) == (True, False, None)
     assert huge.predicted is not None
