@@ -269,5 +269,6 @@ def _layouts(draw: st.DrawFn) -> dict[str, Any]:
         "tensor_overlap": draw(st.booleans()),
         "backward_overlap": draw(st.booleans()),
         "pipeline_overlap": draw(st.booleans()),
+        "release_outputs": draw(st.booleans()),
         "data": draw(st.sampled_from(STRATEGIES)),
     }

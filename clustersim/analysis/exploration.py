@@ -60,7 +60,8 @@ class Tables:
     [columns][features]; rows: by what they count, of a stage [layers][columns], moments [layers][moments][columns];
     groups: of each group of parameters its columns; sharing: what ZeRO makes of a parameter (`explore_sharing`);
     gathered: bytes that a pipeline rank gathers [layers]; buffers: bytes of each axis's process groups; receives:
-    messages that are awaited at once; context: bytes; fragmentation: part that is added to each use of memory;
+    messages that are awaited at once; context, workspace: bytes; fragmentation: part that is added to each use of
+    memory;
     schedules: {idle: share of the step, held: for each pipeline rank the moments that can be its fullest: which of
     its stages runs backward, and the microbatches that each of them holds}; order: of the axes in a rank's number;
     roles: axes of process groups; partners: by role, for each pipeline rank the ranks it talks to.
@@ -81,6 +82,7 @@ class Tables:
     buffers: tuple[Table, ...]
     receives: Table
     context: Bytes
+    workspace: Bytes
     fragmentation: Mapping[str, float]
     schedules: Table
     order: tuple[str, ...]

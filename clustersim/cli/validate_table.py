@@ -148,6 +148,10 @@ def coverage_notes(summary: Summary) -> Iterator[str]:
         yield _coverage(f"coverage of {DENSE}", summary.dense)
     if summary.fits:
         yield _fits(summary.fits)
+    judged = len(dict.fromkeys(each.case_id for each in summary.comparisons if each.fits is not None))
+    if judged:
+        named = f": {', '.join(map(_cut, summary.unfit))}" if summary.unfit else ""
+        yield f"ran, but would not fit in memory as predicted: {len(summary.unfit):,} of {judged:,} runs{named}"
 
 
 def _fits(verdicts: Sequence[Verdict]) -> str:

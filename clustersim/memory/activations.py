@@ -1,7 +1,8 @@
 """What must a stage keep from forward to backward, and what does it need for a moment?
 
 Kept for each microbatch in flight: what every operator's backward reads, or less under recomputation: full
-recomputation keeps each layer's input, selective recomputation drops the attention core.
+recomputation keeps each layer's input, selective recomputation drops the attention core. A stage's output is what the
+next one's first layer reads, so nobody here needs it; unless it is released once it is sent, the graph holds it.
 
 For a moment, backward needs more, while it frees what it has passed: first the gradient of the logits beside the
 loss's FP32 softmax, then the gradient of the logits' weight, then those of the last layer (which recomputation has
@@ -38,12 +39,14 @@ from clustersim.workload.training import Loss, SelectiveOperations, SelectiveRec
 class Part(Enum):
     """What activations are made of, each of one microbatch on one rank.
 
-    INPUT: what a layer keeps that is run again as a whole; LAYER: what others keep, as recomputation has it; WHOLE: all
-    that a layer's backward reads; EMBEDDING, HEAD: what these keep; LOSS: gradients of the logits beside the loss's
-    softmax; CAST: those of the logits in its place; *_WAITING: what waits for weight gradients; *_GRADIENT: that of the
-    largest weight, before it is accumulated (or a weight that is unpacked).
+    OUTPUT: what a stage sends, if it is not released; INPUT: what a layer keeps that is run again as a whole; LAYER:
+    what others keep, as recomputation has it; WHOLE: all that a layer's backward reads; EMBEDDING, HEAD: what these
+    keep; LOSS: gradients of the logits beside the loss's softmax; CAST: those of the logits in its place; *_WAITING:
+    what waits for weight gradients; *_GRADIENT: that of the largest weight, before it is accumulated (or a weight that
+    is unpacked).
     """
 
+    OUTPUT = "stage output"
     INPUT = "layer input"
     LAYER = "kept layer"
     WHOLE = "whole layer"
@@ -93,7 +96,7 @@ class Activations:
 
     def kept_parts(self, stage: Stage) -> Counts:
         """What one microbatch keeps on a stage."""
-        counts = Counter(_ends(stage, Part.EMBEDDING, Part.HEAD))
+        counts = Counter({**_ends(stage, Part.EMBEDDING, Part.HEAD), (Part.OUTPUT, None): int(not stage.head)})
         for run in self.plan.runs(stage):
             counts[_kept(run)] += 0 if run.offloaded else run.layers.count
         return counts
@@ -157,6 +160,12 @@ class Activations:
         return max(unpacked, float(max((operator.parameters for operator in own), default=0) * self.width))
 
     @property
+    def output(self) -> Bytes:
+        """Bytes of a stage's output that stay until its backward."""
+        shard = self.plan.shard
+        return 0.0 if self.plan.layout.release_outputs else shard.residual_tokens * self.plan.model.hidden * self.width
+
+    @property
     def width(self) -> Bytes:
         """Bytes of an activation's element."""
         return self.plan.training.recipe.activations.bytes
@@ -196,6 +205,7 @@ class Activations:
 
 
 _SIZES: Final[Mapping[Part, Callable[[Activations], Bytes]]] = {
+    Part.OUTPUT: lambda of: of.output,
     Part.EMBEDDING: lambda of: of.plan.embedding.kept,
     Part.HEAD: lambda of: of.plan.head.kept,
     Part.LOSS: lambda of: of.logits * of.loss_width,

@@ -4,7 +4,9 @@ Parameters, gradients and optimizer states, sharded as ZeRO's stage says (Rajbha
 bytes for parameters and gradients and 12 for master weights and moments of P parameters on N ranks, 16 P, 4 P + 12 P/N,
 2 P + 14 P/N and 16 P/N bytes), less what is on the host, with buffers for what comes and goes; the layers that ZeRO-3
 has gathered; the bucket of whole gradients that ZeRO-2 fills (one: the next is filled while it is reduced only if the
-network lags); buffers of process groups; the driver's context.
+network lags); messages between stages, a posted activation and a posted gradient for each virtual stage (Megatron-LM's
+interleaved tests hold as much between steps, too); workspaces of libraries; buffers of process groups; the driver's
+context.
 Where gradients are reduced after the last microbatch only, as with a pipeline, they are whole until then, whatever the
 stage; and the parameters that ZeRO-3 gathers for a pipeline's first forward stay.
 Gradients that the optimizer reads as a wider copy are held as that, too: it is replaced in the next step only
@@ -41,6 +43,8 @@ class Category(Enum):
     GATHERED = "gathered parameters"
     ACTIVATIONS = "activations"
     OFFLOAD = "offload buffers"
+    MESSAGES = "messages and buckets"
+    WORKSPACE = "workspaces"
     COMMUNICATION = "communication buffers"
     CONTEXT = "driver context"
     FRAGMENTATION = "fragmentation"
@@ -65,13 +69,15 @@ class Footprint:
             (group, float(sum(self.plan.parameters(stage, group.name) for stage in stages)))
             for group in self.plan.parameter_groups
         ]
-        buffers = self.groups * self.framework.communicator + self.receives
+        buckets = sum(self._fullest_bucket(group, stages) for group, _ in held)
         each = [(self.per_parameter(group), count) for group, count in held]
         return {
             **{use: sum(count * sizes[use] for sizes, count in each) for use in SHARDED},
             Category.GATHERED: self.gathered(stages),
             Category.OFFLOAD: Activations(self.plan).buffers(stages) + self.passing(stages),
-            Category.COMMUNICATION: buffers + sum(self._fullest_bucket(group, stages) for group, _ in held),
+            Category.MESSAGES: self.receives + buckets,
+            Category.WORKSPACE: self.framework.workspace,
+            Category.COMMUNICATION: self.groups * self.framework.communicator,
             Category.CONTEXT: self.context,
         }
 

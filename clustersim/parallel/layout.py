@@ -21,7 +21,9 @@ class Layout:
 
     tensor_overlap: tensor-parallel collectives are pipelined in chunks with their neighbouring matmul;
     backward_overlap: backward's run beside the matmul of the gradient that does not need them (Megatron-LM since 2022);
-    pipeline_overlap: a stage goes on computing while its output is sent (otherwise it waits for its sends).
+    pipeline_overlap: a stage goes on computing while its output is sent (otherwise it waits for its sends);
+    release_outputs: what a stage has sent is freed, where otherwise autograd's graph holds it until its backward
+    (Megatron-LM's `deallocate_pipeline_outputs`; Llama 3, arXiv:2407.21783, section 3.3.2).
     """
 
     tp: int = 1
@@ -33,6 +35,7 @@ class Layout:
     tensor_overlap: bool = False
     backward_overlap: bool = True
     pipeline_overlap: bool = True
+    release_outputs: bool = True
     data: DataParallelism = field(default_factory=Replicated)
     layers_per_stage: Split = None
 

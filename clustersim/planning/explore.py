@@ -95,6 +95,7 @@ def _tables(space: Space) -> Tables:
         buffers=tuple(buffers(space)),
         receives=receives(space),
         context=space.scenario.cluster.accelerator.context_bytes,
+        workspace=space.scenario.framework.workspace,
         fragmentation=fragmentation(space),
         schedules=played,
         order=space.scenario.layout.order,

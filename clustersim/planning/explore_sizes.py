@@ -19,7 +19,7 @@ from clustersim.workload.operators import ADAPTERS, DENSE, QUANTIZED
 
 SELECTIVE: Final = tuple(name for name in RECOMPUTES if name.startswith("selective"))
 _CONSTANT: Final = (Part.LAYER_GRADIENT, Part.EMBEDDING_GRADIENT, Part.HEAD_GRADIENT)
-_PARTS: Final = (Part.INPUT, Part.WHOLE, Part.EMBEDDING, Part.HEAD, Part.LOSS, Part.CAST, *_CONSTANT)
+_PARTS: Final = (Part.OUTPUT, Part.INPUT, Part.WHOLE, Part.EMBEDDING, Part.HEAD, Part.LOSS, Part.CAST, *_CONSTANT)
 OF_LAYERS: Final = {
     DENSE: "layer parameters",
     QUANTIZED: "quantized parameters of a layer",

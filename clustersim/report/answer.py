@@ -63,6 +63,8 @@ USE_LOOKS: Final[Mapping[Use, Category]] = MappingProxyType(
         Use.GATHERED: Category.GATHERED,
         Use.ACTIVATIONS: Category.ACTIVATIONS,
         Use.OFFLOAD: Category.OFFLOAD,
+        Use.MESSAGES: Category.MESSAGES,
+        Use.WORKSPACE: Category.WORKSPACE,
         Use.COMMUNICATION: Category.BUFFERS,
         Use.CONTEXT: Category.CUDA_CONTEXT,
         Use.FRAGMENTATION: Category.FRAGMENTATION,

@@ -43,6 +43,8 @@ class Category(Enum):
     OPTIMIZER_STATE = ("optimizer state", "#CC79A7", "")
     ACTIVATIONS = ("activations", "#009E73", "")
     GATHERED = ("gathered parameters", "#56B4E9", "/")
+    MESSAGES = ("messages and buckets", "#F0E442", "/")
+    WORKSPACE = ("workspaces", "#999933", "")
     BUFFERS = ("communication buffers", "#E69F00", "")
     CUDA_CONTEXT = ("CUDA context", "#8D96A0", "")
     OFFLOAD = ("offload buffers", "#882255", "/")

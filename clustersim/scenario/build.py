@@ -115,8 +115,12 @@ def _schedule_files(choice: ScheduleChoice, base: Path) -> tuple[Path, ...]:
     return ()
 
 
-def read_layout(section: LayoutSection, gpus: int) -> Layout:
-    """The layout; where dp is left out, it is what the other degrees leave of the GPUs (at least 1)."""
+def read_layout(section: LayoutSection, gpus: int, framework: Framework) -> Layout:
+    """The layout; where dp is left out, it is what the other degrees leave of the GPUs (at least 1).
+
+    What a stage does with outputs that are sent is the framework's habit unless it is said.
+    """
+    releases = section.release_outputs
     same = {field.name: getattr(section, field.name) for field in fields(Layout)}
     return Layout(
         **{
@@ -125,6 +129,7 @@ def read_layout(section: LayoutSection, gpus: int) -> Layout:
             "order": tuple(section.order),
             "data": section.data.strategy(),
             "layers_per_stage": section.layers_per_stage.split(),
+            "release_outputs": framework.release_outputs if releases is None else releases,
         }
     )
 

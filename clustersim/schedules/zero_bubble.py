@@ -3,7 +3,12 @@
 Backward is run in halves: `I` (the gradient of the input), for which the stage before waits, and `W` (the gradient of
 the weights), for which nobody waits. The order is found by list scheduling with the costs of passes, without messages:
 a rank that is free takes an `I` or an `F` that has come, in turn, an `F` only while there is memory for it; else a `W`.
-Memory is that of p (ZB-1p, as in 1F1B) or 2p microbatches (ZB-2p).
+Memory is that of p (ZB-1p, as in 1F1B) or 2p microbatches (ZB-2p). What waits for weight gradients counts as it is:
+with tensor and sequence parallelism more waits of a microbatch than was kept (the gradients of row-parallel outputs are
+whole, `memory.activations`), so an `I` adds memory, and where there is none a `W` runs first. So never more is held
+than the limit and, at the first `I`, what one microbatch's waiting exceeds its activations by: the authors' scheduler
+takes what passes were measured to add and free, too, and runs `W` while `max_mem` would be exceeded (sail-sg/zero-
+bubble-pipeline-parallelism, scheduler/zb.py).
 
 A greedy choice is not always the best, so a few orders are found and the one is taken whose longest rank takes least:
 gaps that are known to be shorter than a `W` are left open or filled too, and costs are rounded to thirds, fifths and
@@ -36,7 +41,7 @@ _TOWARDS: Final = MappingProxyType({_F: 1, _I: -1, _W: 0})  # to which stage a p
 class PassCosts:
     """What a microbatch's passes through a stage take, in one unit of time.
 
-    waiting: what is kept of it between `I` and `W`, as a part (at most 1) of what is kept between `F` and `I`.
+    waiting: what is kept of it between `I` and `W`, as a part of what is kept between `F` and `I`; it may be above 1.
     """
 
     forward: float = 1.0
@@ -79,7 +84,7 @@ class ZeroBubble:
             microbatches=microbatches,
             durations=durations,
             room=float(self.memory * ranks),
-            waiting=min(1.0, self.costs.waiting),
+            waiting=self.costs.waiting,
             patience=durations[_W] if patient else 0,
         )
 
@@ -127,8 +132,9 @@ class _Rank:
 class _Bench:
     """Where the order is found, in order of time.
 
-    durations: steps of time by kind; room: microbatches' activations that a rank may keep; waiting: the part of them
-    kept between `I` and `W`; patience: gaps known to be shorter than this are not filled with a `W`.
+    durations: steps of time by kind; room: microbatches' activations that a rank may keep when it begins a forward;
+    waiting: the part of them kept between `I` and `W`; patience: gaps known to be shorter than this are not filled with
+    a `W`.
     """
 
     ranks: tuple[_Rank, ...]
@@ -158,15 +164,23 @@ class _Bench:
         if forward <= now and (rank.forward_next or gradient > now):
             return _F
         if gradient <= now:
-            return _I
+            return _I if self._may_wait(rank) else _W
         gap = min(forward, gradient) - now
         return _W if rank.weights < len(rank.inputs) and gap >= self.patience else None
 
+    def _kept(self, rank: _Rank) -> float:
+        """Microbatches' activations that a rank keeps."""
+        inputs = len(rank.inputs)
+        return len(rank.forwards) - inputs + self.waiting * (inputs - rank.weights)
+
+    def _may_wait(self, rank: _Rank) -> bool:
+        """Whether there is memory for what one more input gradient leaves; else some weight gradient is to be run."""
+        return rank.weights == len(rank.inputs) or self._kept(rank) <= self.room
+
     def _forward_comes(self, rank: _Rank) -> float:
         """When the next forward may run; infinite: there is none, no memory for it, or it is not known yet."""
-        forwards, inputs = len(rank.forwards), len(rank.inputs)
-        kept = forwards - inputs + self.waiting * (inputs - rank.weights)
-        if forwards == self.microbatches or kept + 1 > self.room:
+        forwards = len(rank.forwards)
+        if forwards == self.microbatches or self._kept(rank) + 1 > self.room:
             return math.inf
         return _end(self.ranks[rank.stage - 1].forwards, forwards) if rank.stage else 0.0
 

@@ -11,7 +11,8 @@ class Comparison:
 
     skipped: why there is no prediction (None: there is one); expressible: whether a prediction was owed, since the case
     is of a kind that scenarios can say (a dense model in a number format that is modelled, all inputs stated);
-    factors: by what errors are grouped, as in `{"gpu": "a100-sxm-80gb", "recompute": "full"}`.
+    factors: by what errors are grouped, as in `{"gpu": "a100-sxm-80gb", "recompute": "full"}`; fits: whether the run is
+    predicted to fit in memory, None: not known.
     """
 
     case_id: str
@@ -21,6 +22,7 @@ class Comparison:
     skipped: str | None = None
     expressible: bool = True
     factors: Mapping[str, str] = field(default_factory=dict)
+    fits: bool | None = None
 
     @property
     def error(self) -> float | None:
@@ -37,4 +39,5 @@ class Comparison:
             "error": self.error,
             "skipped_reason": self.skipped,
             "factors": dict(self.factors),
+            "fits": self.fits,
         }

@@ -4,13 +4,17 @@ A row is one quantity of one run, of one rank or stage. `peak_allocated` is the 
 given out; `peak_reserved` the most that it had taken from the device, with what fragmentation loses; `allocated_at_log`
 what stays between steps; `nvidia_smi_used` the device's own figure, with the driver's context and NCCL's buffers.
 
-A row that leaves out what the model or the run is made of takes it from the shipped step of the same `case_id`; else a
-model's dimensions from its preset, or from shipped steps of a model of that name, if all of them agree. Where the batch
-is not stated, there are enough microbatches to fill the pipeline; where dp is not, it takes the GPUs that the other
-axes leave.
+A row that leaves out what the model or the run is made of takes it from the shipped run of the same `case_id`; else a
+model's dimensions from its notes (`arguments`), its preset, or from shipped steps of a model of that name, if all of
+them agree. Where the batch is not stated, there are enough microbatches to fill the pipeline; where dp is not, it takes
+the GPUs that the other axes leave. Whose memory it is, if the notes say that the source does not: that of the rank that
+the software logs, Megatron-LM's last (megatron/training/global_vars.py, `_set_tensorboard_writer`). What the allocator
+gives out does not depend on the GPU, so where that is not known an H100 stands in for it, and whether the run fits is
+not judged.
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,15 +22,17 @@ from pathlib import Path
 from typing import Final
 
 from clustersim.fitting import ledgers_of
-from clustersim.memory.footprint import Category
+from clustersim.memory.footprint import SHARDED, Category
 from clustersim.memory.ledger import Ledger
 from clustersim.parallel.mesh import AXES, DATA, PIPELINE
 from clustersim.scenario import Scenario
 from clustersim.units import Bytes
+from clustersim.validation.arguments import stated_dimensions
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
 from clustersim.validation.comparison import Comparison
 from clustersim.validation.quality import grouped
 from clustersim.validation.settings import FORMATS
+from clustersim.validation.software import software_of
 from clustersim.validation.steps import factors_of, read_steps, scenario_of
 from clustersim.workload.presets import PRESETS
 from clustersim.workload.stack import BlockForm
@@ -40,9 +46,14 @@ NEEDED: Final = (
 QUANTITIES: Final = ("peak_allocated", "peak_reserved", "allocated_at_log", "nvidia_smi_used")
 _MODEL: Final = ("layers", "hidden", "ffn_hidden", "mlp", "heads", "kv_heads", "head_dim", "vocab", "tied_embeddings")
 _FULLEST: Final = ("", "max", "max over ranks", "max over stages")
+_ENDS: Final = "max of first and last stage"
+_UNKNOWN_RANK: Final = re.compile(r"inferred:[^;]*which rank")  # as a row's notes say it
+_STAND_IN: Final = "h100-sxm-80gb"
+_OF_THE_ALLOCATOR: Final = ("peak_allocated", "peak_reserved", "allocated_at_log")
+_UNKNOWN: Final = ("", "unknown")
 _OF_A_ROW: Final = ("quantity", "rank", "bytes", "fits", "unit_printed")
 _OUTSIDE: Final = (Category.COMMUNICATION, Category.CONTEXT)  # not the framework's allocator's
-_BETWEEN_STEPS: Final = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)
+_BETWEEN_STEPS: Final = (*SHARDED, Category.MESSAGES, Category.WORKSPACE)
 _FITS: Final = {"yes": True, "oom": False, "no": False}
 _DIGITS: Final = 9  # that a rank's number has fewer than
 _FRESH: Final = 4  # microbatches per stage where the batch is not stated: as full as any schedule becomes
@@ -74,11 +85,7 @@ class Holding:
 
     def of(self, case: Case) -> Bytes:
         """Bytes of the quantity that a row measures."""
-        quantity = case.text("quantity")
-        if quantity not in QUANTITIES:
-            raise CannotPredictError(
-                f"quantity {quantity or 'is not stated'}: not measured or not modelled", owed=False
-            )
+        quantity = _quantity(case)
         return max(_bytes(self.ledgers[stage], quantity) for stage in self._stages(case))
 
     @property
@@ -89,15 +96,17 @@ class Holding:
     def _stages(self, case: Case) -> Iterable[int]:
         """The pipeline ranks of which a row's is the fullest: a rank of the run, a stage by name, or any."""
         rank, stages = case.text("rank").lower(), len(self.ledgers)
+        if not rank and _UNKNOWN_RANK.search(case.text("notes")) and software_of(case).logs_last_rank:
+            return (stages - 1,)
         if rank in _FULLEST:
             return range(stages)
         if rank.isdecimal() and len(rank) < _DIGITS and int(rank) < self.scenario.layout.world:
             return (int(self._stage_of_rank[int(rank)]),)
-        named = {"first pipeline stage": 0, "last pipeline stage": stages - 1}
-        named |= {f"stage {stage}": stage for stage in range(stages)}
+        named = {"first pipeline stage": (0,), "last pipeline stage": (stages - 1,), _ENDS: (0, stages - 1)}
+        named |= {f"stage {stage}": (stage,) for stage in range(stages)}
         if rank not in named:
             raise CannotPredictError(f"line {case.line}: rank {rank} is none of the run's", owed=False)
-        return (named[rank],)
+        return named[rank]
 
     @cached_property
     def _stage_of_rank(self) -> list[int]:
@@ -118,7 +127,7 @@ def compare_memory(cases: Sequence[Case]) -> list[Comparison]:
 
 def fits_right(cases: Sequence[Case]) -> list[Verdict]:
     """Whether every run that states that it fits (`yes`) or does not (`oom`) is predicted to."""
-    return [_judged(run) for run in _runs(cases) if any(case.text("fits").lower() in _FITS for _, case in run)]
+    return [_judged(run) for run in _runs(cases) if any(map(_judgeable, (case for _, case in run)))]
 
 
 Run = list[tuple[int, Case]]  # a run's rows, with their numbers in the table
@@ -132,7 +141,7 @@ def _runs(cases: Sequence[Case]) -> list[Run]:
 
 
 def _identity(case: Case) -> tuple[tuple[str, str], ...]:
-    return tuple((column, text) for column, text in case.cells.items() if column not in _OF_A_ROW)
+    return tuple(_run(case).items())
 
 
 def _compared(run: Run) -> list[tuple[int, Comparison]]:
@@ -149,7 +158,9 @@ def _comparison(case: Case, held: Holding) -> Comparison:
         measured, predicted = _measured(case), held.of(case)
     except CannotPredictError as refusal:
         return _skipped(case, refusal)
-    return Comparison(case.text("case_id"), case.text("source"), measured, predicted, factors=_factors(case))
+    known = (case.text("case_id"), case.text("source"), measured)
+    fits = held.fits if _judgeable(case) else None
+    return Comparison(*known, predicted, factors=_factors(case), fits=fits)
 
 
 def _skipped(case: Case, refusal: CannotPredictError) -> Comparison:
@@ -171,8 +182,13 @@ def _measured(case: Case) -> Bytes:
     return case.number("bytes")
 
 
+def _judgeable(case: Case) -> bool:
+    """Whether a row says whether its run fits, on a GPU that it names."""
+    return case.text("fits").lower() in _FITS and case.text("gpu") not in _UNKNOWN
+
+
 def _judged(run: Run) -> Verdict:
-    case = next(case for _, case in run if case.text("fits").lower() in _FITS)
+    case = next(case for _, case in run if _judgeable(case))
     of, stated = (case.text("case_id"), case.text("source")), _FITS[case.text("fits").lower()]
     try:
         return Verdict(*of, stated, _holding(case).fits)
@@ -180,10 +196,20 @@ def _judged(run: Run) -> Verdict:
         return Verdict(*of, stated, None, str(refusal), refusal.owed)
 
 
+def _quantity(case: Case) -> str:
+    """What a row measures; raise CannotPredictError for what is computed by a formula or not modelled."""
+    quantity = case.text("quantity")
+    if quantity not in QUANTITIES:
+        raise CannotPredictError(f"quantity {quantity or 'is not stated'}: not measured or not modelled", owed=False)
+    return quantity
+
+
 def _holding(case: Case) -> Holding:
     """The ledgers of a run; raise CannotPredictError where there is no scenario of it."""
-    if case.text("gpu") in ("", "unknown"):
-        raise CannotPredictError("gpu is not stated", owed=False)
+    if case.text("gpu") in _UNKNOWN:
+        if _quantity(case) not in _OF_THE_ALLOCATOR:
+            raise CannotPredictError("gpu is not stated", owed=False)
+        case = Case({**case.cells, "gpu": _STAND_IN}, case.line)
     if not case.text("layers") and case.text("precision") in FORMATS:
         model = case.text("model") or "without a name"
         raise CannotPredictError(f"dimensions of model {model} are not stated, and not shipped", owed=False)
@@ -204,7 +230,7 @@ def _bytes(rank: Ledger, quantity: str) -> Bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What shipped steps say of runs by `case_id`, and of models by name."""
+    """What shipped steps and memory say of runs by `case_id`, and steps of models by name."""
 
     runs: Mapping[str, Mapping[str, str]]
     models: Mapping[str, Mapping[str, str]]
@@ -212,7 +238,8 @@ class _Known:
     @classmethod
     def shipped(cls) -> "_Known":
         steps = read_steps()
-        runs = {case.text("case_id"): case.cells for case in steps}
+        held = {case.text("case_id"): _run(case) for case in read_memory()}
+        runs = held | {case.text("case_id"): case.cells for case in steps}
         named = grouped(steps, lambda case: _bare(case.text("model")))
         presets = {_bare(name): _dimensions(each.model) for name, each in PRESETS.items() if _sayable(each.model)}
         return cls(runs, {name: _agreed(same) for name, same in named.items()} | presets)
@@ -220,9 +247,19 @@ class _Known:
     def completed(self, case: Case) -> Case:
         """The row with what it leaves out; its own cells stay."""
         stated = {column: text for column, text in case.cells.items() if text}
-        model = {} if "layers" in stated else self.models.get(_bare(stated.get("model", "")), {})
-        cells = {**self.runs.get(case.text("case_id"), model), **stated}
+        run = {column: text for column, text in self.runs.get(case.text("case_id"), {}).items() if text}
+        known = {**run, **stated}
+        cells = known if "layers" in known else {**self._model(stated), **known}
         return Case({**case.cells, **_defaults(Case(cells, case.line)), **cells}, case.line)
+
+    def _model(self, stated: Mapping[str, str]) -> Mapping[str, str]:
+        said = stated_dimensions(stated.get("notes", ""), stated.get("tp", ""))
+        return said or self.models.get(_bare(stated.get("model", "")), {})
+
+
+def _run(case: Case) -> Mapping[str, str]:
+    """What a row of memory says of its run."""
+    return {column: text for column, text in case.cells.items() if column not in _OF_A_ROW}
 
 
 def _bare(name: str) -> str:

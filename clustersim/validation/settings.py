@@ -85,6 +85,7 @@ def _layout(case: Case, software: Software) -> dict[str, Any]:
         "tensor_overlap": software.overlaps_tensors(case),
         "backward_overlap": software.overlaps_backward(case),
         "pipeline_overlap": software.overlaps_pipeline(case),
+        **software.releases(),
         "data": software.data(case),
     }
     stages = degrees["pp"] * case.whole("vpp", 1)

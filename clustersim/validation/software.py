@@ -27,7 +27,8 @@ class Software:
     bf16 runs keep and reduce gradients in fp32; attention: where a row states none; flash: the flash attention of its
     time; biased: GPT models have biases and dropout; bucket: of gradients that are not sharded; framework: in
     topologies/frameworks; eager: not compiled, unless a row says that it is; one_format: weights, gradients and moments
-    are all in the compute format, without master weights.
+    are all in the compute format, without master weights; logs_last_rank: what it logs of memory is its last
+    rank's; release_outputs: of pipeline stages, where it is not as `framework` has it.
     """
 
     wanted: str
@@ -46,6 +47,8 @@ class Software:
     framework: str = "pytorch"
     eager: bool = False
     one_format: bool = False
+    logs_last_rank: bool = False
+    release_outputs: bool | None = None
 
     def fused(self, case: Case) -> bool:
         """Whether norms, activation, rotary, residual and optimizer are fused kernels: compiled, or written so."""
@@ -96,6 +99,10 @@ class Software:
         """Whether sends between stages run beside compute."""
         return self.pipeline_overlap and _NO_OVERLAP not in case.text("notes")
 
+    def releases(self) -> dict[str, bool]:
+        """Whether stages free what they have sent, where the framework's file does not say it."""
+        return {} if self.release_outputs is None else {"release_outputs": self.release_outputs}
+
     def formats(self, case: Case) -> dict[str, str]:
         """The formats in which gradients are kept and reduced, and optimizer states, where they are not the usual."""
         compute = case.text("precision")
@@ -116,6 +123,7 @@ _MEGATRON_2021: Final = Software(
     bucket=_MEGATRON_BUCKET,
     flash="flash2",
     framework="megatron-2021",
+    logs_last_rank=True,
 )
 
 _BLOCKING: Final = Software(
@@ -126,7 +134,16 @@ _BLOCKING: Final = Software(
 SOFTWARE: Final = (
     # Composer's rows are inferred to use PyTorch's loss: small models, whose logits weigh most, take as much longer
     Software("composer", 2023, wide_gradients=False, loss="torch", eager=True, flash="flash1"),
-    Software("torchtitan", fsdp2=True, backward_overlap=False, loss="torch", eager=True, flash="flash2"),
+    # torch.distributed.pipelining keeps outputs in fwd_cache until their backward
+    Software(
+        "torchtitan",
+        fsdp2=True,
+        backward_overlap=False,
+        loss="torch",
+        eager=True,
+        flash="flash2",
+        release_outputs=False,
+    ),
     # torchtune's recipes (recipes/configs): dtype bf16, torch's AdamW, CEWithChunkedOutputLoss
     Software("torchtune", fsdp2=True, loss="chunked", eager=True, flash="flash2", one_format=True),
     # foundation-model-stack/fms-fsdp: policy bfSixteen reduces in bf16 (fms_fsdp/policies/mixed_precision.py)
@@ -143,14 +160,22 @@ SOFTWARE: Final = (
         "nemo", 2023, wide_gradients=False, biased=True, bucket=_MEGATRON_BUCKET, flash="flash2", framework="nemo"
     ),
     # NVIDIA/NeMo's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 = False in scripts/performance)
-    Software("nemo", wide_gradients=False, biased=True, bucket=_MEGATRON_BUCKET, framework="nemo"),
-    Software("megatron-bridge", bucket=_MEGATRON_BUCKET, framework="nemo"),
+    Software("nemo", wide_gradients=False, biased=True, bucket=_MEGATRON_BUCKET, framework="nemo", logs_last_rank=True),
+    Software("megatron-bridge", bucket=_MEGATRON_BUCKET, framework="nemo", logs_last_rank=True),
     # Megatron-LM overlaps backward's all-reduce since December 2021; Megatron-DeepSpeed branched off before.
     replace(
         _MEGATRON_2021, wanted="megatron-deepspeed", until=2023, serial_zero3=False, framework="megatron-deepspeed"
     ),
     _MEGATRON_2021,
-    replace(_MEGATRON_2021, until=2023, backward_overlap=True, serial_zero3=False, framework="megatron-2022"),
+    # and frees outputs of stages since Korthikanti et al. 2022 (appendix B); DeepSpeed does not
+    replace(
+        _MEGATRON_2021,
+        until=2023,
+        backward_overlap=True,
+        serial_zero3=False,
+        framework="megatron-2022",
+        release_outputs=True,
+    ),
     # nanotron: tp_linear_async_communication is off in the runs' configuration (huggingface/bench_cluster)
     Software("nanotron", pipeline_overlap=False, backward_overlap=False, eager=True),
     # InternEvo reduces gradients in their own format (solver/optimizer/hybrid_zero_optim.py)
@@ -159,7 +184,7 @@ SOFTWARE: Final = (
     # allreduce.py, core/nn/parallel_module/communicator.py); its runs differ in the kernel of their norms
     replace(_BLOCKING, wanted="aleph alpha scaling, fused norms", eager=False),
     _BLOCKING,
-    Software("megatron", biased=True, bucket=_MEGATRON_BUCKET, framework="megatron"),
+    Software("megatron", biased=True, bucket=_MEGATRON_BUCKET, framework="megatron", logs_last_rank=True),
     Software(""),
 )
 

@@ -49,15 +49,17 @@ def predicted_seconds(result: Result) -> Seconds:
 
 def compare_step(case: Case, changes: Sequence[str] = ()) -> Comparison:
     """Predict one run, with some keys of its scenario changed."""
-    measured = float("nan")
+    measured, fits = float("nan"), None
     try:
         measured = case.number("step_time_s")
-        predicted, skipped, owed = predicted_seconds(simulate(scenario_of(case, changes))), None, True
+        result = simulate(scenario_of(case, changes))
+        predicted, skipped, owed, fits = predicted_seconds(result), None, True, result.fits
     except CannotPredictError as refusal:
         predicted, skipped, owed = None, str(refusal), refusal.owed
     except InputError as refusal:
         predicted, skipped, owed = None, f"line {case.line}: {refusal}", False
-    return Comparison(case.text("case_id"), case.text("source"), measured, predicted, skipped, owed, factors_of(case))
+    known = case.text("case_id"), case.text("source"), measured
+    return Comparison(*known, predicted, skipped, owed, factors_of(case), fits)
 
 
 def compare_steps(

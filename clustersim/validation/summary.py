@@ -81,6 +81,11 @@ class Summary:
         return Coverage(sum(each.predicted is not None for each in owed), len(owed))
 
     @property
+    def unfit(self) -> tuple[str, ...]:
+        """Ids of cases with a measurement, so that they ran, which are predicted not to fit in memory; each once."""
+        return tuple(dict.fromkeys(each.case_id for each in self.comparisons if each.fits is False))
+
+    @property
     def reasons(self) -> dict[str, tuple[str, ...]]:
         """Why cases were skipped, with their ids; the reason of most cases first."""
         skipped = [each for each in self.comparisons if each.skipped is not None]
@@ -100,6 +105,7 @@ class Summary:
             "by_factor": {factor: _plain_each(values) for factor, values in self.factors.items()},
             "coverage": self._coverage_json(),
             "skipped_reasons": {reason: len(cases) for reason, cases in self.reasons.items()},
+            "ran_but_does_not_fit": list(self.unfit),
             "cases": [each.to_json() for each in self.comparisons],
         }
         ranking = {} if self.layouts is None else {"layouts": self.layouts.to_json()}

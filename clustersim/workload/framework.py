@@ -3,9 +3,9 @@
 A framework's host (the CPU process that drives one GPU) launches kernels one after the other, ahead of the GPU where it
 can: `launch` is what it needs for one kernel or collective of forward, with the Python around it, `backward_launch` of
 backward, with autograd and the hooks of parameters. Kernels are those that the simulator counts, of which some are
-several in reality. `cost.launching` says when launching shows. `message`
-is what hosts add to each message between pipeline stages (`cost.handing`). The caching allocator and the communicators
-take device memory beside tensors.
+several in reality. `cost.launching` says when launching shows. `message` is what hosts add to each message between
+pipeline stages (`cost.handing`). The caching allocator, the communicators and the workspaces of matrix products take
+device memory beside tensors.
 
 Constants belong to a generation of software, in `topologies/frameworks`, each with its source.
 """
@@ -27,12 +27,16 @@ _MOST_KEYS: Final = 2**31
 class Framework:
     """fragmentation: reserved over allocated bytes at the peak; communicator: bytes of one process group's buffers.
 
-    launch, backward_launch: host seconds for one kernel or collective of forward (and the optimizer), and of backward;
-    message: of hosts, for one message between pipeline stages; overheads: what it does in a step beside the model.
+    workspace: bytes that libraries take from the allocator for good; release_outputs: whether pipeline stages free
+    what they have sent, where a scenario does not say it; launch, backward_launch: host seconds for one kernel or
+    collective of forward (and the optimizer), and of backward; message: of hosts, for one message between pipeline
+    stages; overheads: what it does in a step beside the model.
     """
 
     fragmentation: float
     communicator: Bytes
+    workspace: Bytes = 0.0
+    release_outputs: bool = True
     launch: Seconds = 0.0
     backward_launch: Seconds = 0.0
     message: Seconds = 0.0
@@ -48,6 +52,8 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
     framework = Framework(
         fragmentation=memory.number("fragmentation", low=1.0),
         communicator=memory.quantity("communicator", Dimension.SIZE, zero=True),
+        workspace=memory.quantity("workspace", Dimension.SIZE, zero=True),
+        release_outputs=memory.flag("release_outputs"),
         launch=host.quantity("launch", Dimension.TIME, zero=True),
         backward_launch=host.quantity("backward_launch", Dimension.TIME, zero=True),
         message=host.quantity("message", Dimension.TIME, zero=True),

@@ -56,6 +56,8 @@ def test_a_users_table_is_predicted_and_what_cannot_be_is_told(clustersim: Run, 
     assert cases["impossible"]["predicted"] is None
     assert "'fast' is not a number" in cases["words"]["skipped_reason"]
     assert cases["words"]["measured"] is None
+    assert [cases[name]["fits"] for name in ("one", "two", "impossible", "words")] == [True, True, None, None]
+    assert answer["ran_but_does_not_fit"] == []
     errors = [abs(cases[name]["error"]) for name in ("one", "two")]
     assert answer["overall"]["mape"] == pytest.approx(sum(errors) / 2)
     assert answer["macro"]["mape"] == pytest.approx(sum(errors) / 2)
@@ -64,6 +66,7 @@ def test_a_users_table_is_predicted_and_what_cannot_be_is_told(clustersim: Run, 
 def test_tables_are_printed_and_files_written(clustersim: Run, table: Path, tmp_path: Path) -> None:
     done = clustersim("validate", "steps", table, "--json", "out.json", "--html", "page.html")
     assert done.returncode == 0, done.stderr
+    assert "ran, but would not fit in memory as predicted: 0 of 2 runs" in done.stdout
     for expected in ("nobody", "somebody", "all cases", "macro mean, 2 sources", "by gpu", "skipped", "coverage"):
         assert expected in done.stdout
     assert "wrote page.html" in done.stdout

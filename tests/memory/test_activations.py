@@ -5,11 +5,14 @@ from dataclasses import replace
 import pytest
 
 from clustersim.dtypes import DType
+from clustersim.fitting import peak_memory
 from clustersim.memory.activations import Activations, Part
 from clustersim.parallel.data import FullyShard
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
+from clustersim.scenario import Scenario
+from clustersim.simulation import simulate
 from clustersim.workload.presets import preset
 from clustersim.workload.recipe import mixed
 from clustersim.workload.training import (
@@ -24,6 +27,8 @@ from clustersim.workload.training import (
 )
 from clustersim.workload.transformer import Model
 from tests.uniform import sizes, stage
+
+from .plans import ledger_of
 
 FP16 = mixed(compute=DType.FP16, gradients=DType.FP16)
 SEQUENCE = 2048
@@ -229,3 +234,37 @@ def test_selective_operations_keep_less_than_all_and_more_than_the_input(name: s
         passing.append(made.passing(part(made)))
     assert kept == sorted(set(kept))
     assert passing == sorted(set(passing), reverse=True), "what was not kept is there while its layer's backward runs"
+
+
+@pytest.mark.parametrize(("split", "shards"), [(False, 1), (True, 8)])
+def test_outputs_that_are_not_released_are_there_for_every_microbatch_in_flight(split: bool, shards: int) -> None:
+    """Korthikanti et al. 2022, appendix B: 530B saves 2 s b h p bytes on its first stage, 2.73 GiB (p 35, s 2048, b 1).
+
+    Rank r of 1F1B has p - r microbatches in flight; where the sequence is split, so is each output. The last stage
+    sends nothing.
+    """
+    layout = Layout(tp=8, pp=35, sequence_parallel=split, release_outputs=False)
+    holds = Plan(preset("megatron-530b"), Training(SEQUENCE, 40), layout)
+    frees = replace(holds, layout=replace(layout, release_outputs=True))
+    for rank in (0, 5, 34):
+        in_flight = 35 - rank if rank < 34 else 0
+        more = ledger_of(holds, rank).peak - ledger_of(frees, rank).peak
+        assert more == pytest.approx(in_flight * 2 * SEQUENCE * 20480 / shards)
+    of_the_paper = 35 * 2 * SEQUENCE * 20480
+    assert of_the_paper == pytest.approx(2.73 * 2**30, rel=2e-3)
+
+
+def test_outputs_are_the_frameworks_habit_unless_the_scenario_says_it() -> None:
+    base = {
+        "model": "gpt3-175b",
+        "layout": {"tp": 8, "pp": 8},
+        "cluster": {"name": "dgx-a100", "gpus": 64},
+        "training": {"sequence": 2048, "global_batch": 8},
+    }
+    by_framework = [Scenario.from_mapping(base | {"framework": name}) for name in ("pytorch", "megatron-2021")]
+    assert [each.layout.release_outputs for each in by_framework] == [True, False]
+    stated = by_framework[1].changed("layout.release_outputs=true")
+    assert stated.layout.release_outputs
+    assert peak_memory(stated) < peak_memory(by_framework[1])
+    again = Scenario.from_mapping(simulate(stated).to_json()["scenario"])
+    assert again.layout == stated.layout

@@ -103,11 +103,11 @@ def test_nothing_is_gathered_where_nothing_is_sharded(data: DataParallelism) -> 
 
 def test_zero_2_fills_a_bucket_of_whole_gradients() -> None:
     """Megatron's rule, 40 M or 1 M per replica, in fp32; never more than all gradients."""
-    assert resident(plan(Layout(dp=8, data=Zero2())))[Category.COMMUNICATION] == 40e6 * 4
-    assert resident(plan(Layout(dp=512, data=Zero2())))[Category.COMMUNICATION] == 512e6 * 4
-    assert resident(plan(Layout(dp=8, data=Zero2(bucket=5e6))))[Category.COMMUNICATION] == 5e6
-    assert resident(plan(Layout(dp=8, data=Zero2(bucket=1e15))))[Category.COMMUNICATION] == 4 * parameters(LLAMA)
-    assert resident(plan(Layout(dp=8, data=Zero1())))[Category.COMMUNICATION] == 0.0
+    assert resident(plan(Layout(dp=8, data=Zero2())))[Category.MESSAGES] == 40e6 * 4
+    assert resident(plan(Layout(dp=512, data=Zero2())))[Category.MESSAGES] == 512e6 * 4
+    assert resident(plan(Layout(dp=8, data=Zero2(bucket=5e6))))[Category.MESSAGES] == 5e6
+    assert resident(plan(Layout(dp=8, data=Zero2(bucket=1e15))))[Category.MESSAGES] == 4 * parameters(LLAMA)
+    assert resident(plan(Layout(dp=8, data=Zero1())))[Category.MESSAGES] == 0.0
 
 
 def test_zero_2_beside_a_pipeline_fills_a_bucket_of_a_whole_chunk() -> None:
@@ -115,10 +115,10 @@ def test_zero_2_beside_a_pipeline_fills_a_bucket_of_a_whole_chunk() -> None:
     of = plan(Layout(dp=4, pp=2, data=Zero2(reduce=Microbatches.EVERY)))
     messages = 2 * 2 * 8192 * LLAMA.hidden  # an activation and a gradient, bf16
     second = 16 * layer_parameters(LLAMA, *LLAMA.specs) + LLAMA.vocab * LLAMA.hidden + LLAMA.hidden
-    assert resident(of, 0)[Category.COMMUNICATION] == 40e6 * 4 + messages
-    assert resident(of, 1)[Category.COMMUNICATION] == 4 * second + messages
+    assert resident(of, 0)[Category.MESSAGES] == 40e6 * 4 + messages
+    assert resident(of, 1)[Category.MESSAGES] == 4 * second + messages
     chunks = replace(of, place=partial(looped, chunks=2))
-    assert resident(chunks, 1)[Category.COMMUNICATION] < 4 * second
+    assert resident(chunks, 1)[Category.MESSAGES] < 4 * second
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_each_process_group_has_a_communicators_buffers(layout: Layout, groups: 
 def test_a_pipeline_posts_an_activation_and_a_gradient_for_each_virtual_stage(tp: int, chunks: int) -> None:
     """Each 8,192 x 4,096 in bf16, split over tensor ranks."""
     of = Plan(LLAMA, TRAINING, Layout(tp=tp, pp=2), partial(looped, chunks=chunks))
-    assert resident(of)[Category.COMMUNICATION] == 2 * chunks * 8192 * 4096 * 2 / tp
+    assert resident(of)[Category.MESSAGES] == 2 * chunks * 8192 * 4096 * 2 / tp
 
 
 def test_the_shipped_framework_has_plausible_constants() -> None:

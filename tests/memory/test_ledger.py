@@ -19,7 +19,7 @@ from clustersim.program.placement import looped
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
-from clustersim.schedules.zero_bubble import ZeroBubble
+from clustersim.schedules.zero_bubble import PassCosts, ZeroBubble
 from clustersim.workload.framework import Framework
 from clustersim.workload.presets import preset
 from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute, Training
@@ -194,3 +194,24 @@ def test_halves_wait_for_more_than_full_recomputation_kept() -> None:
     assert activations.waiting(stage) == 16 * activations.kept(stage)
     least = activations.waiting(stage) - activations.kept(stage)
     assert activations.passing(stage, I) >= least * (stage.layers - 1) / stage.layers
+
+
+@pytest.mark.parametrize("memory", [1, 2])
+def test_zero_bubble_with_whole_gradients_exceeds_its_limit_by_one_microbatchs_difference(memory: int) -> None:
+    """Llama 3 405B, tp 8 with its sequence split, pp 16: more waits of a microbatch than was kept.
+
+    In units of s b h / t elements a layer keeps 16 (two norms' inputs, q and k, attention's, 6.5 + 3.25 of a SwiGLU
+    with ffn 3.25 h, as the parts of `Activations.kept` add up) while the gradients of its two row-parallel outputs
+    alone are 2 t = 16 when they wait. So what p microbatches keep bounds a rank only if weight gradients run early: at
+    most (memory p - 1) kept + waiting, and what passes.
+    """
+    of = Plan(preset("llama3-405b"), Training(8192, 40), Layout(tp=8, pp=16, sequence_parallel=True))
+    activations = Activations(of)
+    kept = max(map(activations.kept, of.stages))
+    waiting = max(map(activations.waiting, of.stages))
+    passing = max(activations.passing(stage, kind) for stage in of.stages for kind in (I, W))
+    assert waiting > 1.5 * kept
+    parts = sum(map(activations.waiting, of.stages)) / sum(map(activations.kept, of.stages))
+    order = ZeroBubble(memory, PassCosts(waiting=parts))
+    peaks = [ledger_of(of, rank, order).peak_activations for rank in range(16)]
+    assert max(peaks) <= (16 * memory - 1) * kept + waiting + passing

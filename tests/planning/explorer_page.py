@@ -82,17 +82,16 @@ class Page:
             uses["gathered parameters"] = float(
                 along(tables.gathered.answer(whole), sum(each["layers"] for each in stages))
             )
-            uses["communication buffers"] = (
-                sum(table.answer(found) for table in tables.buffers)
-                + tables.receives.answer(found) * sizes[tables.columns.index("message")]
-                + sum(
-                    max(
-                        min(limit, each * own)
-                        for limit, own in zip(_limits(stages, first, others), counts[:, group], strict=True)
-                    )
-                    for group, (first, others, each) in enumerate(sharing["bucket"])
+            messages = tables.receives.answer(found) * sizes[tables.columns.index("message")]
+            uses["messages and buckets"] = messages + sum(
+                max(
+                    min(limit, each * own)
+                    for limit, own in zip(_limits(stages, first, others), counts[:, group], strict=True)
                 )
+                for group, (first, others, each) in enumerate(sharing["bucket"])
             )
+            uses["workspaces"] = tables.workspace
+            uses["communication buffers"] = sum(table.answer(found) for table in tables.buffers)
             uses["driver context"] = tables.context
             uses["activations"] = self.activations(stages, moments, sizes * sharing["there"])
             uses["fragmentation"] = sum(tables.fragmentation[use] * size for use, size in uses.items())

@@ -240,8 +240,8 @@ def test_buckets_of_whole_chunks_are_drawn_as_they_are_counted() -> None:
     with few_choices():
         known = Explored(scenario, tables(scenario))
     page, settings = Page(known.exploration), known.exploration.start
-    found = [told["communication buffers"] for told in page.memory(settings)]
-    assert found == pytest.approx([each.at_peak()[Category.COMMUNICATION] for each in ledgers_of(scenario)], rel=1e-9)
+    found = [told["messages and buckets"] for told in page.memory(settings)]
+    assert found == pytest.approx([each.at_peak()[Category.MESSAGES] for each in ledgers_of(scenario)], rel=1e-9)
     assert found[-1] > found[0]
 
 

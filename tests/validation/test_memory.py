@@ -9,8 +9,8 @@ from clustersim.fitting import check, ledgers_of
 from clustersim.validation.cases import Case
 from clustersim.validation.comparison import Comparison
 from clustersim.validation.memory import compare_memory, fits_right, read_memory
-from clustersim.validation.steps import read_steps, scenario_of
-from tests.validation.rows import ROW
+from clustersim.validation.steps import compare_step, read_steps, scenario_of
+from tests.validation.rows import ROW, case
 from tests.validation.tables import write_table
 
 RUN = {key: text for key, text in ROW.items() if key not in ("step_time_s", "quality")} | {"model": "made up"}
@@ -45,7 +45,8 @@ def test_quantities_hold_ever_more(tmp_path: Path) -> None:
 def test_states_of_a_stage_are_what_the_zero_paper_counts(tmp_path: Path) -> None:
     """Half of 4 layers, 12 h^2 weights each, and the embedding, over tp 2; bf16 with fp32 gradients: 18 bytes each.
 
-    The table of positions (seq x h) is whole on every rank of the first stage; biases and norms are the rest.
+    The table of positions (seq x h) is whole on every rank of the first stage; biases and norms are the rest. Beside
+    states there are 96 MiB of workspaces and a message each way, a half of it from each rank.
     """
     first, last = predicted(
         tmp_path,
@@ -53,8 +54,10 @@ def test_states_of_a_stage_are_what_the_zero_paper_counts(tmp_path: Path) -> Non
         {"quantity": "allocated_at_log", "rank": "stage 1"},
     )
     weights = (2 * 12 * 1024**2 + 51200 * 1024) / 2
-    assert first == pytest.approx(18 * (weights + 1024 * 1024), rel=2e-3)
-    assert last == pytest.approx(18 * weights, rel=2e-3)
+    microbatch, sequence, hidden, tp = 2, 1024, 1024, 2
+    rest = 96 * 2**20 + 2 * 2 * microbatch * sequence * hidden / tp
+    assert first - rest == pytest.approx(18 * (weights + 1024 * 1024), rel=2e-3)
+    assert last - rest == pytest.approx(18 * weights, rel=2e-3)
 
 
 def test_a_rank_is_one_of_its_stage(tmp_path: Path) -> None:
@@ -127,7 +130,7 @@ def test_a_run_that_cannot_be_predicted_is_not_right(tmp_path: Path) -> None:
         ({"bytes": ""}, "line 2: bytes is not stated"),
         ({"precision": "fp8"}, "precision fp8"),
         ({"experts": "8"}, "mixture of experts"),
-        ({"gpu": "unknown"}, "gpu is not stated"),
+        ({"gpu": "unknown", "quantity": "nvidia_smi_used"}, "gpu is not stated"),
         ({"layers": "few"}, "line 2: layers 'few' is not a number above 0"),
         ({"micro_batch": "3"}, "global_batch"),
     ],
@@ -143,3 +146,50 @@ def test_a_table_without_a_needed_column_is_refused(tmp_path: Path) -> None:
     path = write_table(tmp_path / "t.csv", {key: text for key, text in MEASURED.items() if key != "quantity"})
     with pytest.raises(InputError, match="lacks column quantity"):
         read_memory(path)
+
+
+def test_what_the_allocator_gives_out_needs_no_gpu_but_nobody_says_whether_it_fits(tmp_path: Path) -> None:
+    known, unknown = predicted(tmp_path, {}, {"gpu": "unknown"})
+    assert known == unknown
+    (verdict,) = fits_right(cases(tmp_path, {}, {"gpu": ""}))
+    assert verdict.case_id == MEASURED["case_id"]
+
+
+def test_the_fuller_of_the_first_and_the_last_stage(tmp_path: Path) -> None:
+    four = {"pp": "4", "dp": "1", "layers": "4"}
+    stages = [four | {"rank": f"stage {stage}"} for stage in range(4)]
+    *each, ends = predicted(tmp_path, *stages, four | {"rank": "max of first and last stage"})
+    assert ends == max(each[0], each[3])
+
+
+def test_a_rank_that_the_source_does_not_say_is_the_one_that_the_software_logs(tmp_path: Path) -> None:
+    """Megatron-LM's tensorboard is written by its last rank; others' rows are of the fullest, as rows without notes."""
+    small = {"vocab": "2048", "rank": ""}  # so that the first stage, which has two microbatches in flight, is fullest
+    unsaid = small | {"notes": "inferred: which rank; num-layers 4"}
+    other = {"framework": ""}
+    logged, last, fullest, theirs, full = predicted(
+        tmp_path, unsaid, small | {"rank": "stage 1"}, small, unsaid | other, small | other
+    )
+    assert logged == last
+    assert fullest > logged
+    assert theirs == full
+
+
+def test_dimensions_may_be_in_the_notes_as_megatrons_arguments(tmp_path: Path) -> None:
+    """An MLP of 4 h, GPT-2's vocabulary padded to 128 for each of two ranks: 50257 -> 50432."""
+    bare = dict.fromkeys(("layers", "hidden", "ffn_hidden", "heads", "vocab", "mlp", "tied_embeddings"), "")
+    notes = {"notes": "golden; num-layers 4; hidden-size 1024; num-attention-heads 16; num-query-groups 4"}
+    stated = {"layers": "4", "hidden": "1024", "ffn_hidden": "4096", "heads": "16", "kv_heads": "4", "vocab": "50432"}
+    noted, plain = predicted(tmp_path, bare | notes, stated | {"mlp": "gelu", "tied_embeddings": "yes"})
+    assert noted == plain
+    (few,) = compared(tmp_path, bare | {"notes": "num-layers 4; hidden-size 1024"})
+    assert few.predicted is None
+
+
+def test_a_step_that_was_measured_but_would_not_fit_says_so() -> None:
+    """400 layers of 8,192 on eight A100 are no less predicted; a step without a scenario says nothing of memory."""
+    usual, huge, refused = (
+        compare_step(case(**cells)) for cells in ({}, {"layers": "400", "hidden": "8192"}, {"dp": "3"})
+    )
+    assert (usual.fits, huge.fits, refused.fits) == (True, False, None)
+    assert huge.predicted is not None

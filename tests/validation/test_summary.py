@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from clustersim.cli.validate_table import coverage_notes
 from clustersim.validation.comparison import Comparison
 from clustersim.validation.memory import Verdict
 from clustersim.validation.summary import DENSE, Summary, finite, summary_of_steps
@@ -70,3 +71,13 @@ def test_an_empty_table_has_a_summary() -> None:
     assert plain["overall"]["n"] == 0
     assert plain["macro"] == {"sources": 0, "mape": None, "bias": None}
     assert plain["coverage"]["share"] is None
+
+
+def test_runs_that_were_measured_but_are_predicted_not_to_fit_are_named_once() -> None:
+    fits = {"fits one": True, "too large": False, "not known": None}
+    comparisons = [Comparison(name, "nobody", 1.0, 1.0, fits=each) for name, each in fits.items() for _ in range(2)]
+    summary = Summary("steps", tuple(comparisons))
+    assert summary.unfit == ("too large",)
+    assert summary.to_json()["ran_but_does_not_fit"] == ["too large"]
+    (note,) = [each for each in coverage_notes(summary) if "would not fit" in each]
+    assert note == "ran, but would not fit in memory as predicted: 1 of 2 runs: too large"

@@ -49,10 +49,11 @@ def test_software_of_2021_launches_more_slowly() -> None:
 def test_a_path_works_like_a_name_and_numbers_are_read_in_si_units(
     content: dict[str, Any], written: Callable[[dict[str, Any]], Path]
 ) -> None:
-    content["memory"] = {"fragmentation": 1.25, "communicator": "2 MiB"}
+    content["memory"] = {"fragmentation": 1.25, "communicator": "2 MiB", "workspace": "3 MiB"}
     content["host"]["launch"] = "7 us"
     framework = load_framework(str(written(content)))
-    assert (framework.fragmentation, framework.communicator, framework.name) == (1.25, 2.0 * 2**20, "mine")
+    assert (framework.fragmentation, framework.communicator) == (1.25, 2.0 * 2**20)
+    assert (framework.workspace, framework.name) == (3.0 * 2**20, "mine")
     assert framework.launch == pytest.approx(7e-6)
 
 

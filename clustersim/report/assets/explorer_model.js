@@ -80,7 +80,9 @@ clustersim.explorerModel = (facts) => {
     return {
       ...Object.fromEntries(Object.entries(of).map(([use, size]) => [use, dot(size, counts)])),
       "gathered parameters": along(at(tables.gathered, whole), sum(stages.map((stage) => stage.layers))),
-      "communication buffers": groups + messages + sum(limits.map(bucket)),
+      "messages and buckets": messages + sum(limits.map(bucket)),
+      workspaces: tables.workspace,
+      "communication buffers": groups,
       "driver context": tables.context,
     };
   }

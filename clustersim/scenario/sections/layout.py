@@ -90,6 +90,7 @@ class LayoutSection(Section):
     tensor_overlap: bool = False
     backward_overlap: bool = True
     pipeline_overlap: bool = True
+    release_outputs: bool | None = None
     data: DataChoice = DataChoice(ddp=Ddp())
     layers_per_stage: StagesSection = StagesSection()
 
