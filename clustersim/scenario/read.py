@@ -99,7 +99,7 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
         cluster=cluster,
         layout=build.read_layout(file.layout, cluster.gpus),
         schedule=schedule,
-        training=file.training.step(every_projection(model)),
+        training=file.training.step(every_projection(model), framework),
         cost=cost,
         framework=framework,
         disturbances=disturbances,

@@ -15,7 +15,13 @@ from clustersim.validation.software import Software, software_of
 FORMATS: Final = ("bf16", "fp16")
 _OFFLOADED: Final = "activation offloading on"  # as a row's notes say it
 _DENSE: Final = ("", "0", "1")  # experts
-RECOMPUTES: Final = {"": "none", "none": "none", "selective": "selective", "full": "full"}
+RECOMPUTES: Final = {
+    "": "none",
+    "none": "none",
+    "selective": "selective",
+    "selective-op": "selective_op",
+    "full": "full",
+}
 SCHEDULES: Final = ("", *shelf.NAMES)
 
 
@@ -106,7 +112,7 @@ def _training(case: Case, software: Software) -> dict[str, Any]:
         "global_batch": case.whole("global_batch"),
         "microbatch": case.whole("micro_batch", 1),
         "precision": {"compute": case.text("precision"), **software.formats(case)},
-        "recompute": _recompute(case),
+        "recompute": _recompute(case, software),
         "attention": software.core(case),
         "loss": software.loss,
         "fused": software.fused(case),
@@ -128,12 +134,10 @@ def _lora(case: Case) -> dict[str, Any]:
     return {"lora": {"rank": case.whole("lora_rank"), "targets": targets, "base": base}}
 
 
-def _recompute(case: Case) -> Any:
-    kind = case.text("recompute")
+def _recompute(case: Case, software: Software) -> Any:
+    kind, early_stop = case.text("recompute"), {"early_stop": software.stops_early(case)}
     if kind == "alternate-layers":
-        return {"layers": case.whole("layers") // 2}
-    if kind == "selective-op":
-        return "selective_op"
+        return {"layers": case.whole("layers") // 2, **early_stop}
     if kind not in RECOMPUTES:
         raise CannotPredictError(f"recompute {kind} is not modelled")
-    return RECOMPUTES[kind]
+    return {"mode": RECOMPUTES[kind], **early_stop}

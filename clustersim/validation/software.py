@@ -18,8 +18,10 @@ _MEGATRON_BUCKET: Final = "megatron"  # DistributedDataParallelConfig.bucket_siz
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """One framework at one time. wanted: part of the `framework` cell; until: last year of this generation.
+    """One framework at one time.
 
+    wanted: part of the `framework` cell; until: last year of this generation; gpu: how the GPU's name begins, where
+    a source ran another version on each.
     pipeline_overlap: sends between stages run beside compute; data_overlap: so do gradient reductions, where a row does
     not say; backward_overlap: so do tensor-parallel collectives of backward; serial_zero3: ZeRO-3 is DeepSpeed's of
     early 2021, whose three published runs move parameters as if nothing ran beside them and one network port of each
@@ -27,11 +29,13 @@ class Software:
     bf16 runs keep and reduce gradients in fp32; attention: where a row states none; flash: the flash attention of its
     time; biased: GPT models have biases and dropout; bucket: of gradients that are not sharded; framework: in
     topologies/frameworks; eager: not compiled, unless a row says that it is; one_format: weights, gradients and moments
-    are all in the compute format, without master weights.
+    are all in the compute format, without master weights; early_stop: recomputation runs until backward has what it
+    needs, as that of compiled layers does in any case.
     """
 
     wanted: str
     until: int = 9999
+    gpu: str = ""
     pipeline_overlap: bool = True
     data_overlap: bool = True
     backward_overlap: bool = True
@@ -46,10 +50,15 @@ class Software:
     framework: str = "pytorch"
     eager: bool = False
     one_format: bool = False
+    early_stop: bool = False
 
     def fused(self, case: Case) -> bool:
         """Whether norms, activation, rotary, residual and optimizer are fused kernels: compiled, or written so."""
-        return not self.eager or _COMPILED.search(case.text("notes")) is not None
+        return not self.eager or _compiled(case)
+
+    def stops_early(self, case: Case) -> bool:
+        """Whether recomputation runs only until backward has what it needs."""
+        return self.early_stop or _compiled(case)
 
     def core(self, case: Case) -> str:
         """The attention core; `flash` in a row is the flash attention that the software had."""
@@ -118,13 +127,25 @@ _MEGATRON_2021: Final = Software(
     framework="megatron-2021",
 )
 
+# Its rows are inferred to use PyTorch's loss: small models, whose logits weigh most, take as much longer.
+_COMPOSER: Final = Software(
+    "composer", 2023, wide_gradients=False, loss="torch", eager=True, flash="flash1", early_stop=True
+)
+_TORCHTITAN: Final = Software(
+    "torchtitan", fsdp2=True, backward_overlap=False, loss="torch", eager=True, flash="flash2"
+)
+
 # The first that matches; Megatron-LM keeps fp16 gradients of fp16 runs, fp32 of bf16 runs.
 SOFTWARE: Final = (
-    # Composer's rows are inferred to use PyTorch's loss: small models, whose logits weigh most, take as much longer
-    Software("composer", 2023, wide_gradients=False, loss="torch", eager=True, flash="flash1"),
-    Software("torchtitan", fsdp2=True, backward_overlap=False, loss="torch", eager=True, flash="flash2"),
+    # llm-foundry's A100 tables are of July 2023 and earlier, those of H100 ran on PyTorch 2.1 (IMAGE in
+    # scripts/train/benchmarking/sweep.sh), which stops early without `activation_checkpointing_reentrant`
+    replace(_COMPOSER, gpu="a100", early_stop=False),
+    _COMPOSER,
+    # torchtitan turned it off for layers that are not compiled in August 2025 (its pull request 1580)
+    replace(_TORCHTITAN, until=2025, early_stop=True),
+    _TORCHTITAN,
     # torchtune's recipes (recipes/configs): dtype bf16, torch's AdamW, CEWithChunkedOutputLoss
-    Software("torchtune", fsdp2=True, loss="chunked", eager=True, flash="flash2", one_format=True),
+    Software("torchtune", fsdp2=True, loss="chunked", eager=True, flash="flash2", one_format=True, early_stop=True),
     # NVIDIA/NeMo's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 = False in scripts/performance)
     Software("nemo", wide_gradients=False, biased=True, bucket=_MEGATRON_BUCKET),
     Software("megatron-bridge", bucket=_MEGATRON_BUCKET),
@@ -141,7 +162,13 @@ def software_of(case: Case) -> Software:
     """The software of a run."""
     name = case.text("framework").lower()
     year = min(9999.0, float(case.text("year"))) if case.text("year").isdecimal() else 9999.0
-    return next(each for each in SOFTWARE if each.wanted in name and year <= each.until)
+    gpu = case.text("gpu")
+    return next(each for each in SOFTWARE if each.wanted in name and year <= each.until and gpu.startswith(each.gpu))
+
+
+def _compiled(case: Case) -> bool:
+    """Whether a row says that layers are compiled."""
+    return _COMPILED.search(case.text("notes")) is not None
 
 
 def _shards(case: Case) -> dict[str, int]:

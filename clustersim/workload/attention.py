@@ -100,6 +100,7 @@ class Core:
             again=(),
             results=queries * width + logarithms,
             returned=queries * width,
+            saves_late=True,
         )
 
     def standard(self) -> Iterator[Operator]:
@@ -143,6 +144,7 @@ class Core:
             over.backward_kernels(name, self.dtype, scores),
             kept=over.kept.bytes(self.dtype, scores.elements),
             core=True,
+            saves_late=over.saves_late,
         )
 
 

@@ -19,12 +19,14 @@ from clustersim.units import Bytes, Dimension, Seconds
 class Framework:
     """fragmentation: reserved over allocated bytes at the peak; communicator: bytes of one process group's buffers.
 
-    launch: host seconds for one kernel or collective.
+    launch: host seconds for one kernel or collective; early_stop: its activation checkpoints stop once all is there
+    that backward needs.
     """
 
     fragmentation: float
     communicator: Bytes
     launch: Seconds = 0.0
+    early_stop: bool = False
     name: str = "framework"
 
 
@@ -32,11 +34,12 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
     """Read topologies/frameworks/NAME.yaml, or a file of the same form."""
     path = find("frameworks", name_or_path)
     section = Section(path, read_mapping(path))
-    memory, host = section.section("memory"), section.section("host")
+    memory, host, checkpoint = (section.section(name) for name in ("memory", "host", "checkpoint"))
     framework = Framework(
         fragmentation=memory.number("fragmentation", low=1.0),
         communicator=memory.quantity("communicator", Dimension.SIZE, zero=True),
         launch=host.quantity("launch", Dimension.TIME, zero=True),
+        early_stop=checkpoint.flag("early_stop"),
         name=path.stem,
     )
     section.text("description")

@@ -34,7 +34,7 @@ def test_every_shipped_framework_loads_and_has_a_source_for_every_number(name: s
     assert framework.fragmentation >= 1.0
     assert framework.launch > 0.0
     content = shipped.read_mapping(shipped.find("frameworks", name))
-    assert set(content["sources"]) == {*content["memory"], *content["host"]}
+    assert set(content["sources"]) == {*content["memory"], *content["host"], *content["checkpoint"]}
 
 
 def test_pytorch_is_what_is_loaded_if_nothing_is_said() -> None:

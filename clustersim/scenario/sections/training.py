@@ -17,6 +17,7 @@ from clustersim.scenario.section import (
     or_none,
 )
 from clustersim.scenario.sections.lora import LoraSection
+from clustersim.workload.framework import Framework
 from clustersim.workload.lora import Projection
 from clustersim.workload.recipe import Recipe, mixed
 from clustersim.workload.training import (
@@ -66,11 +67,15 @@ class RecomputeMode(Enum):
 
 
 class RecomputeSection(Section):
-    """`training.recompute`: none, selective, selective_op, full, or full for so many layers of each stage."""
+    """`training.recompute`: none, selective, selective_op, full, or full for so many layers of each stage.
+
+    early_stop: whether it stops once backward has what it needs, None: as the framework does.
+    """
 
     short: ClassVar[str | None] = "mode"
     mode: Annotated[RecomputeMode, member(RecomputeMode)] = RecomputeMode.FULL
     layers: Layers | None = None
+    early_stop: bool | None = None
 
     @model_validator(mode="after")
     def _layers_are_full(self) -> Self:
@@ -107,9 +112,11 @@ class TrainingSection(Section):
     offload: OffloadSection = OffloadSection()
     lora: Annotated[LoraSection | None, BeforeValidator(or_none)] = None
 
-    def step(self, there: frozenset[Projection]) -> Training:
+    def step(self, there: frozenset[Projection], framework: Framework) -> Training:
         """The training step as the inside knows it; there: the model's projections."""
         plain = {name: getattr(self, name) for name in type(self).model_fields if name != "precision"}
         lora = None if self.lora is None else self.lora.adapters(there)
         chosen = {"recipe": self.precision.recipe(), "recompute": self.recompute.choice(), "lora": lora}
-        return Training(**{**plain, **chosen, "offload": self.offload.choice()})
+        stated = self.recompute.early_stop
+        early_stop = framework.early_stop if stated is None else stated
+        return Training(**{**plain, **chosen, "offload": self.offload.choice(), "early_stop": early_stop})
