@@ -218,7 +218,8 @@ def _machine(scenario: Scenario, accelerator: Accelerator) -> Machine:
         measured = record.interference
         interference = accelerator.interference if measured is None else measured
     part = interference if settings.interference is None else settings.interference
-    return Machine(kernels, part, scenario.framework.launch)
+    host = scenario.framework
+    return Machine(kernels, part, host.launch, host.collective, host.graph if host.cuda_graphs else None)
 
 
 def _older_attention(attention: Attention, accelerator: Accelerator) -> float:

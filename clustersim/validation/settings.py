@@ -36,7 +36,7 @@ def scenario_mapping(case: Case) -> dict[str, Any]:
         "layout": _layout(case, software),
         "schedule": _schedule(case),
         "training": _training(case, software),
-        "framework": software.framework,
+        "framework": software.host(case),
         "steps": _steps(case),
     }
 

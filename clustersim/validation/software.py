@@ -13,6 +13,7 @@ from clustersim.validation.cases import CannotPredictError, Case
 
 _NO_OVERLAP: Final = "TP/PP/DP comm overlap OFF"  # as a row's notes say it
 _COMPILED: Final = re.compile(r"(?:\+|torch\.)compile\b")  # "fsdp+compile", "torch.compile"
+_GRAPHS: Final = re.compile(r"cuda_graph_impl=(?!none)|full-iteration CUDA graph")  # recipes' words, and cards'
 _MEGATRON_BUCKET: Final = "megatron"  # DistributedDataParallelConfig.bucket_size
 
 
@@ -104,6 +105,10 @@ class Software:
     def overlaps_pipeline(self, case: Case) -> bool:
         """Whether sends between stages run beside compute."""
         return self.pipeline_overlap and _NO_OVERLAP not in case.text("notes")
+
+    def host(self, case: Case) -> dict[str, Any]:
+        """The framework, and whether a row's notes say that it captures CUDA graphs."""
+        return {"name": self.framework, "cuda_graphs": _GRAPHS.search(case.text("notes")) is not None}
 
     def formats(self, case: Case) -> dict[str, str]:
         """The formats in which gradients are kept and reduced, and optimizer states, where they are not the usual."""

@@ -1,15 +1,21 @@
 """What does the software of a training run cost beside the kernels that it runs?
 
 A framework's host (the CPU process that drives one GPU) launches kernels one after the other, ahead of the GPU where it
-can: `launch` is what it needs for one kernel or collective, with the Python and the autograd around it. Kernels are
-those that the simulator counts, of which some are several in reality. `cost.block` says when launching shows. The
-caching allocator and the communicators take device memory beside tensors.
+can: `launch` is what it needs for one kernel, with the Python and the autograd around it. Kernels are those that the
+simulator counts, of which some are several in reality. `collective` is what it needs for one collective: the library's
+own launch, the events and waits by which streams follow each other, and the object that the caller may wait for. With
+CUDA graphs the kernels and collectives of a pass are captured once and launched together, which takes `graph`. Assumed:
+the whole of a pass is captured (Megatron-Core's `full_iteration`, or a graph for each layer, whose launches are few
+beside what is in them), and the GPU runs the nodes of a graph as it runs kernels that are launched ahead of it.
+`cost.block` says when launching shows. The caching allocator and the communicators take device memory beside tensors;
+what graphs keep in pools of their own is not counted.
 
 Constants belong to a generation of software, in `topologies/frameworks`, each with its source.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from clustersim.errors import InputError
 from clustersim.section import Section
 from clustersim.shipped import find, read_mapping
 from clustersim.units import Bytes, Dimension, Seconds
@@ -19,15 +25,25 @@ from clustersim.units import Bytes, Dimension, Seconds
 class Framework:
     """fragmentation: reserved over allocated bytes at the peak; communicator: bytes of one process group's buffers.
 
-    launch: host seconds for one kernel or collective; early_stop: its activation checkpoints stop once all is there
-    that backward needs.
+    launch: host seconds for one kernel; collective: for one collective, None: as for a kernel; graph: for a CUDA graph,
+    None: there are none; cuda_graphs: whether passes are captured; early_stop: its activation checkpoints stop once all
+    is there that backward needs.
     """
 
     fragmentation: float
     communicator: Bytes
     launch: Seconds = 0.0
+    collective: Seconds | None = None
+    graph: Seconds | None = None
+    cuda_graphs: bool = False
     early_stop: bool = False
     name: str = "framework"
+
+    def with_graphs(self) -> "Framework":
+        """The same, its passes captured in CUDA graphs; raise InputError where it has none."""
+        if self.graph is None:
+            raise InputError(f"cuda_graphs: {self.name} captures none; leave it out, or name a framework that does")
+        return replace(self, cuda_graphs=True)
 
 
 def load_framework(name_or_path: str = "pytorch") -> Framework:
@@ -39,6 +55,8 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
         fragmentation=memory.number("fragmentation", low=1.0),
         communicator=memory.quantity("communicator", Dimension.SIZE, zero=True),
         launch=host.quantity("launch", Dimension.TIME, zero=True),
+        collective=_seconds(host, "collective"),
+        graph=_seconds(host, "graph"),
         early_stop=checkpoint.flag("early_stop"),
         name=path.stem,
     )
@@ -46,3 +64,8 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
     section.section("sources").texts()
     section.finish()
     return framework
+
+
+def _seconds(host: Section, key: str) -> Seconds | None:
+    """What the host needs for something, if the file says so."""
+    return host.quantity(key, Dimension.TIME, zero=True) if host.has(key) else None

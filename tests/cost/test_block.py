@@ -24,14 +24,14 @@ def overlap(kernel: float, beside: float, chunks: float = INFINITE, *, local: bo
     return Operation(Overlap(exchange("tp", beside), whole, chunks, local), Work.FORWARD)
 
 
-def cost(interference: float, launch: float = 0.0) -> BlockCost:
+def cost(interference: float, launch: float = 0.0, **host: float) -> BlockCost:
     made = program([[]], {"tp": [[0]]})
     unit = UnitCost(made)
-    return BlockCost(made, Machines.equal(Machine(unit, interference, launch), 1), unit)
+    return BlockCost(made, Machines.equal(Machine(unit, interference, launch, **host), 1), unit)
 
 
-def timed(interference: float, *operations: Operation, launch: float = 0.0) -> BlockTiming:
-    return cost(interference, launch).block(0, Block("block", operations))
+def timed(interference: float, *operations: Operation, launch: float = 0.0, **host: float) -> BlockTiming:
+    return cost(interference, launch, **host).block(0, Block("block", operations))
 
 
 def walked(kernel: float, beside: float, interference: float) -> tuple[float, float]:
@@ -151,6 +151,25 @@ def test_the_host_launches_exchanges_too() -> None:
     assert timing.launching.tolist() == [1.0, 0.0]
     assert timing.durations == (2.0, 1.0)
     assert timing.exposed.tolist() == [0.0, 1.0]
+
+
+def test_an_exchange_costs_the_host_what_a_collective_does() -> None:
+    """A kernel of 1 s and an exchange of 1 s, launched in 1.5 s and 4 s: the kernel waits 3.5 s."""
+    work = (kernel(1.0), block(exchange("tp", 1.0)).operations[0])
+    assert timed(0.0, *work, launch=1.5, collective=4.0).launching.tolist() == [3.5, 0.0]
+
+
+def test_kernels_in_chunks_beside_an_exchange_cost_their_own_launches_and_its() -> None:
+    """1 + 4 launches of 1 s and 4 collectives of 3 s, for 1 s and max(2, 2) + 2/4 s of work."""
+    timing = timed(0.0, kernel(1.0), overlap(2.0, 2.0, 4), launch=1.0, collective=3.0)
+    assert timing.launching.tolist() == [5.0 + 12.0 - 3.5, 0.0]
+
+
+def test_a_captured_block_is_launched_at_once() -> None:
+    """Three kernels of 3.5 s in all and an exchange of 1 s: a graph of 2 s costs nothing, one of 6 s the 1.5 s left."""
+    work = (kernel(1.0), kernel(0.5), kernel(2.0), block(exchange("tp", 1.0)).operations[0])
+    assert timed(0.0, *work, launch=9.0, collective=9.0, graph=2.0).launching.tolist() == [0.0] * 4
+    assert timed(0.0, *work, launch=9.0, graph=6.0).launching.tolist() == pytest.approx([0.5, 0.5, 0.5, 0.0])
 
 
 def test_kernels_cut_into_chunks_are_launched_as_often_and_so_are_the_exchanges_beside_them() -> None:

@@ -45,6 +45,14 @@ def test_software_of_2021_launches_more_slowly() -> None:
     assert load_framework("megatron-2021").launch > load_framework("pytorch").launch
 
 
+def test_graphs_are_captured_only_by_a_framework_that_says_what_one_costs() -> None:
+    captured = load_framework("pytorch").with_graphs()
+    assert captured.cuda_graphs
+    assert captured.graph == pytest.approx(12.5e-6)
+    with pytest.raises(InputError, match="cuda_graphs: megatron-2021 captures none; leave it out"):
+        load_framework("megatron-2021").with_graphs()
+
+
 def test_a_path_works_like_a_name_and_numbers_are_read_in_si_units(
     content: dict[str, Any], written: Callable[[dict[str, Any]], Path]
 ) -> None:
