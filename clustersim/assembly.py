@@ -219,7 +219,8 @@ def _machine(scenario: Scenario, accelerator: Accelerator) -> Machine:
         interference = accelerator.interference if measured is None else measured
     part = interference if settings.interference is None else settings.interference
     host = scenario.framework
-    return Machine(kernels, part, host.launch, host.collective, host.graph if host.cuda_graphs else None)
+    graph = host.graph if host.cuda_graphs else None
+    return Machine(kernels, part, host.launch, host.collective, host.call, graph)
 
 
 def _older_attention(attention: Attention, accelerator: Accelerator) -> float:

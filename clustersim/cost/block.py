@@ -232,7 +232,8 @@ def _launching(machine: Machine, block: Block, seconds: Sequence[Seconds]) -> Fl
     """[operations] how long the GPU waits for the host, at kernels that no exchange runs beside."""
     launches = np.array([_launches(operation.does) for operation in block.operations], dtype=np.float64).reshape(-1, 3)
     alone, beside, collectives = launches.T
-    late = machine.host(alone.sum() + beside.sum(), collectives.sum()) - sum(seconds)
+    calls = sum(operation.kernel.calls for operation in block.operations if operation.kernel is not None)
+    late = machine.host(alone.sum() + beside.sum(), collectives.sum(), calls) - sum(seconds)
     waits: FloatArray = alone * max(late, 0.0) / max(alone.sum(), 1.0)
     return waits
 

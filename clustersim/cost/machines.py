@@ -33,22 +33,23 @@ def slowest(gpus: int) -> float:
 class Machine:
     """kernels: how long they take alone; interference: the part by which they take longer beside a collective.
 
-    launch: seconds that the host needs for one kernel; collective: for one collective, None: as for a kernel; graph:
-    for a whole block, None: it launches what is in it one by one.
+    launch: seconds that the host needs for one kernel; collective: for one collective, None: as for a kernel; call:
+    for a tensor operation of a loop; graph: for a whole block, None: it launches what is in it one by one.
     """
 
     kernels: KernelCost
     interference: float = 0.0
     launch: Seconds = 0.0
     collective: Seconds | None = None
+    call: Seconds = 0.0
     graph: Seconds | None = None
 
-    def host(self, kernels: float, collectives: float) -> Seconds:
+    def host(self, kernels: float, collectives: float, calls: float) -> Seconds:
         """What the host needs for the launches of a block."""
         if self.graph is not None:
             return self.graph
         each = self.launch if self.collective is None else self.collective
-        return kernels * self.launch + collectives * each
+        return kernels * self.launch + collectives * each + calls * self.call
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from clustersim.cost.timing import Provenance
 from clustersim.errors import InputError
 from clustersim.hardware.disturbance import DeadLink, Disturbances, LinkChange, SlowNic, in_ranges
 from clustersim.hardware.topology import Fabric
-from clustersim.parallel.data import DataParallelism, FullyShard, NaiveDataParallel, Replicated, Zero1
+from clustersim.parallel.data import ByParameter, DataParallelism, FullyShard, NaiveDataParallel, Replicated, Zero1
 from clustersim.parallel.mesh import SPOKEN
 from clustersim.program.placement import looped
 from clustersim.workload.lora import Lora
@@ -194,7 +194,7 @@ def _data(strategy: DataParallelism) -> str:
         case FullyShard(secondary=int() as secondary):
             return f"ZeRO-3 (FSDP), secondary shards over {secondary}"
         case FullyShard():
-            return "ZeRO-3 (FSDP)"
+            return "ZeRO-3" + (", parameter by parameter" if isinstance(strategy, ByParameter) else " (FSDP)")
         case Zero1(stage=stage, shard=shard):
             return f"ZeRO-{stage}" + (f" over {shard}" if shard else "")
         case NaiveDataParallel():

@@ -32,7 +32,7 @@ def scenario_mapping(case: Case) -> dict[str, Any]:
     return {
         "name": case.text("case_id"),
         "model": _model(case, software),
-        "cluster": cluster_section(case, one_port=software.serial(case)),
+        "cluster": cluster_section(case),
         "layout": _layout(case, software),
         "schedule": _schedule(case),
         "training": _training(case, software),

@@ -1,8 +1,7 @@
 """What does a run's software do that its publication does not say?
 
-The `framework` column names the software; its habits are defaults of its code at that time, the same for every run. Two
-are inferred from measurements, for want of another source: how early ZeRO-3 communicated (`serial_zero3`), and the
-loss of Composer's benchmarks.
+The `framework` column names the software; its habits are defaults of its code at that time, the same for every run. One
+is inferred from measurements, for want of another source: the loss of Composer's benchmarks.
 """
 
 import re
@@ -23,15 +22,14 @@ class Software:
 
     wanted: part of the `framework` cell; until: last year of this generation; gpu: how the GPU's name begins, where
     a source ran another version on each.
-    pipeline_overlap: sends between stages run beside compute; data_overlap: so do gradient reductions, where a row does
-    not say; backward_overlap: so do tensor-parallel collectives of backward; serial_zero3: ZeRO-3 is DeepSpeed's of
-    early 2021, whose three published runs move parameters as if nothing ran beside them and one network port of each
-    node did the work (arXiv:2104.04473 does not say why); fsdp2: ZeRO-3 is PyTorch's `fully_shard`; wide_gradients:
-    bf16 runs keep and reduce gradients in fp32; attention: where a row states none; flash: the flash attention of its
-    time; biased: GPT models have biases and dropout; bucket: of gradients that are not sharded; framework: in
-    topologies/frameworks; eager: not compiled, unless a row says that it is; one_format: weights, gradients and moments
-    are all in the compute format, without master weights; early_stop: recomputation runs until backward has what it
-    needs, as that of compiled layers does in any case.
+    pipeline_overlap: sends between stages run beside compute; data_overlap: so do gradient reductions, where a row
+    does not say; backward_overlap: so do tensor-parallel collectives of backward; by_parameter: ZeRO-3 is DeepSpeed's
+    of early 2021, by which arXiv:2104.04473 ran its three (`lowering.by_parameter`); fsdp2: ZeRO-3 is PyTorch's
+    `fully_shard`; wide_gradients: bf16 runs keep and reduce gradients in fp32; attention: where a row states none;
+    flash: the flash attention of its time; biased: GPT models have biases and dropout; bucket: of gradients that are
+    not sharded; framework: in topologies/frameworks; eager: not compiled, unless a row says that it is; one_format:
+    weights, gradients and moments are all in the compute format, without master weights; early_stop: recomputation
+    runs until backward has what it needs, as that of compiled layers does in any case.
     """
 
     wanted: str
@@ -40,7 +38,7 @@ class Software:
     pipeline_overlap: bool = True
     data_overlap: bool = True
     backward_overlap: bool = True
-    serial_zero3: bool = False
+    by_parameter: bool = False
     fsdp2: bool = False
     wide_gradients: bool = True
     attention: str = "flash"
@@ -82,16 +80,14 @@ class Software:
     def data(self, case: Case) -> dict[str, Any]:
         """The strategy of data parallelism."""
         stage, hybrid = _zero_stage(case), _shards(case)
-        overlap = case.is_yes("overlap_grad_reduce", self.data_overlap) and not self.serial(case)
+        overlap = case.is_yes("overlap_grad_reduce", self.data_overlap)
+        if stage == 3 and self.by_parameter:
+            return {"zero3_by_parameter": {}}
         if stage == 3:
             return {"hsdp" if hybrid else "fsdp": {"overlap": overlap, "copies": self.fsdp2, **hybrid}}
         if stage:
             return {"zero": {"stage": stage, "overlap": overlap, **hybrid}}
         return {"ddp": {"overlap": overlap, **({"bucket": self.bucket} if self.bucket else {})}}
-
-    def serial(self, case: Case) -> bool:
-        """Whether sharded parameters are gathered and gradients scattered one after the other, each beside nothing."""
-        return self.serial_zero3 and _zero_stage(case) == 3
 
     def overlaps_tensors(self, case: Case) -> bool:
         """Whether tensor-parallel collectives are pipelined with their matmuls."""
@@ -124,7 +120,7 @@ _MEGATRON_2021: Final = Software(
     pipeline_overlap=False,
     data_overlap=False,
     backward_overlap=False,
-    serial_zero3=True,
+    by_parameter=True,
     attention="standard",
     biased=True,
     bucket=_MEGATRON_BUCKET,
@@ -154,10 +150,11 @@ SOFTWARE: Final = (
     # NVIDIA/NeMo's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 = False in scripts/performance)
     Software("nemo", wide_gradients=False, biased=True, bucket=_MEGATRON_BUCKET),
     Software("megatron-bridge", bucket=_MEGATRON_BUCKET),
-    # Megatron-LM overlaps backward's all-reduce since December 2021; Megatron-DeepSpeed branched off before.
-    replace(_MEGATRON_2021, wanted="megatron-deepspeed", until=2023, serial_zero3=False),
+    # Megatron-LM overlaps backward's all-reduce since December 2021. Megatron-DeepSpeed took over that of before
+    # (1ac4a442, 2021-12-10) and, with `async_tensor_model_parallel_allreduce` off, that of July 2023 (f90b8877).
+    replace(_MEGATRON_2021, wanted="megatron-deepspeed", until=2023, by_parameter=False),
     _MEGATRON_2021,
-    replace(_MEGATRON_2021, until=2023, backward_overlap=True, serial_zero3=False),
+    replace(_MEGATRON_2021, until=2023, backward_overlap=True, by_parameter=False),
     Software("megatron", biased=True, bucket=_MEGATRON_BUCKET),
     Software(""),
 )

@@ -25,15 +25,16 @@ from clustersim.units import Bytes, Dimension, Seconds
 class Framework:
     """fragmentation: reserved over allocated bytes at the peak; communicator: bytes of one process group's buffers.
 
-    launch: host seconds for one kernel; collective: for one collective, None: as for a kernel; graph: for a CUDA graph,
-    None: there are none; cuda_graphs: whether passes are captured; early_stop: its activation checkpoints stop once all
-    is there that backward needs.
+    launch: host seconds for one kernel; collective: for one collective, None: as for a kernel; call: for a tensor
+    operation without autograd and modules around it; graph: for a CUDA graph, None: there are none; cuda_graphs:
+    whether passes are captured; early_stop: its activation checkpoints stop once all is there that backward needs.
     """
 
     fragmentation: float
     communicator: Bytes
     launch: Seconds = 0.0
     collective: Seconds | None = None
+    call: Seconds = 0.0
     graph: Seconds | None = None
     cuda_graphs: bool = False
     early_stop: bool = False
@@ -56,6 +57,7 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
         communicator=memory.quantity("communicator", Dimension.SIZE, zero=True),
         launch=host.quantity("launch", Dimension.TIME, zero=True),
         collective=_seconds(host, "collective"),
+        call=host.quantity("call", Dimension.TIME, zero=True),
         graph=_seconds(host, "graph"),
         early_stop=checkpoint.flag("early_stop"),
         name=path.stem,

@@ -253,7 +253,7 @@ def test_a_misspelt_word_is_refused_with_its_key_and_the_nearest_one(
         ("layout.tp=true", "layout.tp: true is not a whole number"),
         ("layout.sequence_parallel=3", "layout.sequence_parallel: 3 is neither true nor false"),
         ("layout.data.zero.stage=4", "layout.data.zero.stage: 4 is too large; the largest legal value is 3"),
-        ("layout.data={ddp: {}, fsdp: {}}", "layout.data: needs exactly one of ddp, fsdp, hsdp, zero, data_parallel"),
+        ("layout.data={ddp: {}, fsdp: {}}", "layout.data: needs exactly one of ddp, fsdp, hsdp, zero, zero3_by_"),
         ("layout.schedule=gpipe", "layout.schedule: unknown key; did you mean schedule, a key of the whole file?"),
         ("layout.data=hsdp", "layout.data.hsdp.shard: is missing; write shard: 8"),
         ("layout.data={hsdp: 64}", "layout.data.hsdp: 64 is not a mapping of keys to values; write {shard: 64}"),
