@@ -16,7 +16,9 @@ from clustersim.collectives.library import Library, load_library
 from clustersim.cost.binding import binding_demands
 from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
+from clustersim.cost.handing import HandedMessages
 from clustersim.cost.host import HostedExchanges, Others
+from clustersim.cost.launching import Launching
 from clustersim.cost.machines import FLASH1, Machine, Machines, OlderAttention, Slowed, slowest
 from clustersim.cost.record import Call
 from clustersim.cost.recorded import RecordedKernels
@@ -38,6 +40,7 @@ from clustersim.program.symmetry import Classes, unfolded
 from clustersim.program.task import Block, Collective, Compute, HostExchange, Overlap
 from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.scenario.checks import problems
+from clustersim.workload.framework import Framework
 from clustersim.workload.kernels import Kernel
 from clustersim.workload.training import Attention
 
@@ -156,7 +159,10 @@ def _blocks(program: Program) -> Iterator[Block]:
 
 def _exchanges(scenario: Scenario, program: Program) -> Others:
     """What times collectives, messages and, if there is anything for them, hosts."""
-    between, host = _between(scenario, program), scenario.cluster.host
+    between: Others = _between(scenario, program)
+    host, message = scenario.cluster.host, scenario.framework.message
+    if message > 0.0:
+        between = HandedMessages(between, message, program.groups)
     if HOST_ROLE.name not in program.groups or host is None:
         return between
     nodes = _nodes(scenario, program)
@@ -218,9 +224,12 @@ def _machine(scenario: Scenario, accelerator: Accelerator) -> Machine:
         measured = record.interference
         interference = accelerator.interference if measured is None else measured
     part = interference if settings.interference is None else settings.interference
-    host = scenario.framework
+    return Machine(kernels, part, _launching(scenario.framework))
+
+
+def _launching(host: Framework) -> Launching:
     graph = host.graph if host.cuda_graphs else None
-    return Machine(kernels, part, host.launch, host.collective, host.call, graph)
+    return Launching(host.launch, host.backward_launch, host.collective, host.call, graph)
 
 
 def _older_attention(attention: Attention, accelerator: Accelerator) -> float:

@@ -1,14 +1,15 @@
 """What does the software of a training run cost beside the kernels that it runs?
 
 A framework's host (the CPU process that drives one GPU) launches kernels one after the other, ahead of the GPU where it
-can: `launch` is what it needs for one kernel, with the Python and the autograd around it. Kernels are those that the
-simulator counts, of which some are several in reality. `collective` is what it needs for one collective: the library's
-own launch, the events and waits by which streams follow each other, and the object that the caller may wait for. With
-CUDA graphs the kernels and collectives of a pass are captured once and launched together, which takes `graph`. Assumed:
-the whole of a pass is captured (Megatron-Core's `full_iteration`, or a graph for each layer, whose launches are few
-beside what is in them), and the GPU runs the nodes of a graph as it runs kernels that are launched ahead of it.
-`cost.block` says when launching shows. The caching allocator and the communicators take device memory beside tensors;
-what graphs keep in pools of their own is not counted.
+can: `launch` is what it needs for one kernel of forward, with the Python around it, `backward_launch` of backward, with
+autograd and the hooks of parameters. Kernels are those that the simulator counts, of which some are several in reality.
+`collective` is what it needs for one collective: the library's own launch, the events and waits by which streams follow
+each other, and the object that the caller may wait for. With CUDA graphs the kernels and collectives of a pass are
+captured once and launched together, which takes `graph`. Assumed: the whole of a pass is captured (Megatron-Core's
+`full_iteration`, or a graph for each layer, whose launches are few beside what is in them), and the GPU runs the nodes
+of a graph as it runs kernels that are launched ahead of it. `cost.launching` says when launching shows. `message` is
+what hosts add to each message between pipeline stages (`cost.handing`). The caching allocator and the communicators
+take device memory beside tensors; what graphs keep in pools of their own is not counted.
 
 Constants belong to a generation of software, in `topologies/frameworks`, each with its source.
 """
@@ -25,14 +26,18 @@ from clustersim.units import Bytes, Dimension, Seconds
 class Framework:
     """fragmentation: reserved over allocated bytes at the peak; communicator: bytes of one process group's buffers.
 
-    launch: host seconds for one kernel; collective: for one collective, None: as for a kernel; call: for a tensor
-    operation without autograd and modules around it; graph: for a CUDA graph, None: there are none; cuda_graphs:
-    whether passes are captured; early_stop: its activation checkpoints stop once all is there that backward needs.
+    launch, backward_launch: host seconds for one kernel of forward (and the optimizer), and of backward; collective:
+    for one collective, None: as for a kernel; call: for a tensor operation without autograd and modules around it;
+    graph: for a CUDA graph, None: there are none; message: of hosts, for one message between pipeline stages;
+    cuda_graphs: whether passes are captured; early_stop: its activation checkpoints stop once all is there that
+    backward needs.
     """
 
     fragmentation: float
     communicator: Bytes
     launch: Seconds = 0.0
+    backward_launch: Seconds = 0.0
+    message: Seconds = 0.0
     collective: Seconds | None = None
     call: Seconds = 0.0
     graph: Seconds | None = None
@@ -56,6 +61,8 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
         fragmentation=memory.number("fragmentation", low=1.0),
         communicator=memory.quantity("communicator", Dimension.SIZE, zero=True),
         launch=host.quantity("launch", Dimension.TIME, zero=True),
+        backward_launch=host.quantity("backward_launch", Dimension.TIME, zero=True),
+        message=host.quantity("message", Dimension.TIME, zero=True),
         collective=_seconds(host, "collective"),
         call=host.quantity("call", Dimension.TIME, zero=True),
         graph=_seconds(host, "graph"),
