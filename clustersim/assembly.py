@@ -40,6 +40,7 @@ from clustersim.program.symmetry import Classes, unfolded
 from clustersim.program.task import Block, Collective, Compute, HostExchange, Overlap
 from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.scenario.checks import problems
+from clustersim.workload.framework import Framework
 from clustersim.workload.kernels import Kernel
 from clustersim.workload.training import Attention
 
@@ -223,7 +224,12 @@ def _machine(scenario: Scenario, accelerator: Accelerator) -> Machine:
         measured = record.interference
         interference = accelerator.interference if measured is None else measured
     part = interference if settings.interference is None else settings.interference
-    return Machine(kernels, part, Launching(scenario.framework.launch, scenario.framework.backward_launch))
+    return Machine(kernels, part, _launching(scenario.framework))
+
+
+def _launching(host: Framework) -> Launching:
+    graph = host.graph if host.cuda_graphs else None
+    return Launching(host.launch, host.backward_launch, host.collective, host.call, graph)
 
 
 def _older_attention(attention: Attention, accelerator: Accelerator) -> float:

@@ -33,12 +33,9 @@ Angles = tuple[Tensor, Tensor]
 ROTARY_BASE = 10_000.0  # Su et al. 2021; the value changes no time
 
 
-def _again(run: Callable[..., Tensor], *operands: Tensor) -> Tensor:
-    """Run a part of the model, and all of it again before its backward, as Megatron-LM and the simulator do.
-
-    Left to itself, torch stops where the last tensor that backward reads is there: before a layer's last product.
-    """
-    with set_checkpoint_early_stop(False):
+def _again(run: Callable[..., Tensor], *operands: Tensor, early_stop: bool) -> Tensor:
+    """Run a part of the model, and again before its backward: to the end, or until backward has what it needs."""
+    with set_checkpoint_early_stop(early_stop):
         result: Tensor = checkpoint(run, *operands, use_reentrant=False)
     return result
 
@@ -84,7 +81,7 @@ class Attention(nn.Module):
         made = self.qkv(x).unflatten(-1, (-1, self.spec.head_dim))
         q, k, v = (part.transpose(1, 2) for part in self._placed(made))
         if isinstance(self.training_plan.recompute, SelectiveRecompute):
-            result = _again(self._core, q, k, v)
+            result = _again(self._core, q, k, v, early_stop=self.training_plan.early_stop)
         else:
             result = self._core(q, k, v)
         made_out: Tensor = self.out(result.transpose(1, 2).flatten(2))
@@ -158,6 +155,7 @@ class Layer(nn.Module):
         super().__init__()
         model, training = plan.model, plan.training
         self.dropout, self.fused, self.again = model.dropout, training.fused, again
+        self.early_stop = training.early_stop
         self.attention_norm = NormLayer(model.norm, model.hidden, fused=training.fused)
         self.attention = attention
         self.mlp_norm = NormLayer(model.norm, model.hidden, fused=training.fused)
@@ -167,7 +165,7 @@ class Layer(nn.Module):
         """[batch, sequence, hidden] both ways; the sequence is a rank's own part under sequence parallelism."""
         if not self.again:
             return self._run(x)
-        return _again(self._run, x)
+        return _again(self._run, x, early_stop=self.early_stop)
 
     def _run(self, x: Tensor) -> Tensor:
         x = self._joined(x, self.attention(self.attention_norm(x)))

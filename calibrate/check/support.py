@@ -22,7 +22,7 @@ from clustersim.scenario import Scenario
 from clustersim.workload.offload import NOTHING
 from clustersim.workload.recipe import Products
 from clustersim.workload.stack import BlockForm, QkNorm
-from clustersim.workload.training import Attention, Loss, SelectiveOperations
+from clustersim.workload.training import Attention, FullRecompute, Loss, SelectiveOperations
 from clustersim.workload.transformer import Model, Positions
 
 ONE_AXIS = "one of dp (ddp or fsdp), tp and pp can be checked at a time"
@@ -100,10 +100,18 @@ def _model(scenario: Scenario) -> Iterator[str]:
         yield "training.attention: torch has no flash1; flash, flash2 and standard can be checked"
     if isinstance(scenario.training.recompute, SelectiveOperations):
         yield "training.recompute: selective_op cannot be checked; none, selective, full and {layers: 4} can"
+    if isinstance(scenario.training.recompute, FullRecompute) and layout.dp == 1:
+        yield from _late(scenario)
     if scenario.training.offload != NOTHING:
         yield "training.offload: what is on the host cannot be checked; set it to none"
     if layout.tp > 1 and scenario.training.loss is not Loss.TORCH:
         yield "training.loss: DTensor's loss over a split vocabulary is PyTorch's; set it to torch"
+
+
+def _late(scenario: Scenario) -> Iterator[str]:
+    """Products that add to gradients in their epilogues are autograd functions, which save what they read when done."""
+    if scenario.training.fused and scenario.training.early_stop:
+        yield "training.recompute: fused products save too late for early_stop; set it or training.fused to false"
 
 
 def _layers(model: Model) -> Iterator[str]:

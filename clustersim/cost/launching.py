@@ -15,7 +15,8 @@ the second and 1 s before the third, and is done after 8 s, though 6 s of kernel
 
 Assumed: the host gets no further ahead than one block, as in frameworks that wait for the GPU between passes. Forward
 (run again or not) and backward have launches of their own: one is Python, the other autograd, whose kernels are fewer
-than those that it launches, with hooks of parameters between them.
+than those that it launches, with hooks of parameters between them. A captured block (CUDA graph) is launched with its
+first kernel.
 """
 
 import math
@@ -32,10 +33,18 @@ from clustersim.workload.kernels import Kernel
 
 @dataclass(frozen=True, slots=True)
 class Launching:
-    """Seconds that the host needs for one kernel or collective, of forward (and the optimizer) and of backward."""
+    """Seconds that the host needs.
+
+    forward, backward: for one kernel of forward (and the optimizer) and of backward; collective: for one collective,
+    None: as for a kernel beside it; call: for one tensor operation of a loop; graph: for a block that is captured and
+    launched at once, None: what is in it is launched one by one.
+    """
 
     forward: Seconds = 0.0
     backward: Seconds = 0.0
+    collective: Seconds | None = None
+    call: Seconds = 0.0
+    graph: Seconds | None = None
 
     def waits(self, block: Block, seconds: Sequence[Seconds]) -> FloatArray:
         """[operations] how long the GPU waits for the host, from what operations take without waiting.
@@ -43,12 +52,26 @@ class Launching:
         Waiting before an operation that an exchange is part of is counted at the kernel that comes next (or, behind
         the last, at that); a block without kernels by themselves does not wait.
         """
-        if self.forward == self.backward == 0.0 or not block.operations:
+        if not (self.graph or self.forward or self.backward or self.collective or self.call) or not block.operations:
             return np.zeros(len(block.operations))
-        launches = np.array([_launches(operation.does) for operation in block.operations])
-        backward = np.array([operation.work is Work.BACKWARD for operation in block.operations])
-        each = np.where(backward, self.backward, self.forward)
+        launches, each = self._captured(block) if self.graph is not None else self._one_by_one(block)
         return _at_kernels(block, _late(launches, each, np.array(seconds, dtype=np.float64)))
+
+    def _captured(self, block: Block) -> tuple[IntArray, FloatArray]:
+        """All that is launched comes with the first."""
+        first = np.arange(len(block.operations)) == 0
+        return np.ones(len(first), dtype=np.int64), np.where(first, self.graph or 0.0, 0.0)
+
+    def _one_by_one(self, block: Block) -> tuple[IntArray, FloatArray]:
+        """[operations] launches, and seconds for each: the mean where an operation has kernels and collectives."""
+        counts = np.array([_launches(operation.does) for operation in block.operations])
+        backward = np.array([operation.work is Work.BACKWARD for operation in block.operations])
+        kernel = np.where(backward, self.backward, self.forward)
+        collective = kernel if self.collective is None else np.full(len(kernel), self.collective)
+        launches: IntArray = counts.sum(axis=1)
+        seconds = np.stack([kernel, collective, np.full(len(kernel), self.call)], axis=1)
+        each: FloatArray = (counts * seconds).sum(axis=1) / launches
+        return launches, each
 
 
 def _late(launches: IntArray, each: FloatArray, seconds: FloatArray) -> FloatArray:
@@ -72,12 +95,15 @@ def _at_kernels(block: Block, late: FloatArray) -> FloatArray:
     return waits
 
 
-def _launches(does: Kernel | Exchange | Overlap) -> int:
-    """What the host launches for an operation."""
+def _launches(does: Kernel | Exchange | Overlap) -> tuple[int, int, int]:
+    """What the host launches for an operation: kernels, collectives, and calls of a loop."""
     match does:
         case Exchange():
-            return 1
+            return 0, 1, 0
         case Overlap(kernel=kernel, chunks=chunks):
-            return (kernel.launches + 1) * (1 if math.isinf(chunks) else int(chunks))
+            pieces = 1 if math.isinf(chunks) else int(chunks)
+            return kernel.launches * pieces, pieces, 0
+        case Kernel(calls=0) as kernel:
+            return kernel.launches, 0, 0
         case kernel:
-            return kernel.launches
+            return 0, 0, kernel.calls

@@ -1,9 +1,10 @@
 """Which lowering does a data-parallel strategy have?"""
 
 from clustersim.lowering.bucketed import Bucketed
+from clustersim.lowering.by_parameter import OneByOne
 from clustersim.lowering.passes import DataLowering, Plain
 from clustersim.lowering.sharded import Sharded
-from clustersim.parallel.data import FullyShard, Replicated, Zero1
+from clustersim.parallel.data import ByParameter, FullyShard, Replicated, Zero1
 from clustersim.parallel.plan import Plan
 
 
@@ -12,6 +13,8 @@ def data_lowering(plan: Plan) -> DataLowering:
     if all(group.ranks == 1 for group in plan.parameter_groups):
         return Plain()
     match plan.layout.data:
+        case ByParameter() as strategy:
+            return OneByOne(strategy)
         case FullyShard() as strategy:
             return Sharded(strategy)
         case Replicated() | Zero1() as strategy:

@@ -2,7 +2,8 @@
 
 A unit is what ZeRO-3 gathers at once and what a layer-wise timeline shows: the embedding, one layer, or the head (final
 norm, logits, loss). Full recomputation runs a layer's forward again before its backward, selective recomputation only
-its attention core (or all but what it keeps of single operations); the embedding and the head are never run again.
+its attention core (or all but what it keeps of single operations), both to the end or, with `training.early_stop`,
+until all is there that backward needs; the embedding and the head are never run again.
 Where backward is run in halves, what is run again comes before the input gradients.
 """
 
@@ -18,12 +19,13 @@ from clustersim.parallel.tensor import (
     backward,
     core_again,
     forward,
+    forward_again,
     input_gradients,
     operations_again,
     weight_gradients,
 )
 from clustersim.program.action import ActionKind
-from clustersim.program.task import Operation, Work
+from clustersim.program.task import Operation
 from clustersim.units import Bytes
 from clustersim.workload.layers import Layer
 from clustersim.workload.stack import LayerSpec
@@ -97,22 +99,22 @@ class Units:
         found = self._layers.get((spec, again, run.offloaded))
         if found is None:
             layer, sharding = self.plan.layers[spec], self.plan.sharding(spec.attention)
-            repeated = forward(layer, sharding, Work.RECOMPUTE) if again else self._selected(layer, sharding)
-            found = _unit("layer", layer, sharding, repeated)
+            found = _unit("layer", layer, sharding, self._repeated(layer, sharding, again=again))
             found = self._without_gradients(found)
             if run.offloaded:
                 found = _copied(found, Activations(self.plan).kept_of(run))
             self._layers[spec, again, run.offloaded] = found
         return found
 
-    def _selected(self, layer: Layer, sharding: Sharding) -> list[Operation]:
-        """What selective recomputation runs again of a layer."""
+    def _repeated(self, layer: Layer, sharding: Sharding, *, again: bool) -> list[Operation]:
+        """What is run again of a layer; again: the layer is among those that are recomputed in full."""
+        early_stop = self.plan.training.early_stop
         match self.plan.training.recompute:
             case SelectiveRecompute():
-                return core_again(layer, sharding)
+                return core_again(layer, sharding, early_stop=early_stop)
             case SelectiveOperations():
-                return operations_again(layer, sharding)
-        return []
+                return operations_again(layer, sharding, early_stop=early_stop)
+        return forward_again(layer, sharding, early_stop=early_stop) if again else []
 
     @cached_property
     def embedding(self) -> Unit:

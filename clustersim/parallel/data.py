@@ -169,6 +169,11 @@ class FullyShard:
         return pipelined and not self.reshards(pipelined=pipelined)
 
 
+@dataclass(frozen=True, slots=True)
+class ByParameter(FullyShard):
+    """ZeRO stage 3 as DeepSpeed first had it (March 2021): parameter by parameter (`lowering.by_parameter`)."""
+
+
 def _reduced(stated: Microbatches | None, *, pipelined: bool) -> Microbatches:
     """After which microbatches gradients are reduced that need not wait for the last."""
     return stated or (Microbatches.LAST if pipelined else Microbatches.EVERY)

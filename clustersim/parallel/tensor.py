@@ -28,7 +28,7 @@ from clustersim.program.task import Collective, Exchange, Operation, Overlap, Wo
 from clustersim.units import Bytes
 from clustersim.workload.kernels import Kernel
 from clustersim.workload.layers import Layer, Operator, Region
-from clustersim.workload.operators import Entry, Joining, Joint
+from clustersim.workload.operators import Entry, Joining, Joint, until_saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +123,20 @@ def _joints(joints: Iterable[Joint], work: Work) -> list[Operation]:
     return [Operation(Exchange(*_JOINING[joint.how], TENSOR_ROLE.name, joint.size), work) for joint in joints]
 
 
-def forward(layer: Layer, sharding: Sharding, work: Work = Work.FORWARD) -> list[Operation]:
+def forward(layer: Layer, sharding: Sharding) -> list[Operation]:
     """Operations of a layer's forward, with its collectives."""
+    return _forward(_places(layer.operators), sharding, Work.FORWARD)
+
+
+def forward_again(layer: Layer, sharding: Sharding, *, early_stop: bool) -> list[Operation]:
+    """Operations that full recomputation runs again before a layer's backward."""
+    return _forward(_again(_places(layer.operators), early_stop=early_stop), sharding, Work.RECOMPUTE)
+
+
+def _forward(places: Sequence["_Place"], sharding: Sharding, work: Work) -> list[Operation]:
     chunks = _chunks(sharding.layout)
     operations: list[Operation] = []
-    for place in _places(layer.operators):
+    for place in places:
         kernels = _attended(place, place.operator.forward, sharding.ring(1.0), work)
         if place.enters:
             kernels = _joined(sharding.enter(), kernels, 0, chunks)
@@ -208,24 +217,29 @@ def _weights(place: "_Place") -> list[Operation]:
     return [Operation(kernel, Work.BACKWARD) for kernel in place.operator.weight_gradient]
 
 
-def core_again(layer: Layer, sharding: Sharding) -> list[Operation]:
+def core_again(layer: Layer, sharding: Sharding, *, early_stop: bool) -> list[Operation]:
     """Operations that selective recomputation runs again before a layer's backward."""
     again: list[Operation] = []
-    for place in _places(layer.operators):
-        if place.operator.core:
-            again += _attended(place, place.operator.forward, sharding.ring(1.0), Work.RECOMPUTE)
+    core = [place for place in _places(layer.operators) if place.operator.core]
+    for place in _again(core, early_stop=early_stop):
+        again += _attended(place, place.operator.forward, sharding.ring(1.0), Work.RECOMPUTE)
     return again
 
 
-def operations_again(layer: Layer, sharding: Sharding) -> list[Operation]:
+def operations_again(layer: Layer, sharding: Sharding, *, early_stop: bool) -> list[Operation]:
     """Operations that selective recomputation by operations runs again: gathers too; sums are among what is kept."""
     again: list[Operation] = []
-    for place in _places(layer.operators):
+    for place in _again(_places(layer.operators), early_stop=early_stop):
         kernels = _attended(place, place.operator.run_again, sharding.ring(1.0), Work.RECOMPUTE)
         gathered = sharding.enter() if place.enters else None
         again += _joined(gathered, kernels, 0, _chunks(sharding.layout)) if kernels else []
         again += _joints(place.operator.joints.result if kernels else (), Work.RECOMPUTE)
     return again
+
+
+def _again(places: Sequence["_Place"], *, early_stop: bool) -> Sequence["_Place"]:
+    """Of what is recomputed, what is run."""
+    return places[: until_saved([place.operator for place in places])] if early_stop else places
 
 
 @dataclass(frozen=True, slots=True)

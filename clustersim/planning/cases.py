@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.analysis.parts import KERNELS
+from clustersim.analysis.parts import KERNELS, Part
 from clustersim.fitting import fits
 from clustersim.hardware.topology import LinkKind
 from clustersim.parallel.data import FullyShard
@@ -24,6 +24,7 @@ from clustersim.scenario.changes.kernels import efficiency_of, with_products
 from clustersim.scenario.changes.links import links_to_nics, network_links, nvlink, pcie_links, with_links
 from clustersim.scenario.changes.work import (
     with_batch,
+    with_cuda_graphs,
     with_microbatch,
     with_recompute,
     with_shards,
@@ -175,6 +176,14 @@ def _no_overheads(result: Result) -> Changed | Untried:
     return Changed(without_overheads(result.scenario)) if there else Untried("nothing is done beside the model now")
 
 
+def _cuda_graphs(result: Result) -> Changed | Untried:
+    framework = result.scenario.framework
+    if framework.cuda_graphs or framework.graph is None:
+        return Untried("passes are captured now" if framework.cuda_graphs else f"{framework.name} captures none")
+    waits = result.breakdown.total(Part.LAUNCH)
+    return Changed(with_cuda_graphs(result.scenario)) if waits else Untried("no GPU waits for its host")
+
+
 CASES: Final = (
     Case("network_less", "network links at 0.9x bandwidth", _links(network_links, LESS, _NO_NETWORK), modelled=True),
     Case("network_twice", "network links at 2x bandwidth", _faster_network, modelled=True),
@@ -191,6 +200,7 @@ CASES: Final = (
     Case("hybrid_sharding", "weights cut over as few ranks as fit, equal on the rest", _hybrid, modelled=True),
     Case("no_recompute", "nothing recomputed", _recompute(NoRecompute(), "nothing is recomputed now")),
     Case("full_recompute", "all layers recomputed", _recompute(FullRecompute(), "all layers are recomputed now")),
+    Case("cuda_graphs", "passes captured in CUDA graphs", _cuda_graphs),
     Case("no_offload", "nothing on the host", _no_offload),
     Case("no_overheads", "nothing done beside the model (training.overheads: none)", _no_overheads),
 )

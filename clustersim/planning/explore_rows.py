@@ -150,7 +150,8 @@ def _sent_by(
     """Rows by role of stages of so many layers, by their ends."""
     found = {}
     for pp in (3, 1):
-        training = Training(_SEQUENCE, 1, recompute=way(recompute), attention=own.attention, lora=own.lora)
+        kept = {name: getattr(own, name) for name in ("early_stop", "attention", "lora")}
+        training = Training(_SEQUENCE, 1, recompute=way(recompute), **kept)
         layout = Layout(tp=2, cp=2, pp=pp, sequence_parallel=split, layers_per_stage=(layers,) * pp)
         plan = Plan(model, training, layout)
         for stage, program in zip(plan.stages, programs(plan), strict=True):

@@ -12,12 +12,19 @@ from clustersim.cost.timing import Provenance
 from clustersim.errors import InputError
 from clustersim.hardware.disturbance import DeadLink, Disturbances, LinkChange, SlowNic, in_ranges
 from clustersim.hardware.topology import Fabric
-from clustersim.parallel.data import DataParallelism, FullyShard, NaiveDataParallel, Replicated, Zero1
+from clustersim.parallel.data import ByParameter, DataParallelism, FullyShard, NaiveDataParallel, Replicated, Zero1
 from clustersim.parallel.mesh import SPOKEN
 from clustersim.program.placement import looped
 from clustersim.workload.lora import Lora
 from clustersim.workload.offload import ActivationOffload, Offload, OptimizerOffload, ShardOffload
-from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveOperations, SelectiveRecompute
+from clustersim.workload.training import (
+    FullRecompute,
+    NoRecompute,
+    Recompute,
+    SelectiveOperations,
+    SelectiveRecompute,
+    Training,
+)
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
@@ -104,7 +111,7 @@ def layout_line(scenario: "Scenario") -> str:
     words = [f"{axis.name} {degrees[axis.name]:,}" for axis in SPOKEN if degrees[axis.name] > 1]
     words.append(_data(layout.data) if layout.dp > 1 else "")
     words.append(_schedule(scenario) if layout.pp > 1 else "")
-    words.append(_recompute(training.recompute))
+    words.append(_recompute(training.recompute) + (", stopped early" if _stops(training) else ""))
     words += [] if training.lora is None else [_lora(training.lora)]
     words.append(_offload(training.offload))
     words.append(f"{training.recipe.compute.value}")
@@ -187,7 +194,7 @@ def _data(strategy: DataParallelism) -> str:
         case FullyShard(secondary=int() as secondary):
             return f"ZeRO-3 (FSDP), secondary shards over {secondary}"
         case FullyShard():
-            return "ZeRO-3 (FSDP)"
+            return "ZeRO-3" + (", parameter by parameter" if isinstance(strategy, ByParameter) else " (FSDP)")
         case Zero1(stage=stage, shard=shard):
             return f"ZeRO-{stage}" + (f" over {shard}" if shard else "")
         case NaiveDataParallel():
@@ -223,6 +230,10 @@ def _lora(lora: Lora) -> str:
     beside = ", ".join(target.value for target in lora.targets)
     name = "LoRA" if lora.base is None else f"QLoRA ({lora.base.value})"
     return f"{name} of rank {lora.rank} beside {beside}"
+
+
+def _stops(training: Training) -> bool:
+    return training.early_stop and training.recompute != NoRecompute()
 
 
 def _recompute(policy: Recompute) -> str:

@@ -19,7 +19,7 @@ from clustersim.hardware.allocation import Allocation
 from clustersim.hardware.cluster import Cluster, load_cluster, load_machine
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA
-from clustersim.scenario.file import ClusterSection, ScenarioFile
+from clustersim.scenario.file import ClusterSection, FrameworkSection, ScenarioFile
 from clustersim.scenario.readings import Readings
 from clustersim.scenario.sections.cost import RecordSection, ScaleSection
 from clustersim.scenario.sections.layout import LayoutSection
@@ -62,9 +62,11 @@ def placed(machine: Cluster, allocation: Allocation | None, gpus: int | None) ->
     return machine if allocation is None else machine.placed(allocation.places(machine.fabric, gpus, machine.units))
 
 
-def read_framework(name: str, base: Path) -> Framework:
-    """A shipped framework by name, or a file as seen from the scenario."""
-    return load_framework(str(shipped.beside(base, name)) if shipped.is_path(name) else name)
+def read_framework(section: FrameworkSection, base: Path) -> Framework:
+    """A shipped framework by name, or a file as seen from the scenario, with what the section says of it."""
+    name = section.name
+    framework = load_framework(str(shipped.beside(base, name)) if shipped.is_path(name) else name)
+    return framework.with_graphs() if section.cuda_graphs else framework
 
 
 def record_file(name: str, base: Path) -> Path:
@@ -100,7 +102,8 @@ def files(file: ScenarioFile, cluster: Cluster, base: Path, readings: Readings) 
     """The files of model, record, framework, schedule and placement that the scenario names, and the cluster's."""
     model = () if file.model.path is None else (config_file(shipped.beside(base, file.model.path)),)
     record = () if file.cost.record is None else (readings.of(record_file, file.cost.record.file, base),)
-    framework = (shipped.beside(base, file.framework),) if shipped.is_path(file.framework) else ()
+    software = file.framework.name
+    framework = (shipped.beside(base, software),) if shipped.is_path(software) else ()
     placement = file.cluster.placement
     order = () if placement is None else placement.files(base)
     return (*model, *record, *framework, *_schedule_files(file.schedule, base), *order, *cluster.files)

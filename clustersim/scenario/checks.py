@@ -10,7 +10,7 @@ from itertools import product
 
 from clustersim.cost.jitter import MOST_NORMAL, Distribution
 from clustersim.errors import InputError, shown
-from clustersim.parallel.data import FullyShard, NaiveDataParallel
+from clustersim.parallel.data import ByParameter, FullyShard, NaiveDataParallel
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import SPOKEN, Axis
 from clustersim.parallel.pipeline import dealt, split_layers
@@ -19,6 +19,7 @@ from clustersim.scenario.offload import check_offload
 from clustersim.scenario.section import MOST_TOKENS, MOST_WIDTH
 from clustersim.scenario.setup import Setup
 from clustersim.workload.lora import Target
+from clustersim.workload.offload import NOTHING
 from clustersim.workload.stack import MOST_LAYERS
 from clustersim.workload.training import FullRecompute
 from clustersim.workload.transformer import Model, Positions, projections
@@ -321,6 +322,20 @@ def check_secondary(scenario: Setup) -> Iterator[str]:
         )
 
 
+def check_by_parameter(scenario: Setup) -> Iterator[str]:
+    """Whether DeepSpeed's first ZeRO-3 runs beside what else the scenario has."""
+    layout, training = scenario.layout, scenario.training
+    if not isinstance(layout.data, ByParameter):
+        return
+    beside = {
+        f"layout.pp {layout.pp}": layout.pp > 1,
+        "training.lora": training.lora is not None,
+        "training.offload": training.offload != NOTHING,
+    }
+    for what in (name for name, there in beside.items() if there):
+        yield f"layout.data: zero3_by_parameter runs beside no {what}; fsdp and zero3 do, or leave it out"
+
+
 _Check = Callable[[Setup], Iterator[str]]
 _CHECKS: tuple[_Check, ...] = (
     check_heads,
@@ -333,6 +348,7 @@ _CHECKS: tuple[_Check, ...] = (
     _format,
     check_shards,
     check_secondary,
+    check_by_parameter,
     _naive,
     check_offload,
     _steps,

@@ -44,6 +44,14 @@ class ClusterSection(Shipped):
         return self.model_dump(include={"accelerator", "node", "fabric"}, exclude_none=True)
 
 
+class FrameworkSection(Section):
+    """`framework`: a shipped one or a file, and whether it captures passes in CUDA graphs."""
+
+    short: ClassVar[str | None] = "name"
+    name: Name = "pytorch"
+    cuda_graphs: bool = False
+
+
 class ScenarioFile(Section):
     """The whole file."""
 
@@ -53,7 +61,7 @@ class ScenarioFile(Section):
     layout: LayoutSection = LayoutSection()
     schedule: ScheduleChoice = ScheduleChoice.model_validate("1f1b")
     training: TrainingSection = Field(examples=["{sequence: 8192, global_batch: 2048}"])
-    framework: Name = "pytorch"
+    framework: FrameworkSection = FrameworkSection()
     cost: CostSection = CostSection()
     disturbances: DisturbancesSection = DisturbancesSection()
     steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] = 1

@@ -100,7 +100,7 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
         cluster=cluster,
         layout=layout,
         schedule=schedule,
-        training=file.training.step(every_projection(model), framework.overheads, layout.data),
+        training=file.training.step(every_projection(model), framework, layout.data),
         cost=cost,
         framework=framework,
         disturbances=disturbances,

@@ -44,8 +44,8 @@ _PORT_OF: Final = {  # of one port, where a row states a node's sum only
 _USUAL_PORT: Final = 50e9
 
 
-def cluster_section(case: Case, *, one_port: bool = False) -> dict[str, Any]:
-    """The `cluster` section of a run; one_port: its software keeps one network port of each node busy."""
+def cluster_section(case: Case) -> dict[str, Any]:
+    """The `cluster` section of a run."""
     gpu = case.text("gpu")
     if gpu not in PLACES:
         raise CannotPredictError(
@@ -57,8 +57,6 @@ def cluster_section(case: Case, *, one_port: bool = False) -> dict[str, Any]:
         section["accelerator"] = place.accelerator
     joined = interconnect_of(case)
     ports = _ports(joined.ports or Ports(), place)
-    if one_port:
-        ports["per_node"] = 1
     node = {"nic": ports} if ports else {}
     nvlink = _nvlink(joined, place)
     if nvlink:

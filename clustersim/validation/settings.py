@@ -18,7 +18,13 @@ _OFFLOADED: Final[dict[str, dict[str, Any]]] = {  # as a row's notes say it
     "optimizer offloading on": {"optimizer": True},
 }
 _DENSE: Final = ("", "0", "1")  # experts
-RECOMPUTES: Final = {"": "none", "none": "none", "selective": "selective", "full": "full"}
+RECOMPUTES: Final = {
+    "": "none",
+    "none": "none",
+    "selective": "selective",
+    "selective-op": "selective_op",
+    "full": "full",
+}
 SCHEDULES: Final = ("", *shelf.NAMES)
 
 
@@ -29,11 +35,11 @@ def scenario_mapping(case: Case) -> dict[str, Any]:
     return {
         "name": case.text("case_id"),
         "model": _model(case, software),
-        "cluster": cluster_section(case, one_port=software.serial(case)),
+        "cluster": cluster_section(case),
         "layout": _layout(case, software),
         "schedule": _schedule(case),
         "training": _training(case, software),
-        "framework": software.framework,
+        "framework": software.host(case),
         "steps": _steps(case),
     }
 
@@ -113,7 +119,7 @@ def _training(case: Case, software: Software) -> dict[str, Any]:
         "global_batch": case.whole("global_batch"),
         "microbatch": case.whole("micro_batch", 1),
         "precision": {"compute": case.text("precision"), **software.formats(case)},
-        "recompute": _recompute(case),
+        "recompute": _recompute(case, software),
         "attention": software.core(case),
         "loss": software.loss,
         "fused": software.fused(case),
@@ -136,12 +142,10 @@ def _lora(case: Case) -> dict[str, Any]:
     return {"lora": {"rank": case.whole("lora_rank"), "targets": targets, "base": base}}
 
 
-def _recompute(case: Case) -> Any:
-    kind = case.text("recompute")
+def _recompute(case: Case, software: Software) -> Any:
+    kind, early_stop = case.text("recompute"), {"early_stop": software.stops_early(case)}
     if kind == "alternate-layers":
-        return {"layers": case.whole("layers") // 2}
-    if kind == "selective-op":
-        return "selective_op"
+        return {"layers": case.whole("layers") // 2, **early_stop}
     if kind not in RECOMPUTES:
         raise CannotPredictError(f"recompute {kind} is not modelled")
-    return RECOMPUTES[kind]
+    return {"mode": RECOMPUTES[kind], **early_stop}

@@ -1,8 +1,7 @@
 """What does a run's software do that its publication does not say?
 
-The `framework` column names the software; its habits are defaults of its code at that time, the same for every run. Two
-are inferred from measurements, for want of another source: how early ZeRO-3 communicated (`serial_zero3`), and the
-loss of Composer's benchmarks.
+The `framework` column names the software; its habits are defaults of its code at that time, the same for every run. One
+is inferred from measurements, for want of another source: the loss of Composer's benchmarks.
 """
 
 import re
@@ -13,30 +12,34 @@ from clustersim.validation.cases import CannotPredictError, Case
 
 _NO_OVERLAP: Final = "TP/PP/DP comm overlap OFF"  # as a row's notes say it
 _COMPILED: Final = re.compile(r"(?:\+|torch\.)compile\b")  # "fsdp+compile", "torch.compile"
+_GRAPHS: Final = re.compile(r"cuda_graph_impl=(?!none)|full-iteration CUDA graph")  # recipes' words, and cards'
 _MEGATRON_BUCKET: Final = "megatron"  # DistributedDataParallelConfig.bucket_size
 
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """One framework at one time. wanted: part of the `framework` cell; until: last year of this generation.
+    """One framework at one time.
 
-    pipeline_overlap: sends between stages run beside compute; data_overlap: so do gradient reductions, where a row does
-    not say; backward_overlap: so do tensor-parallel collectives of backward; serial_zero3: ZeRO-3 is DeepSpeed's of
-    early 2021, whose three published runs move parameters as if nothing ran beside them and one network port of each
-    node did the work (arXiv:2104.04473 does not say why); fsdp2: ZeRO-3 is PyTorch's `fully_shard`; wide_gradients:
-    bf16 runs keep and reduce gradients in fp32; attention: where a row states none; flash: the flash attention of its
-    time; biased: GPT models have biases and dropout; bucket: of gradients that are not sharded; framework: in
-    topologies/frameworks; eager: not compiled, unless a row says that it is; one_format: weights, gradients and moments
-    are all in the compute format, without master weights; logs_last_rank: what it logs of memory is its last
-    rank's; release_outputs: of pipeline stages, where it is not as `framework` has it.
+    wanted: part of the `framework` cell; until: last year of this generation; gpu: how the GPU's name begins, where
+    a source ran another version on each.
+    pipeline_overlap: sends between stages run beside compute; data_overlap: so do gradient reductions, where a row
+    does not say; backward_overlap: so do tensor-parallel collectives of backward; by_parameter: ZeRO-3 is DeepSpeed's
+    of early 2021, by which arXiv:2104.04473 ran its three (`lowering.by_parameter`); fsdp2: ZeRO-3 is PyTorch's
+    `fully_shard`; wide_gradients: bf16 runs keep and reduce gradients in fp32; attention: where a row states none;
+    flash: the flash attention of its time; biased: GPT models have biases and dropout; bucket: of gradients that are
+    not sharded; framework: in topologies/frameworks; eager: not compiled, unless a row says that it is; one_format:
+    weights, gradients and moments are all in the compute format, without master weights; early_stop: recomputation
+    runs until backward has what it needs, as that of compiled layers does in any case; logs_last_rank: what it logs of
+    memory is its last rank's; release_outputs: of pipeline stages, where it is not as `framework` has it.
     """
 
     wanted: str
     until: int = 9999
+    gpu: str = ""
     pipeline_overlap: bool = True
     data_overlap: bool = True
     backward_overlap: bool = True
-    serial_zero3: bool = False
+    by_parameter: bool = False
     fsdp2: bool = False
     wide_gradients: bool = True
     attention: str = "flash"
@@ -49,10 +52,15 @@ class Software:
     one_format: bool = False
     logs_last_rank: bool = False
     release_outputs: bool | None = None
+    early_stop: bool = False
 
     def fused(self, case: Case) -> bool:
         """Whether norms, activation, rotary, residual and optimizer are fused kernels: compiled, or written so."""
-        return not self.eager or _COMPILED.search(case.text("notes")) is not None
+        return not self.eager or _compiled(case)
+
+    def stops_early(self, case: Case) -> bool:
+        """Whether recomputation runs only until backward has what it needs."""
+        return self.early_stop or _compiled(case)
 
     def core(self, case: Case) -> str:
         """The attention core; `flash` in a row is the flash attention that the software had."""
@@ -75,16 +83,14 @@ class Software:
     def data(self, case: Case) -> dict[str, Any]:
         """The strategy of data parallelism."""
         stage, hybrid = _zero_stage(case), _shards(case)
-        overlap = case.is_yes("overlap_grad_reduce", self.data_overlap) and not self.serial(case)
+        overlap = case.is_yes("overlap_grad_reduce", self.data_overlap)
+        if stage == 3 and self.by_parameter:
+            return {"zero3_by_parameter": {}}
         if stage == 3:
             return {"hsdp" if hybrid else "fsdp": {"overlap": overlap, "copies": self.fsdp2, **hybrid}}
         if stage:
             return {"zero": {"stage": stage, "overlap": overlap, **hybrid}}
         return {"ddp": {"overlap": overlap, **({"bucket": self.bucket} if self.bucket else {})}}
-
-    def serial(self, case: Case) -> bool:
-        """Whether sharded parameters are gathered and gradients scattered one after the other, each beside nothing."""
-        return self.serial_zero3 and _zero_stage(case) == 3
 
     def overlaps_tensors(self, case: Case) -> bool:
         """Whether tensor-parallel collectives are pipelined with their matmuls."""
@@ -103,6 +109,10 @@ class Software:
         """Whether stages free what they have sent, where the framework's file does not say it."""
         return {} if self.release_outputs is None else {"release_outputs": self.release_outputs}
 
+    def host(self, case: Case) -> dict[str, Any]:
+        """The framework, and whether a row's notes say that it captures CUDA graphs."""
+        return {"name": self.framework, "cuda_graphs": _GRAPHS.search(case.text("notes")) is not None}
+
     def formats(self, case: Case) -> dict[str, str]:
         """The formats in which gradients are kept and reduced, and optimizer states, where they are not the usual."""
         compute = case.text("precision")
@@ -117,7 +127,7 @@ _MEGATRON_2021: Final = Software(
     pipeline_overlap=False,
     data_overlap=False,
     backward_overlap=False,
-    serial_zero3=True,
+    by_parameter=True,
     attention="standard",
     biased=True,
     bucket=_MEGATRON_BUCKET,
@@ -126,26 +136,43 @@ _MEGATRON_2021: Final = Software(
     logs_last_rank=True,
 )
 
+_MEGATRON_2022: Final = replace(
+    _MEGATRON_2021, until=2023, backward_overlap=True, by_parameter=False, framework="megatron-2022"
+)
+
+_NEMO: Final = Software(
+    "nemo", wide_gradients=False, biased=True, bucket=_MEGATRON_BUCKET, framework="nemo", logs_last_rank=True
+)
+
 _BLOCKING: Final = Software(
     "aleph alpha", pipeline_overlap=False, data_overlap=False, backward_overlap=False, eager=True
 )
 
+# Its rows are inferred to use PyTorch's loss: small models, whose logits weigh most, take as much longer.
+_COMPOSER: Final = Software(
+    "composer", 2023, wide_gradients=False, loss="torch", eager=True, flash="flash1", early_stop=True
+)
+_TORCHTITAN: Final = Software(
+    "torchtitan",
+    fsdp2=True,
+    backward_overlap=False,
+    loss="torch",
+    eager=True,
+    flash="flash2",
+    release_outputs=False,  # torch.distributed.pipelining keeps outputs in fwd_cache until their backward
+)
+
 # The first that matches; Megatron-LM keeps fp16 gradients of fp16 runs, fp32 of bf16 runs.
 SOFTWARE: Final = (
-    # Composer's rows are inferred to use PyTorch's loss: small models, whose logits weigh most, take as much longer
-    Software("composer", 2023, wide_gradients=False, loss="torch", eager=True, flash="flash1"),
-    # torch.distributed.pipelining keeps outputs in fwd_cache until their backward
-    Software(
-        "torchtitan",
-        fsdp2=True,
-        backward_overlap=False,
-        loss="torch",
-        eager=True,
-        flash="flash2",
-        release_outputs=False,
-    ),
+    # llm-foundry's A100 tables are of July 2023 and earlier, those of H100 ran on PyTorch 2.1 (IMAGE in
+    # scripts/train/benchmarking/sweep.sh), which stops early without `activation_checkpointing_reentrant`
+    replace(_COMPOSER, gpu="a100", early_stop=False),
+    _COMPOSER,
+    # torchtitan turned it off for layers that are not compiled in August 2025 (its pull request 1580)
+    replace(_TORCHTITAN, until=2025, early_stop=True),
+    _TORCHTITAN,
     # torchtune's recipes (recipes/configs): dtype bf16, torch's AdamW, CEWithChunkedOutputLoss
-    Software("torchtune", fsdp2=True, loss="chunked", eager=True, flash="flash2", one_format=True),
+    Software("torchtune", fsdp2=True, loss="chunked", eager=True, flash="flash2", one_format=True, early_stop=True),
     # foundation-model-stack/fms-fsdp: policy bfSixteen reduces in bf16 (fms_fsdp/policies/mixed_precision.py)
     Software("fms-fsdp", wide_gradients=False, loss="torch", eager=True, flash="flash2"),
     # thunder/benchmarks/benchmark_litgpt.py of lightning-thunder: weights, gradients and moments in bf16, torch's AdamW
@@ -153,29 +180,18 @@ SOFTWARE: Final = (
     # Liger-Kernel's cross-entropy: one kernel each way (that it keeps no logits at all cannot be said yet)
     Software("liger", loss="fused"),
     # NeMo of 2022 is Megatron-LM's and Apex' code of its time; cuDNN's fast attention of Hopper came with cuDNN 9, 2024
-    replace(
-        _MEGATRON_2021, wanted="nemo", until=2022, backward_overlap=True, serial_zero3=False, framework="megatron-2022"
-    ),
-    Software(
-        "nemo", 2023, wide_gradients=False, biased=True, bucket=_MEGATRON_BUCKET, flash="flash2", framework="nemo"
-    ),
+    replace(_MEGATRON_2022, wanted="nemo", until=2022),
+    replace(_NEMO, until=2023, flash="flash2"),
     # NVIDIA/NeMo's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 = False in scripts/performance)
-    Software("nemo", wide_gradients=False, biased=True, bucket=_MEGATRON_BUCKET, framework="nemo", logs_last_rank=True),
-    Software("megatron-bridge", bucket=_MEGATRON_BUCKET, framework="nemo", logs_last_rank=True),
-    # Megatron-LM overlaps backward's all-reduce since December 2021; Megatron-DeepSpeed branched off before.
+    _NEMO,
+    replace(_NEMO, wanted="megatron-bridge", wide_gradients=True, biased=False),
+    # Megatron-LM overlaps backward's all-reduce since December 2021. Megatron-DeepSpeed took over that of before
+    # (1ac4a442, 2021-12-10) and, with `async_tensor_model_parallel_allreduce` off, that of July 2023 (f90b8877).
     replace(
-        _MEGATRON_2021, wanted="megatron-deepspeed", until=2023, serial_zero3=False, framework="megatron-deepspeed"
+        _MEGATRON_2021, wanted="megatron-deepspeed", until=2023, by_parameter=False, framework="megatron-deepspeed"
     ),
     _MEGATRON_2021,
-    # and frees outputs of stages since Korthikanti et al. 2022 (appendix B); DeepSpeed does not
-    replace(
-        _MEGATRON_2021,
-        until=2023,
-        backward_overlap=True,
-        serial_zero3=False,
-        framework="megatron-2022",
-        release_outputs=True,
-    ),
+    _MEGATRON_2022,
     # nanotron: tp_linear_async_communication is off in the runs' configuration (huggingface/bench_cluster)
     Software("nanotron", pipeline_overlap=False, backward_overlap=False, eager=True),
     # InternEvo reduces gradients in their own format (solver/optimizer/hybrid_zero_optim.py)
@@ -193,7 +209,13 @@ def software_of(case: Case) -> Software:
     """The software of a run."""
     name = case.text("framework").lower()
     year = min(9999.0, float(case.text("year"))) if case.text("year").isdecimal() else 9999.0
-    return next(each for each in SOFTWARE if each.wanted in name and year <= each.until)
+    gpu = case.text("gpu")
+    return next(each for each in SOFTWARE if each.wanted in name and year <= each.until and gpu.startswith(each.gpu))
+
+
+def _compiled(case: Case) -> bool:
+    """Whether a row says that layers are compiled."""
+    return _COMPILED.search(case.text("notes")) is not None
 
 
 def _shards(case: Case) -> dict[str, int]:

@@ -98,7 +98,8 @@ def _beside(operator: Operator, returned: Bytes, training: Training, shard: Shar
     if around.shares_input:  # the adapters keep it
         stored = replace(stored, kept=operator.kept - operator.read)
     inward, outward = around.inward, around.outward
-    yield from (inward, outward, stored) if linear.rows else (inward, stored, outward)
+    # a frozen layer runs before its adapters, whatever joins them, so it has run when these save
+    yield from (inward, outward, replace(stored, saves_late=True)) if linear.rows else (inward, stored, outward)
 
 
 def _frozen(operator: Operator, returned: Bytes) -> Operator:

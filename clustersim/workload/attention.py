@@ -119,6 +119,7 @@ class Core:
             again=(),
             results=queries * width + logarithms,
             returned=queries * width,
+            saves_late=True,
         )
 
     def standard(self) -> Iterator[Operator]:
@@ -179,6 +180,7 @@ class Core:
             over.backward_kernels(name, self.dtype, scores),
             kept=over.kept.bytes(self.dtype, scores.elements),
             core=True,
+            saves_late=over.saves_late,
         )
 
 

@@ -1,18 +1,24 @@
 """What does the software of a training run cost beside the kernels that it runs?
 
 A framework's host (the CPU process that drives one GPU) launches kernels one after the other, ahead of the GPU where it
-can: `launch` is what it needs for one kernel or collective of forward, with the Python around it, `backward_launch` of
-backward, with autograd and the hooks of parameters. Kernels are those that the simulator counts, of which some are
-several in reality. `cost.launching` says when launching shows. `message` is what hosts add to each message between
-pipeline stages (`cost.handing`). The caching allocator, the communicators and the workspaces of matrix products take
-device memory beside tensors.
+can: `launch` is what it needs for one kernel of forward, with the Python around it, `backward_launch` of backward, with
+autograd and the hooks of parameters. Kernels are those that the simulator counts, of which some are several in reality.
+`collective` is what it needs for one collective: the library's own launch, the events and waits by which streams follow
+each other, and the object that the caller may wait for. With CUDA graphs the kernels and collectives of a pass are
+captured once and launched together, which takes `graph`. Assumed: the whole of a pass is captured (Megatron-Core's
+`full_iteration`, or a graph for each layer, whose launches are few beside what is in them), and the GPU runs the nodes
+of a graph as it runs kernels that are launched ahead of it. `cost.launching` says when launching shows. `message` is
+what hosts add to each message between pipeline stages (`cost.handing`). The caching allocator, the communicators
+and the workspaces of matrix products take device memory beside tensors; what graphs keep in pools of their own is not
+counted.
 
 Constants belong to a generation of software, in `topologies/frameworks`, each with its source.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
+from clustersim.errors import InputError
 from clustersim.section import Section
 from clustersim.shipped import find, read_mapping
 from clustersim.units import Bytes, Dimension, Seconds
@@ -28,9 +34,11 @@ class Framework:
     """fragmentation: reserved over allocated bytes at the peak; communicator: bytes of one process group's buffers.
 
     workspace: bytes that libraries take from the allocator for good; release_outputs: whether pipeline stages free
-    what they have sent, where a scenario does not say it; launch, backward_launch: host seconds for one kernel or
-    collective of forward (and the optimizer), and of backward; message: of hosts, for one message between pipeline
-    stages; overheads: what it does in a step beside the model.
+    what they have sent, where a scenario does not say it; launch, backward_launch: host seconds for one kernel of
+    forward (and the optimizer), and of backward; collective: for one collective, None: as for a kernel; call: for a
+    tensor operation without autograd and modules around it; graph: for a CUDA graph, None: there are none; message: of
+    hosts, for one message between pipeline stages; cuda_graphs: whether passes are captured; early_stop: its activation
+    checkpoints stop once all is there that backward needs; overheads: what it does in a step beside the model.
     """
 
     fragmentation: float
@@ -40,15 +48,26 @@ class Framework:
     launch: Seconds = 0.0
     backward_launch: Seconds = 0.0
     message: Seconds = 0.0
+    collective: Seconds | None = None
+    call: Seconds = 0.0
+    graph: Seconds | None = None
+    cuda_graphs: bool = False
+    early_stop: bool = False
     name: str = "framework"
     overheads: Overheads = NONE
+
+    def with_graphs(self) -> "Framework":
+        """The same, its passes captured in CUDA graphs; raise InputError where it has none."""
+        if self.graph is None:
+            raise InputError(f"cuda_graphs: {self.name} captures none; leave it out, or name a framework that does")
+        return replace(self, cuda_graphs=True)
 
 
 def load_framework(name_or_path: str = "pytorch") -> Framework:
     """Read topologies/frameworks/NAME.yaml, or a file of the same form."""
     path = find("frameworks", name_or_path)
     section = Section(path, read_mapping(path))
-    memory, host = section.section("memory"), section.section("host")
+    memory, host, checkpoint = (section.section(name) for name in ("memory", "host", "checkpoint"))
     framework = Framework(
         fragmentation=memory.number("fragmentation", low=1.0),
         communicator=memory.quantity("communicator", Dimension.SIZE, zero=True),
@@ -57,6 +76,10 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
         launch=host.quantity("launch", Dimension.TIME, zero=True),
         backward_launch=host.quantity("backward_launch", Dimension.TIME, zero=True),
         message=host.quantity("message", Dimension.TIME, zero=True),
+        collective=_seconds(host, "collective"),
+        call=host.quantity("call", Dimension.TIME, zero=True),
+        graph=_seconds(host, "graph"),
+        early_stop=checkpoint.flag("early_stop"),
         name=path.stem,
         overheads=_overheads(section.section("overheads")) if section.has("overheads") else NONE,
     )
@@ -79,3 +102,8 @@ def _overheads(section: Section) -> Overheads:
         loss=LossReport(section.choice("loss", *(each.value for each in LossReport))),
         batches=Batches(section.choice("batches", *(each.value for each in Batches))),
     )
+
+
+def _seconds(host: Section, key: str) -> Seconds | None:
+    """What the host needs for something, if the file says so."""
+    return host.quantity(key, Dimension.TIME, zero=True) if host.has(key) else None

@@ -153,7 +153,8 @@ class Kernel:
 
     flops: FLOP executed (a causal attention kernel skips the masked half, and counts what it does);
     bytes: read and written in device memory if every operand passes once; shape: what it computes, None if unknown;
-    launches: how many device kernels this is in an unfused implementation (1 when fused).
+    launches: how many device kernels this is in an unfused implementation (1 when fused); calls: tensor operations that
+    a loop of the host issues one by one instead.
     """
 
     name: str
@@ -163,6 +164,7 @@ class Kernel:
     bytes: Bytes
     shape: Shape | None = None
     launches: int = 1
+    calls: int = 0
 
     def piece(self, pieces: int) -> "Kernel":
         """One of several kernels that together do the same: a matmul by its rows, attention by its keys.

@@ -321,6 +321,7 @@ def _streamed(region: Region, name: str, dtype: DType, over: Streaming, shapes: 
         tuple(over.forward_kernel(name, dtype, shape) for shape in shapes),
         tuple(kernel for shape in shapes for kernel in over.backward_kernels(name, dtype, shape)),
         kept=sum(over.kept.bytes(dtype, shape.elements) for shape in shapes),
+        saves_late=over.saves_late,
     )
 
 

@@ -6,6 +6,7 @@ Reference: Narayanan et al. 2021 (arXiv:2104.04473) section 2.3 for tensor paral
 (arXiv:2205.05198) section 4.2 for sequence parallelism.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -108,7 +109,8 @@ class Operator:
     `kept` that its weight gradient alone reads; returned: bytes of its result that its own backward reads, too, where
     the operator that follows keeps them; trained: its parameters have gradients; whole: it keeps its input whole where
     the sequence is split; joints: what it has joined within a sharded region; unpacked: bytes of weights that it has in
-    the format of its products at once while it runs.
+    the format of its products at once while it runs; saves_late: something that backward needs is saved only when it
+    has run (a mask, statistics, its result), not what it reads alone.
     """
 
     name: str
@@ -131,6 +133,7 @@ class Operator:
     whole: bool = False
     joints: Joints = Joints()
     unpacked: Bytes = 0.0
+    saves_late: bool = False
 
     @property
     def gradients(self) -> int:
@@ -141,6 +144,22 @@ class Operator:
     def run_again(self) -> tuple[Kernel, ...]:
         """What selective recomputation by operations runs again."""
         return self.forward if self.again is None else self.again
+
+    @property
+    def saves(self) -> bool:
+        """Whether autograd saves anything for its backward: what it reads, what it makes, or its weights."""
+        return bool(self.input_gradient or self.weight_gradient)
+
+
+def until_saved(operators: Sequence[Operator]) -> int:
+    """How many of the operators run until all that backward needs is saved.
+
+    torch.utils.checkpoint without `use_reentrant` runs a forward again under hooks that count what is saved, and stops
+    at the last (`_recomputation_hook` raises `_StopRecomputationError`). Autograd saves inputs before an operator runs
+    and what it makes behind it, so a last linear layer is not run again, nor a sum behind it, which saves nothing.
+    """
+    last = max((place for place, operator in enumerate(operators) if operator.saves), default=-1)
+    return last + 1 if last < 0 or operators[last].saves_late else last
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ gradient is a second kernel that reads both operands again.
 
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Final
 
 from clustersim.dtypes import DType
 from clustersim.units import Bytes
@@ -36,6 +37,9 @@ class Passes:
         return float(elements) * (self.activation * dtype.bytes + self.fp32 * DType.FP32.bytes + self.mask)
 
 
+_SAVE_RESULTS: Final = (KernelKind.NORM, KernelKind.SOFTMAX, KernelKind.LOSS)
+
+
 @dataclass(frozen=True, slots=True)
 class Streaming:
     """A streaming operator: passes forward and backward, and what it keeps in between. None: there is no kernel."""
@@ -46,6 +50,11 @@ class Streaming:
     backward: Passes | None
     kept: Passes = Passes(0)
     fused: bool = False
+
+    @property
+    def saves_late(self) -> bool:
+        """Whether backward reads what forward makes: a mask, statistics, a softmax."""
+        return self.kept.mask > 0 or self.kind in _SAVE_RESULTS
 
     def over(self, rows: int, width: int, table: int = 0) -> StreamShape:
         """The forward routine over so many elements; table: rows of what it looks up."""

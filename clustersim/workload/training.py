@@ -80,8 +80,10 @@ class Optimizer(Enum):
 class Training:
     """One step: `global_batch` sequences of `sequence` tokens, `microbatch` sequences at a time per replica.
 
-    lora: the adapters that are trained beside frozen weights, None: all weights are trained; overheads: what the
-    framework does beside the model's own arithmetic.
+    early_stop: what is recomputed is run only until all that backward needs is there again, as torch.utils.checkpoint
+    does without `use_reentrant` (`workload.operators.until_saved`); else all of it, as the checkpoints of Megatron-LM,
+    Transformer Engine and DeepSpeed do. lora: the adapters that are trained beside frozen weights, None: all weights
+    are trained; overheads: what the framework does beside the model's own arithmetic.
     """
 
     sequence: int
@@ -89,6 +91,7 @@ class Training:
     microbatch: int = 1
     recipe: Recipe = field(default_factory=mixed)
     recompute: Recompute = field(default_factory=NoRecompute)
+    early_stop: bool = False
     attention: Attention = Attention.FLASH
     loss: Loss = Loss.VOCAB_PARALLEL
     optimizer: Optimizer = Optimizer.ADAM

@@ -81,10 +81,14 @@ def test_the_model_has_the_parameters_that_are_counted(model: dict[str, Any], ov
 
 @pytest.mark.parametrize("model", [LLAMA, GPT], ids=["llama", "gpt"])
 @pytest.mark.parametrize("attention", ["flash", "flash2", "standard"])
-@pytest.mark.parametrize("recompute", ["none", "selective", "full", "{layers: 1}"])
-def test_a_step_multiplies_the_matrices_that_are_counted(model: dict[str, Any], attention: str, recompute: str) -> None:
+@pytest.mark.parametrize("recompute", ["none", "mode: selective", "mode: full", "layers: 1"])
+@pytest.mark.parametrize("early_stop", ["true", "false"])
+def test_a_step_multiplies_the_matrices_that_are_counted(
+    model: dict[str, Any], attention: str, recompute: str, early_stop: str
+) -> None:
     """Every product of forward, recomputation and both gradients, shape by shape, as often as it is simulated."""
-    given = scenario(model, f"training.attention={attention}", f"training.recompute={recompute}")
+    way = recompute if recompute == "none" else f"{{{recompute}, early_stop: {early_stop}}}"
+    given = scenario(model, f"training.attention={attention}", f"training.recompute={way}")
     assert _run(given) == _predicted(given)
 
 

@@ -103,3 +103,29 @@ def test_backward_has_launches_of_its_own_and_what_is_run_again_those_of_forward
 def test_waiting_before_an_exchange_is_counted_at_the_next_kernel() -> None:
     """The exchange of 1 s begins at 2 s, 1 s late, and the last kernel at 4 s, another second late."""
     assert waits(Launching(2.0, 2.0), (kernel(), 1.0), (sent(), 1.0), (kernel(), 3.0)) == [0.0, 0.0, 2.0]
+
+
+def test_an_exchange_costs_the_host_what_a_collective_does() -> None:
+    """1 + 5 s of launches for a kernel of 1 s and an exchange of 1 s: 4 s later than the GPU alone."""
+    host = Launching(forward=1.0, backward=1.0, collective=5.0)
+    assert waits(host, (kernel(), 1.0), (sent(), 1.0)) == [4.0, 0.0]
+
+
+def test_kernels_in_chunks_beside_an_exchange_cost_their_own_launches_and_its() -> None:
+    """1 + 2 x (1 + 3) s of launches, for 1 s and 2 s of work: 6 s late, all of it at the kernel by itself."""
+    host = Launching(forward=1.0, backward=1.0, collective=3.0)
+    assert waits(host, (kernel(), 1.0), (cut(2.0), 2.0)) == [6.0, 0.0]
+
+
+def test_a_loop_of_the_host_costs_its_calls_and_no_launch() -> None:
+    looped = Kernel("copy", KernelKind.COPY, DType.BF16, flops=0.0, bytes=0.0, calls=10)
+    host = Launching(forward=100.0, backward=100.0, call=0.5)
+    assert waits(host, (Operation(looped, Work.FORWARD), 2.0)) == [pytest.approx(3.0)]
+
+
+@pytest.mark.parametrize(("graph", "late"), [(2.0, 0.0), (6.0, 1.5)])
+def test_a_captured_block_is_launched_at_once(graph: float, late: float) -> None:
+    """Kernels of 1, 0.5 and 2 s and an exchange of 1 s: a graph of 2 s is hidden, one of 6 s is not."""
+    host = Launching(forward=9.0, backward=9.0, collective=9.0, graph=graph)
+    made = waits(host, (kernel(), 1.0), (kernel(3), 0.5), (sent(), 1.0), (kernel(), 2.0))
+    assert made == pytest.approx([0.0, 0.0, 0.0, late])

@@ -1,15 +1,27 @@
 """What stages consist of: parameters, gradients, recomputation."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from clustersim.lowering.units import Units
+from clustersim.lowering.units import Unit, Units
 from clustersim.parallel.layout import Layout
+from clustersim.parallel.plan import Plan
 from clustersim.program.task import Work
 from clustersim.workload.kernels import KernelKind
 from clustersim.workload.presets import preset
-from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute, Training
+from clustersim.workload.stack import BlockForm
+from clustersim.workload.training import (
+    Attention,
+    FullRecompute,
+    NoRecompute,
+    Recompute,
+    SelectiveOperations,
+    SelectiveRecompute,
+    Training,
+)
 from clustersim.workload.transformer import layer_parameters, norm_parameters, parameters
 from tests.uniform import stage
 
@@ -94,3 +106,64 @@ def test_selective_recomputation_runs_every_layers_attention_core_again() -> Non
     for unit in Units(plan).of(plan.stages[0]):
         again = [each.kernel for each in unit.backward if each.work is Work.RECOMPUTE]
         assert [kernel.kind for kernel in again if kernel] == [KernelKind.ATTENTION_FORWARD] * (unit.name == "layer")
+
+
+def _again(plan: Plan) -> list[str]:
+    """Names of the kernels that a layer runs again."""
+    (found,) = {tuple(_names(unit)) for unit in Units(plan).of(plan.stages[0]) if unit.name == "layer"}
+    return list(found)
+
+
+def _names(unit: Unit) -> Iterator[str]:
+    for operation in unit.backward:
+        if operation.work is Work.RECOMPUTE:
+            yield operation.kernel.name if operation.kernel is not None else "exchange"
+
+
+@pytest.mark.parametrize(
+    ("model", "recompute", "left_out"),
+    [
+        # the sum with the residual stream saves nothing, and the last product has saved its input before it runs
+        ({}, FullRecompute(), ["mlp.down", "mlp.residual"]),
+        # dropout saves its mask, a norm its statistics, both behind the product
+        ({"dropout": True}, FullRecompute(), []),
+        ({"block": BlockForm.POST_NORM}, FullRecompute(), ["mlp.residual"]),
+        # all of the core's last product, but what softmax makes of scores is read by it
+        ({}, SelectiveRecompute(), ["attention.context"]),
+        ({}, SelectiveOperations(), ["mlp.residual"]),
+    ],
+)
+def test_recomputation_that_stops_early_leaves_out_what_nobody_reads(
+    model: dict[str, Any], recompute: Recompute, left_out: list[str]
+) -> None:
+    """torch.utils.checkpoint's hooks stop at the last tensor that is saved (its `_recomputation_hook`)."""
+    training = replace(TRAINING, recompute=recompute, attention=Attention.STANDARD)
+    block = model.get("block", BlockForm.PRE_NORM)
+    given = replace(preset("llama-tiny"), dropout="dropout" in model)
+    given = replace(given, stack=tuple(replace(run, spec=replace(run.spec, block=block)) for run in given.stack))
+    whole, early = (_again(planned(Layout(), replace(training, early_stop=stops), given)) for stops in (False, True))
+    assert early == whole[: len(whole) - len(left_out)]
+    assert whole[len(early) :] == left_out
+
+
+def test_flash_attention_is_run_again_whole_as_it_saves_its_result() -> None:
+    training = replace(TRAINING, recompute=SelectiveRecompute(), early_stop=True)
+    assert _again(planned(Layout(), training)) == ["attention.core"]
+
+
+def test_the_sum_behind_a_last_product_is_not_sent_again() -> None:
+    """Of a layer's two all-reduces forward, recomputation that stops early needs the first only."""
+    training = replace(TRAINING, recompute=FullRecompute())
+    whole, early = (
+        _again(planned(Layout(tp=2), replace(training, early_stop=stops))).count("exchange") for stops in (False, True)
+    )
+    assert (whole, early) == (2, 1)
+
+
+def test_early_stop_keeps_what_backward_runs_but_for_the_recomputation() -> None:
+    training = replace(TRAINING, recompute=FullRecompute())
+    passes = [
+        [each for unit in Units(plan).of(plan.stages[0]) for each in unit.backward if each.work is not Work.RECOMPUTE]
+        for plan in (planned(Layout(tp=2), replace(training, early_stop=stops)) for stops in (False, True))
+    ]
+    assert passes[0] == passes[1]

@@ -123,6 +123,7 @@ def test_without_nvlink_the_links_inside_a_node_are_those_of_pcie() -> None:
                 "slow_rank": "there is one rank",
                 "hybrid_sharding": "weights are not fully sharded",
                 "no_recompute": "nothing is recomputed now",
+                "cuda_graphs": "no GPU waits for its host",
                 "no_offload": "nothing is on the host now",
                 "no_overheads": "nothing is done beside the model now",
             },
@@ -133,6 +134,7 @@ def test_without_nvlink_the_links_inside_a_node_are_those_of_pcie() -> None:
                 "half_the_microbatch": "a microbatch of 3 sequences has no half",
                 "hybrid_sharding": "weights are not fully sharded",
                 "full_recompute": "all layers are recomputed now",
+                "cuda_graphs": "no GPU waits for its host",
                 "no_offload": "nothing is on the host now",
                 "no_overheads": "nothing is done beside the model now",
             },
@@ -170,7 +172,8 @@ def test_cases_are_tried_until_the_time_is_used_up(plain: Result, monkeypatch: p
     monkeypatch.setattr(what_if, "perf_counter", lambda: float(next(clock)))
     found = what_ifs(replace(plain, wall=0.5), budget=5.0)
     assert [case.name for case, _ in found.tried] == ["network_less", "network_twice"]
-    cannot = ("hybrid_sharding", "no_offload", "no_overheads")  # which cannot be, however long they took
+    # which cannot be, however long they took
+    cannot = ("hybrid_sharding", "cuda_graphs", "no_offload", "no_overheads")
     late = [case for case in found.untried if case.name not in cannot]
     assert late
     assert all(case.note.startswith("left out: ") for case in late)
@@ -260,3 +263,14 @@ def test_weights_are_cut_over_as_few_ranks_as_fit() -> None:
 
 def test_what_is_not_fully_sharded_is_not_cut_otherwise(cases: dict[str, WhatIf]) -> None:
     assert cases["hybrid_sharding"].note == "weights are not fully sharded"
+
+
+def test_graphs_make_a_step_shorter_where_gpus_wait_for_their_hosts() -> None:
+    """As long as it is on a host that launches as fast as it launches a graph."""
+    waiting = {"model": "gpt2-small", "cluster": {"name": "dgx-h100", "gpus": 1}}
+    training = {"sequence": 128, "global_batch": 1}
+    result = simulate(Scenario.from_mapping({**waiting, "training": training}))
+    outcome = cases_of(result)["cuda_graphs"]
+    captured = simulate(Scenario.from_mapping({**waiting, "training": training, "framework": {"cuda_graphs": True}}))
+    assert tried(outcome).step_time == captured.step_time < result.step_time
+    assert cases_of(captured)["cuda_graphs"].note == "passes are captured now"

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from clustersim.errors import InputError
 from clustersim.scenario import Scenario
 
 Refusal = Callable[..., str]
@@ -171,3 +172,14 @@ def test_a_window_on_the_ring_of_context_parallelism_is_a_warning(mapping: dict[
     assert not Scenario.from_mapping(mapping, ring).warnings
     (warning,) = Scenario.from_mapping(mapping, [*ring, "model.window=1024"]).warnings
     assert "all keys and values go round the ring" in warning
+
+
+@pytest.mark.parametrize(("key", "value"), [("layout.pp", "2"), ("training.lora", "8")])
+def test_deepspeeds_first_zero_3_is_refused_beside_what_it_did_not_run_with(
+    mapping: dict[str, Any], key: str, value: str
+) -> None:
+    given = {**mapping, "layout": {"data": "zero3_by_parameter"}, "cluster": {"name": "dgx-h100", "gpus": 8}}
+    section, name = key.split(".")
+    given = {**given, section: {**given[section], name: int(value)}}
+    with pytest.raises(InputError, match=f"zero3_by_parameter runs beside no {key}"):
+        Scenario.from_mapping(given)

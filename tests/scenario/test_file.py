@@ -253,7 +253,7 @@ def test_a_misspelt_word_is_refused_with_its_key_and_the_nearest_one(
         ("layout.tp=true", "layout.tp: true is not a whole number"),
         ("layout.sequence_parallel=3", "layout.sequence_parallel: 3 is neither true nor false"),
         ("layout.data.zero.stage=4", "layout.data.zero.stage: 4 is too large; the largest legal value is 3"),
-        ("layout.data={ddp: {}, fsdp: {}}", "layout.data: needs exactly one of ddp, fsdp, hsdp, zero, data_parallel"),
+        ("layout.data={ddp: {}, fsdp: {}}", "layout.data: needs exactly one of ddp, fsdp, hsdp, zero, zero3_by_"),
         ("layout.schedule=gpipe", "layout.schedule: unknown key; did you mean schedule, a key of the whole file?"),
         ("layout.data=hsdp", "layout.data.hsdp.shard: is missing; write shard: 8"),
         ("layout.data={hsdp: 64}", "layout.data.hsdp: 64 is not a mapping of keys to values; write {shard: 64}"),
@@ -292,7 +292,7 @@ def test_a_misspelt_word_is_refused_with_its_key_and_the_nearest_one(
         ("training.recompute={mode: selective, layers: 2}", "layers are recomputed in full"),
         ("training.recompute={mode: selective_op, layers: 2}", "layers are recomputed in full"),
         ("layout.backward_overlap=3", "layout.backward_overlap: 3 is neither true nor false"),
-        ("framework=", "framework: nothing is not a text"),
+        ("framework=", "framework: nothing is not a mapping of keys to values; its keys are name, cuda_graphs"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_key_the_value_and_what_is_legal(
@@ -311,3 +311,25 @@ def test_nothing_of_the_file_has_to_be_a_mapping_to_be_refused_in_a_sentence() -
     for content in ({}, {"model": []}, {1: 2}, {"model": None, "cluster": 3, "training": "x"}):
         with pytest.raises(InputError, match="scenario: "):
             Scenario.from_mapping(content)  # type: ignore[arg-type]
+
+
+def test_cuda_graphs_are_a_key_of_the_framework(mapping: dict[str, Any]) -> None:
+    captured = Scenario.from_mapping(mapping | {"framework": {"name": "pytorch", "cuda_graphs": True}})
+    assert captured.framework == load_framework("pytorch").with_graphs()
+    assert Scenario.from_mapping(captured.to_mapping()).framework == captured.framework
+    with pytest.raises(InputError, match="framework: cuda_graphs: megatron-2021 captures none"):
+        Scenario.from_mapping(mapping | {"framework": {"name": "megatron-2021", "cuda_graphs": True}})
+
+
+@pytest.mark.parametrize(("name", "stops"), [("pytorch", True), ("megatron-2021", False)])
+def test_recomputation_stops_early_where_the_framework_does_or_the_file_says_so(
+    mapping: dict[str, Any], name: str, stops: bool
+) -> None:
+    given = {**mapping, "framework": name}
+
+    def early(recompute: Any) -> bool:
+        training = {**given["training"], "recompute": recompute}
+        return Scenario.from_mapping({**given, "training": training}).training.early_stop
+
+    assert early("full") is stops
+    assert early({"mode": "full", "early_stop": not stops}) is not stops

@@ -27,7 +27,12 @@ SCENARIO: dict[str, Any] = {
     "model": {"layers": 4, "hidden": 2048, "ffn": 5632, "heads": 16, "vocab": 32000},
     "cluster": {"name": "dgx-h100", "gpus": 16},
     "layout": {"tp": 2, "pp": 2, "dp": 4, "sequence_parallel": True, "tensor_overlap": True},
-    "training": {"sequence": 2048, "global_batch": 32, "microbatch": 2, "recompute": {"layers": 1}},
+    "training": {
+        "sequence": 2048,
+        "global_batch": 32,
+        "microbatch": 2,
+        "recompute": {"layers": 1, "early_stop": False},
+    },
 }
 
 

@@ -35,7 +35,7 @@ def test_every_shipped_framework_loads_and_has_a_source_for_every_number(name: s
     assert framework.launch > 0.0
     content = shipped.read_mapping(shipped.find("frameworks", name))
     beside = ["overheads"] if "overheads" in content else []
-    assert set(content["sources"]) == {*content["memory"], *content["host"], *beside}
+    assert set(content["sources"]) == {*content["memory"], *content["host"], *content["checkpoint"], *beside}
 
 
 def test_pytorch_is_what_is_loaded_if_nothing_is_said() -> None:
@@ -44,6 +44,14 @@ def test_pytorch_is_what_is_loaded_if_nothing_is_said() -> None:
 
 def test_software_of_2021_launches_more_slowly() -> None:
     assert load_framework("megatron-2021").launch > load_framework("pytorch").launch
+
+
+def test_graphs_are_captured_only_by_a_framework_that_says_what_one_costs() -> None:
+    captured = load_framework("pytorch").with_graphs()
+    assert captured.cuda_graphs
+    assert captured.graph == pytest.approx(12.5e-6)
+    with pytest.raises(InputError, match="cuda_graphs: megatron-2021 captures none; leave it out"):
+        load_framework("megatron-2021").with_graphs()
 
 
 def test_a_path_works_like_a_name_and_numbers_are_read_in_si_units(

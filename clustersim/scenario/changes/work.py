@@ -26,6 +26,11 @@ def with_recompute(scenario: Scenario, policy: Recompute) -> Scenario:
     return replace(scenario, training=replace(scenario.training, recompute=policy))
 
 
+def with_cuda_graphs(scenario: Scenario) -> Scenario:
+    """Passes are captured in CUDA graphs."""
+    return replace(scenario, framework=scenario.framework.with_graphs())
+
+
 def without_offload(scenario: Scenario) -> Scenario:
     """Everything stays on the device."""
     return replace(scenario, training=replace(scenario.training, offload=NOTHING))

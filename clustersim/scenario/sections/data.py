@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from clustersim.parallel.data import (
     BY_STAGE,
     DDP_BUCKET,
+    ByParameter,
     DataParallelism,
     FullyShard,
     Microbatches,
@@ -97,6 +98,14 @@ class ZeroStage(Fsdp):
         return chosen(**{field.name: getattr(self, field.name) for field in fields(chosen)})
 
 
+class ZeroByParameter(Section):
+    """DeepSpeed's first ZeRO-3, of March 2021, which has no options here."""
+
+    def strategy(self) -> DataParallelism:
+        """The strategy as the inside knows it."""
+        return ByParameter()
+
+
 class Naive(Section):
     """torch.nn.DataParallel, which has no options."""
 
@@ -115,12 +124,14 @@ class DataChoice(Choice):
         "zero1": {"zero": {"stage": 1}},
         "zero2": {"zero": {"stage": 2}},
         "zero3": {"zero": {"stage": 3}},
+        "zero3_by_parameter": {"zero3_by_parameter": {}},
         "data_parallel": {"data_parallel": {}},
     }
     ddp: Ddp | None = None
     fsdp: Fsdp | None = None
     hsdp: Hsdp | None = None
     zero: ZeroStage | None = None
+    zero3_by_parameter: ZeroByParameter | None = None
     data_parallel: Naive | None = None
 
     def strategy(self) -> DataParallelism:

@@ -19,8 +19,8 @@ from clustersim.scenario.section import (
 )
 from clustersim.scenario.sections.lora import LoraSection
 from clustersim.scenario.sections.overheads import OverheadsSection, overheads_of
+from clustersim.workload.framework import Framework
 from clustersim.workload.lora import Projection
-from clustersim.workload.overheads import Overheads
 from clustersim.workload.recipe import Recipe, mixed
 from clustersim.workload.training import (
     Attention,
@@ -69,11 +69,15 @@ class RecomputeMode(Enum):
 
 
 class RecomputeSection(Section):
-    """`training.recompute`: none, selective, selective_op, full, or full for so many layers of each stage."""
+    """`training.recompute`: none, selective, selective_op, full, or full for so many layers of each stage.
+
+    early_stop: whether it stops once backward has what it needs, None: as the framework does.
+    """
 
     short: ClassVar[str | None] = "mode"
     mode: Annotated[RecomputeMode, member(RecomputeMode)] = RecomputeMode.FULL
     layers: Layers | None = None
+    early_stop: bool | None = None
 
     @model_validator(mode="after")
     def _layers_are_full(self) -> Self:
@@ -111,13 +115,15 @@ class TrainingSection(Section):
     lora: Annotated[LoraSection | None, BeforeValidator(or_none)] = None
     overheads: Annotated[OverheadsSection | None, BeforeValidator(or_none)] = OverheadsSection()
 
-    def step(self, there: frozenset[Projection], usual: Overheads, data: DataParallelism) -> Training:
+    def step(self, there: frozenset[Projection], framework: Framework, data: DataParallelism) -> Training:
         """The training step as the inside knows it.
 
-        there: the model's projections; usual: what the framework does; data: the strategy of data parallelism.
+        there: the model's projections; framework: what it usually does; data: the strategy of data parallelism.
         """
         plain = {name: getattr(self, name) for name in type(self).model_fields if name != "precision"}
         lora = None if self.lora is None else self.lora.adapters(there)
-        overheads = overheads_of(self.overheads, usual, data)
+        overheads = overheads_of(self.overheads, framework.overheads, data)
         chosen = {"recipe": self.precision.recipe(), "recompute": self.recompute.choice(), "lora": lora}
-        return Training(**{**plain, **chosen, "offload": self.offload.choice(), "overheads": overheads})
+        stated = self.recompute.early_stop
+        chosen |= {"early_stop": framework.early_stop if stated is None else stated, "overheads": overheads}
+        return Training(**{**plain, **chosen, "offload": self.offload.choice()})
