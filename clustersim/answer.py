@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from clustersim.analysis.breakdown import Breakdown
-from clustersim.analysis.provenance import Expectation, Item, expectation, provenance_share
+from clustersim.analysis.provenance import Expectation, InStep, Item, expectation, in_step, provenance_share
 from clustersim.analysis.rows import Rows, read_rows
 from clustersim.analysis.stragglers import Stragglers, Waits, find_stragglers, find_waits, moving_seconds
 from clustersim.analysis.utilization import (
@@ -114,6 +114,11 @@ class Answer(FieldState):
         """By how much the sources of durations expect the answer to differ."""
         return expectation(self.items)
 
+    @cached_property
+    def in_step(self) -> InStep:
+        """What was measured on kernels alone and takes longer within the step, by a factor that was not."""
+        return in_step(self.items)
+
     @property
     def band(self) -> tuple[Seconds, Seconds]:
         """Between what and what the step time is expected: errors of measured durations, for the rest experience."""
@@ -129,7 +134,7 @@ class Answer(FieldState):
         if known < _VISIBLE:
             return f"expect {low} to {high}: {EXPERIENCE}"
         within = f"within {self.expectation.error / known:.1%}"
-        sure = f"{known:.0%} of the busy time rests on {self._measured_on}, {within}"
+        sure = f"{known:.0%} of the busy time rests on {self._measured_on}, {within}{self._paced}"
         rest = f"; as for the rest, {EXPERIENCE}" if known < 1.0 - _VISIBLE else ""
         return (
             f"expect {low} to {high}: {sure}; what a framework adds is not in it (clustersim calibrate --check){rest}"
@@ -139,6 +144,17 @@ class Answer(FieldState):
     def _measured_on(self) -> str:
         record = self.scenario.cost.record
         return "measurements" if record is None else f"the record of {record.device.name} of {record.conditions.date}"
+
+    @property
+    def _paced(self) -> str:
+        """What a step does to kernels that were measured alone; nothing where it does nothing."""
+        found = self.in_step
+        if found.share < _VISIBLE:
+            return ""
+        return (
+            f" ({found.share:.0%} as kernels alone, times {found.longer:.3f} for the pace of a step and of the slowest "
+            "GPU: from published steps, not measured here)"
+        )
 
     @property
     def step_time_distribution(self) -> dict[str, Seconds]:
@@ -281,6 +297,7 @@ class Answer(FieldState):
             "stages": [self._stage(rank) for rank in range(len(self.ledgers))],
             "stragglers": self._stragglers(),
             "provenance_share": dict(self.provenance),
+            "in_step": {"share": self.in_step.share, "times_longer": self.in_step.longer},
             "step_time_band_s": list(self.band),
             "experience": self.experience,
             "network": self.scenario.cost.network.value,
