@@ -122,6 +122,7 @@ class Point:
     step_time: Seconds = 0.0
     tokens_per_gpu: float = 0.0
     mfu: float = 0.0
+    mfu_causal: float = 0.0
     bubble: float = 0.0
     exposed: float = 0.0
     peak: Bytes = 0.0
