@@ -16,8 +16,10 @@ from clustersim.collectives.library import Library, load_library
 from clustersim.cost.binding import binding_demands
 from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
+from clustersim.cost.handing import HandedMessages
 from clustersim.cost.host import HostedExchanges, Others
 from clustersim.cost.in_step import InStep, job_rate, older_attention
+from clustersim.cost.launching import Launching
 from clustersim.cost.machines import Machine, Machines, Slowed
 from clustersim.cost.record import Call, Record
 from clustersim.cost.recorded import RecordedKernels
@@ -156,7 +158,10 @@ def _blocks(program: Program) -> Iterator[Block]:
 
 def _exchanges(scenario: Scenario, program: Program) -> Others:
     """What times collectives, messages and, if there is anything for them, hosts."""
-    between, host = _between(scenario, program), scenario.cluster.host
+    between: Others = _between(scenario, program)
+    host, message = scenario.cluster.host, scenario.framework.message
+    if message > 0.0:
+        between = HandedMessages(between, message, program.groups)
     if HOST_ROLE.name not in program.groups or host is None:
         return between
     nodes = _nodes(scenario, program)
@@ -209,7 +214,8 @@ def _machine(scenario: Scenario, accelerator: Accelerator) -> Machine:
     measured = None if record is None else record.interference
     given, usual = scenario.cost.interference, accelerator.interference if measured is None else measured
     kernels = _in_step(scenario, accelerator, record)
-    return Machine(kernels, usual if given is None else given, scenario.framework.launch)
+    launching = Launching(scenario.framework.launch, scenario.framework.backward_launch)
+    return Machine(kernels, usual if given is None else given, launching)
 
 
 def _in_step(scenario: Scenario, accelerator: Accelerator, record: Record | None) -> InStep:
