@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from clustersim.analysis.breakdown import Breakdown
-from clustersim.analysis.provenance import Expectation, Item, expectation, provenance_share
+from clustersim.analysis.provenance import Expectation, InStep, Item, expectation, in_step, provenance_share
 from clustersim.analysis.rows import Rows, read_rows
 from clustersim.analysis.stragglers import Stragglers, Waits, find_stragglers, find_waits, moving_seconds
 from clustersim.analysis.utilization import (
@@ -60,9 +60,13 @@ NOT_OF_HOSTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """FLOP of the whole step on all ranks, by the convention of `analysis.utilization`."""
+    """FLOP of the whole step on all ranks, by the convention of `analysis.utilization`.
+
+    causal: the model's, with attention as its causal mask leaves it.
+    """
 
     model: Flop
+    causal: Flop
     recomputed: Flop
 
 
@@ -113,6 +117,11 @@ class Answer(FieldState):
         """By how much the sources of durations expect the answer to differ."""
         return expectation(self.items)
 
+    @cached_property
+    def in_step(self) -> InStep:
+        """What was measured on kernels alone and takes longer within the step, by a factor that was not."""
+        return in_step(self.items)
+
     @property
     def band(self) -> tuple[Seconds, Seconds]:
         """Between what and what the step time is expected: errors of measured durations, for the rest experience."""
@@ -128,7 +137,7 @@ class Answer(FieldState):
         if known < _VISIBLE:
             return f"expect {low} to {high}: {EXPERIENCE}"
         within = f"within {self.expectation.error / known:.1%}"
-        sure = f"{known:.0%} of the busy time rests on {self._measured_on}, {within}"
+        sure = f"{known:.0%} of the busy time rests on {self._measured_on}, {within}{self._paced}"
         rest = f"; as for the rest, {EXPERIENCE}" if known < 1.0 - _VISIBLE else ""
         return (
             f"expect {low} to {high}: {sure}; what a framework adds is not in it (clustersim calibrate --check){rest}"
@@ -138,6 +147,17 @@ class Answer(FieldState):
     def _measured_on(self) -> str:
         record = self.scenario.cost.record
         return "measurements" if record is None else f"the record of {record.device.name} of {record.conditions.date}"
+
+    @property
+    def _paced(self) -> str:
+        """What a step does to kernels that were measured alone; nothing where it does nothing."""
+        found = self.in_step
+        if found.share < _VISIBLE:
+            return ""
+        return (
+            f" ({found.share:.0%} as kernels alone, times {found.longer:.3f} for the pace of a step and of the slowest "
+            "GPU: from published steps, not measured here)"
+        )
 
     @property
     def step_time_distribution(self) -> dict[str, Seconds]:
@@ -204,7 +224,8 @@ class Answer(FieldState):
             return ()
         return (
             "HFU above 100 %: by convention attention counts as a full matrix, but causal kernels skip half of it, and "
-            f"at {self.scenario.training.sequence:,} tokens attention is most of the work",
+            f"at {self.scenario.training.sequence:,} tokens attention is most of the work; counted so, MFU is "
+            f"{self.mfu_causal():.1%} (mfu_causal)",
         )
 
     @property
@@ -250,6 +271,10 @@ class Answer(FieldState):
         """Model FLOP utilization (see `analysis.utilization.CONVENTION`)."""
         return mfu(self.flops.model, seconds=self.step_time, ranks=self.ranks, peak=self.peak_flops)
 
+    def mfu_causal(self) -> float:
+        """Model FLOP utilization that counts attention as its causal mask leaves it."""
+        return mfu(self.flops.causal, seconds=self.step_time, ranks=self.ranks, peak=self.peak_flops)
+
     def hfu(self) -> float:
         """Hardware FLOP utilization: recomputation counts."""
         again = self.flops.recomputed
@@ -267,6 +292,7 @@ class Answer(FieldState):
             "tokens_per_s_per_gpu": self.tokens_per_second / self.ranks,
             "model_tflops_per_gpu": self.flops_per_gpu / 1e12,
             "mfu": self.mfu(),
+            "mfu_causal": self.mfu_causal(),
             "hfu": self.hfu(),
             "flop_convention": CONVENTION,
             "bubble_fraction": bubble_fraction(self.breakdown),
@@ -280,6 +306,7 @@ class Answer(FieldState):
             "stages": [self._stage(rank) for rank in range(len(self.ledgers))],
             "stragglers": self._stragglers(),
             "provenance_share": dict(self.provenance),
+            "in_step": {"share": self.in_step.share, "times_longer": self.in_step.longer},
             "step_time_band_s": list(self.band),
             "experience": self.experience,
             "network": self.scenario.cost.network.value,

@@ -18,15 +18,16 @@ from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
 from clustersim.cost.handing import HandedMessages
 from clustersim.cost.host import HostedExchanges, Others
+from clustersim.cost.in_step import InStep, job_rate, older_attention
 from clustersim.cost.launching import Launching
-from clustersim.cost.machines import FLASH1, Machine, Machines, OlderAttention, Slowed, slowest
-from clustersim.cost.record import Call
+from clustersim.cost.machines import Machine, Machines, Slowed
+from clustersim.cost.record import Call, Record
 from clustersim.cost.recorded import RecordedKernels
 from clustersim.cost.recorded_exchanges import RecordedExchanges
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.sharing import Alone, Sharing, sharing
 from clustersim.cost.symmetry import alike, alike_shared, all_apart
-from clustersim.cost.timing import ExchangeCost, KernelCost
+from clustersim.cost.timing import ExchangeCost
 from clustersim.errors import InputError
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.lowering.profile import profiled
@@ -42,7 +43,6 @@ from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.scenario.checks import problems
 from clustersim.workload.framework import Framework
 from clustersim.workload.kernels import Kernel
-from clustersim.workload.training import Attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,23 +208,14 @@ def _machines(scenario: Scenario) -> Machines:
 
 
 def _machine(scenario: Scenario, accelerator: Accelerator) -> Machine:
-    """An accelerator at its full speed, as it was measured if there is a record of it, and its host.
-
-    A record's attention is the one that was measured, whatever its version.
-    """
-    settings, record = scenario.cost, scenario.cost.record
-    if record is None or record.device.accelerator != accelerator.name:
-        pace = accelerator.in_training
-        rate = pace.sustained / (1.0 + pace.spread * slowest(scenario.layout.world))
-        older = _older_attention(scenario.training.attention, accelerator)
-        kernels: KernelCost = OlderAttention(Roofline(accelerator, rate), older)
-        interference = accelerator.interference
-    else:
-        kernels = RecordedKernels(record, accelerator)
-        measured = record.interference
-        interference = accelerator.interference if measured is None else measured
-    part = interference if settings.interference is None else settings.interference
-    return Machine(kernels, part, _launching(scenario.framework))
+    """An accelerator at its full speed, as it was measured if there is a record of it, and its host."""
+    record = scenario.cost.record
+    if record is not None and record.device.accelerator != accelerator.name:
+        record = None
+    measured = None if record is None else record.interference
+    given, usual = scenario.cost.interference, accelerator.interference if measured is None else measured
+    kernels = _in_step(scenario, accelerator, record)
+    return Machine(kernels, usual if given is None else given, _launching(scenario.framework))
 
 
 def _launching(host: Framework) -> Launching:
@@ -232,14 +223,16 @@ def _launching(host: Framework) -> Launching:
     return Launching(host.launch, host.backward_launch, host.collective, host.call, graph)
 
 
-def _older_attention(attention: Attention, accelerator: Accelerator) -> float:
-    """How many times longer the flash attention of a training takes than the fastest there is for the accelerator."""
-    match attention:
-        case Attention.FLASH2:
-            return accelerator.in_training.flash2
-        case Attention.FLASH1:
-            return FLASH1 * accelerator.in_training.flash2
-    return 1.0
+def _in_step(scenario: Scenario, accelerator: Accelerator, record: Record | None) -> InStep:
+    """What the kernels of a step take, from what they take alone by a record or by the model."""
+    pace, asked = accelerator.in_training, scenario.training.attention
+    rate = job_rate(pace, scenario.layout.world)
+    if record is None:
+        model = Roofline(accelerator)
+        return InStep.of(model, model, rate=rate, attention=older_attention(pace, asked))
+    recorded = RecordedKernels(record, accelerator)
+    times = older_attention(pace, asked, record.attention)
+    return InStep.of(recorded, recorded.model, rate=rate, attention=times)
 
 
 def _sharing(scenario: Scenario, program: Program, exchanges: Others) -> Sharing | None:

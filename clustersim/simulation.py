@@ -5,7 +5,7 @@ from time import perf_counter
 from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.critical_path import critical_path, path_summary
 from clustersim.analysis.provenance import items
-from clustersim.analysis.rows import read_rows
+from clustersim.analysis.rows import Rows, read_rows
 from clustersim.analysis.steps import step_times
 from clustersim.analysis.utilization import recomputed_flops
 from clustersim.answer import Flops
@@ -16,7 +16,7 @@ from clustersim.fitting import capacities_of, footprint_of, host_use_of, suggest
 from clustersim.memory.timed import timed_ledgers
 from clustersim.result import Result
 from clustersim.scenario import Scenario
-from clustersim.workload.flops import model_flops
+from clustersim.workload.flops import Keys, model_flops
 
 
 def simulate(scenario: Scenario) -> Result:
@@ -42,11 +42,18 @@ def simulate(scenario: Scenario) -> Result:
         path=critical_path(trace),
         path_parts=path_summary(rows, cost.block),
         items=items(rows, cost.block, cost.exchange_timing),
-        flops=Flops(model_flops(scenario.model, scenario.training), recomputed_flops(rows) / scenario.steps),
+        flops=_flops(scenario, rows),
         suggestions=() if fits else suggestions(scenario),
         host=host_use_of(scenario),
         wall=perf_counter() - started,
     )
+
+
+def _flops(scenario: Scenario, rows: Rows) -> Flops:
+    """FLOP of a step, by the convention and with causal attention."""
+    model, training = scenario.model, scenario.training
+    causal = model_flops(model, training, Keys.SEEN)
+    return Flops(model_flops(model, training), causal, recomputed_flops(rows) / scenario.steps)
 
 
 def _run(scenario: Scenario, made: Assembly) -> Inside:

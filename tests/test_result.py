@@ -20,6 +20,7 @@ PROMISED = [
 KEYS = [
     *PROMISED, "name", "scenario", "experience", "flop_convention", "critical_path_s", "stages", "network",
     "step_times_s", "step_time_distribution_s", "stragglers", "step_time_band_s", "host_memory",
+    "mfu_causal", "in_step",
 ]  # fmt: skip
 STAGE_KEYS = {"pipeline_rank", "breakdown_s", "waits_s", "peak_memory_bytes", "memory_bytes"}
 
@@ -88,6 +89,14 @@ def test_model_flop_are_six_per_parameter_and_token_and_attention(result: Result
     per_token = 6 * matrix_parameters(model) + 12 * 32 * 32 * 128 * 4096
     expected = per_token * answer["tokens_per_s_per_gpu"] / 1e12
     assert answer["model_tflops_per_gpu"] == pytest.approx(expected)
+
+
+def test_with_causal_attention_a_query_counts_the_keys_before_it(result: Result, answer: dict[str, Any]) -> None:
+    """6 N + 12 L H Q (T + 1)/2 per token."""
+    attention = 12 * 32 * 32 * 128 * 4096
+    products = 6 * matrix_parameters(result.scenario.model)
+    expected = (products + attention * 4097 / 8192) / (products + attention)
+    assert answer["mfu_causal"] / answer["mfu"] == pytest.approx(expected)
 
 
 def test_without_recomputation_hfu_is_mfu(answer: dict[str, Any]) -> None:

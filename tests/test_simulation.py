@@ -10,9 +10,10 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.analysis.parts import PARTS, Part
-from clustersim.assembly import exchanges_of
+from clustersim.assembly import exchanges_of, kernels_of
 from clustersim.cost.machines import slowest
-from clustersim.cost.record import Call, CollectiveRow, Conditions, Device, Record, Spread
+from clustersim.cost.record import Call, CollectiveRow, Conditions, Device, KernelRow, Record, Spread
+from clustersim.cost.roofline import Roofline
 from clustersim.cost.timing import Provenance
 from clustersim.errors import InputError
 from clustersim.fitting import check, peak_memory
@@ -381,3 +382,49 @@ def test_a_record_is_left_aside_where_it_cannot_answer() -> None:
         assert (result.provenance["measured"] > 0) == uses
     chosen = {item.does.collective.value for item in result.items if item.provenance is Provenance.MEASURED}  # type: ignore[union-attr]
     assert chosen == {call.collective.value for call in calls} - kinds
+
+
+def as_modelled(case: Scenario) -> Scenario:
+    """With a record that says of every kernel of the scenario what the model says of it by itself."""
+    gpu, rows = case.cluster.accelerator, []
+    for each in kernels_of(case):
+        took = Roofline(gpu).kernel(each).seconds
+        assert each.shape is not None
+        amounts = each.flops, each.bytes, each.launches
+        rows.append(KernelRow(each.name, each.kind, each.dtype, each.shape, *amounts, Spread(took, took, took, 20)))
+    record = Record(Device(gpu.name, "this machine"), Conditions("2026-11-22", "", ""), tuple(rows))
+    return replace(case, cost=replace(case.cost, record=record))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("training.attention=flash1", "framework=megatron-2021"),
+        ("cluster=dgx-a100", "layout.data=fsdp", "layout.pp=1", "layout.dp=8", "training.recompute=full"),
+        ("layout.tensor_overlap=true", "training.attention=standard"),
+        ("disturbances.slow={gpu: 3, speed: 0.9}",),
+    ],
+)
+def test_a_record_of_what_the_model_says_changes_no_digit_of_the_step(overrides: tuple[str, ...]) -> None:
+    """What a step does to kernels alone it does whoever timed them: their pace, the slowest GPU, older attention."""
+    case = scenario("model.layers=4", *overrides)
+    modelled, recorded = simulate(case), simulate(as_modelled(case))
+    assert recorded.provenance["measured"] > 0.5
+    assert recorded.step_time == modelled.step_time
+    assert recorded.breakdown.mean() == modelled.breakdown.mean()
+
+
+def test_the_pace_of_a_step_that_was_not_measured_is_told() -> None:
+    """One GPU alone: of its measured products each takes 1/sustained times as long, which the band has below it."""
+    alone = scenario("cluster.gpus=1", "model.layers=2", layout={}, training={"sequence": 4096, "global_batch": 1})
+    told = simulate(as_modelled(alone))
+    sustained = alone.cluster.accelerator.in_training.sustained
+    assert told.in_step.longer == pytest.approx(1 / sustained, rel=0.01)  # less 5.5 us of each that are no arithmetic
+    assert f"{told.in_step.share:.0%} as kernels alone, times {told.in_step.longer:.3f}" in told.experience
+    assert told.to_json()["in_step"] == {"share": told.in_step.share, "times_longer": told.in_step.longer}
+    gpu = replace(alone.cluster.accelerator, in_training=InTraining())
+    cool = simulate(as_modelled(replace(alone, cluster=replace(alone.cluster, accelerator=gpu))))
+    assert cool.in_step.share == 0.0
+    assert "alone" not in cool.experience
+    assert told.band[0] < cool.step_time < told.step_time

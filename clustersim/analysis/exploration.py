@@ -62,7 +62,7 @@ class Tables:
     gathered: bytes that a pipeline rank gathers [layers]; buffers: bytes of each axis's process groups; receives:
     messages that are awaited at once; context, workspace: bytes; fragmentation: part that is added to each use of
     memory;
-    schedules: {idle: share of the step, held: for each pipeline rank the moments that can be its fullest: which of
+    schedules: {bubble: share of the step, held: for each pipeline rank the moments that can be its fullest: which of
     its stages runs backward, and the microbatches that each of them holds}; order: of the axes in a rank's number;
     roles: axes of process groups; partners: by role, for each pipeline rank the ranks it talks to.
     """
@@ -124,6 +124,7 @@ class Point:
     step_time: Seconds = 0.0
     tokens_per_gpu: float = 0.0
     mfu: float = 0.0
+    mfu_causal: float = 0.0
     bubble: float = 0.0
     exposed: float = 0.0
     peak: Bytes = 0.0
@@ -159,3 +160,9 @@ class Exploration:
     tables: Tables
     studies: tuple[Study, ...]
     notes: tuple[str, ...]
+
+    @property
+    def own(self) -> Point | None:
+        """The scenario's own step on a healthy cluster; None where it was not simulated."""
+        points = (point for study in self.studies for point in study.points)
+        return next((point for point in points if point.own and not point.missing), None)

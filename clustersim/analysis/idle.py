@@ -1,7 +1,7 @@
 """Why did a compute stream stand still?
 
-A *gap* is the time between two tasks of a rank's compute stream. What ended it is the trace's `cause` of the later
-task, here the *awaited* row. A gap is split into
+A *gap* is the time between two tasks of a rank's compute stream. What ended it is the cause of the later task
+(`causes`), here the *awaited* row. A gap is split into
 
 1. transfer: the time in which data that was waited for moved, by the axis of what moved.
    Awaited on the receive stream: the awaited transfer itself, since receives do not queue behind each other.
@@ -24,6 +24,7 @@ from typing import Final, Self
 
 import numpy as np
 
+from clustersim.analysis.causes import Causes
 from clustersim.analysis.parts import PARTS, Part
 from clustersim.analysis.rows import Rows, staged
 from clustersim.arrays import FloatArray, IntArray
@@ -56,7 +57,7 @@ class Gaps:
     """Pauses of compute streams, columns of one length.
 
     owner: class; start, end: seconds; awaited: the row that was waited for, or -1; rest: place of the part that the
-    time is in which nothing awaited moved.
+    time is in which nothing awaited moved; causes: of all rows.
     """
 
     owner: IntArray
@@ -64,6 +65,7 @@ class Gaps:
     end: FloatArray
     awaited: IntArray
     rest: IntArray
+    causes: Causes
 
 
 def compute_queue(trace: Trace, rows: Rows) -> Queue:
@@ -94,10 +96,11 @@ def find_gaps(trace: Trace, rows: Rows, queue: Queue) -> Gaps:
     previous = np.concatenate(([0.0], trace.end[queue.row[:-1]]))[: len(queue.row)]
     previous[queue.first[:-1][np.diff(queue.first) > 0]] = 0.0
     chosen = np.flatnonzero(queue.start > previous)
-    awaited = _awaited(trace, rows, queue.row[chosen])
+    causes = Causes.of(rows)
+    awaited = _awaited(rows, causes, queue.row[chosen])
     crosses = (awaited >= 0) & rows.tasks.crosses[rows.entry[awaited]]
     rest = np.where(crosses, _phases(rows, queue, owner)[chosen], Part.WAIT.place)
-    return Gaps(owner[chosen], previous[chosen], queue.start[chosen], awaited, rest)
+    return Gaps(owner[chosen], previous[chosen], queue.start[chosen], awaited, rest, causes)
 
 
 def idle_seconds(trace: Trace, program: Program, rows: Rows, queue: Queue) -> FloatArray:
@@ -123,9 +126,9 @@ def _add_end(seconds: FloatArray, trace: Trace, program: Program, queue: Queue) 
     seconds[:, part.place] += trace.makespan - ends
 
 
-def _awaited(trace: Trace, rows: Rows, row: IntArray) -> IntArray:
+def _awaited(rows: Rows, causes: Causes, row: IntArray) -> IntArray:
     """The communication of the rank's own that each row waited for: its cause, else itself, else -1."""
-    cause = trace.cause[row]
+    trace, cause = rows.trace, causes(row)
     own = (cause >= 0) & (trace.rank[cause] == trace.rank[row]) & (trace.stream[cause] != Stream.COMPUTE)
     return np.where(own, cause, np.where(rows.tasks.exchange[rows.entry[row]] >= 0, row, -1))
 
@@ -197,7 +200,7 @@ def _causes(rows: Rows, gaps: Gaps) -> tuple[IntArray, IntArray]:
         within = trace.end[row] > gaps.start[gap]
         gap, row = gap[within], row[within]
         found.append((gap, row))
-        cause = trace.cause[row]
+        cause = gaps.causes(row)
         own = (cause >= 0) & (trace.rank[cause] == trace.rank[row]) & ~np.isin(trace.stream[cause], _ELSEWHERE)
         gap, row = gap[own], cause[own]
     gap, row = (np.concatenate(column) for column in zip(*found, strict=True))

@@ -5,6 +5,9 @@ exchange that it is spent on, with the provenance and the expected error of its 
 for the host to launch a kernel) has none. An overlapped kernel and exchange count under the longer of the two, as
 timed.
 
+A kernel that was timed by itself and takes longer within a step (`cost.in_step`) is no better known than the factor
+between the two, which was not measured: how much time that is, is counted apart.
+
 Errors of one answer are taken to have one sign: they add up, so the band is wide rather than narrow.
 """
 
@@ -14,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.analysis.rows import Rows, TimingOf, block_runs, timings
-from clustersim.cost.timing import ExchangeTiming, Provenance
+from clustersim.cost.timing import MEASURED_HERE, ExchangeTiming, Provenance
 from clustersim.program.task import Exchange, Overlap
 from clustersim.units import Seconds
 from clustersim.workload.kernels import Kernel
@@ -26,12 +29,14 @@ Work = Kernel | Exchange | Overlap
 class Item:
     """All runs of one kernel or exchange whose durations have one source.
 
-    error: the part by which they are expected to differ, None where nothing was measured; seconds: on all ranks.
+    error: the part by which they are expected to differ, None where nothing was measured; longer: how many times longer
+    than by themselves they take in a step; seconds: on all ranks.
     """
 
     does: Work
     provenance: Provenance
     error: float | None
+    longer: float
     seconds: Seconds
 
 
@@ -43,9 +48,17 @@ class Expectation:
     unknown: float
 
 
+@dataclass(frozen=True, slots=True)
+class InStep:
+    """share: of the busy time that was measured on kernels alone, whose pace in a step was not; longer: than alone."""
+
+    share: float
+    longer: float
+
+
 def items(rows: Rows, timing_of: TimingOf, exchange_timing: Callable[[Exchange], ExchangeTiming]) -> tuple[Item, ...]:
     """What the ranks do, longest first."""
-    seconds: dict[tuple[Work, Provenance, float | None], float] = {}
+    seconds: dict[_Key, float] = {}
     for key, spent in (*_in_blocks(rows, timing_of), *_exchanges(rows, exchange_timing)):
         seconds[key] = seconds.get(key, 0.0) + spent
     found = (Item(*key, seconds=spent) for key, spent in seconds.items())
@@ -61,6 +74,15 @@ def provenance_share(found: Iterable[Item]) -> dict[str, float]:
     return {kind.value: part / whole if whole > 0 else 0.0 for kind, part in seconds.items()}
 
 
+def in_step(found: Sequence[Item]) -> InStep:
+    """What was measured alone and takes longer within a step."""
+    whole = sum(item.seconds for item in found)
+    paced = [item for item in found if item.provenance in MEASURED_HERE and item.longer != 1.0]
+    seconds = sum(item.seconds for item in paced)
+    alone = sum(item.seconds / item.longer for item in paced)
+    return InStep(seconds / whole, seconds / alone) if paced else InStep(0.0, 1.0)
+
+
 def expectation(found: Sequence[Item]) -> Expectation:
     """By how much the answer is expected to differ, as far as its sources know."""
     whole = sum(item.seconds for item in found)
@@ -70,7 +92,8 @@ def expectation(found: Sequence[Item]) -> Expectation:
     return Expectation(known / whole, sum(item.seconds for item in found if item.error is None) / whole)
 
 
-_Spent = list[tuple[tuple[Work, Provenance, float | None], float]]
+_Key = tuple[Work, Provenance, float | None, float]
+_Spent = list[tuple[_Key, float]]
 
 
 def _in_blocks(rows: Rows, timing_of: TimingOf) -> _Spent:
@@ -81,7 +104,7 @@ def _in_blocks(rows: Rows, timing_of: TimingOf) -> _Spent:
     spent: _Spent = []
     for (block, timing), count in zip(different, times.tolist(), strict=True):
         for place, operation in enumerate(block.operations):
-            key = operation.does, timing.provenance[place], timing.error[place]
+            key = operation.does, timing.provenance[place], timing.error[place], timing.longer[place]
             busy = timing.durations[place] - float(timing.launching[place])
             spent.append((key, busy * count))
     return spent
@@ -95,5 +118,5 @@ def _exchanges(rows: Rows, exchange_timing: Callable[[Exchange], ExchangeTiming]
     spent: _Spent = []
     for each, part in zip(rows.exchanges, seconds.tolist(), strict=True):
         timing = exchange_timing(each)
-        spent.append(((each, timing.provenance, timing.error), part))
+        spent.append(((each, timing.provenance, timing.error, 1.0), part))
     return spent

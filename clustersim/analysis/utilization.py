@@ -22,8 +22,11 @@ CONVENTION: Final = (
     "FLOP of the matrix products of forward and backward (PaLM, appendix B): the logits count, the embedding lookup "
     "does not, attention counts as a full matrix (causal factor 1) of as many keys as a window has, recomputation does "
     "not count for MFU and does for HFU; frozen weights have no gradient to count (four FLOP a token, not six); the "
-    "peak is the accelerator's dense peak in the compute format."
+    "peak is the accelerator's dense peak in the compute format. MFU with causal attention (mfu_causal) counts of "
+    "attention what its causal mask leaves, about half."
 )
+
+_APART: Final = 0.01  # of MFU
 
 _PRODUCTS: Final = frozenset({KernelKind.MATMUL, KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD})
 
@@ -31,6 +34,11 @@ _PRODUCTS: Final = frozenset({KernelKind.MATMUL, KernelKind.ATTENTION_FORWARD, K
 def mfu(model_flops: Flop, *, seconds: Seconds, ranks: int, peak: FlopPerSecond) -> float:
     """Model FLOP utilization: model FLOP of the whole step over what all ranks could do at their peak meanwhile."""
     return model_flops / (seconds * ranks * peak)
+
+
+def masked(convention: float, causal: float) -> bool:
+    """Whether MFU by the convention and with causal attention part so far that both are to be shown: by a point."""
+    return convention - causal >= _APART
 
 
 def hfu(model_flops: Flop, recomputed_flops: Flop, *, seconds: Seconds, ranks: int, peak: FlopPerSecond) -> float:

@@ -26,13 +26,14 @@ _MOST: Final = 25  # lines of the table; the rest is one more
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What is one measurement. share: of the busy time; error: as in `cost.timing.Timing`."""
+    """What is one measurement. share: of the busy time; error, longer: as in `cost.timing.Timing`."""
 
     kind: str
     what: str
     names: tuple[str, ...]
     provenance: Provenance
     error: float | None
+    longer: float
     share: float
 
     def to_json(self) -> dict[str, Any]:
@@ -44,6 +45,7 @@ class Line:
             "provenance": self.provenance.value,
             "covered": self.provenance in COVERED,
             "error": self.error,
+            "times_longer_in_step": self.longer,
             "share": self.share,
         }
 
@@ -68,17 +70,17 @@ def show_coverage(file: Path, overrides: Sequence[str], json: str | None, *, eve
 def lines(items: Sequence[Item]) -> list[Line]:
     """What is measured once, heaviest first."""
     whole = sum(item.seconds for item in items) or 1.0
-    together: dict[tuple[str, str, Provenance, float | None], tuple[float, dict[str, None]]] = {}
+    together: dict[tuple[str, str, Provenance, float | None, float], tuple[float, dict[str, None]]] = {}
     for item in items:
         if item.seconds <= 0.0:  # a collective of one rank
             continue
         kind, what, name = _said(item)
-        key = kind, what, item.provenance, item.error
+        key = kind, what, item.provenance, item.error, item.longer
         share, names = together.get(key, (0.0, {}))
         together[key] = share + item.seconds / whole, names | {name: None}
     found = [
-        Line(kind, what, tuple(names), provenance, error, share)
-        for (kind, what, provenance, error), (share, names) in together.items()
+        Line(kind, what, tuple(names), provenance, error, longer, share)
+        for (kind, what, provenance, error, longer), (share, names) in together.items()
     ]
     return sorted(found, key=lambda line: -line.share)
 

@@ -3,7 +3,8 @@
 clustersim validate                     all shipped cases
 clustersim validate steps [FILE.csv]    one kind: the shipped cases, or those of a file
 clustersim validate steps --set KEY=VALUE  steps with keys of their scenarios changed, such as cost.network
-clustersim validate show CASE_ID        one case: its scenario, and where the predicted time goes
+clustersim validate show CASE_ID        one shipped case: its scenario, and where the predicted time goes
+clustersim validate show [KIND] FILE.csv CASE_ID  one case of a file
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clustersim.cli.outputs import Outputs, announce, write_json
-from clustersim.cli.validate_kinds import KINDS, SHOW, Choice, Kind, load_kind, near_ids
+from clustersim.cli.validate_kinds import KINDS, MOST_BEFORE_ID, SHOW, Choice, Kind, is_table, load_kind, near_ids
 from clustersim.errors import InputError, nearest, shown
 from clustersim.validation.cases import Case
 from clustersim.validation.summary import Summary
@@ -24,10 +25,10 @@ def run_validation(words: Sequence[str], choice: Choice, outputs: Outputs) -> No
     match words:
         case []:
             validate_shipped(choice, outputs)
-        case ["show", case_id]:
+        case ["show", *which, case_id] if len(which) <= MOST_BEFORE_ID:
             from clustersim.cli.validate_show import show_case
 
-            show_case(case_id, choice, outputs)
+            show_case(which, case_id, choice, outputs)
         case [kind] if _is_kind(kind):
             validate_table(load_kind(kind, choice), None, choice, outputs)
         case [kind, file] if _is_kind(kind):
@@ -42,8 +43,11 @@ def _is_kind(word: str) -> bool:
     if word in KINDS:
         return True
     if word == SHOW:
-        raise InputError("validate show needs the id of one case; clustersim validate --json - lists them")
-    if Path(word).suffix.casefold() == ".csv":
+        raise InputError(
+            "validate show needs the id of one case, after the file that it is in if it is one of yours; "
+            "clustersim validate --json - lists the shipped ones"
+        )
+    if is_table(word):
         raise InputError(f"{word}: say what it holds ({', '.join(KINDS)}), as in clustersim validate steps {word}")
     raise InputError(f"validate {shown(word)}: there is no such kind; {nearest(word, (*KINDS, SHOW))}")
 

@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from clustersim.cli.outputs import Outputs, announce, write_json
-from clustersim.cli.validate_kinds import KINDS, Choice, Kind, load_kind, near_ids
+from clustersim.cli.validate_kinds import KINDS, Choice, Kind, is_table, kind_of, load_kind, near_ids
 from clustersim.cli.waiting import waiting_for
-from clustersim.errors import InputError, shown
+from clustersim.errors import InputError, nearest, shown
 from clustersim.units import format_bytes, format_seconds, format_step_time
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.comparison import Comparison
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
     from clustersim.result import Result
 
 
-def show_case(case_id: str, choice: Choice, outputs: Outputs) -> None:
-    """Print the case; a step with where its predicted time goes."""
+def show_case(which: Sequence[str], case_id: str, choice: Choice, outputs: Outputs) -> None:
+    """Print the case; a step with where its predicted time goes. which: nothing, or [kind,] file of the case."""
     if choice.only:
         raise InputError(f"--only {choice.only}: is for tables of cases; validate show takes one id")
-    kind, cases = _find(case_id, choice)
-    outputs.require([kind.shipped])
+    kind, cases = _in_file(which, case_id, choice) if which else _find(case_id, choice)
+    outputs.require([Path(which[-1]) if which else kind.shipped])
     if kind.name == KINDS[0]:
         _show_step(cases[0], outputs)
         return
@@ -33,6 +34,10 @@ def show_case(case_id: str, choice: Choice, outputs: Outputs) -> None:
 
 def _find(case_id: str, choice: Choice) -> tuple[Kind, list[Case]]:
     """The shipped rows with that id, of the first kind that has them; raise InputError with the nearest ids."""
+    if is_table(case_id):
+        raise InputError(
+            f"validate show {case_id}: say which of its cases, as in clustersim validate show {case_id} CASE_ID"
+        )
     every: list[Case] = []
     for name in KINDS:
         kind = load_kind(name, choice)
@@ -42,6 +47,23 @@ def _find(case_id: str, choice: Choice) -> tuple[Kind, list[Case]]:
             return kind, found
         every += cases
     raise InputError(f"there is no published case {shown(case_id)}; {near_ids(case_id, every)}")
+
+
+def _in_file(which: Sequence[str], case_id: str, choice: Choice) -> tuple[Kind, list[Case]]:
+    """The rows of a file with that id, and what the file holds; raise InputError with the nearest ids."""
+    *kinds, name = which
+    if any(kind not in KINDS for kind in kinds):
+        raise InputError(f"validate show {shown(kinds[0])}: there is no such kind; {nearest(kinds[0], KINDS)}")
+    if is_table(case_id) and not is_table(name):
+        raise InputError(f"validate show: the file comes first, as in clustersim validate show {case_id} {name}")
+    path = Path(name)
+    kind = load_kind(kinds[0], choice) if kinds else kind_of(path, choice)
+    cases = kind.read(path)
+    found = [case for case in cases if case.text("case_id") == case_id]
+    if not found:
+        listed = f"clustersim validate {kind.name} {path} --json -"
+        raise InputError(f"{path}: has no case {shown(case_id)}; {near_ids(case_id, cases, listed)}")
+    return kind, found
 
 
 def _show_step(case: Case, outputs: Outputs) -> None:

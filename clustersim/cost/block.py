@@ -81,8 +81,8 @@ class BlockTiming:
     exposed: [operations] the part of each that is communication not hidden by a kernel (all of an exchange's time,
     none of a kernel's); slowed: [operations] the part by which an exchange of the same operation slows its kernel;
     launching: [operations] the part of each kernel's time in which the GPU waits for the host;
-    together: operations that are a kernel and an exchange side by side, by place; provenance, bound, error: one per
-    operation.
+    together: operations that are a kernel and an exchange side by side, by place; provenance, bound, error, longer: one
+    per operation.
     """
 
     durations: tuple[Seconds, ...]
@@ -94,6 +94,7 @@ class BlockTiming:
     provenance: tuple[Provenance, ...]
     bound: tuple[Bound, ...]
     error: tuple[float | None, ...]
+    longer: tuple[float, ...]
 
     @property
     def seconds(self) -> Seconds:
@@ -223,6 +224,7 @@ def timing_of(
         provenance=tuple(timing.provenance for timing in operations),
         bound=tuple(timing.bound for timing in operations),
         error=tuple(timing.error for timing in operations),
+        longer=tuple(timing.longer for timing in operations),
     )
 
 

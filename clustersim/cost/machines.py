@@ -7,17 +7,13 @@ and memory bandwidth away. A host launches them one after the other. Ranks on eq
 
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
-from typing import Final
 
 import numpy as np
 
 from clustersim.arrays import IntArray
 from clustersim.cost.launching import Launching
 from clustersim.cost.timing import KernelCost, Timing
-from clustersim.workload.kernels import Kernel, KernelKind
-
-FLASH1: Final = 2.0
-"""Times that FlashAttention takes relative to FlashAttention-2 ("around 2x speedup", arXiv:2307.08691, abstract)."""
+from clustersim.workload.kernels import Kernel
 
 
 def slowest(gpus: int) -> float:
@@ -52,20 +48,6 @@ class Slowed:
         """Time one kernel alone."""
         timing = self.kernels.kernel(kernel)
         return replace(timing, seconds=timing.seconds / self.speed)
-
-
-@dataclass(frozen=True, slots=True)
-class OlderAttention:
-    """Flash attention of an older library, which takes some `times` as long; all other kernels as they are."""
-
-    kernels: KernelCost
-    times: float
-
-    def kernel(self, kernel: Kernel) -> Timing:
-        """Time one kernel alone."""
-        timing = self.kernels.kernel(kernel)
-        attention = kernel.kind in (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
-        return replace(timing, seconds=timing.seconds * self.times) if attention else timing
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,6 +16,7 @@ from clustersim.hardware.efficiency import Efficiency
 from clustersim.program.task import Collective
 from clustersim.units import Bytes, BytesPerSecond, Flop, FlopPerSecond, Seconds
 from clustersim.workload.kernels import Kernel, KernelKind, Shape, StreamShape
+from clustersim.workload.training import Attention
 
 VERSION: Final = 1
 
@@ -227,6 +228,11 @@ class Record:
         rows = [row for row in self.beside if row.beside in collectives and row.kernel.time is not None]
         alone = sum(row.together.seconds / (1.0 + row.slowing) for row in rows)
         return sum(row.together.seconds for row in rows) / alone - 1.0 if rows else None
+
+    @property
+    def attention(self) -> Attention:
+        """The flash attention that the rows are of: PyTorch's (FlashAttention-2 since 2.2), or the fastest there is."""
+        return Attention.FLASH2 if self.device.torch else Attention.FLASH
 
 
 def signature(kernel: Kernel) -> Signature | None:

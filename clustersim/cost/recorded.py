@@ -8,9 +8,9 @@ are the dispersion of the row; the mean error of the rows that it was compared w
 
 Rows are device time, without what the host takes to launch: no kernel takes less than its launches do.
 
-Assumed: a measured row stands for the kernel wherever it runs in a step, with clocks and caches as in training. What a
-record of published or derived rows says is never called measured or interpolated, and its errors, which are of other
-machines, do not count.
+Assumed: a measured row stands for the kernel wherever it runs in a step, with caches as in training (what a step does
+to its pace is `cost.in_step`'s). What a record of published or derived rows says is never called measured or
+interpolated, and its errors, which are of other machines, do not count.
 """
 
 import math
@@ -60,10 +60,16 @@ def fitted_model(fit: KernelFit | None, accelerator: Accelerator) -> Roofline:
     )
 
 
+def _launched_each(accelerator: Accelerator, interval: Seconds) -> Roofline:
+    """The kernel model of a host that launches a kernel each so often."""
+    return Roofline(replace(accelerator, efficiency=replace(accelerator.efficiency, launch_interval=interval)))
+
+
 class RecordedKernels:
     """A source of kernel durations for one accelerator (a `KernelCost`); remembers the kernels that it has timed.
 
-    record: of this accelerator (the door has checked); accelerator: gives what the record's fit does not.
+    record: of this accelerator (the door has checked); accelerator: gives what the record's fit does not. model: the
+    kernel model of what was measured, launches included.
     """
 
     def __init__(self, record: Record, accelerator: Accelerator) -> None:
@@ -71,7 +77,8 @@ class RecordedKernels:
         fitted = fitted_model(record.kernel_fit, accelerator).accelerator
         measured, own = record.launch_interval, fitted.efficiency.launch_interval
         self._interval = own if measured is None else measured
-        self._model = Roofline(replace(fitted, efficiency=replace(fitted.efficiency, launch_interval=0.0)))
+        self.model = _launched_each(fitted, self._interval)
+        self._model = _launched_each(fitted, 0.0)
         self._rows = {row.signature: time for row, time in _timed(record.kernels)}
         self._kin = _by_kin(record.kernels)
         self._kindred: dict[Hashable, _Kindred] = {}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Final, Protocol
 
 from clustersim.arrays import FloatArray
 from clustersim.program.task import Exchange
@@ -17,9 +17,13 @@ class Provenance(Enum):
     MEASURED = "measured"  # this kernel and shape was timed
     INTERPOLATED = "interpolated"  # between timed shapes
     FITTED = "fitted"  # from a model whose constants are fitted to a calibration record of this hardware
-    DERIVED = "derived"  # from a record of similar hardware, scaled
+    DERIVED = "derived"  # from a record of similar hardware, or of a newer library, scaled
     PUBLISHED = "published"  # from a model whose constants are fitted to published measurements of this hardware
     ROOFLINE = "roofline"  # analytic, from datasheet peaks
+
+
+MEASURED_HERE: Final = (Provenance.MEASURED, Provenance.INTERPOLATED, Provenance.FITTED)
+"""What rests on a record of this machine."""
 
 
 class Bound(Enum):
@@ -39,13 +43,15 @@ class Timing:
     """Duration of one kernel or collective alone on its hardware.
 
     error: the part by which the real duration is expected to differ, from the dispersion of what was measured or from
-    how a model met measurements; None: nothing was measured here.
+    how a model met measurements; None: nothing was measured here; longer: how many times longer than by itself the
+    kernel takes for being part of a step (`cost.in_step`), which is in `seconds` already.
     """
 
     seconds: Seconds
     provenance: Provenance
     bound: Bound
     error: float | None = None
+    longer: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What do pipeline ranks hold, and how long do they stand idle, for any number of microbatches?
+"""What do pipeline ranks hold, and how large is a schedule's bubble, for any number of microbatches?
 
 The package's order is played. Once every rank is in its steady state, a microbatch for each pipeline rank more adds as
 much as the last ones did; so two numbers of microbatches are played for all larger ones that leave the same remainder.
@@ -37,8 +37,8 @@ class Played:
     finish: float
     held: list[list[Moment]]
 
-    def idle(self, passes: int) -> float:
-        """The share of the step that a rank stands idle, which runs so many forwards and backwards."""
+    def bubble(self, passes: int) -> float:
+        """The share of the step in which a rank waits for others, which runs so many forwards and backwards."""
         return 1 - passes * (_FORWARD + _BACKWARD) / self.finish
 
     def further(self, before: "Played", times: int) -> "Played":
@@ -79,7 +79,7 @@ def schedules(space: Space) -> tuple[Table, Table]:
             found = answer(order, pp, microbatches, played)
         except InputError:
             return None
-        return {"idle": found.idle(microbatches * chunks_of(order)), "held": found.held}
+        return {"bubble": found.bubble(microbatches * chunks_of(order)), "held": found.held}
 
     def refused(**settings: Any) -> list[str] | None:
         order, pp, microbatches = order_of(**settings), settings["pp"], settings["microbatches"]

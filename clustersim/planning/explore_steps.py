@@ -177,6 +177,7 @@ def _point(scenario: Scenario, variant: _Variant) -> Point:
         step_time=result.step_time,
         tokens_per_gpu=result.tokens_per_second / result.ranks,
         mfu=result.mfu(),
+        mfu_causal=result.mfu_causal(),
         bubble=bubble_fraction(result.breakdown),
         exposed=exposed_fraction(result.breakdown),
         peak=result.peak_memory,

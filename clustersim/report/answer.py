@@ -135,6 +135,7 @@ def verdict_of(result: Answer) -> Verdict:
         tokens_per_s_per_gpu=result.tokens_per_second / result.ranks,
         model_flops_per_gpu=result.flops.model / result.step_time / result.ranks,
         mfu=result.mfu(),
+        mfu_causal=result.mfu_causal(),
         hfu=result.hfu(),
         convention=answer["flop_convention"],
         fits=result.fits,

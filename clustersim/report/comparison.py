@@ -17,6 +17,7 @@ from clustersim.report.keys import Cells, signed, table
 from clustersim.report.page import stages_card, timeline_card, waiting_card
 from clustersim.report.verdict import foot
 from clustersim.report.view import PageView, Verdict
+from clustersim.report.wording import mfu_words
 from clustersim.units import format_step_time
 
 if TYPE_CHECKING:
@@ -98,6 +99,5 @@ def _table(views: Mapping[str, PageView]) -> str:
 
 def _row(name: str, verdict: Verdict, base: Verdict) -> Cells:
     longer = f"{verdict.step_time / base.step_time - 1:.1%}"
-    return Cells(
-        (name, format_step_time(verdict.step_time), longer, f"{verdict.tokens_per_s:,.0f}", f"{verdict.mfu:.1%}")
-    )
+    used = mfu_words(verdict.mfu, verdict.mfu_causal)
+    return Cells((name, format_step_time(verdict.step_time), longer, f"{verdict.tokens_per_s:,.0f}", used))

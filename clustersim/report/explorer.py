@@ -86,6 +86,7 @@ def _panel(exploration: Exploration) -> Card:
 def _facts(exploration: Exploration) -> dict[str, str]:
     """What the page's script reads, packed; studies are drawn here, notes and choices are in the page's text."""
     known = {name: getattr(exploration, name) for name in ("models", "formats", "machine", "start", "tables")}
+    known["simulated_bubble"] = None if exploration.own is None else exploration.own.bubble
     text = json.dumps(known, default=_plain, separators=(",", ":"), allow_nan=False)
     return packed(np.frombuffer(text.encode(), np.uint8))
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 from clustersim.analysis.exploration import Exploration, Point, Study
 from clustersim.report.document import Card, section, slot
 from clustersim.report.figure import Figure, Traces, axis, layout, legend, time_scale
+from clustersim.report.wording import mfu_words
 from clustersim.units import format_bytes, format_number, format_step_time
 
 _LINES: Final = {"weak": ("#0072B2", "circle", "solid"), "strong": ("#D55E00", "square", "dash")}
@@ -140,7 +141,7 @@ def _row(point: Point) -> str:
     if point.missing:
         return f'{head}<td class="words" colspan="7">not simulated: {escape(point.missing)}</td></tr>'
     cells = (
-        format_step_time(point.step_time), format_number(point.tokens_per_gpu), f"{point.mfu:.1%}",
+        format_step_time(point.step_time), format_number(point.tokens_per_gpu), mfu_words(point.mfu, point.mfu_causal),
         f"{point.bubble:.1%}", f"{point.exposed:.1%}", format_bytes(point.peak),
         "fits" if point.fits else "does not fit",
     )  # fmt: skip

@@ -7,7 +7,7 @@ from clustersim.report.figure import share_words
 from clustersim.report.steps import spread_words
 from clustersim.report.view import Breakdown, PageView, Steps, Subject, Trust, Verdict, Waiting
 from clustersim.report.waiting import slowness, straggler_words
-from clustersim.report.wording import CRITICAL_PATH, PROVENANCE_NAMES
+from clustersim.report.wording import CRITICAL_PATH, PROVENANCE_NAMES, mfu_words
 from clustersim.units import format_bytes, format_flops, format_number, format_seconds, format_step_time
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _numbers(verdict: Verdict, trust: Trust) -> "Table":
     rate = f"{format_flops(verdict.model_flops_per_gpu)} per GPU, attention as a full matrix"
     for name, value, meaning in (
         ("tokens/s", f"{verdict.tokens_per_s:,.0f}", f"{format_number(verdict.tokens_per_s_per_gpu)} per GPU"),
-        ("MFU", f"{verdict.mfu:.1%}", rate),
+        ("MFU", mfu_words(verdict.mfu, verdict.mfu_causal), rate),
         ("HFU", f"{verdict.hfu:.1%}", "with recomputation"),
         ("bubble", f"{verdict.bubble_fraction:.1%}", "of the step"),
         ("exposed comm", f"{verdict.exposed_communication_fraction:.1%}", "of the step"),

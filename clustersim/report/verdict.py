@@ -2,6 +2,7 @@
 
 from html import escape
 
+from clustersim.analysis.utilization import masked
 from clustersim.report.figure import share_words
 from clustersim.report.steps import spread_words
 from clustersim.report.view import PageView, Subject, Trust, Verdict
@@ -104,7 +105,8 @@ def _host(verdict: Verdict) -> str:
 def _numbers(verdict: Verdict) -> list[tuple[str, str, str]]:
     rate, unit = format_flops(verdict.model_flops_per_gpu).split()
     return [
-        ("MFU", f"{verdict.mfu:.1%}", "model FLOP utilisation"),
+        ("MFU", f"{verdict.mfu:.1%}", "model FLOP utilisation, attention as a full matrix"),
+        *_causal(verdict),
         ("HFU", f"{verdict.hfu:.1%}", "hardware FLOP utilisation: recomputation counts"),
         (f"{unit} per GPU", rate, "model FLOP per second and GPU"),
         ("tokens/s", _rate(verdict.tokens_per_s), "of the whole cluster"),
@@ -115,6 +117,15 @@ def _numbers(verdict: Verdict) -> list[tuple[str, str, str]]:
             f"{verdict.exposed_communication_fraction:.1%}",
             "share of the step spent in communication alone",
         ),
+    ]
+
+
+def _causal(verdict: Verdict) -> list[tuple[str, str, str]]:
+    """MFU with causal attention, where it is another number."""
+    if not masked(verdict.mfu, verdict.mfu_causal):
+        return []
+    return [
+        ("MFU, causal", f"{verdict.mfu_causal:.1%}", "model FLOP utilisation, attention as its causal mask leaves it")
     ]
 
 

@@ -55,8 +55,9 @@ class Steps:
 class Verdict:
     """The headline. convention: how FLOP are counted and which peak is meant; worst_stage: its label.
 
-    steps: where there are several; then step_time is their mean; band: between what the step time is expected; host:
-    what the fullest host holds, and what it has, where anything is offloaded.
+    mfu_causal: MFU with attention as its causal mask leaves it; steps: where there are several; then step_time is
+    their mean; band: between what the step time is expected; host: what the fullest host holds, and what it has, where
+    anything is offloaded.
     """
 
     step_time: Seconds
@@ -64,6 +65,7 @@ class Verdict:
     tokens_per_s_per_gpu: float
     model_flops_per_gpu: FlopPerSecond
     mfu: float
+    mfu_causal: float
     hfu: float
     convention: str
     fits: bool

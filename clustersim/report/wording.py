@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from clustersim.analysis.utilization import masked
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.timing import Provenance
 from clustersim.errors import InputError
@@ -248,3 +249,12 @@ def _recompute(policy: Recompute) -> str:
             return "full recompute"
         case FullRecompute(layers=layers):
             return f"recompute of {layers} layer{'' if layers == 1 else 's'} a stage"
+
+
+def mfu_words(convention: float, causal: float) -> str:
+    """MFU by the convention, and with causal attention where the two part.
+
+    >>> mfu_words(0.412, 0.405), mfu_words(0.782, 0.441)
+    ('41.2%', '78.2% (causal 44.1%)')
+    """
+    return f"{convention:.1%} (causal {causal:.1%})" if masked(convention, causal) else f"{convention:.1%}"

@@ -10,11 +10,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from clustersim.errors import InputError, shown
 
 MOST: Final = 1e18  # beyond which no count, size or time is; and below its inverse
+_Row = dict[str | Any, str | Any]
 PUBLISHED: Final = Path(__file__).with_name("published")
 
 
@@ -73,18 +74,8 @@ class Case:
 
 def read_cases(path: Path, needed: Sequence[str]) -> list[Case]:
     """The rows of a table; raise InputError that names the file and what it lacks."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            reader = csv.DictReader(lines, strict=True)
-            columns = reader.fieldnames or ()
-            rows = [(reader.line_num, row) for row in reader]
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: cannot be read (not UTF-8 text)") from error
-    except csv.Error as error:
-        raise InputError(f"{path}: is not a CSV table ({error})") from error
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    lacking = [column for column in needed if column not in columns]
+    columns, rows = _read(path)
+    lacking = lacks(columns, needed)
     if lacking:
         raise InputError(
             f"{path}: lacks {'column' if len(lacking) == 1 else 'columns'} {', '.join(lacking)}; it has "
@@ -95,7 +86,32 @@ def read_cases(path: Path, needed: Sequence[str]) -> list[Case]:
     return [_case(path, line, row) for line, row in rows]
 
 
-def _case(path: Path, line: int, row: dict[str | None, str | list[str] | None]) -> Case:
+def columns_of(path: Path) -> Sequence[str]:
+    """What a table's header names; raise InputError that names the file where it is none."""
+    return _read(path)[0]
+
+
+def lacks(columns: Sequence[str], needed: Sequence[str]) -> list[str]:
+    """What is needed and not among the columns."""
+    return [column for column in needed if column not in columns]
+
+
+def _read(path: Path) -> tuple[Sequence[str], list[tuple[int, _Row]]]:
+    """Columns, and rows with their numbers in the file."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as lines:
+            reader = csv.DictReader(lines, strict=True)
+            columns = reader.fieldnames or ()
+            return columns, [(reader.line_num, row) for row in reader]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: cannot be read (not UTF-8 text)") from error
+    except csv.Error as error:
+        raise InputError(f"{path}: is not a CSV table ({error})") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+
+
+def _case(path: Path, line: int, row: _Row) -> Case:
     if None in row:
         raise InputError(f"{path}: line {line} has more cells than the header has columns")
     return Case({str(column): str(cell or "").strip() for column, cell in row.items()}, line)

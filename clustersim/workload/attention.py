@@ -36,24 +36,34 @@ _BACKWARD_PRODUCTS = 2.5  # Dao 2023 section 4.1: five matrix products backward,
 
 
 def causal_factor(shape: AttentionShape) -> float:
-    """Share of the score matrix that a causal mask leaves: (keys + 1) / (2 keys), 1 without a mask.
+    """Share of the score matrix that a causal mask and a window leave, 1 without a mask.
 
-    With a window of w, w (2 keys - w + 1) / (2 keys^2): the first w queries see 1 to w keys, all others w.
     Under context parallelism (fewer queries than keys) it is the same: a rank holds a piece from the front and its
     mirror piece from the back (zigzag, Llama 3 section 3.3.2), which together see exactly the average number of keys.
     With a window only the front of the sequence sees fewer, so all ranks but the first do (w - 1) / (2 keys) more.
     """
     if not shape.causal:
         return 1.0
-    if shape.window is None:
-        return (shape.key + 1) / (2 * shape.key)
-    return shape.window * (2 * shape.key - shape.window + 1) / (2 * shape.key**2)
+    return seen_keys(shape.key, shape.window) / shape.key
+
+
+def seen_keys(keys: int, window: int | None) -> float:
+    """How many keys a causal query sees, the mean over as many queries: (keys + 1) / 2.
+
+    With a window of w, w (2 keys - w + 1) / (2 keys): the first w queries see 1 to w keys, all others w.
+    """
+    reached = reached_keys(keys, window)
+    return reached * (2 * keys - reached + 1) / (2 * keys)
+
+
+def reached_keys(keys: int, window: int | None) -> int:
+    """How many keys a causal query sees at most."""
+    return keys if window is None else min(window, keys)
 
 
 def full_matrix(kernel: Kernel, shape: AttentionShape) -> Flop:
     """FLOP of a kernel by the convention: no causal halving, and as many keys for each query as its window has."""
-    reached = shape.key if shape.window is None else min(shape.window, shape.key)
-    return kernel.flops / causal_factor(shape) * (reached / shape.key)
+    return kernel.flops / causal_factor(shape) * (reached_keys(shape.key, shape.window) / shape.key)
 
 
 def flash_flops(shape: AttentionShape) -> float:

@@ -6,33 +6,48 @@ sliding window has; nothing for recomputation. This is PaLM's model FLOP (Chowdh
 appendix B) and, for GPT, 72 B s L h^2 (1 + s/(6h) + V/(12 L h)) of Korthikanti et al. 2022 (arXiv:2205.05198)
 appendix A.
 
+Causal attention computes only what its mask leaves, about half; counted so (`Keys.SEEN`), long contexts have fewer
+FLOP, as FlashAttention-2 (arXiv:2307.08691, section 4.1) and the causal MFU of DeepSeek-V3 (arXiv:2505.09343, table 4)
+count them.
+
 Frozen parameters have no gradient, so they count four (forward and the input's gradient), the adapters beside them six;
 attention counts as ever.
 """
 
+from enum import Enum
+
 from clustersim.units import Flop
+from clustersim.workload.attention import reached_keys, seen_keys
 from clustersim.workload.lora import Lora
 from clustersim.workload.stack import LayerSpec
 from clustersim.workload.training import Training
 from clustersim.workload.transformer import Model, adapter_parameters, matrix_parameters
 
 
-def token_flops(model: Model, sequence: int, lora: Lora | None = None) -> Flop:
+class Keys(Enum):
+    """Which keys count for a query of attention."""
+
+    ALL = "all"  # the convention: a full matrix, of as many keys as a window has
+    SEEN = "seen"  # those that the causal mask leaves, the mean over a sequence
+
+
+def token_flops(model: Model, sequence: int, lora: Lora | None = None, keys: Keys = Keys.ALL) -> Flop:
     """Model FLOP of one token in a sequence of so many, forward and backward; lora: beside frozen weights."""
-    scores = sum(run.count * _score_width(run.spec, sequence) for run in model.stack)
+    scores = sum(run.count * _score_width(run.spec, sequence, keys) for run in model.stack)
     matrices = matrix_parameters(model)
     products = 6.0 * matrices if lora is None else 4.0 * matrices + 6.0 * adapter_parameters(model, lora)
     return products + 12.0 * scores
 
 
-def _score_width(spec: LayerSpec, sequence: int) -> int:
-    """Width of the queries times the keys that each attends to."""
+def _score_width(spec: LayerSpec, sequence: int, keys: Keys) -> float:
+    """Width of the queries times the keys that count for each."""
     attention = spec.attention
     if attention is None:
         return 0
-    return attention.heads * attention.head_dim * min(attention.window or sequence, sequence)
+    count = reached_keys if keys is Keys.ALL else seen_keys
+    return attention.heads * attention.head_dim * count(sequence, attention.window)
 
 
-def model_flops(model: Model, training: Training) -> Flop:
+def model_flops(model: Model, training: Training, keys: Keys = Keys.ALL) -> Flop:
     """Model FLOP of one step of the whole job."""
-    return training.global_batch * training.sequence * token_flops(model, training.sequence, training.lora)
+    return training.global_batch * training.sequence * token_flops(model, training.sequence, training.lora, keys)

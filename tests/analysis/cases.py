@@ -144,6 +144,7 @@ def timing(*pieces: tuple[float, float], provenance: tuple[Provenance, ...] | No
         provenance=provenance or (Provenance.ROOFLINE,) * len(pieces),
         bound=(Bound.COMPUTE,) * len(pieces),
         error=(None,) * len(pieces),
+        longer=(1.0,) * len(pieces),
     )
 
 

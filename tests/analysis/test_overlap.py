@@ -104,7 +104,7 @@ def test_an_exchange_beside_a_kernel_of_its_operation_hides_but_for_what_is_expo
     own = timing((6.0, 1.0), (2.0, 2.0))
     known = type(own)(
         own.durations, own.offsets, own.exposed, own.slowed, own.launching, {0: SideBySide(both, 3.0, 0.0)},
-        own.provenance, own.bound, own.error,
+        own.provenance, own.bound, own.error, own.longer,
     )  # fmt: skip
     case = Case((Row(Compute(layer), 0, 8), Row(Compute(layer), 8, 16, 0)), timings={layer: known})
     assert of_axis(case, "tp") == {"alone": 6.0, "hidden": 4.0, "exposed": 6.0}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from clustersim.analysis.provenance import expectation, items, provenance_share
+from clustersim.analysis.provenance import InStep, expectation, in_step, items, provenance_share
 from clustersim.cost.timing import Bound, ExchangeTiming, Provenance
 from clustersim.program.task import Compute, Exchange, Stream
 
@@ -61,3 +61,16 @@ def test_an_empty_trace_rests_on_nothing() -> None:
     case = Case(())
     assert not nonzero(shares_of(case))
     assert expectation(items(case.joined, case.timing_of, published)).unknown == 1
+
+
+def test_measured_kernels_that_a_step_slows_are_counted_apart() -> None:
+    """Of 16 s 4 were measured as 3.2 s alone and 2 s as they are; a modelled kernel's pace needs no word."""
+    three = timing((4, 0), (2, 0), (2, 0), (8, 0), (0, 0), (0, 0), provenance=(P.MEASURED,) * 3 + (P.ROOFLINE,) * 3)
+    paced = replace(three, longer=(1.25, 1.0, 1.0, 1.25, 1.0, 1.0))
+    case = Case((Row(Compute(MIXED), 0, 16),), timings={MIXED: paced})
+    assert in_step(items(case.joined, case.timing_of, published)) == InStep(4 / 16, 1.25)
+
+
+def test_a_step_that_slows_nothing_measured_says_so() -> None:
+    case = Case((Row(FORWARD, 0, 8),))
+    assert in_step(items(case.joined, case.timing_of, published)) == InStep(0.0, 1.0)

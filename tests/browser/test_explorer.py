@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 
+from clustersim import Scenario, simulate
 from clustersim.fitting import ledgers_of
 from clustersim.parallel.groups import process_groups
 from clustersim.parallel.mesh import AXES
-from clustersim.report.explorer import explorer_page
-from tests.planning.explorations import Explored, explored
+from clustersim.planning.explore import explore
+from clustersim.report.explorer import explorer_page, write_explorer
+from tests.planning.explorations import Explored, explored, few_choices
 from tests.planning.explorer_page import ZERO, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 SAMPLES = 150
+_BUBBLE_WORDS = ("explorer-bubble-words", "explain-pipeline")
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,8 @@ def test_memory_traffic_and_bubble_are_what_the_tables_say(made: Made, ask: Ask)
         for rank in {0, scenario.layout.pp // 2, scenario.layout.pp - 1}:
             told = ask("model.traffic(settings, more)", settings, rank)
             assert told == pytest.approx(reference.traffic(settings, rank), rel=1e-9), (settings, rank)
-        assert ask("model.idle(settings)", settings) == tables.schedules.answer(reference.settings(settings))["idle"]
+        played = tables.schedules.answer(reference.settings(settings))
+        assert ask("model.bubble(settings)", settings) == played["bubble"]
 
 
 def test_groups_and_tiers_are_the_layouts(made: Made, ask: Ask) -> None:
@@ -124,7 +128,29 @@ def test_the_curve_is_the_bubble(made: Made, open_page: Callable[..., Any]) -> N
         assert len(x) > 3
         for microbatches, share in zip(x, y, strict=True):
             asked = {**found, "schedule": name, "chunks": many, "microbatches": microbatches}
-            assert share == pytest.approx(100 * made.known.exploration.tables.schedules.answer(asked)["idle"])
+            assert share == pytest.approx(100 * made.known.exploration.tables.schedules.answer(asked)["bubble"])
+
+
+def test_the_scenario_s_bubble_is_told_as_run_tells_it(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    """Beside the schedule's own, (p - 1)/(m + p - 1); for other settings, which are not simulated, that alone."""
+    scenario = Scenario.from_mapping(
+        {
+            "model": {"preset": "llama-tiny", "layers": 8},
+            "cluster": {"name": "dgx-h100", "gpus": 8},
+            "layout": {"pp": 4, "dp": 2},
+            "training": {"sequence": 256, "global_batch": 16},
+        }
+    )
+    with few_choices():
+        write_explorer(explore(scenario, lambda _: None), tmp_path / "page.html")
+    opened = open_page(tmp_path / "page.html")
+    told = simulate(scenario).to_json()["bubble_fraction"]
+    words = [opened.js(f"() => document.getElementById('{name}').textContent") for name in _BUBBLE_WORDS]
+    for each in words:
+        assert f"a bubble of {3 / 11:.1%} of the step".replace("%", " %") in each
+        assert f"has {told:.1%} of the step, as clustersim run says".replace("%", " %") in each
+    opened.js("() => clustersim.explorer.set({ batch: 32 })")
+    assert "simulated" not in opened.js(f"() => document.getElementById('{_BUBBLE_WORDS[0]}').textContent")
 
 
 LLAMA_ALONE = pytest.mark.parametrize("made", ["llama"], indirect=True)

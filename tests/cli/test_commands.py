@@ -12,7 +12,7 @@ from clustersim.scenario import warnings
 from tests.cli.conftest import TWO_TIERS, Run
 
 KEYS = """
-    step_time_s tokens_per_s tokens_per_s_per_gpu model_tflops_per_gpu mfu hfu bubble_fraction
+    step_time_s tokens_per_s tokens_per_s_per_gpu model_tflops_per_gpu mfu mfu_causal hfu bubble_fraction
     exposed_communication_fraction peak_memory_bytes memory_capacity_bytes fits breakdown_s provenance_share ranks
     simulated_ranks spans simulate_wall_s warnings not_modelled
 """

@@ -134,6 +134,31 @@ def test_the_shipped_tables_are_what_users_tables_look_like(clustersim: Run, tmp
     shown = clustersim("validate", "show", name)
     assert shown.returncode == 0, shown.stderr
     assert name in shown.stdout
+    for which in ((), (kind,)):
+        theirs = clustersim("validate", "show", *which, "theirs.csv", name)
+        assert theirs.stdout
+        assert theirs.stdout in shown.stdout  # where a case has more rows than the first three, all of them
+
+
+def test_a_case_of_one_s_own_file_is_shown_like_a_shipped_one(clustersim: Run, table: Path) -> None:
+    """With the prediction that the table of the file has for it."""
+    listed = {
+        each["case_id"]: each
+        for each in answer_of(clustersim("validate", "steps", table, "--json", "-").stdout)["cases"]
+    }
+    told = answer_of(clustersim("validate", "show", table, "two", "--json", "-").stdout)
+    assert told["predicted"] == listed["two"]["predicted"]
+    assert told["scenario"]["layout"]["dp"] == 4
+
+
+def test_a_table_of_two_kinds_is_shown_as_the_one_that_is_named(clustersim: Run, tmp_path: Path) -> None:
+    """Step time and memory of the same runs in one file."""
+    both = row(case_id="both", quantity="peak_allocated", rank="max", bytes="2e10", model="somebody's")
+    write_rows(tmp_path / "both.csv", both)
+    refused = clustersim("validate", "show", "both.csv", "both")
+    assert refused.returncode == 2
+    assert "could be of steps or memory; say which, as in clustersim validate show steps both.csv" in refused.stderr
+    assert "18.63 GiB" in clustersim("validate", "show", "memory", "both.csv", "both").stdout  # 2e10 bytes
 
 
 @pytest.mark.parametrize(
@@ -148,6 +173,14 @@ def test_the_shipped_tables_are_what_users_tables_look_like(clustersim: Run, tmp
         (("show", "korth-T5-22B-presen"), f"did you mean {KOREA}"),
         (("show", "?"), "such as"),
         (("show", KOREA, "--only", "x"), "takes one id"),
+        (("show", "mine.csv"), "say which of its cases, as in clustersim validate show mine.csv CASE_ID"),
+        (("show", "one", "mine.csv"), "the file comes first, as in clustersim validate show mine.csv one"),
+        (("show", "mine.csv", "ones"), "mine.csv: has no case 'ones'; did you mean one?"),
+        (("show", "mine.csv", "?"), "clustersim validate steps mine.csv --json - lists them"),
+        (("show", "none.csv", "one"), "none.csv: cannot be read"),
+        (("show", "step", "mine.csv", "one"), "there is no such kind; did you mean steps?"),
+        (("show", "memory", "mine.csv", "one"), "mine.csv: lacks columns model, quantity, rank, bytes"),
+        (("show", "mine.csv", "one", "--json", "mine.csv"), "is one of the files that are read"),
         (("steps", "mine.csv", "--only", "nowhere"), "no case id contains it"),
         (("steps", "mine.csv", "--json", "mine.csv"), "is one of the files that are read"),
         (("steps", "mine.csv", "--html", "mine.csv"), "is one of the files that are read"),

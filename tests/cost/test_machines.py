@@ -1,6 +1,5 @@
 """Machines: what a GPU's state does to its kernels, and to nothing else."""
 
-from dataclasses import replace
 from math import pi, sqrt
 
 import numpy as np
@@ -8,10 +7,9 @@ import pytest
 
 from clustersim.cost.block import BlockCost
 from clustersim.cost.launching import Launching
-from clustersim.cost.machines import Machine, Machines, OlderAttention, Slowed, slowest
+from clustersim.cost.machines import Machine, Machines, Slowed, slowest
 from clustersim.cost.timing import Bound, Provenance
 from clustersim.program.task import Block
-from clustersim.workload.kernels import KernelKind
 from tests.engine.fake_costs import UnitCost
 from tests.engine.small import block, exchange, program
 
@@ -116,17 +114,6 @@ def test_the_slowest_of_many_as_drawn() -> None:
     """Mean largest of 1024 standard normals over 4000 draws, whose own standard error is 0.35/sqrt(4000) = 0.006."""
     drawn = np.random.default_rng(0).standard_normal((4000, 1024), dtype=np.float32).max(axis=1).mean()
     assert slowest(1024) == pytest.approx(float(drawn), rel=0.01)
-
-
-@pytest.mark.parametrize("kind", list(KernelKind))
-def test_an_older_library_takes_longer_for_attention_and_for_nothing_else(kind: KernelKind) -> None:
-    unit = UnitCost(program([[]]))
-    (some,) = (each.kernel for each in block(3.0).operations)
-    assert some is not None
-    timing = OlderAttention(unit, 1.6).kernel(replace(some, kind=kind))
-    longer = kind in (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
-    assert timing.seconds == pytest.approx(3.0 * (1.6 if longer else 1.0))
-    assert (timing.provenance, timing.bound) == (Provenance.MEASURED, Bound.COMPUTE)
 
 
 def test_each_rank_is_launched_by_the_host_of_its_machine() -> None:

@@ -9,6 +9,7 @@ from clustersim.engine.engine import run
 from clustersim.engine.inside import Inside
 from clustersim.program.program import Program
 from clustersim.program.symmetry import Classes, unfolded
+from clustersim.result import Result
 from clustersim.trace.store import OperationSpans
 from tests.conftest import examples
 from tests.engine.fake_costs import UnitCost
@@ -52,3 +53,36 @@ def test_coalesced_is_fine_grained_in_training_steps(scenario: Scenario) -> None
     result, fine = simulate(scenario), simulate(scenario.changed("cost.coalesce=false"))
     same(result.trace, fine.trace, relative=1e-9)
     equal(result.inside, fine.inside, 1e-9 * result.step_time)
+    same_breakdown(result, fine)
+
+
+def same_breakdown(whole: Result, fine: Result) -> None:
+    """Every rank's parts, to the rounding of the times that they are made of."""
+    assert np.abs(whole.breakdown.seconds - fine.breakdown.seconds).max() <= 1e-8 * whole.step_time
+
+
+def test_two_that_end_together_are_waited_for_as_one() -> None:
+    """The layers that a stage gathers come as its first message does, but for the last bit of the time.
+
+    Which of both a rank waited for then depended on how the step was run: exposed pp or dp.
+    """
+    tied = Scenario.from_mapping(
+        {
+            "model": {
+                "family": "gpt", "layers": 8, "hidden": 64, "heads": 4, "kv_heads": 4, "ffn": 128, "vocab": 256,
+                "tied_embeddings": False,
+            },
+            "cluster": {
+                "name": "llama3-roce", "gpus": 16, "fabric": {"leaf": {"nodes": 8}},
+                "node": {"gpus": 2, "nic": {"per_node": 2}, "nvlink": {"gpus": 2}},
+            },
+            "framework": "pytorch",
+            "layout": {
+                "dp": 4, "pp": 4, "order": ["pp", "cp", "dp", "tp"], "data": {"fsdp": {"copies": False}},
+                "pipeline_overlap": False, "backward_overlap": False, "sequence_parallel": False,
+            },
+            "schedule": "interleaved",
+            "training": {"sequence": 128, "global_batch": 32, "recompute": "full"},
+        }
+    )  # fmt: skip
+    same_breakdown(simulate(tied), simulate(tied.changed("cost.coalesce=false")))

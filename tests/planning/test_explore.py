@@ -51,7 +51,14 @@ def test_the_scenario_is_in_every_study_as_it_is_simulated() -> None:
         (own,) = [point for point in each.points if point.own]
         assert own.step_time == expected.step_time
         assert own.peak == expected.peak_memory
+        assert own.bubble == expected.to_json()["bubble_fraction"]
         assert own.tokens_per_gpu * 8 == pytest.approx(expected.tokens_per_second)
+
+
+def test_the_scenario_s_own_step_is_that_of_every_study() -> None:
+    found = explored()[0].own
+    assert found is not None
+    assert found == next(point for point in study("weak").points if point.own)
 
 
 def test_scaling_keeps_what_it_says() -> None:

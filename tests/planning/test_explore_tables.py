@@ -171,7 +171,7 @@ def test_bubbles_are_those_of_a_dry_run(known: Explored) -> None:
         found = Page(known.exploration).settings(settings)
         run = dry_run(scenario.schedule.order(scenario.layout.pp, scenario.microbatches))
         busy = 3 * scenario.microbatches * scenario.placement.chunks
-        assert known.exploration.tables.schedules.answer(found)["idle"] == pytest.approx(
+        assert known.exploration.tables.schedules.answer(found)["bubble"] == pytest.approx(
             1 - busy / run.finish, abs=1e-12
         )
 

@@ -220,6 +220,7 @@ def view(stages: int = 4, microbatches: int = 8, chunks: int = 1, **words: str) 
             16.8e6 / step / 16384,
             4.08e14,
             0.413,
+            0.391,
             0.434,
             "6 FLOP per parameter and token plus causal attention; peak 989 TFLOP/s (bf16, dense)",
             max(peaks) <= held.capacity,

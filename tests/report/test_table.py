@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from clustersim.report.table import render_table
+from clustersim.report.verdict import verdict_card
 from clustersim.report.view import PageView
 
 View = Callable[..., PageView]
@@ -87,3 +88,14 @@ def test_what_is_only_rounding_is_no_part(make_view: View) -> None:
 def test_large_rates_have_no_exponent(make_view: View) -> None:
     view = make_view()
     assert "82,580 per GPU" in printed(replace(view, verdict=replace(view.verdict, tokens_per_s_per_gpu=82_583.4)))
+
+
+def test_mfu_is_told_twice_where_causal_attention_makes_a_difference(make_view: View) -> None:
+    """At long contexts by convention most of it is keys that no query sees."""
+    view = make_view()
+    long = replace(view, verdict=replace(view.verdict, mfu=0.782, mfu_causal=0.441))
+    short = replace(view, verdict=replace(view.verdict, mfu=0.413, mfu_causal=0.409))
+    assert "78.2% (causal 44.1%)" in printed(long)
+    assert "causal" not in printed(short)
+    assert "<dt>MFU, causal</dt><dd>44.1%</dd>" in verdict_card(long)
+    assert "MFU, causal" not in verdict_card(short)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from clustersim.dtypes import DType
 from clustersim.workload import layers
-from clustersim.workload.flops import model_flops
+from clustersim.workload.flops import Keys, model_flops
 from clustersim.workload.kernels import Kernel, KernelKind, MatmulShape
 from clustersim.workload.layers import Layer, Operator, Region, Shard, embedding, head
 from clustersim.workload.presets import PRESETS, preset
@@ -158,6 +158,24 @@ def test_kernels_with_full_attention_do_the_models_flops(name: str, sequence: in
     executed = sum(of_layers) + _flops(head(model, training, shard))
     microbatches = 3
     assert microbatches * executed == pytest.approx(model_flops(model, training), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
+@pytest.mark.parametrize("sequence", [1024, 8192])
+def test_causal_model_flops_are_what_flash_attention_does(name: str, sequence: int) -> None:
+    """But for the scores that its backward computes again: five products, of which by convention four count."""
+    model = preset(name)
+    training = Training(sequence=sequence, global_batch=6, microbatch=2, attention=Attention.FLASH)
+    shard = _shard(training)
+    counted = {KernelKind.MATMUL: 1.0, KernelKind.ATTENTION_FORWARD: 1.0, KernelKind.ATTENTION_BACKWARD: 4 / 5}
+    made = ((run.count, layers.layer(model, run.spec, training, shard)) for run in model.stack)
+    executed = sum(
+        count * counted.get(kernel.kind, 0.0) * kernel.flops
+        for count, of in (*made, (1, head(model, training, shard)))
+        for operator in of.operators
+        for kernel in _kernels(operator)
+    )
+    assert 3 * executed == pytest.approx(model_flops(model, training, Keys.SEEN), rel=1e-12)
 
 
 @pytest.mark.parametrize(("name", "batch"), [("megatron-22b", 4), ("gpt3-175b", 64), ("megatron-1t", 512)])

@@ -102,6 +102,14 @@ clustersim.opened = (async () => {
     if (drawn) draw(drawn);
   }
 
+  // The bubble in a sentence: the schedule's own, and where the scenario itself is shown, what its simulation says.
+  function bubbleWords(settings) {
+    const share = (part) => `${(100 * part).toFixed(1)} % of the step`;
+    const alone = `The schedule by itself, with equal stages and messages that take no time, has a bubble of ${share(model.bubble(settings))}.`;
+    const itself = facts.simulated_bubble !== null && Object.keys(start).every((key) => chosen[key] === start[key]);
+    return itself ? `${alone} The scenario, simulated with its real stages and messages, has ${share(facts.simulated_bubble)}, as clustersim run says.` : alone;
+  }
+
   begin();
-  clustersim.explorer = { facts, model, groups, set, onDraw, drawn: () => drawn };
+  clustersim.explorer = { facts, model, groups, set, onDraw, bubbleWords, drawn: () => drawn };
 })();

@@ -1,9 +1,9 @@
-// What share of the step pipeline ranks stand idle, against the number of microbatches, for the schedules on the shelf.
+// What share of the step is bubble, against the number of microbatches, for the schedules on the shelf.
 clustersim.behaviours.explorer_bubble = async (figure, _arrays, tools) => {
   "use strict";
   await clustersim.opened;
   const { explorer } = clustersim;
-  const { idle, microbatchesOf } = explorer.model;
+  const { bubble, microbatchesOf } = explorer.model;
   const MOST = 1024; // microbatches that are drawn
   const words = { "1f1b": "1F1B", gpipe: "GPipe", interleaved: "interleaved", bfs: "breadth-first" };
 
@@ -14,14 +14,14 @@ clustersim.behaviours.explorer_bubble = async (figure, _arrays, tools) => {
     const known = places(settings);
     return {
       type: "scatter", mode: "lines+markers", name, line, marker: { size: 5, symbol }, x: known,
-      y: known.map((microbatches) => 100 * idle({ ...settings, microbatches })),
+      y: known.map((microbatches) => 100 * bubble({ ...settings, microbatches })),
       hovertemplate: "%{x} microbatches: %{y:.1f} % of the step<extra></extra>",
     };
   }
 
   function present(settings) {
     const m = settings.microbatches;
-    const value = 100 * idle(settings);
+    const value = 100 * bubble(settings);
     return {
       type: "scatter", mode: "markers+text", name: "now", x: [m], y: [value], text: [`now: ${value.toFixed(1)} %`], textposition: "top center",
       textfont: { size: 12, color: "@ink" }, marker: { size: 13, symbol: "diamond", color: "@ink", line: { width: 1.5, color: "@surface" } },
@@ -36,7 +36,7 @@ clustersim.behaviours.explorer_bubble = async (figure, _arrays, tools) => {
     const textbook = `Textbooks, with microbatches in rounds of p: (p - 1) / (${chunks > 1 ? "v " : ""}m + p - 1).`;
     document.getElementById("explorer-bubble-words").textContent = pp === 1
       ? "One pipeline rank holds all layers, so nobody waits for another stage: there is no bubble. Take pp 2 or more to see one."
-      : `${pp} pipeline ranks, ${many}, ${name}: each rank stands idle for ${(100 * idle(settings)).toFixed(1)} % of the step. ${textbook}`;
+      : `${pp} pipeline ranks, ${many}, ${name}. ${explorer.bubbleWords(settings)} ${textbook}`;
   }
 
   explorer.onDraw((drawn) => {

@@ -108,9 +108,9 @@ clustersim.explorerModel = (facts) => {
     };
   }
 
-  // The share of the step that ranks stand idle with some microbatches, where the schedule can run them.
-  const idle = (settings) => at(tables.schedules, settings)?.idle;
+  // The share of the step that is the schedule's own bubble with some microbatches, where it can run them.
+  const bubble = (settings) => at(tables.schedules, settings)?.bubble;
   const microbatchesOf = (settings) => Object.keys(at({ ...tables.schedules, keys: ["schedule", "chunks", "pp"] }, settings) ?? {}).map(Number);
 
-  return { settled, problems, stagesOf, memory, sharing, parametersBy, parametersOf, traffic, idle, microbatchesOf };
+  return { settled, problems, stagesOf, memory, sharing, parametersBy, parametersOf, traffic, bubble, microbatchesOf };
 };

@@ -3,7 +3,7 @@
   "use strict";
   await clustersim.opened;
   const { explorer, tools } = clustersim;
-  const { facts, model, groups } = explorer;
+  const { facts, model, groups, bubbleWords } = explorer;
   const TIERS = { nvlink: "inside one NVLink domain", host: "inside one node", node: "inside one node" };
   const bytes = (value) => tools.bytes(value);
   const NOTHING = "Here there is one replica only, so there is nothing to share out: take more GPUs than tp × cp × pp.";
@@ -54,11 +54,10 @@
     const counts = ranks.flat().map((stage) => stage.layers);
     const m = settings.microbatches;
     const { rank } = stages[settings.zero];
-    const idle = 100 * model.idle(settings);
     const least = Math.min(...counts);
     const most = Math.max(...counts);
     const each = `${least === most ? "" : `${least} to `}${most} layer${most > 1 ? "s" : ""}`;
-    return `The ${counts.reduce((all, one) => all + one, 0)} layers lie on ${pp} GPUs one after the other${settings.chunks > 1 ? `, in ${counts.length} virtual stages` : ""}, ${each} a stage. Only activations are handed on: the fullest GPU sends ${bytes(model.traffic(settings, rank).pp)} a step. With ${tools.count(m)} microbatch${m > 1 ? "es" : ""} each GPU stands idle for ${idle.toFixed(1)} % of the step.`;
+    return `The ${counts.reduce((all, one) => all + one, 0)} layers lie on ${pp} GPUs one after the other${settings.chunks > 1 ? `, in ${counts.length} virtual stages` : ""}, ${each} a stage. Only activations are handed on: the fullest GPU sends ${bytes(model.traffic(settings, rank).pp)} a step. With ${tools.count(m)} microbatch${m > 1 ? "es" : ""} ${bubbleWords(settings)}`;
   }
 
   explorer.onDraw((drawn) => {
