@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
+from clustersim.experience.facts import Facts, facts_of
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.units import Seconds
@@ -34,7 +35,7 @@ SIBLINGS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Tabulated:
-    """One case. seconds: [SUSTAINED, LAUNCHES] what is predicted."""
+    """One case. seconds: [SUSTAINED, LAUNCHES] what is predicted; facts: what it is like under the shipped constants."""
 
     case_id: str
     source: str
@@ -42,6 +43,7 @@ class Tabulated:
     framework: str
     measured: Seconds
     seconds: FloatArray
+    facts: Facts
 
     def errors(self, sustained: FloatArray, launch: FloatArray) -> FloatArray:
         """Logarithm of predicted over measured, for pairs of constants: [pairs]."""
@@ -80,6 +82,7 @@ def tabulate(case: Case) -> Tabulated | None:
         scenario.framework.name,
         measured,
         _predicted(scenario),
+        facts_of(scenario, simulate(scenario).breakdown),
     )
 
 
