@@ -8,9 +8,12 @@ From errors of steps that the fit of the constants did not see (`left_out`) the 
    the same. They are found by multiplicative steps that never make the likelihood less (majorization; the same for
    non-negative matrices by Fevotte and Idier 2011, arXiv:1010.1763, with the Itakura-Saito divergence, to which this
    likelihood is equal).
-3. A term that few sources have (below `SUPPORT`), and every term of what was not measured, is not below that of any
-   step: what nobody measured is at least as uncertain as all that was.
-4. The quantile is the conformal one over sources (see `clustersim.experience.band`).
+3. A term that few sources have (below `SUPPORT`) has the variance of any step, and a term of what was not measured has no
+   less: what nobody measured is at least as uncertain as all that was.
+4. Each source's errors are counted in deviations of terms that have not seen it, and the quantile of these, sources
+   counted alike, is taken (conformal prediction by cross-validation, Barber et al. 2021, arXiv:1905.02928, with sources
+   in the place of cases). It is longer by Student's t over the normal quantile for so many sources, as few sources tell
+   little about how much sources differ.
 
 Coverage is that of a band that has not seen the source either: terms, quantile and what is known from the others.
 """
@@ -21,7 +24,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import NormalDist, fmean
 from typing import Any, Final
 
 import numpy as np
@@ -41,9 +44,10 @@ from clustersim.shipped import find, names, read_mapping
 from clustersim.validation.settings import is_dense
 from clustersim.validation.steps import read_steps
 
-FEWEST: Final = 10  # sources: with fewer, no number of deviations holds nine of ten
+FEWEST: Final = 4  # sources
 SUPPORT: Final = 3  # sources that a term needs for a variance of its own
-ROUNDS: Final = 3000  # of the search for variances
+ROUNDS: Final = 500  # of the search for variances
+_ROUNDING: Final = 1e-9
 ALL: Final = "all"
 GAPS: Final = tuple(Gap)[1:]
 
@@ -86,16 +90,13 @@ def evidence(rows: Sequence[LeftOut]) -> Evidence:
 
 
 def variances(seen: Evidence) -> FloatArray:
-    """The likeliest variance of each term, and not below that of any step where little supports it: [terms]."""
-    squares = seen.error**2
-    found = np.full(len(TERMS), fmean(squares))
-    for _ in range(ROUNDS):
-        whole = seen.load @ found
-        pull = seen.load.T @ (seen.weight * squares / whole**2)
-        push = seen.load.T @ (seen.weight / whole)
-        found = found * np.sqrt(np.divide(pull, push, out=np.zeros_like(pull), where=push > 0.0))
-    weak = np.array([term in GAPS or _support(seen, place) < SUPPORT for place, term in enumerate(TERMS)])
-    return np.where(weak, np.maximum(found, found[0]), found)
+    """The likeliest variance of each term; that of any step where little supports another: [terms]."""
+    weak = np.array([place > 0 and _support(seen, place) < SUPPORT for place in range(len(TERMS))])
+    load = np.where(weak, 0.0, seen.load)
+    load[:, 0] += seen.load[:, weak].sum(axis=1)
+    found = _likeliest(load, seen)
+    floored = weak | np.array([term in GAPS for term in TERMS])
+    return np.where(floored, np.maximum(found, found[0]), found)
 
 
 def _support(seen: Evidence, place: int) -> int:
@@ -103,27 +104,55 @@ def _support(seen: Evidence, place: int) -> int:
     return len(np.unique(seen.source[seen.load[:, place] > 0.0]))
 
 
-def quantile(seen: Evidence, variance: FloatArray) -> float:
-    """Deviations within which nine of ten errors are; raise InputError where there are too few sources to say it."""
-    sources = len(np.unique(seen.source))
+def _likeliest(load: FloatArray, seen: Evidence) -> FloatArray:
+    squares = seen.error**2
+    found = np.full(load.shape[1], seen.weight @ squares / seen.weight.sum())
+    for _ in range(ROUNDS):
+        whole = load @ found
+        pull, push = load.T @ (seen.weight * squares / whole**2), load.T @ (seen.weight / whole)
+        found = found * np.sqrt(np.divide(pull, push, out=np.zeros_like(pull), where=push > 0.0))
+    return found
+
+
+def quantile(rows: Sequence[LeftOut]) -> float:
+    """Deviations within which nine of ten unseen errors are; raise InputError for too few sources to say it."""
+    sources = len({row.source for row in rows})
     if sources < FEWEST:
         raise InputError(f"{sources} sources of left-out steps are too few for a band; {FEWEST} are needed")
-    sizes = np.abs(seen.error) / np.sqrt(seen.load @ variance)
+    sizes, weight = unseen_deviations(rows)
     order = np.argsort(sizes)
-    reached = np.cumsum(seen.weight[order]) / (sources + 1)  # one more source, beyond all
-    return float(sizes[order][np.searchsorted(reached, SHARE - 1e-9)])
+    reached = np.cumsum(weight[order]) / weight.sum()
+    return student(sources - 1) * float(sizes[order][np.searchsorted(reached, SHARE - _ROUNDING)])
+
+
+def unseen_deviations(rows: Sequence[LeftOut]) -> tuple[FloatArray, FloatArray]:
+    """Errors in deviations of terms that other sources support, and the weights of steps: [steps] both."""
+    seen = evidence(rows)
+    sizes = np.empty(len(rows))
+    for source in np.unique(seen.source):
+        own = seen.source == source
+        others = variances(evidence([row for row, mine in zip(rows, own, strict=True) if not mine]))
+        sizes[own] = np.abs(seen.error[own]) / np.sqrt(seen.load[own] @ others)
+    return sizes, seen.weight
+
+
+def student(freedom: int) -> float:
+    """Student's t over the normal quantile, two-sided, of `SHARE` (Abramowitz and Stegun 26.7.5, two terms).
+
+    >>> round(student(11) * 1.645, 2)
+    1.8
+    """
+    z = NormalDist().inv_cdf((1.0 + SHARE) / 2.0)
+    return 1.0 + (z**2 + 1.0) / (4.0 * freedom) + (5.0 * z**4 + 16.0 * z**2 + 3.0) / (96.0 * freedom**2)
 
 
 def fit(rows: Sequence[LeftOut], repeat: float) -> Experience:
     """The band that some steps support; what is known is all of them."""
-    seen = evidence(rows)
-    variance = variances(seen)
-    deviations: dict[Term, float] = {
-        term: round(math.sqrt(each), 4) for term, each in zip(TERMS, variance.tolist(), strict=True)
-    }
-    told = round(quantile(seen, variance), 3)
+    found = np.sqrt(variances(evidence(rows))).tolist()
+    deviations: dict[Term, float] = {term: round(each, 4) for term, each in zip(TERMS, found, strict=True)}
+    sources = len({row.source for row in rows})
     return Experience(
-        len(rows), len(np.unique(seen.source)), told, round(repeat, 4), deviations, known_of(rows), unseen={}
+        len(rows), sources, round(quantile(rows), 3), round(repeat, 4), deviations, known_of(rows), unseen={}
     )
 
 

@@ -4,10 +4,8 @@ Errors are logarithms of measured over predicted time, of published steps that t
 (sources are left out one after the other). Their variance is taken as a sum of terms (variance components): one that
 every step has, one for each trait (a share of it, where a trait is a share), and for what was not measured one for each
 accelerator, one for each kind of anything, one for each doubling beyond the largest. So a band is wider wherever
-less was measured, and never narrower. A step is expected within `quantile` standard deviations: the number by which nine
-of ten unseen errors are met, sources counted alike and one more source counted as beyond any number, since the next one
-is not known (hierarchical conformal prediction, Lee, Barber and Willett 2023, arXiv:2306.06342, which is the two-layer
-case of Dunn, Wasserman and Ramdas, arXiv:1809.07441).
+less was measured, and never narrower. A step is expected within `quantile` standard deviations, within which nine of ten
+errors of unseen sources are, sources counted alike.
 
 Where kernels were measured on the machine itself, their own errors take the place of what rests on kernels: of the
 accelerator's term, and of what the first term has beyond `repeat`, the deviation of equal steps that were published
@@ -22,11 +20,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from clustersim.experience.facts import Facts, Trait
+from clustersim.experience.facts import VISIBLE, Facts, Trait
 from clustersim.experience.known import Known
 
 SHARE: Final = 0.9  # of unseen steps that a band holds
-_VISIBLE: Final = 0.05  # of a step: a trait with a smaller share of it is not told
 _ONE_NODE: Final = "one node"
 
 
@@ -57,7 +54,7 @@ def loads(facts: Facts, known: Known) -> dict[Term, float]:
 def regimes(facts: Facts, known: Known) -> tuple[str, ...]:
     """The regimes that a step belongs to, in words: whether it has a network, its traits, and its gaps."""
     found = loads(facts, known)
-    there = tuple(term.value for term in TERMS[1:] if found[term] >= _VISIBLE)
+    there = tuple(term.value for term in TERMS[1:] if found[term] >= VISIBLE)
     return there if facts.traits[Trait.NODES] else (_ONE_NODE, *there)
 
 

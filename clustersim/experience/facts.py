@@ -8,6 +8,7 @@ and the breakdown of its step, so whoever asks about a step is told the same.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from clustersim.parallel.data import NaiveDataParallel
 from clustersim.scenario import Scenario
 from clustersim.workload.offload import Offload
 from clustersim.workload.stack import FullAttention, LayerSpec
+
+
+VISIBLE: Final = 0.05  # of a step: a trait with a smaller share of it is not told
 
 
 class Trait(Enum):
@@ -40,6 +44,11 @@ class Facts:
     kinds: frozenset[str]
     amounts: Mapping[str, int]
     traits: Mapping[Trait, float]
+
+    @property
+    def had(self) -> frozenset[str]:
+        """Kinds, and the traits that show."""
+        return self.kinds | {trait.value for trait, share in self.traits.items() if share >= VISIBLE}
 
 
 def facts_of(scenario: Scenario, breakdown: Breakdown) -> Facts:

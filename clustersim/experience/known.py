@@ -16,7 +16,7 @@ from clustersim.experience.facts import Facts
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """accelerators, siblings: their names; kinds: those that some step had; most: the largest of each amount."""
+    """accelerators, siblings: their names; kinds: those that some step had, traits among them; most: the largest of each amount."""
 
     accelerators: frozenset[str]
     siblings: frozenset[str]
@@ -27,7 +27,7 @@ class Known:
     def of(cls, facts: Iterable[Facts], accelerators: Iterable[str], siblings: Iterable[str]) -> Self:
         """What some steps had; accelerators, siblings: whose pace is known, and with whose chip it is."""
         seen = tuple(facts)
-        kinds = frozenset(kind for each in seen for kind in each.kinds)
+        kinds = frozenset(kind for each in seen for kind in each.had)
         most: dict[str, int] = {}
         for each in seen:
             for name, amount in each.amounts.items():
@@ -42,7 +42,7 @@ class Known:
     def unmeasured(self, facts: Facts) -> tuple[str, ...]:
         """The kinds that no step had, accelerators among them (a sibling is one of them)."""
         accelerators = sorted(facts.accelerators - self.accelerators)
-        return (*(f"accelerator {name}" for name in accelerators), *sorted(facts.kinds - self.kinds))
+        return (*(f"accelerator {name}" for name in accelerators), *sorted(facts.had - self.kinds))
 
     def beyond(self, facts: Facts) -> dict[str, float]:
         """The amounts that are larger than any, with the doublings by which they are."""
