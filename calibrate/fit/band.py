@@ -8,8 +8,8 @@ From errors of steps that the fit of the constants did not see (`left_out`) the 
    the same. They are found by multiplicative steps that never make the likelihood less (majorization; the same for
    non-negative matrices by Fevotte and Idier 2011, arXiv:1010.1763, with the Itakura-Saito divergence, to which this
    likelihood is equal).
-3. A term that few sources have (below `SUPPORT`) has the variance of any step, and a term of what was not measured has no
-   less: what nobody measured is at least as uncertain as all that was.
+3. A term that few sources have (below `SUPPORT`) has the variance of any step, and a term of what was not measured has
+   no less: what nobody measured is at least as uncertain as all that was.
 4. Each source's errors are counted in deviations of terms that have not seen it, and the quantile of these, sources
    counted alike, is taken (conformal prediction by cross-validation, Barber et al. 2021, arXiv:1905.02928, with sources
    in the place of cases). It is longer by Student's t over the normal quantile for so many sources, as few sources tell
@@ -36,7 +36,7 @@ from calibrate.fit.step_table import SIBLINGS
 from calibrate.fit.steps import LEAST
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.errors import InputError
-from clustersim.experience.band import SHARE, TERMS, Coverage, Experience, Gap, Term, loads, regimes
+from clustersim.experience.band import ALL, SHARE, TERMS, Coverage, Experience, Gap, Term, loads, regimes
 from clustersim.experience.file import STEPS, as_mapping, key_of
 from clustersim.experience.known import Known
 from clustersim.report.files import write_text_atomically
@@ -48,7 +48,6 @@ FEWEST: Final = 4  # sources
 SUPPORT: Final = 3  # sources that a term needs for a variance of its own
 ROUNDS: Final = 500  # of the search for variances
 _ROUNDING: Final = 1e-9
-ALL: Final = "all"
 GAPS: Final = tuple(Gap)[1:]
 
 
@@ -204,7 +203,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "left_out", nargs="?", type=Path, default=SHIPPED, metavar="FILE",
         help="left-out errors, as fit-steps --left-out writes them; default: the shipped ones",
     )  # fmt: skip
-    parser.add_argument("--write", metavar="FILE", help="write the band to FILE, such as topologies/experience/steps.yaml")
+    parser.add_argument("--write", metavar="FILE", help="write the band, as to topologies/experience/steps.yaml")
     parser.add_argument("--markdown", action="store_true", help="print the table of regimes as Markdown")
 
 

@@ -35,7 +35,7 @@ SIBLINGS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Tabulated:
-    """One case. seconds: [SUSTAINED, LAUNCHES] what is predicted; facts: what it is like under the shipped constants."""
+    """One case. seconds: [SUSTAINED, LAUNCHES] what is predicted; facts: what it is like by the shipped constants."""
 
     case_id: str
     source: str

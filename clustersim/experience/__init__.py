@@ -1,1 +1,1 @@
-"""HOW FAR IS IT TRUSTED? Regimes of steps (facts, terms), and how far unseen steps were from predictions in them (band)."""
+"""HOW FAR IS IT TRUSTED? What a step is like (facts, known), and how far unseen steps like it were (band, words)."""

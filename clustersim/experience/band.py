@@ -4,8 +4,8 @@ Errors are logarithms of measured over predicted time, of published steps that t
 (sources are left out one after the other). Their variance is taken as a sum of terms (variance components): one that
 every step has, one for each trait (a share of it, where a trait is a share), and for what was not measured one for each
 accelerator, one for each kind of anything, one for each doubling beyond the largest. So a band is wider wherever
-less was measured, and never narrower. A step is expected within `quantile` standard deviations, within which nine of ten
-errors of unseen sources are, sources counted alike.
+less was measured, and never narrower. A step is expected within `quantile` standard deviations, within which nine of
+ten errors of unseen sources are, sources counted alike.
 
 Where kernels were measured on the machine itself, their own errors take the place of what rests on kernels: of the
 accelerator's term, and of what the first term has beyond `repeat`, the deviation of equal steps that were published
@@ -23,6 +23,7 @@ from typing import Final
 from clustersim.experience.facts import VISIBLE, Facts, Trait
 from clustersim.experience.known import Known
 
+ALL: Final = "all steps"
 SHARE: Final = 0.9  # of unseen steps that a band holds
 _ONE_NODE: Final = "one node"
 
@@ -118,5 +119,5 @@ class Experience:
 
     def _unmeasured(self, facts: Facts) -> tuple[str, ...]:
         most, beyond = self.known.most, self.known.beyond(facts)
-        larger = (f"{facts.amounts[name]:,} {name} (up to {most.get(name, 1):,} were)" for name in beyond)
+        larger = (f"{name} {facts.amounts[name]:,} (at most {most.get(name, 1):,})" for name in beyond)
         return (*self.known.unmeasured(facts), *larger)

@@ -19,7 +19,6 @@ from clustersim.scenario import Scenario
 from clustersim.workload.offload import Offload
 from clustersim.workload.stack import FullAttention, LayerSpec
 
-
 VISIBLE: Final = 0.05  # of a step: a trait with a smaller share of it is not told
 
 

@@ -16,7 +16,7 @@ from clustersim.experience.facts import Facts
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """accelerators, siblings: their names; kinds: those that some step had, traits among them; most: the largest of each amount."""
+    """accelerators, siblings: their names; kinds: those that some step had, and traits; most: each amount's largest."""
 
     accelerators: frozenset[str]
     siblings: frozenset[str]

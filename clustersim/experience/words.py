@@ -13,7 +13,8 @@ def experience_words(experience: Experience, expected: Expected, band: tuple[Sec
     """The sentence; known: what was measured on the machine itself, empty where nothing was."""
     low, high = map(format_step_time, band)
     parts = (
-        f"expect {low} to {high} ({expected.low - 1.0:+.0%} to {expected.high - 1.0:+.0%}): {_met(experience, expected)}",
+        f"expect {low} to {high} ({expected.low - 1.0:+.0%} to {expected.high - 1.0:+.0%}): ",
+        _met(experience, expected),
         f"; nothing like {_listed(expected.unmeasured)} was measured: wider" if expected.unmeasured else "",
         f"; {known}: narrower, but for what a framework adds (clustersim calibrate --check)" if known else "",
     )
