@@ -92,8 +92,9 @@ def _bands(bands: Mapping[str, Inside]) -> Table:
 
 def band_cells(regime: str, inside: Inside) -> tuple[str, ...]:
     """The cells below BANDED, but for the first."""
-    unseen = load_experience().unseen.get(regime)
-    return f"{inside.n:,}", f"{inside.sources:,}", percent(inside.share), percent(unseen and unseen.inside)
+    published = load_experience().unseen.get(regime)
+    unseen = None if published is None else published.inside
+    return f"{inside.n:,}", f"{inside.sources:,}", percent(inside.share), percent(unseen)
 
 
 def _cases(summary: Summary) -> Table:

@@ -43,13 +43,13 @@ TERMS: Final[tuple[Term, ...]] = (Gap.ANY, *Trait, Gap.ACCELERATOR, Gap.KIND, Ga
 
 def loads(facts: Facts, known: Known) -> dict[Term, float]:
     """How much of each term a step has."""
-    return {
-        Gap.ANY: 1.0,
-        **facts.traits,
+    traits: dict[Term, float] = {trait: facts.traits[trait] for trait in Trait}
+    gaps: dict[Term, float] = {
         Gap.ACCELERATOR: float(len(known.strangers(facts))),
         Gap.KIND: float(len(known.unmeasured(facts))),
         Gap.DOUBLING: sum(known.beyond(facts).values()),
     }
+    return {Gap.ANY: 1.0, **traits, **gaps}
 
 
 def regimes(facts: Facts, known: Known) -> tuple[str, ...]:
