@@ -16,7 +16,9 @@ from clustersim.collectives.library import Library, load_library
 from clustersim.cost.binding import binding_demands
 from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
+from clustersim.cost.handing import HandedMessages
 from clustersim.cost.host import HostedExchanges, Others
+from clustersim.cost.launching import Launching
 from clustersim.cost.machines import FLASH1, Machine, Machines, OlderAttention, Slowed, slowest
 from clustersim.cost.record import Call
 from clustersim.cost.recorded import RecordedKernels
@@ -156,7 +158,10 @@ def _blocks(program: Program) -> Iterator[Block]:
 
 def _exchanges(scenario: Scenario, program: Program) -> Others:
     """What times collectives, messages and, if there is anything for them, hosts."""
-    between, host = _between(scenario, program), scenario.cluster.host
+    between: Others = _between(scenario, program)
+    host, message = scenario.cluster.host, scenario.framework.message
+    if message > 0.0:
+        between = HandedMessages(between, message, program.groups)
     if HOST_ROLE.name not in program.groups or host is None:
         return between
     nodes = _nodes(scenario, program)
@@ -218,7 +223,7 @@ def _machine(scenario: Scenario, accelerator: Accelerator) -> Machine:
         measured = record.interference
         interference = accelerator.interference if measured is None else measured
     part = interference if settings.interference is None else settings.interference
-    return Machine(kernels, part, scenario.framework.launch)
+    return Machine(kernels, part, Launching(scenario.framework.launch, scenario.framework.backward_launch))
 
 
 def _older_attention(attention: Attention, accelerator: Accelerator) -> float:

@@ -91,7 +91,8 @@ TINY = (
 def test_a_gpu_that_waits_for_its_host_says_so(jitter: str) -> None:
     """Kernels of some µs that the host needs 64 µs each to launch: most of the step is launching, on every rank."""
     tiny = scenario(*TINY, f"disturbances.jitter={jitter}")
-    late, ready = (simulate(replace(tiny, framework=replace(tiny.framework, launch=launch))) for launch in (64e-6, 0.0))
+    hosts = (replace(tiny.framework, launch=launch, backward_launch=launch) for launch in (64e-6, 0.0))
+    late, ready = (simulate(replace(tiny, framework=host)) for host in hosts)
     for rank in range(late.ranks):
         parts = late.breakdown.of(rank)
         assert sum(parts.values()) == pytest.approx(late.step_time)
@@ -126,7 +127,7 @@ def test_older_attention_takes_its_times_longer_and_nothing_else_does(attention:
     """One GPU's step takes longer by (times - 1) of its attention: `flash2` of H100's file, for flash1 twice that."""
     alone = scenario("cluster.gpus=1", "model.layers=2", layout={}, training={"sequence": 4096, "global_batch": 1})
     assert alone.cluster.accelerator.in_training.flash2 == 1.6
-    alone = replace(alone, framework=replace(alone.framework, launch=0.0))
+    alone = replace(alone, framework=replace(alone.framework, launch=0.0, backward_launch=0.0))
     newest, older = (
         simulate(replace(alone, training=replace(alone.training, attention=Attention(each))))
         for each in ("flash", attention)

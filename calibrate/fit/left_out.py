@@ -2,7 +2,7 @@
 
 A table with one row for each step: the logarithm of measured over predicted time, by constants that were fitted without
 the step's source, and what the step is like (`clustersim.experience.facts`). `fit-steps --left-out FILE` writes it,
-`fit-band` reads it. The shipped one lies beside the published tables.
+`fit-band` reads it. The shipped one is `calibrate/published/left_out.csv`.
 """
 
 import csv

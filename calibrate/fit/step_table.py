@@ -1,8 +1,8 @@
 """What would a published step take under other constants? A small table of predictions, and what lies between them.
 
-A step depends on two constants: its accelerator's arithmetic rate within a step (relative to single kernels), and its
-framework's time to launch a kernel. Between the table's points it is taken as linear in the time per FLOP and in the
-launch.
+A step depends on three constants: its accelerator's arithmetic rate within a step (relative to single kernels), and its
+framework's times to launch a kernel of forward and of backward. Between the table's points it is taken as linear in the
+time per FLOP and in the launches.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,9 @@ from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.steps import predicted_seconds, scenario_of
 
 SUSTAINED: Final = (1.25, 0.8, 0.6)
-LAUNCHES: Final = (0.0, 40e-6, 50e-6, 60e-6, 70e-6, 80e-6)
-NODES: Final = (1.0 / np.array(SUSTAINED), np.array(LAUNCHES))
+LAUNCHES: Final = (0.0, 20e-6, 40e-6, 60e-6)
+BACKWARD: Final = (0.0, 60e-6, 90e-6, 120e-6)
+NODES: Final = (1.0 / np.array(SUSTAINED), np.array(LAUNCHES), np.array(BACKWARD))
 VISIBLE: Final = 0.01  # of a step: what depends on a constant less than this does not depend on it
 SIBLINGS: Final[Mapping[str, str]] = {
     "a100-sxm-40gb": "a100-sxm-80gb",
@@ -35,7 +36,7 @@ SIBLINGS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Tabulated:
-    """One case. seconds: [SUSTAINED, LAUNCHES] what is predicted; facts: what it is like by the shipped constants."""
+    """One case. seconds: [SUSTAINED, LAUNCHES, BACKWARD] what is predicted; facts: what it is like as it is shipped."""
 
     case_id: str
     source: str
@@ -45,9 +46,10 @@ class Tabulated:
     seconds: FloatArray
     facts: Facts
 
-    def errors(self, sustained: FloatArray, launch: FloatArray) -> FloatArray:
-        """Logarithm of predicted over measured, for pairs of constants: [pairs]."""
-        places = [_place(value, nodes) for value, nodes in zip((1.0 / sustained, launch), NODES, strict=True)]
+    def errors(self, sustained: FloatArray, launch: FloatArray, backward: FloatArray) -> FloatArray:
+        """Logarithm of predicted over measured, for so many choices of constants: [choices]."""
+        values = (1.0 / sustained, launch, backward)
+        places = [_place(value, nodes) for value, nodes in zip(values, NODES, strict=True)]
         seconds = np.zeros(len(launch))
         for corner in product((0, 1), repeat=len(places)):
             weight = np.ones(len(launch))
@@ -58,8 +60,8 @@ class Tabulated:
         return logarithms
 
     def depends_on_launch(self) -> bool:
-        """Whether the launch shows."""
-        return bool(self.seconds[1, -1] > (1.0 + VISIBLE) * self.seconds[1, 0])
+        """Whether launches show."""
+        return bool(self.seconds[1, -1, -1] > (1.0 + VISIBLE) * self.seconds[1, 0, 0])
 
 
 def _place(values: FloatArray, nodes: FloatArray) -> tuple[IntArray, FloatArray]:
@@ -88,19 +90,22 @@ def tabulate(case: Case) -> Tabulated | None:
 
 def _predicted(scenario: Scenario) -> FloatArray:
     """The table; where the host never shows, one launch stands for all."""
-    seconds = np.empty((len(SUSTAINED), len(LAUNCHES)))
+    seconds = np.empty((len(SUSTAINED), len(LAUNCHES), len(BACKWARD)))
     for row, sustained in enumerate(SUSTAINED):
-        seconds[row, :] = _seconds(scenario, sustained, LAUNCHES[0])
-    if _seconds(scenario, SUSTAINED[0], LAUNCHES[-1]) > (1.0 + VISIBLE) * seconds[0, 0]:
-        for row, column in product(range(len(SUSTAINED)), range(1, len(LAUNCHES))):
-            seconds[row, column] = _seconds(scenario, SUSTAINED[row], LAUNCHES[column])
+        seconds[row] = _seconds(scenario, sustained, LAUNCHES[0], BACKWARD[0])
+    if _seconds(scenario, SUSTAINED[0], LAUNCHES[-1], BACKWARD[-1]) > (1.0 + VISIBLE) * seconds[0, 0, 0]:
+        for place in np.ndindex(seconds.shape):
+            row, forward, backward = place
+            if forward or backward:
+                seconds[place] = _seconds(scenario, SUSTAINED[row], LAUNCHES[forward], BACKWARD[backward])
     return seconds
 
 
-def _seconds(scenario: Scenario, sustained: float, launch: Seconds) -> Seconds:
+def _seconds(scenario: Scenario, sustained: float, launch: Seconds, backward: Seconds) -> Seconds:
     """The step under other constants."""
     accelerator = scenario.cluster.accelerator
     pace = replace(accelerator.in_training, sustained=sustained)
     cluster = replace(scenario.cluster, accelerator=replace(accelerator, in_training=pace))
-    result = simulate(replace(scenario, cluster=cluster, framework=replace(scenario.framework, launch=launch)))
+    framework = replace(scenario.framework, launch=launch, backward_launch=backward)
+    result = simulate(replace(scenario, cluster=cluster, framework=framework))
     return predicted_seconds(result)

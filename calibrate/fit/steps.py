@@ -1,7 +1,8 @@
 """Which constants of training steps do published steps support?
 
 Two kinds, few: how fast an accelerator's arithmetic is within a step relative to single kernels
-(`in_training.sustained`), and what a framework's host needs to launch a kernel (`host.launch`). They minimise the macro
+(`in_training.sustained`), and what a framework's host needs to launch a kernel of forward and one of backward
+(`host.launch`, `host.backward_launch`). They minimise the macro
 mean over sources of the absolute logarithm of predicted over measured, so that every source counts once. A constant
 that too few cases depend on is not searched. Two more were tried, the bandwidth of streaming kernels within a step and
 the host's time before a pass: each lowered the error by less than a tenth of a point, and is left out.
@@ -16,7 +17,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -33,25 +34,29 @@ from clustersim.validation.steps import read_steps
 from clustersim.workload.framework import load_framework
 
 RATES: Final = np.round(np.arange(0.5, 1.2001, 0.01), 2)  # what is searched
-LAUNCHES: Final = np.round(np.arange(0.0, 80.1, 1.0) * 1e-6, 7)
+LAUNCHES: Final = np.round(np.arange(0.0, 60.1, 1.0) * 1e-6, 7)
+BACKWARD: Final = np.round(np.arange(0.0, 150.1, 1.0) * 1e-6, 7)
 ACCELERATORS: Final = ("a100-sxm-80gb", "b200-sxm-180gb", "h100-sxm-80gb", "h100-sxm-96gb")
 LIKE: Final[Mapping[str, str]] = {"h100-sxm-96gb": "h100-sxm-80gb"}
 """Whose constants an accelerator with too few cases takes; others keep those of single kernels."""
 LEAST: Final = 4  # cases that a constant needs
 STRIDE_ABOVE: Final = 150  # of a source with more cases, an even choice of no more than these is predicted
+KINDS: Final = ("sustained", "launch", "backward")
 ROUNDS: Final = 12  # of the coordinate search, which ends earlier where nothing changes
 
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """sustained: by accelerator; launch: seconds by framework."""
+    """sustained: by accelerator; launch, backward: seconds by framework."""
 
     sustained: Mapping[str, float]
     launch: Mapping[str, Seconds]
+    backward: Mapping[str, Seconds]
 
-    def of(self, case: Tabulated) -> tuple[float, Seconds]:
+    def of(self, case: Tabulated) -> tuple[float, Seconds, Seconds]:
         """The constants of a case; an accelerator without one has single kernels' rate."""
-        return self.sustained.get(case.accelerator, 1.0), self.launch[case.framework]
+        launch = self.launch[case.framework], self.backward[case.framework]
+        return self.sustained.get(case.accelerator, 1.0), *launch
 
 
 def thinned(cases: Sequence[Case], most: int = STRIDE_ABOVE) -> list[Case]:
@@ -68,48 +73,51 @@ def fit(table: Sequence[Tabulated]) -> Constants:
     found = Constants(
         sustained=dict.fromkeys(ACCELERATORS, 1.0),
         launch={name: load_framework(name).launch for name in names("frameworks")},
+        backward={name: load_framework(name).backward_launch for name in names("frameworks")},
     )
     for _ in range(ROUNDS):
         before = asdict(found)
-        for kind, name, values in _searched(table):
-            found = _improved(table, found, kind, name, values)
+        for name, choices in _searched(table):
+            found = _improved(table, found, name, choices)
         if before == asdict(found):
             break
     return _carried_over(table, found)
 
 
-def _searched(table: Sequence[Tabulated]) -> Iterator[tuple[str, str, FloatArray]]:
-    """Kind, name and values of the constants that enough cases depend on."""
+_Choices = Mapping[str, FloatArray]
+"""Values of kinds of constants that are tried together: [choices] of each."""
+
+
+def _searched(table: Sequence[Tabulated]) -> Iterator[tuple[str, _Choices]]:
+    """The constants that enough cases depend on; the two of a host by pairs, since most steps depend on both."""
     accelerators, hosts = [each.accelerator for each in table], [each for each in table if each.depends_on_launch()]
     for name in ACCELERATORS:
         if accelerators.count(name) >= LEAST:
-            yield "sustained", name, RATES
+            yield name, {"sustained": RATES}
+    launch, backward = (each.reshape(-1) for each in np.meshgrid(LAUNCHES, BACKWARD, indexing="ij"))
     for name in dict.fromkeys(each.framework for each in hosts):
         if sum(each.framework == name for each in hosts) >= LEAST:
-            yield "launch", name, LAUNCHES
+            yield name, {"launch": launch, "backward": backward}
 
 
-def _improved(table: Sequence[Tabulated], now: Constants, kind: str, name: str, values: FloatArray) -> Constants:
-    """With one constant at the value with the least error of the cases that have it, each weighed by its source."""
-    sources, place = [each.source for each in table], ("sustained", "launch").index(kind)
-    loss = np.zeros(len(values))
+def _improved(table: Sequence[Tabulated], now: Constants, name: str, choices: _Choices) -> Constants:
+    """With those values of one name that have the least error of the cases that have it, each weighed by its source."""
+    sources, number = [each.source for each in table], len(next(iter(choices.values())))
+    loss = np.zeros(number)
     for each in table:
         if name in (each.accelerator, each.framework):
-            pair = [np.full(len(values), value) for value in now.of(each)]
-            pair[place] = values
-            loss += np.abs(each.errors(*pair)) / sources.count(each.source)
-    best = {name: float(values[int(np.argmin(loss))])}
-    return Constants(
-        sustained={**now.sustained, **(best if kind == "sustained" else {})},
-        launch={**now.launch, **(best if kind == "launch" else {})},
-    )
+            constants = dict(zip(KINDS, now.of(each), strict=True))
+            tried = [choices.get(kind, np.full(number, constants[kind])) for kind in KINDS]
+            loss += np.abs(each.errors(*tried)) / sources.count(each.source)
+    best = int(np.argmin(loss))
+    return replace(now, **{kind: {**getattr(now, kind), name: float(each[best])} for kind, each in choices.items()})
 
 
 def _carried_over(table: Sequence[Tabulated], found: Constants) -> Constants:
     """With the constants of siblings where an accelerator has too few cases of its own."""
-    searched = [name for _, name, _ in _searched(table)]
+    searched = [name for name, _ in _searched(table)]
     taken = {name: found.sustained[other] for name, other in LIKE.items() if name not in searched}
-    return Constants({**found.sustained, **taken}, found.launch)
+    return replace(found, sustained={**found.sustained, **taken})
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +209,8 @@ def _constants(found: Constants, table: Sequence[Tabulated]) -> Iterator[str]:
         yield f"{name:20s} sustained {found.sustained[name]:.2f}  ({cases} cases)"
     for name, launch in found.launch.items():
         cases = sum(each.framework == name and each.depends_on_launch() for each in table)
-        yield f"{name:20s} launch {launch * 1e6:.0f} us  ({cases} cases depend on it)"
+        both = f"launch {launch * 1e6:.0f} us, backward {found.backward[name] * 1e6:.0f} us"
+        yield f"{name:20s} {both}  ({cases} cases depend on them)"
 
 
 def _table(qualities: Sequence[SourceQuality]) -> Iterator[str]:

@@ -6,9 +6,8 @@ timing.
 
 A kernel that runs beside an exchange of its own block (`Overlap`) is slowed by it while both run.
 
-The host launches a block's kernels and collectives while earlier ones run, so a block takes as long as the GPU needs
-for it, or as the host needs to launch it, whichever is longer; what the GPU waits is spread over the kernels by their
-launches. Assumed: the host gets no further ahead than one block, as in frameworks that wait for the GPU between passes.
+The host launches a block's kernels and collectives while earlier ones run; where it is late, the GPU waits
+(`cost.launching`).
 """
 
 import math
@@ -189,7 +188,7 @@ class BlockCost:
                     timing, part = self._machine(rank).kernels.kernel(kernel), (0.0, 0.0)
             timings.append(timing)
             parts.append((timing.seconds, 0.0) if part is None else part)
-        launching = _launching(self._machine(rank).launch, block, [timing.seconds for timing in timings])
+        launching = self._machine(rank).launching.waits(block, [timing.seconds for timing in timings])
         exposed, slowed = np.array(parts, dtype=np.float64).reshape(-1, 2).T
         return timing_of(timings, exposed=exposed, slowed=slowed, together=together, launching=launching)
 
@@ -225,27 +224,6 @@ def timing_of(
         bound=tuple(timing.bound for timing in operations),
         error=tuple(timing.error for timing in operations),
     )
-
-
-def _launching(launch: Seconds, block: Block, seconds: Sequence[Seconds]) -> FloatArray:
-    """[operations] how long the GPU waits for the host, at kernels that no exchange runs beside."""
-    launches = np.array([_launches(operation.does) for operation in block.operations], dtype=np.float64).reshape(-1, 2)
-    kernels, others = launches.T
-    late = (kernels.sum() + others.sum()) * launch - sum(seconds)
-    waits: FloatArray = kernels * max(late, 0.0) / max(kernels.sum(), 1.0)
-    return waits
-
-
-def _launches(does: Kernel | Exchange | Overlap) -> tuple[float, float]:
-    """What the host launches for an operation: kernels by themselves, and all else."""
-    match does:
-        case Exchange():
-            return 0.0, 1.0
-        case Overlap(kernel=kernel, chunks=chunks):
-            pieces = 1.0 if math.isinf(chunks) else chunks
-            return 0.0, (kernel.launches + 1.0) * pieces
-        case kernel:
-            return float(kernel.launches), 0.0
 
 
 def _in_pieces(machine: Machine, kernel: Kernel, chunks: float) -> Timing:

@@ -5,15 +5,15 @@ by a part while a collective runs beside them on the same GPU, because the colle
 and memory bandwidth away. A host launches them one after the other. Ranks on equal machines share one.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Final
 
 import numpy as np
 
 from clustersim.arrays import IntArray
+from clustersim.cost.launching import Launching
 from clustersim.cost.timing import KernelCost, Timing
-from clustersim.units import Seconds
 from clustersim.workload.kernels import Kernel, KernelKind
 
 FLASH1: Final = 2.0
@@ -33,12 +33,12 @@ def slowest(gpus: int) -> float:
 class Machine:
     """kernels: how long they take alone; interference: the part by which they take longer beside a collective.
 
-    launch: seconds that the host needs for one kernel or collective.
+    launching: what the host needs to launch them.
     """
 
     kernels: KernelCost
     interference: float = 0.0
-    launch: Seconds = 0.0
+    launching: Launching = field(default_factory=Launching)
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,9 +198,11 @@ class Launches:
         return reach if (none < MOST_LAUNCH if longer else none > 0.0) else None
 
     def apply(self, scenario: Scenario, strength: float) -> Scenario:
-        """strength: seconds that the host needs for one kernel or collective."""
+        """strength: seconds that the host needs for one kernel or collective of forward; those of backward go along."""
         framework = scenario.framework
-        return replace(scenario, framework=replace(framework, launch=strength))
+        ratio = framework.backward_launch / framework.launch if framework.launch else 1.0
+        slower = replace(framework, launch=strength, backward_launch=strength * ratio)
+        return replace(scenario, framework=slower)
 
     def words(self, strength: float) -> str:
         """`the host launching a kernel every 24 us`."""

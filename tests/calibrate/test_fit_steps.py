@@ -1,7 +1,8 @@
 """Constants of training steps: steps of known constants give these back, and what is left out is not seen.
 
-Made-up steps take w/r + n l seconds: w seconds of arithmetic at the rate r of their accelerator, and n launches of l
-seconds of their framework. A table of these is exact, since it is linear between its nodes in 1/r and in l.
+Made-up steps take w/r + n l + b k seconds: w seconds of arithmetic at the rate r of their accelerator, n launches of l
+seconds of their framework's forward and b of k seconds of its backward. A table of these is exact, since it is linear
+between its nodes in 1/r, l and k.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ from clustersim.validation.cases import Case
 H100, A100, B200 = "h100-sxm-80gb", "a100-sxm-80gb", "b200-sxm-180gb"
 OLD, NEW = "megatron-2021", "pytorch"
 RATES = {H100: 0.91, A100: 0.97, B200: 0.83}
-LAUNCH = 57e-6
+LAUNCH, BACKWARD = 37e-6, 83e-6
 FACTS = Facts(frozenset(), frozenset(), {}, {})
 
 
@@ -42,15 +43,16 @@ class Made:
     source: str = "paper"
     work: float = 1.0
     launches: float = 0.0
+    backward: float = 0.0
     framework: str = NEW
     longer: float = 1.0
 
     def tabulated(self, name: str) -> Tabulated:
-        slowness, launch, *_ = np.meshgrid(*NODES, indexing="ij")
-        takes = self.work / RATES[self.accelerator] + self.launches * LAUNCH
+        slowness, launch, back = np.meshgrid(*NODES, indexing="ij")
+        takes = self.work / RATES[self.accelerator] + self.launches * LAUNCH + self.backward * BACKWARD
         return Tabulated(
             name, self.source, self.accelerator, self.framework, self.longer * takes,
-            self.work * slowness + self.launches * launch, FACTS,
+            self.work * slowness + self.launches * launch + self.backward * back, FACTS,
         )  # fmt: skip
 
 
@@ -64,17 +66,19 @@ def many(made: Made, count: int = LEAST) -> list[Made]:
 
 
 def launched(count: int = LEAST) -> list[Made]:
-    """Steps in which 64 ms of launches show."""
-    return many(Made(A100, "host", launches=1000.0, framework=OLD, work=0.1), count)
+    """Steps in which launches show, of forward and of backward."""
+    both = [Made(A100, "host", framework=OLD, work=0.1, launches=1000.0, backward=500.0 * part) for part in (1, 3)]
+    return [each for made in both for each in many(made, count)][:count]
 
 
-EVERY = [*many(Made(H100)), *many(Made(A100, "other")), *many(Made(B200, "third")), *launched()]
+EVERY = [*many(Made(H100)), *many(Made(A100, "other")), *many(Made(B200, "third")), *launched(2 * LEAST)]
 
 
 def test_known_constants_come_back() -> None:
     found = fit(table(EVERY))
     assert {name: found.sustained[name] for name in RATES} == pytest.approx(RATES)
     assert found.launch[OLD] == pytest.approx(LAUNCH)
+    assert found.backward[OLD] == pytest.approx(BACKWARD)
     assert np.abs(errors(table(EVERY), found)).max() < 1e-9
 
 
@@ -92,9 +96,9 @@ def test_a_constant_that_too_few_cases_depend_on_is_not_searched() -> None:
 
 
 def test_a_launch_that_does_not_show_is_not_searched() -> None:
-    """At most 40 launches of at most 80 us in more than a second: 0.3 %."""
-    hidden = [replace(each, work=1.0, launches=40.0) for each in launched()]
-    assert fit(table([*EVERY[:-LEAST], *hidden])).launch == fit([]).launch
+    """At most 40 launches of at most 60 us in more than a second: 0.2 %."""
+    hidden = [replace(each, work=1.0, launches=40.0, backward=0.0) for each in launched()]
+    assert fit(table([*EVERY[: -2 * LEAST], *hidden])).launch == fit([]).launch
 
 
 def test_an_accelerator_with_too_few_cases_takes_its_siblings_constant() -> None:
@@ -163,4 +167,4 @@ def test_constants_of_a_case_are_its_accelerators_and_its_frameworks() -> None:
     found = fit(table(EVERY))
     assert isinstance(found, Constants)
     other = replace(Made().tabulated("case"), accelerator="v100-sxm-32gb", framework=OLD)
-    assert found.of(other)[:2] == (1.0, found.launch[OLD])
+    assert found.of(other) == (1.0, found.launch[OLD], found.backward[OLD])

@@ -31,7 +31,7 @@ def scenario(*overrides: str, host: HostMemory = SECONDS) -> Scenario:
         "cost": {"interference": 0.0},
     }
     read = Scenario.from_mapping(given, overrides)
-    framework = replace(read.framework, launch=0.0)
+    framework = replace(read.framework, launch=0.0, backward_launch=0.0)
     return replace(read, framework=framework, cluster=replace(read.cluster, host=host))
 
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.cost.block import BlockCost, BlockTiming
+from clustersim.cost.launching import Launching
 from clustersim.cost.machines import Machine, Machines
 from clustersim.dtypes import DType
 from clustersim.program.task import Block, Operation, Overlap, Work
@@ -27,7 +28,7 @@ def overlap(kernel: float, beside: float, chunks: float = INFINITE, *, local: bo
 def cost(interference: float, launch: float = 0.0) -> BlockCost:
     made = program([[]], {"tp": [[0]]})
     unit = UnitCost(made)
-    return BlockCost(made, Machines.equal(Machine(unit, interference, launch), 1), unit)
+    return BlockCost(made, Machines.equal(Machine(unit, interference, Launching(launch, launch)), 1), unit)
 
 
 def timed(interference: float, *operations: Operation, launch: float = 0.0) -> BlockTiming:
@@ -121,55 +122,21 @@ def kernel(seconds: float, launches: int = 1) -> Operation:
     return Operation(made, Work.FORWARD)
 
 
-def launches(operation: Operation) -> float:
-    """What the host launches: a kernel's parts, an exchange as one, both of an overlap for every chunk that is cut."""
-    match operation.does:
-        case Overlap(kernel=beside, chunks=chunks):
-            return (beside.launches + 1) * (1 if chunks == INFINITE else chunks)
-        case Kernel() as alone:
-            return alone.launches
-    return 1
-
-
-def test_a_block_whose_host_needs_longer_lasts_as_long_as_the_host() -> None:
-    """Three launches of 1.5 s for 1 + 0.5 + 2 s of kernels: 4.5 s, and each kernel waits a third of 1 s."""
-    timing = timed(0.0, kernel(1.0), kernel(0.5), kernel(2.0), launch=1.5)
-    assert timing.seconds == pytest.approx(4.5)
-    assert timing.launching.tolist() == pytest.approx([1 / 3] * 3)
-    assert list(timing.durations) == pytest.approx([1 + 1 / 3, 0.5 + 1 / 3, 2 + 1 / 3])
-
-
-def test_a_kernel_of_several_launches_waits_for_each_of_them() -> None:
-    """Four launches of 2 s for 2 s of kernels: 6 s late, a quarter of them at the first kernel."""
-    timing = timed(0.0, kernel(1.0), kernel(1.0, launches=3), launch=2.0)
-    assert timing.launching.tolist() == [1.5, 4.5]
-
-
-def test_the_host_launches_exchanges_too() -> None:
-    """A kernel of 1 s and an exchange of 1 s, launched in 2 x 1.5 s: the kernel waits 1 s, the exchange does not."""
-    timing = timed(0.0, kernel(1.0), block(exchange("tp", 1.0)).operations[0], launch=1.5)
-    assert timing.launching.tolist() == [1.0, 0.0]
-    assert timing.durations == (2.0, 1.0)
-    assert timing.exposed.tolist() == [0.0, 1.0]
-
-
-def test_kernels_cut_into_chunks_are_launched_as_often_and_so_are_the_exchanges_beside_them() -> None:
-    """1 + 4 x 2 launches of 1 s, for 1 s and max(2, 2) + 2/4 s of work: the kernel by itself waits 9 - 3.5 s."""
-    timing = timed(0.0, kernel(1.0), overlap(2.0, 2.0, 4), launch=1.0)
-    assert timing.launching.tolist() == [5.5, 0.0]
+def test_waiting_for_the_host_is_a_part_of_what_a_kernel_takes() -> None:
+    """Three launches of 2 s for 1 + 1 + 4 s of kernels, as `cost.launching` works it out: they begin at 0, 2, 4 s."""
+    timing = timed(0.0, kernel(1.0), kernel(1.0), kernel(4.0), launch=2.0)
+    assert timing.launching.tolist() == [0.0, 1.0, 1.0]
+    assert timing.durations == (1.0, 2.0, 5.0)
+    assert timing.kernels.tolist() == [1.0, 2.0, 5.0]
+    assert timing.exposed.tolist() == timing.slowed.tolist() == [0.0, 0.0, 0.0]
 
 
 @given(st.lists(operations(), max_size=5), PARTS, st.sampled_from([0.0, 0.25, 1.0, 4.0]))
-def test_a_block_takes_as_long_as_its_gpu_or_its_host_whichever_is_longer(
+def test_parts_sum_to_what_operations_take_whoever_waits(
     made: list[Operation], interference: float, launch: float
 ) -> None:
-    """Where at least one kernel runs by itself, at which the wait can be; its parts sum to what each takes."""
     timing, alone = timed(interference, *made, launch=launch), timed(interference, *made)
-    by_themselves = [isinstance(each.does, Kernel) for each in made]
-    host = launch * sum(map(launches, made)) if any(by_themselves) else 0.0
-    assert timing.seconds == pytest.approx(max(alone.seconds, host))
-    assert all(wait >= 0 and (wait == 0 or own) for wait, own in zip(timing.launching, by_themselves, strict=True))
     assert (timing.kernels - timing.launching).tolist() == pytest.approx(alone.kernels.tolist())
     assert (timing.kernels + timing.slowed + timing.exposed).tolist() == pytest.approx(list(timing.durations))
-    if alone.seconds >= host:
+    if not timing.launching.any():
         assert timing.durations == alone.durations, "a block that keeps its GPU busy does not change"

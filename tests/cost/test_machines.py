@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from clustersim.cost.block import BlockCost
+from clustersim.cost.launching import Launching
 from clustersim.cost.machines import Machine, Machines, OlderAttention, Slowed, slowest
 from clustersim.cost.timing import Bound, Provenance
 from clustersim.program.task import Block
@@ -132,6 +133,8 @@ def test_each_rank_is_launched_by_the_host_of_its_machine() -> None:
     """Two kernels of 1 s, by a host that needs 3 s for each and by one that needs nothing."""
     made = program([[], []])
     unit = UnitCost(made)
-    blocks = BlockCost(made, Machines((Machine(unit), Machine(unit, launch=3.0)), np.array([1, 0])), unit)
+    blocks = BlockCost(
+        made, Machines((Machine(unit), Machine(unit, launching=Launching(3.0, 3.0))), np.array([1, 0])), unit
+    )
     work = block(1.0, 1.0)
     assert (blocks.block(0, work).seconds, blocks.block(1, work).seconds) == (6.0, 2.0)

@@ -72,7 +72,10 @@ def only_activations(scenario: Scenario, host: HostMemory | None = None) -> Scen
 
 def undisturbed(scenario: Scenario) -> Scenario:
     """Kernels take their time, whatever is beside them, and hosts launch them at once."""
-    cost, framework = replace(scenario.cost, interference=0.0), replace(scenario.framework, launch=0.0)
+    cost, framework = (
+        replace(scenario.cost, interference=0.0),
+        replace(scenario.framework, launch=0.0, backward_launch=0.0),
+    )
     return replace(scenario, cost=cost, framework=framework)
 
 

@@ -107,10 +107,10 @@ def test_the_deviation_of_jitter_comes_back() -> None:
 
 def test_the_interval_of_a_slow_host_comes_back(tmp_path: Path) -> None:
     content = yaml.safe_load(shipped.find("frameworks", "pytorch").read_text())
-    content["host"]["launch"] = "90 us"
+    content["host"] |= {"launch": "90 us", "backward_launch": "180 us"}
     slow = tmp_path / "slow.yaml"
     slow.write_text(yaml.safe_dump(content))
-    content["host"]["launch"] = "10 us"
+    content["host"] |= {"launch": "10 us", "backward_launch": "20 us"}
     quick = tmp_path / "quick.yaml"
     quick.write_text(yaml.safe_dump(content))
     measured = step_time(f"framework={slow}")
