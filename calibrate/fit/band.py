@@ -8,8 +8,9 @@ From errors of steps that the fit of the constants did not see (`left_out`) the 
    the same. They are found by multiplicative steps that never make the likelihood less (majorization; the same for
    non-negative matrices by Fevotte and Idier 2011, arXiv:1010.1763, with the Itakura-Saito divergence, to which this
    likelihood is equal).
-3. A term that few sources have (below `SUPPORT`) has the variance of any step, and a term of what was not measured has
-   no less: what nobody measured is at least as uncertain as all that was.
+3. A term that fewer than `SUPPORT` sources have is off by as much as all steps are on average. So is, in one source that
+   is added to the others, each term by itself, which holds back what little tells. A term of what was not measured is
+   not below that of any step: what nobody measured is at least as uncertain as all that was.
 4. Each source's errors are counted in deviations of terms that have not seen it, and the quantile of these, sources
    counted alike, is taken (conformal prediction by cross-validation, Barber et al. 2021, arXiv:1905.02928, with sources
    in the place of cases). It is longer by Student's t over the normal quantile for so many sources, as few sources tell
@@ -34,9 +35,10 @@ from calibrate.fit.left_out import SHIPPED, LeftOut, read_left_out
 from calibrate.fit.repeats import repeat_deviation
 from calibrate.fit.step_table import SIBLINGS
 from calibrate.fit.steps import LEAST
-from clustersim.arrays import FloatArray, IntArray
+from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.errors import InputError
 from clustersim.experience.band import ALL, SHARE, TERMS, Coverage, Experience, Gap, Term, loads, regimes
+from clustersim.experience.facts import VISIBLE
 from clustersim.experience.file import STEPS, as_mapping, key_of
 from clustersim.experience.known import Known
 from clustersim.report.files import write_text_atomically
@@ -89,28 +91,22 @@ def evidence(rows: Sequence[LeftOut]) -> Evidence:
 
 
 def variances(seen: Evidence) -> FloatArray:
-    """The likeliest variance of each term; that of any step where little supports another: [terms]."""
-    weak = np.array([place > 0 and _support(seen, place) < SUPPORT for place in range(len(TERMS))])
-    load = np.where(weak, 0.0, seen.load)
-    load[:, 0] += seen.load[:, weak].sum(axis=1)
-    found = _likeliest(load, seen)
-    floored = weak | np.array([term in GAPS for term in TERMS])
-    return np.where(floored, np.maximum(found, found[0]), found)
-
-
-def _support(seen: Evidence, place: int) -> int:
-    """Sources that have a term."""
-    return len(np.unique(seen.source[seen.load[:, place] > 0.0]))
-
-
-def _likeliest(load: FloatArray, seen: Evidence) -> FloatArray:
-    squares = seen.error**2
-    found = np.full(load.shape[1], seen.weight @ squares / seen.weight.sum())
+    """The likeliest variance of each term; of what was not measured not below that of any step: [terms]."""
+    mean, terms = float(seen.weight @ seen.error**2 / seen.weight.sum()), len(TERMS)
+    load, squares = np.vstack([seen.load, np.eye(terms)]), np.append(seen.error**2, np.full(terms, mean))
+    weight, free = np.append(seen.weight, np.full(terms, 1.0 / terms)), _supported(seen)
+    found = np.full(terms, mean)
     for _ in range(ROUNDS):
         whole = load @ found
-        pull, push = load.T @ (seen.weight * squares / whole**2), load.T @ (seen.weight / whole)
-        found = found * np.sqrt(np.divide(pull, push, out=np.zeros_like(pull), where=push > 0.0))
-    return found
+        step = np.sqrt((load.T @ (weight * squares / whole**2)) / (load.T @ (weight / whole)))
+        found = np.where(free, found * step, found)
+    return np.where([term in GAPS for term in TERMS], np.maximum(found, found[0]), found)
+
+
+def _supported(seen: Evidence) -> BoolArray:
+    """Whether enough sources have a term: [terms]."""
+    columns = (seen.load >= VISIBLE).T
+    return np.array([len(np.unique(seen.source[there])) >= SUPPORT for there in columns])
 
 
 def quantile(rows: Sequence[LeftOut]) -> float:
