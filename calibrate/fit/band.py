@@ -8,9 +8,9 @@ From errors of steps that the fit of the constants did not see (`left_out`) the 
    the same. They are found by multiplicative steps that never make the likelihood less (majorization; the same for
    non-negative matrices by Fevotte and Idier 2011, arXiv:1010.1763, with the Itakura-Saito divergence, to which this
    likelihood is equal).
-3. A term that fewer than `SUPPORT` sources have is off by as much as all steps are on average. So is, in one source that
-   is added to the others, each term by itself, which holds back what little tells. A term of what was not measured is
-   not below that of any step: what nobody measured is at least as uncertain as all that was.
+3. A term that fewer than `SUPPORT` sources have is off by as much as all steps are on average. So is each term by
+   itself in one source that is added to the others, which holds back what little tells. A term of what was not measured
+   is not below that of any step: what nobody measured is at least as uncertain as all that was.
 4. Each source's errors are counted in deviations of terms that have not seen it, and the quantile of these, sources
    counted alike, is taken (conformal prediction by cross-validation, Barber et al. 2021, arXiv:1905.02928, with sources
    in the place of cases). It is longer by Student's t over the normal quantile for so many sources, as few sources tell
