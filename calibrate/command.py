@@ -39,6 +39,7 @@ COMMANDS: Final = {
     "fit-steps": Command(
         "calibrate.fit.steps", "fit the constants of training steps to the shipped table of published steps"
     ),
+    "fit-band": Command("calibrate.fit.band", "fit how far unseen steps are from predictions, by regime"),
 }
 
 

@@ -23,6 +23,10 @@ from clustersim.analysis.utilization import (
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.cost.block import BlockCost
 from clustersim.engine.inside import Inside
+from clustersim.experience.band import Expected, Measured
+from clustersim.experience.facts import facts_of
+from clustersim.experience.file import load_experience
+from clustersim.experience.words import experience_words
 from clustersim.hardware.disturbance import Disturbances
 from clustersim.memory.footprint import Category
 from clustersim.memory.host import HostUse
@@ -34,11 +38,6 @@ from clustersim.state import FieldState
 from clustersim.trace.store import OperationSpans, Trace
 from clustersim.units import Bytes, Flop, FlopPerSecond, Seconds, format_step_time
 
-SHORTER, LONGER = 0.09, 0.13  # parts of the predicted time by which published runs took less, and more
-EXPERIENCE: Final = (
-    "nine of ten of 957 published steps on V100 to GB200, each of their sources counted once, took from "
-    f"{100 * SHORTER:.0f} % less to {100 * LONGER:.0f} % more than predicted (clustersim validate)"
-)
 NOT_SHARED: Final[Mapping[Contention, str]] = {
     Contention.NONE: "contention between collectives of different kinds (each kind shares links among its own groups)",
     Contention.SHARED: "queues and congestion control of the network: links are shared fairly, as fluids",
@@ -122,26 +121,30 @@ class Answer(FieldState):
         """What was measured on kernels alone and takes longer within the step, by a factor that was not."""
         return in_step(self.items)
 
+    @cached_property
+    def expected(self) -> Expected:
+        """How far the step time may be from what is predicted, and why: times it."""
+        facts = facts_of(self.scenario, self.breakdown)
+        return load_experience().expected(facts, Measured(self.expectation.error, self.expectation.unknown))
+
     @property
     def band(self) -> tuple[Seconds, Seconds]:
-        """Between what and what the step time is expected: errors of measured durations, for the rest experience."""
-        error, unknown = self.expectation.error, self.expectation.unknown
-        low, high = (1.0 - unknown * SHORTER) / (1.0 + error), 1.0 + error + unknown * LONGER
-        return self.step_time * low, self.step_time * high
+        """Between what and what the step time is expected."""
+        return self.step_time * self.expected.low, self.step_time * self.expected.high
 
     @property
     def experience(self) -> str:
         """The band, and on what it rests, in a sentence."""
-        low, high = map(format_step_time, self.band)
+        return experience_words(load_experience(), self.expected, self.band, self._known)
+
+    @property
+    def _known(self) -> str:
+        """What was measured on the machine itself, empty where nothing was."""
         known = 1.0 - self.expectation.unknown
         if known < _VISIBLE:
-            return f"expect {low} to {high}: {EXPERIENCE}"
+            return ""
         within = f"within {self.expectation.error / known:.1%}"
-        sure = f"{known:.0%} of the busy time rests on {self._measured_on}, {within}{self._paced}"
-        rest = f"; as for the rest, {EXPERIENCE}" if known < 1.0 - _VISIBLE else ""
-        return (
-            f"expect {low} to {high}: {sure}; what a framework adds is not in it (clustersim calibrate --check){rest}"
-        )
+        return f"{known:.0%} of the busy time rests on {self._measured_on}, {within}{self._paced}"
 
     @property
     def _measured_on(self) -> str:
@@ -308,6 +311,8 @@ class Answer(FieldState):
             "provenance_share": dict(self.provenance),
             "in_step": {"share": self.in_step.share, "times_longer": self.in_step.longer},
             "step_time_band_s": list(self.band),
+            "regimes": list(self.expected.regimes),
+            "unmeasured": list(self.expected.unmeasured),
             "experience": self.experience,
             "network": self.scenario.cost.network.value,
             "ranks": self.ranks,

@@ -53,6 +53,13 @@ class Section:
         """All of this section as texts."""
         return {str(key): self.text(key) for key in self._content}
 
+    def words(self, key: str) -> list[str]:
+        """A list of texts, which may be empty."""
+        value = self.value(key)
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise self.refuse(key, f"{shown(value)} is not a list of texts")
+        return value
+
     def name(self, key: str) -> str:
         """A name, which may be written as a whole number."""
         value = self.value(key)

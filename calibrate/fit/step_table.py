@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
+from clustersim.experience.facts import Facts, facts_of
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.units import Seconds
@@ -35,7 +36,7 @@ SIBLINGS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Tabulated:
-    """One case. seconds: [SUSTAINED, LAUNCHES, BACKWARD] what is predicted."""
+    """One case. seconds: [SUSTAINED, LAUNCHES, BACKWARD] what is predicted; facts: what it is like as it is shipped."""
 
     case_id: str
     source: str
@@ -43,6 +44,7 @@ class Tabulated:
     framework: str
     measured: Seconds
     seconds: FloatArray
+    facts: Facts
 
     def errors(self, sustained: FloatArray, launch: FloatArray, backward: FloatArray) -> FloatArray:
         """Logarithm of predicted over measured, for so many choices of constants: [choices]."""
@@ -82,6 +84,7 @@ def tabulate(case: Case) -> Tabulated | None:
         scenario.framework.name,
         measured,
         _predicted(scenario),
+        facts_of(scenario, simulate(scenario).breakdown),
     )
 
 

@@ -7,7 +7,8 @@ mean over sources of the absolute logarithm of predicted over measured, so that 
 that too few cases depend on is not searched. Two more were tried, the bandwidth of streaming kernels within a step and
 the host's time before a pass: each lowered the error by less than a tenth of a point, and is left out.
 
-Leave one source out: the constants are found again without a source, which they then predict.
+Leave one source out: the constants are found again without a source, which they then predict. `--left-out FILE` writes
+what every case is then off by, from which `fit-band` finds how wide a band must be.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from typing import Final
 
 import numpy as np
 
+from calibrate.fit.left_out import LeftOut, write_left_out
 from calibrate.fit.step_table import Tabulated, tabulate
 from clustersim.arrays import FloatArray
 from clustersim.report.files import write_text_atomically
@@ -57,13 +59,13 @@ class Constants:
         return self.sustained.get(case.accelerator, 1.0), *launch
 
 
-def thinned(cases: Sequence[Case]) -> list[Case]:
-    """Dense cases of quality A and B; of sources with very many, an even choice."""
+def thinned(cases: Sequence[Case], most: int = STRIDE_ABOVE) -> list[Case]:
+    """Dense cases of quality A and B; of sources with more than `most`, an even choice."""
     groups: dict[str, list[Case]] = {}
     for case in cases:
         if is_dense(case):
             groups.setdefault(case.text("source"), []).append(case)
-    return [case for group in groups.values() for case in group[:: -(-len(group) // STRIDE_ABOVE)]]
+    return [case for group in groups.values() for case in group[:: -(-len(group) // most)]]
 
 
 def fit(table: Sequence[Tabulated]) -> Constants:
@@ -130,17 +132,31 @@ class SourceQuality:
     loo_bias: float
 
 
-def judged(table: Sequence[Tabulated], found: Constants) -> list[SourceQuality]:
+def fitted_without(table: Sequence[Tabulated]) -> dict[str, Constants]:
+    """For each source the constants that have not seen it."""
+    sources = dict.fromkeys(each.source for each in table)
+    return {source: fit([each for each in table if each.source != source]) for source in sources}
+
+
+def left_out(table: Sequence[Tabulated], without: Mapping[str, Constants]) -> list[LeftOut]:
+    """By what every case is off under the constants that have not seen its source."""
+    return [
+        LeftOut(each.case_id, each.source, -float(np.log1p(error)), each.facts)
+        for each in table
+        for error in errors([each], without[each.source])
+    ]
+
+
+def judged(table: Sequence[Tabulated], found: Constants, without: Mapping[str, Constants]) -> list[SourceQuality]:
     """Each source under the constants, and under constants that have not seen it."""
-    return [_judge(table, source, found) for source in dict.fromkeys(each.source for each in table)]
+    groups = {source: [each for each in table if each.source == source] for source in without}
+    return [_judge(own, found, without[source]) for source, own in groups.items()]
 
 
-def _judge(table: Sequence[Tabulated], source: str, found: Constants) -> SourceQuality:
-    own = [each for each in table if each.source == source]
-    others = fit([each for each in table if each.source != source])
+def _judge(own: Sequence[Tabulated], found: Constants, others: Constants) -> SourceQuality:
     seen, unseen = errors(own, found), errors(own, others)
     means = (np.abs(seen).mean(), seen.mean(), np.abs(unseen).mean(), unseen.mean())
-    return SourceQuality(source, len(own), *map(float, means))
+    return SourceQuality(own[0].source, len(own), *map(float, means))
 
 
 def errors(cases: Sequence[Tabulated], constants: Constants) -> FloatArray:
@@ -158,17 +174,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=int, default=os.cpu_count(), metavar="N", help="processes; default: all cores"
     )
+    parser.add_argument(
+        "--most", type=int, default=STRIDE_ABOVE, metavar="N",
+        help=f"cases of one source; of one with more an even choice is predicted; default: {STRIDE_ABOVE}",
+    )  # fmt: skip
+    parser.add_argument("--left-out", metavar="FILE", help="write each case's error, its source left out, as CSV")
 
 
 def command(options: argparse.Namespace) -> None:
     """Tabulate, fit, and print what was found."""
-    cases = thinned(read_steps())
+    cases = thinned(read_steps(), options.most)
     with ProcessPoolExecutor(options.workers) as pool:
         table = [each for each in pool.map(tabulate, cases, chunksize=4) if each is not None]
     if len(table) < len(cases):
         print(f"{len(cases) - len(table)} of {len(cases)} cases cannot be predicted", file=sys.stderr)
     found = fit(table)
-    qualities = judged(table, found)
+    without = fitted_without(table)
+    qualities = judged(table, found, without)
+    if options.left_out is not None:
+        write_left_out(left_out(table, without), options.left_out)
     if options.json is None:
         print("\n".join([*_constants(found, table), "", *_table(qualities)]))
         return

@@ -1,13 +1,15 @@
 """How do summaries become a page? Their comparisons and qualities, as the plain rows that the report draws."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from clustersim.cli.validate_table import (
+    BANDED,
     HEADS,
     RANKED,
     TITLES,
+    band_cells,
     coverage_notes,
     macro_words,
     parts_of,
@@ -15,7 +17,9 @@ from clustersim.cli.validate_table import (
     ranking_cells,
 )
 from clustersim.report.validation import Line, Lines, Part, Point, write_validation_page
+from clustersim.validation.comparison import Band
 from clustersim.validation.layouts import Ranking
+from clustersim.validation.quality import Inside
 from clustersim.validation.summary import Summary
 
 _BYTES: Final = ("memory",)
@@ -30,13 +34,23 @@ def write_page(summaries: Sequence[Summary], title: str, path: str) -> None:
 
 def _part(summary: Summary) -> Part:
     points = tuple(
-        Point(each.case_id, each.source, each.measured, each.predicted, dict(each.factors))
+        Point(each.case_id, each.source, each.measured, each.predicted, dict(each.factors), _ends(each.band))
         for each in summary.comparisons
         if each.predicted is not None and each.error is not None and math.isfinite(each.error)
     )
     unit = "B" if summary.kind in _BYTES else "s"
     notes = tuple(f"{note[0].upper()}{note[1:]}." for note in coverage_notes(summary))
-    return Part(TITLES[summary.kind].capitalize(), unit, points, _sources(summary), summary.reasons, notes)
+    title = TITLES[summary.kind].capitalize()
+    return Part(title, unit, points, _sources(summary), summary.reasons, notes, _bands(summary.bands))
+
+
+def _ends(band: Band | None) -> tuple[float, float] | None:
+    return None if band is None else (band.low, band.high)
+
+
+def _bands(bands: Mapping[str, Inside]) -> Lines | None:
+    lines = tuple(Line(regime, band_cells(regime, inside)) for regime, inside in bands.items())
+    return Lines(BANDED, lines) if lines else None
 
 
 def _sources(summary: Summary) -> Lines:

@@ -68,12 +68,13 @@ def _in_file(which: Sequence[str], case_id: str, choice: Choice) -> tuple[Kind, 
 
 def _show_step(case: Case, outputs: Outputs) -> None:
     """A step: why there is no prediction, or all that there is to it."""
-    from clustersim.validation.steps import factors_of, predicted_seconds
+    from clustersim.validation.steps import band_of, factors_of, predicted_seconds
 
     mapping, result, reason = _simulated(case)
     predicted = None if result is None else predicted_seconds(result)
     measured, name, source = case.number("step_time_s"), case.text("case_id"), case.text("source")
-    comparison = Comparison(name, source, measured, predicted, reason, factors=factors_of(case))
+    band = None if result is None else band_of(result)
+    comparison = Comparison(name, source, measured, predicted, reason, factors=factors_of(case), band=band)
     if outputs.json is not None:
         whole = None if result is None else result.to_json()
         content = {"kind": "steps", **comparison.to_json(), "scenario": mapping, "prediction": whole}
@@ -130,6 +131,9 @@ def _lines(case: Case, comparison: Comparison, words: Callable[[float], str]) ->
     else:
         yield f"  predicted  {words(comparison.predicted)}"
         yield f"  error      {comparison.error:+.1%}"
+    if comparison.band is not None:
+        ends = f"{words(comparison.band.low)} to {words(comparison.band.high)}"
+        yield f"  expected   {ends}: measured is {'inside' if comparison.inside else 'outside'}"
     which = ("collective", "bytes") if case.text("collective") else ("quantity", "rank")  # of several rows of one case
     stated = (name for name in (*which, "source", "locator", "quality", "notes") if case.text(name))
     yield from (f"  {name:<10} {case.text(name)}" for name in stated)

@@ -9,10 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from clustersim.cli.shelves import table_of
+from clustersim.experience.file import load_experience
 from clustersim.units import format_bytes, format_step_time
 from clustersim.validation.layouts import Ranking
 from clustersim.validation.memory import Verdict
-from clustersim.validation.quality import Macro, Quality
+from clustersim.validation.quality import Inside, Macro, Quality
 from clustersim.validation.summary import DENSE, Coverage, Summary
 
 HEADS: Final = ("cases", "skipped", "mean", "median", "bias", "worst")
@@ -28,6 +29,7 @@ SUBSETS: Final[Mapping[str, str]] = {
     "vtrain single-node": "vtrain, one node",
     "vtrain multi-node": "vtrain, several nodes",
 }
+BANDED: Final = ("regime", "cases", "sources", "inside", "published, left out")
 RANKED: Final = ("source", "sets", "cases", "right", "mean regret", "Kendall tau")
 _NOTHING: Final = "–"
 _MOST_REASONS: Final = 12
@@ -63,6 +65,9 @@ def _parts(summary: Summary) -> Iterator[Table | Text]:
     if summary.layouts is not None and summary.layouts.sets:
         yield _layouts(summary.layouts)
         yield Text()
+    if summary.bands:
+        yield _bands(summary.bands)
+        yield Text()
 
 
 def _sources(summary: Summary) -> Table:
@@ -76,6 +81,20 @@ def _sources(summary: Summary) -> Table:
         name, cells = macro_words(summary.macro)
         table.add_row(Text(name), *cells, style="bold")
     return table
+
+
+def _bands(bands: Mapping[str, Inside]) -> Table:
+    table = table_of("measured inside the expected band", *BANDED)
+    for regime, inside in bands.items():
+        table.add_row(Text(regime), *band_cells(regime, inside))
+    return table
+
+
+def band_cells(regime: str, inside: Inside) -> tuple[str, ...]:
+    """The cells below BANDED, but for the first."""
+    published = load_experience().unseen.get(regime)
+    unseen = None if published is None else published.inside
+    return f"{inside.n:,}", f"{inside.sources:,}", percent(inside.share), percent(unseen)
 
 
 def _cases(summary: Summary) -> Table:

@@ -26,13 +26,17 @@ _REST: Final = "all others"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A case with its prediction, both in seconds or bytes. factors: by what errors are grouped, in words."""
+    """A case with its prediction, both in seconds or bytes. factors: by what errors are grouped, in words.
+
+    expected: between what and what it is expected, None: that is not said.
+    """
 
     case_id: str
     source: str
     measured: float
     predicted: float
     factors: Mapping[str, str]
+    expected: tuple[float, float] | None = None
 
     @property
     def error(self) -> float:
@@ -60,7 +64,10 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """All cases of one kind. unit: `s` or `B`; skipped: case ids by the reason; notes: sentences below the table."""
+    """All cases of one kind. unit: `s` or `B`; skipped: case ids by the reason; notes: sentences below the table.
+
+    bands: how many lie where they are expected, by regime; None: that is not said.
+    """
 
     title: str
     unit: str
@@ -68,6 +75,7 @@ class Part:
     sources: Lines
     skipped: Mapping[str, tuple[str, ...]]
     notes: tuple[str, ...] = ()
+    bands: Lines | None = None
 
 
 def write_validation_page(title: str, parts: Sequence[Part], layouts: Lines | None, path: str | Path) -> None:
@@ -96,6 +104,11 @@ _FACTOR_LEAD: Final = (
     "Each mark is a case, the box holds the middle half of the cases and the line in it is the median. The shaded band "
     "is within 10 %."
 )
+_BANDS_LEAD: Final = (
+    "Every answer says between what and what its step is expected, by how far published steps of such regimes were "
+    "from predictions that had not seen their source. A step may be of several regimes; shares count every source "
+    "once. The last column is that of published steps under a band that has not seen their source either."
+)
 _LAYOUTS_LEAD: Final = (
     "Sets of cases that differ only in layout. Right: the fastest was predicted to be fastest. Regret: by how much the "
     "layout that is predicted to be fastest is slower than the fastest measured. Kendall's tau compares the two "
@@ -105,6 +118,8 @@ _LAYOUTS_LEAD: Final = (
 
 def _cards(part: Part, number: int) -> Iterator[Card]:
     yield Card(section(part.title, lines_table(part.sources) + _sentences(part.notes)))
+    if part.bands is not None:
+        yield Card(section(f"{part.title}: inside the expected band", lines_table(part.bands), lead=_BANDS_LEAD))
     if part.points:
         figure = scatter_figure(part, f"scatter{number}")
         yield figure_card(f"{part.title}: predicted against measured", figure, lead=_SCATTER_LEAD)
@@ -223,7 +238,12 @@ def hover(point: Point, unit: str) -> str:
     measured, predicted = (_quantity(value, unit) for value in (point.measured, point.predicted))
     lines = [f"<b>{wrapped(point.case_id, 60)}</b>", f"measured {measured}, predicted {predicted}"]
     factors = [f"{escape(name)}: {escape(value)}" for name, value in point.factors.items()]
-    return "<br>".join([*lines, f"error {point.error:+.1%}", *factors])
+    expected = [] if point.expected is None else [f"expected {_ends(point.expected, unit)}"]
+    return "<br>".join([*lines, f"error {point.error:+.1%}", *expected, *factors])
+
+
+def _ends(expected: tuple[float, float], unit: str) -> str:
+    return " to ".join(_quantity(value, unit) for value in expected)
 
 
 def _quantity(value: float, unit: str) -> str:

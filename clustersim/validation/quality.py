@@ -5,17 +5,13 @@ does not drown the rest.
 """
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
-
+from clustersim.experience.band import ALL
 from clustersim.validation.comparison import Comparison
-
-LEAST: Final = 5  # cases of a source that says something about a band
 
 T = TypeVar("T")
 
@@ -48,6 +44,15 @@ class Macro:
     sources: int
     mape: float
     bias: float
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """Of cases with a band, of so many sources: the share inside, sources counted alike."""
+
+    n: int
+    sources: int
+    share: float
 
 
 def quality(comparisons: Sequence[Comparison]) -> Quality:
@@ -99,17 +104,20 @@ def macro(qualities: Iterable[Quality]) -> Macro | None:
     return Macro(len(pairs), fmean(mape for mape, _ in pairs), fmean(bias for _, bias in pairs))
 
 
-def band(comparisons: Iterable[Comparison], share: float = 0.9) -> tuple[float, float]:
-    """Between what parts of the predicted value `share` of the measured ones lie beside it, less one: (low, high).
+def insides(comparisons: Iterable[Comparison]) -> dict[str, Inside]:
+    """How many measurements lie in their bands: of all, and of every regime, those of most cases first."""
+    judged = [each for each in comparisons if each.band is not None]
+    groups: dict[str, list[Comparison]] = {ALL: judged} if judged else {}
+    for each in judged:
+        for regime in each.band.regimes if each.band is not None else ():
+            groups.setdefault(regime, []).append(each)
+    return {regime: _inside(group) for regime, group in sorted(groups.items(), key=lambda item: -len(item[1]))}
 
-    Every source counts once, those with fewer than five predictions not at all.
-    """
-    predicted = [(each.source, 1.0 / (1.0 + each.error) - 1.0) for each in comparisons if each.error is not None]
-    counts = Counter(source for source, _ in predicted)
-    ratios = [(ratio, 1.0 / counts[source]) for source, ratio in predicted if counts[source] >= LEAST]
-    if not ratios:
-        return 0.0, 0.0
-    values, weights = np.array(sorted(ratios)).T
-    beside = np.cumsum(weights) / weights.sum()
-    low, high = np.searchsorted(beside, ((1.0 - share) / 2.0, (1.0 + share) / 2.0))
-    return float(values[low]), float(values[min(high, len(values) - 1)])
+
+def _inside(comparisons: Sequence[Comparison]) -> Inside:
+    shares = [fmean(bool(each.inside) for each in group) for group in grouped(comparisons, _source).values()]
+    return Inside(len(comparisons), len(shares), fmean(shares))
+
+
+def _source(comparison: Comparison) -> str:
+    return comparison.source

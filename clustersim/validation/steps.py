@@ -15,7 +15,7 @@ from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.units import Seconds
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
-from clustersim.validation.comparison import Comparison
+from clustersim.validation.comparison import Band, Comparison
 from clustersim.validation.settings import scenario_mapping
 
 SHIPPED: Final = PUBLISHED / "steps.csv"
@@ -47,19 +47,25 @@ def predicted_seconds(result: Result) -> Seconds:
     return float(result.step_times[-1])
 
 
+def band_of(result: Result) -> Band:
+    """Between what and what a run is expected."""
+    predicted, expected = predicted_seconds(result), result.expected
+    return Band(predicted * expected.low, predicted * expected.high, expected.regimes)
+
+
 def compare_step(case: Case, changes: Sequence[str] = ()) -> Comparison:
     """Predict one run, with some keys of its scenario changed."""
-    measured, fits = float("nan"), None
+    known, measured, factors = (case.text("case_id"), case.text("source")), float("nan"), factors_of(case)
     try:
         measured = case.number("step_time_s")
         result = simulate(scenario_of(case, changes))
-        predicted, skipped, owed, fits = predicted_seconds(result), None, True, result.fits
     except CannotPredictError as refusal:
-        predicted, skipped, owed = None, str(refusal), refusal.owed
+        return Comparison(*known, measured, None, str(refusal), refusal.owed, factors)
     except InputError as refusal:
-        predicted, skipped, owed = None, f"line {case.line}: {refusal}", False
-    known = case.text("case_id"), case.text("source"), measured
-    return Comparison(*known, predicted, skipped, owed, factors_of(case), fits)
+        return Comparison(*known, measured, None, f"line {case.line}: {refusal}", expressible=False, factors=factors)
+    return Comparison(
+        *known, measured, predicted_seconds(result), factors=factors, fits=result.fits, band=band_of(result)
+    )
 
 
 def compare_steps(

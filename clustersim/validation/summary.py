@@ -15,7 +15,17 @@ from clustersim.validation.cases import Case
 from clustersim.validation.comparison import Comparison
 from clustersim.validation.layouts import Ranking, rank_layouts
 from clustersim.validation.memory import Verdict
-from clustersim.validation.quality import Macro, Quality, by_factor, by_source, grouped, macro, quality
+from clustersim.validation.quality import (
+    Inside,
+    Macro,
+    Quality,
+    by_factor,
+    by_source,
+    grouped,
+    insides,
+    macro,
+    quality,
+)
 from clustersim.validation.settings import is_dense
 
 DENSE: Final = "dense bf16/fp16, quality A and B"
@@ -75,6 +85,11 @@ class Summary:
         return by_factor(self.comparisons)
 
     @property
+    def bands(self) -> dict[str, Inside]:
+        """How many measured steps lie in their bands, overall and by regime; empty where nothing has a band."""
+        return insides(self.comparisons)
+
+    @property
     def coverage(self) -> Coverage:
         """Of what every case says of itself."""
         owed = [each for each in self.comparisons if each.expressible]
@@ -110,7 +125,8 @@ class Summary:
         }
         ranking = {} if self.layouts is None else {"layouts": self.layouts.to_json()}
         fits = {"fits": self._fits_json()} if self.fits else {}
-        return finite(found | ranking | fits)  # type: ignore[no-any-return]
+        bands = {"bands": {regime: asdict(each) for regime, each in self.bands.items()}} if self.bands else {}
+        return finite(found | ranking | fits | bands)  # type: ignore[no-any-return]
 
     def _fits_json(self) -> dict[str, Any]:
         judged = [each for each in self.fits if each.predicted is not None]

@@ -12,13 +12,27 @@ import numpy as np
 import pytest
 
 from calibrate.fit.step_table import NODES, Tabulated
-from calibrate.fit.steps import ACCELERATORS, LEAST, LIKE, STRIDE_ABOVE, Constants, errors, fit, judged, thinned
+from calibrate.fit.steps import (
+    ACCELERATORS,
+    LEAST,
+    LIKE,
+    STRIDE_ABOVE,
+    Constants,
+    errors,
+    fit,
+    fitted_without,
+    judged,
+    left_out,
+    thinned,
+)
+from clustersim.experience.facts import Facts
 from clustersim.validation.cases import Case
 
 H100, A100, B200 = "h100-sxm-80gb", "a100-sxm-80gb", "b200-sxm-180gb"
 OLD, NEW = "megatron-2021", "pytorch"
 RATES = {H100: 0.91, A100: 0.97, B200: 0.83}
 LAUNCH, BACKWARD = 37e-6, 83e-6
+FACTS = Facts(frozenset(), frozenset(), {}, {})
 
 
 @dataclass(frozen=True)
@@ -38,7 +52,7 @@ class Made:
         takes = self.work / RATES[self.accelerator] + self.launches * LAUNCH + self.backward * BACKWARD
         return Tabulated(
             name, self.source, self.accelerator, self.framework, self.longer * takes,
-            self.work * slowness + self.launches * launch + self.backward * back,
+            self.work * slowness + self.launches * launch + self.backward * back, FACTS,
         )  # fmt: skip
 
 
@@ -104,18 +118,21 @@ def test_every_source_counts_once_however_many_cases_it_has() -> None:
 
 def test_a_source_that_is_left_out_is_not_seen() -> None:
     """Its accelerator's rate is 0.83, without it 1: predicted 0.83 of what was measured. With it, exactly."""
-    qualities = {each.source: each for each in judged(table(EVERY), fit(table(EVERY)))}
+    without = fitted_without(table(EVERY))
+    qualities = {each.source: each for each in judged(table(EVERY), fit(table(EVERY)), without)}
     third = qualities["third"]
     assert (third.n, third.mape, third.bias) == (LEAST, pytest.approx(0.0, abs=1e-9), pytest.approx(0.0, abs=1e-9))
     assert third.loo_bias == pytest.approx(RATES[B200] - 1.0)
     assert third.loo_mape == pytest.approx(1.0 - RATES[B200])
+    rows = [each for each in left_out(table(EVERY), without) if each.source == "third"]
+    assert [each.error for each in rows] == pytest.approx([-np.log(RATES[B200])] * LEAST)
 
 
 def test_a_source_is_predicted_by_the_constants_of_the_others() -> None:
     """Measured 10 % longer than the two others say, it is predicted 1/1.1 of what it took."""
     cases = table([*many(Made(H100, "one")), *many(Made(H100, "two")), *many(Made(H100, "odd", longer=1.1))])
     found = fit(cases)
-    odd = next(each for each in judged(cases, found) if each.source == "odd")
+    odd = next(each for each in judged(cases, found, fitted_without(cases)) if each.source == "odd")
     assert odd.loo_bias == pytest.approx(1 / 1.1 - 1)
     assert found.sustained[H100] == pytest.approx(RATES[H100])
 

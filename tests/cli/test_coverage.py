@@ -1,15 +1,17 @@
 """Which kernels of a scenario rest on no measurement? A record of its matmuls leaves all the others."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.answer import LONGER, SHORTER
 from clustersim.assembly import kernels_of
 from clustersim.cost.record import Conditions, Device, KernelRow, Record, Spread
 from clustersim.cost.record_file import write_record
+from clustersim.experience.facts import facts_of
+from clustersim.experience.file import load_experience
 from clustersim.workload.kernels import KernelKind
 from tests.cli.conftest import Run
 
@@ -56,12 +58,16 @@ def test_the_band_narrows_to_what_was_measured(plan: Path, tmp_path: Path) -> No
     measured, whole = result.provenance["measured"], sum(item.seconds for item in result.items)
     paced = sum(item.seconds * (item.longer - 1.0) for item in result.items if item.error is not None) / whole
     error = 0.02 * measured + paced
-    low, high = result.band
-    assert low == pytest.approx(result.step_time * (1 - SHORTER * (1 - measured)) / (1 + error))
-    assert high == pytest.approx(result.step_time * (1 + error + LONGER * (1 - measured)))
-    assert paced > 0.01
     plain = simulate(Scenario.load(plan))
-    assert plain.band == pytest.approx(((1 - SHORTER) * plain.step_time, (1 + LONGER) * plain.step_time))
+    experience, facts = load_experience(), facts_of(result.scenario, result.breakdown)
+    deviation = math.sqrt(experience.variance(facts, 1.0 - measured))
+    low, high = result.band
+    assert high == pytest.approx(result.step_time * (1 + error) * math.exp(experience.quantile * deviation))
+    assert low * high == pytest.approx(result.step_time**2)
+    assert deviation < math.sqrt(experience.variance(facts))
+    assert paced > 0.01
+    assert "narrower" in result.experience
+    assert "narrower" not in plain.experience
 
 
 def test_a_record_of_another_accelerator_is_refused_unless_it_is_scaled(

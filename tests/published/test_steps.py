@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.answer import EXPERIENCE, LONGER, SHORTER
-from clustersim.validation.quality import band
+from clustersim.experience.band import ALL
 from clustersim.validation.steps import compare_steps, read_steps
 from clustersim.validation.summary import Summary, summary_of_steps
 
@@ -67,7 +66,7 @@ def test_the_layout_that_is_predicted_fastest_is_nearly_the_fastest(summary: Sum
     assert ranking.tau >= 0.8
 
 
-def test_results_tell_the_experience_that_these_runs_are(summary: Summary) -> None:
-    low, high = band(summary.comparisons)
-    assert pytest.approx((-SHORTER, LONGER), abs=0.01) == (low, high)
-    assert f"{summary.overall.n} published steps" in EXPERIENCE
+def test_bands_hold_what_was_measured(summary: Summary) -> None:
+    """Sources count alike; the fit has seen these, so that more may be inside than of unseen ones."""
+    assert summary.bands[ALL].n == summary.overall.n
+    assert summary.bands[ALL].share >= 0.85

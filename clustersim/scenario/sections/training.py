@@ -125,5 +125,6 @@ class TrainingSection(Section):
         overheads = overheads_of(self.overheads, framework.overheads, data)
         chosen = {"recipe": self.precision.recipe(), "recompute": self.recompute.choice(), "lora": lora}
         stated = self.recompute.early_stop
-        chosen |= {"early_stop": framework.early_stop if stated is None else stated, "overheads": overheads}
-        return Training(**{**plain, **chosen, "offload": self.offload.choice()})
+        early_stop = framework.early_stop if stated is None else stated
+        usual = {"early_stop": early_stop, "overheads": overheads, "offload": self.offload.choice()}
+        return Training(**{**plain, **chosen, **usual})
