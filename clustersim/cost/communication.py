@@ -21,7 +21,7 @@ from clustersim.program.task import Collective, Exchange
 from clustersim.program.traffic import NOTHING
 from clustersim.units import Bytes
 
-NEGLIGIBLE: Final = 1e-3
+NEGLIGIBLE: Final = 0.1
 """A group whose bytes move for less than this part of its latency loads no shared link."""
 
 
