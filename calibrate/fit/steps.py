@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 
 from calibrate.fit.left_out import LeftOut, write_left_out
-from calibrate.fit.step_table import Tabulated, tabulate
+from calibrate.fit.step_table import HOSTS, Tabulated, tabulate
 from clustersim.arrays import FloatArray
 from clustersim.report.files import write_text_atomically
 from clustersim.shipped import names
@@ -40,6 +40,7 @@ ACCELERATORS: Final = ("a100-sxm-80gb", "b200-sxm-180gb", "h100-sxm-80gb", "h100
 LIKE: Final[Mapping[str, str]] = {"h100-sxm-96gb": "h100-sxm-80gb"}
 """Whose constants an accelerator with too few cases takes; others keep those of single kernels."""
 LEAST: Final = 4  # cases that a constant needs
+FULL: Final = 5  # cases of a source that counts as one
 STRIDE_ABOVE: Final = 150  # of a source with more cases, an even choice of no more than these is predicted
 KINDS: Final = ("sustained", "launch", "backward")
 ROUNDS: Final = 12  # of the coordinate search, which ends earlier where nothing changes
@@ -69,7 +70,12 @@ def thinned(cases: Sequence[Case], most: int = STRIDE_ABOVE) -> list[Case]:
 
 
 def fit(table: Sequence[Tabulated]) -> Constants:
-    """The constants with the least macro error, found by turns; deterministic."""
+    """The constants with the least macro error, found by turns; deterministic.
+
+    Runs of software whose habits are not known say nothing about accelerators. A source of fewer than `FULL` cases
+    counts as many parts of one.
+    """
+    table = [each for each in table if each.known]
     found = Constants(
         sustained=dict.fromkeys(ACCELERATORS, 1.0),
         launch={name: load_framework(name).launch for name in names("frameworks")},
@@ -108,16 +114,19 @@ def _improved(table: Sequence[Tabulated], now: Constants, name: str, choices: _C
         if name in (each.accelerator, each.framework):
             constants = dict(zip(KINDS, now.of(each), strict=True))
             tried = [choices.get(kind, np.full(number, constants[kind])) for kind in KINDS]
-            loss += np.abs(each.errors(*tried)) / sources.count(each.source)
+            loss += np.abs(each.errors(*tried)) / max(sources.count(each.source), FULL)
     best = int(np.argmin(loss))
     return replace(now, **{kind: {**getattr(now, kind), name: float(each[best])} for kind, each in choices.items()})
 
 
 def _carried_over(table: Sequence[Tabulated], found: Constants) -> Constants:
-    """With the constants of siblings where an accelerator has too few cases of its own."""
+    """With the constants of siblings where an accelerator has too few cases of its own, and with those of hosts."""
     searched = [name for name, _ in _searched(table)]
     taken = {name: found.sustained[other] for name, other in LIKE.items() if name not in searched}
-    return replace(found, sustained={**found.sustained, **taken})
+    launch, backward = (
+        {**each, **{name: each[other] for name, other in HOSTS.items()}} for each in (found.launch, found.backward)
+    )
+    return Constants({**found.sustained, **taken}, launch, backward)
 
 
 @dataclass(frozen=True, slots=True)
