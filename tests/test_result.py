@@ -20,7 +20,7 @@ PROMISED = [
 KEYS = [
     *PROMISED, "name", "scenario", "experience", "flop_convention", "critical_path_s", "stages", "network",
     "step_times_s", "step_time_distribution_s", "stragglers", "step_time_band_s", "host_memory",
-    "mfu_causal", "in_step",
+    "mfu_causal", "in_step", "regimes", "unmeasured",
 ]  # fmt: skip
 STAGE_KEYS = {"pipeline_rank", "breakdown_s", "waits_s", "peak_memory_bytes", "memory_bytes"}
 
@@ -105,7 +105,7 @@ def test_without_recomputation_hfu_is_mfu(answer: dict[str, Any]) -> None:
 
 def test_full_recomputation_adds_a_forward_of_the_layers() -> None:
     """HFU / MFU = (3 + 1) / 3 for the layers; the logits are not computed again."""
-    mapping = {**MAPPING, "training": {**MAPPING["training"], "recompute": "full"}}
+    mapping = {**MAPPING, "training": {**MAPPING["training"], "recompute": {"mode": "full", "early_stop": False}}}
     again = simulate(Scenario.from_mapping(mapping))
     model = again.scenario.model
     logits = 2 * model.vocab * model.hidden

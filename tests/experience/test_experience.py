@@ -38,7 +38,6 @@ def h100() -> float:
     [
         (["cluster.name=mi300x"], "accelerator mi300x"),
         (["cluster.name=gb300-nvl72"], "accelerator gb300"),
-        (["cluster.name=hgx-h200"], "accelerator h200-sxm-141gb"),
         (["layout.tp=64", "layout.dp=1", "model=llama3-405b"], "tp 64"),
         (["training.sequence=1048576"], "tokens 1,048,576"),
         (["training.precision.compute=tf32"], "precision tf32"),

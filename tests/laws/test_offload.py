@@ -128,7 +128,11 @@ def test_parts_sum_to_the_step_on_every_rank(scenario: Scenario) -> None:
 @given(offloading())
 @examples(80)
 def test_an_infinitely_fast_host_is_no_offload_of_activations(scenario: Scenario) -> None:
-    """A block takes its kernels' time; where it takes its launches', cutting it may cost, so launches take nothing."""
+    """A block takes its kernels' time; where it takes its launches', cutting it may cost, so launches take nothing.
+
+    Not so for orders that ask how much of what is kept waits for weight gradients: with less kept they are others.
+    """
+    assume(not isinstance(scenario.schedule, ZeroBubble))
     free = undisturbed(only_activations(scenario, INFINITE))
     expected = simulate(on(free, INFINITE, NOTHING)).step_time
     assert simulate(free).step_time == pytest.approx(expected, rel=1e-9)

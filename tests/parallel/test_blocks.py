@@ -76,7 +76,7 @@ def test_selective_operations_run_a_sharded_input_again(block: BlockForm) -> Non
     """Torchtitan's `op`: products are kept by turns, so inputs are gathered again wherever a product is run again."""
     plan = Plan(resized(SMALL, block=block), Training(32, 1), SPLIT)
     (spec,) = plan.model.specs
-    again = operations_again(plan.layers[spec], plan.sharding(spec.attention))
+    again = operations_again(plan.layers[spec], plan.sharding(spec.attention), early_stop=False)
     assert len(sent(again)) == SUMS[block][1]
 
 

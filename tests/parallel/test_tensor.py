@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
-from clustersim.parallel.tensor import backward, core_again, forward, operations_again
+from clustersim.parallel.tensor import backward, core_again, forward, forward_again, operations_again
 from clustersim.program.task import Collective, Exchange, Operation, Overlap, Work
 from clustersim.workload import layers
 from clustersim.workload.kernels import Kernel, MatmulShape
@@ -170,7 +170,7 @@ def test_the_ring_carries_keys_and_values_forward_and_their_gradients_too_in_bac
 def test_selective_recomputation_runs_the_core_and_nothing_else(attention: Attention) -> None:
     training = Training(32, 1, attention=attention)
     of = Plan(SMALL, training, Layout(tp=2, sequence_parallel=True))
-    again = core_again(of.layers[SMALL.specs[0]], of.sharding(of.model.attentions[0]))
+    again = core_again(of.layers[SMALL.specs[0]], of.sharding(of.model.attentions[0]), early_stop=False)
     names = [each.kernel.name for each in again if each.kernel]
     core = ["scores", "softmax", "context"] if attention is Attention.STANDARD else ["core"]
     assert [name.removeprefix("attention.") for name in names] == core
@@ -182,7 +182,7 @@ def again(model: Model, layout: Layout, attention: Attention = Attention.FLASH) 
     """What selective recomputation by operations runs again of a layer."""
     training = Training(32, 1, attention=attention)
     of = Plan(model, training, layout)
-    return operations_again(of.layers[model.specs[0]], of.sharding(of.model.attentions[0]))
+    return operations_again(of.layers[model.specs[0]], of.sharding(of.model.attentions[0]), early_stop=False)
 
 
 def products(operations: list[Operation]) -> dict[str, int]:
@@ -251,6 +251,6 @@ def test_full_recomputation_repeats_forward_with_its_collectives() -> None:
     """Megatron's checkpoint runs the layer's whole forward again, its reductions included."""
     of = plan(Layout(tp=2, sequence_parallel=True))
     layer = of.layers[of.model.specs[0]]
-    again = forward(layer, of.sharding(of.model.attentions[0]), Work.RECOMPUTE)
+    again = forward_again(layer, of.sharding(of.model.attentions[0]), early_stop=False)
     assert [each.does for each in again] == [each.does for each in forward(layer, of.sharding(of.model.attentions[0]))]
     assert {each.work for each in again} == {Work.RECOMPUTE}
