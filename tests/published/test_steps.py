@@ -49,7 +49,7 @@ def test_no_source_is_worse_than_readme_says(summary: Summary) -> None:
 
 
 def test_sources_count_once_in_the_mean_that_is_aimed_at(summary: Summary) -> None:
-    """Where it is known what the software does and what was run (quality A and B): half a point above what is committed.
+    """Where it is known what the software does and what was run (quality A and B), half a point above what they are.
 
     Two sources of five cases or more are far off, and README says so: long contexts with optimizers on the host, and
     reductions that nothing hides over RoCE.
