@@ -35,7 +35,7 @@ def plan(pp: int, microbatches: int, schedule: object, **layout: object) -> dict
 def answer(result: Result) -> dict[str, Any]:
     """All of an answer but its words, and what is known of an order by its name."""
     told, words = result.to_json(), {"scenario", "simulate_wall_s", "warnings"}
-    by_name = {"unmeasured", "step_time_band_s", "experience"}
+    by_name = {"regimes", "unmeasured", "step_time_band_s", "experience"}
     return {key: told[key] for key in told if key not in words | by_name}
 
 
