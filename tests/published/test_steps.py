@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from clustersim.experience.band import ALL
-from clustersim.validation.quality import LEAST, by_source, macro
+from clustersim.validation.quality import by_source, macro
 from clustersim.validation.settings import is_dense
 from clustersim.validation.software import software_of
 from clustersim.validation.steps import compare_steps, read_steps
@@ -15,6 +15,7 @@ from clustersim.validation.summary import Summary, summary_of_steps
 README = Path(__file__).parents[2] / "README.md"
 WORSE = 0.005
 """How much a source's mean error may rise over README's table before this fails: half a point."""
+LEAST = 5  # cases of a source that says something of itself
 LINE = re.compile(r"^ *(?P<source>[A-Za-z][^%\n]*?)  +(?P<cases>[\d,]+) +\d+ +(?P<mean>[\d.]+)% ", re.MULTILINE)
 
 pytestmark = pytest.mark.slow
