@@ -185,9 +185,9 @@ def test_ledgers_follow_the_trace(result: Result) -> None:
     """Activations are there from the start of the first pass, also where it is cut into pieces."""
     for pipeline_rank, made in enumerate(result.ledgers):
         rank = int(np.flatnonzero(result.program.kind == pipeline_rank)[0])
-        tasks = result.program.programs[pipeline_rank].tasks
-        first = next(place for place, task in enumerate(tasks) if isinstance(task, Compute) and task.action is not None)
-        rows = result.trace.rows(int(result.trace.representative[rank]))
+        computed = [task for task in result.program.programs[pipeline_rank].tasks if isinstance(task, Compute)]
+        first = next(place for place, task in enumerate(computed) if task.action is not None)
+        rows = result.trace.rows(int(result.trace.representative[rank]), stream=0)
         assert made.times[0] == result.trace.start[rows[first]]
         assert (np.diff(made.times) >= 0).all()
         assert made.times[0] >= 0

@@ -44,6 +44,7 @@ from clustersim.experience.known import Known
 from clustersim.report.files import write_text_atomically
 from clustersim.shipped import find, names, read_mapping
 from clustersim.validation.settings import is_dense
+from clustersim.validation.software import software_of
 from clustersim.validation.steps import read_steps
 
 FEWEST: Final = 4  # sources
@@ -205,7 +206,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> None:
     """Fit, print what was found and how it holds for unseen sources, and write it if that is asked for."""
-    rows, repeat = read_left_out(options.left_out), repeat_deviation([*filter(is_dense, read_steps())])
+    known = [case for case in read_steps() if is_dense(case) and software_of(case).wanted]  # elsewhere versions differ
+    rows, repeat = read_left_out(options.left_out), repeat_deviation(known)
     steps = judged(rows, repeat)
     experience = replace(fit(rows, repeat), unseen=unseen(steps))
     lines = regime_lines(experience, steps)
