@@ -18,7 +18,9 @@ from clustersim.units import Bytes, BytesPerSecond, Flop, FlopPerSecond, Seconds
 from clustersim.workload.kernels import Kernel, KernelKind, Shape, StreamShape
 from clustersim.workload.training import Attention
 
-VERSION: Final = 1
+VERSION: Final = 2
+READABLE: Final = (1, VERSION)
+"""Versions that can be read. 2 adds the device under load, chain factors, the host, what collectives lose, steps."""
 
 
 class Origin(Enum):
@@ -54,6 +56,29 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
+class UnderLoad:
+    """A device while it works: means over what was sampled meanwhile, 0 where it does not say.
+
+    throttled: what kept its clocks down, as the driver calls it (`sw_power_cap`, `hw_thermal_slowdown`).
+    """
+
+    sm_clock_mhz: float = 0.0
+    memory_clock_mhz: float = 0.0
+    power_w: float = 0.0
+    temperature_c: float = 0.0
+    throttled: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The device so many seconds after a session of measuring began, in a part of it (`soak`, `kernels`, `chain`)."""
+
+    seconds: Seconds
+    part: str
+    state: UnderLoad
+
+
+@dataclass(frozen=True, slots=True)
 class Signature:
     """What makes two kernels the same measurement; their names do not."""
 
@@ -64,7 +89,10 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """One kernel. flops, bytes, launches: as `workload` counts them; time: None unless it was measured."""
+    """One kernel. flops, bytes, launches: as `workload` counts them; time: None unless it was measured.
+
+    under: the device while it was measured, None where it does not say.
+    """
 
     name: str
     kind: KernelKind
@@ -76,6 +104,7 @@ class KernelRow:
     time: Spread | None
     outcome: Outcome = Outcome.MEASURED
     source: str = ""
+    under: UnderLoad | None = None
 
     @property
     def signature(self) -> Signature:
@@ -118,17 +147,84 @@ class CopyRow:
 
 @dataclass(frozen=True, slots=True)
 class BesideRow:
-    """One kernel alone, and while something else runs on the same device (`beside`: a copy, a collective)."""
+    """One kernel alone, and while something else runs on the same device (`beside`: a copy, a collective).
+
+    call: the collective, None: a copy; call_alone, call_together: what it takes by itself, and beside such kernels.
+    """
 
     kernel: KernelRow
     beside: str
     together: Spread
+    call: Call | None = None
+    call_alone: Spread | None = None
+    call_together: Spread | None = None
 
     @property
     def slowing(self) -> float:
         """The part by which the kernel took longer."""
         alone = self.kernel.time
         return 0.0 if alone is None else max(0.0, self.together.seconds / alone.seconds - 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ChainRow:
+    """Kernels of a family in a real layer: seconds of all of them by themselves, and one after the other in it."""
+
+    family: str
+    kernels: int
+    isolated: Seconds
+    in_chain: Seconds
+
+    @property
+    def factor(self) -> float:
+        """Times that they take in the chain what they take alone."""
+        return self.in_chain / self.isolated
+
+
+class HostState(Enum):
+    """How the host launches what a step computes."""
+
+    EAGER = "eager"  # Python and autograd, operator by operator
+    FSDP = "fsdp"  # the same with the hooks of `fully_shard`
+    DTENSOR = "dtensor"  # the same with distributed tensors
+    COMPILED = "compiled"  # `torch.compile`
+    GRAPH = "cuda_graph"  # captured once, launched as a whole
+
+
+@dataclass(frozen=True, slots=True)
+class HostRow:
+    """Seconds that the host needs for each launch of a step in a state; of a graph, for each graph.
+
+    launches: of forward and of backward that were counted.
+    """
+
+    state: HostState
+    forward: Seconds
+    backward: Seconds
+    launches: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """A real step that the record was not measured for, and what it predicts. what: such as `4 layers`."""
+
+    what: str
+    predicted: Seconds
+    measured: Seconds
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured time, less one."""
+        return self.predicted / self.measured - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRow:
+    """One GPU of the node, beside the others: a product under load. place: its number or its own name."""
+
+    place: str
+    time: Spread
+    under: UnderLoad | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +268,9 @@ class CollectiveFit:
 class Device:
     """The machine. accelerator: its name in clustersim; name: its own; empty or 0: unknown.
 
-    collectives: library and version (`nccl 2.27.5`, `gloo`); threads: of the CPU that each process computes with.
+    collectives: library and version (`nccl 2.27.5`, `gloo`); threads: of the CPU that each process computes with;
+    attention: backends of SDPA that are allowed; host: its processor; power_limit_w: that the driver enforces; ecc,
+    mig: None: unknown; environment: variables that change what libraries do (`NCCL_ALGO`).
     """
 
     accelerator: str
@@ -184,6 +282,14 @@ class Device:
     torch: str = ""
     collectives: str = ""
     threads: int = 0
+    cudnn: str = ""
+    cublas: str = ""
+    attention: str = ""
+    host: str = ""
+    power_limit_w: float = 0.0
+    ecc: bool | None = None
+    mig: bool | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +309,11 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A calibration record. derivation: how a derived or published one came about."""
+    """A calibration record. derivation: how a derived or published one came about.
+
+    moments: the device over the time of measuring; chain: what a real layer does to kernels, by family; host: what
+    launching takes; gpus: how far GPUs of a node differ; steps: real ones, as the rest predicts them.
+    """
 
     device: Device
     conditions: Conditions
@@ -214,6 +324,11 @@ class Record:
     launch_interval: Seconds | None = None
     kernel_fit: KernelFit | None = None
     collective_fits: tuple[CollectiveFit, ...] = ()
+    moments: tuple[Moment, ...] = ()
+    chain: tuple[ChainRow, ...] = ()
+    host: tuple[HostRow, ...] = ()
+    gpus: tuple[GpuRow, ...] = ()
+    steps: tuple[StepRow, ...] = ()
     origin: Origin = Origin.MEASURED
     derivation: str = ""
     version: int = VERSION
@@ -253,7 +368,9 @@ def family(signature: Signature) -> str:
 
 
 def merged(first: Record, second: Record) -> Record:
-    """Rows of both, the second's where both have measured the same, without fits (they belong to the rows before).
+    """Rows of both, the second's where both have measured the same.
+
+    Without fits, and without steps that were predicted: they belong to the rows before.
 
     Raise InputError where the records are of different devices, origins or numbers of processes.
     """
@@ -264,7 +381,7 @@ def merged(first: Record, second: Record) -> Record:
     kernels |= {row.signature: row for row in second.kernels if row.time is not None or row.signature not in kernels}
     collectives = {row.call: row for row in (*first.collectives, *second.collectives)}
     copies = {(row.route, row.bytes): row for row in (*first.copies, *second.copies)}
-    beside = {(row.kernel.signature, row.beside): row for row in (*first.beside, *second.beside)}
+    beside = {(row.kernel.signature, row.beside, row.call): row for row in (*first.beside, *second.beside)}
     interval = first.launch_interval if second.launch_interval is None else second.launch_interval
     return replace(
         second,
@@ -274,6 +391,11 @@ def merged(first: Record, second: Record) -> Record:
         collectives=tuple(collectives.values()),
         copies=tuple(copies.values()),
         beside=tuple(beside.values()),
+        moments=first.moments + second.moments,
+        chain=second.chain or first.chain,
+        host=tuple({row.state: row for row in (*first.host, *second.host)}.values()),
+        gpus=second.gpus or first.gpus,
+        steps=second.steps,
         launch_interval=interval,
         derivation=second.derivation or first.derivation,
         kernel_fit=None,
@@ -288,7 +410,7 @@ def _same(first: Device, second: Device) -> Device:
         mine, other = getattr(first, each.name), getattr(second, each.name)
         if mine and other:
             _require_equal(each.name, mine, other)
-        known[each.name] = other or mine
+        known[each.name] = mine if mine or other is None else other
     return Device(**known)
 
 

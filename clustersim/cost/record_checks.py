@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import fields
 from typing import Final
 
-from clustersim.cost.record import CollectiveRow, KernelFit, KernelRow, Outcome, Record, Spread
+from clustersim.cost.record import CollectiveRow, KernelFit, KernelRow, Outcome, Record, Spread, UnderLoad
 from clustersim.errors import InputError
 from clustersim.workload.kernels import Shape
 
@@ -59,8 +59,12 @@ def _measured_things(record: Record) -> dict[str, Sequence[Hashable]]:
         "kernels": [row.signature for row in record.kernels],
         "collectives": [row.call for row in record.collectives],
         "copies": [(copy.route, copy.bytes) for copy in record.copies],
-        "beside": [(each.kernel.signature, each.beside) for each in record.beside],
+        "beside": [(each.kernel.signature, each.beside, each.call) for each in record.beside],
         "collective_fits": [(fit.collective, fit.ranks, fit.nodes) for fit in record.collective_fits],
+        "chain": [row.family for row in record.chain],
+        "host": [row.state for row in record.host],
+        "gpus": [row.place for row in record.gpus],
+        "steps": [row.what for row in record.steps],
     }
 
 
@@ -75,7 +79,17 @@ def _times(record: Record) -> Iterator[tuple[str, Spread]]:
             yield f"{key}.time", row.time
     yield from ((f"collectives[{at}].time", row.time) for at, row in enumerate(record.collectives))
     yield from ((f"copies[{at}].time", copy.time) for at, copy in enumerate(record.copies))
-    yield from ((f"beside[{at}].together", each.together) for at, each in enumerate(record.beside))
+    for at, each in enumerate(record.beside):
+        times = {"together": each.together, "call_alone": each.call_alone, "call_together": each.call_together}
+        yield from ((f"beside[{at}].{name}", time) for name, time in times.items() if time is not None)
+    yield from ((f"gpus[{at}].time", row.time) for at, row in enumerate(record.gpus))
+
+
+def _states(record: Record) -> Iterator[tuple[str, UnderLoad]]:
+    """The device under load, wherever it was looked at."""
+    yield from ((f"{key}.under", row.under) for key, row in _kernels(record) if row.under is not None)
+    yield from ((f"gpus[{at}].under", row.under) for at, row in enumerate(record.gpus) if row.under is not None)
+    yield from ((f"moments[{at}].state", moment.state) for at, moment in enumerate(record.moments))
 
 
 def _positive(record: Record) -> Iterator[tuple[str, float]]:
@@ -90,6 +104,10 @@ def _positive(record: Record) -> Iterator[tuple[str, float]]:
         yield f"copies[{at}].bytes", copy.bytes
     for at, fit in enumerate(record.collective_fits):
         yield from _numbers(f"collective_fits[{at}]", fit, "beta", "ranks", "nodes")
+    for at, chain in enumerate(record.chain):
+        yield from _numbers(f"chain[{at}]", chain, "kernels", "isolated", "in_chain")
+    for at, step in enumerate(record.steps):
+        yield from _numbers(f"steps[{at}]", step, "predicted", "measured")
     if record.kernel_fit is not None:
         yield from _rates(record.kernel_fit)
     yield "conditions.processes", record.conditions.processes
@@ -103,7 +121,13 @@ def _not_negative(record: Record) -> Iterator[tuple[str, float]]:
     for at, fit in enumerate(record.collective_fits):
         yield f"collective_fits[{at}].alpha", fit.alpha
         yield from _numbers(f"collective_fits[{at}].residual", fit.residual, "error", "left_out")
-    yield from _numbers("device", record.device, "memory_bytes", "compute_units", "threads")
+    for at, host in enumerate(record.host):
+        yield from _numbers(f"host[{at}]", host, "forward", "backward")
+        yield from ((f"host[{at}].launches[{place}]", count) for place, count in enumerate(host.launches))
+    for key, state in _states(record):
+        yield from _numbers(key, state, "sm_clock_mhz", "memory_clock_mhz", "power_w")
+    yield from ((f"moments[{at}].seconds", moment.seconds) for at, moment in enumerate(record.moments))
+    yield from _numbers("device", record.device, "memory_bytes", "compute_units", "threads", "power_limit_w")
     yield "launch_interval", record.launch_interval or 0.0
     if record.kernel_fit is not None:
         for name, residual in record.kernel_fit.residuals.items():

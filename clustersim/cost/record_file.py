@@ -8,6 +8,7 @@ so that an interruption leaves the old one.
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -15,12 +16,14 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from clustersim.cost.decode import decode
-from clustersim.cost.record import VERSION, Origin, Record
+from clustersim.cost.record import READABLE, VERSION, Origin, Record
 from clustersim.cost.record_checks import require_measured
 from clustersim.errors import InputError, OutputError, shown
 from clustersim.shipped import read_mapping
 
-_LISTS: Final = ("kernels", "collectives", "copies", "beside", "collective_fits")
+_LISTS: Final = (
+    "kernels", "collectives", "copies", "beside", "collective_fits", "moments", "chain", "host", "gpus", "steps",
+)  # fmt: skip
 
 
 @cache
@@ -32,15 +35,16 @@ def read_record(path: Path) -> Record:
     """Read a record; raise InputError that names the file, the key and the value."""
     content = read_mapping(path)
     version = content.get("version")
-    if version is None or ("device" not in content and version == VERSION):
+    if version is None or ("device" not in content and version in READABLE):
         raise InputError(f"{path}: is no calibration record: {'device' if version else 'version'} is missing")
-    if version != VERSION:
+    if version not in READABLE:
+        known = " or ".join(map(str, READABLE))
         raise InputError(
-            f"{path}: version: {shown(version)} is not {VERSION}, which this clustersim reads; "
+            f"{path}: version: {shown(version)} is not {known}, which this clustersim reads; "
             "calibrate into another file"
         )
     try:
-        record: Record = decode(content, Record)
+        record: Record = replace(decode(content, Record), version=VERSION)
         require_measured(record)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error

@@ -103,3 +103,9 @@ def test_what_was_measured_stays_where_a_later_session_could_not_measure_it() ->
     assert [each.time for each in found.kernels] == [spread(1.0), spread(2.0)]
     assert found.derivation == "made up"
     assert merged(Record(DEVICE, CONDITIONS, (failed,)), before).kernels == before.kernels
+
+
+@pytest.mark.parametrize(("first", "second", "ecc"), [(None, False, False), (False, None, False), (True, None, True)])
+def test_what_one_device_does_not_know_is_the_others(first: bool | None, second: bool | None, ecc: bool | None):
+    ours = Record(replace(DEVICE, ecc=first), CONDITIONS)
+    assert merged(ours, Record(replace(DEVICE, ecc=second), CONDITIONS)).device.ecc is ecc

@@ -2,15 +2,32 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clustersim.cost.record import BesideRow, CopyRow, KernelRow, Outcome, Record, Spread
+from clustersim.cost.record import (
+    BesideRow,
+    Call,
+    ChainRow,
+    CopyRow,
+    GpuRow,
+    HostRow,
+    HostState,
+    KernelRow,
+    Moment,
+    Outcome,
+    Record,
+    Spread,
+    StepRow,
+    UnderLoad,
+)
 from clustersim.cost.record_file import read_record, record_text, write_record
 from clustersim.dtypes import DType
 from clustersim.errors import InputError, OutputError
+from clustersim.program.task import Collective
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands, Routine, StreamShape
 from tests.cost.records import CONDITIONS, DEVICE, attention, calls, fit, line, product, row, spread
 
@@ -25,12 +42,14 @@ ADAM = Kernel(
     StreamShape(Routine.ADAM, 1, 1000, fused=True, formats=(DType.FP32, DType.BF16)),
     8,
 )
+HOT = UnderLoad(1410.0, 2619.0, 690.0, 71.0, ("sw_power_cap",))
+REDUCE = Call(Collective.ALL_REDUCE, 1e8, 8, 1)
 LARGE = product(MatmulShape(1 << 20, 1 << 20, 1 << 20))
 RECORD = Record(
-    DEVICE,
+    replace(DEVICE, cudnn="9.10", power_limit_w=700.0, ecc=False, environment={"NCCL_ALGO": "Ring"}),
     CONDITIONS,
     (
-        row(PRODUCT, 1e-4, 0.02),
+        replace(row(PRODUCT, 1e-4, 0.02), under=HOT),
         row(FLASH, 2e-4),
         row(ADAM, 3e-4),
         KernelRow(
@@ -47,10 +66,18 @@ RECORD = Record(
     ),
     calls({1e6: 1e-3, 2e6: 2e-3}),
     (CopyRow("device", 1e9, spread(1e-3)),),
-    (BesideRow(row(PRODUCT, 1e-4), "copy", Spread(2e-4, 1e-4, 3e-4, 10, 1)),),
+    (
+        BesideRow(row(PRODUCT, 1e-4), "copy", Spread(2e-4, 1e-4, 3e-4, 10, 1)),
+        BesideRow(row(PRODUCT, 1e-4), "all_reduce", spread(2e-4), REDUCE, spread(1e-3), spread(1.2e-3)),
+    ),
     launch_interval=2e-6,
     kernel_fit=fit(matmul_bf16=0.1),
     collective_fits=(line(1e-5, 1e9, 0.1),),
+    moments=(Moment(0.5, "soak", HOT),),
+    chain=(ChainRow("matmul bf16", 12, 1.0e-3, 1.1e-3),),
+    host=(HostRow(HostState.EAGER, 7e-6, 9e-6, (120, 240)),),
+    gpus=(GpuRow("0", spread(1e-3), HOT), GpuRow("1", spread(1.02e-3))),
+    steps=(StepRow("4 layers", 0.10, 0.11),),
 )
 
 
@@ -108,7 +135,12 @@ def test_whole_numbers_stand_for_floats(path: Path):
 @pytest.mark.parametrize(
     ("keys", "value", "said"),
     [
-        (["version"], 2, "version: 2 is not 1, which this clustersim reads; calibrate into another file"),
+        (["version"], 3, "version: 3 is not 1 or 2, which this clustersim reads; calibrate into another file"),
+        (["chain", 0, "in_chain"], 0.0, "chain[0].in_chain: 0.0 is not above zero"),
+        (["host", 0, "state"], "eagre", "host[0].state: 'eagre' is unknown; did you mean eager?"),
+        (["moments", 0, "state", "power_w"], -1.0, "moments[0].state.power_w: -1.0 is below zero"),
+        (["gpus", 1, "place"], "0", "gpus[1] is the same measurement as gpus[0]; keep one of them"),
+        (["steps", 0, "measured"], -0.1, "steps[0].measured: -0.1 is not above zero"),
         (["version"], ..., "is no calibration record: version is missing"),
         (["device"], ..., "is no calibration record: device is missing"),
         (["kernel"], [], "kernel: unknown key; did you mean kernel_fit or kernels?"),
