@@ -206,11 +206,16 @@ class HostRow:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """A real step that the record was not measured for, and what it predicts. what: such as `4 layers`."""
+    """A real step that the record was not measured for, and what it predicts.
+
+    what: such as `4 layers, 2 microbatches of 1`; of_rows: by what part errors of the record's own rows, all of one
+    sign, would have it differ.
+    """
 
     what: str
     predicted: Seconds
     measured: Seconds
+    of_rows: float = 0.0
 
     @property
     def error(self) -> float:
