@@ -1,12 +1,12 @@
 """What of a scenario's training can one device run?
 
-One pipeline rank's layers of one replica, each as a tensor-parallel rank holds it: its heads, its columns of the MLP and
-its part of the vocabulary, the tokens of one context-parallel rank, and the whole in one process without collectives.
-So the kernels are those of the scenario's ranks, which its record was measured for, and a whole layer's are not: what is
-tried is how far a record carries that is used for what it was made for. Of the widths nothing but norms and residuals
-differs, which sequence parallelism splits by tokens. The framework is PyTorch as it is, without graphs, nothing goes to
-the host and nothing is disturbed; where fused products save what recomputation makes, it runs to its end
-(`check.support`). All of that is what is trained here, and so what is predicted.
+One pipeline rank's layers of one replica, each as a tensor-parallel rank holds it: its heads, its columns of the MLP,
+its part of the vocabulary, the tokens of one context-parallel rank, the whole in one process without collectives. So
+the kernels are those of the scenario's ranks, for which its record was measured; those of whole layers are not. What is
+tried is how far a record carries in what it was made for. (Norms and residuals, which sequence parallelism splits by
+tokens, are whole.) The framework is PyTorch as it is, without graphs; nothing goes to the host, nothing is disturbed;
+where fused products save what recomputation makes, it runs to its end (`check.support`). All of that is what is trained
+here, and so what is predicted.
 """
 
 from collections.abc import Iterator

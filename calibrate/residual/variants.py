@@ -54,8 +54,8 @@ def variants(one: Scenario, seen: frozenset[int], record: Record, room: Bytes, s
         *_, shortest = _shorter(asked[0])
         least = _variant(shortest, record)
         raise InputError(
-            f"{LEAST} steps of {least.what} take about {format_seconds(LEAST * least.predicted.seconds)}, and there are "
-            f"{format_seconds(share)} for them; give more time, or set training.sequence to less"
+            f"{LEAST} steps of {least.what} take about {format_seconds(LEAST * least.predicted.seconds)}, and there "
+            f"are {format_seconds(share)} for them; give more time, or set training.sequence to less"
         )
     return list(fitting.values())
 
