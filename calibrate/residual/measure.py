@@ -22,6 +22,7 @@ from calibrate.residual.one_device import depths, one_device
 from calibrate.residual.variants import LEAST, Variant, variants
 from clustersim.cost.record import Record, StepRow
 from clustersim.errors import InputError
+from clustersim.experience.facts import kinds_of
 from clustersim.scenario import Scenario
 from clustersim.units import Seconds
 
@@ -65,7 +66,10 @@ class _Run:
     def row(self) -> StepRow:
         """The step, predicted and measured."""
         predicted = self.variant.predicted
-        return StepRow(self.variant.what, predicted.seconds, median(self.times), predicted.expectation.per_kernel)
+        kinds = tuple(sorted(kinds_of(self.variant.scenario)))
+        return StepRow(
+            self.variant.what, predicted.seconds, median(self.times), predicted.expectation.per_kernel, kinds
+        )
 
     def take(self, here: Here, seconds: Seconds) -> None:
         """Run steps for so many seconds, one at least; where not even that is likely, only the first time."""
