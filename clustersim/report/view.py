@@ -85,7 +85,7 @@ class Trust:
     """How far the answer carries.
 
     provenance: share of busy time by source of its durations, summing to 1; experience: how such predictions compared
-    with real runs; steps: real ones that the record predicted; suggestions: changes that would make it fit.
+    with real runs; suggestions: changes that would make it fit; steps: real ones that the record predicted.
     """
 
     ranks: int
@@ -93,10 +93,10 @@ class Trust:
     spans: int
     provenance: Mapping[Provenance, float]
     experience: str = ""
-    steps: Sequence[StepRow] = ()
     warnings: tuple[str, ...] = ()
     suggestions: tuple[str, ...] = ()
     not_modelled: tuple[str, ...] = ()
+    steps: Sequence[StepRow] = ()
 
 
 @dataclass(frozen=True, slots=True)
