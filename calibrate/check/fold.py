@@ -2,9 +2,9 @@
 
 Operators are nested: an operator belongs to the label around it; one of backward to that of the forward operator whose
 sequence number it has (numbers are each thread's own, and a GPU's backward has a thread of its own, in which a forward
-may be run again). What autograd adds where the residual forked is a residual's gradient sum, AccumulateGrad accumulates,
-the sum of a product's gradient is its bias's. What has no label (views, the framework's own) is left out, and so are
-collectives, in which a CPU waits for others.
+may be run again). What autograd adds where the residual forked is a residual's gradient sum, AccumulateGrad
+accumulates, the sum of a product's gradient is its bias's. What has no label (views, the framework's own) is left out,
+and so are collectives, in which a CPU waits for others.
 """
 
 from collections.abc import Iterator, Mapping
@@ -71,7 +71,7 @@ def folded(events: Any, times: Times) -> dict[Label, Seconds]:
 
 
 def _forward(events: Any) -> Forward:
-    """The labels of the forward operators that made nodes of the graph: the last one that saw a number made its node."""
+    """Labels of the forward operators that made nodes of the graph: the last one that saw a number made its node."""
     made: dict[tuple[int | None, int], Label] = {}
     for event in sorted(events, key=lambda event: event.time_range.start):
         label = _around(event)
