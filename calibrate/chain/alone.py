@@ -4,7 +4,8 @@ One tensor-parallel rank's part of some layers, with embedding and head: so many
 the vocabulary, in one microbatch. Assumed of the factors that are measured on it: they are those of the scenario's own
 ranks, though norms are over all tokens also where ranks share them out (sequence parallelism), and tokens of a
 context-parallel rank see themselves only. What the real model has no module for (windows, blocks other than pre-norm,
-adapters, FP8, what a framework does beside the model) is run as the nearest that there is: the same kernel in the chain and alone, so their ratio stands.
+adapters, FP8, what a framework does beside the model) is run as the nearest that there is: the same kernel in the chain
+and alone, so their ratio stands.
 """
 
 from dataclasses import replace
@@ -43,7 +44,9 @@ def alone(scenario: Scenario, room: Bytes) -> Scenario:
 def _one_rank(model: Model, tp: int) -> Model:
     stack = joined(LayerRun(spec, run.count) for run in model.stack if (spec := _shared(run.spec, tp)) is not None)
     if not stack:
-        raise InputError(f"{model.name}: no layer has both attention and an MLP, so there is no chain of kernels to run")
+        raise InputError(
+            f"{model.name}: no layer has both attention and an MLP, so there is no chain of kernels to run"
+        )
     return replace(
         model,
         stack=stack,

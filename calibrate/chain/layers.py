@@ -5,16 +5,14 @@ Most steps run as they are, so that caches, clocks and power are those of a step
 
 On a CPU everything that a label holds is its kernel's, also what Python and autograd do between operators: it cannot
 run ahead, and rows of a CPU include it. What the profiler takes is taken off (`calibrate.chain.writing`), and what is
-then left between a step with it and one without is assumed to be the machine's pace, the same for all kernels.
-On a GPU kernels' own durations count, so what the host takes, with a profiler more, is in none of them.
+then left between a step with it and one without is assumed to be the machine's pace, the same for all kernels. On a GPU
+kernels' own durations count, so what the host takes, with a profiler more, is in none of them.
 """
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
-
-import torch
 
 from calibrate.chain.writing import Writing, host_writing, profiler, turnover
 from calibrate.check.fold import OnDevice, folded

@@ -10,7 +10,7 @@ cannot be measured alone (too large, or this device has none), or of which the p
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import median
@@ -157,9 +157,3 @@ def _precision(recipe: Recipe) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def weighted(rows: Iterable[ChainRow]) -> float:
-    """The factor of all of them together: the time in the chain over the time alone."""
-    known = list(rows)
-    return sum(row.in_chain for row in known) / sum(row.isolated for row in known)

@@ -1,8 +1,8 @@
 """What does the profiler do to what it writes down?
 
-On a CPU it takes time for every operator (0.7 us) and every label (15 us, by way of Python), which small operators feel.
-Assumed: each costs the same wherever it comes, an operator's lies in the operator around it, and a label's in the label.
-Both are measured here, on operators that do next to nothing.
+On a CPU it takes time for every operator (0.7 us) and every label (15 us, by way of Python), which small operators
+feel. Assumed: each costs the same wherever it comes, an operator's lies in the operator around it, and a label's in the
+label. Both are measured here, on operators that do next to nothing.
 
 On a GPU durations are the device's own (CUPTI), and exclude what lies between two kernels of a queue, about 1 us, which
 the times of single kernels include: `turnover` is the median of the gaps that are so short that the later kernel was in
@@ -12,6 +12,7 @@ the queue already, and is given to each kernel.
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from time import perf_counter
 from typing import Any, Final
@@ -70,7 +71,7 @@ def turnover(events: Any) -> Seconds:
     """Seconds from a kernel that was in the queue to the next; 0 where the host was late for all of them."""
     kernels = [each.time_range for each in events if _is_kernel(each)]
     kernels.sort(key=lambda span: span.start)
-    gaps = [later.start - earlier.end for earlier, later in zip(kernels, kernels[1:], strict=False)]
+    gaps = [later.start - earlier.end for earlier, later in pairwise(kernels)]
     queued = [max(0.0, gap) for gap in gaps if gap <= _QUEUED]
     return median(queued) * _MICRO if queued else 0.0
 
