@@ -112,7 +112,7 @@ def _turn(chain: Chain, measure: Alone, seconds: Seconds) -> _Turn:
     return _Turn(profile, {row.signature: row for row in rows})
 
 
-def _by_label(kernels: Mapping[Kernel, int]) -> dict[Label, _Kernels]:
+def _by_label(kernels: Mapping[Kernel, int]) -> Mapping[Label, _Kernels]:
     """How often each signature runs, by its label."""
     found: dict[Label, dict[Signature, int]] = {}
     for kernel, count in kernels.items():

@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import Any, Final
 
 import torch
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 from calibrate.check.fold import OnHost
