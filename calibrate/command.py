@@ -23,7 +23,7 @@ class Command(NamedTuple):
     answers: str
 
 
-MEASURE: Final = Command("calibrate.kernels.command", "How fast is this machine?")
+MEASURE: Final = Command("calibrate.parts.command", "How fast is this machine?")
 CHECK: Final = Command("calibrate.check.command", "Does a real training step take what is predicted?")
 COMMANDS: Final = {
     "collectives": Command("calibrate.collectives.command", "measure collectives; start it with torchrun"),
