@@ -28,6 +28,7 @@ CHECK: Final = Command("calibrate.check.command", "Does a real training step tak
 COMMANDS: Final = {
     "collectives": Command("calibrate.collectives.command", "measure collectives; start it with torchrun"),
     "import-nccl-tests": Command("calibrate.nccl_tests.command", "take over what nccl-tests printed, as text or JSON"),
+    "report": Command("calibrate.report.command", "say (and draw) what a record holds, beside what is shipped"),
     "derive": Command("calibrate.derive", "carry a record over to an accelerator with the same compute die"),
     "fit-published": Command(
         "calibrate.fit.published",

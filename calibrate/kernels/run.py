@@ -6,6 +6,7 @@ those of scenarios, of models, or of a grid that is cut to what the device can d
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Final
 
 from calibrate.devices.device import TorchDevice
@@ -81,16 +82,12 @@ def pace(device: TorchDevice, dtype: DType) -> Pace:
     )
 
 
-def measure_machine(session: Session, device: TorchDevice, method: Method) -> None:
-    """Copies, the launch interval, a matmul beside a copy, each where the record has none yet."""
-    known = session.gathered()
+def measure_machine(session: Session, device: TorchDevice, method: Method, seconds: Seconds) -> None:
+    """The launch interval, a matmul beside a copy, the node's GPUs, and copies while there is time; each once."""
+    known, began = session.gathered(), monotonic()
     empty = Record(known.device, known.conditions)
     if known.launch_interval is None:
         session.extend(replace(empty, launch_interval=launch_interval(device)))
-    for copied in copies(
-        device, replace(method, seconds=_COPYING), {(each.route, each.bytes) for each in known.copies}
-    ):
-        session.extend(replace(empty, copies=(copied,)))
     if not any(each.beside == COPY for each in known.beside):
         found = beside_copy(typical_kernel(device), device, method)
         session.extend(replace(empty, beside=() if found is None else (found,)))
@@ -98,6 +95,11 @@ def measure_machine(session: Session, device: TorchDevice, method: Method) -> No
         from calibrate.devices.node import gpu_rows
 
         session.extend(replace(empty, gpus=gpu_rows(device)))
+    there = {(each.route, each.bytes) for each in known.copies}
+    for copied in copies(device, replace(method, seconds=_COPYING), there):
+        session.extend(replace(empty, copies=(copied,)))
+        if monotonic() - began > seconds:
+            break
     session.save()
 
 

@@ -6,7 +6,7 @@ that were asked for and that the record lacks, the longest first, in what is lef
 
 from dataclasses import dataclass
 from time import monotonic
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from calibrate.kernels.beside import typical_kernel
 from calibrate.kernels.progress import shown
@@ -15,6 +15,8 @@ from calibrate.kernels.session import Parts, measured
 from calibrate.parts.part import Bench
 from clustersim.cost.roofline import Roofline
 from clustersim.units import Seconds
+
+_MACHINE: Final = 0.1  # of the part's time, after which no more copies are measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Kernels:
     def measure(self, bench: Bench, seconds: Seconds) -> str:
         """Measure the machine, then kernels while there is time."""
         began, session = monotonic(), bench.session
-        measure_machine(session, bench.device, bench.method)
+        measure_machine(session, bench.device, bench.method, _MACHINE * seconds)
         missing = session.missing(bench.asked)
         roofline, rough = Roofline(bench.accelerator), pace(bench.device, typical_kernel(bench.device).dtype)
         predicted = lambda kernel: max(roofline.kernel(kernel).seconds, rough.seconds(kernel))  # noqa: E731
