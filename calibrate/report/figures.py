@@ -140,7 +140,9 @@ def chain_figure(rows: Sequence[ChainRow]) -> Figure:
         "text": [f"{row.factor:.2f}" for row in ordered], "textposition": "outside", "cliponaxis": False,
         "marker": {"color": "#0072B2"},
         "hovertemplate": "<b>%{y}</b><br>%{customdata}<extra></extra>",
-        "customdata": [f"{format_seconds(row.in_chain)} in the layer, {format_seconds(row.isolated)} alone" for row in ordered],
+        "customdata": [
+            f"{format_seconds(row.in_chain)} in the layer, {format_seconds(row.isolated)} alone" for row in ordered
+        ],
     }  # fmt: skip
     return Figure(
         name="chain",
