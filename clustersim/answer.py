@@ -157,10 +157,16 @@ class Answer(FieldState):
         found = self.in_step
         if found.share < _VISIBLE:
             return ""
-        return (
-            f" ({found.share:.0%} as kernels alone, times {found.longer:.3f} for the pace of a step and of the slowest "
-            "GPU: from published steps, not measured here)"
-        )
+        return f" ({found.share:.0%} as kernels alone, times {found.longer:.3f} for {self._pace})"
+
+    @property
+    def _pace(self) -> str:
+        """What is not in the times of kernels, and where it is from."""
+        record = self.scenario.cost.record
+        if record is None or not record.chain:
+            return "the pace of a step and of the slowest GPU: from published steps, not measured here"
+        known = "as GPUs of its node differ" if len(record.gpus) > 1 else "from published steps, not measured here"
+        return f"the pace of the slowest GPU: {known}"
 
     @property
     def step_time_distribution(self) -> dict[str, Seconds]:
