@@ -1,7 +1,7 @@
 """Which calibration is run? The command line of `clustersim calibrate`, and of `python -m calibrate`.
 
-Without a subcommand kernels are measured (`--for`, `--grid`, `--presets`) or predictions checked (`--check`). What
-needs torch is imported by the command that needs it.
+Without a subcommand this machine is measured (`--for`, `--grid`, `--presets`) or predictions are checked (`--check`).
+What needs torch is imported by the command that needs it.
 """
 
 import argparse
@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Final, NamedTuple
 
 from clustersim.errors import ClusterSimError, InputError, nearest
+from clustersim.shipped import is_path
 
 BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130
@@ -75,10 +76,16 @@ def _chosen(given: Sequence[str]) -> tuple[Command, Sequence[str], str | None]:
     if given and given[0] in COMMANDS:
         return COMMANDS[given[0]], given[1:], None
     if given and not given[0].startswith("-"):
-        raise InputError(f"there is no calibration {given[0]!r}; {nearest(given[0], COMMANDS)}")
+        raise InputError(_unknown(given[0]))
     if any(argument.split("=")[0] == "--check" for argument in given):
         return CHECK, given, None
     return MEASURE, given, _others()
+
+
+def _unknown(word: str) -> str:
+    if not is_path(word):
+        return f"there is no calibration {word!r}; {nearest(word, COMMANDS)}"
+    return f"what of {word}? measure a scenario with --for {word}, check one with --check {word}, or report a record"
 
 
 def _others() -> str:

@@ -15,7 +15,7 @@ from calibrate.check.profile import Profile
 from calibrate.check.support import require_supported
 from calibrate.check.timeline import Part, StepTime
 from calibrate.check.training import training
-from clustersim.cost.record import Record
+from clustersim.cost.record import Origin, Record
 from clustersim.cost.record_file import read_record
 from clustersim.errors import InputError
 from clustersim.scenario import Scenario
@@ -35,7 +35,7 @@ class Asked:
 def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
     """Compare a real step with its prediction; on several processes all call it alike."""
     require_supported(scenario)
-    record = None if asked.record is None else _record(scenario, asked.record)
+    record = None if asked.record is None else _record(scenario, asked.record, here.device.name)
     room = min(here.gathered(here.alone()))
     cut = fitted_layers(scenario, room, asked.layers)
     if cut.model.layers != scenario.model.layers:
@@ -63,10 +63,16 @@ def _measured(scenario: Scenario, here: Here, turns: Turns) -> Rounds:
         return run_rounds(scenario, trainer, batch, here, turns)
 
 
-def _record(scenario: Scenario, path: Path) -> Record:
+def _record(scenario: Scenario, path: Path, device: str) -> Record:
+    """The record to predict with: of the scenario's accelerator, and not measured on another device than this one."""
     record, wanted = read_record(path), scenario.cluster.accelerator.name
     if record.device.accelerator != wanted:
         raise InputError(f"{path}: device.accelerator: {record.device.accelerator} is not the scenario's, {wanted}")
+    if record.origin is Origin.MEASURED and record.device.name != device:
+        raise InputError(
+            f"{path}: device.name: {record.device.name} was measured, and this is {device}; check it there, or leave "
+            "--record out to measure here"
+        )
     return record
 
 

@@ -88,13 +88,15 @@ def _sustained(record: Record, shipped: Accelerator) -> Iterator[Constant]:
     yield Constant("launch_interval", "launch interval", format_seconds, shipped.efficiency.launch_interval, interval)
     products = [row for row in record.chain if row.family.startswith(KernelKind.MATMUL.value)]
     pace = sum(row.isolated for row in products) / sum(row.in_chain for row in products) if products else None
-    yield Constant("sustained", "pace of products in a step, of alone", _ratio, shipped.in_training.sustained, pace)
     yield Constant(
-        "interference", "kernels longer beside collectives by", _percent, shipped.interference, record.interference
+        "sustained", "products in a step, pace relative to alone", _ratio, shipped.in_training.sustained, pace
+    )
+    yield Constant(
+        "interference", "kernels beside collectives, longer by", _percent, shipped.interference, record.interference
     )
     times = [row.time.seconds for row in record.gpus]
     spread = pstdev(times) / fmean(times) if len(times) > 1 else None
-    yield Constant("spread", "standard deviation from GPU to GPU", _percent, shipped.in_training.spread, spread)
+    yield Constant("spread", "GPU to GPU, standard deviation", _percent, shipped.in_training.spread, spread)
 
 
 def _ratio(value: float) -> str:

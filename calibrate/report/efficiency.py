@@ -90,7 +90,7 @@ def by_family(kernels: list[Reached]) -> dict[str, list[Reached]]:
 def efficiency_section(record: Record, most: Ceiling) -> Section:
     """Best, median and worst shape of every family."""
     families = by_family(reached(record, most))
-    rows = tuple(row for name, found in families.items() for row in _rows(name, found))
+    rows = tuple(row for found in families.values() for row in _rows(found))
     return Section(
         key="efficiency",
         title="Efficiency by shape",
@@ -105,20 +105,27 @@ def efficiency_section(record: Record, most: Ceiling) -> Section:
     )
 
 
+def family_words(row: KernelRow) -> str:
+    """The family of a kernel, for people."""
+    return family(row.signature).replace("_", " ")
+
+
 def _chosen(found: list[Reached]) -> Iterator[tuple[str, Reached]]:
     """Those that stand for a family."""
-    if len(found) > 1:
-        yield "best", found[0]
-    yield ("median" if len(found) > 1 else "only"), found[len(found) // 2]
+    if len(found) == 1:
+        yield "only", found[0]
+        return
+    yield "best", found[0]
     if len(found) > 2:
-        yield "worst", found[-1]
+        yield "median", found[len(found) // 2]
+    yield "worst", found[-1]
 
 
-def _rows(name: str, found: list[Reached]) -> Iterator[tuple[str, ...]]:
+def _rows(found: list[Reached]) -> Iterator[tuple[str, ...]]:
+    name = f"{family_words(found[0].row)} ({len(found):,})"
     for place, (which, each) in enumerate(_chosen(found)):
-        title = f"{name} ({len(found):,})" if place == 0 else ""
-        words = (share_words(each.share), each.rate_words, format_seconds(each.seconds), shape_words(each.row.shape))
-        yield (title, f"{which} {words[0]}", *words[1:])
+        share, shape = share_words(each.share), shape_words(each.row.shape)
+        yield (name if place == 0 else "", f"{which} {share}", each.rate_words, format_seconds(each.seconds), shape)
 
 
 def _content(name: str, found: list[Reached]) -> dict[str, object]:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any, Final
 
-from calibrate.report.efficiency import Reached
+from calibrate.report.efficiency import Reached, family_words
 from calibrate.report.load import bands, over_time
 from calibrate.report.transfers import by_call, call_words
-from clustersim.cost.record import ChainRow, Record, family
+from clustersim.cost.record import ChainRow, Record
 from clustersim.report.figure import Figure, Scale, Traces, axis, layout, legend, share_words, time_scale
 from clustersim.report.operations import shape_words
 from clustersim.units import format_bandwidth, format_bytes, format_seconds
@@ -59,7 +59,7 @@ def _marks(name: str, found: Sequence[Reached], place: int, scale: Scale) -> dic
 
 
 def _hover(each: Reached) -> str:
-    name = f"<b>{escape(family(each.row.signature))}</b>"
+    name = f"<b>{escape(family_words(each.row))}</b>"
     reaches = f"{share_words(each.share)}: {each.rate_words}, {format_seconds(each.seconds)}"
     return "<br>".join((name, escape(shape_words(each.row.shape)), reaches, f"bound by {each.bound.value}"))
 
@@ -82,7 +82,8 @@ def load_figure(record: Record) -> Figure:
         layout=layout(
             shapes=[band for band, _ in _bands(record, scale)],
             annotations=[words for _, words in _bands(record, scale)],
-            xaxis=axis(f"time [{scale.unit}]", range=[0, times[-1] or 1.0]),
+            margin={"l": 8, "r": 12, "t": 26, "b": 40},
+            xaxis=axis(f"time [{scale.unit}]", range=[0, times[-1] or 1.0], anchor="y2"),
             yaxis=axis("SM clock [MHz]", domain=[0.55, 1.0], nticks=5),
             yaxis2=axis("power [W]", domain=[0.0, 0.45], nticks=5),
             hovermode="closest",
@@ -124,7 +125,7 @@ def _bands(record: Record, scale: Scale) -> list[tuple[dict[str, Any], dict[str,
 def chain_figure(rows: Sequence[ChainRow]) -> Figure:
     """A bar for each family: times that it takes what it takes alone."""
     ordered = sorted(rows, key=lambda row: -row.in_chain)
-    labels = [escape(row.family) for row in ordered]
+    labels = [escape(row.family.replace("_", " ")) for row in ordered]
     one = {
         "type": "line",
         "xref": "x",
@@ -186,7 +187,7 @@ def collectives_figure(record: Record) -> Figure:
             showlegend=True,
             legend=legend(),
             xaxis=axis("payload", type="log", tickvals=sizes, ticktext=[format_bytes(size) for size in sizes]),
-            yaxis=axis("payload over time [GB/s]", type="log"),
+            yaxis=axis("payload over time [GB/s]", type="log", dtick=1),
         ),
         height=460,
         narrow={"height": 400, "legend": {"font": {"size": 9}}},

@@ -1,11 +1,13 @@
 """What does a report say on a terminal? Lines that need no colours and no width; words come last."""
 
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterator
 from typing import Final
 
 from calibrate.report.content import Report
 from calibrate.report.section import Section
 
+_WIDTH: Final = 100  # of sentences
 _ORIGINS: Final = {"measured": "", "published": ", published by others", "derived": ", derived from another record"}
 
 
@@ -21,7 +23,7 @@ def _lines(report: Report) -> Iterator[str]:
     for section in report.sections:
         yield ""
         yield section.title
-        yield from (f"  {section.lead}",) * bool(section.lead)
+        yield from textwrap.wrap(section.lead, _WIDTH, initial_indent="  ", subsequent_indent="  ")
         yield from _table(section)
     if report.lacks:
         yield ""
@@ -30,16 +32,16 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _table(section: Section) -> Iterator[str]:
+    """Names to the left, quantities to the right, words as long as they are where they come last."""
     rows = (section.heads, *section.rows)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(section.heads))]
-    last = len(widths) - 1
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (
-            _cell(row, place, widths) if place < last or place not in section.words else row[place]
-            for place in range(last + 1)
+            _cell(word, width, left=place in (0, *section.words))
+            for place, (word, width) in enumerate(zip(row, widths, strict=True))
         )
         yield ("  " + "  ".join(cells)).rstrip()
 
 
-def _cell(row: Sequence[str], place: int, widths: Sequence[int]) -> str:
-    return f"{row[place]:<{widths[place]}}" if place == 0 else f"{row[place]:>{widths[place]}}"
+def _cell(word: str, width: int, *, left: bool) -> str:
+    return f"{word:<{width}}" if left else f"{word:>{width}}"
