@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Final
 
 from calibrate.devices.device import TorchDevice
+from calibrate.devices.node import gpu_rows
 from calibrate.kernels.beside import COPY, SIZES, beside_copy, typical_kernel, usual_kernel
 from calibrate.kernels.copies import copies, launch_interval
 from calibrate.kernels.progress import Advance
@@ -92,8 +93,6 @@ def measure_machine(session: Session, device: TorchDevice, method: Method, secon
         found = beside_copy(typical_kernel(device), device, method)
         session.extend(replace(empty, beside=() if found is None else (found,)))
     if not (known.gpus or _is_cpu(device)):
-        from calibrate.devices.node import gpu_rows
-
         session.extend(replace(empty, gpus=gpu_rows(device)))
     there = {(each.route, each.bytes) for each in known.copies}
     for copied in copies(device, replace(method, seconds=_COPYING), there):

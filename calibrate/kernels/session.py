@@ -17,7 +17,7 @@ from typing import Final
 from calibrate.devices.device import TorchDevice
 from calibrate.kernels.rows import distinct, row
 from calibrate.kernels.timing import Method
-from clustersim.cost.record import Conditions, Device, KernelRow, Outcome, Record, StepRow, merged, signature
+from clustersim.cost.record import Conditions, Device, KernelRow, Moment, Outcome, Record, StepRow, merged, signature
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.errors import InputError
 from clustersim.units import Seconds
@@ -52,6 +52,11 @@ class Session:
     def extend(self, other: Record) -> None:
         """All rows of another record."""
         self.record = merged(self.gathered(), other)
+
+    def seen(self, moments: Sequence[Moment]) -> None:
+        """How the device was meanwhile, which no prediction rests on."""
+        found = self.gathered()
+        self.record = replace(found, moments=(*found.moments, *moments))
 
     def predicted(self, steps: Sequence[StepRow]) -> None:
         """Steps that were predicted from all rows so far; they count until another row comes."""

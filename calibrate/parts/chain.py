@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from calibrate.kernels.progress import lasting
+from calibrate.parts.looks import looked_at
 from calibrate.parts.part import Bench, no_scenario
 from clustersim.units import Seconds
 
@@ -37,7 +38,7 @@ class Chain:
         """Factors by family."""
         from calibrate.chain.measure import chain_rows
 
-        with lasting(self.name, seconds):
+        with lasting(self.name, seconds), looked_at(bench, self.name):
             rows = chain_rows(bench.plan, bench.device, seconds)
         bench.session.extend(replace(bench.empty, chain=rows))
         return f"{len(rows)} families of kernels" if rows else "no factor"

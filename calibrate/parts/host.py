@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from calibrate.kernels.progress import lasting
+from calibrate.parts.looks import looked_at
 from calibrate.parts.part import Bench, no_scenario
 from clustersim.units import Seconds
 
@@ -36,7 +37,7 @@ class Host:
         """A row for each state."""
         from calibrate.host.measure import host_rows
 
-        with lasting(self.name, seconds):
+        with lasting(self.name, seconds), looked_at(bench, self.name):
             rows = host_rows(bench.plan, bench.device, seconds)
         bench.session.extend(replace(bench.empty, host=rows))
         return ", ".join(row.state.value for row in rows) or "nothing"

@@ -12,6 +12,7 @@ from calibrate.kernels.beside import typical_kernel
 from calibrate.kernels.progress import shown
 from calibrate.kernels.run import has_machine, measure_machine, pace
 from calibrate.kernels.session import Parts, measured
+from calibrate.parts.looks import looked_at
 from calibrate.parts.part import Bench
 from clustersim.cost.roofline import Roofline
 from clustersim.units import Seconds
@@ -44,6 +45,10 @@ class Kernels:
 
     def measure(self, bench: Bench, seconds: Seconds) -> str:
         """Measure the machine, then kernels while there is time."""
+        with looked_at(bench, self.name):
+            return self._measure(bench, seconds)
+
+    def _measure(self, bench: Bench, seconds: Seconds) -> str:
         began, session = monotonic(), bench.session
         measure_machine(session, bench.device, bench.method, _MACHINE * seconds)
         missing = session.missing(bench.asked)

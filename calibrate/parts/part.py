@@ -7,8 +7,9 @@ only that.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from time import monotonic
 from typing import ClassVar, Protocol
 
 from calibrate.devices.device import TorchDevice
@@ -26,7 +27,7 @@ class Bench:
     """What is measured, on what, and into which record.
 
     accelerator: from whose constants fits start; asked: kernels, each signature once; scenario: whose layer and steps
-    are run, None: kernels alone were asked for; wished: what was asked for, in words.
+    are run, None: kernels alone were asked for; wished: what was asked for, in words; began: from when moments count.
     """
 
     device: TorchDevice
@@ -36,6 +37,7 @@ class Bench:
     asked: Sequence[Kernel]
     wished: str
     scenario: Scenario | None = None
+    began: Seconds = field(default_factory=monotonic)
 
     @property
     def is_cpu(self) -> bool:

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from calibrate.fit.record import fitted
 from calibrate.kernels.progress import lasting
+from calibrate.parts.looks import looked_at
 from calibrate.parts.part import Bench, no_scenario
 from clustersim.units import Seconds
 
@@ -37,7 +38,7 @@ class Residual:
         """Predicted and measured steps."""
         from calibrate.residual.measure import step_rows
 
-        with lasting(self.name, seconds):
+        with lasting(self.name, seconds), looked_at(bench, self.name):
             record = bench.session.fit(lambda rows: fitted(rows, bench.accelerator))
             rows = step_rows(bench.plan, bench.device, record, seconds)
         bench.session.predicted(rows)

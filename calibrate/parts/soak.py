@@ -4,9 +4,10 @@ A GPU starts at its boost clock and falls to what its power limit and its coolin
 power no longer change (`devices.soak`), whenever anything is to be measured afterwards: it cools between sessions.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from calibrate.devices.soak import soak
 from calibrate.kernels.progress import lasting
 from calibrate.parts.part import Bench, Part
 from calibrate.report.words import state_words
@@ -39,9 +40,7 @@ class Soak:
 
     def measure(self, bench: Bench, seconds: Seconds) -> str:
         """Keep the device busy; the clock that it came to."""
-        from calibrate.devices.soak import soak
-
         with lasting(self.name, seconds) as say:
             moments = soak(bench.device, seconds, say)
-        bench.session.extend(replace(bench.empty, moments=moments))
+        bench.session.seen(moments)
         return state_words(moments[-1].state) if moments else "the device does not say its clocks"

@@ -74,7 +74,7 @@ def load_figure(record: Record) -> Figure:
         f"{'<br>held down by ' + escape(', '.join(each.state.throttled)) if each.state.throttled else ''}"
         for each in moments
     ]
-    clock = _line("SM clock", times, [each.state.sm_clock_mhz or None for each in moments], words, "MHz")
+    clock = _line("clock", times, [each.state.sm_clock_mhz or None for each in moments], words, "MHz")
     power = _line("power", times, [each.state.power_w or None for each in moments], words, "W")
     return Figure(
         name="load",
@@ -84,7 +84,7 @@ def load_figure(record: Record) -> Figure:
             annotations=[words for _, words in _bands(record, scale)],
             margin={"l": 8, "r": 12, "t": 26, "b": 40},
             xaxis=axis(f"time [{scale.unit}]", range=[0, times[-1] or 1.0], anchor="y2"),
-            yaxis=axis("SM clock [MHz]", domain=[0.55, 1.0], nticks=5),
+            yaxis=axis("clock [MHz]", domain=[0.55, 1.0], nticks=5),
             yaxis2=axis("power [W]", domain=[0.0, 0.45], nticks=5),
             hovermode="closest",
         ),

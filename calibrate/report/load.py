@@ -37,10 +37,13 @@ def load_section(record: Record) -> Section:
     return Section(
         key="under_load",
         title="The device under load",
-        heads=("part", "looks", "SM clock", "power", "temperature", "held down by"),
+        heads=("part", "looks", "clock", "power", "temperature", "held down by"),
         rows=tuple((part, f"{len(states):,}", *_state(states)) for part, states in groups.items()),
         content=[{"part": part, **_content(states)} for part, states in groups.items()],
-        lead="Medians, and from least to most in brackets. What kept clocks down, with its share of the looks.",
+        lead=(
+            "Medians, and from least to most in brackets; of a GPU the SM clock. What kept it down, with the share of "
+            "looks in which it did."
+        ),
         words=(5,),
     )
 

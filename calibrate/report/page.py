@@ -79,7 +79,7 @@ def _numbers(report: Report) -> Iterator[tuple[str, str, str]]:
         worst = max((row.error for row in record.steps), key=abs)
         yield "unseen steps", f"{worst:+.1%}", "the largest error of steps that the record was not measured for"
     if state is not None and state.sm_clock_mhz:
-        yield "SM clock", f"{state.sm_clock_mhz:,.0f} MHz", "under load, after the soak"
+        yield "clock", f"{state.sm_clock_mhz:,.0f} MHz", "under load, after the soak"
     if state is not None and state.power_w:
         yield "power", f"{state.power_w:,.0f} W", "under load, after the soak"
     if fit is not None:

@@ -42,7 +42,10 @@ def chain_section(record: Record) -> Section:
                 for row in ordered
             ],
         },
-        lead="Below 1 a kernel finds in the cache what the one before it left; predictions apply the factors.",
+        lead=(
+            "Below 1 kernels find in the caches what those before them left; above 1 clocks, caches and bandwidth are "
+            "less than a kernel has by itself. Predictions apply the factors."
+        ),
     )
 
 

@@ -15,7 +15,7 @@ _REASONS: Final = 5  # why kernels are missing, that are said
 def state_words(state: UnderLoad) -> str:
     """A device under load."""
     known = {
-        f"SM clock {state.sm_clock_mhz:,.0f} MHz": state.sm_clock_mhz,
+        f"clock {state.sm_clock_mhz:,.0f} MHz": state.sm_clock_mhz,
         f"power {state.power_w:,.0f} W": state.power_w,
         f"{state.temperature_c:.0f} °C": state.temperature_c,
     }

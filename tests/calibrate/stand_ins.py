@@ -33,7 +33,7 @@ class StandIns:
             monkeypatch.setitem(sys.modules, f"calibrate.{part}.measure", module)
             if f"calibrate.{part}" not in sys.modules:
                 monkeypatch.setitem(sys.modules, f"calibrate.{part}", SimpleNamespace(measure=module))
-        monkeypatch.setitem(sys.modules, "calibrate.devices.soak", SimpleNamespace(soak=self.soak))
+        monkeypatch.setattr("calibrate.parts.soak.soak", self.soak)
         return self
 
     def soak(self, _device: Any, seconds: float, _say: Any) -> tuple[Moment, ...]:
