@@ -2,13 +2,14 @@
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clustersim.assembly import kernels_of
-from clustersim.cost.record import Outcome, signature
+from clustersim.cost.record import BesideRow, CopyRow, KernelRow, Outcome, Record, Spread, signature
 from clustersim.cost.record_file import read_record
 from clustersim.errors import InputError
 from clustersim.scenario import Scenario
@@ -16,12 +17,16 @@ from clustersim.scenario import Scenario
 torch = pytest.importorskip("torch")
 kernels = pytest.importorskip("calibrate.parts.command")
 from calibrate.devices import cpu as cpu_device  # noqa: E402 - after torch is known to be there
+from calibrate.devices.cpu import CpuDevice  # noqa: E402
 from calibrate.kernels import beside, copies, session  # noqa: E402
+from calibrate.kernels.beside import typical_kernel  # noqa: E402
+from calibrate.kernels.shapes import ROUGHLY  # noqa: E402
 from calibrate.parts import kernels as kernels_part  # noqa: E402
 from calibrate.parts import residual as residual_part  # noqa: E402
 from calibrate.parts import run as parts_run  # noqa: E402
 from tests.calibrate.stand_ins import CHAIN, HOST, STEPS, StandIns  # noqa: E402
 
+ONCE = Spread(1e-3, 1e-3, 1e-3, 5)
 TINY = """
 model: {preset: llama-tiny, layers: 1, hidden: 64, ffn: 96, heads: 4, kv_heads: 2, head_dim: 16, vocab: 128}
 cluster: {name: laptop, gpus: 2}
@@ -49,6 +54,27 @@ def others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StandIns
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels and copies take no time to measure."""
+
+    def measured(kernels: Any, *_: Any) -> Iterator[KernelRow]:
+        for each in kernels:
+            known = (each.name, each.kind, each.dtype, each.shape, each.flops, each.bytes, each.launches)
+            yield KernelRow(*known, ONCE)
+
+    def machine(made: session.Session, *_: Any) -> None:
+        rows = Record(made.record.device, made.record.conditions, launch_interval=1e-6)
+        kernel = next(measured([typical_kernel(CpuDevice())]))
+        made.extend(
+            replace(rows, copies=(CopyRow("device", 2.0**20, ONCE),), beside=(BesideRow(kernel, "copy", ONCE),))
+        )
+
+    monkeypatch.setattr(kernels_part, "measured", measured)
+    monkeypatch.setattr(kernels_part, "measure_machine", machine)
+    monkeypatch.setattr(kernels_part, "pace", lambda *_: ROUGHLY)
+
+
 def _run(*words: str) -> None:
     parser = argparse.ArgumentParser()
     kernels.add_arguments(parser)
@@ -70,6 +96,7 @@ def test_a_record_of_a_scenario_has_every_kernel_of_its_ranks(capsys: pytest.Cap
     assert "use: clustersim run SCENARIO.yaml --set cost.record=r.json" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("at_once")
 def test_all_parts_are_measured_each_in_its_share_of_the_budget(
     others: StandIns, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,6 +111,7 @@ def test_all_parts_are_measured_each_in_its_share_of_the_budget(
     assert "unseen step, 2 layers: predicted 980 ms, measured 1 s (-2.0%)" in said.out
 
 
+@pytest.mark.usefixtures("at_once")
 def test_steps_are_predicted_from_all_rows_before_them(others: StandIns) -> None:
     _run("--for", "tiny.yaml", "-o", "r.json")
     (seen,) = others.records
@@ -91,6 +119,7 @@ def test_steps_are_predicted_from_all_rows_before_them(others: StandIns) -> None
     assert seen.kernels == read_record(Path("r.json")).kernels
 
 
+@pytest.mark.usefixtures("at_once")
 def test_what_is_there_is_not_measured_again(others: StandIns, capsys: pytest.CaptureFixture[str]) -> None:
     _run("--for", "tiny.yaml", "-o", "r.json")
     first = read_record(Path("r.json"))
@@ -101,25 +130,26 @@ def test_what_is_there_is_not_measured_again(others: StandIns, capsys: pytest.Ca
     assert (second.kernels, second.steps, second.chain) == (first.kernels, first.steps, first.chain)
 
 
+@pytest.mark.usefixtures("at_once")
 def test_new_kernels_make_a_layer_and_steps_due_again(others: StandIns) -> None:
     _run("--for", "tiny.yaml", "-o", "r.json")
     _run("--for", "tiny.yaml", "--set", "training.microbatch=1", "-o", "r.json")
     assert others.asked == {"chain": 2, "host": 2, "residual": 2}
 
 
+@pytest.mark.usefixtures("at_once")
 def test_kernels_alone_leave_out_what_needs_a_model_and_clear_what_was_predicted(
-    others: StandIns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    others: StandIns, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _run("--for", "tiny.yaml", "-o", "r.json")
-    one = lambda missing, device, _parts, method: iter([session.row(missing[0], device, method)])  # noqa: E731
-    monkeypatch.setattr(kernels_part, "measured", one)
-    _run("--grid", "--budget", "1s", "-o", "r.json")
+    _run("--presets", "llama3-8b", "-o", "r.json")
     assert others.asked == {"chain": 1, "host": 1, "residual": 1}
     assert "layer of which model? name a scenario with --for" in capsys.readouterr().err
     record = read_record(Path("r.json"))
     assert (record.chain, record.steps) == (CHAIN, ())
 
 
+@pytest.mark.usefixtures("at_once")
 def test_killed_in_a_part_it_goes_on_with_that_part(others: StandIns) -> None:
     others.fails["host"] = KeyboardInterrupt()  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
@@ -130,6 +160,7 @@ def test_killed_in_a_part_it_goes_on_with_that_part(others: StandIns) -> None:
     assert others.asked == {"chain": 1, "host": 2, "residual": 1}
 
 
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("reason", [InputError("no such layer"), RuntimeError("CUDNN_STATUS_NOT_SUPPORTED\nat 0x1")])
 def test_a_part_that_cannot_be_measured_is_said_and_the_others_are(
     reason: Exception, others: StandIns, capsys: pytest.CaptureFixture[str]
@@ -141,6 +172,7 @@ def test_a_part_that_cannot_be_measured_is_said_and_the_others_are(
     assert f"chain: not measured: {str(reason).splitlines()[0]}" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("at_once")
 def test_a_device_that_is_lost_ends_the_session_with_what_was_measured(others: StandIns) -> None:
     others.fails["host"] = RuntimeError("CUDA error: an illegal memory access was encountered")
     with pytest.raises(RuntimeError, match="illegal"):
@@ -166,6 +198,7 @@ def test_a_scenario_of_another_accelerator_is_measured_with_a_warning(capsys: py
     assert "warning: --for: the scenario runs on h100-sxm-80gb, and this is" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("at_once")
 def test_a_record_of_another_gpu_is_not_gone_on_with() -> None:
     _run("--for", "tiny.yaml", "-o", "r.json")
     content = Path("r.json").read_text()
@@ -269,8 +302,6 @@ def test_the_command_is_kept_as_it_is_typed() -> None:
 
 
 def test_why_kernels_are_missing_is_summed_up() -> None:
-    from dataclasses import replace
-
     from clustersim.cost.record import Conditions, Device, KernelRow, Record
     from clustersim.dtypes import DType
     from clustersim.workload.kernels import KernelKind, MatmulShape
