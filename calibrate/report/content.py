@@ -99,13 +99,13 @@ def _contents(record: Record) -> list[tuple[str, bool, str]]:
 
 
 def _lacks(record: Record, shipped: Accelerator | None) -> Iterator[str]:
-    by: dict[str, list[str]] = {}
+    missing: dict[str, list[str]] = {}
     for what, there, command in _contents(record):
         if not there:
-            by.setdefault(command, []).append(what)
+            missing.setdefault(command, []).append(what)
     own = record.origin is Origin.MEASURED
-    for command, what in by.items():
-        yield f"{', '.join(what)}" + (f" ({command})" if own else "")
+    for command, lost in missing.items():
+        yield ", ".join(lost) + f" ({command})" * own
     if shipped is None:
         name = record.device.accelerator
         yield f"a datasheet: clustersim ships no {name}; name a file of your own with --accelerator FILE.yaml"
