@@ -5,10 +5,11 @@ feel. Assumed: each costs the same wherever it comes, an operator's lies in the 
 label. Both are measured here, on operators that do next to nothing.
 
 On a GPU durations are the device's own (CUPTI), and exclude what lies between two kernels of a queue, about 1 us, which
-the times of single kernels include: `turnover` is the median of the gaps that are so short that the later kernel was in
-the queue already, and is given to each kernel.
+the times of single kernels include: `turnover` is the median gap before kernels that had been launched before the one
+ahead of them ended, and is given to each kernel.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -27,7 +28,6 @@ from clustersim.units import Seconds
 
 _TURNS: Final = 5
 _MANY: Final = 500
-_QUEUED: Final = 3.0  # us: a kernel that begins so soon after the one before it was in the queue
 _MICRO: Final = 1e-6
 
 
@@ -68,17 +68,17 @@ def host_writing() -> Writing:
 
 
 def turnover(events: Any) -> Seconds:
-    """Seconds from a kernel that was in the queue to the next; 0 where the host was late for all of them."""
-    kernels = [each.time_range for each in events if _is_kernel(each)]
-    kernels.sort(key=lambda span: span.start)
-    gaps = [later.start - earlier.end for earlier, later in pairwise(kernels)]
-    queued = [max(0.0, gap) for gap in gaps if gap <= _QUEUED]
-    return median(queued) * _MICRO if queued else 0.0
-
-
-def _is_kernel(event: Any) -> bool:
-    """Ranges of labels are on the device's timeline too, but no operator launched them."""
-    return event.device_type == DeviceType.CUDA and event.linked_correlation_id > 0
+    """Seconds from a kernel to the next one, if that is in the queue; 0 where the host was late for all of them."""
+    linked = [event for event in events if event.linked_correlation_id > 0]  # ranges of labels are no operator's
+    launched = {event.id: event.time_range.end for event in linked if event.device_type == DeviceType.CPU}
+    kernels = [event for event in linked if event.device_type == DeviceType.CUDA]
+    kernels.sort(key=lambda event: event.time_range.start)
+    gaps = [
+        later.time_range.start - earlier.time_range.end
+        for earlier, later in pairwise(kernels)
+        if launched.get(later.id, math.inf) <= earlier.time_range.end
+    ]
+    return max(0.0, median(gaps)) * _MICRO if gaps else 0.0
 
 
 def _empty() -> None:

@@ -2,23 +2,27 @@
 
 Operators are nested: an operator belongs to the label around it; one of backward to that of the forward operator whose
 sequence number it has (numbers are each thread's own, and a GPU's backward has a thread of its own, in which a forward
-may be run again). What autograd adds where the residual forked is a residual's gradient sum, AccumulateGrad
-accumulates, the sum of a product's gradient is its bias's. What has no label (views, the framework's own) is left out,
+may be run again). What autograd adds is its node's, where a formula uses a tensor twice; but the last addition beside a norm
+before the gradient reaches the next residual is the sum of the gradients where the residual stream forked (the norm's
+nodes are the later of the two, by their sequence numbers). AccumulateGrad accumulates, the sum of a product's gradient
+is its bias's. What has no label (views, the framework's own) is left out,
 and so are collectives, in which a CPU waits for others.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from calibrate.check.labels import ACCUMULATE, BIAS_GRADIENT, GRADIENT_SUM, PRODUCT, Label, named
 from clustersim.units import Seconds
+from clustersim.workload.kernels import KernelKind
 
 _NODE: Final = "autograd::engine::evaluate_function: "
 _ADDITIONS: Final = ("aten::add", "aten::add_")
 _SUMS: Final = ("aten::sum",)
 _ACCUMULATE: Final = "AccumulateGrad"
 _COLLECTIVES: Final = ("_c10d_functional", "c10d", "gloo:", "nccl:", "DistributedDataParallel", "FSDP")
+_BETWEEN_FORKS: Final = (KernelKind.RESIDUAL, KernelKind.LOSS, KernelKind.EMBEDDING)
 _MICRO: Final = 1e-6
 
 Forward = Mapping[tuple[int | None, int], Label]
@@ -61,13 +65,48 @@ class OnDevice:
 
 def folded(events: Any, times: Times) -> dict[Label, Seconds]:
     """Seconds of everything that has a label."""
-    made = _forward(events)
-    seconds: dict[Label, Seconds] = {}
-    for root in (event for event in events if event.cpu_parent is None):
+    made, sums, seconds = _forward(events), _GradientSums(), dict[Label, Seconds]()
+    roots = sorted((event for event in events if event.cpu_parent is None), key=lambda event: event.time_range.start)
+    for root in roots:
+        sums.follow(root, _label(root, None, made))
         for event, label in _walk(root, None, made):
             if label is not None:
                 seconds[label] = seconds.get(label, 0.0) + times.of(event)
+    for addition, norm in sums.found():
+        spent = sum(times.of(event) for event, _ in _walk(addition, norm, made))
+        seconds[norm] -= spent
+        seconds[GRADIENT_SUM] = seconds.get(GRADIENT_SUM, 0.0) + spent
     return seconds
+
+
+@dataclass(slots=True)
+class _GradientSums:
+    """Additions where the residual stream forked, each with the label of the norm beside which it is."""
+
+    _found: list[tuple[Any, Label]] = field(default_factory=list)
+    _last: tuple[Any, Label] | None = None
+    _forked: bool = False
+
+    def follow(self, node: Any, label: Label | None) -> None:
+        """The next node of backward."""
+        if label is None or not node.name.startswith(_NODE):
+            return
+        if label.kind in _BETWEEN_FORKS:
+            self._settle()
+            self._forked = label.kind is KernelKind.RESIDUAL
+        elif label.kind is KernelKind.NORM:
+            additions = [inner for inner in node.cpu_children if inner.name in _ADDITIONS]
+            self._last = (additions[-1], label) if additions else self._last
+
+    def found(self) -> list[tuple[Any, Label]]:
+        """All that were followed."""
+        self._settle()
+        return self._found
+
+    def _settle(self) -> None:
+        if self._forked and self._last is not None:
+            self._found.append(self._last)
+        self._last = None
 
 
 def _forward(events: Any) -> Forward:
@@ -117,6 +156,4 @@ def _of_node(name: str, forward: Label | None) -> Label | None:
 
 def _of_engine(name: str, node: Label | None) -> Label | None:
     """The label of what runs in a node's place: the node itself, or what the engine does with its result."""
-    if name in _ADDITIONS and node != ACCUMULATE:
-        return GRADIENT_SUM
     return BIAS_GRADIENT if name in _SUMS and node == PRODUCT else node

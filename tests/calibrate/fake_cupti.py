@@ -1,0 +1,101 @@
+"""CUPTI of a fake GPU: torch's profiler, whose operators have the kernels that `fake_cuda` ran for them.
+
+    with fake_tensors.on(cuda), fake_cupti.on(cuda, monkeypatch): ...    torch.profiler.profile knows the GPU's kernels
+
+Each kernel is an event inside the operator that launched it; after the profile it becomes one of that operator's
+`kernels`, and an event of the device's own timeline, as torch's parser of Kineto's results has them.
+"""
+
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+import torch
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import Interval, Kernel
+from torch.profiler import ProfilerActivity, record_function
+
+from tests.calibrate.fake_cuda import FakeCuda
+from tests.calibrate.fake_gpu import Stream, Work
+
+_KERNEL = "fake::kernel/"
+_PROFILE = torch.profiler.profile
+
+
+class FakeCupti:
+    """Notes kernels while a profile is taken."""
+
+    def __init__(self, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._gpu = cuda.gpu()
+        self._run = self._gpu.run
+        self.spans: list[tuple[float, float, float]] | None = None
+        monkeypatch.setattr(self._gpu, "run", self.run)
+        monkeypatch.setattr(torch.profiler, "profile", self.profile)
+
+    def run(self, stream: Stream, work: Work) -> None:
+        """A kernel, which the profile has where the operator is that launches it."""
+        if self.spans is None:
+            self._run(stream, work)
+            return
+        with record_function(f"{_KERNEL}{len(self.spans)}"):
+            self._run(stream, work)
+        self.spans.append((self._gpu.clock.now, self._gpu._starts[-1], self._gpu._spans[-1][0]))
+
+    def profile(self, activities: Any, **options: Any) -> "_Profile":
+        """`torch.profiler.profile`."""
+        known = ProfilerActivity.CUDA in activities
+        return _Profile(self if known else None, _PROFILE(activities=[ProfilerActivity.CPU], **options))
+
+
+class _Profile:
+    def __init__(self, cupti: FakeCupti | None, real: Any) -> None:
+        self._cupti, self._real = cupti, real
+        self._events: list[Any] = []
+
+    def __enter__(self) -> Self:
+        if self._cupti is not None:
+            self._cupti.spans = []
+        self._real.__enter__()
+        return self
+
+    def __exit__(self, *reason: Any) -> None:
+        self._real.__exit__(*reason)
+        self._events = list(self._real.events())
+        if self._cupti is not None:
+            spans, self._cupti.spans = self._cupti.spans, None
+            self._events = _with_kernels(self._events, spans or [])
+
+    def events(self) -> list[Any]:
+        return self._events
+
+
+def _with_kernels(events: list[Any], spans: list[tuple[float, float, float]]) -> list[Any]:
+    kept = [event for event in events if not event.name.startswith(_KERNEL)]
+    for event in events:
+        if event.name.startswith(_KERNEL):
+            number = int(event.name.removeprefix(_KERNEL))
+            launched, start, end = spans[number]
+            where = SimpleNamespace(launcher=event.cpu_parent, number=number)
+            kept.append(_linked(where, "cudaLaunchKernel", DeviceType.CPU, (launched, launched)))
+            kept.append(_linked(where, "kernel", DeviceType.CUDA, (start, end)))
+            if event.cpu_parent is not None:
+                event.cpu_parent.kernels.append(Kernel("kernel", 0, 1e6 * (end - start)))
+                event.cpu_parent.cpu_children.remove(event)
+    return kept
+
+
+def _linked(where: Any, name: str, device: DeviceType, span: tuple[float, float]) -> Any:
+    """A kernel, or the call that launched it: both have its number, and the operator's."""
+    return SimpleNamespace(
+        name=name,
+        id=where.number,
+        device_type=device,
+        cpu_parent=None,
+        cpu_children=[],
+        kernels=[],
+        time_range=Interval(1e6 * span[0], 1e6 * span[1]),
+        thread=0,
+        fwd_thread=0,
+        sequence_nr=-1,
+        linked_correlation_id=0 if where.launcher is None else where.launcher.id,
+    )
