@@ -7,7 +7,7 @@ errors of its rows: those are of kernels alone, and whether they add up in a ste
 Why the largest: of n + 1 errors that are alike, the last one is the largest once in n + 1, whatever their distribution.
 So the largest of three holds the next step three times in four. What equal steps differ by, which every band has on top
 (`Experience.repeat`, as many deviations as hold nine in ten), makes of it nine in ten, as long as errors deviate by no
-more than three times that (a test draws them).
+more than n times that (a test draws them): three steps by 7 %.
 
 Two things keep it from being carried too far. Where the rows of a scenario's kernels are known worse than those of the
 steps were (the record is of another model, and its kernels are fitted; a larger job keeps the pace of the slowest GPU),

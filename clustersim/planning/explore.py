@@ -210,7 +210,7 @@ def _uneven(scenario: Scenario, offered: Sequence[int]) -> Iterator[str]:
         )
 
 
-def _tried(scenario: Scenario) -> Iterator[str]:
+def of_record(scenario: Scenario) -> Iterator[str]:
     """What real steps say of the record, if it is of the scenario's accelerator."""
     record = scenario.cost.record
     found = tried(record)
@@ -220,7 +220,7 @@ def _tried(scenario: Scenario) -> Iterator[str]:
 
 def _notes(scenario: Scenario) -> Iterator[str]:
     """What of the scenario the page leaves out."""
-    yield from _tried(scenario)
+    yield from of_record(scenario)
     if scenario.training.offload != NOTHING:
         yield "offload is left out of memory: all is drawn as on the device; simulated steps are the scenario's"
     if not isinstance(scenario.schedule, PLAYED):

@@ -170,7 +170,7 @@ def _steps(trust: Trust) -> str:
     )
     return (
         "<h3>Real steps that the record predicted</h3>"
-        '<p class="caption">Run at the end of its calibration, on one device. It was not measured for them; how far it '
-        "was from the furthest is the part of the band that rests on kernels measured there.</p>"
+        '<p class="caption">Run on one device at the end of its calibration; it was not measured for them. In the '
+        "band the largest error stands for what rests on its kernels.</p>"
         f'<table class="tried"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
     )
