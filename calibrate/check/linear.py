@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.profiler import record_function
 
+from calibrate.check.label import record_function
 from clustersim.workload.kernels import KernelKind
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from calibrate.check.formats import TORCH
+from calibrate.check.label import record_function
 from calibrate.check.linear import Linear
 from calibrate.kernels import formulas
 from clustersim.parallel.pipeline import Stage

@@ -22,8 +22,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn import functional
-from torch.profiler import record_function
 
+from calibrate.check.label import record_function
 from calibrate.check.model import build, tie
 from calibrate.check.trainer import Loop, building
 from calibrate.check.update import Update

@@ -1,0 +1,18 @@
+"""Labels of a real step: a profile finds them, and nothing else pays for them."""
+
+from contextlib import nullcontext
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from calibrate.check.label import record_function  # noqa: E402 - torch first
+
+
+def test_a_call_is_labelled_while_a_profile_is_taken_and_only_then() -> None:
+    assert isinstance(record_function("norm"), nullcontext)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        with record_function("norm"):
+            torch.ones(2).sum()
+    assert "norm" in {event.name for event in profile.events()}
+    assert isinstance(record_function("norm"), nullcontext)
