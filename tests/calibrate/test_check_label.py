@@ -11,8 +11,8 @@ from calibrate.check.label import record_function  # noqa: E402 - torch first
 
 def test_a_call_is_labelled_while_a_profile_is_taken_and_only_then() -> None:
     assert isinstance(record_function("norm"), nullcontext)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        with record_function("norm"):
-            torch.ones(2).sum()
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu) as profile, record_function("norm"):
+        torch.ones(2).sum()
     assert "norm" in {event.name for event in profile.events()}
     assert isinstance(record_function("norm"), nullcontext)
