@@ -195,8 +195,8 @@ class HostState(Enum):
 class HostRow:
     """Seconds that the host needs for each launch of a step in a state; of a graph, for each graph.
 
-    launches: of forward and of backward that were counted; alone: what of those seconds, of forward and of backward, is in
-    kernels timed by themselves, on a host that computes what it launches (a CPU); none elsewhere.
+    launches: of forward and of backward that were counted; alone: what of those seconds, forward's and backward's, is
+    in kernels timed by themselves, on a host that computes what it launches (a CPU); none elsewhere.
     """
 
     state: HostState

@@ -72,15 +72,27 @@ def host_of(record: Record | None, framework: Framework, layout: Layout) -> Host
     return replace(own, forward=pace.forward, backward=pace.backward)
 
 
+def states_of(framework: Framework, layout: Layout) -> tuple[HostState, ...]:
+    """The states that say what a step's launches take: that of its layers, and what is added to them."""
+    if framework.recorded is Recorded.NOTHING:
+        return ()
+    own = framework.recorded is Recorded.TORCH
+    there = {
+        HostState.EAGER: True,
+        HostState.COMPILED: own and framework.compiled,
+        HostState.DTENSOR: own and layout.tp > 1 and not framework.compiled,
+        HostState.FSDP: own and layout.dp * layout.cp > 1 and isinstance(layout.data, FullyShard),
+        HostState.GRAPH: framework.cuda_graphs,
+    }
+    return tuple(state for state, needed in there.items() if needed)
+
+
 def _pace(rows: Mapping[HostState, HostRow], framework: Framework, layout: Layout, *, beyond: bool) -> Pace:
-    paces = {state: Pace.of(row, beyond=beyond) for state, row in rows.items()}
+    """What launches take; what was not measured adds nothing."""
+    known = replace(framework, compiled=framework.compiled and HostState.COMPILED in rows)
+    paces = {state: Pace.of(rows[state], beyond=beyond) for state in states_of(known, layout) if state in rows}
     eager = paces[HostState.EAGER]
-    if framework.recorded is not Recorded.TORCH:
-        return eager
-    compiled = framework.compiled and HostState.COMPILED in paces
-    found = paces[HostState.COMPILED] if compiled else eager
-    if layout.tp > 1 and not compiled:
-        found = found.plus(paces.get(HostState.DTENSOR, eager), eager)
-    if layout.dp * layout.cp > 1 and isinstance(layout.data, FullyShard):
-        found = found.plus(paces.get(HostState.FSDP, eager), eager)
+    found = paces.get(HostState.COMPILED, eager)
+    for state in (HostState.DTENSOR, HostState.FSDP):
+        found = found.plus(paces.get(state, eager), eager)
     return found
