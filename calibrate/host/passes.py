@@ -130,12 +130,16 @@ def _of(plan: Plan, loop: Loop, device: TorchDevice, *, accumulated: bool = True
 
 @contextmanager
 def _moving_nothing(device: torch.device) -> Iterator[DeviceMesh]:
-    """A group whose collectives return at once: of all processes where they have joined, else of two that are not."""
+    """A group whose collectives return at once: of all processes where they have joined, else of two that are not.
+
+    The mesh has a name of its own: DTensor remembers what it found out for equal ones, and a mesh of the same ranks that
+    does communicate must not be taken for it.
+    """
     alone = not dist.is_initialized()
     if alone:
         dist.init_process_group("fake", rank=0, world_size=RANKS)
     group = dist.group.WORLD if alone else dist.new_group(backend="fake")
     try:
-        yield DeviceMesh.from_group(group, device.type)
+        yield DeviceMesh.from_group(group, device.type, mesh_dim_names=(f"nothing_{group.group_name}",))
     finally:
         dist.destroy_process_group(None if alone else group)
