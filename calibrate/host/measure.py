@@ -15,7 +15,7 @@ code out of a CPU's caches; the optimizer's launches take what forward's do.
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from statistics import median
 from time import perf_counter
@@ -30,8 +30,6 @@ from calibrate.kernels.timing import QUICK
 from clustersim.cost.record import HostRow, HostState, Signature, signature
 from clustersim.scenario import Scenario
 from clustersim.units import Seconds, format_seconds
-
-Clock = Callable[[], Seconds]
 
 _WARM: Final = 3  # rounds, in the first of which layers are compiled
 _FEWEST: Final = 5  # rounds
@@ -55,24 +53,18 @@ class Host:
 
     device: TorchDevice
     seconds: Seconds
-    clock: Clock
 
 
 def host_rows(
-    scenario: Scenario,
-    device: TorchDevice,
-    seconds: Seconds,
-    states: Collection[HostState] = tuple(HostState),
-    *,
-    clock: Clock = perf_counter,
+    scenario: Scenario, device: TorchDevice, seconds: Seconds, states: Collection[HostState] = tuple(HostState)
 ) -> tuple[HostRow, ...]:
     """What launching takes in each state that can be had here; the others are left out, with a sentence on stderr.
 
     seconds: for rounds of all of them, to which comes what it takes to build and to compile; states: that are asked
-    for; clock: of the host.
+    for.
     """
     asked = [state for state in MAKES if state in states and (state is not HostState.GRAPH or not _is_cpu(device))]
-    host = Host(device, seconds / max(1, len(asked)), clock)
+    host = Host(device, seconds / max(1, len(asked)))
     rows = [_measured(state, scenario, host) for state in asked]
     return tuple(row for row in rows if row is not None)
 
@@ -108,8 +100,8 @@ def typical(passes: Passes, host: Host) -> Round:
     for _ in range(_WARM):
         _round(passes, host)
     rounds: list[Round] = []
-    began = host.clock()
-    while len(rounds) < _FEWEST or (host.clock() - began < host.seconds and len(rounds) < _MOST):
+    began = perf_counter()
+    while len(rounds) < _FEWEST or (perf_counter() - began < host.seconds and len(rounds) < _MOST):
         rounds.append(_round(passes, host))
     columns = (median(getattr(each, field.name) for each in rounds) for field in fields(Round))
     return Round(*columns)
@@ -117,13 +109,13 @@ def typical(passes: Passes, host: Host) -> Round:
 
 def _round(passes: Passes, host: Host) -> Round:
     host.device.synchronize()
-    began = host.clock()
+    began = perf_counter()
     made = passes.forward()
-    between = host.clock()
+    between = perf_counter()
     passes.backward(made)
-    ended = host.clock()
+    ended = perf_counter()
     host.device.synchronize()
-    return Round(between - began, ended - between, host.clock() - ended)
+    return Round(between - began, ended - between, perf_counter() - ended)
 
 
 def _alone(both: tuple[Counted, Counted], device: TorchDevice) -> tuple[Seconds, Seconds]:

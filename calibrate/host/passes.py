@@ -132,8 +132,8 @@ def _of(plan: Plan, loop: Loop, device: TorchDevice, *, accumulated: bool = True
 def _moving_nothing(device: torch.device) -> Iterator[DeviceMesh]:
     """A group whose collectives return at once: of all processes where they have joined, else of two that are not.
 
-    The mesh has a name of its own: DTensor remembers what it found out for equal ones, and a mesh of the same ranks that
-    does communicate must not be taken for it.
+    The mesh has a name of its own: DTensor remembers what it found out for equal ones, and a mesh of the same ranks
+    that does communicate must not be taken for it.
     """
     alone = not dist.is_initialized()
     if alone:
