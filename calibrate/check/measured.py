@@ -19,10 +19,12 @@ from calibrate.check.timeline import TIMED, Part, StepTime, Timeline
 from calibrate.check.trainer import Batch, Trainer, step
 from calibrate.collectives.command import measure_calls
 from calibrate.collectives.world import library
+from calibrate.host.measure import host_rows
 from calibrate.kernels import rows as kernel_rows
 from calibrate.kernels.timing import QUICK
 from clustersim.assembly import exchanges_of, kernels_of
-from clustersim.cost.record import CollectiveRow, Conditions, KernelRow, Record, Spread
+from clustersim.cost.record import CollectiveRow, Conditions, HostRow, KernelRow, Record, Spread
+from clustersim.cost.recorded_host import states_of
 from clustersim.scenario import Scenario
 
 T = TypeVar("T")
@@ -43,6 +45,7 @@ class Rounds:
     steps: tuple[StepTime, ...]
     profiles: tuple[Profile, ...]
     interference: float | None
+    host: tuple[HostRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +65,13 @@ def run_rounds(scenario: Scenario, trainer: Trainer, batch: Batch, here: Here, t
     times: list[StepTime] = []
     profiles: list[Profile] = []
     slowing: list[float] = []
+    host: list[HostRow] = []
     for _ in range(turns.rounds):
         if turns.measuring:
             kernels += _kernels(scenario, here)
             calls += _calls(scenario, here, kernels)
             slowing += _slowing(scenario, here, kernels, calls)
+            host += host_rows(scenario, here.device, PATIENCE, states_of(scenario.framework, scenario.layout))
             train(trainer, batch, here, 1)  # caches and allocator as in training
         times += train(trainer, batch, here, turns.steps)
         here.meet()
@@ -77,6 +82,7 @@ def run_rounds(scenario: Scenario, trainer: Trainer, batch: Batch, here: Here, t
         tuple(times),
         tuple(profiles),
         median(slowing) if slowing else None,
+        pooled_host(host),
     )
 
 
@@ -116,7 +122,7 @@ def record_of(scenario: Scenario, rounds: Rounds, here: Here) -> Record:
         processes=here.world.ranks,
         after=here.device.conditions(),
     )
-    return Record(device, conditions, kernels=rounds.kernels, collectives=rounds.collectives)
+    return Record(device, conditions, kernels=rounds.kernels, collectives=rounds.collectives, host=rounds.host)
 
 
 def _kernels(scenario: Scenario, here: Here) -> Iterable[KernelRow]:
@@ -153,6 +159,19 @@ def pooled_calls(rows: Iterable[CollectiveRow]) -> tuple[CollectiveRow, ...]:
     """One row of each call: the median of its medians."""
     alike = _alike(rows, lambda row: row.call)
     return tuple(replace(same[0], time=_pooled([row.time for row in same]) or same[0].time) for same in alike)
+
+
+def pooled_host(rows: Iterable[HostRow]) -> tuple[HostRow, ...]:
+    """One row of each state: medians of its seconds."""
+    return tuple(
+        replace(
+            same[0],
+            forward=median(row.forward for row in same),
+            backward=median(row.backward for row in same),
+            alone=(median(row.alone[0] for row in same), median(row.alone[1] for row in same)),
+        )
+        for same in _alike(rows, lambda row: row.state)
+    )
 
 
 def _alike(rows: Iterable[T], key: Callable[[T], object]) -> list[list[T]]:

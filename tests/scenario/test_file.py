@@ -292,7 +292,10 @@ def test_a_misspelt_word_is_refused_with_its_key_and_the_nearest_one(
         ("training.recompute={mode: selective, layers: 2}", "layers are recomputed in full"),
         ("training.recompute={mode: selective_op, layers: 2}", "layers are recomputed in full"),
         ("layout.backward_overlap=3", "layout.backward_overlap: 3 is neither true nor false"),
-        ("framework=", "framework: nothing is not a mapping of keys to values; its keys are name, cuda_graphs"),
+        (
+            "framework=",
+            "framework: nothing is not a mapping of keys to values; its keys are name, cuda_graphs, compiled",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_key_the_value_and_what_is_legal(
