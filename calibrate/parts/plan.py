@@ -1,8 +1,8 @@
 """What will a session of measuring do, and how long will it take?
 
 Each part has its share of the budget, as its minutes of twenty say. What cannot be measured here, or is there already,
-is said, and its time goes to the kernels, where there are any to measure. It is an upper bound: a part that has found
-what it looks for ends.
+is said, and its time goes to the kernels, where there are any to measure. A part that has found what it looks for ends
+before its time; what it builds or compiles comes on top.
 """
 
 from collections.abc import Iterator, Sequence
@@ -65,7 +65,7 @@ def _lines(bench: Bench, plan: Sequence[Planned]) -> Iterator[str]:
         yield f"{path} has all that was asked for of {device.name} ({device.accelerator})"
         return
     there = "goes on with" if path.exists() else "writes"
-    yield f"measures {device.name} ({device.accelerator}) for {format_seconds(whole)} at most, and {there} {path}:"
+    yield f"measures {device.name} ({device.accelerator}) for about {format_seconds(whole)}, and {there} {path}:"
     for each in plan:
         time = format_seconds(round(each.seconds)) if each.seconds else "-"
         yield f"  {each.part.name:<9} {time:>12}  {each.words}"

@@ -52,9 +52,15 @@ class Report:
         return json.dumps(content, indent=2, allow_nan=False)
 
 
+def is_empty(record: Record) -> bool:
+    """Whether a record holds nothing that was measured."""
+    rows = (record.kernels, record.collectives, record.copies, record.beside, record.chain, record.host, record.gpus)
+    return not any((*rows, record.moments, record.steps, record.launch_interval))
+
+
 def report_of(name: str, record: Record, shipped: Accelerator | None) -> Report:
     """What a record says; raise InputError where that is nothing."""
-    if not any(there for _, there, _ in _contents(record)):
+    if is_empty(record):
         raise InputError(f"{name}: holds no measurements; {_BY_CALIBRATE} -o {name} makes some")
     sections = tuple(_sections(record, shipped))
     return Report(name, record, shipped, sections, tuple(_lacks(record, shipped)))
@@ -84,17 +90,17 @@ def _sections(record: Record, shipped: Accelerator | None) -> Iterator[Section]:
 
 def _contents(record: Record) -> list[tuple[str, bool, str]]:
     """What a record may hold, whether it does, and how it comes there."""
-    under = any(row.under is not None for row in record.kernels)
+    under, is_cpu = any(row.under is not None for row in record.kernels), record.device.threads > 0
     return [
         ("kernels", bool(record.kernels), _BY_CALIBRATE),
-        ("clocks and power under load", bool(record.moments) or under, f"{_BY_CALIBRATE}, on a GPU"),
+        ("clocks and power under load", bool(record.moments) or under or is_cpu, f"{_BY_CALIBRATE}, on a GPU"),
         ("what a layer does to kernels", bool(record.chain), _BY_CALIBRATE),
         ("the host's time for launches", bool(record.host), _BY_CALIBRATE),
         ("steps that check it", bool(record.steps), _BY_CALIBRATE),
         ("copies", bool(record.copies), _BY_CALIBRATE),
         ("kernels beside other work", bool(record.beside), _BY_CALIBRATE),
         ("collectives", bool(record.collectives), _BY_COLLECTIVES),
-        ("other GPUs of the node", bool(record.gpus), f"{_BY_CALIBRATE}, on a GPU"),
+        ("other GPUs of the node", bool(record.gpus) or is_cpu, f"{_BY_CALIBRATE}, on a GPU"),
     ]
 
 

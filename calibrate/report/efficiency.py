@@ -33,7 +33,7 @@ class Ceiling:
     @property
     def words(self) -> str:
         """What shares are shares of."""
-        return "datasheet" if self.datasheet else "best that its own rows support"
+        return "datasheet" if self.datasheet else "rates that its own rows support (caches are faster)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
 """How is a record drawn? Efficiency by time, the device over time, factors of a layer, bandwidth by payload."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
 
 from calibrate.report.efficiency import Reached, family_words
 from calibrate.report.load import bands, over_time
 from calibrate.report.transfers import by_call, call_words
-from clustersim.cost.record import ChainRow, Record
+from clustersim.cost.record import ChainRow, Moment, Record
 from clustersim.report.figure import Figure, Scale, Traces, axis, layout, legend, share_words, time_scale
 from clustersim.report.operations import shape_words
 from clustersim.units import format_bandwidth, format_bytes, format_seconds
@@ -15,7 +16,14 @@ from clustersim.workload.kernels import KernelKind
 
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8D96A0", "#999933")
 _SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "cross", "x", "pentagon", "star")
-_BANDS: Final = ("rgba(0,114,178,0.10)", "rgba(213,94,0,0.10)", "rgba(0,158,115,0.10)", "rgba(204,121,167,0.10)")
+_BANDS: Final = (
+    "rgba(0,114,178,0.10)",
+    "rgba(213,94,0,0.10)",
+    "rgba(0,158,115,0.10)",
+    "rgba(204,121,167,0.10)",
+    "rgba(230,159,0,0.10)",
+)
+_GAP: Final = 0.08  # of the height, between drawings above each other
 _GROUPS: Final = {
     KernelKind.MATMUL: "matmul",
     KernelKind.ATTENTION_FORWARD: "attention forward",
@@ -65,53 +73,75 @@ def _hover(each: Reached) -> str:
 
 
 def load_figure(record: Record) -> Figure:
-    """SM clock and power over time, parts as bands."""
+    """Clock and power over time, as far as the device says them, with its parts as bands."""
     moments = over_time(record.moments)
     scale = time_scale(moments[-1].seconds)
-    times = [moment.seconds / scale.size for moment in moments]
-    words = [
-        f"<b>{escape(each.part)}</b>, {format_seconds(each.seconds)}"
-        f"{'<br>held down by ' + escape(', '.join(each.state.throttled)) if each.state.throttled else ''}"
-        for each in moments
-    ]
-    clock = _line("clock", times, [each.state.sm_clock_mhz or None for each in moments], words, "MHz")
-    power = _line("power", times, [each.state.power_w or None for each in moments], words, "W")
+    told = [each for each in _TOLD if any(map(each.of, moments))]
+    drawn = _bands(moments, scale)
     return Figure(
         name="load",
-        traces=[{**clock, "line": {"color": _COLOURS[0]}}, {**power, "line": {"color": _COLOURS[1]}, "yaxis": "y2"}],
+        traces=[_line(each, moments, scale, place) for place, each in enumerate(told)],
         layout=layout(
-            shapes=[band for band, _ in _bands(record, scale)],
-            annotations=[words for _, words in _bands(record, scale)],
             margin={"l": 8, "r": 12, "t": 26, "b": 40},
-            xaxis=axis(f"time [{scale.unit}]", range=[0, times[-1] or 1.0], anchor="y2"),
-            yaxis=axis("clock [MHz]", domain=[0.55, 1.0], nticks=5),
-            yaxis2=axis("power [W]", domain=[0.0, 0.45], nticks=5),
-            hovermode="closest",
+            shapes=[band for band, _ in drawn],
+            annotations=[words for _, words in drawn],
+            xaxis=axis(
+                f"time [{scale.unit}]", range=[0, moments[-1].seconds / scale.size or 1.0], anchor=f"y{len(told)}"
+            ),
+            **{f"yaxis{place + 1}": _panel(each, place, len(told)) for place, each in enumerate(told)},
         ),
-        height=420,
-        narrow={"height": 380},
+        height=120 + 150 * len(told),
+        narrow={},
     )
 
 
-def _line(name: str, x: list[float], y: list[float | None], words: list[str], unit: str) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a device says of itself. of: its value at a moment, None where it does not say."""
+
+    name: str
+    unit: str
+    of: Callable[[Moment], float | None]
+
+
+_TOLD: Final = (
+    _Told("clock", "MHz", lambda moment: moment.state.sm_clock_mhz or None),
+    _Told("power", "W", lambda moment: moment.state.power_w or None),
+)
+
+
+def _panel(told: _Told, place: int, many: int) -> dict[str, Any]:
+    """The axis of one of several drawings above each other."""
+    top = 1.0 - place / many
+    return axis(f"{told.name} [{told.unit}]", domain=[top - 1.0 / many + _GAP * (many > 1), top], nticks=5)
+
+
+def _line(told: _Told, moments: Sequence[Moment], scale: Scale, place: int) -> dict[str, Any]:
     return {
-        "type": "scatter", "mode": "lines+markers", "name": name, "x": x, "y": y, "text": words,
-        "marker": {"size": 4}, "hovertemplate": f"%{{text}}<br>{name} %{{y:,.0f}} {unit}<extra></extra>",
+        "type": "scatter", "mode": "lines+markers", "name": told.name, "yaxis": f"y{place + 1}",
+        "x": [each.seconds / scale.size for each in moments], "y": [told.of(each) for each in moments],
+        "text": [_moment_words(each) for each in moments], "marker": {"size": 4}, "line": {"color": _COLOURS[place]},
+        "hovertemplate": f"%{{text}}<br>{told.name} %{{y:,.0f}} {told.unit}<extra></extra>",
     }  # fmt: skip
 
 
-def _bands(record: Record, scale: Scale) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def _moment_words(moment: Moment) -> str:
+    words = f"<b>{escape(moment.part)}</b>, {format_seconds(moment.seconds)}"
+    held = ", ".join(moment.state.throttled)
+    return f"{words}<br>held down by {escape(held)}" if held else words
+
+
+def _bands(moments: Sequence[Moment], scale: Scale) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """A rectangle for each part that was run, and its name above it."""
-    found = bands(over_time(record.moments))
+    found = bands(moments)
     ends = [begin for _, begin, _ in found[1:]] + [found[-1][2]]
-    colours = {
-        part: _BANDS[place % len(_BANDS)] for place, part in enumerate(dict.fromkeys(part for part, *_ in found))
-    }
+    parts = list(dict.fromkeys(part for part, *_ in found))
     return [
         (
             {
                 "type": "rect", "layer": "below", "xref": "x", "yref": "paper", "y0": 0, "y1": 1, "line": {"width": 0},
-                "x0": begin / scale.size, "x1": end / scale.size, "fillcolor": colours[part],
+                "x0": begin / scale.size, "x1": end / scale.size,
+                "fillcolor": _BANDS[parts.index(part) % len(_BANDS)],
             },
             {
                 "x": begin / scale.size, "y": 1, "xref": "x", "yref": "paper", "text": escape(part), "showarrow": False,

@@ -12,7 +12,7 @@ def chain_section(record: Record) -> Section:
     ordered = sorted(record.chain, key=lambda row: -row.in_chain)
     lines = [
         (
-            row.family,
+            row.family.replace("_", " "),
             f"{row.kernels:,}",
             format_seconds(row.isolated),
             format_seconds(row.in_chain),

@@ -187,7 +187,7 @@ def test_a_dry_run_says_it_all_and_writes_nothing(others: StandIns, capsys: pyte
     assert not Path("r.json").exists() and not others.asked
     first, second = capsys.readouterr().out.split("measures ")[1:]
     assert first == second
-    assert "(cpu-laptop) for 20 min 0 s at most, and writes r.json" in first
+    assert "(cpu-laptop) for about 20 min 0 s, and writes r.json" in first
     many = len({signature(kernel) for kernel in kernels_of(Scenario.load("tiny.yaml"))})
     assert f"{many} of {many} kernels of tiny.yaml" in first
 

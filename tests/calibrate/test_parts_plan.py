@@ -128,7 +128,7 @@ def test_the_plan_names_device_kernels_parts_and_file(tmp_path: Path, scenario: 
     write_record(replace(WHOLE, kernels=WHOLE.kernels[:1], copies=()), tmp_path / "r.json")
     bench = _bench(tmp_path / "r.json", scenario)
     text = plan_text(bench, planned(bench, 20 * MINUTE))
-    assert "Test GPU (h100-sxm-80gb) for 20 min 0 s at most, and goes on with" in text
+    assert "Test GPU (h100-sxm-80gb) for about 20 min 0 s, and goes on with" in text
     assert "1 of 2 kernels of plan.yaml, 1 are there already; copies, launches" in text
     assert [line.split()[0] for line in text.splitlines()[1:-1]] == [part.name for part in PARTS]
 
