@@ -112,8 +112,8 @@ _TOLD: Final = (
 
 def _panel(told: _Told, place: int, many: int) -> dict[str, Any]:
     """The axis of one of several drawings above each other."""
-    top = 1.0 - place / many
-    return axis(f"{told.name} [{told.unit}]", domain=[top - 1.0 / many + _GAP * (many > 1), top], nticks=5)
+    bottom, top = 1.0 - (place + 1) / many, 1.0 - place / many
+    return axis(f"{told.name} [{told.unit}]", domain=[bottom + _GAP if place + 1 < many else bottom, top], nticks=5)
 
 
 def _line(told: _Told, moments: Sequence[Moment], scale: Scale, place: int) -> dict[str, Any]:

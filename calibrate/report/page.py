@@ -14,6 +14,7 @@ from clustersim.report.figure import Figure
 from clustersim.report.keys import Cells, table
 from clustersim.units import format_bandwidth, format_seconds
 
+_FEW: Final = 2  # looks at each part
 Drawn = Callable[[Report], Figure | None]
 
 
@@ -43,8 +44,10 @@ def _efficiency(report: Report) -> Figure | None:
 
 
 def _load(report: Report) -> Figure | None:
-    known = any(each.state.sm_clock_mhz or each.state.power_w for each in report.record.moments)
-    return load_figure(report.record) if known else None
+    """Of a device that was looked at again and again; a CPU is once for each part, which the table says as well."""
+    moments = report.record.moments
+    known = any(each.state.sm_clock_mhz or each.state.power_w for each in moments)
+    return load_figure(report.record) if known and len(moments) > _FEW * len({each.part for each in moments}) else None
 
 
 _FIGURES: Final[dict[str, Drawn]] = {
