@@ -23,7 +23,8 @@ import torch
 
 from calibrate.devices import facts
 from calibrate.devices.filler import Filler, timed_event
-from calibrate.devices.sensors import Sensor, sensor_of
+from calibrate.devices.readings import Sensor
+from calibrate.devices.sensors import sensor_of
 from calibrate.devices.stopwatch import Action, Load
 from calibrate.devices.watch import Watch, watching
 from clustersim.cost.record import Device, UnderLoad
@@ -43,7 +44,11 @@ _SINCE: Final = {  # compute capability from which tensor cores have a format (C
     DType.BF16: (8, 0),
     DType.FP8: (8, 9),
 }
-_FILLING: Final = (DType.BF16, DType.FP16, DType.FP32)  # the format of products between, the first that there is
+_FILLING: Final = {  # the format of products between, the first that there is
+    DType.BF16: torch.bfloat16,
+    DType.FP16: torch.float16,
+    DType.FP32: torch.float32,
+}
 _FLOAT: Final = 4  # bytes
 
 Pair = tuple[torch.cuda.Event, torch.cuda.Event, torch.cuda.Event]
@@ -244,7 +249,14 @@ class CudaDevice:
 @cache
 def _filler(number: int) -> Filler:
     device = CudaDevice(number)
-    return Filler(device.torch, next(dtype for dtype in _FILLING if device.supports(dtype)))
+    dtype = next(dtype for dtype in _FILLING if device.supports(dtype))
+    return Filler(device.torch, _FILLING[dtype], _aside(number))
+
+
+@cache
+def _aside(number: int) -> torch.cuda.Stream:
+    """One for all fillers: cuBLAS keeps a workspace of tens of MB for each stream that it has seen."""
+    return torch.cuda.Stream(torch.device("cuda", number))  # type: ignore[no-untyped-call]
 
 
 def _read(other: torch.Tensor, total: torch.Tensor) -> None:

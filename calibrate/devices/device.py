@@ -23,12 +23,14 @@ from clustersim.shipped import names
 from clustersim.units import Bytes, Seconds
 
 # Words that are in a device's own name, and what clustersim calls it; the first line whose words are all there counts.
+# Names as drivers give them: NVIDIA's B300 is "NVIDIA B300 SXM6 AC"; PCIe cards of the H800 say so, the others do not.
 _NAMES: Final = (
     (("GB300",), "gb300"),
     (("B300",), "b300-sxm-288gb"),
     (("GB200",), "gb200"),
     (("B200",), "b200-sxm-180gb"),
     (("H200",), "h200-sxm-141gb"),
+    (("H800",), "h800-sxm-80gb"),
     (("H100", "80GB", "HBM3"), "h100-sxm-80gb"),
     (("H100", "96GB", "HBM2e"), "h100-sxm-96gb"),
     (("H100", "PCIe"), "h100-pcie-80gb"),
@@ -40,7 +42,7 @@ _NAMES: Final = (
     (("MI325X",), "mi325x"),
     (("MI355X",), "mi355x"),
 )
-_OTHERS: Final = ("MIG", "NVL")  # a part of a GPU, and a GPU with other clocks and memory
+_OTHERS: Final = ("MIG", "NVL", "H800 PCIe", "WS")  # a part of a GPU, and GPUs with other clocks and memory
 _CPU: Final = "cpu-laptop"
 
 

@@ -14,8 +14,6 @@ from typing import Final
 import torch
 
 from calibrate.devices.watch import repeated
-from calibrate.kernels.routines.formats import TORCH, normal
-from clustersim.dtypes import DType
 from clustersim.units import Seconds
 
 _M, _N, _K = 4096, 1024, 16384  # 137 GFLOP: 0.1 to 1 ms; a result of 8 MB, so that little is left to be written back
@@ -32,6 +30,11 @@ class Batch:
     end: torch.cuda.Event
     many: int
 
+    @property
+    def done(self) -> bool:
+        """Whether the last of them is."""
+        return bool(self.end.query())  # type: ignore[no-untyped-call]
+
     def seconds(self) -> Seconds:
         """Seconds of each of them, when they are done."""
         self.end.synchronize()
@@ -39,13 +42,17 @@ class Batch:
 
 
 class Filler:
-    """Products on one GPU. seconds: of one of them, as the last ones took."""
+    """Products on one GPU. aside: the stream for what runs beside the host; seconds: of one, as the last ones took."""
 
-    def __init__(self, device: torch.device, dtype: DType) -> None:
-        self._device = device
-        self._a, self._b = normal(device, dtype, _M, _K), normal(device, dtype, _K, _N)
-        self._out = torch.empty(_M, _N, device=device, dtype=TORCH[dtype])
-        self.seconds = self._timed()
+    def __init__(self, device: torch.device, dtype: torch.dtype, aside: torch.cuda.Stream) -> None:
+        self._device, self._aside = device, aside
+        with torch.cuda.device(device):
+            self._a, self._b = (torch.empty(*sizes, device=device, dtype=dtype) for sizes in ((_M, _K), (_K, _N)))
+            self._out = torch.empty(_M, _N, device=device, dtype=dtype)
+            self._a.normal_()  # whose bits cost the power that real ones do
+            self._b.normal_()
+        self._batch(_TIMED)  # the library chooses its kernel
+        self.seconds = max(1e-6, self._batch(_TIMED).seconds())
 
     def launch(self, seconds: Seconds) -> None:
         """Products of about so many seconds on the current stream, at least one, at most what it takes in at once."""
@@ -62,22 +69,24 @@ class Filler:
 
     def batch(self) -> "Batch":
         """Some products, launched now on the current stream."""
-        many = min(_MOST, max(1, round(_AHEAD / self.seconds)))
-        start = timed_event()
-        self._products(many)
-        return Batch(start, timed_event(), many)
+        return self._batch(min(_MOST, max(1, round(_AHEAD / self.seconds))))
+
+    def _batch(self, many: int) -> "Batch":
+        with torch.cuda.device(self._device):  # whose stream events are recorded on
+            start = timed_event()
+            self._products(many)
+            return Batch(start, timed_event(), many)
 
     @contextmanager
     def beside(self) -> Iterator[None]:
         """Keep the GPU busy while the host does something else: in another thread, on a stream of its own."""
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._aside.wait_stream(torch.cuda.current_stream(self._device))
 
         def fill() -> None:
             try:
-                with torch.cuda.stream(stream):
+                with torch.cuda.stream(self._aside):
                     self.launch(_AHEAD)
-                    stream.synchronize()
+                    self._aside.synchronize()
             except RuntimeError:  # the thread that measures meets it at its own next call, and says so
                 return
 
@@ -86,13 +95,7 @@ class Filler:
             yield
         finally:
             end()
-            torch.cuda.current_stream(self._device).wait_stream(stream)
-
-    def _timed(self) -> Seconds:
-        self._products(_TIMED)  # the library chooses its kernel
-        start = timed_event()
-        self._products(_TIMED)
-        return Batch(start, timed_event(), _TIMED).seconds()
+            torch.cuda.current_stream(self._device).wait_stream(self._aside)
 
     def _products(self, many: int) -> None:
         for _ in range(many):

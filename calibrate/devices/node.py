@@ -5,57 +5,58 @@ limit, and the slowest sets the pace of a step. All GPUs that this process sees 
 time, and each times its own.
 """
 
+from collections import deque
 from contextlib import ExitStack
+from time import perf_counter, sleep
 from typing import Final
 
 import torch
 
 from calibrate.devices.cuda import CudaDevice
 from calibrate.devices.device import TorchDevice
-from calibrate.devices.filler import Batch, Filler
-from calibrate.devices.watch import Watch
-from calibrate.kernels.timing import spread
+from calibrate.devices.filler import Batch
+from calibrate.devices.samples import spread
 from clustersim.cost.record import GpuRow
 from clustersim.units import Seconds
 
 _WARM: Final = 2.0  # seconds, in which power limits have met the clocks
 _SECONDS: Final = 2.0  # of samples
+_POLLED: Final = 1e-3  # seconds; a batch lasts ten times as long
+
+
+class Line:
+    """Batches of products on one GPU, each launched while another runs, so that it never waits for the others."""
+
+    def __init__(self, gpu: CudaDevice) -> None:
+        self.gpu = gpu
+        self.samples: list[Seconds] = []
+        self._waiting: deque[Batch] = deque(gpu.filler().batch() for _ in range(2))
+
+    def go_on(self) -> None:
+        """Take the time of a batch that is done, and launch another."""
+        while self._waiting[0].done:
+            self.samples.append(self._waiting.popleft().seconds())
+            self._waiting.append(self.gpu.filler().batch())
 
 
 def gpu_rows(device: TorchDevice) -> tuple[GpuRow, ...]:
     """A product on every GPU at once, the median of many; none on a CPU, which is the node's only one."""
     if device.filler() is None:
         return ()
-    gpus = [CudaDevice(number) for number in range(torch.cuda.device_count())]
-    fillers = [gpu.filler() for gpu in gpus]
-    _samples(gpus, fillers, _WARM)
+    lines = [Line(CudaDevice(number)) for number in range(torch.cuda.device_count())]
+    _go_on(lines, _WARM)
+    for line in lines:
+        line.samples.clear()
     with ExitStack() as stack:
-        seen = [stack.enter_context(gpu.watched()) for gpu in gpus]
-        samples = _samples(gpus, fillers, _SECONDS)
-    return tuple(_row(*each) for each in zip(gpus, samples, seen, strict=True))
+        seen = [stack.enter_context(line.gpu.watched()) for line in lines]
+        _go_on(lines, _SECONDS)
+    found = zip(lines, seen, strict=True)
+    return tuple(GpuRow(f"cuda:{line.gpu.number}", spread(line.samples), watch.under) for line, watch in found)
 
 
-def _row(gpu: CudaDevice, samples: list[Seconds], seen: Watch) -> GpuRow:
-    return GpuRow(f"cuda:{gpu.number}", spread(samples), seen.under)
-
-
-def _samples(gpus: list[CudaDevice], fillers: list[Filler], seconds: Seconds) -> list[list[Seconds]]:
-    """Seconds of a product on each GPU, again and again while all are busy for so long."""
-    spent: list[list[Seconds]] = [[] for _ in gpus]
-    waiting = [_begun(gpu, filler) for gpu, filler in zip(gpus, fillers, strict=True)]
-    done = 0.0
-    while done < seconds:
-        following = [_begun(gpu, filler) for gpu, filler in zip(gpus, fillers, strict=True)]
-        times = [batch.seconds() for batch in waiting]
-        for mine, time in zip(spent, times, strict=True):
-            mine.append(time)
-        done += max(time * batch.many for time, batch in zip(times, waiting, strict=True))
-        waiting = following
-    for batch in waiting:
-        batch.seconds()
-    return spent
-
-
-def _begun(gpu: CudaDevice, filler: Filler) -> Batch:
-    with torch.cuda.device(gpu.torch):
-        return filler.batch()
+def _go_on(lines: list[Line], seconds: Seconds) -> None:
+    began = perf_counter()
+    while perf_counter() - began < seconds:
+        sleep(_POLLED)
+        for line in lines:
+            line.go_on()

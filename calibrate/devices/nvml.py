@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from calibrate.devices.sensors import Facts, reasons
+from calibrate.devices.readings import Facts, reasons
 from clustersim.cost.record import UnderLoad
 
 Answer = TypeVar("Answer")
@@ -22,8 +22,9 @@ class Nvml:
         import pynvml
 
         told = self._told
-        mask = told(pynvml.nvmlDeviceGetCurrentClocksEventReasons, 0)  # since driver 535
-        mask = mask or told(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, 0)
+        mask = told(pynvml.nvmlDeviceGetCurrentClocksEventReasons, None)  # since driver 535
+        if mask is None:
+            mask = told(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, 0)
         return UnderLoad(
             sm_clock_mhz=float(told(pynvml.nvmlDeviceGetClockInfo, 0, pynvml.NVML_CLOCK_SM)),
             memory_clock_mhz=float(told(pynvml.nvmlDeviceGetClockInfo, 0, pynvml.NVML_CLOCK_MEM)),

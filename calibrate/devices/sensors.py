@@ -7,55 +7,24 @@ is not known is left out, and a driver that does not answer in time is not asked
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import torch
 
+from calibrate.devices import nvml, smi
+from calibrate.devices.readings import Facts, Sensor
 from clustersim.cost.record import UnderLoad
 from clustersim.units import Seconds
 
 _PATIENCE: Final = 20.0  # seconds that a driver may take; nvidia-smi takes some on a node that was idle
 _SELDOM: Final = 10.0  # seconds for which an answer holds that itself takes tenths of a second
-_IDLE: Final = 0x1  # a reason for a low clock, but not what keeps a GPU that works from a higher one
-_REASONS: Final = {  # nvml.h: nvmlClocksEventReason..., formerly nvmlClocksThrottleReason...
-    0x2: "applications_clocks_setting",
-    0x4: "sw_power_cap",
-    0x8: "hw_slowdown",
-    0x10: "sync_boost",
-    0x20: "sw_thermal_slowdown",
-    0x40: "hw_thermal_slowdown",
-    0x80: "hw_power_brake_slowdown",
-    0x100: "display_clock_setting",
-    0x200: "board_limit",
-    0x400: "reliability",
-}
 
 Answer = TypeVar("Answer")
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What does not change while measuring. mig: whether the GPU is cut into parts; empty, 0 or None: not known."""
-
-    driver: str = ""
-    power_limit_w: float = 0.0
-    ecc: bool | None = None
-    mig: bool | None = None
-
-
-class Sensor(Protocol):
-    """What tells the state of one GPU."""
-
-    def state(self) -> UnderLoad:
-        """Now."""
-
-    def facts(self) -> Facts:
-        """What it is set to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +45,8 @@ class Patient:
 
     def __init__(self, find: Callable[[], Sensor], patience: float = _PATIENCE) -> None:
         self._patience, self._gone = patience, False
-        found: Sensor = self._ask(find, Mute())
-        self._sensor = found
+        nothing: Sensor = Mute()
+        self._sensor = self._ask(find, nothing)
 
     def state(self) -> UnderLoad:
         """Now, as far as it is known."""
@@ -159,32 +128,5 @@ def sensor_of(number: int) -> Sensor:
 
 
 def _nvidia(uuid: str) -> Sensor:
-    from calibrate.devices import nvml, smi
-
     slow = None if (fast := nvml.find(uuid)) else smi.find(uuid)
     return fast or (Mute() if slow is None else Seldom(slow))
-
-
-def reasons(mask: int) -> tuple[str, ...]:
-    """What keeps clocks down, by the driver's bits; one that is not known here keeps its number."""
-    bits = [1 << place for place in range(mask.bit_length()) if mask >> place & 1]
-    return tuple(_REASONS.get(bit, hex(bit)) for bit in bits if bit != _IDLE)
-
-
-def mean(states: Sequence[UnderLoad]) -> UnderLoad | None:
-    """Means of what was told, and all reasons; None where nothing was."""
-    told = [state for state in states if state != UnderLoad()]
-    if not told:
-        return None
-    return UnderLoad(
-        sm_clock_mhz=_mean([state.sm_clock_mhz for state in told]),
-        memory_clock_mhz=_mean([state.memory_clock_mhz for state in told]),
-        power_w=_mean([state.power_w for state in told]),
-        temperature_c=_mean([state.temperature_c for state in told]),
-        throttled=tuple(sorted({reason for state in told for reason in state.throttled})),
-    )
-
-
-def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if value]
-    return sum(known) / len(known) if known else 0.0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from calibrate.devices.sensors import Facts, reasons
+from calibrate.devices.readings import Facts, reasons
 from clustersim.cost.record import UnderLoad
 
 _PATIENCE: Final = 30.0  # seconds after which it is ended; who waits for its answer has given up before

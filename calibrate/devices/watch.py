@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from calibrate.devices.sensors import mean
+from calibrate.devices.readings import mean
 from calibrate.devices.stopwatch import Action
 from clustersim.cost.record import UnderLoad
 from clustersim.units import Seconds

@@ -1,10 +1,7 @@
 """How long does something take, and how sure is that?
 
 It is run until it gets no faster, then timed in samples of as many runs as make one long against the clock's
-resolution. The answer is the median of the samples, with their 5th and 95th percentile. A sample is dropped, and
-counted, where it is further from the median than five standard deviations of the others, the deviation being 1.4826
-median absolute deviations (Leys et al. 2013, J. Exp. Soc. Psychology 49(4)): another process, a clock that changes.
-Of fewer than eight samples none is dropped, since those say little about the others.
+resolution. The answer is their median (`devices.samples`).
 Sampling ends when the median's standard error (1.2533 standard deviations over the root of the samples, for normal
 ones) is below a part of it and the samples span 200 ms (a burst says nothing of the hours that a step runs), or when
 the time that was given is up. Of 300 kernels in eight minutes each has 1.6 s, operands and compiling included.
@@ -17,15 +14,13 @@ from typing import Final
 
 import numpy as np
 
+from calibrate.devices.samples import NORMAL, OUTLYING, deviation, spread
 from calibrate.devices.stopwatch import Action, Stopwatch
-from clustersim.arrays import FloatArray
 from clustersim.cost.record import Spread
 from clustersim.units import Seconds
 
-_NORMAL: Final = 1.4826  # standard deviations in a median absolute deviation, of a normal distribution
-_OUTLYING: Final = 5.0  # standard deviations
-_FEW: Final = 8  # samples
-_ROUNDING: Final = 1e-3  # of the median: below that samples are equal
+__all__ = ["QUICK", "Method", "measure", "spread"]
+
 _MEDIAN_ERROR: Final = 1.2533  # standard error of a median over that of a mean, of a normal distribution
 
 
@@ -53,7 +48,7 @@ class Method:
         return (
             f"random normal operands, {operands}; run until no faster, then {self.least} to {self.most} samples of at "
             f"least {self.sample * 1e3:g} ms (or one run) each over {self.span:g} s; median, 5th and 95th "
-            f"percentile; samples beyond {_OUTLYING:g} x {_NORMAL} median absolute deviations dropped"
+            f"percentile; samples beyond {OUTLYING:g} x {NORMAL} median absolute deviations dropped"
         )
 
 
@@ -70,14 +65,6 @@ def measure(watch: Stopwatch, action: Action, method: Method, *, round_of: int =
     while not _enough(samples, watch.now() - began, method):
         samples.append(watch.time(action, repeats) / repeats)
     return spread(samples)
-
-
-def spread(samples: Sequence[Seconds]) -> Spread:
-    """Median and percentiles of samples, without those that are far from all others."""
-    every = np.array(samples)
-    kept = every if len(every) < _FEW else every[np.abs(every - np.median(every)) <= _allowed(every)]
-    p5, median, p95 = (float(value) for value in np.percentile(kept, (5, 50, 95)))
-    return Spread(median, p5, p95, repetitions=len(kept), dropped=len(every) - len(kept))
 
 
 def _warm(watch: Stopwatch, action: Action, round_of: int) -> Seconds:
@@ -98,13 +85,5 @@ def _enough(samples: Sequence[Seconds], spent: Seconds, method: Method) -> bool:
     if len(samples) >= method.most:
         return True
     every = np.array(samples)
-    error = _MEDIAN_ERROR * _deviation(every) / math.sqrt(len(every))
+    error = _MEDIAN_ERROR * deviation(every) / math.sqrt(len(every))
     return bool(error <= method.error * np.median(every))
-
-
-def _deviation(samples: FloatArray) -> float:
-    return float(_NORMAL * np.median(np.abs(samples - np.median(samples))))
-
-
-def _allowed(samples: FloatArray) -> float:
-    return max(_OUTLYING * _deviation(samples), _ROUNDING * float(np.median(samples)))

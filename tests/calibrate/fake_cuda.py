@@ -275,8 +275,9 @@ class FakeCuda:
             "monotonic": lambda: self.clock.now,
             "sleep": self.clock.advance,
         }
-        sys.modules["calibrate.devices.cuda"]._filler.cache_clear()
-        sys.modules["calibrate.devices.sensors"].sensor_of.cache_clear()
+        cuda, sensors = (importlib.import_module(f"calibrate.devices.{name}") for name in ("cuda", "sensors"))
+        for known in (cuda._filler, cuda._aside, sensors.sensor_of):  # of an earlier stand-in
+            known.cache_clear()
         for name in ("calibrate.devices.filler", "calibrate.devices.watch"):
             monkeypatch.setattr(sys.modules[name], "repeated", self._repeated)
         for module in [each for name, each in sys.modules.items() if name.split(".")[0] == "calibrate"]:
