@@ -30,6 +30,7 @@ from clustersim.workload.kernels import Kernel
 
 WARM_UP: Final = 2  # steps: torch makes optimizer states in the first
 PROFILED: Final = 2  # steps under the profiler at a time
+_CREDIBLE: Final = 0.5  # part of a step under the profiler that is the step's own, at least
 
 
 class Chain(Protocol):
@@ -59,8 +60,8 @@ class RealLayers:
     def __post_init__(self) -> None:
         self.trainer = trainer_of(self.scenario, self.device.torch)
         self.batch = random_batch(plan_of(self.scenario), self.device.torch)
-        self._writing = None if self.device.torch.type == "cuda" else host_writing()
         self.device.host_seconds(self._step, WARM_UP)
+        self._writing = None if self.device.torch.type == "cuda" else host_writing()
 
     @property
     def kernels(self) -> Mapping[Kernel, int]:
@@ -85,7 +86,8 @@ class RealLayers:
         """Seconds by label, and by how much the same steps were faster (or slower) without the profiler."""
         if self._writing is None:
             return folded(events, OnDevice(turnover(events))), 1.0
-        return folded(events, self._writing.times), PROFILED * once / (spent - self._writing.of(events))
+        without = max(spent - self._writing.of(events), _CREDIBLE * spent)
+        return folded(events, self._writing.times), PROFILED * once / without
 
     def _step(self) -> None:
         step(self.trainer, self.batch, Timeline(self.device.torch))

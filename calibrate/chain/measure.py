@@ -51,21 +51,24 @@ def _say(text: str) -> None:
 def chain_rows(
     scenario: Scenario, device: TorchDevice, seconds: Seconds = SECONDS, *, say: Say = _say
 ) -> tuple[ChainRow, ...]:
-    """Factors of a scenario's kernels; seconds: for all of it, of which half goes to real layers.
+    """Factors of a scenario's kernels; none, and why is said, where this device cannot run such layers.
 
-    Raise InputError where this device cannot run such layers.
+    seconds: for all of it, of which half goes to real layers.
     """
-    cut = alone(scenario, _ROOM * device.free_bytes())
     torch.manual_seed(0)
     try:
+        cut = alone(scenario, _ROOM * device.free_bytes())
         with _precision(cut.training.recipe):
             return compared(RealLayers(cut, device), _measured_on(device), seconds, say)
-    except Unsupported as reason:
-        raise InputError(f"training.fused: {reason}; set it to false") from reason
-    except torch.OutOfMemoryError as error:
-        raise InputError(f"{cut.model.layers} layers of {cut.model.name} do not fit on {device.name}") from error
+    except (InputError, Unsupported) as reason:
+        say(f"no chain of kernels: {reason}")
+    except Exception as error:
+        if not device.out_of_memory(error):
+            raise
+        say(f"no chain of kernels: layers of {scenario.model.name} do not fit on {device.name} beside what is there")
     finally:
         device.release()
+    return ()
 
 
 def compared(chain: Chain, measure: Alone, seconds: Seconds, say: Say) -> tuple[ChainRow, ...]:

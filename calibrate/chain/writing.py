@@ -26,8 +26,8 @@ from calibrate.check.fold import OnHost
 from calibrate.check.labels import PRODUCT, labelled, named
 from clustersim.units import Seconds
 
-_TURNS: Final = 5
-_MANY: Final = 500
+_TURNS: Final = 3
+_MANY: Final = 300
 _MICRO: Final = 1e-6
 
 

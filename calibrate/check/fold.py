@@ -2,11 +2,11 @@
 
 Operators are nested: an operator belongs to the label around it; one of backward to that of the forward operator whose
 sequence number it has (numbers are each thread's own, and a GPU's backward has a thread of its own, in which a forward
-may be run again). What autograd adds is its node's, where a formula uses a tensor twice; but the last addition beside a norm
-before the gradient reaches the next residual is the sum of the gradients where the residual stream forked (the norm's
-nodes are the later of the two, by their sequence numbers). AccumulateGrad accumulates, the sum of a product's gradient
-is its bias's. What has no label (views, the framework's own) is left out,
-and so are collectives, in which a CPU waits for others.
+may be run again). What autograd adds is its node's, where a formula uses a tensor twice; but the last addition
+beside a norm before the gradient reaches the next residual is the sum of gradients where the residual stream forked
+(the norm's nodes are the later ones, by their sequence numbers). AccumulateGrad accumulates, the sum of a product's
+gradient is its bias's. What has no label (views, the framework's own) is left out, and so are collectives, in which a
+CPU waits for others.
 """
 
 from collections.abc import Iterator, Mapping
@@ -49,7 +49,7 @@ class OnHost:
     def of(self, event: Any) -> Seconds:
         """Seconds of one operator."""
         written = self.event * len(event.cpu_children) + self.label * (named(event.name) is not None)
-        return float(event.self_cpu_time_total) * _MICRO - written
+        return max(0.0, float(event.self_cpu_time_total) * _MICRO - written)
 
 
 @dataclass(frozen=True, slots=True)
