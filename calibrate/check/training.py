@@ -30,7 +30,7 @@ def training(scenario: Scenario, here: Here) -> Iterator[tuple[Trainer, Batch]]:
     except Unsupported as reason:
         raise InputError(f"training.fused: {reason}; set it to false") from reason
     except Exception as error:
-        if not here.device.out_of_memory(error):
+        if not (isinstance(error, torch.OutOfMemoryError) or here.device.out_of_memory(error)):
             raise
         layers = "layer does" if scenario.model.layers == 1 else "layers do"
         raise InputError(

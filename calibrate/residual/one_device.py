@@ -1,17 +1,18 @@
 """What of a scenario's training can one device run?
 
-One pipeline rank's layers of one replica, each as a tensor-parallel rank holds it: its heads, its columns of the MLP,
-its part of the vocabulary, the tokens of one context-parallel rank, the whole in one process without collectives. So
-the kernels are those of the scenario's ranks, for which its record was measured; those of whole layers are not. What is
-tried is how far a record carries in what it was made for. (Norms and residuals, which sequence parallelism splits by
-tokens, are whole.) The framework is PyTorch as it is, without graphs; nothing goes to the host, nothing is disturbed;
-where fused products save what recomputation makes, it runs to its end (`check.support`). All of that is what is trained
-here, and so what is predicted.
+One pipeline rank's layers of one replica, as a tensor-parallel rank holds them (`check.one_rank`), with embedding and
+head and the tokens of one context-parallel rank, the whole in one process without collectives. So the kernels are those
+of the scenario's ranks, for which its record was measured; those of whole layers are not. What is tried is how far a
+record carries in what it was made for. (Norms and residuals, which sequence parallelism splits by tokens, are whole.)
+The framework is PyTorch as it is, without graphs; nothing goes to the host, nothing is disturbed; where fused products
+save what recomputation makes, it runs to its end (`check.support`). All of that is what is trained here, and so what is
+predicted.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 
+from calibrate.check.one_rank import one_rank
 from clustersim.assembly import plan_of
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.cluster import Cluster
@@ -21,21 +22,20 @@ from clustersim.scenario import Scenario
 from clustersim.scenario.settings import CostSettings
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.workload.framework import load_framework
-from clustersim.workload.layers import Shard
 from clustersim.workload.offload import NOTHING
 from clustersim.workload.overheads import NONE
-from clustersim.workload.stack import LayerRun, LayerSpec, cut, joined
+from clustersim.workload.stack import cut
 from clustersim.workload.training import Training
-from clustersim.workload.transformer import Model, changed
 
 
 def one_device(scenario: Scenario, accelerator: str) -> Scenario:
     """The scenario of one process on the accelerator of that name; raise InputError where there is none of it."""
-    layout = scenario.layout
+    layout, model = scenario.layout, scenario.model
+    first_layers = replace(model, stack=cut(model.stack, 0, max(_depths(scenario))))
     return replace(
         scenario,
         name=f"{scenario.name} on one device",
-        model=_of_rank(scenario),
+        model=one_rank(first_layers, layout.tp),
         cluster=_of_one(scenario.cluster, accelerator),
         layout=Layout(),
         schedule=OneFOneB(),
@@ -57,21 +57,6 @@ def _depths(scenario: Scenario) -> Iterator[int]:
     plan = plan_of(scenario)
     for rank in range(scenario.layout.pp):
         yield sum(stage.layers for stage in plan.stages_of(rank))
-
-
-def _of_rank(scenario: Scenario) -> Model:
-    """As many of the model's first layers as a pipeline rank has at most, cut to what a tensor-parallel rank holds."""
-    model, tp = scenario.model, scenario.layout.tp
-    first = cut(model.stack, 0, max(_depths(scenario)))
-    runs = (LayerRun(_of_tensor_rank(run.spec, tp), run.count) for run in first)
-    return replace(model, stack=joined(runs), vocab=Shard(1, 1, 1, tp=tp).rows(model.vocab))
-
-
-def _of_tensor_rank(spec: LayerSpec, tp: int) -> LayerSpec:
-    attention, mlp = spec.attention, spec.mlp
-    heads = {} if attention is None else {"heads": attention.heads // tp, "kv_heads": max(1, attention.kv_heads // tp)}
-    columns = {} if mlp is None else {"ffn": mlp.ffn // tp}
-    return changed(spec, **heads, **columns)
 
 
 def _of_one(cluster: Cluster, accelerator: str) -> Cluster:

@@ -1,10 +1,11 @@
 """Which real steps say how far a record carries?
 
-Three that it was not measured for: as many layers as leave half of the memory free, but for the numbers that the
-scenario's ranks have; those with another microbatch (1 if the scenario's is larger, else 2); and half of those
-layers. Kernels of another microbatch, and optimizers over other numbers of parameters, are then interpolated or
-fitted, as they are in a scenario that a user changes. A step has as many microbatches as the scenario's, at most four,
-so that gradients are added up as well as made. Where time is short it has fewer microbatches, then fewer layers.
+Three that it was not measured for: one layer fewer than leave half of the memory free (chains of kernels have those),
+and other numbers than the scenario's ranks have; as many with another microbatch (1 if the scenario's is larger, else
+2); and half of them. Kernels of another microbatch, and optimizers over other numbers of parameters, are then
+interpolated or fitted, as they are in a scenario that a user changes. A step has as many microbatches as the
+scenario's, at most four, so that gradients are added up as well as made. Where time is short it has fewer microbatches,
+then fewer layers.
 """
 
 from collections.abc import Iterator
@@ -62,7 +63,8 @@ def variants(one: Scenario, seen: frozenset[int], record: Record, room: Bytes, s
 
 def _unseen(one: Scenario, seen: frozenset[int], room: Bytes) -> Iterator[Scenario]:
     usual = _batched(one, one.training.microbatch)
-    depth = _avoiding(seen, fitted_layers(usual, room, None).model.layers)
+    most = fitted_layers(usual, room, None).model.layers
+    depth = _avoiding(seen | {most}, most)
     yield truncated(usual, depth)
     other = _batched(one, _NARROW if one.training.microbatch >= _WIDE else _WIDE)
     with suppress(InputError):  # a wider one may not fit
