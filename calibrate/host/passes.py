@@ -36,7 +36,7 @@ _CAPTURED_AFTER: Final = 3  # runs on a stream of their own, as torch's notes on
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """What is launched. plan: that counts the launches; forward gives what backward takes; ahead: of the device."""
+    """What is launched. plan: that counts the launches; forward gives what backward takes."""
 
     plan: Plan
     forward: Callable[[], Any]
@@ -90,7 +90,7 @@ def captured(scenario: Scenario, device: TorchDevice) -> Iterator[Passes]:
     """Forward and backward captured in a CUDA graph each, with the same memory, as `make_graphed_callables` does."""
     plan = tiny_plan(scenario, device, Layout())
     passes = _of(plan, single(plan, device.torch), device, accumulated=False)
-    beside, now = torch.cuda.Stream(), torch.cuda.current_stream()
+    beside, now = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
     beside.wait_stream(now)
     with torch.cuda.stream(beside):
         for _ in range(_CAPTURED_AFTER):
@@ -121,7 +121,7 @@ def _of(plan: Plan, loop: Loop, device: TorchDevice, *, accumulated: bool = True
 
     def backward(loss: Tensor) -> None:
         if accumulated:
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
         else:
             torch.autograd.grad(loss, weights, allow_unused=True)
 
@@ -138,7 +138,7 @@ def _moving_nothing(device: torch.device) -> Iterator[DeviceMesh]:
     alone = not dist.is_initialized()
     if alone:
         dist.init_process_group("fake", rank=0, world_size=RANKS)
-    group = dist.group.WORLD if alone else dist.new_group(backend="fake")
+    group: Any = dist.group.WORLD if alone else dist.new_group(backend="fake")
     try:
         yield DeviceMesh.from_group(group, device.type, mesh_dim_names=(f"nothing_{group.group_name}",))
     finally:

@@ -324,6 +324,19 @@ def test_cuda_graphs_are_a_key_of_the_framework(mapping: dict[str, Any]) -> None
         Scenario.from_mapping(mapping | {"framework": {"name": "megatron-2021", "cuda_graphs": True}})
 
 
+def test_launches_and_compiled_layers_are_keys_of_the_framework(mapping: dict[str, Any]) -> None:
+    framework = {"name": "pytorch", "launch": "7 us", "backward_launch": "9 us", "compiled": True}
+    said = Scenario.from_mapping(mapping | {"framework": framework})
+    assert said.framework == load_framework("pytorch").with_compiled().launching(7e-6, 9e-6)
+    assert Scenario.from_mapping(said.to_mapping()).framework == said.framework
+    with pytest.raises(InputError, match="framework: compiled: megatron compiles no layers"):
+        Scenario.from_mapping(mapping | {"framework": {"name": "megatron", "compiled": True}})
+    with pytest.raises(InputError, match="launch: '-1 us' is below zero; write e"):
+        Scenario.from_mapping(mapping | {"framework": {"launch": "-1 us"}})
+    with pytest.raises(InputError, match="launch: 7 has no unit"):
+        Scenario.from_mapping(mapping | {"framework": {"launch": 7}})
+
+
 @pytest.mark.parametrize(("name", "stops"), [("pytorch", True), ("megatron-2021", False)])
 def test_recomputation_stops_early_where_the_framework_does_or_the_file_says_so(
     mapping: dict[str, Any], name: str, stops: bool
