@@ -34,9 +34,9 @@ class Soak:
         """Whenever anything else is: the device has cooled since it was last busy."""
         return any(part.due(bench) and not part.obstacle(bench) for part in self.before)
 
-    def words(self, bench: Bench) -> str:
+    def words(self, bench: Bench) -> str:  # noqa: ARG002 - the same on every GPU
         """What it does."""
-        return f"keeps the {bench.device.torch.type} device busy until its clock no longer falls"
+        return "keeps the GPU busy until its clock no longer falls"
 
     def measure(self, bench: Bench, seconds: Seconds) -> str:
         """Keep the device busy; the clock that it came to."""
