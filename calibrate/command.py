@@ -25,7 +25,7 @@ class Command(NamedTuple):
 
 
 MEASURE: Final = Command("calibrate.parts.command", "How fast is this machine?")
-CHECK: Final = Command("calibrate.check.command", "Does a real training step take what is predicted?")
+CHECK: Final = Command("calibrate.checking", "Does a real training step take what is predicted?")
 COMMANDS: Final = {
     "collectives": Command("calibrate.collectives.command", "measure collectives; start it with torchrun"),
     "import-nccl-tests": Command("calibrate.nccl_tests.command", "take over what nccl-tests printed, as text or JSON"),

@@ -19,15 +19,16 @@ from calibrate.check.timeline import TIMED, Part, StepTime, Timeline
 from calibrate.check.trainer import Batch, Trainer, step
 from calibrate.collectives.command import measure_calls
 from calibrate.collectives.world import library
-from calibrate.host.measure import host_rows
+from calibrate.devices.device import TorchDevice
 from calibrate.kernels import rows as kernel_rows
 from calibrate.kernels.timing import QUICK
 from clustersim.assembly import exchanges_of, kernels_of
 from clustersim.cost.record import CollectiveRow, Conditions, HostRow, KernelRow, Record, Spread
-from clustersim.cost.recorded_host import states_of
 from clustersim.scenario import Scenario
 
 T = TypeVar("T")
+HostOf = Callable[[Scenario, TorchDevice], Iterable[HostRow]]
+"""What a device's host needs for the launches of a scenario's steps: `calibrate.host`, which builds on this room."""
 
 WARM_UP: Final = 2  # steps: torch makes optimizer states in the first, DDP orders its buckets after it
 PATIENCE: Final = 0.15  # seconds for each call in a round
@@ -50,11 +51,15 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """How measuring and training take turns. steps: trained in each round; measuring: whether kernels are, too."""
+    """How measuring and training take turns.
+
+    steps: trained in each round; measuring: whether kernels are, too; host: what measures the host beside them.
+    """
 
     rounds: int
     steps: int
     measuring: bool
+    host: HostOf
 
 
 def run_rounds(scenario: Scenario, trainer: Trainer, batch: Batch, here: Here, turns: Turns) -> Rounds:
@@ -71,7 +76,7 @@ def run_rounds(scenario: Scenario, trainer: Trainer, batch: Batch, here: Here, t
             kernels += _kernels(scenario, here)
             calls += _calls(scenario, here, kernels)
             slowing += _slowing(scenario, here, kernels, calls)
-            host += host_rows(scenario, here.device, PATIENCE, states_of(scenario.framework, scenario.layout))
+            host += turns.host(scenario, here.device)
             train(trainer, batch, here, 1)  # caches and allocator as in training
         times += train(trainer, batch, here, turns.steps)
         here.meet()

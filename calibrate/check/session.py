@@ -9,7 +9,7 @@ import torch
 
 from calibrate.check.comparison import Comparison, Pair
 from calibrate.check.here import Here, fitted_layers, note
-from calibrate.check.measured import Rounds, Turns, record_of, run_rounds, typical
+from calibrate.check.measured import HostOf, Rounds, Turns, record_of, run_rounds, typical
 from calibrate.check.predict import Prediction, predict
 from calibrate.check.profile import Profile
 from calibrate.check.support import require_supported
@@ -24,8 +24,12 @@ from clustersim.units import Seconds
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """rounds, steps: of measuring, and of each round; layers: of the model, None: what fits; record: None: measure."""
+    """rounds, steps: of measuring, and of each round; layers: of the model, None: what fits; record: None: measure.
 
+    host: what measures the host.
+    """
+
+    host: HostOf
     rounds: int = 4
     steps: int = 3
     layers: int | None = None
@@ -40,7 +44,7 @@ def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
     cut = fitted_layers(scenario, room, asked.layers)
     if cut.model.layers != scenario.model.layers:
         note(here, f"training {cut.model.layers} of the {scenario.model.layers} layers of {cut.model.name}")
-    rounds = _measured(cut, here, Turns(asked.rounds, asked.steps, measuring=record is None))
+    rounds = _measured(cut, here, Turns(asked.rounds, asked.steps, measuring=record is None, host=asked.host))
     predicted = predict(_slowed(cut, rounds.interference), record or record_of(cut, rounds, here))
     made = _compared(predicted, typical(rounds.steps), rounds.profiles)
     times: list[Seconds] = [each.seconds for each in rounds.steps]
