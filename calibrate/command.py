@@ -1,7 +1,7 @@
 """Which calibration is run? The command line of `clustersim calibrate`, and of `python -m calibrate`.
 
-Without a subcommand kernels are measured (`--for`, `--grid`, `--presets`) or predictions checked (`--check`). What
-needs torch is imported by the command that needs it.
+Without a subcommand this machine is measured (`--for`, `--grid`, `--presets`) or predictions are checked (`--check`).
+What needs torch is imported by the command that needs it.
 """
 
 import argparse
@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Final, NamedTuple
 
 from clustersim.errors import ClusterSimError, InputError, nearest
+from clustersim.shipped import is_path
 
 BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130
@@ -23,11 +24,12 @@ class Command(NamedTuple):
     answers: str
 
 
-MEASURE: Final = Command("calibrate.kernels.command", "How fast is this machine?")
-CHECK: Final = Command("calibrate.check.command", "Does a real training step take what is predicted?")
+MEASURE: Final = Command("calibrate.parts.command", "How fast is this machine?")
+CHECK: Final = Command("calibrate.checking", "Does a real training step take what is predicted?")
 COMMANDS: Final = {
     "collectives": Command("calibrate.collectives.command", "measure collectives; start it with torchrun"),
     "import-nccl-tests": Command("calibrate.nccl_tests.command", "take over what nccl-tests printed, as text or JSON"),
+    "report": Command("calibrate.report.command", "say (and draw) what a record holds, beside what is shipped"),
     "derive": Command("calibrate.derive", "carry a record over to an accelerator with the same compute die"),
     "fit-published": Command(
         "calibrate.fit.published",
@@ -74,10 +76,16 @@ def _chosen(given: Sequence[str]) -> tuple[Command, Sequence[str], str | None]:
     if given and given[0] in COMMANDS:
         return COMMANDS[given[0]], given[1:], None
     if given and not given[0].startswith("-"):
-        raise InputError(f"there is no calibration {given[0]!r}; {nearest(given[0], COMMANDS)}")
+        raise InputError(_unknown(given[0]))
     if any(argument.split("=")[0] == "--check" for argument in given):
         return CHECK, given, None
     return MEASURE, given, _others()
+
+
+def _unknown(word: str) -> str:
+    if not is_path(word):
+        return f"there is no calibration {word!r}; {nearest(word, COMMANDS)}"
+    return f"what of {word}? measure a scenario with --for {word}, check one with --check {word}, or report a record"
 
 
 def _others() -> str:

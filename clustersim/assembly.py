@@ -19,11 +19,11 @@ from clustersim.cost.communication import CommunicationCost
 from clustersim.cost.handing import HandedMessages
 from clustersim.cost.host import HostedExchanges, Others
 from clustersim.cost.in_step import InStep, job_rate, older_attention, pace_of
-from clustersim.cost.launching import Launching
 from clustersim.cost.machines import Machine, Machines, Slowed
 from clustersim.cost.record import Call, Record
 from clustersim.cost.recorded import RecordedKernels
 from clustersim.cost.recorded_exchanges import RecordedExchanges
+from clustersim.cost.recorded_host import host_of
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.sharing import Alone, Sharing, sharing
 from clustersim.cost.symmetry import alike, alike_shared, all_apart
@@ -41,7 +41,6 @@ from clustersim.program.symmetry import Classes, unfolded
 from clustersim.program.task import Block, Collective, Compute, HostExchange, Overlap
 from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.scenario.checks import problems
-from clustersim.workload.framework import Framework
 from clustersim.workload.kernels import Kernel
 
 
@@ -222,12 +221,7 @@ def _machine(scenario: Scenario, accelerator: Accelerator) -> Machine:
     measured = None if record is None else record.interference
     given, usual = scenario.cost.interference, accelerator.interference if measured is None else measured
     kernels = _in_step(scenario, accelerator, record)
-    return Machine(kernels, usual if given is None else given, _launching(scenario.framework))
-
-
-def _launching(host: Framework) -> Launching:
-    graph = host.graph if host.cuda_graphs else None
-    return Launching(host.launch, host.backward_launch, host.collective, host.call, graph)
+    return Machine(kernels, usual if given is None else given, host_of(record, scenario.framework, scenario.layout))
 
 
 def _in_step(scenario: Scenario, accelerator: Accelerator, record: Record | None) -> InStep:

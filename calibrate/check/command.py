@@ -9,17 +9,20 @@ collectives) that the scenario's ranks run; the prediction rests on these, or on
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from calibrate.torch_door import require_torch
 from clustersim.errors import InputError
 from clustersim.report.files import write_text_atomically
 from clustersim.scenario import Scenario
+
+if TYPE_CHECKING:
+    from calibrate.check.measured import HostOf
 
 ROUNDS = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `command`."""
+    """The options of `check`."""
     parser.add_argument("--check", metavar="SCENARIO", required=True, help="scenario whose model is trained")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], dest="changes", help="override")
     parser.add_argument("--record", metavar="FILE", help="predict with this record; measure no kernels")
@@ -29,9 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write the answer as JSON to FILE, or to standard output for -")
 
 
-def command(options: argparse.Namespace) -> None:
-    """Check one scenario, with as many processes as its layout has ranks; the first one writes and reports errors."""
-    require_torch()
+def check(options: argparse.Namespace, host: "HostOf") -> None:
+    """Check one scenario, with as many processes as its layout has ranks; the first one writes and reports errors.
+
+    host: what measures the host.
+    """
     from calibrate.check.here import end_without_threads, joined_here, world_of
     from calibrate.check.session import Asked, checked
 
@@ -41,7 +46,7 @@ def command(options: argparse.Namespace) -> None:
     world = world_of(scenario)
     rounds = min(ROUNDS, options.steps)
     record = None if options.record is None else Path(options.record)
-    asked = Asked(rounds, -(-options.steps // rounds), options.layers, record)
+    asked = Asked(host, rounds, -(-options.steps // rounds), options.layers, record)
     try:
         with joined_here(world, options.device) as here:
             made = checked(scenario, here, asked)

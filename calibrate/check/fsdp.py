@@ -23,13 +23,14 @@ from clustersim.parallel.data import FullyShard, GradientSync, Microbatches
 from clustersim.parallel.plan import Plan
 
 
-def sharded(plan: Plan, strategy: FullyShard, device: torch.device) -> Loop:
-    """Every rank holds a part of each weight, in the format that the optimizer updates."""
+def sharded(plan: Plan, strategy: FullyShard, device: torch.device, mesh: DeviceMesh | None = None) -> Loop:
+    """Every rank holds a part of each weight, in the format that the optimizer updates; mesh: None: all processes."""
     with building(plan, device, held_weights=True):
         model = build(plan, plan.stages[0])
     formats = plan.training.recipe.weights
     policy = MixedPrecisionPolicy(param_dtype=TORCH[formats.gathered], reduce_dtype=TORCH[formats.gradients])
-    mesh, again = _mesh(strategy, device), strategy.secondary or strategy.reshards(pipelined=False)
+    mesh = mesh or _mesh(strategy, device)
+    again = strategy.secondary or strategy.reshards(pipelined=False)
     for unit in _units(model):
         fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=False if unit is model.head else again)
     whole = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=again)

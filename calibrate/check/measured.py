@@ -19,13 +19,16 @@ from calibrate.check.timeline import TIMED, Part, StepTime, Timeline
 from calibrate.check.trainer import Batch, Trainer, step
 from calibrate.collectives.command import measure_calls
 from calibrate.collectives.world import library
+from calibrate.devices.device import TorchDevice
 from calibrate.kernels import rows as kernel_rows
 from calibrate.kernels.timing import QUICK
 from clustersim.assembly import exchanges_of, kernels_of
-from clustersim.cost.record import CollectiveRow, Conditions, KernelRow, Record, Spread
+from clustersim.cost.record import CollectiveRow, Conditions, HostRow, KernelRow, Record, Spread
 from clustersim.scenario import Scenario
 
 T = TypeVar("T")
+HostOf = Callable[[Scenario, TorchDevice], Iterable[HostRow]]
+"""What a device's host needs for the launches of a scenario's steps: `calibrate.host`, which builds on this room."""
 
 WARM_UP: Final = 2  # steps: torch makes optimizer states in the first, DDP orders its buckets after it
 PATIENCE: Final = 0.15  # seconds for each call in a round
@@ -43,15 +46,20 @@ class Rounds:
     steps: tuple[StepTime, ...]
     profiles: tuple[Profile, ...]
     interference: float | None
+    host: tuple[HostRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """How measuring and training take turns. steps: trained in each round; measuring: whether kernels are, too."""
+    """How measuring and training take turns.
+
+    steps: trained in each round; measuring: whether kernels are, too; host: what measures the host beside them.
+    """
 
     rounds: int
     steps: int
     measuring: bool
+    host: HostOf
 
 
 def run_rounds(scenario: Scenario, trainer: Trainer, batch: Batch, here: Here, turns: Turns) -> Rounds:
@@ -62,11 +70,13 @@ def run_rounds(scenario: Scenario, trainer: Trainer, batch: Batch, here: Here, t
     times: list[StepTime] = []
     profiles: list[Profile] = []
     slowing: list[float] = []
+    host: list[HostRow] = []
     for _ in range(turns.rounds):
         if turns.measuring:
             kernels += _kernels(scenario, here)
             calls += _calls(scenario, here, kernels)
             slowing += _slowing(scenario, here, kernels, calls)
+            host += turns.host(scenario, here.device)
             train(trainer, batch, here, 1)  # caches and allocator as in training
         times += train(trainer, batch, here, turns.steps)
         here.meet()
@@ -77,6 +87,7 @@ def run_rounds(scenario: Scenario, trainer: Trainer, batch: Batch, here: Here, t
         tuple(times),
         tuple(profiles),
         median(slowing) if slowing else None,
+        pooled_host(host),
     )
 
 
@@ -116,7 +127,7 @@ def record_of(scenario: Scenario, rounds: Rounds, here: Here) -> Record:
         processes=here.world.ranks,
         after=here.device.conditions(),
     )
-    return Record(device, conditions, kernels=rounds.kernels, collectives=rounds.collectives)
+    return Record(device, conditions, kernels=rounds.kernels, collectives=rounds.collectives, host=rounds.host)
 
 
 def _kernels(scenario: Scenario, here: Here) -> Iterable[KernelRow]:
@@ -153,6 +164,19 @@ def pooled_calls(rows: Iterable[CollectiveRow]) -> tuple[CollectiveRow, ...]:
     """One row of each call: the median of its medians."""
     alike = _alike(rows, lambda row: row.call)
     return tuple(replace(same[0], time=_pooled([row.time for row in same]) or same[0].time) for same in alike)
+
+
+def pooled_host(rows: Iterable[HostRow]) -> tuple[HostRow, ...]:
+    """One row of each state: medians of its seconds."""
+    return tuple(
+        replace(
+            same[0],
+            forward=median(row.forward for row in same),
+            backward=median(row.backward for row in same),
+            alone=(median(row.alone[0] for row in same), median(row.alone[1] for row in same)),
+        )
+        for same in _alike(rows, lambda row: row.state)
+    )
 
 
 def _alike(rows: Iterable[T], key: Callable[[T], object]) -> list[list[T]]:

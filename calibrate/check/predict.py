@@ -109,7 +109,8 @@ def _kinds(result: Result, rank: int) -> dict[KernelKind, Seconds]:
     seconds: dict[KernelKind, Seconds] = {}
     for run in _runs(result, rank):
         timing = result.cost.block(int(result.trace.representative[rank]), run.task.block)
-        for operation, duration in zip(run.task.block.operations, timing.kernels.tolist(), strict=True):
+        running = (timing.kernels - timing.launching).tolist()
+        for operation, duration in zip(run.task.block.operations, running, strict=True):
             if operation.kernel is not None:
                 seconds[operation.kernel.kind] = seconds.get(operation.kernel.kind, 0.0) + duration
     return seconds

@@ -9,13 +9,13 @@ import torch
 
 from calibrate.check.comparison import Comparison, Pair
 from calibrate.check.here import Here, fitted_layers, note
-from calibrate.check.measured import Rounds, Turns, record_of, run_rounds, typical
+from calibrate.check.measured import HostOf, Rounds, Turns, record_of, run_rounds, typical
 from calibrate.check.predict import Prediction, predict
 from calibrate.check.profile import Profile
 from calibrate.check.support import require_supported
 from calibrate.check.timeline import Part, StepTime
 from calibrate.check.training import training
-from clustersim.cost.record import Record
+from clustersim.cost.record import Origin, Record
 from clustersim.cost.record_file import read_record
 from clustersim.errors import InputError
 from clustersim.scenario import Scenario
@@ -24,8 +24,12 @@ from clustersim.units import Seconds
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """rounds, steps: of measuring, and of each round; layers: of the model, None: what fits; record: None: measure."""
+    """rounds, steps: of measuring, and of each round; layers: of the model, None: what fits; record: None: measure.
 
+    host: what measures the host.
+    """
+
+    host: HostOf
     rounds: int = 4
     steps: int = 3
     layers: int | None = None
@@ -35,12 +39,12 @@ class Asked:
 def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
     """Compare a real step with its prediction; on several processes all call it alike."""
     require_supported(scenario)
-    record = None if asked.record is None else _record(scenario, asked.record)
+    record = None if asked.record is None else _record(scenario, asked.record, here.device.name)
     room = min(here.gathered(here.alone()))
     cut = fitted_layers(scenario, room, asked.layers)
     if cut.model.layers != scenario.model.layers:
         note(here, f"training {cut.model.layers} of the {scenario.model.layers} layers of {cut.model.name}")
-    rounds = _measured(cut, here, Turns(asked.rounds, asked.steps, measuring=record is None))
+    rounds = _measured(cut, here, Turns(asked.rounds, asked.steps, measuring=record is None, host=asked.host))
     predicted = predict(_slowed(cut, rounds.interference), record or record_of(cut, rounds, here))
     made = _compared(predicted, typical(rounds.steps), rounds.profiles)
     times: list[Seconds] = [each.seconds for each in rounds.steps]
@@ -63,10 +67,16 @@ def _measured(scenario: Scenario, here: Here, turns: Turns) -> Rounds:
         return run_rounds(scenario, trainer, batch, here, turns)
 
 
-def _record(scenario: Scenario, path: Path) -> Record:
+def _record(scenario: Scenario, path: Path, device: str) -> Record:
+    """The record to predict with: of the scenario's accelerator, and not measured on another device than this one."""
     record, wanted = read_record(path), scenario.cluster.accelerator.name
     if record.device.accelerator != wanted:
         raise InputError(f"{path}: device.accelerator: {record.device.accelerator} is not the scenario's, {wanted}")
+    if record.origin is Origin.MEASURED and record.device.name != device:
+        raise InputError(
+            f"{path}: device.name: {record.device.name} was measured, and this is {device}; check it there, or leave "
+            "--record out to measure here"
+        )
     return record
 
 

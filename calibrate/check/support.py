@@ -131,5 +131,7 @@ def _layers(model: Model) -> Iterator[str]:
 
 
 def _machine(scenario: Scenario) -> Iterator[str]:
+    if scenario.framework.compiled or scenario.framework.cuda_graphs:
+        yield "framework: the real step is neither compiled nor captured; set compiled and cuda_graphs to false"
     if scenario.disturbances != Disturbances() or scenario.jitter is not None or scenario.cluster.mixed:
         yield "disturbances: this machine has its own; leave them out, and mixed accelerators too"

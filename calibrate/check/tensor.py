@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -32,12 +32,12 @@ from clustersim.workload.streaming import loss
 from clustersim.workload.training import Loss
 
 
-def split(plan: Plan, device: torch.device) -> Loop:
-    """Every rank holds a part of each matrix."""
+def split(plan: Plan, device: torch.device, mesh: DeviceMesh | None = None) -> Loop:
+    """Every rank holds a part of each matrix; mesh: None: all processes."""
     torch.manual_seed(0)  # what is not split must be equal
     with building(plan, device):
         model = build(plan, plan.stages[0])
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    mesh = mesh or init_device_mesh(device.type, (dist.get_world_size(),))
     parallelize_module(model, mesh, dict(_styles(model, sequence=plan.layout.sequence_parallel)))
     tie(model, plan.model)
     model.loss = _loss

@@ -17,11 +17,17 @@ Assumed: the host gets no further ahead than one block, as in frameworks that wa
 (run again or not) and backward have launches of their own: one is Python, the other autograd, whose kernels are fewer
 than those that it launches, with hooks of parameters between them. A captured block (CUDA graph) is launched with its
 first kernel.
+
+A host that computes what it launches (a CPU; `SameThread`) hides nothing: what it does for a launch comes before its
+kernel. Kernels that were timed by themselves contain their own dispatch; the rest (the modules' Python, autograd's
+engine, hooks, what finds out how distributed tensors lie) is added to each of them, launch by launch, and for a
+collective as for a kernel beside it. The optimizer is timed as it is run, so nothing is added to that.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -31,9 +37,36 @@ from clustersim.units import Seconds
 from clustersim.workload.kernels import Kernel
 
 
+class Host(Protocol):
+    """What launches the operations of a block."""
+
+    def waits(self, block: Block, seconds: Sequence[Seconds]) -> FloatArray:
+        """[operations] how long the device waits for the host, from what operations take without waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class SameThread:
+    """A host that computes what it launches (a `Host`).
+
+    forward, backward: seconds of each launch that kernels by themselves do not contain.
+    """
+
+    forward: Seconds
+    backward: Seconds
+
+    def waits(self, block: Block, seconds: Sequence[Seconds]) -> FloatArray:
+        """[operations] what the host does before each; the optimizer's kernels contain it.
+
+        What it does for an exchange is counted at the kernel that comes next (or, behind the last, at that).
+        """
+        each = {Work.FORWARD: self.forward, Work.RECOMPUTE: self.forward, Work.BACKWARD: self.backward}
+        counts = (launches(operation.does) * each.get(operation.work, 0.0) for operation in block.operations)
+        return _at_kernels(block, np.fromiter(counts, np.float64, len(seconds)))
+
+
 @dataclass(frozen=True, slots=True)
 class Launching:
-    """Seconds that the host needs.
+    """Seconds that a host needs which is no part of the device (a `Host`).
 
     forward, backward: for one kernel of forward (and the optimizer) and of backward; collective: for one collective,
     None: as for a kernel beside it; call: for one tensor operation of a loop; graph: for a block that is captured and
@@ -93,6 +126,11 @@ def _at_kernels(block: Block, late: FloatArray) -> FloatArray:
         following = own[np.minimum(np.searchsorted(own, np.arange(len(late))), len(own) - 1)]
         np.add.at(waits, following, late)
     return waits
+
+
+def launches(does: Kernel | Exchange | Overlap) -> int:
+    """How many kernels and collectives the host launches for an operation."""
+    return sum(_launches(does)[:2])
 
 
 def _launches(does: Kernel | Exchange | Overlap) -> tuple[int, int, int]:

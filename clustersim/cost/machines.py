@@ -11,7 +11,7 @@ from statistics import NormalDist
 import numpy as np
 
 from clustersim.arrays import IntArray
-from clustersim.cost.launching import Launching
+from clustersim.cost.launching import Host, Launching
 from clustersim.cost.timing import KernelCost, Timing
 from clustersim.workload.kernels import Kernel
 
@@ -34,7 +34,7 @@ class Machine:
 
     kernels: KernelCost
     interference: float = 0.0
-    launching: Launching = field(default_factory=Launching)
+    launching: Host = field(default_factory=Launching)
 
 
 @dataclass(frozen=True, slots=True)

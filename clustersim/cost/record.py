@@ -195,13 +195,15 @@ class HostState(Enum):
 class HostRow:
     """Seconds that the host needs for each launch of a step in a state; of a graph, for each graph.
 
-    launches: of forward and of backward that were counted.
+    launches: of forward and of backward that were counted; alone: what of those seconds, forward's and backward's, is
+    in kernels timed by themselves, on a host that computes what it launches (a CPU); none elsewhere.
     """
 
     state: HostState
     forward: Seconds
     backward: Seconds
     launches: tuple[int, int]
+    alone: tuple[Seconds, Seconds] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,11 @@ are the dispersion of the row; the mean error of the rows that it was compared w
 (those on the hull too, so it is rather too large); and the model's residual, of each row from the fit to the others.
 
 Rows are of kernels by themselves; where the record has measured what real layers do to them, that comes on top
-(`cost.chain`). They are device time, without what the host takes to launch: no kernel takes less than its launches do.
+(`cost.chain`). They are device time, without what the host takes to launch. Where a record says what its host needs for
+each launch of a step, `cost.launching` finds when the device waits for it, and kernels take what the device does: a
+floor under each would count launches twice, and those too that the host is ahead with. Without such rows no kernel
+takes less than its launches do, one after the other; on a CPU none ever does, as the thread that launches is the one
+that computes.
 
 Assumed: a measured row stands for the kernel wherever it runs in a step, with caches as in training (what else a step
 does to its pace is `cost.in_step`'s). What a record of published or derived rows says is never called measured or
@@ -27,6 +31,7 @@ from clustersim.cost.chain import InChain
 from clustersim.cost.hull import inside
 from clustersim.cost.kriging import Kriging
 from clustersim.cost.record import KernelFit, KernelRow, Origin, Outcome, Record, Spread, family, signature
+from clustersim.cost.recorded_host import computes, host_rows
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.similarity import LAYOUT_DISTANCE, Place, place
 from clustersim.cost.timing import Bound, Provenance, Timing
@@ -78,7 +83,8 @@ class RecordedKernels:
         self._origin, self._fit = record.origin, record.kernel_fit
         fitted = fitted_model(record.kernel_fit, accelerator).accelerator
         measured, own = record.launch_interval, fitted.efficiency.launch_interval
-        self._interval = own if measured is None else measured
+        hidden = bool(host_rows(record)) and not computes(record)
+        self._interval = 0.0 if hidden else own if measured is None else measured
         self.model = _launched_each(fitted, self._interval)
         self._model = _launched_each(fitted, 0.0)
         self._rows = {row.signature: time for row, time in _timed(record.kernels)}

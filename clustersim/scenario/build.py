@@ -66,7 +66,9 @@ def read_framework(section: FrameworkSection, base: Path) -> Framework:
     """A shipped framework by name, or a file as seen from the scenario, with what the section says of it."""
     name = section.name
     framework = load_framework(str(shipped.beside(base, name)) if shipped.is_path(name) else name)
-    return framework.with_graphs() if section.cuda_graphs else framework
+    framework = framework.with_graphs() if section.cuda_graphs else framework
+    framework = framework.with_compiled() if section.compiled else framework
+    return framework.launching(section.launch, section.backward_launch)
 
 
 def record_file(name: str, base: Path) -> Path:

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 from clustersim.scenario.disturbances import DisturbancesSection, MixedSection, listed
 from clustersim.scenario.section import (
     Degree,
+    Duration,
     Name,
     Section,
     Shipped,
@@ -45,11 +46,17 @@ class ClusterSection(Shipped):
 
 
 class FrameworkSection(Section):
-    """`framework`: a shipped one or a file, and whether it captures passes in CUDA graphs."""
+    """`framework`: a shipped one or a file, whether it captures passes in CUDA graphs, whether it compiles layers.
+
+    launch, backward_launch: seconds that the host needs for a kernel, whatever the framework's file or a record says.
+    """
 
     short: ClassVar[str | None] = "name"
     name: Name = "pytorch"
     cuda_graphs: bool = False
+    compiled: bool = False
+    launch: Duration | None = None
+    backward_launch: Duration | None = None
 
 
 class ScenarioFile(Section):

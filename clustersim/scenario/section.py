@@ -54,6 +54,17 @@ def _size(value: object) -> float:
     return amount
 
 
+def duration(value: object) -> float:
+    """Read seconds, none of them below zero."""
+    try:
+        amount = parse_quantity(value, Dimension.TIME)
+    except InputError as error:
+        raise mistake(str(error)) from error
+    if not 0.0 <= amount < math.inf:
+        raise mistake(f"{shown(value)} is {'below zero' if amount < 0.0 else 'not finite'}; write e.g. '10 us'")
+    return amount
+
+
 def or_none(value: object) -> object:
     """The word `none` is nothing."""
     return None if value == "none" else value
@@ -134,6 +145,7 @@ def _named(value: str) -> str:
     return value
 
 
+Duration = Annotated[float, BeforeValidator(duration)]
 Degree = Annotated[int, Field(ge=1, le=MOST_GPUS)]
 Width = Annotated[int, Field(ge=1, le=MOST_WIDTH)]
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]

@@ -12,10 +12,15 @@ what hosts add to each message between pipeline stages (`cost.handing`). The cac
 and the workspaces of matrix products take device memory beside tensors; what graphs keep in pools of their own is not
 counted.
 
+What was measured of the host that a record is of stands for such constants where the framework launches in the same way
+(`recorded`; `cost.recorded_host`). `compiled` says that layers are compiled (`torch.compile`), whose launches cost what
+such a record says; without one a compiled layer is launched like any other, which is rather too slow.
+
 Constants belong to a generation of software, in `topologies/frameworks`, each with its source.
 """
 
 from dataclasses import dataclass, fields, replace
+from enum import Enum
 from typing import Final
 
 from clustersim.errors import InputError
@@ -29,6 +34,14 @@ FLAGS: Final = tuple(each.name for each in fields(Overheads) if each.type is boo
 _MOST_KEYS: Final = 2**31
 
 
+class Recorded(Enum):
+    """Which of a record's rows of a host (`cost.record.HostState`) stand for a framework's own launches."""
+
+    NOTHING = "nothing"  # its Python and autograd are others
+    EAGER = "eager"  # modules on today's autograd, and CUDA graphs; it shards and splits models in its own way
+    TORCH = "torch"  # also those of `fully_shard`, DTensor and `torch.compile`
+
+
 @dataclass(frozen=True, slots=True)
 class Framework:
     """fragmentation: reserved over allocated bytes at the peak; communicator: bytes of one process group's buffers.
@@ -37,8 +50,9 @@ class Framework:
     what they have sent, where a scenario does not say it; launch, backward_launch: host seconds for one kernel of
     forward (and the optimizer), and of backward; collective: for one collective, None: as for a kernel; call: for a
     tensor operation without autograd and modules around it; graph: for a CUDA graph, None: there are none; message: of
-    hosts, for one message between pipeline stages; cuda_graphs: whether passes are captured; early_stop: its activation
-    checkpoints stop once all is there that backward needs; overheads: what it does in a step beside the model.
+    hosts, for one message between pipeline stages; cuda_graphs: whether passes are captured; compiled: whether layers
+    are; recorded: what of a record's host stands for this one's; early_stop: its activation checkpoints stop once all
+    is there that backward needs; overheads: what it does in a step beside the model.
     """
 
     fragmentation: float
@@ -52,6 +66,8 @@ class Framework:
     call: Seconds = 0.0
     graph: Seconds | None = None
     cuda_graphs: bool = False
+    compiled: bool = False
+    recorded: Recorded = Recorded.NOTHING
     early_stop: bool = False
     name: str = "framework"
     overheads: Overheads = NONE
@@ -61,6 +77,25 @@ class Framework:
         if self.graph is None:
             raise InputError(f"cuda_graphs: {self.name} captures none; leave it out, or name a framework that does")
         return replace(self, cuda_graphs=True)
+
+    def with_compiled(self) -> "Framework":
+        """The same, its layers compiled; raise InputError where it compiles none."""
+        if self.recorded is not Recorded.TORCH:
+            raise InputError(
+                f"compiled: {self.name} compiles no layers; leave it out, or name a framework that does: pytorch"
+            )
+        return replace(self, compiled=True)
+
+    def launching(self, forward: Seconds | None, backward: Seconds | None) -> "Framework":
+        """The same, with what somebody says of its launches, for which no record stands any more; None: nothing said.
+
+        Backward's take as long as forward's unless that is said.
+        """
+        if forward is None and backward is None:
+            return self
+        launch = self.launch if forward is None else forward
+        own = launch if backward is None else backward
+        return replace(self, launch=launch, backward_launch=own, recorded=Recorded.NOTHING)
 
 
 def load_framework(name_or_path: str = "pytorch") -> Framework:
@@ -79,6 +114,7 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
         collective=_seconds(host, "collective"),
         call=host.quantity("call", Dimension.TIME, zero=True),
         graph=_seconds(host, "graph"),
+        recorded=Recorded(host.choice("recorded", *(each.value for each in Recorded))),
         early_stop=checkpoint.flag("early_stop"),
         name=path.stem,
         overheads=_overheads(section.section("overheads")) if section.has("overheads") else NONE,

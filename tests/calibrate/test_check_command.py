@@ -13,9 +13,9 @@ from tests.calibrate.check_cases import LLAMA, TRAINING, one_thread, scenario
 
 torch = pytest.importorskip("torch")
 
-from calibrate.check.command import add_arguments, command  # noqa: E402 - torch first
 from calibrate.check.here import fitted_layers, world_of  # noqa: E402
 from calibrate.check.support import require_supported  # noqa: E402
+from calibrate.checking import add_arguments, command  # noqa: E402 - torch first
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,8 @@ from calibrate.check.labels import PRODUCT, labelled  # noqa: E402 - torch first
 
 def test_a_call_is_labelled_while_a_profile_is_taken_and_only_then() -> None:
     assert isinstance(labelled(PRODUCT), nullcontext)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile, labelled(PRODUCT):
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu) as profile, labelled(PRODUCT):
         torch.ones(2).sum()
     assert PRODUCT.name in {event.name for event in profile.events()}
     assert isinstance(labelled(PRODUCT), nullcontext)

@@ -23,7 +23,7 @@ from calibrate.devices import cuda as cuda_device  # noqa: E402 - after torch is
 from calibrate.devices.cpu import CpuDevice  # noqa: E402
 from calibrate.devices.node import gpu_rows  # noqa: E402
 from calibrate.devices.soak import soak  # noqa: E402
-from calibrate.kernels import command, copies, routines, rows, run, session  # noqa: E402
+from calibrate.kernels import copies, routines, rows, run, session  # noqa: E402
 from calibrate.kernels.beside import usual_kernel  # noqa: E402
 from calibrate.kernels.timing import Method, measure  # noqa: E402
 from tests.calibrate import fake_tensors  # noqa: E402
@@ -59,7 +59,7 @@ def test_a_device_whose_clock_falls_is_measured_at_its_sustained_rate(
     assert moments[0].state.sm_clock_mhz > 1.1 * moments[-1].state.sm_clock_mhz
     for size in range(1024, 6 * 1024, 1024):
         cuda.clock.advance(0.02)
-        (row,) = command.measure([usual_kernel(DType.BF16, size)], device)
+        (row,) = run.measure([usual_kernel(DType.BF16, size)], device)
         assert row.time is not None and row.under is not None
         assert row.time.seconds == pytest.approx(LOWER * SECONDS, rel=0.02)
         assert row.under.sm_clock_mhz == pytest.approx(1e-6 * SLOW.sustained, rel=0.02)

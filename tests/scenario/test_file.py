@@ -292,7 +292,10 @@ def test_a_misspelt_word_is_refused_with_its_key_and_the_nearest_one(
         ("training.recompute={mode: selective, layers: 2}", "layers are recomputed in full"),
         ("training.recompute={mode: selective_op, layers: 2}", "layers are recomputed in full"),
         ("layout.backward_overlap=3", "layout.backward_overlap: 3 is neither true nor false"),
-        ("framework=", "framework: nothing is not a mapping of keys to values; its keys are name, cuda_graphs"),
+        (
+            "framework=",
+            "framework: nothing is not a mapping of keys to values; its keys are name, cuda_graphs, compiled",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_key_the_value_and_what_is_legal(
@@ -319,6 +322,19 @@ def test_cuda_graphs_are_a_key_of_the_framework(mapping: dict[str, Any]) -> None
     assert Scenario.from_mapping(captured.to_mapping()).framework == captured.framework
     with pytest.raises(InputError, match="framework: cuda_graphs: megatron-2021 captures none"):
         Scenario.from_mapping(mapping | {"framework": {"name": "megatron-2021", "cuda_graphs": True}})
+
+
+def test_launches_and_compiled_layers_are_keys_of_the_framework(mapping: dict[str, Any]) -> None:
+    framework = {"name": "pytorch", "launch": "7 us", "backward_launch": "9 us", "compiled": True}
+    said = Scenario.from_mapping(mapping | {"framework": framework})
+    assert said.framework == load_framework("pytorch").with_compiled().launching(7e-6, 9e-6)
+    assert Scenario.from_mapping(said.to_mapping()).framework == said.framework
+    with pytest.raises(InputError, match="framework: compiled: megatron compiles no layers"):
+        Scenario.from_mapping(mapping | {"framework": {"name": "megatron", "compiled": True}})
+    with pytest.raises(InputError, match="launch: '-1 us' is below zero; write e"):
+        Scenario.from_mapping(mapping | {"framework": {"launch": "-1 us"}})
+    with pytest.raises(InputError, match="launch: 7 has no unit"):
+        Scenario.from_mapping(mapping | {"framework": {"launch": 7}})
 
 
 @pytest.mark.parametrize(("name", "stops"), [("pytorch", True), ("megatron-2021", False)])

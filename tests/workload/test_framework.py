@@ -9,7 +9,7 @@ import yaml
 
 from clustersim import shipped
 from clustersim.errors import InputError
-from clustersim.workload.framework import load_framework
+from clustersim.workload.framework import Recorded, load_framework
 
 
 @pytest.fixture
@@ -54,6 +54,25 @@ def test_graphs_are_captured_only_by_a_framework_that_says_what_one_costs() -> N
         load_framework("megatron-2021").with_graphs()
 
 
+def test_layers_are_compiled_only_by_a_framework_whose_launches_were_measured_so() -> None:
+    assert load_framework("pytorch").with_compiled().compiled
+    with pytest.raises(InputError, match="compiled: megatron compiles no layers; leave it out, or name a framework"):
+        load_framework("megatron").with_compiled()
+
+
+def test_what_somebody_says_of_launches_stands_and_no_record_does() -> None:
+    torch = load_framework("pytorch")
+    assert torch.launching(None, None) == torch
+    assert torch.recorded is Recorded.TORCH
+    said = torch.launching(0.0, None)
+    assert (said.launch, said.backward_launch, said.recorded) == (0.0, 0.0, Recorded.NOTHING)
+
+
+@pytest.mark.parametrize(("name", "measured"), [("megatron", Recorded.EAGER), ("megatron-2021", Recorded.NOTHING)])
+def test_a_record_stands_for_software_that_launches_as_what_was_measured(name: str, measured: Recorded) -> None:
+    assert load_framework(name).recorded is measured
+
+
 def test_a_path_works_like_a_name_and_numbers_are_read_in_si_units(
     content: dict[str, Any], written: Callable[[dict[str, Any]], Path]
 ) -> None:
@@ -81,6 +100,7 @@ def test_a_host_that_costs_nothing_is_allowed(
         (("host", "launch"), 10, "host.launch: 10 has no unit"),
         (("host", "launch"), "-1 us", "host.launch: '-1 us' is "),
         (("host", "lunch"), "1 us", "host.lunch: unknown key; did you mean host.launch?"),
+        (("host", "recorded"), "dtensor", "host.recorded: 'dtensor' is unknown; choose one of eager, nothing, torch"),
         (("hosts",), {}, "hosts: unknown key; did you mean host?"),
         (("host",), "10 us", "host: '10 us' is not a mapping"),
         (("description",), "", "description: '' is not a text"),

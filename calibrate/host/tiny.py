@@ -1,0 +1,111 @@
+"""What is launched, so small that only the host's time is left?
+
+A few of the scenario's layers with embedding, head and loss, cut to a few tokens and narrow matrices: as many kernels a
+layer as at full size, each of a few microseconds at most. What the modules of `calibrate.check` do not have is left
+out (windows, soft caps, other forms of blocks, layers without attention or MLP, tied matrices, adapters, offload), and
+nothing is computed again: a forward that is run again is launched like the first. Launches are counted as
+`cost.launching` counts them, so that launches times seconds is what the host took.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from calibrate.check.formats import TORCH
+from calibrate.devices.device import TorchDevice
+from clustersim.cost.launching import launches
+from clustersim.errors import InputError
+from clustersim.lowering.units import Units, operations_of
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.plan import Plan
+from clustersim.program.action import ActionKind
+from clustersim.program.task import Operation
+from clustersim.scenario import Scenario
+from clustersim.workload.offload import NOTHING
+from clustersim.workload.overheads import NONE
+from clustersim.workload.recipe import Products, Recipe, mixed
+from clustersim.workload.stack import BlockForm, DenseMlp, FullAttention, LayerRun, LayerSpec, QkNorm
+from clustersim.workload.training import Attention, Loss, NoRecompute, Training
+from clustersim.workload.transformer import Model, Positions
+
+LAYERS: Final = 4  # so that they, not embedding and head, are most of it
+TOKENS: Final = 8
+HEADS: Final = 4
+HEAD_DIM: Final = 16  # flash attention has a kernel for it
+WIDTH: Final = HEADS * HEAD_DIM  # of the model, its MLP and its vocabulary: rows of whole 128 bytes in BF16
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A pass: its operations, and how many launches clustersim counts in them."""
+
+    operations: tuple[Operation, ...]
+
+    @property
+    def launches(self) -> int:
+        """Of kernels and collectives."""
+        return sum(launches(each.does) for each in self.operations)
+
+
+def tiny_plan(scenario: Scenario, device: TorchDevice, layout: Layout) -> Plan:
+    """The scenario's model and training cut down; raise InputError where none of its layers can be built."""
+    training = _training(scenario.training, on_cpu=device.torch.type == "cpu", split=layout.tp > 1)
+    return Plan(_model(scenario.model), training, layout)
+
+
+def counted(plan: Plan) -> tuple[Counted, Counted]:
+    """Forward and backward of one microbatch."""
+    units = Units(plan).of(plan.stages[0])
+    return Counted(operations_of(units, ActionKind.FORWARD)), Counted(operations_of(units, ActionKind.BACKWARD))
+
+
+def _model(model: Model) -> Model:
+    return replace(
+        model,
+        stack=(LayerRun(_layer(model), min(LAYERS, model.layers)),),
+        hidden=WIDTH,
+        vocab=WIDTH,
+        max_positions=TOKENS,
+        positions=Positions.LEARNED if model.positions is Positions.LEARNED else Positions.ROTARY,
+        tied_embeddings=False,
+        embedding_norm=False,
+        logit_softcap=False,
+        spare_positions=0,
+        head_bias=False,
+    )
+
+
+def _layer(model: Model) -> LayerSpec:
+    for spec in model.specs:
+        match spec:
+            case LayerSpec(FullAttention() as attention, DenseMlp() as mlp):
+                return LayerSpec(_attention(attention), replace(mlp, ffn=WIDTH), BlockForm.PRE_NORM)
+    raise InputError(f"model: no layer of {model.name} has both attention and an MLP, and only such can be built here")
+
+
+def _attention(attention: FullAttention) -> FullAttention:
+    shared = attention.kv_heads < attention.heads
+    normed = None if attention.qk_norm is None else QkNorm.HEADS
+    return FullAttention(HEADS, HEADS // 2 if shared else HEADS, HEAD_DIM, attention.qkv_bias, normed)
+
+
+def _training(training: Training, *, on_cpu: bool, split: bool) -> Training:
+    return replace(
+        training,
+        sequence=TOKENS,
+        global_batch=1,
+        microbatch=1,
+        recipe=_recipe(training.recipe),
+        recompute=NoRecompute(),
+        attention=Attention.FLASH if training.attention is Attention.FLASH1 else training.attention,
+        loss=Loss.TORCH if split or on_cpu else training.loss,
+        fused=training.fused and not on_cpu,
+        offload=NOTHING,
+        lora=None,
+        overheads=NONE,
+    )
+
+
+def _recipe(recipe: Recipe) -> Recipe:
+    """The scenario's formats where torch multiplies in them, else BF16."""
+    stored = recipe.weights.stored
+    return recipe if stored in TORCH and recipe.products == Products.all_in(stored) else mixed()
