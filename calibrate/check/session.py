@@ -7,6 +7,7 @@ from statistics import median
 
 import torch
 
+from calibrate.check.agreed import together
 from calibrate.check.comparison import Comparison, Pair
 from calibrate.check.formats import allow_tf32
 from calibrate.check.here import Here, fitted_layers, note
@@ -63,16 +64,26 @@ def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
 
 
 def _measured(scenario: Scenario, here: Here, turns: Turns) -> Rounds:
-    """Build the model and train it; raise InputError where it cannot be run here."""
-    device = here.device.torch
+    """Build the model and train it, on all ranks or on none; raise InputError where it cannot be run here."""
+
+    def run() -> Rounds:
+        batch = random_batch(plan_of(scenario), here.device.torch)
+        return run_rounds(scenario, trainer_of(scenario, here.device.torch), batch, here, turns)
+
     torch.manual_seed(here.world.rank if scenario.layout.dp > 1 else 0)
-    try:
-        batch = random_batch(plan_of(scenario), device)
-        return run_rounds(scenario, trainer_of(scenario, device), batch, here, turns)
-    except Unsupported as reason:
-        raise InputError(f"training.fused: {reason}; set it to false") from reason
-    except torch.OutOfMemoryError as error:
-        raise InputError(f"{scenario.model.name} does not fit on {here.device.name}; use fewer --layers") from error
+    return together(here.world, run, lambda error: _reason(error, scenario, here))
+
+
+def _reason(error: Exception, scenario: Scenario, here: Here) -> str | None:
+    """What an error says to a user; None where it is none of hers."""
+    match error:
+        case Unsupported():
+            return f"training.fused: {error}; set it to false"
+        case InputError():
+            return str(error)
+        case _ if isinstance(error, torch.OutOfMemoryError) or here.device.out_of_memory(error):
+            return f"{scenario.model.name} does not fit on {here.device.name}; use fewer --layers"
+    return None
 
 
 def _record(scenario: Scenario, path: Path) -> Record:
