@@ -57,13 +57,10 @@ class Word:
             self._store.wait([self._said], _SAID)
 
 
-def together(world: World, work: Callable[[], T], reason: Callable[[Exception], str | None]) -> T:
-    """Do what ranks do together; where one of them fails, all end, with what it says of it.
-
-    reason: the sentence of an error that a user can do something about; one without is raised again, by its own rank.
-    """
+def together(world: World, work: Callable[[], T]) -> T:
+    """Do what ranks do together; where one of them fails, all end: with its sentence, if it is the user's error."""
     if world.ranks == 1:
-        return _alone(work, reason)
+        return work()
     done = Event()
     listener = Thread(target=_listen, args=(Word(world), done), daemon=True)
     listener.start()
@@ -71,31 +68,21 @@ def together(world: World, work: Callable[[], T], reason: Callable[[Exception], 
         return work()
     except Exception as error:
         _stop(listener, done)
-        _end(world, error, reason(error))
+        _end(world, error)
         raise
     finally:
         _stop(listener, done)
 
 
-def _alone(work: Callable[[], T], reason: Callable[[Exception], str | None]) -> T:
-    try:
-        return work()
-    except Exception as error:
-        text = reason(error)
-        if text is None:
-            raise
-        raise InputError(text) from error
-
-
-def _end(world: World, error: Exception, text: str | None) -> None:
+def _end(world: World, error: Exception) -> None:
     """Tell the others, if another rank has not failed before, and end."""
-    own = f"rank {world.rank}: {text or f'{type(error).__name__}: {error}'}"
-    said = own
+    expected = isinstance(error, InputError)
+    own = said = f"rank {world.rank}: {'' if expected else f'{type(error).__name__}: '}{error}"
     with suppress(RuntimeError):  # the store is gone: nobody can be told
         word = Word(world)
         said = word.give(own)
         word.say(said)
-    if said == own and text is None:
+    if said == own and not expected:
         print_exception(error)
     elif said == own and world.rank:
         _print(said)

@@ -9,16 +9,13 @@ import torch
 
 from calibrate.check.agreed import together
 from calibrate.check.comparison import Comparison, Pair
-from calibrate.check.formats import allow_tf32
 from calibrate.check.here import Here, fitted_layers, note
 from calibrate.check.measured import Rounds, Turns, record_of, run_rounds, typical
 from calibrate.check.predict import Prediction, predict
 from calibrate.check.profile import Profile
-from calibrate.check.support import require_supported, trainer_of
+from calibrate.check.support import require_supported
 from calibrate.check.timeline import Part, StepTime
-from calibrate.check.trainer import random_batch
-from calibrate.kernels.formulas import Unsupported
-from clustersim.assembly import plan_of
+from calibrate.check.training import training
 from clustersim.cost.record import Record
 from clustersim.cost.record_file import read_record
 from clustersim.errors import InputError
@@ -44,7 +41,6 @@ def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
     cut = fitted_layers(scenario, room, asked.layers)
     if cut.model.layers != scenario.model.layers:
         note(here, f"training {cut.model.layers} of the {scenario.model.layers} layers of {cut.model.name}")
-    allow_tf32(cut.training.recipe)
     rounds = _measured(cut, here, Turns(asked.rounds, asked.steps, measuring=record is None))
     predicted = predict(_slowed(cut, rounds.interference), record or record_of(cut, rounds, here))
     made = _compared(predicted, typical(rounds.steps), rounds.profiles)
@@ -67,23 +63,10 @@ def _measured(scenario: Scenario, here: Here, turns: Turns) -> Rounds:
     """Build the model and train it, on all ranks or on none; raise InputError where it cannot be run here."""
 
     def run() -> Rounds:
-        batch = random_batch(plan_of(scenario), here.device.torch)
-        return run_rounds(scenario, trainer_of(scenario, here.device.torch), batch, here, turns)
+        with training(scenario, here) as (trainer, batch):
+            return run_rounds(scenario, trainer, batch, here, turns)
 
-    torch.manual_seed(here.world.rank if scenario.layout.dp > 1 else 0)
-    return together(here.world, run, lambda error: _reason(error, scenario, here))
-
-
-def _reason(error: Exception, scenario: Scenario, here: Here) -> str | None:
-    """What an error says to a user; None where it is none of hers."""
-    match error:
-        case Unsupported():
-            return f"training.fused: {error}; set it to false"
-        case InputError():
-            return str(error)
-        case _ if isinstance(error, torch.OutOfMemoryError) or here.device.out_of_memory(error):
-            return f"{scenario.model.name} does not fit on {here.device.name}; use fewer --layers"
-    return None
+    return together(here.world, run)
 
 
 def _record(scenario: Scenario, path: Path) -> Record:

@@ -21,12 +21,15 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from calibrate.check.formats import TORCH
+from calibrate.check.labels import labelled, optimizer
 from calibrate.check.linear import Linear
+from clustersim.workload.kernels import Routine
 from clustersim.workload.training import Optimizer, Training
 
 _RATE, _MOMENTUM = 1e-4, 0.9
 LIMIT: Final = 1e3
 """Of the norm: above what random weights have, as in a steady run, in which it is rarely exceeded."""
+_ROUTINES = {Optimizer.ADAM: Routine.ADAM, Optimizer.SGD: Routine.SGD}
 OverRanks = Callable[[Tensor], Tensor]
 """Sum of squares of one rank's own gradients to that of the whole model's."""
 
@@ -74,10 +77,11 @@ class Update:
         """Clip, update, and refresh the weights that compute."""
         if self.training.gradient_clipping:
             self._clip()
-        self._optimizer.step()
-        if self._masters is not self.weights:
-            with torch.no_grad():
-                torch._foreach_copy_(list(self.weights), list(self._masters))
+        with labelled(optimizer(_ROUTINES[self.training.optimizer])):
+            self._optimizer.step()
+            if self._masters is not self.weights:
+                with torch.no_grad():
+                    torch._foreach_copy_(list(self.weights), list(self._masters))
 
     def states(self) -> list[Tensor]:
         """Every tensor that stays from step to step: weights, gradients, masters and moments."""
@@ -94,11 +98,12 @@ class Update:
 
     def _clip(self) -> None:
         """Fused optimizers scale where the norm exceeds the limit, for which the host waits; else whatever it is."""
-        norm = self._norm()
+        with labelled(optimizer(Routine.GRADIENT_NORM)):
+            norm = self._norm()
         if self.training.fused and float(norm) <= LIMIT:
             return
-        for group in self._groups():
-            if group:
+        with labelled(optimizer(Routine.GRADIENT_CLIP)):
+            for group in filter(None, self._groups()):
                 clip_grads_with_norm_(group, LIMIT, norm, foreach=True)
 
     def _norm(self) -> Tensor:

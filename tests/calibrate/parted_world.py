@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from calibrate.check import session
+from calibrate.check import training
 from calibrate.check.trainer import Trainer
 from calibrate.command import main
 
@@ -34,5 +34,5 @@ def built(*given: Any) -> Trainer:
     return trainer
 
 
-build, session.trainer_of = session.trainer_of, built
+build, training.trainer_of = training.trainer_of, built
 sys.exit(main(["--check", sys.argv[2], "--device", "cpu", "--set", "cluster.gpus=2", "--set", "layout.data=ddp"]))

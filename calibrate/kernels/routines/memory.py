@@ -135,22 +135,22 @@ def _streamed(shape: StreamShape, dtype: DType, *, on_cpu: bool) -> Bytes:
 def _beside(shape: StreamShape, dtype: DType, *, on_cpu: bool) -> Bytes:
     """What has another size or format than the tensor that the routine is over."""
     elements, table = shape.elements, shape.table * shape.width
-    others = [each for each in shape.formats if each is not dtype]
+    others = [each.bytes for each in shape.formats if each is not dtype]
     cast = DType.FP32.bytes if on_cpu and others else 0
+    size = 0
     match shape.routine:
         case Routine.ADAM | Routine.SGD:
-            gradients, _, *copies = shape.formats
-            return float(elements * sum(each.bytes for each in (gradients, *copies) if each is not dtype))
+            size = elements * sum(others)
         case Routine.COPY:
-            return float(elements * (shape.formats or (dtype,))[0].bytes)
+            size = elements * sum(others or (dtype.bytes,))
         case Routine.ACCUMULATE:
-            return float(elements * (shape.formats[0].bytes + cast))
+            size = elements * (shape.formats[0].bytes + cast)
         case Routine.LOOKUP:
-            return float(table * dtype.bytes * (2 if shape.backward else 1) + shape.rows * _INDEX)
+            size = table * dtype.bytes * (2 if shape.backward else 1) + shape.rows * _INDEX
         case Routine.POSITIONS if shape.backward:
-            return float(table * (2 * dtype.bytes + shape.formats[0].bytes + (cast or dtype.bytes)))
+            size = table * (2 * dtype.bytes + shape.formats[0].bytes + (cast or dtype.bytes))
         case Routine.POSITIONS:
-            return float(table * dtype.bytes)
+            size = table * dtype.bytes
         case Routine.ROTARY:
-            return float(2 * table * dtype.bytes)
-    return 0.0
+            size = 2 * table * dtype.bytes
+    return float(size)
