@@ -25,14 +25,14 @@ from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.units import Bytes, Seconds
 from clustersim.workload.framework import Framework
-from clustersim.workload.kernels import KernelKind
+from clustersim.workload.kernels import Kernel, KernelKind
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """One step: seconds, its parts and kinds of kernels (means over ranks), peak memory of the fullest rank.
 
-    expectation: what the sources of durations say of themselves.
+    expectation: what the sources of durations say of themselves; kernels: each kernel's seconds, means over ranks.
     """
 
     seconds: Seconds
@@ -41,6 +41,7 @@ class Prediction:
     peak: Bytes
     provenance: Mapping[str, float]
     expectation: Expectation
+    kernels: Mapping[Kernel, Seconds]
 
 
 def predict(scenario: Scenario, record: Record | None) -> Prediction:
@@ -49,15 +50,18 @@ def predict(scenario: Scenario, record: Record | None) -> Prediction:
     result = simulate(replace(scenario, cost=cost, steps=1))
     ranks = range(result.ranks)
     parts = [_parts(result, rank) for rank in ranks]
-    kinds = [_kinds(result, rank) for rank in ranks]
-    found = dict.fromkeys(kind for each in kinds for kind in each)
+    kernels = _kernels(result)
+    kinds: dict[KernelKind, Seconds] = {}
+    for kernel, seconds in kernels.items():
+        kinds[kernel.kind] = kinds.get(kernel.kind, 0.0) + seconds
     return Prediction(
         seconds=result.step_time,
         parts={part: float(np.mean([each[part] for each in parts])) for part in Part},
-        kinds={kind: float(np.mean([each.get(kind, 0.0) for each in kinds])) for kind in found},
+        kinds=kinds,
         peak=peak_allocated(scenario),
         provenance=dict(result.provenance),
         expectation=result.expectation,
+        kernels=kernels,
     )
 
 
@@ -105,11 +109,14 @@ def _parts(result: Result, rank: int) -> dict[Part, Seconds]:
     return {**seconds, Part.OTHER: result.step_time - sum(seconds.values())}
 
 
-def _kinds(result: Result, rank: int) -> dict[KernelKind, Seconds]:
-    seconds: dict[KernelKind, Seconds] = {}
-    for run in _runs(result, rank):
-        timing = result.cost.block(int(result.trace.representative[rank]), run.task.block)
-        for operation, duration in zip(run.task.block.operations, timing.kernels.tolist(), strict=True):
-            if operation.kernel is not None:
-                seconds[operation.kernel.kind] = seconds.get(operation.kernel.kind, 0.0) + duration
+def _kernels(result: Result) -> dict[Kernel, Seconds]:
+    """Seconds of each kernel in a step, means over ranks."""
+    seconds: dict[Kernel, Seconds] = {}
+    for rank in range(result.ranks):
+        for run in _runs(result, rank):
+            timing = result.cost.block(int(result.trace.representative[rank]), run.task.block)
+            for operation, duration in zip(run.task.block.operations, timing.kernels.tolist(), strict=True):
+                if operation.kernel is not None:
+                    part = duration / result.ranks
+                    seconds[operation.kernel] = seconds.get(operation.kernel, 0.0) + part
     return seconds

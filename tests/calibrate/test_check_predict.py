@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
+from clustersim.units import format_seconds
 from clustersim.workload.kernels import KernelKind
 from tests.calibrate.check_cases import LLAMA, one_thread, scenario
 
@@ -99,3 +101,37 @@ def test_the_table_says_how_far_off_it_is() -> None:
     assert "2 of 4 layers" in text
     assert "+10.0 %" in text
     assert "-50.0 %" in text
+
+
+def test_kernels_that_were_not_measured_are_named_with_their_seconds() -> None:
+    """A record of all kernels but the update, which had no memory, and the clipping, of which it has no row."""
+    from calibrate.check.session import modelled
+    from clustersim.assembly import kernels_of
+    from clustersim.cost.record import Conditions, Device, KernelRow, Outcome, Record, Spread
+    from clustersim.workload.kernels import Kernel
+
+    def row(kernel: Kernel) -> KernelRow:
+        assert kernel.shape is not None
+        known = kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, kernel.launches
+        if kernel.name == "optimizer.step":
+            return KernelRow(
+                kernel.name, *known, None, Outcome.OUT_OF_MEMORY, "its operands take 40 GiB; 3 GiB are free"
+            )
+        return KernelRow(kernel.name, *known, Spread(1e-3, 1e-3, 1e-3, 3))
+
+    given = scenario()
+    kernels = [kernel for kernel in kernels_of(given) if kernel.name != "optimizer.gradient_clip"]
+    device, conditions = Device("cpu-laptop", "a CPU"), Conditions("2026-11-20", "test", "test")
+    record = Record(device, conditions, kernels=tuple(map(row, kernels)))
+    found = predict(given, record)
+    missing = modelled(found.kernels, record)
+    assert {each.kernel: each.why for each in missing} == {
+        "optimizer.step": "out of memory: its operands take 40 GiB",
+        "optimizer.gradient_clip": "the record has no such kernel",
+    }
+    shown = sum(each.seconds for each in missing)
+    assert 0.0 < shown == pytest.approx((1.0 - found.provenance["measured"]) * found.seconds)
+    assert (
+        f"{format_seconds(shown)} of the prediction rest on a model"
+        in replace(_comparison(), modelled=missing).to_text()
+    )
