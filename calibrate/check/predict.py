@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from calibrate.check.held import Held
 from calibrate.check.timeline import TIMED, Part
 from clustersim.analysis.provenance import Expectation
 from clustersim.assembly import plan_of
 from clustersim.cost.record import Record
-from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Footprint
 from clustersim.memory.ledger import in_order, ledger
 from clustersim.program.action import ActionKind
@@ -65,12 +65,18 @@ def predict(scenario: Scenario, record: Record | None) -> Prediction:
     )
 
 
+def as_trained(scenario: Scenario) -> Scenario:
+    """The scenario, in which gradients are zeroed in place before a step, as `check.update` does it."""
+    overheads = replace(scenario.training.overheads, zeroing=True)
+    return replace(scenario, training=replace(scenario.training, overheads=overheads))
+
+
 def peak_allocated(scenario: Scenario) -> Bytes:
     """Bytes that the fullest rank's tensors take."""
     plan = plan_of(scenario)
     footprint = Footprint(plan, Framework(fragmentation=1.0, communicator=0.0), context=0.0)
     order = scenario.schedule.order(plan.layout.pp, plan.microbatches)
-    activations = Activations(plan)
+    activations = Held(plan)
     return max(ledger(footprint, activations, rank, in_order(each)).peak for rank, each in enumerate(order))
 
 
@@ -93,10 +99,12 @@ def _runs(result: Result, rank: int) -> Iterator[_Run]:
 
 
 def _parts(result: Result, rank: int) -> dict[Part, Seconds]:
-    seconds, before = dict.fromkeys(TIMED, 0.0), 0.0
+    """What precedes the first pass (zeroing gradients) is `OTHER`, what follows the last one the optimizer's."""
+    seconds, runs = dict.fromkeys(TIMED, 0.0), list(_runs(result, rank))
     waits = result.scenario.layout.pp > 1
-    begun = None
-    for run in _runs(result, rank):
+    first = next(place for place, run in enumerate(runs) if run.task.action is not None)
+    before, begun = runs[first - 1].end if first else 0.0, None
+    for run in runs[first:]:
         if run.task.action is None:
             begun = run.start if begun is None else begun
             continue

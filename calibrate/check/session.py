@@ -11,7 +11,7 @@ from calibrate.check.agreed import together
 from calibrate.check.comparison import Comparison, Modelled, Pair
 from calibrate.check.here import Here, Room, fitted_layers, note
 from calibrate.check.measured import Rounds, Turns, record_of, run_rounds, typical
-from calibrate.check.predict import Prediction, predict
+from calibrate.check.predict import Prediction, as_trained, predict
 from calibrate.check.profile import Profile
 from calibrate.check.support import require_supported
 from calibrate.check.timeline import Part, StepTime
@@ -40,7 +40,7 @@ def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
     record = None if asked.record is None else _record(scenario, asked.record)
     free = min(here.gathered(here.alone()))
     room = Room(free) if record else Room.shared(free, here.device.torch)
-    cut = fitted_layers(scenario, room, asked.layers)
+    cut = as_trained(fitted_layers(scenario, room, asked.layers))
     if cut.model.layers != scenario.model.layers:
         note(here, f"training {cut.model.layers} of the {scenario.model.layers} layers of {cut.model.name}")
     rounds = _measured(cut, here, Turns(asked.rounds, asked.steps, measuring=record is None))
