@@ -17,7 +17,7 @@ from threading import Event, Thread
 from traceback import print_exception
 from typing import Final, TypeVar
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from calibrate.collectives.world import World
 from clustersim.errors import InputError
@@ -36,7 +36,7 @@ class Word:
     def __init__(self, world: World, environment: Mapping[str, str] = os.environ) -> None:
         host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
         self._world = world
-        self._store = dist.TCPStore(host, port, is_master=False, timeout=_CONNECT, wait_for_workers=False)
+        self._store = TCPStore(host, port, is_master=False, timeout=_CONNECT, wait_for_workers=False)
         attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._failed, self._said = f"clustersim/{attempt}/failed", f"clustersim/{attempt}/said"
 

@@ -18,6 +18,7 @@ from clustersim.assembly import plan_of
 from clustersim.cost.record import Record
 from clustersim.memory.footprint import Footprint
 from clustersim.memory.ledger import in_order, ledger
+from clustersim.parallel.data import FullyShard
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Compute, Stream
 from clustersim.result import Result
@@ -65,10 +66,14 @@ def predict(scenario: Scenario, record: Record | None) -> Prediction:
     )
 
 
-def as_trained(scenario: Scenario) -> Scenario:
-    """The scenario, in which gradients are zeroed in place before a step, as `check.update` does it."""
+def as_trained(scenario: Scenario, *, on_cpu: bool) -> Scenario:
+    """The scenario as it is trained here: gradients are zeroed in place, on a CPU FSDP2 waits for each reduction."""
     overheads = replace(scenario.training.overheads, zeroing=True)
-    return replace(scenario, training=replace(scenario.training, overheads=overheads))
+    changed = replace(scenario, training=replace(scenario.training, overheads=overheads))
+    match scenario.layout.data:
+        case FullyShard() as strategy if on_cpu:
+            return replace(changed, layout=replace(scenario.layout, data=replace(strategy, waits=True)))
+    return changed
 
 
 def peak_allocated(scenario: Scenario) -> Bytes:

@@ -40,7 +40,7 @@ def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
     record = None if asked.record is None else _record(scenario, asked.record)
     free = min(here.gathered(here.alone()))
     room = Room(free) if record else Room.shared(free, here.device.torch)
-    cut = as_trained(fitted_layers(scenario, room, asked.layers))
+    cut = as_trained(fitted_layers(scenario, room, asked.layers), on_cpu=here.device.torch.type == "cpu")
     if cut.model.layers != scenario.model.layers:
         note(here, f"training {cut.model.layers} of the {scenario.model.layers} layers of {cut.model.name}")
     rounds = _measured(cut, here, Turns(asked.rounds, asked.steps, measuring=record is None))

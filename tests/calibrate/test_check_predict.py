@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from clustersim.program.task import Collective, Communicate, Compute
+from clustersim.simulation import simulate
 from clustersim.units import format_seconds
 from clustersim.workload.kernels import KernelKind
 from tests.calibrate.check_cases import LLAMA, one_thread, scenario
@@ -65,12 +67,29 @@ def test_tensors_take_what_the_ledger_says(changes: tuple[str, ...]) -> None:
 
 
 def test_gradients_are_zeroed_before_forward_and_belong_to_no_pass() -> None:
-    found, bare = predict(as_trained(scenario()), None), predict(scenario(), None)
+    found, bare = predict(as_trained(scenario(), on_cpu=True), None), predict(scenario(), None)
     zeroing = sum(seconds for kernel, seconds in found.kernels.items() if kernel.name == "gradients.zero")
     assert zeroing > 0.0
     assert found.parts[Part.OTHER] - bare.parts[Part.OTHER] == pytest.approx(zeroing)
     for part in (Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER):
         assert found.parts[part] == pytest.approx(bare.parts[part])
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_on_a_cpu_nothing_runs_beside_fsdps_reductions(on_cpu: bool) -> None:
+    """A unit's reduce-scatter begins when its backward has ended; the next unit's begins when it has, or at once."""
+    given = as_trained(scenario(LLAMA, "cluster.gpus=2", "layout.data=fsdp"), on_cpu=on_cpu)
+    trace, tasks = (result := simulate(given)).trace, result.program.programs[0].tasks
+    computing, reducing = [], []
+    for row in trace.rows(0).tolist():
+        task, span = tasks[int(trace.task[row])], (float(trace.start[row]), float(trace.end[row]))
+        if isinstance(task, Compute):
+            computing.append(span)
+        elif isinstance(task, Communicate) and task.exchange.collective is Collective.REDUCE_SCATTER:
+            reducing.append(span)
+    assert len(reducing) == given.model.layers + 2  # one microbatch; layers, embedding and head
+    beside = [span for span in computing for start, end in reducing if span[0] < end and start < span[1]]
+    assert bool(beside) is not on_cpu
 
 
 def _time(seconds: float, forward: float) -> StepTime:
@@ -128,9 +147,7 @@ def test_kernels_that_were_not_measured_are_named_with_their_seconds() -> None:
         assert kernel.shape is not None
         known = kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, kernel.launches
         if kernel.name == "optimizer.step":
-            return KernelRow(
-                kernel.name, *known, None, Outcome.OUT_OF_MEMORY, "its operands take 40 GiB"
-            )
+            return KernelRow(kernel.name, *known, None, Outcome.OUT_OF_MEMORY, "its operands take 40 GiB")
         return KernelRow(kernel.name, *known, Spread(1e-3, 1e-3, 1e-3, 3))
 
     given = scenario()

@@ -137,12 +137,12 @@ def _beside(shape: StreamShape, dtype: DType, *, on_cpu: bool) -> Bytes:
     elements, table = shape.elements, shape.table * shape.width
     others = [each.bytes for each in shape.formats if each is not dtype]
     cast = DType.FP32.bytes if on_cpu and others else 0
-    size = 0
+    size = 0.0
     match shape.routine:
         case Routine.ADAM | Routine.SGD:
-            size = elements * sum(others)
+            size = elements * sum(others, 0.0)
         case Routine.COPY:
-            size = elements * sum(others or (dtype.bytes,))
+            size = elements * sum(others or (dtype.bytes,), 0.0)
         case Routine.ACCUMULATE:
             size = elements * (shape.formats[0].bytes + cast)
         case Routine.LOOKUP:
@@ -153,4 +153,4 @@ def _beside(shape: StreamShape, dtype: DType, *, on_cpu: bool) -> Bytes:
             size = table * dtype.bytes
         case Routine.ROTARY:
             size = 2 * table * dtype.bytes
-    return float(size)
+    return size
