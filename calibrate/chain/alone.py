@@ -11,7 +11,7 @@ and alone, so their ratio stands.
 from dataclasses import replace
 from typing import Final
 
-from calibrate.check.here import fitted_layers, truncated
+from calibrate.check.here import Room, fitted_layers, truncated
 from clustersim.errors import InputError
 from clustersim.parallel.layout import Layout
 from clustersim.scenario import Scenario
@@ -38,7 +38,7 @@ def alone(scenario: Scenario, room: Bytes) -> Scenario:
         schedule=GPipe(),
         training=_runnable(replace(scenario.training, sequence=sequence)),
     )
-    return fitted_layers(truncated(cut, min(MOST, cut.model.layers)), room, None)
+    return fitted_layers(truncated(cut, min(MOST, cut.model.layers)), Room(room), None)
 
 
 def _one_rank(model: Model, tp: int) -> Model:

@@ -8,6 +8,8 @@ from typing import Any
 from calibrate.check.timeline import Part
 from clustersim.units import Bytes, Seconds, format_bytes, format_seconds
 
+SHOWN = 6  # kernels that were not measured
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -23,13 +25,22 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class Modelled:
+    """A kernel of the plan that was not measured: its seconds in the prediction, by a model, and why."""
+
+    kernel: str
+    seconds: Seconds
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """One step, predicted and measured.
 
     fastest, slowest: of the measured steps; parts: means over ranks; kinds: kernels by kind, means over ranks, measured
     under a profiler; peaks: bytes of tensors on the fullest rank, predicted and measured; provenance: what the
     prediction rests on; interference: as it was measured (`check.lost`), None: not at all; layers: of the model that
-    was trained, out of `layers_of`.
+    was trained, out of `layers_of`; modelled: kernels that were not measured, those with most seconds first.
     """
 
     name: str
@@ -47,6 +58,7 @@ class Comparison:
     measured_peak: Bytes
     provenance: Mapping[str, float]
     interference: float | None = None
+    modelled: tuple[Modelled, ...] = ()
 
     @property
     def peak_error(self) -> float:
@@ -74,6 +86,9 @@ class Comparison:
             "steps": self.steps,
             "interference": self.interference,
             "provenance_share": dict(self.provenance),
+            "not_measured": [
+                {"kernel": each.kernel, "predicted_s": each.seconds, "why": each.why} for each in self.modelled
+            ],
         }
         return json.dumps(content, indent=2, allow_nan=False)
 
@@ -97,8 +112,20 @@ class Comparison:
         yield f"{'peak memory of tensors':<24}{peaks}{100 * self.peak_error:>+8.1f} %"
         if self.interference is not None:
             yield f"kernels were slowed by {100 * self.interference:.0f} % while collectives ran beside them"
+        yield from self._not_measured()
         shares = ", ".join(f"{100 * share:.1f} % {name}" for name, share in self.provenance.items() if share > 0)
         yield f"the prediction's seconds are {shares}"
+
+    def _not_measured(self) -> Iterator[str]:
+        """Which kernels the prediction has from a model."""
+        if not self.modelled:
+            return
+        seconds = format_seconds(sum(each.seconds for each in self.modelled))
+        yield f"{seconds} of the prediction rest on a model of kernels that were not measured:"
+        for each in self.modelled[:SHOWN]:
+            yield _line(f"  {each.kernel}", Pair(each.seconds, 0.0)).rstrip() + f"  {each.why}"
+        if len(self.modelled) > SHOWN:
+            yield f"  and {len(self.modelled) - SHOWN} others"
 
 
 def _fields(pair: Pair) -> dict[str, float | None]:

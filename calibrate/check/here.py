@@ -13,12 +13,16 @@ import torch.distributed as dist
 from calibrate.check.predict import peak_allocated
 from calibrate.collectives.world import World, joined, local_device
 from calibrate.devices.device import TorchDevice, find
+from calibrate.kernels.routines import allocated
+from clustersim.assembly import kernels_of
 from clustersim.errors import InputError
 from clustersim.scenario import Scenario
 from clustersim.units import Bytes, format_bytes
 from clustersim.workload.stack import cut
 
 USABLE: Final = 0.9  # of the free memory
+TRAINED: Final = 0.5  # of that, for what is trained at its peak; kernels are measured beside it with the rest
+MEASURED: Final = 0.8  # of what is free beside it, for one kernel's operands (`kernels.rows` measures no larger one)
 _BACKENDS: Final = {"cuda": "nccl", "cpu": "gloo"}
 
 
@@ -99,24 +103,50 @@ def end_without_threads() -> None:
     os._exit(0)
 
 
-def fitted_layers(scenario: Scenario, room: Bytes, layers: int | None) -> Scenario:
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes for what is trained, at its peak, and for that with the operands of any one kernel; None: none is measured.
+
+    device: where kernels are measured.
+    """
+
+    trained: Bytes
+    whole: Bytes | None = None
+    device: torch.device | None = None
+
+    @classmethod
+    def shared(cls, free: Bytes, device: torch.device) -> "Room":
+        """Half for what is trained, the rest for kernels beside it."""
+        return cls(TRAINED * free, free, device)
+
+    def holds(self, scenario: Scenario) -> bool:
+        """Whether the scenario's model can be trained in it, and its kernels be measured."""
+        peak = peak_allocated(scenario)
+        if peak > self.trained or self.whole is None or self.device is None:
+            return peak <= self.trained
+        largest = max(allocated(kernel, self.device) for kernel in kernels_of(scenario))
+        return peak + largest / MEASURED <= self.whole
+
+
+def fitted_layers(scenario: Scenario, room: Room, layers: int | None) -> Scenario:
     """The scenario with so many layers, or with as many as fit; raise InputError where not even the fewest do."""
     fewest = scenario.layout.pp * scenario.placement.chunks
     if layers is not None:
         if not fewest <= layers:
             raise InputError(f"--layers: {layers} is too few; {fewest} is the fewest for {fewest} stages")
         return truncated(scenario, layers)
-    if peak_allocated(scenario) <= room:
-        return scenario
-    legal = range(fewest, scenario.model.layers, fewest)
-    fitting = [count for count in legal if peak_allocated(truncated(scenario, count)) <= room]
-    if not fitting:
-        least = peak_allocated(truncated(scenario, fewest))
-        raise InputError(
-            f"{scenario.model.name} with only {fewest} layers needs {format_bytes(least)} here, and there are "
-            f"{format_bytes(room)}; make it smaller, such as with --set training.microbatch=1 or training.sequence"
-        )
-    return truncated(scenario, fitting[-1])
+    legal = (scenario.model.layers, *reversed(range(fewest, scenario.model.layers, fewest)))
+    fitting = (each for count in legal if room.holds(each := truncated(scenario, count)))
+    found = next(fitting, None)
+    if found is not None:
+        return found
+    least = peak_allocated(truncated(scenario, fewest))
+    beside = "" if room.whole is None else " beside the operands of its largest kernel"
+    raise InputError(
+        f"{scenario.model.name} with only {fewest} layers needs {format_bytes(least)} here{beside}, and there are "
+        f"{format_bytes(room.whole or room.trained)}; make it smaller, such as with --set training.microbatch=1 or "
+        "training.sequence"
+    )
 
 
 def truncated(scenario: Scenario, layers: int) -> Scenario:

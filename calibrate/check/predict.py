@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from calibrate.check.held import Held
 from calibrate.check.timeline import TIMED, Part
 from clustersim.analysis.provenance import Expectation
 from clustersim.assembly import plan_of
 from clustersim.cost.record import Record
-from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Footprint
 from clustersim.memory.ledger import in_order, ledger
+from clustersim.parallel.data import FullyShard
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Compute, Stream
 from clustersim.result import Result
@@ -25,14 +26,14 @@ from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.units import Bytes, Seconds
 from clustersim.workload.framework import Framework
-from clustersim.workload.kernels import KernelKind
+from clustersim.workload.kernels import Kernel, KernelKind
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """One step: seconds, its parts and kinds of kernels (means over ranks), peak memory of the fullest rank.
 
-    expectation: what the sources of durations say of themselves.
+    expectation: what the sources of durations say of themselves; kernels: each kernel's seconds, means over ranks.
     """
 
     seconds: Seconds
@@ -41,6 +42,7 @@ class Prediction:
     peak: Bytes
     provenance: Mapping[str, float]
     expectation: Expectation
+    kernels: Mapping[Kernel, Seconds]
 
 
 def predict(scenario: Scenario, record: Record | None) -> Prediction:
@@ -49,16 +51,29 @@ def predict(scenario: Scenario, record: Record | None) -> Prediction:
     result = simulate(replace(scenario, cost=cost, steps=1))
     ranks = range(result.ranks)
     parts = [_parts(result, rank) for rank in ranks]
-    kinds = [_kinds(result, rank) for rank in ranks]
-    found = dict.fromkeys(kind for each in kinds for kind in each)
+    kernels = _kernels(result)
+    kinds: dict[KernelKind, Seconds] = {}
+    for kernel, seconds in kernels.items():
+        kinds[kernel.kind] = kinds.get(kernel.kind, 0.0) + seconds
     return Prediction(
         seconds=result.step_time,
         parts={part: float(np.mean([each[part] for each in parts])) for part in Part},
-        kinds={kind: float(np.mean([each.get(kind, 0.0) for each in kinds])) for kind in found},
+        kinds=kinds,
         peak=peak_allocated(scenario),
         provenance=dict(result.provenance),
         expectation=result.expectation,
+        kernels=kernels,
     )
+
+
+def as_trained(scenario: Scenario, *, on_cpu: bool) -> Scenario:
+    """The scenario as it is trained here: gradients are zeroed in place, on a CPU FSDP2 waits for each reduction."""
+    overheads = replace(scenario.training.overheads, zeroing=True)
+    changed = replace(scenario, training=replace(scenario.training, overheads=overheads))
+    match scenario.layout.data:
+        case FullyShard() as strategy if on_cpu:
+            return replace(changed, layout=replace(scenario.layout, data=replace(strategy, waits=True)))
+    return changed
 
 
 def peak_allocated(scenario: Scenario) -> Bytes:
@@ -66,7 +81,7 @@ def peak_allocated(scenario: Scenario) -> Bytes:
     plan = plan_of(scenario)
     footprint = Footprint(plan, Framework(fragmentation=1.0, communicator=0.0), context=0.0)
     order = scenario.schedule.order(plan.layout.pp, plan.microbatches)
-    activations = Activations(plan)
+    activations = Held(plan)
     return max(ledger(footprint, activations, rank, in_order(each)).peak for rank, each in enumerate(order))
 
 
@@ -89,10 +104,12 @@ def _runs(result: Result, rank: int) -> Iterator[_Run]:
 
 
 def _parts(result: Result, rank: int) -> dict[Part, Seconds]:
-    seconds, before = dict.fromkeys(TIMED, 0.0), 0.0
+    """What precedes the first pass (zeroing gradients) is `OTHER`, what follows the last one the optimizer's."""
+    seconds, runs = dict.fromkeys(TIMED, 0.0), list(_runs(result, rank))
     waits = result.scenario.layout.pp > 1
-    begun = None
-    for run in _runs(result, rank):
+    first = next(place for place, run in enumerate(runs) if run.task.action is not None)
+    before, begun = runs[first - 1].end if first else 0.0, None
+    for run in runs[first:]:
         if run.task.action is None:
             begun = run.start if begun is None else begun
             continue
@@ -105,12 +122,15 @@ def _parts(result: Result, rank: int) -> dict[Part, Seconds]:
     return {**seconds, Part.OTHER: result.step_time - sum(seconds.values())}
 
 
-def _kinds(result: Result, rank: int) -> dict[KernelKind, Seconds]:
-    seconds: dict[KernelKind, Seconds] = {}
-    for run in _runs(result, rank):
-        timing = result.cost.block(int(result.trace.representative[rank]), run.task.block)
-        running = (timing.kernels - timing.launching).tolist()
-        for operation, duration in zip(run.task.block.operations, running, strict=True):
-            if operation.kernel is not None:
-                seconds[operation.kernel.kind] = seconds.get(operation.kernel.kind, 0.0) + duration
+def _kernels(result: Result) -> dict[Kernel, Seconds]:
+    """Seconds of each kernel in a step, means over ranks."""
+    seconds: dict[Kernel, Seconds] = {}
+    for rank in range(result.ranks):
+        for run in _runs(result, rank):
+            timing = result.cost.block(int(result.trace.representative[rank]), run.task.block)
+            running = (timing.kernels - timing.launching).tolist()
+            for operation, duration in zip(run.task.block.operations, running, strict=True):
+                if operation.kernel is not None:
+                    part = duration / result.ranks
+                    seconds[operation.kernel] = seconds.get(operation.kernel, 0.0) + part
     return seconds

@@ -7,19 +7,21 @@ from statistics import median
 
 import torch
 
-from calibrate.check.comparison import Comparison, Pair
-from calibrate.check.here import Here, fitted_layers, note
+from calibrate.check.agreed import together
+from calibrate.check.comparison import Comparison, Modelled, Pair
+from calibrate.check.here import Here, Room, fitted_layers, note
 from calibrate.check.measured import HostOf, Rounds, Turns, record_of, run_rounds, typical
-from calibrate.check.predict import Prediction, predict
+from calibrate.check.predict import Prediction, as_trained, predict
 from calibrate.check.profile import Profile
 from calibrate.check.support import require_supported
 from calibrate.check.timeline import Part, StepTime
 from calibrate.check.training import training
-from clustersim.cost.record import Origin, Record
+from clustersim.cost.record import Origin, Outcome, Record, signature
 from clustersim.cost.record_file import read_record
 from clustersim.errors import InputError
 from clustersim.scenario import Scenario
 from clustersim.units import Seconds
+from clustersim.workload.kernels import Kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,14 @@ def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
     """Compare a real step with its prediction; on several processes all call it alike."""
     require_supported(scenario)
     record = None if asked.record is None else _record(scenario, asked.record, here.device.name)
-    room = min(here.gathered(here.alone()))
-    cut = fitted_layers(scenario, room, asked.layers)
+    free = min(here.gathered(here.alone()))
+    room = Room(free) if record else Room.shared(free, here.device.torch)
+    cut = as_trained(fitted_layers(scenario, room, asked.layers), on_cpu=here.device.torch.type == "cpu")
     if cut.model.layers != scenario.model.layers:
         note(here, f"training {cut.model.layers} of the {scenario.model.layers} layers of {cut.model.name}")
     rounds = _measured(cut, here, Turns(asked.rounds, asked.steps, measuring=record is None, host=asked.host))
-    predicted = predict(_slowed(cut, rounds.interference), record or record_of(cut, rounds, here))
+    record = record or record_of(cut, rounds, here)
+    predicted = predict(_slowed(cut, rounds.interference), record)
     made = _compared(predicted, typical(rounds.steps), rounds.profiles)
     times: list[Seconds] = [each.seconds for each in rounds.steps]
     return replace(
@@ -59,12 +63,35 @@ def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
         fastest=min(times),
         interference=rounds.interference,
         slowest=max(times),
+        modelled=modelled(predicted.kernels, record),
     )
 
 
+def modelled(kernels: Mapping[Kernel, Seconds], record: Record) -> tuple[Modelled, ...]:
+    """The kernels of a prediction that a record has no time of, and why, those with most seconds first."""
+    rows = {row.signature: row for row in record.kernels}
+    found = []
+    for kernel, seconds in kernels.items():
+        known = signature(kernel)
+        row = None if known is None else rows.get(known)
+        if row is None or row.time is None:
+            why = "the record has no such kernel" if row is None else f"{_words(row.outcome)}: {row.source}"
+            found.append(Modelled(kernel.name, seconds, why))
+    return tuple(sorted(found, key=lambda each: -each.seconds))
+
+
+def _words(outcome: Outcome) -> str:
+    return outcome.value.replace("_", " ")
+
+
 def _measured(scenario: Scenario, here: Here, turns: Turns) -> Rounds:
-    with training(scenario, here) as (trainer, batch):
-        return run_rounds(scenario, trainer, batch, here, turns)
+    """Build the model and train it, on all ranks or on none; raise InputError where it cannot be run here."""
+
+    def run() -> Rounds:
+        with training(scenario, here) as (trainer, batch):
+            return run_rounds(scenario, trainer, batch, here, turns)
+
+    return together(here.world, run)
 
 
 def _record(scenario: Scenario, path: Path, device: str) -> Record:

@@ -5,10 +5,15 @@ wider than the weights that compute, autograd's gradient is added to a buffer (`
 optimizer updates the master weights if there are any, and the compute weights are refreshed from them. Weights whose
 gradients a strategy spreads over ranks (DTensors) and those that it does not form groups of their own, since torch's
 lists of tensors (foreach) take one kind only.
+
+Beside fused kernels gradients are clipped as Megatron-LM does it (`clip_grads.py`, `clip_grad_by_total_norm_fp32`): the
+host reads the norm, and scales them by one more kernel where it exceeds the limit. Beside foreach kernels as
+`torch.nn.utils.clip_grad_norm_` does: they are scaled whatever it is.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +26,9 @@ from calibrate.check.linear import Linear
 from clustersim.workload.kernels import Routine
 from clustersim.workload.training import Optimizer, Training
 
-_RATE, _MOMENTUM, _LIMIT = 1e-4, 0.9, 1.0
+_RATE, _MOMENTUM = 1e-4, 0.9
+LIMIT: Final = 1e3
+"""Of the norm: above what random weights have, as in a steady run, in which it is rarely exceeded."""
 _ROUTINES = {Optimizer.ADAM: Routine.ADAM, Optimizer.SGD: Routine.SGD}
 OverRanks = Callable[[Tensor], Tensor]
 """Sum of squares of one rank's own gradients to that of the whole model's."""
@@ -90,15 +97,14 @@ class Update:
         return spread, plain
 
     def _clip(self) -> None:
-        """Fused optimizers scale by the way, if the norm exceeds the limit; else all gradients are scaled."""
+        """Fused optimizers scale where the norm exceeds the limit, for which the host waits; else whatever it is."""
         with labelled(optimizer(Routine.GRADIENT_NORM)):
             norm = self._norm()
-        if self.training.fused and isinstance(self._optimizer, torch.optim.AdamW):
-            self._optimizer.grad_scale = (norm / _LIMIT).clamp(min=1.0)  # type: ignore[attr-defined]
+        if self.training.fused and float(norm) <= LIMIT:
             return
         with labelled(optimizer(Routine.GRADIENT_CLIP)):
             for group in filter(None, self._groups()):
-                clip_grads_with_norm_(group, _LIMIT, norm, foreach=True)
+                clip_grads_with_norm_(group, LIMIT, norm, foreach=True)
 
     def _norm(self) -> Tensor:
         spread, plain = ([weight.grad for weight in group if weight.grad is not None] for group in self._groups())

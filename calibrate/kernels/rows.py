@@ -72,7 +72,7 @@ def arrangement(kernel: Kernel, device: TorchDevice, method: Method) -> Arrangem
         return Arrangement(1, flushed=False)
     needed = math.ceil(_CACHES * device.cache_bytes / routines.touched(kernel))
     spent = min(_ROTATED * device.free_bytes(), _WASTED * device.cache_bytes)
-    affordable = max(1, int(spent / routines.allocated(kernel)))
+    affordable = max(1, int(spent / routines.allocated(kernel, device.torch)))
     if needed > _COPIES or needed > affordable:
         return Arrangement(1, flushed=True)
     return Arrangement(needed, flushed=False)
@@ -85,7 +85,7 @@ class _TooLargeError(Exception):
 def _timed(kernel: Kernel, device: TorchDevice, method: Method) -> tuple[Spread, UnderLoad | None]:
     if not device.supports(kernel.dtype):
         raise routines.Unsupported(f"{device.name} has no {kernel.dtype.value}")
-    size = routines.allocated(kernel)
+    size = routines.allocated(kernel, device.torch)
     if size > _FREE * device.free_bytes():
         free = format_bytes(device.free_bytes())
         raise _TooLargeError(f"its operands take {format_bytes(size)}; {free} are free")

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from calibrate.check.here import fitted_layers, truncated
+from calibrate.check.here import Room, fitted_layers, truncated
 from calibrate.check.measured import WARM_UP
 from calibrate.check.predict import Prediction, predict
 from clustersim.cost.record import Record
@@ -63,12 +63,12 @@ def variants(one: Scenario, seen: frozenset[int], record: Record, room: Bytes, s
 
 def _unseen(one: Scenario, seen: frozenset[int], room: Bytes) -> Iterator[Scenario]:
     usual = _batched(one, one.training.microbatch)
-    most = fitted_layers(usual, room, None).model.layers
+    most = fitted_layers(usual, Room(room), None).model.layers
     depth = _avoiding(seen | {most}, most)
     yield truncated(usual, depth)
     other = _batched(one, _NARROW if one.training.microbatch >= _WIDE else _WIDE)
     with suppress(InputError):  # a wider one may not fit
-        yield fitted_layers(truncated(other, depth), room, None)
+        yield fitted_layers(truncated(other, depth), Room(room), None)
     if depth > 1:
         yield truncated(usual, _avoiding(seen, depth // 2))
 

@@ -5,7 +5,8 @@ reaches the unit `prefetch` places before it, so at most prefetch + 1 gathered u
 nothing for the next pass. Gradients are reduced and scattered unit by unit, behind the gathers in the same stream, and
 with hybrid sharding summed across the replicas there (FSDP2 has a stream of its own for that; where both use the same
 network ports they share them, which one stream says). The head stays gathered between its forward and its backward,
-which follows at once (as torchtitan wraps it for FSDP2). With a pipeline a stage's first forward gathers its units, its
+which follows at once (as torchtitan wraps it for FSDP2). On a CPU, which has no streams, FSDP2's reduce-scatter ends
+before the next unit's backward begins (`waits`). With a pipeline a stage's first forward gathers its units, its
 last backward reduces them, and between the two they stay (`parallel.data`).
 FSDP2 gathers into one buffer and copies each parameter out of it before its unit runs (`foreach_all_gather`'s copy-out,
 torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py); copies of gradients into the buffer that is reduced run
@@ -26,12 +27,16 @@ from clustersim.program.task import Operation, Work
 from clustersim.workload.streaming import copy
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sharded:
-    """Gathers, runs and reduces unit by unit. _kept: stages whose units were gathered and stay so."""
+    """Gathers, runs and reduces unit by unit.
+
+    _kept: stages whose units were gathered and stay so; _awaited: reductions that the next unit waits for.
+    """
 
     strategy: FullyShard
     _kept: set[int] = field(default_factory=set)
+    _awaited: tuple[int, ...] = ()
 
     def begin(self, low: Lowering, stages: Sequence[Stage]) -> None:
         """Nothing to do: parameters are gathered when they are needed."""
@@ -46,7 +51,8 @@ class Sharded:
                 if self._gathers(low, units[issued], run):
                     gathers[issued] = self._gather(low, units[issued], run.action.kind)
                 issued += 1
-            own = gathers.get(place, ())
+            own = (*gathers.get(place, ()), *self._awaited)
+            self._awaited = ()
             part = Pass(run.stage, run.action, (*run.after, *own), run.arriving)
             self._compute(low, part if place == 0 else Pass(run.stage, run.action, own), unit)
         if self.strategy.keeps(pipelined=low.plan.layout.pipelined):
@@ -79,8 +85,11 @@ class Sharded:
         task = low.compute(run, (id(unit), bool(copied)), (*copied, *unit.operations(kind)))
         if self._reduces(low, run):
             last = run.action in low.last or self.strategy.all_reduce is Microbatches.EVERY
+            reductions: tuple[int, ...] = ()
             for each in _held(low, unit):
-                low.reducing += low.reduce(f"reduce {unit.name}", *each, (task,), across=last)
+                reductions += low.reduce(f"reduce {unit.name}", *each, (task,), across=last)
+            low.reducing += reductions
+            self._awaited = reductions if self.strategy.waits else ()
 
     def _reduces(self, low: Lowering, run: Pass) -> bool:
         """Whether gradients are reduced during a pass."""

@@ -133,6 +133,7 @@ class FullyShard:
     and summed across their groups (hybrid sharding); all_reduce: after which microbatches across them.
     secondary: over how many ranks backward's copy of the parameters is cut, None: there is none (hpZ).
     reduce: after which microbatches gradients are reduced, None: every one, or the last with a pipeline.
+    waits: compute waits for each reduction (FSDP2 on a CPU, which has no streams); a scenario cannot say so.
     """
 
     stage: ClassVar[int] = 3
@@ -144,6 +145,7 @@ class FullyShard:
     secondary: int | None = None
     reduce: Microbatches | None = None
     all_reduce: Microbatches = Microbatches.EVERY
+    waits: bool = False
 
     @property
     def ahead(self) -> int:

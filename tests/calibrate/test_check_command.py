@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from clustersim.assembly import kernels_of
 from clustersim.errors import InputError
 from tests.calibrate.check_cases import LLAMA, TRAINING, one_thread, scenario
 
 torch = pytest.importorskip("torch")
 
-from calibrate.check.here import fitted_layers, world_of  # noqa: E402
+from calibrate.check.here import Room, fitted_layers, world_of  # noqa: E402
 from calibrate.check.support import require_supported  # noqa: E402
 from calibrate.checking import add_arguments, command  # noqa: E402 - torch first
 
@@ -114,12 +115,28 @@ def test_a_model_is_cut_to_the_layers_that_fit() -> None:
     from calibrate.check.predict import peak_allocated
 
     given = scenario(LLAMA, "model.layers=6")
-    room = peak_allocated(scenario(LLAMA, "model.layers=4"))
+    room = Room(peak_allocated(scenario(LLAMA, "model.layers=4")))
     assert fitted_layers(given, room, None).model.layers == 4
     assert fitted_layers(given, room, 3).model.layers == 3
-    assert fitted_layers(given, 2 * room, None) is given
+    assert fitted_layers(given, Room(2 * room.trained), None) is given
     with pytest.raises(InputError, match=r"with only 1 layers needs .* make it smaller"):
-        fitted_layers(given, 1.0, None)
+        fitted_layers(given, Room(1.0), None)
+
+
+def test_what_is_trained_leaves_room_to_measure_every_kernel() -> None:
+    """Half of the memory at most, and with the largest kernel (an update of many weights) no more than all of it."""
+    from calibrate.check.predict import peak_allocated
+    from calibrate.kernels.routines import allocated
+
+    wide = ("model.layers=6", "model.hidden=128", "model.ffn=512", "model.vocab=512", "training.microbatch=1")
+    given, cpu = scenario(LLAMA, *wide), torch.device("cpu")
+    for times, whole in ((1.5, False), (1.9, False), (2.5, True)):
+        free = times * peak_allocated(given)
+        cut = fitted_layers(given, Room.shared(free, cpu), None)
+        peak, largest = peak_allocated(cut), max(allocated(kernel, cpu) for kernel in kernels_of(cut))
+        assert peak <= free / 2.0
+        assert largest <= 0.8 * (free - peak)
+        assert (cut.model.layers == given.model.layers) is whole
 
 
 def test_a_record_of_another_accelerator_is_refused(path: str, tmp_path: Path) -> None:

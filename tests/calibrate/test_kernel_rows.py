@@ -148,7 +148,7 @@ def test_what_reads_little_of_much_memory_is_flushed_instead_of_copied() -> None
     """A few rows of a table of 8 MiB, which is half of what copies may take of a cache of 1 MiB."""
     shape = StreamShape(Routine.LOOKUP, 32, 256, fused=True, table=8192)
     lookup = Kernel("lookup", KernelKind.EMBEDDING, DType.FP32, 0.0, 2 * 32 * 1024.0, shape)
-    assert routines.allocated(lookup) > 8 * MIB
+    assert routines.allocated(lookup, torch.device("cpu")) > 8 * MIB
     assert kernel_rows.arrangement(lookup, Small(free=1024 * MIB), Method()).flushed
 
 

@@ -153,7 +153,7 @@ def test_every_kernel_of_a_scenario_runs_on_a_cpu(model: str, attention: str) ->
         action = routines.prepare(kernel, CPU)
         action()
         action()
-        assert routines.allocated(kernel) >= routines.touched(kernel) > 0.0
+        assert routines.allocated(kernel, CPU) >= routines.touched(kernel) > 0.0
 
 
 def test_what_a_cpu_has_no_kernel_for_is_said_by_name() -> None:

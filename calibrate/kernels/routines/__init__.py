@@ -9,16 +9,14 @@ import torch
 from calibrate.devices.stopwatch import Action
 from calibrate.kernels.formulas import Unsupported
 from calibrate.kernels.routines import attention, matmul, optimizer, streaming
+from calibrate.kernels.routines.memory import allocated, touched
 from clustersim.dtypes import DType
-from clustersim.units import Bytes
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Routine, StreamShape
 
 __all__ = ["Unsupported", "allocated", "compiling", "prepare", "settings", "touched"]
 
 _UPDATES: Final = (Routine.ADAM, Routine.SGD, Routine.GRADIENT_NORM, Routine.GRADIENT_CLIP)
-_TENSORS: Final = {Routine.ADAM: 4, Routine.SGD: 3}  # as large as the weights; of other routines one at least
 _COMPILED: Final = 64  # variants of one formula: formats, and sizes that are 1
-_SCRATCH: Final = 1.5  # times what a streaming kernel moves: operands, results, and what autograd keeps between
 
 
 def prepare(kernel: Kernel, device: torch.device) -> Action:
@@ -34,26 +32,6 @@ def prepare(kernel: Kernel, device: torch.device) -> Action:
         case StreamShape() as shape:
             return streaming.prepare(shape, kernel.dtype, device)
     raise Unsupported(f"{kernel.name}: nothing says what it computes")
-
-
-def allocated(kernel: Kernel) -> Bytes:
-    """Bytes that the kernel's operands and results take, at most."""
-    match kernel.shape:
-        case MatmulShape() as shape:
-            return matmul.allocated(shape, kernel.dtype)
-        case AttentionShape() as shape:
-            return attention.allocated(shape, kernel.dtype)
-        case StreamShape(routine=Routine.LOOKUP | Routine.POSITIONS) as shape:
-            return _SCRATCH * kernel.bytes + shape.table * shape.width * kernel.dtype.bytes
-    return _SCRATCH * kernel.bytes
-
-
-def touched(kernel: Kernel) -> Bytes:
-    """Bytes of distinct memory that one run of the kernel reads or writes, at least."""
-    match kernel.shape:
-        case StreamShape(routine=routine) as shape:
-            return float(_TENSORS.get(routine, 1) * shape.elements * kernel.dtype.bytes)
-    return allocated(kernel)
 
 
 @contextmanager

@@ -25,8 +25,8 @@ def prepare(shape: AttentionShape, dtype: DType, device: torch.device, *, gradie
     return backward(formulas.attention(q, k, v, causal=shape.causal), made)
 
 
-def allocated(shape: AttentionShape, dtype: DType) -> float:
-    """Bytes of operands, result, and the gradients of all four."""
+def allocated(shape: AttentionShape, dtype: DType, *, gradient: bool) -> float:
+    """Bytes of operands and result; gradient: and of the gradients of all four."""
     queries = shape.query * shape.heads
     keys = shape.key * shape.kv_heads
-    return 4.0 * shape.batch * (queries + keys) * shape.head_dim * dtype.bytes
+    return (4.0 if gradient else 2.0) * shape.batch * (queries + keys) * shape.head_dim * dtype.bytes

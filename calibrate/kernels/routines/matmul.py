@@ -45,7 +45,7 @@ def operands(shape: MatmulShape, dtype: DType, device: torch.device) -> tuple[Te
 def allocated(shape: MatmulShape, dtype: DType) -> float:
     """Bytes of operands and result."""
     m, n, k = shape.m, shape.n, shape.k
-    result = (shape.accumulated or DType.FP32).bytes
+    result = (shape.accumulated or (DType.BF16 if dtype is DType.FP8 else dtype)).bytes
     return float(shape.batch * ((m * k + k * n) * dtype.bytes + m * n * result))
 
 
