@@ -11,6 +11,7 @@ from clustersim.analysis.rows import Rows, read_rows
 from clustersim.analysis.steps import step_times
 from clustersim.arrays import FloatArray
 from clustersim.cost.block import BlockCost
+from clustersim.cost.interference import Interference
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.machines import Machine, Machines, Slowed
 from clustersim.engine.engine import run
@@ -89,7 +90,9 @@ class Disturbed:
         speeds = np.ones(program.ranks)
         speeds[list(self.speeds)] = list(self.speeds.values())
         different, of = np.unique(speeds, return_inverse=True)
-        machines = tuple(Machine(Slowed(pieces, float(speed)), self.interference) for speed in different)
+        machines = tuple(
+            Machine(Slowed(pieces, float(speed)), Interference.equal(self.interference)) for speed in different
+        )
         return BlockCost(program, Machines(machines, of.reshape(-1)), pieces)
 
     def run(self, *, folded: bool = True) -> Ran:

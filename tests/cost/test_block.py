@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.cost.block import BlockCost, BlockTiming
+from clustersim.cost.interference import Interference
 from clustersim.cost.launching import Launching
 from clustersim.cost.machines import Machine, Machines
 from clustersim.dtypes import DType
@@ -28,7 +29,9 @@ def overlap(kernel: float, beside: float, chunks: float = INFINITE, *, local: bo
 def cost(interference: float, launch: float = 0.0) -> BlockCost:
     made = program([[]], {"tp": [[0]]})
     unit = UnitCost(made)
-    return BlockCost(made, Machines.equal(Machine(unit, interference, Launching(launch, launch)), 1), unit)
+    return BlockCost(
+        made, Machines.equal(Machine(unit, Interference.equal(interference), Launching(launch, launch)), 1), unit
+    )
 
 
 def timed(interference: float, *operations: Operation, launch: float = 0.0) -> BlockTiming:
