@@ -23,6 +23,8 @@ VERSION: Final = 2
 READABLE: Final = (1, VERSION)
 """Versions that can be read. 2 adds the device under load, chain factors, the host, what collectives lose, steps."""
 
+_COLLECTIVES: Final = {kind.value: kind for kind in Collective}
+
 
 class Origin(Enum):
     """Where the rows come from."""
@@ -345,11 +347,8 @@ class Record:
 
         A copy within the device's memory takes far more of its bandwidth than a collective does, and says nothing here.
         """
-        known = {kind.value: kind for kind in Collective}
-        rows = [row for row in self.beside if row.beside in known and row.kernel.time is not None]
-        kernels = [(known[row.beside], row, row.together, row.slowing) for row in rows]
-        calls = [(known[row.beside], row, row.call_together, row.hindrance) for row in rows]
-        return Interference.of(_parts(kernels), _parts(calls)) if rows else None
+        measured = slowed(self.beside)
+        return Interference.of(measured, hindered(self.beside)) if measured else None
 
     @property
     def attention(self) -> Attention:
@@ -361,13 +360,22 @@ def _part(alone: Spread, together: Spread) -> float:
     return max(0.0, together.seconds / alone.seconds - 1.0)
 
 
-def _parts(measured: Iterable[tuple[Collective, BesideRow, Spread | None, float]]) -> Parts:
-    """By which part what was measured together (if it was) took longer, of each pair all rows together."""
+def slowed(rows: Iterable[BesideRow]) -> Parts:
+    """By which part kernels took longer beside collectives, of each pair that was measured all rows together."""
+    return _parts((row, row.together, row.slowing) for row in rows if row.kernel.time is not None)
+
+
+def hindered(rows: Iterable[BesideRow]) -> Parts:
+    """The same of the collectives."""
+    return _parts((row, row.call_together, row.hindrance) for row in rows if row.call_together is not None)
+
+
+def _parts(measured: Iterable[tuple[BesideRow, Spread, float]]) -> Parts:
     pairs: dict[tuple[Collective, KernelClass], list[tuple[Seconds, Seconds]]] = {}
-    for kind, row, together, part in measured:
-        if together is not None:
+    for row, together, part in measured:
+        if row.beside in _COLLECTIVES:
             times = together.seconds, together.seconds / (1.0 + part)
-            pairs.setdefault((kind, class_of(row.kernel.kind)), []).append(times)
+            pairs.setdefault((_COLLECTIVES[row.beside], class_of(row.kernel.kind)), []).append(times)
     return {pair: sum(each[0] for each in some) / sum(each[1] for each in some) - 1.0 for pair, some in pairs.items()}
 
 
