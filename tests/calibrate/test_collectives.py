@@ -119,8 +119,8 @@ def test_kernels_and_collectives_are_put_beside_each_other_by_all_processes_alik
     assert all(0.0 <= slowing <= 99.0 + 1e-9 and not hindrance for _, slowing, hindrance in known)
     assert [each for each in seen["beside"] if isinstance(each, str)] == [
         "beside beside.matmul, which could not be run by itself (unsupported)",
-        "8 ranks on 1 node do not fit the 4 processes on 2 nodes",
         "beside beside.matmul, which could not be run by itself (unsupported)",
+        "8 ranks on 1 node do not fit the 4 processes on 2 nodes",
     ]
 
 
