@@ -84,6 +84,13 @@ def require(scenario: object) -> None:
 
 def require_offers(scenario: Scenario, program: Program) -> None:
     """Refuse switches that leave the library nothing for a collective that the step needs, in one of its groups."""
+    try:
+        _require_offers(scenario, program)
+    except InputError as error:
+        raise InputError(f"{scenario.path or scenario.name}: cost: {error}") from error
+
+
+def _require_offers(scenario: Scenario, program: Program) -> None:
     switches, left = scenario.cost.switches, library_of(scenario)
     surveyor = Surveyor(scenario.cluster.fabric, left)
     every = (each for one in program.programs for each in one.exchanges if not isinstance(each, HostExchange))
@@ -100,7 +107,7 @@ def _nothing_left(scenario: Scenario, kind: Collective) -> str:
     library = load_library(scenario.cluster.library)
     own = ", ".join(dict.fromkeys(offer.name for offer in library.offers_for(kind)))
     return (
-        f"cost: with {scenario.cost.switches.words} nothing is left of {library.name} for {kind.value}, which the step "
+        f"with {scenario.cost.switches.words} nothing is left of {library.name} for {kind.value}, which the step "
         f"needs and which it does by {own or 'nothing'}; for one collective alone a list is written allreduce:tree"
     )
 

@@ -202,16 +202,14 @@ class Surveyor(FieldState):
     fabric: Fabric
     library: Library
 
-    def survey(
-        self, kind: Collective, members: IntArray, algorithm: str | None = None, payload: Bytes | None = None
-    ) -> Choices:
-        """Cost the offers for the groups [groups, size]; `algorithm` restricts them to one algorithm.
+    def survey(self, kind: Collective, members: IntArray, payload: Bytes | None = None) -> Choices:
+        """Cost the offers for the groups [groups, size].
 
         payload: algorithms whose rounds alone take longer than others for it, in every group, are left out.
         """
         turned = images(members, self._turn) if self._turn else None
         kept = members if turned is None else members[turned.kept]
-        tenders = [self._tender(kind, each, algorithm) for each in arrange(kept, self.fabric)]
+        tenders = [self._tender(kind, each) for each in arrange(kept, self.fabric)]
         route_one = partial(self._route, turned=turned is not None, alone=len(tenders) == 1)
         siblings = Siblings([tender.phases for tender in tenders], route_one)
         beside = (partial(siblings.routed, number) for number in range(len(tenders)))
@@ -234,18 +232,18 @@ class Surveyor(FieldState):
         """Raise InputError where the library can do nothing in one of the groups [groups, size]."""
         turned = images(members, self._turn) if self._turn else None
         for each in arrange(members if turned is None else members[turned.kept], self.fabric):
-            self._tender(kind, each, None)
+            self._tender(kind, each)
 
-    def _tender(self, kind: Collective, arrangement: Arrangement, algorithm: str | None) -> "_Tender":
+    def _tender(self, kind: Collective, arrangement: Arrangement) -> "_Tender":
         """What the library offers for groups of this shape."""
         without = self.library.without(self._makes) if arrangement.spans > 1 else frozenset()
-        offered = self.library.offered(kind, algorithm)
+        offered = self.library.offers_for(kind)
         able = [offer for offer in offered if self._possible(offer) and offer.works(without)]
         names = dict.fromkeys(offer.algorithm for offer in able)
         phases = {name: found for name in names if (found := ALGORITHMS[name].phases(kind, arrangement))}
         offers = tuple(offer for offer in able if offer.algorithm in phases)
         if not offers:
-            by = ", ".join(dict.fromkeys(offer.algorithm for offer in offered)) or algorithm
+            by = ", ".join(dict.fromkeys(offer.algorithm for offer in offered))
             where = "in one NVLink domain" if arrangement.spans == 1 else f"over {arrangement.spans} NVLink domains"
             raise InputError(
                 f"{self.library.name} cannot do {kind.value} by {by or 'anything'} in groups of {arrangement.size} "

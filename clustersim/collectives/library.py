@@ -279,17 +279,12 @@ class Library:
         """Offers from which the library chooses for one collective; there may be none."""
         return tuple(offer for offer in self.offers if offer.default and kind in offer.collectives)
 
-    def offered(self, kind: Collective, algorithm: str | None = None) -> tuple[Offer, ...]:
-        """Offers for one collective: those that the library chooses from, or those of the named algorithm."""
-        able = [offer for offer in self.offers if kind in offer.collectives]
-        named = tuple(offer for offer in able if offer.algorithm == algorithm)
-        chosen = named if algorithm else self.offers_for(kind)
-        if chosen:
-            return chosen
-        if algorithm is None:
-            raise InputError(f"library {self.name} has no algorithm for {kind.value}")
-        hint = nearest(algorithm, {offer.algorithm for offer in able})
-        raise InputError(f"library {self.name} does not offer {algorithm!r} for {kind.value}; {hint}")
+    def require(self, kind: Collective, algorithm: str) -> None:
+        """Raise InputError where no offer does a collective by an algorithm, chosen by the library itself or not."""
+        able = {offer.algorithm for offer in self.offers if kind in offer.collectives}
+        if algorithm not in able:
+            hint = nearest(algorithm, able)
+            raise InputError(f"library {self.name} does not offer {algorithm!r} for {kind.value}; {hint}")
 
 
 def _of(known: Mapping[Technology | None, T], technology: Technology, library: str) -> T:

@@ -152,7 +152,7 @@ def _cost(
 
 
 def _require_offered(library: str, collective: Collective, algorithm: str, readings: Readings) -> None:
-    readings.of(load_library, library).offered(collective, algorithm)
+    readings.of(load_library, library).require(collective, algorithm)
 
 
 def _require_nccl(section: CostSection, library: Library) -> None:

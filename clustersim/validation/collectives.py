@@ -51,10 +51,8 @@ NEEDED: Final = (
 )
 MEBIBYTE: Final = 2**20
 MOST_GPUS: Final = 2**17
-SHARP: Final = "collnet"
 _ALGORITHMS: Final = {
-    SHARP: SHARP,
-    **{"": "", "ring": "ring", "tree": "tree"},
+    **{"": "", "ring": "ring", "tree": "tree", "collnet": "collnet"},
     **dict.fromkeys(("nvls", "nvlstree", "in_network"), "in_network"),
 }
 _PLACE: Final = (
@@ -203,10 +201,17 @@ class Place:
         members = np.arange(self.gpus)[None]
         if self.collective is Collective.SEND_RECV:
             members = np.stack([members[0], np.roll(members[0], -1)], axis=1)
-        if self.algorithm == SHARP:
-            library = Switches({self.collective: COLLNET}, collnet=True).narrowed(library)
-            return Surveyor(self.fabric, library).survey(self.collective, members)
-        return Surveyor(self.fabric, library).survey(self.collective, members, self.algorithm or None)
+        return Surveyor(self.fabric, self._switches.narrowed(library)).survey(self.collective, members)
+
+    @property
+    def _switches(self) -> Switches:
+        """What the benchmark told the library."""
+        match self.algorithm:
+            case "":
+                return Switches()
+            case "collnet":
+                return Switches({self.collective: COLLNET}, collnet=True, words=self.algorithm)
+        return Switches(forced={self.collective: self.algorithm}, words=self.algorithm)
 
     def seen(self, seconds: FloatArray) -> FloatArray:
         """What the benchmark sees of collectives that take so long."""

@@ -10,6 +10,7 @@ from clustersim.collectives.library import ALGORITHMS, load_library
 from clustersim.collectives.loads import OwnLoads, picked
 from clustersim.collectives.phase import arrange
 from clustersim.collectives.routes import route
+from clustersim.collectives.switches import Switches
 from clustersim.collectives.transfer import effective_bandwidth
 from clustersim.hardware.technology import Technology
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
@@ -42,7 +43,8 @@ def test_groups_that_share_a_link_ask_alone_for_what_fits_alone() -> None:
     members = np.arange(48).reshape(6, 8).T
     loads, alone = loads_of(members), loads_of(members[:1])
     assert loads.per_byte.tolist() == pytest.approx([alone.per_byte[0]] * 8)
-    together = choose(Surveyor(FABRIC, NCCL).survey(Collective.ALL_GATHER, members, "ring"), 1e12).seconds
+    rings = Switches(forced={Collective.ALL_GATHER: "ring"}, words="ring").narrowed(NCCL)
+    together = choose(Surveyor(FABRIC, rings).survey(Collective.ALL_GATHER, members), 1e12).seconds
     assert together.max() > 3.9 * 1e12 * loads.per_byte.max()
 
 

@@ -72,8 +72,8 @@ def test_an_algorithm_that_the_library_never_takes_by_itself_may_be_forced() -> 
 
 def test_errors_name_what_the_user_said() -> None:
     only = Switches({Collective.ALL_REDUCE: frozenset()}, words="NCCL_ALGO").narrowed(NCCL)
-    with pytest.raises(InputError, match="library nccl with NCCL_ALGO has no algorithm for all_reduce"):
-        only.offered(Collective.ALL_REDUCE)
+    with pytest.raises(InputError, match="nccl with NCCL_ALGO cannot do all_reduce by anything in groups of 32"):
+        Surveyor(FABRIC, only).survey(Collective.ALL_REDUCE, np.arange(32)[None])
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_a_group_alone_is_never_slower_than_beside_its_siblings(ranks, algorithm
 
 
 def test_the_ll_protocol_stays_below_its_ceiling():
-    bandwidth = effective_bandwidth(FABRIC.links, NCCL, NCCL.offered(Collective.ALL_GATHER)[0], 1)
+    bandwidth = effective_bandwidth(FABRIC.links, NCCL, NCCL.offers_for(Collective.ALL_GATHER)[0], 1)
     assert bandwidth[0] == pytest.approx(141e9)  # NCCL's llMaxBws, Hopper, one node
 
 

@@ -126,12 +126,12 @@ def test_flows_over_whole_nodes_come_in_sets_of_images() -> None:
 @pytest.mark.parametrize("payload", PAYLOADS)
 def test_an_algorithm_left_out_could_not_have_been_the_fastest(kind: Collective, payload: float) -> None:
     surveyor, members = Surveyor(fabric_of("dgx-h100"), NCCL), np.arange(512)[None]
-    some, every = surveyor.survey(kind, members, None, payload), surveyor.survey(kind, members)
+    some, every = surveyor.survey(kind, members, payload), surveyor.survey(kind, members)
     assert choose(some, payload).seconds.tolist() == choose(every, payload).seconds.tolist()
     assert choose(some, payload).offer == choose(every, payload).offer
     assert len(some.offers) == len(every.offers) or choose(some, payload).certain
 
 
 def test_small_payloads_leave_slow_algorithms_out() -> None:
-    some = Surveyor(fabric_of("dgx-h100"), NCCL).survey(Collective.ALL_REDUCE, np.arange(512)[None], None, 4.0)
+    some = Surveyor(fabric_of("dgx-h100"), NCCL).survey(Collective.ALL_REDUCE, np.arange(512)[None], 4.0)
     assert {offer.algorithm for offer in some.offers} == {"tree"}

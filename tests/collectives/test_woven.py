@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from clustersim.collectives.choose import Surveyor, choose
 from clustersim.collectives.library import ALGORITHMS, load_library
 from clustersim.collectives.phase import arrange
+from clustersim.collectives.switches import Switches
 from clustersim.collectives.woven import woven
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.cluster import load_cluster
@@ -23,8 +24,8 @@ NCCL, RCCL = load_library("nccl"), load_library("rccl")
 
 
 def seconds(fabric, library, kind, members, algorithm=None, payload=LARGE):
-    choices = Surveyor(fabric, library).survey(kind, np.array(members), algorithm)
-    return choose(choices, payload).seconds
+    told = Switches(forced={kind: algorithm} if algorithm else {}, words=f"{algorithm}")
+    return choose(Surveyor(fabric, told.narrowed(library)).survey(kind, np.array(members)), payload).seconds
 
 
 def switched(fabric, part=1.0):
