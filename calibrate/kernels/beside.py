@@ -18,7 +18,7 @@ from calibrate.kernels.copies import copying
 from calibrate.kernels.routines import prepare, settings
 from calibrate.kernels.rows import row
 from calibrate.kernels.timing import Method, spread
-from clustersim.cost.record import BesideRow, KernelRow
+from clustersim.cost.record import COPY, BesideRow, KernelRow
 from clustersim.dtypes import DType
 from clustersim.units import Bytes, Seconds
 from clustersim.workload.kernels import Kernel, MatmulShape
@@ -26,7 +26,6 @@ from clustersim.workload.linear import product
 
 Octets = NDArray[np.uint8]
 
-COPY: Final = "copy"
 SIZES: Final = {"cuda": 8192, "cpu": 1024}  # rows of a product that lasts milliseconds
 _ROUNDS: Final = 12
 _LONG: Final = 5e-3  # seconds of kernels beside copies

@@ -23,6 +23,8 @@ VERSION: Final = 2
 READABLE: Final = (1, VERSION)
 """Versions that can be read. 2 adds the device under load, chain factors, the host, what collectives lose, steps."""
 
+COPY: Final = "copy"
+"""What is beside a kernel where it is no collective: copies in the device's memory."""
 _COLLECTIVES: Final = {kind.value: kind for kind in Collective}
 
 

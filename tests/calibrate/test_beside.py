@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from clustersim.cost.record import COPY
 from clustersim.dtypes import DType
 
 torch = pytest.importorskip("torch")
@@ -32,7 +33,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_kernel_beside_a_copy_is_measured_alone_and_together() -> None:
     kernel, threads = beside.usual_kernel(DType.FP32, 64), threading.active_count()
     row = beside.beside_copy(kernel, CpuDevice(), FAST)
-    assert row.beside == beside.COPY
+    assert row.beside == COPY
     assert row.kernel.kernel == kernel
     assert row.kernel.time.seconds > 0.0 and row.together.seconds > 0.0
     assert row.together.repetitions + row.together.dropped == 12

@@ -101,6 +101,18 @@ def test_operations_worked_out_afterwards_are_those_that_ran(
             assert np.abs(left - right).max(initial=0.0) <= 1e-9 * max(fine.makespan, 1.0)
 
 
+@given(costed(), INTERFERENCES)
+@examples(200)
+def test_interference_makes_nothing_earlier(cost: UnitCost, interference: Interference) -> None:
+    """Who slows whom by whatever parts: no span ends before it would with nobody slowed."""
+    program = cost.program
+    made = [Interference.equal(0.0), interference]
+    costs = [BlockCost(program, Machines.equal(Machine(cost, each), program.ranks), cost) for each in made]
+    without, slowed = (run_ranks(program, unfolded(program), each)[0] for each in costs)
+    first, second = (np.lexsort((each.task, each.rank)) for each in (without, slowed))
+    assert (slowed.end[second] >= without.end[first] - 1e-9).all()
+
+
 @dataclass(frozen=True, slots=True)
 class Constant(Jitter):
     """The same factor for every kernel."""
