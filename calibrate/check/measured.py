@@ -13,17 +13,17 @@ from typing import Final, TypeVar
 
 from calibrate.check.between import measure_between
 from calibrate.check.here import Here
-from calibrate.check.lost import interference
 from calibrate.check.profile import Profile, profiled
 from calibrate.check.timeline import TIMED, Part, StepTime, Timeline
 from calibrate.check.trainer import Batch, Trainer, step
+from calibrate.collectives.beside import Pair, beside, heaviest_kernels, largest_calls
 from calibrate.collectives.command import measure_calls
 from calibrate.collectives.world import library
 from calibrate.devices.device import TorchDevice
 from calibrate.kernels import rows as kernel_rows
 from calibrate.kernels.timing import QUICK
 from clustersim.assembly import exchanges_of, kernels_of
-from clustersim.cost.record import CollectiveRow, Conditions, HostRow, KernelRow, Record, Spread
+from clustersim.cost.record import BesideRow, CollectiveRow, Conditions, HostRow, KernelRow, Record, Spread
 from clustersim.scenario import Scenario
 
 T = TypeVar("T")
@@ -32,20 +32,21 @@ HostOf = Callable[[Scenario, TorchDevice], Iterable[HostRow]]
 
 WARM_UP: Final = 2  # steps: torch makes optimizer states in the first, DDP orders its buckets after it
 PATIENCE: Final = 0.15  # seconds for each call in a round
+_SHARED: Final = 2  # rounds over which kernels beside collectives are spread: they take longer than all else
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
     """What was measured: pooled rows, steps and profiles of all rounds.
 
-    interference: by what part kernels take longer beside data-parallel collectives; None: it was not measured.
+    beside: kernels and collectives beside each other, where the layout's data-parallel ones run so.
     """
 
     kernels: tuple[KernelRow, ...]
     collectives: tuple[CollectiveRow, ...]
     steps: tuple[StepTime, ...]
     profiles: tuple[Profile, ...]
-    interference: float | None
+    beside: tuple[BesideRow, ...]
     host: tuple[HostRow, ...] = ()
 
 
@@ -69,13 +70,14 @@ def run_rounds(scenario: Scenario, trainer: Trainer, batch: Batch, here: Here, t
     calls: list[CollectiveRow] = []
     times: list[StepTime] = []
     profiles: list[Profile] = []
-    slowing: list[float] = []
+    together: list[BesideRow] = []
     host: list[HostRow] = []
-    for _ in range(turns.rounds):
+    sharing = min(_SHARED, turns.rounds)
+    for turn in range(turns.rounds):
         if turns.measuring:
             kernels += _kernels(scenario, here)
             calls += _calls(scenario, here, kernels)
-            slowing += _slowing(scenario, here, kernels, calls)
+            together += _beside(_pairs(scenario, kernels, calls)[turn % sharing :: sharing], here)
             host += turns.host(scenario, here.device)
             train(trainer, batch, here, 1)  # caches and allocator as in training
         times += train(trainer, batch, here, turns.steps)
@@ -86,7 +88,7 @@ def run_rounds(scenario: Scenario, trainer: Trainer, batch: Batch, here: Here, t
         pooled_calls(calls),
         tuple(times),
         tuple(profiles),
-        median(slowing) if slowing else None,
+        pooled_beside(together),
         pooled_host(host),
     )
 
@@ -127,7 +129,14 @@ def record_of(scenario: Scenario, rounds: Rounds, here: Here) -> Record:
         processes=here.world.ranks,
         after=here.device.conditions(),
     )
-    return Record(device, conditions, kernels=rounds.kernels, collectives=rounds.collectives, host=rounds.host)
+    return Record(
+        device,
+        conditions,
+        kernels=rounds.kernels,
+        collectives=rounds.collectives,
+        beside=rounds.beside,
+        host=rounds.host,
+    )
 
 
 def _kernels(scenario: Scenario, here: Here) -> Iterable[KernelRow]:
@@ -142,14 +151,16 @@ def _calls(scenario: Scenario, here: Here, kernels: Sequence[KernelRow]) -> list
     return measure_calls(calls, here.device, patience=PATIENCE) if calls else []
 
 
-def _slowing(
-    scenario: Scenario, here: Here, kernels: Sequence[KernelRow], calls: Sequence[CollectiveRow]
-) -> list[float]:
-    """The part by which kernels are slowed, where collectives run beside them: those of replicas."""
+def _pairs(scenario: Scenario, kernels: Sequence[KernelRow], calls: Sequence[CollectiveRow]) -> list[Pair]:
+    """Kernels and collectives that are beside each other in a step: collectives of replicas."""
     if scenario.layout.dp == 1:
         return []
-    found = interference(here, kernels, calls)
-    return [] if found is None else [found]
+    heaviest = heaviest_kernels(row.kernel for row in kernels if row.time is not None)
+    return [(kernel, call) for call in largest_calls(row.call for row in calls) for kernel in heaviest]
+
+
+def _beside(pairs: Sequence[Pair], here: Here) -> list[BesideRow]:
+    return [row for row in beside(pairs, here.device, rounds=1) if isinstance(row, BesideRow)] if pairs else []
 
 
 def pooled_kernels(rows: Iterable[KernelRow]) -> tuple[KernelRow, ...]:
@@ -177,6 +188,12 @@ def pooled_host(rows: Iterable[HostRow]) -> tuple[HostRow, ...]:
         )
         for same in _alike(rows, lambda row: row.state)
     )
+
+
+def pooled_beside(rows: Iterable[BesideRow]) -> tuple[BesideRow, ...]:
+    """One row of each kernel beside each call: that with the median of slowings."""
+    alike = _alike(rows, lambda row: (row.kernel.signature, row.call))
+    return tuple(sorted(same, key=lambda row: row.slowing)[(len(same) - 1) // 2] for same in alike)
 
 
 def _alike(rows: Iterable[T], key: Callable[[T], object]) -> list[list[T]]:

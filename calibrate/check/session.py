@@ -49,7 +49,7 @@ def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
         note(here, f"training {cut.model.layers} of the {scenario.model.layers} layers of {cut.model.name}")
     rounds = _measured(cut, here, Turns(asked.rounds, asked.steps, measuring=record is None, host=asked.host))
     record = record or record_of(cut, rounds, here)
-    predicted = predict(_slowed(cut, rounds.interference), record)
+    predicted = predict(cut, record)
     made = _compared(predicted, typical(rounds.steps), rounds.profiles)
     times: list[Seconds] = [each.seconds for each in rounds.steps]
     return replace(
@@ -61,7 +61,7 @@ def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
         layers_of=scenario.model.layers,
         steps=len(times),
         fastest=min(times),
-        interference=rounds.interference,
+        beside=rounds.beside,
         slowest=max(times),
         modelled=modelled(predicted.kernels, record),
     )
@@ -105,13 +105,6 @@ def _record(scenario: Scenario, path: Path, device: str) -> Record:
             "--record out to measure here"
         )
     return record
-
-
-def _slowed(scenario: Scenario, interference: float | None) -> Scenario:
-    """The scenario with what was measured, unless it says itself by what part collectives slow kernels."""
-    if interference is None or scenario.cost.interference is not None:
-        return scenario
-    return replace(scenario, cost=replace(scenario.cost, interference=interference))
 
 
 def _compared(predicted: Prediction, step: StepTime, profiles: Sequence[Profile]) -> Comparison:
