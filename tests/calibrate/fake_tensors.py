@@ -1,0 +1,184 @@
+"""Tensors of a fake GPU: they are on `meta`, and each operation on them is a kernel of `fake_cuda`.
+
+A kernel takes what its FLOP (as `torch.utils.flop_counter` counts them) take at the SM clock, or what its operands and
+results take to pass through cache and memory, whichever is longer. Values are not computed: a number that is asked for
+is 1. Everything asked of `torch.compile` is run uncompiled.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.flop_counter import flop_registry
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from calibrate.kernels.formulas import compiled
+from tests.calibrate.fake_cuda import FakeCuda
+from tests.calibrate.fake_gpu import Work
+
+_META = torch.device("meta")
+_IS_CUDA, _DEVICE = Tensor.is_cuda.__get__, Tensor.device.__get__  # type: ignore[attr-defined]
+_NUMBERS = (Tensor.item, Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.tolist)
+_SPEED = {torch.float32: 1 / 16, torch.float64: 1 / 16, torch.float8_e4m3fn: 2.0, torch.float8_e5m2: 2.0}
+_FREE = {"aten.detach", "aten.alias", "aten.empty", "aten.empty_strided", "aten.empty_like", "aten._unsafe_view"}
+
+
+@contextmanager
+def on(cuda: FakeCuda) -> Iterator[FakeCuda]:
+    """While this lasts, tensors of `cuda` can be made and computed with."""
+    compiled.cache_clear()
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch, "compile", _uncompiled))
+        stack.enter_context(_Places(cuda))
+        stack.enter_context(_Kernels(cuda))
+        yield cuda
+    compiled.cache_clear()
+
+
+def _uncompiled(function: Any = None, **_: Any) -> Any:
+    return function if function is not None else _uncompiled
+
+
+class _Places(TorchFunctionMode):
+    """What is asked to be on `cuda` is on `meta`; copies from and to the host; numbers."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        super().__init__()
+        self._cuda = cuda
+        self._host = WeakTensorKeyDictionary()
+        numbers = dict.fromkeys(_NUMBERS, self._number)  # what is answered here, where it is not None
+        getters = {_IS_CUDA: self._is_cuda, _DEVICE: self._device}
+        self._answers: dict[Any, Callable[..., Any]] = {
+            **numbers,
+            **getters,
+            Tensor.copy_: self._copy,
+            Tensor.random_: self._drawn,
+        }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.device:
+            return func(*args, **(kwargs or {}))
+        given = {name: _placed(value) for name, value in (kwargs or {}).items()}
+        if func is Tensor.pin_memory or given.pop("pin_memory", False):
+            self._cuda.meet("pinned")
+            return self._pinned(func, args, given)
+        own = self._answers.get(func)
+        if own is not None and args and isinstance(args[0], Tensor):
+            answer = own(*args)
+            if answer is not None:
+                return answer
+        if func is Tensor.cuda:
+            func, args = Tensor.to, (args[0], _META)
+        return func(*map(_placed, args), **given)
+
+    def _number(self, tensor: Tensor) -> float | None:
+        if not tensor.is_meta:
+            return None
+        self._cuda.synchronize()
+        return 1.0
+
+    def _is_cuda(self, tensor: Tensor, *_: Any) -> bool | None:
+        return None if self._on_host(tensor) else True
+
+    def _device(self, tensor: Tensor, *_: Any) -> torch.device | None:
+        return None if self._on_host(tensor) else torch.device("cuda", torch.cuda.current_device())
+
+    def _copy(self, target: Tensor, source: Tensor, *_: Any) -> Tensor | None:
+        if self._on_host(target) is self._on_host(source):
+            return None
+        size = target.numel() * target.element_size()
+        self._cuda.launch(Work(seconds=size / self._cuda.chip.link, load=0.1))
+        return target
+
+    def _drawn(self, tensor: Tensor) -> Tensor | None:
+        return tensor if tensor in self._host else None
+
+    def _pinned(self, func: Any, args: Any, given: dict[str, Any]) -> Tensor:
+        """Memory of the host, of which nothing is kept but its size."""
+        made = args[0].to("meta") if func is Tensor.pin_memory else func(*args, **given | {"device": _META})
+        self._host[made] = None
+        return made
+
+    def _on_host(self, tensor: Tensor) -> bool:
+        return not tensor.is_meta or tensor in self._host
+
+
+def _placed(value: Any) -> Any:
+    named = isinstance(value, str) and value.split(":")[0] == "cuda"
+    return _META if named or (isinstance(value, torch.device) and value.type == "cuda") else value
+
+
+class _Kernels(TorchDispatchMode):
+    """Every operation on `meta` is a kernel, and its results take memory."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        super().__init__()
+        self._cuda = cuda
+        self._known: dict[int, Any] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        asked = str(func).rpartition(".")[0]
+        found = _tensors((args, given))
+        if found:
+            self._cuda.meet(asked)
+        result = func(*args, **given)
+        made = _tensors(result)
+        if not (found or made):
+            return result
+        for tensor in made:
+            self._hold(tensor)
+        if not (func.is_view or asked in _FREE):
+            self._cuda.launch(_work(self._cuda, func, (args, given, result)))
+        return result
+
+    def _hold(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return
+        size, gpu = -(-storage.nbytes() // 512) * 512.0, self._cuda.gpu()
+        self._cuda.allocate(size)
+        self._known[key] = weakref.finalize(storage, self._release, key, size, gpu)
+
+    def _release(self, key: int, size: float, gpu: Any) -> None:
+        self._known.pop(key, None)
+        self._cuda.free(size, gpu)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor) and leaf.is_meta]
+
+
+def _work(cuda: FakeCuda, func: Any, call: tuple[Any, dict[str, Any], Any]) -> Work:
+    args, kwargs, result = call
+    chip, inputs, outputs = cuda.chip, _tensors((args, kwargs)), _tensors(result)
+    count = flop_registry.get(func._overloadpacket)
+    flops = 0.0
+    if count is not None:
+        plain = {name: value for name, value in kwargs.items() if name not in ("out", "out_dtype")}
+        flops = float(count(*args, **plain, out_val=tree_map(lambda leaf: leaf, result)))
+    dtype = inputs[0].dtype if inputs else outputs[0].dtype
+    speed = _SPEED.get(dtype, 1.0)
+    if dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32:
+        speed = 0.5
+    written = {each.untyped_storage()._cdata for each in outputs}
+    return Work(
+        cycles=flops / (chip.flop_per_cycle * speed),
+        seconds=chip.least,
+        load=1.0 if flops else 0.6,
+        reads=tuple(_used(each) for each in inputs if each.untyped_storage()._cdata not in written),
+        writes=tuple(_used(each) for each in outputs),
+    )
+
+
+def _used(tensor: Tensor) -> tuple[int, float]:
+    storage = tensor.untyped_storage()
+    return storage._cdata, float(min(tensor.numel() * tensor.element_size(), storage.nbytes()))
