@@ -23,11 +23,12 @@ class Command(NamedTuple):
     answers: str
 
 
-MEASURE: Final = Command("calibrate.kernels.command", "How fast is this machine?")
+MEASURE: Final = Command("calibrate.parts.command", "How fast is this machine?")
 CHECK: Final = Command("calibrate.check.command", "Does a real training step take what is predicted?")
 COMMANDS: Final = {
     "collectives": Command("calibrate.collectives.command", "measure collectives; start it with torchrun"),
     "import-nccl-tests": Command("calibrate.nccl_tests.command", "take over what nccl-tests printed, as text or JSON"),
+    "report": Command("calibrate.report.command", "say (and draw) what a record holds, beside what is shipped"),
     "derive": Command("calibrate.derive", "carry a record over to an accelerator with the same compute die"),
     "fit-published": Command(
         "calibrate.fit.published",

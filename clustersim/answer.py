@@ -26,6 +26,7 @@ from clustersim.engine.inside import Inside
 from clustersim.experience.band import Expected, Measured
 from clustersim.experience.facts import facts_of
 from clustersim.experience.file import load_experience
+from clustersim.experience.tried import Tried, tried
 from clustersim.experience.words import experience_words
 from clustersim.hardware.disturbance import Disturbances
 from clustersim.memory.footprint import Category
@@ -124,8 +125,15 @@ class Answer(FieldState):
     @cached_property
     def expected(self) -> Expected:
         """How far the step time may be from what is predicted, and why: times it."""
-        facts = facts_of(self.scenario, self.breakdown)
-        return load_experience().expected(facts, Measured(self.expectation.error, self.expectation.unknown))
+        facts, found, steps = facts_of(self.scenario, self.breakdown), self.expectation, self.tried
+        if steps is None:
+            return load_experience().expected(facts, Measured(found.error, found.unknown))
+        return steps.added_to(load_experience()).expected(facts, steps.measured(found))
+
+    @cached_property
+    def tried(self) -> Tried | None:
+        """Real steps that the record predicted; None without, or where no kernel rests on what it measured here."""
+        return tried(self.scenario.cost.record) if self.expectation.kernels > 0.0 else None
 
     @property
     def band(self) -> tuple[Seconds, Seconds]:
@@ -143,8 +151,16 @@ class Answer(FieldState):
         known = 1.0 - self.expectation.unknown
         if known < _VISIBLE:
             return ""
-        within = f"within {self.expectation.error / known:.1%}"
-        return f"{known:.0%} of the busy time rests on {self._measured_on}, {within}{self._paced}"
+        rests = f"{known:.0%} of the busy time rests on {self._measured_on}"
+        if self.tried is None:
+            return f"{rests}, within {self.expectation.error / known:.1%}{self._paced}"
+        return f"{rests}, which {self.tried.words}{self._beyond}{self._paced}"
+
+    @property
+    def _beyond(self) -> str:
+        """How much worse kernels are known than those of the steps that were tried; nothing where they are not."""
+        beyond = 0.0 if self.tried is None else self.tried.beyond(self.expectation)
+        return f", and whose kernels are less well known here, by {beyond:.1%}" if beyond >= _VISIBLE else ""
 
     @property
     def _measured_on(self) -> str:
@@ -157,10 +173,16 @@ class Answer(FieldState):
         found = self.in_step
         if found.share < _VISIBLE:
             return ""
-        return (
-            f" ({found.share:.0%} as kernels alone, times {found.longer:.3f} for the pace of a step and of the slowest "
-            "GPU: from published steps, not measured here)"
-        )
+        return f" ({found.share:.0%} as kernels alone, times {found.longer:.3f} for {self._pace})"
+
+    @property
+    def _pace(self) -> str:
+        """What is not in the times of kernels, and where it is from."""
+        record = self.scenario.cost.record
+        if record is None or not record.chain:
+            return "the pace of a step and of the slowest GPU: from published steps, not measured here"
+        known = "as GPUs of its node differ" if len(record.gpus) > 1 else "from published steps, not measured here"
+        return f"the pace of the slowest GPU: {known}"
 
     @property
     def step_time_distribution(self) -> dict[str, Seconds]:
@@ -311,6 +333,7 @@ class Answer(FieldState):
             "provenance_share": dict(self.provenance),
             "in_step": {"share": self.in_step.share, "times_longer": self.in_step.longer},
             "step_time_band_s": list(self.band),
+            "record_steps": self._record_steps(),
             "regimes": list(self.expected.regimes),
             "unmeasured": list(self.expected.unmeasured),
             "experience": self.experience,
@@ -322,6 +345,10 @@ class Answer(FieldState):
             "warnings": list(self.warnings),
             "not_modelled": list(self.not_modelled),
         }
+
+    def _record_steps(self) -> dict[str, Any] | None:
+        """Real steps that the record predicted; None where it has none."""
+        return None if self.tried is None else self.tried.to_json()
 
     def _host(self) -> dict[str, Any] | None:
         """Memory of the fullest node's host; None where nothing is offloaded."""

@@ -18,7 +18,7 @@ from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
 from clustersim.cost.handing import HandedMessages
 from clustersim.cost.host import HostedExchanges, Others
-from clustersim.cost.in_step import InStep, job_rate, older_attention
+from clustersim.cost.in_step import InStep, job_rate, older_attention, pace_of
 from clustersim.cost.launching import Launching
 from clustersim.cost.machines import Machine, Machines, Slowed
 from clustersim.cost.record import Call, Record
@@ -232,7 +232,7 @@ def _launching(host: Framework) -> Launching:
 
 def _in_step(scenario: Scenario, accelerator: Accelerator, record: Record | None) -> InStep:
     """What the kernels of a step take, from what they take alone by a record or by the model."""
-    pace, asked = accelerator.in_training, scenario.training.attention
+    pace, asked = pace_of(accelerator.in_training, record), scenario.training.attention
     rate = job_rate(pace, scenario.layout.world)
     if record is None:
         model = Roofline(accelerator)

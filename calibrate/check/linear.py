@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.profiler import record_function
 
-from clustersim.workload.kernels import KernelKind
+from calibrate.check.labels import PRODUCT, labelled
 
 
 class Linear(nn.Linear):
@@ -26,7 +25,7 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[.., inputs] to [.., outputs]."""
-        with record_function(KernelKind.MATMUL.value):
+        with labelled(PRODUCT):
             if self.into is None:
                 return functional.linear(x, self.weight, self.bias)
             made: Tensor = _Accumulating.apply(x, self.weight, self.bias, self.into)  # type: ignore[no-untyped-call]

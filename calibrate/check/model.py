@@ -3,8 +3,8 @@
 A decoder-only transformer whose operators are those that `clustersim.workload.layers` counts, one for one: norm, one
 product for queries, keys and values, rotary or learned positions, attention through SDPA, output product, residual,
 norm, one product for gate and up, activation, product down, residual; final norm, logits, loss. The formulas between
-the products are `calibrate.kernels.formulas`, which are also what is measured. Every call is labelled with its kind of
-kernel, so that a profile can be folded by kind.
+the products are `calibrate.kernels.formulas`, which are also what is measured. Every call is labelled with what the
+plan calls it (`labels`), so that a profile can be folded by kernels.
 
 The outputs of a product that a tensor-parallel rank holds are its own queries, keys and values (or gate and up) one
 behind the other: the whole matrix is that of all ranks, rank by rank, which permutes heads and nothing else.
@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from calibrate.check.formats import TORCH
+from calibrate.check.labels import ATTENTION, LOOKUP, POSITIONS, PRODUCT, labelled, streaming
 from calibrate.check.linear import Linear
 from calibrate.kernels import formulas
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
-from clustersim.workload.kernels import KernelKind
+from clustersim.workload import streaming as passes
 from clustersim.workload.stack import DenseMlp, FullAttention, LayerSpec, Mlp
 from clustersim.workload.training import Attention as Core
 from clustersim.workload.training import SelectiveRecompute, Training
@@ -54,7 +54,7 @@ class NormLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
-        with record_function(KernelKind.NORM.value):
+        with labelled(streaming(passes.norm(self.form, fused=self.fused))):
             if self.form is Norm.LAYERNORM:
                 return formulas.layernorm(x, self.weight, self.bias)
             return formulas.rmsnorm(x, self.weight, fused=self.fused)
@@ -102,13 +102,13 @@ class Attention(nn.Module):
     def _turned(self, x: Tensor) -> Tensor:
         if self.angles is None:
             return x
-        with record_function(KernelKind.ROTARY.value):
+        with labelled(streaming(passes.rotary(fused=self.training_plan.fused))):
             cos, sin = self.angles
             return formulas.rotary(x.transpose(1, 2), cos, sin, fused=self.training_plan.fused).transpose(1, 2)
 
     def _core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.training_plan.attention is not Core.STANDARD:
-            with record_function(KernelKind.ATTENTION_FORWARD.value):
+            with labelled(ATTENTION):
                 return formulas.attention(q, k, v, causal=True)
         return _standard(q, k, v, self.training_plan, dropout=self.model.dropout)
 
@@ -118,14 +118,14 @@ def _standard(q: Tensor, k: Tensor, v: Tensor, training: Training, *, dropout: b
     shared = q.shape[1] // k.shape[1]
     if shared > 1:
         k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
-    with record_function(KernelKind.MATMUL.value):
+    with labelled(PRODUCT):
         scores = q @ (k / k.shape[-1] ** 0.5).transpose(2, 3)
-    with record_function(KernelKind.SOFTMAX.value):
+    with labelled(streaming(passes.softmax(fused=training.fused))):
         weights = formulas.softmax(scores, fused=training.fused)
     if dropout:
-        with record_function(KernelKind.DROPOUT.value):
+        with labelled(streaming(passes.SCORE_DROPOUT)):
             weights = formulas.dropout(weights)
-    with record_function(KernelKind.MATMUL.value):
+    with labelled(PRODUCT):
         return weights @ v
 
 
@@ -142,7 +142,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] both ways."""
         made = self.up(x)
-        with record_function(KernelKind.ACTIVATION.value):
+        with labelled(streaming(passes.activation(self.form, fused=self.fused))):
             made = formulas.swiglu(made, fused=self.fused) if self.form is Mlp.SWIGLU else formulas.gelu(made)
         result: Tensor = self.down(made)
         return result
@@ -172,7 +172,7 @@ class Layer(nn.Module):
         return self._joined(x, self.mlp(self.mlp_norm(x)))
 
     def _joined(self, x: Tensor, branch: Tensor) -> Tensor:
-        with record_function(KernelKind.RESIDUAL.value):
+        with labelled(streaming(passes.residual(dropout=self.dropout, fused=self.fused))):
             if self.dropout:
                 return formulas.residual_dropout(x, branch, fused=self.fused)
             return formulas.residual(x, branch)
@@ -190,12 +190,13 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Tokens [batch, sequence] to [batch, sequence, hidden]."""
-        with record_function(KernelKind.EMBEDDING.value):
+        with labelled(LOOKUP):
             x: Tensor = self.tokens(tokens)
-            if hasattr(self, "positions"):
+        if hasattr(self, "positions"):
+            with labelled(POSITIONS):
                 x = x + self.positions[: x.shape[1]]
         if self.dropout:
-            with record_function(KernelKind.DROPOUT.value):
+            with labelled(streaming(passes.DROPOUT)):
                 x = formulas.dropout(x)
         return x
 
@@ -266,7 +267,7 @@ def tie(made: Transformer, model: Model) -> None:
 
 def loss(logits: Tensor, targets: Tensor, training: Training) -> Tensor:
     """Mean loss of logits [batch, sequence, vocabulary] and targets [batch, sequence]."""
-    with record_function(KernelKind.LOSS.value):
+    with labelled(streaming(passes.loss(training.loss))):
         return formulas.cross_entropy(logits.flatten(0, 1), targets.flatten(), training.loss)
 
 

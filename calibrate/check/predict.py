@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from calibrate.check.timeline import TIMED, Part
+from clustersim.analysis.provenance import Expectation
 from clustersim.assembly import plan_of
 from clustersim.cost.record import Record
 from clustersim.memory.activations import Activations
@@ -29,13 +30,17 @@ from clustersim.workload.kernels import KernelKind
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One step: seconds, its parts and kinds of kernels (means over ranks), peak memory of the fullest rank."""
+    """One step: seconds, its parts and kinds of kernels (means over ranks), peak memory of the fullest rank.
+
+    expectation: what the sources of durations say of themselves.
+    """
 
     seconds: Seconds
     parts: Mapping[Part, Seconds]
     kinds: Mapping[KernelKind, Seconds]
     peak: Bytes
     provenance: Mapping[str, float]
+    expectation: Expectation
 
 
 def predict(scenario: Scenario, record: Record | None) -> Prediction:
@@ -52,6 +57,7 @@ def predict(scenario: Scenario, record: Record | None) -> Prediction:
         kinds={kind: float(np.mean([each.get(kind, 0.0) for each in kinds])) for kind in found},
         peak=peak_allocated(scenario),
         provenance=dict(result.provenance),
+        expectation=result.expectation,
     )
 
 

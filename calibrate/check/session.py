@@ -8,16 +8,13 @@ from statistics import median
 import torch
 
 from calibrate.check.comparison import Comparison, Pair
-from calibrate.check.formats import allow_tf32
 from calibrate.check.here import Here, fitted_layers, note
 from calibrate.check.measured import Rounds, Turns, record_of, run_rounds, typical
 from calibrate.check.predict import Prediction, predict
 from calibrate.check.profile import Profile
-from calibrate.check.support import require_supported, trainer_of
+from calibrate.check.support import require_supported
 from calibrate.check.timeline import Part, StepTime
-from calibrate.check.trainer import random_batch
-from calibrate.kernels.formulas import Unsupported
-from clustersim.assembly import plan_of
+from calibrate.check.training import training
 from clustersim.cost.record import Record
 from clustersim.cost.record_file import read_record
 from clustersim.errors import InputError
@@ -43,7 +40,6 @@ def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
     cut = fitted_layers(scenario, room, asked.layers)
     if cut.model.layers != scenario.model.layers:
         note(here, f"training {cut.model.layers} of the {scenario.model.layers} layers of {cut.model.name}")
-    allow_tf32(cut.training.recipe)
     rounds = _measured(cut, here, Turns(asked.rounds, asked.steps, measuring=record is None))
     predicted = predict(_slowed(cut, rounds.interference), record or record_of(cut, rounds, here))
     made = _compared(predicted, typical(rounds.steps), rounds.profiles)
@@ -63,16 +59,8 @@ def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
 
 
 def _measured(scenario: Scenario, here: Here, turns: Turns) -> Rounds:
-    """Build the model and train it; raise InputError where it cannot be run here."""
-    device = here.device.torch
-    torch.manual_seed(here.world.rank if scenario.layout.dp > 1 else 0)
-    try:
-        batch = random_batch(plan_of(scenario), device)
-        return run_rounds(scenario, trainer_of(scenario, device), batch, here, turns)
-    except Unsupported as reason:
-        raise InputError(f"training.fused: {reason}; set it to false") from reason
-    except torch.OutOfMemoryError as error:
-        raise InputError(f"{scenario.model.name} does not fit on {here.device.name}; use fewer --layers") from error
+    with training(scenario, here) as (trainer, batch):
+        return run_rounds(scenario, trainer, batch, here, turns)
 
 
 def _record(scenario: Scenario, path: Path) -> Record:

@@ -22,13 +22,14 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn import functional
-from torch.profiler import record_function
 
+from calibrate.check.labels import labelled, streaming
 from calibrate.check.model import build, tie
 from calibrate.check.trainer import Loop, building
 from calibrate.check.update import Update
 from clustersim.parallel.plan import Plan
-from clustersim.workload.kernels import KernelKind
+from clustersim.workload.streaming import loss
+from clustersim.workload.training import Loss
 
 
 def split(plan: Plan, device: torch.device) -> Loop:
@@ -61,5 +62,5 @@ def _styles(model: nn.Module, *, sequence: bool) -> Mapping[str, ParallelStyle]:
 
 
 def _loss(logits: Tensor, targets: Tensor) -> Tensor:
-    with record_function(KernelKind.LOSS.value):
+    with labelled(streaming(loss(Loss.TORCH))):
         return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())

@@ -10,13 +10,11 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import record_function
 
 from calibrate.check.formats import TORCH
 from calibrate.check.timeline import Part, Timeline
 from calibrate.check.update import Update
 from clustersim.parallel.plan import Plan
-from clustersim.workload.kernels import KernelKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ def step(trainer: Trainer, batch: Batch, timeline: Timeline) -> None:
     with timeline.of(None):
         trainer.update.zero()
         trainer.passes(batch, timeline)
-        with timeline.of(Part.OPTIMIZER), record_function(KernelKind.OPTIMIZER.value):
+        with timeline.of(Part.OPTIMIZER):
             trainer.update.step()
 
 

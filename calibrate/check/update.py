@@ -16,10 +16,13 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from calibrate.check.formats import TORCH
+from calibrate.check.labels import labelled, optimizer
 from calibrate.check.linear import Linear
+from clustersim.workload.kernels import Routine
 from clustersim.workload.training import Optimizer, Training
 
 _RATE, _MOMENTUM, _LIMIT = 1e-4, 0.9, 1.0
+_ROUTINES = {Optimizer.ADAM: Routine.ADAM, Optimizer.SGD: Routine.SGD}
 OverRanks = Callable[[Tensor], Tensor]
 """Sum of squares of one rank's own gradients to that of the whole model's."""
 
@@ -67,10 +70,11 @@ class Update:
         """Clip, update, and refresh the weights that compute."""
         if self.training.gradient_clipping:
             self._clip()
-        self._optimizer.step()
-        if self._masters is not self.weights:
-            with torch.no_grad():
-                torch._foreach_copy_(list(self.weights), list(self._masters))
+        with labelled(optimizer(_ROUTINES[self.training.optimizer])):
+            self._optimizer.step()
+            if self._masters is not self.weights:
+                with torch.no_grad():
+                    torch._foreach_copy_(list(self.weights), list(self._masters))
 
     def states(self) -> list[Tensor]:
         """Every tensor that stays from step to step: weights, gradients, masters and moments."""
@@ -87,12 +91,13 @@ class Update:
 
     def _clip(self) -> None:
         """Fused optimizers scale by the way, if the norm exceeds the limit; else all gradients are scaled."""
-        norm = self._norm()
+        with labelled(optimizer(Routine.GRADIENT_NORM)):
+            norm = self._norm()
         if self.training.fused and isinstance(self._optimizer, torch.optim.AdamW):
             self._optimizer.grad_scale = (norm / _LIMIT).clamp(min=1.0)  # type: ignore[attr-defined]
             return
-        for group in self._groups():
-            if group:
+        with labelled(optimizer(Routine.GRADIENT_CLIP)):
+            for group in filter(None, self._groups()):
                 clip_grads_with_norm_(group, _LIMIT, norm, foreach=True)
 
     def _norm(self) -> Tensor:

@@ -1,27 +1,25 @@
-"""What does a session of kernels measure, and in which order?
+"""What is measured of the device by itself, and which kernels are asked for?
 
-First the machine: copies, the launch interval, a matmul beside a copy. Then the kernels that were asked for and that
-the record lacks, the longest first. At the end the models of kernels are fitted to all rows.
+Of the device: copies, the launch interval, a matmul beside a copy, how far the GPUs of the node differ. Kernels are
+those of scenarios, of models, or of a grid that is cut to what the device can do.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Final
 
 from calibrate.devices.device import TorchDevice
-from calibrate.fit.record import fitted
 from calibrate.kernels.beside import COPY, SIZES, beside_copy, typical_kernel, usual_kernel
 from calibrate.kernels.copies import copies, launch_interval
-from calibrate.kernels.progress import shown
+from calibrate.kernels.progress import Advance
 from calibrate.kernels.rows import distinct, row
 from calibrate.kernels.session import Parts, Session, measured
 from calibrate.kernels.shapes import ROUGHLY, Pace, grid, of_presets, of_scenarios
 from calibrate.kernels.timing import QUICK, Method
-from clustersim.cost.record import Record
-from clustersim.cost.roofline import Roofline
+from clustersim.cost.record import KernelRow, Record, signature
 from clustersim.dtypes import DType
-from clustersim.hardware.accelerator import Accelerator
+from clustersim.scenario import Scenario
 from clustersim.units import Seconds
 from clustersim.workload import streaming
 from clustersim.workload.kernels import Kernel
@@ -34,38 +32,38 @@ _COPYING: Final = 0.2  # seconds for each copy
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What is asked for: scenarios' files with overrides, models, the grid; budget: for kernels."""
+    """What is asked for: scenarios, models, the grid; budget: for kernels."""
 
-    scenarios: Sequence[str]
-    overrides: Sequence[str]
+    scenarios: Sequence[Scenario]
     presets: Sequence[str]
     grid: bool
     budget: Seconds
 
 
-def run(session: Session, device: TorchDevice, wishes: Wishes, method: Method, accelerator: Accelerator) -> Record:
-    """Measure what the record lacks, and fit it; accelerator: from which the fit starts."""
-    session.save()  # a file that cannot be written is known now, not after the measuring
-    asked = kernels_for(wishes, device)
-    measure_machine(session, device, method)
-    missing = session.missing(asked)
-    _say(session, f"has {len(asked) - len(missing)} of {len(asked)} kernels already", len(asked) - len(missing))
-    roofline = Roofline(accelerator)
-    rough = pace(device, typical_kernel(device).dtype)
-    parts = Parts(wishes.budget, lambda kernel: max(roofline.kernel(kernel).seconds, rough.seconds(kernel)))
-    with shown("kernels", len(missing)) as advance:
-        for made in measured(missing, device, parts, method):
-            session.add(made)
+def measure(
+    kernels: Sequence[Kernel],
+    device: TorchDevice,
+    *,
+    method: Method | None = None,
+    budget: Seconds | None = None,
+    advance: Advance | None = None,
+) -> list[KernelRow]:
+    """Measure kernels, each signature once; rows in the order of the kernels.
+
+    method: `timing.Method()` if none is given, `timing.QUICK` for a comparison within one run; budget: seconds for all
+    of them (none: as long as the method takes); advance: is called after each with the name of the kernel.
+    """
+    rows = {}
+    for made in measured(kernels, device, Parts(budget, ROUGHLY.seconds), method or Method()):
+        rows[made.signature] = made
+        if advance is not None:
             advance(made.name)
-    left = len(session.missing(asked))
-    again = "the same command goes on with them, a larger --budget has room for long ones"
-    _say(session, f"lacks {left} kernels that the budget had no time for; {again}", left)
-    return session.finish(device.conditions(), lambda record: fitted(record, accelerator))
+    return [rows[known] for known in dict.fromkeys(map(signature, kernels)) if known in rows]
 
 
 def kernels_for(wishes: Wishes, device: TorchDevice) -> list[Kernel]:
     """Everything that was asked for, each signature once."""
-    kernels = [*of_scenarios(wishes.scenarios, wishes.overrides), *of_presets(wishes.presets)]
+    kernels = [*of_scenarios(wishes.scenarios), *of_presets(wishes.presets)]
     if wishes.grid:
         formats = [dtype for dtype in (_CPU if _is_cpu(device) else _GPU) if device.supports(dtype)]
         kernels += grid(formats, pace(device, formats[0]), wishes.budget * _GRID_PART)
@@ -84,26 +82,32 @@ def pace(device: TorchDevice, dtype: DType) -> Pace:
     )
 
 
-def measure_machine(session: Session, device: TorchDevice, method: Method) -> None:
-    """Copies, the launch interval, a matmul beside a copy, each where the record has none yet."""
-    known = session.record
+def measure_machine(session: Session, device: TorchDevice, method: Method, seconds: Seconds) -> None:
+    """The launch interval, a matmul beside a copy, the node's GPUs, and copies while there is time; each once."""
+    known, began = session.gathered(), monotonic()
     empty = Record(known.device, known.conditions)
     if known.launch_interval is None:
         session.extend(replace(empty, launch_interval=launch_interval(device)))
-    for copied in copies(
-        device, replace(method, seconds=_COPYING), {(each.route, each.bytes) for each in known.copies}
-    ):
-        session.extend(replace(empty, copies=(copied,)))
     if not any(each.beside == COPY for each in known.beside):
         found = beside_copy(typical_kernel(device), device, method)
         session.extend(replace(empty, beside=() if found is None else (found,)))
+    if not (known.gpus or _is_cpu(device)):
+        from calibrate.devices.node import gpu_rows
+
+        session.extend(replace(empty, gpus=gpu_rows(device)))
+    there = {(each.route, each.bytes) for each in known.copies}
+    for copied in copies(device, replace(method, seconds=_COPYING), there):
+        session.extend(replace(empty, copies=(copied,)))
+        if monotonic() - began > seconds:
+            break
     session.save()
+
+
+def has_machine(record: Record, device: TorchDevice) -> bool:
+    """Whether a record has what `measure_machine` measures."""
+    beside = any(each.beside == COPY for each in record.beside)
+    return bool(record.launch_interval and record.copies and beside and (record.gpus or _is_cpu(device)))
 
 
 def _is_cpu(device: TorchDevice) -> bool:
     return device.torch.type == "cpu"
-
-
-def _say(session: Session, what: str, many: int) -> None:
-    if many:
-        print(f"{session.path} {what}", file=sys.stderr)

@@ -17,7 +17,7 @@ from typing import Final
 from calibrate.devices.device import TorchDevice
 from calibrate.kernels.rows import distinct, row
 from calibrate.kernels.timing import Method
-from clustersim.cost.record import Conditions, Device, KernelRow, Outcome, Record, merged, signature
+from clustersim.cost.record import Conditions, Device, KernelRow, Outcome, Record, StepRow, merged, signature
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.errors import InputError
 from clustersim.units import Seconds
@@ -51,37 +51,48 @@ class Session:
 
     def extend(self, other: Record) -> None:
         """All rows of another record."""
-        self.record = merged(self._gathered(), other)
+        self.record = merged(self.gathered(), other)
+
+    def predicted(self, steps: Sequence[StepRow]) -> None:
+        """Steps that were predicted from all rows so far; they count until another row comes."""
+        self.record = replace(self.gathered(), steps=tuple(steps))
 
     def missing(self, kernels: Sequence[Kernel]) -> list[Kernel]:
         """Those kernels that the record has no row of, each signature once."""
         again = Outcome.OUT_OF_MEMORY  # somebody else may have had it
-        known = {each.signature for each in self._gathered().kernels if each.outcome is not again}
+        known = {each.signature for each in self.gathered().kernels if each.outcome is not again}
         return [kernel for kernel in distinct(kernels) if signature(kernel) not in known]
 
     def save(self) -> None:
         """Write the record; the fits that it came with stay until it is fitted again."""
-        kept = replace(self._gathered(), kernel_fit=self._fits.kernel_fit, collective_fits=self._fits.collective_fits)
+        kept = replace(self.gathered(), kernel_fit=self._fits.kernel_fit, collective_fits=self._fits.collective_fits)
         write_record(kept, self.path)
         self._saved = monotonic()
 
-    def finish(self, after: Mapping[str, float], fitted: Callable[[Record], Record]) -> Record:
-        """Fit the record and write it; after: the device's conditions now."""
-        found = self._gathered()
-        self.record = fitted(replace(found, conditions=replace(found.conditions, after=dict(after))))
-        write_record(self.record, self.path)
+    def fit(self, fitted: Callable[[Record], Record]) -> Record:
+        """Fit the record to its rows so far."""
+        self._fits = self.record = fitted(self.gathered())
         return self.record
 
-    def _gathered(self) -> Record:
+    def finish(self, after: Mapping[str, float], fitted: Callable[[Record], Record]) -> Record:
+        """Fit the record and write it; after: the device's conditions now."""
+        found = self.gathered()
+        self.record = replace(found, conditions=replace(found.conditions, after=dict(after)))
+        self.fit(fitted)
+        self.save()
+        return self.record
+
+    def gathered(self) -> Record:
+        """All rows so far."""
         if self._new:
-            rows = replace(self.record, kernels=tuple(self._new))
+            rows = Record(self.record.device, self.record.conditions, tuple(self._new))
             self.record, self._new = merged(self.record, rows), []
         return self.record
 
 
 def _merged_with(path: Path, there: Record, empty: Record) -> Record:
     try:
-        return merged(there, empty)
+        return replace(merged(there, empty), steps=there.steps)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 

@@ -8,7 +8,6 @@ takes what the device does in a part of the time that there is, by a first look 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
-from pathlib import Path
 from typing import Final
 
 from clustersim.assembly import kernels_of
@@ -71,10 +70,9 @@ class Pace:
 ROUGHLY: Final = Pace(flops=1e11, bandwidth=1e10)  # a CPU's, to put kernels in an order
 
 
-def of_scenarios(paths: Iterable[str], overrides: Sequence[str]) -> list[Kernel]:
-    """All kernels of some scenarios' ranks; raise InputError as they are loaded."""
-    found = chain.from_iterable(kernels_of(Scenario.load(Path(path), overrides)) for path in paths)
-    return list(dict.fromkeys(found))
+def of_scenarios(scenarios: Iterable[Scenario]) -> list[Kernel]:
+    """All kernels of some scenarios' ranks."""
+    return list(dict.fromkeys(chain.from_iterable(map(kernels_of, scenarios))))
 
 
 def of_presets(names: Iterable[str]) -> list[Kernel]:

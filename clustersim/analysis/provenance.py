@@ -42,10 +42,20 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """error: of the busy seconds whose source knows its own, as a part of all; unknown: part of the others."""
+    """Parts of the busy seconds. error: of those whose source knows its own; unknown: all others.
+
+    kernels: of those kernels whose source knows its error; of_kernels: the part of `error` that is theirs.
+    """
 
     error: float
     unknown: float
+    kernels: float = 0.0
+    of_kernels: float = 0.0
+
+    @property
+    def per_kernel(self) -> float:
+        """The part by which such kernels are expected to differ."""
+        return self.of_kernels / self.kernels if self.kernels else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +99,10 @@ def expectation(found: Sequence[Item]) -> Expectation:
     if whole <= 0:
         return Expectation(0.0, 1.0)
     known = sum(item.seconds * item.error for item in found if item.error is not None)
-    return Expectation(known / whole, sum(item.seconds for item in found if item.error is None) / whole)
+    unknown = sum(item.seconds for item in found if item.error is None)
+    kernels = [(item.seconds, item.error) for item in found if item.error is not None and isinstance(item.does, Kernel)]
+    spent, error = sum(seconds for seconds, _ in kernels), sum(seconds * each for seconds, each in kernels)
+    return Expectation(known / whole, unknown / whole, spent / whole, error / whole)
 
 
 _Key = tuple[Work, Provenance, float | None, float]

@@ -5,12 +5,12 @@ kind, format and shape) are one line.
 """
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from clustersim.analysis.provenance import Item, provenance_share
+from clustersim.analysis.provenance import Item
 from clustersim.cli.outputs import STDOUT, Outputs, write_json
 from clustersim.cost.timing import Provenance
 from clustersim.program.task import Collective, Exchange, Overlap
@@ -56,13 +56,16 @@ def show_coverage(file: Path, overrides: Sequence[str], json: str | None, *, eve
     Outputs(json=json).require((file, *scenario.files))
     from clustersim.simulation import simulate
 
-    items = simulate(scenario).items
-    shares, found = provenance_share(items), lines(items)
+    result = simulate(scenario)
+    shares, found, steps = result.provenance, lines(result.items), result.tried
     if json is not None:
-        write_json({"provenance_share": shares, "lines": [line.to_json() for line in found]}, json)
+        content = {"provenance_share": dict(shares), "lines": [line.to_json() for line in found]}
+        write_json({**content, "record_steps": None if steps is None else steps.to_json()}, json)
     if json != STDOUT:
         shown = [line for line in found if every or line.provenance not in COVERED]
         _print(scenario, shares, shown, every=every)
+        if steps is not None:
+            print(f"the record {steps.words}")
         for hint in _hints(scenario, overrides, shown):
             print(hint)
 
@@ -97,7 +100,7 @@ def _said(item: Item) -> tuple[str, str, str]:
             return kernel.kind.value, f"{kernel.dtype.value} {shape_words(kernel.shape)}", kernel.name
 
 
-def _print(scenario: Scenario, shares: dict[str, float], shown: Sequence[Line], *, every: bool) -> None:
+def _print(scenario: Scenario, shares: Mapping[str, float], shown: Sequence[Line], *, every: bool) -> None:
     record = scenario.cost.record
     told = "no record" if record is None else f"record of {record.device.name or record.device.accelerator}"
     print(f"{scenario.name}: {told}; busy time by the source of its durations:")

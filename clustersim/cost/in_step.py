@@ -4,7 +4,9 @@ Arithmetic is slower than in single kernels (the power limit under a mix of kern
 keeps the pace of the slowest of its GPUs: `InStep.rate`. How much longer a kernel takes for it, the kernel model says,
 which knows whether arithmetic or memory bounds it; what memory or launches bound takes what it took. Flash attention of
 an older library takes some times as long. The same is done to what a model says and to what a record says, of whatever
-origin: both are of kernels alone.
+origin: both are of kernels alone. But for a record that has measured a chain of kernels (`cost.chain`): what a step
+does to the pace of one GPU is in its times already, under the load of a step, and only the slowest GPU is left, by the
+spread of the record's own GPUs where it has measured two or more (assumed: the others were measured on a mean one).
 
 Assumed: the rates that were fitted to published steps of this accelerator hold on this machine too. Nothing of that was
 measured here, so what was measured alone is known that much worse within a step: the error grows by the part by which
@@ -13,10 +15,13 @@ it takes longer, and the band begins where the record alone would be.
 References: `hardware.efficiency.InTraining`; "around 2x speedup" of FlashAttention-2 (arXiv:2307.08691, abstract).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import mean, stdev
 from typing import Final
 
 from clustersim.cost.machines import slowest
+from clustersim.cost.record import GpuRow, Record
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.timing import MEASURED_HERE, KernelCost, Provenance, Timing
 from clustersim.hardware.efficiency import InTraining
@@ -27,6 +32,19 @@ FLASH1: Final = 2.0
 """Times that FlashAttention takes relative to FlashAttention-2."""
 
 _ATTENTION: Final = (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
+
+
+def pace_of(published: InTraining, record: Record | None) -> InTraining:
+    """What a step does to the pace of kernels that is not in their times yet."""
+    if record is None or not record.chain:
+        return published
+    return replace(published, sustained=1.0, spread=_spread(record.gpus, published.spread))
+
+
+def _spread(gpus: Sequence[GpuRow], published: float) -> float:
+    """Standard deviation of times from GPU to GPU, relative to their mean."""
+    seconds = [each.time.seconds for each in gpus]
+    return published if len(seconds) < 2 else stdev(seconds) / mean(seconds)
 
 
 def job_rate(pace: InTraining, gpus: int) -> float:

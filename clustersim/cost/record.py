@@ -206,11 +206,17 @@ class HostRow:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """A real step that the record was not measured for, and what it predicts. what: such as `4 layers`."""
+    """A real step that the record was not measured for, and what it predicts.
+
+    what: such as `4 layers, 2 microbatches of 1`; of_rows: by what part errors of the record's own rows, all of one
+    sign, would have it differ; kinds: what it was like (`experience.facts`).
+    """
 
     what: str
     predicted: Seconds
     measured: Seconds
+    of_rows: float = 0.0
+    kinds: tuple[str, ...] = ()
 
     @property
     def error(self) -> float:

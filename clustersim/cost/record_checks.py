@@ -124,6 +124,7 @@ def _not_negative(record: Record) -> Iterator[tuple[str, float]]:
     for at, host in enumerate(record.host):
         yield from _numbers(f"host[{at}]", host, "forward", "backward")
         yield from ((f"host[{at}].launches[{place}]", count) for place, count in enumerate(host.launches))
+    yield from ((f"steps[{at}].of_rows", step.of_rows) for at, step in enumerate(record.steps))
     for key, state in _states(record):
         yield from _numbers(key, state, "sm_clock_mhz", "memory_clock_mhz", "power_w")
     yield from ((f"moments[{at}].seconds", moment.seconds) for at, moment in enumerate(record.moments))

@@ -6,10 +6,11 @@ its neighbours took relative to the model (`cost.kriging`). What lies beyond tak
 are the dispersion of the row; the mean error of the rows that it was compared with, each predicted from the others
 (those on the hull too, so it is rather too large); and the model's residual, of each row from the fit to the others.
 
-Rows are device time, without what the host takes to launch: no kernel takes less than its launches do.
+Rows are of kernels by themselves; where the record has measured what real layers do to them, that comes on top
+(`cost.chain`). They are device time, without what the host takes to launch: no kernel takes less than its launches do.
 
-Assumed: a measured row stands for the kernel wherever it runs in a step, with caches as in training (what a step does
-to its pace is `cost.in_step`'s). What a record of published or derived rows says is never called measured or
+Assumed: a measured row stands for the kernel wherever it runs in a step, with caches as in training (what else a step
+does to its pace is `cost.in_step`'s). What a record of published or derived rows says is never called measured or
 interpolated, and its errors, which are of other machines, do not count.
 """
 
@@ -22,6 +23,7 @@ from typing import Final
 import numpy as np
 
 from clustersim.arrays import FloatArray
+from clustersim.cost.chain import InChain
 from clustersim.cost.hull import inside
 from clustersim.cost.kriging import Kriging
 from clustersim.cost.record import KernelFit, KernelRow, Origin, Outcome, Record, Spread, family, signature
@@ -80,15 +82,17 @@ class RecordedKernels:
         self.model = _launched_each(fitted, self._interval)
         self._model = _launched_each(fitted, 0.0)
         self._rows = {row.signature: time for row, time in _timed(record.kernels)}
+        self._chain = InChain.of(record)
         self._kin = _by_kin(record.kernels)
         self._kindred: dict[Hashable, _Kindred] = {}
         self._timings: dict[Kernel, Timing] = {}
 
     def kernel(self, kernel: Kernel) -> Timing:
-        """Time one kernel alone on one accelerator."""
+        """Time one kernel on one accelerator: alone, or in a step where the record says how that differs."""
         timing = self._timings.get(kernel)
         if timing is None:
-            timing = self._timings[kernel] = self._launched(self._time(kernel), kernel.launches)
+            within = self._chain.timing(self._time(kernel), kernel.kind, signature(kernel))
+            timing = self._timings[kernel] = self._launched(within, kernel.launches)
         return timing
 
     def _launched(self, timing: Timing, launches: int) -> Timing:

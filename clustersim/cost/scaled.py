@@ -39,6 +39,7 @@ def scaled(record: Record, *, compute: float, bandwidth: float) -> Record:
         copies=tuple(_copy(copy, bandwidth) for copy in record.copies),
         beside=tuple(_beside(each, _ratio(each.kernel, model, ratios)) for each in record.beside),
         kernel_fit=None if record.kernel_fit is None else _fit(record.kernel_fit, compute, bandwidth),
+        steps=(),
         origin=Origin.DERIVED,
         derivation=_derivation(record, compute, bandwidth),
     )

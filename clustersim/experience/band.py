@@ -9,7 +9,8 @@ ten errors of unseen sources are, sources counted alike.
 
 Where kernels were measured on the machine itself, their own errors take the place of what rests on kernels: of the
 accelerator's term, and of what the first term has beyond `repeat`, the deviation of equal steps that were published
-twice. What a framework, a network and a layout add remains.
+twice. Where real steps on it were predicted, their errors take that of the kernels' (`experience.tried`). What a
+framework, a network and a layout add remains.
 
 `python -m calibrate fit-band` finds the constants, in topologies/experience.
 """

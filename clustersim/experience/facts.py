@@ -61,10 +61,14 @@ def facts_of(scenario: Scenario, breakdown: Breakdown) -> Facts:
         Trait.SHARDED: float(layout.data.stage == 3 and layout.dp * layout.cp > 1),
         Trait.LAUNCH: breakdown.total(Part.LAUNCH) / whole if whole > 0 else 0.0,
     }
-    kinds = (*_software(scenario), *_strategies(scenario), *_layers(scenario.model.specs))
     accelerators, kind = scenario.cluster.kinds()
     used = frozenset(accelerators[each].name for each in np.unique(kind[: layout.world]))
-    return Facts(used, frozenset(kinds), _amounts(scenario), traits)
+    return Facts(used, kinds_of(scenario), _amounts(scenario), traits)
+
+
+def kinds_of(scenario: Scenario) -> frozenset[str]:
+    """Software, strategies and formats, in words."""
+    return frozenset((*_software(scenario), *_strategies(scenario), *_layers(scenario.model.specs)))
 
 
 def _domains(scenario: Scenario) -> int:

@@ -8,7 +8,7 @@ so of another with the same chip.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from clustersim.experience.facts import Facts
@@ -34,6 +34,10 @@ class Known:
                 most[name] = max(amount, most.get(name, 0))
         measured = frozenset(accelerators)
         return cls(measured, frozenset(siblings) - measured, kinds, most)
+
+    def beside(self, accelerator: str, kinds: Iterable[str]) -> Self:
+        """What is known with steps of these kinds on an accelerator as well."""
+        return replace(self, accelerators=self.accelerators | {accelerator}, kinds=self.kinds | frozenset(kinds))
 
     def strangers(self, facts: Facts) -> tuple[str, ...]:
         """The accelerators of which neither they nor a sibling were measured."""

@@ -15,6 +15,7 @@ from clustersim.analysis.exploration import Exploration, Machine, ModelWords, Ta
 from clustersim.arrays import IntArray
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
+from clustersim.experience.tried import tried
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.disturbance import Disturbances
@@ -209,8 +210,17 @@ def _uneven(scenario: Scenario, offered: Sequence[int]) -> Iterator[str]:
         )
 
 
+def _tried(scenario: Scenario) -> Iterator[str]:
+    """What real steps say of the record, if it is of the scenario's accelerator."""
+    record = scenario.cost.record
+    found = tried(record)
+    if record is not None and found is not None and found.accelerator == scenario.cluster.accelerator.name:
+        yield f"simulated steps rest on the record of {record.device.name}, which {found.words}"
+
+
 def _notes(scenario: Scenario) -> Iterator[str]:
     """What of the scenario the page leaves out."""
+    yield from _tried(scenario)
     if scenario.training.offload != NOTHING:
         yield "offload is left out of memory: all is drawn as on the device; simulated steps are the scenario's"
     if not isinstance(scenario.schedule, PLAYED):

@@ -175,6 +175,7 @@ def trust_of(result: Answer) -> Trust:
         spans=result.spans,
         provenance={Provenance(source): share for source, share in result.provenance.items() if share > 0},
         experience=result.experience,
+        steps=() if result.tried is None else result.tried.steps,
         warnings=result.scenario.warnings,
         suggestions=result.suggestions,
         not_modelled=result.not_modelled,

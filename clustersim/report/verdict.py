@@ -38,7 +38,7 @@ def foot(view: PageView) -> str:
         else f"All {trust.ranks:,} ranks were simulated, {trust.spans:,} spans."
     )
     notes = "".join(f"<p>{escape(note)}</p>" for note in view.notes)
-    return f"<h3>Where the durations come from</h3>{_provenance(trust)}<p>{simulated}</p>{notes}"
+    return f"<h3>Where the durations come from</h3>{_provenance(trust)}{_steps(trust)}<p>{simulated}</p>{notes}"
 
 
 def _headline(seconds: float) -> str:
@@ -156,3 +156,21 @@ def _provenance(trust: Trust) -> str:
         for source, share in trust.provenance.items()
     )
     return f'<table class="provenance">{rows}</table>'
+
+
+def _steps(trust: Trust) -> str:
+    """Real steps that the record predicted, if it did."""
+    if not trust.steps:
+        return ""
+    heads = "".join(f'<th scope="col">{word}</th>' for word in ("real step", "predicted", "measured", "error"))
+    rows = "".join(
+        f'<tr><th scope="row">{escape(step.what)}</th><td>{format_step_time(step.predicted)}</td>'
+        f"<td>{format_step_time(step.measured)}</td><td>{step.error:+.1%}</td></tr>"
+        for step in trust.steps
+    )
+    return (
+        "<h3>Real steps that the record predicted</h3>"
+        '<p class="caption">Run at the end of its calibration, on one device. It was not measured for them; how far it '
+        "was from the furthest is the part of the band that rests on kernels measured there.</p>"
+        f'<table class="tried"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    )

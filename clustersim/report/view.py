@@ -4,7 +4,7 @@ Everything is in SI units. Text may come from a user's file and is escaped where
 colours; labels give words, so a part may be named more precisely than its category.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,6 +13,7 @@ import numpy as np
 from clustersim.analysis.stragglers import Stragglers, Waits
 from clustersim.analysis.what_if import WhatIfs
 from clustersim.arrays import BoolArray, FloatArray, IntArray
+from clustersim.cost.record import StepRow
 from clustersim.cost.timing import Provenance
 from clustersim.report.critical_path import CriticalPath
 from clustersim.report.heatmap import Heatmap
@@ -84,7 +85,7 @@ class Trust:
     """How far the answer carries.
 
     provenance: share of busy time by source of its durations, summing to 1; experience: how such predictions compared
-    with real runs; suggestions: changes that would make it fit.
+    with real runs; steps: real ones that the record predicted; suggestions: changes that would make it fit.
     """
 
     ranks: int
@@ -92,6 +93,7 @@ class Trust:
     spans: int
     provenance: Mapping[Provenance, float]
     experience: str = ""
+    steps: Sequence[StepRow] = ()
     warnings: tuple[str, ...] = ()
     suggestions: tuple[str, ...] = ()
     not_modelled: tuple[str, ...] = ()

@@ -17,8 +17,8 @@ torch = pytest.importorskip("torch")
 kernel_rows = pytest.importorskip("calibrate.kernels.rows")
 from calibrate.devices import cpu  # noqa: E402
 from calibrate.devices.cpu import CpuDevice  # noqa: E402
-from calibrate.kernels import command as kernels  # noqa: E402 - after torch is known to be there
 from calibrate.kernels import routines  # noqa: E402
+from calibrate.kernels import run as kernels  # noqa: E402 - after torch is known to be there
 from calibrate.kernels.timing import Method  # noqa: E402
 
 FAST = Method(seconds=0.002, least=2, most=2, sample=0.0)

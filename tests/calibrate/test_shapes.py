@@ -36,17 +36,11 @@ def test_presets_have_every_kernel_of_a_scenario_at_their_degrees(training: dict
     assert {name.partition(".")[0] for name in missing} == {"optimizer"}
 
 
-def test_scenarios_are_read_with_overrides_and_their_kernels_joined(tmp_path: Path) -> None:
+def test_kernels_of_several_scenarios_are_joined(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text("{model: llama-tiny, cluster: {name: laptop, gpus: 2}, training: {sequence: 64, global_batch: 4}}")
-    plain = shapes.of_scenarios([str(path)], ["layout.dp=2"])
-    assert plain == list(kernels_of(Scenario.load(path, ["layout.dp=2"])))
-    assert shapes.of_scenarios([str(path), str(path)], ["layout.dp=2"]) == plain
-
-
-def test_a_scenario_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nowhere"):
-        shapes.of_scenarios([str(tmp_path / "nowhere.yaml")], [])
+    scenario = Scenario.load(path, ["layout.dp=2"])
+    assert shapes.of_scenarios([scenario, scenario]) == list(kernels_of(scenario))
 
 
 def test_an_unknown_model_is_refused() -> None:

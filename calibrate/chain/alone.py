@@ -1,0 +1,100 @@
+"""What of a scenario can one device run by itself?
+
+One tensor-parallel rank's part of some layers, with embedding and head: so many heads, columns of matrices and rows of
+the vocabulary, in one microbatch. Assumed of the factors that are measured on it: they are those of the scenario's own
+ranks, though norms are over all tokens also where ranks share them out (sequence parallelism), and tokens of a
+context-parallel rank see themselves only. What the real model has no module for (windows, blocks other than pre-norm,
+adapters, FP8, what a framework does beside the model) is run as the nearest that there is: the same kernel in the chain
+and alone, so their ratio stands.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from calibrate.check.here import fitted_layers, truncated
+from clustersim.errors import InputError
+from clustersim.parallel.layout import Layout
+from clustersim.scenario import Scenario
+from clustersim.schedules.gpipe import GPipe
+from clustersim.units import Bytes
+from clustersim.workload.offload import NOTHING
+from clustersim.workload.overheads import NONE
+from clustersim.workload.recipe import Products, Recipe
+from clustersim.workload.stack import BlockForm, DenseMlp, FullAttention, LayerRun, LayerSpec, QkNorm, joined
+from clustersim.workload.training import Attention, NoRecompute, SelectiveOperations, Training
+from clustersim.workload.transformer import Model, Positions
+
+MOST: Final = 8  # layers: so many are a mix of kernels as in a whole model, and none finds its weights in a cache
+
+
+def alone(scenario: Scenario, room: Bytes) -> Scenario:
+    """One rank's layers that fit into so many bytes; raise InputError where not even one does, or there is none."""
+    layout = scenario.layout
+    sequence = -(-scenario.training.sequence // layout.cp)
+    cut = replace(
+        scenario,
+        model=_one_rank(scenario.model, layout.tp),
+        layout=Layout(),
+        schedule=GPipe(),
+        training=_runnable(replace(scenario.training, sequence=sequence)),
+    )
+    return fitted_layers(truncated(cut, min(MOST, cut.model.layers)), room, None)
+
+
+def _one_rank(model: Model, tp: int) -> Model:
+    stack = joined(LayerRun(spec, run.count) for run in model.stack if (spec := _shared(run.spec, tp)) is not None)
+    if not stack:
+        raise InputError(
+            f"{model.name}: no layer has both attention and an MLP, so there is no chain of kernels to run"
+        )
+    return replace(
+        model,
+        stack=stack,
+        vocab=-(-model.vocab // tp),
+        positions=Positions.ROTARY if model.positions is Positions.ALIBI else model.positions,
+        embedding_norm=False,
+        logit_softcap=False,
+        spare_positions=0,
+        head_bias=False,
+    )
+
+
+def _shared(spec: LayerSpec, tp: int) -> LayerSpec | None:
+    """A layer as one of so many ranks runs it; None where it lacks a part."""
+    match spec:
+        case LayerSpec(FullAttention() as attention, DenseMlp() as mlp):
+            heads = replace(
+                attention,
+                heads=attention.heads // tp,
+                kv_heads=max(1, attention.kv_heads // tp),
+                qk_norm=None if attention.qk_norm is None else QkNorm.HEADS,
+                window=None,
+                rotary=1.0,
+                softcap=False,
+            )
+            return LayerSpec(heads, replace(mlp, ffn=mlp.ffn // tp), BlockForm.PRE_NORM)
+    return None
+
+
+def _runnable(training: Training) -> Training:
+    """One microbatch of a training as torch's own operators run it."""
+    recompute = training.recompute
+    return replace(
+        training,
+        global_batch=training.microbatch,
+        recipe=_of_torch(training.recipe),
+        recompute=NoRecompute() if isinstance(recompute, SelectiveOperations) else recompute,
+        early_stop=training.early_stop and not training.fused,  # fused products save too late for it
+        attention=Attention.FLASH2 if training.attention is Attention.FLASH1 else training.attention,
+        offload=NOTHING,
+        lora=None,
+        overheads=NONE,
+    )
+
+
+def _of_torch(recipe: Recipe) -> Recipe:
+    """Products in the activations' format, and an optimizer whose gradients and moments are in that of its weights."""
+    stored = recipe.activations
+    held = recipe.weights.master or stored
+    weights = replace(recipe.weights, stored=stored, gathered=stored, gradients=held, moments=held)
+    return replace(recipe, products=Products.all_in(stored), weights=weights)

@@ -1,0 +1,99 @@
+"""How long do kernels take in real layers?
+
+A training step of one microbatch, again and again, as `calibrate.check` trains: forward, backward, clipping, optimizer.
+Most steps run as they are, so that caches, clocks and power are those of a step; some of them under torch's profiler.
+
+On a CPU everything that a label holds is its kernel's, also what Python and autograd do between operators: it cannot
+run ahead, and rows of a CPU include it. What the profiler takes is taken off (`calibrate.chain.writing`), and what is
+then left between a step with it and one without is assumed to be the machine's pace, the same for all kernels. On a GPU
+kernels' own durations count, so what the host takes, with a profiler more, is in none of them.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from calibrate.chain.writing import Writing, host_writing, profiler, turnover
+from calibrate.check.fold import OnDevice, folded
+from calibrate.check.labels import Label
+from calibrate.check.support import trainer_of
+from calibrate.check.timeline import Timeline
+from calibrate.check.trainer import Batch, Trainer, random_batch, step
+from calibrate.devices.device import TorchDevice
+from clustersim.assembly import plan_of
+from clustersim.lowering.step import lower
+from clustersim.program.task import Compute
+from clustersim.scenario import Scenario
+from clustersim.units import Seconds
+from clustersim.workload.kernels import Kernel
+
+WARM_UP: Final = 2  # steps: torch makes optimizer states in the first
+PROFILED: Final = 2  # steps under the profiler at a time
+
+
+class Chain(Protocol):
+    """Kernels that follow each other in a step."""
+
+    @property
+    def kernels(self) -> Mapping[Kernel, int]:
+        """Those of one step, and how often each runs."""
+
+    def run(self, seconds: Seconds) -> Seconds:
+        """Run steps for so long; seconds of one of them."""
+
+    def profile(self, once: Seconds) -> Mapping[Label, Seconds]:
+        """Seconds of the kernels of one step, by label; once: of a step without a profiler."""
+
+
+@dataclass(slots=True)
+class RealLayers:
+    """A scenario of one rank, trained on a device."""
+
+    scenario: Scenario
+    device: TorchDevice
+    trainer: Trainer = field(init=False)
+    batch: Batch = field(init=False)
+    _writing: Writing | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.trainer = trainer_of(self.scenario, self.device.torch)
+        self.batch = random_batch(plan_of(self.scenario), self.device.torch)
+        self._writing = None if self.device.torch.type == "cuda" else host_writing()
+        self.device.host_seconds(self._step, WARM_UP)
+
+    @property
+    def kernels(self) -> Mapping[Kernel, int]:
+        """Those of one step, and how often each runs."""
+        return kernels_of(self.scenario)
+
+    def run(self, seconds: Seconds) -> Seconds:
+        """Run steps for so long; seconds of one of them, the first aside, which finds caches and allocator empty."""
+        first = self.device.host_seconds(self._step, 1)
+        repeats = max(1, round((seconds - first) / first))
+        return self.device.host_seconds(self._step, repeats) / repeats
+
+    def profile(self, once: Seconds) -> Mapping[Label, Seconds]:
+        """Seconds of the kernels of one step, by label."""
+        with profiler(self.device.torch) as found:
+            spent = self.device.host_seconds(self._step, PROFILED)
+        events = found.events()
+        seconds, pace = self._folded(events, spent, once)
+        return {label: pace * each / PROFILED for label, each in seconds.items()}
+
+    def _folded(self, events: Any, spent: Seconds, once: Seconds) -> tuple[Mapping[Label, Seconds], float]:
+        """Seconds by label, and by how much the same steps were faster (or slower) without the profiler."""
+        if self._writing is None:
+            return folded(events, OnDevice(turnover(events))), 1.0
+        return folded(events, self._writing.times), PROFILED * once / (spent - self._writing.of(events))
+
+    def _step(self) -> None:
+        step(self.trainer, self.batch, Timeline(self.device.torch))
+
+
+def kernels_of(scenario: Scenario) -> Mapping[Kernel, int]:
+    """The kernels of the only rank's step, and how often each runs."""
+    plan = plan_of(scenario)
+    (program,) = lower(plan, scenario.schedule.order(1, plan.microbatches)).programs
+    blocks = [task.block for task in program.tasks if isinstance(task, Compute)]
+    return Counter(each.kernel for block in blocks for each in block.operations if each.kernel is not None)

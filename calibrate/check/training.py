@@ -1,0 +1,41 @@
+"""What is trained here, and why can it not be, in a sentence?"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from calibrate.check.formats import allow_tf32
+from calibrate.check.here import Here
+from calibrate.check.support import trainer_of
+from calibrate.check.trainer import Batch, Trainer, random_batch
+from calibrate.kernels.formulas import Unsupported
+from clustersim.assembly import plan_of
+from clustersim.errors import InputError
+from clustersim.scenario import Scenario
+
+
+@contextmanager
+def training(scenario: Scenario, here: Here) -> Iterator[tuple[Trainer, Batch]]:
+    """The scenario's model, strategy and batch on this device; raise InputError where they cannot be run here.
+
+    That may show only in the first step, so whoever trains does it inside.
+    """
+    before = torch.get_float32_matmul_precision()
+    allow_tf32(scenario.training.recipe)
+    torch.manual_seed(here.world.rank if scenario.layout.dp > 1 else 0)
+    try:
+        batch = random_batch(plan_of(scenario), here.device.torch)
+        yield trainer_of(scenario, here.device.torch), batch
+    except Unsupported as reason:
+        raise InputError(f"training.fused: {reason}; set it to false") from reason
+    except Exception as error:
+        if not here.device.out_of_memory(error):
+            raise
+        layers = "layer does" if scenario.model.layers == 1 else "layers do"
+        raise InputError(
+            f"{scenario.model.layers} {layers} not fit on {here.device.name} beside what is there; use fewer --layers, "
+            "or a smaller training.microbatch"
+        ) from error
+    finally:
+        torch.set_float32_matmul_precision(before)

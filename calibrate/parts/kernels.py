@@ -1,0 +1,64 @@
+"""How long does each kernel take, and what else does the device alone tell?
+
+First the machine: copies, the launch interval, a matmul beside a copy, the other GPUs of the node. Then the kernels
+that were asked for and that the record lacks, the longest first, in what is left of the part's time.
+"""
+
+from dataclasses import dataclass
+from time import monotonic
+from typing import ClassVar, Final
+
+from calibrate.kernels.beside import typical_kernel
+from calibrate.kernels.progress import shown
+from calibrate.kernels.run import has_machine, measure_machine, pace
+from calibrate.kernels.session import Parts, measured
+from calibrate.parts.part import Bench
+from clustersim.cost.roofline import Roofline
+from clustersim.units import Seconds
+
+_MACHINE: Final = 0.1  # of the part's time, after which no more copies are measured
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Each kernel that was asked for, by itself."""
+
+    name: ClassVar[str] = "kernels"
+    minutes: ClassVar[float] = 8.0
+    least: ClassVar[Seconds] = 0.0
+
+    def obstacle(self, bench: Bench) -> str:  # noqa: ARG002 - every device has kernels
+        """None."""
+        return ""
+
+    def due(self, bench: Bench) -> bool:
+        """Whether one is missing, or failed for want of memory, or the machine was not looked at."""
+        return bool(bench.session.missing(bench.asked)) or not has_machine(bench.record, bench.device)
+
+    def words(self, bench: Bench) -> str:
+        """How many are new, and how many are there."""
+        missing, asked = len(bench.session.missing(bench.asked)), len(bench.asked)
+        there = f", {asked - missing:,} are there already" if missing < asked else ""
+        machine = "" if has_machine(bench.record, bench.device) else "; copies, launches"
+        return f"{missing:,} of {asked:,} kernels of {bench.wished}{there}{machine}"
+
+    def measure(self, bench: Bench, seconds: Seconds) -> str:
+        """Measure the machine, then kernels while there is time."""
+        began, session = monotonic(), bench.session
+        measure_machine(session, bench.device, bench.method, _MACHINE * seconds)
+        missing = session.missing(bench.asked)
+        roofline, rough = Roofline(bench.accelerator), pace(bench.device, typical_kernel(bench.device).dtype)
+        predicted = lambda kernel: max(roofline.kernel(kernel).seconds, rough.seconds(kernel))  # noqa: E731
+        left = Parts(max(0.0, seconds - (monotonic() - began)), predicted)
+        with shown(self.name, len(missing)) as advance:
+            for made in measured(missing, bench.device, left, bench.method):
+                session.add(made)
+                advance(made.name)
+        return _found(len(missing), len(session.missing(bench.asked)))
+
+
+def _found(missing: int, left: int) -> str:
+    if not left:
+        return f"{missing:,} measured"
+    again = "the same command goes on with them, a larger --budget has room for long ones"
+    return f"{missing - left:,} measured, {left:,} left that the budget had no time for; {again}"

@@ -1,0 +1,47 @@
+"""At which clock does the device work for hours, and not only for the first seconds?
+
+A GPU starts at its boost clock and falls to what its power limit and its cooling allow. So it works until clocks and
+power no longer change (`devices.soak`), whenever anything is to be measured afterwards: it cools between sessions.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
+
+from calibrate.kernels.progress import lasting
+from calibrate.parts.part import Bench, Part
+from calibrate.report.words import state_words
+from clustersim.units import Seconds
+
+LEAST: Final = 20.0  # seconds: drift is what changes from one window of 10 s to the next
+
+
+@dataclass(frozen=True, slots=True)
+class Soak:
+    """The device at work until it is steady, before other parts."""
+
+    before: tuple[Part, ...]
+
+    name: ClassVar[str] = "soak"
+    minutes: ClassVar[float] = 2.0
+    least: ClassVar[Seconds] = LEAST
+
+    def obstacle(self, bench: Bench) -> str:
+        """A processor has no clock of its own that falls after seconds."""
+        return "a CPU needs none" if bench.is_cpu else ""
+
+    def due(self, bench: Bench) -> bool:
+        """Whenever anything else is: the device has cooled since it was last busy."""
+        return any(part.due(bench) and not part.obstacle(bench) for part in self.before)
+
+    def words(self, bench: Bench) -> str:
+        """What it does."""
+        return f"keeps the {bench.device.torch.type} device busy until its clock no longer falls"
+
+    def measure(self, bench: Bench, seconds: Seconds) -> str:
+        """Keep the device busy; the clock that it came to."""
+        from calibrate.devices.soak import soak
+
+        with lasting(self.name, seconds) as say:
+            moments = soak(bench.device, seconds, say)
+        bench.session.extend(replace(bench.empty, moments=moments))
+        return state_words(moments[-1].state) if moments else "the device does not say its clocks"

@@ -1,0 +1,1 @@
+"""What does a record say of its machine, for people?"""

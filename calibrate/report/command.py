@@ -1,0 +1,66 @@
+"""What does this record say? `clustersim calibrate report RECORD.json`, which needs no torch."""
+
+import argparse
+from pathlib import Path
+from typing import Final
+
+from calibrate.report.content import Report, report_of
+from clustersim import shipped
+from clustersim.cost.record import Record
+from clustersim.cost.record_file import read_record
+from clustersim.errors import InputError
+from clustersim.hardware.accelerator import Accelerator, load_accelerator
+from clustersim.report.files import require_writable, write_text_atomically
+
+STDOUT: Final = "-"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `command`."""
+    parser.add_argument("record", metavar="RECORD.json", help="a record's file, or the name of a shipped one")
+    parser.add_argument("--html", metavar="FILE", help="write a page to look at, offline")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers as JSON; - is stdout")
+    parser.add_argument("--accelerator", metavar="NAME", help="beside what it is shown (default: what it stands for)")
+
+
+def command(options: argparse.Namespace) -> None:
+    """Print and draw what a record says; raise InputError where it is none, or says nothing."""
+    for target in (options.html, options.json):
+        _require_other(target, options.record)
+    report = load_report(options.record, options.accelerator)
+    if options.json not in (None, STDOUT):
+        write_text_atomically(options.json, report.to_json() + "\n")
+    if options.html is not None:
+        from calibrate.report.page import report_page
+
+        write_text_atomically(options.html, report_page(report))
+    if options.json == STDOUT:
+        print(report.to_json())
+        return
+    from calibrate.report.text import report_text
+
+    print(report_text(report))
+
+
+def load_report(name: str, accelerator: str | None = None) -> Report:
+    """The report of a record's file, or of a shipped one's name."""
+    path = Path(name) if shipped.is_path(name) or Path(name).exists() else shipped.find("records", name)
+    record = read_record(path)
+    return report_of(name, record, _shipped_for(record, accelerator))
+
+
+def _shipped_for(record: Record, accelerator: str | None) -> Accelerator | None:
+    """The accelerator that a record stands for, None where clustersim has no file of that name."""
+    if accelerator is not None:
+        return load_accelerator(accelerator)
+    known = record.device.accelerator in shipped.names("accelerators")
+    return load_accelerator(record.device.accelerator) if known else None
+
+
+def _require_other(target: str | None, record: str) -> None:
+    """Raise InputError or OutputError where an answer cannot be written, or would replace the record."""
+    if target in (None, STDOUT):
+        return
+    require_writable(target)
+    if Path(target).exists() and Path(record).exists() and Path(target).samefile(record):
+        raise InputError(f"{target}: is the record itself; name another file")

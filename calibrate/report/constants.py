@@ -1,0 +1,127 @@
+"""How does this device differ from what clustersim ships for its kind?
+
+Each constant of the kernel model as the accelerator's file has it (fitted to published measurements, or taken from a
+datasheet), beside the same constant as the record's rows have it. Rates are compared as what they come to: a share of
+a peak says nothing where the peaks differ. *Sustained* is the arithmetic rate in a step relative to single kernels:
+of the record, what its products take alone over what they take in a layer.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from statistics import fmean, pstdev
+from typing import Final
+
+from calibrate.report.section import Section
+from clustersim.cost.record import KernelFit, KernelRow, Record
+from clustersim.cost.roofline import matmul_rate
+from clustersim.dtypes import DType
+from clustersim.hardware.accelerator import Accelerator
+from clustersim.units import format_bandwidth, format_flops, format_seconds
+from clustersim.workload.kernels import KernelKind
+
+_ATTENTION: Final = (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A constant and how it is said. shipped: in the accelerator's file; here: of the record, None: it does not say."""
+
+    key: str
+    name: str
+    words: Callable[[float], str]
+    shipped: float
+    here: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """What the record has, over what is shipped."""
+        return None if self.here is None or not self.shipped else self.here / self.shipped
+
+
+def constants(record: Record, shipped: Accelerator) -> list[Constant]:
+    """Of the record's device, beside those that are shipped."""
+    found = [*_sustained(record, shipped)]
+    if record.kernel_fit is not None:
+        found = [*_fitted(record, record.kernel_fit, shipped), *found]
+    return found
+
+
+def _fitted(record: Record, fit: KernelFit, shipped: Accelerator) -> Iterator[Constant]:
+    """Constants of the kernel model; of formats that were measured."""
+    here = replace(
+        shipped,
+        peak=fit.peak,
+        memory_bandwidth=fit.memory_bandwidth,
+        compute_units=fit.compute_units,
+        efficiency=fit.efficiency,
+    )
+    measured = [row for row in record.kernels if row.time is not None]
+    for dtype in _formats(measured, KernelKind.MATMUL, shipped, here):
+        rates = (matmul_rate(each, dtype) for each in (shipped, here))
+        yield Constant(f"matmul_{dtype.value}", f"matmul {dtype.value}, largest tile", format_flops, *rates)
+    for kind in _ATTENTION:
+        for dtype in _formats(measured, kind, shipped, here):
+            rates = (each.peak_of(dtype) * _share(each, kind) for each in (shipped, here))
+            name = f"{kind.value.replace('_', ' ')} {dtype.value}, main loop"
+            yield Constant(f"{kind.value}_{dtype.value}", name, format_flops, *rates)
+    moved = (each.memory_bandwidth * each.efficiency.memory for each in (shipped, here))
+    yield Constant("memory", "memory, streaming kernels", format_bandwidth, *moved)
+    latencies = (each.efficiency.kernel_latency for each in (shipped, here))
+    yield Constant("kernel_latency", "latency of a kernel", format_seconds, *latencies)
+
+
+def _formats(rows: list[KernelRow], kind: KernelKind, *both: Accelerator) -> list[DType]:
+    """Formats of which kernels of a kind were measured, and both know a peak."""
+    found = dict.fromkeys(row.dtype for row in rows if row.kind is kind)
+    return [dtype for dtype in found if all(dtype in each.peak for each in both)]
+
+
+def _share(accelerator: Accelerator, kind: KernelKind) -> float:
+    efficiency = accelerator.efficiency
+    forward = kind is KernelKind.ATTENTION_FORWARD
+    return (efficiency.attention_forward if forward else efficiency.attention_backward).share
+
+
+def _sustained(record: Record, shipped: Accelerator) -> Iterator[Constant]:
+    """What holds for kernels within a step, and on several GPUs."""
+    interval = record.launch_interval
+    yield Constant("launch_interval", "launch interval", format_seconds, shipped.efficiency.launch_interval, interval)
+    products = [row for row in record.chain if row.family.startswith(KernelKind.MATMUL.value)]
+    pace = sum(row.isolated for row in products) / sum(row.in_chain for row in products) if products else None
+    yield Constant("sustained", "pace of products in a step, of alone", _ratio, shipped.in_training.sustained, pace)
+    yield Constant(
+        "interference", "kernels longer beside collectives by", _percent, shipped.interference, record.interference
+    )
+    times = [row.time.seconds for row in record.gpus]
+    spread = pstdev(times) / fmean(times) if len(times) > 1 else None
+    yield Constant("spread", "standard deviation from GPU to GPU", _percent, shipped.in_training.spread, spread)
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def constants_section(record: Record, shipped: Accelerator) -> Section:
+    """The constants that the record says something of, with ratios."""
+    known = [each for each in constants(record, shipped) if each.here is not None]
+    source = "fitted to published measurements" if shipped.efficiency.published else "from datasheets and siblings"
+    return Section(
+        key="constants",
+        title="Beside the shipped constants",
+        heads=("constant", f"shipped for {shipped.name}", "this record", "ratio"),
+        rows=tuple(_row(each) for each in known),
+        content=[
+            {"constant": each.key, "shipped": each.shipped, "record": each.here, "ratio": each.ratio} for each in known
+        ],
+        lead=f"The shipped ones are {source}. A ratio of 1: this device is as predictions without a record assume.",
+    )
+
+
+def _row(each: Constant) -> tuple[str, ...]:
+    here = "" if each.here is None else each.words(each.here)
+    ratio = "" if each.ratio is None else f"{each.ratio:.2f}"
+    return (each.name, each.words(each.shipped), here, ratio)

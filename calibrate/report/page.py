@@ -1,0 +1,93 @@
+"""What does a person look at? A record as one HTML file that needs nothing else, as the pages of answers are."""
+
+from collections.abc import Callable, Iterator
+from html import escape
+from typing import Final
+
+from calibrate.report.content import Report
+from calibrate.report.efficiency import ceiling, reached
+from calibrate.report.figures import chain_figure, collectives_figure, efficiency_figure, load_figure
+from calibrate.report.section import Section
+from calibrate.report.words import chain_factor, steady
+from clustersim.report.document import Card, document, section, slot
+from clustersim.report.figure import Figure
+from clustersim.report.keys import Cells, table
+from clustersim.units import format_bandwidth, format_seconds
+
+Drawn = Callable[[Report], Figure | None]
+
+
+def report_page(report: Report) -> str:
+    """The page as HTML text."""
+    cards = [Card(_verdict(report)), *(_card(report, each) for each in report.sections)]
+    if report.lacks:
+        items = "".join(f"<li>{escape(what)}</li>" for what in report.lacks)
+        cards.append(Card(section("What it says nothing of", f"<ul>{items}</ul>")))
+    device = report.record.device
+    return document(f"calibration of {device.name or device.accelerator}", cards)
+
+
+def _card(report: Report, part: Section) -> Card:
+    """The figure of a section, if it has one, above its table."""
+    figure = _FIGURES[part.key](report) if part.key in _FIGURES else None
+    rows = (Cells(row) for row in part.rows)
+    numbers = f'<div class="scrolls">{table(part.heads, rows, words=part.words)}</div>'
+    if figure is None:
+        return Card(section(part.title, numbers, lead=part.lead))
+    return Card(section(part.title, slot(figure) + numbers, lead=part.lead), (figure,))
+
+
+def _efficiency(report: Report) -> Figure | None:
+    most = ceiling(report.record, report.shipped)
+    return None if most is None else efficiency_figure(reached(report.record, most))
+
+
+def _load(report: Report) -> Figure | None:
+    known = any(each.state.sm_clock_mhz or each.state.power_w for each in report.record.moments)
+    return load_figure(report.record) if known else None
+
+
+_FIGURES: Final[dict[str, Drawn]] = {
+    "efficiency": _efficiency,
+    "under_load": _load,
+    "chain": lambda report: chain_figure(report.record.chain),
+    "collectives": lambda report: collectives_figure(report.record),
+}
+
+
+def _verdict(report: Report) -> str:
+    device = report.record.device
+    title = escape(device.name or device.accelerator)
+    numbers = "".join(
+        f'<div title="{escape(meaning)}"><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>'
+        for name, value, meaning in _numbers(report)
+    )
+    facts = table(("", ""), (Cells(each) for each in report.facts.items()), words=(1,))
+    origin = report.record.origin.value
+    return (
+        f'<section class="card verdict" aria-label="record"><h1>Calibration of {title}</h1>'
+        f'<p class="subject">{escape(report.name)}, {origin}</p>'
+        f'<dl class="numbers">{numbers}</dl>{facts}</section>'
+    )
+
+
+def _numbers(report: Report) -> Iterator[tuple[str, str, str]]:
+    """What people compare: name, value, and what it means."""
+    record = report.record
+    state, factor, fit = steady(record), chain_factor(record.chain), record.kernel_fit
+    if record.steps:
+        worst = max((row.error for row in record.steps), key=abs)
+        yield "unseen steps", f"{worst:+.1%}", "the largest error of steps that the record was not measured for"
+    if state is not None and state.sm_clock_mhz:
+        yield "SM clock", f"{state.sm_clock_mhz:,.0f} MHz", "under load, after the soak"
+    if state is not None and state.power_w:
+        yield "power", f"{state.power_w:,.0f} W", "under load, after the soak"
+    if fit is not None:
+        moved = fit.memory_bandwidth * fit.efficiency.memory
+        yield "memory", format_bandwidth(moved), "that streaming kernels reach"
+    if factor is not None:
+        yield "in a layer", f"{factor:.3f}", "times that kernels take in a layer what they take alone"
+    for row in record.host[:1]:
+        yield "host", format_seconds(row.forward), f"for each launch of forward, {row.state.value}"
+    measured = sum(row.time is not None for row in record.kernels)
+    yield "kernels", f"{measured:,}", "that were measured"

@@ -1,0 +1,23 @@
+"""What is a part of a report, before it is printed, drawn or written as JSON?"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Content = Mapping[str, Any] | list[Mapping[str, Any]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A table, and the same as plain data in SI units.
+
+    key: in JSON; lead: a sentence before it; words: the columns that hold words and not quantities.
+    """
+
+    key: str
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    content: Content
+    lead: str = ""
+    words: tuple[int, ...] = ()

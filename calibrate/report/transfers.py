@@ -1,0 +1,82 @@
+"""How fast does data move: within the device, to its host, and between devices?"""
+
+from collections.abc import Sequence
+
+from calibrate.report.section import Section
+from clustersim.cost.record import Call, CollectiveRow, Record
+from clustersim.program.task import Collective
+from clustersim.units import format_bandwidth, format_bytes, format_seconds
+
+Key = tuple[Collective, int, int]
+
+
+def copies_section(record: Record) -> Section:
+    """Copies by route; each byte is read once and written once."""
+    return Section(
+        key="copies",
+        title="Copies",
+        heads=("route", "bytes", "time", "bandwidth"),
+        rows=tuple(
+            (
+                row.route.replace("_", " "),
+                format_bytes(row.bytes),
+                format_seconds(row.time.seconds),
+                format_bandwidth(row.bytes / row.time.seconds),
+            )
+            for row in record.copies
+        ),
+        content=[
+            {"route": row.route, "bytes": row.bytes, "seconds": row.time.seconds, "dispersion": row.time.dispersion}
+            for row in record.copies
+        ],
+        lead="Bytes that were copied, over the time; within the device's memory each is read and written.",
+    )
+
+
+def by_call(record: Record) -> dict[Key, list[CollectiveRow]]:
+    """Collectives by kind, ranks and nodes, the smallest payload first."""
+    groups: dict[Key, list[CollectiveRow]] = {}
+    for row in sorted(record.collectives, key=lambda each: each.call.payload):
+        groups.setdefault((row.call.collective, row.call.ranks, row.call.nodes), []).append(row)
+    return dict(sorted(groups.items(), key=lambda item: (item[0][0].value, *item[0][1:])))
+
+
+def call_words(call: Call) -> str:
+    """A collective without its payload."""
+    nodes = f" on {call.nodes} nodes" if call.nodes > 1 else ""
+    return f"{call.collective.value.replace('_', ' ')}, {call.ranks} ranks{nodes}"
+
+
+def collectives_section(record: Record) -> Section:
+    """The smallest and the largest payload of each kind."""
+    groups = by_call(record)
+    return Section(
+        key="collectives",
+        title="Collectives",
+        heads=("collective", "rows", "smallest", "time", "largest", "time", "payload over time"),
+        rows=tuple(_collective(rows) for rows in groups.values()),
+        content=[_content(key, rows) for key, rows in groups.items()],
+        lead=f"Measured with {record.device.collectives}." if record.device.collectives else "",
+    )
+
+
+def _collective(rows: Sequence[CollectiveRow]) -> tuple[str, ...]:
+    first, last = rows[0], rows[-1]
+    return (
+        call_words(first.call),
+        f"{len(rows):,}",
+        format_bytes(first.call.payload),
+        format_seconds(first.time.seconds),
+        format_bytes(last.call.payload),
+        format_seconds(last.time.seconds),
+        format_bandwidth(last.call.payload / last.time.seconds),
+    )
+
+
+def _content(key: Key, rows: Sequence[CollectiveRow]) -> dict[str, object]:
+    return {
+        "collective": key[0].value,
+        "ranks": key[1],
+        "nodes": key[2],
+        "rows": [{"payload_bytes": row.call.payload, "seconds": row.time.seconds} for row in rows],
+    }

@@ -1,0 +1,1 @@
+"""Does a record predict real steps that it was not measured for?"""
