@@ -14,6 +14,7 @@ from typing import Final
 
 import torch
 
+from calibrate.devices import cuda_errors
 from calibrate.devices.stopwatch import Action, Load
 from clustersim.cost.record import Device
 from clustersim.dtypes import DType
@@ -177,7 +178,17 @@ class CudaDevice:
 
     def out_of_memory(self, error: Exception) -> bool:
         """Whether an error says that memory ran out."""
-        return isinstance(error, torch.cuda.OutOfMemoryError) or "CUBLAS_STATUS_ALLOC_FAILED" in str(error)
+        return cuda_errors.out_of_memory(error)
+
+    def survives(self, error: Exception) -> bool:
+        """Whether the device can be used on after an error: it does not say otherwise, and neither does the device."""
+        if cuda_errors.lost(error):
+            return False
+        try:
+            self.synchronize()
+        except RuntimeError:  # a lost context answers everything with its error
+            return False
+        return True
 
     def _queried(self, query: str) -> str | None:
         """One answer of nvidia-smi about this GPU, None where it has none."""

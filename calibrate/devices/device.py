@@ -86,6 +86,9 @@ class TorchDevice(Protocol):
     def out_of_memory(self, error: Exception) -> bool:
         """Whether an error says that memory ran out."""
 
+    def survives(self, error: Exception) -> bool:
+        """Whether this process can use the device on after an error."""
+
 
 def find(name: str | None) -> TorchDevice:
     """The device of that name: cuda, cpu, or None for the best there is; raise InputError where it is not there."""

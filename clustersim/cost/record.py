@@ -37,6 +37,8 @@ class Outcome(Enum):
     MEASURED = "measured"
     OUT_OF_MEMORY = "out_of_memory"
     UNSUPPORTED = "unsupported"  # the device or the library has no such kernel
+    NO_COMPILER = "no_compiler"  # there is no such kernel until Triton and a C compiler are installed
+    FAILED = "failed"  # it left the device unusable, and ended the session
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +386,7 @@ def merged(first: Record, second: Record) -> Record:
     _require_equal("origin", first.origin.value, second.origin.value)
     _require_equal("processes", first.conditions.processes, conditions.processes)
     kernels = {row.signature: row for row in first.kernels}
-    kernels |= {row.signature: row for row in second.kernels if row.time is not None or row.signature not in kernels}
+    kernels |= {row.signature: row for row in second.kernels if row.time is not None or not _timed(kernels, row)}
     collectives = {row.call: row for row in (*first.collectives, *second.collectives)}
     copies = {(row.route, row.bytes): row for row in (*first.copies, *second.copies)}
     beside = {(row.kernel.signature, row.beside, row.call): row for row in (*first.beside, *second.beside)}
@@ -407,6 +409,12 @@ def merged(first: Record, second: Record) -> Record:
         kernel_fit=None,
         collective_fits=(),
     )
+
+
+def _timed(known: Mapping[Signature, KernelRow], row: KernelRow) -> bool:
+    """Whether the same kernel has a time among those."""
+    there = known.get(row.signature)
+    return there is not None and there.time is not None
 
 
 def _same(first: Device, second: Device) -> Device:
