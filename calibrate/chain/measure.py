@@ -25,10 +25,9 @@ from calibrate.check.formats import allow_tf32
 from calibrate.check.labels import Label
 from calibrate.devices.device import TorchDevice
 from calibrate.kernels import rows as kernel_rows
-from calibrate.kernels.formulas import Unsupported
+from calibrate.kernels.refusal import refusal
 from calibrate.kernels.timing import Method
 from clustersim.cost.record import ChainRow, KernelRow, Signature, family, signature
-from clustersim.errors import InputError
 from clustersim.scenario import Scenario
 from clustersim.units import Seconds
 from clustersim.workload.kernels import Kernel
@@ -60,12 +59,12 @@ def chain_rows(
     try:
         with _precision(cut.training.recipe):
             return compared(RealLayers(cut, device), _measured_on(device), seconds, say)
-    except Unsupported as reason:
-        raise InputError(f"training.fused: {reason}; set it to false") from reason
-    except torch.OutOfMemoryError as error:
-        raise InputError(f"{cut.model.layers} layers of {cut.model.name} do not fit on {device.name}") from error
-    finally:
-        device.release()
+    except Exception as error:
+        too_large = f"{cut.model.layers} layers of {cut.model.name} do not fit on {device.name}"
+        said = refusal(error, device, too_large)
+        if said is None:
+            raise
+        raise said from error
 
 
 def compared(chain: Chain, measure: Alone, seconds: Seconds, say: Say) -> tuple[ChainRow, ...]:

@@ -22,7 +22,7 @@ _MEMORY: Final = 2  # cudaErrorMemoryAllocation, of the device or of pinned host
 _NO_MEMORY: Final = (
     "error: out of memory",  # CUDA's or HIP's
     "CUBLAS_STATUS_ALLOC_FAILED",
-    "when calling `cublasCreate(",  # a handle had no room: CUBLAS_STATUS_NOT_INITIALIZED (discuss.pytorch.org/t/125450)
+    "when calling `cublasCreate(",  # CUBLAS_STATUS_NOT_INITIALIZED: no room (discuss.pytorch.org/t/125450)
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
@@ -66,6 +66,6 @@ def lost(error: Exception) -> bool:
 
 
 def _code(error: Exception) -> int | None:
-    """cudaError's number, None where nothing says it."""
+    """The number of cudaError, None where nothing says it."""
     code = getattr(error, "error_code", None)
     return code if isinstance(error, torch.AcceleratorError) and isinstance(code, int) else None

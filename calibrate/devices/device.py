@@ -14,7 +14,7 @@ from calibrate.devices.cuda import CudaDevice
 from calibrate.devices.stopwatch import Action, Load, Stopwatch
 from clustersim.cost.record import Device
 from clustersim.dtypes import DType
-from clustersim.errors import InputError, nearest
+from clustersim.errors import ClusterSimError, InputError, nearest
 from clustersim.shipped import find as find_shipped
 from clustersim.shipped import names
 from clustersim.units import Bytes, Seconds
@@ -36,6 +36,13 @@ _NAMES: Final = (
 )
 _OTHERS: Final = ("MIG", "NVL")  # a part of a GPU, and a GPU with other clocks and memory
 _CPU: Final = "cpu-laptop"
+
+
+class DeviceLostError(ClusterSimError):
+    """The device cannot be used by this process any more."""
+
+    def __init__(self, what: str, device: str, reason: str, then: str) -> None:
+        super().__init__(f"{what} left {device} unusable for this process: {reason}; {then}")
 
 
 class TorchDevice(Protocol):

@@ -3,8 +3,8 @@
 `torch.compile` makes Triton kernels on a GPU. That takes Triton (a package of its own) and a C compiler: Triton builds
 a module that launches them with `CC`, gcc or clang, against Python's header files (triton/runtime/build.py). Without
 Triton PyTorch raises `torch._inductor.exc.TritonMissing`; without a compiler Triton raises a RuntimeError, "Failed to
-find C compiler. Please specify via CC environment variable", which PyTorch wraps (`InductorError`), or names in the text
-of a `SubprocException` where it compiles in other processes; one that cannot build it raises a CalledProcessError.
+find C compiler. Please specify via CC environment variable", which PyTorch wraps (`InductorError`), or names in the
+text of a `SubprocException` where it compiles in other processes; one that cannot build it raises a CalledProcessError.
 On a CPU PyTorch compiles C++ (`InvalidCxxCompiler`).
 """
 

@@ -10,14 +10,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from calibrate.devices.device import TorchDevice
+from calibrate.devices.device import DeviceLostError, TorchDevice
 from calibrate.devices.stopwatch import Action
 from calibrate.kernels import routines
 from calibrate.kernels.compiler import lacks, sentence
 from calibrate.kernels.routines.action import Rotation
 from calibrate.kernels.timing import Method, measure
 from clustersim.cost.record import KernelRow, Outcome, Spread, signature
-from clustersim.errors import ClusterSimError
 from clustersim.units import format_bytes
 from clustersim.workload.kernels import Kernel
 
@@ -53,7 +52,7 @@ def rows(kernels: Iterable[Kernel], device: TorchDevice, method: Method) -> Iter
 def row(kernel: Kernel, device: TorchDevice, method: Method) -> KernelRow:
     """Measure one kernel; kernel.shape must be given.
 
-    Raise DeviceLostError where nothing can be measured on the device after it.
+    Raise KernelFailedError where nothing can be measured on the device after it.
     """
     if kernel.shape is None:
         raise ValueError(f"{kernel.name}: nothing says what it computes")
@@ -79,14 +78,11 @@ def arrangement(kernel: Kernel, device: TorchDevice, method: Method) -> Arrangem
     return Arrangement(needed, flushed=False)
 
 
-class DeviceLostError(ClusterSimError):
+class KernelFailedError(DeviceLostError):
     """After a kernel this process cannot use the device any more; row: of the kernel, for a record to keep."""
 
     def __init__(self, row: KernelRow, device: str) -> None:
-        super().__init__(
-            f"{row.name} left {device} unusable for this process: {row.source}; its row says so, and the same command "
-            "goes on without it"
-        )
+        super().__init__(row.name, device, row.source, "its row says so, and the same command goes on without it")
         self.row = row
 
 
@@ -123,7 +119,7 @@ def _failed(made: KernelRow, device: TorchDevice, error: Exception) -> KernelRow
         case _TooLargeError():
             return replace(made, outcome=Outcome.OUT_OF_MEMORY, source=str(error))
     if not device.survives(error):
-        raise DeviceLostError(replace(made, outcome=Outcome.FAILED, source=sentence(error)), device.name) from error
+        raise KernelFailedError(replace(made, outcome=Outcome.FAILED, source=sentence(error)), device.name) from error
     if device.out_of_memory(error):
         return replace(made, outcome=Outcome.OUT_OF_MEMORY, source="memory ran out while it ran")
     if (lacking := lacks(error)) is not None:

@@ -16,7 +16,7 @@ from typing import Final
 
 from calibrate.devices.device import TorchDevice
 from calibrate.kernels import compiler
-from calibrate.kernels.rows import DeviceLostError, distinct, row
+from calibrate.kernels.rows import KernelFailedError, distinct, row
 from calibrate.kernels.timing import Method
 from clustersim.cost.record import Conditions, Device, KernelRow, Outcome, Record, StepRow, merged, signature
 from clustersim.cost.record_file import read_record, write_record
@@ -148,12 +148,12 @@ def measured(
 ) -> Iterator[KernelRow]:
     """Measure kernels as their parts of the budget allow.
 
-    Raise DeviceLostError after the row of the kernel that nothing can be measured after.
+    Raise KernelFailedError after the row of the kernel that nothing can be measured after.
     """
     for kernel, allowed in parts.of(distinct(kernels), method, clock):
         try:
             found = row(kernel, device, allowed)
-        except DeviceLostError as error:
+        except KernelFailedError as error:
             yield error.row
             raise
         yield found

@@ -13,6 +13,7 @@ import pytest
 from clustersim.cost.record import Conditions, Device, KernelRow, Outcome
 from clustersim.cost.record_file import read_record
 from clustersim.dtypes import DType
+from clustersim.errors import InputError
 from clustersim.workload.kernels import Kernel, MatmulShape
 from clustersim.workload.linear import product
 
@@ -20,8 +21,11 @@ torch = pytest.importorskip("torch")
 fakes = pytest.importorskip("tests.calibrate.fake_cuda")
 from calibrate.devices import cuda_errors  # noqa: E402 - after torch is known to be there
 from calibrate.devices.cuda import CudaDevice  # noqa: E402
-from calibrate.kernels import compiler, session  # noqa: E402
-from calibrate.kernels.rows import DeviceLostError, row  # noqa: E402
+from calibrate.devices.device import DeviceLostError  # noqa: E402
+from calibrate.kernels import compiler, copies, session  # noqa: E402
+from calibrate.kernels.formulas import Unsupported  # noqa: E402
+from calibrate.kernels.refusal import refusal  # noqa: E402
+from calibrate.kernels.rows import KernelFailedError, row  # noqa: E402
 from calibrate.kernels.timing import Method  # noqa: E402
 from tests.calibrate import fake_tensors  # noqa: E402
 
@@ -46,6 +50,12 @@ def accelerator_error(code: int, sentence: str, name: str = "cudaError") -> Exce
     return error  # type: ignore[no-any-return]
 
 
+def _wrapped(inner: Exception) -> Exception:
+    from torch._inductor.exc import InductorError
+
+    return InductorError(inner, None)
+
+
 ILLEGAL = (700, "an illegal memory access was encountered")
 MEMORY = (2, "out of memory")
 
@@ -67,13 +77,13 @@ def _matmul(size: int) -> Kernel:
         (RuntimeError(NOT_SUPPORTED), Outcome.UNSUPPORTED, NOT_SUPPORTED),
         (accelerator_error(*MEMORY), Outcome.OUT_OF_MEMORY, "memory ran out while it ran"),
         (RuntimeError("CUDA error: out of memory"), Outcome.OUT_OF_MEMORY, "memory ran out while it ran"),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), Outcome.OUT_OF_MEMORY, "memory ran"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), Outcome.OUT_OF_MEMORY, "memory"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
          Outcome.OUT_OF_MEMORY, "memory ran out"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
          Outcome.OUT_OF_MEMORY, "memory ran out"),
         (accelerator_error(9, "invalid configuration argument"), Outcome.UNSUPPORTED, "CUDA error: invalid conf"),
-        (accelerator_error(701, "too many resources requested for launch"), Outcome.UNSUPPORTED, "CUDA error: too many"),
+        (accelerator_error(701, "too many resources requested for launch"), Outcome.UNSUPPORTED, "CUDA error: too"),
         (accelerator_error(209, "no kernel image is available for execution on the device"), Outcome.UNSUPPORTED,
          "CUDA error: no kernel image"),
         (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"), Outcome.UNSUPPORTED, "cuDNN error: CUDNN_STATUS_NOT"),
@@ -95,7 +105,7 @@ def test_an_error_of_one_kernel_is_its_row_and_the_others_are_measured(
 def test_an_error_after_which_the_context_is_lost_ends_measuring(cuda: Any, code: int, sentence: str) -> None:
     """By its number, where PyTorch gives it; by cudaGetErrorString's sentence, where Triton or NCCL has it."""
     cuda.fail("aten.mm", accelerator_error(code, sentence.removeprefix("error: ")))
-    with pytest.raises(DeviceLostError, match="matmul.64 left NVIDIA H100"):
+    with pytest.raises(KernelFailedError, match=r"^matmul[.]64 left NVIDIA H100 80GB HBM3 unusable"):
         row(_matmul(64), CudaDevice(0), FAST)
     assert cuda_errors.lost(RuntimeError(f"Triton Error [CUDA]: {sentence}"))
     assert not cuda_errors.lost(accelerator_error(701, sentence))
@@ -105,7 +115,7 @@ def test_a_lost_context_is_found_out_by_asking_whatever_the_error_says(cuda: Any
     """A kernel before it was at fault: cuBLAS only says that it could not."""
     cuda.fail("aten.mm", RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(...)`"))
     cuda.fail("synchronize", accelerator_error(*ILLEGAL), call=3, sticky=True)  # the first that is asked after it
-    with pytest.raises(DeviceLostError, match="CUBLAS_STATUS_EXECUTION_FAILED"):
+    with pytest.raises(KernelFailedError, match="CUBLAS_STATUS_EXECUTION_FAILED"):
         row(_matmul(64), CudaDevice(0), FAST)
 
 
@@ -115,7 +125,7 @@ def test_what_lost_the_device_is_written_and_the_same_command_goes_on_without_it
     first = session.Session(record, device, Conditions("2026-11-22", "", ""))
     parts = session.Parts(None, lambda kernel: kernel.flops)
     cuda.fail("aten.mm", accelerator_error(*ILLEGAL), call=50, sticky=True)
-    with pytest.raises(DeviceLostError) as ended:
+    with pytest.raises(KernelFailedError) as ended:
         for made in session.measured(first.missing(kernels), CudaDevice(0), parts, FAST):
             first.add(made)
     lost = ended.value.row
@@ -138,12 +148,6 @@ def test_a_kernel_that_had_no_memory_and_then_loses_the_device_is_not_met_again(
     assert made.missing([_matmul(64)])
     made.add(_row(Outcome.FAILED))
     assert not made.missing([_matmul(64)])
-
-
-def _wrapped(inner: Exception) -> Exception:
-    from torch._inductor.exc import InductorError
-
-    return InductorError(inner, None)
 
 
 def _no_triton() -> Exception:
@@ -190,6 +194,31 @@ def test_a_kernel_that_cannot_be_compiled_says_which_tool_is_missing(cuda: Any, 
     assert reason in found.source and "\n" not in found.source
 
 
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (accelerator_error(*MEMORY), InputError, "too large"),
+        (
+            _wrapped(RuntimeError("Failed to find C compiler.")),
+            InputError,
+            "training.fused: kernels cannot be compiled",
+        ),
+        (Unsupported("swiglu: there is none"), InputError, "training.fused: swiglu: there is none; set it to false"),
+        (accelerator_error(*ILLEGAL), DeviceLostError, "training left NVIDIA H100 80GB HBM3 unusable for this process"),
+    ],
+)
+@pytest.mark.usefixtures("cuda")
+def test_what_training_meets_is_a_sentence(error: Exception, kind: type[Exception], said: str) -> None:
+    found = refusal(error, CudaDevice(0), "too large")
+    assert isinstance(found, kind) and str(found).startswith(said)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_errors_of_our_own_are_not_explained_away() -> None:
+    assert refusal(KeyError("x"), CudaDevice(0), "too large") is None
+    assert refusal(InputError("no such layer"), CudaDevice(0), "too large") is None
+
+
 def test_what_the_compiler_itself_refuses_is_no_missing_tool() -> None:
     import subprocess
 
@@ -215,3 +244,26 @@ def test_kernels_that_lacked_a_compiler_are_missing_once_there_is_one(
     monkeypatch.delenv("CC")
     monkeypatch.setattr(compiler, "find_spec", lambda _: None)
     assert not made.missing([_matmul(64)])
+
+
+def test_copies_without_pinned_memory_are_left_out_with_a_sentence(
+    cuda: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The third that a copy to the device asks for; copies from it and within it are measured."""
+    cuda.fail("pinned", accelerator_error(*MEMORY), call=3)
+    found = [(each.route, each.bytes) for each in copies.copies(CudaDevice(0), FAST)]
+    sizes = [float(size) for size in copies._SIZES]
+    assert found == [
+        *(("device", size) for size in sizes),
+        *(("host_to_device", size) for size in sizes[:2]),
+        *(("device_to_host", size) for size in sizes),
+    ]
+    assert capsys.readouterr().err == (
+        "copies host_to_device: no memory, or pinned memory of the host, for 16 MiB and more; they are left out\n"
+    )
+
+
+def test_a_copy_that_loses_the_device_is_no_lack_of_memory(cuda: Any) -> None:
+    cuda.fail("pinned", accelerator_error(*ILLEGAL), sticky=True)
+    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+        list(copies.copies(CudaDevice(0), FAST))

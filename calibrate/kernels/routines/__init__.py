@@ -17,7 +17,7 @@ __all__ = ["Unsupported", "allocated", "compiling", "prepare", "settings", "touc
 
 _UPDATES: Final = (Routine.ADAM, Routine.SGD, Routine.GRADIENT_NORM, Routine.GRADIENT_CLIP)
 _TENSORS: Final = {Routine.ADAM: 4, Routine.SGD: 3}  # as large as the weights; of other routines one at least
-_COMPILED: Final = 64  # variants of one formula: formats, and sizes that are 1
+_COMPILED: Final = 1  # variants of a formula that is compiled for one form of operands
 _SCRATCH: Final = 1.5  # times what a streaming kernel moves: operands, results, and what autograd keeps between
 
 
