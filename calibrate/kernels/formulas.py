@@ -12,7 +12,7 @@ With `fused`, norms are PyTorch's own single kernels, and whatever it has none f
 from collections.abc import Callable
 from functools import cache
 from types import FunctionType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -208,5 +208,5 @@ def _copied(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
     Of one function the second form would be compiled for sizes that are not known (automatic dynamic shapes), which
     is another kernel, and those past its recompile limit would not be compiled at all.
     """
-    assert isinstance(formula, FunctionType)
-    return FunctionType(formula.__code__.replace(), formula.__globals__, formula.__name__)
+    function = cast(FunctionType, formula)
+    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)

@@ -156,8 +156,7 @@ def test_each_form_of_operands_is_compiled_for_its_own_sizes_and_none_is_left_un
     rows = range(8, 8 + config.recompile_limit + 2)
     with compiling():
         for many in (*rows, *rows):
-            for gradient in (True, False):
-                formulas.compiled(formulas._swiglu)(torch.randn(many, 64, requires_grad=gradient))
+            formulas.compiled(formulas._swiglu)(torch.randn(many, 64, requires_grad=True))
     formulas.compiled.cache_clear()
-    assert graphs == [[(many, 64)] for many in rows for _ in (True, False)]
+    assert graphs == [[(many, 64)] for many in rows]
     assert all(type(size) is int for ((*sizes,),) in graphs for size in sizes)
