@@ -72,6 +72,9 @@ def command(options: argparse.Namespace) -> None:
     cluster = load_cluster(options.cluster)
     runs = tuple(run for file in options.files for run in read_runs(Path(file)))
     rows = tuple(_rows(runs, cluster, options))
+    for run in runs:
+        if run.warnings:
+            print(f"{run.where}: NCCL warned {len(run.warnings)} times, first of: {run.warnings[0]}", file=sys.stderr)
     output = Path(options.output)
     record = added(Record(_device(runs, cluster), _conditions(runs, options), collectives=rows), output)
     record = replace(record, collective_fits=fit_calls(record.collectives))

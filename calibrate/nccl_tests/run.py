@@ -34,7 +34,8 @@ class Run:
     """One run.
 
     file: its name; where: for messages; test: the program's name, empty where the log does not say; version: NCCL's,
-    empty likewise; iterations: that each time is the mean of; wrong: values that it found out of bounds in all.
+    empty likewise; iterations: that each time is the mean of; wrong: values that it found out of bounds in all;
+    warnings: NCCL's own, which did not end it.
     """
 
     file: str
@@ -46,6 +47,7 @@ class Run:
     samples: tuple[Sample, ...]
     wrong: int
     date: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 def version_of(code: int) -> str:
