@@ -19,6 +19,7 @@ from clustersim.cost.communication import CommunicationCost
 from clustersim.cost.handing import HandedMessages
 from clustersim.cost.host import HostedExchanges, Others
 from clustersim.cost.in_step import InStep, job_rate, older_attention, pace_of
+from clustersim.cost.interference import Interference
 from clustersim.cost.launching import Launching
 from clustersim.cost.machines import Machine, Machines, Slowed
 from clustersim.cost.record import Call, Record
@@ -219,10 +220,16 @@ def _machine(scenario: Scenario, accelerator: Accelerator) -> Machine:
     record = scenario.cost.record
     if record is not None and record.device.accelerator != accelerator.name:
         record = None
-    measured = None if record is None else record.interference
-    given, usual = scenario.cost.interference, accelerator.interference if measured is None else measured
     kernels = _in_step(scenario, accelerator, record)
-    return Machine(kernels, usual if given is None else given, _launching(scenario.framework))
+    return Machine(kernels, _interference(scenario, accelerator, record), _launching(scenario.framework))
+
+
+def _interference(scenario: Scenario, accelerator: Accelerator, record: Record | None) -> Interference:
+    """What the scenario says, or else what was measured, or else what the accelerator's file says."""
+    given, measured = scenario.cost.interference, None if record is None else record.interference
+    if given is None and measured is not None:
+        return measured
+    return Interference.equal(accelerator.interference if given is None else given)
 
 
 def _launching(host: Framework) -> Launching:

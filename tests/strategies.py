@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from clustersim import Scenario
 from clustersim.arrays import FloatArray
 from clustersim.cost.block import BlockCost
+from clustersim.cost.interference import Interference, KernelClass
 from clustersim.dtypes import DType
 from clustersim.parallel.mesh import NAMES
 from clustersim.program.action import Action, ActionKind
@@ -38,6 +39,10 @@ from tests.engine.fake_costs import UnitCost
 
 SECONDS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 1.5, 2.0])
 """Few and dyadic: equal times are common, and sums are exact."""
+
+KINDS = st.sampled_from([Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER])
+CLASSES = st.sampled_from([KernelKind.MATMUL, KernelKind.ATTENTION_FORWARD, KernelKind.NORM])
+"""One kernel of each class that collectives slow in its own way."""
 
 MEETINGS = ("dp", "tp", "model")
 """Replicas of a kind; pairs of them, joined differently in every kind; all kinds of one replica."""
@@ -80,7 +85,7 @@ def _event(draw: st.DrawFn, ranks: list[_Kind], number: int) -> None:
         after = _after(draw, ranks[place])
         ranks[place].add(Stream.COMPUTE, Compute(draw(_blocks()), after))
     elif what == "dp":
-        exchange = Exchange("reduce", Collective.ALL_REDUCE, "dp", draw(SECONDS))
+        exchange = Exchange("reduce", draw(KINDS), "dp", draw(SECONDS))
         ranks[place].add(Stream.DATA, Communicate(exchange, _after(draw, ranks[place])))
     elif what == "model":
         exchange = Exchange("norm", Collective.ALL_REDUCE, "model", draw(SECONDS))
@@ -108,7 +113,7 @@ def _after(draw: st.DrawFn, kind: _Kind) -> tuple[int, ...]:
 
 
 def _blocks() -> st.SearchStrategy[Block]:
-    kernel = SECONDS.map(lambda seconds: Kernel("kernel", KernelKind.MATMUL, DType.BF16, flops=seconds, bytes=0.0))
+    kernel = st.builds(Kernel, st.just("kernel"), CLASSES, st.just(DType.BF16), flops=SECONDS, bytes=st.just(0.0))
     exchange = SECONDS.map(lambda seconds: Exchange("gather", Collective.ALL_GATHER, "tp", seconds))
     overlap = st.builds(Overlap, exchange, kernel, st.sampled_from([1.0, 2.0, 4.0, inf]), st.booleans())
     operations = st.lists(kernel | kernel | exchange | overlap, min_size=1, max_size=4)
@@ -144,6 +149,17 @@ def costs(draw: st.DrawFn, program: Program) -> UnitCost:
 def costed(draw: st.DrawFn) -> UnitCost:
     """A random program with its costs."""
     return draw(costs(draw(programs())))
+
+
+@st.composite
+def _tables(draw: st.DrawFn) -> Interference:
+    """A part of its own for every class of kernel beside every kind of collective, and the other way round inside."""
+    pairs = [(kind, each) for kind in Collective for each in KernelClass]
+    parts = st.fixed_dictionaries({pair: st.sampled_from([0.0, 0.25, 0.5, 1.0]) for pair in pairs})
+    return Interference(draw(parts), draw(parts))
+
+
+INTERFERENCES = st.sampled_from([0.0, 0.5]).map(Interference.equal) | _tables()
 
 
 def fold(program: Program, cost: BlockCost) -> Classes:

@@ -10,18 +10,20 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.analysis.parts import PARTS, Part
-from clustersim.assembly import exchanges_of, kernels_of
+from clustersim.assembly import assemble, exchanges_of, kernels_of
+from clustersim.cost.interference import KernelClass
 from clustersim.cost.machines import slowest
-from clustersim.cost.record import Call, CollectiveRow, Conditions, Device, KernelRow, Record, Spread
+from clustersim.cost.record import BesideRow, Call, CollectiveRow, Conditions, Device, KernelRow, Record, Spread
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.timing import Provenance
 from clustersim.errors import InputError
 from clustersim.fitting import check, peak_memory
 from clustersim.hardware.efficiency import InTraining
 from clustersim.memory.footprint import Category
-from clustersim.program.task import Compute
+from clustersim.program.task import Collective, Compute
 from clustersim.result import Result
 from clustersim.scenario.settings import Symmetry
+from clustersim.workload.kernels import KernelKind
 from clustersim.workload.training import Attention
 
 
@@ -355,6 +357,43 @@ def recorded(calls: dict[Call, float]) -> Record:
     return Record(
         Device("h100-sxm-80gb", "a test's GPU"), Conditions("2026-11-20", "none", "made up"), collectives=rows
     )
+
+
+def test_who_says_by_which_part_kernels_and_collectives_are_slowed() -> None:
+    """The scenario before the record, the record before the accelerator's file; a record knows kinds and classes."""
+    case = scenario("layout.data=zero1")
+    norm = next(kernel for kernel in kernels_of(case) if kernel.kind is KernelKind.NORM)
+    assert norm.shape is not None
+    time = Spread(1.0, 1.0, 1.0, 9)
+    row = KernelRow(norm.name, norm.kind, norm.dtype, norm.shape, norm.flops, norm.bytes, norm.launches, time)
+    gathered = Call(Collective.ALL_GATHER, 1e6, 8, 1)
+    pair = BesideRow(row, "all_gather", Spread(1.5, 1.5, 1.5, 9), gathered, time, Spread(3.0, 3.0, 3.0, 9))
+    reduced = replace(pair, beside="all_reduce", call=None, together=time, call_alone=None, call_together=None)
+    record = replace(recorded({}), beside=(pair, reduced))
+    measured = replace(case, cost=replace(case.cost, record=record))
+    said = replace(measured, cost=replace(measured.cost, interference=0.07))
+    tables = [assemble(each).cost.machines.kinds[0].interference for each in (case, measured, said)]
+    both = [(kind, KernelClass.MEMORY) for kind in (Collective.ALL_GATHER, Collective.ALL_REDUCE)]
+    assert [[table.kernels[each] for each in both] for table in tables] == [[0.19] * 2, [0.5, 0.0], [0.07] * 2]
+    assert [[table.collectives[each] for each in both] for table in tables] == [[0.0] * 2, [2.0] * 2, [0.0] * 2]
+
+
+def test_one_number_for_all_kinds_is_that_number_to_the_last_digit() -> None:
+    """Whether the scenario says it, or a record in which every pair was slowed by it."""
+    case = scenario("layout.data=zero1")
+    rows = []
+    for kernel in kernels_of(case):
+        if kernel.shape is not None and kernel.kind in (KernelKind.MATMUL, KernelKind.NORM):
+            time = Spread(1.0, 1.0, 1.0, 9)
+            known = (kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, kernel.launches)
+            together = Spread(1.5, 1.5, 1.5, 9)
+            rows += [BesideRow(KernelRow(*known, time), kind, together) for kind in ("all_gather", "reduce")]
+    record = replace(recorded({}), beside=tuple(rows))
+    by_record = simulate(replace(case, cost=replace(case.cost, record=record)))
+    by_number = simulate(replace(case, cost=replace(case.cost, interference=0.5)))
+    for name in ("start", "end", "slowed"):
+        assert getattr(by_record.trace, name).tolist() == getattr(by_number.trace, name).tolist()
+    assert by_number.trace.slowed.any()
 
 
 def test_a_record_s_collectives_take_what_was_measured() -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from calibrate.check.timeline import Part
+from calibrate.collectives.table import beside_table
+from clustersim.cost.record import BesideRow, slowed
 from clustersim.units import Bytes, Seconds, format_bytes, format_seconds
 
 
@@ -28,8 +30,8 @@ class Comparison:
 
     fastest, slowest: of the measured steps; parts: means over ranks; kinds: kernels by kind, means over ranks, measured
     under a profiler; peaks: bytes of tensors on the fullest rank, predicted and measured; provenance: what the
-    prediction rests on; interference: as it was measured (`check.lost`), None: not at all; layers: of the model that
-    was trained, out of `layers_of`.
+    prediction rests on; beside: kernels and collectives beside each other, as far as they were measured;
+    layers: of the model that was trained, out of `layers_of`.
     """
 
     name: str
@@ -46,7 +48,7 @@ class Comparison:
     predicted_peak: Bytes
     measured_peak: Bytes
     provenance: Mapping[str, float]
-    interference: float | None = None
+    beside: tuple[BesideRow, ...] = ()
 
     @property
     def peak_error(self) -> float:
@@ -72,7 +74,9 @@ class Comparison:
             "layers": self.layers,
             "layers_of_model": self.layers_of,
             "steps": self.steps,
-            "interference": self.interference,
+            "interference": {
+                f"{kind.value} beside {each.value} kernels": part for (kind, each), part in slowed(self.beside).items()
+            },
             "provenance_share": dict(self.provenance),
         }
         return json.dumps(content, indent=2, allow_nan=False)
@@ -95,8 +99,8 @@ class Comparison:
             yield _line(f"  {kind}", pair)
         peaks = f"{format_bytes(self.predicted_peak):>12}{format_bytes(self.measured_peak):>12}"
         yield f"{'peak memory of tensors':<24}{peaks}{100 * self.peak_error:>+8.1f} %"
-        if self.interference is not None:
-            yield f"kernels were slowed by {100 * self.interference:.0f} % while collectives ran beside them"
+        if self.beside:
+            yield beside_table(self.beside)
         shares = ", ".join(f"{100 * share:.1f} % {name}" for name, share in self.provenance.items() if share > 0)
         yield f"the prediction's seconds are {shares}"
 

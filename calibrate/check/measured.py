@@ -13,16 +13,17 @@ from typing import Final, TypeVar
 
 from calibrate.check.between import measure_between
 from calibrate.check.here import Here
-from calibrate.check.lost import interference
 from calibrate.check.profile import Profile, profiled
 from calibrate.check.timeline import TIMED, Part, StepTime, Timeline
 from calibrate.check.trainer import Batch, Trainer, step
+from calibrate.collectives.beside import beside, heaviest_kernels, largest_calls
 from calibrate.collectives.command import measure_calls
+from calibrate.collectives.sweep import Skipped
 from calibrate.collectives.world import library
 from calibrate.kernels import rows as kernel_rows
 from calibrate.kernels.timing import QUICK
 from clustersim.assembly import exchanges_of, kernels_of
-from clustersim.cost.record import CollectiveRow, Conditions, KernelRow, Record, Spread
+from clustersim.cost.record import BesideRow, CollectiveRow, Conditions, KernelRow, Record, Spread
 from clustersim.scenario import Scenario
 
 T = TypeVar("T")
@@ -35,14 +36,14 @@ PATIENCE: Final = 0.15  # seconds for each call in a round
 class Rounds:
     """What was measured: pooled rows, steps and profiles of all rounds.
 
-    interference: by what part kernels take longer beside data-parallel collectives; None: it was not measured.
+    beside: kernels and collectives beside each other, where the layout's data-parallel ones run so.
     """
 
     kernels: tuple[KernelRow, ...]
     collectives: tuple[CollectiveRow, ...]
     steps: tuple[StepTime, ...]
     profiles: tuple[Profile, ...]
-    interference: float | None
+    beside: tuple[BesideRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +62,12 @@ def run_rounds(scenario: Scenario, trainer: Trainer, batch: Batch, here: Here, t
     calls: list[CollectiveRow] = []
     times: list[StepTime] = []
     profiles: list[Profile] = []
-    slowing: list[float] = []
+    together: list[BesideRow] = []
     for _ in range(turns.rounds):
         if turns.measuring:
             kernels += _kernels(scenario, here)
             calls += _calls(scenario, here, kernels)
-            slowing += _slowing(scenario, here, kernels, calls)
+            together += _beside(scenario, here, kernels, calls)
             train(trainer, batch, here, 1)  # caches and allocator as in training
         times += train(trainer, batch, here, turns.steps)
         here.meet()
@@ -76,7 +77,7 @@ def run_rounds(scenario: Scenario, trainer: Trainer, batch: Batch, here: Here, t
         pooled_calls(calls),
         tuple(times),
         tuple(profiles),
-        median(slowing) if slowing else None,
+        pooled_beside(together),
     )
 
 
@@ -116,7 +117,7 @@ def record_of(scenario: Scenario, rounds: Rounds, here: Here) -> Record:
         processes=here.world.ranks,
         after=here.device.conditions(),
     )
-    return Record(device, conditions, kernels=rounds.kernels, collectives=rounds.collectives)
+    return Record(device, conditions, kernels=rounds.kernels, collectives=rounds.collectives, beside=rounds.beside)
 
 
 def _kernels(scenario: Scenario, here: Here) -> Iterable[KernelRow]:
@@ -131,14 +132,15 @@ def _calls(scenario: Scenario, here: Here, kernels: Sequence[KernelRow]) -> list
     return measure_calls(calls, here.device, patience=PATIENCE) if calls else []
 
 
-def _slowing(
+def _beside(
     scenario: Scenario, here: Here, kernels: Sequence[KernelRow], calls: Sequence[CollectiveRow]
-) -> list[float]:
-    """The part by which kernels are slowed, where collectives run beside them: those of replicas."""
+) -> list[BesideRow]:
+    """Kernels beside collectives, where these are beside them in a step: those of replicas."""
     if scenario.layout.dp == 1:
         return []
-    found = interference(here, kernels, calls)
-    return [] if found is None else [found]
+    heaviest = heaviest_kernels(row.kernel for row in kernels if row.time is not None)
+    pairs = [(kernel, call) for call in largest_calls(row.call for row in calls) for kernel in heaviest]
+    return [row for row in beside(pairs, here.device, rounds=1) if not isinstance(row, Skipped)]
 
 
 def pooled_kernels(rows: Iterable[KernelRow]) -> tuple[KernelRow, ...]:
@@ -153,6 +155,12 @@ def pooled_calls(rows: Iterable[CollectiveRow]) -> tuple[CollectiveRow, ...]:
     """One row of each call: the median of its medians."""
     alike = _alike(rows, lambda row: row.call)
     return tuple(replace(same[0], time=_pooled([row.time for row in same]) or same[0].time) for same in alike)
+
+
+def pooled_beside(rows: Iterable[BesideRow]) -> tuple[BesideRow, ...]:
+    """One row of each kernel beside each call: that with the median of slowings."""
+    alike = _alike(rows, lambda row: (row.kernel.signature, row.call))
+    return tuple(sorted(same, key=lambda row: row.slowing)[len(same) // 2] for same in alike)
 
 
 def _alike(rows: Iterable[T], key: Callable[[T], object]) -> list[list[T]]:

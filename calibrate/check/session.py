@@ -41,7 +41,7 @@ def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
     if cut.model.layers != scenario.model.layers:
         note(here, f"training {cut.model.layers} of the {scenario.model.layers} layers of {cut.model.name}")
     rounds = _measured(cut, here, Turns(asked.rounds, asked.steps, measuring=record is None))
-    predicted = predict(_slowed(cut, rounds.interference), record or record_of(cut, rounds, here))
+    predicted = predict(cut, record or record_of(cut, rounds, here))
     made = _compared(predicted, typical(rounds.steps), rounds.profiles)
     times: list[Seconds] = [each.seconds for each in rounds.steps]
     return replace(
@@ -53,7 +53,7 @@ def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
         layers_of=scenario.model.layers,
         steps=len(times),
         fastest=min(times),
-        interference=rounds.interference,
+        beside=rounds.beside,
         slowest=max(times),
     )
 
@@ -68,13 +68,6 @@ def _record(scenario: Scenario, path: Path) -> Record:
     if record.device.accelerator != wanted:
         raise InputError(f"{path}: device.accelerator: {record.device.accelerator} is not the scenario's, {wanted}")
     return record
-
-
-def _slowed(scenario: Scenario, interference: float | None) -> Scenario:
-    """The scenario with what was measured, unless it says itself by what part collectives slow kernels."""
-    if interference is None or scenario.cost.interference is not None:
-        return scenario
-    return replace(scenario, cost=replace(scenario.cost, interference=interference))
 
 
 def _compared(predicted: Prediction, step: StepTime, profiles: Sequence[Profile]) -> Comparison:

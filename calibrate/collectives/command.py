@@ -4,9 +4,10 @@
     torchrun --nproc-per-node 2 -m calibrate collectives --for plan.yaml -o cpu.json
 
 Every collective over powers of two of bytes, for all sizes of groups that the processes divide into, within nodes and
-across them; or exactly the collectives that a scenario's ranks run; and a matrix product beside all-reduces, for by how
-much collectives slow kernels. Rows are written as they come, so an interrupted run goes on where it was when it is
-started again with the same record. How a call is timed: `calibrate.collectives.laps`.
+across them; or exactly the collectives that a scenario's ranks run; then kernels of each class beside collectives of
+each kind, for by how much they slow each other. Rows are written as they come, so an interrupted run goes on where it
+was when it is started again with the same record. How a call is timed: `collectives.laps`;
+beside kernels: `collectives.sides`.
 """
 
 import argparse
@@ -21,11 +22,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from calibrate.collectives.added import added
-from calibrate.collectives.table import fit_table, row_line
+from calibrate.collectives.table import beside_line, beside_table, fit_table, row_line
 from calibrate.fit.alpha_beta import fit_calls
 from calibrate.torch_door import require_torch
-from clustersim.assembly import exchanges_of
-from clustersim.cost.record import BesideRow, Call, CollectiveRow, Conditions, Record
+from clustersim.assembly import exchanges_of, kernels_of
+from clustersim.cost.record import BesideRow, Call, CollectiveRow, Conditions, Record, signature
 from clustersim.cost.record_file import write_record
 from clustersim.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
@@ -34,6 +35,7 @@ from clustersim.scenario import Scenario
 from clustersim.units import Bytes, Dimension, Seconds, format_seconds, parse_quantity
 
 if TYPE_CHECKING:
+    from calibrate.collectives.beside import Pair
     from calibrate.collectives.sweep import Skipped
     from calibrate.collectives.world import World
     from calibrate.devices.device import TorchDevice
@@ -115,19 +117,19 @@ def command(options: argparse.Namespace) -> None:
 
 
 def _measure(options: argparse.Namespace, world: "World") -> None:
+    from calibrate.collectives.beside import beside
     from calibrate.collectives.world import backend_of, first_decides, joined, local_device
-    from calibrate.kernels.beside import beside_all_reduce, typical_kernel
-    from calibrate.kernels.timing import Method
 
     budget, sizes = _duration(options.budget), _sizes(options)
     backend = backend_of(options.backend)
     device = local_device(backend, world)
     with joined(backend, device.torch):
-        calls, record, beside = first_decides(lambda: _plan(options, world, device, sizes), device.torch)
-        keeper = _Keeper(record, _path(options), len(calls))
+        calls, record, pairs = first_decides(lambda: _plan(options, world, device, sizes), device.torch)
+        keeper = _Keeper(record, _path(options), len(calls) + len(pairs))
         measure_calls(calls, device, budget=budget, arrived=None if world.rank else keeper.keep)
-        if not beside:
-            keeper.slow(beside_all_reduce(typical_kernel(device), device, Method()))
+        for found in beside(pairs, device):
+            if not world.rank:
+                keeper.keep(found)
         if world.rank == 0:
             keeper.finish(device.conditions())
 
@@ -163,19 +165,25 @@ def _quantity(option: str, text: str, dimension: Dimension) -> float:
 
 def _plan(
     options: argparse.Namespace, world: "World", device: "TorchDevice", sizes: Sequence[Bytes]
-) -> tuple[tuple[Call, ...], Record, bool]:
-    """Calls that are still to be measured, the record that they go into, and whether it has a kernel beside one."""
+) -> tuple[tuple[Call, ...], Record, tuple["Pair", ...]]:
+    """Calls that are still to be measured, the record that they go into, and kernels that are to be beside which."""
+    from calibrate.collectives.beside import PAYLOADS, heaviest_kernels, largest_calls, usual_calls, usual_kernels
+
     record = _record(options, world, device)
     if options.output is not None:
         write_record(record, Path(options.output))  # one that cannot be written is known now
-    known = {row.call for row in record.collectives}
     if options.scenario is None:
         calls = calls_for(world, sizes)
+        some = usual_calls(world, min(PAYLOADS[device.torch.type], max(sizes)))
+        kernels = usual_kernels(device)
     else:
-        calls = tuple(
-            call for call in exchanges_of(Scenario.load(options.scenario, options.overrides)) if call.ranks > 1
-        )
-    return tuple(call for call in calls if call not in known), record, record.interference is not None
+        scenario = Scenario.load(options.scenario, options.overrides)
+        calls = tuple(call for call in exchanges_of(scenario) if call.ranks > 1)
+        some, kernels = largest_calls(calls), heaviest_kernels(kernels_of(scenario))
+    known = {row.call for row in record.collectives}
+    beside = {(row.kernel.signature, row.call) for row in record.beside}
+    pairs = tuple((each, call) for call in some for each in kernels if (signature(each), call) not in beside)
+    return tuple(call for call in calls if call not in known), record, pairs
 
 
 def _record(options: argparse.Namespace, world: "World", device: "TorchDevice") -> Record:
@@ -196,7 +204,7 @@ def _record(options: argparse.Namespace, world: "World", device: "TorchDevice") 
 
 @dataclass(slots=True)
 class _Keeper:
-    """Writes rows as they come, and shows them; calls: how many are to come."""
+    """Writes rows as they come, and shows them; calls: how many are to come, by themselves and beside kernels."""
 
     record: Record
     output: Path | None
@@ -205,20 +213,21 @@ class _Keeper:
     done: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
 
-    def keep(self, result: "CollectiveRow | Skipped") -> None:
-        """One more call is done, or passed over."""
+    def keep(self, result: "CollectiveRow | BesideRow | Skipped") -> None:
+        """One more call is done, by itself or beside a kernel, or passed over."""
         self.done += 1
-        if isinstance(result, CollectiveRow):
-            self.record = replace(self.record, collectives=(*self.record.collectives, result))
-            self._write()
-            print(f"[{self.done}/{self.calls}, {self._left()}] {row_line(result)}", file=sys.stderr, flush=True)
-        else:
-            self.reasons[result.why] += 1
+        match result:
+            case CollectiveRow():
+                self._say(replace(self.record, collectives=(*self.record.collectives, result)), row_line(result))
+            case BesideRow():
+                self._say(replace(self.record, beside=(*self.record.beside, result)), beside_line(result))
+            case _:
+                self.reasons[result.why] += 1
 
-    def slow(self, row: BesideRow | None) -> None:
-        """A kernel was measured beside a collective, if it could be."""
-        if row is not None:
-            self.record = replace(self.record, beside=(*self.record.beside, row))
+    def _say(self, record: Record, line: str) -> None:
+        self.record = record
+        self._write()
+        print(f"[{self.done}/{self.calls}, {self._left()}] {line}", file=sys.stderr, flush=True)
 
     def finish(self, after: Mapping[str, float]) -> None:
         """Fit, write, and say what was found and what was not measured."""
@@ -227,8 +236,7 @@ class _Keeper:
         self.record = replace(self.record, conditions=conditions, collective_fits=fits)
         self._write()
         print(fit_table(fits))
-        if self.record.interference is not None:
-            print(f"kernels take {self.record.interference:.0%} longer beside collectives")
+        print(beside_table(self.record.beside))
         for why, count in self.reasons.items():
             print(f"{count} not measured: {why}")
         if self.output is None:

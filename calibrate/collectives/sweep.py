@@ -57,6 +57,20 @@ def sweep(
                 left -= 1
 
 
+def laps(calls: Sequence[Call], device: TorchDevice) -> Iterator[tuple[Call, Lap | Skipped]]:
+    """Calls ready to be run as often as their turn lasts, in the order of their groups, or why they are not."""
+    world = joined_world()
+    for (ranks, nodes), alike in _by_group(calls).items():
+        groups = world.groups(ranks, nodes)
+        if not groups:
+            yield from ((call, Skipped(call, _unfit(call, world))) for call in alike)
+            continue
+        with formed(groups) as handle:
+            bench = _Bench(world, device, _member(handle, groups, world, device))
+            for call in alike:
+                yield call, bench.ready(call)
+
+
 def _by_group(calls: Sequence[Call]) -> dict[tuple[int, int], list[Call]]:
     alike: dict[tuple[int, int], list[Call]] = {}
     for call in calls:
@@ -95,6 +109,13 @@ class _Bench:
         """One call, or why not."""
         if patience <= 0.0:
             return Skipped(call, "the time was over; started again with the same record it goes on")
+        lap = self.ready(call)
+        if isinstance(lap, Skipped):
+            return lap
+        return CollectiveRow(call, timed(lap, self._clock(), self.device.torch, patience))
+
+    def ready(self, call: Call) -> Lap | Skipped:
+        """One call with its buffers, whose result is right, or why not."""
         if call.collective is Collective.SEND_RECV and call.ranks != 2:
             return Skipped(call, f"send_recv has 2 ranks, not {call.ranks}")
         need, free = COPIES * call.payload, self._free()
@@ -104,7 +125,7 @@ class _Bench:
         lap = self._lap(call)
         if lap is None:
             return Skipped(call, f"{format_bytes(need)} of memory for each process could not be had")
-        return CollectiveRow(call, timed(lap, self._clock(), self.device.torch, patience))
+        return lap
 
     def _free(self) -> Bytes:
         """Memory that each process may use; processes on one CPU share it."""

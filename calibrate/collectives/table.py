@@ -1,9 +1,14 @@
-"""How are measured collectives and their fits shown to people? A line each."""
+"""How are measured collectives, their fits, and what they do to kernels shown to people? A line each."""
 
 from collections.abc import Sequence
+from typing import Final
 
-from clustersim.cost.record import CollectiveFit, CollectiveRow
+from clustersim.cost.interference import KernelClass
+from clustersim.cost.record import BesideRow, CollectiveFit, CollectiveRow, hindered, slowed
 from clustersim.units import format_bandwidth, format_bytes, format_seconds
+
+_STILL: Final = 10.0
+"""Part from which one waits for the other, and a percentage says nothing more."""
 
 
 def row_line(row: CollectiveRow) -> str:
@@ -26,6 +31,33 @@ def fit_table(fits: Sequence[CollectiveFit]) -> str:
         errors = f"{residual.rows:>6}{residual.error:>8.1%}{residual.left_out:>10.1%}"
         lines.append(f"{fit.collective.value:<15}{shape:<20}{constants}{errors}")
     return "\n".join(lines)
+
+
+def beside_line(row: BesideRow) -> str:
+    """What was beside what, and by which part the kernel, and the collective, took longer."""
+    call = "" if row.call_together is None else f", the collective {_longer(row.hindrance)}"
+    size = "" if row.call is None else format_bytes(row.call.payload)
+    return f"{row.beside:<15}{size:>10}  beside {row.kernel.name}: it takes {_longer(row.slowing)}{call}"
+
+
+def beside_table(rows: Sequence[BesideRow]) -> str:
+    """By which part kernels of each class, and collectives, take longer beside each other; empty without any."""
+    kernels, calls = slowed(rows), hindered(rows)
+    if not kernels:
+        return ""
+    lines = [f"{'beside each other':<19}" + "".join(f"{each.value + ' kernels':>23}" for each in KernelClass)]
+    for kind in dict.fromkeys(kind for kind, _ in kernels):
+        cells = (_both(kernels.get((kind, each)), calls.get((kind, each))) for each in KernelClass)
+        lines.append(f"{kind.value:<19}" + "".join(f"{cell:>23}" for cell in cells))
+    return "\n".join([*lines, "kernels take so much longer, and (in brackets) the collective, where it was measured"])
+
+
+def _both(kernel: float | None, call: float | None) -> str:
+    return "-" if kernel is None else _longer(kernel) + ("" if call is None else f" ({_longer(call)})")
+
+
+def _longer(part: float) -> str:
+    return f"+{part:.0%}" if part < _STILL else "stand still"
 
 
 def _shape(ranks: int, nodes: int) -> str:

@@ -10,14 +10,14 @@ from time import monotonic
 from typing import Final
 
 from calibrate.devices.device import TorchDevice
-from calibrate.kernels.beside import COPY, SIZES, beside_copy, typical_kernel, usual_kernel
+from calibrate.kernels.beside import SIZES, beside_copy, typical_kernel, usual_kernel
 from calibrate.kernels.copies import copies, launch_interval
 from calibrate.kernels.progress import Advance
 from calibrate.kernels.rows import distinct, row
 from calibrate.kernels.session import Parts, Session, measured
 from calibrate.kernels.shapes import ROUGHLY, Pace, grid, of_presets, of_scenarios
 from calibrate.kernels.timing import QUICK, Method
-from clustersim.cost.record import KernelRow, Record, signature
+from clustersim.cost.record import COPY, KernelRow, Record, signature
 from clustersim.dtypes import DType
 from clustersim.scenario import Scenario
 from clustersim.units import Seconds

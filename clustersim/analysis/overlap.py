@@ -114,8 +114,9 @@ def _inside(rows: Rows, runs: BlockRuns, timing_of: TimingOf) -> tuple[FloatArra
 
 def _hides(timing: BlockTiming) -> FloatArray:
     """Seconds in which a block's exchanges move behind the kernels beside them: [axes]."""
-    seconds = np.zeros(len(SERVED))
+    seconds, kernels = np.zeros(len(SERVED)), timing.kernels
     for place, both in timing.together.items():
         role = both.overlap.exchange.group
-        seconds[PART_OF_ROLE[role].place - _FIRST] += both.exchange - timing.exposed[place]
+        moves = both.moves(float(kernels[place]), both.exchange)
+        seconds[PART_OF_ROLE[role].place - _FIRST] += moves - timing.exposed[place]
     return seconds

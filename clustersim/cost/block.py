@@ -4,7 +4,7 @@ Operations of a block run back to back, so their offsets are running sums. A blo
 may have different machines, and exchanges of different groups may differ; ranks for which all of this is equal share a
 timing.
 
-A kernel that runs beside an exchange of its own block (`Overlap`) is slowed by it while both run.
+A kernel that runs beside an exchange of its own block (`Overlap`) is slowed by it while both run, and slows it.
 
 The host launches a block's kernels and collectives while earlier ones run; where it is late, the GPU waits
 (`cost.launching`).
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
+from clustersim.cost.interference import CLASSES, Paces, class_of
 from clustersim.cost.machines import Machine, Machines
 from clustersim.cost.timing import Bound, ExchangeCost, ExchangeTiming, Provenance, Timing
 from clustersim.program.program import Program
@@ -33,16 +34,22 @@ _Some = TypeVar("_Some", float, FloatArray)
 class SideBySide:
     """A kernel and an exchange that are one operation (`Overlap`).
 
-    exchange: seconds that it takes alone; interference: the part by which the kernel takes longer while both run.
+    exchange: seconds that it takes alone; interference, hindrance: the parts by which the kernel and the exchange take
+    longer while both run. So whoever ends first has been slowed all the time, the other for as long.
     """
 
     overlap: Overlap
     exchange: Seconds
     interference: float
+    hindrance: float = 0.0
 
     def slowed(self, kernel: Seconds, exchange: Seconds) -> Seconds:
         """By how much an exchange of so many seconds slows a kernel: until either ends."""
         return self._slowed(kernel, exchange, min)
+
+    def moves(self, kernel: Seconds, exchange: Seconds) -> Seconds:
+        """How long an exchange moves data that takes so many seconds alone, beside a kernel."""
+        return exchange + self._hindered(kernel, exchange, min)
 
     def runs(self, kernel: Seconds, exchange: Seconds) -> Seconds:
         """How long a kernel runs beside an exchange of so many seconds; what is left of `of` is exposed."""
@@ -57,7 +64,12 @@ class SideBySide:
         return self._both(kernel, exchange, min, max)
 
     def _slowed(self, kernel: _Some, exchange: Seconds, least: Callable[[_Some, Any], _Some]) -> _Some:
-        return least(kernel * self.interference, exchange * self.interference / (1.0 + self.interference))
+        longest = exchange * (1.0 + self.hindrance)
+        return least(kernel * self.interference, longest * self.interference / (1.0 + self.interference))
+
+    def _hindered(self, kernel: _Some, exchange: Seconds, least: Callable[[_Some, Any], _Some]) -> _Some:
+        longest = kernel * (1.0 + self.interference)
+        return least(longest * self.hindrance / (1.0 + self.hindrance), exchange * self.hindrance)
 
     def _both(
         self,
@@ -66,11 +78,12 @@ class SideBySide:
         least: Callable[[_Some, Any], _Some],
         most: Callable[[_Some, Any], _Some],
     ) -> _Some:
-        kernel = kernel + self._slowed(kernel, exchange, least)
+        runs = kernel + self._slowed(kernel, exchange, least)
+        moves = exchange + self._hindered(kernel, exchange, least) if self.hindrance else exchange
         chunks = self.overlap.chunks
         if self.overlap.local:
-            return most(kernel, exchange + kernel / chunks)
-        return most(kernel, exchange) + least(kernel, exchange) / chunks
+            return most(runs, moves + runs / chunks)
+        return most(runs, moves) + least(runs, moves) / chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +140,9 @@ class BlockCost:
         self._rows = program.rows
         self._numbers: dict[Block, IntArray] = {}
         self._timings: dict[tuple[Block, int], BlockTiming] = {}
+        outside = (exchange.collective for each in program.programs for exchange in each.exchanges_outside)
+        self._paces = Paces([kind.interference for kind in machines.kinds], dict.fromkeys(outside))
+        self._slowings: dict[tuple[Block, int], FloatArray] = {}
 
     def block(self, rank: int, block: Block) -> BlockTiming:
         """Timing of a block on one rank."""
@@ -168,9 +184,25 @@ class BlockCost:
         seconds: FloatArray = self._exchanges.exchange(exchange).seconds[self._rows[exchange.group][ranks]]
         return seconds
 
-    def interference(self, rank: int) -> float:
-        """The part by which kernels of a rank take longer beside a collective."""
-        return self._machine(rank).interference
+    def pace(self, exchange: Exchange) -> int:
+        """At which pace kernels go while a collective of the data stream is beside them; 0 is alone."""
+        return self._paces.number(exchange.collective)
+
+    def slowing(self, rank: int, block: Block) -> FloatArray:
+        """The part by which kernels of a rank's block take longer at each pace from 1 on: [paces - 1, operations]."""
+        machine = int(self.machines.of[rank])
+        known = self._slowings.get((block, machine))
+        if known is None:
+            kinds = (None if each.kernel is None else each.kernel.kind for each in block.operations)
+            places = [0 if kind is None else CLASSES.index(class_of(kind)) for kind in kinds]
+            rows = np.array([row[machine] for row in self._paces.rows], dtype=np.float64).reshape(-1, len(CLASSES))
+            known = self._slowings[block, machine] = rows[:, places]
+        return known
+
+    def slows(self, ranks: IntArray) -> bool:
+        """Whether a collective of the data stream slows any kernel of these ranks."""
+        machines = np.unique(self.machines.of[ranks]).tolist()
+        return any(part > 0.0 for row in self._paces.rows for machine in machines for part in row[machine])
 
     def _machine(self, rank: int) -> Machine:
         return self.machines.kinds[int(self.machines.of[rank])]
@@ -197,10 +229,13 @@ class BlockCost:
         """Timing of a kernel and an exchange side by side, how much of it is exposed communication, and slowing."""
         machine, exchange = self._machine(rank), self.exchange(rank, overlap.exchange)
         kernel = _in_pieces(machine, overlap.kernel, overlap.chunks)
-        both = SideBySide(overlap, exchange.seconds, machine.interference)
+        pair = overlap.exchange.collective, class_of(overlap.kernel.kind)
+        slowing = machine.interference
+        both = SideBySide(overlap, exchange.seconds, slowing.kernels[pair], slowing.collectives[pair])
         slowed = both.slowed(kernel.seconds, exchange.seconds)
         seconds = both.of(kernel.seconds, exchange.seconds)
-        longer = exchange if exchange.seconds > kernel.seconds + slowed else kernel
+        moves = both.moves(kernel.seconds, exchange.seconds)
+        longer = exchange if moves > kernel.seconds + slowed else kernel
         return replace(longer, seconds=seconds), (seconds - kernel.seconds - slowed, slowed), both
 
 

@@ -1,8 +1,8 @@
 """On what does each rank's kernels run?
 
 A machine is an accelerator in the state that it is in: its kernels take what its source of durations says, and longer
-by a part while a collective runs beside them on the same GPU, because the collective's own kernel takes compute units
-and memory bandwidth away. A host launches them one after the other. Ranks on equal machines share one.
+while a collective runs beside them on the same GPU (`cost.interference`). A host launches them one after the other.
+Ranks on equal machines share one.
 """
 
 from dataclasses import dataclass, field, replace
@@ -11,6 +11,7 @@ from statistics import NormalDist
 import numpy as np
 
 from clustersim.arrays import IntArray
+from clustersim.cost.interference import NONE, Interference
 from clustersim.cost.launching import Launching
 from clustersim.cost.timing import KernelCost, Timing
 from clustersim.workload.kernels import Kernel
@@ -27,13 +28,13 @@ def slowest(gpus: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """kernels: how long they take alone; interference: the part by which they take longer beside a collective.
+    """kernels: how long they take alone; interference: how they and collectives slow each other.
 
     launching: what the host needs to launch them.
     """
 
     kernels: KernelCost
-    interference: float = 0.0
+    interference: Interference = NONE
     launching: Launching = field(default_factory=Launching)
 
 

@@ -5,11 +5,12 @@ when and with which versions; and the constants of the cost models that were fit
 `cost.record_file` reads and writes it, `cost.recorded` and `cost.recorded_exchanges` answer from it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Final
 
+from clustersim.cost.interference import Interference, KernelClass, Parts, class_of
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
 from clustersim.hardware.efficiency import Efficiency
@@ -21,6 +22,10 @@ from clustersim.workload.training import Attention
 VERSION: Final = 2
 READABLE: Final = (1, VERSION)
 """Versions that can be read. 2 adds the device under load, chain factors, the host, what collectives lose, steps."""
+
+COPY: Final = "copy"
+"""What is beside a kernel where it is no collective: copies in the device's memory."""
+_COLLECTIVES: Final = {kind.value: kind for kind in Collective}
 
 
 class Origin(Enum):
@@ -164,8 +169,13 @@ class BesideRow:
     @property
     def slowing(self) -> float:
         """The part by which the kernel took longer."""
-        alone = self.kernel.time
-        return 0.0 if alone is None else max(0.0, self.together.seconds / alone.seconds - 1.0)
+        return 0.0 if self.kernel.time is None else _part(self.kernel.time, self.together)
+
+    @property
+    def hindrance(self) -> float:
+        """The part by which the collective took longer; 0 where that was not measured."""
+        alone, together = self.call_alone, self.call_together
+        return 0.0 if alone is None or together is None else _part(alone, together)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,20 +352,41 @@ class Record:
     version: int = VERSION
 
     @property
-    def interference(self) -> float | None:
-        """The part by which kernels took longer beside collectives, all together; None: not measured.
+    def interference(self) -> Interference | None:
+        """By which parts kernels and collectives took longer beside each other; None: not measured.
 
         A copy within the device's memory takes far more of its bandwidth than a collective does, and says nothing here.
         """
-        collectives = {kind.value for kind in Collective}
-        rows = [row for row in self.beside if row.beside in collectives and row.kernel.time is not None]
-        alone = sum(row.together.seconds / (1.0 + row.slowing) for row in rows)
-        return sum(row.together.seconds for row in rows) / alone - 1.0 if rows else None
+        measured = slowed(self.beside)
+        return Interference.of(measured, hindered(self.beside)) if measured else None
 
     @property
     def attention(self) -> Attention:
         """The flash attention that the rows are of: PyTorch's (FlashAttention-2 since 2.2), or the fastest there is."""
         return Attention.FLASH2 if self.device.torch else Attention.FLASH
+
+
+def _part(alone: Spread, together: Spread) -> float:
+    return max(0.0, together.seconds / alone.seconds - 1.0)
+
+
+def slowed(rows: Iterable[BesideRow]) -> Parts:
+    """By which part kernels took longer beside collectives, of each pair that was measured all rows together."""
+    return _parts((row, row.together, row.slowing) for row in rows if row.kernel.time is not None)
+
+
+def hindered(rows: Iterable[BesideRow]) -> Parts:
+    """The same of the collectives."""
+    return _parts((row, row.call_together, row.hindrance) for row in rows if row.call_together is not None)
+
+
+def _parts(measured: Iterable[tuple[BesideRow, Spread, float]]) -> Parts:
+    pairs: dict[tuple[Collective, KernelClass], list[tuple[Seconds, Seconds]]] = {}
+    for row, together, part in measured:
+        if row.beside in _COLLECTIVES:
+            times = together.seconds, together.seconds / (1.0 + part)
+            pairs.setdefault((_COLLECTIVES[row.beside], class_of(row.kernel.kind)), []).append(times)
+    return {pair: sum(each[0] for each in some) / sum(each[1] for each in some) - 1.0 for pair, some in pairs.items()}
 
 
 def signature(kernel: Kernel) -> Signature | None:

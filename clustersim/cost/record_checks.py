@@ -9,8 +9,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import fields
 from typing import Final
 
-from clustersim.cost.record import CollectiveRow, KernelFit, KernelRow, Outcome, Record, Spread, UnderLoad
-from clustersim.errors import InputError
+from clustersim.cost.record import COPY, BesideRow, Call, KernelFit, KernelRow, Outcome, Record, Spread, UnderLoad
+from clustersim.errors import InputError, nearest, shown
+from clustersim.program.task import Collective
 from clustersim.workload.kernels import Shape
 
 _MAY_BE_ZERO: Final = frozenset({"table"})  # of the sizes of a shape
@@ -29,8 +30,9 @@ def require_measured(record: Record) -> None:
             raise InputError(f"{key}: the median {time.seconds!r} is not between p5 {time.p5!r} and p95 {time.p95!r}")
     for key, row in _kernels(record):
         _require_time_if_measured(key, row)
-    for at, collective in enumerate(record.collectives):
-        _require_even(f"collectives[{at}].call", collective)
+    for key, call in _calls(record):
+        _require_even(key, call)
+    _require_collectives(record.beside)
     for key, what in _measured_things(record).items():
         _require_different(key, what)
 
@@ -41,9 +43,25 @@ def _require_time_if_measured(key: str, row: KernelRow) -> None:
         raise InputError(f"{key}.outcome: {row.outcome.value} {found}; only what was measured has one")
 
 
-def _require_even(key: str, row: CollectiveRow) -> None:
-    if row.call.ranks % row.call.nodes:
-        raise InputError(f"{key}.nodes: {row.call.ranks} ranks cannot lie on {row.call.nodes} nodes, as many on each")
+def _require_even(key: str, call: Call) -> None:
+    if call.ranks % call.nodes:
+        raise InputError(f"{key}.nodes: {call.ranks} ranks cannot lie on {call.nodes} nodes, as many on each")
+
+
+def _require_collectives(rows: Sequence[BesideRow]) -> None:
+    """What is beside a kernel is a copy, or the collective that the row's call is of."""
+    for at, row in enumerate(rows):
+        _require_collective(f"beside[{at}]", row)
+
+
+def _require_collective(key: str, row: BesideRow) -> None:
+    known = [COPY, *(kind.value for kind in Collective)]
+    if row.beside not in known:
+        raise InputError(f"{key}.beside: {shown(row.beside)} is unknown; {nearest(row.beside, known)}")
+    if row.call is not None and row.call.collective.value != row.beside:
+        raise InputError(f"{key}.beside: {row.beside} is not what its call is of, {row.call.collective.value}")
+    if row.call_together is not None and row.call_alone is None:
+        raise InputError(f"{key}.call_together: is there, but call_alone is not, which it is compared with")
 
 
 def _require_different(key: str, measured: Sequence[Hashable]) -> None:
@@ -73,6 +91,11 @@ def _kernels(record: Record) -> Iterator[tuple[str, KernelRow]]:
     yield from ((f"beside[{at}].kernel", each.kernel) for at, each in enumerate(record.beside))
 
 
+def _calls(record: Record) -> Iterator[tuple[str, Call]]:
+    yield from ((f"collectives[{at}].call", row.call) for at, row in enumerate(record.collectives))
+    yield from ((f"beside[{at}].call", each.call) for at, each in enumerate(record.beside) if each.call is not None)
+
+
 def _times(record: Record) -> Iterator[tuple[str, Spread]]:
     for key, row in _kernels(record):
         if row.time is not None:
@@ -98,8 +121,8 @@ def _positive(record: Record) -> Iterator[tuple[str, float]]:
     for key, row in _kernels(record):
         yield f"{key}.launches", row.launches
         yield from _sizes(f"{key}.shape", row.shape)
-    for at, collective in enumerate(record.collectives):
-        yield from _numbers(f"collectives[{at}].call", collective.call, "payload", "ranks", "nodes")
+    for key, call in _calls(record):
+        yield from _numbers(key, call, "payload", "ranks", "nodes")
     for at, copy in enumerate(record.copies):
         yield f"copies[{at}].bytes", copy.bytes
     for at, fit in enumerate(record.collective_fits):

@@ -11,35 +11,33 @@ from clustersim.program.task import Block
 
 
 class BlockPaces:
-    """Paces of blocks; without jitter, ranks that share a block's timing and interference share them."""
+    """Paces of blocks; without jitter, ranks that share a block's timing share them (so they are on equal machines)."""
 
     def __init__(self, program: Program, cost: BlockCost, jitter: Jitter | None) -> None:
         self._program, self._cost, self._jitter = program, cost, jitter
-        self._known: dict[tuple[int, float], tuple[BlockTiming, Paces]] = {}
-        self._alone: dict[tuple[int, int, float], tuple[BlockTiming, Paces]] = {}
+        self._known: dict[int, tuple[BlockTiming, Paces]] = {}
+        self._alone: dict[tuple[int, int], tuple[BlockTiming, Paces]] = {}
         self._factors: dict[int, FloatArray] = {}
 
     def of(self, rank: int, number: int, block: Block) -> Paces:
         """Paces of the block of task `number` of a rank."""
-        timing, slowdown = self._cost.block(rank, block), self._cost.interference(rank)
+        timing, slowing = self._cost.block(rank, block), self._cost.slowing(rank, block)
         if self._jitter is not None:
             kernels = self._kernels(rank, number, timing)
-            return paces(kernels, timing.rest(kernels), slowdown)
-        key = id(timing), slowdown
-        known = self._known.get(key)
+            return paces(kernels, timing.rest(kernels), slowing)
+        known = self._known.get(id(timing))
         if known is None:
-            known = self._known[key] = timing, paces(timing.kernels, timing.rest(timing.kernels), slowdown)
+            known = self._known[id(timing)] = timing, paces(timing.kernels, timing.rest(timing.kernels), slowing)
         return known[1]
 
     def kernel(self, rank: int, number: int, block: Block, place: int) -> Paces:
         """Paces of the kernel alone of one operation of the block."""
-        timing, slowdown = self._cost.block(rank, block), self._cost.interference(rank)
+        timing, slowing = self._cost.block(rank, block), self._cost.slowing(rank, block)
         if self._jitter is not None:
-            return _of_one(self._kernels(rank, number, timing), place, slowdown)
-        key = id(timing), place, slowdown
-        known = self._alone.get(key)
+            return _of_one(self._kernels(rank, number, timing), place, slowing)
+        known = self._alone.get((id(timing), place))
         if known is None:
-            known = self._alone[key] = timing, _of_one(timing.kernels, place, slowdown)
+            known = self._alone[id(timing), place] = timing, _of_one(timing.kernels, place, slowing)
         return known[1]
 
     def _kernels(self, rank: int, number: int, timing: BlockTiming) -> FloatArray:
@@ -59,5 +57,5 @@ class BlockPaces:
         return self._program.programs[int(self._program.kind[rank])]
 
 
-def _of_one(kernels: FloatArray, place: int, slowdown: float) -> Paces:
-    return paces(kernels[place : place + 1], np.zeros(1), slowdown)
+def _of_one(kernels: FloatArray, place: int, slowing: FloatArray) -> Paces:
+    return paces(kernels[place : place + 1], np.zeros(1), slowing[:, place : place + 1])

@@ -27,13 +27,13 @@ class BlockPieces:
     cost: BlockCost
     jitter: Jitter | None
     meetings: dict[str, Meeting | None]
-    slowdown: FloatArray = field(init=False)
     _known: dict[Block, tuple["_Timed", Outline | None]] = field(init=False, default_factory=dict)
     _factors: "_Factors | None" = field(init=False, default=None)
 
-    def __post_init__(self) -> None:
-        machines = self.cost.machines
-        self.slowdown = np.array([kind.interference for kind in machines.kinds])[machines.of[self.ranks]]
+    @property
+    def slowed(self) -> bool:
+        """Whether collectives of the data stream slow any kernel of these ranks."""
+        return self.cost.slows(self.ranks)
 
     def of(self, number: int, block: Block) -> tuple[Pieces, Outline | None]:
         """Pieces of the block of task `number`, and how it runs undisturbed (`outline`)."""
@@ -48,7 +48,7 @@ class BlockPieces:
         """Pieces of several runs of a block; factors: [ranks, runs, operations] if there is jitter."""
         timed = self._block(block)[0]
         one = timed.pieces
-        runs = replace(one, kernels=one.kernels[:, None], rest=one.rest[:, None], slowdown=one.slowdown[:, None])
+        runs = replace(one, kernels=one.kernels[:, None], rest=one.rest[:, None], slowing=one.slowing[:, :, None])
         return runs if factors is None else _varied(timed, runs, factors)
 
     def factors(self, first: int, count: int) -> FloatArray | None:
@@ -71,11 +71,13 @@ class BlockPieces:
         timings = [self.cost.block(int(self.ranks[each]), block) for each in which]
         kernels = np.stack([timing.kernels for timing in timings])
         rest = np.stack([timing.rest(timing.kernels) for timing in timings])
+        slowing = np.stack([self.cost.slowing(int(self.ranks[each]), block) for each in which], axis=1)
         roles = [operation.exchange.group if operation.exchange else None for operation in block.operations]
         meetings = tuple(None if role is None else self.meetings[role] for role in roles)
         if len(timings) > 1:
-            kernels, rest = kernels[place.reshape(-1)], rest[place.reshape(-1)]
-        return _Timed(timings, place.reshape(-1), Pieces(kernels, rest, self.slowdown, meetings))
+            place = place.reshape(-1)
+            kernels, rest, slowing = kernels[place], rest[place], slowing[:, place]
+        return _Timed(timings, place.reshape(-1), Pieces(len(self.ranks), kernels, rest, slowing, meetings))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

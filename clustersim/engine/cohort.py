@@ -13,9 +13,9 @@ import numpy as np
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.engine.block_pieces import BlockPieces
 from clustersim.engine.columns import Columns, Span
-from clustersim.engine.play import beside, leaders, play
+from clustersim.engine.play import Beside, beside, leaders, play
 from clustersim.program.program import RankProgram
-from clustersim.program.task import Block, Stream
+from clustersim.program.task import Block, Communicate, Stream
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,14 +37,20 @@ class Cohort:
     done: list[bool] = field(init=False)
     _last: dict[Stream, int] = field(init=False, default_factory=dict)
     _needed: list[int] = field(init=False)
+    _paces: dict[int, int] = field(init=False)
     _reductions: list[int] = field(init=False)
     _passed: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.done = [False] * len(self.program.tasks)
-        self._reductions = [n for n, stream in enumerate(self.program.streams) if stream is Stream.DATA]
-        disturb = bool(self.pieces.slowdown.any())
-        self._needed = _computed_before(self.program, self._reductions) if disturb else []
+        tasks = zip(self.program.tasks, self.program.streams, strict=True)
+        self._paces = {
+            number: self.pieces.cost.pace(task.exchange)
+            for number, (task, stream) in enumerate(tasks)
+            if stream is Stream.DATA and isinstance(task, Communicate)
+        }
+        self._reductions = list(self._paces)
+        self._needed = _computed_before(self.program, self._reductions) if self.pieces.slowed else []
 
     @property
     def ranks(self) -> IntArray:
@@ -84,6 +90,10 @@ class Cohort:
             end += 1
         return self._reductions[self._passed : end]
 
+    def _moving(self, task: int) -> Beside:
+        """When the collective of a data task moves data, and the pace of kernels beside it."""
+        return Beside(self.columns.start[task], self.columns.end[task], self._paces[task])
+
     def _ended(self, task: int) -> bool:
         """Whether a data task ended on every rank before the compute stream goes on."""
         last = self._last.get(Stream.COMPUTE)
@@ -95,7 +105,7 @@ class Cohort:
         """Run a block on all ranks."""
         when = self.ready(number)
         pieces, outlined = self.pieces.of(number, block)
-        busy = [(self.columns.start[task], self.columns.end[task]) for task in self._beside(number)]
+        busy = [self._moving(task) for task in self._beside(number)]
         run = play(when.ready, pieces) if outlined is None else outlined.run(when.ready)
         if disturbing := beside(run, when.ready, busy):
             run = play(when.ready, pieces, disturbing)

@@ -17,10 +17,10 @@ from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.cost.block import BlockCost
 from clustersim.cost.jitter import Jitter
 from clustersim.engine.block_pieces import BlockPieces, group_colours, meetings_of
-from clustersim.engine.play import Busy, step_through
+from clustersim.engine.play import Beside, Busy, step_through
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.symmetry import Classes
-from clustersim.program.task import Block, Compute, Stream
+from clustersim.program.task import Block, Communicate, Compute, Stream
 from clustersim.trace.store import OperationSpans, Trace
 
 AT_ONCE: Final = 1_000_000
@@ -81,7 +81,7 @@ class Inside:
             return
         program, place = table.program, int(np.flatnonzero(ranks == rank)[0])
         pieces = BlockPieces(program, ranks, self.cost, self.jitter, meetings_of(self.program, self.classes, ranks))
-        times = _Times.of(self.trace, program, ranks, slowed=bool(pieces.slowdown.any()))
+        times = _Times.of(self.trace, program, ranks, self.cost if pieces.slowed else None)
         before = np.array(program.operations_before)
         portion = before[tasks] // max(AT_ONCE // len(ranks), 1)
         for some in np.split(tasks, np.flatnonzero(np.diff(portion)) + 1):
@@ -134,28 +134,31 @@ class _Table:
 class _Times:
     """When some ranks ran their tasks, and which collectives of their data streams were beside them.
 
-    start: [ranks, tasks]; since, until: [ranks, collectives + 1], one after the other, the last one never;
-    first, last: [tasks] those beside a task on any rank are from first to before last.
+    start: [ranks, tasks]; since, until: [ranks, collectives + 1], one after the other, the last one never; pace:
+    [collectives + 1] of kernels beside each; first, last: [tasks] those beside a task on any rank are from first to
+    before last.
     """
 
     start: FloatArray
     since: FloatArray
     until: FloatArray
+    pace: IntArray
     first: IntArray
     last: IntArray
 
     @classmethod
-    def of(cls, trace: Trace, program: RankProgram, ranks: IntArray, *, slowed: bool) -> Self:
-        """Times of ranks that run the program; slowed: whether collectives beside make any difference."""
+    def of(cls, trace: Trace, program: RankProgram, ranks: IntArray, cost: BlockCost | None) -> Self:
+        """Times of ranks that run the program; cost: None where collectives beside make no difference."""
         rows = _rows(trace, ranks)
         start, end = trace.start[rows], trace.end[rows]
-        data = np.flatnonzero(slowed & (np.array(program.streams) == Stream.DATA))
+        moving = {} if cost is None else dict(_moving(program, cost))
+        data, pace = np.array([*moving], dtype=np.int64), np.array([*moving.values(), 1])
         since, until = start[:, data], end[:, data]
         first = [np.searchsorted(own, when, side="right") for own, when in zip(until, start, strict=True)]
         last = [np.searchsorted(own, when, side="left") for own, when in zip(since, end, strict=True)]
         never = np.full((len(ranks), 1), np.inf)
         since, until = np.hstack([since, never]), np.hstack([until, -never])
-        return cls(start, since, until, np.min(first, axis=0), np.max(last, axis=0))
+        return cls(start, since, until, pace, np.min(first, axis=0), np.max(last, axis=0))
 
     def alike(self, program: RankProgram, tasks: IntArray) -> Iterator[tuple[Block, IntArray]]:
         """Runs of one block, apart those with collectives beside them and those without."""
@@ -171,7 +174,14 @@ class _Times:
         """The collectives beside runs, which may be few beside one and many beside another: [ranks, runs] each."""
         most = int((self.last - self.first)[tasks].max())
         which = [np.minimum(self.first[tasks] + number, self.since.shape[1] - 1) for number in range(most)]
-        return [(self.since[:, each], self.until[:, each]) for each in which]
+        return [Beside(self.since[:, each], self.until[:, each], self.pace[each]) for each in which]
+
+
+def _moving(program: RankProgram, cost: BlockCost) -> Iterator[tuple[int, int]]:
+    """The collectives of the data stream, and at which pace kernels go beside each."""
+    for number, (task, stream) in enumerate(zip(program.tasks, program.streams, strict=True)):
+        if stream is Stream.DATA and isinstance(task, Communicate):
+            yield number, cost.pace(task.exchange)
 
 
 def _rows(trace: Trace, ranks: IntArray) -> IntArray:

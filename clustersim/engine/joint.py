@@ -17,7 +17,7 @@ import simpy
 from clustersim.cost.block import BlockCost
 from clustersim.cost.jitter import Jitter
 from clustersim.engine.block_pieces import BlockPieces, group_colours, meetings_of
-from clustersim.engine.play import Busy, Outline, Pieces, play
+from clustersim.engine.play import Beside, Busy, Outline, Pieces, play
 from clustersim.engine.recorder import Lost
 from clustersim.program.program import Program
 from clustersim.program.symmetry import Classes
@@ -33,17 +33,17 @@ class Seat:
     run: "JointRun"
     done: simpy.Event
     lost: Lost = field(default_factory=Lost)
-    busy: list[tuple[Seconds, Seconds]] = field(default_factory=list)
+    busy: list[tuple[Seconds, Seconds, int]] = field(default_factory=list)
     due: Seconds = inf
     timer: int = 0
 
-    def change(self, beside: bool) -> None:
-        """Note that a collective begins or ends beside the member, and go on accordingly."""
+    def change(self, beside: int) -> None:
+        """Note that a collective begins (its pace) or ends (0) beside the member, and go on accordingly."""
         now = self.run.environment.now
+        if self.busy and self.busy[-1][1] == inf:
+            self.busy[-1] = self.busy[-1][0], now, self.busy[-1][2]
         if beside:
-            self.busy.append((now, inf))
-        elif self.busy:
-            self.busy[-1] = self.busy[-1][0], now
+            self.busy.append((now, inf, beside))
         self.run.go_on()
 
 
@@ -58,14 +58,14 @@ class JointRun:
         self._seats: list[Seat] = []
         self._missing = pieces.ranks
 
-    def come(self, place: int, *, beside: bool) -> Seat:
-        """Begin the block as the member at this place; beside: a collective is beside it now."""
+    def come(self, place: int, *, beside: int) -> Seat:
+        """Begin the block as the member at this place; beside: its pace now."""
         seat = Seat(place, self, self.environment.event())
         self._seats.append(seat)
         self._start[place] = self.environment.now
         self._missing -= 1
         if beside:
-            seat.change(True)
+            seat.change(beside)
         else:
             self.go_on()
         return seat
@@ -104,14 +104,15 @@ class JointRun:
             seat.done.succeed()
 
     def _busy(self) -> Busy:
-        """Collectives beside the members: [members] begins and ends of the first of each one, then the second, ..."""
+        """Collectives beside the members: [members] of the first of each one, then the second, ..."""
         most = max(len(seat.busy) for seat in self._seats)
         since, until = np.full((2, most, len(self._seats)), inf)
         until *= -1.0  # where there is none, it ends before it begins
+        pace = np.ones((most, len(self._seats)), dtype=np.int64)
         for seat in self._seats:
-            for place, (begin, end) in enumerate(seat.busy):
-                since[place, seat.number], until[place, seat.number] = begin, end
-        return list(zip(since, until, strict=True))
+            for place, (begin, end, beside) in enumerate(seat.busy):
+                since[place, seat.number], until[place, seat.number], pace[place, seat.number] = begin, end, beside
+        return [Beside(*each) for each in zip(since, until, pace, strict=True)]
 
 
 class JointBlocks:
@@ -126,7 +127,7 @@ class JointBlocks:
         self._groups: dict[tuple[str, int], _Group] = {}  # by colour
         self._of: dict[tuple[str, int], _Group] = {}  # by rank
 
-    def come(self, rank: int, number: int, block: Block, role: str, *, beside: bool) -> Seat:
+    def come(self, rank: int, number: int, block: Block, role: str, *, beside: int) -> Seat:
         """Begin the block of task `number` as a rank, together with the others of its group of a role."""
         group = self._of.get((role, rank))
         if group is None:

@@ -1,8 +1,8 @@
 """How does a block run on many ranks side by side?
 
 Operations run back to back. A rank goes on with an exchange when the last member of its group has come to it. While a
-collective runs on another stream of the rank, its kernels take longer by a part (its slowdown); what it communicates
-inside the block does not.
+collective runs on another stream of the rank, its kernels take longer by a part, each by its own and beside each kind
+of collective by another; what it communicates inside the block does not.
 
 All times are arrays over the ranks. Without a collective beside, a block in which ranks meet in groups of one role is
 three sums and two maxima: until the first meeting, from there to the last one, and the rest.
@@ -11,15 +11,24 @@ three sums and two maxima: until the first meeting, from there to the last one, 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.engine.meeting import Meeting
 
-Busy = Sequence[tuple[FloatArray, FloatArray]]
-"""(begin, end) of collectives beside, one after the other on every rank: [ranks] each."""
+
+class Beside(NamedTuple):
+    """A collective beside, or one on every rank: [ranks] when it begins and ends, and the pace of kernels meanwhile."""
+
+    begin: FloatArray
+    end: FloatArray
+    pace: IntArray | int = 1
+
+
+Busy = Sequence[Beside]
+"""Collectives beside, one after the other on every rank."""
 NEVER: Final[Busy] = ()
 
 
@@ -28,19 +37,16 @@ class Pieces:
     """Durations of a block's operations on n ranks.
 
     kernels, rest: [n or 1, operations] seconds of kernels alone, and of what a collective beside does not slow;
-    slowdown: [n] the part by which it does slow kernels; meetings: for each operation who meets for it, None if nobody.
-    Of several runs, for `step_through`: [n or 1, runs or 1, operations], and slowdown [n, 1].
+    slowing: [paces - 1, n or 1, operations] the part by which it does slow kernels; meetings: for each operation who
+    meets for it, None if nobody. Of several runs, for `step_through`: [n or 1, runs or 1, operations], and slowing
+    [paces - 1, n or 1, 1, operations].
     """
 
+    ranks: int
     kernels: FloatArray
     rest: FloatArray
-    slowdown: FloatArray
+    slowing: FloatArray
     meetings: tuple[Meeting | None, ...]
-
-    @property
-    def ranks(self) -> int:
-        """How many ranks run the block."""
-        return len(self.slowdown)
 
     @property
     def meets(self) -> bool:
@@ -112,8 +118,8 @@ def beside(run: Run, start: FloatArray, busy: Busy) -> Busy:
     What slows one rank makes another wait for it, and so may bring any collective beside that rank's block that has not
     ended before.
     """
-    later = [each for each in busy if (each[1] > start).any()]
-    return later if any(((begin < run.end) & (end > start)).any() for begin, end in later) else NEVER
+    later = [each for each in busy if (each.end > start).any()]
+    return later if any(((each.begin < run.end) & (each.end > start)).any() for each in later) else NEVER
 
 
 def play(start: FloatArray, pieces: Pieces, busy: Busy = NEVER) -> Run:
@@ -122,7 +128,7 @@ def play(start: FloatArray, pieces: Pieces, busy: Busy = NEVER) -> Run:
     for begin, end in pairwise((*_cuts(pieces), len(pieces.meetings))):
         now, waited = _met(pieces.meetings[begin], now, waited)
         part = pieces.kernels[:, begin:end].sum(axis=1), pieces.rest[:, begin:end].sum(axis=1)
-        now, more = _work(now, *part, pieces.slowdown, busy)
+        now, more = _work(now, *part, pieces.slowing[..., begin], busy)
         slowed = slowed + more
     return Run(now, waited, slowed)
 
@@ -137,7 +143,7 @@ def step_through(start: FloatArray, pieces: Pieces, busy: Busy) -> tuple[Run, Fl
     for place, meeting in enumerate(pieces.meetings):
         now, waited = _met(meeting, now, waited)
         begins[..., place] = now
-        now, more = _work(now, pieces.kernels[..., place], pieces.rest[..., place], pieces.slowdown, busy)
+        now, more = _work(now, pieces.kernels[..., place], pieces.rest[..., place], pieces.slowing[..., place], busy)
         slowed = slowed + more
         ends[..., place] = now
     return Run(now, waited, slowed), begins, ends
@@ -152,20 +158,24 @@ def _met(meeting: Meeting | None, come: FloatArray, waited: FloatArray) -> tuple
 
 
 def _work(
-    start: FloatArray, kernel: FloatArray, rest: FloatArray, slowdown: FloatArray, busy: Busy
+    start: FloatArray, kernel: FloatArray, rest: FloatArray, slowing: FloatArray, busy: Busy
 ) -> tuple[FloatArray, FloatArray]:
-    """When work ends of which a part is kernels, evenly; and how many seconds of it collectives beside have cost."""
+    """When work ends of which a part is kernels, evenly; and how many seconds of it collectives beside have cost.
+
+    slowing: [paces - 1, ...] of all these kernels.
+    """
     alone = kernel + rest
     end, slowed = start + alone, np.zeros_like(start)
     if not busy or not kernel.any():
         return end, slowed
-    part = slowdown * np.divide(kernel, alone, out=np.zeros_like(alone), where=alone > 0)
-    lost = part / (1.0 + part)
-    for since, until in busy:
+    parts = slowing * np.divide(kernel, alone, out=np.zeros_like(alone), where=alone > 0)
+    for since, until, pace in busy:
         first = np.maximum(start, since)
         left = end - first
         if (left <= 0.0).all():
             continue
+        part = parts[pace - 1] if isinstance(pace, int) else np.choose(pace - 1, parts)
+        lost = part / (1.0 + part)
         more = np.minimum(np.maximum(left, 0.0) * (1.0 + part), np.maximum(until - first, 0.0)) * lost
         end, slowed = end + more, slowed + more
     return end, slowed
@@ -174,12 +184,18 @@ def _work(
 def _cuts(pieces: Pieces) -> tuple[int, ...]:
     """Where to cut a block so that a piece has no meeting but before its first operation, and work of one kind.
 
-    Kernels and communication are slowed differently, so they may not be added up; neither may two that are both.
+    Kernels and communication are slowed differently, so they may not be added up, neither may kernels that collectives
+    slow by different parts, nor two that are both.
     """
-    meetings = pieces.meetings
+    meetings, slowing = pieces.meetings, pieces.slowing
+    other = (slowing[..., 1:] != slowing[..., :-1]).any(axis=(0, 1))
     kind = np.where((pieces.rest == 0).all(axis=0), 0, np.where((pieces.kernels == 0).all(axis=0), 1, 2))
     return tuple(
         place
         for place in range(len(meetings))
-        if place == 0 or meetings[place] is not None or kind[place] == 2 or kind[place] != kind[place - 1]
+        if place == 0
+        or meetings[place] is not None
+        or kind[place] == 2
+        or kind[place] != kind[place - 1]
+        or other[place - 1]
     )

@@ -6,7 +6,7 @@ all of them run it together (`joint`), or operation by operation, so that they c
 when its last member has come. A message starts when it is sent (receive buffers are posted ahead) and is done at both
 ends together.
 
-While a collective of the data stream moves data, kernels of the compute stream take longer.
+While a collective of the data stream moves data, kernels of the compute stream go at another pace.
 """
 
 from collections.abc import Generator
@@ -37,7 +37,7 @@ class Rank:
     world: World
     rows: list[int] = field(init=False)
     _waiting: dict[int, simpy.Event] = field(init=False, default_factory=dict)
-    _beside: bool = field(init=False, default=False)
+    _beside: int = field(init=False, default=0)
     _stretch: Stretch | Seat | None = field(init=False, default=None)
     _awaited: int = field(init=False, default=-1)
     _paces: dict[Block, Paces] = field(init=False, default_factory=dict)
@@ -74,7 +74,7 @@ class Rank:
             queued = environment.now
             for needed in task.after:
                 if self.rows[needed] < 0:
-                    self._alongside(stream, False)
+                    self._alongside(stream, 0)
                     self._await(stream, needed)
                     yield self._done(needed)
                     self._await(stream, -1)
@@ -90,10 +90,10 @@ class Rank:
                     rendezvous = self.world.join(self.number, task.exchange)
                     gathered = rendezvous.arrive(cause)
                     if not gathered.triggered:
-                        self._alongside(stream, False)
+                        self._alongside(stream, 0)
                     yield gathered
                     start, cause = environment.now, rendezvous.cause
-                    self._alongside(stream, True)
+                    self._alongside(stream, self.world.cost.pace(task.exchange))
                     yield rendezvous.together(partial(begin, self.number, task.exchange))
                 case Send():
                     yield begin(self.number, task.exchange)
@@ -102,7 +102,7 @@ class Rank:
             if isinstance(task, Compute):
                 self.world.note(self.number, number, task.block, cause)
             self.finish(number, cause)
-        self._alongside(stream, False)
+        self._alongside(stream, 0)
         self._await(stream, len(self.rows))
 
     def _await(self, stream: Stream, needed: int) -> None:
@@ -118,10 +118,10 @@ class Rank:
             event = self._waiting[number] = self.world.environment.event()
         return event
 
-    def _alongside(self, stream: Stream, beside: bool) -> None:
-        """Let the compute stream know whether a collective of the data stream is under way, if that is new.
+    def _alongside(self, stream: Stream, beside: int) -> None:
+        """Let the compute stream know its pace beside what is under way on the data stream (0: nothing), if it is new.
 
-        One that follows another at once changes nothing.
+        One that follows another like it at once changes nothing.
         """
         if stream is Stream.DATA and beside != self._beside:
             self._beside = beside

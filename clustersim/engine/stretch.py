@@ -1,8 +1,9 @@
 """How does a stretch of operations go on when a collective begins or ends beside it?
 
-Operations that nobody else can observe are one event. Where each of them ends is known at two paces: alone, and beside
-a collective of the rank's data stream, which makes kernels take longer. When the pace changes midway, the operation
-under way is found by bisection, and as much of it as is done alone is done at the other pace.
+Operations that nobody else can observe are one event. Where each of them ends is known at every pace: alone, and beside
+a collective of the rank's data stream, which makes kernels take longer, each kind of collective in its own way. When
+the pace changes midway, the operation under way is found by bisection, and as much of it as is done at the one pace is
+done at the other.
 """
 
 from bisect import bisect_right
@@ -19,26 +20,37 @@ from clustersim.units import Seconds
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Paces:
-    """Ends of operations from the stretch's start, at both paces, each from 0 on: [operations + 1]."""
+    """Ends of operations from the stretch's start, at each pace, each from 0 on: [paces][operations + 1].
 
-    alone: list[Seconds]
-    beside: list[Seconds]
+    Pace 0 is alone; one at which nothing is slowed is the same list.
+    """
+
+    ends: tuple[list[Seconds], ...]
+
+    @property
+    def alone(self) -> list[Seconds]:
+        """Ends of operations beside which nothing is."""
+        return self.ends[0]
 
     @property
     def equal(self) -> bool:
-        """Whether a collective beside changes nothing."""
-        return self.alone is self.beside
+        """Whether no collective beside changes anything."""
+        return all(each is self.alone for each in self.ends)
 
     def between(self, begin: int, end: int) -> "Paces":
         """Some operations of the stretch, as one."""
         alone = [0.0, self.alone[end] - self.alone[begin]]
-        return Paces(alone, alone if self.equal else [0.0, self.beside[end] - self.beside[begin]])
+        return Paces(tuple(alone if each is self.alone else [0.0, each[end] - each[begin]] for each in self.ends))
 
 
-def paces(kernels: FloatArray, rest: FloatArray, slowdown: float) -> Paces:
-    """Paces of operations; kernels, rest: [operations] seconds that a collective slows, and that it does not."""
+def paces(kernels: FloatArray, rest: FloatArray, slowing: FloatArray) -> Paces:
+    """Paces of operations; kernels, rest: [operations] seconds that a collective slows, and that it does not.
+
+    slowing: [paces - 1, operations] the part by which kernels take longer at each pace but the first.
+    """
     alone = _ends(kernels + rest)
-    return Paces(alone, _ends(kernels * (1.0 + slowdown) + rest) if slowdown and kernels.any() else alone)
+    beside = (_ends(kernels * (1.0 + part) + rest) if (kernels * part).any() else alone for part in slowing)
+    return Paces((alone, *beside))
 
 
 def _ends(durations: FloatArray) -> list[Seconds]:
@@ -48,11 +60,11 @@ def _ends(durations: FloatArray) -> list[Seconds]:
 
 @dataclass(slots=True, eq=False)
 class Stretch:
-    """A stretch under way. done: it has ended; beside: a collective is beside it now; disturbed: one has been."""
+    """A stretch under way. done: it has ended; beside: its pace now; disturbed: it was ever another than alone."""
 
     environment: simpy.Environment
     paces: Paces
-    beside: bool
+    beside: int
     done: simpy.Event = field(init=False)
     disturbed: bool = field(init=False)
     _at: Seconds = field(init=False, default=0.0)
@@ -64,24 +76,21 @@ class Stretch:
     def __post_init__(self) -> None:
         self.done = self.environment.event()
         self._since = self.environment.now
-        self.disturbed = self.beside
+        self.disturbed = self.beside > 0
         self._go_on()
 
-    def change(self, beside: bool) -> None:
-        """Go on at the other pace."""
+    def change(self, beside: int) -> None:
+        """Go on at another pace."""
         if beside == self.beside or self.done.triggered:
             return
-        now, there = self.environment.now, self._pace(beside)
-        self._at = _moved(self._at + (now - self._since), self._pace(self.beside), there)
+        now, ends = self.environment.now, self.paces.ends
+        self._at = _moved(self._at + (now - self._since), ends[self.beside], ends[beside])
         self._since, self.beside, self.disturbed = now, beside, True
         self._go_on()
 
-    def _pace(self, beside: bool) -> list[Seconds]:
-        return self.paces.beside if beside else self.paces.alone
-
     def _go_on(self) -> None:
         """Be done when this pace leads to the end; a timer that is set for an earlier time will see to it then."""
-        left = max(self._pace(self.beside)[-1] - self._at, 0.0)
+        left = max(self.paces.ends[self.beside][-1] - self._at, 0.0)
         self._due = self._since + left
         if self._due < self._timed:
             self._wait(left)

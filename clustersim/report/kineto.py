@@ -183,7 +183,7 @@ class _Kernels:
                 called = called_kernel(operation.kernel)
                 rows.append((place, self._worded(called, _STREAMS[Stream.COMPUTE], more), exposed, 0.0, 0))
             if operation.exchange is not None:
-                taken = both.exchange if both else np.inf
+                taken = both.moves(float(timing.kernels[place]), both.exchange) if both else np.inf
                 rows.append((place, self._exchange(operation.exchange, _INSIDE), 0.0, taken, 1))
         table = np.array(rows, dtype=np.float64).reshape(-1, 5).T
         place, which, exchange = table[[0, 1, 4]].astype(np.int64)

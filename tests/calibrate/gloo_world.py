@@ -15,11 +15,14 @@ import torch.distributed as dist
 
 from calibrate.collectives import operations as torch_collectives
 from calibrate.collectives import sweep
+from calibrate.collectives.beside import beside
 from calibrate.collectives.command import measure_calls
 from calibrate.collectives.sweep import Skipped
 from calibrate.collectives.world import joined, joined_world
 from calibrate.devices.device import find
+from calibrate.kernels.beside import usual_kernel
 from clustersim.cost.record import Call, CollectiveRow
+from clustersim.dtypes import DType
 from clustersim.errors import InputError
 from clustersim.program.task import Collective
 
@@ -36,6 +39,7 @@ def main(output: Path) -> None:
         seen["all"] = rows([Call(each, SIZE, *shape) for shape in ((2, 1), (4, 2)) for each in possible(shape)])
         seen["idle"] = rows([Call(Collective.ALL_REDUCE, SIZE, 3, 1), Call(Collective.ALL_REDUCE, SIZE, 2, 2)])
         seen["skipped"] = skipped()
+        seen["beside"] = together()
         seen["wrong"] = [wrong(each) for each in (Collective.ALL_REDUCE, Collective.ALL_TO_ALL)]
         if dist.get_rank() == 0:
             output.write_text(json.dumps(seen), encoding="utf-8")
@@ -69,6 +73,19 @@ def skipped() -> list[str]:
     sweep._USABLE = float("inf")  # the memory looks free, but one rank cannot have it
     measure_calls([Call(Collective.BROADCAST, 1e15, 2, 1)], find("cpu"), arrived=note)
     return reasons
+
+
+def together() -> list[list[Any]]:
+    """Kernels beside calls of groups in and across nodes, which every rank must see alike; and what cannot be run."""
+    kernels = [usual_kernel(DType.FP32, 64), usual_kernel(DType.FP8, 64)]
+    gather, send = Call(Collective.ALL_GATHER, SIZE, 4, 2), Call(Collective.SEND_RECV, SIZE, 2, 1)
+    calls = [gather, send, Call(Collective.ALL_REDUCE, SIZE, 8, 1)]
+    found = list(beside([(kernel, call) for call in calls for kernel in kernels], find("cpu"), rounds=1))
+    mine = [each.why if isinstance(each, Skipped) else [each.beside, each.slowing, each.hindrance] for each in found]
+    others: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(others, mine)
+    assert all(other == mine for other in others)
+    return mine
 
 
 def wrong(collective: Collective) -> str:

@@ -1,12 +1,12 @@
-"""Copies, launches, and kernels beside other work."""
+"""Copies, launches, and kernels beside copies."""
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from clustersim.cost.record import COPY
 from clustersim.dtypes import DType
 
 torch = pytest.importorskip("torch")
@@ -22,7 +22,6 @@ FAST = Method(seconds=0.005, least=2, most=3, sample=0.0)
 def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Little memory, one thread."""
     monkeypatch.setattr(beside, "_COPIED", 2**20)
-    monkeypatch.setattr(beside, "_REDUCED", 2**16)
     monkeypatch.setattr(beside, "_LONG", 1e-3)
     monkeypatch.setattr(copies, "_SIZES", (2**16, 2**18))
     threads = torch.get_num_threads()
@@ -34,7 +33,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_kernel_beside_a_copy_is_measured_alone_and_together() -> None:
     kernel, threads = beside.usual_kernel(DType.FP32, 64), threading.active_count()
     row = beside.beside_copy(kernel, CpuDevice(), FAST)
-    assert row.beside == beside.COPY
+    assert row.beside == COPY
     assert row.kernel.kernel == kernel
     assert row.kernel.time.seconds > 0.0 and row.together.seconds > 0.0
     assert row.together.repetitions + row.together.dropped == 12
@@ -58,16 +57,6 @@ def test_a_copy_goes_on_until_it_is_ended() -> None:
 
 def test_a_kernel_that_is_not_measured_has_no_row_beside_anything() -> None:
     assert beside.beside_copy(beside.usual_kernel(DType.FP8, 64), CpuDevice(), FAST) is None
-
-
-def test_a_kernel_beside_a_collective_of_the_default_group(tmp_path: Path) -> None:
-    """A world of one: all-reduces run in gloo's own thread."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        row = beside.beside_all_reduce(beside.usual_kernel(DType.FP32, 64), CpuDevice(), FAST)
-    finally:
-        torch.distributed.destroy_process_group()
-    assert (row.beside, row.together.repetitions + row.together.dropped) == (beside.ALL_REDUCE, 12)
 
 
 def test_copies_of_a_cpu_are_in_its_own_memory_and_known_ones_are_left_out() -> None:

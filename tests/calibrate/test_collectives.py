@@ -16,14 +16,16 @@ import pytest
 import torch
 from torch.distributed.run import get_args_parser
 
+from calibrate.collectives.beside import KINDS, heaviest_kernels, largest_calls
 from calibrate.collectives.command import MEASURED, add_arguments, calls_for
 from calibrate.collectives.laps import LEAST, MOST, DeviceClock, HostClock, Lap, timed
 from calibrate.collectives.operations import Member
 from calibrate.collectives.world import World, backend_of, library, local_device, started
 from calibrate.command import main
 from calibrate.fit.alpha_beta import fit_calls
-from clustersim.assembly import exchanges_of
-from clustersim.cost.record import Call, KernelFit, Residual
+from clustersim.assembly import exchanges_of, kernels_of
+from clustersim.cost.interference import KernelClass, class_of
+from clustersim.cost.record import Call, KernelFit, Residual, signature
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
@@ -110,6 +112,18 @@ def test_what_cannot_be_measured_is_passed_over_with_the_reason(seen: Mapping[st
     ]
 
 
+def test_kernels_and_collectives_are_put_beside_each_other_by_all_processes_alike(seen: Mapping[str, Any]) -> None:
+    """The kernel that no CPU has, and the group that does not fit, are passed over on all of them."""
+    known = [each for each in seen["beside"] if not isinstance(each, str)]
+    assert [kind for kind, _, _ in known] == ["all_gather", "send_recv"]
+    assert all(0.0 <= slowing <= 99.0 + 1e-9 and not hindrance for _, slowing, hindrance in known)
+    assert [each for each in seen["beside"] if isinstance(each, str)] == [
+        "beside beside.matmul, which could not be run by itself (unsupported)",
+        "beside beside.matmul, which could not be run by itself (unsupported)",
+        "8 ranks on 1 node do not fit the 4 processes on 2 nodes",
+    ]
+
+
 def test_a_wrong_result_is_an_error_that_names_the_collective(seen: Mapping[str, Any]) -> None:
     """Only the fourth rank's result is wrong; all ranks say so."""
     assert seen["wrong"] == [
@@ -130,9 +144,11 @@ def test_the_command_measures_writes_and_goes_on_where_it_was(tmp_path: Path) ->
     assert len(record.collectives) + int(late[1] if late else 0) == len(grid)
     assert record.collective_fits == fit_calls(record.collectives)
     assert (record.device.collectives, record.device.accelerator, record.device.threads) == ("gloo", "cpu-laptop", 1)
-    assert f"/{len(grid)}, " in first.stderr  # how far it is
-    assert [each.beside for each in record.beside] == ["all_reduce"]
-    assert "longer beside collectives" in first.stdout
+    pairs = [(kind.value, kernel) for kind in KINDS for kernel in KernelClass]
+    assert f"/{len(grid) + len(pairs)}, " in first.stderr  # how far it is
+    assert [(each.beside, class_of(each.kernel.kind)) for each in record.beside] == pairs
+    assert {each.call.payload for each in record.beside if each.call} == {2.0**22}, "none larger than was asked for"
+    assert "beside each other" in first.stdout
 
     kept = replace(record, collectives=record.collectives[:-1], kernel_fit=_fit(), collective_fits=())
     write_record(kept, output)
@@ -145,7 +161,12 @@ def test_the_command_measures_writes_and_goes_on_where_it_was(tmp_path: Path) ->
     assert {row.call for row in after.collectives} == wanted | {row.call for row in kept.collectives}
     assert after.collectives[: len(kept.collectives)] == kept.collectives
     assert after.kernel_fit == kept.kernel_fit
-    assert after.beside == record.beside, "measured once"
+    own = after.beside[len(record.beside) :]
+    assert after.beside[: len(record.beside)] == record.beside, "measured once"
+    heaviest = heaviest_kernels(kernels_of(Scenario.load(plan)))
+    assert {(each.call, each.kernel.signature) for each in own} == {
+        (call, signature(kernel)) for call in largest_calls(wanted) for kernel in heaviest
+    }
     assert after.collective_fits == fit_calls(after.collectives)
 
 

@@ -11,6 +11,7 @@ from clustersim.analysis.rows import Rows, read_rows
 from clustersim.analysis.steps import step_times
 from clustersim.arrays import FloatArray
 from clustersim.cost.block import BlockCost
+from clustersim.cost.interference import Interference
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.machines import Machine, Machines, Slowed
 from clustersim.engine.engine import run
@@ -76,7 +77,7 @@ class Disturbed:
     step: Step
     fixed: Fixed
     speeds: Mapping[int, float] = field(default_factory=dict)
-    interference: float = 0.0
+    interference: float | Interference = 0.0
     steps: int = 1
     jitter: Jitter | None = None
 
@@ -89,7 +90,9 @@ class Disturbed:
         speeds = np.ones(program.ranks)
         speeds[list(self.speeds)] = list(self.speeds.values())
         different, of = np.unique(speeds, return_inverse=True)
-        machines = tuple(Machine(Slowed(pieces, float(speed)), self.interference) for speed in different)
+        slowing = self.interference
+        table = slowing if isinstance(slowing, Interference) else Interference.equal(slowing)
+        machines = tuple(Machine(Slowed(pieces, float(speed)), table) for speed in different)
         return BlockCost(program, Machines(machines, of.reshape(-1)), pieces)
 
     def run(self, *, folded: bool = True) -> Ran:

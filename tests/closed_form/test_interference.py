@@ -7,9 +7,10 @@ it all the time takes k (1 + φ).
 
 import pytest
 
+from clustersim.cost.interference import Interference
 from clustersim.parallel.data import DataParallelism, FullyShard, Replicated
 from clustersim.parallel.layout import Layout
-from clustersim.program.task import Exchange
+from clustersim.program.task import Collective, Exchange
 from tests.closed_form.disturbed import Disturbed, Ran
 from tests.closed_form.fixed import MODEL, Fixed, Step
 
@@ -108,6 +109,22 @@ def test_fsdp_with_prefetch(interference: float) -> None:
     assert ran.seconds == pytest.approx(1 + 6 + 1 + 12 + 1 + OPTIMIZER + slowed)
     assert ran.of(0)["exposed dp"] == pytest.approx(3.0)
     assert ran.of(0).get("slowed by communication", 0.0) == pytest.approx(slowed)
+
+
+def test_fsdp_whose_gathers_and_reductions_slow_differently() -> None:
+    """As with one number, but of the six collectives beside kernels four gather (φ = 1/4), two reduce (φ = 1).
+
+    So l = 1/5 and l = 1/2: the second layer's backward, beside the third's reduction, then the first's gather, lasts
+    4 + 1/2 + 1/5.
+    """
+    parts = dict(Interference.equal(0.25).kernels)
+    parts |= {pair: 1.0 for pair in parts if pair[0] is Collective.REDUCE_SCATTER}
+    fixed = Fixed(2.0, 4.0, optimizer=OPTIMIZER, exchanges={"gather layer": 1.0, "reduce layer": 1.0})
+    step = Step(3, Layout(dp=2, data=FullyShard(prefetch=1)))
+    ran = Disturbed(step, fixed, interference=Interference.of(parts, {})).ran
+    slowed = 4 * lost(1.0, 0.25) + 2 * lost(1.0, 1.0)
+    assert ran.seconds == pytest.approx(1 + 6 + 1 + 12 + 1 + OPTIMIZER + slowed)
+    assert ran.of(0)["slowed by communication"] == pytest.approx(slowed)
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 4])

@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.cost.block import BlockCost, BlockTiming
+from clustersim.cost.interference import Interference, KernelClass
 from clustersim.cost.launching import Launching
 from clustersim.cost.machines import Machine, Machines
 from clustersim.dtypes import DType
-from clustersim.program.task import Block, Operation, Overlap, Work
+from clustersim.program.task import Block, Collective, Operation, Overlap, Work
 from clustersim.workload.kernels import Kernel, KernelKind
 from tests.engine.fake_costs import UnitCost
 from tests.engine.small import block, exchange, program
@@ -26,6 +27,10 @@ def overlap(kernel: float, beside: float, chunks: float = INFINITE, *, local: bo
 
 
 def cost(interference: float, launch: float = 0.0) -> BlockCost:
+    return by(Interference.equal(interference), launch)
+
+
+def by(interference: Interference, launch: float = 0.0) -> BlockCost:
     made = program([[]], {"tp": [[0]]})
     unit = UnitCost(made)
     return BlockCost(made, Machines.equal(Machine(unit, interference, Launching(launch, launch)), 1), unit)
@@ -64,6 +69,29 @@ def test_slowing_by_hand(kernel: float, beside: float, seconds: float, slowed: f
     timing = timed(1.0, overlap(kernel, beside))
     assert timing.seconds == seconds
     assert timing.slowed.tolist() == [slowed]
+
+
+@given(SECONDS, SECONDS, PARTS, PARTS)
+def test_kernel_and_exchange_slow_each_other_until_either_ends(
+    kernel: float, beside: float, p: float, q: float
+) -> None:
+    """By walking: while both run the kernel does 1/(1 + p) of its work a second, the exchange 1/(1 + q) of its own."""
+    both = min(kernel * (1 + p), beside * (1 + q))
+    ended, moved = both + kernel - both / (1 + p), both + beside - both / (1 + q)
+    parts = {(Collective.ALL_REDUCE, KernelClass.MEMORY): p}, {(Collective.ALL_REDUCE, KernelClass.MEMORY): q}
+    timing = by(Interference.of(*parts)).block(0, Block("block", (overlap(kernel, beside),)))
+    assert timing.seconds == pytest.approx(max(ended, moved))
+    assert timing.slowed.tolist() == pytest.approx([ended - kernel])
+    assert timing.exposed.tolist() == pytest.approx([max(moved - ended, 0.0)])
+    assert timing.together[0].moves(kernel, beside) == pytest.approx(moved)
+
+
+def test_a_kernel_of_a_second_beside_a_gather_of_half_a_second() -> None:
+    """0.4 s are done in its half second (p = 1/4), so 1.1 s; with q = 1 that is a second, which leaves 0.2 s of 1."""
+    pairs = {(Collective.ALL_REDUCE, KernelClass.MEMORY): 0.25}
+    for q, seconds in ((0.0, 1.1), (1.0, 1.2)):
+        table = Interference.of(pairs, dict.fromkeys(pairs, q))
+        assert by(table).block(0, Block("block", (overlap(1.0, 0.5),))).seconds == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(("kernel", "beside"), [(6.0, 2.0), (2.0, 6.0)])

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from clustersim.cost.block import BlockCost
+from clustersim.cost.interference import Interference
 from clustersim.cost.launching import Launching
 from clustersim.cost.machines import Machine, Machines, Slowed, slowest
 from clustersim.cost.timing import Bound, Provenance
 from clustersim.program.task import Block
 from tests.engine.fake_costs import UnitCost
-from tests.engine.small import block, exchange, program
+from tests.engine.small import block, exchange, meet, program
 
 WORK = block(2.0, exchange("tp", 3.0), 1.0)
 
@@ -21,7 +22,7 @@ def cost(speeds: list[float], slowness: list[float] | None = None, interference:
     made = program([[] for _ in speeds], {"tp": np.arange(len(speeds)).reshape(-1, 2).tolist()})
     unit = UnitCost(made, {} if slowness is None else {"tp": slowness})
     kinds = tuple(sorted(set(speeds), reverse=True))
-    machines = tuple(Machine(Slowed(unit, speed), interference) for speed in kinds)
+    machines = tuple(Machine(Slowed(unit, speed), Interference.equal(interference)) for speed in kinds)
     return BlockCost(made, Machines(machines, np.array([kinds.index(speed) for speed in speeds])), unit)
 
 
@@ -89,10 +90,12 @@ def test_several_exchanges_of_different_groups_are_told_apart_together() -> None
 
 
 def test_each_rank_has_the_interference_of_its_machine() -> None:
-    made = program([[], []])
+    made = program([[meet(1.0)], []], {"dp": [[0, 1]]})
     unit = UnitCost(made)
-    blocks = BlockCost(made, Machines((Machine(unit), Machine(unit, 0.25)), np.array([1, 0])), unit)
-    assert (blocks.interference(0), blocks.interference(1)) == (0.25, 0.0)
+    blocks = BlockCost(made, Machines((Machine(unit), Machine(unit, Interference.equal(0.25))), np.array([1, 0])), unit)
+    work = block(1.0)
+    assert [blocks.slowing(rank, work).tolist() for rank in (0, 1)] == [[[0.25]], [[0.0]]]
+    assert [blocks.slows(np.array([rank])) for rank in (0, 1)] == [True, False]
 
 
 def test_a_gpu_alone_is_the_mean_one() -> None:

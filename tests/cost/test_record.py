@@ -4,9 +4,22 @@ from dataclasses import replace
 
 import pytest
 
-from clustersim.cost.record import BesideRow, CopyRow, Device, Origin, Outcome, Record, family, merged, signature
+from clustersim.cost.interference import KernelClass
+from clustersim.cost.record import (
+    BesideRow,
+    Call,
+    CopyRow,
+    Device,
+    Origin,
+    Outcome,
+    Record,
+    family,
+    merged,
+    signature,
+)
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
+from clustersim.program.task import Collective
 from clustersim.workload.kernels import AttentionShape, MatmulShape, Operands
 from tests.cost.records import CONDITIONS, DEVICE, attention, calls, fit, line, product, row, spread, streamed
 
@@ -92,7 +105,30 @@ def test_interference_is_that_beside_collectives() -> None:
     record = Record(DEVICE, CONDITIONS)
     assert record.interference is None
     assert replace(record, beside=(copied,)).interference is None
-    assert replace(record, beside=(copied, reduced)).interference == pytest.approx(0.2)
+    found = replace(record, beside=(copied, reduced)).interference
+    assert found is not None
+    assert list(found.kernels.values()) == pytest.approx([0.2] * len(found.kernels)), "it stands for all others"
+    assert not any(found.collectives.values())
+
+
+def test_interference_is_of_kinds_of_collectives_and_classes_of_kernels() -> None:
+    """A product of 1 s and one of 3 s take 1.1 and 3.9 s beside all-reduces: 0.25 of the 4 s. A norm of 2 s takes 3 s.
+
+    Attention is the mean of them, 0.375. The all-reduce of 1 s takes 1.5 and 2.5 s beside products, 4 s for 2 s; what
+    it takes beside the norm was not measured.
+    """
+    call = Call(Collective.ALL_REDUCE, 1e6, 8, 1)
+    short, long = row(FIRST, 1.0), row(SECOND, 3.0)
+    norm = row(streamed(8, 8), 2.0)
+    rows = (
+        BesideRow(short, "all_reduce", spread(1.1), call, spread(1.0), spread(1.5)),
+        BesideRow(long, "all_reduce", spread(3.9), call, spread(1.0), spread(2.5)),
+        BesideRow(norm, "all_reduce", spread(3.0), call),
+    )
+    found = Record(DEVICE, CONDITIONS, beside=rows).interference
+    assert found is not None
+    assert [found.kernels[Collective.ALL_REDUCE, each] for each in KernelClass] == pytest.approx([0.25, 0.375, 0.5])
+    assert [found.collectives[Collective.ALL_REDUCE, each] for each in KernelClass] == pytest.approx([1.0, 1.0, 1.0])
 
 
 def test_what_was_measured_stays_where_a_later_session_could_not_measure_it() -> None:

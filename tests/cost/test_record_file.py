@@ -215,6 +215,22 @@ def test_whole_numbers_stand_for_floats(path: Path):
         (["conditions", "processes"], 0, "conditions.processes: 0 is not above zero"),
         (["copies", 0, "time", "p95"], 1e-4, "copies[0].time: the median 0.001 is not between p5 0.001 and p95 0.0001"),
         (["beside", 0, "beside"], 3, "beside[0].beside: 3 is not a text"),
+        (["beside", 0, "beside"], "allreduce", "beside[0].beside: 'allreduce' is unknown; did you mean all_reduce?"),
+        (
+            ["beside", 1, "call"],
+            {"collective": "all_gather", "payload": 1e6, "ranks": 8, "nodes": 1},
+            "beside[1].beside: all_reduce is not what its call is of, all_gather",
+        ),
+        (
+            ["beside", 1, "call"],
+            {"collective": "all_reduce", "payload": 1e6, "ranks": 8, "nodes": 3},
+            "beside[1].call.nodes: 8 ranks cannot lie on 3 nodes, as many on each",
+        ),
+        (
+            ["beside", 1, "call"],
+            {"collective": "all_reduce", "payload": 0.0, "ranks": 8, "nodes": 1},
+            "beside[1].call.payload: 0.0 is not above zero",
+        ),
         (["launch_interval"], -1.0, "launch_interval: -1.0 is below zero"),
     ],
 )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from clustersim.cost.block import BlockCost
+from clustersim.cost.interference import Interference
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.machines import Machine, Machines, Slowed
 from clustersim.engine.block_pieces import AHEAD
@@ -45,10 +46,10 @@ def kinds(steps: Sequence[Sequence[Step]], replicas: int, groups: Mapping[str, l
 def cost(made: Program, speeds: Mapping[int, float] | None = None, interference: float = 0.0) -> BlockCost:
     """Unit costs; some ranks at other speeds."""
     unit, of = UnitCost(made), np.zeros(made.ranks, dtype=np.int64)
-    machines = [Machine(unit, interference)]
+    machines = [Machine(unit, Interference.equal(interference))]
     for rank, speed in (speeds or {}).items():
         of[rank] = len(machines)
-        machines.append(Machine(Slowed(unit, speed), interference))
+        machines.append(Machine(Slowed(unit, speed), Interference.equal(interference)))
     return BlockCost(made, Machines(tuple(machines), of), unit)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from clustersim import Result, Scenario, simulate
 from clustersim.cost.block import BlockCost
+from clustersim.cost.interference import Interference
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.machines import Machine, Machines, Slowed
 from clustersim.engine import block_pieces
@@ -28,7 +29,7 @@ Span = tuple[int, int, float, float]
 def cost(made: Program, speeds: Sequence[float], interference: float = 0.0) -> BlockCost:
     unit = UnitCost(made)
     values = sorted(set(speeds))
-    machines = tuple(Machine(Slowed(unit, speed), interference) for speed in values)
+    machines = tuple(Machine(Slowed(unit, speed), Interference.equal(interference)) for speed in values)
     return BlockCost(made, Machines(machines, np.array([values.index(speed) for speed in speeds])), unit)
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from clustersim.arrays import FloatArray
 from clustersim.engine.joint import JointRun, Seat
 from clustersim.engine.meeting import Meeting
-from clustersim.engine.play import Busy, Pieces, Run, outline, play
+from clustersim.engine.play import Beside, Busy, Pieces, Run, outline, play
 from tests.conftest import examples
-from tests.engine.test_play import array, collectives, made, starts
+from tests.engine.test_play import array, collectives, made, slowed, starts
 
 
 def joint(start: FloatArray, pieces: Pieces, busy: Busy) -> Run:
@@ -30,22 +30,29 @@ def joint(start: FloatArray, pieces: Pieces, busy: Busy) -> Run:
     return found
 
 
-def _within(busy: Busy, place: int) -> list[tuple[float, float]]:
-    """The collectives beside one member, those that follow each other at once as one."""
-    joined: list[tuple[float, float]] = []
-    for since, until in ((float(since[place]), float(until[place])) for since, until in busy):
-        if joined and since == joined[-1][1]:
+Own = tuple[float, float, int]
+"""A collective beside one member: from when until when, and the pace of its kernels."""
+
+
+def _within(busy: Busy, place: int) -> list[Own]:
+    """The collectives beside one member, those of a kind that follow each other at once as one."""
+    joined: list[Own] = []
+    for each in busy:
+        pace = each.pace if isinstance(each.pace, int) else int(each.pace[place])
+        since, until = float(each.begin[place]), float(each.end[place])
+        if since == until:
+            continue
+        if joined and (since, pace) == joined[-1][1:]:
             since = joined.pop()[0]
-        if since < until:
-            joined.append((since, until))
+        joined.append((since, until, pace))
     return joined
 
 
 def _member(
-    run: JointRun, seats: list[Seat], place: int, start: float, found: Run, busy: list[tuple[float, float]]
+    run: JointRun, seats: list[Seat], place: int, start: float, found: Run, busy: list[Own]
 ) -> Iterator[simpy.Event]:
     yield run.environment.timeout(start)
-    seat = run.come(place, beside=any(since < start < until for since, until in busy))
+    seat = run.come(place, beside=sum(pace for since, until, pace in busy if since < start < until))
     seats.append(seat)
     yield seat.done
     seats.clear()  # a rank that has ended the block tells it nothing
@@ -53,9 +60,9 @@ def _member(
     found.waited[place], found.slowed[place] = seat.lost.waited, seat.lost.slowed
 
 
-def _beside(run: JointRun, seats: list[Seat], busy: list[tuple[float, float]]) -> Iterator[simpy.Event]:
-    for since, until in busy:
-        for moment, beside in ((since, True), (until, False)):
+def _beside(run: JointRun, seats: list[Seat], busy: list[Own]) -> Iterator[simpy.Event]:
+    for since, until, pace in busy:
+        for moment, beside in ((since, pace), (until, 0)):
             yield run.environment.timeout(moment - run.environment.now)
             for seat in seats:
                 if beside or seat.busy:
@@ -90,8 +97,8 @@ def test_a_member_that_comes_late_is_waited_for_inside() -> None:
     it still comes in time, at 3. One beside the second from 6.5 to 7.5 costs that half a second of its last kernel.
     """
     both = Meeting.of(np.array([0, 0]))
-    pieces = Pieces(array(2.0, 0.0, 2.0)[None], array(0.0, 1.0, 0.0)[None], array(1.0, 1.0), (None, both, None))
-    run = joint(array(0.0, 3.0), pieces, [(array(1.0, 6.5), array(4.0, 7.5))])
+    pieces = slowed(array(2.0, 0.0, 2.0)[None], array(0.0, 1.0, 0.0)[None], array(1.0, 1.0), (None, both, None))
+    run = joint(array(0.0, 3.0), pieces, [Beside(array(1.0, 6.5), array(4.0, 7.5))])
     assert run.end.tolist() == [8.0, 8.5]
     assert run.waited.tolist() == [2.0, 0.0]
     assert run.slowed.tolist() == [1.0, 0.5]

@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from clustersim.arrays import FloatArray
 from clustersim.engine.meeting import Meeting
-from clustersim.engine.play import Busy, Pieces, Run, beside, leaders, outline, play, step_through
+from clustersim.engine.play import Beside, Busy, Pieces, Run, beside, leaders, outline, play, step_through
 
 SECONDS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0])
 
@@ -21,7 +21,10 @@ def array(*seconds: float) -> FloatArray:
 
 @st.composite
 def made(draw: st.DrawFn, *, roles: int = 1) -> Pieces:
-    """Blocks of up to six operations on up to six ranks that meet in groups of so many roles."""
+    """Blocks of up to six operations on up to six ranks that meet in groups of so many roles.
+
+    Kernels are slowed at two paces, all by the same part or each by its own.
+    """
     ranks, operations = draw(st.integers(1, 6)), draw(st.integers(0, 6))
     rows = draw(st.sampled_from([1, ranks]))
     meet = [Meeting.of(np.array(draw(_groups(ranks)))) for _ in range(roles)]
@@ -29,8 +32,15 @@ def made(draw: st.DrawFn, *, roles: int = 1) -> Pieces:
     kernels, rest = (draw(hnp.arrays(float, (rows, operations), elements=SECONDS)) for _ in range(2))
     which = np.array(draw(st.lists(st.sampled_from(KINDS), min_size=operations, max_size=operations)), dtype=object)
     kernels, rest = kernels * (which != "exchange"), rest * (which != "kernel")
-    slowdown = draw(hnp.arrays(float, ranks, elements=st.sampled_from([0.0, 0.5, 1.0])))
-    return Pieces(kernels, rest, slowdown, meetings)
+    shape = (2, draw(st.sampled_from([1, ranks])), draw(st.sampled_from([1, operations])))
+    slowing = draw(hnp.arrays(float, shape, elements=st.sampled_from([0.0, 0.5, 1.0])))
+    return Pieces(ranks, kernels, rest, np.broadcast_to(slowing, (*shape[:2], operations)), meetings)
+
+
+def slowed(kernels: FloatArray, rest: FloatArray, slowdown: FloatArray, meetings: tuple[Meeting | None, ...]) -> Pieces:
+    """A block whose kernels a collective slows alike; slowdown: [ranks]."""
+    slowing = np.broadcast_to(slowdown[None, :, None], (1, len(slowdown), len(meetings)))
+    return Pieces(len(slowdown), kernels, rest, slowing, meetings)
 
 
 def _groups(ranks: int) -> st.SearchStrategy[list[int]]:
@@ -43,10 +53,11 @@ def starts(pieces: Pieces) -> st.SearchStrategy[FloatArray]:
 
 @st.composite
 def collectives(draw: st.DrawFn, pieces: Pieces) -> Busy:
-    """Up to three on every rank, one after the other."""
+    """Up to three on every rank, one after the other; one of a kind on all of them, or of its own on each."""
     steps = draw(hnp.arrays(float, (draw(st.integers(0, 3)) * 2, pieces.ranks), elements=SECONDS))
     times = np.cumsum(steps, axis=0)
-    return list(zip(times[::2], times[1::2], strict=True))
+    paces = st.integers(1, 2) | hnp.arrays(np.int64, pieces.ranks, elements=st.integers(1, 2))
+    return [Beside(*each, draw(paces)) for each in zip(times[::2], times[1::2], strict=True)]
 
 
 @given(st.data(), made())
@@ -108,7 +119,7 @@ def test_ranks_that_meet_go_on_together(data: st.DataObject, pieces: Pieces) -> 
 
 
 def one(kernel: float, rest: float = 0.0, slowdown: float = 1.0) -> Pieces:
-    return Pieces(array(kernel)[None], array(rest)[None], array(slowdown), (None,))
+    return slowed(array(kernel)[None], array(rest)[None], array(slowdown), (None,))
 
 
 @pytest.mark.parametrize(
@@ -117,28 +128,41 @@ def one(kernel: float, rest: float = 0.0, slowdown: float = 1.0) -> Pieces:
 )
 def test_a_kernel_beside_a_collective(since: float, until: float, slowed: float) -> None:
     """4 s from 0 on, φ = 1: while the collective lasts, half of every second is lost, until the kernel ends."""
-    run = play(array(0.0), one(4.0), [(array(since), array(until))])
+    run = play(array(0.0), one(4.0), [Beside(array(since), array(until))])
     assert run.slowed.tolist() == [slowed]
     assert run.end.tolist() == [4.0 + slowed]
 
 
+def test_kernels_beside_collectives_of_two_kinds() -> None:
+    """A product of 2 s and a norm of 1 s; [0, 2] slows them by 1 and 0, [2, 4.5] by 0.5 and 2, nothing after that.
+
+    The product does 1 s by 2 and its other second by 3.5, the norm a third of a second by 4.5 and the rest by 5 1/6.
+    """
+    slowing = np.array([[[1.0, 0.0]], [[0.5, 2.0]]])
+    pieces = Pieces(1, array(2.0, 1.0)[None], np.zeros((1, 2)), slowing, (None, None))
+    busy = [Beside(array(0.0), array(2.0), 1), Beside(array(2.0), array(4.5), np.array([2]))]
+    run = play(array(0.0), pieces, busy)
+    assert run.end.tolist() == pytest.approx([4.5 + 2 / 3])
+    assert run.slowed.tolist() == pytest.approx([1.0 + 0.5 + 2 / 3])
+
+
 def test_collectives_one_after_the_other_add_up() -> None:
     """[0, 1] costs 0.5 s and [2, 4] costs 1; with both, 4 s end at 5.5, so [5, 6] takes another 0.5 of its 1 s."""
-    busy = [(array(0.0), array(1.0)), (array(2.0), array(4.0)), (array(5.0), array(6.0))]
+    busy = [Beside(array(since), array(until)) for since, until in ((0.0, 1.0), (2.0, 4.0), (5.0, 6.0))]
     assert play(array(0.0), one(4.0), busy).end.tolist() == [6.0]
 
 
 def test_exchanges_inside_are_not_slowed_and_overlaps_by_their_kernel_s_part() -> None:
     """With 3 of 4 s the kernel's and φ = 1, a whole overlap beside a collective takes 7 s; 3.5 do half of it."""
-    always = [(array(0.0), array(90.0))]
+    always = [Beside(array(0.0), array(90.0))]
     assert play(array(0.0), one(0.0, 4.0), always).end.tolist() == [4.0]
     assert play(array(0.0), one(3.0, 1.0), always).end.tolist() == [7.0]
-    assert play(array(0.0), one(3.0, 1.0), [(array(0.0), array(3.5))]).end.tolist() == [5.5]
+    assert play(array(0.0), one(3.0, 1.0), [Beside(array(0.0), array(3.5))]).end.tolist() == [5.5]
 
 
 def test_each_rank_is_slowed_by_its_own_collective_and_as_its_machine_is() -> None:
-    pieces = Pieces(array(4.0)[None], array(0.0)[None], array(1.0, 1.0, 0.0), (None,))
-    run = play(array(0.0, 0.0, 0.0), pieces, [(array(0.0, 9.0, 0.0), array(2.0, 9.0, 2.0))])
+    pieces = slowed(array(4.0)[None], array(0.0)[None], array(1.0, 1.0, 0.0), (None,))
+    run = play(array(0.0, 0.0, 0.0), pieces, [Beside(array(0.0, 9.0, 0.0), array(2.0, 9.0, 2.0))])
     assert run.end.tolist() == [5.0, 4.0, 4.0]
     assert run.slowed.tolist() == [1.0, 0.0, 0.0]
 
@@ -149,8 +173,8 @@ def test_who_meets_a_slowed_rank_waits_for_it_and_is_not_slowed() -> None:
     It comes to the exchange at 3, the other at 2. Both go on from there.
     """
     meeting = Meeting.of(np.array([0, 0]))
-    pieces = Pieces(array(2.0, 0.0, 2.0)[None], array(0.0, 1.0, 0.0)[None], array(1.0, 1.0), (None, meeting, None))
-    run = play(array(0.0, 0.0), pieces, [(array(0.0, 0.0), array(2.0, 0.0))])
+    pieces = slowed(array(2.0, 0.0, 2.0)[None], array(0.0, 1.0, 0.0)[None], array(1.0, 1.0), (None, meeting, None))
+    run = play(array(0.0, 0.0), pieces, [Beside(array(0.0, 0.0), array(2.0, 0.0))])
     assert run.end.tolist() == [6.0, 6.0]
     assert run.waited.tolist() == [0.0, 1.0]
     assert run.slowed.tolist() == [1.0, 0.0]
@@ -161,7 +185,7 @@ TOUCHES = [(2.0, 3.0, False), (0.0, 1.0, False), (1.5, 9.0, True), (0.0, 1.5, Tr
 
 @pytest.mark.parametrize(("since", "until", "found"), TOUCHES)
 def test_collectives_that_only_touch_a_block_are_not_beside_it(since: float, until: float, found: bool) -> None:
-    run, busy = Run(array(2.0), array(0.0), array(0.0)), [(array(since), array(until))]
+    run, busy = Run(array(2.0), array(0.0), array(0.0)), [Beside(array(since), array(until))]
     assert beside(run, array(1.0), busy) == (busy if found else ())
 
 
@@ -172,9 +196,9 @@ def test_a_collective_that_another_one_brings_beside_a_block_counts() -> None:
     meet, and their other kernels last until 9, and half a second longer where the first collective is beside.
     """
     both = Meeting.of(np.array([0, 0]))
-    pieces = Pieces(array(2.0, 0.0, 5.0)[None], np.zeros((1, 3)), array(1.0, 1.0), (None, both, None))
+    pieces = slowed(array(2.0, 0.0, 5.0)[None], np.zeros((1, 3)), array(1.0, 1.0), (None, both, None))
     start = array(0.0, 0.0)
-    busy = [(array(7.0, 0.0), array(8.0, 0.0)), (array(8.0, 0.0), array(8.0, 4.0))]
+    busy = [Beside(array(7.0, 0.0), array(8.0, 0.0)), Beside(array(8.0, 0.0), array(8.0, 4.0))]
     run = play(start, pieces, beside(play(start, pieces), start, busy))
     assert run.end.tolist() == [9.5, 9.0]
     assert run.slowed.tolist() == [0.5, 2.0]
@@ -184,7 +208,7 @@ def test_who_was_waited_for_is_found_through_groups_of_several_roles() -> None:
     """Four ranks in rows (0, 1), (2, 3) and columns (0, 2), (1, 3), of which one waited for nobody."""
     row, column = (Meeting.of(np.array(groups)) for groups in ([0, 0, 1, 1], [0, 1, 0, 1]))
     nothing = np.zeros((1, 3))
-    pieces = Pieces(nothing, nothing, np.zeros(4), (row, None, column))
+    pieces = slowed(nothing, nothing, np.zeros(4), (row, None, column))
     for slow in range(4):
         waited = np.where(np.arange(4) == slow, 0.0, 1.0)
         assert leaders(pieces, waited).tolist() == [slow] * 4
@@ -194,12 +218,12 @@ def test_those_who_do_not_meet_wait_for_nobody() -> None:
     """Pairs have leaders of their own; a block without meetings has none."""
     pair = Meeting.of(np.array([0, 0, 1, 1]))
     nothing = np.zeros((1, 1))
-    assert leaders(Pieces(nothing, nothing, np.zeros(4), (pair,)), array(1.0, 0.0, 0.5, 2.0)).tolist() == [
+    assert leaders(slowed(nothing, nothing, np.zeros(4), (pair,)), array(1.0, 0.0, 0.5, 2.0)).tolist() == [
         1,
         1,
         2,
         2,
     ]
-    alone = Pieces(nothing, nothing, np.zeros(4), (None,))
+    alone = slowed(nothing, nothing, np.zeros(4), (None,))
     assert not alone.meets
     assert leaders(alone, array(1.0, 0.0, 0.5, 2.0)).tolist() == [0, 1, 2, 3]

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from clustersim.cost.block import BlockCost
+from clustersim.cost.interference import Interference
 from clustersim.cost.machines import Machine, Machines
 from clustersim.cost.sharing import Alone
 from clustersim.engine.engine import run
@@ -142,7 +143,7 @@ def test_what_sharing_adds_beside_a_kernel_is_apart_by_what_runs(
     """
     made = program([[(Stream.COMPUTE, Compute(beside(chunks, local=local)))], [meet(2.0)]], {"tp": [[0]], "dp": [[1]]})
     links = LinkCost(UnitCost(made), 8, {"tp": [[0]], "dp": [[0]]})
-    machine = Machine(links.unit, 1.0)
+    machine = Machine(links.unit, Interference.equal(1.0))
     cost = BlockCost(made, Machines.equal(machine, made.ranks), Alone(links.unit, links.sharing))
     trace, written = run(made, unfolded(made, 8), cost, sharing=links.sharing)
     row, contention = row_of(trace, 0, 0), trace.contention

@@ -8,22 +8,30 @@ import pytest
 import simpy
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
+from clustersim.arrays import FloatArray
 from clustersim.engine.stretch import Paces, Stretch, paces
 
-Changes = Sequence[tuple[float, bool]]
+Changes = Sequence[tuple[float, int]]
+"""(when, at which pace from then on)."""
 
 
 def of(*operations: tuple[float, float], slowdown: float) -> Paces:
-    """Paces of operations, (kernel seconds, other seconds) each."""
+    """Paces of operations, (kernel seconds, other seconds) each, of which a collective slows the kernels alike."""
+    return slowed(operations, np.full((1, len(operations)), slowdown))
+
+
+def slowed(operations: Sequence[tuple[float, float]], slowing: FloatArray) -> Paces:
+    """The same beside collectives of several kinds: [kinds, operations]."""
     kernels, rest = np.array(operations, dtype=float).reshape(-1, 2).T
-    return paces(kernels, rest, slowdown)
+    return paces(kernels, rest, slowing)
 
 
-def end(own: Paces, changes: Changes = (), *, beside: bool = False, last: bool = False) -> float:
+def end(own: Paces, changes: Changes = (), *, beside: int = 0, last: bool = False) -> float:
     """When a stretch that begins at 0 is done.
 
-    changes: (when, beside from then on). last: a change is processed after all else that happens in its instant; by
+    last: a change is processed after all else that happens in its instant; by
     default before.
     """
     environment, ends = simpy.Environment(), []
@@ -37,7 +45,7 @@ def end(own: Paces, changes: Changes = (), *, beside: bool = False, last: bool =
         for when, becomes in changes:
             environment.timeout(when).callbacks.append(partial(change, becomes))
 
-    def change(becomes: bool, _: simpy.Event) -> None:
+    def change(becomes: int, _: simpy.Event) -> None:
         stretches[0].change(becomes)
 
     for each in (begin, plan) if last else (plan, begin):
@@ -137,8 +145,8 @@ def test_where_nothing_is_slowed_the_paces_are_one(operations: list[tuple[float,
 
 def test_one_operation_of_a_stretch_has_its_paces() -> None:
     own = of((2.0, 0.0), (1.0, 3.0), slowdown=0.5)
-    assert (own.between(0, 1).alone, own.between(0, 1).beside) == ([0.0, 2.0], [0.0, 3.0])
-    assert (own.between(1, 2).alone, own.between(1, 2).beside) == ([0.0, 4.0], [0.0, 4.5])
+    assert own.between(0, 1).ends == ([0.0, 2.0], [0.0, 3.0])
+    assert own.between(1, 2).ends == ([0.0, 4.0], [0.0, 4.5])
     assert not own.between(1, 2).equal
 
 
@@ -157,20 +165,20 @@ def test_whether_a_stretch_was_disturbed() -> None:
 
 
 @st.composite
-def _changes(draw: st.DrawFn) -> list[tuple[float, bool]]:
+def _changes(draw: st.DrawFn) -> list[tuple[float, int]]:
     times = sorted(draw(st.lists(st.integers(0, 24), max_size=6)))
-    return [(time / 2, place % 2 == 0) for place, time in enumerate(times)]
+    return [(time / 2, draw(st.integers(0, 2))) for time in times]
 
 
-def walked(operations: Sequence[tuple[float, float]], changes: Changes, slowdown: float) -> float:
+def walked(operations: Sequence[tuple[float, float]], changes: Changes, slowing: FloatArray) -> float:
     """The end by walking through operations and changes, with the part of the operation under way that is done."""
-    now, beside, waiting = 0.0, False, list(changes)
-    for kernel, rest in operations:
+    now, beside, waiting = 0.0, 0, list(changes)
+    for place, (kernel, rest) in enumerate(operations):
         done = 0.0
         while done < 1.0:
             while waiting and waiting[0][0] <= now:
                 beside = waiting.pop(0)[1]
-            whole = kernel * (1 + slowdown * beside) + rest
+            whole = kernel * (1 + (slowing[beside - 1, place] if beside else 0.0)) + rest
             due = now + whole * (1 - done)
             if not waiting or due <= waiting[0][0]:
                 now, done = due, 1.0
@@ -182,9 +190,12 @@ def walked(operations: Sequence[tuple[float, float]], changes: Changes, slowdown
 PIECES = st.tuples(st.sampled_from([0.0, 0.5, 1.0, 3.0]), st.sampled_from([0.0, 0.0, 0.5, 2.0]))
 
 
-@given(st.lists(PIECES, max_size=5), _changes(), st.sampled_from([0.0, 0.25, 1.0]), st.booleans())
+@given(st.lists(PIECES, max_size=5), _changes(), st.data(), st.booleans())
 def test_any_stretch_is_what_walking_through_it_gives(
-    operations: list[tuple[float, float]], changes: list[tuple[float, bool]], slowdown: float, last: bool
+    operations: list[tuple[float, float]], changes: list[tuple[float, int]], data: st.DataObject, last: bool
 ) -> None:
-    expected = walked(operations, changes, slowdown)
-    assert end(of(*operations, slowdown=slowdown), changes, last=last) == pytest.approx(expected, rel=1e-12)
+    """Beside collectives of two kinds, which slow every kernel by a part of its own."""
+    parts = hnp.arrays(float, (2, len(operations)), elements=st.sampled_from([0.0, 0.25, 1.0]))
+    slowing = data.draw(parts)
+    expected = walked(operations, changes, slowing)
+    assert end(slowed(operations, slowing), changes, last=last) == pytest.approx(expected, rel=1e-12)

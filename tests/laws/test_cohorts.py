@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from clustersim.arrays import FloatArray
 from clustersim.cost.block import BlockCost
+from clustersim.cost.interference import Interference
 from clustersim.cost.jitter import Distribution, Jitter
 from clustersim.cost.machines import Machine, Machines, Slowed
 from clustersim.engine import block_pieces
@@ -22,7 +23,7 @@ from clustersim.program.symmetry import Classes, unfolded
 from tests.conftest import examples
 from tests.engine.fake_costs import UnitCost
 from tests.laws.timelines import same
-from tests.strategies import costed, fold
+from tests.strategies import INTERFERENCES, costed, fold
 
 JITTERS = st.none() | st.builds(
     Jitter, std=st.sampled_from([0.01, 0.1]), distribution=st.sampled_from(Distribution), seed=st.integers(0, 3)
@@ -31,8 +32,8 @@ JITTERS = st.none() | st.builds(
 
 @st.composite
 def machines(draw: st.DrawFn, cost: UnitCost) -> Machines:
-    """Ranks at up to two speeds, whose kernels collectives slow or not."""
-    kinds = tuple(Machine(Slowed(cost, speed), draw(st.sampled_from([0.0, 0.5]))) for speed in (1.0, 0.5))
+    """Ranks at up to two speeds, whose kernels collectives slow or not, all alike or each class in its own way."""
+    kinds = tuple(Machine(Slowed(cost, speed), draw(INTERFERENCES)) for speed in (1.0, 0.5))
     ranks = cost.program.ranks
     return Machines(kinds, np.array(draw(st.lists(st.sampled_from([0, 0, 1]), min_size=ranks, max_size=ranks))))
 
@@ -100,6 +101,18 @@ def test_operations_worked_out_afterwards_are_those_that_ran(
             assert np.abs(left - right).max(initial=0.0) <= 1e-9 * max(fine.makespan, 1.0)
 
 
+@given(costed(), INTERFERENCES)
+@examples(200)
+def test_interference_makes_nothing_earlier(cost: UnitCost, interference: Interference) -> None:
+    """Who slows whom by whatever parts: no span ends before it would with nobody slowed."""
+    program = cost.program
+    made = [Interference.equal(0.0), interference]
+    costs = [BlockCost(program, Machines.equal(Machine(cost, each), program.ranks), cost) for each in made]
+    without, slowed = (run_ranks(program, unfolded(program), each)[0] for each in costs)
+    first, second = (np.lexsort((each.task, each.rank)) for each in (without, slowed))
+    assert (slowed.end[second] >= without.end[first] - 1e-9).all()
+
+
 @dataclass(frozen=True, slots=True)
 class Constant(Jitter):
     """The same factor for every kernel."""
@@ -114,7 +127,7 @@ def test_jitter_by_the_same_factor_everywhere_is_a_speed(cost: UnitCost, interfe
     """Also of kernels that hide behind an exchange of their own operation."""
     program, classes = cost.program, unfolded(cost.program)
     usual, slow = (
-        BlockCost(program, Machines.equal(Machine(kernels, interference), program.ranks), cost)
+        BlockCost(program, Machines.equal(Machine(kernels, Interference.equal(interference)), program.ranks), cost)
         for kernels in (cost, Slowed(cost, 0.8))
     )
     jitter = Constant(0.25)

@@ -1,0 +1,68 @@
+"""Tables of who slows whom: what is filled in for what was not measured, and which collectives make a difference."""
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.cost.interference import CLASSES, Interference, KernelClass, Paces, class_of
+from clustersim.program.task import Collective
+from clustersim.workload.kernels import KernelKind
+
+PAIRS = list(product(Collective, CLASSES))
+REDUCED, GATHERED, SENT = Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.SEND_RECV
+COMPUTE, ATTENTION, MEMORY = KernelClass.COMPUTE, KernelClass.ATTENTION, KernelClass.MEMORY
+PARTS = st.dictionaries(st.sampled_from(PAIRS), st.sampled_from([0.0, 0.1, 0.3, 2.0]))
+
+
+def test_every_kind_of_kernel_has_a_class() -> None:
+    """Products keep matrix units busy, attention these and others, everything else the memory."""
+    found = {each: [kind for kind in KernelKind if class_of(kind) is each] for each in KernelClass}
+    assert found[COMPUTE] == [KernelKind.MATMUL]
+    assert found[ATTENTION] == [KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD]
+    assert len(found[MEMORY]) == len(KernelKind) - 3
+
+
+@given(st.sampled_from([0.0, 0.06, 0.19, 0.3]))
+def test_one_number_is_that_of_every_pair_and_slows_no_collective(part: float) -> None:
+    table = Interference.equal(part)
+    assert [table.kernels[pair] for pair in PAIRS] == [part] * len(PAIRS)
+    assert set(table.collectives.values()) == {0.0}
+
+
+@given(PARTS, PARTS)
+def test_what_was_measured_stands_as_it_is(kernels: dict[tuple[Collective, KernelClass], float], calls: dict) -> None:  # type: ignore[type-arg]
+    table = Interference.of(kernels, calls)
+    assert {pair: table.kernels[pair] for pair in kernels} == kernels
+    assert {pair: table.collectives[pair] for pair in calls} == calls
+    assert list(table.kernels) == list(table.collectives) == PAIRS
+    for filled, known in ((table.kernels, kernels), (table.collectives, calls)):
+        values = list(known.values()) or [0.0]
+        assert min(values) <= min(filled.values()) <= max(filled.values()) <= max(values), "means, and no guesses"
+
+
+def test_what_stands_for_what_was_not_measured() -> None:
+    """All-reduce: 0.1, 0.3 and so (0.1 + 0.3)/2 of memory-bound kernels; send/recv: 0.5 of one class, so of all.
+
+    Shifts are sends and receives; an all-gather, which is neither, is the mean of all-reduce and send/recv.
+    """
+    table = Interference.of({(REDUCED, COMPUTE): 0.1, (REDUCED, ATTENTION): 0.3, (SENT, COMPUTE): 0.5}, {}).kernels
+    assert [table[REDUCED, each] for each in CLASSES] == pytest.approx([0.1, 0.3, 0.2])
+    assert [table[SENT, each] for each in CLASSES] == [table[Collective.SHIFT, each] for each in CLASSES] == [0.5] * 3
+    assert [table[GATHERED, each] for each in CLASSES] == pytest.approx([0.3, 0.4, 0.35])
+
+
+def test_collectives_that_slow_all_kernels_alike_are_one_pace() -> None:
+    one, two = Interference.equal(0.19), Interference.equal(0.5)
+    assert Paces([one, two], Collective).rows == [((0.19,) * 3, (0.5,) * 3)]
+    assert Paces([], ()).rows == []
+
+
+def test_collectives_that_slow_any_class_on_any_machine_in_their_own_way_are_paces_of_their_own() -> None:
+    parts = dict(Interference.equal(0.2).kernels) | {(GATHERED, MEMORY): 0.7}
+    paces = Paces([Interference.equal(0.2), Interference.of(parts, {})], Collective)
+    assert paces.rows == [((0.2, 0.2, 0.2),) * 2, ((0.2, 0.2, 0.2), (0.2, 0.2, 0.7))]
+    assert {kind: paces.number(kind) for kind in Collective} == {
+        kind: 2 if kind is GATHERED else 1 for kind in Collective
+    }
