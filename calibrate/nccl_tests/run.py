@@ -19,11 +19,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One line of the table. where: for messages; seconds, wrong: None where the test has none ("N/A")."""
+    """One line of the table.
+
+    where: for messages; type: of its numbers, as NCCL calls it; seconds, wrong: None where the test has none ("N/A").
+    """
 
     where: str
     size: Bytes
     count: int
+    type: str
     out_of_place: Seconds | None
     in_place: Seconds | None
     wrong: tuple[float | None, float | None]

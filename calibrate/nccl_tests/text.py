@@ -146,6 +146,7 @@ def _sample(where: str, columns: Sequence[str], words: Sequence[str]) -> Sample:
         where=where,
         size=_whole(where, words[0]),
         count=_whole(where, words[1]),
+        type=words[2],
         out_of_place=_seconds(seconds[0]),
         in_place=_seconds(seconds[1]),
         wrong=(counts[0], counts[1]),

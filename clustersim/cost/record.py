@@ -14,7 +14,7 @@ from clustersim.cost.interference import Interference, KernelClass, Parts, class
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
 from clustersim.hardware.efficiency import Efficiency
-from clustersim.program.task import Collective
+from clustersim.program.task import Collective, Exchange
 from clustersim.units import Bytes, BytesPerSecond, Flop, FlopPerSecond, Seconds
 from clustersim.workload.kernels import Kernel, KernelKind, Shape, StreamShape
 from clustersim.workload.training import Attention
@@ -126,12 +126,24 @@ class KernelRow:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A collective of `ranks` ranks on `nodes` nodes, as many on each; payload: as `program.task.Collective` says."""
+    """A collective of `ranks` ranks on `nodes` nodes, as many on each; payload: as `program.task.Collective` says.
+
+    format: that a reduction sums in; what only moves bytes has none of its own, and stands as FP32.
+    """
 
     collective: Collective
     payload: Bytes
     ranks: int
     nodes: int
+    format: DType = DType.FP32
+
+
+def summed_in(exchange: Exchange) -> DType:
+    """The format of an exchange as records name it (see `Call`); TF32 is a way of multiplying, and summed as FP32."""
+    known = exchange.format
+    if known is None or known is DType.TF32 or not exchange.collective.reduces:
+        return DType.FP32
+    return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +284,7 @@ class KernelFit:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveFit:
-    """Seconds = alpha + payload / beta, for one collective, number of ranks and of nodes."""
+    """Seconds = alpha + payload / beta, for one collective, number of ranks and of nodes, and format (see `Call`)."""
 
     collective: Collective
     ranks: int
@@ -280,6 +292,7 @@ class CollectiveFit:
     alpha: Seconds
     beta: BytesPerSecond
     residual: Residual
+    format: DType = DType.FP32
 
 
 @dataclass(frozen=True, slots=True)

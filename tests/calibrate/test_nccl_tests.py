@@ -16,6 +16,7 @@ from calibrate.command import main
 from calibrate.nccl_tests.command import read_runs
 from clustersim.cost.record import Call, Record
 from clustersim.cost.record_file import read_record
+from clustersim.dtypes import DType
 from clustersim.program.task import Collective
 
 FILES = Path(__file__).parent / "nccl"
@@ -91,6 +92,20 @@ def test_ranks_and_nodes_come_from_the_lines_of_ranks(take_over: Callable[..., R
     }
     assert record.device.collectives == "nccl 2.19.3"
     assert [(fit.ranks, fit.nodes) for fit in record.collective_fits] == [(16, 2)]
+
+
+def test_reductions_are_of_the_format_that_they_sum_in_and_all_else_moves_bytes(
+    take_over: Callable[..., Record], changed: Callable[..., Path], refused: Callable[..., str]
+) -> None:
+    narrow = take_over(changed(ALL_REDUCE, ("   float", "bfloat16")), "--cluster", "dgx-h100")
+    assert {call.format for call in calls(narrow)} == {DType.BF16}
+    assert {fit.format for fit in narrow.collective_fits} == {DType.BF16}
+    both = take_over(FILES / ALL_REDUCE, "--cluster", "dgx-h100")
+    assert {(fit.ranks, fit.format) for fit in both.collective_fits} == {(16, DType.BF16), (16, DType.FP32)}
+    moved = take_over(changed(ALL_GATHER, ("   float", "  double")), "--cluster", "dgx-a100", output="b.json")
+    assert {call.format for call in calls(moved)} == {DType.FP32}
+    message = refused(changed(ALL_REDUCE, ("   float", "  double")), "--cluster", "dgx-h100")
+    assert "line 25: sums 'double', which no training does; run with -d float or bfloat16" in message
 
 
 WARN = "[2025-07-01 12:00:00] h100-001:4101:4188 [0] misc/ibvwrap.cc:95 NCCL WARN Call to ibv_open_device failed"
