@@ -3,11 +3,11 @@
     torchrun --nproc-per-node 8 -m calibrate collectives -o h100.json
     torchrun --nproc-per-node 2 -m calibrate collectives --for plan.yaml -o cpu.json
 
-Every collective over powers of two of bytes (reductions in each format), for all sizes of groups that the processes divide into, within nodes and
-across them; or exactly the collectives that a scenario's ranks run; then kernels of each class beside collectives of
-each kind, for by how much they slow each other. Rows are written as they come, so an interrupted run goes on where it
-was when it is started again with the same record. How a call is timed: `collectives.laps`;
-beside kernels: `collectives.sides`.
+Every collective over powers of two of bytes (reductions in each format), for all sizes of groups that the processes
+divide into, within nodes and across them; or exactly the collectives that a scenario's ranks run; then kernels of
+each class beside collectives of each kind, for by how much they slow each other. Rows are written as they come, so an
+interrupted run goes on where it was when it is started again with the same record. How a call is timed:
+`collectives.laps`; beside kernels: `collectives.sides`.
 """
 
 import argparse

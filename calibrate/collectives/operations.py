@@ -4,7 +4,8 @@ One function for each collective prepares buffers of a payload for this rank of 
 with the same buffers, and what must be in them afterwards. Payload: `program.task.Collective`'s, nccl-tests' size, in
 numbers of a format, rounded up to whole ones for each part. They are small integers, whose sum over all members the
 format holds exactly, so results are compared bit by bit. Reductions work in place, so their buffer is filled anew
-before each call. Send/recv goes there and back (the classic ping-pong), so that no rank's clock is compared with another's.
+before each call. Send/recv goes there and back (the classic ping-pong), so that no rank's clock is compared with
+another's.
 """
 
 from collections.abc import Callable, Mapping

@@ -44,8 +44,8 @@ def _fit(shape: Shape, rows: Sequence[CollectiveRow]) -> CollectiveFit | None:
         return None
     error = float(np.mean(np.abs((alpha + pace * payloads) / seconds - 1.0)))
     residual = Residual(len(rows), error, _left_out(payloads, seconds))
-    *group, form = shape
-    return CollectiveFit(*group, alpha=alpha, beta=1.0 / pace, residual=residual, format=form)
+    collective, ranks, nodes, form = shape
+    return CollectiveFit(collective, ranks, nodes, alpha, 1.0 / pace, residual, form)
 
 
 def _line(payloads: FloatArray, seconds: FloatArray) -> tuple[float, float]:

@@ -105,7 +105,7 @@ def _run(path: Path, lines: Sequence[Line]) -> Run:
         iterations=int(_first(_ITERATIONS, lines) or 1),
         samples=tuple(_samples(path, lines)),
         wrong=int(_first(_WRONG, lines) or 0),
-        warnings=tuple(found[1].strip() for _, line in lines if (found := _WARNING.search(line))),
+        warnings=tuple(warned[1].strip() for _, line in lines if (warned := _WARNING.search(line))),
     )
     if not run.samples:
         raise InputError(f"{run.where}: the run has no table")

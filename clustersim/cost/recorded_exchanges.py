@@ -123,9 +123,9 @@ class RecordedExchanges:
         return _Covered(which, readings)
 
     def _curve(self, key: _Key, form: DType) -> Curve | None:
-        """Of the format that is summed in; where that is not known, or was not measured, of the first that was."""
+        """Of the format that is summed in; where that is not known, or was not measured, FP32's, else any."""
         known = self._curves.get(key, {})
-        return known.get(form) or next(iter(known.values()), None)
+        return known.get(form) or known.get(DType.FP32) or next(iter(known.values()), None)
 
     def _nodes(self, role: str, members: IntArray) -> IntArray:
         """Nodes that each group of a role spans: [groups], 0 where it has more ranks on one than on another."""
