@@ -16,9 +16,8 @@ from calibrate.check.here import Here
 from calibrate.check.profile import Profile, profiled
 from calibrate.check.timeline import TIMED, Part, StepTime, Timeline
 from calibrate.check.trainer import Batch, Trainer, step
-from calibrate.collectives.beside import beside, heaviest_kernels, largest_calls
+from calibrate.collectives.beside import Pair, beside, heaviest_kernels, largest_calls
 from calibrate.collectives.command import measure_calls
-from calibrate.collectives.sweep import Skipped
 from calibrate.collectives.world import library
 from calibrate.kernels import rows as kernel_rows
 from calibrate.kernels.timing import QUICK
@@ -30,6 +29,7 @@ T = TypeVar("T")
 
 WARM_UP: Final = 2  # steps: torch makes optimizer states in the first, DDP orders its buckets after it
 PATIENCE: Final = 0.15  # seconds for each call in a round
+_SHARED: Final = 2  # rounds over which kernels beside collectives are spread: they take longer than all else
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,12 @@ def run_rounds(scenario: Scenario, trainer: Trainer, batch: Batch, here: Here, t
     times: list[StepTime] = []
     profiles: list[Profile] = []
     together: list[BesideRow] = []
-    for _ in range(turns.rounds):
+    sharing = min(_SHARED, turns.rounds)
+    for turn in range(turns.rounds):
         if turns.measuring:
             kernels += _kernels(scenario, here)
             calls += _calls(scenario, here, kernels)
-            together += _beside(scenario, here, kernels, calls)
+            together += _beside(_pairs(scenario, kernels, calls)[turn % sharing :: sharing], here)
             train(trainer, batch, here, 1)  # caches and allocator as in training
         times += train(trainer, batch, here, turns.steps)
         here.meet()
@@ -132,15 +133,16 @@ def _calls(scenario: Scenario, here: Here, kernels: Sequence[KernelRow]) -> list
     return measure_calls(calls, here.device, patience=PATIENCE) if calls else []
 
 
-def _beside(
-    scenario: Scenario, here: Here, kernels: Sequence[KernelRow], calls: Sequence[CollectiveRow]
-) -> list[BesideRow]:
-    """Kernels beside collectives, where these are beside them in a step: those of replicas."""
+def _pairs(scenario: Scenario, kernels: Sequence[KernelRow], calls: Sequence[CollectiveRow]) -> list[Pair]:
+    """Kernels and collectives that are beside each other in a step: collectives of replicas."""
     if scenario.layout.dp == 1:
         return []
     heaviest = heaviest_kernels(row.kernel for row in kernels if row.time is not None)
-    pairs = [(kernel, call) for call in largest_calls(row.call for row in calls) for kernel in heaviest]
-    return [row for row in beside(pairs, here.device, rounds=1) if not isinstance(row, Skipped)]
+    return [(kernel, call) for call in largest_calls(row.call for row in calls) for kernel in heaviest]
+
+
+def _beside(pairs: Sequence[Pair], here: Here) -> list[BesideRow]:
+    return [row for row in beside(pairs, here.device, rounds=1) if isinstance(row, BesideRow)] if pairs else []
 
 
 def pooled_kernels(rows: Iterable[KernelRow]) -> tuple[KernelRow, ...]:
@@ -160,7 +162,7 @@ def pooled_calls(rows: Iterable[CollectiveRow]) -> tuple[CollectiveRow, ...]:
 def pooled_beside(rows: Iterable[BesideRow]) -> tuple[BesideRow, ...]:
     """One row of each kernel beside each call: that with the median of slowings."""
     alike = _alike(rows, lambda row: (row.kernel.signature, row.call))
-    return tuple(sorted(same, key=lambda row: row.slowing)[len(same) // 2] for same in alike)
+    return tuple(sorted(same, key=lambda row: row.slowing)[(len(same) - 1) // 2] for same in alike)
 
 
 def _alike(rows: Iterable[T], key: Callable[[T], object]) -> list[list[T]]:

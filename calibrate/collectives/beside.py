@@ -24,7 +24,7 @@ from clustersim.program.task import Collective
 from clustersim.units import Bytes
 from clustersim.workload import streaming
 from clustersim.workload.attention import Core
-from clustersim.workload.kernels import AttentionShape, Kernel
+from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind
 
 KINDS: Final = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.SEND_RECV)
 PAYLOADS: Final = {"cuda": 2.0**27, "cpu": 2.0**26}  # bytes, where no scenario says it: those of a layer's gradients
@@ -52,13 +52,18 @@ def usual_calls(world: World, payload: Bytes) -> tuple[Call, ...]:
 
 
 def heaviest_kernels(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
-    """Of each class the kernel that computes, or else moves, the most; of those that say what they compute."""
+    """Of each class the kernel that computes, or else moves, the most; no optimizer, as these wait for collectives."""
     found: dict[KernelClass, Kernel] = {}
     for kernel in kernels:
         known = found.get(class_of(kernel.kind))
-        if kernel.shape is not None and (known is None or _weight(kernel) > _weight(known)):
+        if _beside_any(kernel) and (known is None or _weight(kernel) > _weight(known)):
             found[class_of(kernel.kind)] = kernel
     return tuple(found.values())
+
+
+def _beside_any(kernel: Kernel) -> bool:
+    """Whether it says what it computes, and runs beside collectives in a step."""
+    return kernel.shape is not None and kernel.kind is not KernelKind.OPTIMIZER
 
 
 def _weight(kernel: Kernel) -> float:

@@ -1,12 +1,15 @@
 """How is a CPU measured?
 
-By the wall clock, with the threads that PyTorch computes with in this process. Its last cache is flushed by writing
-twice as many bytes as it has.
+By the wall clock, with the threads that PyTorch computes with in this process. Its last cache is flushed by reading
+twice as many bytes as it has. It needs no filler and no soak: it does nothing beside the host's work that it is, and
+server processors settle on their clock under load within milliseconds; one that goes on changing (a laptop's power
+limit) shows in the spread of samples, which the command warns of. Its clock is looked at after each measurement, since
+a thread that looks meanwhile would take a core from what is measured.
 """
 
 import os
-import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
@@ -14,8 +17,10 @@ from typing import Final
 
 import torch
 
+from calibrate.devices import facts
 from calibrate.devices.stopwatch import Action, Load
-from clustersim.cost.record import Device
+from calibrate.devices.watch import Watch
+from clustersim.cost.record import Device, UnderLoad
 from clustersim.dtypes import DType
 from clustersim.units import Bytes, Seconds
 
@@ -64,7 +69,7 @@ class CpuDevice:
     @property
     def name(self) -> str:
         """The processor's name."""
-        return _processor("model name") or platform.processor() or platform.machine()
+        return facts.processor()
 
     @property
     def cache_bytes(self) -> Bytes:
@@ -86,23 +91,48 @@ class CpuDevice:
             compute_units=threads,
             torch=torch.__version__,
             threads=threads,
+            host=self.name,
+            environment=facts.environment(),
         )
+
+    def state(self) -> UnderLoad:
+        """The mean clock of its cores, where the system tells."""
+        return UnderLoad(sm_clock_mhz=facts.core_clock_mhz())
 
     def conditions(self) -> Mapping[str, float]:
         """The cores' mean clock and the load of the machine over the last minute."""
-        clock = _processor("cpu MHz")
+        clock = facts.core_clock_mhz()
         load = {"load": os.getloadavg()[0]}
-        return {"clock_mhz": float(clock), **load} if clock else load
+        return {"clock_mhz": clock, **load} if clock else load
+
+    @contextmanager
+    def watched(self) -> Iterator[Watch]:
+        """Look at its clock when the block ends."""
+        watch = Watch()
+        yield watch
+        watch.states.append(self.state())
 
     def synchronize(self) -> None:
         """Nothing is ever under way."""
 
+    @property
+    def flushes(self) -> int:
+        """Runs in a sample, each after a flush, which takes longer than most of them."""
+        return 2
+
+    def filler(self) -> None:
+        """It needs none."""
+
+    def ready(self, make: Callable[[], Action]) -> Action:
+        """What is to be timed."""
+        return make()
+
     def stopwatch(self, *, flushed: bool = False, beside: Load | None = None) -> CpuStopwatch:
-        """The wall clock; flushed: other memory is written before each run; beside: what runs at the same time."""
+        """The wall clock; flushed: other memory is read before each run; beside: what runs at the same time."""
         if not flushed:
             return CpuStopwatch(beside=beside)
         other = torch.zeros(int(self.cache_bytes // 2))  # FP32: twice the cache
-        return CpuStopwatch(lambda: _write(other))
+        return CpuStopwatch(lambda: _read(other))
 
     def host_seconds(self, action: Action, repeats: int) -> Seconds:
         """Seconds of so many runs, by the wall."""
@@ -110,7 +140,7 @@ class CpuDevice:
 
     def free_bytes(self) -> Bytes:
         """Memory that the system can give without swapping."""
-        return 1024.0 * float((_field(Path("/proc/meminfo"), "MemAvailable") or "0 kB").split()[0])
+        return 1024.0 * float((facts.field(Path("/proc/meminfo"), "MemAvailable") or "0 kB").split()[0])
 
     def release(self) -> None:
         """The system has it back already."""
@@ -121,7 +151,7 @@ class CpuDevice:
 
     def peak_bytes(self) -> Bytes:
         """The most memory that the process has held since then."""
-        return 1024.0 * float((_field(Path("/proc/self/status"), "VmHWM") or "0 kB").split()[0])
+        return 1024.0 * float((facts.field(Path("/proc/self/status"), "VmHWM") or "0 kB").split()[0])
 
     def out_of_memory(self, error: Exception) -> bool:
         """Whether an error says that memory ran out."""
@@ -139,19 +169,5 @@ def _timed(action: Action, repeats: int) -> Seconds:
     return (perf_counter_ns() - began) * 1e-9
 
 
-def _write(other: torch.Tensor) -> None:
-    other.add_(1.0)
-
-
-def _processor(key: str) -> str | None:
-    return _field(Path("/proc/cpuinfo"), key)
-
-
-def _field(path: Path, key: str) -> str | None:
-    """The value of the first line `key: value` of a file of the system; None without."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    found = (line.partition(":") for line in lines)
-    return next((value.strip() for name, _, value in found if name.strip() == key), None)
+def _read(other: torch.Tensor) -> None:
+    other.sum()

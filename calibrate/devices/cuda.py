@@ -1,28 +1,40 @@
 """How is a GPU measured?
 
-By its own events, with the host well ahead: what is to be timed is launched behind a kernel that does nothing for as
-long as launching takes, so that the device never waits for the host. What it takes the host to launch is measured by
-itself (`copies.launch_interval`). The L2 cache is flushed by writing twice as many bytes as it has.
+By its own events, with the host well ahead: what is to be timed is launched behind matrix products that last as long
+as launching takes, so that the device neither waits for the host nor cools down (`filler`); more of them follow, so
+that it works while the host decides what comes next. Beside other work it waits behind a kernel that does nothing.
+What events take themselves (1 to 3 us) is told by an empty pair of them right after the timed one, and is taken off.
+That is preferred to replaying a CUDA graph, which cannot capture everything (what autograd launches on the stream of
+its forward, what asks the host), and in which a kernel is no shorter than behind a host that is ahead. Assumption: an
+event takes as long after a kernel as after another event. The mean over a sample's runs does not depend on the
+resolution of the device's timer. The L2 cache is flushed by reading twice as many bytes as it has: what is written
+there would have to be written back while the next kernel runs. What it takes the host to launch is measured by itself
+(`copies.launch_interval`).
 """
 
-import shutil
-import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from functools import cache
 from time import perf_counter
 from typing import Final
 
 import torch
 
-from calibrate.devices import cuda_errors
+from calibrate.devices import cuda_errors, facts
+from calibrate.devices.filler import Filler, timed_event
+from calibrate.devices.readings import Sensor
+from calibrate.devices.sensors import sensor_of
 from calibrate.devices.stopwatch import Action, Load
-from clustersim.cost.record import Device
+from calibrate.devices.watch import Watch, watching
+from clustersim.cost.record import Device, UnderLoad
 from clustersim.dtypes import DType
 from clustersim.units import Bytes, Seconds
 
 _AHEAD: Final = 1.5  # times what launching took last
 _FIRST: Final = 1e-4  # seconds that a launch may take, before one was seen
 _LONGEST: Final = 0.5  # seconds that the device is kept waiting, at most
+_LEAD: Final = 0.05  # seconds of products before the first run: drivers set clocks by power every few milliseconds
 _LASTING: Final = 2.0  # times what a run took alone that something beside it lasts
 _CLOCK: Final = 2e9  # cycles per second, at least what GPUs run at; a lower clock waits longer
 _SINCE: Final = {  # compute capability from which tensor cores have a format (CUDA C++ Programming Guide, table 24)
@@ -32,25 +44,29 @@ _SINCE: Final = {  # compute capability from which tensor cores have a format (C
     DType.BF16: (8, 0),
     DType.FP8: (8, 9),
 }
-_QUERIES: Final = {
-    "clocks.sm": "sm_clock_mhz",
-    "clocks.mem": "memory_clock_mhz",
-    "temperature.gpu": "temperature_c",
-    "power.draw": "power_w",
+_FILLING: Final = {  # the format of products between, the first that there is
+    DType.BF16: torch.bfloat16,
+    DType.FP16: torch.float16,
+    DType.FP32: torch.float32,
 }
+_FLOAT: Final = 4  # bytes
+
+Pair = tuple[torch.cuda.Event, torch.cuda.Event, torch.cuda.Event]
+"""Before a run, after it, and after that: between the last two lies what an event takes."""
 
 
 class CudaStopwatch:
     """Events on the current stream.
 
-    between: runs before each timed run, and is not timed; beside: what runs on another stream at the same time.
+    filler: keeps the device busy before and after; between: runs before each timed run, and is not timed; beside: what
+    runs on another stream at the same time.
     """
 
-    def __init__(self, between: Action | None = None, beside: Load | None = None) -> None:
-        self._between = between
-        self._beside = beside
+    def __init__(self, filler: Filler, between: Action | None = None, beside: Load | None = None) -> None:
+        self._filler, self._between, self._beside = filler, between, beside
         self._launch = _FIRST  # seconds that launching a run took last
         self._run = _FIRST  # seconds that a run took last
+        self._lead = _LEAD
 
     def now(self) -> Seconds:
         """Seconds by the wall."""
@@ -58,35 +74,51 @@ class CudaStopwatch:
 
     def time(self, action: Action, repeats: int) -> Seconds:
         """Seconds that the device works on so many runs of an action."""
+        if self._beside is not None:
+            return self._timed_beside(self._beside, action, repeats)
+        self._filler.launch(max(self._lead, self._ahead(repeats)))
+        self._lead = 0.0
+        events = self._launched(action, repeats)
+        self._filler.launch(0.0)
+        return self._spent(events, repeats)
+
+    def _timed_beside(self, beside: Load, action: Action, repeats: int) -> Seconds:
+        ahead = self._ahead(repeats)
         torch.cuda.synchronize()
-        ahead = min(_LONGEST, _AHEAD * self._launch * repeats)
-        end = None if self._beside is None else self._beside(ahead + _LASTING * self._run * repeats)
+        end = beside(ahead + _LASTING * self._run * repeats)
         torch.cuda._sleep(int(_CLOCK * ahead))  # type: ignore[no-untyped-call]
-        began = perf_counter()
-        pairs = self._together(action, repeats) if self._between is None else self._apart(action, repeats)
-        self._launch = (perf_counter() - began) / repeats
-        torch.cuda.synchronize()
-        if end is not None:
-            end()
-        spent: Seconds = 1e-3 * sum(start.elapsed_time(end) for start, end in pairs)
-        self._run = spent / repeats
+        spent = self._spent(self._launched(action, repeats), repeats)
+        end()
         return spent
 
-    def _together(self, action: Action, repeats: int) -> list[tuple[torch.cuda.Event, torch.cuda.Event]]:
-        start = _marked()
-        for _ in range(repeats):
-            action()
-        return [(start, _marked())]
+    def _ahead(self, repeats: int) -> Seconds:
+        return min(_LONGEST, _AHEAD * self._launch * repeats)
 
-    def _apart(self, action: Action, repeats: int) -> list[tuple[torch.cuda.Event, torch.cuda.Event]]:
-        pairs = []
-        for _ in range(repeats):
-            if self._between is not None:
+    def _launched(self, action: Action, repeats: int) -> list[Pair]:
+        began = perf_counter()
+        if self._between is None:
+            events = [_marked(action, repeats)]
+        else:
+            events = []
+            for _ in range(repeats):
                 self._between()
-            start = _marked()
-            action()
-            pairs.append((start, _marked()))
-        return pairs
+                events.append(_marked(action, 1))
+        self._launch = (perf_counter() - began) / repeats
+        return events
+
+    def _spent(self, events: list[Pair], repeats: int) -> Seconds:
+        events[-1][-1].synchronize()
+        whole = sum(start.elapsed_time(end) for start, end, _ in events)
+        empty = sum(end.elapsed_time(after) for _, end, after in events)
+        self._run = 1e-3 * max(0.0, whole - empty) / repeats
+        return self._run * repeats
+
+
+def _marked(action: Action, repeats: int) -> Pair:
+    start = timed_event()
+    for _ in range(repeats):
+        action()
+    return start, timed_event(), timed_event()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,36 +151,64 @@ class CudaDevice:
     def describe(self, accelerator: str) -> Device:
         """As a record has it."""
         properties = torch.cuda.get_device_properties(self.number)
+        set_to = self._sensor.facts()
         return Device(
             accelerator,
             self.name,
             memory_bytes=float(properties.total_memory),
             compute_units=properties.multi_processor_count,
-            driver=self._queried("driver_version") or "",
+            driver=set_to.driver,
             cuda=torch.version.cuda or f"hip {torch.version.hip}",
             torch=torch.__version__,
+            cudnn=facts.cudnn(),
+            cublas=facts.cublas(),
+            attention=facts.attention(),
+            host=facts.processor(),
+            power_limit_w=set_to.power_limit_w,
+            ecc=set_to.ecc,
+            mig=set_to.mig,
+            environment=facts.environment(),
         )
 
+    def state(self) -> UnderLoad:
+        """Its clocks, power and temperature now, as far as its driver tells."""
+        return self._sensor.state()
+
     def conditions(self) -> Mapping[str, float]:
-        """Clocks, temperature and power as nvidia-smi gives them; nothing where it is not there."""
-        found = {}
-        for query, name in _QUERIES.items():
-            try:
-                found[name] = float(self._queried(query) or "")
-            except ValueError:  # [N/A]
-                continue
-        return found
+        """The same as numbers by name, for what a record says of before and after."""
+        return {name: value for name, value in asdict(self.state()).items() if isinstance(value, float) and value}
+
+    def watched(self) -> AbstractContextManager[Watch]:
+        """Look at its state while the block runs."""
+        return watching(self.state)
 
     def synchronize(self) -> None:
         """Wait until all that was launched is done."""
         torch.cuda.synchronize(self.number)
 
+    @property
+    def flushes(self) -> int:
+        """Runs in a sample, each after a flush: some 50 us each, and a few events; together a millisecond."""
+        return 32
+
+    def filler(self) -> Filler:
+        """What keeps it busy while nothing is measured; it is made when it is first needed."""
+        return _filler(self.number)
+
+    def ready(self, make: Callable[[], Action]) -> Action:
+        """What is to be timed, made and run once (which compiles it) while the device is kept busy."""
+        with self.filler().beside():
+            action = make()
+            action()
+        return action
+
     def stopwatch(self, *, flushed: bool = False, beside: Load | None = None) -> CudaStopwatch:
-        """Its events; flushed: other memory is written before each run; beside: what runs at the same time."""
+        """Its events; flushed: other memory is read before each run; beside: what runs at the same time."""
         if not flushed:
-            return CudaStopwatch(beside=beside)
-        other = torch.empty(int(2 * self.cache_bytes), dtype=torch.int8, device=self.torch)
-        return CudaStopwatch(lambda: _write(other))
+            return CudaStopwatch(self.filler(), beside=beside)
+        other = torch.zeros(int(2 * self.cache_bytes) // _FLOAT, device=self.torch)
+        total = torch.zeros((), device=self.torch)
+        return CudaStopwatch(self.filler(), lambda: _read(other, total))
 
     def host_seconds(self, action: Action, repeats: int) -> Seconds:
         """Seconds until so many runs are launched and done, by the wall."""
@@ -166,6 +226,7 @@ class CudaDevice:
 
     def release(self) -> None:
         """Give memory back that nothing holds any more."""
+        _filler.cache_clear()
         torch.cuda.empty_cache()
 
     def reset_peak(self) -> None:
@@ -190,23 +251,23 @@ class CudaDevice:
             return False
         return True
 
-    def _queried(self, query: str) -> str | None:
-        """One answer of nvidia-smi about this GPU, None where it has none."""
-        command = shutil.which("nvidia-smi")
-        if command is None:
-            return None
-        unique = getattr(torch.cuda.get_device_properties(self.number), "uuid", None)
-        which = self.number if unique is None else f"GPU-{unique}"
-        asked = [command, f"--query-gpu={query}", "--format=csv,noheader,nounits", "-i", str(which)]
-        answer = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=False)
-        return answer.stdout.strip() if answer.returncode == 0 else None
+    @property
+    def _sensor(self) -> Sensor:
+        return sensor_of(self.number)
 
 
-def _marked() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
+@cache
+def _filler(number: int) -> Filler:
+    device = CudaDevice(number)
+    dtype = next(dtype for dtype in _FILLING if device.supports(dtype))
+    return Filler(device.torch, _FILLING[dtype], _aside(number))
 
 
-def _write(other: torch.Tensor) -> None:
-    other.zero_()
+@cache
+def _aside(number: int) -> torch.cuda.Stream:
+    """One for all fillers: cuBLAS keeps a workspace of tens of MB for each stream that it has seen."""
+    return torch.cuda.Stream(torch.device("cuda", number))  # type: ignore[no-untyped-call]
+
+
+def _read(other: torch.Tensor, total: torch.Tensor) -> None:
+    torch.sum(other, dim=0, out=total)

@@ -4,15 +4,18 @@ The seam between what is measured and where: a GPU (`cuda_device`) or the CPU (`
 accelerator of clustersim; it is found by the name that the driver gives the device.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
 import torch
 
 from calibrate.devices.cpu import CpuDevice
 from calibrate.devices.cuda import CudaDevice
+from calibrate.devices.filler import Filler
 from calibrate.devices.stopwatch import Action, Load, Stopwatch
-from clustersim.cost.record import Device
+from calibrate.devices.watch import Watch
+from clustersim.cost.record import Device, UnderLoad
 from clustersim.dtypes import DType
 from clustersim.errors import ClusterSimError, InputError, nearest
 from clustersim.shipped import find as find_shipped
@@ -20,11 +23,16 @@ from clustersim.shipped import names
 from clustersim.units import Bytes, Seconds
 
 # Words that are in a device's own name, and what clustersim calls it; the first line whose words are all there counts.
+# Names as drivers give them: NVIDIA's B300 is "NVIDIA B300 SXM6 AC"; PCIe cards of the H800 say so, the others do not.
 _NAMES: Final = (
+    (("GB300",), "gb300"),
+    (("B300",), "b300-sxm-288gb"),
     (("GB200",), "gb200"),
     (("B200",), "b200-sxm-180gb"),
     (("H200",), "h200-sxm-141gb"),
+    (("H800",), "h800-sxm-80gb"),
     (("H100", "80GB", "HBM3"), "h100-sxm-80gb"),
+    (("H100", "96GB", "HBM2e"), "h100-sxm-96gb"),
     (("H100", "PCIe"), "h100-pcie-80gb"),
     (("A100", "SXM", "80GB"), "a100-sxm-80gb"),
     (("A100", "SXM", "40GB"), "a100-sxm-40gb"),
@@ -34,7 +42,7 @@ _NAMES: Final = (
     (("MI325X",), "mi325x"),
     (("MI355X",), "mi355x"),
 )
-_OTHERS: Final = ("MIG", "NVL")  # a part of a GPU, and a GPU with other clocks and memory
+_OTHERS: Final = ("MIG", "NVL", "H800 PCIe", "WS")  # a part of a GPU, and GPUs with other clocks and memory
 _CPU: Final = "cpu-laptop"
 
 
@@ -66,11 +74,27 @@ class TorchDevice(Protocol):
     def describe(self, accelerator: str) -> Device:
         """As a record has it; accelerator: its name in clustersim (see `accelerator_of`)."""
 
+    def state(self) -> UnderLoad:
+        """Clocks, power and temperature now, as far as it tells them."""
+
     def conditions(self) -> Mapping[str, float]:
         """Clocks, temperature and power, as far as the device gives them."""
 
     def synchronize(self) -> None:
         """Wait until all that was asked of it is done."""
+
+    def watched(self) -> AbstractContextManager[Watch]:
+        """See its state while the block runs."""
+
+    @property
+    def flushes(self) -> int:
+        """Runs in a sample, each after its cache was flushed."""
+
+    def filler(self) -> Filler | None:
+        """What keeps it as warm as training does while nothing is measured; None where that changes nothing."""
+
+    def ready(self, make: Callable[[], Action]) -> Action:
+        """What is to be timed, made while it is kept busy, and ready to be timed at once."""
 
     def stopwatch(self, *, flushed: bool = False, beside: Load | None = None) -> Stopwatch:
         """A clock of the device's own; flushed: its cache is before each run; beside: what runs at the same time."""

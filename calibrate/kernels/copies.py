@@ -56,7 +56,8 @@ def copy(device: TorchDevice, route: str, size: int, method: Method) -> CopyRow:
     """One copy; small ones with the cache flushed before each."""
     flushed = method.cold and size < device.cache_bytes
     watch = device.stopwatch(flushed=flushed)
-    time = measure(watch, copying(device, route, size), replace(method, batch=_RUNS))
+    runs = max(_RUNS, device.flushes) if flushed else _RUNS
+    time = measure(watch, device.ready(lambda: copying(device, route, size)), replace(method, batch=runs))
     device.release()
     return CopyRow(route, float(size), time)
 

@@ -16,7 +16,7 @@ from calibrate.kernels import routines
 from calibrate.kernels.compiler import lacks, sentence
 from calibrate.kernels.routines.action import Rotation
 from calibrate.kernels.timing import Method, measure
-from clustersim.cost.record import KernelRow, Outcome, Spread, signature
+from clustersim.cost.record import KernelRow, Outcome, Spread, UnderLoad, signature
 from clustersim.units import format_bytes
 from clustersim.workload.kernels import Kernel
 
@@ -25,7 +25,6 @@ _COPIES: Final = 64  # of the operands, at most; smaller ones are flushed
 _WASTED: Final = 16.0  # times the last cache that copies may take, with memory that a run does not touch
 _FREE: Final = 0.8  # part of the free memory that one kernel may take
 _ROTATED: Final = 0.2  # part of it that copies may take
-_FLUSHED: Final = 2  # runs in a sample, each after a flush, which takes longer than most of them
 _QUEUED: Final = 512  # launches that a GPU takes in without making the host wait
 
 
@@ -59,7 +58,8 @@ def row(kernel: Kernel, device: TorchDevice, method: Method) -> KernelRow:
     name, kind, launches = kernel.name, kernel.kind, kernel.launches
     made = KernelRow(name, kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, launches, time=None)
     try:
-        found = replace(made, time=_timed(kernel, device, method))
+        time, under = _timed(kernel, device, method)
+        found = replace(made, time=time, under=under)
     except Exception as error:  # whatever PyTorch raises for one kernel, the others can be measured
         found = _failed(made, device, error)
     device.release()
@@ -90,7 +90,7 @@ class _TooLargeError(Exception):
     """A kernel's operands do not fit."""
 
 
-def _timed(kernel: Kernel, device: TorchDevice, method: Method) -> Spread:
+def _timed(kernel: Kernel, device: TorchDevice, method: Method) -> tuple[Spread, UnderLoad | None]:
     if not device.supports(kernel.dtype):
         raise routines.Unsupported(f"{device.name} has no {kernel.dtype.value}")
     size = routines.allocated(kernel)
@@ -99,15 +99,16 @@ def _timed(kernel: Kernel, device: TorchDevice, method: Method) -> Spread:
         raise _TooLargeError(f"its operands take {format_bytes(size)}; {free} are free")
     cold = arrangement(kernel, device, method)
     with routines.settings(kernel, device.torch):
-        action = _rotation(kernel, device, cold.copies)
+        action = device.ready(lambda: _rotation(kernel, device, cold.copies))
         watch = device.stopwatch(flushed=cold.flushed)
-        batch = _FLUSHED if cold.flushed else max(1, min(method.batch, _QUEUED // kernel.launches))
-        return measure(watch, action, replace(method, batch=batch), round_of=cold.copies)
+        batch = max(1, min(device.flushes if cold.flushed else method.batch, _QUEUED // kernel.launches))
+        with device.watched() as seen:
+            time = measure(watch, action, replace(method, batch=batch), round_of=cold.copies)
+        return time, seen.under
 
 
 def _rotation(kernel: Kernel, device: TorchDevice, copies: int) -> Action:
     actions = [routines.prepare(kernel, device.torch) for _ in range(copies)]
-    device.synchronize()
     return actions[0] if copies == 1 else Rotation(actions)
 
 

@@ -13,6 +13,7 @@ The host launches a block's kernels and collectives while earlier ones run; wher
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,9 +23,9 @@ from clustersim.cost.interference import CLASSES, Paces, class_of
 from clustersim.cost.machines import Machine, Machines
 from clustersim.cost.timing import Bound, ExchangeCost, ExchangeTiming, Provenance, Timing
 from clustersim.program.program import Program
-from clustersim.program.task import Block, Exchange, Overlap
+from clustersim.program.task import Block, Collective, Exchange, Overlap
 from clustersim.units import Seconds
-from clustersim.workload.kernels import Kernel
+from clustersim.workload.kernels import Kernel, KernelKind
 
 _Some = TypeVar("_Some", float, FloatArray)
 """Seconds of one kernel, or of many."""
@@ -143,6 +144,7 @@ class BlockCost:
         outside = (exchange.collective for each in program.programs for exchange in each.exchanges_outside)
         self._paces = Paces([kind.interference for kind in machines.kinds], dict.fromkeys(outside))
         self._slowings: dict[tuple[Block, int], FloatArray] = {}
+        self._speeds: dict[tuple[int, Block, Collective], float] = {}
 
     def block(self, rank: int, block: Block) -> BlockTiming:
         """Timing of a block on one rank."""
@@ -198,6 +200,28 @@ class BlockCost:
             rows = np.array([row[machine] for row in self._paces.rows], dtype=np.float64).reshape(-1, len(CLASSES))
             known = self._slowings[block, machine] = rows[:, places]
         return known
+
+    @cached_property
+    def hinders(self) -> bool:
+        """Whether kernels slow any collective of the data stream."""
+        tables = [kind.interference.collectives for kind in self.machines.kinds]
+        return any(table[kind, each] > 0.0 for table in tables for kind in self._paces.kinds for each in CLASSES)
+
+    def speed(self, rank: int, block: Block, exchange: Exchange) -> float:
+        """At which part of its own pace a collective goes beside a rank's block, on average over all of that."""
+        key = int(self.numbers(block)[rank]), block, exchange.collective
+        if key not in self._speeds:
+            self._speeds[key] = self._speed(rank, block, exchange)
+        return self._speeds[key]
+
+    def _speed(self, rank: int, block: Block, exchange: Exchange) -> float:
+        timing, table = self.block(rank, block), self._machine(rank).interference.collectives
+        kernels = timing.kernels * (1.0 + self.slowing(rank, block)[self.pace(exchange) - 1])
+        rest = timing.rest(timing.kernels)
+        kinds = (KernelKind.MATMUL if each.kernel is None else each.kernel.kind for each in block.operations)
+        longer = np.array([table[exchange.collective, class_of(kind)] for kind in kinds])
+        whole = float((kernels + rest).sum())
+        return float((kernels / (1.0 + longer) + rest).sum()) / whole if whole > 0.0 else 1.0
 
     def slows(self, ranks: IntArray) -> bool:
         """Whether a collective of the data stream slows any kernel of these ranks."""

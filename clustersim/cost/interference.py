@@ -108,6 +108,11 @@ class Paces:
             self._number[kind] = found.setdefault(row, len(found) + 1)
         self.rows = list(found)
 
+    @property
+    def kinds(self) -> Iterable[Collective]:
+        """The collectives that may be beside kernels."""
+        return self._number.keys()
+
     def number(self, kind: Collective) -> int:
         """Number of a collective that may be beside kernels."""
         return self._number[kind]

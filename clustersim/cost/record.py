@@ -8,7 +8,7 @@ when and with which versions; and the constants of the cost models that were fit
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from clustersim.cost.interference import Interference, KernelClass, Parts, class_of
 from clustersim.dtypes import DType
@@ -463,13 +463,23 @@ def _timed(known: Mapping[Signature, KernelRow], row: KernelRow) -> bool:
 
 def _same(first: Device, second: Device) -> Device:
     """The device that both describe; what one of them does not know is the other's."""
-    known = {}
+    known: dict[str, Any] = {}
     for each in fields(Device):
         mine, other = getattr(first, each.name), getattr(second, each.name)
+        if isinstance(mine, Mapping):
+            known[each.name] = _environment(mine, other)
+            continue
         if mine and other:
             _require_equal(each.name, mine, other)
         known[each.name] = mine if mine or other is None else other
     return Device(**known)
+
+
+def _environment(first: Mapping[str, str], second: Mapping[str, str]) -> Mapping[str, str]:
+    """The variables of both; a starter such as torchrun sets some, so one may have what the other has not."""
+    for name in sorted(first.keys() & second.keys()):
+        _require_equal(name, first[name], second[name])
+    return {**first, **second}
 
 
 def _require_equal(what: str, first: object, second: object) -> None:

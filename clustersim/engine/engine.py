@@ -46,7 +46,7 @@ def run(
     network whose links (with colours in `classes`) they share; without it each takes its own time.
     jitter: by which kernels vary; then no two ranks may be of one class.
     """
-    if coalesce and sharing is None and _worthwhile(program, classes) and able(program):
+    if coalesce and sharing is None and not cost.hinders and _worthwhile(program, classes) and able(program):
         trace = Cohorts(program, classes, cost, jitter).run()
         if trace is not None:
             return trace, Recorder().operation_spans()

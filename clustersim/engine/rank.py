@@ -6,7 +6,8 @@ all of them run it together (`joint`), or operation by operation, so that they c
 when its last member has come. A message starts when it is sent (receive buffers are posted ahead) and is done at both
 ends together.
 
-While a collective of the data stream moves data, kernels of the compute stream go at another pace.
+While a collective of the data stream moves data, kernels of the compute stream go at another pace, and so does the
+collective where they slow it (`moving`).
 """
 
 from collections.abc import Generator
@@ -18,6 +19,7 @@ from typing import Any, Final
 import simpy
 
 from clustersim.engine.joint import Seat
+from clustersim.engine.moving import Moving
 from clustersim.engine.recorder import Longer, Lost, Times
 from clustersim.engine.rendezvous import Rendezvous
 from clustersim.engine.stretch import Paces, Stretch
@@ -40,6 +42,8 @@ class Rank:
     _beside: int = field(init=False, default=0)
     _stretch: Stretch | Seat | None = field(init=False, default=None)
     _awaited: int = field(init=False, default=-1)
+    _block: Block | None = field(init=False, default=None)
+    _moving: tuple[Moving, Exchange] | None = field(init=False, default=None)
     _paces: dict[Block, Paces] = field(init=False, default_factory=dict)
     _pieces: dict[Block, list[int]] = field(init=False, default_factory=dict)
 
@@ -85,7 +89,9 @@ class Rank:
             start, lost = ready, _NOTHING
             match task:
                 case Compute():
+                    self._computes(task.block)
                     lost = yield from self._compute(number, task.block)
+                    self._computes(None)
                 case Communicate():
                     rendezvous = self.world.join(self.number, task.exchange)
                     gathered = rendezvous.arrive(cause)
@@ -94,7 +100,7 @@ class Rank:
                     yield gathered
                     start, cause = environment.now, rendezvous.cause
                     self._alongside(stream, self.world.cost.pace(task.exchange))
-                    yield rendezvous.together(partial(begin, self.number, task.exchange))
+                    yield self._moved(stream, task.exchange, rendezvous)
                 case Send():
                     yield begin(self.number, task.exchange)
                     self.world.deliver(self.number, task, start, cause)
@@ -127,6 +133,29 @@ class Rank:
             self._beside = beside
             if self._stretch is not None:
                 self._stretch.change(beside)
+
+    def _moved(self, stream: Stream, exchange: Exchange, rendezvous: Rendezvous) -> simpy.Event:
+        """The end of a collective that begins now, whose members' kernels slow it if it is of the data stream."""
+        transfers = self.world.transfers
+        if stream is not Stream.DATA or not self.world.cost.hinders:
+            return rendezvous.together(partial(transfers.begin, self.number, exchange))
+        moving = rendezvous.together(partial(transfers.moving, self.number, exchange))
+        self._moving = moving, exchange
+        self._hinder()
+        return moving.done
+
+    def _computes(self, block: Block | None) -> None:
+        """Note which block runs."""
+        self._block = block
+        if self._moving is not None:
+            self._hinder()
+
+    def _hinder(self) -> None:
+        """Tell the collective that is under way at which pace it can go beside what the rank computes."""
+        if self._moving is not None:
+            moving, exchange = self._moving
+            block, cost = self._block, self.world.cost
+            moving.beside(self.number, 1.0 if block is None else cost.speed(self.number, block, exchange))
 
     def _compute(self, number: int, block: Block) -> Generator[simpy.Event, Any, Lost]:
         """Run a block as one event, or operation by operation where others meet or share links with it inside."""

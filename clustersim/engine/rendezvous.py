@@ -5,8 +5,11 @@ the order in which each member issues them, as communication libraries do.
 """
 
 from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import simpy
+
+T = TypeVar("T")
 
 
 class Rendezvous:
@@ -17,7 +20,7 @@ class Rendezvous:
     def __init__(self, environment: simpy.Environment, members: int) -> None:
         self._gathered = environment.event()
         self._missing = members
-        self._done: simpy.Event | None = None
+        self._done: Any = None
         self.cause = -1
 
     def arrive(self, cause: int) -> simpy.Event:
@@ -28,11 +31,12 @@ class Rendezvous:
             self._gathered.succeed()
         return self._gathered
 
-    def together(self, begin: Callable[[], simpy.Event]) -> simpy.Event:
-        """What the members wait for once they have met: the first of them begins it, all get the same event."""
+    def together(self, begin: Callable[[], T]) -> T:
+        """What the members wait for once they have met: the first of them begins it, all get the same."""
         if self._done is None:
             self._done = begin()
-        return self._done
+        done: T = self._done
+        return done
 
 
 class MeetingPlaces:

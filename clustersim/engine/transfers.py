@@ -1,6 +1,7 @@
 """How long does a collective or message take from when it can start?
 
-Uncontended, as long as it takes alone. On a shared network, its latency and then as long as the links let it.
+Uncontended, as long as it takes alone. On a shared network, its latency and then as long as the links let it. Kernels
+beside it slow what moves data, not the latency on a shared network.
 """
 
 from typing import Protocol
@@ -8,6 +9,7 @@ from typing import Protocol
 import simpy
 
 from clustersim.cost.block import BlockCost
+from clustersim.engine.moving import Alone, Moving
 from clustersim.engine.network.loads import Loads
 from clustersim.engine.network.network import Network
 from clustersim.program.task import Exchange
@@ -20,6 +22,9 @@ class Transfers(Protocol):
     def begin(self, rank: int, exchange: Exchange) -> simpy.Event:
         """Move the data of an exchange of the rank's group; the event happens when it is done."""
 
+    def moving(self, rank: int, exchange: Exchange) -> Moving:
+        """The same, where kernels of members may slow it."""
+
 
 class Uncontended:
     """Every exchange takes its own time."""
@@ -30,10 +35,18 @@ class Uncontended:
 
     def begin(self, rank: int, exchange: Exchange) -> simpy.Event:
         """Wait for the duration of an exchange in the rank's group."""
+        return self._environment.timeout(self._alone(rank, exchange))
+
+    def moving(self, rank: int, exchange: Exchange) -> Moving:
+        """The same, at a pace that may change."""
+        alone = Alone(self._environment, self._alone(rank, exchange))
+        return Moving(alone.done, alone.limit)
+
+    def _alone(self, rank: int, exchange: Exchange) -> Seconds:
         known = self._seconds.get((exchange, rank))
         if known is None:
             known = self._seconds[exchange, rank] = self._cost.exchange(rank, exchange).seconds
-        return self._environment.timeout(known)
+        return known
 
 
 class Shared:
@@ -52,3 +65,13 @@ class Shared:
         done = self._environment.event()
         idle.callbacks.append(lambda _: self._network.start(load, done))
         return done
+
+    def moving(self, rank: int, exchange: Exchange) -> Moving:
+        """The same, at a speed that is limited from time to time; what is all latency is not."""
+        latency, load = self._loads.of(rank, exchange)
+        idle = self._environment.timeout(latency)
+        if load is None:
+            return Moving(idle, lambda _: None)
+        activity = self._network.planned(load)
+        idle.callbacks.append(lambda _: self._network.begin(activity))
+        return Moving(activity.done, lambda speed: self._network.limit(activity, speed))

@@ -28,7 +28,8 @@ from tests.calibrate.fake_gpu import Action, Chip, Clock, Gpu, Stream, Work
 
 _MODULES = (  # whose clocks are patched, so they must be there
     "calibrate.devices.cuda",
-    "calibrate.devices.device",
+    "calibrate.devices.soak",
+    "calibrate.devices.node",
     "calibrate.kernels.run",
     "calibrate.kernels.session",
     "calibrate.kernels.progress",
@@ -274,6 +275,11 @@ class FakeCuda:
             "monotonic": lambda: self.clock.now,
             "sleep": self.clock.advance,
         }
+        cuda, sensors = (importlib.import_module(f"calibrate.devices.{name}") for name in ("cuda", "sensors"))
+        for known in (cuda._filler, cuda._aside, sensors.sensor_of):  # of an earlier stand-in
+            known.cache_clear()
+        for name in ("calibrate.devices.filler", "calibrate.devices.watch"):
+            monkeypatch.setattr(sys.modules[name], "repeated", self._repeated)
         for module in [each for name, each in sys.modules.items() if name.split(".")[0] == "calibrate"]:
             for name, clock in clocks.items():
                 if getattr(module, name, None) is getattr(time, name):
@@ -309,6 +315,9 @@ class FakeCuda:
             "empty_cache": self._empty_cache,
             "is_current_stream_capturing": lambda: self._capturing is not None,
         }
+
+    def _repeated(self, action: Action, between: float) -> Action:
+        return self.clock.every(between, action)
 
     def _stream_of(self, device: Any) -> Stream:
         number = self._index(device)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 Action = Callable[[], None]
+SOON = 1e-4  # seconds after which a thread that does not sleep is on again
 QUEUE = 1024  # launches that a stream takes in before the host must wait
 
 
@@ -36,7 +37,7 @@ class Clock:
             try:
                 other.action()
             finally:
-                other.due = max(self.now + other.interval, here + 1e-4)
+                other.due = max(self.now + other.interval, here + SOON)
                 self.now, self._within = here, False
         self.now = max(self.now, until)
 
@@ -45,8 +46,8 @@ class Clock:
         self.advance(max(0.0, moment - self.now))
 
     def every(self, interval: float, action: Action) -> Action:
-        """What a thread does that sleeps so long between; what is returned ends it."""
-        other = _Other(self.now, interval, action)
+        """What a thread does that sleeps so long before each time; what is returned ends it."""
+        other = _Other(self.now + max(interval, SOON), interval, action)
         self._others.append(other)
         return lambda: self._others.remove(other) if other in self._others else None
 

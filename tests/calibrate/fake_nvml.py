@@ -60,6 +60,9 @@ class Library:
         names |= {mig: self._gpus.index(gpu) for mig, gpu in self.mig_uuids.items()}
         return self._found(handle, names.get(name))
 
+    def _nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, part: Any, handle: Any) -> int:
+        return self._found(handle, self._gpus.index(self._of(part)))
+
     def _found(self, handle: Any, place: int | None) -> int:
         if place is None:
             return int(pynvml.NVML_ERROR_NOT_FOUND)

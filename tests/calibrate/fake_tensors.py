@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -154,7 +153,14 @@ class _Kernels(TorchDispatchMode):
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor) and leaf.is_meta]
+    """Those on the GPU in arguments or results."""
+    if isinstance(tree, Tensor):
+        return [tree] if tree.is_meta else []
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, (list, tuple)):
+        return []
+    return [tensor for each in tree for tensor in _tensors(each)]
 
 
 def _work(cuda: FakeCuda, func: Any, call: tuple[Any, dict[str, Any], Any]) -> Work:
@@ -164,7 +170,8 @@ def _work(cuda: FakeCuda, func: Any, call: tuple[Any, dict[str, Any], Any]) -> W
     flops = 0.0
     if count is not None:
         plain = {name: value for name, value in kwargs.items() if name not in ("out", "out_dtype")}
-        flops = float(count(*args, **plain, out_val=tree_map(lambda leaf: leaf, result)))
+        shapes = [each for each in args if not isinstance(each, torch.dtype)]
+        flops = float(count(*shapes, **plain, out_val=result))
     dtype = inputs[0].dtype if inputs else outputs[0].dtype
     speed = _SPEED.get(dtype, 1.0)
     if dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32:

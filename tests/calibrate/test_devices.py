@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +15,8 @@ torch = pytest.importorskip("torch")
 devices = pytest.importorskip("calibrate.devices.device")
 from calibrate.devices import cuda as cuda_device  # noqa: E402 - after torch is known to be there
 from calibrate.devices.cpu import CpuDevice, CpuStopwatch  # noqa: E402
+from tests.calibrate.fake_cuda import FakeCuda  # noqa: E402
+from tests.calibrate.fake_gpu import Chip  # noqa: E402
 
 MIB = 2.0**20
 
@@ -40,7 +41,11 @@ class Named:
         ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"),
         ("NVIDIA A100-SXM4-40GB", "a100-sxm-40gb"),
         ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("NVIDIA H100 96GB HBM2e", "h100-sxm-96gb"),
+        ("NVIDIA H800", "h800-sxm-80gb"),
         ("NVIDIA B200", "b200-sxm-180gb"),
+        ("NVIDIA B300 SXM6 AC", "b300-sxm-288gb"),
+        ("NVIDIA GB300", "gb300"),
         ("NVIDIA GB200", "gb200"),
         ("Tesla V100-SXM2-32GB", "v100-sxm-32gb"),
         ("AMD Instinct MI300X", "mi300x"),
@@ -54,7 +59,16 @@ def test_a_gpu_is_known_by_the_name_that_its_driver_gives(name: str, accelerator
 
 @pytest.mark.parametrize(
     "name",
-    ["NVIDIA GeForce RTX 4090", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA H100 NVL", "NVIDIA H200 NVL", "Tesla T4"],
+    [
+        "NVIDIA GeForce RTX 4090",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "NVIDIA H100 NVL",
+        "NVIDIA H200 NVL",
+        "Tesla T4",
+        "NVIDIA A100-PCIE-40GB",
+        "NVIDIA H800 PCIe",
+        "NVIDIA H100 96GB HBM3",
+    ],
 )
 def test_any_other_gpu_must_be_named_by_the_user(name: str) -> None:
     with pytest.raises(InputError, match=f"{name} is no accelerator.*--accelerator: .*h100-sxm-80gb"):
@@ -130,101 +144,91 @@ def test_what_runs_beside_is_begun_before_and_ended_after() -> None:
     assert order == ["begin", "run", "run", "end"]
 
 
-class _Event:
-    """A device's event on a clock that runs a second with each event."""
-
-    made = 0
-
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
-        self.at = -1
-
-    def record(self) -> None:
-        _Event.made += 1
-        self.at = _Event.made
-
-    def elapsed_time(self, end: "_Event") -> float:
-        return 1000.0 * (end.at - self.at)
-
-
 @pytest.fixture
-def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a stopwatch asks of a GPU, in order."""
-    asked: list[str] = []
-    monkeypatch.setattr(_Event, "made", 0)
-    monkeypatch.setattr(torch.cuda, "Event", _Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: asked.append("wait"))
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: asked.append("sleep" if cycles > 0 else "nothing"))
-    return asked
+def cuda(monkeypatch: pytest.MonkeyPatch) -> "FakeCuda":
+    return FakeCuda(Chip(name="NVIDIA H200", event=(2e-6, 2e-6))).install(monkeypatch)
 
 
-def test_a_gpu_is_timed_by_events_behind_a_pause(order: list[str]) -> None:
-    spent = cuda_device.CudaStopwatch().time(lambda: order.append("run"), 3)
-    assert order == ["wait", "sleep", "run", "run", "run", "wait"]
-    assert spent == 1.0
+class Idle:
+    """A filler that takes its time and does nothing else."""
+
+    seconds = 1e-4
+
+    def __init__(self, cuda: "FakeCuda", order: list[str]) -> None:
+        self._run, self._order = cuda.kernel(self.seconds, clocked=False), order
+
+    def launch(self, seconds: float) -> None:
+        self._order.append("fill")
+        for _ in range(1 + int(seconds / self.seconds)):
+            self._run()
 
 
-def test_a_flush_lies_between_the_events_of_two_runs(order: list[str]) -> None:
-    spent = cuda_device.CudaStopwatch(between=lambda: order.append("flush")).time(lambda: order.append("run"), 2)
-    assert order == ["wait", "sleep", "flush", "run", "flush", "run", "wait"]
-    assert spent == 2.0  # of 3 s by this clock, one is between the runs
+def test_a_gpu_is_timed_behind_products_and_works_on_after(cuda: "FakeCuda") -> None:
+    order: list[str] = []
+    run = cuda.kernel(1e-5, clocked=False)
+    watch = cuda_device.CudaStopwatch(Idle(cuda, order))
+
+    def action() -> None:
+        order.append("run")
+        run()
+
+    assert watch.time(action, 3) == pytest.approx(3e-5)
+    assert order == ["fill", "run", "run", "run", "fill"]
+    assert cuda.gpu().done > cuda.clock.now  # it works, while the host decides what comes next
 
 
-def test_what_runs_beside_on_a_gpu_lasts_over_the_pause_and_the_runs(order: list[str]) -> None:
+def test_a_flush_lies_between_the_events_of_two_runs(cuda: "FakeCuda") -> None:
+    order: list[str] = []
+    flush, run = cuda.kernel(1e-3), cuda.kernel(1e-5, clocked=False)
+    watch = cuda_device.CudaStopwatch(Idle(cuda, order), between=lambda: (order.append("flush"), flush()))  # type: ignore[func-returns-value]
+    assert watch.time(run, 2) == pytest.approx(2e-5)
+    assert order == ["fill", "flush", "flush", "fill"]
+
+
+def test_what_runs_beside_on_a_gpu_lasts_over_the_pause_and_the_runs(cuda: "FakeCuda") -> None:
     lasting: list[float] = []
+    order: list[str] = []
 
     def load(seconds: float) -> Any:
         lasting.append(seconds)
-        order.append("begin")
         return lambda: order.append("end")
 
-    watch = cuda_device.CudaStopwatch(beside=load)
-    watch.time(lambda: order.append("run"), 1)
-    assert order == ["wait", "begin", "sleep", "run", "wait", "end"]
+    watch = cuda_device.CudaStopwatch(Idle(cuda, order), beside=load)
+    watch.time(cuda.kernel(1.0, clocked=False), 1)
+    assert order == ["end"]  # nothing else runs meanwhile
     watch.time(lambda: None, 4)
     assert lasting[1] > 2.0 * 4.0  # a run took a second
 
 
-def _gpu(monkeypatch: pytest.MonkeyPatch, answers: dict[str, str]) -> cuda_device.CudaDevice:
-    """A GPU with an nvidia-smi that gives these answers."""
-    properties = SimpleNamespace(
-        total_memory=2**37, multi_processor_count=132, L2_cache_size=50 * 2**20, uuid="1234", name="NVIDIA H200"
-    )
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: properties.name)
+def test_a_gpu_describes_itself(cuda: "FakeCuda", monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tests.calibrate.fake_nvml").install(cuda, monkeypatch)
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    torch.backends.cuda.enable_flash_sdp(True)
+    found = cuda_device.CudaDevice(0).describe("h200-sxm-141gb")
+    assert (found.name, found.driver, found.cuda) == ("NVIDIA H200", "580.95.05", "13.0")
+    assert (found.compute_units, found.memory_bytes, found.threads) == (132, 80 * 2.0**30, 0)
+    assert (found.power_limit_w, found.ecc, found.mig) == (700.0, True, False)
+    assert found.attention.split()[0] == "flash"
+    assert found.host == CpuDevice().name
+    assert found.environment["NCCL_ALGO"] == "Ring"
+    assert "CUDA_VISIBLE_DEVICES" not in found.environment
+
+
+def test_a_gpus_conditions_are_what_its_driver_knows(cuda: "FakeCuda", monkeypatch: pytest.MonkeyPatch) -> None:
+    library = pytest.importorskip("tests.calibrate.fake_nvml").install(cuda, monkeypatch)
+    library.failing["nvmlDeviceGetPowerUsage"] = 3  # not supported
+    found = cuda_device.CudaDevice(0).conditions()
+    assert found == {"sm_clock_mhz": 1980.0, "memory_clock_mhz": 2619.0, "temperature_c": 30.0}
+
+
+def _gpu(monkeypatch: pytest.MonkeyPatch) -> cuda_device.CudaDevice:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(cuda_device.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
-
-    def run(command: list[str], **_: Any) -> Any:
-        assert command[-2:] == ["-i", "GPU-1234"]
-        query = command[1].removeprefix("--query-gpu=")
-        return subprocess.CompletedProcess(command, 0, stdout=f"{answers[query]}\n")
-
-    monkeypatch.setattr(cuda_device.subprocess, "run", run)
     return cuda_device.CudaDevice(0)
 
 
-def test_a_gpu_describes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = _gpu(monkeypatch, {"driver_version": "580.95"}).describe("h200-sxm-141gb")
-    assert (found.name, found.driver, found.cuda) == ("NVIDIA H200", "580.95", "13.0")
-    assert (found.compute_units, found.memory_bytes, found.threads) == (132, 2.0**37, 0)
-
-
-def test_a_gpus_conditions_are_what_nvidia_smi_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = {"clocks.sm": "1980", "clocks.mem": "3201", "temperature.gpu": "35", "power.draw": "[N/A]"}
-    found = _gpu(monkeypatch, answers).conditions()
-    assert found == {"sm_clock_mhz": 1980.0, "memory_clock_mhz": 3201.0, "temperature_c": 35.0}
-
-
-def test_without_nvidia_smi_a_gpu_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = _gpu(monkeypatch, {})
-    monkeypatch.setattr(cuda_device.shutil, "which", lambda _: None)
-    assert device.conditions() == {}
-
-
 def test_a_gpus_formats_depend_on_its_capability(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = _gpu(monkeypatch, {})
+    device = _gpu(monkeypatch)
     assert all(device.supports(dtype) for dtype in COMPUTED)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert [dtype for dtype in COMPUTED if not device.supports(dtype)] == [DType.FP8]

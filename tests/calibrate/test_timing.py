@@ -35,7 +35,7 @@ def _nothing() -> None:
 
 
 def test_what_never_varies_is_measured_with_the_least_samples() -> None:
-    found = measure(Fake([2e-3]), _nothing, Method(least=5))
+    found = measure(Fake([2e-3]), _nothing, Method(least=5, span=0.0))
     assert (found.seconds, found.p5, found.p95) == pytest.approx((2e-3, 2e-3, 2e-3))
     assert (found.repetitions, found.dropped) == (5, 0)
 
@@ -43,7 +43,7 @@ def test_what_never_varies_is_measured_with_the_least_samples() -> None:
 def test_a_sample_is_as_many_runs_as_make_it_long_enough() -> None:
     """0.3 ms a run: 4 of them last at least 1 ms."""
     watch = Fake([0.3e-3])
-    measure(watch, _nothing, Method(sample=1e-3))
+    measure(watch, _nothing, Method(sample=1e-3, span=0.0))
     assert watch.asked[2:] == [4] * 5
 
 
@@ -84,6 +84,14 @@ def test_percentiles_of_even_steps() -> None:
     """0, 1, ..., 100: the median is 50, 5 % lie below 5 and above 95."""
     found = spread([float(step) for step in range(101)])
     assert (found.p5, found.seconds, found.p95) == (5.0, 50.0, 95.0)
+
+
+@pytest.mark.parametrize(("seconds", "spanned"), [(0.5, 0.2), (0.05, 0.05)])
+def test_samples_span_so_long_where_the_time_allows(seconds: float, spanned: float) -> None:
+    """2 ms that never vary, in samples of 6 ms: 34 of them are 0.2 s."""
+    watch = Fake([2e-3])
+    found = measure(watch, _nothing, Method(seconds=seconds, span=0.2))
+    assert found.repetitions * 6e-3 == pytest.approx(spanned, abs=6e-3)
 
 
 def test_sampling_ends_when_the_time_is_up() -> None:

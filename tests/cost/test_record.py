@@ -145,3 +145,14 @@ def test_what_was_measured_stays_where_a_later_session_could_not_measure_it() ->
 def test_what_one_device_does_not_know_is_the_others(first: bool | None, second: bool | None, ecc: bool | None):
     ours = Record(replace(DEVICE, ecc=first), CONDITIONS)
     assert merged(ours, Record(replace(DEVICE, ecc=second), CONDITIONS)).device.ecc is ecc
+
+
+def test_environments_are_merged_variable_by_variable() -> None:
+    """One was started by torchrun, which sets what the other does not say; what both say must agree."""
+    device = Device("h100-sxm-80gb", "NVIDIA H100 80GB HBM3", environment={"NCCL_ALGO": "Ring"})
+    first = Record(device, CONDITIONS)
+    started = Record(replace(device, environment={"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "1"}), CONDITIONS)
+    assert merged(first, started).device == merged(started, first).device == started.device
+    other = Record(replace(device, environment={"NCCL_ALGO": "Tree"}), CONDITIONS)
+    with pytest.raises(InputError, match="NCCL_ALGO Ring and of NCCL_ALGO Tree cannot be merged"):
+        merged(first, other)

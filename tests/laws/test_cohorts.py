@@ -48,7 +48,7 @@ def both(program: Program, classes: Classes, cost: BlockCost, jitter: Jitter | N
     """Compare cohorts with ranks one by one; say whether cohorts could run the program."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_pieces, "AHEAD", 2)  # so that factors are drawn in many portions
-        trace = Cohorts(program, classes, cost, jitter).run() if able(program) else None
+        trace = Cohorts(program, classes, cost, jitter).run() if able(program) and not cost.hinders else None
     if trace is None:
         return False
     one_by_one, _ = run_ranks(program, classes, cost, jitter=jitter, coalesce=coalesce)
@@ -89,7 +89,12 @@ def test_operations_worked_out_afterwards_are_those_that_ran(
     classes = unfolded(program)
     fine, written = run_ranks(program, classes, cost, jitter=jitter, coalesce=False)
     ran = run_ranks(program, classes, cost, jitter=jitter)
-    if cohorts and able(program) and (trace := Cohorts(program, classes, cost, jitter).run()) is not None:
+    if (
+        cohorts
+        and able(program)
+        and not cost.hinders
+        and (trace := Cohorts(program, classes, cost, jitter).run()) is not None
+    ):
         ran = trace, Recorder().operation_spans()
     inside = Inside(program, classes, cost, jitter, *ran)
     for rank in range(program.ranks):

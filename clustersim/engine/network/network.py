@@ -1,6 +1,7 @@
 """When do activities that share links end?
 
-An activity has seconds of work, which it does at full speed where it has its links for itself. Each of its links it
+An activity has seconds of work, which it does at full speed where it has its links for itself, or at the part of it to
+which it is limited. Each of its links it
 keeps busy for a part of every second of work; no link is busy for more than a second per second. Speeds are max-min
 fair (`max_min`) and constant between changes: when an activity comes or goes, what is left of every activity in the
 same connected part of links and activities is brought up to date and their speeds are found again, once per instant.
@@ -48,14 +49,18 @@ class Load:
 
 
 class Activity:
-    """One load under way; `left` seconds of work at time `since`. `timer` numbers the end that counts."""
+    """One load under way; `left` seconds of work at time `since`. `timer` numbers the end that counts.
 
-    __slots__ = ("done", "left", "load", "since", "speed", "timer")
+    most: the speed to which it is limited; under_way: it has begun.
+    """
+
+    __slots__ = ("done", "left", "load", "most", "since", "speed", "timer", "under_way")
 
     def __init__(self, load: Load, done: simpy.Event, now: Seconds) -> None:
         self.load, self.done = load, done
         self.left, self.since = load.seconds, now
         self.speed, self.timer = 0.0, 0
+        self.most, self.under_way = 1.0, False
 
 
 class Network:
@@ -66,17 +71,31 @@ class Network:
         self._unit = np.ones(links)
         self._users: dict[int, dict[Activity, None]] = {}
         self._changed: dict[int, None] = {}
-        self._known: dict[tuple[Load, ...], list[float]] = {}
+        self._known: dict[tuple[tuple[Load, ...], tuple[float, ...]], list[float]] = {}
 
     def start(self, load: Load, done: simpy.Event) -> None:
         """Begin an activity; `done` happens when its work is done."""
-        activity = Activity(load, done, self._environment.now)
+        self.begin(Activity(load, done, self._environment.now))
+
+    def planned(self, load: Load) -> Activity:
+        """An activity that is yet to begin."""
+        return Activity(load, self._environment.event(), self._environment.now)
+
+    def limit(self, activity: Activity, speed: float) -> None:
+        """Let an activity go at this speed at most from now, or once it begins."""
+        activity.most = speed
+        if activity.under_way:
+            self._change(activity.load.numbers)
+
+    def begin(self, activity: Activity) -> None:
+        """Begin an activity."""
+        load, activity.since, activity.under_way = activity.load, self._environment.now, True
         users = [self._users.setdefault(link, {}) for link in load.numbers]
         free = load.alone and not any(users)
         for each in users:
             each[activity] = None
         if free:
-            self._run(activity, 1.0)
+            self._run(activity, activity.most)
         else:
             self._change(load.numbers)
 
@@ -96,6 +115,7 @@ class Network:
             return
         for link in activity.load.numbers:
             del self._users[link][activity]
+        activity.under_way = False
         activity.done.succeed()
         self._change(link for link in activity.load.numbers if self._users[link])
 
@@ -135,24 +155,24 @@ class Network:
 
     def _speeds(self, part: list[Activity]) -> list[float]:
         """Fair speeds of a connected part; the same few loads meet again and again while microbatches pass."""
-        loads = tuple([activity.load for activity in part])
+        loads, most = tuple([activity.load for activity in part]), tuple([activity.most for activity in part])
         if len(loads) == 1 and loads[0].alone:
-            return [1.0]
+            return [most[0]]
         if len(loads) > FEW:
-            return self._shared(loads)
-        known = self._known.get(loads)
+            return self._shared(loads, most)
+        known = self._known.get((loads, most))
         if known is None:
-            known = self._known[loads] = self._shared(loads)
+            known = self._known[loads, most] = self._shared(loads, most)
         return known
 
-    def _shared(self, loads: Sequence[Load]) -> list[float]:
+    def _shared(self, loads: Sequence[Load], most: Sequence[float]) -> list[float]:
         usage = Usage(
             resource=np.concatenate([load.links for load in loads]),
             activity=np.repeat(np.arange(len(loads)), [len(load.links) for load in loads]),
             weight=np.concatenate([load.busy for load in loads]),
         )
         share = np.array([load.share for load in loads])
-        speeds: list[float] = max_min(usage, self._unit, np.ones(len(loads)), share).tolist()
+        speeds: list[float] = max_min(usage, self._unit, np.array(most), share).tolist()
         return speeds
 
 

@@ -28,6 +28,36 @@ def test_who_comes_later_shares_what_is_left() -> None:
     assert play(1, (0.0, load(3.0, 0)), (1.0, load(3.0, 0)))[0] == [5.0, 6.0]
 
 
+def test_who_is_limited_leaves_the_rest_to_others() -> None:
+    """Two of 3 s on one link: from 1 on the first goes at 1/4 at most, so the second at 3/4, and ends at 1 + 2.5 · 4/3.
+
+    By then the first has done 0.5 + 2.5/3, and is let go at 5; at 1/4 it has done 1/6 more, and 1.5 s are left.
+    """
+    environment = simpy.Environment()
+    network, ends = Watched(environment, 1), []
+    first, second = (network.planned(load(3.0, 0)) for _ in range(2))
+    for each in (first, second):
+        network.begin(each)
+        each.done.callbacks.append(lambda _: ends.append(environment.now))
+    environment.timeout(1.0).callbacks.append(lambda _: network.limit(first, 0.25))
+    environment.timeout(5.0).callbacks.append(lambda _: network.limit(first, 1.0))
+    environment.run()
+    network.check()
+    assert ends == pytest.approx([1 + 2.5 * 4 / 3, 6.5])
+
+
+def test_who_is_limited_before_it_begins_or_after_it_has_ended() -> None:
+    environment = simpy.Environment()
+    network, ends = Watched(environment, 1), []
+    activity = network.planned(load(2.0, 0))
+    network.limit(activity, 0.5)
+    activity.done.callbacks.append(lambda _: ends.append(environment.now))
+    environment.timeout(1.0).callbacks.append(lambda _: network.begin(activity))
+    environment.timeout(9.0).callbacks.append(lambda _: network.limit(activity, 0.1))
+    environment.run()
+    assert ends == [5.0]
+
+
 def test_one_after_the_other_do_not_share() -> None:
     ends, network = play(1, (0.0, load(2.0, 0)), (2.0, load(3.0, 0)))
     assert ends == [2.0, 5.0]
