@@ -21,7 +21,7 @@ from clustersim.cost.host import HostedExchanges, Others
 from clustersim.cost.in_step import InStep, job_rate, older_attention, pace_of
 from clustersim.cost.interference import Interference
 from clustersim.cost.machines import Machine, Machines, Slowed
-from clustersim.cost.record import Call, Record
+from clustersim.cost.record import Call, Record, summed_in
 from clustersim.cost.recorded import RecordedKernels
 from clustersim.cost.recorded_exchanges import RecordedExchanges
 from clustersim.cost.recorded_host import host_of
@@ -155,8 +155,12 @@ def exchanges_of(scenario: Scenario) -> tuple[Call, ...]:
     for exchange in dict.fromkeys(each for each in every if not isinstance(each, HostExchange)):
         for members in program.groups[exchange.group].members:
             nodes = len(np.unique(fabric.nodes(members)))
-            found[Call(exchange.collective, exchange.payload, len(members), nodes)] = None
-    return tuple(sorted(found, key=lambda call: (call.collective.value, call.ranks, call.nodes, call.payload)))
+            found[Call(exchange.collective, exchange.payload, len(members), nodes, summed_in(exchange))] = None
+    return tuple(sorted(found, key=_place))
+
+
+def _place(call: Call) -> tuple[str, int, int, float, str]:
+    return call.collective.value, call.ranks, call.nodes, call.payload, call.format.value
 
 
 def _blocks(program: Program) -> Iterator[Block]:

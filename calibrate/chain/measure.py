@@ -25,7 +25,7 @@ from calibrate.check.formats import allow_tf32
 from calibrate.check.labels import Label
 from calibrate.devices.device import TorchDevice
 from calibrate.kernels import rows as kernel_rows
-from calibrate.kernels.formulas import Unsupported
+from calibrate.kernels.refusal import refusal
 from calibrate.kernels.timing import Method
 from clustersim.cost.record import ChainRow, KernelRow, Signature, family, signature
 from clustersim.errors import InputError
@@ -60,12 +60,14 @@ def chain_rows(
         cut = alone(scenario, _ROOM * device.free_bytes())
         with _precision(cut.training.recipe):
             return compared(RealLayers(cut, device), _measured_on(device), seconds, say)
-    except (InputError, Unsupported) as reason:
-        say(f"no chain of kernels: {reason}")
     except Exception as error:
-        if not device.out_of_memory(error):
+        too_large = f"layers of {scenario.model.name} do not fit on {device.name} beside what is there"
+        said = error if isinstance(error, InputError) else refusal(error, device, too_large)
+        if said is None:
             raise
-        say(f"no chain of kernels: layers of {scenario.model.name} do not fit on {device.name} beside what is there")
+        if not isinstance(said, InputError):
+            raise said from error
+        say(f"no chain of kernels: {said}")
     finally:
         device.release()
     return ()

@@ -34,7 +34,10 @@ def measure_between(calls: Sequence[Call], kernels: Sequence[KernelRow], here: H
     ranks = tuple(range(here.world.ranks))
     member = Member(_world(), ranks, here.world.rank, here.device.torch)
     whole = [call for call in calls if call.ranks == here.world.ranks]
-    return [CollectiveRow(call, _timed(prepared(call.collective, member, call.payload).lap, run)) for call in whole]
+    return [
+        CollectiveRow(call, _timed(prepared(call.collective, member.of(call.format), call.payload).lap, run))
+        for call in whole
+    ]
 
 
 def _world() -> Any:

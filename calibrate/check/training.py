@@ -9,9 +9,8 @@ from calibrate.check.formats import allow_tf32
 from calibrate.check.here import Here
 from calibrate.check.support import trainer_of
 from calibrate.check.trainer import Batch, Trainer, random_batch
-from calibrate.kernels.formulas import Unsupported
+from calibrate.kernels.refusal import refusal
 from clustersim.assembly import plan_of
-from clustersim.errors import InputError
 from clustersim.scenario import Scenario
 
 
@@ -27,15 +26,15 @@ def training(scenario: Scenario, here: Here) -> Iterator[tuple[Trainer, Batch]]:
     try:
         batch = random_batch(plan_of(scenario), here.device.torch)
         yield trainer_of(scenario, here.device.torch), batch
-    except Unsupported as reason:
-        raise InputError(f"training.fused: {reason}; set it to false") from reason
     except Exception as error:
-        if not (isinstance(error, torch.OutOfMemoryError) or here.device.out_of_memory(error)):
-            raise
         layers = "layer does" if scenario.model.layers == 1 else "layers do"
-        raise InputError(
+        too_large = (
             f"{scenario.model.layers} {layers} not fit on {here.device.name} beside what is there; use fewer --layers, "
             "or a smaller training.microbatch"
-        ) from error
+        )
+        said = refusal(error, here.device, too_large)
+        if said is None:
+            raise
+        raise said from error
     finally:
         torch.set_float32_matmul_precision(before)

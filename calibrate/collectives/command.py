@@ -3,18 +3,18 @@
     torchrun --nproc-per-node 8 -m calibrate collectives -o h100.json
     torchrun --nproc-per-node 2 -m calibrate collectives --for plan.yaml -o cpu.json
 
-Every collective over powers of two of bytes, for all sizes of groups that the processes divide into, within nodes and
-across them; or exactly the collectives that a scenario's ranks run; then kernels of each class beside collectives of
-each kind, for by how much they slow each other. Rows are written as they come, so an interrupted run goes on where it
-was when it is started again with the same record. How a call is timed: `collectives.laps`;
-beside kernels: `collectives.sides`.
+Every collective over powers of two of bytes (reductions in each format), for all sizes of groups that the processes
+divide into, within nodes and across them; or exactly the collectives that a scenario's ranks run; then kernels of
+each class beside collectives of each kind, for by how much they slow each other. Rows are written as they come, so an
+interrupted run goes on where it was when it is started again with the same record. How a call is timed:
+`collectives.laps`; beside kernels: `collectives.sides`.
 """
 
 import argparse
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +28,8 @@ from calibrate.torch_door import require_torch
 from clustersim.assembly import exchanges_of, kernels_of
 from clustersim.cost.record import BesideRow, Call, CollectiveRow, Conditions, Record, signature
 from clustersim.cost.record_file import write_record
-from clustersim.errors import InputError
+from clustersim.dtypes import DType
+from clustersim.errors import InputError, nearest
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.program.task import Collective
 from clustersim.scenario import Scenario
@@ -48,6 +49,7 @@ MEASURED: Final = (
     Collective.BROADCAST,
     Collective.SEND_RECV,
 )
+SUMMED: Final = (DType.FP32, DType.BF16, DType.FP16)
 SMALLEST: Final = 2**10
 PATIENCE: Final = 1.0  # seconds for one call, if the budget has as much
 
@@ -76,17 +78,31 @@ def measure_calls(
     return rows
 
 
-def calls_for(world: "World", sizes: Sequence[Bytes]) -> tuple[Call, ...]:
-    """Every collective at every size, in all groups that the processes divide into; send_recv in pairs."""
+def calls_for(world: "World", sizes: Sequence[Bytes], formats: Sequence[DType] = (DType.FP32,)) -> tuple[Call, ...]:
+    """Every collective at every size, in all groups that the processes divide into; send_recv in pairs.
+
+    formats: that reductions sum in; what only moves bytes is measured once.
+    """
     pairs = tuple((2, nodes) for nodes in (1, 2) if world.groups(2, nodes))
     return tuple(
-        Call(collective, size, ranks, nodes)
+        Call(collective, size, ranks, nodes, form)
         for ranks, nodes in sorted({*world.layouts(), *pairs})
         for collective in MEASURED
         if ((ranks, nodes) in (pairs if collective is Collective.SEND_RECV else world.layouts()))
+        for form in (formats if collective.reduces else (DType.FP32,))
         for size in sizes
         if size >= 4.0 * ranks  # a number for each rank
     )
+
+
+def in_formats(calls: Iterable[Call], formats: Sequence[DType]) -> tuple[Call, ...]:
+    """Calls whose reductions sum in these formats."""
+    asked = (
+        replace(call, format=form)
+        for call in calls
+        for form in (formats if call.collective.reduces else (call.format,))
+    )
+    return tuple(dict.fromkeys(asked))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,6 +113,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="change a value of the scenario")  # fmt: skip
     parser.add_argument("--sizes", metavar="SIZES", help='payloads, such as "1 KiB,1 MiB" (default: powers of two)')
     parser.add_argument("--largest", default="1 GiB", metavar="SIZE", help="largest of the default payloads (1 GiB)")
+    parser.add_argument("--dtype", metavar="FORMATS", help="formats that reductions sum in, such as fp32,bf16 "
+                        "(default: the scenario's; else fp32, and on GPUs bf16)")  # fmt: skip
     parser.add_argument("--budget", default="5 min", metavar="TIME", help="time for all of it (5 min)")
     parser.add_argument("--backend", choices=("nccl", "gloo"), help="nccl on GPUs, gloo on CPUs (the best there is)")
     parser.add_argument("--accelerator", metavar="NAME", help="what clustersim calls this device")
@@ -121,10 +139,11 @@ def _measure(options: argparse.Namespace, world: "World") -> None:
     from calibrate.collectives.world import backend_of, first_decides, joined, local_device
 
     budget, sizes = _duration(options.budget), _sizes(options)
+    formats = _formats(options.dtype)
     backend = backend_of(options.backend)
     device = local_device(backend, world)
     with joined(backend, device.torch):
-        calls, record, pairs = first_decides(lambda: _plan(options, world, device, sizes), device.torch)
+        calls, record, pairs = first_decides(lambda: _plan(options, world, device, (sizes, formats)), device.torch)
         keeper = _Keeper(record, _path(options), len(calls) + len(pairs))
         measure_calls(calls, device, budget=budget, arrived=None if world.rank else keeper.keep)
         for found in beside(pairs, device):
@@ -153,6 +172,18 @@ def _sizes(options: argparse.Namespace) -> tuple[Bytes, ...]:
     return tuple(float(2**power) for power in range(10, 64) if 2**power <= largest)
 
 
+def _formats(text: str | None) -> tuple[DType, ...] | None:
+    """The formats that are asked for, each once; None: the usual ones."""
+    if text is None:
+        return None
+    names = {form.value: form for form in SUMMED}
+    words = [word.strip().lower() for word in text.split(",")]
+    for word in words:
+        if word not in names:
+            raise InputError(f"--dtype: reductions are not measured in {word!r}; {nearest(word, names)}")
+    return tuple(dict.fromkeys(names[word] for word in words))
+
+
 def _quantity(option: str, text: str, dimension: Dimension) -> float:
     try:
         value = parse_quantity(text, dimension)
@@ -164,21 +195,26 @@ def _quantity(option: str, text: str, dimension: Dimension) -> float:
 
 
 def _plan(
-    options: argparse.Namespace, world: "World", device: "TorchDevice", sizes: Sequence[Bytes]
+    options: argparse.Namespace,
+    world: "World",
+    device: "TorchDevice",
+    grid: tuple[Sequence[Bytes], Sequence[DType] | None],
 ) -> tuple[tuple[Call, ...], Record, tuple["Pair", ...]]:
     """Calls that are still to be measured, the record that they go into, and kernels that are to be beside which."""
     from calibrate.collectives.beside import PAYLOADS, heaviest_kernels, largest_calls, usual_calls, usual_kernels
 
-    record = _record(options, world, device)
+    record, (sizes, formats) = _record(options, world, device), grid
     if options.output is not None:
         write_record(record, Path(options.output))  # one that cannot be written is known now
     if options.scenario is None:
-        calls = calls_for(world, sizes)
+        usual = (DType.FP32,) if device.torch.type == "cpu" else (DType.FP32, DType.BF16)
+        calls = calls_for(world, sizes, formats or usual)
         some = usual_calls(world, min(PAYLOADS[device.torch.type], max(sizes)))
         kernels = usual_kernels(device)
     else:
         scenario = Scenario.load(options.scenario, options.overrides)
         calls = tuple(call for call in exchanges_of(scenario) if call.ranks > 1)
+        calls = calls if formats is None else in_formats(calls, formats)
         some, kernels = largest_calls(calls), heaviest_kernels(kernels_of(scenario))
     known = {row.call for row in record.collectives}
     beside = {(row.kernel.signature, row.call) for row in record.beside}
@@ -188,14 +224,14 @@ def _plan(
 
 def _record(options: argparse.Namespace, world: "World", device: "TorchDevice") -> Record:
     from calibrate.collectives.laps import METHOD
-    from calibrate.collectives.world import library
+    from calibrate.collectives.world import library, torchrun
     from calibrate.devices.device import accelerator_of
 
     accelerator = load_accelerator(accelerator_of(device, options.accelerator))
     found = replace(device.describe(accelerator.name), collectives=library(device.torch))
     conditions = Conditions(
         date=datetime.now(UTC).date().isoformat(),
-        command=shlex.join(["torchrun", "--nproc-per-node", str(world.per_node), "-m", "calibrate", *sys.argv[1:]]),
+        command=shlex.join([*torchrun(world), "-m", "calibrate", *sys.argv[1:]]),
         method=METHOD,
         before=device.conditions(),
     )

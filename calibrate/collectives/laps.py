@@ -39,7 +39,8 @@ _FIRST: Final = 3e-4  # seconds that it may take, before one was seen
 _LONGEST: Final = 0.5  # seconds that the GPU is kept waiting, at most
 
 METHOD: Final = (
-    "FP32 numbers; all groups of a shape at once; before each call all ranks meet; from the last member's start (on "
+    "FP32 numbers, or those of the call; all groups of a shape at once; before each call all ranks meet; from the last "
+    "member's start (on "
     "GPUs and between nodes each rank's own) until the slowest is done; send_recv: half of there and back; "
     f"{WARM_UP} calls to warm up, then {LEAST} to {MOST} until the median is known to {CERTAIN:.0%} or the time is up; "
     "median, 5th and 95th percentile; calls far from all others dropped"

@@ -2,12 +2,14 @@
 
 One function for each collective prepares buffers of a payload for this rank of a group and returns the call, repeatable
 with the same buffers, and what must be in them afterwards. Payload: `program.task.Collective`'s, nccl-tests' size, in
-FP32 numbers, rounded up to whole ones for each part. Reductions work in place, so their buffer is filled anew before
-each call. Send/recv goes there and back (the classic ping-pong), so that no rank's clock is compared with another's.
+numbers of a format, rounded up to whole ones for each part. They are small integers, whose sum over all members the
+format holds exactly, so results are compared bit by bit. Reductions work in place, so their buffer is filled anew
+before each call. Send/recv goes there and back (the classic ping-pong), so that no rank's clock is compared with
+another's.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -16,10 +18,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from calibrate.collectives.laps import Lap
+from calibrate.kernels.routines.formats import TORCH
+from clustersim.dtypes import DType
 from clustersim.program.task import Collective
 from clustersim.units import Bytes
 
 ITEM: Final = 4  # bytes of an FP32 number
+_EXACT: Final = {torch.float32: 2**24, torch.float16: 2**11, torch.bfloat16: 2**8}  # integers that are held exactly
 COPIES: Final = 2.0  # buffers of a whole payload that a rank needs, at most
 _PERIOD: Final = 251  # of the pattern in the buffers; a prime, so that no part looks like another
 
@@ -30,12 +35,20 @@ _reduce_parts = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scat
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """The place of this rank in a group. group: the process group's handle; ranks: numbers in the world."""
+    """The place of this rank in a group. group: the process group's handle; ranks: numbers in the world.
+
+    dtype: of the numbers that are moved.
+    """
 
     group: Any
     ranks: tuple[int, ...]
     place: int
     device: torch.device
+    dtype: torch.dtype = torch.float32
+
+    def of(self, form: DType) -> "Member":
+        """The same with numbers of another format."""
+        return replace(self, dtype=TORCH[form])
 
     @property
     def first(self) -> bool:
@@ -44,12 +57,18 @@ class Member:
 
     def part(self, payload: Bytes) -> int:
         """Numbers in each member's part of a payload."""
-        return max(1, round(-(-payload // (ITEM * len(self.ranks)))))
+        return max(1, round(-(-payload // (self.dtype.itemsize * len(self.ranks)))))
+
+    def whole(self, payload: Bytes) -> int:
+        """Numbers in a payload."""
+        return max(1, round(-(-payload // self.dtype.itemsize)))
 
     def numbers(self, place: int, count: int) -> Tensor:
-        """[count] numbers that tell whose they are and where they stand; small integers, which FP32 sums exactly."""
-        pattern = torch.arange(_PERIOD, dtype=torch.float32, device=self.device) + (place + 1)
-        return pattern.repeat(-(-count // _PERIOD))[:count]
+        """[count] numbers that tell whose they are and where they stand, as far as the sum of all has room for that."""
+        exact, size = _EXACT[self.dtype], len(self.ranks)
+        below = max(2, exact // size) if place < exact else 1  # of more members than that the others give zeros
+        pattern = (torch.arange(_PERIOD, device=self.device) + (place + 1)) % below
+        return pattern.to(self.dtype).repeat(-(-count // _PERIOD))[:count]
 
     def sums(self, count: int) -> Tensor:
         """The sum of all members' numbers."""
@@ -60,7 +79,7 @@ class Member:
 
     def room(self, count: int) -> Tensor:
         """[count] numbers that are yet to come."""
-        return torch.zeros(count, dtype=torch.float32, device=self.device)
+        return torch.zeros(count, dtype=self.dtype, device=self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,26 +106,22 @@ def _nothing() -> None:
     """No preparation: the call leaves what it reads as it was."""
 
 
-def _whole(payload: Bytes) -> int:
-    return max(1, round(-(-payload // ITEM)))
-
-
 def _all_reduce(member: Member, payload: Bytes) -> Prepared:
-    source = member.numbers(member.place, _whole(payload))
+    source = member.numbers(member.place, member.whole(payload))
     buffer = torch.empty_like(source)
     lap = Lap(lambda: buffer.copy_(source), lambda: dist.all_reduce(buffer, group=member.group))
     return Prepared(lap, buffer, lambda: member.sums(len(buffer)))
 
 
 def _reduce(member: Member, payload: Bytes) -> Prepared:
-    source = member.numbers(member.place, _whole(payload))
+    source = member.numbers(member.place, member.whole(payload))
     buffer, root = torch.empty_like(source), member.ranks[0]
     lap = Lap(lambda: buffer.copy_(source), lambda: dist.reduce(buffer, root, group=member.group))
     return Prepared(lap, buffer if member.first else None, lambda: member.sums(len(buffer)))
 
 
 def _broadcast(member: Member, payload: Bytes) -> Prepared:
-    buffer, root = member.numbers(member.place, _whole(payload)), member.ranks[0]
+    buffer, root = member.numbers(member.place, member.whole(payload)), member.ranks[0]
     lap = Lap(_nothing, lambda: dist.broadcast(buffer, root, group=member.group))
     return Prepared(lap, buffer, lambda: member.numbers(0, len(buffer)))
 
@@ -150,7 +165,7 @@ def _gather(member: Member, payload: Bytes) -> Prepared:
 
 
 def _send_recv(member: Member, payload: Bytes) -> Prepared:
-    sent, received = member.numbers(member.place, _whole(payload)), member.room(_whole(payload))
+    sent, received = member.numbers(member.place, member.whole(payload)), member.room(member.whole(payload))
     other = member.ranks[1 - member.place]
 
     def there_and_back() -> None:

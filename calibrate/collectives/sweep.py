@@ -6,19 +6,24 @@ their memory or the time left is passed over on all ranks alike, with the reason
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+import torch
 
 from calibrate.collectives.laps import Clock, DeviceClock, HostClock, Lap, timed
 from calibrate.collectives.operations import COPIES, ITEM, Member, Prepared, prepared
 from calibrate.collectives.world import World, formed, joined_world, least
 from calibrate.devices.device import TorchDevice
 from clustersim.cost.record import Call, CollectiveRow
+from clustersim.dtypes import DType
 from clustersim.errors import InputError
 from clustersim.program.task import Collective
 from clustersim.units import Bytes, Seconds, format_bytes
+
+T = TypeVar("T")
 
 _CHECKED: Final = 1000 * ITEM  # bytes of each member's part in a check
 _USABLE: Final = 0.8  # of the memory that is free
@@ -82,6 +87,10 @@ def _unfit(call: Call, world: World) -> str:
     return f"{_group(call)} do not fit the {world.ranks} processes on {_nodes(world.nodes)}"
 
 
+def _words(call: Call) -> str:
+    return call.collective.value if call.format is DType.FP32 else f"{call.collective.value} in {call.format.value}"
+
+
 def _group(call: Call) -> str:
     return f"{call.ranks} ranks on {_nodes(call.nodes)}"
 
@@ -103,7 +112,7 @@ class _Bench:
     world: World
     device: TorchDevice
     member: Member | None
-    checked: set[Collective] = field(default_factory=set)
+    checked: set[tuple[Collective, DType]] = field(default_factory=set)
 
     def measured(self, call: Call, patience: Seconds) -> CollectiveRow | Skipped:
         """One call, or why not."""
@@ -121,8 +130,7 @@ class _Bench:
         need, free = COPIES * call.payload, self._free()
         if need > _USABLE * free:
             return Skipped(call, f"{format_bytes(need)} of memory a process; {format_bytes(free)} are free")
-        self._check(call)
-        lap = self._lap(call)
+        lap = self._lap(call) if self._checked(call) else None
         if lap is None:
             return Skipped(call, f"{format_bytes(need)} of memory for each process could not be had")
         return lap
@@ -134,22 +142,37 @@ class _Bench:
 
     def _lap(self, call: Call) -> Lap | None:
         """The call with its buffers; None where a rank could not have them."""
+        found = self._agreed(lambda: self._prepared(call, call.payload))
+        return None if found is None else found.lap
+
+    def _checked(self, call: Call) -> bool:
+        """Refuse a collective whose result is wrong, in whichever group; whether there was memory to look."""
+        if (call.collective, call.format) in self.checked:
+            return True
+        ready = self._agreed(lambda: self._prepared(call, _CHECKED * call.ranks))
+        right = None if ready is None else self._agreed(lambda: _right(ready))
+        if right is None:
+            return False
+        if least(float(right), self.device.torch) < 1.0:
+            raise InputError(f"{_words(call)} of {_group(call)} gave a wrong result")
+        self.checked.add((call.collective, call.format))
+        return True
+
+    def _prepared(self, call: Call, payload: Bytes) -> Prepared:
+        return _IDLE if self.member is None else prepared(call.collective, self.member.of(call.format), payload)
+
+    def _agreed(self, make: Callable[[], T]) -> T | None:
+        """What each rank makes by itself; None on all of them where one has no memory for it.
+
+        So no rank waits in a collective for one that never comes to it.
+        """
+        made: T | None = None
         try:
-            lap = _IDLE if self.member is None else prepared(call.collective, self.member, call.payload).lap
-        except RuntimeError as error:
+            made = make()
+        except (RuntimeError, MemoryError) as error:
             if not self.device.out_of_memory(error):
                 raise
-            lap = None
-        return None if least(float(lap is not None), self.device.torch) < 1.0 else lap
-
-    def _check(self, call: Call) -> None:
-        """Refuse a collective whose result is wrong, in whichever group."""
-        if call.collective in self.checked:
-            return
-        self.checked.add(call.collective)
-        right = self.member is None or _right(prepared(call.collective, self.member, _CHECKED * call.ranks))
-        if least(float(right), self.device.torch) < 1.0:
-            raise InputError(f"{call.collective.value} of {_group(call)} gave a wrong result")
+        return None if least(float(made is not None), self.device.torch) < 1.0 else made
 
     def _clock(self) -> Clock:
         if self.device.torch.type == "cuda":
@@ -157,7 +180,7 @@ class _Bench:
         return HostClock(shared=self.world.nodes == 1)
 
 
-_IDLE: Final = Lap(lambda: None, lambda: None)
+_IDLE: Final = Prepared(Lap(lambda: None, lambda: None), None, lambda: torch.empty(0))
 
 
 def _right(call: Prepared) -> bool:

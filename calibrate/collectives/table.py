@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from clustersim.cost.interference import KernelClass
-from clustersim.cost.record import BesideRow, CollectiveFit, CollectiveRow, hindered, slowed
+from clustersim.cost.record import BesideRow, Call, CollectiveFit, CollectiveRow, hindered, slowed
+from clustersim.dtypes import DType
 from clustersim.units import format_bandwidth, format_bytes, format_seconds
 
 _STILL: Final = 10.0
@@ -16,7 +17,7 @@ def row_line(row: CollectiveRow) -> str:
     call, time = row.call, row.time
     rate = format_bandwidth(call.payload / time.seconds)
     times = f"{format_seconds(time.seconds):>9} ({format_seconds(time.p5)} to {format_seconds(time.p95)})"
-    what = f"{call.collective.value:<15}{format_bytes(call.payload):>10}  {_shape(call.ranks, call.nodes)}"
+    what = f"{_named(call):<20}{format_bytes(call.payload):>10}  {_shape(call.ranks, call.nodes)}"
     return f"{what}  {times}  {rate}"
 
 
@@ -24,12 +25,12 @@ def fit_table(fits: Sequence[CollectiveFit]) -> str:
     """A line for each fit; a sentence where there is none."""
     if not fits:
         return "no fit: alpha and beta take three payloads of one collective and group"
-    lines = [f"{'collective':<15}{'group':<20}{'alpha':>10}{'beta':>12}{'rows':>6}{'error':>8}{'left out':>10}"]
+    lines = [f"{'collective':<20}{'group':<20}{'alpha':>10}{'beta':>12}{'rows':>6}{'error':>8}{'left out':>10}"]
     for fit in fits:
         shape, residual = _shape(fit.ranks, fit.nodes), fit.residual
         constants = f"{format_seconds(fit.alpha):>10}{format_bandwidth(fit.beta):>12}"
         errors = f"{residual.rows:>6}{residual.error:>8.1%}{residual.left_out:>10.1%}"
-        lines.append(f"{fit.collective.value:<15}{shape:<20}{constants}{errors}")
+        lines.append(f"{_named(fit):<20}{shape:<20}{constants}{errors}")
     return "\n".join(lines)
 
 
@@ -58,6 +59,11 @@ def _both(kernel: float | None, call: float | None) -> str:
 
 def _longer(part: float) -> str:
     return f"+{part:.0%}" if part < _STILL else "stand still"
+
+
+def _named(what: Call | CollectiveFit) -> str:
+    form = "" if what.format is DType.FP32 else f" {what.format.value}"
+    return f"{what.collective.value}{form}"
 
 
 def _shape(ranks: int, nodes: int) -> str:

@@ -71,6 +71,23 @@ def started(environment: Mapping[str, str] = os.environ, *, command: str) -> Wor
     return World(rank, ranks, _per_node(ranks, int(environment.get("LOCAL_WORLD_SIZE", ranks))))
 
 
+def torchrun(world: World, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """How these processes were started on this node, as torchrun says in their environment.
+
+    Where they meet is MASTER_ADDR and MASTER_PORT, whatever rendezvous found it (torch/distributed/run.py).
+    """
+    processes = ("torchrun", "--nproc-per-node", str(world.per_node))
+    if world.nodes == 1:
+        return processes
+    words = {
+        "--nnodes": environment.get("GROUP_WORLD_SIZE", str(world.nodes)),
+        "--node-rank": environment.get("GROUP_RANK", str(world.rank // world.per_node)),
+        "--master-addr": environment.get("MASTER_ADDR", ""),
+        "--master-port": environment.get("MASTER_PORT", ""),
+    }
+    return (*processes, *(word for option, value in words.items() if value for word in (option, value)))
+
+
 def _per_node(ranks: int, per_node: int) -> int:
     if ranks % per_node:
         raise InputError(f"{ranks} processes with {per_node} on this node; start as many on each node")

@@ -157,6 +157,10 @@ class CpuDevice:
         """Whether an error says that memory ran out."""
         return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
+    def survives(self, _error: Exception) -> bool:
+        """A CPU can always be used on."""
+        return True
+
 
 def _timed(action: Action, repeats: int) -> Seconds:
     began = perf_counter_ns()

@@ -21,7 +21,7 @@ from typing import Final
 
 import torch
 
-from calibrate.devices import facts
+from calibrate.devices import cuda_errors, facts
 from calibrate.devices.filler import Filler, timed_event
 from calibrate.devices.readings import Sensor
 from calibrate.devices.sensors import sensor_of
@@ -239,7 +239,17 @@ class CudaDevice:
 
     def out_of_memory(self, error: Exception) -> bool:
         """Whether an error says that memory ran out."""
-        return isinstance(error, torch.cuda.OutOfMemoryError) or "CUBLAS_STATUS_ALLOC_FAILED" in str(error)
+        return cuda_errors.out_of_memory(error)
+
+    def survives(self, error: Exception) -> bool:
+        """Whether the device can be used on after an error: it does not say otherwise, and neither does the device."""
+        if cuda_errors.lost(error):
+            return False
+        try:
+            self.synchronize()
+        except RuntimeError:  # a lost context answers everything with its error
+            return False
+        return True
 
     @property
     def _sensor(self) -> Sensor:

@@ -17,7 +17,7 @@ from calibrate.devices.stopwatch import Action, Load, Stopwatch
 from calibrate.devices.watch import Watch
 from clustersim.cost.record import Device, UnderLoad
 from clustersim.dtypes import DType
-from clustersim.errors import InputError, nearest
+from clustersim.errors import ClusterSimError, InputError, nearest
 from clustersim.shipped import find as find_shipped
 from clustersim.shipped import names
 from clustersim.units import Bytes, Seconds
@@ -44,6 +44,13 @@ _NAMES: Final = (
 )
 _OTHERS: Final = ("MIG", "NVL", "H800 PCIe", "WS")  # a part of a GPU, and GPUs with other clocks and memory
 _CPU: Final = "cpu-laptop"
+
+
+class DeviceLostError(ClusterSimError):
+    """The device cannot be used by this process any more."""
+
+    def __init__(self, what: str, device: str, reason: str, then: str) -> None:
+        super().__init__(f"{what} left {device} unusable for this process: {reason}; {then}")
 
 
 class TorchDevice(Protocol):
@@ -109,6 +116,9 @@ class TorchDevice(Protocol):
 
     def out_of_memory(self, error: Exception) -> bool:
         """Whether an error says that memory ran out."""
+
+    def survives(self, error: Exception) -> bool:
+        """Whether this process can use the device on after an error."""
 
 
 def find(name: str | None) -> TorchDevice:

@@ -15,9 +15,10 @@ import numpy as np
 
 from clustersim.arrays import FloatArray
 from clustersim.cost.record import CollectiveFit, CollectiveRow, Residual
+from clustersim.dtypes import DType
 from clustersim.program.task import Collective
 
-Shape = tuple[Collective, int, int]
+Shape = tuple[Collective, int, int, DType]
 
 LEAST: Final = 3  # payloads: two constants, and something to judge them by
 
@@ -29,7 +30,8 @@ def fit_calls(rows: Iterable[CollectiveRow]) -> tuple[CollectiveFit, ...]:
     """
     shapes: dict[Shape, list[CollectiveRow]] = {}
     for row in rows:
-        shapes.setdefault((row.call.collective, row.call.ranks, row.call.nodes), []).append(row)
+        call = row.call
+        shapes.setdefault((call.collective, call.ranks, call.nodes, call.format), []).append(row)
     fits = (_fit(shape, alike) for shape, alike in shapes.items())
     return tuple(fit for fit in fits if fit is not None)
 
@@ -42,7 +44,8 @@ def _fit(shape: Shape, rows: Sequence[CollectiveRow]) -> CollectiveFit | None:
         return None
     error = float(np.mean(np.abs((alpha + pace * payloads) / seconds - 1.0)))
     residual = Residual(len(rows), error, _left_out(payloads, seconds))
-    return CollectiveFit(*shape, alpha=alpha, beta=1.0 / pace, residual=residual)
+    collective, ranks, nodes, form = shape
+    return CollectiveFit(collective, ranks, nodes, alpha, 1.0 / pace, residual, form)
 
 
 def _line(payloads: FloatArray, seconds: FloatArray) -> tuple[float, float]:

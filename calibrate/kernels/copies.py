@@ -5,6 +5,7 @@ pinned host memory. A launch interval is what one kernel takes when many tiny on
 floor under any kernel that a program launches one by one.
 """
 
+import sys
 from collections.abc import Container, Iterator
 from dataclasses import replace
 from typing import Final
@@ -17,7 +18,7 @@ from calibrate.devices.device import TorchDevice
 from calibrate.devices.stopwatch import Action
 from calibrate.kernels.timing import Method, measure
 from clustersim.cost.record import CopyRow
-from clustersim.units import Bytes, Seconds
+from clustersim.units import Bytes, Seconds, format_bytes
 
 _SIZES: Final = tuple(2**power for power in range(20, 31, 2))  # 1 MiB to 1 GiB
 _PART: Final = 0.1  # of the free memory that a copy may take
@@ -27,12 +28,28 @@ _ROUNDS: Final = 7
 
 
 def copies(device: TorchDevice, method: Method, known: Container[tuple[str, Bytes]] = ()) -> Iterator[CopyRow]:
-    """Copies of all sizes that fit, on each route, but for those known already."""
+    """Copies of all sizes that fit, on each route, but for those known already; those without memory are said."""
     routes = ("device",) if device.torch.type == "cpu" else ("device", "host_to_device", "device_to_host")
     for route in routes:
         for size in _SIZES:
             if (route, float(size)) not in known and size <= _PART * device.free_bytes():
-                yield copy(device, route, size, method)
+                found = _copy_if_there_is_memory(device, route, size, method)
+                if found is None:
+                    break  # nor is there for larger ones
+                yield found
+
+
+def _copy_if_there_is_memory(device: TorchDevice, route: str, size: int, method: Method) -> CopyRow | None:
+    """Pinned memory is limited by the host's free memory, by containers and by the driver, and none of them says so."""
+    try:
+        return copy(device, route, size, method)
+    except RuntimeError as error:
+        if not device.survives(error) or not device.out_of_memory(error):
+            raise
+    device.release()
+    kind = "memory" if route == "device" else "memory, or pinned memory of the host,"
+    print(f"copies {route}: no {kind} for {format_bytes(float(size))} and more; they are left out", file=sys.stderr)
+    return None
 
 
 def copy(device: TorchDevice, route: str, size: int, method: Method) -> CopyRow:

@@ -11,7 +11,8 @@ With `fused`, norms are PyTorch's own single kernels, and whatever it has none f
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Final
+from types import FunctionType
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -188,5 +189,24 @@ def _formula(formula: Callable[..., Tensor], x: Tensor, *, fused: bool) -> Calla
 
 @cache
 def compiled(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A formula as PyTorch compiles it, once for all shapes."""
-    return torch.compile(formula, dynamic=True)
+    """A formula as PyTorch compiles it in a training run: for operands of these sizes, and for no others."""
+    variants: dict[Any, Callable[..., Tensor]] = {}
+
+    def run(*operands: Tensor) -> Tensor:
+        forms = tuple((each.shape, each.stride(), each.dtype, each.requires_grad) for each in operands)
+        form = torch.is_grad_enabled(), forms
+        if form not in variants:
+            variants[form] = torch.compile(_copied(formula), dynamic=False, fullgraph=True)
+        return variants[form](*operands)
+
+    return run
+
+
+def _copied(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same with code of its own, to which PyTorch keeps what it has compiled.
+
+    Of one function the second form would be compiled for sizes that are not known (automatic dynamic shapes), which
+    is another kernel, and those past its recompile limit would not be compiled at all.
+    """
+    function = cast(FunctionType, formula)
+    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from calibrate.devices.device import TorchDevice
+from calibrate.devices.device import DeviceLostError, TorchDevice
 from calibrate.devices.stopwatch import Action
 from calibrate.kernels import routines
+from calibrate.kernels.compiler import lacks, sentence
 from calibrate.kernels.routines.action import Rotation
 from calibrate.kernels.timing import Method, measure
 from clustersim.cost.record import KernelRow, Outcome, Spread, UnderLoad, signature
@@ -48,22 +49,21 @@ def rows(kernels: Iterable[Kernel], device: TorchDevice, method: Method) -> Iter
 
 
 def row(kernel: Kernel, device: TorchDevice, method: Method) -> KernelRow:
-    """Measure one kernel; kernel.shape must be given."""
+    """Measure one kernel; kernel.shape must be given.
+
+    Raise KernelFailedError where nothing can be measured on the device after it.
+    """
     if kernel.shape is None:
         raise ValueError(f"{kernel.name}: nothing says what it computes")
     name, kind, launches = kernel.name, kernel.kind, kernel.launches
     made = KernelRow(name, kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, launches, time=None)
     try:
         time, under = _timed(kernel, device, method)
-        return replace(made, time=time, under=under)
-    except routines.Unsupported as reason:
-        return replace(made, outcome=Outcome.UNSUPPORTED, source=str(reason))
-    except _TooLargeError as reason:
-        return replace(made, outcome=Outcome.OUT_OF_MEMORY, source=str(reason))
+        found = replace(made, time=time, under=under)
     except Exception as error:  # whatever PyTorch raises for one kernel, the others can be measured
-        return _failed(made, device, error)
-    finally:
-        device.release()
+        found = _failed(made, device, error)
+    device.release()
+    return found
 
 
 def arrangement(kernel: Kernel, device: TorchDevice, method: Method) -> Arrangement:
@@ -76,6 +76,14 @@ def arrangement(kernel: Kernel, device: TorchDevice, method: Method) -> Arrangem
     if needed > _COPIES or needed > affordable:
         return Arrangement(1, flushed=True)
     return Arrangement(needed, flushed=False)
+
+
+class KernelFailedError(DeviceLostError):
+    """After a kernel this process cannot use the device any more; row: of the kernel, for a record to keep."""
+
+    def __init__(self, row: KernelRow, device: str) -> None:
+        super().__init__(row.name, device, row.source, "its row says so, and the same command goes on without it")
+        self.row = row
 
 
 class _TooLargeError(Exception):
@@ -106,9 +114,15 @@ def _rotation(kernel: Kernel, device: TorchDevice, copies: int) -> Action:
 
 def _failed(made: KernelRow, device: TorchDevice, error: Exception) -> KernelRow:
     """What PyTorch refuses is not measured; what leaves the device unusable is not survived."""
+    match error:
+        case routines.Unsupported():
+            return replace(made, outcome=Outcome.UNSUPPORTED, source=str(error))
+        case _TooLargeError():
+            return replace(made, outcome=Outcome.OUT_OF_MEMORY, source=str(error))
+    if not device.survives(error):
+        raise KernelFailedError(replace(made, outcome=Outcome.FAILED, source=sentence(error)), device.name) from error
     if device.out_of_memory(error):
         return replace(made, outcome=Outcome.OUT_OF_MEMORY, source="memory ran out while it ran")
-    reason = next(iter(str(error).splitlines()), type(error).__name__)
-    if "CUDA error" in reason:
-        raise error
-    return replace(made, outcome=Outcome.UNSUPPORTED, source=reason)
+    if (lacking := lacks(error)) is not None:
+        return replace(made, outcome=Outcome.NO_COMPILER, source=lacking)
+    return replace(made, outcome=Outcome.UNSUPPORTED, source=sentence(error))

@@ -15,7 +15,8 @@ from time import monotonic
 from typing import Final
 
 from calibrate.devices.device import TorchDevice
-from calibrate.kernels.rows import distinct, row
+from calibrate.kernels import compiler
+from calibrate.kernels.rows import KernelFailedError, distinct, row
 from calibrate.kernels.timing import Method
 from clustersim.cost.record import Conditions, Device, KernelRow, Moment, Outcome, Record, StepRow, merged, signature
 from clustersim.cost.record_file import read_record, write_record
@@ -44,9 +45,9 @@ class Session:
         self._saved = monotonic()
 
     def add(self, measured: KernelRow) -> None:
-        """One more kernel, written if it is time to."""
+        """One more kernel, written if it is time to, or if it may be the last."""
         self._new.append(measured)
-        if monotonic() - self._saved >= _SAVED:
+        if monotonic() - self._saved >= _SAVED or measured.outcome is Outcome.FAILED:
             self.save()
 
     def extend(self, other: Record) -> None:
@@ -63,9 +64,8 @@ class Session:
         self.record = replace(self.gathered(), steps=tuple(steps))
 
     def missing(self, kernels: Sequence[Kernel]) -> list[Kernel]:
-        """Those kernels that the record has no row of, each signature once."""
-        again = Outcome.OUT_OF_MEMORY  # somebody else may have had it
-        known = {each.signature for each in self.gathered().kernels if each.outcome is not again}
+        """Those kernels that the record has no row of, or that may be measured now, each signature once."""
+        known = {each.signature for each in self.gathered().kernels if each.outcome not in _again()}
         return [kernel for kernel in distinct(kernels) if signature(kernel) not in known]
 
     def save(self) -> None:
@@ -93,6 +93,11 @@ class Session:
             rows = Record(self.record.device, self.record.conditions, tuple(self._new))
             self.record, self._new = merged(self.record, rows), []
         return self.record
+
+
+def _again() -> Sequence[Outcome]:
+    """Outcomes that may be another one now: somebody else may have had the memory, a compiler may be there."""
+    return (Outcome.OUT_OF_MEMORY, Outcome.NO_COMPILER) if compiler.present() else (Outcome.OUT_OF_MEMORY,)
 
 
 def _merged_with(path: Path, there: Record, empty: Record) -> Record:
@@ -146,6 +151,14 @@ class Parts:
 def measured(
     kernels: Sequence[Kernel], device: TorchDevice, parts: Parts, method: Method, *, clock: Clock = monotonic
 ) -> Iterator[KernelRow]:
-    """Measure kernels as their parts of the budget allow."""
+    """Measure kernels as their parts of the budget allow.
+
+    Raise KernelFailedError after the row of the kernel that nothing can be measured after.
+    """
     for kernel, allowed in parts.of(distinct(kernels), method, clock):
-        yield row(kernel, device, allowed)
+        try:
+            found = row(kernel, device, allowed)
+        except KernelFailedError as error:
+            yield error.row
+            raise
+        yield found

@@ -8,7 +8,7 @@ unless the same line was printed several times (`-N`, or several files): then th
 
 Out-of-place times are taken, those that nccl-tests prints first; `--in-place` takes the others. sendrecv has every rank
 send to the next one at the same time: a row of send_recv in pairs, across nodes if the ring of ranks crosses nodes,
-since the slowest pair sets the time.
+since the slowest pair sets the time. Reductions are of the format in the column `type`.
 """
 
 import argparse
@@ -32,7 +32,8 @@ from calibrate.nccl_tests.run import Place, Run, Sample
 from calibrate.nccl_tests.text import read_text
 from clustersim.cost.record import Call, CollectiveRow, Conditions, Device, Record, Spread
 from clustersim.cost.record_file import write_record
-from clustersim.errors import InputError, nearest
+from clustersim.dtypes import DType
+from clustersim.errors import InputError, nearest, shown
 from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.program.task import Collective
 from clustersim.units import Seconds
@@ -48,6 +49,12 @@ _COLLECTIVES: Final = {  # as nccl-tests and files named after it spell them, wi
     "scatter": Collective.SCATTER,
     "gather": Collective.GATHER,
     "reduce": Collective.REDUCE,
+}
+_FORMATS: Final = {  # what NCCL calls them (nccl-tests, src/common.cu: test_typenames)
+    "float": DType.FP32,
+    "bfloat16": DType.BF16,
+    "half": DType.FP16,
+    "fp8_e4m3": DType.FP8,
 }
 _OTHERS: Final = ("alltoallv", "hypercube")  # tests of what no layout here does
 _MEMORY: Final = re.compile(r"(\d+) ?gb", re.IGNORECASE)
@@ -72,6 +79,9 @@ def command(options: argparse.Namespace) -> None:
     cluster = load_cluster(options.cluster)
     runs = tuple(run for file in options.files for run in read_runs(Path(file)))
     rows = tuple(_rows(runs, cluster, options))
+    for run in runs:
+        if run.warnings:
+            print(f"{run.where}: NCCL warned {len(run.warnings)} times, first of: {run.warnings[0]}", file=sys.stderr)
     output = Path(options.output)
     record = added(Record(_device(runs, cluster), _conditions(runs, options), collectives=rows), output)
     record = replace(record, collective_fits=fit_calls(record.collectives))
@@ -105,7 +115,7 @@ def _rows(runs: Iterable[Run], cluster: Cluster, options: argparse.Namespace) ->
         for sample in run.samples:
             _require_right(sample)
             if sample.size:  # a payload too small for a part of each rank is printed as 0
-                call = _call(collective, sample.size, shape)
+                call = _call(collective, sample, shape)
                 samples.setdefault(call, []).append(_seconds(sample, options.in_place))
                 origin[call] = (run.file, run.iterations)
         if run.wrong:
@@ -127,10 +137,20 @@ class Shape:
     nodes: int
 
 
-def _call(collective: Collective, size: float, shape: Shape) -> Call:
+def _call(collective: Collective, sample: Sample, shape: Shape) -> Call:
     if collective is Collective.SEND_RECV:
-        return Call(collective, size, 2, min(2, shape.nodes))
-    return Call(collective, size, shape.ranks, shape.nodes)
+        return Call(collective, sample.size, 2, min(2, shape.nodes))
+    form = _summed(sample) if collective.reduces else DType.FP32
+    return Call(collective, sample.size, shape.ranks, shape.nodes, form)
+
+
+def _summed(sample: Sample) -> DType:
+    """The format that a reduction sums in."""
+    if sample.type not in _FORMATS:
+        raise InputError(
+            f"{sample.where}: sums {shown(sample.type)}, which no training does; run with -d {' or '.join(_FORMATS)}"
+        )
+    return _FORMATS[sample.type]
 
 
 def _require_right(sample: Sample) -> None:

@@ -46,6 +46,7 @@ class _Times(_Loose):
 class _Result(_Loose):
     size: int = Field(ge=0)
     count: int = Field(ge=0)
+    type: str = "float"
     out_of_place: _Times | None
     in_place: _Times | None
 
@@ -119,4 +120,4 @@ def _sample(where: str, result: _Result) -> Sample:
         raise InputError(f"{where}: cpu_time is what launching takes, not the collective; run without -C")
     seconds = [None if times is None or times.time is None else times.time * 1e-6 for times in both]
     wrong = [None if times is None else times.nwrong for times in both]
-    return Sample(where, float(result.size), result.count, seconds[0], seconds[1], (wrong[0], wrong[1]))
+    return Sample(where, float(result.size), result.count, result.type, seconds[0], seconds[1], (wrong[0], wrong[1]))

@@ -19,11 +19,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One line of the table. where: for messages; seconds, wrong: None where the test has none ("N/A")."""
+    """One line of the table.
+
+    where: for messages; type: of its numbers, as NCCL calls it; seconds, wrong: None where the test has none ("N/A").
+    """
 
     where: str
     size: Bytes
     count: int
+    type: str
     out_of_place: Seconds | None
     in_place: Seconds | None
     wrong: tuple[float | None, float | None]
@@ -34,7 +38,8 @@ class Run:
     """One run.
 
     file: its name; where: for messages; test: the program's name, empty where the log does not say; version: NCCL's,
-    empty likewise; iterations: that each time is the mean of; wrong: values that it found out of bounds in all.
+    empty likewise; iterations: that each time is the mean of; wrong: values that it found out of bounds in all;
+    warnings: NCCL's own, which did not end it.
     """
 
     file: str
@@ -46,6 +51,7 @@ class Run:
     samples: tuple[Sample, ...]
     wrong: int
     date: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 def version_of(code: int) -> str:

@@ -2,8 +2,12 @@
 
 Columns are named by the table's header, which differs between versions: older ones leave out `root` and `redop` where
 they mean nothing and have `error`, a deviation, in place of `#wrong`, a count; newer ones add per-iteration statistics
-and a timestamp. A log may hold several runs, one after the other, and lines of NCCL's own or of mpirun's and srun's
-prefixes between them. A log with an error in it, or without its last line, is refused: what it holds cannot be trusted.
+and a timestamp. A log may hold several runs, one after the other, behind prefixes of mpirun, srun and log collectors.
+
+NCCL writes into the same stream (src/debug.cc: `host:pid:tid [0] NCCL INFO ...`, warnings with their time and file
+before it), also in the middle of a row: nccl-tests prints size and type, then runs, then prints times. Such lines are
+taken out, and the halves of a row put together. Warnings do not end a run (a network card that is not there, a plugin
+that is not found): what does is a failure of the test, or a log without its last line. That is refused.
 """
 
 import re
@@ -15,7 +19,17 @@ from calibrate.nccl_tests.run import Place, Run, Sample, version_of
 from clustersim.errors import InputError, shown
 from clustersim.units import Seconds
 
-_PREFIX: Final = re.compile(r"^(?:\[\d+,\d+\]<std(?:out|err)>:|\d+:(?=\s))")  # mpirun --tag-output, srun --label
+_PREFIX: Final = re.compile(
+    r"^(?: *(?:\[[^\]\s]*\d+,\d+\](?:<std(?:out|err)>)?:"  # mpirun --tag-output, prterun's with its job's name
+    r"|\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4}(?:<std(?:out|err)>)?:?"  # mpirun --timestamp-output
+    r"|\d+:(?=\s)"  # srun --label
+    r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:?(?=\s)"  # of a log collector
+    r"))+"
+)
+_OWN: Final = re.compile(  # what NCCL writes
+    r"(?:\[[\d :.T-]+\] )?[A-Za-z][\w.-]*:\d+:\d+ \[-?\d+\] .*?\bNCCL (?:INFO|WARN|TRACE|CALL|VERSION|ABORT)\b.*"
+)
+_WARNING: Final = re.compile(r"\bNCCL WARN (.*)")
 _TEST: Final = re.compile(r"# Collective test starting: (\S+)")
 _LIBRARY: Final = re.compile(r"nccl-library=(\d+)")
 _VERSION: Final = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
@@ -24,7 +38,7 @@ _ITERATIONS: Final = re.compile(r"(?<!warmup )(?<!agg )iters: (\d+)")
 _PLACE: Final = re.compile(r"#\s+Rank +\d+ +(?:Group +(\d+) +)?Pid +\d+ on +(\S+) device +\d+ \[.*?\] (.+)")
 _WRONG: Final = re.compile(r"# Out of bounds values\s*:\s*(\d+)")
 _END: Final = "# Avg bus bandwidth"
-_ERRORS: Final = re.compile(r"NCCL WARN|Test (?:NCCL |CUDA )?failure|# error:|Invalid number of GPUs")
+_ERRORS: Final = re.compile(r"Test (?:NCCL |CUDA )?failure|# error:|Invalid number of GPUs")
 
 
 Line = tuple[int, str]
@@ -32,7 +46,7 @@ Line = tuple[int, str]
 
 def read_text(path: Path, text: str) -> tuple[Run, ...]:
     """All runs of a log; raise InputError that names the file and the line."""
-    lines = [(number, _PREFIX.sub("", line)) for number, line in enumerate(text.splitlines(), start=1)]
+    lines = list(_whole_lines(text))
     for number, line in lines:
         if _ERRORS.search(line):
             raise InputError(f"{path}: line {number}: the run had an error: {shown(line.strip())}")
@@ -40,6 +54,20 @@ def read_text(path: Path, text: str) -> tuple[Run, ...]:
     if not runs:
         raise InputError(f"{path}: has no run of nccl-tests: no line starts with '# nThread'")
     return runs
+
+
+def _whole_lines(text: str) -> Iterator[Line]:
+    """Lines without prefixes; what NCCL wrote into one is a line before it."""
+    begun = ""
+    for number, given in enumerate(text.splitlines(), start=1):
+        line = _PREFIX.sub("", given).lstrip()
+        own = _OWN.search(line)
+        if own is not None:
+            begun += line[: own.start()] + " "
+            yield number, own[0]
+        elif line or not begun.strip():
+            yield number, (begun + line).lstrip()
+            begun = ""
 
 
 def _parts(path: Path, lines: Sequence[Line]) -> Iterator[list[Line]]:
@@ -77,6 +105,7 @@ def _run(path: Path, lines: Sequence[Line]) -> Run:
         iterations=int(_first(_ITERATIONS, lines) or 1),
         samples=tuple(_samples(path, lines)),
         wrong=int(_first(_WRONG, lines) or 0),
+        warnings=tuple(warned[1].strip() for _, line in lines if (warned := _WARNING.search(line))),
     )
     if not run.samples:
         raise InputError(f"{run.where}: the run has no table")
@@ -117,6 +146,7 @@ def _sample(where: str, columns: Sequence[str], words: Sequence[str]) -> Sample:
         where=where,
         size=_whole(where, words[0]),
         count=_whole(where, words[1]),
+        type=words[2],
         out_of_place=_seconds(seconds[0]),
         in_place=_seconds(seconds[1]),
         wrong=(counts[0], counts[1]),

@@ -7,16 +7,16 @@ device unusable ends the session. Whatever ends it, the record has all rows up t
 import sys
 from collections.abc import Sequence
 from time import monotonic
-from typing import Final
 
+from calibrate.devices.device import DeviceLostError
 from calibrate.fit.record import fitted
+from calibrate.kernels.compiler import lacks, sentence
+from calibrate.kernels.rows import KernelFailedError
 from calibrate.parts.part import Bench
 from calibrate.parts.plan import Planned
 from clustersim.cost.record import Record
 from clustersim.errors import InputError
 from clustersim.units import format_seconds
-
-_LOST: Final = ("CUDA error", "HIP error")  # of a device that nothing can be asked of any more
 
 
 def run(bench: Bench, plan: Sequence[Planned]) -> Record:
@@ -41,10 +41,14 @@ def _measure(bench: Bench, planned: Planned) -> None:
         found = planned.part.measure(bench, planned.seconds)
     except InputError as reason:
         found = f"not measured: {reason}"
+    except KernelFailedError as error:  # of a kernel that is looked at on the way; those asked for are written already
+        bench.session.add(error.row)
+        raise
     except RuntimeError as error:  # PyTorch's own
-        if any(word in str(error) for word in _LOST):
-            raise
-        found = f"not measured: {next(iter(str(error).splitlines()), type(error).__name__)}"
+        if not bench.device.survives(error):
+            then = "the record has what was measured before, and the same command goes on with the rest"
+            raise DeviceLostError(planned.part.name, bench.device.name, sentence(error), then) from error
+        found = f"not measured: {lacks(error) or sentence(error)}"
     bench.session.save()
     bench.device.release()
     _say(f"{planned.part.name}: {found} ({format_seconds(round(monotonic() - began))})")

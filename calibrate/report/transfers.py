@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from calibrate.report.section import Section
 from clustersim.cost.record import Call, CollectiveRow, Record
+from clustersim.dtypes import DType
 from clustersim.program.task import Collective
 from clustersim.units import format_bandwidth, format_bytes, format_seconds
 
-Key = tuple[Collective, int, int]
+Key = tuple[Collective, int, int, DType]
 
 
 def copies_section(record: Record) -> Section:
@@ -37,14 +38,16 @@ def by_call(record: Record) -> dict[Key, list[CollectiveRow]]:
     """Collectives by kind, ranks and nodes, the smallest payload first."""
     groups: dict[Key, list[CollectiveRow]] = {}
     for row in sorted(record.collectives, key=lambda each: each.call.payload):
-        groups.setdefault((row.call.collective, row.call.ranks, row.call.nodes), []).append(row)
-    return dict(sorted(groups.items(), key=lambda item: (item[0][0].value, *item[0][1:])))
+        call = row.call
+        groups.setdefault((call.collective, call.ranks, call.nodes, call.format), []).append(row)
+    return dict(sorted(groups.items(), key=lambda item: (item[0][0].value, *item[0][1:3], item[0][3].value)))
 
 
 def call_words(call: Call) -> str:
     """A collective without its payload."""
     nodes = f" on {call.nodes} nodes" if call.nodes > 1 else ""
-    return f"{call.collective.value.replace('_', ' ')}, {call.ranks} ranks{nodes}"
+    form = "" if call.format is DType.FP32 else f" in {call.format.value}"
+    return f"{call.collective.value.replace('_', ' ')}{form}, {call.ranks} ranks{nodes}"
 
 
 def collectives_section(record: Record) -> Section:
@@ -78,5 +81,6 @@ def _content(key: Key, rows: Sequence[CollectiveRow]) -> dict[str, object]:
         "collective": key[0].value,
         "ranks": key[1],
         "nodes": key[2],
+        "format": key[3].value,
         "rows": [{"payload_bytes": row.call.payload, "seconds": row.time.seconds} for row in rows],
     }

@@ -3,7 +3,10 @@
 A measured payload takes what it took; where its repetitions are not known, it errs as if it lay between others.
 Between two measured ones the logarithm of the time is a straight line over that of the payload; the error is that of
 every inner payload as predicted from its neighbours (with none, half of what lies between the two that there are).
-Beyond them, the fitted alpha + payload / beta, with its residual.
+Beyond them the latency is the fitted alpha, and the bandwidth that of the nearest measured payload n, which takes t:
+alpha + (t - alpha) * payload / n. So a payload above all others moves as the largest one does, whatever protocols are
+below (alpha + payload / beta is one line through all of them, and meets none), and nothing jumps where measuring ends.
+The error is the residual of the fit, which spans the protocols. Where there is no fit, nothing is said.
 """
 
 import math
@@ -46,7 +49,14 @@ class Curve:
             return Reading(seconds, Provenance.INTERPOLATED, self._error)
         if self.fit is None:
             return None
-        return Reading(self.fit.alpha + payload / self.fit.beta, Provenance.FITTED, self.fit.residual.left_out)
+        return Reading(self._beyond(payload, self.fit.alpha), Provenance.FITTED, self.fit.residual.left_out)
+
+    def _beyond(self, payload: Bytes, alpha: Seconds) -> Seconds:
+        """A payload below or above all measured ones."""
+        end = 0 if payload < self._payloads[0] else -1
+        measured, seconds = float(self._payloads[end]), float(self._seconds[end])
+        latency = min(alpha, seconds)
+        return latency + (seconds - latency) * payload / measured
 
     @property
     def floor(self) -> Seconds:

@@ -14,7 +14,7 @@ from clustersim.cost.interference import Interference, KernelClass, Parts, class
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
 from clustersim.hardware.efficiency import Efficiency
-from clustersim.program.task import Collective
+from clustersim.program.task import Collective, Exchange
 from clustersim.units import Bytes, BytesPerSecond, Flop, FlopPerSecond, Seconds
 from clustersim.workload.kernels import Kernel, KernelKind, Shape, StreamShape
 from clustersim.workload.training import Attention
@@ -42,6 +42,8 @@ class Outcome(Enum):
     MEASURED = "measured"
     OUT_OF_MEMORY = "out_of_memory"
     UNSUPPORTED = "unsupported"  # the device or the library has no such kernel
+    NO_COMPILER = "no_compiler"  # there is no such kernel until Triton and a C compiler are installed
+    FAILED = "failed"  # it left the device unusable, and ended the session
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +126,24 @@ class KernelRow:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A collective of `ranks` ranks on `nodes` nodes, as many on each; payload: as `program.task.Collective` says."""
+    """A collective of `ranks` ranks on `nodes` nodes, as many on each; payload: as `program.task.Collective` says.
+
+    format: that a reduction sums in; what only moves bytes has none of its own, and stands as FP32.
+    """
 
     collective: Collective
     payload: Bytes
     ranks: int
     nodes: int
+    format: DType = DType.FP32
+
+
+def summed_in(exchange: Exchange) -> DType:
+    """The format of an exchange as records name it (see `Call`); TF32 is a way of multiplying, and summed as FP32."""
+    known = exchange.format
+    if known is None or known is DType.TF32 or not exchange.collective.reduces:
+        return DType.FP32
+    return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +286,7 @@ class KernelFit:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveFit:
-    """Seconds = alpha + payload / beta, for one collective, number of ranks and of nodes."""
+    """Seconds = alpha + payload / beta, for one collective, number of ranks and of nodes, and format (see `Call`)."""
 
     collective: Collective
     ranks: int
@@ -280,6 +294,7 @@ class CollectiveFit:
     alpha: Seconds
     beta: BytesPerSecond
     residual: Residual
+    format: DType = DType.FP32
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,7 +432,7 @@ def merged(first: Record, second: Record) -> Record:
     _require_equal("origin", first.origin.value, second.origin.value)
     _require_equal("processes", first.conditions.processes, conditions.processes)
     kernels = {row.signature: row for row in first.kernels}
-    kernels |= {row.signature: row for row in second.kernels if row.time is not None or row.signature not in kernels}
+    kernels |= {row.signature: row for row in second.kernels if row.time is not None or not _timed(kernels, row)}
     collectives = {row.call: row for row in (*first.collectives, *second.collectives)}
     copies = {(row.route, row.bytes): row for row in (*first.copies, *second.copies)}
     beside = {(row.kernel.signature, row.beside, row.call): row for row in (*first.beside, *second.beside)}
@@ -440,6 +455,12 @@ def merged(first: Record, second: Record) -> Record:
         kernel_fit=None,
         collective_fits=(),
     )
+
+
+def _timed(known: Mapping[Signature, KernelRow], row: KernelRow) -> bool:
+    """Whether the same kernel has a time among those."""
+    there = known.get(row.signature)
+    return there is not None and there.time is not None
 
 
 def _same(first: Device, second: Device) -> Device:

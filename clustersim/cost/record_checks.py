@@ -78,7 +78,7 @@ def _measured_things(record: Record) -> dict[str, Sequence[Hashable]]:
         "collectives": [row.call for row in record.collectives],
         "copies": [(copy.route, copy.bytes) for copy in record.copies],
         "beside": [(each.kernel.signature, each.beside, each.call) for each in record.beside],
-        "collective_fits": [(fit.collective, fit.ranks, fit.nodes) for fit in record.collective_fits],
+        "collective_fits": [(fit.collective, fit.ranks, fit.nodes, fit.format) for fit in record.collective_fits],
         "chain": [row.family for row in record.chain],
         "host": [row.state for row in record.host],
         "gpus": [row.place for row in record.gpus],

@@ -1,8 +1,10 @@
 """How long does a collective take, from what was measured on this cluster?
 
 Groups of as many ranks on as many nodes as were measured take what they took (`cost.curve`: measured, between measured
-payloads, or alpha and beta beyond them). All others take what the model of the fabric and the library says, and so do
-groups that have more ranks on one node than on another. Record and model may meet in one role, group by group.
+payloads, or beyond them). Of reductions those count that sum in the same format, FP32 where it is not known; where none
+were measured, those of another one, which move as many bytes and differ by how fast these are added. All others take
+what the model of the fabric and the library says, and so do groups that have more ranks on one node than on another.
+Record and model may meet in one role, group by group.
 
 Assumed: groups were measured as a layout runs them, all of one size at the same time, so that what they share is in the
 times. On a shared network the algorithm that the model takes says which links are kept busy; its latency and its
@@ -10,7 +12,7 @@ transfer are longer by one and the same factor, that by which the record is slow
 step take what was measured, and one that has the links for itself takes less where the model says that they share them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -18,15 +20,17 @@ import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.cost.curve import Curve, Reading
-from clustersim.cost.record import CollectiveRow, Record, Spread
+from clustersim.cost.record import CollectiveRow, Record, Spread, summed_in
 from clustersim.cost.recorded import own_error, standing
 from clustersim.cost.timing import Bound, Demand, DemandCost, ExchangeCost, ExchangeTiming
+from clustersim.dtypes import DType
 from clustersim.program.program import Groups
 from clustersim.program.task import Collective, Exchange
 from clustersim.units import Bytes
 
 ALGORITHM: Final = "as recorded"
 _Key = tuple[Collective, int, int]  # ranks and nodes of a group
+_Asked = tuple[str, Collective, Bytes, DType | None]
 
 
 class Model(ExchangeCost, DemandCost, Protocol):
@@ -58,21 +62,21 @@ class RecordedExchanges:
     def __init__(self, model: Model, record: Record, groups: Mapping[str, Groups], *, nodes: IntArray) -> None:
         self._model, self._groups, self._homes = model, groups, nodes
         self._origin = record.origin
-        self._curves = dict(_curves(record))
+        self._curves = _curves(record)
         self._spans: dict[str, IntArray] = {}
-        self._timings: dict[tuple[str, Collective, Bytes], ExchangeTiming] = {}
-        self._demands: dict[tuple[str, Collective, Bytes], Demand] = {}
+        self._timings: dict[_Asked, ExchangeTiming] = {}
+        self._demands: dict[_Asked, Demand] = {}
 
     def exchange(self, exchange: Exchange) -> ExchangeTiming:
         """Seconds of one collective in each group of its role, all groups at once."""
-        key = (exchange.group, exchange.collective, exchange.payload)
+        key = (exchange.group, exchange.collective, exchange.payload, exchange.format)
         if key not in self._timings:
             self._timings[key] = self._time(exchange)
         return self._timings[key]
 
     def demand(self, exchange: Exchange) -> Demand:
         """What one collective asks of shared links in each group of its role."""
-        key = (exchange.group, exchange.collective, exchange.payload)
+        key = (exchange.group, exchange.collective, exchange.payload, exchange.format)
         if key not in self._demands:
             self._demands[key] = self._ask(exchange)
         return self._demands[key]
@@ -112,11 +116,16 @@ class RecordedExchanges:
         which = self._nodes(exchange.group, members)
         readings: dict[int, tuple[Curve, Reading]] = {}
         for nodes in np.unique(which[which > 0]).tolist():
-            curve = self._curves.get((exchange.collective, members.shape[1], nodes))
+            curve = self._curve((exchange.collective, members.shape[1], nodes), summed_in(exchange))
             reading = None if curve is None else curve.at(exchange.payload)
             if curve is not None and reading is not None:
                 readings[nodes] = curve, reading
         return _Covered(which, readings)
+
+    def _curve(self, key: _Key, form: DType) -> Curve | None:
+        """Of the format that is summed in; where that is not known, or was not measured, FP32's, else any."""
+        known = self._curves.get(key, {})
+        return known.get(form) or known.get(DType.FP32) or next(iter(known.values()), None)
 
     def _nodes(self, role: str, members: IntArray) -> IntArray:
         """Nodes that each group of a role spans: [groups], 0 where it has more ranks on one than on another."""
@@ -137,13 +146,16 @@ def _evenly_spanned(nodes: IntArray) -> IntArray:
     return even
 
 
-def _curves(record: Record) -> Iterator[tuple[_Key, Curve]]:
-    fits = {(fit.collective, fit.ranks, fit.nodes): fit for fit in record.collective_fits}
-    times: dict[_Key, dict[Bytes, Spread]] = {}
+def _curves(record: Record) -> Mapping[_Key, Mapping[DType, Curve]]:
+    """By group, and by the format that is summed in, in the order of the record."""
+    fits = {(fit.collective, fit.ranks, fit.nodes, fit.format): fit for fit in record.collective_fits}
+    times: dict[_Key, dict[DType, dict[Bytes, Spread]]] = {}
     for row in record.collectives:
-        times.setdefault(_key(row), {})[row.call.payload] = row.time
-    for key, measured in times.items():
-        yield key, Curve(measured, fits.get(key))
+        times.setdefault(_key(row), {}).setdefault(row.call.format, {})[row.call.payload] = row.time
+    return {
+        key: {form: Curve(measured, fits.get((*key, form))) for form, measured in formats.items()}
+        for key, formats in times.items()
+    }
 
 
 def _key(row: CollectiveRow) -> _Key:

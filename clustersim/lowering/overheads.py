@@ -90,7 +90,7 @@ def _flat_sum(low: Lowering, counts: Sequence[tuple[int, int]]) -> list[Operatio
     elements, tensors = (sum(each) for each in zip(*counts, strict=True))
     flat, apart = streaming.copy("norms.flatten", dtype, elements), streaming.copy("norms.unflatten", dtype, elements)
     size = float(elements * dtype.bytes)
-    exchange = Exchange("sum norm gradients", Collective.ALL_REDUCE, TENSOR_ROLE.name, size)
+    exchange = Exchange("sum norm gradients", Collective.ALL_REDUCE, TENSOR_ROLE.name, size, format=dtype)
     each = replace(apart, launches=tensors)
     return [Operation(does, Work.OPTIMIZER) for does in (flat, exchange, each)]
 

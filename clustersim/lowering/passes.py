@@ -155,14 +155,15 @@ class Lowering:
         if prepared:
             operations = [Operation(kernel, Work.BACKWARD) for kernel in prepared]
             after = (self.beside("prepare gradients", operations, after),)
-        payload = parameters * group.formats.gradients.bytes
+        form = group.formats.gradients
+        payload = parameters * form.bytes
         last: tuple[int, ...] = ()
         if group.shard is not None and group.shards > 1:
-            exchange = Exchange(name, Collective.REDUCE_SCATTER, group.shard.name, payload)
+            exchange = Exchange(name, Collective.REDUCE_SCATTER, group.shard.name, payload, format=form)
             last = (self.communicate(exchange, after),)
         if across and group.replicate is not None and group.replicas > 1:
             part = payload / group.shards if group.shards > 1 else payload
-            exchange = Exchange(name, Collective.ALL_REDUCE, group.replicate.name, part)
+            exchange = Exchange(name, Collective.ALL_REDUCE, group.replicate.name, part, format=form)
             last = (self.communicate(exchange, last or after),)
         if last and (across or group.replicas == 1) and self.plan.training.offload.gradients:
             last = (self.host.run(HostWork.TO_HOST, "offload gradients", payload / group.shards, last),)

@@ -170,8 +170,9 @@ def _tie_embeddings(low: Lowering, stages: tuple[Stage, ...], after: int) -> Non
         return
     rows = low.plan.shard.rows(low.plan.model.vocab)
     shards = dense.shards if low.plan.layout.data.stage > 1 else 1  # ZeRO-2 and -3 hold a part of the gradient
-    payload = float(rows * low.plan.model.hidden * dense.formats.gradients.bytes / shards)
-    exchange = Exchange("reduce tied embedding", Collective.ALL_REDUCE, EMBEDDING.name, payload)
+    form = dense.formats.gradients
+    payload = float(rows * low.plan.model.hidden * form.bytes / shards)
+    exchange = Exchange("reduce tied embedding", Collective.ALL_REDUCE, EMBEDDING.name, payload, format=form)
     low.reducing.append(low.tasks.add(Stream.DATA, Communicate(exchange, (after, *low.reducing[-1:]))))
 
 

@@ -174,11 +174,12 @@ class Plan:
 
     def sharding(self, attention: FullAttention | None = None) -> Sharding:
         """What the collectives of a part of the model need to know; attention: of a layer that has it."""
+        form = self.training.recipe.activations
         if attention is None:
-            return Sharding(self.layout, self.activation, 0.0)
+            return Sharding(self.layout, self.activation, 0.0, form)
         kv_heads = max(1, attention.kv_heads // self.layout.tp)
         keys = self.shard.batch * self.shard.keys * kv_heads * attention.head_dim
-        return Sharding(self.layout, self.activation, 2.0 * keys * self.training.recipe.activations.bytes)
+        return Sharding(self.layout, self.activation, 2.0 * keys * form.bytes, form)
 
     def first_chunk(self, stage: Stage) -> bool:
         """Whether a stage is the first of the first pipeline rank, whose gradients nothing else hides."""

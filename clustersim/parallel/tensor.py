@@ -36,13 +36,14 @@ class Sharding:
     """What the collectives of a layer need to know.
 
     activation: bytes of the whole activation [batch, sequence / cp, hidden]; keys_values: bytes of the keys and values
-    of the whole sequence on this tensor-parallel rank; enters, leaves: whether activations come into and go out of the
-    layer's sharded regions (tokens come into the embedding, and the loss goes nowhere).
+    of the whole sequence on this tensor-parallel rank; format: of both; enters, leaves: whether activations come into
+    and go out of the layer's sharded regions (tokens come into the embedding, and the loss goes nowhere).
     """
 
     layout: Layout
     activation: Bytes
     keys_values: Bytes
+    format: DType
     enters: bool = True
     leaves: bool = True
 
@@ -91,7 +92,8 @@ class Sharding:
         names = ("largest logit", "target logit", "sum of exponentials")
         payload = float(tokens * DType.FP32.bytes)
         return [
-            Operation(Exchange(name, Collective.ALL_REDUCE, TENSOR_ROLE.name, payload), Work.FORWARD) for name in names
+            Operation(Exchange(name, Collective.ALL_REDUCE, TENSOR_ROLE.name, payload, format=DType.FP32), Work.FORWARD)
+            for name in names
         ]
 
     @property
@@ -99,7 +101,7 @@ class Sharding:
         return Collective.REDUCE_SCATTER if self.sequence_parallel else Collective.ALL_REDUCE
 
     def _exchange(self, name: str, kind: Collective) -> Exchange:
-        return Exchange(name, kind, TENSOR_ROLE.name, self.activation)
+        return Exchange(name, kind, TENSOR_ROLE.name, self.activation, format=self.format if kind.reduces else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,11 @@ collectives that the compute stream waits for (those of tensor parallelism). Blo
 microbatch that does the same work refers to one block object.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Final
 
+from clustersim.dtypes import DType
 from clustersim.program.action import Action
 from clustersim.units import Bytes
 from clustersim.workload.kernels import Kernel
@@ -56,15 +57,24 @@ class Collective(Enum):
     SEND_RECV = "send_recv"
     SHIFT = "shift"  # each member's part goes round the ring, from neighbour to neighbour, until all have seen it
 
+    @property
+    def reduces(self) -> bool:
+        """Whether numbers are summed on the way; all others move bytes, whatever these mean."""
+        return self in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
+
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A collective of one process group: `group` is a role such as "tp" or "dp", `payload` bytes."""
+    """A collective of one process group: `group` is a role such as "tp" or "dp", `payload` bytes.
+
+    format: that it sums in, where it does and that is known.
+    """
 
     name: str
     collective: Collective
     group: str
     payload: Bytes
+    format: DType | None = field(default=None, kw_only=True)
 
 
 class HostWork(Enum):

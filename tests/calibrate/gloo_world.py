@@ -38,7 +38,10 @@ def main(output: Path) -> None:
         seen["nodes"] = joined_world().nodes
         seen["all"] = rows([Call(each, SIZE, *shape) for shape in ((2, 1), (4, 2)) for each in possible(shape)])
         seen["idle"] = rows([Call(Collective.ALL_REDUCE, SIZE, 3, 1), Call(Collective.ALL_REDUCE, SIZE, 2, 2)])
+        narrow = [Call(each, SIZE, 4, 2, DType.BF16) for each in Collective if each.reduces]
+        seen["narrow"] = rows(narrow)
         seen["skipped"] = skipped()
+        seen["short"] = [short(step) for step in ("check", "expect", "measure")]
         seen["beside"] = together()
         seen["wrong"] = [wrong(each) for each in (Collective.ALL_REDUCE, Collective.ALL_TO_ALL)]
         if dist.get_rank() == 0:
@@ -86,6 +89,32 @@ def together() -> list[list[Any]]:
     dist.all_gather_object(others, mine)
     assert all(other == mine for other in others)
     return mine
+
+
+def short(step: str) -> list[str]:
+    """Why a call is left out when the fourth rank alone has no memory for its check, its result, or its buffers."""
+    does = torch_collectives._CALLS[Collective.ALL_GATHER]
+
+    def refused() -> torch.Tensor:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")
+
+    def lacking(member: torch_collectives.Member, payload: float) -> torch_collectives.Prepared:
+        call, checked = does(member, payload), payload != SIZE
+        if dist.get_rank() != 3 or (step == "measure") == checked:
+            return call
+        return torch_collectives.Prepared(call.lap, call.result, refused if step == "expect" else refused())
+
+    torch_collectives._CALLS = {**torch_collectives._CALLS, Collective.ALL_GATHER: lacking}
+    reasons = [each.why for each in [*passed_over([Call(Collective.ALL_GATHER, SIZE, 2, 1)])]]
+    torch_collectives._CALLS = {**torch_collectives._CALLS, Collective.ALL_GATHER: does}
+    return reasons
+
+
+def passed_over(calls: list[Call]) -> list[Skipped]:
+    """Calls that were not measured."""
+    left: list[CollectiveRow | Skipped] = []
+    measure_calls(calls, find("cpu"), patience=0.01, arrived=left.append)
+    return [each for each in left if isinstance(each, Skipped)]
 
 
 def wrong(collective: Collective) -> str:

@@ -17,16 +17,18 @@ import torch
 from torch.distributed.run import get_args_parser
 
 from calibrate.collectives.beside import KINDS, heaviest_kernels, largest_calls
-from calibrate.collectives.command import MEASURED, add_arguments, calls_for
+from calibrate.collectives.command import MEASURED, add_arguments, calls_for, in_formats
 from calibrate.collectives.laps import LEAST, MOST, DeviceClock, HostClock, Lap, timed
 from calibrate.collectives.operations import Member
 from calibrate.collectives.world import World, backend_of, library, local_device, started
+from calibrate.collectives.world import torchrun as torchrun_words
 from calibrate.command import main
 from calibrate.fit.alpha_beta import fit_calls
 from clustersim.assembly import exchanges_of, kernels_of
 from clustersim.cost.interference import KernelClass, class_of
 from clustersim.cost.record import Call, KernelFit, Residual, signature
 from clustersim.cost.record_file import read_record, write_record
+from clustersim.dtypes import DType
 from clustersim.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.program.task import Collective
@@ -124,6 +126,56 @@ def test_kernels_and_collectives_are_put_beside_each_other_by_all_processes_alik
     ]
 
 
+def test_narrow_reductions_are_right_to_the_last_bit(seen: Mapping[str, Any]) -> None:
+    assert [row[0] for row in seen["narrow"]] == [each.value for each in Collective if each.reduces]
+
+
+def test_one_rank_without_memory_leaves_a_call_out_on_all_and_keeps_nobody_waiting(seen: Mapping[str, Any]) -> None:
+    """Whether it has none for the check, for what it must find, or for the buffers; the next calls are measured."""
+    assert seen["short"] == [["8 KiB of memory for each process could not be had"]] * 3
+    assert len(seen["wrong"]) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [2, 7, 64, 300])
+def test_sums_of_what_members_give_are_exact_in_every_format(dtype: torch.dtype, size: int) -> None:
+    """So that a result is compared bit by bit, in whichever order it was summed."""
+    members = [Member(None, tuple(range(size)), place, torch.device("cpu"), dtype) for place in range(size)]
+    given = torch.stack([member.numbers(member.place, 600) for member in members])
+    assert given.dtype is dtype
+    exact = given.double().sum(0)
+    assert torch.equal(members[0].sums(600).double(), exact)
+    assert exact.max() > 0
+    assert not torch.equal(given[0], given[1]), "tells whose it is"
+
+
+def test_reductions_are_measured_in_each_format_and_moves_once() -> None:
+    calls = calls_for(World(0, 2, 2), (1024.0,), (DType.FP32, DType.BF16))
+    for collective in MEASURED:
+        formats = [call.format for call in calls if call.collective is collective]
+        assert formats == ([DType.FP32, DType.BF16] if collective.reduces else [DType.FP32])
+    assert in_formats(calls, (DType.BF16,)) == tuple(
+        call for call in calls if not call.collective.reduces or call.format is DType.BF16
+    )
+
+
+def test_a_scenarios_reductions_are_of_its_own_formats(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(PLAN.replace("precision: fp32", "precision: bf16"), encoding="utf-8")
+    found = {(call.collective, call.format) for call in exchanges_of(Scenario.load(plan))}
+    assert (Collective.ALL_REDUCE, DType.BF16) in found
+    assert all(form is DType.FP32 for collective, form in found if not collective.reduces)
+
+
+def test_the_recorded_command_says_how_each_node_was_started() -> None:
+    """As torchrun's environment has it; on one node nothing needs to be said."""
+    told = {"GROUP_WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": "h100-001", "MASTER_PORT": "29500"}
+    assert torchrun_words(World(0, 8, 8), told) == ("torchrun", "--nproc-per-node", "8")
+    expected = "torchrun --nproc-per-node 8 --nnodes 2 --node-rank 0 --master-addr h100-001 --master-port 29500"
+    assert " ".join(torchrun_words(World(0, 16, 8), told)) == expected
+    assert " ".join(torchrun_words(World(8, 16, 8), {})) == "torchrun --nproc-per-node 8 --nnodes 2 --node-rank 1"
+
+
 def test_a_wrong_result_is_an_error_that_names_the_collective(seen: Mapping[str, Any]) -> None:
     """Only the fourth rank's result is wrong; all ranks say so."""
     assert seen["wrong"] == [
@@ -214,6 +266,7 @@ def test_nodes_with_different_numbers_of_processes_are_refused() -> None:
         (("--sizes", "1 KiB,2"), "--sizes: '2' is not a size"),
         (("--sizes", "0 B"), "--sizes: '0 B' is not above zero"),
         (("--largest", "512 B"), "--largest: '512 B' is below 1 KiB"),
+        (("--dtype", "fp32,bf61"), "--dtype: reductions are not measured in 'bf61'; did you mean bf16"),
         (("--budget", "soon"), "--budget: 'soon' is not a time"),
     ],
 )

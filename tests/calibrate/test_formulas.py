@@ -133,3 +133,30 @@ def test_a_compiled_formula_is_the_same_and_its_graph_can_be_kept() -> None:
             for _ in range(2):
                 found = torch.autograd.grad(fused, x, torch.ones_like(fused), retain_graph=True)[0]
                 assert torch.allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_each_form_of_operands_is_compiled_for_its_own_sizes_and_none_is_left_uncompiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a backend that counts: more forms than PyTorch compiles of one function, each once, with numbers for sizes."""
+    from torch._dynamo import config
+
+    from calibrate.kernels.routines import compiling
+
+    graphs: list[list[Any]] = []
+
+    def backend(graph: Any, operands: list[Any]) -> Any:
+        graphs.append([tuple(each.shape) if isinstance(each, torch.Tensor) else each for each in operands])
+        return graph.forward
+
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda *given, **options: compile_(*given, backend=backend, **options))
+    formulas.compiled.cache_clear()
+    rows = range(8, 8 + config.recompile_limit + 2)
+    with compiling():
+        for many in (*rows, *rows):
+            formulas.compiled(formulas._swiglu)(torch.randn(many, 64, requires_grad=True))
+    formulas.compiled.cache_clear()
+    assert graphs == [[(many, 64)] for many in rows]
+    assert all(type(size) is int for ((*sizes,),) in graphs for size in sizes)

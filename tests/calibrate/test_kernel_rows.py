@@ -107,12 +107,6 @@ def test_what_fails_is_a_row_and_the_others_are_measured(
     assert other.outcome is Outcome.MEASURED
 
 
-def test_an_error_that_leaves_the_gpu_unusable_ends_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routines, "prepare", _raising(RuntimeError("CUDA error: an illegal memory access")))
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        kernel_rows.row(_matmul(64), Small(), FAST)
-
-
 def test_formats_that_the_device_has_not_are_unsupported() -> None:
     row = kernel_rows.row(_matmul(64, DType.FP8), Small(), FAST)
     assert row.outcome is Outcome.UNSUPPORTED

@@ -13,12 +13,14 @@ from clustersim.cost.record import BesideRow, CopyRow, KernelRow, Outcome, Recor
 from clustersim.cost.record_file import read_record
 from clustersim.errors import InputError
 from clustersim.scenario import Scenario
+from clustersim.workload.kernels import Kernel
 
 torch = pytest.importorskip("torch")
 kernels = pytest.importorskip("calibrate.parts.command")
-from calibrate.devices import cpu as cpu_device  # noqa: E402 - after torch is known to be there
+from calibrate.command import main  # noqa: E402 - after torch is known to be there
+from calibrate.devices import cpu as cpu_device  # noqa: E402
 from calibrate.devices.cpu import CpuDevice  # noqa: E402
-from calibrate.kernels import beside, copies, session  # noqa: E402
+from calibrate.kernels import beside, copies, routines, session  # noqa: E402
 from calibrate.kernels.beside import typical_kernel  # noqa: E402
 from calibrate.kernels.shapes import ROUGHLY  # noqa: E402
 from calibrate.parts import kernels as kernels_part  # noqa: E402
@@ -173,12 +175,43 @@ def test_a_part_that_cannot_be_measured_is_said_and_the_others_are(
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_device_that_is_lost_ends_the_session_with_what_was_measured(others: StandIns) -> None:
-    others.fails["host"] = RuntimeError("CUDA error: an illegal memory access was encountered")
-    with pytest.raises(RuntimeError, match="illegal"):
-        _run("--for", "tiny.yaml", "-o", "r.json")
+def test_a_device_that_is_lost_ends_the_session_with_what_was_measured(
+    others: StandIns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sentence, no traceback, and exit status 2."""
+    monkeypatch.setattr(cpu_device.CpuDevice, "survives", lambda *_: False)
+    others.fails["host"] = RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
+    assert main(["--device", "cpu", "--for", "tiny.yaml", "-o", "r.json"]) == 2
     record = read_record(Path("r.json"))
     assert record.chain == CHAIN and record.kernels
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: host left ")
+    assert "unusable for this process: CUDA error: an illegal memory access was encountered; the record has" in last
+
+
+def test_a_kernel_that_loses_the_device_ends_the_session_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Started again, the same command measures all but it."""
+    lose = [RuntimeError("CUDA error: device-side assert triggered")]
+    usual = routines.prepare
+
+    def prepare(kernel: Kernel, device: Any) -> Any:
+        if kernel.name.endswith("mlp.down") and lose:
+            raise lose.pop()
+        return usual(kernel, device)
+
+    monkeypatch.setattr(routines, "prepare", prepare)
+    monkeypatch.setattr(cpu_device.CpuDevice, "survives", lambda *_: False)
+    assert main(["--device", "cpu", "--for", "tiny.yaml", "-o", "r.json"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    lost = next(row for row in read_record(Path("r.json")).kernels if row.outcome is Outcome.FAILED)
+    assert said.startswith(f"error: {lost.name} left ")
+    assert said.endswith("device-side assert triggered; its row says so, and the same command goes on without it")
+    assert main(["--device", "cpu", "--for", "tiny.yaml", "-o", "r.json"]) == 0
+    rows = {row.signature: row.outcome for row in read_record(Path("r.json")).kernels}
+    assert rows.pop(lost.signature) is Outcome.FAILED
+    assert set(rows.values()) == {Outcome.MEASURED}
 
 
 def test_a_dry_run_says_it_all_and_writes_nothing(others: StandIns, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,9 +4,15 @@ import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from calibrate.fit.alpha_beta import fit_calls
 from clustersim.cost.curve import Curve
+from clustersim.cost.record import Call, CollectiveRow
 from clustersim.cost.timing import Provenance
+from clustersim.program.task import Collective
+from tests.conftest import examples
 from tests.cost.records import line, spread
 
 ALPHA, BETA = 2e-5, 1e11
@@ -62,8 +68,46 @@ def test_beyond_the_payloads_the_fit_answers_with_its_residual():
     for size in (1.0, 1e12):
         reading = CURVE.at(size)
         assert reading is not None
-        assert reading.seconds == straight(size)
+        assert reading.seconds == pytest.approx(straight(size))
         assert (reading.provenance, reading.error) == (Provenance.FITTED, 0.07)
+
+
+SWITCHED = 2.0**24  # bytes at which a library changes its protocol
+
+
+def switched(payload: float) -> float:
+    """A protocol of little latency and a fifth of the bandwidth, and one of twice the latency above."""
+    return 1e-5 + payload / 2e10 if payload < SWITCHED else 2e-5 + payload / 1e11
+
+
+def test_above_the_payloads_bandwidth_is_the_last_measured_one_and_not_that_of_all_protocols():
+    """Alpha is a part of 1e-3 of the last time, so 1 / bandwidth comes back to that; one line would be 6 % off."""
+    rows = [CollectiveRow(Call(Collective.ALL_REDUCE, size, 8, 1), spread(switched(size))) for size in PAYLOADS]
+    (fit,) = fit_calls(rows)
+    curve = Curve({row.call.payload: row.time for row in rows}, fit)
+    for size in (2.0**31, 2.0**34):
+        reading = curve.at(size)
+        assert reading is not None
+        assert reading.seconds == pytest.approx(switched(size), rel=2e-3)
+        assert fit.alpha + size / fit.beta > 1.06 * switched(size)
+        assert (reading.provenance, reading.error) == (Provenance.FITTED, fit.residual.left_out)
+
+
+@examples(200)
+@given(
+    st.dictionaries(st.floats(1e3, 1e9), st.floats(1e-6, 1.0), min_size=3, max_size=6),
+    st.floats(0.0, 1.0),
+    st.floats(1.0, 1e3),
+)
+def test_beyond_the_payloads_time_goes_on_where_it_was_and_grows_with_them(times, alpha, factor):
+    """Whatever was measured, also times that fall with the payload and an alpha above them all."""
+    curve = Curve({size: spread(time) for size, time in times.items()}, line(alpha, 1e9, 0.07))
+    for end, beyond in ((max(times), factor), (min(times), 1.0 / factor)):
+        near, far = (curve.at(size) for size in (end * beyond**1e-9, end * beyond))
+        assert near is not None and far is not None
+        assert near.seconds == pytest.approx(times[end], rel=1e-6)
+        assert far.seconds <= times[end] * (1 + 1e-9) if beyond < 1.0 else far.seconds >= times[end] * (1 - 1e-9)
+        assert far.seconds <= times[end] * max(1.0, beyond) * (1 + 1e-9), "as many calls of the largest one"
 
 
 def test_beyond_the_payloads_nothing_answers_without_a_fit():

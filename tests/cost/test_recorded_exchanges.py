@@ -10,6 +10,7 @@ from clustersim.cost.communication import CommunicationCost
 from clustersim.cost.record import CollectiveRow, Origin, Record
 from clustersim.cost.recorded_exchanges import ALGORITHM, RecordedExchanges
 from clustersim.cost.timing import Bound, Provenance
+from clustersim.dtypes import DType
 from clustersim.errors import InputError
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.routing import Spread as Spreading
@@ -70,6 +71,19 @@ def test_beyond_measured_payloads_the_fit_answers_and_without_one_the_model():
     without = recorded(*TP).exchange(far)
     assert without.seconds.tolist() == model().exchange(far).seconds.tolist()
     assert without.provenance is Provenance.PUBLISHED
+
+
+def test_a_reduction_takes_what_its_own_format_took_and_else_what_another_did():
+    """Twice as long in BF16; a gradient in FP16, that was not measured, and one of which nobody knows it: FP32's."""
+    narrow = [replace(row, call=replace(row.call, format=DType.BF16)) for row in calls({1e7: 2e-3})]
+    both = recorded(*narrow, *TP)
+    asked = {form: replace(reduction("tp", 1e7), format=form) for form in (None, *DType)}
+    wide, once = ALPHA + 1e7 / BETA, recorded(*narrow)
+    assert {form: float(both.exchange(each).seconds[0]) for form, each in asked.items()} == {
+        **dict.fromkeys(asked, wide),
+        DType.BF16: 2e-3,
+    }
+    assert all(float(once.exchange(each).seconds[0]) == 2e-3 for each in asked.values())
 
 
 def test_mostly_alpha_is_latency_and_mostly_beta_is_bandwidth():

@@ -18,7 +18,7 @@ from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.program import RankProgram
-from clustersim.program.task import Collective, Communicate, Compute, Exchange
+from clustersim.program.task import Collective, Communicate, Compute
 from clustersim.workload.framework import Framework
 from clustersim.workload.operators import DENSE, Layer
 from clustersim.workload.stack import LayerSpec
@@ -172,7 +172,7 @@ def test_what_is_sharded_and_replicated_is_scattered_first_and_then_summed_in_pa
     assert {each.collective for each in across} == {Collective.ALL_REDUCE}
     assert [each.payload / 2 for each in inside] == [each.payload for each in across]
     assert sum(each.payload for each in inside) == 4 * IN_ALL
-    assert [Exchange(each.name, each.collective, "cp", each.payload) for each in inside] == inside
+    assert [replace(each, group="cp") for each in inside] == inside
     for number, task in enumerate(only.tasks):
         if isinstance(task, Communicate) and task.exchange.collective is Collective.ALL_REDUCE:
             assert task.after == (number - 1,)

@@ -16,7 +16,7 @@ from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, Matm
 __all__ = ["Unsupported", "allocated", "compiling", "prepare", "settings", "touched"]
 
 _UPDATES: Final = (Routine.ADAM, Routine.SGD, Routine.GRADIENT_NORM, Routine.GRADIENT_CLIP)
-_COMPILED: Final = 64  # variants of one formula: formats, and sizes that are 1
+_COMPILED: Final = 1  # variants of a formula that is compiled for one form of operands
 
 
 def prepare(kernel: Kernel, device: torch.device) -> Action:

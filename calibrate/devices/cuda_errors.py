@@ -1,0 +1,71 @@
+"""Which errors of a GPU does a process survive?
+
+Most are of one call: memory that was not there, a format or an algorithm that a library does not have, a launch that
+asks for too much. After some the context is lost: the CUDA Runtime API says of each of them that it "leaves the process
+in an inconsistent state and any further CUDA work will return the same error. To continue using CUDA, the process must
+be terminated and relaunched" (CUDA Runtime API, section Data types, cudaError; of ECC and NVLink only that they are
+uncorrectable). HIP has the same numbers and sentences.
+
+PyTorch raises `torch.AcceleratorError` with the number as `error_code` (torch/csrc/Exceptions.cpp, since 2.8) and
+cudaGetErrorString's sentence after "CUDA error: "; what comes from elsewhere (Triton, NCCL, older versions) has the
+sentence alone. cuBLAS's and cuDNN's own states are a RuntimeError ("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when
+calling `cublasLtMatmulAlgoGetHeuristic(...)`", "cuDNN error: CUDNN_STATUS_..."), which says nothing about the context:
+a lost one shows in whatever is asked next.
+"""
+
+from types import MappingProxyType
+from typing import Final
+
+import torch
+
+_MEMORY: Final = 2  # cudaErrorMemoryAllocation, of the device or of pinned host memory
+_NO_MEMORY: Final = (
+    "error: out of memory",  # CUDA's or HIP's
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "when calling `cublasCreate(",  # CUBLAS_STATUS_NOT_INITIALIZED: no room (discuss.pytorch.org/t/125450)
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+)
+_LOST: Final = MappingProxyType(
+    {
+        214: "uncorrectable ECC error",
+        220: "uncorrectable NVLink error",
+        226: "Invalid access of peer GPU memory over nvlink or a hardware error",
+        700: "an illegal memory access was encountered",
+        702: "the launch timed out and was terminated",
+        709: "context is destroyed",
+        710: "device-side assert triggered",
+        714: "hardware stack error",
+        715: "an illegal instruction was encountered",
+        716: "misaligned address",
+        717: "operation not supported on global/shared address space",
+        718: "invalid program counter",
+        719: "unspecified launch failure",
+        721: "tensor memory not completely freed",
+        810: "MPS client was terminated",
+        999: "error: unknown error",
+    }
+)
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory ran out, the device's or that which is pinned on the host."""
+    if isinstance(error, torch.cuda.OutOfMemoryError) or _code(error) == _MEMORY:
+        return True
+    return any(text in str(error) for text in _NO_MEMORY)
+
+
+def lost(error: Exception) -> bool:
+    """Whether after an error the process cannot use the device any more, by what it says."""
+    code = _code(error)
+    if code is not None:
+        return code in _LOST
+    text = str(error)
+    return any(sentence.lower() in text.lower() for sentence in _LOST.values())
+
+
+def _code(error: Exception) -> int | None:
+    """The number of cudaError, None where nothing says it."""
+    code = getattr(error, "error_code", None)
+    return code if isinstance(error, torch.AcceleratorError) and isinstance(code, int) else None

@@ -1,0 +1,62 @@
+"""Is there what compiles fused kernels, and what does an error of the compiler say?
+
+`torch.compile` makes Triton kernels on a GPU. That takes Triton (a package of its own) and a C compiler: Triton builds
+a module that launches them with `CC`, gcc or clang, against Python's header files (triton/runtime/build.py). Without
+Triton PyTorch raises `torch._inductor.exc.TritonMissing`; without a compiler Triton raises a RuntimeError, "Failed to
+find C compiler. Please specify via CC environment variable", which PyTorch wraps (`InductorError`), or names in the
+text of a `SubprocException` where it compiles in other processes; one that cannot build it raises a CalledProcessError.
+On a CPU PyTorch compiles C++ (`InvalidCxxCompiler`).
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from subprocess import CalledProcessError
+from typing import Final
+
+_LACKING: Final = (  # words of an error, what they say
+    ("Cannot find a working triton installation", "Triton is not installed, or too old for PyTorch"),
+    ("Failed to find C compiler", "there is no C compiler, which Triton needs; install gcc, or name one in CC"),
+    ("No working C++ compiler found", "there is no C++ compiler; install g++, or name one in CXX"),
+    ("Python.h", "Python's header files are missing, which Triton needs; install python3-dev"),
+)
+_COMPILER: Final = re.compile(r"\b(gcc|cc|clang)\b")
+_BUILD: Final = "the C compiler cannot build what Triton needs; Python's header files (python3-dev) may be missing"
+
+
+def present() -> bool:
+    """Whether kernels for a GPU may be compiled here, as far as can be told without trying."""
+    named = os.environ.get("CC")
+    found = [named] if named else ["gcc", "clang"]
+    return find_spec("triton") is not None and any(shutil.which(each) for each in found)
+
+
+def lacks(error: BaseException) -> str | None:
+    """Which tool an error of compiling wants, in a sentence; None where it wants none."""
+    for each in _chain(error):
+        if isinstance(each, CalledProcessError) and _COMPILER.search(str(each.cmd)):
+            return f"kernels cannot be compiled: {_BUILD}"
+        for words, what in _LACKING:
+            if words in str(each):
+                return f"kernels cannot be compiled: {what}"
+    return None
+
+
+def sentence(error: BaseException) -> str:
+    """The line of an error that says most: of the one that another wraps, of the last line where the first has none."""
+    inner = getattr(error, "inner_exception", error)  # of torch._dynamo.exc.BackendCompilerFailed
+    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
+    if not lines:
+        return type(inner).__name__
+    return lines[-1] if lines[0].endswith(":") else lines[0]
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, what it wraps, and what it was raised from."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
