@@ -95,7 +95,8 @@ class ZeroStage(Fsdp):
     def strategy(self) -> DataParallelism:
         """The strategy as the inside knows it."""
         chosen = BY_STAGE[self.stage]
-        return chosen(**{field.name: getattr(self, field.name) for field in fields(chosen)})
+        said = (field.name for field in fields(chosen) if field.name in type(self).model_fields)
+        return chosen(**{name: getattr(self, name) for name in said})
 
 
 class ZeroByParameter(Section):
