@@ -151,7 +151,8 @@ def test_a_kernel_that_had_no_memory_and_then_loses_the_device_is_not_met_again(
     assert not made.missing([_matmul(64)])
 
 
-def test_a_usual_kernel_that_has_lost_the_device_is_not_met_again(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("cuda")
+def test_a_usual_kernel_that_has_lost_the_device_is_not_met_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither where the machine's pace is told by it, nor beside a copy."""
     typical = typical_kernel(CudaDevice(0))
     assert typical.shape is not None
