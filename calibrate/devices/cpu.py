@@ -155,7 +155,7 @@ class CpuDevice:
 
     def out_of_memory(self, error: Exception) -> bool:
         """Whether an error says that memory ran out."""
-        return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+        return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
     def survives(self, _error: Exception) -> bool:
         """A CPU can always be used on."""

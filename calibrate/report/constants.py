@@ -12,7 +12,7 @@ from statistics import fmean, pstdev
 from typing import Final
 
 from calibrate.report.section import Section
-from clustersim.cost.record import KernelFit, KernelRow, Record
+from clustersim.cost.record import KernelFit, KernelRow, Record, slowed
 from clustersim.cost.roofline import matmul_rate
 from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import Accelerator
@@ -91,9 +91,9 @@ def _sustained(record: Record, shipped: Accelerator) -> Iterator[Constant]:
     yield Constant(
         "sustained", "products in a step, pace relative to alone", _ratio, shipped.in_training.sustained, pace
     )
-    yield Constant(
-        "interference", "kernels beside collectives, longer by", _percent, shipped.interference, record.interference
-    )
+    parts = slowed(record.beside).values()
+    slowing = fmean(parts) if parts else None
+    yield Constant("interference", "kernels beside collectives, longer by", _percent, shipped.interference, slowing)
     times = [row.time.seconds for row in record.gpus]
     spread = pstdev(times) / fmean(times) if len(times) > 1 else None
     yield Constant("spread", "GPU to GPU, standard deviation", _percent, shipped.in_training.spread, spread)

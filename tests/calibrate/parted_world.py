@@ -13,8 +13,6 @@ from calibrate.check import training
 from calibrate.check.trainer import Trainer
 from calibrate.command import main
 
-torch.set_num_threads(1)
-
 
 def second() -> bool:
     return torch.distributed.get_rank() == 1
@@ -34,5 +32,9 @@ def built(*given: Any) -> Trainer:
     return trainer
 
 
-build, training.trainer_of = training.trainer_of, built
-sys.exit(main(["--check", sys.argv[2], "--device", "cpu", "--set", "cluster.gpus=2", "--set", "layout.data=ddp"]))
+build = training.trainer_of
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    training.trainer_of = built
+    sys.exit(main(["--check", sys.argv[2], "--device", "cpu", "--set", "cluster.gpus=2", "--set", "layout.data=ddp"]))

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.cost.record import (
+    COPY,
     BesideRow,
     Conditions,
     CopyRow,
@@ -24,6 +25,7 @@ from clustersim.cost.recorded import RecordedKernels
 from clustersim.cost.scaled import scaled
 from clustersim.cost.timing import Bound, Provenance
 from clustersim.dtypes import DType
+from clustersim.program.task import Collective
 from clustersim.workload.kernels import (
     AttentionShape,
     Kernel,
@@ -78,11 +80,17 @@ def rows(draw: st.DrawFn) -> KernelRow:
     return KernelRow(draw(TEXT), kind, draw(st.sampled_from(DType)), shape, *amounts, time, outcome, draw(TEXT))
 
 
+BESIDE = st.sampled_from([COPY, *(kind.value for kind in Collective)])
+
+
 @st.composite
 def records(draw: st.DrawFn) -> Record:
     kernels = draw(st.lists(rows(), max_size=6, unique_by=lambda each: each.signature))
     timed = [each for each in kernels if each.time is not None]
-    beside = [BesideRow(each, draw(TEXT), draw(spreads())) for each in timed[:1]]
+    beside = [
+        BesideRow(each, draw(st.sampled_from([COPY, *(kind.value for kind in Collective)])), draw(spreads()))
+        for each in timed[:1]
+    ]
     payloads = draw(st.lists(st.floats(1.0, 1e12), max_size=4, unique=True))
     measured = st.dictionaries(TEXT, st.floats(-50.0, 1e4), max_size=2)
     return Record(
