@@ -160,7 +160,7 @@ def test_the_host_is_measured_in_every_state_that_can_be_had(whole: Session) -> 
 
 
 def test_steps_are_what_they_are_predicted_to_be(whole: Session) -> None:
-    """But for those of another microbatch: constants of an H100 do not meet a chip that is 64 times slower."""
+    """Of kernels with rows; not held to it: another microbatch, whose kernels are fitted to a chip like no other."""
     steps = {row.what: row for row in whole.record.steps}
     assert len(steps) == 2
     assert steps["1 layer, 2 microbatches of 1"].error == pytest.approx(0.0, abs=0.02)
