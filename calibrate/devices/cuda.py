@@ -2,7 +2,8 @@
 
 By its own events, with the host well ahead: what is to be timed is launched behind matrix products that last as long
 as launching takes, so that the device neither waits for the host nor cools down (`filler`); more of them follow, so
-that it works while the host decides what comes next. Beside other work it waits behind a kernel that does nothing.
+that it works while the host decides what comes next. Beside other work it is the same, until that work ends, which
+draws less alone.
 What events take themselves (1 to 3 us) is told by an empty pair of them right after the timed one, and is taken off.
 That is preferred to replaying a CUDA graph, which cannot capture everything (what autograd launches on the stream of
 its forward, what asks the host), and in which a kernel is no shorter than behind a host that is ahead. Assumption: an
@@ -35,8 +36,7 @@ _AHEAD: Final = 1.5  # times what launching took last
 _FIRST: Final = 1e-4  # seconds that a launch may take, before one was seen
 _LONGEST: Final = 0.5  # seconds that the device is kept waiting, at most
 _LEAD: Final = 0.05  # seconds of products before the first run: drivers set clocks by power every few milliseconds
-_LASTING: Final = 2.0  # times what a run took alone that something beside it lasts
-_CLOCK: Final = 2e9  # cycles per second, at least what GPUs run at; a lower clock waits longer
+_LASTING: Final = 2.0  # times what products and runs took alone that something beside them lasts
 _SINCE: Final = {  # compute capability from which tensor cores have a format (CUDA C++ Programming Guide, table 24)
     DType.FP32: (0, 0),
     DType.FP16: (7, 0),
@@ -83,11 +83,14 @@ class CudaStopwatch:
         return self._spent(events, repeats)
 
     def _timed_beside(self, beside: Load, action: Action, repeats: int) -> Seconds:
-        ahead = self._ahead(repeats)
+        ahead = max(_LEAD, self._ahead(repeats))
+        alone = ahead + self._run * repeats
         torch.cuda.synchronize()
-        end = beside(ahead + _LASTING * self._run * repeats)
-        torch.cuda._sleep(int(_CLOCK * ahead))  # type: ignore[no-untyped-call]
-        spent = self._spent(self._launched(action, repeats), repeats)
+        end = beside(_LASTING * alone)
+        self._filler.launch(ahead)
+        events = self._launched(action, repeats)
+        self._filler.launch((_LASTING - 1.0) * alone)
+        spent = self._spent(events, repeats)
         end()
         return spent
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from calibrate.devices.device import TorchDevice
 from calibrate.devices.filler import Filler
-from clustersim.cost.record import Moment
+from clustersim.cost.record import Moment, UnderLoad
 from clustersim.units import Seconds, format_seconds
 
 PART: Final = "soak"
@@ -42,10 +42,10 @@ def soak(device: TorchDevice, seconds: Seconds, say: Callable[[str], None]) -> t
 
 
 def _look(device: TorchDevice, filler: Filler, began: Seconds) -> Moment:
-    """Some products, and the device as it was while the last of them ran."""
-    filler.run(_LOOKS)
-    state = device.state()
-    return Moment(perf_counter() - began, PART, state)
+    """Some products, and the device as it was on average while they ran: a driver takes longer than what is ahead."""
+    with device.watched() as seen:
+        filler.run(_LOOKS)
+    return Moment(perf_counter() - began, PART, seen.under or UnderLoad())
 
 
 def _drift(paces: Sequence[Pace]) -> float | None:

@@ -4,7 +4,7 @@ Of the device: copies, the launch interval, a matmul beside a copy, how far the 
 those of scenarios, of models, or of a grid that is cut to what the device can do.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Final
@@ -18,7 +18,7 @@ from calibrate.kernels.rows import distinct, row
 from calibrate.kernels.session import Parts, Session, measured
 from calibrate.kernels.shapes import ROUGHLY, Pace, grid, of_presets, of_scenarios
 from calibrate.kernels.timing import QUICK, Method
-from clustersim.cost.record import COPY, KernelRow, Record, signature
+from clustersim.cost.record import COPY, KernelRow, Outcome, Record, Signature, signature
 from clustersim.dtypes import DType
 from clustersim.scenario import Scenario
 from clustersim.units import Seconds
@@ -71,12 +71,19 @@ def kernels_for(wishes: Wishes, device: TorchDevice) -> list[Kernel]:
     return distinct(kernels)
 
 
-def pace(device: TorchDevice, dtype: DType) -> Pace:
-    """How fast the device is, by one product and one sum."""
+def failing(record: Record) -> frozenset[Signature]:
+    """Kernels after which the device was lost; they are not run again."""
+    return frozenset(row.signature for row in record.kernels if row.outcome is Outcome.FAILED)
+
+
+def pace(device: TorchDevice, dtype: DType, failed: Container[Signature | None] = ()) -> Pace:
+    """How fast the device is, by one product and one sum; roughly, where one of them has failed."""
     size = SIZES[device.torch.type]
     product = usual_kernel(dtype, size)
     total = streaming.GRADIENT_SUM.forward_kernel("pace.sum", dtype, streaming.GRADIENT_SUM.over(2 * size, 2 * size))
-    flops, bandwidth = row(product, device, QUICK).time, row(total, device, QUICK).time
+    flops, bandwidth = (
+        None if signature(each) in failed else row(each, device, QUICK).time for each in (product, total)
+    )
     return Pace(
         ROUGHLY.flops if flops is None else product.flops / flops.seconds,
         ROUGHLY.bandwidth if bandwidth is None else total.bytes / bandwidth.seconds,
@@ -84,17 +91,18 @@ def pace(device: TorchDevice, dtype: DType) -> Pace:
 
 
 def measure_machine(session: Session, device: TorchDevice, method: Method, seconds: Seconds) -> None:
-    """The launch interval, a matmul beside a copy, the node's GPUs, and copies while there is time; each once."""
-    known, began = session.gathered(), monotonic()
+    """The launch interval, a matmul beside a copy, the node's GPUs, and copies for so many seconds; each once."""
+    known = session.gathered()
     empty = Record(known.device, known.conditions)
     if known.launch_interval is None:
         session.extend(replace(empty, launch_interval=launch_interval(device)))
-    if not any(each.beside == COPY for each in known.beside):
-        found = beside_copy(typical_kernel(device), device, method)
+    typical = typical_kernel(device)
+    if not any(each.beside == COPY for each in known.beside) and signature(typical) not in failing(known):
+        found = beside_copy(typical, device, method)
         session.extend(replace(empty, beside=() if found is None else (found,)))
     if not (known.gpus or _is_cpu(device)):
         session.extend(replace(empty, gpus=gpu_rows(device)))
-    there = {(each.route, each.bytes) for each in known.copies}
+    there, began = {(each.route, each.bytes) for each in known.copies}, monotonic()
     for copied in copies(device, replace(method, seconds=_COPYING), there):
         session.extend(replace(empty, copies=(copied,)))
         if monotonic() - began > seconds:
@@ -104,7 +112,8 @@ def measure_machine(session: Session, device: TorchDevice, method: Method, secon
 
 def has_machine(record: Record, device: TorchDevice) -> bool:
     """Whether a record has what `measure_machine` measures."""
-    beside = any(each.beside == COPY for each in record.beside)
+    failed = signature(typical_kernel(device)) in failing(record)
+    beside = failed or any(each.beside == COPY for each in record.beside)
     return bool(record.launch_interval and record.copies and beside and (record.gpus or _is_cpu(device)))
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 from calibrate.kernels.beside import typical_kernel
 from calibrate.kernels.progress import shown
-from calibrate.kernels.run import has_machine, measure_machine, pace
+from calibrate.kernels.run import failing, has_machine, measure_machine, pace
 from calibrate.kernels.session import Parts, measured
 from calibrate.parts.looks import looked_at
 from calibrate.parts.part import Bench
@@ -37,9 +37,11 @@ class Kernels:
         return bool(bench.session.missing(bench.asked)) or not has_machine(bench.record, bench.device)
 
     def words(self, bench: Bench) -> str:
-        """How many are new, and how many are there."""
+        """How many are new, how many are there, and how many could not be measured before."""
         missing, asked = len(bench.session.missing(bench.asked)), len(bench.asked)
         there = f", {asked - missing:,} are there already" if missing < asked else ""
+        tried = missing - len(bench.new)
+        there += f", {tried:,} had no memory or no compiler and are tried again" if tried else ""
         machine = "" if has_machine(bench.record, bench.device) else "; copies, launches"
         return f"{missing:,} of {asked:,} kernels of {bench.wished}{there}{machine}"
 
@@ -52,7 +54,8 @@ class Kernels:
         began, session = monotonic(), bench.session
         measure_machine(session, bench.device, bench.method, _MACHINE * seconds)
         missing = session.missing(bench.asked)
-        roofline, rough = Roofline(bench.accelerator), pace(bench.device, typical_kernel(bench.device).dtype)
+        dtype, failed = typical_kernel(bench.device).dtype, failing(bench.record)
+        roofline, rough = Roofline(bench.accelerator), pace(bench.device, dtype, failed)
         predicted = lambda kernel: max(roofline.kernel(kernel).seconds, rough.seconds(kernel))  # noqa: E731
         left = Parts(max(0.0, seconds - (monotonic() - began)), predicted)
         with shown(self.name, len(missing)) as advance:

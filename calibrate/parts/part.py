@@ -37,7 +37,7 @@ class Bench:
     asked: Sequence[Kernel]
     wished: str
     scenario: Scenario | None = None
-    began: Seconds = field(default_factory=monotonic)
+    began: Seconds = field(default_factory=lambda: monotonic())
 
     @property
     def is_cpu(self) -> bool:

@@ -33,6 +33,11 @@ _MODULES = (  # whose clocks are patched, so they must be there
     "calibrate.kernels.run",
     "calibrate.kernels.session",
     "calibrate.kernels.progress",
+    "calibrate.parts.run",
+    "calibrate.parts.plan",
+    "calibrate.chain.measure",
+    "calibrate.host.measure",
+    "calibrate.residual.measure",
 )
 
 
@@ -278,7 +283,7 @@ class FakeCuda:
         cuda, sensors = (importlib.import_module(f"calibrate.devices.{name}") for name in ("cuda", "sensors"))
         for known in (cuda._filler, cuda._aside, sensors.sensor_of):  # of an earlier stand-in
             known.cache_clear()
-        for name in ("calibrate.devices.filler", "calibrate.devices.watch"):
+        for name in ("calibrate.devices.filler", "calibrate.devices.watch", "calibrate.parts.looks"):
             monkeypatch.setattr(sys.modules[name], "repeated", self._repeated)
         for module in [each for name, each in sys.modules.items() if name.split(".")[0] == "calibrate"]:
             for name, clock in clocks.items():

@@ -1,6 +1,6 @@
 """CUPTI of a fake GPU: torch's profiler, whose operators have the kernels that `fake_cuda` ran for them.
 
-    with fake_tensors.on(cuda), fake_cupti.on(cuda, monkeypatch): ...    torch.profiler.profile knows the GPU's kernels
+    FakeCupti(cuda, monkeypatch)        torch.profiler.profile knows the kernels of `fake_tensors` on the GPU
 
 Each kernel is an event inside the operator that launched it; after the profile it becomes one of that operator's
 `kernels`, and an event of the device's own timeline, as torch's parser of Kineto's results has them.

@@ -128,6 +128,7 @@ class Cache:
 
     size: float
     held: OrderedDict[int, tuple[float, bool]] = field(default_factory=OrderedDict)
+    used: float = 0.0
 
     def passes(self, what: int, size: float, *, dirty: bool) -> tuple[float, float]:
         """Bytes between cache and memory, and bytes that were there, when so many bytes of something are used."""
@@ -137,11 +138,13 @@ class Cache:
         moved = 0.0 if dirty else size - hit
         moved += size - kept if dirty else 0.0  # what does not fit is written through
         self.held[what] = kept, dirty or was_dirty
+        self.used += kept - before
         return moved + self._driven_out(), hit
 
     def _driven_out(self) -> float:
         written = 0.0
-        over = sum(size for size, _ in self.held.values()) - self.size
+        over = self.used - self.size
+        self.used = min(self.used, self.size)
         while over > 0.0:
             oldest, (size, dirty) = next(iter(self.held.items()))
             gone = min(over, size)

@@ -172,7 +172,7 @@ def _work(cuda: FakeCuda, func: Any, call: tuple[Any, dict[str, Any], Any]) -> W
         plain = {name: value for name, value in kwargs.items() if name not in ("out", "out_dtype")}
         shapes = [each for each in args if not isinstance(each, torch.dtype)]
         flops = float(count(*shapes, **plain, out_val=result))
-    dtype = inputs[0].dtype if inputs else outputs[0].dtype
+    dtype = min(inputs or outputs, key=Tensor.element_size).dtype  # what is added to products may be wider
     speed = _SPEED.get(dtype, 1.0)
     if dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32:
         speed = 0.5

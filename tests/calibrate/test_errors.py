@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clustersim.cost.record import Conditions, Device, KernelRow, Outcome
+from clustersim.cost.record import Conditions, Device, KernelRow, Outcome, Record
 from clustersim.cost.record_file import read_record
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
@@ -22,7 +22,8 @@ fakes = pytest.importorskip("tests.calibrate.fake_cuda")
 from calibrate.devices import cuda_errors  # noqa: E402 - after torch is known to be there
 from calibrate.devices.cuda import CudaDevice  # noqa: E402
 from calibrate.devices.device import DeviceLostError  # noqa: E402
-from calibrate.kernels import compiler, copies, session  # noqa: E402
+from calibrate.kernels import compiler, copies, run, session  # noqa: E402
+from calibrate.kernels.beside import typical_kernel  # noqa: E402
 from calibrate.kernels.formulas import Unsupported  # noqa: E402
 from calibrate.kernels.refusal import refusal  # noqa: E402
 from calibrate.kernels.rows import KernelFailedError, row  # noqa: E402
@@ -148,6 +149,19 @@ def test_a_kernel_that_had_no_memory_and_then_loses_the_device_is_not_met_again(
     assert made.missing([_matmul(64)])
     made.add(_row(Outcome.FAILED))
     assert not made.missing([_matmul(64)])
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_usual_kernel_that_has_lost_the_device_is_not_met_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither where the machine's pace is told by it, nor beside a copy."""
+    typical = typical_kernel(CudaDevice(0))
+    assert typical.shape is not None
+    made = KernelRow("x", typical.kind, typical.dtype, typical.shape, 1.0, 1.0, 1, None, Outcome.FAILED, "lost")
+    record = Record(Device("h100-sxm-80gb", "H100"), Conditions("2026-11-22", "", ""), (made,))
+    asked: list[str] = []
+    monkeypatch.setattr(run, "row", lambda kernel, *_: asked.append(kernel.name) or made)
+    run.pace(CudaDevice(0), typical.dtype, run.failing(record))
+    assert asked == ["pace.sum"]
 
 
 def _no_triton() -> Exception:

@@ -189,6 +189,19 @@ def test_a_device_that_is_lost_ends_the_session_with_what_was_measured(
     assert "unusable for this process: CUDA error: an illegal memory access was encountered; the record has" in last
 
 
+@pytest.mark.usefixtures("at_once")
+def test_an_error_of_our_own_shows_and_loses_no_row(others: StandIns) -> None:
+    others.fails["host"] = TypeError("forward() takes 2 positional arguments but 3 were given")
+    with pytest.raises(TypeError, match="3 were given"):
+        main(["--device", "cpu", "--for", "tiny.yaml", "-o", "r.json"])
+    record = read_record(Path("r.json"))
+    assert record.chain == CHAIN and record.kernels and not record.host
+    others.fails.clear()
+    _run("--for", "tiny.yaml", "-o", "r.json")
+    assert read_record(Path("r.json")).host == HOST
+    assert others.asked["chain"] == 1
+
+
 def test_a_kernel_that_loses_the_device_ends_the_session_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clustersim.cost.record import BesideRow, Conditions, CopyRow, Device, GpuRow, KernelRow, Record, Spread
+from clustersim.cost.record import BesideRow, Conditions, CopyRow, Device, GpuRow, KernelRow, Outcome, Record, Spread
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
@@ -131,6 +131,17 @@ def test_the_plan_names_device_kernels_parts_and_file(tmp_path: Path, scenario: 
     assert "Test GPU (h100-sxm-80gb) for about 20 min 0 s, and goes on with" in text
     assert "1 of 2 kernels of plan.yaml, 1 are there already; copies, launches" in text
     assert [line.split()[0] for line in text.splitlines()[1:-1]] == [part.name for part in PARTS]
+
+
+def test_the_plan_says_what_is_tried_again(tmp_path: Path, scenario: Scenario) -> None:
+    """Somebody else may have had the memory; it is soaked for, since a row of a cold GPU would be wrong."""
+    first, *rest = WHOLE.kernels
+    failed = replace(first, time=None, outcome=Outcome.OUT_OF_MEMORY, source="its operands take 90 GB")
+    write_record(replace(WHOLE, kernels=(failed, *rest)), tmp_path / "r.json")
+    bench = _bench(tmp_path / "r.json", scenario)
+    plan = planned(bench, 20 * MINUTE)
+    assert [each.part.name for each in plan if each.seconds] == ["soak", "kernels"]
+    assert "1 had no memory or no compiler and are tried again" in plan_text(bench, plan)
 
 
 @pytest.mark.parametrize("budget", [1.0, 199.0])

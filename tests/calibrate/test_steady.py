@@ -1,19 +1,14 @@
 """A GPU is measured as it is after hours, not in a burst: one whose clock falls under load and whose events cost."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.command import main
-from clustersim.assembly import kernels_of
-from clustersim.cost.record import Outcome, UnderLoad, signature
-from clustersim.cost.record_file import read_record
+from clustersim.cost.record import Outcome, UnderLoad
 from clustersim.dtypes import DType
-from clustersim.scenario import Scenario
 from tests.conftest import examples
 
 torch = pytest.importorskip("torch")
@@ -23,7 +18,7 @@ from calibrate.devices import cuda as cuda_device  # noqa: E402 - after torch is
 from calibrate.devices.cpu import CpuDevice  # noqa: E402
 from calibrate.devices.node import gpu_rows  # noqa: E402
 from calibrate.devices.soak import soak  # noqa: E402
-from calibrate.kernels import copies, routines, rows, run, session  # noqa: E402
+from calibrate.kernels import routines, rows, run  # noqa: E402
 from calibrate.kernels.beside import usual_kernel  # noqa: E402
 from calibrate.kernels.timing import Method, measure  # noqa: E402
 from tests.calibrate import fake_tensors  # noqa: E402
@@ -190,36 +185,3 @@ def test_a_flush_leaves_nothing_to_be_written_back(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(cuda_device, "_read", lambda other, _total: other.zero_())
         written = measure(device.stopwatch(flushed=True), read, method)
     assert written.seconds == pytest.approx(2.0 * found.seconds, rel=0.001)
-
-
-PLAN = """
-model: {preset: llama-tiny, layers: 1, hidden: 1024, ffn: 2048, heads: 8, kv_heads: 2, head_dim: 128, vocab: 1024}
-cluster: {name: dgx-h100, gpus: 8}
-layout: {tp: 2, dp: 4, data: zero1}
-training: {sequence: 2048, global_batch: 8}
-"""
-
-
-def test_a_whole_session_of_a_gpu_is_measured_under_load(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Every line of the way from the command to the record, with what PyTorch runs for each kernel."""
-    monkeypatch.setattr(copies, "_SIZES", (2**20, 2**24))
-    monkeypatch.setattr(copies, "_LAUNCHES", 200)
-    monkeypatch.setattr(rows, "_QUEUED", 8)
-    monkeypatch.setattr(rows, "_COPIES", 4)
-    monkeypatch.setattr(run, "fitted", lambda record, _accelerator: record)
-    monkeypatch.setattr(session, "_LONGEST", 0.01)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "plan.yaml").write_text(PLAN)
-    assert main(["--for", "plan.yaml", "--device", "cuda", "-o", "r.json", "--budget", "10min"]) == 0
-    record = read_record(Path("r.json"))
-    assert {signature(each) for each in kernels_of(Scenario.load("plan.yaml"))} == {
-        row.signature for row in record.kernels
-    }
-    assert {(row.outcome, row.source) for row in record.kernels} == {(Outcome.MEASURED, "")}
-    assert all(row.under is not None and row.under.power_w > 0.5 * SLOW.limit_w for row in record.kernels)
-    assert (record.device.accelerator, record.device.power_limit_w) == ("h100-sxm-80gb", SLOW.limit_w)
-    assert {row.route for row in record.copies} == {"device", "host_to_device", "device_to_host"}
-    assert record.launch_interval == pytest.approx(SLOW.launch, rel=0.02)
-    assert cuda.gpu().allocated == 0.0  # and all memory is given back
