@@ -18,6 +18,7 @@ from typing import Final
 import torch
 
 from calibrate.devices import facts
+from calibrate.devices.heap import give_back
 from calibrate.devices.stopwatch import Action, Load
 from calibrate.devices.watch import Watch
 from clustersim.cost.record import Device, UnderLoad
@@ -143,7 +144,8 @@ class CpuDevice:
         return 1024.0 * float((facts.field(Path("/proc/meminfo"), "MemAvailable") or "0 kB").split()[0])
 
     def release(self) -> None:
-        """The system has it back already."""
+        """Give memory back that nothing holds any more."""
+        give_back()
 
     def reset_peak(self) -> None:
         """Forget the process's peak so far (proc(5): clear_refs)."""

@@ -13,6 +13,7 @@ import torch
 from calibrate.devices.cpu import CpuDevice
 from calibrate.devices.cuda import CudaDevice
 from calibrate.devices.filler import Filler
+from calibrate.devices.heap import keep_freed
 from calibrate.devices.stopwatch import Action, Load, Stopwatch
 from calibrate.devices.watch import Watch
 from clustersim.cost.record import Device, UnderLoad
@@ -125,13 +126,18 @@ def find(name: str | None) -> TorchDevice:
     """The device of that name: cuda, cpu, or None for the best there is; raise InputError where it is not there."""
     match name:
         case "cpu":
-            return CpuDevice()
+            return _cpu()
         case "cuda":
             _require_cuda()
             return CudaDevice(torch.cuda.current_device())
         case None:
-            return CudaDevice(torch.cuda.current_device()) if torch.cuda.is_available() else CpuDevice()
+            return CudaDevice(torch.cuda.current_device()) if torch.cuda.is_available() else _cpu()
     raise InputError(f"there is no device {name!r}; {nearest(name, ['cuda', 'cpu'])}")
+
+
+def _cpu() -> CpuDevice:
+    keep_freed()
+    return CpuDevice()
 
 
 def accelerator_of(device: TorchDevice, accelerator: str | None) -> str:

@@ -1,5 +1,6 @@
 """Devices: by which name a record knows them, what they say of themselves, how they keep time."""
 
+import platform
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -234,3 +235,31 @@ def test_a_gpus_formats_depend_on_its_capability(monkeypatch: pytest.MonkeyPatch
     assert [dtype for dtype in COMPUTED if not device.supports(dtype)] == [DType.FP8]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
     assert {dtype for dtype in COMPUTED if device.supports(dtype)} == {DType.FP32, DType.FP16}
+
+
+_KEPT = """
+import resource
+import torch
+from calibrate.devices import device as devices
+cpu = devices.find("cpu")
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(4):
+    torch.ones(4 * 2**20)
+before = faults()
+for _ in range(8):
+    torch.ones(4 * 2**20)
+print(faults() - before)
+cpu.release()
+before = faults()
+torch.ones(4 * 2**20)
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep what is freed")
+def test_a_cpu_keeps_freed_memory_until_it_is_asked_for_it() -> None:
+    """16 MiB are 4,096 pages (8 where they are huge): none is new once they are there, all are after a release."""
+    done = subprocess.run([sys.executable, "-c", _KEPT], capture_output=True, text=True, check=True, timeout=120)
+    again, released = map(int, done.stdout.split())
+    assert again < 8 and released >= 8
