@@ -20,7 +20,7 @@ class Chain:
 
     name: ClassVar[str] = "chain"
     minutes: ClassVar[float] = 5.0
-    least: ClassVar[Seconds] = 0.0
+    least: ClassVar[Seconds] = 3.0  # a turn of layers, and of their kernels alone
 
     def obstacle(self, bench: Bench) -> str:
         """A layer is some scenario's."""

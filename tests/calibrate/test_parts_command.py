@@ -308,6 +308,7 @@ def test_all_that_is_asked_for_is_measured_together(monkeypatch: pytest.MonkeyPa
     [
         (("--budget", "5"), "'5' is not a time"),
         (("--budget", "0s"), "no time to measure in"),
+        (("--for", "tiny.yaml", "--budget", "0.1s"), "too little: kernels takes 50% of it, and at least 5 s; give 10s"),
         (("--for", "nowhere.yaml"), "nowhere.yaml"),
         (("--presets", "lama3-8b"), "did you mean llama3-8b"),
         (("--accelerator", "h200"), "did you mean h200-sxm-141gb"),
