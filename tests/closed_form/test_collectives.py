@@ -27,6 +27,7 @@ from clustersim.collectives.library import (
     Offer,
     Pipeline,
 )
+from clustersim.collectives.switches import Switches
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.routing import Spread
 from clustersim.hardware.shape import Leaf, Network, Nics, Node, NvLink, Port, Spine
@@ -75,7 +76,8 @@ def cluster(gpus: int, per_node: int, *, nodes_per_leaf: int = 1 << 20, oversubs
 
 
 def time(kind: Collective, members: np.ndarray, fabric: ClosFabric, algorithm: str, library: Library | None = None):
-    return choose(Surveyor(fabric, library or ideal()).survey(kind, members, algorithm), S).seconds
+    told = Switches(forced={kind: algorithm}, words=algorithm).narrowed(library or ideal())
+    return choose(Surveyor(fabric, told).survey(kind, members), S).seconds
 
 
 def route_latency(fabric: ClosFabric, source: int, target: int) -> float:
