@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from calibrate.check.here import Room, fitted_layers, truncated
+from calibrate.check.one_rank import one_rank
 from clustersim.errors import InputError
 from clustersim.parallel.layout import Layout
 from clustersim.scenario import Scenario
@@ -33,7 +34,7 @@ def alone(scenario: Scenario, room: Bytes) -> Scenario:
     sequence = -(-scenario.training.sequence // layout.cp)
     cut = replace(
         scenario,
-        model=_one_rank(scenario.model, layout.tp),
+        model=_runnable_layers(one_rank(scenario.model, layout.tp)),
         layout=Layout(),
         schedule=GPipe(),
         training=_runnable(replace(scenario.training, sequence=sequence)),
@@ -41,8 +42,8 @@ def alone(scenario: Scenario, room: Bytes) -> Scenario:
     return fitted_layers(truncated(cut, min(MOST, cut.model.layers)), Room(room), None)
 
 
-def _one_rank(model: Model, tp: int) -> Model:
-    stack = joined(LayerRun(spec, run.count) for run in model.stack if (spec := _shared(run.spec, tp)) is not None)
+def _runnable_layers(model: Model) -> Model:
+    stack = joined(LayerRun(spec, run.count) for run in model.stack if (spec := _plain(run.spec)) is not None)
     if not stack:
         raise InputError(
             f"{model.name}: no layer has both attention and an MLP, so there is no chain of kernels to run"
@@ -50,7 +51,6 @@ def _one_rank(model: Model, tp: int) -> Model:
     return replace(
         model,
         stack=stack,
-        vocab=-(-model.vocab // tp),
         positions=Positions.ROTARY if model.positions is Positions.ALIBI else model.positions,
         embedding_norm=False,
         logit_softcap=False,
@@ -59,20 +59,18 @@ def _one_rank(model: Model, tp: int) -> Model:
     )
 
 
-def _shared(spec: LayerSpec, tp: int) -> LayerSpec | None:
-    """A layer as one of so many ranks runs it; None where it lacks a part."""
+def _plain(spec: LayerSpec) -> LayerSpec | None:
+    """A layer as the real model has it; None where it lacks a part."""
     match spec:
         case LayerSpec(FullAttention() as attention, DenseMlp() as mlp):
-            heads = replace(
+            plain = replace(
                 attention,
-                heads=attention.heads // tp,
-                kv_heads=max(1, attention.kv_heads // tp),
                 qk_norm=None if attention.qk_norm is None else QkNorm.HEADS,
                 window=None,
                 rotary=1.0,
                 softcap=False,
             )
-            return LayerSpec(heads, replace(mlp, ffn=mlp.ffn // tp), BlockForm.PRE_NORM)
+            return LayerSpec(plain, mlp, BlockForm.PRE_NORM)
     return None
 
 

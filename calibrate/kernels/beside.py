@@ -4,7 +4,6 @@ The kernel is timed alone, then while the copies run from before it starts until
 stream, on a CPU in another thread (whose copies leave Python's lock to it).
 """
 
-import threading
 from functools import partial
 from typing import Final
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from calibrate.devices.device import TorchDevice
 from calibrate.devices.stopwatch import Action, Load
+from calibrate.devices.watch import repeated
 from calibrate.kernels.copies import copying
 from calibrate.kernels.routines import prepare, settings
 from calibrate.kernels.rows import row
@@ -69,20 +69,7 @@ def _copy_thread(_device: TorchDevice, size: Bytes) -> Load:
 
 
 def _copy_until_ended(source: Octets, target: Octets, _seconds: Seconds) -> Action:
-    ended = threading.Event()
-
-    def go_on() -> None:
-        while not ended.is_set():
-            np.copyto(target, source)
-
-    thread = threading.Thread(target=go_on, daemon=True)
-    thread.start()
-
-    def end() -> None:
-        ended.set()
-        thread.join()
-
-    return end
+    return repeated(partial(np.copyto, target, source), between=0.0)
 
 
 def _copy_stream(device: TorchDevice, size: Bytes) -> Load:
