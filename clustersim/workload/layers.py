@@ -25,6 +25,16 @@ from clustersim.workload.attention import Core, operators
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Routine, StreamShape
 from clustersim.workload.linear import Linear
 from clustersim.workload.lora import Projection
+from clustersim.workload.on_rank import (
+    OnRank,
+    fork,
+    linear_operator,
+    norm_operator,
+    normed,
+    residual_sum,
+    residual_wide,
+    streamed,
+)
 from clustersim.workload.operators import Entry, Layer, Operator, Region, Shard
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
 from clustersim.workload.overheads import Accumulation
@@ -32,7 +42,7 @@ from clustersim.workload.recipe import Products
 from clustersim.workload.stack import BlockForm, DenseMlp, FullAttention, LayerSpec, Mlp, QkNorm
 from clustersim.workload.streaming import Streaming
 from clustersim.workload.training import Training
-from clustersim.workload.transformer import Model, Norm, Positions, norm_parameters
+from clustersim.workload.transformer import Model, Positions
 
 __all__ = [
     "Layer",
@@ -47,40 +57,6 @@ __all__ = [
 ]
 
 _TOKEN_ID_BYTES = 8  # torch.long
-
-
-@dataclass(frozen=True, slots=True)
-class _Rank:
-    """A model's dimensions on one rank."""
-
-    model: Model
-    training: Training
-    shard: Shard
-
-    @property
-    def dtype(self) -> DType:
-        return self.training.recipe.activations
-
-    @property
-    def products(self) -> Products:
-        return self.training.recipe.products
-
-    def saved(self, elements: int) -> Bytes:
-        """Bytes of a linear layer's input as backward reads it."""
-        return elements * self.products.weight_gradient.bytes
-
-    @property
-    def vocab(self) -> int:
-        return self.shard.rows(self.model.vocab)
-
-    @property
-    def residual(self) -> int:
-        """Elements of the residual stream on this rank."""
-        return self.shard.residual_tokens * self.model.hidden
-
-    @property
-    def input_bytes(self) -> Bytes:
-        return float(self.residual * self.dtype.bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,79 +94,79 @@ class _Heads:
 
 def layer(model: Model, spec: LayerSpec, training: Training, shard: Shard) -> Layer:
     """One transformer layer. Degrees must divide heads and ffn (the scenario door has checked)."""
-    rank = _Rank(model, training, shard)
+    rank = OnRank(model, training, shard)
     attention = [] if spec.attention is None else _attention(rank, _Heads(spec.attention, shard.tp))
     mlp = [] if spec.mlp is None else _mlp(rank, spec.mlp)
     return adapted(Layer(_operators(rank, spec.block, attention, mlp), rank.input_bytes), training, shard)
 
 
-def _operators(rank: _Rank, block: BlockForm, attention: list[Operator], mlp: list[Operator]) -> tuple[Operator, ...]:
+def _operators(rank: OnRank, block: BlockForm, attention: list[Operator], mlp: list[Operator]) -> tuple[Operator, ...]:
     if block.parallel and attention and mlp:
         return (*_beside(rank, block, attention, mlp),)
     branches = {name: made for name, made in (("attention", attention), ("mlp", mlp)) if made}
     return tuple(chain.from_iterable(_joined(rank, block, *each) for each in branches.items()))
 
 
-def _joined(rank: _Rank, block: BlockForm, name: str, made: list[Operator]) -> list[Operator]:
+def _joined(rank: OnRank, block: BlockForm, name: str, made: list[Operator]) -> list[Operator]:
     """A branch of the residual stream, with its norms and its sum with it."""
-    before = _norm(rank, f"{name}.norm") if block.before else _fork(rank, f"{name}.fork")
-    after = [_norm(rank, f"{name}.post_norm", forks=False)] if block.after else []
-    return [before, *made, *after, _residual(rank, f"{name}.residual")]
+    before = norm_operator(rank, f"{name}.norm") if block.before else fork(rank, f"{name}.fork")
+    after = [norm_operator(rank, f"{name}.post_norm", forks=False)] if block.after else []
+    return [before, *made, *after, residual_sum(rank, f"{name}.residual")]
 
 
-def _beside(rank: _Rank, block: BlockForm, attention: list[Operator], mlp: list[Operator]) -> list[Operator]:
+def _beside(rank: OnRank, block: BlockForm, attention: list[Operator], mlp: list[Operator]) -> list[Operator]:
     """Attention and MLP that read the same input; what both keep of it is counted once."""
     (qkv, *rest), (up, *others) = attention, mlp
     total = replace(_summed(rank, "block.sum"), region=Region.SHARDED)
-    residual = _residual(rank, "block.residual")
+    residual = residual_sum(rank, "block.residual")
     if block is BlockForm.PARALLEL_NORMS:
-        first, second = _norm(rank, "attention.norm"), _norm(rank, "mlp.norm")
+        first, second = norm_operator(rank, "attention.norm"), norm_operator(rank, "mlp.norm")
         second = replace(second, kept=second.kept - rank.input_bytes)
         return [first, second, qkv, *rest, replace(up, entry=Entry.OTHER), *others, total, residual]
     read = rank.saved(rank.residual)
     both = _summed(rank, "block.gradient_sum").forward
     qkv = replace(qkv, input_gradient=(*qkv.input_gradient, *both))
     up = replace(up, entry=Entry.SAME, kept=up.kept - read, waiting=up.waiting - read, read=up.read - read)
-    return [_norm(rank, "block.norm"), qkv, *rest, up, *others, total, residual]
+    return [norm_operator(rank, "block.norm"), qkv, *rest, up, *others, total, residual]
 
 
-def _summed(rank: _Rank, name: str) -> Operator:
+def _summed(rank: OnRank, name: str) -> Operator:
     """Both branches' results for all tokens of this rank; the gradient passes unchanged."""
     over = streaming.residual(dropout=False, fused=rank.training.fused)
-    return _streamed(Region.REPLICATED, name, rank.dtype, over, (over.over(rank.shard.tokens, rank.model.hidden),))
+    return streamed(Region.REPLICATED, name, rank.dtype, over, (over.over(rank.shard.tokens, rank.model.hidden),))
 
 
 def embedding(model: Model, training: Training, shard: Shard) -> Layer:
     """Token lookup (each rank looks up its part of the vocabulary), learned positions, norm, dropout."""
-    rank = _Rank(model, training, shard)
+    rank = OnRank(model, training, shard)
     chosen = [_tokens(rank)]
     if model.positions is Positions.LEARNED:
         chosen.append(_positions(rank))
     if model.embedding_norm:
-        chosen.append(_norm(rank, "embedding.norm", forks=False))
+        chosen.append(norm_operator(rank, "embedding.norm", forks=False))
     if model.dropout:
-        chosen.append(_residual_wide(rank, "embedding.dropout", streaming.DROPOUT))
+        chosen.append(residual_wide(rank, "embedding.dropout", streaming.DROPOUT))
     return adapted(Layer(tuple(chosen), float(shard.tokens * _TOKEN_ID_BYTES)), training, shard)
 
 
 def head(model: Model, training: Training, shard: Shard) -> Layer:
     """Final norm, logits, loss. The logits' weight is counted here, tied or not; FP8 leaves the logits in BF16."""
-    rank = _Rank(model, training, shard)
+    rank = OnRank(model, training, shard)
     bias_tokens = shard.tokens if model.head_bias else 0
     logits = Linear("head.logits", shard.tokens, model.hidden, rank.vocab, Products.all_in(rank.dtype), bias_tokens)
-    product = _linear(rank, logits, rank.input_bytes)
-    made = [_norm(rank, "head.norm", forks=False), product]
+    product = linear_operator(rank, logits, rank.input_bytes)
+    made = [norm_operator(rank, "head.norm", forks=False), product]
     if model.logit_softcap:
         made.append(_over_logits(rank, "head.softcap", streaming.softcap(fused=training.fused)))
     made.append(_over_logits(rank, "head.loss", streaming.loss(training.loss)))
     return adapted(Layer(tuple(made), rank.input_bytes), training, shard)
 
 
-def _over_logits(rank: _Rank, name: str, over: Streaming) -> Operator:
-    return _streamed(Region.SHARDED, name, rank.dtype, over, (over.over(rank.shard.tokens, rank.vocab),))
+def _over_logits(rank: OnRank, name: str, over: Streaming) -> Operator:
+    return streamed(Region.SHARDED, name, rank.dtype, over, (over.over(rank.shard.tokens, rank.vocab),))
 
 
-def _attention(rank: _Rank, own: _Heads) -> list[Operator]:
+def _attention(rank: OnRank, own: _Heads) -> list[Operator]:
     model, shard = rank.model, rank.shard
     chosen = [_qkv(rank, own)]
     if own.attention.qk_norm is not None:
@@ -209,42 +185,42 @@ def _attention(rank: _Rank, own: _Heads) -> list[Operator]:
     bias_tokens = shard.residual_tokens if model.linear_bias else 0
     parts = ((Projection.O, model.hidden),)
     out = Linear("attention.out", shard.tokens, own.query_width, model.hidden, rank.products, bias_tokens, parts, True)
-    chosen.append(_linear(rank, out, rank.saved(shard.tokens * own.query_width)))
+    chosen.append(linear_operator(rank, out, rank.saved(shard.tokens * own.query_width)))
     return chosen
 
 
-def _mlp(rank: _Rank, spec: DenseMlp) -> list[Operator]:
+def _mlp(rank: OnRank, spec: DenseMlp) -> list[Operator]:
     shard, ffn = rank.shard, spec.ffn // rank.shard.tp
     over = streaming.activation(spec.form, fused=rank.training.fused)
     return [
         _up(rank, spec.form, ffn),
-        _streamed(Region.SHARDED, "mlp.activation", rank.dtype, over, (over.over(shard.tokens, ffn),)),
+        streamed(Region.SHARDED, "mlp.activation", rank.dtype, over, (over.over(shard.tokens, ffn),)),
         _down(rank, spec.form, ffn),
     ]
 
 
-def _up(rank: _Rank, form: Mlp, ffn: int) -> Operator:
+def _up(rank: OnRank, form: Mlp, ffn: int) -> Operator:
     """The fifth product of a layer; with a gate, the sixth beside it."""
     gated, tokens = form is Mlp.SWIGLU, rank.shard.tokens
     bias_tokens = tokens if rank.model.linear_bias else 0
     parts = (*(((Projection.GATE, ffn),) if gated else ()), (Projection.UP, ffn))
     up = Linear("mlp.up", tokens, rank.model.hidden, 2 * ffn if gated else ffn, rank.products, bias_tokens, parts)
-    made = _linear(rank, up, rank.saved(rank.residual))
+    made = linear_operator(rank, up, rank.saved(rank.residual))
     return _half_again(rank, made, replace(up, outputs=ffn if gated else 0, bias_tokens=0))
 
 
-def _down(rank: _Rank, form: Mlp, ffn: int) -> Operator:
+def _down(rank: OnRank, form: Mlp, ffn: int) -> Operator:
     """The last product of a layer: the seventh with a gate, else the sixth."""
     tokens = rank.shard.tokens
     bias_tokens = rank.shard.residual_tokens if rank.model.linear_bias else 0
     parts = ((Projection.DOWN, rank.model.hidden),)
     down = Linear("mlp.down", tokens, ffn, rank.model.hidden, rank.products, bias_tokens, parts, True)
-    made = _linear(rank, down, rank.saved(tokens * ffn))
+    made = linear_operator(rank, down, rank.saved(tokens * ffn))
     seventh = form is Mlp.SWIGLU
     return _half_again(rank, made, replace(down, outputs=0 if seventh else down.outputs, bias_tokens=0))
 
 
-def _half_again(rank: _Rank, made: Operator, again: Linear) -> Operator:
+def _half_again(rank: OnRank, made: Operator, again: Linear) -> Operator:
     """A linear layer of which selective recomputation by operations runs a part again and keeps the other outputs."""
     whole = made.forward[0].shape
     outputs = whole.n if isinstance(whole, MatmulShape) else 0
@@ -252,13 +228,13 @@ def _half_again(rank: _Rank, made: Operator, again: Linear) -> Operator:
     return replace(made, again=kernels, results=float(again.tokens * (outputs - again.outputs) * rank.dtype.bytes))
 
 
-def _qkv(rank: _Rank, own: _Heads) -> Operator:
+def _qkv(rank: OnRank, own: _Heads) -> Operator:
     tokens, width = rank.shard.tokens, own.query_width + 2 * own.kv_width
     bias_tokens = tokens if own.attention.qkv_bias else 0
     added = bias_tokens and rank.training.overheads.bias_adds
     parts = ((Projection.Q, own.query_width), (Projection.K, own.kv_width), (Projection.V, own.kv_width))
     linear = Linear("attention.qkv", tokens, rank.model.hidden, width, rank.products, bias_tokens, parts)
-    made = _linear(rank, linear, rank.saved(rank.residual))
+    made = linear_operator(rank, linear, rank.saved(rank.residual))
     made = replace(made, kept=made.kept + tokens * width * rank.dtype.bytes)
     if added:
         bias = streaming.BIAS_ADD.over(tokens, width)
@@ -267,22 +243,22 @@ def _qkv(rank: _Rank, own: _Heads) -> Operator:
     return _half_again(rank, made, replace(linear, outputs=own.kv_width, bias_tokens=0))  # of q, k, v the second
 
 
-def _qk_norm(rank: _Rank, own: _Heads, form: QkNorm) -> Operator:
-    over, tokens = _normed(rank), rank.shard.tokens
+def _qk_norm(rank: OnRank, own: _Heads, form: QkNorm) -> Operator:
+    over, tokens = normed(rank), rank.shard.tokens
     if form is QkNorm.WHOLE:
         shapes = tuple(over.over(tokens, width) for width in (own.query_width, own.kv_width))
     else:
         shapes = tuple(over.over(rows, own.head_dim) for rows in _heads(rank, own))
-    made = _streamed(Region.SHARDED, "attention.qk_norm", rank.dtype, over, shapes)
+    made = streamed(Region.SHARDED, "attention.qk_norm", rank.dtype, over, shapes)
     return replace(made, parameters=own.query_width + own.kv_width if form is QkNorm.WHOLE else 2 * own.head_dim)
 
 
-def _rotary(rank: _Rank, own: _Heads) -> Operator:
+def _rotary(rank: OnRank, own: _Heads) -> Operator:
     """Fused kernels pass whole heads; the formula as written turns a part of each and puts it beside the rest."""
     over, heads = streaming.rotary(fused=rank.training.fused), _heads(rank, own)
     turned = own.head_dim if rank.training.fused else max(1, round(own.head_dim * own.attention.rotary))
     shapes = tuple(over.over(rows, turned, table=rank.shard.sequence) for rows in heads)
-    made = _streamed(Region.SHARDED, "attention.rotary", rank.dtype, over, shapes)
+    made = streamed(Region.SHARDED, "attention.rotary", rank.dtype, over, shapes)
     if turned == own.head_dim:
         return made
     name, elements = "attention.rotary.beside", sum(heads) * own.head_dim
@@ -290,76 +266,13 @@ def _rotary(rank: _Rank, own: _Heads) -> Operator:
     return replace(made, forward=made.forward + beside, input_gradient=beside + made.input_gradient)
 
 
-def _heads(rank: _Rank, own: _Heads) -> tuple[int, ...]:
+def _heads(rank: OnRank, own: _Heads) -> tuple[int, ...]:
     """Heads of all tokens that one kernel works on: fused those of queries and keys, else each by themselves."""
     queries, keys = rank.shard.tokens * own.heads, rank.shard.tokens * own.kv_heads
     return (queries + keys,) if rank.training.fused else (queries, keys)
 
 
-def _linear(rank: _Rank, linear: Linear, read: Bytes) -> Operator:
-    """A linear layer that keeps its input, of so many bytes."""
-    recipe = rank.training.recipe
-    return Operator(
-        linear.name,
-        Region.SHARDED,
-        linear.forward(recipe),
-        linear.input_gradient(recipe),
-        linear.weight_gradient(recipe, rank.training.accumulation),
-        parameters=linear.parameters,
-        kept=float(read),
-        waiting=float(read + linear.tokens * linear.outputs * rank.dtype.bytes),
-        linear=linear,
-        read=float(read),
-    )
-
-
-def _streamed(region: Region, name: str, dtype: DType, over: Streaming, shapes: tuple[StreamShape, ...]) -> Operator:
-    """An operator that streams over some shapes, one kernel for each."""
-    return Operator(
-        name,
-        region,
-        tuple(over.forward_kernel(name, dtype, shape) for shape in shapes),
-        tuple(kernel for shape in shapes for kernel in over.backward_kernels(name, dtype, shape)),
-        kept=sum(over.kept.bytes(dtype, shape.elements) for shape in shapes),
-        saves_late=over.saves_late,
-    )
-
-
-def _residual_wide(rank: _Rank, name: str, over: Streaming) -> Operator:
-    shape = over.over(rank.shard.residual_tokens, rank.model.hidden)
-    return _streamed(Region.REPLICATED, name, rank.dtype, over, (shape,))
-
-
-def _residual(rank: _Rank, name: str) -> Operator:
-    over = streaming.residual(dropout=rank.model.dropout, fused=rank.training.fused)
-    return _residual_wide(rank, name, over)
-
-
-def _norm(rank: _Rank, name: str, *, forks: bool = True) -> Operator:
-    """A norm; where the residual forks before it, backward ends with the sum of both gradients."""
-    made = _residual_wide(rank, name, _normed(rank))
-    backward = made.input_gradient + ((_gradient_sum(rank, name),) if forks else ())
-    return replace(made, input_gradient=backward, parameters=norm_parameters(rank.model))
-
-
-def _normed(rank: _Rank) -> Streaming:
-    """The passes of the model's norms."""
-    twice = rank.training.overheads.norm_twice and rank.model.norm is Norm.LAYERNORM
-    return streaming.norm(rank.model.norm, fused=rank.training.fused and not twice)
-
-
-def _fork(rank: _Rank, name: str) -> Operator:
-    """Where the residual forks and no norm follows: backward sums both gradients."""
-    return Operator(name, Region.REPLICATED, (), (_gradient_sum(rank, name),))
-
-
-def _gradient_sum(rank: _Rank, name: str) -> Kernel:
-    summed = streaming.GRADIENT_SUM
-    shape = summed.over(rank.shard.residual_tokens, rank.model.hidden)
-    return summed.forward_kernel(f"{name}.gradient_sum", rank.dtype, shape)
-
-
-def _tokens(rank: _Rank) -> Operator:
+def _tokens(rank: OnRank) -> Operator:
     """Lookup; the weight gradient is dense as in PyTorch: zeros, the tokens' rows added, the whole accumulated."""
     tokens, hidden, width = rank.shard.tokens, rank.model.hidden, rank.dtype.bytes
     weights = rank.vocab * hidden
@@ -384,7 +297,7 @@ def _tokens(rank: _Rank) -> Operator:
     )
 
 
-def _positions(rank: _Rank) -> Operator:
+def _positions(rank: OnRank) -> Operator:
     """The table is added to each sequence; its gradient is the sum over sequences."""
     rows = float(rank.residual * rank.dtype.bytes)
     tokens, hidden, table = rank.shard.residual_tokens, rank.model.hidden, rank.model.position_rows

@@ -1,0 +1,121 @@
+"""What do a layer's operators have in common on one rank: linear layers, streaming kernels, norms, sums?
+
+The bricks of which `layers` and `routed` make a layer's branches.
+"""
+
+from dataclasses import dataclass, replace
+
+from clustersim.dtypes import DType
+from clustersim.units import Bytes
+from clustersim.workload import streaming
+from clustersim.workload.kernels import Kernel, StreamShape
+from clustersim.workload.linear import Linear
+from clustersim.workload.operators import Operator, Region, Shard
+from clustersim.workload.recipe import Products
+from clustersim.workload.streaming import Streaming
+from clustersim.workload.training import Training
+from clustersim.workload.transformer import Model, Norm, norm_parameters
+
+
+@dataclass(frozen=True, slots=True)
+class OnRank:
+    """A model's dimensions on one rank."""
+
+    model: Model
+    training: Training
+    shard: Shard
+
+    @property
+    def dtype(self) -> DType:
+        """Format of activations."""
+        return self.training.recipe.activations
+
+    @property
+    def products(self) -> Products:
+        """Formats of the operands of products."""
+        return self.training.recipe.products
+
+    def saved(self, elements: int) -> Bytes:
+        """Bytes of a linear layer's input as backward reads it."""
+        return elements * self.products.weight_gradient.bytes
+
+    @property
+    def vocab(self) -> int:
+        """Rows of the vocabulary on this rank."""
+        return self.shard.rows(self.model.vocab)
+
+    @property
+    def residual(self) -> int:
+        """Elements of the residual stream on this rank."""
+        return self.shard.residual_tokens * self.model.hidden
+
+    @property
+    def input_bytes(self) -> Bytes:
+        """Bytes of the residual stream on this rank."""
+        return float(self.residual * self.dtype.bytes)
+
+
+def linear_operator(rank: OnRank, linear: Linear, read: Bytes) -> Operator:
+    """A linear layer that keeps its input, of so many bytes."""
+    recipe = rank.training.recipe
+    return Operator(
+        linear.name,
+        Region.SHARDED,
+        linear.forward(recipe),
+        linear.input_gradient(recipe),
+        linear.weight_gradient(recipe, rank.training.accumulation),
+        parameters=linear.parameters,
+        kept=float(read),
+        waiting=float(read + linear.tokens * linear.outputs * rank.dtype.bytes),
+        linear=linear,
+        read=float(read),
+    )
+
+
+def streamed(region: Region, name: str, dtype: DType, over: Streaming, shapes: tuple[StreamShape, ...]) -> Operator:
+    """An operator that streams over some shapes, one kernel for each."""
+    return Operator(
+        name,
+        region,
+        tuple(over.forward_kernel(name, dtype, shape) for shape in shapes),
+        tuple(kernel for shape in shapes for kernel in over.backward_kernels(name, dtype, shape)),
+        kept=sum(over.kept.bytes(dtype, shape.elements) for shape in shapes),
+        saves_late=over.saves_late,
+    )
+
+
+def residual_wide(rank: OnRank, name: str, over: Streaming) -> Operator:
+    """An operator that streams over the residual stream."""
+    shape = over.over(rank.shard.residual_tokens, rank.model.hidden)
+    return streamed(Region.REPLICATED, name, rank.dtype, over, (shape,))
+
+
+def residual_sum(rank: OnRank, name: str) -> Operator:
+    """The sum of a branch with the residual stream."""
+    over = streaming.residual(dropout=rank.model.dropout, fused=rank.training.fused)
+    return residual_wide(rank, name, over)
+
+
+def norm_operator(rank: OnRank, name: str, *, forks: bool = True) -> Operator:
+    """A norm; where the residual forks before it, backward ends with the sum of both gradients."""
+    made = residual_wide(rank, name, normed(rank))
+    backward = made.input_gradient + ((gradient_sum(rank, name),) if forks else ())
+    return replace(made, input_gradient=backward, parameters=norm_parameters(rank.model))
+
+
+def normed(rank: OnRank) -> Streaming:
+    """The passes of the model's norms."""
+    twice = rank.training.overheads.norm_twice and rank.model.norm is Norm.LAYERNORM
+    return streaming.norm(rank.model.norm, fused=rank.training.fused and not twice)
+
+
+def fork(rank: OnRank, name: str) -> Operator:
+    """Where the residual forks and no norm follows: backward sums both gradients."""
+    return Operator(name, Region.REPLICATED, (), (gradient_sum(rank, name),))
+
+
+def gradient_sum(rank: OnRank, name: str) -> Kernel:
+    """The sum of the gradients of two branches."""
+    summed = streaming.GRADIENT_SUM
+    shape = summed.over(rank.shard.residual_tokens, rank.model.hidden)
+    return summed.forward_kernel(f"{name}.gradient_sum", rank.dtype, shape)
