@@ -16,7 +16,7 @@ from clustersim.analysis.rows import Rows
 from clustersim.program.task import Block, Work
 from clustersim.units import Flop, FlopPerSecond, Seconds
 from clustersim.workload.attention import full_matrix
-from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind
+from clustersim.workload.kernels import PRODUCTS, AttentionShape, Kernel
 
 CONVENTION: Final = (
     "FLOP of the matrix products of forward and backward (PaLM, appendix B): the logits count, the embedding lookup "
@@ -27,8 +27,6 @@ CONVENTION: Final = (
 )
 
 _APART: Final = 0.01  # of MFU
-
-_PRODUCTS: Final = frozenset({KernelKind.MATMUL, KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD})
 
 
 def mfu(model_flops: Flop, *, seconds: Seconds, ranks: int, peak: FlopPerSecond) -> float:
@@ -82,7 +80,7 @@ def _fraction(seconds: Seconds, parts: Breakdown) -> float:
 
 def _recomputed(block: Block) -> Flop:
     kernels = (operation.kernel for operation in block.operations if operation.work is Work.RECOMPUTE)
-    return sum(_full_matrix(kernel) for kernel in kernels if kernel is not None and kernel.kind in _PRODUCTS)
+    return sum(_full_matrix(kernel) for kernel in kernels if kernel is not None and kernel.kind in PRODUCTS)
 
 
 def _full_matrix(kernel: Kernel) -> Flop:

@@ -31,6 +31,7 @@ Parts = Mapping[tuple[Collective, KernelClass], float]
 CLASSES: Final = tuple(KernelClass)
 _CLASS: Final = {
     KernelKind.MATMUL: KernelClass.COMPUTE,
+    KernelKind.GROUPED_MATMUL: KernelClass.COMPUTE,
     KernelKind.ATTENTION_FORWARD: KernelClass.ATTENTION,
     KernelKind.ATTENTION_BACKWARD: KernelClass.ATTENTION,
 }

@@ -90,7 +90,7 @@ class Roofline:
 
     def _rate(self, kernel: Kernel) -> FlopPerSecond:
         """Rate of a kernel without a shape: matmul units for a matmul, vector units for anything else."""
-        if kernel.kind is KernelKind.MATMUL:
+        if kernel.kind in (KernelKind.MATMUL, KernelKind.GROUPED_MATMUL):
             return matmul_rate(self.accelerator, kernel.dtype)
         return self.accelerator.peak_of(DType.FP32)
 

@@ -98,7 +98,7 @@ class Units:
         spec, again = run.layers.spec, run.again
         found = self._layers.get((spec, again, run.offloaded))
         if found is None:
-            layer, sharding = self.plan.layers[spec], self.plan.sharding(spec.attention)
+            layer, sharding = self.plan.layers[spec], self.plan.sharding(spec)
             found = _unit("layer", layer, sharding, self._repeated(layer, sharding, again=again))
             found = self._without_gradients(found)
             if run.offloaded:

@@ -182,7 +182,7 @@ class Footprint:
         layout = self.plan.layout
         if isinstance(layout.data, NaiveDataParallel):
             return 1
-        return sum(degree > 1 for degree in layout.degrees.values()) + layout.hybrid
+        return sum(degree > 1 for degree in layout.all_degrees.values()) + layout.hybrid
 
     @property
     def receives(self) -> Bytes:

@@ -10,15 +10,38 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from clustersim.arrays import IntArray
 from clustersim.parallel.data import DataParallelism, GradientSync, Replicated
-from clustersim.parallel.mesh import DENSE, HYBRID, MESHES, NAMES, REPLICATE, SHARD, Axis, Mesh, Role
+from clustersim.parallel.mesh import (
+    DENSE,
+    EXPERT,
+    EXPERT_DATA,
+    EXPERT_REPLICATE,
+    EXPERT_SHARD,
+    EXPERT_TENSOR,
+    EXPERTS,
+    HYBRID,
+    HYBRID_EXPERTS,
+    MESHES,
+    NAMES,
+    REPLICATE,
+    SHARD,
+    Axis,
+    Mesh,
+    Role,
+)
 from clustersim.parallel.pipeline import Split
+from clustersim.program.task import Dispatcher
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Degrees of parallelism. layers_per_stage: of each virtual stage in model order, or the rule that deals them.
 
+    ep: over how many ranks the experts of a mixture are spread; etp: over how many each of them is cut (None: tp), both
+    folded onto the ranks of tp, cp and dp; dispatcher: how tokens travel to their experts and back.
     tensor_overlap: tensor-parallel collectives are pipelined in chunks with their neighbouring matmul;
     backward_overlap: backward's run beside the matmul of the gradient that does not need them (Megatron-LM since 2022);
     pipeline_overlap: a stage goes on computing while its output is sent (otherwise it waits for its sends);
@@ -30,6 +53,9 @@ class Layout:
     cp: int = 1
     dp: int = 1
     pp: int = 1
+    ep: int = 1
+    etp: int | None = None
+    dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
     order: tuple[str, ...] = tuple(axis.name for axis in MESHES[DENSE])
     sequence_parallel: bool = False
     tensor_overlap: bool = False
@@ -46,8 +72,23 @@ class Layout:
 
     @property
     def degrees(self) -> dict[str, int]:
-        """The degree of every axis by its name, in the usual order of axes."""
+        """The degrees that make up all ranks, by the names of their axes in the usual order."""
         return {name: getattr(self, name) for name in NAMES}
+
+    @property
+    def all_degrees(self) -> dict[str, int]:
+        """The degree of every axis by its name."""
+        return self.degrees | {EXPERT.name: self.ep}
+
+    @property
+    def expert_tensor(self) -> int:
+        """Over how many ranks each expert is cut."""
+        return self.tp if self.etp is None else self.etp
+
+    @property
+    def folded(self) -> bool:
+        """Whether experts are spread over ranks in another way than what every token meets."""
+        return self.ep > 1 or self.expert_tensor != self.tp
 
     @property
     def pipelined(self) -> bool:
@@ -78,11 +119,18 @@ class Layout:
     def meshes(self) -> dict[str, Mesh]:
         """All meshes that lie over the layout's ranks, by their names; the parts of an axis lie in its place."""
         degrees = self.degrees | self._parts
+        there = {DENSE: True, HYBRID: self.hybrid, EXPERTS: self.folded, HYBRID_EXPERTS: self.hybrid and self.folded}
         return {
             mesh: Mesh({axis.name: degrees[axis.name] for axis in self._ordered(axes)})
             for mesh, axes in MESHES.items()
-            if mesh != HYBRID or self.hybrid
+            if there[mesh]
         }
+
+    def coordinate(self, axis: Axis) -> IntArray:
+        """Coordinate of every rank on a whole axis: [ranks]; 0 on one that the layout does not have."""
+        meshes = (mesh for mesh in self.meshes.values() if axis.name in mesh.degrees)
+        found = next(meshes, None)
+        return np.zeros(self.world, dtype=np.int64) if found is None else found.coordinate(axis)
 
     def _ordered(self, axes: tuple[Axis, ...]) -> Sequence[Axis]:
         """The axes of a mesh as the layout orders them; a mesh that has others keeps its own order."""
@@ -93,8 +141,13 @@ class Layout:
 
     @property
     def _parts(self) -> dict[str, int]:
-        """Degrees of the parts of the data-parallel axis, where there are any."""
+        """Degrees of the axes of experts, and of the parts of data-parallel axes, where there are any."""
+        cut = self.expert_tensor
+        same = max(1, self.tp * self.cp * self.dp // (cut * self.ep))
+        parts = {EXPERT_TENSOR.name: cut, EXPERT.name: self.ep, EXPERT_DATA.name: same}
         if not self.hybrid:
-            return {}
+            return parts
         shard = max(1, (self.data.within or 1) // self.cp)
-        return {SHARD.name: shard, REPLICATE.name: self.dp // shard}
+        replicas = self.dp // shard
+        parts |= {SHARD.name: shard, REPLICATE.name: replicas}
+        return parts | {EXPERT_SHARD.name: max(1, same // replicas), EXPERT_REPLICATE.name: replicas}

@@ -48,14 +48,28 @@ TENSOR: Final = Axis("tp", "tensor-parallel", "tensor", inside=True)
 CONTEXT: Final = Axis("cp", "context-parallel", "context", replicates=True, inside=True)
 DATA: Final = Axis("dp", "data-parallel", "data", replicates=True)
 PIPELINE: Final = Axis("pp", "pipeline", "pipeline")
+EXPERT: Final = Axis("ep", "expert-parallel", "expert", inside=True)
+EXPERT_TENSOR: Final = Axis("etp", "tensor-parallel", "tensor", inside=True, part_of=TENSOR)
+EXPERT_DATA: Final = Axis("edp", "data-parallel", "data", replicates=True, part_of=DATA)
 SHARD: Final = Axis("dp_shard", "data-parallel", "data", replicates=True, part_of=DATA)
 REPLICATE: Final = Axis("dp_replicate", "data-parallel", "data", replicates=True, part_of=DATA)
+EXPERT_SHARD: Final = Axis("edp_shard", "data-parallel", "data", replicates=True, part_of=DATA)
+EXPERT_REPLICATE: Final = Axis("edp_replicate", "data-parallel", "data", replicates=True, part_of=DATA)
 DENSE: Final = "dense"
 """The mesh of attention and of all weights that every token meets."""
 HYBRID: Final = "hybrid"
 """The same where data parallelism shards weights over some of its ranks only."""
+EXPERTS: Final = "experts"
+"""The mesh of experts, where it is not the dense one: what each is cut over, then which of them a rank has."""
+HYBRID_EXPERTS: Final = "hybrid experts"
+"""The same where data parallelism shards weights over some of its ranks only."""
 MESHES: Final[Mapping[str, tuple[Axis, ...]]] = MappingProxyType(
-    {DENSE: (TENSOR, CONTEXT, DATA, PIPELINE), HYBRID: (TENSOR, CONTEXT, SHARD, REPLICATE, PIPELINE)}
+    {
+        DENSE: (TENSOR, CONTEXT, DATA, PIPELINE),
+        HYBRID: (TENSOR, CONTEXT, SHARD, REPLICATE, PIPELINE),
+        EXPERTS: (EXPERT_TENSOR, EXPERT, EXPERT_DATA, PIPELINE),
+        HYBRID_EXPERTS: (EXPERT_TENSOR, EXPERT, EXPERT_SHARD, EXPERT_REPLICATE, PIPELINE),
+    }
 )
 """The axes of every mesh, in the usual order of ranks; all meshes of a layout have as many ranks."""
 AXES: Final = tuple(dict.fromkeys(axis for axes in MESHES.values() for axis in axes if axis.part_of is None))
@@ -64,7 +78,8 @@ HOST: Final = Axis("host", "host", "host")
 """No axis of a mesh: what each rank copies to and from its host, and what the host computes for it."""
 SERVED: Final = (*AXES, HOST)
 """All that time is spent on communication for, in the order of answers."""
-NAMES: Final = tuple(axis.name for axis in AXES)
+NAMES: Final = tuple(axis.name for axis in MESHES[DENSE])
+"""The axes whose degrees make up all ranks together; those of experts are folded onto the same ranks."""
 SPOKEN: Final = (*(axis for axis in MESHES[DENSE] if axis is not DATA), DATA)
 """The dense mesh's axes as people list them: first what makes one replica of the model, then how many there are."""
 
@@ -123,6 +138,16 @@ INSTANCE: Final = Role(
     "instance", "one sharded copy", tuple(axis for axis in MESHES[HYBRID] if axis is not REPLICATE), DATA, mesh=HYBRID
 )
 """Ranks that hold one copy of the sharded weights together."""
+EXPERT_ROLE: Final = Role("ep", "ep", (EXPERT,), EXPERT, mesh=EXPERTS)
+"""Ranks that have each other's experts."""
+EXPERT_TENSOR_ROLE: Final = Role("etp", "etp", (EXPERT_TENSOR,), EXPERT, mesh=EXPERTS)
+"""Ranks that experts are cut over."""
+EXPERT_WEIGHTS: Final = Role("edp", "dp of experts", (EXPERT_DATA,), DATA, mesh=EXPERTS)
+"""Ranks that hold the same experts."""
+EXPERT_SHARDS: Final = Role("edp_shard", "dp of experts within shards", (EXPERT_SHARD,), DATA, mesh=HYBRID_EXPERTS)
+EXPERT_REPLICAS: Final = Role(
+    "edp_replicate", "dp of experts across replicas", (EXPERT_REPLICATE,), DATA, mesh=HYBRID_EXPERTS
+)
 EMBEDDING: Final = Role("embedding", "tied embeddings", (PIPELINE,), DATA, Span.ENDS)
 """The pipeline ranks that hold an embedding which is the logits' matrix, too."""
 NEXT: Final = Role("pp_next", "pp", (PIPELINE,), PIPELINE, Span.NEXT)
@@ -139,6 +164,11 @@ ROLES: Final[Mapping[str, Role]] = MappingProxyType(
             WEIGHTS,
             SHARDS,
             REPLICAS,
+            EXPERT_ROLE,
+            EXPERT_TENSOR_ROLE,
+            EXPERT_WEIGHTS,
+            EXPERT_SHARDS,
+            EXPERT_REPLICAS,
             NEXT,
             PREVIOUS,
             EMBEDDING,

@@ -16,8 +16,19 @@ from typing import Final
 
 from clustersim.dtypes import DType
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import INSTANCE, REPLICA, REPLICAS, SHARDS, WEIGHTS, WORLD, Role
-from clustersim.workload.operators import ADAPTERS, DENSE, QUANTIZED
+from clustersim.parallel.mesh import (
+    EXPERT_REPLICAS,
+    EXPERT_SHARDS,
+    EXPERT_WEIGHTS,
+    INSTANCE,
+    REPLICA,
+    REPLICAS,
+    SHARDS,
+    WEIGHTS,
+    WORLD,
+    Role,
+)
+from clustersim.workload.operators import ADAPTERS, DENSE, EXPERTS, QUANTIZED
 from clustersim.workload.recipe import WeightFormats
 from clustersim.workload.training import Training
 
@@ -35,8 +46,12 @@ class Holders:
     across: Role
 
 
+_EVERYWHERE: Final = Holders(WEIGHTS, SHARDS, REPLICAS)
 _HOLDERS: Final[Mapping[str, Holders]] = MappingProxyType(
-    dict.fromkeys((DENSE, QUANTIZED, ADAPTERS), Holders(WEIGHTS, SHARDS, REPLICAS))
+    {
+        **dict.fromkeys((DENSE, QUANTIZED, ADAPTERS), _EVERYWHERE),
+        EXPERTS: Holders(EXPERT_WEIGHTS, EXPERT_SHARDS, EXPERT_REPLICAS),
+    }
 )
 """The ranks that a strategy shares the weights of a group out to, or keeps equal."""
 
@@ -72,9 +87,10 @@ class ParameterGroup:
         return self.formats.held if self.trained else self.formats.stored
 
 
-def parameter_groups(layout: Layout, training: Training) -> tuple[ParameterGroup, ...]:
-    """The groups of a model's weights, as the layout's strategy spreads them."""
-    groups = (_group(layout, name, formats) for name, formats in _formats(training).items())
+def parameter_groups(layout: Layout, training: Training, *, experts: bool = False) -> tuple[ParameterGroup, ...]:
+    """The groups of a model's weights, as the layout's strategy spreads them. experts: whether the model has some."""
+    formats = _formats(training) | ({EXPERTS: training.recipe.weights} if experts else {})
+    groups = (_group(layout, name, each) for name, each in formats.items())
     return tuple(replace(group, trained=training.lora is None or group.name == ADAPTERS) for group in groups)
 
 
@@ -88,7 +104,7 @@ def _formats(training: Training) -> dict[str, WeightFormats]:
 
 
 def _group(layout: Layout, name: str, formats: WeightFormats) -> ParameterGroup:
-    holders = _HOLDERS[name]
+    holders = _HOLDERS[name] if layout.folded else _EVERYWHERE
     ranks = layout.size_of(holders.all)
     if not layout.data.stage:
         return ParameterGroup(name, formats, replicate=holders.all, replicas=ranks)

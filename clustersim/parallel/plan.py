@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from clustersim.parallel.data import FullyShard, GradientSync, Microbatches
+from clustersim.parallel.expert import Dispatch
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.parameters import ParameterGroup, parameter_groups
 from clustersim.parallel.pipeline import Stage, dealt, stages
@@ -15,7 +16,7 @@ from clustersim.program.placement import Placement, looped
 from clustersim.units import Bytes
 from clustersim.workload.layers import Layer, Shard, embedding, head, layer
 from clustersim.workload.recipe import WeightFormats
-from clustersim.workload.stack import FullAttention, LayerRun, LayerSpec, cut
+from clustersim.workload.stack import FullAttention, LayerRun, LayerSpec, RoutedMlp, cut
 from clustersim.workload.training import FullRecompute, Training
 from clustersim.workload.transformer import Model
 
@@ -103,7 +104,8 @@ class Plan:
     @cached_property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
         """The groups into which the weights fall."""
-        return parameter_groups(self.layout, self.training)
+        experts = any(each.alone is None for each in self.model.mixtures)
+        return parameter_groups(self.layout, self.training, experts=experts)
 
     @cached_property
     def trained_groups(self) -> tuple[ParameterGroup, ...]:
@@ -164,6 +166,8 @@ class Plan:
             keys=self.training.sequence,
             tp=self.layout.tp,
             sequence_parallel=self.layout.sequence_parallel,
+            ep=self.layout.ep,
+            etp=self.layout.expert_tensor,
         )
 
     @cached_property
@@ -172,14 +176,22 @@ class Plan:
         shard = self.shard
         return float(shard.batch * shard.sequence * self.model.hidden * self.training.recipe.activations.bytes)
 
-    def sharding(self, attention: FullAttention | None = None) -> Sharding:
-        """What the collectives of a part of the model need to know; attention: of a layer that has it."""
+    def sharding(self, spec: LayerSpec | None = None) -> Sharding:
+        """What the collectives of a part of the model need to know; spec: of a layer."""
         form = self.training.recipe.activations
-        if attention is None:
-            return Sharding(self.layout, self.activation, 0.0, form)
+        plain = Sharding(self.layout, self.activation, 0.0, form)
+        if spec is None:
+            return plain
+        if isinstance(spec.mlp, RoutedMlp):
+            rows = self.shard.residual_tokens * self.model.hidden * form.bytes
+            plain = replace(plain, dispatch=Dispatch(self.layout, spec.mlp, float(rows), form))
+        return plain if spec.attention is None else replace(plain, keys_values=self._keys_values(spec.attention))
+
+    def _keys_values(self, attention: FullAttention) -> Bytes:
+        """Bytes of the keys and values of the whole sequence on one tensor-parallel rank."""
         kv_heads = max(1, attention.kv_heads // self.layout.tp)
         keys = self.shard.batch * self.shard.keys * kv_heads * attention.head_dim
-        return Sharding(self.layout, self.activation, 2.0 * keys * form.bytes, form)
+        return 2.0 * keys * self.training.recipe.activations.bytes
 
     def first_chunk(self, stage: Stage) -> bool:
         """Whether a stage is the first of the first pipeline rank, whose gradients nothing else hides."""

@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Final
 
 from clustersim.dtypes import DType
+from clustersim.parallel.expert import Dispatch
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import CONTEXT_ROLE, TENSOR_ROLE
 from clustersim.program.task import Collective, Exchange, Operation, Overlap, Work
@@ -37,7 +38,8 @@ class Sharding:
 
     activation: bytes of the whole activation [batch, sequence / cp, hidden]; keys_values: bytes of the keys and values
     of the whole sequence on this tensor-parallel rank; format: of both; enters, leaves: whether activations come into
-    and go out of the layer's sharded regions (tokens come into the embedding, and the loss goes nowhere).
+    and go out of the layer's sharded regions (tokens come into the embedding, and the loss goes nowhere); dispatch: how
+    tokens travel to experts, where the layer has some.
     """
 
     layout: Layout
@@ -46,6 +48,7 @@ class Sharding:
     format: DType
     enters: bool = True
     leaves: bool = True
+    dispatch: Dispatch | None = None
 
     @property
     def sequence_parallel(self) -> bool:
@@ -144,7 +147,8 @@ def _forward(places: Sequence["_Place"], sharding: Sharding, work: Work) -> list
             kernels = _joined(sharding.enter(), kernels, 0, chunks)
         if place.leaves:
             kernels = _joined(sharding.leave(), kernels, len(kernels), chunks)
-        operations += kernels + _joints(place.operator.joints.result, work)
+        sent, returned = _routed(sharding, work, out=place.arrives, back=place.returns)
+        operations += sent + kernels + _joints(place.operator.joints.result, work) + returned
     return operations
 
 
@@ -205,8 +209,19 @@ def _inputs(place: "_Place", sharding: Sharding) -> list[Operation]:
     inputs = _attended(place, place.operator.input_gradient, sharding.ring(2.0), Work.BACKWARD)
     if place.leaves:
         inputs = _joined(sharding.enter_gradient(), inputs, 0, _chunks(sharding.layout))
+    sent, returned = _routed(sharding, Work.BACKWARD, out=place.returns, back=place.arrives)
+    inputs = sent + inputs + returned
     joints = place.operator.joints
     return [*_joints(joints.entering, Work.BACKWARD), *inputs, *_joints(joints.leaving, Work.BACKWARD)]
+
+
+def _routed(sharding: Sharding, work: Work, *, out: bool, back: bool) -> tuple[list[Operation], list[Operation]]:
+    """The exchanges by which tokens come to the ranks of experts before an operator, and leave behind it."""
+    if sharding.dispatch is None:
+        return [], []
+    sent = sharding.dispatch.there() if out else ()
+    returned = sharding.dispatch.back() if back else ()
+    return [Operation(each, work) for each in sent], [Operation(each, work) for each in returned]
 
 
 def _input_again(place: "_Place", sharding: Sharding) -> Exchange | None:
@@ -248,7 +263,8 @@ def _again(places: Sequence["_Place"], *, early_stop: bool) -> Sequence["_Place"
 class _Place:
     """An operator, whether something comes into a sharded region for it, it is the region's last, or a core's first.
 
-    gathers: it is the first in backward that reads what came in.
+    gathers: it is the first in backward that reads what came in; arrives, returns: it is the first, or the last, on the
+    ranks of experts.
     """
 
     operator: Operator
@@ -256,10 +272,13 @@ class _Place:
     leaves: bool
     attends: bool
     gathers: bool
+    arrives: bool = False
+    returns: bool = False
 
 
 def _places(operators: Sequence[Operator]) -> list[_Place]:
     sharded = [False, *(operator.region is Region.SHARDED for operator in operators), False]
+    routed = [False, *(operator.region is Region.ROUTED for operator in operators), False]
     cores = [False, *(operator.core for operator in operators)]
     again = any(operator.entry is Entry.SAME for operator in operators)  # a parallel block, which is one region
     return [
@@ -269,6 +288,8 @@ def _places(operators: Sequence[Operator]) -> list[_Place]:
             leaves=sharded[number] and not sharded[number + 1],
             attends=cores[number] and not cores[number - 1],
             gathers=operator.entry is Entry.SAME if again else enters,
+            arrives=routed[number] and not routed[number - 1],
+            returns=routed[number] and not routed[number + 1],
         )
         for number, operator in enumerate(operators, start=1)
     ]

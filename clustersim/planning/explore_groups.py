@@ -38,7 +38,7 @@ def roles(space: Space) -> dict[str, tuple[str, ...]]:
     groups, found = process_groups(layout, looped(layout.pp)), {}
     for role in (role for role in ROLES.values() if role.name in NAMES):
         ranks = groups[role.name].members[0]
-        differ = {axis.name for axis in AXES if len(np.unique(layout.mesh.coordinate(axis)[ranks])) > 1}
+        differ = {axis.name for axis in AXES if len(np.unique(layout.coordinate(axis)[ranks])) > 1}
         found[role.name] = tuple(name for name in layout.order if name in differ)
     return found
 

@@ -175,7 +175,7 @@ def _column(plan: Plan, exchange: Exchange) -> tuple[str, str, float]:
         case "tp":
             return "tp", *_within_layers(plan, exchange)
         case "cp":
-            return "cp", "keys and values to cp", plan.sharding(*plan.model.attentions).keys_values
+            return "cp", "keys and values to cp", plan.sharding(*plan.model.specs).keys_values
         case "pp_next" | "pp_previous":
             return "pp", "message", exchange.payload
         case "embedding":  # of two ranks each sends half of twice the gradient

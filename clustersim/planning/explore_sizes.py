@@ -102,7 +102,7 @@ def _sent(plan: Plan) -> Iterator[Row]:
     yield [0, plan.activation / tokens * others, 0, 0]
     yield [0, others, 0, 0]
     yield [0, others * plan.training.recipe.activations.bytes, 0, 0]
-    of_keys = plan.sharding(*plan.model.attentions).keys_values / tokens
+    of_keys = plan.sharding(*plan.model.specs).keys_values / tokens
     yield [0, -of_keys, 0, of_keys]  # all ranks' keys but for its own
     message = Lowering(replace(plan, layout=replace(plan.layout, pp=2)), Units(plan), Blocks()).message(0, 1)
     yield [0, 0.0 if message is None else message.payload / tokens, 0, 0]

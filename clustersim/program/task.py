@@ -55,6 +55,8 @@ class Collective(Enum):
     GATHER = "gather"
     ALL_TO_ALL = "all_to_all"
     SEND_RECV = "send_recv"
+    DISPATCH = "dispatch"  # rows of tokens go to the ranks of their experts, as a dispatcher has it
+    COMBINE = "combine"  # what experts made of them comes back, and is summed for each token
     SHIFT = "shift"  # each member's part goes round the ring, from neighbour to neighbour, until all have seen it
 
     @property
@@ -63,11 +65,40 @@ class Collective(Enum):
         return self in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
 
 
+class Dispatcher(Enum):
+    """How tokens travel to the ranks of their experts, and back.
+
+    ALL_GATHER: every rank of the group gets all tokens, and takes those of its experts; ALL_TO_ALL: a row for each of a
+    token's experts is sent to its rank by the library; DEEPEP and HYBRIDEP: kernels that send a token once to each node
+    and pass it on there.
+    """
+
+    ALL_GATHER = "allgather"
+    ALL_TO_ALL = "alltoall"
+    DEEPEP = "deepep"
+    HYBRIDEP = "hybridep"
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Where the rows of a dispatch go: `top_k` of `experts`, spread evenly over the group, for each token.
+
+    groups, limit: experts are in so many groups, of which a token's are in at most `limit` (None: in any).
+    """
+
+    dispatcher: Dispatcher
+    experts: int
+    top_k: int
+    groups: int = 1
+    limit: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """A collective of one process group: `group` is a role such as "tp" or "dp", `payload` bytes.
 
-    format: that it sums in, where it does and that is known.
+    format: that it sums in, where it does and that is known; routing: of tokens to experts, which `payload` counts once
+    for each expert.
     """
 
     name: str
@@ -75,6 +106,7 @@ class Exchange:
     group: str
     payload: Bytes
     format: DType | None = field(default=None, kw_only=True)
+    routing: Routing | None = field(default=None, kw_only=True)
 
 
 class HostWork(Enum):

@@ -14,7 +14,7 @@ from clustersim.analysis.dominant import DominantParts
 from clustersim.analysis.parts import BUBBLES, EXPOSED, PARTS, Part
 from clustersim.arrays import IntArray
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import AXES, DATA, PIPELINE
+from clustersim.parallel.mesh import AXES, DATA, EXPERT, PIPELINE
 from clustersim.report.document import Card, section, slot
 from clustersim.report.figure import Figure, axis, layout, packed, time_scale
 from clustersim.report.keys import key, part_keys
@@ -22,7 +22,7 @@ from clustersim.report.theme import Category
 from clustersim.units import format_seconds
 
 NAME: Final = "heatmap"
-_WITHIN: Final = tuple(axis.name for axis in reversed(AXES) if axis not in (DATA, PIPELINE))
+_WITHIN: Final = tuple(axis.name for axis in reversed(AXES) if axis not in (DATA, EXPERT, PIPELINE))
 ORDERS: Final = (
     ("by stage", (PIPELINE.name, DATA.name, *_WITHIN)),
     ("by replica", (DATA.name, PIPELINE.name, *_WITHIN)),

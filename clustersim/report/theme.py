@@ -31,6 +31,7 @@ class Category(Enum):
     SLOWED = ("slowed by communication", "#4477AA", "x")
     TENSOR = ("tensor parallel communication", "#E69F00", "")
     CONTEXT = ("context parallel communication", "#B8860B", "")
+    EXPERT = ("expert parallel communication", "#AA3377", "")
     DATA = ("data parallel communication", "#D55E00", "")
     PIPELINE = ("pipeline communication", "#F0E442", "")
     HOST = ("host: copies and optimizer", "#882255", "")

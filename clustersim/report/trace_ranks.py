@@ -85,11 +85,10 @@ def ranks_of(result: "Answer", choice: str) -> list[int]:
 def trace_ranks(result: "Answer", ranks: Sequence[int]) -> tuple[TraceRank, ...]:
     """What is to be known of the ranks that are written, by replica, stage and rank."""
     layout, stands = result.scenario.layout, result.trace.representative
-    mesh = layout.mesh
-    places = {axis.name: mesh.coordinate(axis) for axis in AXES}
+    places = {axis.name: layout.coordinate(axis) for axis in AXES}
     members, written = np.bincount(stands), np.bincount(stands[list(ranks)], minlength=result.ranks)
     slow = {rank for straggler in result.stragglers.slowest for rank in straggler.ranks}
-    axes = tuple(axis.name for axis in AXES if axis.inside and layout.degrees[axis.name] > 1)
+    axes = tuple(axis.name for axis in AXES if axis.inside and layout.all_degrees[axis.name] > 1)
     found = [
         TraceRank(
             rank=rank,

@@ -14,7 +14,7 @@ from clustersim.errors import InputError
 from clustersim.hardware.disturbance import DeadLink, Disturbances, LinkChange, SlowNic, in_ranges
 from clustersim.hardware.topology import Fabric
 from clustersim.parallel.data import ByParameter, DataParallelism, FullyShard, NaiveDataParallel, Replicated, Zero1
-from clustersim.parallel.mesh import SPOKEN
+from clustersim.parallel.mesh import EXPERT, SPOKEN
 from clustersim.program.placement import looped
 from clustersim.workload.lora import Lora
 from clustersim.workload.offload import ActivationOffload, Offload, OptimizerOffload, ShardOffload
@@ -108,8 +108,8 @@ def row_names(scenario: "Scenario", kinds: int) -> RowNames:
 def layout_line(scenario: "Scenario") -> str:
     """Degrees, strategies and batch, in the order in which people give them."""
     layout, training = scenario.layout, scenario.training
-    degrees = layout.degrees
-    words = [f"{axis.name} {degrees[axis.name]:,}" for axis in SPOKEN if degrees[axis.name] > 1]
+    degrees = layout.all_degrees
+    words = [f"{axis.name} {degrees[axis.name]:,}" for axis in (*SPOKEN, EXPERT) if degrees[axis.name] > 1]
     words.append(_data(layout.data) if layout.dp > 1 else "")
     words.append(_schedule(scenario) if layout.pp > 1 else "")
     words.append(_recompute(training.recompute) + (", stopped early" if _stops(training) else ""))

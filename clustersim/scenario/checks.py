@@ -12,7 +12,7 @@ from clustersim.cost.jitter import MOST_NORMAL, Distribution
 from clustersim.errors import InputError, shown
 from clustersim.parallel.data import ByParameter, FullyShard, NaiveDataParallel
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import SPOKEN, Axis
+from clustersim.parallel.mesh import PIPELINE, SPOKEN, Axis
 from clustersim.parallel.pipeline import dealt, split_layers
 from clustersim.scenario.legal import around, divisors, multiples_around
 from clustersim.scenario.offload import check_offload
@@ -20,7 +20,7 @@ from clustersim.scenario.section import MOST_TOKENS, MOST_WIDTH
 from clustersim.scenario.setup import Setup
 from clustersim.workload.lora import Target
 from clustersim.workload.offload import NOTHING
-from clustersim.workload.stack import MOST_LAYERS
+from clustersim.workload.stack import MOST_LAYERS, RoutedMlp
 from clustersim.workload.training import FullRecompute
 from clustersim.workload.transformer import Model, Positions, projections
 
@@ -102,6 +102,42 @@ def check_heads(scenario: Setup) -> Iterator[str]:
                 f"layout.tp: {tp} neither divides the {kv_heads} kv_heads of {name} nor is a multiple of them "
                 f"(each then held by several ranks); tp {around(tp, shared)} fits"
             )
+
+
+def check_experts(scenario: Setup) -> Iterator[str]:
+    """Whether experts can be spread over ranks and cut."""
+    layout, model = scenario.layout, scenario.model
+    mixtures = [each for each in model.mixtures if each.alone is None]
+    if not mixtures and layout.folded:
+        key, degree = ("ep", layout.ep) if layout.ep > 1 else ("etp", layout.expert_tensor)
+        yield f"layout.{key}: {degree} spreads experts, but {model.name} has none; leave it out"
+        return
+    room = layout.tp * layout.cp * layout.dp
+    if room % (layout.ep * layout.expert_tensor):
+        legal = [each for each in divisors(room) if room % (each * layout.expert_tensor) == 0]
+        fits = f"ep {around(layout.ep, legal)} fits" if legal else "a smaller etp fits"
+        yield (
+            f"layout.ep: {layout.ep} x etp {layout.expert_tensor} does not divide the {room} ranks of tp x cp x dp "
+            f"that experts are folded onto; {fits}"
+        )
+    if layout.folded and layout.pipelined and layout.order[-1] != PIPELINE.name:
+        yield f"layout.order: {list(layout.order)} has pp before its end, which experts on ranks of their own need last"
+    for each in mixtures:
+        yield from _spread(scenario, each)
+
+
+def _spread(scenario: Setup, routed: RoutedMlp) -> Iterator[str]:
+    layout, name = scenario.layout, scenario.model.name
+    if routed.experts % layout.ep:
+        legal = around(layout.ep, divisors(routed.experts))
+        yield f"layout.ep: {layout.ep} does not divide the {routed.experts} experts of {name}; ep {legal} fits"
+    if routed.ffn % layout.expert_tensor:
+        legal = around(layout.expert_tensor, divisors(routed.ffn))
+        cut = f"layout.etp: {layout.expert_tensor} does not divide expert width {routed.ffn}"
+        yield f"{cut} of {name}; etp {legal} fits"
+    if routed.shared % layout.tp:
+        legal = around(layout.tp, divisors(routed.shared))
+        yield f"layout.tp: {layout.tp} does not divide shared width {routed.shared} of {name}; tp {legal} fits"
 
 
 def check_widths(scenario: Setup) -> Iterator[str]:
@@ -340,6 +376,7 @@ _Check = Callable[[Setup], Iterator[str]]
 _CHECKS: tuple[_Check, ...] = (
     check_heads,
     check_widths,
+    check_experts,
     check_layers,
     check_recomputed,
     check_batch,

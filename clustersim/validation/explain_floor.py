@@ -12,8 +12,8 @@ from clustersim.hardware.accelerator import Accelerator
 from clustersim.program.program import RankProgram
 from clustersim.program.task import Block, Compute
 from clustersim.result import Result
-from clustersim.scenario.changes.kernels import PRODUCTS
 from clustersim.units import FlopPerSecond, Seconds
+from clustersim.workload.kernels import PRODUCTS
 
 
 def floor_of(result: Result) -> Seconds:

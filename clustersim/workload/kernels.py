@@ -6,6 +6,7 @@ written in device memory, and the shape that a cost model needs to see tile and 
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Final
 
 from clustersim.dtypes import DType
 from clustersim.units import Bytes, Flop
@@ -15,6 +16,7 @@ class KernelKind(Enum):
     """Families of kernels that one cost model treats alike."""
 
     MATMUL = "matmul"
+    GROUPED_MATMUL = "grouped_matmul"  # products of the same sizes with matrices of their own, in one kernel: experts
     ATTENTION_FORWARD = "attention_forward"  # flash attention: one fused kernel
     ATTENTION_BACKWARD = "attention_backward"
     NORM = "norm"
@@ -27,6 +29,17 @@ class KernelKind(Enum):
     LOSS = "loss"  # softmax cross-entropy
     OPTIMIZER = "optimizer"
     COPY = "copy"
+
+
+PRODUCTS: Final = frozenset(
+    {
+        KernelKind.MATMUL,
+        KernelKind.GROUPED_MATMUL,
+        KernelKind.ATTENTION_FORWARD,
+        KernelKind.ATTENTION_BACKWARD,
+    }
+)
+"""Kernels that matrix units do; all others stream through memory."""
 
 
 class Operands(Enum):
@@ -101,6 +114,9 @@ class Routine(Enum):
     LOSS_VOCAB_PARALLEL = "loss_vocab_parallel"  # Megatron-LM's, one operation after the other in FP32
     LOSS_FUSED = "loss_fused"
     LOSS_CHUNKED = "loss_chunked"
+    TOP_K = "top_k"  # scores of logits [rows, width], the largest of each row; backward: the logits' gradient
+    PERMUTE = "permute"  # rows [rows, width] gathered in another order, of table / rows copies each
+    UNPERMUTE = "unpermute"  # rows [rows, width] that are sums of table / rows rows each
     LOOKUP = "lookup"  # rows of a table [table, width]; backward: its dense gradient
     POSITIONS = "positions"  # a table of positions [table, width] added; backward: the sum over sequences
     BIAS_GRADIENT = "bias_gradient"  # sum over the rows

@@ -22,9 +22,10 @@ from clustersim.units import Bytes
 from clustersim.workload import streaming
 from clustersim.workload.adapters import adapted
 from clustersim.workload.attention import Core, operators
-from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Routine, StreamShape
+from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, Routine, StreamShape
 from clustersim.workload.linear import Linear
 from clustersim.workload.lora import Projection
+from clustersim.workload.mlp import dense, half_again
 from clustersim.workload.on_rank import (
     OnRank,
     fork,
@@ -39,7 +40,8 @@ from clustersim.workload.operators import Entry, Layer, Operator, Region, Shard
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
 from clustersim.workload.overheads import Accumulation
 from clustersim.workload.recipe import Products
-from clustersim.workload.stack import BlockForm, DenseMlp, FullAttention, LayerSpec, Mlp, QkNorm
+from clustersim.workload.routed import mixture
+from clustersim.workload.stack import BlockForm, DenseMlp, FullAttention, LayerSpec, QkNorm, RoutedMlp
 from clustersim.workload.streaming import Streaming
 from clustersim.workload.training import Training
 from clustersim.workload.transformer import Model, Positions
@@ -96,7 +98,7 @@ def layer(model: Model, spec: LayerSpec, training: Training, shard: Shard) -> La
     """One transformer layer. Degrees must divide heads and ffn (the scenario door has checked)."""
     rank = OnRank(model, training, shard)
     attention = [] if spec.attention is None else _attention(rank, _Heads(spec.attention, shard.tp))
-    mlp = [] if spec.mlp is None else _mlp(rank, spec.mlp)
+    mlp = _mlp(rank, spec)
     return adapted(Layer(_operators(rank, spec.block, attention, mlp), rank.input_bytes), training, shard)
 
 
@@ -166,6 +168,15 @@ def _over_logits(rank: OnRank, name: str, over: Streaming) -> Operator:
     return streamed(Region.SHARDED, name, rank.dtype, over, (over.over(rank.shard.tokens, rank.vocab),))
 
 
+def _mlp(rank: OnRank, spec: LayerSpec) -> list[Operator]:
+    match spec.mlp:
+        case DenseMlp() as mlp:
+            return dense(rank, mlp)
+        case RoutedMlp() as routed:
+            return mixture(rank, routed) if routed.alone is None else dense(rank, routed.alone)
+    return []
+
+
 def _attention(rank: OnRank, own: _Heads) -> list[Operator]:
     model, shard = rank.model, rank.shard
     chosen = [_qkv(rank, own)]
@@ -189,45 +200,6 @@ def _attention(rank: OnRank, own: _Heads) -> list[Operator]:
     return chosen
 
 
-def _mlp(rank: OnRank, spec: DenseMlp) -> list[Operator]:
-    shard, ffn = rank.shard, spec.ffn // rank.shard.tp
-    over = streaming.activation(spec.form, fused=rank.training.fused)
-    return [
-        _up(rank, spec.form, ffn),
-        streamed(Region.SHARDED, "mlp.activation", rank.dtype, over, (over.over(shard.tokens, ffn),)),
-        _down(rank, spec.form, ffn),
-    ]
-
-
-def _up(rank: OnRank, form: Mlp, ffn: int) -> Operator:
-    """The fifth product of a layer; with a gate, the sixth beside it."""
-    gated, tokens = form is Mlp.SWIGLU, rank.shard.tokens
-    bias_tokens = tokens if rank.model.linear_bias else 0
-    parts = (*(((Projection.GATE, ffn),) if gated else ()), (Projection.UP, ffn))
-    up = Linear("mlp.up", tokens, rank.model.hidden, 2 * ffn if gated else ffn, rank.products, bias_tokens, parts)
-    made = linear_operator(rank, up, rank.saved(rank.residual))
-    return _half_again(rank, made, replace(up, outputs=ffn if gated else 0, bias_tokens=0))
-
-
-def _down(rank: OnRank, form: Mlp, ffn: int) -> Operator:
-    """The last product of a layer: the seventh with a gate, else the sixth."""
-    tokens = rank.shard.tokens
-    bias_tokens = rank.shard.residual_tokens if rank.model.linear_bias else 0
-    parts = ((Projection.DOWN, rank.model.hidden),)
-    down = Linear("mlp.down", tokens, ffn, rank.model.hidden, rank.products, bias_tokens, parts, True)
-    made = linear_operator(rank, down, rank.saved(tokens * ffn))
-    seventh = form is Mlp.SWIGLU
-    return _half_again(rank, made, replace(down, outputs=0 if seventh else down.outputs, bias_tokens=0))
-
-
-def _half_again(rank: OnRank, made: Operator, again: Linear) -> Operator:
-    """A linear layer of which selective recomputation by operations runs a part again and keeps the other outputs."""
-    whole = made.forward[0].shape
-    outputs = whole.n if isinstance(whole, MatmulShape) else 0
-    kernels = again.forward(rank.training.recipe) if again.outputs else ()
-    return replace(made, again=kernels, results=float(again.tokens * (outputs - again.outputs) * rank.dtype.bytes))
-
-
 def _qkv(rank: OnRank, own: _Heads) -> Operator:
     tokens, width = rank.shard.tokens, own.query_width + 2 * own.kv_width
     bias_tokens = tokens if own.attention.qkv_bias else 0
@@ -240,7 +212,7 @@ def _qkv(rank: OnRank, own: _Heads) -> Operator:
         bias = streaming.BIAS_ADD.over(tokens, width)
         kernel = streaming.BIAS_ADD.forward_kernel("attention.qkv.bias", rank.dtype, bias)
         made = replace(made, forward=(*made.forward, kernel))
-    return _half_again(rank, made, replace(linear, outputs=own.kv_width, bias_tokens=0))  # of q, k, v the second
+    return half_again(rank, made, replace(linear, outputs=own.kv_width, bias_tokens=0))  # of q, k, v the second
 
 
 def _qk_norm(rank: OnRank, own: _Heads, form: QkNorm) -> Operator:

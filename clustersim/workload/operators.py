@@ -16,6 +16,8 @@ from clustersim.workload.linear import Linear
 
 DENSE = "dense"
 """The group of weights that every token meets."""
+EXPERTS = "experts"
+"""The group of weights that only the tokens routed to them meet."""
 QUANTIZED = "quantized"
 """Frozen matrices that are kept in fewer bits than they are computed with."""
 ADAPTERS = "adapters"
@@ -23,9 +25,13 @@ ADAPTERS = "adapters"
 
 
 class Region(Enum):
-    """SHARDED is split over tp by heads, columns or vocabulary; REPLICATED is not, or by sequence."""
+    """SHARDED is split over tp by heads, columns or vocabulary; REPLICATED is not, or by sequence.
+
+    ROUTED is on the ranks of the experts that tokens were sent to.
+    """
 
     SHARDED = "sharded"
+    ROUTED = "routed"
     REPLICATED = "replicated"
 
 
@@ -45,7 +51,7 @@ class Shard:
 
     batch: sequences in the microbatch; sequence: tokens of each on this rank (global sequence / cp); keys: tokens that
     queries of this rank attend over (global sequence); sequence_parallel: norms, residuals and dropout run on
-    sequence / tp tokens.
+    sequence / tp tokens; ep, etp: over how many ranks experts are spread, and each of them is cut.
     """
 
     batch: int
@@ -53,6 +59,8 @@ class Shard:
     keys: int
     tp: int = 1
     sequence_parallel: bool = False
+    ep: int = 1
+    etp: int = 1
 
     @property
     def tokens(self) -> int:

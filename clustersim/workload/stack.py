@@ -82,12 +82,60 @@ class DenseMlp:
     form: Mlp
 
 
+class Scores(Enum):
+    """What a router makes of its logits: SOFTMAX over the experts, or each expert's SIGMOID (DeepSeek-V3)."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """How a token's experts are chosen.
+
+    groups: experts are in so many groups of equal size, of which those of one token are in at most `limit`
+    (node-limited routing, DeepSeek-V2, arXiv:2405.04434, section 2.2.2; None: in any); bias: a correction that is no
+    weight selects the experts beside their scores (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+    """
+
+    scores: Scores = Scores.SOFTMAX
+    groups: int = 1
+    limit: int | None = None
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedMlp:
+    """A mixture of experts: every token passes `top_k` of so many MLPs, chosen by a router, and the shared ones.
+
+    ffn: width of each expert; shared: width of the shared experts together (0: there are none); shared_gate: what these
+    make is weighted by a gate of each token (Qwen 2); bias: router and experts have biases (gpt-oss).
+    """
+
+    experts: int
+    top_k: int
+    ffn: int
+    form: Mlp
+    shared: int = 0
+    shared_gate: bool = False
+    bias: bool = False
+    router: Router = Router()
+
+    @property
+    def alone(self) -> DenseMlp | None:
+        """The dense MLP that a single expert without others is; None: there is something to choose, or to add."""
+        return DenseMlp(self.ffn, self.form) if self.experts == 1 and not self.shared else None
+
+
+AnyMlp = DenseMlp | RoutedMlp
+
+
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     """What one layer is made of; None: the layer has no such part (and is not parallel)."""
 
     attention: FullAttention | None
-    mlp: DenseMlp | None
+    mlp: AnyMlp | None
     block: BlockForm = BlockForm.PRE_NORM
 
 

@@ -20,6 +20,7 @@ from clustersim.workload.stack import (
     LayerSpec,
     Mlp,
     QkNorm,
+    RoutedMlp,
     Stack,
     count,
     cut,
@@ -92,8 +93,13 @@ class Model:
 
     @property
     def mlps(self) -> tuple[DenseMlp, ...]:
-        """The different kinds of MLP, in the order in which they first come."""
-        return tuple(dict.fromkeys(spec.mlp for spec in self.specs if spec.mlp is not None))
+        """The different kinds of dense MLP, in the order in which they first come."""
+        return tuple(dict.fromkeys(spec.mlp for spec in self.specs if isinstance(spec.mlp, DenseMlp)))
+
+    @property
+    def mixtures(self) -> tuple[RoutedMlp, ...]:
+        """The different mixtures of experts, in the order in which they first come."""
+        return tuple(dict.fromkeys(spec.mlp for spec in self.specs if isinstance(spec.mlp, RoutedMlp)))
 
 
 _OF_MODEL: Final = tuple(field.name for field in fields(Model) if field.name != "stack")
@@ -162,7 +168,7 @@ def projections(model: Model, spec: LayerSpec) -> dict[Projection, tuple[int, in
         queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
         found |= {Projection.Q: (model.hidden, queries), Projection.K: (model.hidden, keys)}
         found |= {Projection.V: (model.hidden, keys), Projection.O: (queries, model.hidden)}
-    if (mlp := spec.mlp) is not None:
+    if isinstance(mlp := spec.mlp, DenseMlp):
         gate = {Projection.GATE: (model.hidden, mlp.ffn)} if mlp.form is Mlp.SWIGLU else {}
         found |= {**gate, Projection.UP: (model.hidden, mlp.ffn), Projection.DOWN: (mlp.ffn, model.hidden)}
     return found
@@ -189,7 +195,13 @@ def _adapter_parameters(there: Mapping[Projection, tuple[int, int]], lora: Lora)
 def layer_parameters(model: Model, spec: LayerSpec) -> int:
     """Parameters of one layer: attention and MLP, and its norms."""
     attention = 0 if spec.attention is None else _attention_parameters(model, spec.attention)
-    mlp = 0 if spec.mlp is None else _mlp_parameters(model, spec.mlp)
+    match spec.mlp:
+        case DenseMlp() as dense:
+            mlp = _mlp_parameters(model, dense)
+        case RoutedMlp() as routed:
+            mlp = mixture_parameters(model, routed, routed.experts)
+        case None:
+            mlp = 0
     return attention + mlp + _norms(spec) * norm_parameters(model)
 
 
@@ -221,12 +233,18 @@ def parameters(model: Model) -> int:
 
 
 def layer_matrix_parameters(model: Model, spec: LayerSpec) -> int:
-    """Parameters of one layer that multiply activations: matrices, without biases and norms."""
+    """Parameters of one layer that multiply a token's activations: matrices, without biases and norms.
+
+    Of a mixture those of the experts that one token passes.
+    """
     found = 0
     if (attention := spec.attention) is not None:
         found += 2 * model.hidden * (attention.heads + attention.kv_heads) * attention.head_dim
-    if (mlp := spec.mlp) is not None:
-        found += model.hidden * (3 if mlp.form is Mlp.SWIGLU else 2) * mlp.ffn
+    match spec.mlp:
+        case DenseMlp(ffn, form):
+            found += model.hidden * _matrices(form) * ffn
+        case RoutedMlp() as routed:
+            found += _mixture_matrices(model, routed, routed.top_k)
     return found
 
 
@@ -246,6 +264,37 @@ def _attention_parameters(model: Model, attention: FullAttention) -> int:
         case QkNorm.WHOLE:
             return weights + biases + query + key_value
     return weights + biases
+
+
+def mixture_parameters(model: Model, routed: RoutedMlp, experts: int) -> int:
+    """Parameters of a mixture with so many of its experts: router, experts, shared experts and their gate."""
+    if (alone := routed.alone) is not None:
+        return _mlp_parameters(model, alone)
+    up = 2 * routed.ffn if routed.form is Mlp.SWIGLU else routed.ffn
+    biases = routed.experts + experts * (up + model.hidden) if routed.bias else 0
+    return _mixture_matrices(model, routed, experts) + biases
+
+
+def _mixture_matrices(model: Model, routed: RoutedMlp, experts: int) -> int:
+    """Elements of the matrices of a mixture with so many of its experts."""
+    if (alone := routed.alone) is not None:
+        return model.hidden * _matrices(alone.form) * alone.ffn
+    gate = model.hidden if routed.shared_gate else 0
+    width = experts * routed.ffn + routed.shared
+    return model.hidden * (routed.experts + _matrices(routed.form) * width) + gate
+
+
+def _matrices(form: Mlp) -> int:
+    """Matrices of an MLP."""
+    return 3 if form is Mlp.SWIGLU else 2
+
+
+def active_parameters(model: Model) -> int:
+    """Parameters of the whole model that one token meets: of mixtures, the experts that it passes."""
+    mixtures = [(run.count, run.spec.mlp) for run in model.stack if isinstance(run.spec.mlp, RoutedMlp)]
+    every = sum(count * mixture_parameters(model, each, each.experts) for count, each in mixtures)
+    met = sum(count * mixture_parameters(model, each, each.top_k) for count, each in mixtures)
+    return parameters(model) - every + met
 
 
 def _mlp_parameters(model: Model, mlp: DenseMlp) -> int:

@@ -16,12 +16,11 @@ from clustersim.assembly import kernels_of
 from clustersim.cost.record import Conditions, Device, KernelRow, Record, Spread
 from clustersim.cost.record_file import write_record
 from clustersim.errors import InputError
-from clustersim.scenario.changes.kernels import PRODUCTS
 from clustersim.validation.explain import Cause, explain, measured_time
 from clustersim.validation.explain_causes import CONTINUOUS
 from clustersim.validation.explain_switches import SWITCHES
 from clustersim.workload.attention import causal_factor
-from clustersim.workload.kernels import AttentionShape
+from clustersim.workload.kernels import PRODUCTS, AttentionShape
 
 SCENARIO: dict[str, Any] = {
     "model": {"layers": 4, "hidden": 2048, "ffn": 5632, "heads": 16, "vocab": 32000},

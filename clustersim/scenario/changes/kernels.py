@@ -6,16 +6,12 @@ one: its fitted constants and its measured rows. So a change of the model and of
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
 
 from clustersim.cost.record import KernelRow, Record, Spread
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import AttentionEfficiency, Efficiency
 from clustersim.scenario.scenario import Scenario
-from clustersim.workload.kernels import KernelKind
-
-PRODUCTS: Final = frozenset({KernelKind.MATMUL, KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD})
-"""Kernels that matrix units do; all others stream through memory."""
+from clustersim.workload.kernels import PRODUCTS
 
 
 def efficiency_of(scenario: Scenario) -> Efficiency:

@@ -9,10 +9,12 @@ from clustersim.errors import InputError, shown
 from clustersim.parallel.mesh import DATA, DENSE, MESHES
 from clustersim.parallel.pipeline import Counted, Ends, Split
 from clustersim.parallel.stage_notation import read_stages
+from clustersim.program.task import Dispatcher
 from clustersim.scenario.section import (
     Degree,
     Layers,
     Section,
+    member,
     mistake,
 )
 from clustersim.scenario.sections.data import DataChoice, Ddp
@@ -79,12 +81,19 @@ class StagesSection(Section):
 
 
 class LayoutSection(Section):
-    """`layout`: degrees of parallelism. `dp` left out is what the other degrees leave of the cluster's GPUs."""
+    """`layout`: degrees of parallelism. `dp` left out is what the other degrees leave of the cluster's GPUs.
+
+    ep, etp: how many ranks experts are spread over, and each of them cut over (left out: tp), among those of tp, cp and
+    dp; dispatcher: how tokens travel to experts.
+    """
 
     tp: Degree = 1
     cp: Degree = 1
     pp: Degree = 1
     dp: Degree | None = None
+    ep: Degree = 1
+    etp: Degree | None = None
+    dispatcher: Annotated[Dispatcher, member(Dispatcher)] = Dispatcher.ALL_TO_ALL
     order: Annotated[list[str], BeforeValidator(_axes)] = Field(list(_ORDER))
     sequence_parallel: bool = False
     tensor_overlap: bool = False

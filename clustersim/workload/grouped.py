@@ -1,0 +1,73 @@
+"""What do the experts of one rank compute and move?
+
+The linear layers of several experts are one kernel, a grouped product: of each expert's tokens with its own matrix
+(Transformer Engine's GroupedLinear, cuBLAS's and CUTLASS's grouped GEMM, torch's `_grouped_mm`). Its three products are
+those of a linear layer (see `linear`), each as many times as there are experts. Tokens are spread evenly over the
+experts, so that every product has the same sizes.
+"""
+
+from dataclasses import dataclass, replace
+
+from clustersim.dtypes import DType
+from clustersim.units import Bytes
+from clustersim.workload.kernels import Kernel, KernelKind, MatmulShape, Operands
+from clustersim.workload.linear import product
+from clustersim.workload.overheads import Accumulation
+from clustersim.workload.recipe import Products, Recipe
+from clustersim.workload.streaming import accumulate
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedLinear:
+    """Linear layers of `experts` on one rank: [tokens, inputs] to [tokens, outputs], tokens over all of them.
+
+    formats: of the operands; bias: each expert adds one.
+    """
+
+    name: str
+    experts: int
+    tokens: int
+    inputs: int
+    outputs: int
+    formats: Products
+    bias: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all experts' weights and biases."""
+        return self.experts * self.outputs * (self.inputs + self.bias)
+
+    @property
+    def rows(self) -> int:
+        """Tokens of one expert, rounded up."""
+        return -(-self.tokens // self.experts)
+
+    def forward(self, recipe: Recipe) -> tuple[Kernel, ...]:
+        """The outputs of all experts."""
+        shape = MatmulShape(self.rows, self.outputs, self.inputs, self.experts)
+        return (_grouped(self.name, self.formats.forward, shape, recipe.activations.bytes),)
+
+    def input_gradient(self, recipe: Recipe) -> tuple[Kernel, ...]:
+        """The gradients of the inputs."""
+        shape = MatmulShape(self.rows, self.inputs, self.outputs, self.experts, Operands.NN)
+        return (_grouped(f"{self.name}.input_gradient", self.formats.input_gradient, shape, recipe.activations.bytes),)
+
+    def weight_gradient(self, recipe: Recipe, how: Accumulation) -> tuple[Kernel, ...]:
+        """The gradients of all weights, added to what is accumulated."""
+        name, operands, gradients = (
+            f"{self.name}.weight_gradient",
+            self.formats.weight_gradient,
+            recipe.weights.gradients,
+        )
+        shape = MatmulShape(self.outputs, self.inputs, self.rows, self.experts, Operands.TN)
+        if how is Accumulation.FUSED:
+            return (_grouped(name, operands, replace(shape, accumulated=gradients), 2 * gradients.bytes),)
+        sizes, made = (self.experts * self.outputs, self.inputs), recipe.activations
+        summed = accumulate(f"{self.name}.accumulate", sizes, made=made, accumulated=gradients, how=how)
+        return (_grouped(name, operands, shape, made.bytes), *summed)
+
+
+def _grouped(name: str, dtype: DType, shape: MatmulShape, result: Bytes) -> Kernel:
+    """One kernel for the products of all experts; of one expert, a product like any other."""
+    made = product(name, dtype, shape, result=result)
+    return made if shape.batch == 1 else replace(made, kind=KernelKind.GROUPED_MATMUL)

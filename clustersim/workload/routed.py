@@ -1,0 +1,162 @@
+"""Which operators is a mixture of experts made of on one rank?
+
+The router scores the experts for each token (its logits in FP32), the `top_k` largest are chosen, and a token's row is
+copied for each of them, in the order of the experts (`permute`). The rows are sent to the ranks of their experts; there
+they are sorted by expert, pass its MLP as grouped products, and are sent back, where a token's rows are summed with its
+scores (`unpermute`). Shared experts are a dense MLP of every token. Router, permutation and sum work on the rank's own
+tokens, which are a part of the sequence under sequence parallelism; collectives are put in by whoever lowers the layer
+(`parallel.expert`). Tokens are spread evenly over experts.
+
+What is kept: the router's and the experts' inputs, the activation's, and what the unpermutation reads where it weighs
+(the probabilities' gradient needs the experts' outputs).
+Reference: NVIDIA/Megatron-LM, megatron/core/transformer/moe/{router,token_dispatcher,experts,moe_layer}.py.
+"""
+
+from dataclasses import dataclass, replace
+
+from clustersim.dtypes import DType
+from clustersim.units import Bytes
+from clustersim.workload import streaming
+from clustersim.workload.grouped import GroupedLinear
+from clustersim.workload.kernels import Kernel, KernelKind, Routine, StreamShape
+from clustersim.workload.linear import Linear
+from clustersim.workload.mlp import dense
+from clustersim.workload.on_rank import OnRank, gradient_sum, linear_operator, residual_wide, streamed
+from clustersim.workload.operators import EXPERTS, Operator, Region
+from clustersim.workload.recipe import Products
+from clustersim.workload.stack import DenseMlp, Mlp, RoutedMlp
+
+
+def mixture(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
+    """The operators of a mixture between its norm and the sum with the residual stream."""
+    experts = _Experts(rank, routed)
+    shared = _shared(rank, routed) if routed.shared else []
+    return [*_routing(rank, routed), *experts.operators(), _unpermuted(rank, routed), *shared]
+
+
+def _routing(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
+    """The router, the choice of experts, and a row for each token and expert."""
+    tokens, hidden = rank.shard.residual_tokens, rank.model.hidden
+    chosen = StreamShape(Routine.TOP_K, tokens, routed.experts, fused=True, formats=(DType.FP32,))
+    copied = StreamShape(Routine.PERMUTE, tokens, hidden, fused=True, table=tokens * routed.top_k)
+    logits, rows = float(chosen.elements * DType.FP32.bytes), tokens * (1 + routed.top_k) * hidden * rank.dtype.bytes
+    return [
+        _router(rank, routed),
+        Operator(
+            "mlp.top_k",
+            Region.REPLICATED,
+            (_moved("mlp.top_k", KernelKind.SOFTMAX, DType.FP32, chosen, 2 * logits),),
+            (_moved("mlp.top_k.input_gradient", KernelKind.SOFTMAX, DType.FP32, chosen, 3 * logits),),
+            kept=logits,
+            saves_late=True,
+        ),
+        Operator(
+            "mlp.permute",
+            Region.REPLICATED,
+            (_moved("mlp.permute", KernelKind.COPY, rank.dtype, copied, rows),),
+            (_moved("mlp.permute.input_gradient", KernelKind.COPY, rank.dtype, copied, rows),),
+        ),
+    ]
+
+
+def _router(rank: OnRank, routed: RoutedMlp) -> Operator:
+    """Logits of all experts for each token; backward adds what comes back to the gradient of the experts' inputs."""
+    tokens = rank.shard.residual_tokens
+    formats = Products.all_in(rank.dtype)
+    linear = Linear("mlp.router", tokens, rank.model.hidden, routed.experts, formats, tokens if routed.bias else 0)
+    made = linear_operator(rank, linear, rank.saved(rank.residual))
+    summed = (gradient_sum(rank, "mlp.router"),)
+    return replace(made, region=Region.REPLICATED, linear=None, input_gradient=(*made.input_gradient, *summed))
+
+
+def _unpermuted(rank: OnRank, routed: RoutedMlp) -> Operator:
+    """Each token's rows, summed; backward copies the gradient for each."""
+    tokens, hidden = rank.shard.residual_tokens, rank.model.hidden
+    shape = StreamShape(Routine.UNPERMUTE, tokens, hidden, fused=True, table=tokens * routed.top_k)
+    rows = tokens * (1 + routed.top_k) * hidden * rank.dtype.bytes
+    name = "mlp.unpermute"
+    return Operator(
+        name,
+        Region.REPLICATED,
+        (_moved(name, KernelKind.COPY, rank.dtype, shape, rows),),
+        (_moved(f"{name}.input_gradient", KernelKind.COPY, rank.dtype, replace(shape, backward=True), rows),),
+    )
+
+
+def _shared(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
+    """The shared experts, and the sum of what they make with the routed ones'."""
+    up, *others = dense(rank, DenseMlp(routed.shared, routed.form), "shared")
+    read = rank.saved(rank.residual)  # the router keeps it, too
+    up = replace(up, kept=up.kept - read, waiting=up.waiting - read, read=up.read - read)
+    return [
+        replace(up, input_gradient=(*up.input_gradient, gradient_sum(rank, "shared.up"))),
+        *others,
+        residual_wide(rank, "mlp.sum", streaming.residual(dropout=False, fused=rank.training.fused)),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Experts:
+    """What one rank does with the tokens that were sent to its experts."""
+
+    rank: OnRank
+    routed: RoutedMlp
+
+    @property
+    def experts(self) -> int:
+        """Experts on this rank."""
+        return self.routed.experts // self.rank.shard.ep
+
+    @property
+    def tokens(self) -> int:
+        """Rows that come to this rank, of all ranks that send to it, where experts are chosen evenly."""
+        return self.rank.shard.residual_tokens * self.routed.top_k * self.rank.shard.etp
+
+    @property
+    def ffn(self) -> int:
+        """Width of an expert on this rank."""
+        return self.routed.ffn // self.rank.shard.etp
+
+    def operators(self) -> list[Operator]:
+        """Sorted by expert, through the MLP, and back in the order in which they came."""
+        rank, form = self.rank, self.routed.form
+        over = streaming.activation(form, fused=rank.training.fused)
+        made = streamed(Region.ROUTED, "experts.activation", rank.dtype, over, (over.over(self.tokens, self.ffn),))
+        gated = 2 if form is Mlp.SWIGLU else 1
+        products = [
+            self._grouped("experts.up", rank.model.hidden, gated * self.ffn),
+            made,
+            self._grouped("experts.down", self.ffn, rank.model.hidden),
+        ]
+        if self.experts == 1 or rank.shard.ep == 1:
+            return products
+        return [self._sorted("experts.sort"), *products, self._sorted("experts.unsort")]
+
+    def _grouped(self, name: str, inputs: int, outputs: int) -> Operator:
+        rank, recipe = self.rank, self.rank.training.recipe
+        linear = GroupedLinear(name, self.experts, self.tokens, inputs, outputs, rank.products, self.routed.bias)
+        read = rank.saved(self.tokens * inputs)
+        return Operator(
+            name,
+            Region.ROUTED,
+            linear.forward(recipe),
+            linear.input_gradient(recipe),
+            linear.weight_gradient(recipe, rank.training.accumulation),
+            parameters=linear.parameters,
+            group=EXPERTS,
+            kept=read,
+            waiting=read + self.tokens * outputs * rank.dtype.bytes,
+            read=read,
+        )
+
+    def _sorted(self, name: str) -> Operator:
+        """Rows in another order, both ways."""
+        rank, hidden = self.rank, self.rank.model.hidden
+        shape = StreamShape(Routine.PERMUTE, self.tokens, hidden, fused=True, table=self.tokens)
+        moved = 2.0 * shape.elements * rank.dtype.bytes
+        back = _moved(f"{name}.input_gradient", KernelKind.COPY, rank.dtype, shape, moved)
+        return Operator(name, Region.ROUTED, (_moved(name, KernelKind.COPY, rank.dtype, shape, moved),), (back,))
+
+
+def _moved(name: str, kind: KernelKind, dtype: DType, shape: StreamShape, moved: Bytes) -> Kernel:
+    return Kernel(name, kind, dtype, flops=0.0, bytes=float(moved), shape=shape)
