@@ -46,8 +46,8 @@ def _window(value: object) -> object:
 class ExpertsSection(Section):
     """`experts` of a layer: a mixture of experts in place of the MLP; what is left out is the model's own, or none.
 
-    count: of experts (0: the layer has a dense MLP); ffn: width of each; shared: width of the experts that every token passes, together; groups,
-    limit: experts are in so many groups, of which a token's are in at most `limit`.
+    count: of experts (0: the layer has a dense MLP); ffn: width of each; shared: width of the experts that every token
+    passes, together; groups, limit: experts are in so many groups, of which a token's are in at most `limit`.
     """
 
     short: ClassVar[str | None] = "count"
@@ -65,7 +65,10 @@ class ExpertsSection(Section):
 
 
 class PlacedExpertsSection(ExpertsSection):
-    """`model.experts`. dense_layers: so many first layers have a dense MLP; every: every so-manieth layer has experts."""
+    """`model.experts`, and where they are.
+
+    dense_layers: so many first layers have a dense MLP; every: every so-manieth layer has experts.
+    """
 
     dense_layers: Annotated[int, Field(ge=0, le=MOST_LAYERS)] | None = None
     every: Layers | None = None
