@@ -6,7 +6,6 @@ A row's bytes on the busiest port of each kind follow from its routing alone, so
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -34,7 +33,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """A published row, compared by identity. latency: seconds in which nothing moves; fitted: whether constants are fitted to it."""
+    """A published row, compared by identity.
+
+    latency: seconds in which nothing moves; fitted: whether constants are fitted to it.
+    """
 
     source: str
     place: Place

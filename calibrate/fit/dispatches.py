@@ -1,9 +1,10 @@
-"""How well is the dispatch of tokens to experts predicted, and which constants of dispatchers fit published tables best?
+"""How well is the dispatch of tokens to experts predicted, and which constants of dispatchers fit best?
 
 Of each dispatcher (`topologies/dispatchers`) are fitted: the shares of NVLink's and the network's rate that its kernels
 reach, what combine reaches of that, how fast an SM passes rows on, and which part of a call its kernels are. They are
-searched one after the other on grids, again and again until none changes, for the least mean over sources of the mean of
-|predicted / measured - 1|. A constant that no row tells about stays. Latencies are not fitted: all tables are of one size.
+searched one after the other on grids, again and again until none changes, for the least mean over sources of the mean
+of |predicted / measured - 1|. A constant that no row tells about stays. Latencies are not fitted: all tables are of one
+size.
 
 Errors are also given left out: each place (source, GPU and number of ranks) as constants predict it that were fitted to
 all others.

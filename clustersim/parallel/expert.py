@@ -7,8 +7,8 @@ there and gets those of the inputs back, so each direction does both once. The r
 and their gradients come back with the inputs'.
 
 All-to-all (`MoEAlltoAllTokenDispatcher`): the ranks tell each other how many rows each expert gets, and the host waits
-for that, since it sizes what follows. Then a row for each expert of a token goes to its rank; where experts are cut, all
-ranks that have a part of one gather the rows that came for it, and the sums of the parts' results are scattered.
+for that, since it sizes what follows. Then a row for each expert of a token goes to its rank; where experts are cut,
+all ranks that have a part of one gather the rows that came for it, and the sums of the parts' results are scattered.
 
 All-gather (`MoEAllGatherTokenDispatcher`): all ranks gather all tokens, with their routing and probabilities; results
 are summed and scattered.
@@ -161,7 +161,7 @@ class _Kernels:
         kind, size, routing = Collective.DISPATCH, dispatch.rows, dispatch.routing
         return (Exchange("dispatch tokens", kind, EXPERT_PARTS.name, size, routing=routing, awaits=not again),)
 
-    def back(self, dispatch: Dispatch, *, again: bool) -> tuple[Exchange, ...]:
+    def back(self, dispatch: Dispatch, *, again: bool) -> tuple[Exchange, ...]:  # noqa: ARG002 - the same both ways
         kind, size, routing = Collective.COMBINE, dispatch.rows, dispatch.routing
         return (Exchange("combine tokens", kind, EXPERT_PARTS.name, size, format=dispatch.format, routing=routing),)
 

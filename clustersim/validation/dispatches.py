@@ -1,14 +1,14 @@
 """What did a published dispatch or combine move, and how long does the model say that it takes?
 
-Tables of dispatchers print a bandwidth for one size, and say in words what was sent (`notes`): so many tokens of so many
-numbers, top-k experts, in how many groups, in which format, by how many multiprocessors, and whether only the kernels
-were timed or the call from torch. The bandwidth is of what tables call the bottleneck: the tokens that a rank sends, each
-counted once for every node that has one of its experts (its own among them) where the network is crossed, else once for
-every rank.
+Tables of dispatchers print a bandwidth for one size, and say in words what was sent (`notes`): so many tokens of so
+many numbers, top-k experts, in how many groups, in which format, by how many multiprocessors, and whether only the
+kernels were timed or the call from torch. The bandwidth is of what tables call the bottleneck: the tokens that a rank
+sends, each counted once for every node that has one of its experts (its own among them) where the network is crossed,
+else once for every rank.
 
-What is not stated is as in the benchmarks of the libraries: 4,096 tokens of 7,168, top-8 experts of about 256 of at most
-4 of as many groups as there are nodes; dispatch in FP8 with a scale for each 128 numbers, combine in BF16 (DeepEP@84d3d6f,
-tests/test_internode.py; 94a9f8f, tests/test_hybrid_ep.py: bandwidths of both).
+What is not stated is as in the benchmarks of the libraries: 4,096 tokens of 7,168, top-8 experts of about 256 of at
+most 4 of as many groups as there are nodes; dispatch in FP8 with a scale for each 128 numbers, combine in BF16
+(DeepEP@84d3d6f, tests/test_internode.py; 94a9f8f, tests/test_hybrid_ep.py: bandwidths of both).
 """
 
 import re
@@ -40,8 +40,11 @@ _MOST: Final = 10**7
 
 @dataclass(frozen=True)
 class Dispatched:
-    """One row. tokens: that each rank sends; sms: that the dispatcher's kernels take, None: as usual; kernels: whether
-    only these were timed."""
+    """One row.
+
+    tokens: that each rank sends; sms: that the dispatcher's kernels take, None: as usual; kernels: whether only these
+    were timed.
+    """
 
     collective: Collective
     routing: Routing
