@@ -20,7 +20,7 @@ from clustersim.validation.collectives import SHIPPED, Place, place_of, read_col
 from clustersim.validation.dispatches import KINDS, Dispatched, dispatched, seconds_of
 
 Constants = Mapping[str, float]
-NETWORK, COMBINE, ROW, RATE, RATE_BACK, KERNELS = "network", "combine", "row", "rate", "rate back", "kernels"
+NVLINK, NETWORK, ROUND, COMBINE, ROW, RATE, RATE_BACK, KERNELS = "nvlink", "network", "round", "combine", "row", "rate", "rate back", "kernels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,10 @@ class Row:
         handling = Handling(constants[ROW], constants[RATE_BACK if back else RATE])
         ceiling = (self.sent.sms or self.sent.library.sms) * handling.of(self.sent.routing.row)
         nvlink, network = self.loads[Medium.NVLINK], self.loads[Medium.NETWORK]
-        inside = nvlink.size / min(nvlink.rate * constants[self.place.generation.value] * share, ceiling)
+        inside = nvlink.size / min(nvlink.rate * constants[NVLINK] * share, ceiling)
         moving = max(inside, network.size / (network.rate * constants[NETWORK] * share))
-        return (self.latency + moving) * (constants[KERNELS] if self.sent.kernels else 1.0)
+        between = constants[ROUND] if network.size else 0.0
+        return (self.latency + between + moving) * (constants[KERNELS] if self.sent.kernels else 1.0)
 
 
 def read_rows(path: Path = SHIPPED) -> list[Row]:
@@ -93,17 +94,18 @@ def _row(case: Case) -> Row:
         busiest = own[(size[own] / nominal[own]).argmax()] if len(own) else None
         loads[medium] = Load() if busiest is None else Load(float(size[busiest]), float(nominal[busiest]))
     measured = seconds_of(case, sent.counted(fabric, place.gpus))
-    latency = float(found.idle.max())
+    rounds = found.offer.rounds[Medium.NETWORK] if spans > 1 else 0.0
+    latency = float(found.idle.max()) - rounds
     return Row(case.text("source"), place, sent, measured, latency, loads, case.is_yes("in_fit"))
 
 
 def constants_of(library: Library) -> dict[str, float]:
     """The fitted constants of a dispatcher."""
     dispatch, combine = (_offer(library, kind) for kind in (Collective.DISPATCH, Collective.COMBINE))
-    shares = {make.value: each.efficiency for make, each in library.generations.items() if make}
-    network = library.networks[None].efficiency
+    nvlink, network = library.generations[None].efficiency, library.networks[None].efficiency
+    (offer,) = library.offers_for(Collective.DISPATCH)
     back = {COMBINE: combine[0], RATE_BACK: combine[1].rate}
-    return shares | {NETWORK: network, ROW: dispatch[1].row, RATE: dispatch[1].rate, KERNELS: library.kernels} | back
+    return {NVLINK: nvlink, NETWORK: network, ROUND: offer.rounds[Medium.NETWORK], ROW: dispatch[1].row, RATE: dispatch[1].rate, KERNELS: library.kernels} | back
 
 
 def _offer(library: Library, kind: Collective) -> tuple[float, Handling]:
