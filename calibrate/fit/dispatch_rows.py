@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from clustersim.collectives.choose import Surveyor, choose
-from clustersim.collectives.library import Handling, Library
+from clustersim.collectives.library import Handling, Library, Offer
 from clustersim.collectives.transfer import MEDIUM_OF_KIND, Medium, effective_bandwidth
 from clustersim.hardware.topology import LINK_KINDS
 from clustersim.program.task import Collective, Dispatcher
@@ -20,7 +20,8 @@ from clustersim.validation.collectives import SHIPPED, Place, place_of, read_col
 from clustersim.validation.dispatches import KINDS, Dispatched, dispatched, seconds_of
 
 Constants = Mapping[str, float]
-NVLINK, NETWORK, ROUND, COMBINE, ROW, RATE, RATE_BACK, KERNELS = "nvlink", "network", "round", "combine", "row", "rate", "rate back", "kernels"
+NVLINK, NETWORK, ROUND = "nvlink", "network", "round"
+COMBINE, ROW, RATE, RATE_BACK, KERNELS = "combine", "row", "rate", "rate back", "kernels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +102,22 @@ def _row(case: Case) -> Row:
 
 def constants_of(library: Library) -> dict[str, float]:
     """The fitted constants of a dispatcher."""
-    dispatch, combine = (_offer(library, kind) for kind in (Collective.DISPATCH, Collective.COMBINE))
-    nvlink, network = library.generations[None].efficiency, library.networks[None].efficiency
-    (offer,) = library.offers_for(Collective.DISPATCH)
-    back = {COMBINE: combine[0], RATE_BACK: combine[1].rate}
-    return {NVLINK: nvlink, NETWORK: network, ROUND: offer.rounds[Medium.NETWORK], ROW: dispatch[1].row, RATE: dispatch[1].rate, KERNELS: library.kernels} | back
+    (there, passed), (back, returned) = (_offer(library, kind) for kind in (Collective.DISPATCH, Collective.COMBINE))
+    return {
+        NVLINK: library.generations[None].efficiency,
+        NETWORK: library.networks[None].efficiency,
+        ROUND: there.rounds[Medium.NETWORK],
+        COMBINE: back.efficiency,
+        ROW: passed.row,
+        RATE: passed.rate,
+        RATE_BACK: returned.rate,
+        KERNELS: library.kernels,
+    }
 
 
-def _offer(library: Library, kind: Collective) -> tuple[float, Handling]:
-    """Efficiency and handling of the one offer for a collective."""
+def _offer(library: Library, kind: Collective) -> tuple[Offer, Handling]:
+    """The one offer for a collective, and its handling of rows."""
     (offer,) = library.offers_for(kind)
     if offer.handling is None:
         raise ValueError(f"{library.name}: no handling of {kind.value}")
-    return offer.efficiency, offer.handling
+    return offer, offer.handling
