@@ -26,6 +26,7 @@ from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, Rout
 from clustersim.workload.linear import Linear
 from clustersim.workload.lora import Projection
 from clustersim.workload.mlp import dense, half_again
+from clustersim.workload.modules import Module, Within
 from clustersim.workload.on_rank import (
     OnRank,
     fork,
@@ -36,7 +37,7 @@ from clustersim.workload.on_rank import (
     residual_wide,
     streamed,
 )
-from clustersim.workload.operators import Entry, Layer, Operator, Region, Shard
+from clustersim.workload.operators import Entry, Layer, Operator, Region, Shard, reading, within
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
 from clustersim.workload.overheads import Accumulation
 from clustersim.workload.recipe import Products
@@ -111,25 +112,32 @@ def _operators(rank: OnRank, block: BlockForm, attention: list[Operator], mlp: l
 
 def _joined(rank: OnRank, block: BlockForm, name: str, made: list[Operator]) -> list[Operator]:
     """A branch of the residual stream, with its norms and its sum with it."""
-    before = norm_operator(rank, f"{name}.norm") if block.before else fork(rank, f"{name}.fork")
+    before = _before(rank, f"{name}.norm") if block.before else fork(rank, f"{name}.fork")
+    made = reading(made, Module.LAYERNORM) if block.before else made
     after = [norm_operator(rank, f"{name}.post_norm", forks=False)] if block.after else []
     return [before, *made, *after, residual_sum(rank, f"{name}.residual")]
 
 
+def _before(rank: OnRank, name: str) -> Operator:
+    """A norm before a branch, which is a module."""
+    (made,) = within([norm_operator(rank, name)], Module.LAYERNORM, rank.input_bytes)
+    return made
+
+
 def _beside(rank: OnRank, block: BlockForm, attention: list[Operator], mlp: list[Operator]) -> list[Operator]:
     """Attention and MLP that read the same input; what both keep of it is counted once."""
-    (qkv, *rest), (up, *others) = attention, mlp
+    (qkv, *rest), (up, *others) = (reading(branch, Module.LAYERNORM) for branch in (attention, mlp))
     total = replace(_summed(rank, "block.sum"), region=Region.SHARDED)
     residual = residual_sum(rank, "block.residual")
     if block is BlockForm.PARALLEL_NORMS:
-        first, second = norm_operator(rank, "attention.norm"), norm_operator(rank, "mlp.norm")
-        second = replace(second, kept=second.kept - rank.input_bytes)
+        first, second = _before(rank, "attention.norm"), _before(rank, "mlp.norm")
+        second = replace(second, kept=second.kept - rank.input_bytes, within=(Within(Module.LAYERNORM),))
         return [first, second, qkv, *rest, replace(up, entry=Entry.OTHER), *others, total, residual]
     read = rank.saved(rank.residual)
     both = _summed(rank, "block.gradient_sum").forward
     qkv = replace(qkv, input_gradient=(*qkv.input_gradient, *both))
     up = replace(up, entry=Entry.SAME, kept=up.kept - read, waiting=up.waiting - read, read=up.read - read)
-    return [norm_operator(rank, "block.norm"), qkv, *rest, up, *others, total, residual]
+    return [_before(rank, "block.norm"), qkv, *rest, up, *others, total, residual]
 
 
 def _summed(rank: OnRank, name: str) -> Operator:
@@ -171,9 +179,11 @@ def _over_logits(rank: OnRank, name: str, over: Streaming) -> Operator:
 def _mlp(rank: OnRank, spec: LayerSpec) -> list[Operator]:
     match spec.mlp:
         case DenseMlp() as mlp:
-            return dense(rank, mlp)
+            return within(dense(rank, mlp), Module.MLP, rank.input_bytes)
+        case RoutedMlp(alone=DenseMlp() as mlp):
+            return within(dense(rank, mlp), Module.MLP, rank.input_bytes)
         case RoutedMlp() as routed:
-            return mixture(rank, routed) if routed.alone is None else dense(rank, routed.alone)
+            return within(mixture(rank, routed), Module.MIXTURE, rank.input_bytes)
     return []
 
 

@@ -45,7 +45,7 @@ def plan(layout: Layout, model: Model = SMALL, sequence: int = 32) -> Plan:
 
 def both(of: Plan) -> tuple[list[Operation], list[Operation]]:
     layer = of.layers[of.model.specs[0]]
-    return forward(layer, of.sharding(of.model.attentions[0])), backward(layer, of.sharding(of.model.attentions[0]))
+    return forward(layer, of.sharding(model.specs[0])), backward(layer, of.sharding(model.specs[0]))
 
 
 def exchanges(operations: list[Operation]) -> list[Exchange]:
@@ -72,8 +72,8 @@ def test_embedding_and_head_under_sequence_parallelism() -> None:
     of = plan(Layout(tp=2, sequence_parallel=True))
     table, last = (part(of.model, of.training, of.shard) for part in (layers.embedding, layers.head))
     into, out = (
-        replace(of.sharding(of.model.attentions[0]), enters=False),
-        replace(of.sharding(of.model.attentions[0]), leaves=False),
+        replace(of.sharding(model.specs[0]), enters=False),
+        replace(of.sharding(model.specs[0]), leaves=False),
     )
     operations = [*forward(table, into), *backward(table, into), *forward(last, out), *backward(last, out)]
     assert listing(operations) == golden("embedding_and_head_tp2_sequence_parallel")
@@ -170,7 +170,7 @@ def test_the_ring_carries_keys_and_values_forward_and_their_gradients_too_in_bac
 def test_selective_recomputation_runs_the_core_and_nothing_else(attention: Attention) -> None:
     training = Training(32, 1, attention=attention)
     of = Plan(SMALL, training, Layout(tp=2, sequence_parallel=True))
-    again = core_again(of.layers[SMALL.specs[0]], of.sharding(of.model.attentions[0]), early_stop=False)
+    again = modules_again(of.layers[SMALL.specs[0]], of.sharding(SMALL.specs[0]), {Module.CORE}, early_stop=False)
     names = [each.kernel.name for each in again if each.kernel]
     core = ["scores", "softmax", "context"] if attention is Attention.STANDARD else ["core"]
     assert [name.removeprefix("attention.") for name in names] == core
@@ -182,7 +182,7 @@ def again(model: Model, layout: Layout, attention: Attention = Attention.FLASH) 
     """What selective recomputation by operations runs again of a layer."""
     training = Training(32, 1, attention=attention)
     of = Plan(model, training, layout)
-    return operations_again(of.layers[model.specs[0]], of.sharding(of.model.attentions[0]), early_stop=False)
+    return operations_again(of.layers[model.specs[0]], of.sharding(model.specs[0]), early_stop=False)
 
 
 def products(operations: list[Operation]) -> dict[str, int]:
@@ -251,6 +251,6 @@ def test_full_recomputation_repeats_forward_with_its_collectives() -> None:
     """Megatron's checkpoint runs the layer's whole forward again, its reductions included."""
     of = plan(Layout(tp=2, sequence_parallel=True))
     layer = of.layers[of.model.specs[0]]
-    again = forward_again(layer, of.sharding(of.model.attentions[0]), early_stop=False)
-    assert [each.does for each in again] == [each.does for each in forward(layer, of.sharding(of.model.attentions[0]))]
+    again = forward_again(layer, of.sharding(model.specs[0]), early_stop=False)
+    assert [each.does for each in again] == [each.does for each in forward(layer, of.sharding(model.specs[0]))]
     assert {each.work for each in again} == {Work.RECOMPUTE}

@@ -21,6 +21,7 @@ from clustersim.scenario.sections.lora import LoraSection
 from clustersim.scenario.sections.overheads import OverheadsSection, overheads_of
 from clustersim.workload.framework import Framework
 from clustersim.workload.lora import Projection
+from clustersim.workload.modules import Module
 from clustersim.workload.recipe import Recipe, mixed
 from clustersim.workload.training import (
     Attention,
@@ -71,12 +72,13 @@ class RecomputeMode(Enum):
 class RecomputeSection(Section):
     """`training.recompute`: none, selective, selective_op, full, or full for so many layers of each stage.
 
-    early_stop: whether it stops once backward has what it needs, None: as the framework does.
+    modules: what is recomputed of each layer, by Megatron-LM's names; selective alone is core_attn; early_stop: whether it stops once backward has what it needs, None: as the framework does.
     """
 
     short: ClassVar[str | None] = "mode"
     mode: Annotated[RecomputeMode, member(RecomputeMode)] = RecomputeMode.FULL
     layers: Layers | None = None
+    modules: Annotated[tuple[Annotated[Module, member(Module)], ...] | None, Field(min_length=1)] = None
     early_stop: bool | None = None
 
     @model_validator(mode="after")
@@ -84,10 +86,20 @@ class RecomputeSection(Section):
         """So that `--set training.recompute.layers=4` works on a file that says none, too."""
         if self.layers is not None and self.mode in (RecomputeMode.SELECTIVE, RecomputeMode.SELECTIVE_OP):
             raise mistake("layers are recomputed in full, not selectively; write {layers: 4}")
+        if self.modules is not None and (self.layers is not None or self._other_mode):
+            raise mistake("modules are recomputed selectively, not in full; write {modules: [core_attn]}")
         return self
+
+    @property
+    def _other_mode(self) -> bool:
+        """Whether the file names another mode than modules have."""
+        named = "mode" in self.model_fields_set
+        return named and self.mode in (RecomputeMode.SELECTIVE_OP, RecomputeMode.FULL)
 
     def choice(self) -> Recompute:
         """The kind of recomputation as the inside knows it."""
+        if self.modules is not None:
+            return SelectiveRecompute(frozenset(self.modules))
         match self.mode:
             case RecomputeMode.NONE if self.layers is None:
                 return NoRecompute()
