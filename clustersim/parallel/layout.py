@@ -15,6 +15,7 @@ import numpy as np
 from clustersim.arrays import IntArray
 from clustersim.parallel.data import DataParallelism, GradientSync, Replicated
 from clustersim.parallel.mesh import (
+    AXES,
     DENSE,
     EXPERT,
     EXPERT_DATA,
@@ -79,6 +80,11 @@ class Layout:
     def all_degrees(self) -> dict[str, int]:
         """The degree of every axis by its name."""
         return self.degrees | {EXPERT.name: self.ep}
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The whole axes that the layout's ranks lie on, in the order of answers."""
+        return tuple(axis for axis in AXES if axis is not EXPERT or self.folded)
 
     @property
     def expert_tensor(self) -> int:
@@ -148,6 +154,6 @@ class Layout:
         if not self.hybrid:
             return parts
         shard = max(1, (self.data.within or 1) // self.cp)
-        replicas = self.dp // shard
+        replicas = max(1, self.dp // shard)
         parts |= {SHARD.name: shard, REPLICATE.name: replicas}
         return parts | {EXPERT_SHARD.name: max(1, same // replicas), EXPERT_REPLICATE.name: replicas}

@@ -35,7 +35,7 @@ COLUMNS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "rank": (INTEGER, "global rank"),
         "simulated_rank": (INTEGER, "the rank that was simulated for it: itself, or one with provably equal times"),
         "stage": (INTEGER, "pipeline rank"),
-        **{axis.name: (INTEGER, f"coordinate on the {axis.label} axis") for axis in AXES},
+        **{axis.name: (INTEGER, f"coordinate on the {axis.label} axis, if the layout has it") for axis in AXES},
         "stream": (WORD, "which of the rank's streams"),
         "kind": (WORD, "pass, kernel, exchange, overlap (a kernel and an exchange), collective, send or receive"),
         "category": (WORD, "what the page calls and colours it"),
@@ -63,6 +63,7 @@ COLUMNS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "cause_task": (INTEGER, "task of the span whose end allowed the start"),
     }
 )
+_NOWHERE: Final = -1
 _KEPT: Final = 8  # simulated ranks whose rows are kept: ranks of several classes come in turn
 
 
@@ -81,7 +82,8 @@ def _placed(rank: TraceRank, table: Columns) -> Columns:
     """The rows of a simulated rank as those of a rank that it stands for."""
     count = len(table["task"])
     place = rank.coordinates
-    own = {"rank": rank.rank, "simulated_rank": rank.simulated, "stage": place[PIPELINE.name], **place}
+    own = {"rank": rank.rank, "simulated_rank": rank.simulated, "stage": place[PIPELINE.name]}
+    own |= {axis.name: place.get(axis.name, _NOWHERE) for axis in AXES}
     found = {name: np.full(count, number) for name, number in own.items()} | table
     cause = found["cause_rank"]
     found["cause_rank"] = np.where(cause == rank.simulated, rank.rank, cause)

@@ -15,7 +15,7 @@ from clustersim.analysis.parts import KERNELS
 from clustersim.arrays import IntArray
 from clustersim.errors import InputError
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import AXES, DATA, PIPELINE
+from clustersim.parallel.mesh import DATA, PIPELINE
 from clustersim.report.answer_timeline import shown_ranks
 from clustersim.report.placement_words import home_of
 from clustersim.report.wording import stage_name
@@ -85,10 +85,10 @@ def ranks_of(result: "Answer", choice: str) -> list[int]:
 def trace_ranks(result: "Answer", ranks: Sequence[int]) -> tuple[TraceRank, ...]:
     """What is to be known of the ranks that are written, by replica, stage and rank."""
     layout, stands = result.scenario.layout, result.trace.representative
-    places = {axis.name: layout.coordinate(axis) for axis in AXES}
+    places = {axis.name: layout.coordinate(axis) for axis in layout.axes}
     members, written = np.bincount(stands), np.bincount(stands[list(ranks)], minlength=result.ranks)
     slow = {rank for straggler in result.stragglers.slowest for rank in straggler.ranks}
-    axes = tuple(axis.name for axis in AXES if axis.inside and layout.all_degrees[axis.name] > 1)
+    axes = tuple(axis.name for axis in layout.axes if axis.inside and layout.all_degrees[axis.name] > 1)
     found = [
         TraceRank(
             rank=rank,

@@ -20,6 +20,7 @@ from clustersim.hardware.accelerator import load_accelerator
 from clustersim.hardware.efficiency import Efficiency
 from clustersim.workload.kernels import Kernel, KernelKind
 from clustersim.workload.layers import Layer, Shard
+from clustersim.workload.modules import Module
 from clustersim.workload.recipe import mixed
 from clustersim.workload.stack import Mlp
 from clustersim.workload.training import Attention, Training

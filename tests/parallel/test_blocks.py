@@ -28,7 +28,7 @@ def passes(block: BlockForm, layout: Layout) -> tuple[list[Operation], list[Oper
     """Forward, backward, and backward in halves."""
     plan = Plan(resized(SMALL, block=block), Training(32, 1), layout)
     (spec,) = plan.model.specs
-    layer, sharding = plan.layers[spec], plan.sharding(spec.attention)
+    layer, sharding = plan.layers[spec], plan.sharding(spec)
     halves = [*input_gradients(layer, sharding), *weight_gradients(layer, sharding)]
     return forward(layer, sharding), backward(layer, sharding), halves
 
@@ -76,7 +76,7 @@ def test_selective_operations_run_a_sharded_input_again(block: BlockForm) -> Non
     """Torchtitan's `op`: products are kept by turns, so inputs are gathered again wherever a product is run again."""
     plan = Plan(resized(SMALL, block=block), Training(32, 1), SPLIT)
     (spec,) = plan.model.specs
-    again = operations_again(plan.layers[spec], plan.sharding(spec.attention), early_stop=False)
+    again = operations_again(plan.layers[spec], plan.sharding(spec), early_stop=False)
     assert len(sent(again)) == SUMS[block][1]
 
 
@@ -87,7 +87,7 @@ def test_a_window_leaves_the_ring_as_it_is() -> None:
     rings = []
     for plan in (full, narrow):
         (spec,) = plan.model.specs
-        rings.append(sent(forward(plan.layers[spec], plan.sharding(spec.attention))))
+        rings.append(sent(forward(plan.layers[spec], plan.sharding(spec))))
     assert rings[0] == rings[1]
     assert replace(rings[0][0], payload=0.0).collective is Collective.SHIFT
 
@@ -103,7 +103,7 @@ def test_adapters_beside_any_block(form: BlockForm, layout: Layout, targets: tup
     training = Training(32, 1, lora=Lora(4, targets, alpha=8.0))
     plan = Plan(resized(SMALL, block=form), training, layout)
     (spec,) = plan.model.specs
-    layer, sharding = plan.layers[spec], plan.sharding(spec.attention)
+    layer, sharding = plan.layers[spec], plan.sharding(spec)
     for operations, sums in zip((forward(layer, sharding), backward(layer, sharding)), SUMS[form], strict=True):
         names = [each.name for each in sent(operations) if "adapter" not in each.name]
         assert sum(name.startswith("reduce") for name in names) == sums

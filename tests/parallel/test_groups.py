@@ -3,18 +3,15 @@
 With order [a, b, c, ...] and degrees d_a, d_b, ..., rank = i_a + d_a (i_b + d_b (i_c + ...)): the first is fastest.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.parallel import mesh
 from clustersim.parallel.data import FullyShard
 from clustersim.parallel.groups import process_groups
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import AXES, CONTEXT, DATA, NAMES, PIPELINE, ROLES, SERVED, TENSOR, Axis, Mesh, Role
+from clustersim.parallel.mesh import CONTEXT, DATA, DENSE, EXPERTS, MESHES, NAMES, PIPELINE, ROLES, SERVED, TENSOR, Axis
 from clustersim.program.placement import Placement, looped
 
 LAYOUTS = st.builds(
@@ -24,25 +21,20 @@ LAYOUTS = st.builds(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class WithExperts(Layout):
-    ep: int = 1
-
-
 @given(LAYOUTS)
 def test_a_rank_is_its_coordinates_in_mixed_radix(layout: Layout) -> None:
     rank, stride = np.zeros(layout.world, dtype=int), 1
-    for axis in sorted(AXES, key=lambda axis: layout.order.index(axis.name)):
+    for axis in sorted(MESHES[DENSE], key=lambda axis: layout.order.index(axis.name)):
         rank += stride * layout.mesh.coordinate(axis)
         stride *= layout.degrees[axis.name]
     assert rank.tolist() == list(range(layout.world))
 
 
-@given(LAYOUTS, st.sets(st.sampled_from(AXES), min_size=1))
+@given(LAYOUTS, st.sets(st.sampled_from(MESHES[DENSE]), min_size=1))
 def test_groups_hold_the_ranks_that_differ_on_their_axes_only(layout: Layout, axes: set[Axis]) -> None:
     groups = layout.mesh.members(*axes)
     assert groups.shape[1] == np.prod([layout.degrees[axis.name] for axis in axes])
-    for axis in AXES:
+    for axis in MESHES[DENSE]:
         of_members = layout.mesh.coordinate(axis)[groups]
         if axis not in axes:
             assert (of_members == of_members[:, :1]).all()
@@ -155,33 +147,30 @@ def test_two_meshes_over_the_same_ranks_share_their_pipeline() -> None:
     16 ranks, pp 2: attention tp 4 x dp 2, experts etp 1 x ep 4 x edp 2. Experts are dispatched within the groups whose
     attention is tensor-parallel, and stages are the same ranks in both.
     """
-    etp, ep, edp = (Axis(name, name, "data") for name in ("etp", "ep", "edp"))
-    attention = Layout(tp=4, dp=2, pp=2).mesh
-    experts = Mesh({etp.name: 1, ep.name: 4, edp.name: 2, PIPELINE.name: 2})
-    assert experts.size == attention.size
-    assert experts.members(ep).tolist() == attention.members(TENSOR).tolist()
-    assert experts.members(edp).tolist() == attention.members(DATA).tolist()
-    assert (experts.coordinate(PIPELINE) == attention.coordinate(PIPELINE)).all()
-
-
-def test_groups_of_a_role_lie_on_its_own_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Experts folded onto attention's ranks: a layout with their axis has their groups, and as many ranks as before."""
-    ep = Axis("ep", "expert-parallel", "data")
-    meshes = {**mesh.MESHES, "experts": (ep, DATA, PIPELINE)}
-    exchange = Role("ep", "experts", (ep,), DATA, mesh="experts")
-    monkeypatch.setattr("clustersim.parallel.layout.MESHES", meshes)
-    monkeypatch.setattr("clustersim.parallel.layout.NAMES", (*NAMES, "ep"))
-    monkeypatch.setattr("clustersim.parallel.groups.ROLES", {**ROLES, "ep": exchange})
-    layout = WithExperts(tp=4, dp=2, pp=2, ep=4)
-    assert layout.world == 16
-    assert layout.size_of(exchange) == 4
+    layout = Layout(tp=4, dp=2, pp=2, ep=4, etp=1)
     groups = process_groups(layout, looped(2))
+    assert layout.world == 16
+    assert layout.size_of(ROLES["ep"]) == 4
     assert groups["ep"].members.tolist() == groups["tp"].members.tolist()
-    assert groups["dp"].members.shape == (8, 2)
+    assert groups["edp"].members.tolist() == groups["dp"].members.tolist()
+    assert (layout.meshes[EXPERTS].coordinate(PIPELINE) == layout.mesh.coordinate(PIPELINE)).all()
+
+
+def test_experts_that_are_spread_like_all_else_have_no_groups_of_their_own() -> None:
+    groups = process_groups(Layout(tp=4, dp=2, pp=2), looped(2))
+    assert not {"ep", "etp", "edp"} & set(groups)
+
+
+def test_hybrid_sharding_keeps_its_replicas_of_experts() -> None:
+    """8 ranks in 2 replicas of 4; experts on 2 ranks each, cut over the 2 of a replica that hold the same ones."""
+    layout = Layout(dp=8, ep=2, data=FullyShard(shard=4))
+    groups = process_groups(layout, looped(1))
+    assert groups["edp_shard"].members.tolist() == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert groups["edp_replicate"].members.tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
 def test_every_axis_is_served_by_a_role_and_every_role_lies_on_its_mesh() -> None:
-    meshes = Layout(dp=4, data=FullyShard(shard=2)).meshes
+    meshes = Layout(dp=4, ep=2, data=FullyShard(shard=2)).meshes
     assert {role.serves for role in ROLES.values()} == set(SERVED)
     for role in ROLES.values():
         assert {axis.name for axis in role.axes} <= set(meshes[role.mesh].degrees), role

@@ -32,10 +32,10 @@ def test_the_activation_between_layers_is_batch_x_sequence_x_hidden() -> None:
 
 def test_the_ring_carries_keys_and_values_of_this_ranks_heads() -> None:
     """8 key/value heads over tp 2 are 4 of 128; keys and values of 4096 tokens, two bytes each."""
-    sharding = plan(Layout(cp=4, tp=2), Training(4096, 1)).sharding(*preset("llama3-8b").attentions)
+    sharding = plan(Layout(cp=4, tp=2), Training(4096, 1)).sharding(*preset("llama3-8b").specs)
     assert sharding.keys_values == 2 * 4096 * 4 * 128 * 2
 
 
 def test_more_tensor_parallelism_than_key_value_heads_repeats_a_head() -> None:
-    sharding = plan(Layout(cp=2, tp=16), Training(4096, 1)).sharding(*preset("llama3-8b").attentions)
+    sharding = plan(Layout(cp=2, tp=16), Training(4096, 1)).sharding(*preset("llama3-8b").specs)
     assert sharding.keys_values == 2 * 4096 * 1 * 128 * 2

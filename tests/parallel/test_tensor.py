@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
-from clustersim.parallel.tensor import backward, core_again, forward, forward_again, operations_again
+from clustersim.parallel.tensor import backward, forward, forward_again, modules_again, operations_again
 from clustersim.program.task import Collective, Exchange, Operation, Overlap, Work
 from clustersim.workload import layers
 from clustersim.workload.kernels import Kernel, MatmulShape
+from clustersim.workload.modules import Module
 from clustersim.workload.presets import preset
 from clustersim.workload.stack import Mlp
 from clustersim.workload.training import Attention, Training
@@ -45,7 +46,7 @@ def plan(layout: Layout, model: Model = SMALL, sequence: int = 32) -> Plan:
 
 def both(of: Plan) -> tuple[list[Operation], list[Operation]]:
     layer = of.layers[of.model.specs[0]]
-    return forward(layer, of.sharding(model.specs[0])), backward(layer, of.sharding(model.specs[0]))
+    return forward(layer, of.sharding(of.model.specs[0])), backward(layer, of.sharding(of.model.specs[0]))
 
 
 def exchanges(operations: list[Operation]) -> list[Exchange]:
@@ -72,8 +73,8 @@ def test_embedding_and_head_under_sequence_parallelism() -> None:
     of = plan(Layout(tp=2, sequence_parallel=True))
     table, last = (part(of.model, of.training, of.shard) for part in (layers.embedding, layers.head))
     into, out = (
-        replace(of.sharding(model.specs[0]), enters=False),
-        replace(of.sharding(model.specs[0]), leaves=False),
+        replace(of.sharding(of.model.specs[0]), enters=False),
+        replace(of.sharding(of.model.specs[0]), leaves=False),
     )
     operations = [*forward(table, into), *backward(table, into), *forward(last, out), *backward(last, out)]
     assert listing(operations) == golden("embedding_and_head_tp2_sequence_parallel")
@@ -182,7 +183,7 @@ def again(model: Model, layout: Layout, attention: Attention = Attention.FLASH) 
     """What selective recomputation by operations runs again of a layer."""
     training = Training(32, 1, attention=attention)
     of = Plan(model, training, layout)
-    return operations_again(of.layers[model.specs[0]], of.sharding(model.specs[0]), early_stop=False)
+    return operations_again(of.layers[model.specs[0]], of.sharding(of.model.specs[0]), early_stop=False)
 
 
 def products(operations: list[Operation]) -> dict[str, int]:
@@ -251,6 +252,6 @@ def test_full_recomputation_repeats_forward_with_its_collectives() -> None:
     """Megatron's checkpoint runs the layer's whole forward again, its reductions included."""
     of = plan(Layout(tp=2, sequence_parallel=True))
     layer = of.layers[of.model.specs[0]]
-    again = forward_again(layer, of.sharding(model.specs[0]), early_stop=False)
-    assert [each.does for each in again] == [each.does for each in forward(layer, of.sharding(model.specs[0]))]
+    again = forward_again(layer, of.sharding(of.model.specs[0]), early_stop=False)
+    assert [each.does for each in again] == [each.does for each in forward(layer, of.sharding(of.model.specs[0]))]
     assert {each.work for each in again} == {Work.RECOMPUTE}

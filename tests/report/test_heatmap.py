@@ -11,7 +11,7 @@ from clustersim import Scenario, simulate
 from clustersim.analysis.dominant import DominantParts
 from clustersim.analysis.parts import PARTS, Part
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import AXES
+from clustersim.parallel.mesh import DENSE, MESHES
 from clustersim.report.answer import PART_LOOKS
 from clustersim.report.answer_dominant import dominant_of
 from clustersim.report.figure import Figure
@@ -49,7 +49,7 @@ def test_every_rank_finds_the_row_of_its_class_or_that_there_is_none() -> None:
 def test_degrees_and_strides_give_every_ranks_coordinates(order: tuple[str, ...]) -> None:
     layout = Layout(tp=2, pp=3, dp=4, order=order)
     axes = heatmap_figure(made(np.arange(24), np.arange(24), layout), LOOKS).facts["axes"]
-    for axis in AXES:
+    for axis in MESHES[DENSE]:
         degree, stride = axes[axis.name]
         assert (np.arange(24) // stride % degree == layout.mesh.coordinate(axis)).all()
 

@@ -317,7 +317,7 @@ def test_gpus_that_share_a_nic_cannot_have_two_of_them(refusal: Refusal) -> None
         ("steps=1e3", "steps: '1e3' is a text in YAML; write 1000"),
         ("steps=1.0e+3", "steps: 1000.0 has a point; write 1000"),
         ("training={sequence: 8192}", "training.global_batch: is missing; write global_batch: 2048"),
-        ("layout=[1]", "layout: [1] is not a mapping of keys to values; its keys are tp, cp, pp, dp, order, "),
+        ("layout=[1]", "layout: [1] is not a mapping of keys to values; its keys are tp, cp, pp, dp, ep, etp "),
     ],
 )
 def test_a_value_of_another_kind_is_refused_with_what_to_write(refusal: Refusal, override: str, sentence: str) -> None:

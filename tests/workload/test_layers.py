@@ -11,6 +11,7 @@ from clustersim.workload import layers
 from clustersim.workload.flops import Keys, model_flops
 from clustersim.workload.kernels import Kernel, KernelKind, MatmulShape
 from clustersim.workload.layers import Layer, Operator, Region, Shard, embedding, head
+from clustersim.workload.modules import Module
 from clustersim.workload.presets import PRESETS, preset
 from clustersim.workload.recipe import mixed
 from clustersim.workload.stack import LayerSpec
