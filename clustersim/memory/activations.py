@@ -1,8 +1,8 @@
 """What must a stage keep from forward to backward, and what does it need for a moment?
 
 Kept for each microbatch in flight: what every operator's backward reads, or less under recomputation: full
-recomputation keeps each layer's input, selective recomputation drops what its modules keep. A stage's output is what the
-next one's first layer reads, so nobody here needs it; unless it is released once it is sent, the graph holds it.
+recomputation keeps each layer's input, selective recomputation drops what its modules keep. A stage's output is what
+the next one's first layer reads, so nobody here needs it; unless it is released once it is sent, the graph holds it.
 
 For a moment, backward needs more, while it frees what it has passed: first the gradient of the logits beside the
 loss's FP32 softmax, then the gradient of the logits' weight, then those of the last layer (which recomputation has

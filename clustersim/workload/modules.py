@@ -13,8 +13,8 @@ A part within another that is run again (an activation within its mixture) is ru
 is there before the layer's backward, all at once, as that of the attention core always was; Megatron-LM brings each
 part back when its backward is next, so its layers need less for a moment.
 
-With Transformer Engine a norm before plain attention or a dense MLP is within the linear layer behind it and no part of
-its own; here every norm before a branch is.
+With Transformer Engine a norm before plain attention or a dense MLP is within the linear layer behind it: no part of
+its own, but one of the MLP's (`overheads.norm_in_linear`).
 
 Reference: NVIDIA/Megatron-LM, megatron/core/transformer/{transformer_config,transformer_layer,attention,
 multi_latent_attention}.py, transformer/moe/{moe_layer,experts}.py, tensor_parallel/random.py (`checkpoint`,

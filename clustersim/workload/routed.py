@@ -21,8 +21,8 @@ from clustersim.workload.grouped import GroupedLinear
 from clustersim.workload.kernels import Kernel, KernelKind, Routine, StreamShape
 from clustersim.workload.linear import Linear
 from clustersim.workload.mlp import dense
-from clustersim.workload.on_rank import OnRank, gradient_sum, linear_operator, residual_wide, streamed
 from clustersim.workload.modules import Module
+from clustersim.workload.on_rank import OnRank, gradient_sum, linear_operator, residual_wide, streamed
 from clustersim.workload.operators import EXPERTS, Operator, Region, reading, within
 from clustersim.workload.recipe import Products
 from clustersim.workload.stack import DenseMlp, Mlp, RoutedMlp

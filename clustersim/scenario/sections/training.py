@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from clustersim.dtypes import DType
+from clustersim.errors import shown
 from clustersim.parallel.data import DataParallelism
 from clustersim.scenario.offload import OffloadSection
 from clustersim.scenario.section import (
@@ -69,16 +70,24 @@ class RecomputeMode(Enum):
     FULL = "full"
 
 
+def _modules(value: object) -> object:
+    """A list of names, of which there is at least one."""
+    if value is not None and (not isinstance(value, list) or not value):
+        raise mistake(f"{shown(value)} is no list of modules; such as [{', '.join(each.value for each in Module)}]")
+    return value
+
+
 class RecomputeSection(Section):
     """`training.recompute`: none, selective, selective_op, full, or full for so many layers of each stage.
 
-    modules: what is recomputed of each layer, by Megatron-LM's names; selective alone is core_attn; early_stop: whether it stops once backward has what it needs, None: as the framework does.
+    modules: what is recomputed of each layer, by Megatron-LM's names (`selective` alone: core_attn); early_stop:
+    whether it stops once backward has what it needs, None: as the framework does.
     """
 
     short: ClassVar[str | None] = "mode"
     mode: Annotated[RecomputeMode, member(RecomputeMode)] = RecomputeMode.FULL
     layers: Layers | None = None
-    modules: Annotated[tuple[Annotated[Module, member(Module)], ...] | None, Field(min_length=1)] = None
+    modules: Annotated[list[Annotated[Module, member(Module)]] | None, BeforeValidator(_modules)] = None
     early_stop: bool | None = None
 
     @model_validator(mode="after")
