@@ -126,6 +126,21 @@ def check_experts(scenario: Setup) -> Iterator[str]:
         yield from _spread(scenario, each)
 
 
+def check_routers(scenario: Setup) -> Iterator[str]:
+    """Whether a router can choose so many experts."""
+    for each in scenario.model.mixtures:
+        router, top_k = each.router, each.top_k
+        if top_k > each.experts:
+            yield f"model.experts: top_k {top_k} is above the {each.experts} experts; at most {each.experts} fits"
+        elif each.experts % router.groups:
+            legal, experts = around(router.groups, divisors(each.experts)), each.experts
+            yield f"model.experts: groups {router.groups} does not divide the {experts} experts; groups {legal} fits"
+        elif router.limit is not None and router.limit > router.groups:
+            yield f"model.experts: limit {router.limit} is above the {router.groups} groups; {router.groups} fits"
+        elif router.limit is not None and top_k > (room := router.limit * each.experts // router.groups):
+            yield f"model.experts: top_k {top_k} is above the {room} experts of {router.limit} groups; raise limit"
+
+
 def _spread(scenario: Setup, routed: RoutedMlp) -> Iterator[str]:
     layout, name = scenario.layout, scenario.model.name
     if routed.experts % layout.ep:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from clustersim import shipped
 from clustersim.errors import InputError, nearest
+from clustersim.scenario.experts import mixed, with_experts
 from clustersim.scenario.readings import Readings
 from clustersim.scenario.sections.model import ModelSection
 from clustersim.workload.hf_config import read_hf_config
@@ -97,6 +98,7 @@ def _layered(model: Model, section: ModelSection) -> Model:
     """The model with the layers that the section lets differ."""
     if section.stack is not None:
         model = _stacked(model, section)
+    model = with_experts(model, section)
     for key, every, change in (
         ("window", section.global_every, {"window": None}),
         ("rotary", section.nope_every, {"rotary": 0.0}),
@@ -118,7 +120,9 @@ def _stacked(model: Model, section: ModelSection) -> Model:
     if not runs:
         raise InputError("stack: has no run; write such as [{layers: 1, ffn: 8192}, {layers: 31}]")
     spec = model.stack[0].spec
-    return replace(model, stack=joined(LayerRun(changed(spec, **run.of_layer), run.layers) for run in runs))
+    return replace(
+        model, stack=joined(LayerRun(mixed(changed(spec, **run.of_layer), run.experts), run.layers) for run in runs)
+    )
 
 
 def _repeated(model: Model, key: str, every: int, change: dict[str, Any]) -> Model:

@@ -1,9 +1,9 @@
 """Which model does a Hugging Face `config.json` describe? Read as JSON; transformers is not needed.
 
 Only families that the operators of `layers` express exactly are read: those of the Llama kind (`hf_llama`) and of the
-GPT kind (`hf_gpt`). Of models with pictures (gemma3) the text's part is read. Dimensions have no defaults but where a
-family's released files leave them out. Mixtures of experts, latent attention and layers that are no attention are
-refused.
+GPT kind (`hf_gpt`), with mixtures of experts (`hf_experts`) among them. Of models with pictures (gemma3, llama4) the
+text's part is read. Dimensions have no defaults but where a family's released files leave them out. Layers that are no
+attention are refused.
 """
 
 import os
@@ -14,6 +14,8 @@ from typing import Any, Final
 
 from clustersim.errors import InputError, nearest
 from clustersim.shipped import read_mapping
+from clustersim.workload.hf_dbrx import dbrx
+from clustersim.workload.hf_experts import MIXTURES
 from clustersim.workload.hf_fields import Config
 from clustersim.workload.hf_gpt import bloom, falcon, gpt2, opt, phi
 from clustersim.workload.hf_llama import LLAMA_KINDS
@@ -21,11 +23,12 @@ from clustersim.workload.transformer import Model
 
 _EXPERT_KEYS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _NOT_MODELLED: Final = {"kv_lora_rank": "latent attention (MLA)", "mamba_d_state": "a state-space layer (Mamba)"}
-_TEXT_OF: Final = {"gemma3": "gemma3_text"}
+_ROUTED: Final = (*MIXTURES, "dbrx")
+_TEXT_OF: Final = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
 
 FAMILIES: Final[Mapping[str, Callable[[Config], Model]]] = MappingProxyType(
     {name: kind.read for name, kind in LLAMA_KINDS.items()}
-    | {"gpt2": gpt2, "opt": opt, "bloom": bloom, "falcon": falcon, "phi": phi}
+    | {"gpt2": gpt2, "opt": opt, "bloom": bloom, "falcon": falcon, "phi": phi, "dbrx": dbrx}
 )
 
 
@@ -60,9 +63,11 @@ def _text(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _refuse(path: Path, family: str, content: Mapping[str, Any]) -> None:
     experts = [key for key in _EXPERT_KEYS if content.get(key)]
-    if experts or "moe" in family:
-        why = f"{experts[0]} is {content[experts[0]]}" if experts else f"model_type is {family}"
-        raise InputError(f"{path}: is a mixture of experts ({why}), which is not simulated; use a dense model")
+    if experts and family in FAMILIES and family not in _ROUTED:
+        why = f"{experts[0]} is {content[experts[0]]}"
+        raise InputError(
+            f"{path}: is a mixture of experts ({why}), which {family} is not read as; of {', '.join(_ROUTED)}"
+        )
     for key, what in _NOT_MODELLED.items():
         if content.get(key):
             raise InputError(

@@ -29,6 +29,15 @@ class Config:
             raise InputError(f"{self.path}: {key} is {value!r}, not a whole number above 0")
         return value
 
+    def whole(self, key: str, default: int) -> int:
+        """A whole number from zero; `default` if the key is missing or null."""
+        value = self.content.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise InputError(f"{self.path}: {key} is {value!r}, not a whole number from 0")
+        return value
+
     def truth(self, key: str, *, default: bool) -> bool:
         """True or false; `default` if the key is missing or null."""
         value = self.content.get(key)

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from clustersim.errors import InputError
+from clustersim.workload.hf_experts import MIXTURES, Mixture
 from clustersim.workload.hf_fields import FULL, SLIDING, Config
 from clustersim.workload.stack import (
     MOST_LAYERS,
@@ -20,7 +21,9 @@ from clustersim.workload.stack import (
     LayerSpec,
     Mlp,
     QkNorm,
+    Stack,
     joined,
+    stacked,
 )
 from clustersim.workload.transformer import Model, Norm, Positions
 
@@ -65,6 +68,14 @@ def unturned(config: Config, layers: int) -> list[int | None]:
     return _where([share == 0 for share in _nope(config, layers)], window)
 
 
+def chunked(config: Config, layers: int) -> list[int | None]:
+    """Layers with rotary positions have it: chunks of `attention_chunk_size`, within which all tokens before are seen.
+
+    Longer sequences are counted as if a window slid, which has twice as many keys (llama4).
+    """
+    return _where([share > 0 for share in _nope(config, layers)], config.positive("attention_chunk_size", 8192))
+
+
 def _where(local: list[bool], window: int | None) -> list[int | None]:
     return [window if here else None for here in local]
 
@@ -86,36 +97,38 @@ def _nope(config: Config, layers: int) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class LlamaKind:
-    """What distinguishes a family. head_dim: its default (None: hidden / heads); defaults: of other sizes.
+    """What distinguishes a family.
 
-    qkv_bias: queries, keys and values have biases, whatever the file says; biases: attention_bias and mlp_bias, both
-    alike, mean all products; bias_of_qkv: attention_bias means queries, keys and values; rotary: share of each head
-    that is turned; nope: some layers turn none; windows: None where the family knows none, whatever the file says;
-    softcaps: scores and logits may be capped.
+    head_dim: its default (None: hidden / heads); defaults: of other sizes. qkv_bias: queries, keys and values have
+    biases, whatever the file says; biases: attention_bias and mlp_bias, both alike, mean all products;
+    bias_of_qkv: attention_bias means queries, keys and values; bias_of_attention: it means these and the output,
+    and experts have their own; rotary: share of each head that is turned; norm_said: `use_qk_norm` says whether
+    queries and keys are normalised; nope: some layers turn none; windows: None where the family knows none,
+    whatever the file says; mixture: layers have experts; softcaps: scores and logits may be capped.
     """
 
     qkv_bias: bool = False
     biases: bool = False
     bias_of_qkv: bool = False
+    bias_of_attention: bool = False
     qk_norm: QkNorm | None = None
+    norm_said: bool = False
     tied: bool = False
     head_dim: int | None = None
     block: BlockForm = BlockForm.PRE_NORM
     windows: Windows | None = None
     rotary: float = 1.0
     nope: bool = False
+    mixture: Mixture | None = None
     softcaps: Mapping[str, float | None] = field(default_factory=dict)
     defaults: Mapping[str, int] = field(default_factory=dict)
 
     def read(self, config: Config) -> Model:
         """Read the model; raise InputError naming file and key."""
-        bias, mlp = self._linear_bias(config), DenseMlp(self._size(config, "intermediate_size"), Mlp.SWIGLU)
-        runs = (
-            LayerRun(LayerSpec(attention, mlp, self.block), many) for attention, many in self._attentions(config, bias)
-        )
+        bias = self._linear_bias(config)
         return Model(
             name=config.name,
-            stack=joined(runs),
+            stack=self._stack(config, bias),
             hidden=self._size(config, "hidden_size"),
             vocab=self._size(config, "vocab_size"),
             max_positions=self._size(config, "max_position_embeddings"),
@@ -126,13 +139,22 @@ class LlamaKind:
             logit_softcap=self._capped(config, "final_logit_softcapping"),
         )
 
+    def _stack(self, config: Config, bias: bool) -> Stack:
+        attentions = self._attentions(config, bias)
+        if self.mixture is None:
+            mlp = DenseMlp(self._size(config, "intermediate_size"), Mlp.SWIGLU)
+            return joined(LayerRun(LayerSpec(attention, mlp, self.block), many) for attention, many in attentions)
+        every = [attention for attention, many in attentions for _ in range(many)]
+        mlps = self.mixture.read(config, len(every))
+        return stacked(LayerSpec(*each, self.block) for each in zip(every, mlps, strict=True))
+
     def _size(self, config: Config, key: str) -> int:
         return config.positive(key, self.defaults.get(key))
 
     def _attentions(self, config: Config, bias: bool) -> list[tuple[FullAttention, int]]:
         """The attention of each layer, or of all of them."""
         layers = self._size(config, "num_hidden_layers")
-        differ = self.windows is not None or self.nope
+        differ = self.windows is not None or self.nope or self.mixture is not None
         if differ and layers > MOST_LAYERS:
             raise InputError(f"{config.path}: num_hidden_layers {layers:,} is too large; {MOST_LAYERS:,} is the most")
         alike, layers = (1, layers) if differ else (layers, 1)
@@ -142,8 +164,9 @@ class LlamaKind:
         qkv = config.truth("attention_bias", default=False) if self.bias_of_qkv else bias or self.qkv_bias
         turned = _nope(config, layers) if self.nope else [config.turned(self.rotary)] * layers
         head_dim, softcap = self._head_dim(config, heads), self._capped(config, "attn_logit_softcapping")
+        normed = QkNorm.HEADS if config.truth("use_qk_norm", default=False) and self.norm_said else self.qk_norm
         return [
-            (FullAttention(heads, kv_heads, head_dim, qkv, self.qk_norm, window, share, softcap), alike)
+            (FullAttention(heads, kv_heads, head_dim, qkv, normed, window, share, softcap), alike)
             for window, share in zip(self._windows(config, layers), turned, strict=True)
         ]
 
@@ -164,6 +187,8 @@ class LlamaKind:
         return config.positive("head_dim", self.head_dim or max(1, hidden // heads))
 
     def _linear_bias(self, config: Config) -> bool:
+        if self.bias_of_attention:
+            return config.truth("attention_bias", default=True)
         attention = config.truth("attention_bias", default=False) and not self.bias_of_qkv
         mlp = config.truth("mlp_bias", default=False)
         if attention != mlp or (attention and not self.biases):
@@ -214,6 +239,13 @@ LLAMA_KINDS: Final[Mapping[str, LlamaKind]] = MappingProxyType(
         "phi3": LlamaKind(windows=everywhere),
         "smollm3": LlamaKind(tied=True, nope=True, windows=unturned),
         "glm": LlamaKind(bias_of_qkv=True, head_dim=128, rotary=0.5),
+        "mixtral": LlamaKind(windows=everywhere, mixture=MIXTURES["mixtral"]),
+        "olmoe": LlamaKind(qk_norm=QkNorm.WHOLE, mixture=MIXTURES["olmoe"]),
+        "qwen2_moe": LlamaKind(qkv_bias=True, windows=switched, mixture=MIXTURES["qwen2_moe"]),
+        "qwen3_moe": LlamaKind(qk_norm=QkNorm.HEADS, head_dim=128, windows=switched, mixture=MIXTURES["qwen3_moe"]),
+        "gpt_oss": LlamaKind(bias_of_attention=True, head_dim=64, windows=alternating, mixture=MIXTURES["gpt_oss"]),
+        "llama4_text": LlamaKind(nope=True, windows=chunked, mixture=MIXTURES["llama4_text"]),
+        "glm4_moe": LlamaKind(bias_of_qkv=True, norm_said=True, head_dim=128, rotary=0.5, mixture=MIXTURES["glm4_moe"]),
         "glm4": LlamaKind(bias_of_qkv=True, head_dim=128, rotary=0.5, block=BlockForm.SANDWICH),
     }
 )

@@ -15,7 +15,7 @@ from typing import Any, Final
 from clustersim.errors import InputError, nearest
 from clustersim.workload.hf_config import FAMILIES
 from clustersim.workload.hf_fields import Config
-from clustersim.workload.stack import Mlp
+from clustersim.workload.stack import BlockForm, FullAttention, LayerRun, LayerSpec, Mlp, RoutedMlp
 from clustersim.workload.transformer import Model, Norm, Positions, uniform
 
 
@@ -76,6 +76,11 @@ def _sizes(*numbers: int) -> dict[str, int]:
     return dict(zip((*keys, "vocab_size", "max_position_embeddings"), numbers, strict=True))
 
 
+def _experts(count: int, top_k: int, ffn: int) -> dict[str, int]:
+    """A mixture as Qwen's config.json files call it."""
+    return {"num_experts": count, "num_experts_per_tok": top_k, "moe_intermediate_size": ffn}
+
+
 _GPT: Final = partial(
     uniform,
     mlp=Mlp.GELU,
@@ -129,6 +134,25 @@ _QWEN: Final = _Series(
 _NEMOTRON_15B: Final = _Series("Parmar et al. 2024, arXiv:2402.16819, Table 1", _NEMOTRON, vocab=256000, positions=4096)
 _NEMOTRON_340B: Final = _Series(
     "Nemotron-4 340B technical report, arXiv:2406.11704, Table 1", _NEMOTRON, vocab=256000, positions=4096
+)
+
+_OSS: Final = {"num_experts_per_tok": 4, "head_dim": 64, "sliding_window": 128, "attention_bias": True}
+_LLAMA4: Final = {"num_experts_per_tok": 1, "intermediate_size_mlp": 16384, "head_dim": 128}
+_GLM: Final = {
+    "n_routed_experts": 160, "num_experts_per_tok": 8, "moe_intermediate_size": 1536, "n_shared_experts": 1,
+    "first_k_dense_replace": 3, "attention_bias": True, "use_qk_norm": True,
+}  # fmt: skip
+_GROK_FFN: Final = RoutedMlp(experts=8, top_k=2, ffn=32768, form=Mlp.SWIGLU)  # gated GELU
+_GROK1: Final = Model(
+    name="grok-1",
+    stack=(LayerRun(LayerSpec(FullAttention(48, 8, 128), _GROK_FFN, BlockForm.SANDWICH), 64),),
+    hidden=6144,
+    vocab=131072,
+    max_positions=8192,
+    norm=Norm.RMSNORM,
+    positions=Positions.ROTARY,
+    tied_embeddings=True,
+    linear_bias=False,
 )
 
 _SHIPPED: Final = (
@@ -195,6 +219,91 @@ _SHIPPED: Final = (
         "OLMo 2, arXiv:2501.00656; allenai/OLMo-2-1124-7B",
         _sizes(32, 4096, 11008, 32, 32, 100352, 4096),
     ),
+    _released(
+        "mixtral-8x7b",
+        "mixtral",
+        "Jiang et al. 2024, arXiv:2401.04088, Table 1; mistralai/Mixtral-8x7B-v0.1",
+        _sizes(32, 4096, 14336, 32, 8, 32000, 32768) | {"num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
+    _released(
+        "mixtral-8x22b",
+        "mixtral",
+        "mistralai/Mixtral-8x22B-v0.1",
+        _sizes(56, 6144, 16384, 48, 8, 32000, 65536) | {"num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
+    _released(
+        "qwen2-57b-a14b",
+        "qwen2_moe",
+        "Qwen2, arXiv:2407.10671, Table 1; Qwen/Qwen2-57B-A14B",
+        _sizes(28, 3584, 18944, 28, 4, 151936, 131072)
+        | _experts(64, 8, 2560)
+        | {"shared_expert_intermediate_size": 20480},
+    ),
+    _released(
+        "qwen3-30b-a3b",
+        "qwen3_moe",
+        "Qwen3, arXiv:2505.09388, Table 2; Qwen/Qwen3-30B-A3B",
+        _sizes(48, 2048, 6144, 32, 4, 151936, 40960) | _experts(128, 8, 768),
+    ),
+    _released(
+        "qwen3-235b-a22b",
+        "qwen3_moe",
+        "Qwen3, arXiv:2505.09388, Table 2; Qwen/Qwen3-235B-A22B",
+        _sizes(94, 4096, 12288, 64, 4, 151936, 40960) | _experts(128, 8, 1536),
+    ),
+    _released(
+        "gpt-oss-20b",
+        "gpt_oss",
+        "gpt-oss, arXiv:2508.10925, Table 1; openai/gpt-oss-20b",
+        _sizes(24, 2880, 2880, 64, 8, 201088, 131072) | _OSS | {"num_local_experts": 32},
+    ),
+    _released(
+        "gpt-oss-120b",
+        "gpt_oss",
+        "gpt-oss, arXiv:2508.10925, Table 1; openai/gpt-oss-120b",
+        _sizes(36, 2880, 2880, 64, 8, 201088, 131072) | _OSS | {"num_local_experts": 128},
+    ),
+    _released(
+        "llama4-scout",
+        "llama4_text",
+        "the text_config of meta-llama/Llama-4-Scout-17B-16E",
+        _sizes(48, 5120, 8192, 40, 8, 202048, 262144) | _LLAMA4 | {"num_local_experts": 16},
+    ),
+    _released(
+        "llama4-maverick",
+        "llama4_text",
+        "the text_config of meta-llama/Llama-4-Maverick-17B-128E",
+        _sizes(48, 5120, 8192, 40, 8, 202048, 262144)
+        | _LLAMA4
+        | {"num_local_experts": 128, "interleave_moe_layer_step": 2},
+    ),
+    _released(
+        "glm-4.5",
+        "glm4_moe",
+        "GLM-4.5, arXiv:2508.06471, Table 1; zai-org/GLM-4.5",
+        _sizes(92, 5120, 12288, 96, 8, 151552, 131072) | _GLM,
+    ),
+    _released(
+        "olmoe-1b-7b",
+        "olmoe",
+        "OLMoE, arXiv:2409.02060, Table 1; allenai/OLMoE-1B-7B-0924",
+        _sizes(16, 2048, 1024, 16, 16, 50304, 4096) | {"num_experts": 64, "num_experts_per_tok": 8},
+    ),
+    _released(
+        "dbrx",
+        "dbrx",
+        "databricks/dbrx-base",
+        {
+            "d_model": 6144,
+            "n_heads": 48,
+            "n_layers": 40,
+            "vocab_size": 100352,
+            "max_seq_len": 32768,
+            "attn_config": {"kv_n_heads": 8},
+            "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+        },
+    ),
+    Preset(_GROK1, "xai-org/grok-1, run.py and model.py"),
     _released("smollm3-3b", "smollm3", "HuggingFaceTB/SmolLM3-3B", _sizes(36, 2048, 11008, 16, 4, 128256, 65536)),
     _released(
         "falcon-7b",

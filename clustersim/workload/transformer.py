@@ -137,6 +137,9 @@ def changed(spec: LayerSpec, **changes: Any) -> LayerSpec:
     """A layer with other dimensions: those of its attention, of its MLP (ffn, mlp), or its block, as it has them."""
     of_mlp = {_OF_MLP[name]: value for name, value in changes.items() if name in _OF_MLP}
     of_attention = {name: value for name, value in changes.items() if name not in (*_OF_MLP, "block")}
+    match spec.mlp:
+        case RoutedMlp():  # whose experts have a width of their own
+            of_mlp.pop("ffn", None)
     return LayerSpec(
         None if spec.attention is None else replace(spec.attention, **of_attention),
         None if spec.mlp is None else replace(spec.mlp, **of_mlp),

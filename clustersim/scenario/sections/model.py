@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field
 from clustersim.errors import shown
 from clustersim.scenario.section import (
     MOST_TOKENS,
+    MOST_WIDTH,
     Layers,
     Name,
     Section,
@@ -17,8 +18,10 @@ from clustersim.scenario.section import (
     mistake,
     share,
 )
-from clustersim.workload.stack import MOST_LAYERS, BlockForm, Mlp, QkNorm
+from clustersim.workload.stack import MOST_LAYERS, BlockForm, Mlp, QkNorm, Scores
 from clustersim.workload.transformer import Norm, Positions
+
+Experts = Annotated[int, Field(ge=1, le=MOST_WIDTH)]
 
 
 def _qk_norm(value: object) -> object:
@@ -40,8 +43,32 @@ def _window(value: object) -> object:
     return value
 
 
+class ExpertsSection(Section):
+    """`model.experts`: a mixture of experts in place of the MLP; what is left out is the model's own, or none.
+
+    count: of experts; ffn: width of each; shared: width of the experts that every token passes, together; groups,
+    limit: experts are in so many groups, of which a token's are in at most `limit`; dense_layers: so many first layers
+    have an MLP of their own; every: every so-manieth layer has experts.
+    """
+
+    short: ClassVar[str | None] = "count"
+    example: ClassVar[str] = "{count: 8, top_k: 2}"
+    count: Experts | None = None
+    top_k: Experts | None = None
+    ffn: Width | None = None
+    shared: Annotated[int, Field(ge=0, le=MOST_WIDTH)] | None = None
+    shared_gate: bool | None = None
+    bias: bool | None = None
+    router: Annotated[Scores | None, member(Scores)] = None
+    router_bias: bool | None = None
+    groups: Experts | None = None
+    limit: Experts | None = None
+    dense_layers: Annotated[int, Field(ge=0, le=MOST_LAYERS)] | None = None
+    every: Layers | None = None
+
+
 class LayerSection(Section):
-    """Dimensions of a layer."""
+    """Dimensions of a layer. experts: false gives it a dense MLP."""
 
     ffn: Width | None = None
     heads: Width | None = None
@@ -54,11 +81,13 @@ class LayerSection(Section):
     window: Annotated[int | bool | None, BeforeValidator(_window)] = None
     rotary: Annotated[float | None, share(0.0, 1.0)] = None
     softcap: bool | None = None
+    experts: ExpertsSection | bool | None = None
 
     @property
     def of_layer(self) -> dict[str, Any]:
         """What the file gives of a layer's own dimensions; false is none."""
-        given = self.model_dump(include=set(LayerSection.model_fields), exclude_none=True)
+        own = set(LayerSection.model_fields) - {"experts"}
+        given = self.model_dump(include=own, exclude_none=True)
         return {key: None if key in _NONE and value is False else value for key, value in given.items()}
 
 
@@ -100,5 +129,5 @@ class ModelSection(LayerSection, Shipped):
     @property
     def dimensions(self) -> dict[str, Any]:
         """What the file gives of `Model`'s own fields, and of all its layers."""
-        own = {"preset", "path", "family", "global_every", "nope_every", "stack"}
+        own = {"preset", "path", "family", "global_every", "nope_every", "stack", "experts"}
         return {**self.model_dump(exclude=own, exclude_none=True), **self.of_layer}
