@@ -298,7 +298,7 @@ def test_a_misspelt_word_is_refused_with_its_key_and_the_nearest_one(
         ("training={global_batch: 128}", "training.sequence: is missing"),
         ("training.recompute={mode: selective, layers: 2}", "layers are recomputed in full"),
         ("training.recompute={mode: selective_op, layers: 2}", "layers are recomputed in full"),
-        ("training.recompute={modules: [core]}", "'core' is unknown; choose one of core_attn, layernorm"),
+        ("training.recompute={modules: [core]}", "'core' is unknown; did you mean core_attn?"),
         ("training.recompute={modules: [layernorms]}", "'layernorms' is unknown; did you mean layernorm?"),
         ("training.recompute={modules: []}", "training.recompute.modules"),
         ("training.recompute={modules: mlp}", "training.recompute.modules"),
