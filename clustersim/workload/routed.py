@@ -21,8 +21,9 @@ from clustersim.workload.grouped import GroupedLinear
 from clustersim.workload.kernels import Kernel, KernelKind, Routine, StreamShape
 from clustersim.workload.linear import Linear
 from clustersim.workload.mlp import dense
+from clustersim.workload.modules import Module
 from clustersim.workload.on_rank import OnRank, gradient_sum, linear_operator, residual_wide, streamed
-from clustersim.workload.operators import EXPERTS, Operator, Region
+from clustersim.workload.operators import EXPERTS, Operator, Region, reading, within
 from clustersim.workload.recipe import Products
 from clustersim.workload.stack import DenseMlp, Mlp, RoutedMlp
 
@@ -88,9 +89,9 @@ def _shared(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
     up, *others = dense(rank, DenseMlp(routed.shared, routed.form), "shared")
     read = rank.saved(rank.residual)  # the router keeps it, too
     up = replace(up, kept=up.kept - read, waiting=up.waiting - read, read=up.read - read)
+    up = replace(up, input_gradient=(*up.input_gradient, gradient_sum(rank, "shared.up")))
     return [
-        replace(up, input_gradient=(*up.input_gradient, gradient_sum(rank, "shared.up"))),
-        *others,
+        *within((up, *others), Module.SHARED_EXPERTS),
         residual_wide(rank, "mlp.sum", streaming.residual(dropout=False, fused=rank.training.fused)),
     ]
 
@@ -123,10 +124,11 @@ class _Experts:
         over = streaming.activation(form, fused=rank.training.fused)
         made = streamed(Region.ROUTED, "experts.activation", rank.dtype, over, (over.over(self.tokens, self.ffn),))
         gated = 2 if form is Mlp.SWIGLU else 1
+        comes = float(gated * self.tokens * self.ffn * rank.dtype.bytes)
         products = [
             self._grouped("experts.up", rank.model.hidden, gated * self.ffn),
-            made,
-            self._grouped("experts.down", self.ffn, rank.model.hidden),
+            *within([made], Module.EXPERTS_ACTIVATION, comes),
+            *reading([self._grouped("experts.down", self.ffn, rank.model.hidden)], Module.EXPERTS_ACTIVATION),
         ]
         if self.experts == 1 or rank.shard.ep == 1:
             return products
