@@ -13,21 +13,29 @@ from functools import cache
 from typing import Any, Final
 
 from clustersim.program.task import Dispatcher
-from clustersim.validation.cases import Case
+from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.software import Software
 from clustersim.workload.presets import PRESETS
 from clustersim.workload.stack import RoutedMlp
 from clustersim.workload.transformer import Model
 
 _DENSE: Final = ("", "0", "1")  # experts
-_CUT: Final = re.compile(r"\bETP ?=?(\d+)")
+_CUT: Final = re.compile(r"\b(?:ETP ?=?|expert-tensor-parallel-size )(\d+)")
 _FIRST_DENSE: Final = (re.compile(r"dense_layers=(\d+)"), re.compile(r"first (\d+) layer(?:s|\(s\))? dense"))
 _DISPATCHERS: Final = (  # as notes name them
     (re.compile(r"\bDeepEP\b|backend=deepep", re.IGNORECASE), Dispatcher.DEEPEP),
     (re.compile(r"\bHybridEP\b|backend=hybridep", re.IGNORECASE), Dispatcher.HYBRIDEP),
-    (re.compile(r"all-?gather dispatcher", re.IGNORECASE), Dispatcher.ALL_GATHER),
+    (re.compile(r"all-?gather dispatcher|dispatcher-type allgather", re.IGNORECASE), Dispatcher.ALL_GATHER),
     (re.compile(r"\ball-?to-?all\b", re.IGNORECASE), Dispatcher.ALL_TO_ALL),
 )
+
+
+_LOOP: Final = "experts one after the other"
+_LATENT: Final = re.compile(r"latent[ -]attention")
+_UNMODELLED: Final = {  # as notes say it
+    "optimizer muon": "optimizer muon is not modelled",
+    "fine-grained-activation-offloading": "activations of single operators on the host are not modelled",
+}
 
 
 def has_experts(case: Case) -> bool:
@@ -38,6 +46,22 @@ def has_experts(case: Case) -> bool:
 def public_model(case: Case) -> str | None:
     """The preset that has all dimensions that a row states, whatever its name; None: there is none."""
     return next((name for name, model in _mixtures().items() if _agree(case, model)), None)
+
+
+def require_mixture(case: Case, preset: str | None) -> None:
+    """Refuse what cannot be said of a mixture's run; columns alone do not say latent attention."""
+    reasons = [reason for words, reason in _UNMODELLED.items() if words in case.text("notes")]
+    if preset is None and _LATENT.search(case.text("notes")):
+        reasons.append("latent attention of a model that is not shipped")
+    if reasons:
+        raise CannotPredictError(reasons[0])
+
+
+def experts_overheads(case: Case) -> dict[str, Any]:
+    """What `training.overheads` says of a run's experts; Megatron-LM's command line names grouped products."""
+    notes = case.text("notes")
+    loop = _LOOP in notes or ("num-experts" in notes and "moe-grouped-gemm" not in notes)
+    return {"overheads": {"expert_loop": True}} if loop else {}
 
 
 def experts_section(case: Case, preset: str | None) -> dict[str, Any]:
@@ -52,7 +76,7 @@ def experts_section(case: Case, preset: str | None) -> dict[str, Any]:
         "count": case.whole("experts"),
         "top_k": case.whole("top_k"),
         "ffn": ffn,
-        "shared": 0 if shared in ("", "0") else case.whole("shared_experts") * ffn,
+        "shared": 0 if shared in ("", "0") else round(case.number("shared_experts") * ffn),
         **placed,
     }
 

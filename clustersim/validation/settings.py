@@ -4,13 +4,21 @@ One function turns a row of `steps.csv` into what a scenario file of the run wou
 filled in by the habits of its software (`software`), the same for all of its runs.
 """
 
+import re
 from typing import Any, Final
 
 from clustersim.parallel.mesh import NAMES
 from clustersim.schedules import shelf
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.machines import cluster_section
-from clustersim.validation.mixtures import experts_layout, experts_section, has_experts, public_model
+from clustersim.validation.mixtures import (
+    experts_layout,
+    experts_overheads,
+    experts_section,
+    has_experts,
+    public_model,
+    require_mixture,
+)
 from clustersim.validation.software import Software, software_of
 
 FORMATS: Final = ("bf16", "fp16")
@@ -25,6 +33,7 @@ RECOMPUTES: Final = {
     "selective-op": "selective_op",
     "full": "full",
 }
+_LISTED: Final = re.compile(r"selective:\[([a-z_ ]+)\]")  # Megatron-LM's --recompute-modules
 _MODULES: Final = "modules:"  # of which names follow, joined by +
 SCHEDULES: Final = ("", *shelf.NAMES)
 
@@ -76,6 +85,8 @@ def _require(case: Case) -> None:
 
 def _model(case: Case, software: Software) -> dict[str, Any]:
     preset = public_model(case) if has_experts(case) else None
+    if has_experts(case):
+        require_mixture(case, preset)
     experts = {"experts": experts_section(case, preset)} if has_experts(case) else {}
     named = {"name": case.text("model") or case.text("case_id"), **experts}
     if preset is not None:
@@ -141,6 +152,7 @@ def _training(case: Case, software: Software) -> dict[str, Any]:
         "fused": software.fused(case),
         **_lora(case),
         **_offload(case),
+        **(experts_overheads(case) if has_experts(case) else {}),
     }
 
 
@@ -162,6 +174,9 @@ def _recompute(case: Case, software: Software) -> Any:
     kind, early_stop = case.text("recompute"), {"early_stop": software.stops_early(case)}
     if kind == "alternate-layers":
         return {"layers": case.whole("layers") // 2, **early_stop}
+    listed = _LISTED.fullmatch(kind)
+    if listed:
+        return {"modules": listed[1].split()}
     if kind.startswith(_MODULES):
         return {"modules": kind.removeprefix(_MODULES).split("+")}
     if kind not in RECOMPUTES:
