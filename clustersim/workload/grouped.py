@@ -71,6 +71,8 @@ class GroupedLinear:
 
     def _kernels(self, name: str, dtype: DType, shape: MatmulShape, result: Bytes) -> tuple[Kernel, ...]:
         """The kernel for the products of all experts, or one for each; of one expert, a product like any other."""
+        flops = 2.0 * self.tokens * self.inputs * self.outputs  # of whole tokens, however they are rounded
         if self.loop or self.experts == 1:
-            return (product(name, dtype, replace(shape, batch=1), result=result),) * self.experts
-        return (replace(product(name, dtype, shape, result=result), kind=KernelKind.GROUPED_MATMUL),)
+            each = replace(product(name, dtype, replace(shape, batch=1), result=result), flops=flops / self.experts)
+            return (each,) * self.experts
+        return (replace(product(name, dtype, shape, result=result), kind=KernelKind.GROUPED_MATMUL, flops=flops),)
