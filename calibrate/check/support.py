@@ -21,7 +21,7 @@ from clustersim.parallel.data import FullyShard, Replicated
 from clustersim.scenario import Scenario
 from clustersim.workload.offload import NOTHING
 from clustersim.workload.recipe import Products
-from clustersim.workload.stack import BlockForm, QkNorm
+from clustersim.workload.stack import BlockForm, LatentAttention, QkNorm
 from clustersim.workload.training import Attention, FullRecompute, Loss, SelectiveOperations, SelectiveRecompute
 from clustersim.workload.transformer import Model, Positions
 
@@ -123,6 +123,10 @@ def _late(scenario: Scenario) -> Iterator[str]:
 
 def _layers(model: Model) -> Iterator[str]:
     """What the real model has no module for."""
+    if any(isinstance(each, LatentAttention) for each in model.attentions):
+        yield "model: latent attention cannot be checked"
+    if any(each.alone is None for each in model.mixtures):
+        yield "model.experts: mixtures of experts cannot be checked"
     if any(spec.block is not BlockForm.PRE_NORM for spec in model.specs):
         yield "model.block: only pre_norm layers can be checked"
     if any(each.window is not None for each in model.attentions):

@@ -13,7 +13,7 @@ import numpy as np
 from calibrate.fit.grid import GridSearch, Winner, combinations, steps
 from calibrate.fit.published_kernels import AttentionRow
 from clustersim.arrays import FloatArray
-from clustersim.cost.roofline import BACKWARD_MATMULS, FORWARD_MATMULS, attention_load
+from clustersim.cost.roofline import attention_load
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import AttentionEfficiency
 
@@ -94,4 +94,4 @@ def _memory(accelerator: Accelerator, rows: Sequence[AttentionRow]) -> FloatArra
 
 
 def _scores(row: AttentionRow) -> float:
-    return row.flops / (row.shape.head_dim * (BACKWARD_MATMULS if row.backward else FORWARD_MATMULS))
+    return row.flops / row.shape.score_flops(backward=row.backward)

@@ -38,8 +38,6 @@ from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, Matm
 
 SPLITS: Final = (1, 2, 4, 8, 16)  # ways to split k that libraries ship
 PARTIAL_BYTES: Final = 8.0  # a partial sum is written and read once in FP32
-FORWARD_MATMULS: Final = 4.0  # FLOP per score and head element: Q K^T and P V
-BACKWARD_MATMULS: Final = 10.0  # five matmuls: one recomputed, four gradients (arXiv:2307.08691, section 4.1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +106,7 @@ class Roofline:
         backward = kernel.kind is KernelKind.ATTENTION_BACKWARD
         efficiency = self.accelerator.efficiency
         constants = efficiency.attention_backward if backward else efficiency.attention_forward
-        scores = kernel.flops / (shape.head_dim * (BACKWARD_MATMULS if backward else FORWARD_MATMULS))
+        scores = kernel.flops / shape.score_flops(backward=backward)
         rate = self.accelerator.peak_of(kernel.dtype) * constants.share
         load = attention_load(self.accelerator, constants, shape, scores)
         return Work(kernel.flops / rate * load, self._stream(kernel.bytes))
@@ -164,6 +162,7 @@ def attention_load(
     waves = blocks / accelerator.compute_units
     busiest = max(waves * mean, longest) if shape.causal else np.ceil(waves) * mean
     padding = blocks * constants.block / rows
-    head = (accelerator.alignment.padded(shape.head_dim) + constants.head_overhead) / shape.head_dim
+    padded = accelerator.alignment.padded(shape.head_dim) + accelerator.alignment.padded(shape.values)
+    head = (padded + 2 * constants.head_overhead) / (shape.head_dim + shape.values)
     mask = constants.causal if shape.causal else 1.0
     return float(busiest / (waves * keys) * padding * head / mask)

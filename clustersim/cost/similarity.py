@@ -69,8 +69,8 @@ def _sizes(shape: Shape) -> tuple[float, ...]:
     match shape:
         case MatmulShape(m, n, k, batch):
             return m, n, k, batch
-        case AttentionShape(batch, query, key, heads, kv_heads, head_dim, window=window):
-            sizes = (batch * heads, query, key, heads / kv_heads, head_dim)
+        case AttentionShape(batch, query, key, heads, kv_heads, head_dim, window=window) as shape:
+            sizes = (batch * heads, query, key, heads / kv_heads, (head_dim + shape.values) / 2)
             return sizes if window is None else (*sizes, window)
         case StreamShape(routine, rows, width) if routine in _ELEMENTWISE:
             return (rows * width,)

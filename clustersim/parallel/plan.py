@@ -16,7 +16,7 @@ from clustersim.program.placement import Placement, looped
 from clustersim.units import Bytes
 from clustersim.workload.layers import Layer, Shard, embedding, head, layer
 from clustersim.workload.recipe import WeightFormats
-from clustersim.workload.stack import FullAttention, LayerRun, LayerSpec, RoutedMlp, cut
+from clustersim.workload.stack import Attention, LatentAttention, LayerRun, LayerSpec, RoutedMlp, cut
 from clustersim.workload.training import FullRecompute, Training
 from clustersim.workload.transformer import Model
 
@@ -187,11 +187,12 @@ class Plan:
             plain = replace(plain, dispatch=Dispatch(self.layout, spec.mlp, float(rows), form))
         return plain if spec.attention is None else replace(plain, keys_values=self._keys_values(spec.attention))
 
-    def _keys_values(self, attention: FullAttention) -> Bytes:
+    def _keys_values(self, attention: Attention) -> Bytes:
         """Bytes of the keys and values of the whole sequence on one tensor-parallel rank."""
         kv_heads = max(1, attention.kv_heads // self.layout.tp)
-        keys = self.shard.batch * self.shard.keys * kv_heads * attention.head_dim
-        return 2.0 * keys * self.training.recipe.activations.bytes
+        values = attention.value_dim if isinstance(attention, LatentAttention) else attention.head_dim
+        width = kv_heads * (attention.head_dim + values)
+        return float(self.shard.batch * self.shard.keys * width * self.training.recipe.activations.bytes)
 
     def first_chunk(self, stage: Stage) -> bool:
         """Whether a stage is the first of the first pipeline rank, whose gradients nothing else hides."""

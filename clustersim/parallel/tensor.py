@@ -56,9 +56,10 @@ class Sharding:
         """Whether replicated regions hold a part of the sequence."""
         return self.layout.sequence_parallel and self.layout.tp > 1
 
-    def enter(self) -> Exchange | None:
-        """The collective before a column-parallel matmul, forward."""
-        return self._exchange("gather input", Collective.ALL_GATHER) if self.sequence_parallel and self.enters else None
+    def enter(self, size: Bytes | None = None) -> Exchange | None:
+        """The collective before a column-parallel matmul, forward; size: of what comes in, None: an activation."""
+        gathers = self.sequence_parallel and self.enters
+        return self._exchange("gather input", Collective.ALL_GATHER, size) if gathers else None
 
     def leave(self) -> Exchange | None:
         """The collective after a row-parallel matmul, forward."""
@@ -71,16 +72,16 @@ class Sharding:
         gathers = self.sequence_parallel and self.leaves
         return self._exchange("gather output gradient", Collective.ALL_GATHER) if gathers else None
 
-    def input_again(self) -> Exchange | None:
+    def input_again(self, size: Bytes | None = None) -> Exchange | None:
         """The collective beside the input gradient of a column-parallel matmul."""
         gathers = self.sequence_parallel and self.enters
-        return self._exchange("gather input again", Collective.ALL_GATHER) if gathers else None
+        return self._exchange("gather input again", Collective.ALL_GATHER, size) if gathers else None
 
-    def input_gradient(self) -> Exchange | None:
+    def input_gradient(self, size: Bytes | None = None) -> Exchange | None:
         """The collective beside the weight gradient of a column-parallel matmul."""
         if self.layout.tp == 1 or not self.enters:
             return None
-        return self._exchange("reduce input gradient", self._reduction)
+        return self._exchange("reduce input gradient", self._reduction, size)
 
     def ring(self, factor: float) -> "_Ring | None":
         """Keys and values (`factor` times their bytes) around the context-parallel ring."""
@@ -104,8 +105,9 @@ class Sharding:
     def _reduction(self) -> Collective:
         return Collective.REDUCE_SCATTER if self.sequence_parallel else Collective.ALL_REDUCE
 
-    def _exchange(self, name: str, kind: Collective) -> Exchange:
-        return Exchange(name, kind, TENSOR_ROLE.name, self.activation, format=self.format if kind.reduces else None)
+    def _exchange(self, name: str, kind: Collective, size: Bytes | None = None) -> Exchange:
+        payload = self.activation if size is None else size
+        return Exchange(name, kind, TENSOR_ROLE.name, payload, format=self.format if kind.reduces else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ def _forward(places: Sequence["_Place"], sharding: Sharding, work: Work) -> list
     for place in places:
         kernels = _attended(place, place.operator.forward, sharding.ring(1.0), work)
         if place.enters:
-            kernels = _joined(sharding.enter(), kernels, 0, chunks)
+            kernels = _joined(sharding.enter(place.operator.entering), kernels, 0, chunks)
         if place.leaves:
             kernels = _joined(sharding.leave(), kernels, len(kernels), chunks)
         sent, returned = _routed(sharding, work, out=place.arrives, back=place.returns)
@@ -162,7 +164,7 @@ def backward(layer: Layer, sharding: Sharding) -> list[Operation]:
         if place.gathers:
             inputs = _joined(_input_again(place, sharding), inputs, 0, beside)
         if place.enters:
-            weights = _joined(sharding.input_gradient(), weights, 0, beside)
+            weights = _joined(sharding.input_gradient(place.operator.entering), weights, 0, beside)
         operations += _completed(inputs + weights, place.operator.gradients, place.operator.group)
     return operations
 
@@ -173,7 +175,8 @@ def input_gradients(layer: Layer, sharding: Sharding) -> list[Operation]:
     for place in reversed(_places(layer.operators)):
         inputs = _inputs(place, sharding)
         if place.enters:
-            inputs = _joined(sharding.input_gradient(), inputs, len(inputs), _chunks(sharding.layout))
+            summed = sharding.input_gradient(place.operator.entering)
+            inputs = _joined(summed, inputs, len(inputs), _chunks(sharding.layout))
         operations += inputs
     return operations
 
@@ -228,7 +231,7 @@ def _routed(sharding: Sharding, work: Work, *, out: bool, back: bool) -> tuple[l
 def _input_again(place: "_Place", sharding: Sharding) -> Exchange | None:
     """The collective that gathers a column-parallel matmul's input for its weight gradient, if that is still to do."""
     reads = place.operator.weight_gradient and not place.operator.whole
-    return sharding.input_again() if reads else None
+    return sharding.input_again(place.operator.entering) if reads else None
 
 
 def _weights(place: "_Place") -> list[Operation]:
@@ -253,7 +256,7 @@ def operations_again(layer: Layer, sharding: Sharding, *, early_stop: bool) -> l
     again: list[Operation] = []
     for place in _again(_places(layer.operators), early_stop=early_stop):
         kernels = _attended(place, place.operator.run_again, sharding.ring(1.0), Work.RECOMPUTE)
-        gathered = sharding.enter() if place.enters else None
+        gathered = sharding.enter(place.operator.entering) if place.enters else None
         again += _joined(gathered, kernels, 0, _chunks(sharding.layout)) if kernels else []
         again += _joints(place.operator.joints.result if kernels else (), Work.RECOMPUTE)
     return again

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from clustersim.cost.roofline import BACKWARD_MATMULS, FORWARD_MATMULS, Roofline
+from clustersim.cost.roofline import Roofline
 from clustersim.dtypes import COMPUTED, DType
 from clustersim.errors import InputError
 from clustersim.units import Seconds
@@ -93,15 +93,22 @@ def attention_of(case: Case, *, backward: bool) -> Kernel:
         kv_heads=case.whole("kv_heads", heads),
         head_dim=case.whole("head_dim"),
         causal=case.is_yes("causal"),
+        value_dim=_value_dim(case),
     )
     return timed_attention(shape, DType.FP16 if case.text("dtype") == "fp16" else DType.BF16, backward=backward)
 
 
+def _value_dim(case: Case) -> int | None:
+    """The head dimension of values, where it is not that of keys."""
+    values = case.whole("v_head_dim", case.whole("head_dim"))
+    return None if values == case.whole("head_dim") else values
+
+
 def timed_attention(shape: AttentionShape, dtype: DType, *, backward: bool) -> Kernel:
     """Flash attention whose FLOP are counted as published rates count them."""
-    per_score = (BACKWARD_MATMULS if backward else FORWARD_MATMULS) * shape.head_dim
     scores = shape.batch * shape.heads * shape.query * shape.key * (0.5 if shape.causal else 1.0)
-    return replace(flash_kernel(shape, dtype, backward=backward), flops=scores * per_score)
+    flops = scores * shape.score_flops(backward=backward)
+    return replace(flash_kernel(shape, dtype, backward=backward), flops=flops)
 
 
 def flash_kernel(shape: AttentionShape, dtype: DType, *, backward: bool) -> Kernel:
@@ -152,8 +159,6 @@ def _require_flash(case: Case) -> None:
         raise CannotPredictError(f"{implementation} is not the flash attention that is modelled for it", owed=False)
     if case.text("dtype") not in ("bf16", "fp16", "fp16/bf16"):
         raise CannotPredictError(f"attention in {case.text('dtype') or 'no stated format'} is not modelled", owed=False)
-    if case.text("v_head_dim") not in ("", case.text("head_dim")):
-        raise CannotPredictError("values with another head dimension than keys are not modelled", owed=False)
 
 
 def _format(case: Case, name: str) -> DType:

@@ -33,7 +33,6 @@ from clustersim.workload.training import Attention
 
 VECTOR = 16  # bytes that a kernel loads at once: head dimensions are multiples of it (flash_attn_interface.py)
 _COPIED = 4  # tensors: queries, keys, values and result, or the gradients of these
-_BACKWARD_PRODUCTS = 2.5  # Dao 2023 section 4.1: five matrix products backward, two forward
 
 
 def causal_factor(shape: AttentionShape) -> float:
@@ -68,8 +67,8 @@ def full_matrix(kernel: Kernel, shape: AttentionShape) -> Flop:
 
 
 def flash_flops(shape: AttentionShape) -> float:
-    """FLOP of a flash attention forward: 4 b q k heads head_dim x causal factor."""
-    full = 4.0 * shape.batch * shape.query * shape.key * shape.heads * shape.head_dim
+    """FLOP of a flash attention forward: 2 b q k heads (head_dim + that of values) x causal factor."""
+    full = 2.0 * shape.batch * shape.query * shape.key * shape.heads * (shape.head_dim + shape.values)
     return full * causal_factor(shape)
 
 
@@ -88,35 +87,46 @@ class Core:
     def _statistics(self) -> int:
         return self.shape.batch * self.shape.heads * self.shape.query
 
-    def _operand_elements(self) -> tuple[int, int]:
-        shape = self.shape
-        queries = shape.batch * shape.query * shape.heads * shape.head_dim
-        return queries, shape.batch * shape.key * shape.kv_heads * shape.head_dim
+    @property
+    def _queries(self) -> int:
+        return self.shape.batch * self.shape.query * self.shape.heads * self.shape.head_dim
+
+    @property
+    def _keys(self) -> int:
+        return self.shape.batch * self.shape.key * self.shape.kv_heads * self.shape.head_dim
+
+    @property
+    def _values(self) -> int:
+        return self.shape.batch * self.shape.key * self.shape.kv_heads * self.shape.values
+
+    @property
+    def _results(self) -> int:
+        return self.shape.batch * self.shape.query * self.shape.heads * self.shape.values
 
     def padding(self) -> Iterator[Operator]:
         """Copies of queries, keys and values with rows of 16 bytes, and of the result without what was added."""
         if self.shape.head_dim * self.dtype.bytes % VECTOR == 0:
             return
-        queries, keys = self._operand_elements()
-        copied = replace(streaming.copy("attention.padding", self.dtype, 2 * (queries + keys)), launches=_COPIED)
+        elements = self._queries + self._keys + self._values + self._results
+        copied = replace(streaming.copy("attention.padding", self.dtype, elements), launches=_COPIED)
         back = replace(copied, name="attention.padding.input_gradient")
         yield Operator("attention.padding", Region.SHARDED, (copied,), (back,), again=())
 
     def flash(self) -> Iterator[Operator]:
         """One fused kernel each way; dropout keeps the random state only."""
-        queries, keys = self._operand_elements()
-        logarithms = 4.0 * self._statistics
+        results, logarithms = self._results, 4.0 * self._statistics
         width = self.dtype.bytes
-        flops = flash_flops(self.shape)
+        flops, scores = flash_flops(self.shape), self.shape.score_flops
         # reads q, k, v, writes the result; backward reads these and the result's gradient, writes three gradients
-        read_forward = (2 * queries + 2 * keys) * width + logarithms
-        read_backward = (4 * queries + 4 * keys) * width + logarithms
+        passed = self._queries + self._keys + self._values + results
+        read_forward = passed * width + logarithms
+        read_backward = 2 * passed * width + logarithms
         forward = Kernel("attention.core", KernelKind.ATTENTION_FORWARD, self.dtype, flops, read_forward, self.shape)
         backward = Kernel(
             "attention.core.input_gradient",
             KernelKind.ATTENTION_BACKWARD,
             self.dtype,
-            _BACKWARD_PRODUCTS * flops,
+            scores(backward=True) / scores(backward=False) * flops,
             read_backward,
             self.shape,
         )
@@ -127,8 +137,8 @@ class Core:
             (backward,),
             kept=logarithms,
             again=(),
-            results=queries * width + logarithms,
-            returned=queries * width,
+            results=results * width + logarithms,
+            returned=results * width,
             saves_late=True,
         )
 
@@ -161,24 +171,24 @@ class Core:
 
     def _scores(self) -> Operator:
         query, key, head = self.shape.query, self.shape.key, self.shape.head_dim
-        queries, keys = self._operand_elements()
+        queries, keys = self._queries, self._keys
         backward = (
             self._product("attention.scores.query_gradient", Operands.NN, m=query, n=head, k=key),
             self._product("attention.scores.key_gradient", Operands.TN, m=key, n=head, k=query),
             *self._copies("attention.scores.scale_gradient", queries, keys),
-            *self._copies("attention.split_gradient", queries + 2 * keys),
+            *self._copies("attention.split_gradient", queries + keys + self._values),
         )
         forward = self._product("attention.scores", Operands.NT, m=query, n=key, k=head)
         return Operator("attention.scores", Region.SHARDED, (forward,), backward)
 
     def _context(self) -> Operator:
-        query, key, head = self.shape.query, self.shape.key, self.shape.head_dim
+        query, key, head = self.shape.query, self.shape.key, self.shape.values
         backward = (
             self._product("attention.context.score_gradient", Operands.NT, m=query, n=key, k=head),
             self._product("attention.context.value_gradient", Operands.TN, m=key, n=head, k=query),
         )
         forward = self._product("attention.context", Operands.NN, m=query, n=head, k=key)
-        reordered = self._copies("attention.context.reorder", self._operand_elements()[0])
+        reordered = self._copies("attention.context.reorder", self._results)
         return Operator("attention.context", Region.SHARDED, (forward, *reordered), backward)
 
     def _matrix_pass(self, name: str, over: Streaming) -> Operator:

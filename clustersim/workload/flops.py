@@ -19,7 +19,7 @@ from enum import Enum
 from clustersim.units import Flop
 from clustersim.workload.attention import reached_keys, seen_keys
 from clustersim.workload.lora import Lora
-from clustersim.workload.stack import LayerSpec
+from clustersim.workload.stack import LatentAttention, LayerSpec
 from clustersim.workload.training import Training
 from clustersim.workload.transformer import Model, adapter_parameters, matrix_parameters
 
@@ -40,12 +40,13 @@ def token_flops(model: Model, sequence: int, lora: Lora | None = None, keys: Key
 
 
 def _score_width(spec: LayerSpec, sequence: int, keys: Keys) -> float:
-    """Width of the queries times the keys that count for each."""
+    """Width of the queries (of queries and values, the mean) times the keys that count for each."""
     attention = spec.attention
     if attention is None:
         return 0
     count = reached_keys if keys is Keys.ALL else seen_keys
-    return attention.heads * attention.head_dim * count(sequence, attention.window)
+    values = attention.value_dim if isinstance(attention, LatentAttention) else attention.head_dim
+    return attention.heads * (attention.head_dim + values) / 2 * count(sequence, attention.window)
 
 
 def model_flops(model: Model, training: Training, keys: Keys = Keys.ALL) -> Flop:

@@ -99,18 +99,18 @@ class Mixture:
         return [place >= first and (place + ahead) % every == 0 and place not in only for place in range(layers)]
 
 
-_QWEN: Final = {"experts": "num_experts", "top_k": "num_experts_per_tok", "ffn": "moe_intermediate_size"}
-_DEEPSEEK: Final = {"experts": "n_routed_experts", "top_k": "num_experts_per_tok", "ffn": "moe_intermediate_size"}
+_QWEN: Final = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+_DEEPSEEK: Final = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
 MIXTURES: Final[Mapping[str, Mixture]] = MappingProxyType(
     {
         "mixtral": Mixture("num_local_experts", "num_experts_per_tok", "intermediate_size"),
         "olmoe": Mixture("num_experts", "num_experts_per_tok", "intermediate_size"),
         "qwen2_moe": Mixture(
-            **_QWEN, dense="intermediate_size", shared_ffn="shared_expert_intermediate_size", shared_gate=True,
+            *_QWEN, dense="intermediate_size", shared_ffn="shared_expert_intermediate_size", shared_gate=True,
             step="decoder_sparse_step", listed="mlp_only_layers",
         ),
         "qwen3_moe": Mixture(
-            **_QWEN, dense="intermediate_size", step="decoder_sparse_step", listed="mlp_only_layers"
+            *_QWEN, dense="intermediate_size", step="decoder_sparse_step", listed="mlp_only_layers"
         ),
         "gpt_oss": Mixture("num_local_experts", "num_experts_per_tok", "intermediate_size", bias=True),
         "llama4_text": Mixture(
@@ -118,15 +118,15 @@ MIXTURES: Final[Mapping[str, Mixture]] = MappingProxyType(
             shared_always=True, step="interleave_moe_layer_step", scores=Scores.SIGMOID,
         ),
         "glm4_moe": Mixture(
-            **_DEEPSEEK, dense="intermediate_size", shared="n_shared_experts", first="first_k_dense_replace",
+            *_DEEPSEEK, dense="intermediate_size", shared="n_shared_experts", first="first_k_dense_replace",
             scores=Scores.SIGMOID, corrected=True,
         ),
         "deepseek_v2": Mixture(
-            **_DEEPSEEK, dense="intermediate_size", shared="n_shared_experts", first="first_k_dense_replace",
+            *_DEEPSEEK, dense="intermediate_size", shared="n_shared_experts", first="first_k_dense_replace",
             step="moe_layer_freq", from_zero=True,
         ),
         "deepseek_v3": Mixture(
-            **_DEEPSEEK, dense="intermediate_size", shared="n_shared_experts", first="first_k_dense_replace",
+            *_DEEPSEEK, dense="intermediate_size", shared="n_shared_experts", first="first_k_dense_replace",
             step="moe_layer_freq", from_zero=True, scores=Scores.SIGMOID, corrected=True,
         ),
     }

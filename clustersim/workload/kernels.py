@@ -84,7 +84,8 @@ class MatmulShape:
 class AttentionShape:
     """softmax(Q K^T) V of `batch` sequences: queries [query, heads, head_dim], keys [key, kv_heads, head_dim].
 
-    window: how many keys, its own among them, a causal query attends to; None: to all before it.
+    window: how many keys, its own among them, a causal query attends to; None: to all before it; value_dim: of the
+    values [key, kv_heads, value_dim] and the results, where it is not that of queries and keys (latent attention).
     """
 
     batch: int
@@ -95,6 +96,20 @@ class AttentionShape:
     head_dim: int
     causal: bool
     window: int | None = None
+    value_dim: int | None = None
+
+    @property
+    def values(self) -> int:
+        """The head dimension of values and results."""
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+    def score_flops(self, *, backward: bool) -> int:
+        """FLOP of flash attention for each score: forward QK' and PV; backward five products, one of them again.
+
+        Of the five (Dao 2023, arXiv:2307.08691, section 4.1) the scores and the gradients of queries and keys are as
+        long as keys, the gradients of the softmax and of the values as values.
+        """
+        return 2 * (3 * self.head_dim + 2 * self.values) if backward else 2 * (self.head_dim + self.values)
 
 
 class Routine(Enum):

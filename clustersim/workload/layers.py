@@ -22,6 +22,7 @@ from clustersim.workload import streaming
 from clustersim.workload.adapters import adapted
 from clustersim.workload.attention import Core, operators
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, Routine, StreamShape
+from clustersim.workload.latent import latent
 from clustersim.workload.linear import Linear
 from clustersim.workload.lora import Projection
 from clustersim.workload.mlp import dense, half_again
@@ -41,7 +42,7 @@ from clustersim.workload.optimizer import gradient_norm, optimizer_step
 from clustersim.workload.overheads import Accumulation
 from clustersim.workload.recipe import Products
 from clustersim.workload.routed import mixture
-from clustersim.workload.stack import BlockForm, DenseMlp, FullAttention, LayerSpec, QkNorm, RoutedMlp
+from clustersim.workload.stack import BlockForm, DenseMlp, FullAttention, LatentAttention, LayerSpec, QkNorm, RoutedMlp
 from clustersim.workload.streaming import Streaming
 from clustersim.workload.training import Training
 from clustersim.workload.transformer import Model, Positions
@@ -97,7 +98,7 @@ class _Heads:
 def layer(model: Model, spec: LayerSpec, training: Training, shard: Shard) -> Layer:
     """One transformer layer. Degrees must divide heads and ffn (the scenario door has checked)."""
     rank = OnRank(model, training, shard)
-    attention = [] if spec.attention is None else _attention(rank, _Heads(spec.attention, shard.tp))
+    attention = _attended(rank, spec)
     mlp = _mlp(rank, spec)
     return adapted(Layer(_operators(rank, spec, attention, mlp), rank.input_bytes), training, shard)
 
@@ -201,6 +202,15 @@ def _mlp(rank: OnRank, spec: LayerSpec) -> list[Operator]:
             return within(dense(rank, mlp), Module.MLP, rank.input_bytes)
         case RoutedMlp() as routed:
             return within(mixture(rank, routed), Module.MIXTURE, rank.input_bytes)
+    return []
+
+
+def _attended(rank: OnRank, spec: LayerSpec) -> list[Operator]:
+    match spec.attention:
+        case FullAttention() as attention:
+            return _attention(rank, _Heads(attention, rank.shard.tp))
+        case LatentAttention() as attention:
+            return latent(rank, attention)
     return []
 
 

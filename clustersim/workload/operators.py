@@ -120,7 +120,8 @@ class Operator:
     the operator that follows keeps them; trained: its parameters have gradients; whole: it keeps its input whole where
     the sequence is split; joints: what it has joined within a sharded region; unpacked: bytes of weights that it has in
     the format of its products at once while it runs; saves_late: something that backward needs is saved only when it
-    has run (a mask, statistics, its result), not what it reads alone.
+    has run (a mask, statistics, its result), not what it reads alone; entering: bytes of the whole activation that
+    comes into its region for it, None: as wide as the residual stream.
     """
 
     name: str
@@ -145,6 +146,7 @@ class Operator:
     joints: Joints = Joints()
     unpacked: Bytes = 0.0
     saves_late: bool = False
+    entering: Bytes | None = None
 
     def inside(self, modules: Set[Module]) -> bool:
         """Whether it is in one of some modules."""

@@ -75,6 +75,67 @@ class FullAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Keys and values of all heads are made from one latent vector of each token, queries from another (MLA).
+
+    DeepSeek-V2, arXiv:2405.04434, section 2.1.
+    query_rank: of the queries' latent vector (None: they are made from the input itself); kv_rank: of that of keys and
+    values; nope, rope: dimensions of each head's queries and keys without and with rotary positions, of which the
+    second are one key for all heads; value_dim: of each head's values.
+    """
+
+    heads: int
+    query_rank: int | None
+    kv_rank: int
+    nope: int
+    rope: int
+    value_dim: int
+
+    @property
+    def kv_heads(self) -> int:
+        """Every head has keys and values of its own."""
+        return self.heads
+
+    @property
+    def head_dim(self) -> int:
+        """Dimensions of each head's queries and keys."""
+        return self.nope + self.rope
+
+    @property
+    def window(self) -> int | None:
+        """None: a token attends to all before it."""
+        return None
+
+    @property
+    def qk_norm(self) -> QkNorm | None:
+        """None: the latent vectors are normalised, not the heads."""
+        return None
+
+    @property
+    def rotary(self) -> float:
+        """The share of each head that is turned, in a way of its own: as if it were whole."""
+        return 1.0
+
+    @property
+    def softcap(self) -> bool:
+        """Scores are not capped."""
+        return False
+
+    @property
+    def query_width(self) -> int:
+        """Dimensions of all heads' queries."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Dimensions of what is made of the latent vector: all heads' keys without positions, and values."""
+        return self.heads * (self.nope + self.value_dim)
+
+
+Attention = FullAttention | LatentAttention
+
+
+@dataclass(frozen=True, slots=True)
 class DenseMlp:
     """An MLP that every token passes. ffn: its width."""
 
@@ -134,7 +195,7 @@ AnyMlp = DenseMlp | RoutedMlp
 class LayerSpec:
     """What one layer is made of; None: the layer has no such part (and is not parallel)."""
 
-    attention: FullAttention | None
+    attention: Attention | None
     mlp: AnyMlp | None
     block: BlockForm = BlockForm.PRE_NORM
 

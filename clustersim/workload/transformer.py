@@ -13,9 +13,11 @@ from typing import Any, Final
 from clustersim.errors import InputError
 from clustersim.workload.lora import Lora, Projection
 from clustersim.workload.stack import (
+    Attention,
     BlockForm,
     DenseMlp,
     FullAttention,
+    LatentAttention,
     LayerRun,
     LayerSpec,
     Mlp,
@@ -82,7 +84,7 @@ class Model:
         return tuple(dict.fromkeys(run.spec for run in self.stack))
 
     @property
-    def attentions(self) -> tuple[FullAttention, ...]:
+    def attentions(self) -> tuple[Attention, ...]:
         """The different kinds of attention, in the order in which they first come."""
         return tuple(dict.fromkeys(spec.attention for spec in self.specs if spec.attention is not None))
 
@@ -135,6 +137,8 @@ def resized(model: Model, layers: int | None = None, **changes: Any) -> Model:
 
 def changed(spec: LayerSpec, **changes: Any) -> LayerSpec:
     """A layer with other dimensions: those of its attention, of its MLP (ffn, mlp), or its block, as it has them."""
+    if isinstance(spec.attention, LatentAttention) and (wrong := [each for each in changes if each in _OF_ATTENTION]):
+        raise InputError(f"{wrong[0]}: latent attention has heads of its own dimensions; leave it out")
     of_mlp = {_OF_MLP[name]: value for name, value in changes.items() if name in _OF_MLP}
     of_attention = {name: value for name, value in changes.items() if name not in (*_OF_MLP, "block")}
     match spec.mlp:
@@ -167,7 +171,7 @@ def norm_parameters(model: Model) -> int:
 def projections(model: Model, spec: LayerSpec) -> dict[Projection, tuple[int, int]]:
     """The matrices of one layer, and how many inputs and outputs each has."""
     found: dict[Projection, tuple[int, int]] = {}
-    if (attention := spec.attention) is not None:
+    if isinstance(attention := spec.attention, FullAttention):
         queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
         found |= {Projection.Q: (model.hidden, queries), Projection.K: (model.hidden, keys)}
         found |= {Projection.V: (model.hidden, keys), Projection.O: (queries, model.hidden)}
@@ -241,8 +245,11 @@ def layer_matrix_parameters(model: Model, spec: LayerSpec) -> int:
     Of a mixture those of the experts that one token passes.
     """
     found = 0
-    if (attention := spec.attention) is not None:
-        found += 2 * model.hidden * (attention.heads + attention.kv_heads) * attention.head_dim
+    match spec.attention:
+        case FullAttention(heads, kv_heads, head_dim):
+            found += 2 * model.hidden * (heads + kv_heads) * head_dim
+        case LatentAttention() as latent:
+            found += _latent_matrices(model, latent)
     match spec.mlp:
         case DenseMlp(ffn, form):
             found += model.hidden * _matrices(form) * ffn
@@ -257,7 +264,17 @@ def matrix_parameters(model: Model) -> int:
     return layers + model.vocab * model.hidden
 
 
-def _attention_parameters(model: Model, attention: FullAttention) -> int:
+def _latent_matrices(model: Model, latent: LatentAttention) -> int:
+    """Elements of the matrices that make queries, keys and values, and of that of the output."""
+    hidden, rank = model.hidden, latent.query_rank
+    queries = hidden * latent.query_width if rank is None else rank * (hidden + latent.query_width)
+    keys_values = hidden * (latent.kv_rank + latent.rope) + latent.kv_rank * latent.kv_width
+    return queries + keys_values + latent.heads * latent.value_dim * hidden
+
+
+def _attention_parameters(model: Model, attention: Attention) -> int:
+    if isinstance(attention, LatentAttention):
+        return _latent_matrices(model, attention) + (attention.query_rank or 0) + attention.kv_rank
     query, key_value = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
     weights = model.hidden * (2 * query + 2 * key_value)
     biases = (query + 2 * key_value if attention.qkv_bias else 0) + (model.hidden if model.linear_bias else 0)
