@@ -45,12 +45,13 @@ class GroupedLinear:
     def forward(self, recipe: Recipe) -> tuple[Kernel, ...]:
         """The outputs of all experts."""
         shape = MatmulShape(self.rows, self.outputs, self.inputs, self.experts)
-        return (_grouped(self.name, self.formats.forward, shape, recipe.activations.bytes),)
+        return (self._grouped(self.name, self.formats.forward, shape, recipe.activations.bytes),)
 
     def input_gradient(self, recipe: Recipe) -> tuple[Kernel, ...]:
         """The gradients of the inputs."""
         shape = MatmulShape(self.rows, self.inputs, self.outputs, self.experts, Operands.NN)
-        return (_grouped(f"{self.name}.input_gradient", self.formats.input_gradient, shape, recipe.activations.bytes),)
+        name, operands = f"{self.name}.input_gradient", self.formats.input_gradient
+        return (self._grouped(name, operands, shape, recipe.activations.bytes),)
 
     def weight_gradient(self, recipe: Recipe, how: Accumulation) -> tuple[Kernel, ...]:
         """The gradients of all weights, added to what is accumulated."""
@@ -61,13 +62,13 @@ class GroupedLinear:
         )
         shape = MatmulShape(self.outputs, self.inputs, self.rows, self.experts, Operands.TN)
         if how is Accumulation.FUSED:
-            return (_grouped(name, operands, replace(shape, accumulated=gradients), 2 * gradients.bytes),)
+            return (self._grouped(name, operands, replace(shape, accumulated=gradients), 2 * gradients.bytes),)
         sizes, made = (self.experts * self.outputs, self.inputs), recipe.activations
         summed = accumulate(f"{self.name}.accumulate", sizes, made=made, accumulated=gradients, how=how)
-        return (_grouped(name, operands, shape, made.bytes), *summed)
+        return (self._grouped(name, operands, shape, made.bytes), *summed)
 
-
-def _grouped(name: str, dtype: DType, shape: MatmulShape, result: Bytes) -> Kernel:
-    """One kernel for the products of all experts; of one expert, a product like any other."""
-    made = product(name, dtype, shape, result=result)
-    return made if shape.batch == 1 else replace(made, kind=KernelKind.GROUPED_MATMUL)
+    def _grouped(self, name: str, dtype: DType, shape: MatmulShape, result: Bytes) -> Kernel:
+        """One kernel for the products of all experts; of one expert, a product like any other."""
+        made = product(name, dtype, shape, result=result)
+        flops = 2.0 * self.tokens * self.inputs * self.outputs  # of whole tokens, however they are rounded
+        return made if shape.batch == 1 else replace(made, kind=KernelKind.GROUPED_MATMUL, flops=flops)

@@ -87,6 +87,7 @@ def _unpermuted(rank: OnRank, routed: RoutedMlp) -> Operator:
 def _shared(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
     """The shared experts, and the sum of what they make with the routed ones'."""
     up, *others = dense(rank, DenseMlp(routed.shared, routed.form), "shared")
+    others += _gate(rank) if routed.shared_gate else []
     read = rank.saved(rank.residual)  # the router keeps it, too
     up = replace(up, kept=up.kept - read, waiting=up.waiting - read, read=up.read - read)
     up = replace(up, input_gradient=(*up.input_gradient, gradient_sum(rank, "shared.up")))
@@ -94,6 +95,18 @@ def _shared(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
         *within((up, *others), Module.SHARED_EXPERTS),
         residual_wide(rank, "mlp.sum", streaming.residual(dropout=False, fused=rank.training.fused)),
     ]
+
+
+def _gate(rank: OnRank) -> list[Operator]:
+    """A weight for each token, and what the shared experts made times it; both are kept."""
+    tokens, hidden = rank.shard.residual_tokens, rank.model.hidden
+    linear = Linear("shared.gate", tokens, hidden, 1, rank.products)
+    made = replace(linear_operator(rank, linear, 0.0), region=Region.REPLICATED, linear=None)  # the router keeps it
+    shape = StreamShape(Routine.SCALE, tokens, hidden, fused=True)
+    width, name = rank.dtype.bytes * tokens * hidden, "shared.scale"
+    forward = _moved(name, KernelKind.RESIDUAL, rank.dtype, shape, 2 * width)
+    back = _moved(f"{name}.input_gradient", KernelKind.RESIDUAL, rank.dtype, replace(shape, backward=True), 3 * width)
+    return [made, Operator(name, Region.REPLICATED, (forward,), (back,), kept=float(width))]
 
 
 @dataclass(frozen=True, slots=True)
