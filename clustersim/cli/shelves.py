@@ -11,7 +11,7 @@ from clustersim.hardware.cluster import load_cluster
 from clustersim.schedules.shelf import NAMES
 from clustersim.units import format_bandwidth, format_bytes, format_flops
 from clustersim.workload.presets import PRESETS
-from clustersim.workload.transformer import parameters
+from clustersim.workload.transformer import active_parameters, parameters
 
 
 def print_shelves() -> None:
@@ -32,12 +32,13 @@ def table_of(title: str, *columns: str) -> Table:
 
 
 def _models() -> Table:
-    table = table_of("model", "name", "parameters", "layers", "hidden", "heads", "kv heads", "vocab")
+    table = table_of("model", "name", "parameters", "active", "layers", "hidden", "heads", "kv heads", "vocab")
     for name, preset in sorted(PRESETS.items()):
         model = preset.model
         heads, kv_heads = (_each(getattr(each, key) for each in model.attentions) for key in ("heads", "kv_heads"))
         sizes = (f"{model.layers:,}", f"{model.hidden:,}", heads, kv_heads, f"{model.vocab:,}")
-        table.add_row(name, f"{parameters(model) / 1e9:,.2f} B", *sizes)
+        counts = (f"{count / 1e9:,.2f} B" for count in (parameters(model), active_parameters(model)))
+        table.add_row(name, *counts, *sizes)
     return table
 
 
