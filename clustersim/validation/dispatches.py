@@ -41,7 +41,8 @@ _MOST: Final = 10**7
 @dataclass(frozen=True)
 class Dispatched:
     """One row. tokens: that each rank sends; sms: that the dispatcher's kernels take, None: as usual; kernels: whether
-    only these were timed."""
+    only these were timed.
+    """
 
     collective: Collective
     routing: Routing

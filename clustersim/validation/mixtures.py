@@ -30,6 +30,17 @@ _DISPATCHERS: Final = (  # as notes name them
 )
 
 
+_RECIPE: Final = "recipe defaults"  # as notes say that a recipe ran as it stands
+# moe_flex_dispatcher_backend of Megatron Bridge's performance recipes in bf16, by preset and how the GPU's name begins
+# (scripts/performance/configs/{deepseek,gpt_oss}/*_workload_base_configs.py, gpt_oss as of release 0.4)
+_OF_RECIPES: Final = {
+    ("deepseek-v3", ""): Dispatcher.HYBRIDEP,
+    ("gpt-oss-120b", "b200"): Dispatcher.HYBRIDEP,
+    ("gpt-oss-120b", "b300"): Dispatcher.HYBRIDEP,
+    ("gpt-oss-120b", "gb200"): Dispatcher.HYBRIDEP,
+}
+
+
 def has_experts(case: Case) -> bool:
     """Whether a run trained a mixture of experts."""
     return case.text("experts") not in _DENSE
@@ -103,6 +114,13 @@ def _first_dense(case: Case) -> int | None:
 
 
 def _dispatcher(case: Case) -> Dispatcher:
-    """How tokens travel: the all-to-all is what recipes of Megatron-LM, NeMo and Megatron Bridge set."""
-    named = (dispatcher for words, dispatcher in _DISPATCHERS if words.search(case.text("notes")))
-    return next(named, Dispatcher.ALL_TO_ALL)
+    """How tokens travel: the all-to-all is what recipes of Megatron-LM, NeMo and Megatron Bridge set otherwise."""
+    notes, gpu = case.text("notes"), case.text("gpu")
+    named = next((dispatcher for words, dispatcher in _DISPATCHERS if words.search(notes)), None)
+    if named is not None or _RECIPE not in notes:
+        return named or Dispatcher.ALL_TO_ALL
+    recipes = _OF_RECIPES.items()
+    model = public_model(case)
+    return next(
+        (found for (name, begins), found in recipes if name == model and gpu.startswith(begins)), Dispatcher.ALL_TO_ALL
+    )
