@@ -36,6 +36,15 @@ _UNMODELLED: Final = {  # as notes say it
     "optimizer muon": "optimizer muon is not modelled",
     "fine-grained-activation-offloading": "activations of single operators on the host are not modelled",
 }
+_RECIPE: Final = "recipe defaults"  # as notes say that a recipe ran as it stands
+# moe_flex_dispatcher_backend of Megatron Bridge's performance recipes in bf16, by preset and how the GPU's name begins
+# (scripts/performance/configs/{deepseek,gpt_oss}/*_workload_base_configs.py, gpt_oss as of release 0.4)
+_OF_RECIPES: Final = {
+    ("deepseek-v3", ""): Dispatcher.HYBRIDEP,
+    ("gpt-oss-120b", "b200"): Dispatcher.HYBRIDEP,
+    ("gpt-oss-120b", "b300"): Dispatcher.HYBRIDEP,
+    ("gpt-oss-120b", "gb200"): Dispatcher.HYBRIDEP,
+}
 
 
 def has_experts(case: Case) -> bool:
@@ -55,6 +64,12 @@ def require_mixture(case: Case, preset: str | None) -> None:
         reasons.append("latent attention of a model that is not shipped")
     if reasons:
         raise CannotPredictError(reasons[0])
+
+
+def dense_width(case: Case) -> int:
+    """Width of a mixture's dense layers; of its experts where it has none of these."""
+    dense = _first_dense(case) or not case.text("moe_ffn_hidden")
+    return case.whole("ffn_hidden" if dense else "moe_ffn_hidden")
 
 
 def experts_overheads(case: Case) -> dict[str, Any]:
@@ -127,6 +142,13 @@ def _first_dense(case: Case) -> int | None:
 
 
 def _dispatcher(case: Case) -> Dispatcher:
-    """How tokens travel: the all-to-all is what recipes of Megatron-LM, NeMo and Megatron Bridge set."""
-    named = (dispatcher for words, dispatcher in _DISPATCHERS if words.search(case.text("notes")))
-    return next(named, Dispatcher.ALL_TO_ALL)
+    """How tokens travel: the all-to-all is what recipes of Megatron-LM, NeMo and Megatron Bridge set otherwise."""
+    notes, gpu = case.text("notes"), case.text("gpu")
+    named = next((dispatcher for words, dispatcher in _DISPATCHERS if words.search(notes)), None)
+    if named is not None or _RECIPE not in notes:
+        return named or Dispatcher.ALL_TO_ALL
+    recipes = _OF_RECIPES.items()
+    model = public_model(case)
+    return next(
+        (found for (name, begins), found in recipes if name == model and gpu.startswith(begins)), Dispatcher.ALL_TO_ALL
+    )

@@ -12,6 +12,7 @@ from clustersim.schedules import shelf
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.machines import cluster_section
 from clustersim.validation.mixtures import (
+    dense_width,
     experts_layout,
     experts_overheads,
     experts_section,
@@ -34,6 +35,7 @@ RECOMPUTES: Final = {
     "full": "full",
 }
 _LISTED: Final = re.compile(r"selective:\[([a-z_ ]+)\]")  # Megatron-LM's --recompute-modules
+_DRAWN: Final = re.compile(r"\blayout (E[tmL|()*\d]+)")  # Megatron-LM's pipeline_model_parallel_layout
 _MODULES: Final = "modules:"  # of which names follow, joined by +
 SCHEDULES: Final = ("", *shelf.NAMES)
 
@@ -101,7 +103,7 @@ def _dimensions(case: Case, software: Software) -> dict[str, Any]:
         **{column: case.whole(column) for column in widths},
         "kv_heads": case.whole("kv_heads", heads),
         "head_dim": case.whole("head_dim", max(1, case.whole("hidden") // heads)),
-        "ffn": case.whole("ffn_hidden"),
+        "ffn": dense_width(case) if has_experts(case) else case.whole("ffn_hidden"),
         "max_positions": case.whole("seq"),
         "mlp": case.text("mlp") or "swiglu",
         "tied_embeddings": case.is_yes("tied_embeddings"),
@@ -121,14 +123,23 @@ def _layout(case: Case, software: Software) -> dict[str, Any]:
         "data": software.data(case),
         **(experts_layout(case, software) if has_experts(case) else {}),
     }
-    stages = degrees["pp"] * case.whole("vpp", 1)
+    return section | _stages(case, software)
+
+
+def _stages(case: Case, software: Software) -> dict[str, Any]:
+    """How layers are split over the stages, where that is not evenly."""
+    stages, layers = case.whole("pp", 1) * case.whole("vpp", 1), case.whole("layers")
     stated = case.text("layers_per_stage").split()
     if stated:
-        section["layers_per_stage"] = [int(each) if each.isdecimal() else each for each in stated]
-    elif stages > 1 and "take a layer slot" in case.text("notes"):  # embedding and head, as a row says that it does
-        slots = (case.whole("layers") + 2) // stages
-        section["layers_per_stage"] = [slots - 1, *[slots] * (stages - 2), slots - 1]
-    return section
+        return {"layers_per_stage": [int(each) if each.isdecimal() else each for each in stated]}
+    drawn = _DRAWN.search(case.text("notes"))
+    if drawn:
+        return {"layers_per_stage": drawn[1]}
+    ends = "take a layer slot" in case.text("notes") or (software.ends_count and layers % stages != 0)
+    if stages > 1 and ends and (layers + 2) % stages == 0:  # embedding and head count as a layer each
+        slots = (layers + 2) // stages
+        return {"layers_per_stage": [slots - 1, *[slots] * (stages - 2), slots - 1]}
+    return {}
 
 
 def _schedule(case: Case) -> Any:

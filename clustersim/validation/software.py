@@ -54,6 +54,7 @@ class Software:
     release_outputs: bool | None = None
     early_stop: bool = False
     whole_experts: bool = False
+    ends_count: bool = False
 
     def fused(self, case: Case) -> bool:
         """Whether norms, activation, rotary, residual and optimizer are fused kernels: compiled, or written so."""
@@ -204,8 +205,9 @@ SOFTWARE: Final = (
     # allreduce.py, core/nn/parallel_module/communicator.py); its runs differ in the kernel of their norms
     replace(_BLOCKING, wanted="aleph alpha scaling, fused norms", eager=False),
     _BLOCKING,
-    # model_configs/benchmarking of yanring/Megatron-MoE-ModelZoo set --expert-tensor-parallel-size 1
-    replace(_MEGATRON, wanted="megatron-core dev", whole_experts=True),
+    # model_configs/benchmarking of yanring/Megatron-MoE-ModelZoo set --expert-tensor-parallel-size 1,
+    # --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split
+    replace(_MEGATRON, wanted="megatron-core dev", whole_experts=True, ends_count=True),
     _MEGATRON,
     Software(""),
 )

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from clustersim.dtypes import DType
 from clustersim.units import Bytes
 from clustersim.workload import streaming
+from clustersim.workload.expert_bias import biased, clamped
 from clustersim.workload.grouped import GroupedLinear
 from clustersim.workload.kernels import Kernel, KernelKind, Routine, StreamShape
 from clustersim.workload.linear import Linear
@@ -142,10 +143,14 @@ class _Experts:
             made = self._weighted(made)
         gated = 2 if form is Mlp.SWIGLU else 1
         comes = float(gated * self.tokens * self.ffn * rank.dtype.bytes)
+        down = self._grouped("experts.down", self.ffn, rank.model.hidden)
+        if self.routed.bias:
+            made = clamped(made, rank.dtype, self.tokens, gated * self.ffn)
+            down = biased(down, rank.dtype, self.experts, (self.tokens, rank.model.hidden))
         products = [
             self._grouped("experts.up", rank.model.hidden, gated * self.ffn),
             *within([made], Module.EXPERTS_ACTIVATION, comes),
-            *reading([self._grouped("experts.down", self.ffn, rank.model.hidden)], Module.EXPERTS_ACTIVATION),
+            *reading([down], Module.EXPERTS_ACTIVATION),
         ]
         if self.experts == 1 or rank.shard.ep == 1:
             return products
