@@ -129,7 +129,7 @@ def test_a_run_that_cannot_be_predicted_is_not_right(tmp_path: Path) -> None:
         ({"bytes": "lots"}, "line 2: bytes 'lots' is not a number above 0"),
         ({"bytes": ""}, "line 2: bytes is not stated"),
         ({"precision": "fp8"}, "precision fp8"),
-        ({"experts": "8"}, "mixture of experts"),
+        ({"experts": "8"}, "line 2: top_k is not stated"),
         ({"gpu": "unknown", "quantity": "nvidia_smi_used"}, "gpu is not stated"),
         ({"layers": "few"}, "line 2: layers 'few' is not a number above 0"),
         ({"micro_batch": "3"}, "global_batch"),
