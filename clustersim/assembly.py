@@ -151,8 +151,8 @@ def exchanges_of(scenario: Scenario) -> tuple[Call, ...]:
     program = lowered(scenario, plan_of(scenario))
     fabric = scenario.cluster.fabric
     found: dict[Call, None] = {}
-    every = (exchange for each in program.programs for exchange in each.exchanges)
-    for exchange in dict.fromkeys(each for each in every if not (isinstance(each, HostExchange) or each.collective.routed)):
+    every = dict.fromkeys(exchange for each in program.programs for exchange in each.exchanges)
+    for exchange in (each for each in every if not (isinstance(each, HostExchange) or each.collective.routed)):
         for members in program.groups[exchange.group].members:
             nodes = len(np.unique(fabric.nodes(members)))
             found[Call(exchange.collective, exchange.payload, len(members), nodes, summed_in(exchange))] = None

@@ -1,10 +1,10 @@
 """How do kernels send tokens to the ranks of their experts, each once to a node?
 
 Dispatch: a rank sends a token once to every other domain that has one of its experts, to the member at its own place
-there, which passes it on over NVLink to every member that has one; in its own domain it does so itself. Combine goes the
-same ways back: members sum what they have of a token, a domain's sum crosses the network once. All of it is pipelined, so
-it is one phase. How many tokens reach a domain and a member follows from the routing (`routed`); a part of the payload is
-what a token's rows, one for each of its experts, are of that.
+there, which passes it on over NVLink to every member that has one; in its own domain it does so itself. Combine goes
+the same ways back: members sum what they have of a token, a domain's sum crosses the network once. All of it is
+pipelined, so it is one phase. How many tokens reach a domain and a member follows from the routing (`routed`); a part
+of the payload is what a token's rows, one for each of its experts, are of that.
 
 Where experts are cut over ranks, each of these gets the token.
 

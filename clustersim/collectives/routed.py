@@ -1,12 +1,13 @@
 """How many different ranks and nodes does a token's choice of experts reach?
 
-Experts lie on ranks in order, so a rank or a node has a block of them. A router that chooses evenly draws `limit` of the
-groups of experts, each set of groups as often as any other, then top_k of the experts in them. A token misses a block
-if all its experts are among those that its groups have elsewhere: of M experts in the groups drawn, s of them in the
-block, in C(M - s, top_k) of C(M, top_k) draws. The mean over the groups drawn is exact: they are counted by s.
+Experts lie on ranks in order, so a rank or a node has a block of them. A router that chooses evenly draws `limit` of
+the groups of experts, each set of groups as often as any other, then top_k of the experts in them. A token misses a
+block if all its experts are among those that its groups have elsewhere: of M experts in the groups drawn, s of them in
+the block, in C(M - s, top_k) of C(M, top_k) draws. The mean over the groups drawn is exact: they are counted by s.
 
-Real routers draw the groups with the best experts, and best experts are correlated; balanced training comes near to even
-(DeepSeek-AI 2024, arXiv:2412.19437, 2.1.2: node-limited routing; forced balance in benchmarks is even by construction).
+Real routers draw the groups with the best experts, and best experts are correlated; balanced training comes near to
+even (DeepSeek-AI 2024, arXiv:2412.19437, 2.1.2: node-limited routing; forced balance in benchmarks is even by
+construction).
 """
 
 from collections import Counter

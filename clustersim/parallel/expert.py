@@ -7,15 +7,14 @@ there and gets those of the inputs back, so each direction does both once. The r
 and their gradients come back with the inputs'.
 
 All-to-all (`MoEAlltoAllTokenDispatcher`): the ranks tell each other how many rows each expert gets, and the host waits
-for that, since it sizes what follows. Then a row for each expert of a token goes to its rank; where experts are cut, all
-ranks that have a part of one gather the rows that came for it, and the sums of the parts' results are scattered.
+for that, since it sizes what follows. Then a row for each expert of a token goes to its rank; where experts are cut,
+all ranks that have a part of one gather the rows that came for it, and the sums of the parts' results are scattered.
 
 All-gather (`MoEAllGatherTokenDispatcher`): all ranks gather all tokens, with their routing and probabilities; results
 are summed and scattered.
 
 DeepEP and Hybrid-EP (`MoEFlexTokenDispatcher`): kernels of their own (`collectives.forwarded`) over all ranks that have
-parts of experts. DeepEP's dispatch tells the host how many rows came, and it waits for that in forward; backward knows.
-Hybrid-EP's sizes are on the device.
+parts of experts. In forward the host waits there, too, for how many rows come; backward knows.
 
 Reference: NVIDIA/Megatron-LM@d98e8a64, megatron/core/transformer/moe/token_dispatcher.py and fused_a2a.py.
 """
@@ -56,10 +55,9 @@ class Dispatch:
     @property
     def routing(self) -> Routing:
         """Where rows go."""
-        router, layout, routed = self.routed.router, self.layout, self.routed
-        groups = router.groups, router.limit
-        cut = layout.expert_tensor
-        return Routing(layout.dispatcher, routed.experts, routed.top_k, *groups, row=self.row, cut=cut)
+        layout, routed, limits = self.layout, self.routed, (self.routed.router.groups, self.routed.router.limit)
+        sizes = routed.experts, routed.top_k
+        return Routing(layout.dispatcher, *sizes, *limits, row=self.row, cut=layout.expert_tensor)
 
     @property
     def rows(self) -> Bytes:
@@ -91,7 +89,7 @@ class _AllToAll:
     """A row for each expert, by the library."""
 
     def there(self, dispatch: Dispatch, *, again: bool) -> tuple[Exchange, ...]:
-        sent = self._sent("dispatch tokens", dispatch)
+        sent = self._sent("dispatch tokens", dispatch, awaits=not again)
         if not again:
             sent = (*self._counts(dispatch), *sent, *self._probabilities("dispatch probabilities", dispatch))
         if dispatch.layout.expert_tensor == 1:
@@ -112,17 +110,18 @@ class _AllToAll:
     def _counts(self, dispatch: Dispatch) -> tuple[Exchange, ...]:
         """How many rows each expert gets from each rank."""
         size = float(dispatch.ranks * dispatch.routed.experts * _COUNT)
-        return (Exchange("count rows", Collective.ALL_GATHER, EXPERT_PARTS.name, size, awaited=True),)
+        return (Exchange("count rows", Collective.ALL_GATHER, EXPERT_PARTS.name, size),)
 
-    def _sent(self, name: str, dispatch: Dispatch) -> tuple[Exchange, ...]:
-        return self._to_all(name, dispatch, dispatch.rows)
-
-    def _probabilities(self, name: str, dispatch: Dispatch) -> tuple[Exchange, ...]:
-        return self._to_all(name, dispatch, dispatch.routed.top_k * dispatch.tokens * _PROBABILITY.bytes)
-
-    def _to_all(self, name: str, dispatch: Dispatch, size: Bytes) -> tuple[Exchange, ...]:
+    def _sent(self, name: str, dispatch: Dispatch, *, awaits: bool = False) -> tuple[Exchange, ...]:
         if dispatch.layout.ep == 1:
             return ()
+        kind, routing = Collective.ALL_TO_ALL, dispatch.routing
+        return (Exchange(name, kind, EXPERT_ROLE.name, dispatch.rows, routing=routing, awaits=awaits),)
+
+    def _probabilities(self, name: str, dispatch: Dispatch) -> tuple[Exchange, ...]:
+        if dispatch.layout.ep == 1:
+            return ()
+        size = dispatch.routed.top_k * dispatch.tokens * _PROBABILITY.bytes
         return (Exchange(name, Collective.ALL_TO_ALL, EXPERT_ROLE.name, size, routing=dispatch.routing),)
 
 
@@ -156,25 +155,20 @@ class _AllGather:
 
 @dataclass(frozen=True, slots=True)
 class _Kernels:
-    """Kernels of their own; awaited: the host waits for how many rows came."""
-
-    awaited: bool
+    """Kernels of their own; probabilities are hundredths of the rows that they go with."""
 
     def there(self, dispatch: Dispatch, *, again: bool) -> tuple[Exchange, ...]:
-        awaited, routing = self.awaited and not again, dispatch.routing
-        size, role = dispatch.rows, EXPERT_PARTS.name
-        return (
-            Exchange("dispatch tokens", Collective.DISPATCH, role, size, routing=routing, awaited=awaited),
-        )
+        kind, size, routing = Collective.DISPATCH, dispatch.rows, dispatch.routing
+        return (Exchange("dispatch tokens", kind, EXPERT_PARTS.name, size, routing=routing, awaits=not again),)
 
-    def back(self, dispatch: Dispatch, *, again: bool) -> tuple[Exchange, ...]:
-        size, role, routing = dispatch.rows, EXPERT_PARTS.name, dispatch.routing
-        return (Exchange("combine tokens", Collective.COMBINE, role, size, format=dispatch.format, routing=routing),)
+    def back(self, dispatch: Dispatch, *, again: bool) -> tuple[Exchange, ...]:  # noqa: ARG002 - the same both ways
+        kind, size, routing = Collective.COMBINE, dispatch.rows, dispatch.routing
+        return (Exchange("combine tokens", kind, EXPERT_PARTS.name, size, format=dispatch.format, routing=routing),)
 
 
 _WAYS: Final[dict[Dispatcher, _Way]] = {
     Dispatcher.ALL_GATHER: _AllGather(),
     Dispatcher.ALL_TO_ALL: _AllToAll(),
-    Dispatcher.DEEPEP: _Kernels(awaited=True),
-    Dispatcher.HYBRIDEP: _Kernels(awaited=False),
+    Dispatcher.DEEPEP: _Kernels(),
+    Dispatcher.HYBRIDEP: _Kernels(),
 }

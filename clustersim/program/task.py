@@ -106,7 +106,7 @@ class Exchange:
     """A collective of one process group: `group` is a role such as "tp" or "dp", `payload` bytes.
 
     format: that it sums in, where it does and that is known; routing: of tokens to experts, which `payload` counts once
-    for each expert; awaited: the host waits for its result before it launches what follows.
+    for each expert; awaits: before the host launches it, it waits for all that comes before, which says what is sent.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Exchange:
     payload: Bytes
     format: DType | None = field(default=None, kw_only=True)
     routing: Routing | None = field(default=None, kw_only=True)
-    awaited: bool = field(default=False, kw_only=True)
+    awaits: bool = field(default=False, kw_only=True)
 
 
 class HostWork(Enum):

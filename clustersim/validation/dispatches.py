@@ -1,14 +1,14 @@
 """What did a published dispatch or combine move, and how long does the model say that it takes?
 
-Tables of dispatchers print a bandwidth for one size, and say in words what was sent (`notes`): so many tokens of so many
-numbers, top-k experts, in how many groups, in which format, by how many multiprocessors, and whether only the kernels
-were timed or the call from torch. The bandwidth is of what tables call the bottleneck: the tokens that a rank sends, each
-counted once for every node that has one of its experts (its own among them) where the network is crossed, else once for
-every rank.
+Tables of dispatchers print a bandwidth for one size, and say in words what was sent (`notes`): so many tokens of so
+many numbers, top-k experts, in how many groups, in which format, by how many multiprocessors, and whether only the
+kernels were timed or the call from torch. The bandwidth is of what tables call the bottleneck: the tokens that a rank
+sends, each counted once for every node that has one of its experts (its own among them) where the network is crossed,
+else once for every rank.
 
-What is not stated is as in the benchmarks of the libraries: 4,096 tokens of 7,168, top-8 experts of about 256, in as many
-groups as there are nodes; dispatch in FP8 with a scale for each 128, combine in BF16 (DeepEP@84d3d6f,
-tests/test_internode.py; 94a9f8f, tests/test_hybrid_ep.py: bandwidths of both).
+What is not stated is as in the benchmarks of the libraries: 4,096 tokens of 7,168, top-8 experts of about 256 of at
+most 4 of as many groups as there are nodes; dispatch in FP8 with a scale for each 128 numbers, combine in BF16
+(DeepEP@84d3d6f, tests/test_internode.py; 94a9f8f, tests/test_hybrid_ep.py: bandwidths of both).
 """
 
 import re
@@ -28,7 +28,7 @@ from clustersim.units import Bytes, Seconds
 from clustersim.validation.cases import CannotPredictError, Case
 
 KINDS: Final = {"moe_dispatch": Collective.DISPATCH, "moe_combine": Collective.COMBINE}
-_TOKENS, _HIDDEN, _TOP_K, _EXPERTS = 4096, 7168, 8, 256
+_TOKENS, _HIDDEN, _TOP_K, _EXPERTS, _LIMIT = 4096, 7168, 8, 256, 4
 _SIZE: Final = re.compile(r"(\d+) tokens x (\d+) hidden")
 _SMS: Final = re.compile(r"(\d+) SMs")
 _TOP: Final = re.compile(r"top-(\d+)(?! groups)")
@@ -40,8 +40,10 @@ _MOST: Final = 10**7
 
 @dataclass(frozen=True)
 class Dispatched:
-    """One row. tokens: that each rank sends; sms: that the dispatcher's kernels take, None: as usual; kernels: whether
-    only these were timed.
+    """One row.
+
+    tokens: that each rank sends; sms: that the dispatcher's kernels take, None: as usual; kernels: whether only these
+    were timed.
     """
 
     collective: Collective
@@ -60,10 +62,13 @@ class Dispatched:
         """The dispatcher, as shipped."""
         return load_dispatcher(self.routing.dispatcher)
 
+    def used(self, library: Library) -> Library:
+        """Constants of a dispatcher as the row has it: on its SMs, with rows of its size."""
+        return replace(library, sms=self.sms or library.sms).passing(self.routing.row)
+
     def seconds(self, fabric: Fabric, gpus: int, library: Library | None = None) -> Seconds:
         """What it takes on so many GPUs, by shipped constants or others."""
-        used = library or self.library
-        used = replace(used, sms=self.sms or used.sms).passing(self.routing.row)
+        used = self.used(library or self.library)
         choices = Surveyor(fabric, used, self.routing).survey(self.collective, np.arange(gpus)[None])
         called = float(choose(choices, self.payload).seconds.max())
         return called * (used.kernels if self.kernels else 1.0)
@@ -87,9 +92,8 @@ def dispatched(case: Case) -> Dispatched:
     ranks, nodes = case.whole("n_gpus"), case.whole("nodes", 1)
     kind = KINDS[case.text("collective")]
     local = _number(_LOCAL, words, 0) or max(1, _EXPERTS // ranks)
-    drawn = _number(_GROUPS, words, 0)
-    groups = nodes if drawn and nodes > 1 else 1
-    limit = min(drawn, nodes) if groups > 1 else None
+    limited = nodes > 1 and "random uniform" not in words
+    groups, limit = (nodes, min(_number(_GROUPS, words, _LIMIT), nodes)) if limited else (1, None)
     top_k, row = _number(_TOP, words, _TOP_K), _row(kind, words, hidden)
     if not 0 < top_k <= local * ranks or not 0 < tokens * hidden <= _MOST**2 or local * ranks > _MOST:
         raise CannotPredictError(
