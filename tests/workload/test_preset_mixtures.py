@@ -7,8 +7,8 @@ from clustersim.workload.presets import preset
 from clustersim.workload.stack import DenseMlp, specs
 from clustersim.workload.transformer import active_parameters, embedding_parameters, parameters
 
-# Llama 4's: 34 layers of 4 x 1408^2 + 2 x 1408 x 5632 with biases and two norms; patches, class, positions and two norms;
-# adapter and projector.
+# Llama 4's: 34 layers of 4 x 1408^2 + 2 x 1408 x 5632 with biases and two norms; patches, class, positions, two
+# norms; adapter and projector.
 VISION = (
     34 * (4 * 1408 * 1409 + 2 * 1408 * 5632 + 5632 + 1408 + 4 * 1408)
     + (588 + 1 + 577 + 4) * 1408
