@@ -222,8 +222,9 @@ def _routed(sharding: Sharding, work: Work, *, out: bool, back: bool) -> tuple[l
     """The exchanges by which tokens come to the ranks of experts before an operator, and leave behind it."""
     if sharding.dispatch is None:
         return [], []
-    sent = sharding.dispatch.there() if out else ()
-    returned = sharding.dispatch.back() if back else ()
+    again = work is Work.BACKWARD
+    sent = sharding.dispatch.there(again=again) if out else ()
+    returned = sharding.dispatch.back(again=again) if back else ()
     return [Operation(each, work) for each in sent], [Operation(each, work) for each in returned]
 
 
