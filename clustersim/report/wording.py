@@ -17,6 +17,7 @@ from clustersim.parallel.data import ByParameter, DataParallelism, FullyShard, N
 from clustersim.parallel.mesh import EXPERT, SPOKEN
 from clustersim.program.placement import looped
 from clustersim.workload.lora import Lora
+from clustersim.workload.modules import Module
 from clustersim.workload.offload import ActivationOffload, Offload, OptimizerOffload, ShardOffload
 from clustersim.workload.training import (
     FullRecompute,
@@ -241,6 +242,8 @@ def _recompute(policy: Recompute) -> str:
     match policy:
         case NoRecompute():
             return "no recompute"
+        case SelectiveRecompute(modules) if policy != SelectiveRecompute():
+            return f"recompute of {', '.join(each.value for each in Module if each in modules)}"
         case SelectiveRecompute():
             return "selective recompute"
         case SelectiveOperations():

@@ -3,7 +3,8 @@
 The linear layers of several experts are one kernel, a grouped product: of each expert's tokens with its own matrix
 (Transformer Engine's GroupedLinear, cuBLAS's and CUTLASS's grouped GEMM, torch's `_grouped_mm`). Its three products are
 those of a linear layer (see `linear`), each as many times as there are experts. Tokens are spread evenly over the
-experts, so that every product has the same sizes.
+experts, so that every product has the same sizes. In a loop each expert's product is a kernel like any other
+(Megatron-LM's `SequentialMLP`).
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from clustersim.workload.streaming import accumulate
 class GroupedLinear:
     """Linear layers of `experts` on one rank: [tokens, inputs] to [tokens, outputs], tokens over all of them.
 
-    formats: of the operands; bias: each expert adds one.
+    formats: of the operands; bias: each expert adds one; loop: one kernel for each expert.
     """
 
     name: str
@@ -31,6 +32,7 @@ class GroupedLinear:
     outputs: int
     formats: Products
     bias: bool = False
+    loop: bool = False
 
     @property
     def parameters(self) -> int:
@@ -45,13 +47,13 @@ class GroupedLinear:
     def forward(self, recipe: Recipe) -> tuple[Kernel, ...]:
         """The outputs of all experts."""
         shape = MatmulShape(self.rows, self.outputs, self.inputs, self.experts)
-        return (self._grouped(self.name, self.formats.forward, shape, recipe.activations.bytes),)
+        return self._kernels(self.name, self.formats.forward, shape, recipe.activations.bytes)
 
     def input_gradient(self, recipe: Recipe) -> tuple[Kernel, ...]:
         """The gradients of the inputs."""
         shape = MatmulShape(self.rows, self.inputs, self.outputs, self.experts, Operands.NN)
-        name, operands = f"{self.name}.input_gradient", self.formats.input_gradient
-        return (self._grouped(name, operands, shape, recipe.activations.bytes),)
+        name = f"{self.name}.input_gradient"
+        return self._kernels(name, self.formats.input_gradient, shape, recipe.activations.bytes)
 
     def weight_gradient(self, recipe: Recipe, how: Accumulation) -> tuple[Kernel, ...]:
         """The gradients of all weights, added to what is accumulated."""
@@ -62,13 +64,15 @@ class GroupedLinear:
         )
         shape = MatmulShape(self.outputs, self.inputs, self.rows, self.experts, Operands.TN)
         if how is Accumulation.FUSED:
-            return (self._grouped(name, operands, replace(shape, accumulated=gradients), 2 * gradients.bytes),)
+            return self._kernels(name, operands, replace(shape, accumulated=gradients), 2 * gradients.bytes)
         sizes, made = (self.experts * self.outputs, self.inputs), recipe.activations
         summed = accumulate(f"{self.name}.accumulate", sizes, made=made, accumulated=gradients, how=how)
-        return (self._grouped(name, operands, shape, made.bytes), *summed)
+        return (*self._kernels(name, operands, shape, made.bytes), *summed)
 
-    def _grouped(self, name: str, dtype: DType, shape: MatmulShape, result: Bytes) -> Kernel:
-        """One kernel for the products of all experts; of one expert, a product like any other."""
-        made = product(name, dtype, shape, result=result)
+    def _kernels(self, name: str, dtype: DType, shape: MatmulShape, result: Bytes) -> tuple[Kernel, ...]:
+        """The kernel for the products of all experts, or one for each; of one expert, a product like any other."""
         flops = 2.0 * self.tokens * self.inputs * self.outputs  # of whole tokens, however they are rounded
-        return made if shape.batch == 1 else replace(made, kind=KernelKind.GROUPED_MATMUL, flops=flops)
+        if self.loop or self.experts == 1:
+            each = replace(product(name, dtype, replace(shape, batch=1), result=result), flops=flops / self.experts)
+            return (each,) * self.experts
+        return (replace(product(name, dtype, shape, result=result), kind=KernelKind.GROUPED_MATMUL, flops=flops),)

@@ -7,8 +7,8 @@ scores (`unpermute`). Shared experts are a dense MLP of every token. Router, per
 tokens, which are a part of the sequence under sequence parallelism; collectives are put in by whoever lowers the layer
 (`parallel.expert`). Tokens are spread evenly over experts.
 
-What is kept: the router's and the experts' inputs, the activation's, and what the unpermutation reads where it weighs
-(the probabilities' gradient needs the experts' outputs).
+What is kept: the router's and the experts' inputs, the activation's, and its result where it is weighted by the scores
+in kernels of their own: Megatron-LM fuses the two for SwiGLU (`weighted_bias_swiglu_impl`), not for GELU.
 Reference: NVIDIA/Megatron-LM, megatron/core/transformer/moe/{router,token_dispatcher,experts,moe_layer}.py.
 """
 
@@ -17,14 +17,18 @@ from dataclasses import dataclass, replace
 from clustersim.dtypes import DType
 from clustersim.units import Bytes
 from clustersim.workload import streaming
+from clustersim.workload.expert_bias import biased, clamped
 from clustersim.workload.grouped import GroupedLinear
 from clustersim.workload.kernels import Kernel, KernelKind, Routine, StreamShape
 from clustersim.workload.linear import Linear
 from clustersim.workload.mlp import dense
+from clustersim.workload.modules import Module
 from clustersim.workload.on_rank import OnRank, gradient_sum, linear_operator, residual_wide, streamed
-from clustersim.workload.operators import EXPERTS, Operator, Region
+from clustersim.workload.operators import EXPERTS, Operator, Region, reading, within
 from clustersim.workload.recipe import Products
 from clustersim.workload.stack import DenseMlp, Mlp, RoutedMlp
+
+_WEIGHTING_BACKWARD = 6.0  # times the elements: gradient, score and result for each operand; their products are summed
 
 
 def mixture(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
@@ -89,9 +93,9 @@ def _shared(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
     others += _gate(rank) if routed.shared_gate else []
     read = rank.saved(rank.residual)  # the router keeps it, too
     up = replace(up, kept=up.kept - read, waiting=up.waiting - read, read=up.read - read)
+    up = replace(up, input_gradient=(*up.input_gradient, gradient_sum(rank, "shared.up")))
     return [
-        replace(up, input_gradient=(*up.input_gradient, gradient_sum(rank, "shared.up"))),
-        *others,
+        *within((up, *others), Module.SHARED_EXPERTS),
         residual_wide(rank, "mlp.sum", streaming.residual(dropout=False, fused=rank.training.fused)),
     ]
 
@@ -135,19 +139,41 @@ class _Experts:
         rank, form = self.rank, self.routed.form
         over = streaming.activation(form, fused=rank.training.fused)
         made = streamed(Region.ROUTED, "experts.activation", rank.dtype, over, (over.over(self.tokens, self.ffn),))
+        if form is Mlp.GELU:
+            made = self._weighted(made)
         gated = 2 if form is Mlp.SWIGLU else 1
+        comes = float(gated * self.tokens * self.ffn * rank.dtype.bytes)
+        down = self._grouped("experts.down", self.ffn, rank.model.hidden)
+        if self.routed.bias:
+            made = clamped(made, rank.dtype, self.tokens, gated * self.ffn)
+            down = biased(down, rank.dtype, self.experts, (self.tokens, rank.model.hidden))
         products = [
             self._grouped("experts.up", rank.model.hidden, gated * self.ffn),
-            made,
-            self._grouped("experts.down", self.ffn, rank.model.hidden),
+            *within([made], Module.EXPERTS_ACTIVATION, comes),
+            *reading([down], Module.EXPERTS_ACTIVATION),
         ]
         if self.experts == 1 or rank.shard.ep == 1:
             return products
         return [self._sorted("experts.sort"), *products, self._sorted("experts.unsort")]
 
+    def _weighted(self, activation: Operator) -> Operator:
+        """The activation, whose result is multiplied by the tokens' scores in kernels that are not fused with it."""
+        over, shape = streaming.SCALE, streaming.SCALE.over(self.tokens, self.ffn)
+        name = "experts.weighting"
+        forward = over.forward_kernel(name, self.rank.dtype, shape)
+        gradients = replace(over.forward_kernel(f"{name}.input_gradient", self.rank.dtype, shape), launches=3)
+        both = replace(gradients, bytes=_WEIGHTING_BACKWARD * shape.elements * self.rank.dtype.bytes)
+        return replace(
+            activation,
+            forward=(*activation.forward, forward),
+            input_gradient=(both, *activation.input_gradient),
+            kept=activation.kept + shape.elements * self.rank.dtype.bytes,
+        )
+
     def _grouped(self, name: str, inputs: int, outputs: int) -> Operator:
         rank, recipe = self.rank, self.rank.training.recipe
-        linear = GroupedLinear(name, self.experts, self.tokens, inputs, outputs, rank.products, self.routed.bias)
+        sizes = self.experts, self.tokens, inputs, outputs
+        linear = GroupedLinear(name, *sizes, rank.products, self.routed.bias, rank.training.overheads.expert_loop)
         read = rank.saved(self.tokens * inputs)
         return Operator(
             name,

@@ -11,6 +11,7 @@ from clustersim.workload import layers
 from clustersim.workload.flops import Keys, model_flops
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape
 from clustersim.workload.layers import Layer, Operator, Region, Shard, embedding, head
+from clustersim.workload.modules import Module
 from clustersim.workload.presets import PRESETS, preset
 from clustersim.workload.recipe import mixed
 from clustersim.workload.stack import AnyMlp, FullAttention, LatentAttention, LayerSpec, RoutedMlp
@@ -104,7 +105,7 @@ class TestKorthikanti:
     def test_selective_recomputation_drops_the_core(self, name: str, t: int) -> None:
         model = preset(name)
         operators = layer(model, STANDARD, _shard(STANDARD, tp=t, sequence_parallel=True)).operators
-        kept = sum(operator.kept for operator in operators if not operator.core)
+        kept = sum(operator.kept for operator in operators if not operator.inside({Module.CORE}))
         assert kept == pytest.approx(34 * 2048 * 4 * model.hidden / t)
 
     @pytest.mark.parametrize("t", [1, 8])
@@ -218,7 +219,7 @@ def test_model_flops_are_korthikantis(name: str, batch: int) -> None:
 
 def test_flash_attention_does_three_and_a_half_forwards_of_the_visible_half() -> None:
     model = preset("gpt3-175b")
-    core = next(operator for operator in layer(model, FLASH, _shard(FLASH)).operators if operator.core)
+    core = next(operator for operator in layer(model, FLASH, _shard(FLASH)).operators if operator.inside({Module.CORE}))
     forward, backward = core.forward[0], core.input_gradient[0]
     visible = 4 * sum(range(1, 2049))  # pairs of a query and a key that is not after it, four sequences
     assert forward.flops == 4 * visible * sizes(model).heads * sizes(model).head_dim

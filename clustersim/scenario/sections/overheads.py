@@ -27,6 +27,8 @@ class OverheadsSection(Section):
     attention_copies: bool | None = None
     bias_adds: bool | None = None
     norm_twice: bool | None = None
+    norm_in_linear: bool | None = None
+    expert_loop: bool | None = None
     softmax_keys: Tokens | None = None
     loss: Annotated[LossReport | None, member(LossReport)] = None
     batches: Annotated[Batches | None, member(Batches)] = None
