@@ -90,6 +90,11 @@ def test_each_norm_before_a_branch_is_dropped_once(block: BlockForm) -> None:
     assert dropped(model(DenseMlp(FFN, Mlp.SWIGLU), block), Module.LAYERNORM) == made * X
 
 
+@pytest.mark.parametrize("block", BlockForm)
+def test_a_recomputed_mlp_keeps_its_input_once_however_branches_are_joined(block: BlockForm) -> None:
+    assert dropped(model(DenseMlp(FFN, Mlp.SWIGLU), block), Module.MLP) == GATED * FFN
+
+
 def test_a_norm_within_the_linear_layer_behind_it_is_the_mlps() -> None:
     """Transformer Engine's: nothing of plain layers is recomputed as `layernorm`, and `mlp` keeps the norm's input."""
     within = {"overheads": Overheads(norm_in_linear=True)}
