@@ -286,7 +286,7 @@ def _mixtures(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "count": 4,
         "top_k": draw(st.integers(1, 3)),
-        "ffn": 64,
+        "ffn": 128,
         "shared": draw(st.sampled_from([0, 64])),
         "dense_layers": draw(st.integers(0, 2)),
         "every": draw(st.integers(1, 2)),

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from clustersim.collectives.choose import Surveyor, choose
-from clustersim.collectives.library import Handling, Library, Offer
-from clustersim.collectives.transfer import MEDIUM_OF_KIND, Medium, effective_bandwidth
+from clustersim.collectives.library import Handling, Library, Medium, Offer
+from clustersim.collectives.transfer import MEDIUM_OF_KIND, effective_bandwidth
 from clustersim.hardware.topology import LINK_KINDS
 from clustersim.program.task import Collective, Dispatcher
 from clustersim.units import Bytes, BytesPerSecond, Seconds

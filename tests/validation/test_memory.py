@@ -7,6 +7,7 @@ import pytest
 from clustersim.errors import InputError
 from clustersim.fitting import check, ledgers_of
 from clustersim.program.task import Dispatcher
+from clustersim.validation.arguments import stated_dimensions
 from clustersim.validation.cases import Case
 from clustersim.validation.comparison import Comparison
 from clustersim.validation.memory import compare_memory, fits_right, read_memory
@@ -213,6 +214,15 @@ def test_what_megatrons_command_line_says_of_experts_is_read(tmp_path: Path) -> 
     assert plain.training.overheads.expert_loop and not grouped.training.overheads.expert_loop
     assert {each.ffn for each in plain.model.mixtures} == {512}
     assert not plain.model.mlps
+
+
+def test_widths_of_experts_are_among_the_arguments() -> None:
+    """Shared experts are counted in routed ones; without a width of their own these are as wide as the MLP."""
+    notes = "num-layers 12; hidden-size 512; num-attention-heads 8; num-experts 8; moe-router-topk 2"
+    plain = stated_dimensions(notes, "2")
+    assert (plain["experts"], plain["top_k"], plain["ffn_hidden"]) == ("8", "2", "2048")
+    narrow = stated_dimensions(f"{notes}; moe-ffn-hidden-size 1024; moe-shared-expert-intermediate-size 512", "2")
+    assert (narrow["moe_ffn_hidden"], narrow["shared_experts"]) == ("1024", "0.5")
 
 
 def test_grouped_products_take_workspaces_of_their_own(tmp_path: Path) -> None:
