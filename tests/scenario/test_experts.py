@@ -149,6 +149,11 @@ def test_an_even_capacity_is_what_comes_and_half_of_it_is_half_the_experts_work(
     assert experts(0.5) == pytest.approx(experts(None) / 2, rel=1e-3)  # the activation's few FLOP among them
 
 
+def test_dimensions_may_say_a_width_that_no_layer_has() -> None:
+    """As config.json files of Qwen 3 do."""
+    assert kinds(f"{{{INLINE}, layers: 2, ffn: 2048, experts: {{{ROUTED}}}}}") == "mm"
+
+
 def test_sizes_without_an_mlp_need_the_experts_width() -> None:
     with pytest.raises(InputError, match=r"lacks ffn; give them"):
         read(f"{{{INLINE}, layers: 4, experts: {{count: 8, top_k: 2}}}}")
