@@ -42,8 +42,8 @@ def _routing(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
     """The router, the choice of experts, and a row for each token and expert."""
     tokens, hidden = rank.shard.residual_tokens, rank.model.hidden
     chosen = StreamShape(Routine.TOP_K, tokens, routed.experts, fused=True, formats=(DType.FP32,))
-    copied = StreamShape(Routine.PERMUTE, tokens, hidden, fused=True, table=tokens * routed.top_k)
-    logits, rows = float(chosen.elements * DType.FP32.bytes), tokens * (1 + routed.top_k) * hidden * rank.dtype.bytes
+    copied = StreamShape(Routine.PERMUTE, tokens, hidden, fused=True, table=routed.rows(tokens))
+    logits, rows = float(chosen.elements * DType.FP32.bytes), (tokens + routed.rows(tokens)) * hidden * rank.dtype.bytes
     return [
         _router(rank, routed),
         Operator(
@@ -76,8 +76,8 @@ def _router(rank: OnRank, routed: RoutedMlp) -> Operator:
 def _unpermuted(rank: OnRank, routed: RoutedMlp) -> Operator:
     """Each token's rows, summed; backward copies the gradient for each."""
     tokens, hidden = rank.shard.residual_tokens, rank.model.hidden
-    shape = StreamShape(Routine.UNPERMUTE, tokens, hidden, fused=True, table=tokens * routed.top_k)
-    rows = tokens * (1 + routed.top_k) * hidden * rank.dtype.bytes
+    shape = StreamShape(Routine.UNPERMUTE, tokens, hidden, fused=True, table=routed.rows(tokens))
+    rows = (tokens + routed.rows(tokens)) * hidden * rank.dtype.bytes
     name = "mlp.unpermute"
     return Operator(
         name,
@@ -127,7 +127,7 @@ class _Experts:
     @property
     def tokens(self) -> int:
         """Rows that come to this rank, of all ranks that send to it, where experts are chosen evenly."""
-        return self.rank.shard.residual_tokens * self.routed.top_k * self.rank.shard.etp
+        return self.routed.rows(self.rank.shard.residual_tokens) * self.rank.shard.etp
 
     @property
     def ffn(self) -> int:
