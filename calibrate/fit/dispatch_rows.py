@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from clustersim.collectives.choose import Surveyor, choose
-from clustersim.collectives.library import Handling, Library
-from clustersim.collectives.transfer import MEDIUM_OF_KIND, Medium, effective_bandwidth
+from clustersim.collectives.library import Handling, Library, Medium, Offer
+from clustersim.collectives.transfer import MEDIUM_OF_KIND, effective_bandwidth
 from clustersim.hardware.topology import LINK_KINDS
 from clustersim.program.task import Collective, Dispatcher
 from clustersim.units import Bytes, BytesPerSecond, Seconds
@@ -20,7 +20,8 @@ from clustersim.validation.collectives import SHIPPED, Place, place_of, read_col
 from clustersim.validation.dispatches import KINDS, Dispatched, dispatched, seconds_of
 
 Constants = Mapping[str, float]
-NETWORK, COMBINE, ROW, RATE, RATE_BACK, KERNELS = "network", "combine", "row", "rate", "rate back", "kernels"
+NVLINK, NETWORK, ROUND = "nvlink", "network", "round"
+COMBINE, ROW, RATE, RATE_BACK, KERNELS = "combine", "row", "rate", "rate back", "kernels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,10 @@ class Row:
         handling = Handling(constants[ROW], constants[RATE_BACK if back else RATE])
         ceiling = (self.sent.sms or self.sent.library.sms) * handling.of(self.sent.routing.row)
         nvlink, network = self.loads[Medium.NVLINK], self.loads[Medium.NETWORK]
-        inside = nvlink.size / min(nvlink.rate * constants[self.place.generation.value] * share, ceiling)
+        inside = nvlink.size / min(nvlink.rate * constants[NVLINK] * share, ceiling)
         moving = max(inside, network.size / (network.rate * constants[NETWORK] * share))
-        return (self.latency + moving) * (constants[KERNELS] if self.sent.kernels else 1.0)
+        between = constants[ROUND] if network.size else 0.0
+        return (self.latency + between + moving) * (constants[KERNELS] if self.sent.kernels else 1.0)
 
 
 def read_rows(path: Path = SHIPPED) -> list[Row]:
@@ -93,22 +95,29 @@ def _row(case: Case) -> Row:
         busiest = own[(size[own] / nominal[own]).argmax()] if len(own) else None
         loads[medium] = Load() if busiest is None else Load(float(size[busiest]), float(nominal[busiest]))
     measured = seconds_of(case, sent.counted(fabric, place.gpus))
-    latency = float(found.idle.max())
+    rounds = found.offer.rounds[Medium.NETWORK] if spans > 1 else 0.0
+    latency = float(found.idle.max()) - rounds
     return Row(case.text("source"), place, sent, measured, latency, loads, case.is_yes("in_fit"))
 
 
 def constants_of(library: Library) -> dict[str, float]:
     """The fitted constants of a dispatcher."""
-    dispatch, combine = (_offer(library, kind) for kind in (Collective.DISPATCH, Collective.COMBINE))
-    shares = {make.value: each.efficiency for make, each in library.generations.items() if make}
-    network = library.networks[None].efficiency
-    back = {COMBINE: combine[0], RATE_BACK: combine[1].rate}
-    return shares | {NETWORK: network, ROW: dispatch[1].row, RATE: dispatch[1].rate, KERNELS: library.kernels} | back
+    (there, passed), (back, returned) = (_offer(library, kind) for kind in (Collective.DISPATCH, Collective.COMBINE))
+    return {
+        NVLINK: library.generations[None].efficiency,
+        NETWORK: library.networks[None].efficiency,
+        ROUND: there.rounds[Medium.NETWORK],
+        COMBINE: back.efficiency,
+        ROW: passed.row,
+        RATE: passed.rate,
+        RATE_BACK: returned.rate,
+        KERNELS: library.kernels,
+    }
 
 
-def _offer(library: Library, kind: Collective) -> tuple[float, Handling]:
-    """Efficiency and handling of the one offer for a collective."""
+def _offer(library: Library, kind: Collective) -> tuple[Offer, Handling]:
+    """The one offer for a collective, and its handling of rows."""
     (offer,) = library.offers_for(kind)
     if offer.handling is None:
         raise ValueError(f"{library.name}: no handling of {kind.value}")
-    return offer.efficiency, offer.handling
+    return offer, offer.handling

@@ -26,8 +26,10 @@ from calibrate.fit.dispatch_rows import (
     COMBINE,
     KERNELS,
     NETWORK,
+    NVLINK,
     RATE,
     RATE_BACK,
+    ROUND,
     ROW,
     Constants,
     Row,
@@ -35,14 +37,14 @@ from calibrate.fit.dispatch_rows import (
     read_rows,
 )
 from clustersim.collectives.library import load_dispatcher
-from clustersim.hardware.technology import Technology
 from clustersim.program.task import Dispatcher
 from clustersim.validation.quality import grouped
 
 DISPATCHERS: Final = (Dispatcher.DEEPEP, Dispatcher.HYBRIDEP)
 _SHARES: Final = tuple(round(0.3 + 0.01 * step, 2) for step in range(71))
 GRIDS: Final[Mapping[str, Sequence[float]]] = {
-    **dict.fromkeys((Technology.NVLINK4.value, Technology.NVLINK5.value, NETWORK, KERNELS), _SHARES),
+    **dict.fromkeys((NVLINK, NETWORK, KERNELS), _SHARES),
+    ROUND: tuple(step * 1e-5 for step in range(61)),
     COMBINE: tuple(round(0.6 + 0.01 * step, 2) for step in range(51)),
     ROW: tuple(step * 1e-8 for step in range(61)),
     **dict.fromkeys((RATE, RATE_BACK), tuple(step * 1e9 for step in range(10, 121))),

@@ -54,8 +54,8 @@ def _flows(ways: _Ways, arrangement: Arrangement, *, back: bool) -> Iterator[Flo
     shares, number = np.unique(ways.shares, return_inverse=True)
     for place, share in enumerate(shares.tolist()):
         own = number == place
-        ends = arrangement.members[:, ways.sources[own]], arrangement.members[:, ways.targets[own]]
-        yield Flows(*(reversed(ends) if back else ends), share, message=True)
+        ahead, behind = arrangement.members[:, ways.sources[own]], arrangement.members[:, ways.targets[own]]
+        yield Flows(behind, ahead, share, message=True) if back else Flows(ahead, behind, share, message=True)
 
 
 def _ways(arrangement: Arrangement, routing: Routing) -> _Ways:

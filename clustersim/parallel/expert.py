@@ -24,7 +24,7 @@ from typing import Final, Protocol
 
 from clustersim.dtypes import DType
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import EXPERT_PARTS, EXPERT_ROLE, EXPERT_TENSOR_ROLE
+from clustersim.parallel.mesh import EXPERT_PARTS, EXPERT_ROLE, EXPERT_TENSOR_ROLE, TENSOR_ROLE
 from clustersim.program.task import Collective, Dispatcher, Exchange, Routing
 from clustersim.units import Bytes
 from clustersim.workload.stack import RoutedMlp
@@ -70,6 +70,16 @@ class Dispatch:
         return self.layout.ep * self.layout.expert_tensor
 
     @property
+    def held_by(self) -> str:
+        """The role of those ranks; those of tensor parallelism where experts are spread like all else."""
+        return EXPERT_PARTS.name if self.layout.folded else TENSOR_ROLE.name
+
+    @property
+    def cut_over(self) -> str:
+        """The role of the ranks that have parts of the same experts."""
+        return EXPERT_TENSOR_ROLE.name if self.layout.folded else TENSOR_ROLE.name
+
+    @property
     def _travel(self) -> bool:
         return self.ranks > 1
 
@@ -95,7 +105,7 @@ class _AllToAll:
         if dispatch.layout.expert_tensor == 1:
             return sent
         size = dispatch.layout.expert_tensor * dispatch.rows
-        return (*sent, Exchange("gather rows", Collective.ALL_GATHER, EXPERT_TENSOR_ROLE.name, size))
+        return (*sent, Exchange("gather rows", Collective.ALL_GATHER, dispatch.cut_over, size))
 
     def back(self, dispatch: Dispatch, *, again: bool) -> tuple[Exchange, ...]:
         sent = self._sent("combine tokens", dispatch)
@@ -103,14 +113,14 @@ class _AllToAll:
             sent = (*sent, *self._probabilities("gradients of probabilities", dispatch))
         if dispatch.layout.expert_tensor == 1:
             return sent
-        size, role = dispatch.layout.expert_tensor * dispatch.rows, EXPERT_TENSOR_ROLE.name
+        size, role = dispatch.layout.expert_tensor * dispatch.rows, dispatch.cut_over
         kind, form = Collective.REDUCE_SCATTER, dispatch.format
         return (Exchange("sum parts of experts", kind, role, size, format=form), *sent)
 
     def _counts(self, dispatch: Dispatch) -> tuple[Exchange, ...]:
         """How many rows each expert gets from each rank."""
         size = float(dispatch.ranks * dispatch.routed.experts * _COUNT)
-        return (Exchange("count rows", Collective.ALL_GATHER, EXPERT_PARTS.name, size),)
+        return (Exchange("count rows", Collective.ALL_GATHER, dispatch.held_by, size),)
 
     def _sent(self, name: str, dispatch: Dispatch, *, awaits: bool = False) -> tuple[Exchange, ...]:
         if dispatch.layout.ep == 1:
@@ -146,11 +156,11 @@ class _AllGather:
 
     def _gathered(self, name: str, dispatch: Dispatch, each: Bytes) -> Exchange:
         size = dispatch.ranks * dispatch.tokens * each
-        return Exchange(name, Collective.ALL_GATHER, EXPERT_PARTS.name, size, routing=dispatch.routing)
+        return Exchange(name, Collective.ALL_GATHER, dispatch.held_by, size, routing=dispatch.routing)
 
     def _summed(self, name: str, dispatch: Dispatch, each: Bytes, form: DType) -> Exchange:
         size, kind = dispatch.ranks * dispatch.tokens * each, Collective.REDUCE_SCATTER
-        return Exchange(name, kind, EXPERT_PARTS.name, size, format=form, routing=dispatch.routing)
+        return Exchange(name, kind, dispatch.held_by, size, format=form, routing=dispatch.routing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +169,11 @@ class _Kernels:
 
     def there(self, dispatch: Dispatch, *, again: bool) -> tuple[Exchange, ...]:
         kind, size, routing = Collective.DISPATCH, dispatch.rows, dispatch.routing
-        return (Exchange("dispatch tokens", kind, EXPERT_PARTS.name, size, routing=routing, awaits=not again),)
+        return (Exchange("dispatch tokens", kind, dispatch.held_by, size, routing=routing, awaits=not again),)
 
     def back(self, dispatch: Dispatch, *, again: bool) -> tuple[Exchange, ...]:  # noqa: ARG002 - the same both ways
         kind, size, routing = Collective.COMBINE, dispatch.rows, dispatch.routing
-        return (Exchange("combine tokens", kind, EXPERT_PARTS.name, size, format=dispatch.format, routing=routing),)
+        return (Exchange("combine tokens", kind, dispatch.held_by, size, format=dispatch.format, routing=routing),)
 
 
 _WAYS: Final[dict[Dispatcher, _Way]] = {

@@ -16,6 +16,7 @@ from clustersim.parallel.mesh import PIPELINE, SPOKEN, Axis
 from clustersim.parallel.pipeline import dealt, split_layers
 from clustersim.scenario.legal import around, divisors, multiples_around
 from clustersim.scenario.offload import check_offload
+from clustersim.scenario.recomputed import check_modules
 from clustersim.scenario.section import MOST_TOKENS, MOST_WIDTH
 from clustersim.scenario.setup import Setup
 from clustersim.workload.lora import Target
@@ -396,6 +397,7 @@ _CHECKS: tuple[_Check, ...] = (
     check_experts,
     check_layers,
     check_recomputed,
+    check_modules,
     check_batch,
     check_sequence,
     check_adapters,

@@ -34,8 +34,9 @@ def with_experts(model: Model, section: ModelSection) -> Model:
 
 
 def check_width(model: Model, ffn: int | None) -> None:
-    """Raise InputError where a width is given that no MLP of the model took."""
-    if ffn is not None and ffn not in {each.ffn for each in (*model.mlps, *model.mixtures)}:
+    """Raise InputError where a width is given that no mixture took, and there is no dense MLP."""
+    experts_only = bool(model.mixtures) and not model.mlps
+    if ffn is not None and experts_only and all(routed.ffn != ffn for routed in model.mixtures):
         raise InputError(f"ffn: {model.name} has no dense MLP; experts.ffn is the width of its experts")
 
 

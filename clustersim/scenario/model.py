@@ -12,6 +12,7 @@ from typing import Any, Final
 from clustersim import shipped
 from clustersim.errors import InputError, nearest
 from clustersim.scenario.experts import check_width, mixed, with_experts
+from clustersim.scenario.latent import with_latent
 from clustersim.scenario.readings import Readings
 from clustersim.scenario.sections.model import ModelSection
 from clustersim.workload.hf_config import read_hf_config
@@ -85,7 +86,8 @@ def _inline(section: ModelSection, sequence: int) -> Model:
     family = section.family or "llama"
     if family not in _FAMILIES:
         raise InputError(f"family {family!r} is unknown; {nearest(family, _FAMILIES)}")
-    if "head_dim" not in given and section.hidden % section.heads:  # type: ignore[operator]
+    own = "head_dim" in given or section.latent is not None
+    if not own and section.hidden % section.heads:  # type: ignore[operator]
         raise InputError(f"hidden {section.hidden} is not a multiple of heads {section.heads}; give head_dim")
     usual = {
         "name": "inline model",
@@ -98,7 +100,7 @@ def _inline(section: ModelSection, sequence: int) -> Model:
 
 def _layered(model: Model, section: ModelSection) -> Model:
     """The model with the layers that the section lets differ."""
-    model = with_experts(model, section)
+    model = with_experts(with_latent(model, section), section)
     if section.stack is not None:
         model = _stacked(model, section)
     check_width(model, section.ffn)

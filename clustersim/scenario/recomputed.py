@@ -1,10 +1,11 @@
-"""Which recomputation has no effect, or only costs time?"""
+"""Which recomputation is refused, has no effect, or only costs time?"""
 
 from collections.abc import Iterator
 
 from clustersim.parallel.plan import Plan
 from clustersim.scenario.setup import Setup
 from clustersim.workload.modules import Module
+from clustersim.workload.stack import LatentAttention
 from clustersim.workload.training import Attention, SelectiveRecompute
 
 
@@ -15,6 +16,19 @@ def nothing_to_drop(scenario: Setup) -> Iterator[str]:
         case SelectiveRecompute(modules) if Module.CORE in modules and training.attention is not Attention.STANDARD:
             name = "selective" if modules == SelectiveRecompute().modules else Module.CORE.value
             yield f"training.recompute {name} only costs time with flash attention, which keeps no scores to recompute"
+
+
+def check_modules(scenario: Setup) -> Iterator[str]:
+    """Whether there is latent attention whose projections are to be recomputed; Megatron-LM refuses it, too."""
+    recompute, model = scenario.training.recompute, scenario.model
+    if not isinstance(recompute, SelectiveRecompute) or Module.LATENT_UP not in recompute.modules:
+        return
+    if not any(isinstance(each, LatentAttention) for each in model.attentions):
+        legal = ", ".join(each.value for each in Module if each is not Module.LATENT_UP)
+        yield (
+            f"training.recompute.modules: {Module.LATENT_UP.value} is of latent attention, which {model.name} has not; "
+            f"{legal} fit"
+        )
 
 
 def modules_that_nobody_has(scenario: Setup) -> Iterator[str]:

@@ -9,6 +9,7 @@ How tokens travel, and over how many ranks an expert is cut, is what the notes s
 """
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from clustersim.program.task import Dispatcher
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.software import Software
 from clustersim.workload.presets import PRESETS
-from clustersim.workload.stack import RoutedMlp
+from clustersim.workload.stack import Attention, FullAttention, LatentAttention
 from clustersim.workload.transformer import Model
 
 _DENSE: Final = ("", "0", "1")  # experts
@@ -114,25 +115,30 @@ def _mixtures() -> dict[str, Model]:
 def _agree(case: Case, model: Model) -> bool:
     """Whether a model has what a row states of it. Vocabularies are padded, and layers cut."""
     (routed,) = model.mixtures
-    heads = {each.heads for each in model.attentions}
     stated = {
         "hidden": model.hidden,
         "experts": routed.experts,
         "top_k": routed.top_k,
         "moe_ffn_hidden": routed.ffn,
-        "shared_experts": _shared(routed),
+        "shared_experts": routed.shared // routed.ffn,
+        "tied_embeddings": "yes" if model.tied_embeddings else "no",
     }
-    tied = case.text("tied_embeddings")
-    return (
-        all(case.text(column) in ("", str(value)) for column, value in stated.items())
-        and {case.whole("heads")} == heads
-        and case.whole("layers") <= model.layers
-        and tied in ("", "yes" if model.tied_embeddings else "no")
-    )
+    of_layers = all(_says(case, heads) for heads in map(_heads, model.attentions))
+    return _says(case, stated) and of_layers and case.whole("layers") <= model.layers
 
 
-def _shared(routed: RoutedMlp) -> int:
-    return routed.shared // routed.ffn
+def _heads(attention: Attention) -> dict[str, int]:
+    """Heads of latent attention have keys of two parts, of which tables state one or the sum."""
+    stated = {"heads": attention.heads, "kv_heads": attention.kv_heads}
+    match attention:
+        case FullAttention(head_dim=width):
+            return stated | {"head_dim": width}
+        case LatentAttention():
+            return stated
+
+
+def _says(case: Case, stated: Mapping[str, int | str]) -> bool:
+    return all(case.text(column) in ("", str(value)) for column, value in stated.items())
 
 
 def _first_dense(case: Case) -> int | None:

@@ -94,7 +94,10 @@ def _model(case: Case, software: Software) -> dict[str, Any]:
     if preset is not None:
         cut = {column: case.whole(column) for column in ("layers", "vocab")}
         return named | cut | {"preset": preset, "max_positions": case.whole("seq")}
-    return named | _dimensions(case, software)
+    dimensions = _dimensions(case, software)
+    if experts and not experts["experts"].get("dense_layers"):
+        del dimensions["ffn"]  # of a dense MLP, which no layer has
+    return named | dimensions
 
 
 def _dimensions(case: Case, software: Software) -> dict[str, Any]:

@@ -154,7 +154,10 @@ def _beside(rank: OnRank, block: BlockForm, attention: list[Operator], mlp: list
     read = rank.saved(rank.residual)
     both = _summed(rank, "block.gradient_sum").forward
     qkv = replace(qkv, input_gradient=(*qkv.input_gradient, *both))
-    up = replace(up, entry=Entry.SAME, kept=up.kept - read, waiting=up.waiting - read, read=up.read - read)
+    shared = tuple(Within(each.module) for each in up.within)  # the input of the MLP's module, too
+    up = replace(
+        up, entry=Entry.SAME, kept=up.kept - read, waiting=up.waiting - read, read=up.read - read, within=shared
+    )
     return [_norm_module(rank, "block.norm"), qkv, *rest, up, *others, total, residual]
 
 

@@ -6,13 +6,14 @@ import pytest
 
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
-from clustersim.parallel.tensor import modules_again
-from clustersim.program.task import Collective, Operation, Work
+from clustersim.parallel.tensor import forward, modules_again
+from clustersim.program.task import Collective, Dispatcher, Operation, Work
 from clustersim.workload.lora import Lora, Target
 from clustersim.workload.modules import Module
+from clustersim.workload.operators import EXPERTS
 from clustersim.workload.overheads import Overheads
 from clustersim.workload.presets import preset
-from clustersim.workload.stack import BlockForm, DenseMlp, LayerRun, LayerSpec, Mlp, RoutedMlp
+from clustersim.workload.stack import BlockForm, DenseMlp, LatentAttention, LayerRun, LayerSpec, Mlp, RoutedMlp
 from clustersim.workload.training import SelectiveRecompute, Training
 from clustersim.workload.transformer import Model
 
@@ -89,6 +90,11 @@ def test_each_norm_before_a_branch_is_dropped_once(block: BlockForm) -> None:
     assert dropped(model(DenseMlp(FFN, Mlp.SWIGLU), block), Module.LAYERNORM) == made * X
 
 
+@pytest.mark.parametrize("block", BlockForm)
+def test_a_recomputed_mlp_keeps_its_input_once_however_branches_are_joined(block: BlockForm) -> None:
+    assert dropped(model(DenseMlp(FFN, Mlp.SWIGLU), block), Module.MLP) == GATED * FFN
+
+
 def test_a_norm_within_the_linear_layer_behind_it_is_the_mlps() -> None:
     """Transformer Engine's: nothing of plain layers is recomputed as `layernorm`, and `mlp` keeps the norm's input."""
     within = {"overheads": Overheads(norm_in_linear=True)}
@@ -96,6 +102,43 @@ def test_a_norm_within_the_linear_layer_behind_it_is_the_mlps() -> None:
     assert dropped(DENSE, Module.MLP, **within) == GATED * FFN + X
     assert dropped(MIXTURE, Module.LAYERNORM, **within) == X  # before the mixture it is by itself
     assert names(again(plan(DENSE, **within), Module.MLP))[0] == "mlp.norm"
+
+
+LATENT = LatentAttention(heads=4, query_rank=24, kv_rank=16, nope=8, rope=4, value_dim=6)
+HEADS = BF16 * S * B * 4 * (2 * 12 + 6)  # queries, keys and values of all heads
+
+
+@pytest.mark.parametrize(
+    ("attention", "within", "bytes_dropped"),
+    [
+        (LATENT, False, HEADS),  # the latent vectors behind their norms are what the module reads
+        (LATENT, True, HEADS + BF16 * S * B * (24 + 16)),  # the norms are within its linear layers
+        (replace(LATENT, query_rank=None), False, HEADS),  # the input, which makes the queries, stays
+    ],
+)
+def test_what_latent_attentions_up_projections_drop(
+    attention: LatentAttention, within: bool, bytes_dropped: float
+) -> None:
+    spec = LayerSpec(attention, DenseMlp(FFN, Mlp.SWIGLU))
+    made = replace(DENSE, stack=(LayerRun(spec, 1),))
+    overheads = {"overheads": Overheads(norm_in_linear=within)}
+    assert dropped(made, Module.LATENT_UP, **overheads) == bytes_dropped
+    assert dropped(made, Module.LATENT_UP, Module.LAYERNORM, **overheads) == bytes_dropped + X * (1 if within else 2)
+    norms = ["attention.query_norm", "attention.kv_norm"] if within and attention.query_rank else []
+    kernels = [name for name in names(again(plan(made, **overheads), Module.LATENT_UP)) if name != "all_gather"]
+    assert kernels == [*norms, "attention.query_up", "attention.kv_up", "attention.rotary"]
+
+
+def test_experts_in_a_loop_do_what_a_grouped_product_does() -> None:
+    """As many products as experts, of the same work, and what they move with it."""
+    loop, grouped = (
+        plan(MIXTURE, overheads=Overheads(expert_loop=loop)).layers[MIXTURE.specs[0]] for loop in (True, False)
+    )
+    for one, other in zip(loop.operators, grouped.operators, strict=True):
+        many = ROUTED.experts if one.group == EXPERTS else 1
+        assert (len(one.forward), len(other.forward)) == (many * len(other.forward), len(other.forward))
+        assert sum(each.flops for each in one.forward) == pytest.approx(sum(each.flops for each in other.forward))
+        assert sum(each.bytes for each in one.forward) == pytest.approx(sum(each.bytes for each in other.forward))
 
 
 def test_frozen_layers_keep_what_a_recomputed_module_reads() -> None:
@@ -116,14 +159,22 @@ def test_a_recomputed_mlp_gathers_and_scatters_again() -> None:
     assert names(again(made, Module.LAYERNORM, early_stop=True)) == ["attention.norm", "mlp.norm"]
 
 
-def test_a_recomputed_mixture_dispatches_and_combines_again() -> None:
+@pytest.mark.parametrize("dispatcher", Dispatcher)
+def test_a_recomputed_mixture_dispatches_and_combines_again(dispatcher: Dispatcher) -> None:
+    """All that forward does between the mixture's norm and its sum with the residual stream, exchanges included."""
+    made = plan(MIXTURE, layout=Layout(dp=4, ep=4, dispatcher=dispatcher))
+    spec = MIXTURE.specs[0]
+    ahead = [each.does for each in forward(made.layers[spec], made.sharding(spec))]
+    mixture = again(made, Module.MIXTURE)
+    assert all(each.work is Work.RECOMPUTE for each in mixture)
+    assert [each.does for each in mixture] == ahead[-len(mixture) - 1 : -1]
+    assert (names(mixture)[0], names(mixture)[-1]) == ("mlp.router", "mlp.sum")
+    assert sum(each.exchange is not None for each in mixture) >= 2
+
+
+def test_modules_of_a_mixture_are_run_again_by_themselves_and_within_it_once_more() -> None:
     made = plan(MIXTURE, layout=Layout(dp=4, ep=4))
-    forward = names(again(made, Module.MIXTURE))
-    to_all = Collective.ALL_TO_ALL.value
-    assert forward.count(to_all) == 2
-    assert forward.index("mlp.permute") < forward.index(to_all) < forward.index("experts.up")
-    assert forward[0] == "mlp.router" and forward[-1] == "mlp.sum"
-    inner = again(made, Module.MIXTURE, Module.EXPERTS_ACTIVATION)
-    assert names(inner) == [*forward, "experts.activation"]  # of the second forward dropped, so made once more
+    whole = names(again(made, Module.MIXTURE))
+    assert names(again(made, Module.MIXTURE, Module.EXPERTS_ACTIVATION)) == [*whole, "experts.activation"]
     assert names(again(made, Module.EXPERTS_ACTIVATION)) == ["experts.activation"]
     assert names(again(made, Module.SHARED_EXPERTS)) == ["shared.up", "shared.activation", "shared.down"]

@@ -79,6 +79,21 @@ class PlacedExpertsSection(ExpertsSection):
         return self.dense_layers is not None or self.every is not None
 
 
+class LatentSection(Section):
+    """`model.latent`: keys and values of all heads are made from one latent vector of a token, queries from another.
+
+    query_rank, kv_rank: sizes of the vectors (0: queries are made from the input itself); nope, rope: dimensions of
+    each head's queries and keys without and with rotary positions; value_dim: of its values.
+    """
+
+    example: ClassVar[str] = "{query_rank: 1536, kv_rank: 512, nope: 128, rope: 64, value_dim: 128}"
+    query_rank: Annotated[int, Field(ge=0, le=MOST_WIDTH)] | None = None
+    kv_rank: Width | None = None
+    nope: Width | None = None
+    rope: Width | None = None
+    value_dim: Width | None = None
+
+
 class LayerSection(Section):
     """Dimensions of a layer."""
 
@@ -137,9 +152,10 @@ class ModelSection(LayerSection, Shipped):
     nope_every: Annotated[int | None, Field(ge=2, le=MOST_LAYERS)] = None
     stack: Annotated[list[RunSection], Field(max_length=MOST_LAYERS)] | None = None
     experts: PlacedExpertsSection | None = None
+    latent: LatentSection | None = None
 
     @property
     def dimensions(self) -> dict[str, Any]:
         """What the file gives of `Model`'s own fields, and of all its layers."""
-        own = {"preset", "path", "family", "global_every", "nope_every", "stack", "experts"}
+        own = {"preset", "path", "family", "global_every", "nope_every", "stack", "experts", "latent"}
         return {**self.model_dump(exclude=own, exclude_none=True), **self.of_layer}
