@@ -11,7 +11,9 @@ from clustersim.analysis.parts import EXPOSED, PARTS, Part
 from clustersim.analysis.what_if import WhatIfs
 from clustersim.answer import Answer
 from clustersim.arrays import FloatArray
+from clustersim.assembly import plan_of
 from clustersim.cost.timing import Provenance
+from clustersim.fitting import footprint_of
 from clustersim.memory.footprint import Category as Use
 from clustersim.memory.ledger import Ledger
 from clustersim.report.answer_critical_path import critical_path_of
@@ -38,7 +40,8 @@ from clustersim.report.view import (
 )
 from clustersim.report.waiting import nobody_slow
 from clustersim.report.wording import disturbed_line, gpu_line, layout_line, row_names, stage_name
-from clustersim.units import Seconds, format_seconds
+from clustersim.units import Bytes, Seconds, format_seconds
+from clustersim.workload.operators import EXPERTS
 
 _VISIBLE: Final = 1e-3  # of the step: the least difference of waiting that is shown
 PART_LOOKS: Final[Mapping[Part, Category]] = MappingProxyType(
@@ -204,15 +207,31 @@ def _settled(result: Answer, parts: Mapping[str, Seconds]) -> FloatArray:
 def memory_of(result: Answer) -> Memory:
     """The ledgers of pipeline ranks: of many some, evenly spaced, and the fullest."""
     shown = sorted({*shown_rows(len(result.ledgers), MOST_ROWS - 1).tolist(), result.fullest})
+    apart = _apart(result, shown)
     return Memory(
         labels=tuple(use.value for use in Use),
         categories=tuple(USE_LOOKS[use] for use in Use),
         stages=tuple(
-            _held(stage_name(result.scenario, number), str(number), result.ledgers[number]) for number in shown
+            replace(_held(stage_name(result.scenario, number), str(number), result.ledgers[number]), **apart[number])
+            for number in shown
         ),
         capacity=result.memory_capacity,
         of_stages=len(result.ledgers),
     )
+
+
+def _apart(result: Answer, shown: Sequence[int]) -> dict[int, dict[str, tuple[float, Bytes]]]:
+    """Of every shown pipeline rank what experts take and all else, where there are experts."""
+    if not result.scenario.model.mixtures:
+        return {number: {} for number in shown}
+    footprint = footprint_of(result.scenario, plan_of(result.scenario))
+    return {number: _parted(footprint.weights(number)) for number in shown}
+
+
+def _parted(weights: Mapping[str, tuple[float, Bytes]]) -> dict[str, tuple[float, Bytes]]:
+    others = [held for name, held in weights.items() if name != EXPERTS]
+    count, size = (sum(each) for each in zip(*others, strict=True))
+    return {"experts": weights.get(EXPERTS, (0.0, 0.0)), "others": (count, size)}
 
 
 def _held(label: str, short: str, ledger: Ledger) -> StageMemory:
