@@ -31,6 +31,22 @@ class MatmulEfficiency:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupedEfficiency:
+    """Constants of the products of several experts (`cost.grouped`).
+
+    share: part of the peak in the main loop of products that a library launches one by one on several streams;
+    kernel_share: of one kernel for all of them; prologue, edge: as of other products; call: what the host needs to
+    launch one of them.
+    """
+
+    share: float
+    kernel_share: float
+    prologue: float
+    edge: float
+    call: Seconds
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionEfficiency:
     """Constants of one flash attention kernel.
 
@@ -57,6 +73,7 @@ class Efficiency:
 
     published: bool
     matmul: MatmulEfficiency
+    grouped: GroupedEfficiency
     attention_forward: AttentionEfficiency
     attention_backward: AttentionEfficiency
     memory: float

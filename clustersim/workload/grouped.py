@@ -1,27 +1,34 @@
 """What do the experts of one rank compute and move?
 
-The linear layers of several experts are one kernel, a grouped product: of each expert's tokens with its own matrix
-(Transformer Engine's GroupedLinear, cuBLAS's and CUTLASS's grouped GEMM, torch's `_grouped_mm`). Its three products are
-those of a linear layer (see `linear`), each as many times as there are experts. Tokens are spread evenly over the
-experts, so that every product has the same sizes.
+The linear layers of several experts are products of each expert's tokens with its own matrix, which are run in one of
+the ways of `overheads.Grouping`, and are one kernel here. The three products are those of a linear layer (see `linear`),
+each as many times as there are experts. Tokens are spread evenly over the experts, so that every product has the same
+sizes.
 """
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from clustersim.dtypes import DType
 from clustersim.units import Bytes
 from clustersim.workload.kernels import Kernel, KernelKind, MatmulShape, Operands
 from clustersim.workload.linear import product
-from clustersim.workload.overheads import Accumulation
+from clustersim.workload.overheads import Accumulation, Grouping
 from clustersim.workload.recipe import Products, Recipe
 from clustersim.workload.streaming import accumulate
+
+_KINDS: Final = {
+    Grouping.STREAMS: KernelKind.STREAMED_MATMULS,
+    Grouping.KERNEL: KernelKind.GROUPED_MATMUL,
+    Grouping.LOOP: KernelKind.LOOPED_MATMULS,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedLinear:
     """Linear layers of `experts` on one rank: [tokens, inputs] to [tokens, outputs], tokens over all of them.
 
-    formats: of the operands; bias: each expert adds one.
+    formats: of the operands; bias: each expert adds one; grouping: how products are run.
     """
 
     name: str
@@ -31,6 +38,7 @@ class GroupedLinear:
     outputs: int
     formats: Products
     bias: bool = False
+    grouping: Grouping = Grouping.STREAMS
 
     @property
     def parameters(self) -> int:
@@ -68,7 +76,10 @@ class GroupedLinear:
         return (self._grouped(name, operands, shape, made.bytes), *summed)
 
     def _grouped(self, name: str, dtype: DType, shape: MatmulShape, result: Bytes) -> Kernel:
-        """One kernel for the products of all experts; of one expert, a product like any other."""
+        """One kernel for the products of all experts; of one expert, a library's product like any other."""
         made = product(name, dtype, shape, result=result)
         flops = 2.0 * self.tokens * self.inputs * self.outputs  # of whole tokens, however they are rounded
-        return made if shape.batch == 1 else replace(made, kind=KernelKind.GROUPED_MATMUL, flops=flops)
+        if shape.batch == 1 and self.grouping is not Grouping.KERNEL:
+            return made
+        launches = self.experts if self.grouping is Grouping.LOOP else 1
+        return replace(made, kind=_KINDS[self.grouping], flops=flops, launches=launches)

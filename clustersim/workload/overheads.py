@@ -28,6 +28,18 @@ class Accumulation(Enum):
     COPIED = "copied"
 
 
+class Grouping(Enum):
+    """How the products of several experts are run.
+
+    STREAMS: a library's product for each, in turns on a few streams (Transformer Engine's `GroupedLinear`); KERNEL: one
+    kernel for all of them (`torch._grouped_mm`); LOOP: one after the other (Megatron-Core's `SequentialMLP`).
+    """
+
+    STREAMS = "streams"
+    KERNEL = "kernel"
+    LOOP = "loop"
+
+
 class LossReport(Enum):
     """When ranks with the same weights average the loss that is logged: NEVER, once a STEP, after each MICROBATCH."""
 
@@ -67,6 +79,10 @@ class Overheads:
     softmax_keys, standard attention's fused softmax takes at most so many keys, and batch x heads in multiples of 4
     (None: any), else one operation follows the other in FP32.
 
+    Experts: grouping, how the products of several experts are run (None: on streams if other kernels are fused, else in
+    a loop); permute_unfused, tokens are sorted by experts and summed again by PyTorch's operations, not by a kernel
+    each; router_unfused, so are scores, choice and probabilities.
+
     loss: when the loss that is logged is averaged; batches: how tokens come to the ranks.
     """
 
@@ -80,6 +96,9 @@ class Overheads:
     attention_copies: bool = False
     bias_adds: bool = False
     norm_twice: bool = False
+    permute_unfused: bool = False
+    router_unfused: bool = False
+    grouping: Grouping | None = None
     softmax_keys: int | None = None
     loss: LossReport = LossReport.NEVER
     batches: Batches = Batches.LOADED
