@@ -46,7 +46,7 @@ def grouped_work(accelerator: Accelerator, kernel: Kernel, rate: float) -> Work:
     slower = alignment_rate(accelerator, kernel.dtype, shape)
     busy = float(compute[0]) / (slower * _sustained(accelerator, rate, streamed=streamed))
     moved = float(memory[0]) / slower
-    calls = shape.batch * accelerator.efficiency.grouped.call if streamed else 0.0
+    calls = shape.batch * accelerator.efficiency.experts.call if streamed else 0.0
     return Work(busy, moved, calls, float(np.hypot(busy, moved)))
 
 
@@ -61,7 +61,9 @@ def grouped_seconds(
     alone = sizes.copy()
     alone[3] = 1.0
     compute, memory = matmul_options(inside, dtype, sizes, moved)
-    chosen = np.hypot(*matmul_options(inside, dtype, alone, moved / sizes[3])) if streamed else np.hypot(compute, memory)
+    chosen = (
+        np.hypot(*matmul_options(inside, dtype, alone, moved / sizes[3])) if streamed else np.hypot(compute, memory)
+    )
     best = np.argmin(chosen, axis=1)[:, None]
     return np.take_along_axis(compute, best, 1)[:, 0], np.take_along_axis(memory, best, 1)[:, 0]
 
@@ -69,7 +71,7 @@ def grouped_seconds(
 def _inside(accelerator: Accelerator, *, streamed: bool) -> Accelerator:
     """The accelerator with the constants that products of experts have; FP8's keep their distance."""
     efficiency = accelerator.efficiency
-    matmul, grouped = efficiency.matmul, efficiency.grouped
+    matmul, grouped = efficiency.matmul, efficiency.experts
     share = grouped.share if streamed else grouped.kernel_share
     own = replace(
         matmul,
@@ -84,5 +86,5 @@ def _inside(accelerator: Accelerator, *, streamed: bool) -> Accelerator:
 def _sustained(accelerator: Accelerator, rate: float, *, streamed: bool) -> float:
     """Their rate in a step relative to that by themselves: all of it, where that is below what products sustain."""
     efficiency = accelerator.efficiency
-    own = efficiency.grouped.share if streamed else efficiency.grouped.kernel_share
+    own = efficiency.experts.share if streamed else efficiency.experts.kernel_share
     return min(max(1.0, rate), rate * max(1.0, efficiency.matmul.share / own))

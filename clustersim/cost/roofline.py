@@ -37,6 +37,7 @@ from clustersim.hardware.efficiency import AttentionEfficiency
 from clustersim.units import Bytes, FlopPerSecond, Seconds
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape
 
+
 @dataclass(frozen=True, slots=True)
 class Roofline:
     """A source of kernel durations for one accelerator; remembers the kernels that it has timed.

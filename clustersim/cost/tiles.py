@@ -67,5 +67,3 @@ def matmul_options(
     partial = np.where(split > 1.0, split * m * n * batch * PARTIAL_BYTES, 0.0)
     memory = (moved[:, None] + partial) / (accelerator.memory_bandwidth * accelerator.efficiency.memory)
     return compute, memory
-
-

@@ -109,12 +109,12 @@ def _efficiency(section: Section) -> Efficiency:
     return Efficiency(
         published=_PROVENANCE[provenance],
         matmul=_matmul(section.section("matmul")),
-        grouped=_grouped(section.section("grouped")),
         attention_forward=_attention(section.section("attention_forward")),
         attention_backward=_attention(section.section("attention_backward")),
         memory=section.share("memory"),
         kernel_latency=section.quantity("kernel_latency", Dimension.TIME, zero=True),
         launch_interval=section.quantity("launch_interval", Dimension.TIME, zero=True),
+        grouped=_grouped(section.section("grouped")) if section.has("grouped") else None,
     )
 
 

@@ -66,19 +66,26 @@ class AttentionEfficiency:
 class Efficiency:
     """All constants of the kernel model for one accelerator.
 
-    published: fitted to published measurements of this accelerator (not derived from a sibling); memory: part of the
+    published: fitted to published measurements of this accelerator (not derived from a sibling); grouped: of products of
+    experts, None: nothing is known of them, so that they are products like others; memory: part of the
     memory bandwidth that a large streaming kernel reaches; kernel_latency: seconds of start and drain of a device
     kernel; launch_interval: seconds between two launches that the host can sustain.
     """
 
     published: bool
     matmul: MatmulEfficiency
-    grouped: GroupedEfficiency
     attention_forward: AttentionEfficiency
     attention_backward: AttentionEfficiency
     memory: float
     kernel_latency: Seconds
     launch_interval: Seconds
+    grouped: GroupedEfficiency | None = None
+
+    @property
+    def experts(self) -> GroupedEfficiency:
+        """The constants of products of experts."""
+        own = self.matmul
+        return self.grouped or GroupedEfficiency(own.share, own.share, own.prologue, own.edge, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,15 +17,30 @@ from clustersim.errors import InputError
 from clustersim.units import Seconds
 from clustersim.validation.accelerators import accelerator_of
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
-from clustersim.validation.grouped import grouped_of
 from clustersim.validation.comparison import Comparison
+from clustersim.validation.grouped import grouped_of
 from clustersim.validation.quality import grouped
 from clustersim.workload.attention import Core
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
 
 SHIPPED: Final = PUBLISHED / "kernels.csv"
 NEEDED: Final = (
-    *("op", "gpu", "m", "n", "k", "batch", "groups", "seq", "heads", "head_dim", "causal", "direction", "dtype", "layout"),
+    *(
+        "op",
+        "gpu",
+        "m",
+        "n",
+        "k",
+        "batch",
+        "groups",
+        "seq",
+        "heads",
+        "head_dim",
+        "causal",
+        "direction",
+        "dtype",
+        "layout",
+    ),
     *("tflops", "time_us", "flop_convention", "source"),
 )
 BEST_OF_SEARCH: Final = "best shape of a search"

@@ -147,7 +147,9 @@ class _Experts:
 
     def _grouped(self, name: str, inputs: int, outputs: int) -> Operator:
         rank, recipe = self.rank, self.rank.training.recipe
-        linear = GroupedLinear(name, self.experts, self.tokens, inputs, outputs, rank.products, self.routed.bias, rank.training.grouping)
+        linear = GroupedLinear(
+            name, self.experts, self.tokens, inputs, outputs, rank.products, self.routed.bias, rank.training.grouping
+        )
         read = rank.saved(self.tokens * inputs)
         return Operator(
             name,
