@@ -1,8 +1,8 @@
 """Which constants of products of experts do measured ones support?
 
-Searched: share of the peak, perimeter, prologue and the host's call (see `cost.grouped`) for those on streams; the share
-alone for those in one kernel. Tiles, memory bandwidth and the start of a kernel are those of other products. Where all
-products are too large to wait for the host, its call is given.
+Searched: share of the peak, perimeter, prologue and the host's call (see `cost.grouped`) for those on streams; the
+share alone for those in one kernel. Tiles, memory bandwidth and the start of a kernel are those of other products.
+Where all products are too large to wait for the host, its call is given.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ CALLS: Final = tuple(call * 1e-6 for call in steps(8.0, 10.0, 0.2))
 def fit_grouped(
     accelerator: Accelerator, rows: Sequence[GroupedRow], call: Seconds | None
 ) -> tuple[GroupedEfficiency, Winner]:
-    """The best share, edge, prologue and call (unless given) of those on streams; one kernel's share is set to theirs."""
+    """The best share, edge, prologue and call (unless given) of those on streams; kernel_share is set to the share."""
     search, calls = _search(rows), CALLS if call is None else (call,)
     for edge, prologue in combinations(EDGES, PROLOGUES):
         _offer(search, accelerator, rows, _candidates(SHARES, edge, prologue, calls))
@@ -62,7 +62,7 @@ def _offer(
     """Predict all rows by candidates that differ in share and call."""
     shares = sorted({share for share, *_ in candidates})
     busy = {share: _busy(accelerator, rows, (share, *candidates[0][1:])) for share in shares}
-    predicted = np.array([_seconds(accelerator, rows, busy[share], call) for share, _, _, call in candidates])
+    predicted = np.array([_seconds(rows, busy[share], call) for share, _, _, call in candidates])
     search.offer(candidates, predicted)
 
 
@@ -79,7 +79,7 @@ def _busy(accelerator: Accelerator, rows: Sequence[GroupedRow], constants: tuple
     return np.hypot(compute, memory) + accelerator.efficiency.kernel_latency
 
 
-def _seconds(accelerator: Accelerator, rows: Sequence[GroupedRow], busy: FloatArray, call: float) -> FloatArray:
+def _seconds(rows: Sequence[GroupedRow], busy: FloatArray, call: float) -> FloatArray:
     """[rows] what each takes, its kernels no less than the host's calls."""
     kernels = [kernel for row in rows for kernel in row.kernels]
     groups = np.array([each.shape.batch for each in kernels if isinstance(each.shape, MatmulShape)], dtype=np.float64)

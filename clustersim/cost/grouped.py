@@ -6,16 +6,16 @@ All are of the same sizes, each with a matrix of its own. Two ways to run them:
   `GroupedLinear`, on four). The library picks the fastest tile of each product as if it were alone; on the device the
   tiles of all flow behind one another, so that only the last wave is partly filled. The host needs `call` for each
   product, so that many small ones take as long as it does;
-- in one kernel (CUTLASS's grouped GEMM, `torch._grouped_mm`): the tile that is fastest for all of them together, and one
-  launch.
+- in one kernel (CUTLASS's grouped GEMM, `torch._grouped_mm`): the tile that is fastest for all of them together, and
+  one launch.
 
 Arithmetic and memory traffic hide each other only in part: tiles of few columns of k (weight gradients of few tokens)
 load, compute and store one after the other, and a group's matrix is read for few rows. With c and m seconds of each
 alone, sqrt(c² + m²) is assumed: of equal ones, halfway between hidden and not. Other constants are those of products
 (`cost.tiles`) with a share, prologue and edge of their own.
 
-In a training step the power limit caps the rate of products (`rate`): those that are slower by themselves already are not
-slowed further.
+In a training step the power limit caps the rate of products (`rate`): those that are slower by themselves already are
+not slowed further.
 
 References: NVIDIA/TransformerEngine, transformer_engine/common/gemm/cublaslt_gemm.cu (nvte_multi_stream_cublas_gemm)
 and common/util/multi_stream.cpp; pytorch/pytorch, aten/src/ATen/native/cuda/GroupMM.cu; MooreThreads/SimuMax,

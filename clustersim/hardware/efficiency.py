@@ -66,10 +66,10 @@ class AttentionEfficiency:
 class Efficiency:
     """All constants of the kernel model for one accelerator.
 
-    published: fitted to published measurements of this accelerator (not derived from a sibling); grouped: of products of
-    experts, None: nothing is known of them, so that they are products like others; memory: part of the
-    memory bandwidth that a large streaming kernel reaches; kernel_latency: seconds of start and drain of a device
-    kernel; launch_interval: seconds between two launches that the host can sustain.
+    published: fitted to published measurements of this accelerator (not derived from a sibling); grouped: of products
+    of experts, None: nothing is known of them, so that they are products like others; memory: part of the memory
+    bandwidth that a large streaming kernel reaches; kernel_latency: seconds of start and drain of a device kernel;
+    launch_interval: seconds between two launches that the host can sustain.
     """
 
     published: bool

@@ -1,9 +1,9 @@
 """Which kernels does a published row of products of experts time?
 
 A row says how many tokens each expert has (`m`; of `6mnk` rates, all together), and the weights' sizes `n` x `k`
-(outputs, inputs), whatever its direction. PyTorch's are one kernel for all experts; the others are Transformer Engine's,
-a product of cuBLAS for each. A weight gradient is added to what is accumulated, in FP32 unless `dtype` says otherwise;
-one of PyTorch's autograd is written.
+(outputs, inputs), whatever its direction. PyTorch's are one kernel for all experts; the others are Transformer
+Engine's, a product of cuBLAS for each. A weight gradient is added to what is accumulated, in FP32 unless `dtype` says
+otherwise; one of PyTorch's autograd is written.
 """
 
 from dataclasses import replace

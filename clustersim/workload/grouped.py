@@ -1,9 +1,9 @@
 """What do the experts of one rank compute and move?
 
 The linear layers of several experts are products of each expert's tokens with its own matrix, which are run in one of
-the ways of `overheads.Grouping`, and are one kernel here. The three products are those of a linear layer (see `linear`),
-each as many times as there are experts. Tokens are spread evenly over the experts, so that every product has the same
-sizes.
+the ways of `overheads.Grouping`, and are one kernel here. The three products are those of a linear layer (see
+`linear`), each as many times as there are experts. Tokens are spread evenly over the experts, so that every product
+has the same sizes.
 """
 
 from dataclasses import dataclass, replace

@@ -81,7 +81,8 @@ class Overheads:
 
     Experts: grouping, how the products of several experts are run (None: on streams if other kernels are fused, else in
     a loop); permute_unfused, tokens are sorted by experts and summed again by PyTorch's operations, not by a kernel
-    each; router_unfused, so are scores, choice and probabilities.
+    each; router_unfused, so are scores, choice and probabilities; router_fp32, the router multiplies FP32 copies of its
+    operands.
 
     loss: when the loss that is logged is averaged; batches: how tokens come to the ranks.
     """
@@ -98,6 +99,7 @@ class Overheads:
     norm_twice: bool = False
     permute_unfused: bool = False
     router_unfused: bool = False
+    router_fp32: bool = False
     grouping: Grouping | None = None
     softmax_keys: int | None = None
     loss: LossReport = LossReport.NEVER

@@ -1,29 +1,26 @@
 """Which operators is a mixture of experts made of on one rank?
 
-The router scores the experts for each token (its logits in FP32), the `top_k` largest are chosen, and a token's row is
-copied for each of them, in the order of the experts (`permute`). The rows are sent to the ranks of their experts; there
-they are sorted by expert, pass its MLP as grouped products, and are sent back, where a token's rows are summed with its
-scores (`unpermute`). Shared experts are a dense MLP of every token. Router, permutation and sum work on the rank's own
-tokens, which are a part of the sequence under sequence parallelism; collectives are put in by whoever lowers the layer
+Experts are chosen and tokens copied for them (`routing`). The rows are sent to the ranks of their experts; there they
+are sorted by expert, pass its MLP as grouped products (`grouped`), and are sent back, where a token's rows are
+summed. The probabilities are multiplied with what the activation makes, in its kernel, so that experts' outputs are
+not kept. Shared experts are a dense MLP of every token. Collectives are put in by whoever lowers the layer
 (`parallel.expert`). Tokens are spread evenly over experts.
 
-What is kept: the router's and the experts' inputs, the activation's, and what the unpermutation reads where it weighs
-(the probabilities' gradient needs the experts' outputs).
-Reference: NVIDIA/Megatron-LM, megatron/core/transformer/moe/{router,token_dispatcher,experts,moe_layer}.py.
+What is kept: the inputs of the experts' products and activation, and the probability of each row (FP32).
+Reference: NVIDIA/Megatron-LM, megatron/core/transformer/moe/{token_dispatcher,experts,moe_layer}.py.
 """
 
 from dataclasses import dataclass, replace
 
 from clustersim.dtypes import DType
-from clustersim.units import Bytes
 from clustersim.workload import streaming
 from clustersim.workload.grouped import GroupedLinear
-from clustersim.workload.kernels import Kernel, KernelKind, Routine, StreamShape
+from clustersim.workload.kernels import KernelKind, Routine, StreamShape
 from clustersim.workload.linear import Linear
 from clustersim.workload.mlp import dense
 from clustersim.workload.on_rank import OnRank, gradient_sum, linear_operator, residual_wide, streamed
 from clustersim.workload.operators import EXPERTS, Operator, Region
-from clustersim.workload.recipe import Products
+from clustersim.workload.routing import chosen, moved, summed
 from clustersim.workload.stack import DenseMlp, Mlp, RoutedMlp
 
 
@@ -31,56 +28,7 @@ def mixture(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
     """The operators of a mixture between its norm and the sum with the residual stream."""
     experts = _Experts(rank, routed)
     shared = _shared(rank, routed) if routed.shared else []
-    return [*_routing(rank, routed), *experts.operators(), _unpermuted(rank, routed), *shared]
-
-
-def _routing(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
-    """The router, the choice of experts, and a row for each token and expert."""
-    tokens, hidden = rank.shard.residual_tokens, rank.model.hidden
-    chosen = StreamShape(Routine.TOP_K, tokens, routed.experts, fused=True, formats=(DType.FP32,))
-    copied = StreamShape(Routine.PERMUTE, tokens, hidden, fused=True, table=tokens * routed.top_k)
-    logits, rows = float(chosen.elements * DType.FP32.bytes), tokens * (1 + routed.top_k) * hidden * rank.dtype.bytes
-    return [
-        _router(rank, routed),
-        Operator(
-            "mlp.top_k",
-            Region.REPLICATED,
-            (_moved("mlp.top_k", KernelKind.SOFTMAX, DType.FP32, chosen, 2 * logits),),
-            (_moved("mlp.top_k.input_gradient", KernelKind.SOFTMAX, DType.FP32, chosen, 3 * logits),),
-            kept=logits,
-            saves_late=True,
-        ),
-        Operator(
-            "mlp.permute",
-            Region.REPLICATED,
-            (_moved("mlp.permute", KernelKind.COPY, rank.dtype, copied, rows),),
-            (_moved("mlp.permute.input_gradient", KernelKind.COPY, rank.dtype, copied, rows),),
-        ),
-    ]
-
-
-def _router(rank: OnRank, routed: RoutedMlp) -> Operator:
-    """Logits of all experts for each token; backward adds what comes back to the gradient of the experts' inputs."""
-    tokens = rank.shard.residual_tokens
-    formats = Products.all_in(rank.dtype)
-    linear = Linear("mlp.router", tokens, rank.model.hidden, routed.experts, formats, tokens if routed.bias else 0)
-    made = linear_operator(rank, linear, rank.saved(rank.residual))
-    summed = (gradient_sum(rank, "mlp.router"),)
-    return replace(made, region=Region.REPLICATED, linear=None, input_gradient=(*made.input_gradient, *summed))
-
-
-def _unpermuted(rank: OnRank, routed: RoutedMlp) -> Operator:
-    """Each token's rows, summed; backward copies the gradient for each."""
-    tokens, hidden = rank.shard.residual_tokens, rank.model.hidden
-    shape = StreamShape(Routine.UNPERMUTE, tokens, hidden, fused=True, table=tokens * routed.top_k)
-    rows = tokens * (1 + routed.top_k) * hidden * rank.dtype.bytes
-    name = "mlp.unpermute"
-    return Operator(
-        name,
-        Region.REPLICATED,
-        (_moved(name, KernelKind.COPY, rank.dtype, shape, rows),),
-        (_moved(f"{name}.input_gradient", KernelKind.COPY, rank.dtype, replace(shape, backward=True), rows),),
-    )
+    return [*chosen(rank, routed), *experts.operators(), summed(rank, routed), *shared]
 
 
 def _shared(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
@@ -103,8 +51,8 @@ def _gate(rank: OnRank) -> list[Operator]:
     made = replace(linear_operator(rank, linear, 0.0), region=Region.REPLICATED, linear=None)  # the router keeps it
     shape = StreamShape(Routine.SCALE, tokens, hidden, fused=True)
     width, name = rank.dtype.bytes * tokens * hidden, "shared.scale"
-    forward = _moved(name, KernelKind.RESIDUAL, rank.dtype, shape, 2 * width)
-    back = _moved(f"{name}.input_gradient", KernelKind.RESIDUAL, rank.dtype, replace(shape, backward=True), 3 * width)
+    forward = moved(name, KernelKind.RESIDUAL, rank.dtype, shape, 2 * width)
+    back = moved(f"{name}.input_gradient", KernelKind.RESIDUAL, rank.dtype, replace(shape, backward=True), 3 * width)
     return [made, Operator(name, Region.REPLICATED, (forward,), (back,), kept=float(width))]
 
 
@@ -135,6 +83,7 @@ class _Experts:
         rank, form = self.rank, self.routed.form
         over = streaming.activation(form, fused=rank.training.fused)
         made = streamed(Region.ROUTED, "experts.activation", rank.dtype, over, (over.over(self.tokens, self.ffn),))
+        made = replace(made, kept=made.kept + self.tokens * DType.FP32.bytes)  # the probability of each row
         gated = 2 if form is Mlp.SWIGLU else 1
         products = [
             self._grouped("experts.up", rank.model.hidden, gated * self.ffn),
@@ -165,13 +114,9 @@ class _Experts:
         )
 
     def _sorted(self, name: str) -> Operator:
-        """Rows in another order, both ways."""
+        """Rows in another order, both ways; without a fused kernel chunks are joined, which moves as much."""
         rank, hidden = self.rank, self.rank.model.hidden
         shape = StreamShape(Routine.PERMUTE, self.tokens, hidden, fused=True, table=self.tokens)
         moved = 2.0 * shape.elements * rank.dtype.bytes
-        back = _moved(f"{name}.input_gradient", KernelKind.COPY, rank.dtype, shape, moved)
-        return Operator(name, Region.ROUTED, (_moved(name, KernelKind.COPY, rank.dtype, shape, moved),), (back,))
-
-
-def _moved(name: str, kind: KernelKind, dtype: DType, shape: StreamShape, moved: Bytes) -> Kernel:
-    return Kernel(name, kind, dtype, flops=0.0, bytes=float(moved), shape=shape)
+        back = moved(f"{name}.input_gradient", KernelKind.COPY, rank.dtype, shape, moved)
+        return Operator(name, Region.ROUTED, (moved(name, KernelKind.COPY, rank.dtype, shape, moved),), (back,))

@@ -19,7 +19,12 @@ PARTS = st.dictionaries(st.sampled_from(PAIRS), st.sampled_from([0.0, 0.1, 0.3, 
 def test_every_kind_of_kernel_has_a_class() -> None:
     """Products keep matrix units busy, attention these and others, everything else the memory."""
     found = {each: [kind for kind in KernelKind if class_of(kind) is each] for each in KernelClass}
-    assert found[COMPUTE] == [KernelKind.MATMUL, KernelKind.GROUPED_MATMUL]
+    assert found[COMPUTE] == [
+        KernelKind.MATMUL,
+        KernelKind.GROUPED_MATMUL,
+        KernelKind.STREAMED_MATMULS,
+        KernelKind.LOOPED_MATMULS,
+    ]
     assert found[ATTENTION] == [KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD]
     assert len(found[MEMORY]) == len(KernelKind) - 4
 

@@ -167,7 +167,7 @@ def test_causal_model_flops_are_what_flash_attention_does(name: str, sequence: i
     model = preset(name)
     training = Training(sequence=sequence, global_batch=6, microbatch=2, attention=Attention.FLASH)
     shard = _shard(training)
-    products = dict.fromkeys((KernelKind.MATMUL, KernelKind.GROUPED_MATMUL), 1.0)
+    products = dict.fromkeys((KernelKind.MATMUL, KernelKind.STREAMED_MATMULS), 1.0)
     counted = {**products, KernelKind.ATTENTION_FORWARD: 1.0, KernelKind.ATTENTION_BACKWARD: 4 / 5}
     made = ((run.count, layers.layer(model, run.spec, training, shard)) for run in model.stack)
     executed = sum(
