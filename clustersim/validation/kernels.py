@@ -33,7 +33,6 @@ NEEDED: Final = (
         "n",
         "k",
         "batch",
-        "groups",
         "seq",
         "heads",
         "head_dim",
