@@ -38,6 +38,10 @@ COMMANDS: Final = {
     "fit-collectives": Command(
         "calibrate.fit.collectives", "compare predicted collectives with the published ones, and fit their constants"
     ),
+    "fit-dispatchers": Command(
+        "calibrate.fit.dispatches",
+        "compare predicted dispatches of tokens with published ones; fit their constants",
+    ),
     "fit-steps": Command(
         "calibrate.fit.steps", "fit the constants of training steps to the shipped table of published steps"
     ),

@@ -15,6 +15,7 @@ from clustersim.analysis.utilization import (
     CONVENTION,
     bubble_fraction,
     exposed_fraction,
+    gpu_hours,
     hfu,
     mfu,
     model_flops_per_rank,
@@ -52,6 +53,7 @@ NOT_MODELLED: Final = (
     "data loaders, logging, checkpoints, Python overhead beyond kernel launches",
     "small reductions of gradients of key and value heads held by several ranks",
 )
+BALANCED: Final = "uneven loads of experts: each gets as many tokens as any other"
 NOT_OF_HOSTS: Final = (
     "contention of copies to and from the host with what NICs send over the same PCIe, and with kernels",
     "rounding up of pinned memory, host memory of the system itself, adding up gradients on the host",
@@ -206,6 +208,11 @@ class Answer(FieldState):
         return tokens_per_second(training.global_batch, training.sequence, self.step_time)
 
     @property
+    def gpu_hours(self) -> float:
+        """Hours of all GPUs together for a trillion tokens, as papers give them."""
+        return gpu_hours(self.tokens_per_second / self.ranks)
+
+    @property
     def flops_per_gpu(self) -> FlopPerSecond:
         """Model FLOP per second that each GPU achieves."""
         return model_flops_per_rank(self.flops.model, seconds=self.step_time, ranks=self.ranks)
@@ -259,7 +266,9 @@ class Answer(FieldState):
         given = self.scenario.disturbances != Disturbances() or self.scenario.cluster.mixed
         disturbed = self.scenario.jitter is not None or given
         host = () if self.host is None else NOT_OF_HOSTS
-        return (NOT_SHARED[self.scenario.cost.network], *(() if disturbed else (HEALTHY,)), *NOT_MODELLED, *host)
+        routed = (BALANCED,) if self.scenario.model.mixtures else ()
+        healthy = () if disturbed else (HEALTHY,)
+        return (NOT_SHARED[self.scenario.cost.network], *healthy, *routed, *NOT_MODELLED, *host)
 
     @property
     def spans(self) -> int:
@@ -315,6 +324,7 @@ class Answer(FieldState):
             "step_time_distribution_s": self.step_time_distribution,
             "tokens_per_s": self.tokens_per_second,
             "tokens_per_s_per_gpu": self.tokens_per_second / self.ranks,
+            "gpu_hours_per_trillion_tokens": self.gpu_hours,
             "model_tflops_per_gpu": self.flops_per_gpu / 1e12,
             "mfu": self.mfu(),
             "mfu_causal": self.mfu_causal(),

@@ -145,14 +145,14 @@ def exchanges_of(scenario: Scenario) -> tuple[Call, ...]:
     """The distinct collectives and messages that the scenario's ranks run, with the ranks and nodes that they span.
 
     In one order, whatever process asks: all ranks of a world measure them together. What ranks do with their hosts is
-    not among them.
+    not among them, nor tokens that kernels of their own send to experts.
     """
     require(scenario)
     program = lowered(scenario, plan_of(scenario))
     fabric = scenario.cluster.fabric
     found: dict[Call, None] = {}
-    every = (exchange for each in program.programs for exchange in each.exchanges)
-    for exchange in dict.fromkeys(each for each in every if not isinstance(each, HostExchange)):
+    every = dict.fromkeys(exchange for each in program.programs for exchange in each.exchanges)
+    for exchange in (each for each in every if not (isinstance(each, HostExchange) or each.collective.routed)):
         for members in program.groups[exchange.group].members:
             nodes = len(np.unique(fabric.nodes(members)))
             found[Call(exchange.collective, exchange.payload, len(members), nodes, summed_in(exchange))] = None

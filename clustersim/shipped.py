@@ -18,6 +18,7 @@ _PACKAGE = Path(__file__).parent
 _ONE_OF: Final = {
     "accelerators": "accelerator",
     "clusters": "cluster",
+    "dispatchers": "dispatcher",
     "experience": "experience",
     "frameworks": "framework",
     "libraries": "library",
@@ -28,7 +29,7 @@ _ENDINGS: Final = (".yaml", ".yml", ".json")
 
 
 def shelf(name: str) -> Path:
-    """The folder of one shelf (`accelerators`, `clusters`, `experience`, `frameworks`, `libraries`, `records`)."""
+    """The folder of one shelf: a name of `_ONE_OF`."""
     if name == "records":  # calibration writes them, and carries them in its own package
         return _PACKAGE.parent / "calibrate" / name
     inside = _PACKAGE / "_topologies" / name

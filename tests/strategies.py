@@ -244,8 +244,12 @@ def mappings(draw: st.DrawFn, cluster: str | None = None) -> dict[str, Any]:
         layout["data"] = {name: {**options, "shard": degrees["cp"] * degrees["dp"] // 2}}
     if degrees["dp"] == prod(degrees.values()) and (degrees["dp"] == 2 or place in WHOLE_NODE) and draw(st.booleans()):
         layout["data"] = "data_parallel"
+    model = draw(_models())
+    if layout["data"] != "data_parallel" and draw(st.booleans()):
+        model["experts"] = draw(_mixtures())
+        layout |= draw(_expert_layouts(degrees, whole=isinstance(layout["data"], str) or "shard" not in str(layout)))
     return {
-        "model": draw(_models()),
+        "model": model,
         "cluster": {**CLUSTERS[place], "gpus": prod(degrees.values())},
         "layout": layout,
         "schedule": schedule,
@@ -275,6 +279,28 @@ def _models(draw: st.DrawFn) -> dict[str, Any]:
         "vocab": 256,
         "tied_embeddings": draw(st.booleans()),
     }
+
+
+@st.composite
+def _mixtures(draw: st.DrawFn) -> dict[str, Any]:
+    return {
+        "count": 4,
+        "top_k": draw(st.integers(1, 3)),
+        "ffn": 128,
+        "shared": draw(st.sampled_from([0, 64])),
+        "dense_layers": draw(st.integers(0, 2)),
+        "every": draw(st.integers(1, 2)),
+    }
+
+
+@st.composite
+def _expert_layouts(draw: st.DrawFn, degrees: dict[str, int], *, whole: bool) -> dict[str, Any]:
+    """Experts folded onto the ranks of all other axes; whole: not in two replicas of a hybrid sharding."""
+    room = degrees["tp"] * degrees["cp"] * degrees["dp"] // (1 if whole else 2)
+    pairs = [(ep, etp) for ep, etp in product([1, 2, 4], {1, degrees["tp"]}) if room % (ep * etp) == 0]
+    ep, etp = draw(st.sampled_from(sorted(pairs)))
+    order = [*draw(st.permutations(["tp", "cp", "dp"])), "pp"]
+    return {"ep": ep, "etp": etp, "order": order, "sequence_parallel": True}
 
 
 @st.composite

@@ -22,7 +22,7 @@ from clustersim.scenario import Scenario
 from clustersim.workload.offload import NOTHING
 from clustersim.workload.recipe import Products
 from clustersim.workload.stack import BlockForm, LatentAttention, QkNorm
-from clustersim.workload.training import Attention, FullRecompute, Loss, SelectiveOperations
+from clustersim.workload.training import Attention, FullRecompute, Loss, SelectiveOperations, SelectiveRecompute
 from clustersim.workload.transformer import Model, Positions
 
 ONE_AXIS = "one of dp (ddp or fsdp), tp and pp can be checked at a time"
@@ -98,14 +98,21 @@ def _model(scenario: Scenario) -> Iterator[str]:
         yield "layout.sequence_parallel: learned positions are not split by sequence; set model.positions to rotary"
     if scenario.training.attention is Attention.FLASH1:
         yield "training.attention: torch has no flash1; flash, flash2 and standard can be checked"
-    if isinstance(scenario.training.recompute, SelectiveOperations):
-        yield "training.recompute: selective_op cannot be checked; none, selective, full and {layers: 4} can"
-    if isinstance(scenario.training.recompute, FullRecompute) and layout.dp == 1:
-        yield from _late(scenario)
+    yield from _recomputed(scenario)
     if scenario.training.offload != NOTHING:
         yield "training.offload: what is on the host cannot be checked; set it to none"
     if layout.tp > 1 and scenario.training.loss is not Loss.TORCH:
         yield "training.loss: DTensor's loss over a split vocabulary is PyTorch's; set it to torch"
+
+
+def _recomputed(scenario: Scenario) -> Iterator[str]:
+    match scenario.training.recompute:
+        case SelectiveOperations():
+            yield "training.recompute: selective_op cannot be checked; none, selective, full and {layers: 4} can"
+        case SelectiveRecompute(modules) if modules != SelectiveRecompute().modules:
+            yield "training.recompute.modules: only core_attn alone can be checked; write selective"
+        case FullRecompute() if scenario.layout.dp == 1:
+            yield from _late(scenario)
 
 
 def _late(scenario: Scenario) -> Iterator[str]:

@@ -17,6 +17,7 @@ from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.units import Bytes, Seconds
 from clustersim.validation.cases import Case
 from clustersim.validation.collectives import MEBIBYTE, SHIPPED, Place, place_of, read_collectives, seconds_of
+from clustersim.validation.dispatches import KINDS
 from clustersim.validation.quality import grouped
 
 _TABLE: Final = ("source", "locator", "gpu", "n_gpus", "gpus_per_node", "interconnect", "library", "collective", "algo")
@@ -59,7 +60,7 @@ class Benchmark:
 
 def read_benchmarks(path: Path = SHIPPED) -> tuple[Benchmark, ...]:
     """Group the rows of the shipped table that take part."""
-    cases = (case for case in read_collectives(path) if case.is_yes("in_fit"))
+    cases = (each for each in read_collectives(path) if each.is_yes("in_fit") and each.text("collective") not in KINDS)
     tables = grouped(cases, lambda case: tuple(case.text(column) for column in _TABLE))
     return tuple(map(_benchmark, tables.values()))
 

@@ -5,6 +5,7 @@ Rings and pipelines send between neighbours; the last one of a group has the fir
 whose placement does not join its ends. Other algorithms may reach further.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -14,7 +15,7 @@ import numpy as np
 from clustersim.arrays import IntArray
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import DENSE, MESHES, PIPELINE
+from clustersim.parallel.mesh import DENSE, EXPERTS, MESHES, PIPELINE, Axis, Mesh
 from clustersim.program.placement import Placement
 
 _NETWORK: Final = [LINK_KINDS.index(kind) for kind in (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE)]
@@ -49,20 +50,28 @@ class AxisSpan:
 
 
 def axis_spans(layout: Layout, fabric: Fabric, placement: Placement) -> tuple[AxisSpan, ...]:
-    """The axes that have groups, in the layout's order. placement: of the pipeline's stages."""
+    """The axes that have groups, in the layout's order, then those of experts. placement: of the pipeline's stages."""
     return tuple(_spans(layout, fabric, placement))
 
 
 def _spans(layout: Layout, fabric: Fabric, placement: Placement) -> Iterator[AxisSpan]:
-    stride, mesh = 1, layout.mesh
-    for axis in sorted(MESHES[DENSE], key=lambda axis: layout.order.index(axis.name)):
-        size = layout.degrees[axis.name]
+    for mesh, axis in _axes(layout):
+        names = [*mesh.degrees]
+        size = mesh.degrees[axis.name]
+        stride = math.prod(mesh.degrees[name] for name in names[: names.index(axis.name)])
         if size > 1:
             groups = mesh.members(axis)
             kinds = _kinds_between(groups, fabric, wraps=axis is not PIPELINE or (size - 1, 0) in placement.hops(1))
             crossings = (*_inside(kinds), *_climbs(kinds))
             yield AxisSpan(axis.name, size, len(groups), stride, _nodes(groups, fabric), crossings)
-        stride *= size
+
+
+def _axes(layout: Layout) -> Iterator[tuple[Mesh, Axis]]:
+    """Each axis with the mesh that it is of; of experts' those that are not the dense ones'."""
+    for name in (DENSE, EXPERTS):
+        if mesh := layout.meshes.get(name):
+            axes = {axis.name: axis for axis in MESHES[name] if name == DENSE or axis is not PIPELINE}
+            yield from ((mesh, axes[each]) for each in mesh.degrees if each in axes)
 
 
 def _kinds_between(groups: IntArray, fabric: Fabric, *, wraps: bool) -> IntArray:

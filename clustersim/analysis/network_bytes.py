@@ -15,9 +15,9 @@ import numpy as np
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.collectives.choose import Choice
 from clustersim.collectives.library import ALGORITHMS, Library
-from clustersim.collectives.phase import Flows, arrange
+from clustersim.collectives.phase import Arrangement, Flows
 from clustersim.collectives.woven import woven
-from clustersim.cost.communication import CommunicationCost
+from clustersim.cost.communication import CommunicationCost, Kind, kind_of
 from clustersim.hardware.topology import LINK_KINDS, Fabric
 from clustersim.program.program import Groups
 from clustersim.program.task import Collective, Exchange
@@ -56,7 +56,7 @@ class Metered(CommunicationCost):
         groups: Mapping[str, Groups],
     ) -> None:
         super().__init__(fabric, library, groups)
-        self._carried: dict[tuple[str, Collective, tuple[str, ...], bytes], Carried] = {}
+        self._carried: dict[tuple[Kind, tuple[str, ...], bytes], Carried] = {}
 
     def carried(self, exchange: Exchange) -> Carried:
         """What one collective carries in each group of its role, by the algorithms that the groups take."""
@@ -64,9 +64,10 @@ class Metered(CommunicationCost):
         if groups.shape[1] < 2 or not len(groups):
             return _nothing(len(groups))
         algorithms, taken = _algorithms(self._choose(exchange))
-        key = exchange.group, exchange.collective, algorithms, taken.tobytes()
+        key = kind_of(exchange), algorithms, taken.tobytes()
         if key not in self._carried:
-            flows = _flows(exchange.collective, groups, algorithms, taken, self._surveyor.fabric)
+            arranged = self._surveyor_of(exchange).arranged(groups)
+            flows = _flows(exchange.collective, arranged, algorithms, taken, self._surveyor.fabric)
             self._carried[key] = _counted(flows, self._surveyor.fabric, len(groups))
         return self._carried[key]
 
@@ -85,10 +86,10 @@ def _algorithms(choice: Choice) -> tuple[tuple[str, ...], IntArray]:
 
 
 def _flows(
-    kind: Collective, members: IntArray, algorithms: Sequence[str], taken: IntArray, fabric: Fabric
+    kind: Collective, arranged: Iterable[Arrangement], algorithms: Sequence[str], taken: IntArray, fabric: Fabric
 ) -> Iterator[tuple[IntArray, Flows]]:
     """Flows of groups that take an algorithm, and which groups these are. taken: [groups] the place of each one's."""
-    for each in arrange(members, fabric):
+    for each in arranged:
         for number, name in enumerate(algorithms):
             own = taken[each.groups] == number
             phases = ALGORITHMS[name].phases(kind, each) if own.any() else ()

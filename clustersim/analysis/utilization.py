@@ -26,6 +26,8 @@ CONVENTION: Final = (
     "attention what its causal mask leaves, about half."
 )
 
+TRILLION: Final = 1e12
+"""Tokens, of which papers say how many GPU hours they took."""
 _APART: Final = 0.01  # of MFU
 
 
@@ -52,6 +54,15 @@ def model_flops_per_rank(model_flops: Flop, *, seconds: Seconds, ranks: int) -> 
 def tokens_per_second(sequences: int, sequence: int, seconds: Seconds) -> float:
     """Tokens per second of a step of `sequences` sequences of `sequence` tokens."""
     return sequences * sequence / seconds
+
+
+def gpu_hours(rate: float, *, tokens: float = TRILLION) -> float:
+    """Hours of all GPUs together for so many tokens. rate: tokens per second and GPU.
+
+    >>> round(gpu_hours(1543.0) / 1e3)
+    180
+    """
+    return tokens / rate / 3600.0
 
 
 def recomputed_flops(rows: Rows) -> Flop:

@@ -11,7 +11,7 @@ from clustersim.hardware.cluster import load_cluster
 from clustersim.schedules.shelf import NAMES
 from clustersim.units import format_bandwidth, format_bytes, format_flops
 from clustersim.workload.presets import PRESETS
-from clustersim.workload.transformer import parameters
+from clustersim.workload.transformer import active_parameters, parameters
 
 
 def print_shelves() -> None:
@@ -32,13 +32,25 @@ def table_of(title: str, *columns: str) -> Table:
 
 
 def _models() -> Table:
-    table = table_of("model", "name", "parameters", "layers", "hidden", "heads", "kv heads", "vocab")
+    table = table_of(
+        "model and its parameters", "name", "total", "active", "layers", "hidden", "heads", "kv heads", "vocab"
+    )
     for name, preset in sorted(PRESETS.items()):
         model = preset.model
         heads, kv_heads = (_each(getattr(each, key) for each in model.attentions) for key in ("heads", "kv_heads"))
         sizes = (f"{model.layers:,}", f"{model.hidden:,}", heads, kv_heads, f"{model.vocab:,}")
-        table.add_row(name, f"{parameters(model) / 1e9:,.2f} B", *sizes)
+        table.add_row(name, _billions(parameters(model)), _billions(active_parameters(model)), *sizes)
     return table
+
+
+def _billions(count: int) -> str:
+    """Four digits of it.
+
+    >>> [_billions(count) for count in (38_000_000, 12_879_925_248, 140_620_634_112, 1_026_408_209_408)]
+    ['0.04 B', '12.88 B', '140.6 B', '1,026 B']
+    """
+    billions = count / 1e9
+    return f"{billions:,.{2 if billions < 100 else 1 if billions < 1000 else 0}f} B"
 
 
 def _each(sizes: Iterable[int]) -> str:

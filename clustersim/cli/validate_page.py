@@ -11,7 +11,7 @@ from clustersim.cli.validate_table import (
     TITLES,
     band_cells,
     coverage_notes,
-    macro_words,
+    macro_lines,
     parts_of,
     quality_cells,
     ranking_cells,
@@ -59,8 +59,7 @@ def _sources(summary: Summary) -> Lines:
         lines.append(Line(source or "not stated", quality_cells(quality)))
         lines += [Line(name, quality_cells(part), depth=1) for name, part in parts_of(summary, source).items()]
     sums = [Line("all cases", quality_cells(summary.overall))]
-    if summary.macro is not None:
-        sums.append(Line(*macro_words(summary.macro)))
+    sums += [Line(*line) for line in macro_lines(summary)]
     return Lines(("source", *HEADS), tuple(lines), tuple(sums))
 
 

@@ -14,7 +14,7 @@ from clustersim.units import format_bytes, format_step_time
 from clustersim.validation.layouts import Ranking
 from clustersim.validation.memory import Verdict
 from clustersim.validation.quality import Inside, Macro, Quality
-from clustersim.validation.summary import DENSE, Coverage, Summary
+from clustersim.validation.summary import Coverage, Summary
 
 HEADS: Final = ("cases", "skipped", "mean", "median", "bias", "worst")
 TITLES: Final[Mapping[str, str]] = {
@@ -77,8 +77,7 @@ def _sources(summary: Summary) -> Table:
         for name, part in parts_of(summary, source).items():
             table.add_row(Text(f"  {name}"), *quality_cells(part), style="dim")
     table.add_row(Text("all cases"), *quality_cells(summary.overall), style="bold")
-    if summary.macro is not None:
-        name, cells = macro_words(summary.macro)
+    for name, cells in macro_lines(summary):
         table.add_row(Text(name), *cells, style="bold")
     return table
 
@@ -136,6 +135,15 @@ def quality_cells(quality: Quality) -> tuple[str, ...]:
     return (*counts, *sizes, signed(quality.bias), signed(quality.worst))
 
 
+def macro_lines(summary: Summary) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The line of all sources, and those of dense models and of mixtures where a table has both."""
+    if summary.macro is not None:
+        yield macro_words(summary.macro)
+    for kind, means in summary.macros.items():
+        name, cells = macro_words(means)
+        yield f"{name}, {kind}", cells
+
+
 def macro_words(means: Macro) -> tuple[str, tuple[str, ...]]:
     """The name of the line and the cells below HEADS."""
     name = f"macro mean, {means.sources} {'source' if means.sources == 1 else 'sources'}"
@@ -163,8 +171,9 @@ def signed(value: float | None) -> str:
 def coverage_notes(summary: Summary) -> Iterator[str]:
     """How many cases are predicted of those that should be, and whether runs fit, in sentences."""
     yield _coverage("coverage", summary.coverage)
-    if summary.dense is not None and summary.dense.expressible:
-        yield _coverage(f"coverage of {DENSE}", summary.dense)
+    for kind, covered in summary.covered.items():
+        if covered.expressible:
+            yield _coverage(f"coverage of {kind}", covered)
     if summary.fits:
         yield _fits(summary.fits)
     judged = len(dict.fromkeys(each.case_id for each in summary.comparisons if each.fits is not None))

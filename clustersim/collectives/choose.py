@@ -38,7 +38,7 @@ from clustersim.errors import InputError
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
 from clustersim.hardware.turn import Turn, Turning
 from clustersim.program.colour import distinct
-from clustersim.program.task import Collective
+from clustersim.program.task import Collective, Routing
 from clustersim.state import FieldState
 from clustersim.units import Bytes, Seconds
 
@@ -197,10 +197,11 @@ def _beside(choices: Choices) -> FloatArray:
 
 @dataclass(frozen=True)
 class Surveyor(FieldState):
-    """Costs a library's offers on one fabric."""
+    """Costs a library's offers on one fabric; routing: of the tokens that it sends to experts, if it does."""
 
     fabric: Fabric
     library: Library
+    routing: Routing | None = None
 
     def survey(self, kind: Collective, members: IntArray, payload: Bytes | None = None) -> Choices:
         """Cost the offers for the groups [groups, size].
@@ -209,7 +210,7 @@ class Surveyor(FieldState):
         """
         turned = images(members, self._turn) if self._turn else None
         kept = members if turned is None else members[turned.kept]
-        tenders = [self._tender(kind, each) for each in arrange(kept, self.fabric)]
+        tenders = [self._tender(kind, each) for each in self.arranged(kept)]
         route_one = partial(self._route, turned=turned is not None, alone=len(tenders) == 1)
         siblings = Siblings([tender.phases for tender in tenders], route_one)
         beside = (partial(siblings.routed, number) for number in range(len(tenders)))
@@ -222,7 +223,7 @@ class Surveyor(FieldState):
     def own_loads(self, kind: Collective, members: IntArray, offer: Offer) -> OwnLoads:
         """What an offer asks of links in each of the groups [groups, size] by itself, where they can take it."""
         parts = []
-        for each in arrange(members, self.fabric):
+        for each in self.arranged(members):
             routed = [route(phase, self.fabric) for phase in ALGORITHMS[offer.algorithm].phases(kind, each)]
             if routed:
                 parts.append((each.groups, own_loads(self.fabric, self.library, offer, routed, each.spans)))
@@ -231,8 +232,13 @@ class Surveyor(FieldState):
     def require(self, kind: Collective, members: IntArray) -> None:
         """Raise InputError where the library can do nothing in one of the groups [groups, size]."""
         turned = images(members, self._turn) if self._turn else None
-        for each in arrange(members if turned is None else members[turned.kept], self.fabric):
+        for each in self.arranged(members if turned is None else members[turned.kept]):
             self._tender(kind, each)
+
+    def arranged(self, members: IntArray) -> tuple[Arrangement, ...]:
+        """Groups [groups, size] in order of domains; of each shape apart."""
+        found = arrange(members, self.fabric)
+        return found if self.routing is None else tuple(replace(each, routing=self.routing) for each in found)
 
     def _tender(self, kind: Collective, arrangement: Arrangement) -> "_Tender":
         """What the library offers for groups of this shape."""

@@ -12,7 +12,7 @@ The constants of NCCL are those of its own cost model (ncclTopoTuneModel), by wh
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -23,6 +23,7 @@ from clustersim import shipped
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.collectives.aggregated_trees import AggregatedTrees
 from clustersim.collectives.collnet import CollNetChain, CollNetDirect, NvlsSharp
+from clustersim.collectives.forwarded import Forwarded
 from clustersim.collectives.hierarchical import Hierarchical
 from clustersim.collectives.in_network import InNetwork
 from clustersim.collectives.pairwise import Pairwise
@@ -34,7 +35,7 @@ from clustersim.collectives.tree import Tree
 from clustersim.errors import InputError, nearest
 from clustersim.hardware.technology import GENERATIONS, NETWORKS, TECHNOLOGIES, Technology
 from clustersim.hardware.topology import LINK_KINDS, NETWORK_KINDS, LinkKind, LinkTable
-from clustersim.program.task import Collective
+from clustersim.program.task import Collective, Dispatcher
 from clustersim.units import Bytes, BytesPerSecond, Dimension, Seconds, parse_quantity
 
 ALGORITHMS: Final[Mapping[str, Algorithm]] = {
@@ -48,6 +49,7 @@ ALGORITHMS: Final[Mapping[str, Algorithm]] = {
     "hierarchical": Hierarchical(),
     "pairwise": Pairwise(),
     "star": Star(),
+    "forwarded": Forwarded(),
 }
 
 
@@ -181,6 +183,18 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True)
+class Handling:
+    """How fast an SM passes rows of tokens on: `row` seconds for each, and its bytes at `rate`."""
+
+    row: Seconds
+    rate: BytesPerSecond
+
+    def of(self, row: Bytes) -> BytesPerSecond:
+        """Rate of one SM with rows of so many bytes."""
+        return row / (self.row + row / self.rate)
+
+
+@dataclass(frozen=True, slots=True)
 class Offer:
     """One algorithm in one protocol.
 
@@ -190,7 +204,8 @@ class Offer:
     default: the library chooses it by itself. launched: the library's launch time comes on top of the start-up. most:
     the largest payload that it is used for. channelled: messages travel on the library's `channels`. pipeline: its own,
     where it is not the library's. pace: see `pieces`. steps: of chunks in one domain, in up to three, and in more.
-    ramped: subject to `ramp`.
+    ramped: subject to `ramp`. handling: of rows of tokens by SMs, None where they are not what limits it; ceiling: rate
+    that a GPU's NVLink ports cannot exceed for that.
     """
 
     algorithm: str
@@ -211,6 +226,8 @@ class Offer:
     pace: tuple[float, ...] = ()
     steps: tuple[Steps, ...] = ()
     ramped: bool = False
+    handling: Handling | None = None
+    ceiling: BytesPerSecond = math.inf
 
     @property
     def name(self) -> str:
@@ -229,7 +246,8 @@ class Library:
     generations, networks: by make; None stands for any that is not listed. efficiency: share of nominal bandwidth
     reached on PCIe. included: route latency that the rounds' times contain; what a route has beyond it is added.
     launch: of a collective, on top of the offers' own times. channels: of messages, None where they never limit these.
-    nccl: it follows NCCL's environment variables.
+    nccl: it follows NCCL's environment variables. sms: multiprocessors that its kernels take; kernels: part of a call's
+    time that they run (the rest copies to and from its buffers).
     """
 
     name: str
@@ -243,6 +261,16 @@ class Library:
     published: bool
     channels: Channels | None = None
     nccl: bool = False
+    sms: int = 0
+    kernels: float = 1.0
+
+    def passing(self, row: Bytes) -> "Library":
+        """The same with rows of so many bytes: as fast as its SMs pass them on."""
+        offers = tuple(
+            replace(offer, ceiling=self.sms * offer.handling.of(row)) if offer.handling else offer
+            for offer in self.offers
+        )
+        return replace(self, offers=offers)
 
     def launch_on(self, makes: Makes) -> Seconds:
         """Of a collective on such a machine."""
@@ -297,7 +325,15 @@ def _of(known: Mapping[Technology | None, T], technology: Technology, library: s
 
 def load_library(name: str) -> Library:
     """Read a shipped library (nccl, rccl, gloo) or a file that ends in .yaml, .yml or .json."""
-    path = shipped.find("libraries", name)
+    return _load(shipped.find("libraries", name))
+
+
+def load_dispatcher(dispatcher: Dispatcher) -> Library:
+    """Read the constants of kernels that send tokens to experts; raise InputError if there are none of a dispatcher."""
+    return _load(shipped.find("dispatchers", dispatcher.value))
+
+
+def _load(path: Path) -> Library:
     content = shipped.read_mapping(path)
     try:
         return _library(path, content)
@@ -323,6 +359,8 @@ def _library(path: Path, content: Mapping[str, Any]) -> Library:
         published=bool(content["published"]),
         channels=_channels(content["channels"]) if "channels" in content else None,
         nccl=bool(content.get("nccl", False)),
+        sms=int(content.get("sms", 0)),
+        kernels=float(content.get("kernels", 1.0)),
     )
 
 
@@ -391,7 +429,12 @@ def _offer(entry: Mapping[str, Any]) -> Offer:
         pace=tuple(float(each) for each in entry.get("pace", ())),
         steps=tuple(_steps(entry["steps"][name]) for name in _STEPS) if "steps" in entry else (),
         ramped=bool(entry.get("ramped", False)),
+        handling=_handling(entry["handling"]) if "handling" in entry else None,
     )
+
+
+def _handling(entry: Mapping[str, Any]) -> Handling:
+    return Handling(_seconds(entry["row"]), _rate(entry["rate"]))
 
 
 def _pipeline(entry: Mapping[str, Any]) -> Pipeline:

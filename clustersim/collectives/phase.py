@@ -21,7 +21,7 @@ import numpy as np
 from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.hardware.topology import Fabric
 from clustersim.program.colour import distinct
-from clustersim.program.task import Collective
+from clustersim.program.task import Collective, Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +94,14 @@ class Arrangement:
     """Groups of one shape by domain. members: [groups, size] in order, the root first; per_domain: of each domain.
 
     switched: every domain's members share an NVLink domain. groups: [groups] which of the role's groups these are.
+    routing: of tokens to the members' experts, where it is they that travel.
     """
 
     members: IntArray
     per_domain: tuple[int, ...]
     switched: bool
     groups: IntArray
+    routing: Routing | None = None
 
     @property
     def size(self) -> int:

@@ -115,7 +115,7 @@ def effective_bandwidth(table: LinkTable, library: Library, offer: Offer, spans:
     for make in makes.generations:
         links = on_nvlink & (table.technology == TECHNOLOGIES.index(make))
         factor, ceiling = _nvlink_limits(library.generation(make), offer, spans)
-        bandwidth[links] = np.minimum(table.bandwidth[links] * offer.efficiency * factor, ceiling)
+        bandwidth[links] = np.minimum(table.bandwidth[links] * offer.efficiency * factor, min(ceiling, offer.ceiling))
     return bandwidth
 
 

@@ -1,7 +1,8 @@
 """How long does a collective take alone?
 
 The library's fastest algorithm on the routes of all groups of the role (see `collectives.choose`). What does not depend
-on the payload is worked out once for each role and collective, so another payload costs microseconds.
+on the payload is worked out once for each role and collective, so another payload costs microseconds. Kernels that send
+tokens to experts are libraries of their own (`topologies/dispatchers`), on the same routes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,16 +12,18 @@ import numpy as np
 
 from clustersim.arrays import IntArray
 from clustersim.collectives.choose import Choice, Choices, Surveyor, choose
-from clustersim.collectives.library import Library, Offer
+from clustersim.collectives.library import Library, Offer, load_dispatcher
 from clustersim.collectives.loads import OwnLoads, picked
 from clustersim.cost.timing import Bound, Demand, ExchangeTiming, Provenance
 from clustersim.errors import InputError, nearest
 from clustersim.hardware.topology import Fabric
 from clustersim.program.program import Groups
-from clustersim.program.task import Collective, Exchange
+from clustersim.program.task import Collective, Exchange, Routing
 from clustersim.program.traffic import NOTHING
 from clustersim.units import Bytes
 
+Kind = tuple[str, Collective, Routing | None]
+"""Role, collective, and where tokens go if kernels of their own send them."""
 NEGLIGIBLE: Final = 0.1
 """A group whose bytes move for less than this part of its latency loads no shared link."""
 
@@ -39,15 +42,16 @@ class CommunicationCost:
     ) -> None:
         self._surveyor = Surveyor(fabric, library)
         self._groups = groups
-        self._choices: dict[tuple[str, Collective], Choices] = {}
+        self._surveyors: dict[Routing, Surveyor] = {}
+        self._choices: dict[Kind, Choices] = {}
         self._tiers: dict[tuple[str, int], str] = {}
-        self._timings: dict[tuple[str, Collective, Bytes], ExchangeTiming] = {}
-        self._demands: dict[tuple[str, Collective, Bytes], Demand] = {}
-        self._own: dict[tuple[str, Collective, tuple[str, ...], bytes], OwnLoads] = {}
+        self._timings: dict[tuple[Kind, Bytes], ExchangeTiming] = {}
+        self._demands: dict[tuple[Kind, Bytes], Demand] = {}
+        self._own: dict[tuple[Kind, tuple[str, ...], bytes], OwnLoads] = {}
 
     def exchange(self, exchange: Exchange) -> ExchangeTiming:
         """Seconds of one collective in each group of its role, all groups at once."""
-        key = (exchange.group, exchange.collective, exchange.payload)
+        key = kind_of(exchange), exchange.payload
         if key not in self._timings:
             self._timings[key] = self._time(exchange)
         return self._timings[key]
@@ -60,7 +64,7 @@ class CommunicationCost:
         seconds, latency = float(choice.seconds[choice.slowest]), float(choice.idle[choice.slowest])
         return ExchangeTiming(
             seconds=choice.seconds,
-            provenance=self._provenance,
+            provenance=self._provenance(exchange),
             bound=Bound.LATENCY if latency > seconds / 2 else Bound.BANDWIDTH,
             algorithm=choice.offer.name,
             tier=self._tier(exchange.group, choice.slowest),
@@ -68,7 +72,7 @@ class CommunicationCost:
 
     def demand(self, exchange: Exchange) -> Demand:
         """What one collective asks of shared links in each group of its role, by the offer that it takes."""
-        key = (exchange.group, exchange.collective, exchange.payload)
+        key = kind_of(exchange), exchange.payload
         if key not in self._demands:
             self._demands[key] = self._ask(exchange)
         return self._demands[key]
@@ -84,16 +88,16 @@ class CommunicationCost:
         if negligible.all():
             return unshared
         taken = np.where(negligible, -1, choice.taken)
-        loads = self._loads(exchange.group, exchange.collective, choice.offers, taken)
+        loads = self._loads(exchange, choice.offers, taken)
         return _demand(choice, loads, payload) if len(loads.crossings.group) else unshared
 
-    def _loads(self, role: str, kind: Collective, offers: Sequence[Offer], taken: IntArray) -> OwnLoads:
+    def _loads(self, exchange: Exchange, offers: Sequence[Offer], taken: IntArray) -> OwnLoads:
         """What the offers that the groups of a role take ask of links; nothing where the number taken is negative."""
-        key = (role, kind, tuple(offer.name for offer in offers), taken.tobytes())
+        key = (kind_of(exchange), tuple(offer.name for offer in offers), taken.tobytes())
         if key not in self._own:
-            members = self._members(role)
+            members, surveyor = self._members(exchange.group), self._surveyor_of(exchange)
             numbers = np.unique(taken[taken >= 0]).tolist()
-            parts = {n: self._surveyor.own_loads(kind, members, offers[n]) for n in numbers}
+            parts = {n: surveyor.own_loads(exchange.collective, members, offers[n]) for n in numbers}
             self._own[key] = picked(parts, taken)
         return self._own[key]
 
@@ -105,7 +109,7 @@ class CommunicationCost:
 
     def _choose(self, exchange: Exchange) -> Choice:
         """The fastest algorithm; what an earlier payload left out is surveyed where it may be faster."""
-        key, payload = (exchange.group, exchange.collective), exchange.payload
+        key, payload = kind_of(exchange), exchange.payload
         if key not in self._choices:
             self._choices[key] = self._survey(exchange, payload)
         choice = choose(self._choices[key], payload)
@@ -115,17 +119,32 @@ class CommunicationCost:
         return choose(self._choices[key], payload)
 
     def _survey(self, exchange: Exchange, payload: Bytes | None) -> Choices:
-        kind = exchange.collective
-        return self._surveyor.survey(kind, self._members(exchange.group), payload=payload)
+        members = self._members(exchange.group)
+        return self._surveyor_of(exchange).survey(exchange.collective, members, payload=payload)
+
+    def _surveyor_of(self, exchange: Exchange) -> Surveyor:
+        """The library's, or for tokens that kernels of their own send to experts, the dispatcher's."""
+        routing = kind_of(exchange)[-1]
+        if routing is None:
+            return self._surveyor
+        if routing not in self._surveyors:
+            kernels = load_dispatcher(routing.dispatcher).passing(routing.row)
+            self._surveyors[routing] = Surveyor(self._surveyor.fabric, kernels, routing)
+        return self._surveyors[routing]
 
     def _members(self, role: str) -> IntArray:
         if role not in self._groups:
             raise InputError(f"there are no process groups {role!r}; {nearest(role, self._groups)}")
         return self._groups[role].members
 
-    @property
-    def _provenance(self) -> Provenance:
-        return Provenance.PUBLISHED if self._surveyor.library.published else Provenance.ROOFLINE
+    def _provenance(self, exchange: Exchange) -> Provenance:
+        measured = self._surveyor_of(exchange).library.published and self._surveyor.library.published
+        return Provenance.PUBLISHED if measured else Provenance.ROOFLINE
+
+
+def kind_of(exchange: Exchange) -> Kind:
+    """What tells exchanges apart beside their payloads: the routing counts where tokens are sent by it."""
+    return exchange.group, exchange.collective, exchange.routing if exchange.collective.routed else None
 
 
 def _demand(choice: Choice, loads: OwnLoads, payload: Bytes) -> Demand:

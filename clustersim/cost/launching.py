@@ -13,6 +13,10 @@ the whole may wait at its short kernels. A kernel of several launches counts as 
 Example: two kernels of 1 s, then one of 4 s, launched in 2 s each. They begin at 0, 2 and 4 s: the GPU waits 1 s before
 the second and 1 s before the third, and is done after 8 s, though 6 s of kernels are no less than 6 s of launches.
 
+Where the host must know what the device found out (how many rows an exchange sends: `Exchange.awaits`), it waits until
+the device has done all that it was given. What it launches then begins no earlier than that, h(j) later, so the device
+waits for the launch itself; the block goes on from there as it began, with a host that is not ahead.
+
 Assumed: the host gets no further ahead than one block, as in frameworks that wait for the GPU between passes. Forward
 (run again or not) and backward have launches of their own: one is Python, the other autograd, whose kernels are fewer
 than those that it launches, with hooks of parameters between them. A captured block (CUDA graph) is launched with its
@@ -27,6 +31,7 @@ collective as for a kernel beside it. The optimizer is timed as it is run, so no
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -88,7 +93,16 @@ class Launching:
         if not (self.graph or self.forward or self.backward or self.collective or self.call) or not block.operations:
             return np.zeros(len(block.operations))
         launches, each = self._captured(block) if self.graph is not None else self._one_by_one(block)
-        return _at_kernels(block, _late(launches, each, np.array(seconds, dtype=np.float64)))
+        return _at_kernels(block, self._waited(block, launches, each, np.array(seconds, dtype=np.float64)))
+
+    def _waited(self, block: Block, launches: IntArray, each: FloatArray, seconds: FloatArray) -> FloatArray:
+        """[operations] how long the GPU waits, in parts that the host begins together with it. A graph has one."""
+        known = range(len(seconds)) if self.graph is None else ()
+        cuts = [place for place in known if place and _awaits(block, place)]
+        parts = pairwise((0, *cuts, len(seconds)))
+        return np.concatenate(
+            [_late(launches[a:b], each[a:b], seconds[a:b], ahead=float(each[0]) if a == 0 else 0.0) for a, b in parts]
+        )
 
     def _captured(self, block: Block) -> tuple[IntArray, FloatArray]:
         """All that is launched comes with the first."""
@@ -107,11 +121,19 @@ class Launching:
         return launches, each
 
 
-def _late(launches: IntArray, each: FloatArray, seconds: FloatArray) -> FloatArray:
-    """[operations] how long the GPU waits before and within operations of so many launches, of `each` seconds."""
+def _awaits(block: Block, place: int) -> bool:
+    exchange = block.operations[place].exchange
+    return exchange is not None and exchange.awaits
+
+
+def _late(launches: IntArray, each: FloatArray, seconds: FloatArray, *, ahead: Seconds) -> FloatArray:
+    """[operations] how long the GPU waits before and within operations of so many launches, of `each` seconds.
+
+    ahead: by how much the host begins before the GPU.
+    """
     issued = np.cumsum(np.repeat(each, launches))
     part = np.repeat(seconds / launches, launches)
-    idle = np.maximum.accumulate(issued - issued[0] - (np.cumsum(part) - part))  # so far
+    idle = np.maximum.accumulate(np.maximum(issued - ahead - (np.cumsum(part) - part), 0.0))  # so far
     waited = idle[np.cumsum(launches) - 1]
     waited[-1] = max(waited[-1], issued[-1] - part.sum())
     late: FloatArray = np.diff(waited, prepend=0.0)

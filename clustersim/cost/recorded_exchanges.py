@@ -19,6 +19,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
+from clustersim.cost.communication import Kind, kind_of
 from clustersim.cost.curve import Curve, Reading
 from clustersim.cost.record import CollectiveRow, Record, Spread, summed_in
 from clustersim.cost.recorded import own_error, standing
@@ -30,7 +31,7 @@ from clustersim.units import Bytes
 
 ALGORITHM: Final = "as recorded"
 _Key = tuple[Collective, int, int]  # ranks and nodes of a group
-_Asked = tuple[str, Collective, Bytes, DType | None]
+_Asked = tuple[Kind, Bytes, DType | None]
 
 
 class Model(ExchangeCost, DemandCost, Protocol):
@@ -69,14 +70,14 @@ class RecordedExchanges:
 
     def exchange(self, exchange: Exchange) -> ExchangeTiming:
         """Seconds of one collective in each group of its role, all groups at once."""
-        key = (exchange.group, exchange.collective, exchange.payload, exchange.format)
+        key = (kind_of(exchange), exchange.payload, exchange.format)
         if key not in self._timings:
             self._timings[key] = self._time(exchange)
         return self._timings[key]
 
     def demand(self, exchange: Exchange) -> Demand:
         """What one collective asks of shared links in each group of its role."""
-        key = (exchange.group, exchange.collective, exchange.payload, exchange.format)
+        key = (kind_of(exchange), exchange.payload, exchange.format)
         if key not in self._demands:
             self._demands[key] = self._ask(exchange)
         return self._demands[key]

@@ -16,8 +16,7 @@ units, and o the block's start and end. Blocks of causal attention differ in len
 balanced, so that the kernel is as long as the mean load of a compute unit or as the longest block. A sliding window
 skips the blocks outside it, and has a second edge on which half of a block is masked. A head dimension that the
 library has no kernel for is computed as the next that it has (`hardware.alignment`), which also says how many times
-longer a matmul takes whose operands are badly aligned. Products of several experts are in `cost.grouped`; in a loop
-they are so many products, one behind the other.
+longer a matmul takes whose operands are badly aligned. Products of several experts are in `cost.grouped`.
 
 References: NVIDIA, "Matrix Multiplication Background User's Guide", sections on tile and wave quantisation; Osama et
 al., "Stream-K", arXiv:2301.03598, section 3 (splitting k); Dao, "FlashAttention-2", arXiv:2307.08691, sections
@@ -75,9 +74,6 @@ class Roofline:
         return replace(work, compute=work.compute / self.rate)
 
     def _alone(self, kernel: Kernel) -> Work:
-        if kernel.kind is KernelKind.LOOPED_MATMULS:
-            one = self._alone(kernel.of_batch())
-            return Work(kernel.launches * one.compute, kernel.launches * one.memory)
         if isinstance(kernel.shape, MatmulShape):
             return self._matmul(kernel, kernel.shape)
         if isinstance(kernel.shape, AttentionShape):

@@ -2,7 +2,7 @@
 
 A unit is what ZeRO-3 gathers at once and what a layer-wise timeline shows: the embedding, one layer, or the head (final
 norm, logits, loss). Full recomputation runs a layer's forward again before its backward, selective recomputation only
-its attention core (or all but what it keeps of single operations), both to the end or, with `training.early_stop`,
+some modules of it (or all but what it keeps of single operations), both to the end or, with `training.early_stop`,
 until all is there that backward needs; the embedding and the head are never run again.
 Where backward is run in halves, what is run again comes before the input gradients.
 """
@@ -17,10 +17,10 @@ from clustersim.parallel.plan import Plan, Run
 from clustersim.parallel.tensor import (
     Sharding,
     backward,
-    core_again,
     forward,
     forward_again,
     input_gradients,
+    modules_again,
     operations_again,
     weight_gradients,
 )
@@ -110,8 +110,8 @@ class Units:
         """What is run again of a layer; again: the layer is among those that are recomputed in full."""
         early_stop = self.plan.training.early_stop
         match self.plan.training.recompute:
-            case SelectiveRecompute():
-                return core_again(layer, sharding, early_stop=early_stop)
+            case SelectiveRecompute(modules):
+                return modules_again(layer, sharding, modules, early_stop=early_stop)
             case SelectiveOperations():
                 return operations_again(layer, sharding, early_stop=early_stop)
         return forward_again(layer, sharding, early_stop=early_stop) if again else []

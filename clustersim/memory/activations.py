@@ -1,8 +1,8 @@
 """What must a stage keep from forward to backward, and what does it need for a moment?
 
 Kept for each microbatch in flight: what every operator's backward reads, or less under recomputation: full
-recomputation keeps each layer's input, selective recomputation drops the attention core. A stage's output is what the
-next one's first layer reads, so nobody here needs it; unless it is released once it is sent, the graph holds it.
+recomputation keeps each layer's input, selective recomputation drops what its modules keep. A stage's output is what
+the next one's first layer reads, so nobody here needs it; unless it is released once it is sent, the graph holds it.
 
 For a moment, backward needs more, while it frees what it has passed: first the gradient of the logits beside the
 loss's FP32 softmax, then the gradient of the logits' weight, then those of the last layer (which recomputation has
@@ -197,11 +197,12 @@ class Activations:
     def kept_layer(self, spec: LayerSpec) -> Bytes:
         """Bytes of a layer whose forward is not run again as a whole."""
         layer = self.plan.layers[spec]
-        if isinstance(self.plan.training.recompute, SelectiveOperations):
-            return layer.input_bytes + sum(operator.results for operator in layer.operators)
-        if not isinstance(self.plan.training.recompute, SelectiveRecompute):
-            return layer.kept
-        return sum(operator.kept for operator in layer.operators if not operator.core)
+        match self.plan.training.recompute:
+            case SelectiveOperations():
+                return layer.input_bytes + sum(operator.results for operator in layer.operators)
+            case SelectiveRecompute(modules):
+                return layer.kept_beside(modules)
+        return layer.kept
 
 
 _SIZES: Final[Mapping[Part, Callable[[Activations], Bytes]]] = {

@@ -28,8 +28,9 @@ from clustersim.parallel.plan import Plan
 from clustersim.units import Bytes
 from clustersim.workload.framework import Framework
 from clustersim.workload.operators import Layer
-from clustersim.workload.overheads import Accumulation
+from clustersim.workload.overheads import Accumulation, Grouping
 from clustersim.workload.recipe import WeightFormats
+from clustersim.workload.stack import RoutedMlp
 from clustersim.workload.training import Optimizer
 
 
@@ -75,10 +76,16 @@ class Footprint:
             Category.GATHERED: self.gathered(stages),
             Category.OFFLOAD: Activations(self.plan).buffers(stages) + self.passing(stages),
             Category.MESSAGES: self.receives + buckets,
-            Category.WORKSPACE: self.framework.workspace,
+            Category.WORKSPACE: self.framework.workspace + self._grouped_workspace(stages),
             Category.COMMUNICATION: self.groups * self.framework.communicator,
             Category.CONTEXT: self.context,
         }
+
+    def _grouped_workspace(self, stages: tuple[Stage, ...]) -> Bytes:
+        """What libraries take for grouped products, where the layers of some stages have them."""
+        mixtures = any(each.alone is None for each in _mixtures(stages))
+        grouped = self.plan.training.grouping is not Grouping.LOOP
+        return self.framework.grouped_workspace if mixtures and grouped else 0.0
 
     def per_parameter(self, group: ParameterGroup) -> dict[Category, Bytes]:
         """Bytes by category for each parameter of a group on a rank."""
@@ -195,6 +202,11 @@ class Footprint:
 def _fullest(stages: Iterable[Sequence[Bytes]], many: int) -> Bytes:
     """The largest sum of so many neighbours of one stage."""
     return max(sum(units[place : place + many]) for units in stages for place in range(max(1, len(units) - many + 1)))
+
+
+def _mixtures(stages: Iterable[Stage]) -> Iterable[RoutedMlp]:
+    """The mixtures of experts of some stages."""
+    return (run.spec.mlp for stage in stages for run in stage.stack if isinstance(run.spec.mlp, RoutedMlp))
 
 
 def _whole(unit: Layer, groups: Iterable[ParameterGroup], kept: Callable[[WeightFormats], DType]) -> Bytes:

@@ -142,6 +142,8 @@ EXPERT_ROLE: Final = Role("ep", "ep", (EXPERT,), EXPERT, mesh=EXPERTS)
 """Ranks that have each other's experts."""
 EXPERT_TENSOR_ROLE: Final = Role("etp", "etp", (EXPERT_TENSOR,), EXPERT, mesh=EXPERTS)
 """Ranks that experts are cut over."""
+EXPERT_PARTS: Final = Role("etp_ep", "ep with etp", (EXPERT_TENSOR, EXPERT), EXPERT, mesh=EXPERTS)
+"""Ranks that have parts of all experts together."""
 EXPERT_WEIGHTS: Final = Role("edp", "dp of experts", (EXPERT_DATA,), DATA, mesh=EXPERTS)
 """Ranks that hold the same experts."""
 EXPERT_SHARDS: Final = Role("edp_shard", "dp of experts within shards", (EXPERT_SHARD,), DATA, mesh=HYBRID_EXPERTS)
@@ -166,6 +168,7 @@ ROLES: Final[Mapping[str, Role]] = MappingProxyType(
             REPLICAS,
             EXPERT_ROLE,
             EXPERT_TENSOR_ROLE,
+            EXPERT_PARTS,
             EXPERT_WEIGHTS,
             EXPERT_SHARDS,
             EXPERT_REPLICAS,

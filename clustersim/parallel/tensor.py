@@ -16,7 +16,7 @@ Attention, Liu et al. 2023; Transformer Engine's `p2p`), forward once, backward 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -29,6 +29,7 @@ from clustersim.program.task import Collective, Exchange, Operation, Overlap, Wo
 from clustersim.units import Bytes
 from clustersim.workload.kernels import Kernel
 from clustersim.workload.layers import Layer, Operator, Region
+from clustersim.workload.modules import Module
 from clustersim.workload.operators import Entry, Joining, Joint, until_saved
 
 
@@ -222,8 +223,9 @@ def _routed(sharding: Sharding, work: Work, *, out: bool, back: bool) -> tuple[l
     """The exchanges by which tokens come to the ranks of experts before an operator, and leave behind it."""
     if sharding.dispatch is None:
         return [], []
-    sent = sharding.dispatch.there() if out else ()
-    returned = sharding.dispatch.back() if back else ()
+    again = work is Work.BACKWARD
+    sent = sharding.dispatch.there(again=again) if out else ()
+    returned = sharding.dispatch.back(again=again) if back else ()
     return [Operation(each, work) for each in sent], [Operation(each, work) for each in returned]
 
 
@@ -237,12 +239,16 @@ def _weights(place: "_Place") -> list[Operation]:
     return [Operation(kernel, Work.BACKWARD) for kernel in place.operator.weight_gradient]
 
 
-def core_again(layer: Layer, sharding: Sharding, *, early_stop: bool) -> list[Operation]:
-    """Operations that selective recomputation runs again before a layer's backward."""
-    again: list[Operation] = []
-    core = [place for place in _places(layer.operators) if place.operator.core]
-    for place in _again(core, early_stop=early_stop):
-        again += _attended(place, place.operator.forward, sharding.ring(1.0), Work.RECOMPUTE)
+def modules_again(layer: Layer, sharding: Sharding, modules: Set[Module], *, early_stop: bool) -> list[Operation]:
+    """Operations that selective recomputation runs again before a layer's backward, one module after the other.
+
+    A module whose result is dropped, too, is run to its end.
+    """
+    places, again = _places(layer.operators), list[Operation]()
+    for module in (each for each in Module if each in modules):
+        inside = [place for place in places if place.operator.inside({module})]
+        inside = [*_again(inside, early_stop=early_stop and not module.drops_result)]
+        again += _forward(inside, sharding, Work.RECOMPUTE)
     return again
 
 
@@ -282,7 +288,7 @@ class _Place:
 def _places(operators: Sequence[Operator]) -> list[_Place]:
     sharded = [False, *(operator.region is Region.SHARDED for operator in operators), False]
     routed = [False, *(operator.region is Region.ROUTED for operator in operators), False]
-    cores = [False, *(operator.core for operator in operators)]
+    cores = [False, *(operator.inside({Module.CORE}) for operator in operators)]
     again = any(operator.entry is Entry.SAME for operator in operators)  # a parallel block, which is one region
     return [
         _Place(

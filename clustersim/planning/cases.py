@@ -18,8 +18,10 @@ from clustersim.analysis.parts import KERNELS, Part
 from clustersim.fitting import fits
 from clustersim.hardware.topology import LinkKind
 from clustersim.parallel.data import FullyShard
+from clustersim.program.task import Dispatcher
 from clustersim.result import Result
 from clustersim.scenario import Scenario
+from clustersim.scenario.changes.experts import OTHERS, spreads, with_dispatcher, with_experts_over, within_domains
 from clustersim.scenario.changes.kernels import efficiency_of, with_products
 from clustersim.scenario.changes.links import links_to_nics, network_links, nvlink, pcie_links, with_links
 from clustersim.scenario.changes.work import (
@@ -41,6 +43,7 @@ _NO_NETWORK: Final = "all ranks are on one node"
 _NO_NODE_LINKS: Final = "no NVLink or PCIe is used"
 _ROUNDING: Final = 1e-9  # what sums of times are off by
 _LINK_WORDS: Final = {LinkKind.PCIE: "PCIe", LinkKind.HOST: "host links"}
+_NO_EXPERTS: Final = "no experts are spread over ranks"
 LESS, MORE, TWICE, SLOW = 0.9, 1.1, 2.0, 0.9
 SPLITS: Final = 4.0  # times the classes of ranks with a slow one: 16 and 64 for Llama 3 405B on 16,384 GPUs
 
@@ -157,6 +160,38 @@ def _hybrid(result: Result) -> Changed | Untried:
     return Untried(f"weights that are cut over fewer than all {ranks:,} ranks do not fit")
 
 
+def _other_dispatcher(result: Result) -> Changed | Untried:
+    """Kernels of their own in place of the library's collectives, or the reverse."""
+    scenario = result.scenario
+    layout, cluster = scenario.layout, scenario.cluster
+    if not layout.folded:
+        return Untried(_NO_EXPERTS)
+    if layout.dispatcher not in OTHERS:
+        other = Dispatcher.ALL_TO_ALL
+    else:
+        beyond = len(np.unique(cluster.fabric.domains(cluster.places))) < cluster.nodes
+        other = Dispatcher.HYBRIDEP if beyond else Dispatcher.DEEPEP
+    return Changed(with_dispatcher(scenario, other), f": {other.value}, not {layout.dispatcher.value}")
+
+
+def _experts(*, inside: bool) -> Change:
+    """The widest spread that stays inside NVLink domains, or the narrowest that does not."""
+
+    def change(result: Result) -> Changed | Untried:
+        scenario = result.scenario
+        if not any(each.alone is None for each in scenario.model.mixtures):
+            return Untried(_NO_EXPERTS)
+        if within_domains(scenario, scenario.layout.ep) is inside:
+            return Untried(f"tokens {'stay inside' if inside else 'leave'} their NVLink domain now")
+        found = [ranks for ranks in spreads(scenario) if within_domains(scenario, ranks) is inside]
+        if not found:
+            return Untried(f"no legal ep is {'inside' if inside else 'across'} NVLink domains")
+        ranks = found[-1] if inside else found[0]
+        return Changed(with_experts_over(scenario, ranks), f": ep {ranks}, not {scenario.layout.ep}")
+
+    return change
+
+
 def _recompute(policy: Recompute, already: str) -> Change:
     def change(result: Result) -> Changed | Untried:
         scenario = result.scenario
@@ -198,6 +233,9 @@ CASES: Final = (
     Case("half_the_microbatch", "microbatches of half the size (same batch)", _smaller_microbatches, effort=2.0),
     Case("slow_rank", "one rank at 0.9x speed", _slow_rank, effort=SPLITS),
     Case("hybrid_sharding", "weights cut over as few ranks as fit, equal on the rest", _hybrid, modelled=True),
+    Case("other_dispatcher", "tokens sent to their experts in another way", _other_dispatcher, modelled=True),
+    Case("experts_inside", "experts spread inside NVLink domains", _experts(inside=True), modelled=True),
+    Case("experts_across", "experts spread across NVLink domains", _experts(inside=False), modelled=True),
     Case("no_recompute", "nothing recomputed", _recompute(NoRecompute(), "nothing is recomputed now")),
     Case("full_recompute", "all layers recomputed", _recompute(FullRecompute(), "all layers are recomputed now")),
     Case("cuda_graphs", "passes captured in CUDA graphs", _cuda_graphs),

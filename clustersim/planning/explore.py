@@ -39,6 +39,7 @@ from clustersim.workload.offload import NOTHING
 from clustersim.workload.presets import PRESETS
 from clustersim.workload.recipe import Recipe, mixed
 from clustersim.workload.stack import LayerRun, joined
+from clustersim.workload.training import SelectiveRecompute
 from clustersim.workload.transformer import Model, changed, dimensions, parameters
 
 MODELS: Final = (
@@ -223,6 +224,9 @@ def _notes(scenario: Scenario) -> Iterator[str]:
     yield from of_record(scenario)
     if scenario.training.offload != NOTHING:
         yield "offload is left out of memory: all is drawn as on the device; simulated steps are the scenario's"
+    recompute = scenario.training.recompute
+    if isinstance(recompute, SelectiveRecompute) and recompute != SelectiveRecompute():
+        yield "recomputation by modules is drawn as if nothing was recomputed; simulated steps are the scenario's"
     if not isinstance(scenario.schedule, PLAYED):
         yield (
             f"the scenario's schedule {scenario.schedule.name} is none that the page can play; memory and bubble are "

@@ -64,6 +64,11 @@ class Collective(Enum):
         """Whether numbers are summed on the way; all others move bytes, whatever these mean."""
         return self in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
 
+    @property
+    def routed(self) -> bool:
+        """Whether a dispatcher's own kernels do it, by the routing of tokens."""
+        return self in (Collective.DISPATCH, Collective.COMBINE)
+
 
 class Dispatcher(Enum):
     """How tokens travel to the ranks of their experts, and back.
@@ -83,7 +88,8 @@ class Dispatcher(Enum):
 class Routing:
     """Where the rows of a dispatch go: `top_k` of `experts`, spread evenly over the group, for each token.
 
-    groups, limit: experts are in so many groups, of which a token's are in at most `limit` (None: in any).
+    groups, limit: experts are in so many groups, of which a token's are in at most `limit` (None: in any); row: bytes
+    of one; cut: ranks next to each other in the group that have a part of the same experts.
     """
 
     dispatcher: Dispatcher
@@ -91,6 +97,8 @@ class Routing:
     top_k: int
     groups: int = 1
     limit: int | None = None
+    row: Bytes = field(default=0.0, kw_only=True)
+    cut: int = field(default=1, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +106,7 @@ class Exchange:
     """A collective of one process group: `group` is a role such as "tp" or "dp", `payload` bytes.
 
     format: that it sums in, where it does and that is known; routing: of tokens to experts, which `payload` counts once
-    for each expert.
+    for each expert; awaits: before the host launches it, it waits for all that comes before, which says what is sent.
     """
 
     name: str
@@ -107,6 +115,7 @@ class Exchange:
     payload: Bytes
     format: DType | None = field(default=None, kw_only=True)
     routing: Routing | None = field(default=None, kw_only=True)
+    awaits: bool = field(default=False, kw_only=True)
 
 
 class HostWork(Enum):

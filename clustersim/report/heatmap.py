@@ -4,7 +4,7 @@ Ranks of one class have equal rows, so the file holds a row for each class and t
 puts them where their ranks are. It draws at most some hundred rows at a time: zoomed in, every rank has its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from clustersim.analysis.dominant import DominantParts
 from clustersim.analysis.parts import BUBBLES, EXPOSED, PARTS, Part
 from clustersim.arrays import IntArray
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import AXES, DATA, EXPERT, PIPELINE
+from clustersim.parallel.mesh import DATA, DENSE, EXPERT, EXPERT_DATA, EXPERT_TENSOR, EXPERTS, MESHES, PIPELINE, Mesh
 from clustersim.report.document import Card, section, slot
 from clustersim.report.figure import Figure, axis, layout, packed, time_scale
 from clustersim.report.keys import key, part_keys
@@ -22,12 +22,17 @@ from clustersim.report.theme import Category
 from clustersim.units import format_seconds
 
 NAME: Final = "heatmap"
-_WITHIN: Final = tuple(axis.name for axis in reversed(AXES) if axis not in (DATA, EXPERT, PIPELINE))
+_WITHIN: Final = tuple(axis.name for axis in reversed(MESHES[DENSE]) if axis not in (DATA, PIPELINE))
 ORDERS: Final = (
     ("by stage", (PIPELINE.name, DATA.name, *_WITHIN)),
     ("by replica", (DATA.name, PIPELINE.name, *_WITHIN)),
 )
 """In which order rows stand: the axes from the one that changes last."""
+BY_EXPERTS: Final = (
+    "by experts",
+    tuple(axis.name for axis in (PIPELINE, EXPERT, EXPERT_DATA, EXPERT_TENSOR)),
+)
+"""Ranks that hold the same experts beside each other."""
 _HEIGHT: Final = 420
 _DRAWN: Final = 512  # rows that the page's script draws at most
 _ROW: Final = 40  # pixels of a row where there are few
@@ -103,20 +108,36 @@ def heatmap_figure(heatmap: Heatmap, looks: Sequence[Category]) -> Figure:
 
 
 def _facts(heatmap: Heatmap, looks: Sequence[Category], size: float) -> dict[str, Any]:
-    degrees = [getattr(heatmap.layout, each) for each in heatmap.layout.order]
-    strides = dict(zip(heatmap.layout.order, np.cumprod([1, *degrees[:-1]]).tolist(), strict=True))
+    orders = [axes for _, axes in _orders(heatmap)]
     return {
         "parts": [
             {"name": part.value, "colour": look.colour, "key": key(look), "sign": _sign(part)}
             for part, look in zip(PARTS, looks, strict=True)
         ],
-        "axes": {name: [getattr(heatmap.layout, name), stride] for name, stride in strides.items()},
-        "orders": [axes for _, axes in _orders(heatmap)],
+        "axes": {name: place for mesh in _meshes(heatmap.layout) for name, place in _strides(mesh).items()},
+        "orders": orders,
+        "told": [_told(axes, heatmap.layout) for axes in orders],
         "bins": heatmap.dominant.category.shape[1],
         "makespan": heatmap.dominant.makespan,
         "size": size,
         "most": _DRAWN,
     }
+
+
+def _meshes(layout: Layout) -> Iterator[Mesh]:
+    return (mesh for name, mesh in layout.meshes.items() if name in (DENSE, EXPERTS))
+
+
+def _strides(mesh: Mesh) -> dict[str, list[int]]:
+    """Degree of every axis, and how many ranks lie from one of its coordinates to the next."""
+    degrees = list(mesh.degrees.values())
+    strides = np.cumprod([1, *degrees[:-1]]).tolist()
+    return {name: [mesh.degrees[name], stride] for name, stride in zip(mesh.degrees, strides, strict=True)}
+
+
+def _told(axes: tuple[str, ...], layout: Layout) -> tuple[str, ...]:
+    """The coordinates that are told of a rank: the order's, and which experts it has."""
+    return axes if EXPERT.name in axes or not layout.folded else (*axes, EXPERT.name)
 
 
 def _sign(part: Part) -> str:
@@ -127,7 +148,8 @@ def _sign(part: Part) -> str:
 def _orders(heatmap: Heatmap) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """The orders that differ."""
     several = heatmap.layout.pp > 1 and heatmap.layout.dp > 1
-    return ORDERS if several else ORDERS[1:]
+    spread = heatmap.layout.ep > 1
+    return (*(ORDERS if several else ORDERS[1:]), *((BY_EXPERTS,) if spread else ()))
 
 
 def _class_of(heatmap: Heatmap) -> Any:

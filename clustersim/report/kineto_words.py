@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from clustersim.cost.timing import ExchangeTiming
 from clustersim.dtypes import DType
-from clustersim.program.task import Collective, Exchange, HostExchange, HostWork
+from clustersim.program.task import Collective, Dispatcher, Exchange, HostExchange, HostWork
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
 
 _NCCL: Final = MappingProxyType(  # the kernel's name, and the name that c10d gives the collective
@@ -31,6 +31,7 @@ _NCCL: Final = MappingProxyType(  # the kernel's name, and the name that c10d gi
         Collective.SHIFT: ("SendRecv", "coalesced"),
     }
 )
+_DISPATCHERS: Final = MappingProxyType({Dispatcher.DEEPEP: "deep_ep", Dispatcher.HYBRIDEP: "hybrid_ep"})
 _MEMCPY: Final = MappingProxyType(
     {
         HostWork.TO_HOST: "Memcpy DtoH (Device -> Pinned)",
@@ -84,7 +85,9 @@ def called_kernel(kernel: Kernel) -> Called:
 def called_exchange(
     exchange: Exchange, timing: ExchangeTiming, group: ProcessGroup, dtype: DType, *, received: bool
 ) -> Called:
-    """A collective, or a message that is sent or received, as c10d calls NCCL."""
+    """A collective, or a message that is sent or received, as c10d calls NCCL; or kernels of a dispatcher's own."""
+    if exchange.routing is not None and exchange.collective.routed:
+        return _called_dispatcher(exchange, exchange.routing.dispatcher, group)
     kernel, name = ("SendRecv", "recv") if received else _NCCL[exchange.collective]
     suffix = "" if kernel == "SendRecv" else "_" + re.sub(r"[^A-Z0-9]+", "_", timing.algorithm.upper()).strip("_")
     kernel = f"ncclDevKernel_{kernel.format(_NCCL_FORMATS[dtype])}{suffix}(ncclDevKernelArgsStorage<4096ul>)"
@@ -100,6 +103,13 @@ def called_exchange(
         "Process Group Ranks": _listed(group.ranks),
     }
     return Called("record_param_comms", arguments, kernel, arguments)
+
+
+def _called_dispatcher(exchange: Exchange, dispatcher: Dispatcher, group: ProcessGroup) -> Called:
+    """Kernels that send tokens to experts or get results back, by their namespace."""
+    name = f"{_DISPATCHERS[dispatcher]}::{exchange.collective.value}"
+    arguments = {"Group size": len(group.ranks), "Process Group Ranks": _listed(group.ranks)}
+    return Called(name, arguments, name, {"bytes": int(exchange.payload)})
 
 
 def called_host(exchange: HostExchange) -> Called:

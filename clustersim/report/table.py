@@ -86,6 +86,7 @@ def _numbers(verdict: Verdict, trust: Trust) -> "Table":
     rate = f"{format_flops(verdict.model_flops_per_gpu)} per GPU, attention as a full matrix"
     for name, value, meaning in (
         ("tokens/s", f"{verdict.tokens_per_s:,.0f}", f"{format_number(verdict.tokens_per_s_per_gpu)} per GPU"),
+        ("GPU hours", f"{verdict.gpu_hours:,.0f}", "per trillion tokens"),
         ("MFU", mfu_words(verdict.mfu, verdict.mfu_causal), rate),
         ("HFU", f"{verdict.hfu:.1%}", "with recomputation"),
         ("bubble", f"{verdict.bubble_fraction:.1%}", "of the step"),

@@ -111,6 +111,7 @@ def _numbers(verdict: Verdict) -> list[tuple[str, str, str]]:
         (f"{unit} per GPU", rate, "model FLOP per second and GPU"),
         ("tokens/s", _rate(verdict.tokens_per_s), "of the whole cluster"),
         ("tokens/s/GPU", _rate(verdict.tokens_per_s_per_gpu), "of one GPU"),
+        ("GPU hours", f"{verdict.gpu_hours:,.0f}", "of all GPUs, for a trillion tokens"),
         ("bubble", f"{verdict.bubble_fraction:.1%}", "share of the step in which a stage waits for the pipeline"),
         (
             "exposed comm",

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from clustersim.analysis.stragglers import Stragglers, Waits
+from clustersim.analysis.utilization import gpu_hours
 from clustersim.analysis.what_if import WhatIfs
 from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.cost.record import StepRow
@@ -78,6 +79,11 @@ class Verdict:
     steps: Steps | None = None
     band: tuple[Seconds, Seconds] | None = None
     host: tuple[Bytes, Bytes] | None = None
+
+    @property
+    def gpu_hours(self) -> float:
+        """Hours of all GPUs together for a trillion tokens."""
+        return gpu_hours(self.tokens_per_s_per_gpu)
 
 
 @dataclass(frozen=True, slots=True)

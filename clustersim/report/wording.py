@@ -14,9 +14,11 @@ from clustersim.errors import InputError
 from clustersim.hardware.disturbance import DeadLink, Disturbances, LinkChange, SlowNic, in_ranges
 from clustersim.hardware.topology import Fabric
 from clustersim.parallel.data import ByParameter, DataParallelism, FullyShard, NaiveDataParallel, Replicated, Zero1
-from clustersim.parallel.mesh import EXPERT, SPOKEN
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.mesh import EXPERT, EXPERT_TENSOR, SPOKEN
 from clustersim.program.placement import looped
 from clustersim.workload.lora import Lora
+from clustersim.workload.modules import Module
 from clustersim.workload.offload import ActivationOffload, Offload, OptimizerOffload, ShardOffload
 from clustersim.workload.training import (
     FullRecompute,
@@ -108,8 +110,9 @@ def row_names(scenario: "Scenario", kinds: int) -> RowNames:
 def layout_line(scenario: "Scenario") -> str:
     """Degrees, strategies and batch, in the order in which people give them."""
     layout, training = scenario.layout, scenario.training
-    degrees = layout.all_degrees
-    words = [f"{axis.name} {degrees[axis.name]:,}" for axis in (*SPOKEN, EXPERT) if degrees[axis.name] > 1]
+    degrees = layout.degrees
+    words = [f"{axis.name} {degrees[axis.name]:,}" for axis in SPOKEN if degrees[axis.name] > 1]
+    words += _experts(layout) if layout.folded else []
     words.append(_data(layout.data) if layout.dp > 1 else "")
     words.append(_schedule(scenario) if layout.pp > 1 else "")
     words.append(_recompute(training.recompute) + (", stopped early" if _stops(training) else ""))
@@ -121,6 +124,12 @@ def layout_line(scenario: "Scenario") -> str:
         f"{scenario.microbatches:,} microbatch{'es' if scenario.microbatches > 1 else ''} of {training.microbatch}"
     )
     return " · ".join(word for word in words if word)
+
+
+def _experts(layout: Layout) -> list[str]:
+    """Over how many ranks experts are spread and cut, and how tokens reach them."""
+    cut = [] if layout.expert_tensor == layout.tp else [f"{EXPERT_TENSOR.name} {layout.expert_tensor:,}"]
+    return [f"{EXPERT.name} {layout.ep:,}", *cut, f"{layout.dispatcher.value} dispatcher"]
 
 
 def disturbed_line(scenario: "Scenario") -> str:
@@ -241,6 +250,8 @@ def _recompute(policy: Recompute) -> str:
     match policy:
         case NoRecompute():
             return "no recompute"
+        case SelectiveRecompute(modules) if policy != SelectiveRecompute():
+            return f"recompute of {', '.join(each.value for each in Module if each in modules)}"
         case SelectiveRecompute():
             return "selective recompute"
         case SelectiveOperations():

@@ -16,6 +16,7 @@ from clustersim.parallel.mesh import PIPELINE, SPOKEN, Axis
 from clustersim.parallel.pipeline import dealt, split_layers
 from clustersim.scenario.legal import around, divisors, multiples_around
 from clustersim.scenario.offload import check_offload
+from clustersim.scenario.recomputed import check_modules
 from clustersim.scenario.section import MOST_TOKENS, MOST_WIDTH
 from clustersim.scenario.setup import Setup
 from clustersim.workload.lora import Target
@@ -138,7 +139,8 @@ def check_routers(scenario: Setup) -> Iterator[str]:
         elif router.limit is not None and router.limit > router.groups:
             yield f"model.experts: limit {router.limit} is above the {router.groups} groups; {router.groups} fits"
         elif router.limit is not None and top_k > (room := router.limit * each.experts // router.groups):
-            yield f"model.experts: top_k {top_k} is above the {room} experts of {router.limit} groups; raise limit"
+            left = f"the {room} experts that limit {router.limit} leaves"
+            yield f"model.experts: top_k {top_k} is above {left}; raise limit"
 
 
 def _spread(scenario: Setup, routed: RoutedMlp) -> Iterator[str]:
@@ -391,9 +393,11 @@ _Check = Callable[[Setup], Iterator[str]]
 _CHECKS: tuple[_Check, ...] = (
     check_heads,
     check_widths,
+    check_routers,
     check_experts,
     check_layers,
     check_recomputed,
+    check_modules,
     check_batch,
     check_sequence,
     check_adapters,

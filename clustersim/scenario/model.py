@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from clustersim import shipped
 from clustersim.errors import InputError, nearest
-from clustersim.scenario.experts import mixed, with_experts
+from clustersim.scenario.experts import check_width, mixed, with_experts
+from clustersim.scenario.latent import with_latent
 from clustersim.scenario.readings import Readings
 from clustersim.scenario.sections.model import ModelSection
 from clustersim.workload.hf_config import read_hf_config
@@ -77,13 +78,16 @@ def _inline(section: ModelSection, sequence: int) -> Model:
     given = section.dimensions
     if section.stack is not None:
         given.setdefault("layers", sum(run.layers for run in section.stack))
+    if (experts := section.experts) is not None and experts.ffn is not None and not experts.placed:
+        given.setdefault("ffn", experts.ffn)  # of no layer: all have experts
     missing = [key for key in ("layers", "hidden", "heads", "vocab", "ffn") if key not in given]
     if missing:
         raise InputError(f"lacks {', '.join(missing)}; give them, or a preset or path to start from")
     family = section.family or "llama"
     if family not in _FAMILIES:
         raise InputError(f"family {family!r} is unknown; {nearest(family, _FAMILIES)}")
-    if "head_dim" not in given and section.hidden % section.heads:  # type: ignore[operator]
+    own = "head_dim" in given or section.latent is not None
+    if not own and section.hidden % section.heads:  # type: ignore[operator]
         raise InputError(f"hidden {section.hidden} is not a multiple of heads {section.heads}; give head_dim")
     usual = {
         "name": "inline model",
@@ -96,9 +100,10 @@ def _inline(section: ModelSection, sequence: int) -> Model:
 
 def _layered(model: Model, section: ModelSection) -> Model:
     """The model with the layers that the section lets differ."""
+    model = with_experts(with_latent(model, section), section)
     if section.stack is not None:
         model = _stacked(model, section)
-    model = with_experts(model, section)
+    check_width(model, section.ffn)
     for key, every, change in (
         ("window", section.global_every, {"window": None}),
         ("rotary", section.nope_every, {"rotary": 0.0}),
@@ -121,7 +126,8 @@ def _stacked(model: Model, section: ModelSection) -> Model:
         raise InputError("stack: has no run; write such as [{layers: 1, ffn: 8192}, {layers: 31}]")
     spec = model.stack[0].spec
     return replace(
-        model, stack=joined(LayerRun(mixed(changed(spec, **run.of_layer), run.experts), run.layers) for run in runs)
+        model,
+        stack=joined(LayerRun(mixed(changed(spec, **run.of_layer), run, section.ffn), run.layers) for run in runs),
     )
 
 

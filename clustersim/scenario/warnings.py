@@ -17,6 +17,7 @@ from clustersim.hardware.disturbance import DeadLink
 from clustersim.hardware.topology import LinkKind
 from clustersim.parallel.data import FullyShard, GradientSync, Zero2
 from clustersim.parallel.mesh import TENSOR
+from clustersim.scenario.recomputed import modules_that_nobody_has, nothing_to_drop
 from clustersim.scenario.settings import Contention, Symmetry
 from clustersim.scenario.setup import Setup
 from clustersim.scenario.sizes import badly_sized
@@ -24,7 +25,7 @@ from clustersim.scenario.straddling import straddling
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
-from clustersim.workload.training import Attention, SelectiveRecompute
+from clustersim.workload.training import Attention
 from clustersim.workload.transformer import Positions
 
 MANY_RANKS = 2048  # to simulate one by one
@@ -60,12 +61,6 @@ def _no_user_buffers(scenario: Setup) -> Iterator[str]:
             "layout.tensor_overlap has no effect: user buffers work within one NVLink domain, and a tensor-parallel "
             "group that reaches beyond it has none"
         )
-
-
-def _nothing_to_drop(scenario: Setup) -> Iterator[str]:
-    training = scenario.training
-    if isinstance(training.recompute, SelectiveRecompute) and training.attention is not Attention.STANDARD:
-        yield "training.recompute selective only costs time with flash attention, which keeps no scores to recompute"
 
 
 def _window_on_a_ring(scenario: Setup) -> Iterator[str]:
@@ -295,7 +290,8 @@ _WARNINGS: tuple[Callable[[Setup], Iterator[str]], ...] = (
     _no_user_buffers,
     straddling,
     badly_sized,
-    _nothing_to_drop,
+    nothing_to_drop,
+    modules_that_nobody_has,
     _long_rotary,
     _window_on_a_ring,
     _uncommon_interleaving,

@@ -17,9 +17,12 @@ _COLUMNS: Final = {
     "num-query-groups": "kv_heads",
     "kv-channels": "head_dim",
     "num-experts": "experts",
+    "moe-router-topk": "top_k",
+    "moe-ffn-hidden-size": "moe_ffn_hidden",
     "vocab-size": "vocab",
 }
 _MODEL: Final = ("num-layers", "hidden-size", "num-attention-heads")  # without which nothing is said
+_SHARED: Final = "moe-shared-expert-intermediate-size"
 _GPT2: Final = "50257"
 _ROWS: Final = 128  # of the vocabulary, of which each tensor-parallel rank has a multiple
 
@@ -34,4 +37,11 @@ def stated_dimensions(notes: str, tp: str) -> Mapping[str, str]:
     each = _ROWS * (int(tp) if tp.isdecimal() else 1)
     vocab = -(-int(found.get("vocab", _GPT2)) // each) * each
     usual = {"family": "gpt", "mlp": "gelu", "ffn_hidden": str(4 * int(found["hidden"])), "tied_embeddings": "yes"}
-    return {**usual, **found, "vocab": str(vocab)}
+    return {**usual, **found, **_shared(said, found), "vocab": str(vocab)}
+
+
+def _shared(said: Mapping[str, str], found: Mapping[str, str]) -> Mapping[str, str]:
+    """How many experts are as wide as the shared ones together."""
+    width = said.get(_SHARED)
+    each = int(found.get("moe_ffn_hidden", found.get("ffn_hidden", 4 * int(found["hidden"]))))
+    return {} if width is None else {"shared_experts": f"{int(width) / each:g}"}

@@ -33,6 +33,8 @@ from clustersim.units import BytesPerSecond, Seconds
 from clustersim.validation.accelerators import accelerator_of
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
 from clustersim.validation.comparison import Comparison
+from clustersim.validation.dispatches import KINDS, dispatched
+from clustersim.validation.dispatches import seconds_of as seconds_sent
 from clustersim.validation.interconnect import Interconnect, Ports
 from clustersim.validation.machines import interconnect_of
 from clustersim.validation.quality import grouped
@@ -265,6 +267,8 @@ def _compared(rows: Sequence[tuple[int, Case]]) -> dict[int, Comparison]:
     first = rows[0][1]
     try:
         place = place_of(first)
+        if place.collective.routed:
+            return {number: _dispatched(case, place) for number, case in rows}
         choices = _surveyed(place)
     except CannotPredictError as refusal:
         return {number: _refused(case, str(refusal).replace(*_lines(first, case), 1), refusal) for number, case in rows}
@@ -288,6 +292,19 @@ def _comparison(case: Case, place: Place, choices: Choices) -> Comparison:
     try:
         size, measured = case.number("bytes"), seconds_of(case)
         predicted = float(place.seen(choose(choices, size).seconds.max()))
+    except CannotPredictError as refusal:
+        skipped, owed = str(refusal), refusal.owed
+    factors = _factors(case, str(place.nodes))
+    return Comparison(case.text("case_id"), case.text("source"), measured, predicted, skipped, owed, factors)
+
+
+def _dispatched(case: Case, place: Place) -> Comparison:
+    """Tokens that a dispatcher's kernels sent."""
+    measured, predicted, skipped, owed = math.nan, None, None, True
+    try:
+        sent = dispatched(case)
+        measured = seconds_sent(case, sent.counted(place.fabric, place.gpus))
+        predicted = sent.seconds(place.fabric, place.gpus)
     except CannotPredictError as refusal:
         skipped, owed = str(refusal), refusal.owed
     factors = _factors(case, str(place.nodes))
@@ -355,10 +372,14 @@ def _called(case: Case) -> bool:
 
 
 def _collective(case: Case) -> Collective:
-    name, known = case.text("collective"), {each.value for each in Collective}
+    name, known = case.text("collective"), {each.value for each in Collective if not each.routed}
+    if name in KINDS:
+        return KINDS[name]
+    if name.endswith("_lowlatency"):
+        raise CannotPredictError(f"collective {name}: kernels for decoding, which training does not use", owed=False)
     if name not in known:
         raise CannotPredictError(
-            f"collective {name or 'is not stated'}: not modelled; {nearest(name, known)}", owed=False
+            f"collective {name or 'is not stated'}: not modelled; {nearest(name, {*known, *KINDS})}", owed=False
         )
     return Collective(name)
 

@@ -270,6 +270,7 @@ def _bare(name: str) -> str:
 def _sayable(model: Model) -> bool:
     """Whether a row's cells say what the model is: layers that are all alike, dense, pre-norm, without windows."""
     plain = all(spec.block is BlockForm.PRE_NORM for spec in model.specs) and not model.embedding_norm
+    plain = plain and not model.mixtures
     usual = all(each.window is None and each.qk_norm is None and not each.softcap for each in model.attentions)
     alike = len(model.stack) == 1 and not model.mixtures
     return alike and plain and usual and model.positions is not Positions.ALIBI

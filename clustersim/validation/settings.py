@@ -4,12 +4,22 @@ One function turns a row of `steps.csv` into what a scenario file of the run wou
 filled in by the habits of its software (`software`), the same for all of its runs.
 """
 
+import re
 from typing import Any, Final
 
 from clustersim.parallel.mesh import NAMES
 from clustersim.schedules import shelf
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.machines import cluster_section
+from clustersim.validation.mixtures import (
+    dense_width,
+    experts_layout,
+    experts_overheads,
+    experts_section,
+    has_experts,
+    public_model,
+    require_mixture,
+)
 from clustersim.validation.software import Software, software_of
 
 FORMATS: Final = ("bf16", "fp16")
@@ -17,7 +27,6 @@ _OFFLOADED: Final[dict[str, dict[str, Any]]] = {  # as a row's notes say it
     "activation offloading on": {"activations": "all"},
     "optimizer offloading on": {"optimizer": True},
 }
-_DENSE: Final = ("", "0", "1")  # experts
 RECOMPUTES: Final = {
     "": "none",
     "none": "none",
@@ -25,6 +34,9 @@ RECOMPUTES: Final = {
     "selective-op": "selective_op",
     "full": "full",
 }
+_LISTED: Final = re.compile(r"selective:\[([a-z_ ]+)\]")  # Megatron-LM's --recompute-modules
+_DRAWN: Final = re.compile(r"\blayout (E[tmL|()*\d]+)")  # Megatron-LM's pipeline_model_parallel_layout
+_MODULES: Final = "modules:"  # of which names follow, joined by +
 SCHEDULES: Final = ("", *shelf.NAMES)
 
 
@@ -51,31 +63,50 @@ def _steps(case: Case) -> int:
 
 def is_dense(case: Case) -> bool:
     """Whether a dense model was run in bf16 or fp16, and all that a step depends on is known (quality A or B)."""
-    known = case.text("quality") in ("A", "B")
-    return known and case.text("experts") in _DENSE and case.text("precision") in FORMATS
+    return _known(case) and not has_experts(case)
+
+
+def is_mixture(case: Case) -> bool:
+    """Whether a mixture of experts was run in bf16 or fp16, and all that a step depends on is known."""
+    return _known(case) and has_experts(case)
+
+
+def _known(case: Case) -> bool:
+    return case.text("quality") in ("A", "B") and case.text("precision") in FORMATS
 
 
 def _require(case: Case) -> None:
     """Refuse what is not modelled; a row that leaves out what a step depends on is not owed a prediction either."""
-    if case.text("experts") not in _DENSE:
-        raise CannotPredictError("mixture of experts is not modelled", owed=False)
     if case.text("precision") not in FORMATS:
         raise CannotPredictError(f"precision {case.text('precision') or 'is not stated'}: not modelled", owed=False)
-    if case.whole("ep", 1) > 1:
-        raise CannotPredictError("expert parallelism is not modelled", owed=False)
+    if case.whole("ep", 1) > 1 and not has_experts(case):
+        raise CannotPredictError("expert parallelism of a model without experts", owed=False)
     if case.text("schedule") not in SCHEDULES:
         raise CannotPredictError(f"schedule {case.text('schedule')} is not modelled")
 
 
 def _model(case: Case, software: Software) -> dict[str, Any]:
-    widths = ("layers", "hidden", "heads", "vocab")
-    heads = case.whole("heads")
+    preset = public_model(case) if has_experts(case) else None
+    if has_experts(case):
+        require_mixture(case, preset)
+    experts = {"experts": experts_section(case, preset)} if has_experts(case) else {}
+    named = {"name": case.text("model") or case.text("case_id"), **experts}
+    if preset is not None:
+        cut = {column: case.whole(column) for column in ("layers", "vocab")}
+        return named | cut | {"preset": preset, "max_positions": case.whole("seq")}
+    dimensions = _dimensions(case, software)
+    if experts and not experts["experts"].get("dense_layers"):
+        del dimensions["ffn"]  # of a dense MLP, which no layer has
+    return named | dimensions
+
+
+def _dimensions(case: Case, software: Software) -> dict[str, Any]:
+    widths, heads = ("layers", "hidden", "heads", "vocab"), case.whole("heads")
     return {
-        "name": case.text("model") or case.text("case_id"),
         **{column: case.whole(column) for column in widths},
         "kv_heads": case.whole("kv_heads", heads),
         "head_dim": case.whole("head_dim", max(1, case.whole("hidden") // heads)),
-        "ffn": case.whole("ffn_hidden"),
+        "ffn": dense_width(case) if has_experts(case) else case.whole("ffn_hidden"),
         "max_positions": case.whole("seq"),
         "mlp": case.text("mlp") or "swiglu",
         "tied_embeddings": case.is_yes("tied_embeddings"),
@@ -93,15 +124,25 @@ def _layout(case: Case, software: Software) -> dict[str, Any]:
         "pipeline_overlap": software.overlaps_pipeline(case),
         **software.releases(),
         "data": software.data(case),
+        **(experts_layout(case, software) if has_experts(case) else {}),
     }
-    stages = degrees["pp"] * case.whole("vpp", 1)
+    return section | _stages(case, software)
+
+
+def _stages(case: Case, software: Software) -> dict[str, Any]:
+    """How layers are split over the stages, where that is not evenly."""
+    stages, layers = case.whole("pp", 1) * case.whole("vpp", 1), case.whole("layers")
     stated = case.text("layers_per_stage").split()
     if stated:
-        section["layers_per_stage"] = [int(each) if each.isdecimal() else each for each in stated]
-    elif stages > 1 and "take a layer slot" in case.text("notes"):  # embedding and head, as a row says that it does
-        slots = (case.whole("layers") + 2) // stages
-        section["layers_per_stage"] = [slots - 1, *[slots] * (stages - 2), slots - 1]
-    return section
+        return {"layers_per_stage": [int(each) if each.isdecimal() else each for each in stated]}
+    drawn = _DRAWN.search(case.text("notes"))
+    if drawn:
+        return {"layers_per_stage": drawn[1]}
+    ends = "take a layer slot" in case.text("notes") or (software.ends_count and layers % stages != 0)
+    if stages > 1 and ends and (layers + 2) % stages == 0:  # embedding and head count as a layer each
+        slots = (layers + 2) // stages
+        return {"layers_per_stage": [slots - 1, *[slots] * (stages - 2), slots - 1]}
+    return {}
 
 
 def _schedule(case: Case) -> Any:
@@ -125,6 +166,7 @@ def _training(case: Case, software: Software) -> dict[str, Any]:
         "fused": software.fused(case),
         **_lora(case),
         **_offload(case),
+        **(experts_overheads(case) if has_experts(case) else {}),
     }
 
 
@@ -146,6 +188,11 @@ def _recompute(case: Case, software: Software) -> Any:
     kind, early_stop = case.text("recompute"), {"early_stop": software.stops_early(case)}
     if kind == "alternate-layers":
         return {"layers": case.whole("layers") // 2, **early_stop}
+    listed = _LISTED.fullmatch(kind)
+    if listed:
+        return {"modules": listed[1].split()}
+    if kind.startswith(_MODULES):
+        return {"modules": kind.removeprefix(_MODULES).split("+")}
     if kind not in RECOMPUTES:
         raise CannotPredictError(f"recompute {kind} is not modelled")
     return {"mode": RECOMPUTES[kind], **early_stop}

@@ -53,6 +53,8 @@ class Software:
     logs_last_rank: bool = False
     release_outputs: bool | None = None
     early_stop: bool = False
+    whole_experts: bool = False
+    ends_count: bool = False
 
     def fused(self, case: Case) -> bool:
         """Whether norms, activation, rotary, residual and optimizer are fused kernels: compiled, or written so."""
@@ -162,6 +164,8 @@ _TORCHTITAN: Final = Software(
     release_outputs=False,  # torch.distributed.pipelining keeps outputs in fwd_cache until their backward
 )
 
+_MEGATRON: Final = Software("megatron", biased=True, bucket=_MEGATRON_BUCKET, framework="megatron", logs_last_rank=True)
+
 # The first that matches; Megatron-LM keeps fp16 gradients of fp16 runs, fp32 of bf16 runs.
 SOFTWARE: Final = (
     # llm-foundry's A100 tables are of July 2023 and earlier, those of H100 ran on PyTorch 2.1 (IMAGE in
@@ -184,7 +188,8 @@ SOFTWARE: Final = (
     replace(_NEMO, until=2023, flash="flash2"),
     # NVIDIA/NeMo's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 = False in scripts/performance)
     _NEMO,
-    replace(_NEMO, wanted="megatron-bridge", wide_gradients=True, biased=False),
+    # its recipes of mixtures set expert_tensor_parallel_size = 1 (src/megatron/bridge/recipes)
+    replace(_NEMO, wanted="megatron-bridge", wide_gradients=True, biased=False, whole_experts=True),
     # Megatron-LM overlaps backward's all-reduce since December 2021. Megatron-DeepSpeed took over that of before
     # (1ac4a442, 2021-12-10) and, with `async_tensor_model_parallel_allreduce` off, that of July 2023 (f90b8877).
     replace(
@@ -200,7 +205,10 @@ SOFTWARE: Final = (
     # allreduce.py, core/nn/parallel_module/communicator.py); its runs differ in the kernel of their norms
     replace(_BLOCKING, wanted="aleph alpha scaling, fused norms", eager=False),
     _BLOCKING,
-    Software("megatron", biased=True, bucket=_MEGATRON_BUCKET, framework="megatron", logs_last_rank=True),
+    # model_configs/benchmarking of yanring/Megatron-MoE-ModelZoo set --expert-tensor-parallel-size 1,
+    # --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split
+    replace(_MEGATRON, wanted="megatron-core dev", whole_experts=True, ends_count=True),
+    _MEGATRON,
     Software(""),
 )
 

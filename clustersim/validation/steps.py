@@ -16,6 +16,7 @@ from clustersim.simulation import simulate
 from clustersim.units import Seconds
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
 from clustersim.validation.comparison import Band, Comparison
+from clustersim.validation.mixtures import has_experts
 from clustersim.validation.settings import scenario_mapping
 
 SHIPPED: Final = PUBLISHED / "steps.csv"
@@ -23,6 +24,8 @@ NEEDED: Final = (
     *("case_id", "source", "gpu", "n_gpus", "layers", "hidden", "ffn_hidden", "heads", "vocab", "seq", "global_batch"),
     *("micro_batch", "tp", "pp", "dp", "precision", "step_time_s"),
 )
+DENSE: Final = "dense"
+MIXTURES: Final = "mixtures of experts"
 _SCALES: Final = ((8, "one node (8 or fewer)"), (64, "9 to 64"), (512, "65 to 512"), (math.inf, "more than 512"))
 _CHUNK: Final = 8  # cases that a process takes at a time
 
@@ -55,7 +58,7 @@ def band_of(result: Result) -> Band:
 
 def compare_step(case: Case, changes: Sequence[str] = ()) -> Comparison:
     """Predict one run, with some keys of its scenario changed."""
-    known, measured, factors = (case.text("case_id"), case.text("source")), float("nan"), factors_of(case)
+    known, measured, factors = (case.text("case_id"), _source(case)), float("nan"), factors_of(case)
     try:
         measured = case.number("step_time_s")
         result = simulate(scenario_of(case, changes))
@@ -66,6 +69,12 @@ def compare_step(case: Case, changes: Sequence[str] = ()) -> Comparison:
     return Comparison(
         *known, measured, predicted_seconds(result), factors=factors, fits=result.fits, band=band_of(result)
     )
+
+
+def _source(case: Case) -> str:
+    """Who published a run; mixtures of experts count as a source of their own."""
+    source = case.text("source")
+    return f"{source}, mixtures" if has_experts(case) else source
 
 
 def compare_steps(
@@ -111,6 +120,7 @@ def _counted(done: Iterable[Comparison], progress: Callable[[int], None] | None)
 def factors_of(case: Case) -> dict[str, str]:
     """By what a run's error is grouped."""
     return {
+        "layers": MIXTURES if has_experts(case) else DENSE,
         "gpu": case.text("gpu"),
         "scale": _scale(case),
         "axes": _axes(case),

@@ -2,13 +2,14 @@
 
 Two sources mix two kinds of runs, of which a mean says little: their cases are also told apart (`SUBSETS`). Coverage is
 predicted over expressible, where each case says for itself whether it is expressible; and, more strictly, over all
-steps of dense models in bf16 or fp16 whose inputs are known (quality A and B), whatever they say.
+steps in bf16 or fp16 whose inputs are known (quality A and B), whatever they say, of dense models and of mixtures of
+experts apart.
 """
 
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from clustersim.validation.cases import Case
@@ -26,9 +27,11 @@ from clustersim.validation.quality import (
     macro,
     quality,
 )
-from clustersim.validation.settings import is_dense
+from clustersim.validation.settings import is_dense, is_mixture
 
 DENSE: Final = "dense bf16/fp16, quality A and B"
+MIXTURES: Final = "mixtures of experts bf16/fp16, quality A and B"
+_KINDS: Final = "layers"  # the factor that tells dense models from mixtures
 _PLACE: Final = re.compile(r"^line \d+: ")
 _GPUS_OF_A_NODE: Final = 8
 
@@ -52,14 +55,14 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of one table. kind: steps, memory, collectives or kernels; dense: coverage of dense cases, of steps only.
+    """Of one table. kind: steps, memory, collectives or kernels; covered: of kinds of cases by name, of steps only.
 
     subsets: parts of sources, by name; layouts: which layout is fastest, of steps only; fits: of memory only.
     """
 
     kind: str
     comparisons: tuple[Comparison, ...]
-    dense: Coverage | None = None
+    covered: Mapping[str, Coverage] = field(default_factory=dict)
     subsets: Mapping[str, Quality] | None = None
     layouts: Ranking | None = None
     fits: tuple[Verdict, ...] = ()
@@ -78,6 +81,15 @@ class Summary:
     def macro(self) -> Macro | None:
         """Means over sources."""
         return macro(self.sources.values())
+
+    @property
+    def macros(self) -> dict[str, Macro]:
+        """Means over sources of dense models and of mixtures apart, where a table has both."""
+        having = [each for each in self.comparisons if _KINDS in each.factors]
+        groups = grouped(having, lambda each: each.factors[_KINDS])
+        means = {kind: macro(by_source(group).values()) for kind, group in groups.items()}
+        found = {kind: each for kind, each in means.items() if each is not None}
+        return found if len(found) > 1 else {}
 
     @property
     def factors(self) -> dict[str, dict[str, Quality]]:
@@ -123,10 +135,11 @@ class Summary:
             "ran_but_does_not_fit": list(self.unfit),
             "cases": [each.to_json() for each in self.comparisons],
         }
+        macros = {"macro_by_layers": {kind: asdict(each) for kind, each in self.macros.items()}} if self.macros else {}
         ranking = {} if self.layouts is None else {"layouts": self.layouts.to_json()}
         fits = {"fits": self._fits_json()} if self.fits else {}
         bands = {"bands": {regime: asdict(each) for regime, each in self.bands.items()}} if self.bands else {}
-        return finite(found | ranking | fits | bands)  # type: ignore[no-any-return]
+        return finite(found | macros | ranking | fits | bands)  # type: ignore[no-any-return]
 
     def _fits_json(self) -> dict[str, Any]:
         judged = [each for each in self.fits if each.predicted is not None]
@@ -147,16 +160,19 @@ class Summary:
         }
 
     def _coverage_json(self) -> dict[str, Any]:
-        return self.coverage.to_json() | ({} if self.dense is None else {DENSE: self.dense.to_json()})
+        return self.coverage.to_json() | {kind: each.to_json() for kind, each in self.covered.items()}
 
 
 def summary_of_steps(cases: Sequence[Case], comparisons: Sequence[Comparison]) -> Summary:
     """The summary of a table of steps; comparisons: of these cases, in their order."""
     pairs = list(zip(cases, comparisons, strict=True))
-    dense = [each for case, each in pairs if is_dense(case)]
-    ranking = rank_layouts(cases, comparisons)
-    covered = Coverage(sum(each.predicted is not None for each in dense), len(dense))
-    return Summary("steps", tuple(comparisons), covered, _subsets(pairs), ranking)
+    wanted = {DENSE: is_dense, MIXTURES: is_mixture}
+    covered = {name: _covered([each for case, each in pairs if is_of(case)]) for name, is_of in wanted.items()}
+    return Summary("steps", tuple(comparisons), covered, _subsets(pairs), rank_layouts(cases, comparisons))
+
+
+def _covered(owed: Sequence[Comparison]) -> Coverage:
+    return Coverage(sum(each.predicted is not None for each in owed), len(owed))
 
 
 def finite(value: Any) -> Any:

@@ -24,7 +24,7 @@ unpacked before it, by one kernel that reads them and their scales and writes th
 (arXiv:2106.09685), Dettmers et al. 2023 (arXiv:2305.14314).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -34,6 +34,7 @@ from clustersim.workload import streaming
 from clustersim.workload.kernels import Kernel
 from clustersim.workload.linear import Linear
 from clustersim.workload.lora import Lora
+from clustersim.workload.modules import Within
 from clustersim.workload.operators import (
     ADAPTERS,
     QUANTIZED,
@@ -76,7 +77,8 @@ def _entered(operator: Operator, made: list[Operator], *, kept: bool) -> list[Op
     first, *others = (replace(each, entry=None) for each in made)
     shared = kept and first.whole and operator.entry is Entry.SAME
     bytes_kept, waiting = (0.0, first.waiting - first.kept) if shared else (first.kept, first.waiting)
-    return [replace(first, entry=operator.entry, kept=bytes_kept, waiting=waiting), *others]
+    read = min(first.read, bytes_kept)
+    return [replace(first, entry=operator.entry, kept=bytes_kept, waiting=waiting, read=read), *others]
 
 
 def _beside(operator: Operator, returned: Bytes, training: Training, shard: Shard) -> Iterator[Operator]:
@@ -98,14 +100,25 @@ def _beside(operator: Operator, returned: Bytes, training: Training, shard: Shar
     if around.shares_input:  # the adapters keep it
         stored = replace(stored, kept=operator.kept - operator.read)
     inward, outward = around.inward, around.outward
+    if around.shares_input and not shard.sequence_parallel:
+        inward = replace(inward, reads=operator.reads, read=inward.kept)
     # a frozen layer runs before its adapters, whatever joins them, so it has run when these save
-    yield from (inward, outward, replace(stored, saves_late=True)) if linear.rows else (inward, stored, outward)
+    late = replace(stored, saves_late=True)
+    yield from _placed(operator, (inward, outward, late) if linear.rows else (inward, stored, outward))
+
+
+def _placed(operator: Operator, made: Iterable[Operator]) -> Iterator[Operator]:
+    """A layer with its adapters in the modules that it is in, whose inputs the first of them keeps."""
+    inside = operator.within
+    for each in made:
+        yield replace(each, within=inside)
+        inside = tuple(Within(module) for module, _ in operator.within)
 
 
 def _frozen(operator: Operator, returned: Bytes) -> Operator:
     """An operator without gradients of weights, which keeps no more than input gradients read."""
     kept = operator.kept - operator.read + returned
-    return replace(operator, weight_gradient=(), kept=kept, waiting=0.0, trained=False)
+    return replace(operator, weight_gradient=(), kept=kept, waiting=0.0, read=0.0, trained=False)
 
 
 def _quantized(operator: Operator, linear: Linear, base: DType) -> Operator:

@@ -25,7 +25,8 @@ from clustersim.units import Flop
 from clustersim.workload import streaming
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
 from clustersim.workload.linear import product
-from clustersim.workload.operators import Operator, Region
+from clustersim.workload.modules import Module
+from clustersim.workload.operators import Operator, Region, within
 from clustersim.workload.overheads import NONE, Overheads
 from clustersim.workload.streaming import Streaming
 from clustersim.workload.training import Attention
@@ -135,7 +136,6 @@ class Core:
             (forward,),
             (backward,),
             kept=logarithms,
-            core=True,
             again=(),
             results=results * width + logarithms,
             returned=results * width,
@@ -179,7 +179,7 @@ class Core:
             *self._copies("attention.split_gradient", queries + keys + self._values),
         )
         forward = self._product("attention.scores", Operands.NT, m=query, n=key, k=head)
-        return Operator("attention.scores", Region.SHARDED, (forward,), backward, core=True)
+        return Operator("attention.scores", Region.SHARDED, (forward,), backward)
 
     def _context(self) -> Operator:
         query, key, head = self.shape.query, self.shape.key, self.shape.values
@@ -189,7 +189,7 @@ class Core:
         )
         forward = self._product("attention.context", Operands.NN, m=query, n=head, k=key)
         reordered = self._copies("attention.context.reorder", self._results)
-        return Operator("attention.context", Region.SHARDED, (forward, *reordered), backward, core=True)
+        return Operator("attention.context", Region.SHARDED, (forward, *reordered), backward)
 
     def _matrix_pass(self, name: str, over: Streaming) -> Operator:
         scores = over.over(self._statistics, self.shape.key)
@@ -199,7 +199,6 @@ class Core:
             (over.forward_kernel(name, self.dtype, scores),),
             over.backward_kernels(name, self.dtype, scores),
             kept=over.kept.bytes(self.dtype, scores.elements),
-            core=True,
             saves_late=over.saves_late,
         )
 
@@ -207,5 +206,5 @@ class Core:
 def operators(core: Core, attention: Attention) -> tuple[Operator, ...]:
     """The operators of the attention core, in forward order."""
     if attention is Attention.STANDARD:
-        return tuple(core.standard())
-    return (*core.padding(), *core.flash())
+        return tuple(within(core.standard(), Module.CORE))
+    return (*core.padding(), *within(core.flash(), Module.CORE))

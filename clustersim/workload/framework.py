@@ -46,7 +46,8 @@ class Recorded(Enum):
 class Framework:
     """fragmentation: reserved over allocated bytes at the peak; communicator: bytes of one process group's buffers.
 
-    workspace: bytes that libraries take from the allocator for good; release_outputs: whether pipeline stages free
+    workspace: bytes that libraries take from the allocator for good; grouped_workspace: and for grouped products, if
+    there are some; release_outputs: whether pipeline stages free
     what they have sent, where a scenario does not say it; launch, backward_launch: host seconds for one kernel of
     forward (and the optimizer), and of backward; collective: for one collective, None: as for a kernel; call: for a
     tensor operation without autograd and modules around it; graph: for a CUDA graph, None: there are none; message: of
@@ -58,6 +59,7 @@ class Framework:
     fragmentation: float
     communicator: Bytes
     workspace: Bytes = 0.0
+    grouped_workspace: Bytes = 0.0
     release_outputs: bool = True
     launch: Seconds = 0.0
     backward_launch: Seconds = 0.0
@@ -107,6 +109,7 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
         fragmentation=memory.number("fragmentation", low=1.0),
         communicator=memory.quantity("communicator", Dimension.SIZE, zero=True),
         workspace=memory.quantity("workspace", Dimension.SIZE, zero=True),
+        grouped_workspace=_size(memory, "grouped_workspace"),
         release_outputs=memory.flag("release_outputs"),
         launch=host.quantity("launch", Dimension.TIME, zero=True),
         backward_launch=host.quantity("backward_launch", Dimension.TIME, zero=True),
@@ -140,6 +143,11 @@ def _overheads(section: Section) -> Overheads:
         loss=LossReport(section.choice("loss", *(each.value for each in LossReport))),
         batches=Batches(section.choice("batches", *(each.value for each in Batches))),
     )
+
+
+def _size(section: Section, key: str) -> Bytes:
+    """Bytes; none where the file does not name them."""
+    return section.quantity(key, Dimension.SIZE, zero=True) if section.has(key) else 0.0
 
 
 def _seconds(host: Section, key: str) -> Seconds | None:

@@ -1,9 +1,9 @@
 """What do the experts of one rank compute and move?
 
 The linear layers of several experts are products of each expert's tokens with its own matrix, which are run in one of
-the ways of `overheads.Grouping`, and are one kernel here. The three products are those of a linear layer (see
-`linear`), each as many times as there are experts. Tokens are spread evenly over the experts, so that every product
-has the same sizes.
+the ways of `overheads.Grouping`: on streams and in one kernel they are one kernel here, in a loop each is a kernel like
+any other. The three products are those of a linear layer (see `linear`), each as many times as there are experts.
+Tokens are spread evenly over the experts, so that every product has the same sizes.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +20,6 @@ from clustersim.workload.streaming import accumulate
 _KINDS: Final = {
     Grouping.STREAMS: KernelKind.STREAMED_MATMULS,
     Grouping.KERNEL: KernelKind.GROUPED_MATMUL,
-    Grouping.LOOP: KernelKind.LOOPED_MATMULS,
 }
 
 
@@ -53,13 +52,13 @@ class GroupedLinear:
     def forward(self, recipe: Recipe) -> tuple[Kernel, ...]:
         """The outputs of all experts."""
         shape = MatmulShape(self.rows, self.outputs, self.inputs, self.experts)
-        return (self._grouped(self.name, self.formats.forward, shape, recipe.activations.bytes),)
+        return self._kernels(self.name, self.formats.forward, shape, recipe.activations.bytes)
 
     def input_gradient(self, recipe: Recipe) -> tuple[Kernel, ...]:
         """The gradients of the inputs."""
         shape = MatmulShape(self.rows, self.inputs, self.outputs, self.experts, Operands.NN)
-        name, operands = f"{self.name}.input_gradient", self.formats.input_gradient
-        return (self._grouped(name, operands, shape, recipe.activations.bytes),)
+        name = f"{self.name}.input_gradient"
+        return self._kernels(name, self.formats.input_gradient, shape, recipe.activations.bytes)
 
     def weight_gradient(self, recipe: Recipe, how: Accumulation) -> tuple[Kernel, ...]:
         """The gradients of all weights, added to what is accumulated."""
@@ -70,16 +69,16 @@ class GroupedLinear:
         )
         shape = MatmulShape(self.outputs, self.inputs, self.rows, self.experts, Operands.TN)
         if how is Accumulation.FUSED:
-            return (self._grouped(name, operands, replace(shape, accumulated=gradients), 2 * gradients.bytes),)
+            return self._kernels(name, operands, replace(shape, accumulated=gradients), 2 * gradients.bytes)
         sizes, made = (self.experts * self.outputs, self.inputs), recipe.activations
         summed = accumulate(f"{self.name}.accumulate", sizes, made=made, accumulated=gradients, how=how)
-        return (self._grouped(name, operands, shape, made.bytes), *summed)
+        return (*self._kernels(name, operands, shape, made.bytes), *summed)
 
-    def _grouped(self, name: str, dtype: DType, shape: MatmulShape, result: Bytes) -> Kernel:
-        """One kernel for the products of all experts; of one expert, a library's product like any other."""
-        made = product(name, dtype, shape, result=result)
+    def _kernels(self, name: str, dtype: DType, shape: MatmulShape, result: Bytes) -> tuple[Kernel, ...]:
+        """The kernel for the products of all experts, or one for each; of one expert, a library's like any other."""
         flops = 2.0 * self.tokens * self.inputs * self.outputs  # of whole tokens, however they are rounded
-        if shape.batch == 1 and self.grouping is not Grouping.KERNEL:
-            return made
-        launches = self.experts if self.grouping is Grouping.LOOP else 1
-        return replace(made, kind=_KINDS[self.grouping], flops=flops, launches=launches)
+        kind = _KINDS.get(self.grouping)
+        if kind is None or (self.experts == 1 and self.grouping is Grouping.STREAMS):
+            each = replace(product(name, dtype, replace(shape, batch=1), result=result), flops=flops / self.experts)
+            return (each,) * self.experts
+        return (replace(product(name, dtype, shape, result=result), kind=kind, flops=flops),)

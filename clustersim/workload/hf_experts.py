@@ -24,7 +24,8 @@ class Mixture:
     experts, top_k, ffn: keys; dense: the key of the width of layers without experts (None: all have some); shared: the
     key of how many experts of the same width every token passes, shared_ffn: of the width of one for every token;
     shared_always: there is one as wide as an expert; shared_gate: it is weighted; bias: router and experts have biases;
-    step: the key of every so-manieth layer; listed: dense layers are listed; from_zero: every so-manieth counts layers
+    step: the key of every so-manieth layer; listed: of a list of dense layers, chosen: of a list of those with experts,
+    which says all; from_zero: every so-manieth counts layers
     from 0 (else from 1); first: the key of how many first layers are dense; scores: without `scoring_func`;
     corrected: scores are corrected to balance the load.
     """
@@ -40,6 +41,7 @@ class Mixture:
     bias: bool = False
     step: str | None = None
     listed: str | None = None
+    chosen: str | None = None
     from_zero: bool = False
     first: str | None = None
     scores: Scores = Scores.SOFTMAX
@@ -59,7 +61,9 @@ class Mixture:
     def _routed(self, config: Config) -> RoutedMlp:
         experts, top_k, ffn = (config.positive(key) for key in (self.experts, self.top_k, self.ffn))
         if top_k > experts:
-            raise InputError(f"{config.path}: {self.top_k} {top_k} is above {self.experts} {experts}")
+            raise InputError(
+                f"{config.path}: {self.top_k} {top_k} is above {self.experts} {experts}; at most {experts} fits"
+            )
         return RoutedMlp(
             experts,
             top_k,
@@ -90,13 +94,13 @@ class Mixture:
 
     def _sparse(self, config: Config, layers: int) -> list[bool]:
         """Whether each layer has experts."""
+        if self.chosen is not None and (places := config.places(self.chosen, layers)) is not None:
+            return [place in places for place in range(layers)]
         first = config.whole(self.first, 0) if self.first else 0
         every = config.positive(self.step, 1) if self.step else 1
         ahead = 0 if self.from_zero else 1
-        only = config.content.get(self.listed) or [] if self.listed else []
-        if not isinstance(only, list):
-            raise InputError(f"{config.path}: {self.listed} is {only!r}, not a list of layers")
-        return [place >= first and (place + ahead) % every == 0 and place not in only for place in range(layers)]
+        dense = (config.places(self.listed, layers) if self.listed else None) or frozenset()
+        return [place >= first and (place + ahead) % every == 0 and place not in dense for place in range(layers)]
 
 
 _QWEN: Final = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
@@ -115,7 +119,7 @@ MIXTURES: Final[Mapping[str, Mixture]] = MappingProxyType(
         "gpt_oss": Mixture("num_local_experts", "num_experts_per_tok", "intermediate_size", bias=True),
         "llama4_text": Mixture(
             "num_local_experts", "num_experts_per_tok", "intermediate_size", dense="intermediate_size_mlp",
-            shared_always=True, step="interleave_moe_layer_step", scores=Scores.SIGMOID,
+            shared_always=True, step="interleave_moe_layer_step", chosen="moe_layers", scores=Scores.SIGMOID,
         ),
         "glm4_moe": Mixture(
             *_DEEPSEEK, dense="intermediate_size", shared="n_shared_experts", first="first_k_dense_replace",

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from clustersim.errors import InputError
+from clustersim.workload.stack import MOST_LAYERS
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A configuration and the file that it comes from.."""
+    """A configuration and the file that it comes from."""
 
     path: Path
     content: Mapping[str, Any]
@@ -36,6 +37,13 @@ class Config:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise InputError(f"{self.path}: {key} is {value!r}, not a whole number from 0")
+        return value
+
+    def layers(self, key: str) -> int:
+        """How many layers there are, few enough to be told one by one."""
+        value = self.positive(key)
+        if value > MOST_LAYERS:
+            raise InputError(f"{self.path}: {key} {value:,} is too large; {MOST_LAYERS:,} is the most")
         return value
 
     def truth(self, key: str, *, default: bool) -> bool:
@@ -86,6 +94,16 @@ class Config:
                 words = " and ".join(map(str, legal))
                 raise InputError(f"{self.path}: {key} of layer {layer} is {each!r}; {words} are modelled")
         return value
+
+    def places(self, key: str, layers: int) -> frozenset[int] | None:
+        """The layers that are listed, counted from 0; None if the key is missing or null."""
+        value = self.content.get(key)
+        if value is None:
+            return None
+        legal = range(layers)
+        if not isinstance(value, list) or not all(type(each) is int and each in legal for each in value):
+            raise InputError(f"{self.path}: {key} is {value!r}, not a list of layers from 0 to {layers - 1}")
+        return frozenset(value)
 
     def refuse(self, key: str, wanted: object, *, default: object) -> None:
         """Raise InputError unless a key is missing or has the only value that is modelled."""

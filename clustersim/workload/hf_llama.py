@@ -13,7 +13,6 @@ from clustersim.errors import InputError
 from clustersim.workload.hf_experts import MIXTURES, Mixture
 from clustersim.workload.hf_fields import FULL, SLIDING, Config
 from clustersim.workload.stack import (
-    MOST_LAYERS,
     BlockForm,
     DenseMlp,
     FullAttention,
@@ -153,11 +152,9 @@ class LlamaKind:
 
     def _attentions(self, config: Config, bias: bool) -> list[tuple[FullAttention, int]]:
         """The attention of each layer, or of all of them."""
-        layers = self._size(config, "num_hidden_layers")
         differ = self.windows is not None or self.nope or self.mixture is not None
-        if differ and layers > MOST_LAYERS:
-            raise InputError(f"{config.path}: num_hidden_layers {layers:,} is too large; {MOST_LAYERS:,} is the most")
-        alike, layers = (1, layers) if differ else (layers, 1)
+        key = "num_hidden_layers"
+        alike, layers = (1, config.layers(key)) if differ else (config.positive(key), 1)
         heads = self._size(config, "num_attention_heads")
         kv_heads = config.positive("num_key_value_heads", self.defaults.get("num_key_value_heads", heads))
         config.dividing("num_key_value_heads", kv_heads, "num_attention_heads", heads)

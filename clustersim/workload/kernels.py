@@ -16,11 +16,9 @@ class KernelKind(Enum):
     """Families of kernels that one cost model treats alike."""
 
     MATMUL = "matmul"
-    # Products of the same sizes with matrices of their own (experts): in one kernel, launched one by one on several
-    # streams, or one after the other.
+    # Products of the same sizes with matrices of their own (experts): in one kernel, or one by one on several streams.
     GROUPED_MATMUL = "grouped_matmul"
     STREAMED_MATMULS = "streamed_matmuls"
-    LOOPED_MATMULS = "looped_matmuls"
     ATTENTION_FORWARD = "attention_forward"  # flash attention: one fused kernel
     ATTENTION_BACKWARD = "attention_backward"
     NORM = "norm"
@@ -40,7 +38,6 @@ PRODUCTS: Final = frozenset(
         KernelKind.MATMUL,
         KernelKind.GROUPED_MATMUL,
         KernelKind.STREAMED_MATMULS,
-        KernelKind.LOOPED_MATMULS,
         KernelKind.ATTENTION_FORWARD,
         KernelKind.ATTENTION_BACKWARD,
     }
@@ -202,14 +199,6 @@ class Kernel:
     shape: Shape | None = None
     launches: int = 1
     calls: int = 0
-
-    def of_batch(self) -> "Kernel":
-        """One of the products of a batch, by itself."""
-        if not isinstance(self.shape, MatmulShape):
-            return self
-        count, one = self.shape.batch, replace(self.shape, batch=1)
-        share = {"flops": self.flops / count, "bytes": self.bytes / count}
-        return replace(self, kind=KernelKind.MATMUL, shape=one, launches=1, calls=0, **share)
 
     def piece(self, pieces: int) -> "Kernel":
         """One of several kernels that together do the same: a matmul by its rows, attention by its keys.

@@ -18,6 +18,7 @@ from dataclasses import replace
 from clustersim.workload.attention import Core, operators
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, Routine, StreamShape
 from clustersim.workload.linear import Linear
+from clustersim.workload.modules import Module, Within
 from clustersim.workload.on_rank import OnRank, gradient_sum, linear_operator, normed, streamed
 from clustersim.workload.operators import Entry, Operator, Region
 from clustersim.workload.stack import LatentAttention
@@ -58,7 +59,7 @@ def _queries(rank: OnRank, own: LatentAttention) -> Operator:
     if own.query_rank is not None:
         return _up(rank, name, own.query_rank, width)
     made = linear_operator(rank, _columns(rank, name, rank.model.hidden, width), _read(rank))
-    return replace(made, linear=None)
+    return replace(made, linear=None, within=(Within(Module.LATENT_UP, made.read),), reads=Module.LAYERNORM)
 
 
 def _rotary(rank: OnRank, own: LatentAttention) -> Operator:
@@ -72,7 +73,7 @@ def _rotary(rank: OnRank, own: LatentAttention) -> Operator:
     launches = 2 if rank.training.fused else 8
     forward = Kernel("attention.rotary", KernelKind.ROTARY, rank.dtype, 0.0, moved, shape, launches)
     back = replace(forward, name="attention.rotary.input_gradient", shape=replace(shape, backward=True))
-    return Operator("attention.rotary", Region.SHARDED, (forward,), (back,))
+    return Operator("attention.rotary", Region.SHARDED, (forward,), (back,), within=(Within(Module.LATENT_UP),))
 
 
 def _core(rank: OnRank, own: LatentAttention) -> tuple[Operator, ...]:
@@ -100,7 +101,8 @@ def _up(rank: OnRank, name: str, inputs: int, outputs: int) -> Operator:
     """A product by heads, of a latent vector that comes into the sharded region."""
     read = rank.saved(rank.shard.residual_tokens * inputs)
     made = linear_operator(rank, _columns(rank, name, inputs, outputs), read)
-    return replace(made, linear=None, entering=_whole(rank, inputs))
+    comes = 0.0 if rank.training.overheads.norm_in_linear else read
+    return replace(made, linear=None, entering=_whole(rank, inputs), within=(Within(Module.LATENT_UP, comes),))
 
 
 def _columns(rank: OnRank, name: str, inputs: int, outputs: int) -> Linear:
@@ -108,8 +110,12 @@ def _columns(rank: OnRank, name: str, inputs: int, outputs: int) -> Linear:
 
 
 def _norm(rank: OnRank, name: str, width: int) -> Operator:
+    """The norm of a latent vector, which is of the up projections' module where it is within their linear layers."""
     over = normed(rank)
     made = streamed(Region.REPLICATED, name, rank.dtype, over, (over.over(rank.shard.residual_tokens, width),))
+    if rank.training.overheads.norm_in_linear:
+        comes = float(rank.shard.residual_tokens * width * rank.dtype.bytes)
+        made = replace(made, within=(Within(Module.LATENT_UP, comes),))
     return replace(made, parameters=width)
 
 

@@ -15,7 +15,6 @@ are kept split, which costs one more all-gather in backward (section 4.2.2).
 """
 
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from clustersim.dtypes import DType
 from clustersim.units import Bytes
@@ -27,6 +26,7 @@ from clustersim.workload.latent import latent
 from clustersim.workload.linear import Linear
 from clustersim.workload.lora import Projection
 from clustersim.workload.mlp import dense, half_again
+from clustersim.workload.modules import Module, Within
 from clustersim.workload.on_rank import (
     OnRank,
     fork,
@@ -37,7 +37,7 @@ from clustersim.workload.on_rank import (
     residual_wide,
     streamed,
 )
-from clustersim.workload.operators import Entry, Layer, Operator, Region, Shard
+from clustersim.workload.operators import Entry, Layer, Operator, Region, Shard, reading, within
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
 from clustersim.workload.overheads import Accumulation
 from clustersim.workload.recipe import Products
@@ -100,37 +100,65 @@ def layer(model: Model, spec: LayerSpec, training: Training, shard: Shard) -> La
     rank = OnRank(model, training, shard)
     attention = _attended(rank, spec)
     mlp = _mlp(rank, spec)
-    return adapted(Layer(_operators(rank, spec.block, attention, mlp), rank.input_bytes), training, shard)
+    return adapted(Layer(_operators(rank, spec, attention, mlp), rank.input_bytes), training, shard)
 
 
-def _operators(rank: OnRank, block: BlockForm, attention: list[Operator], mlp: list[Operator]) -> tuple[Operator, ...]:
-    if block.parallel and attention and mlp:
-        return (*_beside(rank, block, attention, mlp),)
-    branches = {name: made for name, made in (("attention", attention), ("mlp", mlp)) if made}
-    return tuple(chain.from_iterable(_joined(rank, block, *each) for each in branches.items()))
+def _operators(rank: OnRank, spec: LayerSpec, attention: list[Operator], mlp: list[Operator]) -> tuple[Operator, ...]:
+    if spec.block.parallel and attention and mlp:
+        return (*_beside(rank, spec.block, attention, mlp),)
+    branches = {
+        "attention": (attention, isinstance(spec.attention, FullAttention)),
+        "mlp": (mlp, isinstance(spec.mlp, DenseMlp)),
+    }
+    return tuple(
+        operator
+        for name, (made, plain) in branches.items()
+        if made
+        for operator in _joined(rank, spec.block, name, _normed(rank, spec.block, name, made, plain=plain))
+    )
 
 
 def _joined(rank: OnRank, block: BlockForm, name: str, made: list[Operator]) -> list[Operator]:
     """A branch of the residual stream, with its norms and its sum with it."""
-    before = norm_operator(rank, f"{name}.norm") if block.before else fork(rank, f"{name}.fork")
     after = [norm_operator(rank, f"{name}.post_norm", forks=False)] if block.after else []
-    return [before, *made, *after, residual_sum(rank, f"{name}.residual")]
+    return [*made, *after, residual_sum(rank, f"{name}.residual")]
+
+
+def _normed(rank: OnRank, block: BlockForm, name: str, made: list[Operator], *, plain: bool) -> list[Operator]:
+    """A branch and the norm before it. plain: a linear layer is first, within which the norm may be."""
+    if not block.before:
+        return [fork(rank, f"{name}.fork"), *made]
+    if not (plain and rank.training.overheads.norm_in_linear):
+        return [_norm_module(rank, f"{name}.norm"), *reading(made, Module.LAYERNORM)]
+    first, *others = made
+    beside = tuple(Within(each.module) for each in first.within)
+    norm = replace(norm_operator(rank, f"{name}.norm"), within=first.within)
+    return [norm, replace(first, within=beside), *others]
+
+
+def _norm_module(rank: OnRank, name: str) -> Operator:
+    """A norm before a branch, which is a module."""
+    (made,) = within([norm_operator(rank, name)], Module.LAYERNORM, rank.input_bytes)
+    return made
 
 
 def _beside(rank: OnRank, block: BlockForm, attention: list[Operator], mlp: list[Operator]) -> list[Operator]:
     """Attention and MLP that read the same input; what both keep of it is counted once."""
-    (qkv, *rest), (up, *others) = attention, mlp
+    (qkv, *rest), (up, *others) = (reading(branch, Module.LAYERNORM) for branch in (attention, mlp))
     total = replace(_summed(rank, "block.sum"), region=Region.SHARDED)
     residual = residual_sum(rank, "block.residual")
     if block is BlockForm.PARALLEL_NORMS:
-        first, second = norm_operator(rank, "attention.norm"), norm_operator(rank, "mlp.norm")
-        second = replace(second, kept=second.kept - rank.input_bytes)
+        first, second = _norm_module(rank, "attention.norm"), _norm_module(rank, "mlp.norm")
+        second = replace(second, kept=second.kept - rank.input_bytes, within=(Within(Module.LAYERNORM),))
         return [first, second, qkv, *rest, replace(up, entry=Entry.OTHER), *others, total, residual]
     read = rank.saved(rank.residual)
     both = _summed(rank, "block.gradient_sum").forward
     qkv = replace(qkv, input_gradient=(*qkv.input_gradient, *both))
-    up = replace(up, entry=Entry.SAME, kept=up.kept - read, waiting=up.waiting - read, read=up.read - read)
-    return [norm_operator(rank, "block.norm"), qkv, *rest, up, *others, total, residual]
+    shared = tuple(Within(each.module) for each in up.within)  # the input of the MLP's module, too
+    up = replace(
+        up, entry=Entry.SAME, kept=up.kept - read, waiting=up.waiting - read, read=up.read - read, within=shared
+    )
+    return [_norm_module(rank, "block.norm"), qkv, *rest, up, *others, total, residual]
 
 
 def _summed(rank: OnRank, name: str) -> Operator:
@@ -172,9 +200,11 @@ def _over_logits(rank: OnRank, name: str, over: Streaming) -> Operator:
 def _mlp(rank: OnRank, spec: LayerSpec) -> list[Operator]:
     match spec.mlp:
         case DenseMlp() as mlp:
-            return dense(rank, mlp)
+            return within(dense(rank, mlp), Module.MLP, rank.input_bytes)
+        case RoutedMlp(alone=DenseMlp() as mlp):
+            return within(dense(rank, mlp), Module.MLP, rank.input_bytes)
         case RoutedMlp() as routed:
-            return mixture(rank, routed) if routed.alone is None else dense(rank, routed.alone)
+            return within(mixture(rank, routed), Module.MIXTURE, rank.input_bytes)
     return []
 
 

@@ -6,13 +6,15 @@ Reference: Narayanan et al. 2021 (arXiv:2104.04473) section 2.3 for tensor paral
 (arXiv:2205.05198) section 4.2 for sequence parallelism.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import chain, repeat
 
 from clustersim.units import Bytes
 from clustersim.workload.kernels import Kernel
 from clustersim.workload.linear import Linear
+from clustersim.workload.modules import Module, Within
 
 DENSE = "dense"
 """The group of weights that every token meets."""
@@ -110,8 +112,8 @@ class Operator:
 
     parameters: held by this rank, of the group of weights `group`; kept: bytes that stay in memory from forward to
     backward if nothing is recomputed; waiting: bytes that stay from the input's gradient to the weights' where the two
-    are run apart (its input and the gradient of its output); core: part of the attention core, which selective
-    recomputation runs again instead of keeping its `kept`; again: what selective recomputation by operations runs again
+    are run apart (its input and the gradient of its output); within: modules that it is in, which can be recomputed;
+    reads: the module whose result its `read` is; again: what selective recomputation by operations runs again
     (None: all of forward), keeping `results` bytes of the rest; entry: where it reads an input of its region that it is
     not the first operator of (None: it reads what the region made); linear: the linear layer that it is; read: bytes of
     `kept` that its weight gradient alone reads; returned: bytes of its result that its own backward reads, too, where
@@ -131,7 +133,8 @@ class Operator:
     group: str = DENSE
     kept: Bytes = 0.0
     waiting: Bytes = 0.0
-    core: bool = False
+    within: tuple[Within, ...] = ()
+    reads: Module | None = None
     again: tuple[Kernel, ...] | None = None
     results: Bytes = 0.0
     entry: Entry | None = None
@@ -144,6 +147,17 @@ class Operator:
     unpacked: Bytes = 0.0
     saves_late: bool = False
     entering: Bytes | None = None
+
+    def inside(self, modules: Set[Module]) -> bool:
+        """Whether it is in one of some modules."""
+        return any(each.module in modules for each in self.within)
+
+    def kept_beside(self, recomputed: Set[Module]) -> Bytes:
+        """Bytes that stay from forward to backward where some modules are recomputed."""
+        dropped = self.reads in recomputed
+        if self.inside(recomputed):
+            return 0.0 if dropped else min(each.comes for each in self.within if each.module in recomputed)
+        return self.kept - self.read if dropped else self.kept
 
     @property
     def gradients(self) -> int:
@@ -159,6 +173,17 @@ class Operator:
     def saves(self) -> bool:
         """Whether autograd saves anything for its backward: what it reads, what it makes, or its weights."""
         return bool(self.input_gradient or self.weight_gradient)
+
+
+def within(made: Iterable[Operator], module: Module, comes: Bytes = 0.0) -> list[Operator]:
+    """Operators as those of a module. comes: bytes of the module's inputs that the first of them keeps."""
+    sizes = chain((comes,), repeat(0.0))
+    return [replace(each, within=(*each.within, Within(module, size))) for each, size in zip(made, sizes, strict=False)]
+
+
+def reading(made: Sequence[Operator], module: Module) -> list[Operator]:
+    """Operators of which the first reads the result of a module."""
+    return [replace(each, reads=module) for each in made[:1]] + list(made[1:])
 
 
 def until_saved(operators: Sequence[Operator]) -> int:
@@ -196,6 +221,10 @@ class Layer:
     def kept(self) -> Bytes:
         """Bytes kept for backward if nothing is recomputed."""
         return sum(operator.kept for operator in self.operators)
+
+    def kept_beside(self, recomputed: Set[Module]) -> Bytes:
+        """Bytes kept for backward where some modules are recomputed."""
+        return sum(operator.kept_beside(recomputed) for operator in self.operators)
 
     @property
     def waiting(self) -> Bytes:

@@ -76,6 +76,8 @@ class Overheads:
     Kernels: attention_copies, standard attention scales gradients, joins those of queries, keys and values, and
     reorders its result, each by a copy; bias_adds, biases of queries, keys and values are added by a kernel of their
     own; norm_twice, the gradients of a LayerNorm's weights are a second kernel, which reads both operands again;
+    norm_in_linear, a norm before plain attention or a dense MLP is within the linear layer behind it, and no module
+    that can be recomputed by itself (Transformer Engine's `LayerNormLinear`);
     softmax_keys, standard attention's fused softmax takes at most so many keys, and batch x heads in multiples of 4
     (None: any), else one operation follows the other in FP32.
 
@@ -97,6 +99,7 @@ class Overheads:
     attention_copies: bool = False
     bias_adds: bool = False
     norm_twice: bool = False
+    norm_in_linear: bool = False
     permute_unfused: bool = False
     router_unfused: bool = False
     router_fp32: bool = False

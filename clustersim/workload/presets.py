@@ -8,23 +8,14 @@ GPT-3 and Megatron models use Megatron's padded vocabulary of 51,200 and train w
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from clustersim.errors import InputError, nearest
-from clustersim.workload.hf_config import FAMILIES
-from clustersim.workload.hf_fields import Config
-from clustersim.workload.stack import BlockForm, FullAttention, LayerRun, LayerSpec, Mlp, RoutedMlp
+from clustersim.workload.preset_mixtures import MIXTURES
+from clustersim.workload.released import Preset, released, sizes
+from clustersim.workload.stack import Mlp
 from clustersim.workload.transformer import Model, Norm, Positions, uniform
-
-
-@dataclass(frozen=True, slots=True)
-class Preset:
-    """A model and the source of its dimensions."""
-
-    model: Model
-    source: str
 
 
 def preset(name: str) -> Model:
@@ -63,22 +54,6 @@ class _Series:
             max_positions=self.positions,
         )
         return Preset(model, self.source)
-
-
-def _released(name: str, family: str, source: str, content: Mapping[str, Any]) -> Preset:
-    """A model as its released config.json has it, whose dimensions (or what differs from its family's) are given."""
-    return Preset(FAMILIES[family](Config(Path(f"{name}.json"), content, family)), f"{source} config.json")
-
-
-def _sizes(*numbers: int) -> dict[str, int]:
-    """Dimensions as most config.json files call them."""
-    keys = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-    return dict(zip((*keys, "vocab_size", "max_position_embeddings"), numbers, strict=True))
-
-
-def _experts(count: int, top_k: int, ffn: int) -> dict[str, int]:
-    """A mixture as Qwen's config.json files call it."""
-    return {"num_experts": count, "num_experts_per_tok": top_k, "moe_intermediate_size": ffn}
 
 
 _GPT: Final = partial(
@@ -136,25 +111,6 @@ _NEMOTRON_340B: Final = _Series(
     "Nemotron-4 340B technical report, arXiv:2406.11704, Table 1", _NEMOTRON, vocab=256000, positions=4096
 )
 
-_OSS: Final = {"num_experts_per_tok": 4, "head_dim": 64, "sliding_window": 128, "attention_bias": True}
-_LLAMA4: Final = {"num_experts_per_tok": 1, "intermediate_size_mlp": 16384, "head_dim": 128}
-_GLM: Final = {
-    "n_routed_experts": 160, "num_experts_per_tok": 8, "moe_intermediate_size": 1536, "n_shared_experts": 1,
-    "first_k_dense_replace": 3, "attention_bias": True, "use_qk_norm": True,
-}  # fmt: skip
-_GROK_FFN: Final = RoutedMlp(experts=8, top_k=2, ffn=32768, form=Mlp.SWIGLU)  # gated GELU
-_GROK1: Final = Model(
-    name="grok-1",
-    stack=(LayerRun(LayerSpec(FullAttention(48, 8, 128), _GROK_FFN, BlockForm.SANDWICH), 64),),
-    hidden=6144,
-    vocab=131072,
-    max_positions=8192,
-    norm=Norm.RMSNORM,
-    positions=Positions.ROTARY,
-    tied_embeddings=True,
-    linear_bias=False,
-)
-
 _SHIPPED: Final = (
     _GPT_HERE.preset("gpt-tiny", layers=6, hidden=384, heads=6),
     _GPT2.preset("gpt2-small", layers=12, hidden=768, heads=12),
@@ -189,129 +145,44 @@ _SHIPPED: Final = (
     _QWEN.preset("qwen2.5-72b", layers=80, hidden=8192, heads=64, kv_heads=8, ffn=29568),
     _NEMOTRON_15B.preset("nemotron4-15b", layers=32, hidden=6144, heads=48, kv_heads=8),
     _NEMOTRON_340B.preset("nemotron4-340b", layers=96, hidden=18432, heads=96, kv_heads=8),
-    _released(
+    released(
         "mistral-7b-v0.1",
         "mistral",
         "Jiang et al. 2023, arXiv:2310.06825, Table 1; mistralai/Mistral-7B-v0.1",
-        _sizes(32, 4096, 14336, 32, 8, 32000, 32768) | {"sliding_window": 4096},
+        sizes(32, 4096, 14336, 32, 8, 32000, 32768) | {"sliding_window": 4096},
     ),
-    _released(
+    released(
         "gemma2-9b",
         "gemma2",
         "Gemma 2, arXiv:2408.00118, Table 1; google/gemma-2-9b",
-        _sizes(42, 3584, 14336, 16, 8, 256000, 8192) | {"sliding_window": 4096},
+        sizes(42, 3584, 14336, 16, 8, 256000, 8192) | {"sliding_window": 4096},
     ),
-    _released(
+    released(
         "gemma3-27b",
         "gemma3_text",
         "Gemma 3, arXiv:2503.19786, section 2; the text_config of google/gemma-3-27b-pt",
-        _sizes(62, 5376, 21504, 32, 16, 262208, 131072) | {"head_dim": 128, "sliding_window": 1024},
+        sizes(62, 5376, 21504, 32, 16, 262208, 131072) | {"head_dim": 128, "sliding_window": 1024},
     ),
-    _released(
+    released(
         "qwen3-8b",
         "qwen3",
         "Qwen3, arXiv:2505.09388, Table 1; Qwen/Qwen3-8B",
-        _sizes(36, 4096, 12288, 32, 8, 151936, 40960),
+        sizes(36, 4096, 12288, 32, 8, 151936, 40960),
     ),
-    _released(
+    released(
         "olmo2-7b",
         "olmo2",
         "OLMo 2, arXiv:2501.00656; allenai/OLMo-2-1124-7B",
-        _sizes(32, 4096, 11008, 32, 32, 100352, 4096),
+        sizes(32, 4096, 11008, 32, 32, 100352, 4096),
     ),
-    _released(
-        "mixtral-8x7b",
-        "mixtral",
-        "Jiang et al. 2024, arXiv:2401.04088, Table 1; mistralai/Mixtral-8x7B-v0.1",
-        _sizes(32, 4096, 14336, 32, 8, 32000, 32768) | {"num_local_experts": 8, "num_experts_per_tok": 2},
-    ),
-    _released(
-        "mixtral-8x22b",
-        "mixtral",
-        "mistralai/Mixtral-8x22B-v0.1",
-        _sizes(56, 6144, 16384, 48, 8, 32000, 65536) | {"num_local_experts": 8, "num_experts_per_tok": 2},
-    ),
-    _released(
-        "qwen2-57b-a14b",
-        "qwen2_moe",
-        "Qwen2, arXiv:2407.10671, Table 1; Qwen/Qwen2-57B-A14B",
-        _sizes(28, 3584, 18944, 28, 4, 151936, 131072)
-        | _experts(64, 8, 2560)
-        | {"shared_expert_intermediate_size": 20480},
-    ),
-    _released(
-        "qwen3-30b-a3b",
-        "qwen3_moe",
-        "Qwen3, arXiv:2505.09388, Table 2; Qwen/Qwen3-30B-A3B",
-        _sizes(48, 2048, 6144, 32, 4, 151936, 40960) | _experts(128, 8, 768),
-    ),
-    _released(
-        "qwen3-235b-a22b",
-        "qwen3_moe",
-        "Qwen3, arXiv:2505.09388, Table 2; Qwen/Qwen3-235B-A22B",
-        _sizes(94, 4096, 12288, 64, 4, 151936, 40960) | _experts(128, 8, 1536),
-    ),
-    _released(
-        "gpt-oss-20b",
-        "gpt_oss",
-        "gpt-oss, arXiv:2508.10925, Table 1; openai/gpt-oss-20b",
-        _sizes(24, 2880, 2880, 64, 8, 201088, 131072) | _OSS | {"num_local_experts": 32},
-    ),
-    _released(
-        "gpt-oss-120b",
-        "gpt_oss",
-        "gpt-oss, arXiv:2508.10925, Table 1; openai/gpt-oss-120b",
-        _sizes(36, 2880, 2880, 64, 8, 201088, 131072) | _OSS | {"num_local_experts": 128},
-    ),
-    _released(
-        "llama4-scout",
-        "llama4_text",
-        "the text_config of meta-llama/Llama-4-Scout-17B-16E",
-        _sizes(48, 5120, 8192, 40, 8, 202048, 262144) | _LLAMA4 | {"num_local_experts": 16},
-    ),
-    _released(
-        "llama4-maverick",
-        "llama4_text",
-        "the text_config of meta-llama/Llama-4-Maverick-17B-128E",
-        _sizes(48, 5120, 8192, 40, 8, 202048, 262144)
-        | _LLAMA4
-        | {"num_local_experts": 128, "interleave_moe_layer_step": 2},
-    ),
-    _released(
-        "glm-4.5",
-        "glm4_moe",
-        "GLM-4.5, arXiv:2508.06471, Table 1; zai-org/GLM-4.5",
-        _sizes(92, 5120, 12288, 96, 8, 151552, 131072) | _GLM,
-    ),
-    _released(
-        "olmoe-1b-7b",
-        "olmoe",
-        "OLMoE, arXiv:2409.02060, Table 1; allenai/OLMoE-1B-7B-0924",
-        _sizes(16, 2048, 1024, 16, 16, 50304, 4096) | {"num_experts": 64, "num_experts_per_tok": 8},
-    ),
-    _released(
-        "dbrx",
-        "dbrx",
-        "databricks/dbrx-base",
-        {
-            "d_model": 6144,
-            "n_heads": 48,
-            "n_layers": 40,
-            "vocab_size": 100352,
-            "max_seq_len": 32768,
-            "attn_config": {"kv_n_heads": 8},
-            "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
-        },
-    ),
-    Preset(_GROK1, "xai-org/grok-1, run.py and model.py"),
-    _released("smollm3-3b", "smollm3", "HuggingFaceTB/SmolLM3-3B", _sizes(36, 2048, 11008, 16, 4, 128256, 65536)),
-    _released(
+    released("smollm3-3b", "smollm3", "HuggingFaceTB/SmolLM3-3B", sizes(36, 2048, 11008, 16, 4, 128256, 65536)),
+    released(
         "falcon-7b",
         "falcon",
         "Almazrouei et al. 2023, arXiv:2311.16867; tiiuae/falcon-7b",
         {"num_hidden_layers": 32, "hidden_size": 4544, "num_attention_heads": 71, "vocab_size": 65024},
     ),
-    _released(
+    released(
         "bloom-176b",
         "bloom",
         "BigScience 2022, arXiv:2211.05100; bigscience/bloom",
@@ -319,4 +190,6 @@ _SHIPPED: Final = (
     ),
 )
 
-PRESETS: Final[Mapping[str, Preset]] = MappingProxyType({shipped.model.name: shipped for shipped in _SHIPPED})
+PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
+    {shipped.model.name: shipped for shipped in (*_SHIPPED, *MIXTURES)}
+)

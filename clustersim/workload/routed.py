@@ -6,7 +6,9 @@ summed. The probabilities are multiplied with what the activation makes, in its 
 not kept. Shared experts are a dense MLP of every token. Collectives are put in by whoever lowers the layer
 (`parallel.expert`). Tokens are spread evenly over experts.
 
-What is kept: the inputs of the experts' products and activation, and the probability of each row (FP32).
+What is kept: the inputs of the experts' products and activation, the probability of each row (FP32), and the
+activation's result where it is weighted in kernels of its own: Megatron-LM fuses the two for SwiGLU
+(`weighted_bias_swiglu_impl`), not for GELU.
 Reference: NVIDIA/Megatron-LM, megatron/core/transformer/moe/{token_dispatcher,experts,moe_layer}.py.
 """
 
@@ -14,14 +16,18 @@ from dataclasses import dataclass, replace
 
 from clustersim.dtypes import DType
 from clustersim.workload import streaming
+from clustersim.workload.expert_bias import biased, clamped
 from clustersim.workload.grouped import GroupedLinear
 from clustersim.workload.kernels import KernelKind, Routine, StreamShape
 from clustersim.workload.linear import Linear
 from clustersim.workload.mlp import dense
+from clustersim.workload.modules import Module
 from clustersim.workload.on_rank import OnRank, gradient_sum, linear_operator, residual_wide, streamed
-from clustersim.workload.operators import EXPERTS, Operator, Region
+from clustersim.workload.operators import EXPERTS, Operator, Region, reading, within
 from clustersim.workload.routing import chosen, moved, summed
 from clustersim.workload.stack import DenseMlp, Mlp, RoutedMlp
+
+_WEIGHTING_BACKWARD = 6.0  # times the elements: gradient, score and result for each operand; their products are summed
 
 
 def mixture(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
@@ -37,9 +43,9 @@ def _shared(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
     others += _gate(rank) if routed.shared_gate else []
     read = rank.saved(rank.residual)  # the router keeps it, too
     up = replace(up, kept=up.kept - read, waiting=up.waiting - read, read=up.read - read)
+    up = replace(up, input_gradient=(*up.input_gradient, gradient_sum(rank, "shared.up")))
     return [
-        replace(up, input_gradient=(*up.input_gradient, gradient_sum(rank, "shared.up"))),
-        *others,
+        *within((up, *others), Module.SHARED_EXPERTS),
         residual_wide(rank, "mlp.sum", streaming.residual(dropout=False, fused=rank.training.fused)),
     ]
 
@@ -84,21 +90,41 @@ class _Experts:
         over = streaming.activation(form, fused=rank.training.fused)
         made = streamed(Region.ROUTED, "experts.activation", rank.dtype, over, (over.over(self.tokens, self.ffn),))
         made = replace(made, kept=made.kept + self.tokens * DType.FP32.bytes)  # the probability of each row
+        if form is Mlp.GELU:
+            made = self._weighted(made)
         gated = 2 if form is Mlp.SWIGLU else 1
+        comes = float(gated * self.tokens * self.ffn * rank.dtype.bytes)
+        down = self._grouped("experts.down", self.ffn, rank.model.hidden)
+        if self.routed.bias:
+            made = clamped(made, rank.dtype, self.tokens, gated * self.ffn)
+            down = biased(down, rank.dtype, self.experts, (self.tokens, rank.model.hidden))
         products = [
             self._grouped("experts.up", rank.model.hidden, gated * self.ffn),
-            made,
-            self._grouped("experts.down", self.ffn, rank.model.hidden),
+            *within([made], Module.EXPERTS_ACTIVATION, comes),
+            *reading([down], Module.EXPERTS_ACTIVATION),
         ]
         if self.experts == 1 or rank.shard.ep == 1:
             return products
         return [self._sorted("experts.sort"), *products, self._sorted("experts.unsort")]
 
+    def _weighted(self, activation: Operator) -> Operator:
+        """The activation, whose result is multiplied by the tokens' scores in kernels that are not fused with it."""
+        over, shape = streaming.SCALE, streaming.SCALE.over(self.tokens, self.ffn)
+        name = "experts.weighting"
+        forward = over.forward_kernel(name, self.rank.dtype, shape)
+        gradients = replace(over.forward_kernel(f"{name}.input_gradient", self.rank.dtype, shape), launches=3)
+        both = replace(gradients, bytes=_WEIGHTING_BACKWARD * shape.elements * self.rank.dtype.bytes)
+        return replace(
+            activation,
+            forward=(*activation.forward, forward),
+            input_gradient=(both, *activation.input_gradient),
+            kept=activation.kept + shape.elements * self.rank.dtype.bytes,
+        )
+
     def _grouped(self, name: str, inputs: int, outputs: int) -> Operator:
         rank, recipe = self.rank, self.rank.training.recipe
-        linear = GroupedLinear(
-            name, self.experts, self.tokens, inputs, outputs, rank.products, self.routed.bias, rank.training.grouping
-        )
+        sizes = self.experts, self.tokens, inputs, outputs
+        linear = GroupedLinear(name, *sizes, rank.products, self.routed.bias, rank.training.grouping)
         read = rank.saved(self.tokens * inputs)
         return Operator(
             name,

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from clustersim.workload.lora import Lora
+from clustersim.workload.modules import Module
 from clustersim.workload.offload import NOTHING, Offload
 from clustersim.workload.overheads import NONE, Accumulation, Grouping, Overheads
 from clustersim.workload.recipe import Recipe, mixed
@@ -29,7 +30,12 @@ class NoRecompute:
 
 @dataclass(frozen=True, slots=True)
 class SelectiveRecompute:
-    """Recompute the attention core (scores, softmax, context), keep the rest (Korthikanti et al. 2022)."""
+    """Recompute some modules of each layer, keep the rest.
+
+    Mostly the attention core alone: scores, softmax, context (Korthikanti et al. 2022).
+    """
+
+    modules: frozenset[Module] = frozenset({Module.CORE})
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,7 @@ class Model:
 
 _OF_MODEL: Final = tuple(field.name for field in fields(Model) if field.name != "stack")
 _OF_ATTENTION: Final = tuple(field.name for field in fields(FullAttention))
+_NOT_LATENT: Final = tuple(name for name in _OF_ATTENTION if name != "heads")
 _OF_MLP: Final = {"ffn": "ffn", "mlp": "form"}
 
 
@@ -137,7 +138,7 @@ def resized(model: Model, layers: int | None = None, **changes: Any) -> Model:
 
 def changed(spec: LayerSpec, **changes: Any) -> LayerSpec:
     """A layer with other dimensions: those of its attention, of its MLP (ffn, mlp), or its block, as it has them."""
-    if isinstance(spec.attention, LatentAttention) and (wrong := [each for each in changes if each in _OF_ATTENTION]):
+    if isinstance(spec.attention, LatentAttention) and (wrong := [each for each in changes if each in _NOT_LATENT]):
         raise InputError(f"{wrong[0]}: latent attention has heads of its own dimensions; leave it out")
     of_mlp = {_OF_MLP[name]: value for name, value in changes.items() if name in _OF_MLP}
     of_attention = {name: value for name, value in changes.items() if name not in (*_OF_MLP, "block")}

@@ -101,6 +101,11 @@ def test_presets_lists_every_shelf(clustersim: Run) -> None:
         assert name in done.stdout
 
 
+def test_presets_say_what_a_token_meets(clustersim: Run) -> None:
+    (mixtral,) = [line for line in clustersim("presets").stdout.splitlines() if line.startswith("mixtral-8x7b ")]
+    assert mixtral.split()[1:5] == ["46.70", "B", "12.88", "B"]
+
+
 def test_topology_shows_tiers_and_draws_a_picture(clustersim: Run, tmp_path: Path) -> None:
     done = clustersim("topology", "dgx-h100", "--gpus", "64", "--html", "fabric.html")
     assert (done.returncode, done.stderr) == (0, "")

@@ -87,7 +87,7 @@ def test_the_scenario_in_readme_is_a_scenario_and_so_are_the_parts_that_replace_
     from clustersim.scenario import Scenario
 
     whole, *parts = scenarios()
-    assert len(parts) == 3
+    assert len(parts) == 4
     for part in ({}, *parts):
         assert Scenario.from_mapping({**whole, **part}, source="README.md").layout.world == 16384
 
@@ -126,15 +126,18 @@ def test_the_schedules_from_outside_in_readme_are_schedules(tmp_path: Path) -> N
 
 def test_every_key_of_a_scenario_stands_in_readme() -> None:
     from clustersim.scenario.file import ScenarioFile
-    from clustersim.scenario.sections.model import ModelSection
+    from clustersim.scenario.sections.model import LatentSection, ModelSection, PlacedExpertsSection
 
-    whole, own, layers, _ = scenarios()
+    whole, own, layers, experts, _ = scenarios()
     assert whole.keys() == ScenarioFile.keys().keys()
     for section in ("layout", "training", "cost", "disturbances"):
         inner = ScenarioFile.at([section])
         assert inner is not None
         assert whole[section].keys() == inner.keys().keys()
-    assert own["model"].keys() | layers["model"].keys() == ModelSection.keys().keys() - {"path", "stack"}
+    said = own["model"].keys() | layers["model"].keys() | experts["model"].keys()
+    assert said == ModelSection.keys().keys() - {"path", "stack"}
+    assert experts["model"]["experts"].keys() == PlacedExpertsSection.keys().keys()
+    assert experts["model"]["latent"].keys() == LatentSection.keys().keys()
     assert "`stack: [" in README
 
 

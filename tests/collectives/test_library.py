@@ -11,7 +11,7 @@ from clustersim.program.task import Collective
 @pytest.mark.parametrize("name", ["nccl", "rccl", "gloo"])
 def test_shipped_libraries_offer_every_collective(name):
     library = load_library(name)
-    for kind in Collective:
+    for kind in (each for each in Collective if not each.routed):
         assert library.offers_for(kind)
 
 

@@ -23,7 +23,6 @@ def test_every_kind_of_kernel_has_a_class() -> None:
         KernelKind.MATMUL,
         KernelKind.GROUPED_MATMUL,
         KernelKind.STREAMED_MATMULS,
-        KernelKind.LOOPED_MATMULS,
     ]
     assert found[ATTENTION] == [KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD]
     assert len(found[MEMORY]) == len(KernelKind) - 4

@@ -1,12 +1,14 @@
 """Launches: what a GPU waits for its host, found again by walking from launch to launch."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.cost.launching import Launching
 from clustersim.dtypes import DType
-from clustersim.program.task import Block, Operation, Overlap, Work
+from clustersim.program.task import Block, Exchange, Operation, Overlap, Work
 from clustersim.workload.kernels import Kernel, KernelKind
 from tests.conftest import examples
 from tests.engine.small import block, exchange
@@ -24,6 +26,12 @@ def kernel(launches: int = 1, work: Work = Work.FORWARD) -> Operation:
 def sent(work: Work = Work.FORWARD) -> Operation:
     (made,) = block(exchange("tp", 1.0)).operations
     return Operation(made.does, work)
+
+
+def awaiting(work: Work = Work.FORWARD) -> Operation:
+    """An exchange that the host launches when all before it is done."""
+    (made,) = block(exchange("tp", 1.0)).exchanges
+    return Operation(replace(made, awaits=True), work)
 
 
 def cut(chunks: float, work: Work = Work.FORWARD) -> Operation:
@@ -48,22 +56,29 @@ def launches(operation: Operation) -> int:
 
 
 def walked(pairs: list[tuple[Operation, float]]) -> float:
-    """When a block is over, from launch to launch: the host first launches, then looks at the next."""
-    host = gpu = 0.0
+    """When a block is over, from launch to launch: the host first launches, then looks at the next.
+
+    Before what it awaits it has launched all else, and waits for the GPU.
+    """
+    host = gpu = issued = 0.0
     first = True
-    for operation, seconds in pairs:
+    for place, (operation, seconds) in enumerate(pairs):
         number = launches(operation)
+        if place and isinstance(operation.does, Exchange) and operation.does.awaits:
+            host = gpu = issued = max(gpu, issued)
         for _ in range(number):
             each = BACKWARD if operation.work is Work.BACKWARD else FORWARD
             ready = host = 0.0 if first else host + each
+            issued += each
             first = False
             gpu = max(gpu, ready) + seconds / number
-    return max(gpu, sum(launches(each) * (BACKWARD if each.work is Work.BACKWARD else FORWARD) for each, _ in pairs))
+    return max(gpu, issued)
 
 
 MADE = st.one_of(
     st.builds(kernel, st.integers(1, 4), WORKS),
     st.builds(sent, WORKS),
+    st.builds(awaiting, WORKS),
     st.builds(cut, st.sampled_from([1.0, 2.0, 4.0, float("inf")]), WORKS),
 )
 
@@ -77,6 +92,18 @@ def test_a_block_ends_when_its_last_launch_has_run(pairs: list[tuple[Operation, 
     busy = sum(seconds for _, seconds in pairs)
     assert busy + sum(found) == pytest.approx(walked(pairs) if any(by_themselves) else busy)
     assert all(wait >= 0 and (wait == 0 or own) for wait, own in zip(found, by_themselves, strict=True))
+
+
+def test_what_the_host_waits_for_is_followed_by_a_gpu_that_waits_for_the_host() -> None:
+    """Kernels hide launches, but for the exchange's and those behind it that it does not hide: 1 s, then none."""
+    host = Launching(1.0, 1.0)
+    assert sum(waits(host, (kernel(), 8.0), (awaiting(), 8.0), (kernel(), 8.0))) == 1.0
+    assert sum(waits(host, (kernel(), 8.0), (awaiting(), 0.0), (kernel(), 8.0))) == 2.0
+    assert sum(waits(host, (kernel(), 8.0), (sent(), 0.0), (kernel(), 8.0))) == 0.0
+
+
+def test_a_graph_has_nothing_that_its_host_waits_for() -> None:
+    assert sum(waits(Launching(1.0, 1.0, graph=1.0), (kernel(), 8.0), (awaiting(), 0.0), (kernel(), 8.0))) == 0.0
 
 
 def test_a_host_that_costs_nothing_is_never_waited_for() -> None:

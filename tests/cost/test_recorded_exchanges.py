@@ -16,7 +16,7 @@ from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.routing import Spread as Spreading
 from clustersim.hardware.shape import Leaf, Network, Nics, Node, NvLink, Port, Spine
 from clustersim.program.program import Groups
-from clustersim.program.task import Collective, Exchange
+from clustersim.program.task import Collective, Dispatcher, Exchange, Routing
 from tests.cost.records import CONDITIONS, DEVICE, calls, line
 
 NODE = Node(8, Port(64e9, 5e-7), NvLink(8, Port(450e9, 5e-7)), None, Nics(8, Port(50e9, 5e-7)))
@@ -184,3 +184,16 @@ def test_answers_are_remembered():
 def test_a_role_that_is_not_there_is_refused():
     with pytest.raises(InputError, match="dp"):
         recorded(*TP).exchange(reduction("dpp", 1e7))
+
+
+def test_tokens_that_a_record_does_not_know_take_what_the_model_says_of_their_routing() -> None:
+    """Beside rows of other collectives; routings that differ in nothing but how many nodes a token may reach."""
+    times = []
+    for limit in (1, None):
+        routing = Routing(Dispatcher.DEEPEP, 64, 8, 4, limit, row=14336.0)
+        sent = Exchange("x", Collective.DISPATCH, "mixed", 1e8, routing=routing)
+        asked = recorded(*TP)
+        assert (asked.exchange(sent).seconds == model().exchange(sent).seconds).all()
+        assert asked.exchange(sent).provenance is Provenance.PUBLISHED
+        times.append(asked.exchange(sent).seconds[1])
+    assert times[0] < times[1]

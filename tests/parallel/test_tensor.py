@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
-from clustersim.parallel.tensor import backward, core_again, forward, forward_again, operations_again
+from clustersim.parallel.tensor import backward, forward, forward_again, modules_again, operations_again
 from clustersim.program.task import Collective, Exchange, Operation, Overlap, Work
 from clustersim.workload import layers
 from clustersim.workload.kernels import Kernel, MatmulShape
+from clustersim.workload.modules import Module
 from clustersim.workload.presets import preset
 from clustersim.workload.stack import Mlp
 from clustersim.workload.training import Attention, Training
@@ -170,7 +171,7 @@ def test_the_ring_carries_keys_and_values_forward_and_their_gradients_too_in_bac
 def test_selective_recomputation_runs_the_core_and_nothing_else(attention: Attention) -> None:
     training = Training(32, 1, attention=attention)
     of = Plan(SMALL, training, Layout(tp=2, sequence_parallel=True))
-    again = core_again(of.layers[SMALL.specs[0]], of.sharding(of.model.specs[0]), early_stop=False)
+    again = modules_again(of.layers[SMALL.specs[0]], of.sharding(SMALL.specs[0]), {Module.CORE}, early_stop=False)
     names = [each.kernel.name for each in again if each.kernel]
     core = ["scores", "softmax", "context"] if attention is Attention.STANDARD else ["core"]
     assert [name.removeprefix("attention.") for name in names] == core

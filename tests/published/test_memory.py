@@ -43,6 +43,30 @@ def test_each_source_is_within_its_band(allocated: list[Comparison], source: str
     assert mape <= band
 
 
+@pytest.fixture(scope="module")
+def mixtures(comparisons: list[Comparison]) -> list[Comparison]:
+    """Runs of mixtures of experts, among them DeepSeek-V2 and -V3 cut to four layers."""
+    pairs = zip(read_memory(), comparisons, strict=True)
+    named = (each for case, each in pairs if case.text("experts") not in ("", "1") or "deepseek" in case.text("model"))
+    return [each for each in named if each.predicted is not None]
+
+
+@pytest.mark.parametrize(("source", "band", "rows"), [("simumax-b200", 0.015, 54), ("megatron-lm-ci", 0.03, 28)])
+def test_peaks_of_mixtures_are_within_their_band(
+    mixtures: list[Comparison], source: str, band: float, rows: int
+) -> None:
+    peaks = [each for each in mixtures if each.source == source and each.factors["quantity"] == "peak_allocated"]
+    mape = quality(peaks).mape
+    assert len(peaks) >= rows
+    assert mape is not None
+    assert mape <= band
+    assert all(abs(each.error or 0.0) <= 0.1 for each in peaks)
+
+
+def test_whether_a_mixture_fits_is_right_for_all_that_say(mixtures: list[Comparison]) -> None:
+    assert all(each.fits for each in mixtures)  # all of them ran
+
+
 def test_what_megatron_holds_between_steps_is_states_workspaces_and_messages(comparisons: list[Comparison]) -> None:
     """But for fp16, where the optimizer's copies of gradients in fp32 are there until the next step zeroes them."""
     held = zip(read_memory(), comparisons, strict=True)

@@ -10,7 +10,7 @@ from clustersim.validation.quality import by_source, macro
 from clustersim.validation.settings import is_dense
 from clustersim.validation.software import software_of
 from clustersim.validation.steps import compare_steps, read_steps
-from clustersim.validation.summary import Summary, summary_of_steps
+from clustersim.validation.summary import DENSE, MIXTURES, Summary, summary_of_steps
 
 README = Path(__file__).parents[2] / "README.md"
 WORSE = 0.005
@@ -65,10 +65,14 @@ def test_sources_count_once_in_the_mean_that_is_aimed_at(summary: Summary) -> No
 
 
 def test_every_dense_case_of_known_quality_is_predicted(summary: Summary) -> None:
-    assert summary.dense is not None
-    assert summary.dense.expressible >= 1326
-    assert (summary.dense.share or 0.0) >= 0.95
+    assert summary.covered[DENSE].expressible >= 1326
+    assert (summary.covered[DENSE].share or 0.0) >= 0.95
     assert all(each.skipped for each in summary.comparisons if each.predicted is None)
+
+
+def test_every_mixture_of_known_quality_is_predicted(summary: Summary) -> None:
+    assert summary.covered[MIXTURES].expressible >= 57
+    assert (summary.covered[MIXTURES].share or 0.0) >= 0.95
 
 
 def test_the_layout_that_is_predicted_fastest_is_nearly_the_fastest(summary: Summary) -> None:

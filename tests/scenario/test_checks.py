@@ -109,6 +109,27 @@ def test_layers_recomputed_are_legal_up_to_those_of_the_largest_stage(mapping: d
     assert not Scenario.from_mapping(mapping, uneven).warnings
 
 
+def test_projections_of_latent_attention_are_recomputed_where_there_is_some(mapping: dict[str, Any]) -> None:
+    """Megatron-LM's transformer_config.py raises the same."""
+    asked = ["training.recompute={modules: [mla_up_proj, mlp]}"]
+    with pytest.raises(
+        InputError, match="mla_up_proj is of latent attention, which llama3-8b has not; layernorm, core_attn"
+    ):
+        Scenario.from_mapping(mapping, asked)
+
+
+def test_modules_that_no_layer_has_are_a_warning(mapping: dict[str, Any]) -> None:
+    def said(*asked: str) -> str:
+        return " ".join(Scenario.from_mapping(mapping, asked).warnings)
+
+    assert not said("training.recompute={modules: [layernorm, mlp]}")
+    assert "moe_act has no effect" in said("training.recompute={modules: [mlp, moe_act]}")
+    within = ["training.recompute={modules: [layernorm]}", "framework=megatron"]
+    assert "layernorm has no effect: no layer" in said(*within)
+    assert not said(*within, "training.overheads.norm_in_linear=false")
+    assert "core_attn only costs time with flash attention" in said("training.recompute={modules: [core_attn, mlp]}")
+
+
 def test_simulating_very_many_ranks_one_by_one_is_a_warning_with_the_work_that_it_is(mapping: dict[str, Any]) -> None:
     # dp 4,096 / 8 = 512, so 1,024 / 512 = 2 microbatches, forward and backward: 4 passes on each of 4,096 ranks
     large = ["cluster.gpus=4096", "layout.dp=512", "training.global_batch=1024", "cost.network=uncontended"]

@@ -18,6 +18,7 @@ from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.workload.framework import load_framework
+from clustersim.workload.modules import Module
 from clustersim.workload.recipe import Recipe, mixed
 from clustersim.workload.stack import Mlp
 from clustersim.workload.training import (
@@ -145,6 +146,12 @@ def test_the_compute_format_gives_the_formats_that_are_not_named(
         ("selective_op", SelectiveOperations()),
         ("full", FullRecompute()),
         ({"layers": 3}, FullRecompute(layers=3)),
+        ({"modules": ["core_attn"]}, SelectiveRecompute()),
+        ({"mode": "selective", "modules": ["mlp"]}, SelectiveRecompute(frozenset({Module.MLP}))),
+        (
+            {"mode": "none", "modules": ["mlp", "layernorm"]},
+            SelectiveRecompute(frozenset({Module.LAYERNORM, Module.MLP})),
+        ),
     ],
 )
 def test_recompute_is_none_selective_full_or_some_layers(
@@ -291,6 +298,12 @@ def test_a_misspelt_word_is_refused_with_its_key_and_the_nearest_one(
         ("training={global_batch: 128}", "training.sequence: is missing"),
         ("training.recompute={mode: selective, layers: 2}", "layers are recomputed in full"),
         ("training.recompute={mode: selective_op, layers: 2}", "layers are recomputed in full"),
+        ("training.recompute={modules: [core]}", "'core' is unknown; did you mean core_attn?"),
+        ("training.recompute={modules: [layernorms]}", "'layernorms' is unknown; did you mean layernorm?"),
+        ("training.recompute={modules: []}", "training.recompute.modules"),
+        ("training.recompute={modules: mlp}", "training.recompute.modules"),
+        ("training.recompute={modules: [mlp], layers: 2}", "modules are recomputed selectively"),
+        ("training.recompute={modules: [mlp], mode: full}", "modules are recomputed selectively"),
         ("layout.backward_overlap=3", "layout.backward_overlap: 3 is neither true nor false"),
         (
             "framework=",

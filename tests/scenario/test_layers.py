@@ -67,6 +67,11 @@ def test_a_described_model_takes_its_layers_from_its_stack() -> None:
     assert [each.ffn for each in scenario.model.mlps] == [512, 1024]
 
 
+def test_a_width_that_every_run_has_of_its_own_may_be_said_beside_them() -> None:
+    model = read("model={preset: llama3-8b, ffn: 64, stack: [{layers: 32, ffn: 128}]}").model
+    assert [each.ffn for each in model.mlps] == [128]
+
+
 def test_norms_of_heads_are_true_false_or_whole() -> None:
     def first(written: str) -> QkNorm | None:
         return read(f"model={{preset: qwen3-8b, qk_norm: {written}}}").model.attentions[0].qk_norm

@@ -6,10 +6,15 @@ import pytest
 
 from clustersim.errors import InputError
 from clustersim.fitting import check, ledgers_of
+from clustersim.program.task import Dispatcher
+from clustersim.validation.arguments import stated_dimensions
 from clustersim.validation.cases import Case
 from clustersim.validation.comparison import Comparison
 from clustersim.validation.memory import compare_memory, fits_right, read_memory
 from clustersim.validation.steps import compare_step, read_steps, scenario_of
+from clustersim.workload.modules import Module
+from clustersim.workload.overheads import Grouping
+from clustersim.workload.training import SelectiveRecompute
 from tests.validation.rows import ROW, case
 from tests.validation.tables import write_table
 
@@ -129,7 +134,7 @@ def test_a_run_that_cannot_be_predicted_is_not_right(tmp_path: Path) -> None:
         ({"bytes": "lots"}, "line 2: bytes 'lots' is not a number above 0"),
         ({"bytes": ""}, "line 2: bytes is not stated"),
         ({"precision": "fp8"}, "precision fp8"),
-        ({"experts": "8"}, "mixture of experts"),
+        ({"experts": "8"}, "line 2: top_k is not stated"),
         ({"gpu": "unknown", "quantity": "nvidia_smi_used"}, "gpu is not stated"),
         ({"layers": "few"}, "line 2: layers 'few' is not a number above 0"),
         ({"micro_batch": "3"}, "global_batch"),
@@ -193,3 +198,57 @@ def test_a_step_that_was_measured_but_would_not_fit_says_so() -> None:
     )
     assert (usual.fits, huge.fits, refused.fits) == (True, False, None)
     assert huge.predicted is not None
+
+
+EXPERTS = {"experts": "8", "top_k": "2", "moe_ffn_hidden": "512", "ep": "2", "pp": "1", "dp": "4"}
+
+
+def test_what_megatrons_command_line_says_of_experts_is_read(tmp_path: Path) -> None:
+    """As the notes of its functional tests have it; experts that are not grouped run one after the other."""
+    words = "num-experts 8; expert-tensor-parallel-size 2; moe-token-dispatcher-type allgather"
+    plain, grouped = (
+        scenario_of(each)
+        for each in cases(tmp_path, EXPERTS | {"notes": words}, EXPERTS | {"notes": f"{words}; moe-grouped-gemm True"})
+    )
+    assert plain.layout.expert_tensor == 2
+    assert plain.layout.dispatcher is Dispatcher.ALL_GATHER
+    assert (plain.training.grouping, grouped.training.grouping) == (Grouping.LOOP, Grouping.STREAMS)
+    assert {each.ffn for each in plain.model.mixtures} == {512}
+    assert not plain.model.mlps
+
+
+def test_widths_of_experts_are_among_the_arguments() -> None:
+    """Shared experts are counted in routed ones; without a width of their own these are as wide as the MLP."""
+    notes = "num-layers 12; hidden-size 512; num-attention-heads 8; num-experts 8; moe-router-topk 2"
+    plain = stated_dimensions(notes, "2")
+    assert (plain["experts"], plain["top_k"], plain["ffn_hidden"]) == ("8", "2", "2048")
+    narrow = stated_dimensions(f"{notes}; moe-ffn-hidden-size 1024; moe-shared-expert-intermediate-size 512", "2")
+    assert (narrow["moe_ffn_hidden"], narrow["shared_experts"]) == ("1024", "0.5")
+
+
+def test_grouped_products_take_workspaces_of_their_own(tmp_path: Path) -> None:
+    """Transformer Engine's: 32 MiB on each of four streams, where experts are grouped."""
+    between = EXPERTS | {"quantity": "allocated_at_log"}
+    loop, grouped = predicted(tmp_path, between | {"notes": "experts one after the other"}, between)
+    assert grouped - loop == 4 * 32 * 2**20
+
+
+def test_modules_are_read_as_megatron_prints_them(tmp_path: Path) -> None:
+    wanted = SelectiveRecompute(frozenset({Module.MIXTURE, Module.LAYERNORM}))
+    for text in ("selective:[moe layernorm]", "modules:moe+layernorm"):
+        (row,) = cases(tmp_path, {"recompute": text})
+        assert scenario_of(row).training.recompute == wanted
+
+
+@pytest.mark.parametrize(
+    ("notes", "reason"),
+    [
+        ("multi-latent-attention", "latent attention of a model that is not shipped"),
+        ("optimizer muon", "optimizer muon"),
+        ("fine-grained-activation-offloading", "single operators on the host"),
+    ],
+)
+def test_what_a_mixture_ran_with_and_is_not_modelled_is_said(tmp_path: Path, notes: str, reason: str) -> None:
+    (refused,) = compared(tmp_path, EXPERTS | {"notes": notes})
+    assert reason in (refused.skipped or "")
+    assert refused.expressible

@@ -7,7 +7,7 @@ import pytest
 from clustersim.cli.validate_table import coverage_notes
 from clustersim.validation.comparison import Comparison
 from clustersim.validation.memory import Verdict
-from clustersim.validation.summary import DENSE, Summary, finite, summary_of_steps
+from clustersim.validation.summary import DENSE, MIXTURES, Coverage, Summary, finite, summary_of_steps
 from tests.validation.rows import case, compared
 
 
@@ -28,9 +28,21 @@ def test_coverage_of_dense_cases_does_not_ask_the_case() -> None:
     ]
     summary = summary_of_steps(cases, comparisons)
     assert summary.coverage.share == 1.0
-    assert summary.dense is not None
-    assert summary.dense.share == 0.5
+    assert summary.covered[DENSE].share == 0.5
+    assert summary.covered[MIXTURES] == Coverage(0, 1)
     assert summary.to_json()["coverage"][DENSE] == {"predicted": 1, "expressible": 2, "share": 0.5}
+
+
+def test_means_of_dense_models_and_of_mixtures_are_told_apart() -> None:
+    kinds = {"a": ("dense", 0.1), "b": ("mixtures of experts", 0.3), "c": ("mixtures of experts", -0.5)}
+    comparisons = [
+        Comparison(name, name, 1.0, 1.0 + error, factors={"layers": kind}) for name, (kind, error) in kinds.items()
+    ]
+    macros = Summary("steps", tuple(comparisons)).macros
+    assert {kind: each.sources for kind, each in macros.items()} == {"dense": 1, "mixtures of experts": 2}
+    assert macros["mixtures of experts"].mape == pytest.approx(0.4)
+    assert macros["mixtures of experts"].bias == pytest.approx(-0.1)
+    assert not Summary("steps", tuple(comparisons[1:])).macros
 
 
 def test_sources_that_mix_two_kinds_of_runs_are_told_apart() -> None:

@@ -76,11 +76,17 @@ def test_a_record_stands_for_software_that_launches_as_what_was_measured(name: s
 def test_a_path_works_like_a_name_and_numbers_are_read_in_si_units(
     content: dict[str, Any], written: Callable[[dict[str, Any]], Path]
 ) -> None:
-    content["memory"] = {"fragmentation": 1.25, "communicator": "2 MiB", "workspace": "3 MiB"}
+    content["memory"] = {
+        "fragmentation": 1.25,
+        "communicator": "2 MiB",
+        "workspace": "3 MiB",
+        "grouped_workspace": "1 MiB",
+    }
     content["host"]["launch"] = "7 us"
     framework = load_framework(str(written(content)))
     assert (framework.fragmentation, framework.communicator) == (1.25, 2.0 * 2**20)
-    assert (framework.workspace, framework.name) == (3.0 * 2**20, "mine")
+    assert (framework.workspace, framework.grouped_workspace) == (3.0 * 2**20, 2.0**20)
+    assert framework.name == "mine"
     assert framework.launch == pytest.approx(7e-6)
 
 

@@ -4,7 +4,7 @@
 // simulated; classOf: [ranks] the class of each, NOBODY where it is not in the file; nodeOf: [ranks] the node of each.
 clustersim.behaviours.heatmap = (figure, arrays, tools) => {
   "use strict";
-  const { parts, axes, orders, bins, makespan, size, most } = figure.facts;
+  const { parts, axes, orders, told, bins, makespan, size, most } = figure.facts;
   const { category, seconds, simulated, classOf, nodeOf } = arrays;
   const NOBODY = 65535;
   const MOST_TICKS = 12;
@@ -47,7 +47,7 @@ clustersim.behaviours.heatmap = (figure, arrays, tools) => {
   const several = nodeOf.some((node) => node !== nodeOf[0]);
   const node = (rank) => (several ? `node ${nodeOf[rank]}` : "");
 
-  const where = (rank) => [coordinates(rank, orders[present]), node(rank)].filter(Boolean).join(", ");
+  const where = (rank) => [coordinates(rank, told[present]), node(rank)].filter(Boolean).join(", ");
 
   // How many ranks each class has.
   const members = new Uint32Array(simulated.length);
@@ -131,19 +131,19 @@ clustersim.behaviours.heatmap = (figure, arrays, tools) => {
     const single = high - low < MOST_TICKS;
     let ticks = [];
     for (let depth = 1; depth <= Math.max(1, names.length) && (single || ticks.length < 4); depth++) {
-      const told = names.slice(0, depth);
+      const first = names.slice(0, depth);
       ticks = [];
       for (let row = low; row <= high; row++) {
-        const changes = row === low || told.some((axis) => place(ranks[row], axis) !== place(ranks[row - 1], axis));
-        if (changes) ticks.push([row, ranks[row], told]);
+        const changes = row === low || first.some((axis) => place(ranks[row], axis) !== place(ranks[row - 1], axis));
+        if (changes) ticks.push([row, ranks[row], first]);
       }
     }
     const step = Math.ceil(ticks.length / MOST_TICKS);
     ticks = ticks.filter((_, number) => number % step === 0);
     layout.yaxis.tickmode = "array";
     layout.yaxis.tickvals = ticks.map(([row]) => row);
-    layout.yaxis.ticktext = ticks.map(([, rank, told]) => {
-      const short = coordinates(rank, told);
+    layout.yaxis.ticktext = ticks.map(([, rank, first]) => {
+      const short = coordinates(rank, first);
       return (single && !tools.narrow() && short ? `${short} · rank ${rank}` : single ? `rank ${rank}` : short) + " ";
     });
   }

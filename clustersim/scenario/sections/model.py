@@ -44,16 +44,15 @@ def _window(value: object) -> object:
 
 
 class ExpertsSection(Section):
-    """`model.experts`: a mixture of experts in place of the MLP; what is left out is the model's own, or none.
+    """`experts` of a layer: a mixture of experts in place of the MLP; what is left out is the model's own, or none.
 
-    count: of experts; ffn: width of each; shared: width of the experts that every token passes, together; groups,
-    limit: experts are in so many groups, of which a token's are in at most `limit`; dense_layers: so many first layers
-    have an MLP of their own; every: every so-manieth layer has experts.
+    count: of experts (0: the layer has a dense MLP); ffn: width of each; shared: width of the experts that every token
+    passes, together; groups, limit: experts are in so many groups, of which a token's are in at most `limit`.
     """
 
     short: ClassVar[str | None] = "count"
     example: ClassVar[str] = "{count: 8, top_k: 2}"
-    count: Experts | None = None
+    count: Annotated[int, Field(ge=0, le=MOST_WIDTH)] | None = None
     top_k: Experts | None = None
     ffn: Width | None = None
     shared: Annotated[int, Field(ge=0, le=MOST_WIDTH)] | None = None
@@ -63,12 +62,40 @@ class ExpertsSection(Section):
     router_bias: bool | None = None
     groups: Experts | None = None
     limit: Experts | None = None
+
+
+class PlacedExpertsSection(ExpertsSection):
+    """`model.experts`, and where they are.
+
+    dense_layers: so many first layers have a dense MLP; every: every so-manieth layer has experts.
+    """
+
     dense_layers: Annotated[int, Field(ge=0, le=MOST_LAYERS)] | None = None
     every: Layers | None = None
 
+    @property
+    def placed(self) -> bool:
+        """Whether it says which layers have experts."""
+        return self.dense_layers is not None or self.every is not None
+
+
+class LatentSection(Section):
+    """`model.latent`: keys and values of all heads are made from one latent vector of a token, queries from another.
+
+    query_rank, kv_rank: sizes of the vectors (0: queries are made from the input itself); nope, rope: dimensions of
+    each head's queries and keys without and with rotary positions; value_dim: of its values.
+    """
+
+    example: ClassVar[str] = "{query_rank: 1536, kv_rank: 512, nope: 128, rope: 64, value_dim: 128}"
+    query_rank: Annotated[int, Field(ge=0, le=MOST_WIDTH)] | None = None
+    kv_rank: Width | None = None
+    nope: Width | None = None
+    rope: Width | None = None
+    value_dim: Width | None = None
+
 
 class LayerSection(Section):
-    """Dimensions of a layer. experts: false gives it a dense MLP."""
+    """Dimensions of a layer."""
 
     ffn: Width | None = None
     heads: Width | None = None
@@ -81,13 +108,11 @@ class LayerSection(Section):
     window: Annotated[int | bool | None, BeforeValidator(_window)] = None
     rotary: Annotated[float | None, share(0.0, 1.0)] = None
     softcap: bool | None = None
-    experts: ExpertsSection | bool | None = None
 
     @property
     def of_layer(self) -> dict[str, Any]:
         """What the file gives of a layer's own dimensions; false is none."""
-        own = set(LayerSection.model_fields) - {"experts"}
-        given = self.model_dump(include=own, exclude_none=True)
+        given = self.model_dump(include=set(LayerSection.model_fields), exclude_none=True)
         return {key: None if key in _NONE and value is False else value for key, value in given.items()}
 
 
@@ -98,6 +123,7 @@ class RunSection(LayerSection):
     """An entry of `model.stack`: so many layers that follow each other, and what they have of their own."""
 
     layers: Layers = Field(examples=[1])
+    experts: ExpertsSection | None = None
 
 
 class ModelSection(LayerSection, Shipped):
@@ -125,9 +151,11 @@ class ModelSection(LayerSection, Shipped):
     global_every: Annotated[int | None, Field(ge=2, le=MOST_LAYERS)] = None
     nope_every: Annotated[int | None, Field(ge=2, le=MOST_LAYERS)] = None
     stack: Annotated[list[RunSection], Field(max_length=MOST_LAYERS)] | None = None
+    experts: PlacedExpertsSection | None = None
+    latent: LatentSection | None = None
 
     @property
     def dimensions(self) -> dict[str, Any]:
         """What the file gives of `Model`'s own fields, and of all its layers."""
-        own = {"preset", "path", "family", "global_every", "nope_every", "stack", "experts"}
+        own = {"preset", "path", "family", "global_every", "nope_every", "stack", "experts", "latent"}
         return {**self.model_dump(exclude=own, exclude_none=True), **self.of_layer}

@@ -27,6 +27,7 @@ class OverheadsSection(Section):
     attention_copies: bool | None = None
     bias_adds: bool | None = None
     norm_twice: bool | None = None
+    norm_in_linear: bool | None = None
     permute_unfused: bool | None = None
     router_unfused: bool | None = None
     router_fp32: bool | None = None

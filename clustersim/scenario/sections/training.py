@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from clustersim.dtypes import DType
+from clustersim.errors import shown
 from clustersim.parallel.data import DataParallelism
 from clustersim.scenario.offload import OffloadSection
 from clustersim.scenario.section import (
@@ -21,6 +22,7 @@ from clustersim.scenario.sections.lora import LoraSection
 from clustersim.scenario.sections.overheads import OverheadsSection, overheads_of
 from clustersim.workload.framework import Framework
 from clustersim.workload.lora import Projection
+from clustersim.workload.modules import Module
 from clustersim.workload.recipe import Recipe, mixed
 from clustersim.workload.training import (
     Attention,
@@ -68,15 +70,24 @@ class RecomputeMode(Enum):
     FULL = "full"
 
 
+def _modules(value: object) -> object:
+    """A list of names, of which there is at least one."""
+    if value is not None and (not isinstance(value, list) or not value):
+        raise mistake(f"{shown(value)} is no list of modules; such as [{', '.join(each.value for each in Module)}]")
+    return value
+
+
 class RecomputeSection(Section):
     """`training.recompute`: none, selective, selective_op, full, or full for so many layers of each stage.
 
-    early_stop: whether it stops once backward has what it needs, None: as the framework does.
+    modules: what is recomputed of each layer, by Megatron-LM's names (`selective` alone: core_attn); early_stop:
+    whether it stops once backward has what it needs, None: as the framework does.
     """
 
     short: ClassVar[str | None] = "mode"
     mode: Annotated[RecomputeMode, member(RecomputeMode)] = RecomputeMode.FULL
     layers: Layers | None = None
+    modules: Annotated[list[Annotated[Module, member(Module)]] | None, BeforeValidator(_modules)] = None
     early_stop: bool | None = None
 
     @model_validator(mode="after")
@@ -84,10 +95,20 @@ class RecomputeSection(Section):
         """So that `--set training.recompute.layers=4` works on a file that says none, too."""
         if self.layers is not None and self.mode in (RecomputeMode.SELECTIVE, RecomputeMode.SELECTIVE_OP):
             raise mistake("layers are recomputed in full, not selectively; write {layers: 4}")
+        if self.modules is not None and (self.layers is not None or self._other_mode):
+            raise mistake("modules are recomputed selectively, not in full; write {modules: [core_attn]}")
         return self
+
+    @property
+    def _other_mode(self) -> bool:
+        """Whether the file names another mode than modules have."""
+        named = "mode" in self.model_fields_set
+        return named and self.mode in (RecomputeMode.SELECTIVE_OP, RecomputeMode.FULL)
 
     def choice(self) -> Recompute:
         """The kind of recomputation as the inside knows it."""
+        if self.modules is not None:
+            return SelectiveRecompute(frozenset(self.modules))
         match self.mode:
             case RecomputeMode.NONE if self.layers is None:
                 return NoRecompute()

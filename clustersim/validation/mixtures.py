@@ -1,0 +1,160 @@
+"""Which mixture of experts did a published run train, and where were its experts?
+
+Columns say how many experts there are, how many of them a token meets, and how wide they are; they do not say windows,
+biases, norms, routers or latent attention. Where all that a row states is what a shipped preset has, the row's layers
+are the preset's, so many of them as the row has. Else the columns are all there is, with the leading dense layers of
+the notes.
+
+How tokens travel, and over how many ranks an expert is cut, is what the notes say; else what the software does.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final
+
+from clustersim.program.task import Dispatcher
+from clustersim.validation.cases import CannotPredictError, Case
+from clustersim.validation.software import Software
+from clustersim.workload.presets import PRESETS
+from clustersim.workload.stack import Attention, FullAttention, LatentAttention
+from clustersim.workload.transformer import Model
+
+_DENSE: Final = ("", "0", "1")  # experts
+_CUT: Final = re.compile(r"\b(?:ETP ?=?|expert-tensor-parallel-size )(\d+)")
+_FIRST_DENSE: Final = (re.compile(r"dense_layers=(\d+)"), re.compile(r"first (\d+) layer(?:s|\(s\))? dense"))
+_DISPATCHERS: Final = (  # as notes name them
+    (re.compile(r"\bDeepEP\b|backend=deepep", re.IGNORECASE), Dispatcher.DEEPEP),
+    (re.compile(r"\bHybridEP\b|backend=hybridep", re.IGNORECASE), Dispatcher.HYBRIDEP),
+    (re.compile(r"all-?gather dispatcher|dispatcher-type allgather", re.IGNORECASE), Dispatcher.ALL_GATHER),
+    (re.compile(r"\ball-?to-?all\b", re.IGNORECASE), Dispatcher.ALL_TO_ALL),
+)
+
+
+_LOOP: Final = "experts one after the other"
+_LATENT: Final = re.compile(r"latent[ -]attention")
+_UNMODELLED: Final = {  # as notes say it
+    "optimizer muon": "optimizer muon is not modelled",
+    "fine-grained-activation-offloading": "activations of single operators on the host are not modelled",
+}
+_RECIPE: Final = "recipe defaults"  # as notes say that a recipe ran as it stands
+# moe_flex_dispatcher_backend of Megatron Bridge's performance recipes in bf16, by preset and how the GPU's name begins
+# (scripts/performance/configs/{deepseek,gpt_oss}/*_workload_base_configs.py, gpt_oss as of release 0.4)
+_OF_RECIPES: Final = {
+    ("deepseek-v3", ""): Dispatcher.HYBRIDEP,
+    ("gpt-oss-120b", "b200"): Dispatcher.HYBRIDEP,
+    ("gpt-oss-120b", "b300"): Dispatcher.HYBRIDEP,
+    ("gpt-oss-120b", "gb200"): Dispatcher.HYBRIDEP,
+}
+
+
+def has_experts(case: Case) -> bool:
+    """Whether a run trained a mixture of experts."""
+    return case.text("experts") not in _DENSE
+
+
+def public_model(case: Case) -> str | None:
+    """The preset that has all dimensions that a row states, whatever its name; None: there is none."""
+    return next((name for name, model in _mixtures().items() if _agree(case, model)), None)
+
+
+def require_mixture(case: Case, preset: str | None) -> None:
+    """Refuse what cannot be said of a mixture's run; columns alone do not say latent attention."""
+    reasons = [reason for words, reason in _UNMODELLED.items() if words in case.text("notes")]
+    if preset is None and _LATENT.search(case.text("notes")):
+        reasons.append("latent attention of a model that is not shipped")
+    if reasons:
+        raise CannotPredictError(reasons[0])
+
+
+def dense_width(case: Case) -> int:
+    """Width of a mixture's dense layers; of its experts where it has none of these."""
+    dense = _first_dense(case) or not case.text("moe_ffn_hidden")
+    return case.whole("ffn_hidden" if dense else "moe_ffn_hidden")
+
+
+def experts_overheads(case: Case) -> dict[str, Any]:
+    """What `training.overheads` says of a run's experts; Megatron-LM's command line names grouped products."""
+    notes = case.text("notes")
+    loop = _LOOP in notes or ("num-experts" in notes and "moe-grouped-gemm" not in notes)
+    return {"overheads": {"grouping": "loop"}} if loop else {}
+
+
+def experts_section(case: Case, preset: str | None) -> dict[str, Any]:
+    """What `model.experts` says of a run, beside what its preset has."""
+    dense = _first_dense(case)
+    placed = {} if dense is None else {"dense_layers": dense}
+    if preset is not None:
+        return placed
+    ffn = case.whole("moe_ffn_hidden", case.whole("ffn_hidden"))
+    shared = case.text("shared_experts")
+    return {
+        "count": case.whole("experts"),
+        "top_k": case.whole("top_k"),
+        "ffn": ffn,
+        "shared": 0 if shared in ("", "0") else round(case.number("shared_experts") * ffn),
+        **placed,
+    }
+
+
+def experts_layout(case: Case, software: Software) -> dict[str, Any]:
+    """What `layout` says of a run's experts."""
+    section: dict[str, Any] = {"ep": case.whole("ep", 1), "dispatcher": _dispatcher(case).value}
+    stated = _CUT.search(case.text("notes"))
+    if stated:
+        return section | {"etp": int(stated[1])}
+    return section | ({"etp": 1} if software.whole_experts else {})
+
+
+@cache
+def _mixtures() -> dict[str, Model]:
+    """Shipped models of which every layer behind the first with experts has the same ones."""
+    return {name: each.model for name, each in PRESETS.items() if len(each.model.mixtures) == 1}
+
+
+def _agree(case: Case, model: Model) -> bool:
+    """Whether a model has what a row states of it. Vocabularies are padded, and layers cut."""
+    (routed,) = model.mixtures
+    stated = {
+        "hidden": model.hidden,
+        "experts": routed.experts,
+        "top_k": routed.top_k,
+        "moe_ffn_hidden": routed.ffn,
+        "shared_experts": routed.shared // routed.ffn,
+        "tied_embeddings": "yes" if model.tied_embeddings else "no",
+    }
+    of_layers = all(_says(case, heads) for heads in map(_heads, model.attentions))
+    return _says(case, stated) and of_layers and case.whole("layers") <= model.layers
+
+
+def _heads(attention: Attention) -> dict[str, int]:
+    """Heads of latent attention have keys of two parts, of which tables state one or the sum."""
+    stated = {"heads": attention.heads, "kv_heads": attention.kv_heads}
+    match attention:
+        case FullAttention(head_dim=width):
+            return stated | {"head_dim": width}
+        case LatentAttention():
+            return stated
+
+
+def _says(case: Case, stated: Mapping[str, int | str]) -> bool:
+    return all(case.text(column) in ("", str(value)) for column, value in stated.items())
+
+
+def _first_dense(case: Case) -> int | None:
+    """How many first layers have a dense MLP, where notes say it: of a cut model before of the whole."""
+    found = next(filter(None, (words.search(case.text("notes")) for words in _FIRST_DENSE)), None)
+    return None if found is None else int(found[1])
+
+
+def _dispatcher(case: Case) -> Dispatcher:
+    """How tokens travel: the all-to-all is what recipes of Megatron-LM, NeMo and Megatron Bridge set otherwise."""
+    notes, gpu = case.text("notes"), case.text("gpu")
+    named = next((dispatcher for words, dispatcher in _DISPATCHERS if words.search(notes)), None)
+    if named is not None or _RECIPE not in notes:
+        return named or Dispatcher.ALL_TO_ALL
+    recipes = _OF_RECIPES.items()
+    model = public_model(case)
+    return next(
+        (found for (name, begins), found in recipes if name == model and gpu.startswith(begins)), Dispatcher.ALL_TO_ALL
+    )

@@ -1,0 +1,128 @@
+"""How a file says a mixture of experts, and in which layers; what is wrong with it is said in one sentence."""
+
+from typing import Any
+
+import pytest
+
+from clustersim import Scenario
+from clustersim.errors import InputError
+from clustersim.workload.presets import PRESETS
+from clustersim.workload.stack import DenseMlp, Mlp, RoutedMlp, Router, Scores, specs
+from clustersim.workload.transformer import parameters
+
+PLAN: dict[str, Any] = {
+    "model": "mixtral-8x7b",
+    "cluster": {"name": "dgx-h100", "gpus": 64},
+    "layout": {"tp": 2, "pp": 4},
+    "training": {"sequence": 2048, "global_batch": 64},
+}
+INLINE = "hidden: 1024, heads: 8, vocab: 1024"
+ROUTED = "count: 8, top_k: 2, ffn: 512"
+
+
+def read(model: str) -> Scenario:
+    return Scenario.from_mapping(PLAN, overrides=[f"model={model}"])
+
+
+def kinds(model: str) -> str:
+    """A letter for each layer: dense or mixture."""
+    letters = {DenseMlp: "d", RoutedMlp: "m"}
+    return "".join(letters[type(spec.mlp)] for spec in specs(read(model).model.stack) if spec.mlp is not None)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (f"{{{INLINE}, layers: 4, experts: {{{ROUTED}}}}}", "mmmm"),
+        (f"{{{INLINE}, layers: 4, ffn: 2048, experts: {{{ROUTED}, dense_layers: 1}}}}", "dmmm"),
+        (f"{{{INLINE}, layers: 6, ffn: 2048, experts: {{{ROUTED}, every: 2}}}}", "dmdmdm"),
+        (f"{{{INLINE}, layers: 6, ffn: 2048, experts: {{{ROUTED}, every: 2, dense_layers: 2}}}}", "dddmdm"),
+        (f"{{{INLINE}, ffn: 2048, stack: [{{layers: 1}}, {{layers: 3, experts: {{{ROUTED}}}}}]}}", "dmmm"),
+        (f"{{{INLINE}, ffn: 64, experts: {{{ROUTED}}}, stack: [{{layers: 1, experts: 0}}, {{layers: 3}}]}}", "dmmm"),
+        ("{preset: llama3-8b, layers: 2, experts: {count: 8, top_k: 2}}", "mm"),
+        ("{preset: glm-4.5, layers: 5}", "dddmm"),
+        ("{preset: glm-4.5, layers: 5, experts: {dense_layers: 1}}", "dmmmm"),
+        ("{preset: mixtral-8x7b, layers: 3, ffn: 4096, experts: 0}", "ddd"),
+        ("{preset: mixtral-8x7b, layers: 3, ffn: 4096, experts: {dense_layers: 1}}", "dmm"),
+    ],
+)
+def test_experts_are_where_the_file_says(model: str, expected: str) -> None:
+    assert kinds(model) == expected
+
+
+def test_every_key_says_what_it_means() -> None:
+    written = "{count: 8, top_k: 2, ffn: 512, shared: 1024, shared_gate: true, bias: true, router: sigmoid}"
+    routed = RoutedMlp(8, 2, 512, Mlp.SWIGLU, shared=1024, shared_gate=True, bias=True, router=Router(Scores.SIGMOID))
+    assert read(f"{{preset: llama3-8b, experts: {written}}}").model.mixtures == (routed,)
+
+
+def test_a_router_has_groups_a_limit_and_a_bias() -> None:
+    written = "{count: 8, top_k: 2, groups: 4, limit: 2, router_bias: true}"
+    (routed,) = read(f"{{preset: llama3-8b, experts: {written}}}").model.mixtures
+    assert routed.router == Router(Scores.SOFTMAX, groups=4, limit=2, bias=True)
+    assert routed.ffn == 14336, "experts are as wide as the MLP that they replace"
+
+
+def test_what_is_left_out_is_the_presets() -> None:
+    """Four more experts, in all 32 layers: three matrices each, and a row of the router."""
+    more = parameters(read("{preset: mixtral-8x7b, experts: 12}").model) - parameters(read("mixtral-8x7b").model)
+    assert more == 32 * 4 * (3 * 4096 * 14336 + 4096)
+
+
+@pytest.mark.parametrize("name", [name for name, shipped in PRESETS.items() if shipped.model.mixtures])
+def test_a_written_scenario_reads_back(name: str) -> None:
+    """By its name, and with every mixture changed."""
+    plain = Scenario.from_mapping(PLAN | {"layout": {}}, overrides=[f"model={name}"])
+    assert Scenario.from_mapping(plain.to_mapping()) == plain
+    changed = plain.changed("model.experts.top_k=1")
+    assert Scenario.from_mapping(changed.to_mapping()) == changed
+    assert {each.top_k for each in changed.model.mixtures} == {1}
+    assert changed.changed(f"model={name}").model == plain.model
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("{preset: mixtral-8x7b, experts: {top_k: 9}}", r"model.experts: top_k 9 is above the 8 experts; at most 8"),
+        ("{preset: mixtral-8x7b, experts: {router: soft}}", r"model.experts.router: 'soft' is unknown; .*softmax"),
+        ("{preset: mixtral-8x7b, experts: {counts: 4}}", r"model.experts.counts: unknown key; did you mean count\?"),
+        ("{preset: mixtral-8x7b, experts: {count: -1}}", r"model.experts.count: -1 is too small"),
+        ("{preset: mixtral-8x7b, experts: {top_k: 0}}", r"model.experts.top_k: 0 is too small; .* 1"),
+        ("{preset: mixtral-8x7b, experts: 0}", r"ffn: the model has no dense MLP, .*; give ffn"),
+        ("{preset: mixtral-8x7b, ffn: 1, experts: {count: 0, top_k: 2}}", r"count of 0, and top_k"),
+        ("{preset: mixtral-8x7b, ffn: 1024}", r"model: ffn: mixtral-8x7b has no dense MLP; experts.ffn"),
+        ("{preset: mixtral-8x7b, experts: {dense_layers: 1}}", r"ffn: the model has no dense MLP, .*; give ffn"),
+        ("{preset: mixtral-8x7b, experts: {dense_layers: 32}}", r"dense_layers: 32 leaves none of the 32 layers"),
+        ("{preset: mixtral-8x7b, experts: {every: 33}}", r"experts.every: 33 is above the 32 layers"),
+        ("{preset: mistral-7b, experts: {top_k: 2}}", r"experts: lacks count; write such as {count: 8, top_k: 2}"),
+        ("{preset: mistral-7b, experts: 8}", r"experts: lacks top_k; write such as {count: 8, top_k: 2}"),
+        ("{preset: mistral-7b, ffn: 1, experts: {count: 8, top_k: 2, ffn: 2}}", r"ffn: mistral-7b has no dense MLP"),
+        ("{preset: mixtral-8x7b, experts: {groups: 3}}", r"groups 3 does not divide the 8 experts; groups 2 or 4 fits"),
+        ("{preset: mixtral-8x7b, experts: {groups: 4, limit: 5}}", r"limit 5 is above the 4 groups; 4 fits"),
+        (
+            "{preset: mixtral-8x7b, experts: {groups: 8, limit: 1}}",
+            r"top_k 2 is above the 1 experts that limit 1 leaves; raise limit",
+        ),
+        (
+            "{preset: mixtral-8x7b, stack: [{layers: 1, ffn: 9}, {layers: 31}]}",
+            r"stack: ffn is of a dense MLP, and the layer has experts; give experts.ffn",
+        ),
+        (
+            f"{{preset: mistral-7b, stack: [{{layers: 32, ffn: 9, experts: {{{ROUTED}}}}}]}}",
+            r"stack: has ffn beside experts.ffn",
+        ),
+        (
+            "{preset: mixtral-8x7b, stack: [{layers: 32, experts: {every: 2}}]}",
+            r"model.stack.0.experts.every: unknown key",
+        ),
+    ],
+)
+def test_mistakes_are_said_in_one_sentence(model: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence) as refused:
+        read(model)
+    assert "\n" not in str(refused.value)
+
+
+def test_sizes_without_an_mlp_need_the_experts_width() -> None:
+    with pytest.raises(InputError, match=r"lacks ffn; give them"):
+        read(f"{{{INLINE}, layers: 4, experts: {{count: 8, top_k: 2}}}}")

@@ -1,0 +1,136 @@
+"""Which mixture of experts is a row, and where are its experts?"""
+
+from typing import Any
+
+import pytest
+
+from clustersim.scenario import Scenario
+from clustersim.validation.cases import CannotPredictError, Case
+from clustersim.validation.mixtures import public_model
+from clustersim.validation.settings import scenario_mapping
+from clustersim.workload.stack import DenseMlp, LatentAttention, RoutedMlp, specs
+from tests.validation.rows import case
+
+EIGHT = {"tp": "1", "pp": "1", "dp": "8", "schedule": "", "mlp": "swiglu", "zero_stage": "1", "ep": "8"}
+SMALL = {**EIGHT, "experts": "16", "top_k": "4", "moe_ffn_hidden": "512", "shared_experts": "2"}
+GPT_OSS = {
+    **EIGHT,
+    **{"layers": "36", "hidden": "2880", "ffn_hidden": "2880", "heads": "64", "kv_heads": "8", "head_dim": "64"},
+    **{"vocab": "201088", "experts": "128", "top_k": "4", "moe_ffn_hidden": "2880", "tied_embeddings": "no"},
+}
+DEEPSEEK = {
+    **EIGHT,
+    **{"layers": "4", "hidden": "7168", "ffn_hidden": "18432", "heads": "128", "kv_heads": "128", "head_dim": "128"},
+    **{"vocab": "129280", "experts": "256", "top_k": "8", "moe_ffn_hidden": "2048", "shared_experts": "1"},
+}
+
+
+def scenario(of: Case) -> Scenario:
+    return Scenario.from_mapping(scenario_mapping(of))
+
+
+def test_columns_alone_make_a_mixture_in_every_layer() -> None:
+    model = scenario(case(**SMALL)).model
+    (routed,) = model.mixtures
+    assert (routed.experts, routed.top_k, routed.ffn, routed.shared) == (16, 4, 512, 2 * 512)
+    assert not model.mlps
+
+
+def test_experts_are_as_wide_as_the_mlp_where_a_row_does_not_say_otherwise() -> None:
+    (routed,) = scenario(case(**{**SMALL, "moe_ffn_hidden": "", "shared_experts": ""})).model.mixtures
+    assert (routed.ffn, routed.shared) == (4096, 0)
+
+
+@pytest.mark.parametrize(
+    ("notes", "dense"), [("first 1 layer dense", 1), ("first 3 layer(s) dense; dense_layers=2", 2), ("", 0)]
+)
+def test_notes_say_how_many_first_layers_are_dense(notes: str, dense: int) -> None:
+    """Of a cut model `dense_layers` counts, and not what the whole one has."""
+    layers = specs(scenario(case(**SMALL, notes=notes)).model.stack)
+    assert [isinstance(spec.mlp, DenseMlp) for spec in layers] == [place < dense for place in range(4)]
+
+
+def test_a_public_mixture_has_what_columns_do_not_say() -> None:
+    """gpt-oss: every second layer has a window, experts have biases."""
+    found = case(**GPT_OSS)
+    assert public_model(found) == "gpt-oss-120b"
+    model = scenario(found).model
+    assert {each.window for each in model.attentions} == {128, None}
+    assert all(each.bias for each in model.mixtures)
+
+
+def test_a_cut_public_mixture_keeps_its_attention() -> None:
+    model = scenario(case(**DEEPSEEK, notes="dense_layers=1")).model
+    assert all(isinstance(each, LatentAttention) for each in model.attentions)
+    assert [isinstance(spec.mlp, RoutedMlp) for spec in specs(model.stack)] == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden": "3072"},
+        {"experts": "64"},
+        {"top_k": "8"},
+        {"kv_heads": "4"},
+        {"tied_embeddings": "yes"},
+        {"layers": "37"},
+        {"shared_experts": "1"},
+    ],
+)
+def test_a_row_with_other_dimensions_is_no_public_mixture(change: dict[str, str]) -> None:
+    assert public_model(case(**{**GPT_OSS, **change})) is None
+
+
+@pytest.mark.parametrize(
+    ("cells", "layout"),
+    [
+        ({}, {"ep": 8, "dispatcher": "alltoall"}),
+        ({"notes": "DeepEP, ETP1, rounded"}, {"ep": 8, "dispatcher": "deepep", "etp": 1}),
+        ({"notes": "padding; ETP=4; top-2"}, {"ep": 8, "dispatcher": "alltoall", "etp": 4}),
+        ({"notes": "moe_flex_dispatcher_backend=hybridep"}, {"ep": 8, "dispatcher": "hybridep"}),
+        ({"notes": "NCCL all-to-all, EP8 in node"}, {"ep": 8, "dispatcher": "alltoall"}),
+        ({"framework": "megatron-bridge (megatron-core)"}, {"ep": 8, "dispatcher": "alltoall", "etp": 1}),
+        ({"framework": "megatron-lm (megatron-core dev)"}, {"ep": 8, "dispatcher": "alltoall", "etp": 1}),
+    ],
+)
+def test_notes_and_software_say_where_experts_are(cells: dict[str, str], layout: dict[str, Any]) -> None:
+    said = scenario_mapping(case(**{**SMALL, **cells}))["layout"]
+    assert {key: said[key] for key in ("ep", "etp", "dispatcher") if key in said} == layout
+
+
+@pytest.mark.parametrize(("gpu", "dispatcher"), [("gb200", "hybridep"), ("gb300", "alltoall")])
+def test_a_recipe_that_ran_as_it_stands_has_its_dispatcher(gpu: str, dispatcher: str) -> None:
+    """gpt-oss of release 0.4 of Megatron Bridge; a row that says no more than its columns has the all-to-all."""
+    said, silent = (case(**GPT_OSS, gpu=gpu, notes=notes) for notes in ("inferred: recipe defaults", ""))
+    assert scenario_mapping(said)["layout"]["dispatcher"] == dispatcher
+    assert scenario_mapping(silent)["layout"]["dispatcher"] == "alltoall"
+
+
+def test_modules_are_recomputed_by_name() -> None:
+    said = scenario_mapping(case(**SMALL, recompute="modules:layernorm+moe_act"))["training"]["recompute"]
+    assert said == {"modules": ["layernorm", "moe_act"]}
+
+
+@pytest.mark.parametrize(
+    ("cells", "split"),
+    [
+        ({"framework": "megatron-lm (megatron-core dev)", "layers": "6"}, [1, 2, 2, 1]),
+        ({"framework": "megatron-lm (megatron-core dev)", "layers": "8"}, None),
+        ({"framework": "megatron-lm", "layers": "6"}, None),
+        ({"notes": "layout Et|(tt|)*2tL, overlap", "layers": "6"}, "Et|(tt|)*2tL"),
+    ],
+)
+def test_ends_count_where_the_software_counts_them(cells: dict[str, str], split: Any) -> None:
+    stages = {"pp": "4", "dp": "2", "ep": "2", "schedule": "1f1b"}
+    found = scenario_mapping(case(**{**SMALL, **stages, **cells}))["layout"].get("layers_per_stage")
+    assert found == split
+
+
+def test_experts_across_ranks_need_experts() -> None:
+    with pytest.raises(CannotPredictError, match="without experts"):
+        scenario_mapping(case(**EIGHT))
+
+
+def test_a_mixture_that_leaves_out_how_many_experts_a_token_meets_is_no_prediction() -> None:
+    with pytest.raises(CannotPredictError, match="top_k is not stated"):
+        scenario_mapping(case(**{**SMALL, "top_k": ""}))
