@@ -13,6 +13,7 @@ Reference: NVIDIA/Megatron-LM, megatron/core/transformer/moe/{token_dispatcher,e
 """
 
 from dataclasses import dataclass, replace
+from math import comb
 
 from clustersim.dtypes import DType
 from clustersim.workload import streaming
@@ -24,7 +25,7 @@ from clustersim.workload.mlp import dense
 from clustersim.workload.modules import Module
 from clustersim.workload.on_rank import OnRank, gradient_sum, linear_operator, residual_wide, streamed
 from clustersim.workload.operators import EXPERTS, Operator, Region, reading, within
-from clustersim.workload.routing import chosen, moved, summed
+from clustersim.workload.routing import Copies, chosen, moved, permuted, summed
 from clustersim.workload.stack import DenseMlp, Mlp, RoutedMlp
 
 _WEIGHTING_BACKWARD = 6.0  # times the elements: gradient, score and result for each operand; their products are summed
@@ -34,7 +35,9 @@ def mixture(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
     """The operators of a mixture between its norm and the sum with the residual stream."""
     experts = _Experts(rank, routed)
     shared = _shared(rank, routed) if routed.shared else []
-    return [*chosen(rank, routed), *experts.operators(), summed(rank, routed), *shared]
+    copied = [] if experts.copied_there else [permuted(rank, routed)]
+    back = [] if experts.copied_there else [summed(rank, routed)]
+    return [*chosen(rank, routed), *copied, *experts.operators(), *back, *shared]
 
 
 def _shared(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
@@ -84,6 +87,18 @@ class _Experts:
         """Width of an expert on this rank."""
         return self.routed.ffn // self.rank.shard.etp
 
+    @property
+    def copied_there(self) -> bool:
+        """Whether tokens are copied for each expert here."""
+        return self.rank.shard.copied_there and self.rank.shard.ep * self.rank.shard.etp > 1
+
+    @property
+    def _copies(self) -> Copies:
+        """The tokens that came, each once, and a row for each of them and of these experts."""
+        routed, every = self.routed, self.rank.shard.residual_tokens * self.rank.shard.etp * self.rank.shard.ep
+        missed = comb(routed.experts - self.experts, routed.top_k) / comb(routed.experts, routed.top_k)
+        return Copies(self.rank, round(every * (1.0 - missed)), self.tokens, self.experts, Region.ROUTED)
+
     def operators(self) -> list[Operator]:
         """Sorted by expert, through the MLP, and back in the order in which they came."""
         rank, form = self.rank, self.routed.form
@@ -93,7 +108,7 @@ class _Experts:
         if form is Mlp.GELU:
             made = self._weighted(made)
         gated = 2 if form is Mlp.SWIGLU else 1
-        comes = float(gated * self.tokens * self.ffn * rank.dtype.bytes)
+        comes = float(self.tokens * (gated * self.ffn * rank.dtype.bytes + DType.FP32.bytes))
         down = self._grouped("experts.down", self.ffn, rank.model.hidden)
         if self.routed.bias:
             made = clamped(made, rank.dtype, self.tokens, gated * self.ffn)
@@ -103,6 +118,8 @@ class _Experts:
             *within([made], Module.EXPERTS_ACTIVATION, comes),
             *reading([down], Module.EXPERTS_ACTIVATION),
         ]
+        if self.copied_there:
+            return [self._copies.made("experts.sort"), *products, self._copies.summed("experts.unsort")]
         if self.experts == 1 or rank.shard.ep == 1:
             return products
         return [self._sorted("experts.sort"), *products, self._sorted("experts.unsort")]
@@ -143,6 +160,6 @@ class _Experts:
         """Rows in another order, both ways; without a fused kernel chunks are joined, which moves as much."""
         rank, hidden = self.rank, self.rank.model.hidden
         shape = StreamShape(Routine.PERMUTE, self.tokens, hidden, fused=True, table=self.tokens)
-        moved = 2.0 * shape.elements * rank.dtype.bytes
-        back = moved(f"{name}.input_gradient", KernelKind.COPY, rank.dtype, shape, moved)
-        return Operator(name, Region.ROUTED, (moved(name, KernelKind.COPY, rank.dtype, shape, moved),), (back,))
+        size = 2.0 * shape.elements * rank.dtype.bytes
+        back = moved(f"{name}.input_gradient", KernelKind.COPY, rank.dtype, shape, size)
+        return Operator(name, Region.ROUTED, (moved(name, KernelKind.COPY, rank.dtype, shape, size),), (back,))

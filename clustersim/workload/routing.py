@@ -18,6 +18,9 @@ All of it works on the rank's own tokens, which are a part of the sequence under
 - Sum: with a fused kernel each copy is read and the token written, backward the other way round; without it every row
   is added to zeros, backward each copy is read and written.
 
+Where tokens travel once, and are copied at the ranks of their experts (DeepEP, Hybrid-EP, all-gather), the same is done
+there with those that came.
+
 Auxiliary losses are left out: they pass [tokens, experts] some times more.
 
 References: NVIDIA/Megatron-LM, megatron/core/transformer/moe/{router,moe_utils}.py (topk_routing_with_score_function,
@@ -25,7 +28,7 @@ permute, unpermute, RouterGatingLinearFunction); NVIDIA/TransformerEngine, trans
 transformer_engine/common/triton/permutation.py and common/fused_router; pytorch/torchtitan, torchtitan/models/moe.py.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from clustersim.dtypes import DType
@@ -40,28 +43,23 @@ from clustersim.workload.stack import RoutedMlp, Scores
 _INDEX: Final = 8  # bytes of PyTorch's indices
 _ENTRY: Final = 4  # of a map of rows
 _SORTS: Final = 2  # launches of a top-k beside its pass
-_SELECTIONS: Final = 6  # launches that make indices of a map
+_SELECTIONS: Final = 6  # launches that make indices of who is chosen
+_MAPS: Final = 2  # launches that make a map of rows
 
 
 def chosen(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
-    """The router, the choice of experts, and a row for each token and expert."""
-    return [_router(rank, routed), _choice(rank, routed), _permuted(rank, routed)]
+    """The router, and the choice of experts."""
+    return [_router(rank, routed), _choice(rank, routed)]
+
+
+def permuted(rank: OnRank, routed: RoutedMlp) -> Operator:
+    """A row for each token and expert, in the order of the experts."""
+    return _copies(rank, routed).made("mlp.permute")
 
 
 def summed(rank: OnRank, routed: RoutedMlp) -> Operator:
-    """Each token's rows, summed; backward copies the gradient for each."""
-    name, shape = "mlp.unpermute", _rows(rank, routed, Routine.UNPERMUTE)
-    forward, back = (_added, _copied) if rank.training.overheads.permute_unfused else (_joined, _joined)
-    return Operator(
-        name,
-        Region.REPLICATED,
-        (moved(name, KernelKind.COPY, rank.dtype, shape, forward(rank, routed)),),
-        (
-            moved(
-                f"{name}.input_gradient", KernelKind.COPY, rank.dtype, replace(shape, backward=True), back(rank, routed)
-            ),
-        ),
-    )
+    """Each token's rows, summed."""
+    return _copies(rank, routed).summed("mlp.unpermute")
 
 
 def moved(name: str, kind: KernelKind, dtype: DType, shape: StreamShape, size: Bytes, *, launches: int = 1) -> Kernel:
@@ -116,43 +114,66 @@ def _passes(routed: RoutedMlp) -> int:
     return 5 + scored + router.bias + (5 if router.groups > 1 else 0)
 
 
-def _permuted(rank: OnRank, routed: RoutedMlp) -> Operator:
-    """A row for each token and expert, in the order of the experts; backward sums a token's rows."""
-    name, shape = "mlp.permute", _rows(rank, routed, Routine.PERMUTE)
+def _copies(rank: OnRank, routed: RoutedMlp) -> "Copies":
     tokens = rank.shard.residual_tokens
-    if rank.training.overheads.permute_unfused:
-        indices = tokens * routed.top_k * _INDEX
-        selected = tokens * routed.experts * (1 + DType.FP32.bytes) * 2 + indices
-        sizes = selected + _copied(rank, routed), _added(rank, routed)
-        launches, kept = 1 + _SELECTIONS, indices
-    else:
-        entries = tokens * (2 * routed.experts + 1) * _ENTRY
-        sizes = 2 * entries + _joined(rank, routed), _joined(rank, routed)
-        launches, kept = 3, entries
-    forward = moved(name, KernelKind.COPY, rank.dtype, shape, sizes[0], launches=launches)
-    back = moved(f"{name}.input_gradient", KernelKind.COPY, rank.dtype, replace(shape, backward=True), sizes[1])
-    return Operator(name, Region.REPLICATED, (forward,), (back,), kept=float(kept), saves_late=True)
+    return Copies(rank, tokens, tokens * routed.top_k, routed.experts, Region.REPLICATED)
 
 
-def _rows(rank: OnRank, routed: RoutedMlp, routine: Routine) -> StreamShape:
-    tokens, fused = rank.shard.residual_tokens, not rank.training.overheads.permute_unfused
-    return StreamShape(routine, tokens, rank.model.hidden, fused=fused, table=tokens * routed.top_k)
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Tokens on one rank, and a row for each of them and of each of its experts, of so many that it may have."""
 
+    rank: OnRank
+    tokens: int
+    rows: int
+    experts: int
+    region: Region
 
-def _joined(rank: OnRank, routed: RoutedMlp) -> Bytes:
-    """Of each token once, and of each of its rows once."""
-    return _elements(rank, 1 + routed.top_k)
+    def made(self, name: str) -> Operator:
+        """A row for each token and expert, in the order of the experts; backward sums a token's rows."""
+        sizes = self._mapped + self._made, self._summed
+        kept = self.rows * _INDEX if self._unfused else self._entries
+        made = self._operator(name, Routine.PERMUTE, sizes, 1 + (_SELECTIONS if self._unfused else _MAPS))
+        return replace(made, kept=float(kept), saves_late=True)
 
+    def summed(self, name: str) -> Operator:
+        """Each token's rows, summed; backward copies the gradient for each."""
+        return self._operator(name, Routine.UNPERMUTE, (self._summed, self._made))
 
-def _copied(rank: OnRank, routed: RoutedMlp) -> Bytes:
-    """Of each row, read and written."""
-    return _elements(rank, 2 * routed.top_k)
+    def _operator(self, name: str, routine: Routine, sizes: tuple[Bytes, Bytes], launches: int = 1) -> Operator:
+        """Forward and backward move so many bytes."""
+        dtype, kind = self.rank.dtype, KernelKind.COPY
+        shape = StreamShape(routine, self.tokens, self.rank.model.hidden, fused=not self._unfused, table=self.rows)
+        behind = replace(shape, backward=True)
+        forward = moved(name, kind, dtype, shape, sizes[0], launches=launches)
+        back = moved(f"{name}.input_gradient", kind, dtype, behind, sizes[1])
+        return Operator(name, self.region, (forward,), (back,))
 
+    @property
+    def _unfused(self) -> bool:
+        return self.rank.training.overheads.permute_unfused
 
-def _added(rank: OnRank, routed: RoutedMlp) -> Bytes:
-    """Of zeros, and of each row that is added to them: read, and the sum read and written."""
-    return _elements(rank, 1 + 3 * routed.top_k)
+    @property
+    def _entries(self) -> Bytes:
+        """The map of rows."""
+        return self.tokens * (2 * self.experts + 1) * _ENTRY
 
+    @property
+    def _mapped(self) -> Bytes:
+        """The map is made; or indices are selected by who is chosen."""
+        if not self._unfused:
+            return 2 * self._entries
+        return 2 * self.tokens * self.experts * (1 + DType.FP32.bytes) + self.rows * _INDEX
 
-def _elements(rank: OnRank, times: int) -> Bytes:
-    return float(times * rank.shard.residual_tokens * rank.model.hidden * rank.dtype.bytes)
+    @property
+    def _made(self) -> Bytes:
+        """Every token is read and its rows are written; or each row is read and written."""
+        return self._wide(2 * self.rows if self._unfused else self.tokens + self.rows)
+
+    @property
+    def _summed(self) -> Bytes:
+        """Rows are read and tokens written; or rows are added to zeros, whose sums are read and written."""
+        return self._wide(self.tokens + (3 if self._unfused else 1) * self.rows)
+
+    def _wide(self, rows: int) -> Bytes:
+        return float(rows * self.rank.model.hidden * self.rank.dtype.bytes)

@@ -25,7 +25,7 @@ def test_every_kind_of_kernel_has_a_class() -> None:
         KernelKind.STREAMED_MATMULS,
     ]
     assert found[ATTENTION] == [KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD]
-    assert len(found[MEMORY]) == len(KernelKind) - 4
+    assert len(found[MEMORY]) == len(KernelKind) - 5
 
 
 @given(st.sampled_from([0.0, 0.06, 0.19, 0.3]))

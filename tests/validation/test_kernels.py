@@ -137,7 +137,6 @@ def test_a_row_that_cannot_be_predicted_says_why(tmp_path: Path, change: dict[st
         {"implementation": "standard attention (PyTorch)"},
         {"implementation": "FA2"},
         {"dtype": "fp8"},
-        {"v_head_dim": "64"},
         {"direction": ""},
     ],
 )
