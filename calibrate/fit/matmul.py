@@ -13,7 +13,7 @@ import numpy as np
 from calibrate.fit.grid import GridSearch, Winner, combinations, steps
 from calibrate.fit.published_kernels import MatmulRow
 from clustersim.arrays import FloatArray
-from clustersim.cost.roofline import alignment_rate, matmul_options
+from clustersim.cost.tiles import alignment_rate, matmul_options
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import MatmulEfficiency
 from clustersim.units import Seconds

@@ -22,15 +22,25 @@ import numpy as np
 from calibrate.fit.attention import fit_attention
 from calibrate.fit.collectives import judge
 from calibrate.fit.grid import Winner
+from calibrate.fit.grouped import fit_grouped, fit_kernel_share
 from calibrate.fit.matmul import fit_fp8_share, fit_matmul, matmul_seconds
-from calibrate.fit.published_kernels import AttentionRow, MatmulRow, attentions, bandwidths, best_rates, matmuls
+from calibrate.fit.published_kernels import (
+    AttentionRow,
+    MatmulRow,
+    attentions,
+    bandwidths,
+    best_rates,
+    grouped_products,
+    matmuls,
+)
 from calibrate.fit.published_records import write_records
 from calibrate.fit.quality import Fits, Judged, Quality, table, unseen_table
 from clustersim.collectives.library import load_library
 from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
-from clustersim.hardware.efficiency import Efficiency
+from clustersim.hardware.efficiency import Efficiency, GroupedEfficiency
 from clustersim.report.files import write_text_atomically
+from clustersim.units import Seconds
 
 DIGITS: Final = 2  # of a derived share
 
@@ -80,6 +90,12 @@ DERIVATIONS: Final = (
 )
 
 
+# Whose products of experts are fitted; the first has some that wait for the host, whose call the others take.
+EXPERTS: Final = ("b200-sxm-180gb", "a100-pcie-80gb")
+# Whose products of experts an accelerator without own ones is like: the same architecture's, else the next older's.
+EXPERTS_OF: Final = {"a100-sxm-80gb": "a100-pcie-80gb", "h100-sxm-80gb": "a100-pcie-80gb"}
+
+
 def fit() -> Fits:
     """Fit every target and derive the others; deterministic, a few seconds."""
     efficiencies: dict[str, Efficiency] = {}
@@ -93,7 +109,48 @@ def fit() -> Fits:
         derived, found = _fit_few(_derive(derivation, efficiencies))
         efficiencies[derivation.name] = derived.efficiency
         judged.extend(found)
-    return Fits(efficiencies, judged)
+    return Fits(*_fit_experts(efficiencies, judged))
+
+
+def _fit_experts(
+    efficiencies: Mapping[str, Efficiency], judged: Sequence[Judged]
+) -> tuple[Mapping[str, Efficiency], Sequence[Judged]]:
+    """Fit the products of experts of all accelerators that have rows; those of the others are relative to them.
+
+    Rates keep their distance to those of other products.
+    """
+    fitted: dict[str, GroupedEfficiency] = {}
+    found, call = list(judged), None
+    for name in EXPERTS:
+        accelerator = replace(load_accelerator(name), efficiency=efficiencies[name])
+        fitted[name], qualities = _fit_products(accelerator, call)
+        found.extend(qualities)
+        call = fitted[name].call
+    siblings = {each.name: each.sibling for each in DERIVATIONS} | EXPERTS_OF
+    derived = dict(efficiencies)
+    for name, efficiency in efficiencies.items():
+        known = name
+        while known not in fitted:
+            known = siblings[known]
+        derived[name] = replace(efficiency, grouped=_relative(fitted[known], efficiencies[known], efficiency))
+    return derived, found
+
+
+def _fit_products(accelerator: Accelerator, call: Seconds | None) -> tuple[GroupedEfficiency, list[Judged]]:
+    rows = [row for row in grouped_products() if row.accelerator == accelerator.name]
+    streamed, kernel = [row for row in rows if row.streamed], [row for row in rows if not row.streamed]
+    constants, winner = fit_grouped(accelerator, streamed, call)
+    judged = [Judged(accelerator.name, "experts on streams", streamed, winner)]
+    if not kernel:
+        return constants, judged
+    own, winner = fit_kernel_share(_with(accelerator, grouped=constants), kernel)
+    return own, [*judged, Judged(accelerator.name, "experts in one kernel", kernel, winner)]
+
+
+def _relative(grouped: GroupedEfficiency, known: Efficiency, own: Efficiency) -> GroupedEfficiency:
+    ratio = own.matmul.share / known.matmul.share
+    shares = {"share": grouped.share * ratio, "kernel_share": grouped.kernel_share * ratio}
+    return replace(grouped, **{name: round(share, DIGITS) for name, share in shares.items()})
 
 
 def _with(accelerator: Accelerator, **constants: Any) -> Accelerator:
@@ -254,6 +311,9 @@ def _listed(efficiency: Efficiency) -> list[str]:
     matmul = efficiency.matmul
     sizes = f"prologue {matmul.prologue:g}, edge {matmul.edge:g}"
     lines = [f"matmul: share {matmul.share:g}, fp8_share {matmul.fp8_share:g}, {sizes}"]
+    if efficiency.grouped is not None:
+        constants = asdict(efficiency.grouped)
+        lines.append("grouped: " + ", ".join(f"{key} {value:g}" for key, value in constants.items()))
     for name in ("attention_forward", "attention_backward"):
         constants = asdict(getattr(efficiency, name))
         lines.append(f"{name}: " + ", ".join(f"{key} {value:g}" for key, value in constants.items()))

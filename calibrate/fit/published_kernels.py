@@ -15,6 +15,7 @@ from clustersim.dtypes import DType
 from clustersim.units import BytesPerSecond, Flop, FlopPerSecond, Seconds
 from clustersim.validation.accelerators import accelerator_of
 from clustersim.validation.cases import Case
+from clustersim.validation.grouped import grouped_of
 from clustersim.validation.kernels import (
     BEST_OF_SEARCH,
     attention_of,
@@ -23,7 +24,7 @@ from clustersim.validation.kernels import (
     seconds_of,
     timed_attention,
 )
-from clustersim.workload.kernels import AttentionShape, Kernel, MatmulShape
+from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape
 
 T = TypeVar("T")
 BANDWIDTHS: Final = Path(__file__).parents[1] / "published" / "bandwidth.csv"
@@ -76,6 +77,31 @@ class AttentionRow:
         return self.source.partition(":")[0]
 
 
+@dataclass(frozen=True, slots=True)
+class GroupedRow:
+    """Measured products of experts: kernels that were timed together, one behind the other."""
+
+    accelerator: str
+    kernels: tuple[Kernel, ...]
+    seconds: Seconds
+    source: str = ""
+
+    @property
+    def published(self) -> str:
+        """Who published it."""
+        return self.source.partition(":")[0]
+
+    @property
+    def streamed(self) -> bool:
+        """Whether a library's product is launched for each expert."""
+        return all(kernel.kind is not KernelKind.GROUPED_MATMUL for kernel in self.kernels)
+
+
+def grouped_products() -> list[GroupedRow]:
+    """Every measured group of products of experts."""
+    return _rows(_cases("grouped_gemm"), _grouped)
+
+
 def matmuls() -> list[MatmulRow]:
     """Every measured matmul, without upper bounds."""
     cases = (case for case in _cases("gemm") if case.text("implementation") != BEST_OF_SEARCH)
@@ -123,6 +149,11 @@ def _matmul(case: Case, accelerator: str) -> MatmulRow:
         raise TypeError(f"{kernel.name} is no matmul")
     seconds = seconds_of(case, [kernel])
     return MatmulRow(accelerator, kernel.shape, kernel.dtype, kernel.bytes, seconds, _source(case))
+
+
+def _grouped(case: Case, accelerator: str) -> GroupedRow:
+    kernels = grouped_of(case)
+    return GroupedRow(accelerator, kernels, seconds_of(case, kernels), _source(case))
 
 
 def _attention(case: Case, accelerator: str) -> AttentionRow:

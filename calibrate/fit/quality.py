@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from calibrate.fit.grid import Winner
-from calibrate.fit.published_kernels import AttentionRow, MatmulRow
+from calibrate.fit.published_kernels import AttentionRow, GroupedRow, MatmulRow
 from clustersim.arrays import FloatArray
 from clustersim.hardware.efficiency import Efficiency
 
@@ -65,7 +65,7 @@ class Judged:
 
     accelerator: str
     kind: str
-    rows: Sequence[MatmulRow | AttentionRow]
+    rows: Sequence[MatmulRow | AttentionRow | GroupedRow]
     winner: Winner
 
     @property

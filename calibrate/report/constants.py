@@ -13,7 +13,7 @@ from typing import Final
 
 from calibrate.report.section import Section
 from clustersim.cost.record import KernelFit, KernelRow, Record, slowed
-from clustersim.cost.roofline import matmul_rate
+from clustersim.cost.tiles import matmul_rate
 from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.units import format_bandwidth, format_flops, format_seconds

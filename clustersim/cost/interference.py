@@ -32,6 +32,7 @@ CLASSES: Final = tuple(KernelClass)
 _CLASS: Final = {
     KernelKind.MATMUL: KernelClass.COMPUTE,
     KernelKind.GROUPED_MATMUL: KernelClass.COMPUTE,
+    KernelKind.STREAMED_MATMULS: KernelClass.COMPUTE,
     KernelKind.ATTENTION_FORWARD: KernelClass.ATTENTION,
     KernelKind.ATTENTION_BACKWARD: KernelClass.ATTENTION,
 }

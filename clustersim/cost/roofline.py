@@ -16,7 +16,7 @@ units, and o the block's start and end. Blocks of causal attention differ in len
 balanced, so that the kernel is as long as the mean load of a compute unit or as the longest block. A sliding window
 skips the blocks outside it, and has a second edge on which half of a block is masked. A head dimension that the
 library has no kernel for is computed as the next that it has (`hardware.alignment`), which also says how many times
-longer a matmul takes whose operands are badly aligned.
+longer a matmul takes whose operands are badly aligned. Products of several experts are in `cost.grouped`.
 
 References: NVIDIA, "Matrix Multiplication Background User's Guide", sections on tile and wave quantisation; Osama et
 al., "Stream-K", arXiv:2301.03598, section 3 (splitting k); Dao, "FlashAttention-2", arXiv:2307.08691, sections
@@ -24,28 +24,17 @@ al., "Stream-K", arXiv:2301.03598, section 3 (splitting k); Dao, "FlashAttention
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 import numpy as np
 
-from clustersim.arrays import FloatArray
+from clustersim.cost.grouped import GROUPED, grouped_work
+from clustersim.cost.tiles import Work, alignment_rate, matmul_options, matmul_rate
 from clustersim.cost.timing import Bound, Provenance, Timing
 from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import AttentionEfficiency
 from clustersim.units import Bytes, FlopPerSecond, Seconds
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape
-
-SPLITS: Final = (1, 2, 4, 8, 16)  # ways to split k that libraries ship
-PARTIAL_BYTES: Final = 8.0  # a partial sum is written and read once in FP32
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Time that a kernel's arithmetic and its memory traffic take, each alone."""
-
-    compute: Seconds
-    memory: Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +58,9 @@ class Roofline:
     def _time(self, kernel: Kernel) -> Timing:
         efficiency = self.accelerator.efficiency
         work = self._work(kernel)
-        work = replace(work, compute=work.compute / self.rate)
         latency = kernel.launches * efficiency.kernel_latency
-        floor = kernel.launches * efficiency.launch_interval
-        busy = max(work.compute, work.memory)
+        floor = max(kernel.launches * efficiency.launch_interval, work.calls)
+        busy = work.seconds
         seconds = max(busy + latency, floor)
         provenance = Provenance.PUBLISHED if efficiency.published else Provenance.ROOFLINE
         if busy < seconds - busy:
@@ -80,6 +68,12 @@ class Roofline:
         return Timing(seconds, provenance, Bound.COMPUTE if work.compute > work.memory else Bound.MEMORY)
 
     def _work(self, kernel: Kernel) -> Work:
+        if kernel.kind in GROUPED and isinstance(kernel.shape, MatmulShape):
+            return grouped_work(self.accelerator, kernel, self.rate)
+        work = self._alone(kernel)
+        return replace(work, compute=work.compute / self.rate)
+
+    def _alone(self, kernel: Kernel) -> Work:
         if isinstance(kernel.shape, MatmulShape):
             return self._matmul(kernel, kernel.shape)
         if isinstance(kernel.shape, AttentionShape):
@@ -88,7 +82,7 @@ class Roofline:
 
     def _rate(self, kernel: Kernel) -> FlopPerSecond:
         """Rate of a kernel without a shape: matmul units for a matmul, vector units for anything else."""
-        if kernel.kind in (KernelKind.MATMUL, KernelKind.GROUPED_MATMUL):
+        if kernel.kind in (KernelKind.MATMUL, *GROUPED):
             return matmul_rate(self.accelerator, kernel.dtype)
         return self.accelerator.peak_of(DType.FP32)
 
@@ -110,38 +104,6 @@ class Roofline:
         rate = self.accelerator.peak_of(kernel.dtype) * constants.share
         load = attention_load(self.accelerator, constants, shape, scores)
         return Work(kernel.flops / rate * load, self._stream(kernel.bytes))
-
-
-def matmul_rate(accelerator: Accelerator, dtype: DType) -> FlopPerSecond:
-    """FLOP/s of all compute units inside the main loop of the library's largest tile."""
-    matmul = accelerator.efficiency.matmul
-    return accelerator.peak_of(dtype) * (matmul.fp8_share if dtype is DType.FP8 else matmul.share)
-
-
-def alignment_rate(accelerator: Accelerator, dtype: DType, shape: MatmulShape) -> float:
-    """Rate of a matmul relative to one whose rows can be loaded in whole vectors."""
-    return accelerator.alignment.rate((row * dtype.bytes for row in shape.rows), batched=shape.batch > 1)
-
-
-def matmul_options(
-    accelerator: Accelerator, dtype: DType, sizes: FloatArray, moved: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Arithmetic and memory seconds of many aligned matmuls under every tile and split that the library has.
-
-    sizes: [4, matmuls] rows m, n, k, batch; moved: [matmuls] bytes if every operand passes once; both results are
-    [matmuls, options].
-    """
-    matmul, units = accelerator.efficiency.matmul, accelerator.compute_units
-    options = np.array([(m, n, split) for m, n in matmul.tiles for split in SPLITS], dtype=np.float64).T
-    tile_m, tile_n, split = options[:, None, :]
-    m, n, k, batch = sizes[:, :, None]
-    perimeter = (1.0 + matmul.edge / tile_m) * (1.0 + matmul.edge / tile_n)
-    tile_flops = 2.0 * tile_m * tile_n * (k / split + matmul.prologue) * perimeter / perimeter.min()
-    waves = np.ceil(np.ceil(m / tile_m) * np.ceil(n / tile_n) * batch * split / units)
-    compute = waves * tile_flops * units / matmul_rate(accelerator, dtype)
-    partial = np.where(split > 1.0, split * m * n * batch * PARTIAL_BYTES, 0.0)
-    memory = (moved[:, None] + partial) / (accelerator.memory_bandwidth * accelerator.efficiency.memory)
-    return compute, memory
 
 
 def attention_load(

@@ -13,7 +13,13 @@ from clustersim import shipped
 from clustersim.dtypes import COMPUTED, DType
 from clustersim.errors import InputError, nearest, shown
 from clustersim.hardware.alignment import Alignment
-from clustersim.hardware.efficiency import AttentionEfficiency, Efficiency, InTraining, MatmulEfficiency
+from clustersim.hardware.efficiency import (
+    AttentionEfficiency,
+    Efficiency,
+    GroupedEfficiency,
+    InTraining,
+    MatmulEfficiency,
+)
 from clustersim.hardware.makes import read_generation
 from clustersim.hardware.technology import Technology
 from clustersim.section import Section
@@ -108,6 +114,7 @@ def _efficiency(section: Section) -> Efficiency:
         memory=section.share("memory"),
         kernel_latency=section.quantity("kernel_latency", Dimension.TIME, zero=True),
         launch_interval=section.quantity("launch_interval", Dimension.TIME, zero=True),
+        grouped=_grouped(section.section("grouped")) if section.has("grouped") else None,
     )
 
 
@@ -142,6 +149,16 @@ def _matmul(section: Section) -> MatmulEfficiency:
         prologue=section.number("prologue"),
         edge=section.number("edge"),
         tiles=_tiles(section),
+    )
+
+
+def _grouped(section: Section) -> GroupedEfficiency:
+    return GroupedEfficiency(
+        share=section.share("share"),
+        kernel_share=section.share("kernel_share"),
+        prologue=section.number("prologue"),
+        edge=section.number("edge"),
+        call=section.quantity("call", Dimension.TIME, zero=True),
     )
 
 

@@ -31,6 +31,22 @@ class MatmulEfficiency:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupedEfficiency:
+    """Constants of the products of several experts (`cost.grouped`).
+
+    share: part of the peak in the main loop of products that a library launches one by one on several streams;
+    kernel_share: of one kernel for all of them; prologue, edge: as of other products; call: what the host needs to
+    launch one of them.
+    """
+
+    share: float
+    kernel_share: float
+    prologue: float
+    edge: float
+    call: Seconds
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionEfficiency:
     """Constants of one flash attention kernel.
 
@@ -50,9 +66,10 @@ class AttentionEfficiency:
 class Efficiency:
     """All constants of the kernel model for one accelerator.
 
-    published: fitted to published measurements of this accelerator (not derived from a sibling); memory: part of the
-    memory bandwidth that a large streaming kernel reaches; kernel_latency: seconds of start and drain of a device
-    kernel; launch_interval: seconds between two launches that the host can sustain.
+    published: fitted to published measurements of this accelerator (not derived from a sibling); grouped: of products
+    of experts, None: nothing is known of them, so that they are products like others; memory: part of the memory
+    bandwidth that a large streaming kernel reaches; kernel_latency: seconds of start and drain of a device kernel;
+    launch_interval: seconds between two launches that the host can sustain.
     """
 
     published: bool
@@ -62,6 +79,13 @@ class Efficiency:
     memory: float
     kernel_latency: Seconds
     launch_interval: Seconds
+    grouped: GroupedEfficiency | None = None
+
+    @property
+    def experts(self) -> GroupedEfficiency:
+        """The constants of products of experts."""
+        own = self.matmul
+        return self.grouped or GroupedEfficiency(own.share, own.share, own.prologue, own.edge, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from clustersim.parallel.plan import Plan
 from clustersim.units import Bytes
 from clustersim.workload.framework import Framework
 from clustersim.workload.operators import Layer
-from clustersim.workload.overheads import Accumulation
+from clustersim.workload.overheads import Accumulation, Grouping
 from clustersim.workload.recipe import WeightFormats
 from clustersim.workload.stack import RoutedMlp
 from clustersim.workload.training import Optimizer
@@ -93,7 +93,8 @@ class Footprint:
     def _grouped_workspace(self, stages: tuple[Stage, ...]) -> Bytes:
         """What libraries take for grouped products, where the layers of some stages have them."""
         mixtures = any(each.alone is None for each in _mixtures(stages))
-        return self.framework.grouped_workspace if mixtures and not self.plan.training.overheads.expert_loop else 0.0
+        grouped = self.plan.training.grouping is not Grouping.LOOP
+        return self.framework.grouped_workspace if mixtures and grouped else 0.0
 
     def per_parameter(self, group: ParameterGroup) -> dict[Category, Bytes]:
         """Bytes by category for each parameter of a group on a rank."""

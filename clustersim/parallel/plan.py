@@ -13,6 +13,7 @@ from clustersim.parallel.parameters import ParameterGroup, parameter_groups
 from clustersim.parallel.pipeline import Stage, dealt, stages
 from clustersim.parallel.tensor import Sharding
 from clustersim.program.placement import Placement, looped
+from clustersim.program.task import Dispatcher
 from clustersim.units import Bytes
 from clustersim.workload.layers import Layer, Shard, embedding, head, layer
 from clustersim.workload.recipe import WeightFormats
@@ -168,6 +169,7 @@ class Plan:
             sequence_parallel=self.layout.sequence_parallel,
             ep=self.layout.ep,
             etp=self.layout.expert_tensor,
+            copied_there=self.layout.dispatcher is not Dispatcher.ALL_TO_ALL,
         )
 
     @cached_property

@@ -1,8 +1,9 @@
 """Do predicted kernels take as long as published ones took?
 
-A row is one matrix multiplication or one flash attention kernel; its time is what is printed, or what the printed rate
-says that it was, with the FLOP that `flop_convention` counts. Predicted is what the roofline of the accelerator says
-(`cost.roofline`). The best shape that a search found is an upper bound, and no row of a comparison.
+A row is one matrix multiplication, one flash attention kernel or one group of products of experts; its time is what
+is printed, or what the printed rate says that it was, with the FLOP that `flop_convention` counts. Predicted is what
+the roofline of the accelerator says (`cost.roofline`). The best shape that a search found is an upper bound, and no
+row of a comparison.
 """
 
 import math
@@ -18,20 +19,34 @@ from clustersim.units import Seconds
 from clustersim.validation.accelerators import accelerator_of
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
 from clustersim.validation.comparison import Comparison
+from clustersim.validation.grouped import grouped_of
 from clustersim.validation.quality import grouped
 from clustersim.workload.attention import Core
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
 
 SHIPPED: Final = PUBLISHED / "kernels.csv"
 NEEDED: Final = (
-    *("op", "gpu", "m", "n", "k", "batch", "seq", "heads", "head_dim", "causal", "direction", "dtype", "layout"),
+    *(
+        "op",
+        "gpu",
+        "m",
+        "n",
+        "k",
+        "batch",
+        "seq",
+        "heads",
+        "head_dim",
+        "causal",
+        "direction",
+        "dtype",
+        "layout",
+    ),
     *("tflops", "time_us", "flop_convention", "source"),
 )
 BEST_OF_SEARCH: Final = "best shape of a search"
 # cuBLAS names operands column by column, so that its TN is a linear layer's forward, as which those without count.
 _OPERANDS: Final = {"TN": Operands.NT, "NN": Operands.NN, "NT": Operands.TN, "": Operands.NT}
 _NO_KERNEL: Final = {
-    "grouped_gemm": "grouped matrix multiplications (of experts) are not modelled",
     "attention_peak": "a peak that a text states, without its shape",
     "hbm_stream_triad": "a bandwidth, not a kernel's time",
     "transformer_layer": "a layer is many kernels; its step is among the steps",
@@ -61,6 +76,8 @@ def kernels_of(case: Case) -> tuple[Kernel, ...]:
         raise CannotPredictError("the best shape of a search is an upper bound", owed=False)
     if op == "gemm":
         return (matmul_of(case),)
+    if op == "grouped_gemm":
+        return grouped_of(case)
     if op != "attention":
         raise CannotPredictError(f"op {op or 'is not stated'}: not modelled", owed=False)
     if case.text("direction") not in _DIRECTIONS:

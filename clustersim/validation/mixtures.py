@@ -77,7 +77,7 @@ def experts_overheads(case: Case) -> dict[str, Any]:
     """What `training.overheads` says of a run's experts; Megatron-LM's command line names grouped products."""
     notes = case.text("notes")
     loop = _LOOP in notes or ("num-experts" in notes and "moe-grouped-gemm" not in notes)
-    return {"overheads": {"expert_loop": True}} if loop else {}
+    return {"overheads": {"grouping": "loop"}} if loop else {}
 
 
 def experts_section(case: Case, preset: str | None) -> dict[str, Any]:

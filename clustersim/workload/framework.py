@@ -27,7 +27,7 @@ from clustersim.errors import InputError
 from clustersim.section import Section
 from clustersim.shipped import find, read_mapping
 from clustersim.units import Bytes, Dimension, Seconds
-from clustersim.workload.overheads import NONE, Accumulation, Batches, LossReport, Overheads
+from clustersim.workload.overheads import NONE, Accumulation, Batches, Grouping, LossReport, Overheads
 
 FLAGS: Final = tuple(each.name for each in fields(Overheads) if each.type is bool)
 """Overheads that are either there or not."""
@@ -133,10 +133,12 @@ def _overheads(section: Section) -> Overheads:
     named = (
         section.choice("accumulation", *(each.value for each in Accumulation)) if section.has("accumulation") else None
     )
+    grouping = section.choice("grouping", *(each.value for each in Grouping)) if section.has("grouping") else None
     flags = {name: section.flag(name) for name in FLAGS}
     return Overheads(
         **flags,
         accumulation=None if named is None else Accumulation(named),
+        grouping=None if grouping is None else Grouping(grouping),
         softmax_keys=section.count("softmax_keys", most=_MOST_KEYS) if section.has("softmax_keys") else None,
         loss=LossReport(section.choice("loss", *(each.value for each in LossReport))),
         batches=Batches(section.choice("batches", *(each.value for each in Batches))),

@@ -1,28 +1,33 @@
 """What do the experts of one rank compute and move?
 
-The linear layers of several experts are one kernel, a grouped product: of each expert's tokens with its own matrix
-(Transformer Engine's GroupedLinear, cuBLAS's and CUTLASS's grouped GEMM, torch's `_grouped_mm`). Its three products are
-those of a linear layer (see `linear`), each as many times as there are experts. Tokens are spread evenly over the
-experts, so that every product has the same sizes. In a loop each expert's product is a kernel like any other
-(Megatron-LM's `SequentialMLP`).
+The linear layers of several experts are products of each expert's tokens with its own matrix, which are run in one of
+the ways of `overheads.Grouping`: on streams and in one kernel they are one kernel here, in a loop each is a kernel like
+any other. The three products are those of a linear layer (see `linear`), each as many times as there are experts.
+Tokens are spread evenly over the experts, so that every product has the same sizes.
 """
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from clustersim.dtypes import DType
 from clustersim.units import Bytes
 from clustersim.workload.kernels import Kernel, KernelKind, MatmulShape, Operands
 from clustersim.workload.linear import product
-from clustersim.workload.overheads import Accumulation
+from clustersim.workload.overheads import Accumulation, Grouping
 from clustersim.workload.recipe import Products, Recipe
 from clustersim.workload.streaming import accumulate
+
+_KINDS: Final = {
+    Grouping.STREAMS: KernelKind.STREAMED_MATMULS,
+    Grouping.KERNEL: KernelKind.GROUPED_MATMUL,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedLinear:
     """Linear layers of `experts` on one rank: [tokens, inputs] to [tokens, outputs], tokens over all of them.
 
-    formats: of the operands; bias: each expert adds one; loop: one kernel for each expert.
+    formats: of the operands; bias: each expert adds one; grouping: how products are run.
     """
 
     name: str
@@ -32,7 +37,7 @@ class GroupedLinear:
     outputs: int
     formats: Products
     bias: bool = False
-    loop: bool = False
+    grouping: Grouping = Grouping.STREAMS
 
     @property
     def parameters(self) -> int:
@@ -70,9 +75,10 @@ class GroupedLinear:
         return (*self._kernels(name, operands, shape, made.bytes), *summed)
 
     def _kernels(self, name: str, dtype: DType, shape: MatmulShape, result: Bytes) -> tuple[Kernel, ...]:
-        """The kernel for the products of all experts, or one for each; of one expert, a product like any other."""
+        """The kernel for the products of all experts, or one for each; of one expert, a library's like any other."""
         flops = 2.0 * self.tokens * self.inputs * self.outputs  # of whole tokens, however they are rounded
-        if self.loop or self.experts == 1:
+        kind = _KINDS.get(self.grouping)
+        if kind is None or (self.experts == 1 and self.grouping is Grouping.STREAMS):
             each = replace(product(name, dtype, replace(shape, batch=1), result=result), flops=flops / self.experts)
             return (each,) * self.experts
-        return (replace(product(name, dtype, shape, result=result), kind=KernelKind.GROUPED_MATMUL, flops=flops),)
+        return (replace(product(name, dtype, shape, result=result), kind=kind, flops=flops),)

@@ -16,7 +16,9 @@ class KernelKind(Enum):
     """Families of kernels that one cost model treats alike."""
 
     MATMUL = "matmul"
-    GROUPED_MATMUL = "grouped_matmul"  # products of the same sizes with matrices of their own, in one kernel: experts
+    # Products of the same sizes with matrices of their own (experts): in one kernel, or one by one on several streams.
+    GROUPED_MATMUL = "grouped_matmul"
+    STREAMED_MATMULS = "streamed_matmuls"
     ATTENTION_FORWARD = "attention_forward"  # flash attention: one fused kernel
     ATTENTION_BACKWARD = "attention_backward"
     NORM = "norm"
@@ -35,6 +37,7 @@ PRODUCTS: Final = frozenset(
     {
         KernelKind.MATMUL,
         KernelKind.GROUPED_MATMUL,
+        KernelKind.STREAMED_MATMULS,
         KernelKind.ATTENTION_FORWARD,
         KernelKind.ATTENTION_BACKWARD,
     }

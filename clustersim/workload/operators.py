@@ -53,7 +53,8 @@ class Shard:
 
     batch: sequences in the microbatch; sequence: tokens of each on this rank (global sequence / cp); keys: tokens that
     queries of this rank attend over (global sequence); sequence_parallel: norms, residuals and dropout run on
-    sequence / tp tokens; ep, etp: over how many ranks experts are spread, and each of them is cut.
+    sequence / tp tokens; ep, etp: over how many ranks experts are spread, and each of them is cut; copied_there: a
+    token travels once to the ranks of its experts and is copied for each there, not before.
     """
 
     batch: int
@@ -63,6 +64,7 @@ class Shard:
     sequence_parallel: bool = False
     ep: int = 1
     etp: int = 1
+    copied_there: bool = False
 
     @property
     def tokens(self) -> int:

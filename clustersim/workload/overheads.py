@@ -28,6 +28,18 @@ class Accumulation(Enum):
     COPIED = "copied"
 
 
+class Grouping(Enum):
+    """How the products of several experts are run.
+
+    STREAMS: a library's product for each, in turns on a few streams (Transformer Engine's `GroupedLinear`); KERNEL: one
+    kernel for all of them (`torch._grouped_mm`); LOOP: one after the other (Megatron-Core's `SequentialMLP`).
+    """
+
+    STREAMS = "streams"
+    KERNEL = "kernel"
+    LOOP = "loop"
+
+
 class LossReport(Enum):
     """When ranks with the same weights average the loss that is logged: NEVER, once a STEP, after each MICROBATCH."""
 
@@ -65,10 +77,14 @@ class Overheads:
     reorders its result, each by a copy; bias_adds, biases of queries, keys and values are added by a kernel of their
     own; norm_twice, the gradients of a LayerNorm's weights are a second kernel, which reads both operands again;
     norm_in_linear, a norm before plain attention or a dense MLP is within the linear layer behind it, and no module
-    that can be recomputed by itself (Transformer Engine's `LayerNormLinear`); expert_loop, the products of a rank's
-    experts are kernels of their own, one after the other, not a grouped one (Megatron-LM's `SequentialMLP`);
+    that can be recomputed by itself (Transformer Engine's `LayerNormLinear`);
     softmax_keys, standard attention's fused softmax takes at most so many keys, and batch x heads in multiples of 4
     (None: any), else one operation follows the other in FP32.
+
+    Experts: grouping, how the products of several experts are run (None: on streams if other kernels are fused, else in
+    a loop); permute_unfused, tokens are sorted by experts and summed again by PyTorch's operations, not by a kernel
+    each; router_unfused, so are scores, choice and probabilities; router_fp32, the router multiplies FP32 copies of its
+    operands.
 
     loss: when the loss that is logged is averaged; batches: how tokens come to the ranks.
     """
@@ -84,7 +100,10 @@ class Overheads:
     bias_adds: bool = False
     norm_twice: bool = False
     norm_in_linear: bool = False
-    expert_loop: bool = False
+    permute_unfused: bool = False
+    router_unfused: bool = False
+    router_fp32: bool = False
+    grouping: Grouping | None = None
     softmax_keys: int | None = None
     loss: LossReport = LossReport.NEVER
     batches: Batches = Batches.LOADED

@@ -1,31 +1,31 @@
 """Which operators is a mixture of experts made of on one rank?
 
-The router scores the experts for each token (its logits in FP32), the `top_k` largest are chosen, and a token's row is
-copied for each of them, in the order of the experts (`permute`). The rows are sent to the ranks of their experts; there
-they are sorted by expert, pass its MLP as grouped products, and are sent back, where a token's rows are summed with its
-scores (`unpermute`). Shared experts are a dense MLP of every token. Router, permutation and sum work on the rank's own
-tokens, which are a part of the sequence under sequence parallelism; collectives are put in by whoever lowers the layer
+Experts are chosen and tokens copied for them (`routing`). The rows are sent to the ranks of their experts; there they
+are sorted by expert, pass its MLP as grouped products (`grouped`), and are sent back, where a token's rows are
+summed. The probabilities are multiplied with what the activation makes, in its kernel, so that experts' outputs are
+not kept. Shared experts are a dense MLP of every token. Collectives are put in by whoever lowers the layer
 (`parallel.expert`). Tokens are spread evenly over experts.
 
-What is kept: the router's and the experts' inputs, the activation's, and its result where it is weighted by the scores
-in kernels of their own: Megatron-LM fuses the two for SwiGLU (`weighted_bias_swiglu_impl`), not for GELU.
-Reference: NVIDIA/Megatron-LM, megatron/core/transformer/moe/{router,token_dispatcher,experts,moe_layer}.py.
+What is kept: the inputs of the experts' products and activation, the probability of each row (FP32), and the
+activation's result where it is weighted in kernels of its own: Megatron-LM fuses the two for SwiGLU
+(`weighted_bias_swiglu_impl`), not for GELU.
+Reference: NVIDIA/Megatron-LM, megatron/core/transformer/moe/{token_dispatcher,experts,moe_layer}.py.
 """
 
 from dataclasses import dataclass, replace
+from math import comb
 
 from clustersim.dtypes import DType
-from clustersim.units import Bytes
 from clustersim.workload import streaming
 from clustersim.workload.expert_bias import biased, clamped
 from clustersim.workload.grouped import GroupedLinear
-from clustersim.workload.kernels import Kernel, KernelKind, Routine, StreamShape
+from clustersim.workload.kernels import KernelKind, Routine, StreamShape
 from clustersim.workload.linear import Linear
 from clustersim.workload.mlp import dense
 from clustersim.workload.modules import Module
 from clustersim.workload.on_rank import OnRank, gradient_sum, linear_operator, residual_wide, streamed
 from clustersim.workload.operators import EXPERTS, Operator, Region, reading, within
-from clustersim.workload.recipe import Products
+from clustersim.workload.routing import Copies, chosen, moved, permuted, summed
 from clustersim.workload.stack import DenseMlp, Mlp, RoutedMlp
 
 _WEIGHTING_BACKWARD = 6.0  # times the elements: gradient, score and result for each operand; their products are summed
@@ -35,56 +35,9 @@ def mixture(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
     """The operators of a mixture between its norm and the sum with the residual stream."""
     experts = _Experts(rank, routed)
     shared = _shared(rank, routed) if routed.shared else []
-    return [*_routing(rank, routed), *experts.operators(), _unpermuted(rank, routed), *shared]
-
-
-def _routing(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
-    """The router, the choice of experts, and a row for each token and expert."""
-    tokens, hidden = rank.shard.residual_tokens, rank.model.hidden
-    chosen = StreamShape(Routine.TOP_K, tokens, routed.experts, fused=True, formats=(DType.FP32,))
-    copied = StreamShape(Routine.PERMUTE, tokens, hidden, fused=True, table=routed.rows(tokens))
-    logits, rows = float(chosen.elements * DType.FP32.bytes), (tokens + routed.rows(tokens)) * hidden * rank.dtype.bytes
-    return [
-        _router(rank, routed),
-        Operator(
-            "mlp.top_k",
-            Region.REPLICATED,
-            (_moved("mlp.top_k", KernelKind.SOFTMAX, DType.FP32, chosen, 2 * logits),),
-            (_moved("mlp.top_k.input_gradient", KernelKind.SOFTMAX, DType.FP32, chosen, 3 * logits),),
-            kept=logits,
-            saves_late=True,
-        ),
-        Operator(
-            "mlp.permute",
-            Region.REPLICATED,
-            (_moved("mlp.permute", KernelKind.COPY, rank.dtype, copied, rows),),
-            (_moved("mlp.permute.input_gradient", KernelKind.COPY, rank.dtype, copied, rows),),
-        ),
-    ]
-
-
-def _router(rank: OnRank, routed: RoutedMlp) -> Operator:
-    """Logits of all experts for each token; backward adds what comes back to the gradient of the experts' inputs."""
-    tokens = rank.shard.residual_tokens
-    formats = Products.all_in(rank.dtype)
-    linear = Linear("mlp.router", tokens, rank.model.hidden, routed.experts, formats, tokens if routed.bias else 0)
-    made = linear_operator(rank, linear, rank.saved(rank.residual))
-    summed = (gradient_sum(rank, "mlp.router"),)
-    return replace(made, region=Region.REPLICATED, linear=None, input_gradient=(*made.input_gradient, *summed))
-
-
-def _unpermuted(rank: OnRank, routed: RoutedMlp) -> Operator:
-    """Each token's rows, summed; backward copies the gradient for each."""
-    tokens, hidden = rank.shard.residual_tokens, rank.model.hidden
-    shape = StreamShape(Routine.UNPERMUTE, tokens, hidden, fused=True, table=routed.rows(tokens))
-    rows = (tokens + routed.rows(tokens)) * hidden * rank.dtype.bytes
-    name = "mlp.unpermute"
-    return Operator(
-        name,
-        Region.REPLICATED,
-        (_moved(name, KernelKind.COPY, rank.dtype, shape, rows),),
-        (_moved(f"{name}.input_gradient", KernelKind.COPY, rank.dtype, replace(shape, backward=True), rows),),
-    )
+    copied = [] if experts.copied_there else [permuted(rank, routed)]
+    back = [] if experts.copied_there else [summed(rank, routed)]
+    return [*chosen(rank, routed), *copied, *experts.operators(), *back, *shared]
 
 
 def _shared(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
@@ -107,8 +60,8 @@ def _gate(rank: OnRank) -> list[Operator]:
     made = replace(linear_operator(rank, linear, 0.0), region=Region.REPLICATED, linear=None)  # the router keeps it
     shape = StreamShape(Routine.SCALE, tokens, hidden, fused=True)
     width, name = rank.dtype.bytes * tokens * hidden, "shared.scale"
-    forward = _moved(name, KernelKind.RESIDUAL, rank.dtype, shape, 2 * width)
-    back = _moved(f"{name}.input_gradient", KernelKind.RESIDUAL, rank.dtype, replace(shape, backward=True), 3 * width)
+    forward = moved(name, KernelKind.RESIDUAL, rank.dtype, shape, 2 * width)
+    back = moved(f"{name}.input_gradient", KernelKind.RESIDUAL, rank.dtype, replace(shape, backward=True), 3 * width)
     return [made, Operator(name, Region.REPLICATED, (forward,), (back,), kept=float(width))]
 
 
@@ -134,15 +87,28 @@ class _Experts:
         """Width of an expert on this rank."""
         return self.routed.ffn // self.rank.shard.etp
 
+    @property
+    def copied_there(self) -> bool:
+        """Whether tokens are copied for each expert here."""
+        return self.rank.shard.copied_there and self.rank.shard.ep * self.rank.shard.etp > 1
+
+    @property
+    def _copies(self) -> Copies:
+        """The tokens that came, each once, and a row for each of them and of these experts."""
+        routed, every = self.routed, self.rank.shard.residual_tokens * self.rank.shard.etp * self.rank.shard.ep
+        missed = comb(routed.experts - self.experts, routed.top_k) / comb(routed.experts, routed.top_k)
+        return Copies(self.rank, round(every * (1.0 - missed)), self.tokens, self.experts, Region.ROUTED)
+
     def operators(self) -> list[Operator]:
         """Sorted by expert, through the MLP, and back in the order in which they came."""
         rank, form = self.rank, self.routed.form
         over = streaming.activation(form, fused=rank.training.fused)
         made = streamed(Region.ROUTED, "experts.activation", rank.dtype, over, (over.over(self.tokens, self.ffn),))
+        made = replace(made, kept=made.kept + self.tokens * DType.FP32.bytes)  # the probability of each row
         if form is Mlp.GELU:
             made = self._weighted(made)
         gated = 2 if form is Mlp.SWIGLU else 1
-        comes = float(gated * self.tokens * self.ffn * rank.dtype.bytes)
+        comes = float(self.tokens * (gated * self.ffn * rank.dtype.bytes + DType.FP32.bytes))
         down = self._grouped("experts.down", self.ffn, rank.model.hidden)
         if self.routed.bias:
             made = clamped(made, rank.dtype, self.tokens, gated * self.ffn)
@@ -152,6 +118,8 @@ class _Experts:
             *within([made], Module.EXPERTS_ACTIVATION, comes),
             *reading([down], Module.EXPERTS_ACTIVATION),
         ]
+        if self.copied_there:
+            return [self._copies.made("experts.sort"), *products, self._copies.summed("experts.unsort")]
         if self.experts == 1 or rank.shard.ep == 1:
             return products
         return [self._sorted("experts.sort"), *products, self._sorted("experts.unsort")]
@@ -173,7 +141,7 @@ class _Experts:
     def _grouped(self, name: str, inputs: int, outputs: int) -> Operator:
         rank, recipe = self.rank, self.rank.training.recipe
         sizes = self.experts, self.tokens, inputs, outputs
-        linear = GroupedLinear(name, *sizes, rank.products, self.routed.bias, rank.training.overheads.expert_loop)
+        linear = GroupedLinear(name, *sizes, rank.products, self.routed.bias, rank.training.grouping)
         read = rank.saved(self.tokens * inputs)
         return Operator(
             name,
@@ -189,13 +157,9 @@ class _Experts:
         )
 
     def _sorted(self, name: str) -> Operator:
-        """Rows in another order, both ways."""
+        """Rows in another order, both ways; without a fused kernel chunks are joined, which moves as much."""
         rank, hidden = self.rank, self.rank.model.hidden
         shape = StreamShape(Routine.PERMUTE, self.tokens, hidden, fused=True, table=self.tokens)
-        moved = 2.0 * shape.elements * rank.dtype.bytes
-        back = _moved(f"{name}.input_gradient", KernelKind.COPY, rank.dtype, shape, moved)
-        return Operator(name, Region.ROUTED, (_moved(name, KernelKind.COPY, rank.dtype, shape, moved),), (back,))
-
-
-def _moved(name: str, kind: KernelKind, dtype: DType, shape: StreamShape, moved: Bytes) -> Kernel:
-    return Kernel(name, kind, dtype, flops=0.0, bytes=float(moved), shape=shape)
+        size = 2.0 * shape.elements * rank.dtype.bytes
+        back = moved(f"{name}.input_gradient", KernelKind.COPY, rank.dtype, shape, size)
+        return Operator(name, Region.ROUTED, (moved(name, KernelKind.COPY, rank.dtype, shape, size),), (back,))

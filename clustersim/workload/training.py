@@ -6,7 +6,7 @@ from enum import Enum
 from clustersim.workload.lora import Lora
 from clustersim.workload.modules import Module
 from clustersim.workload.offload import NOTHING, Offload
-from clustersim.workload.overheads import NONE, Accumulation, Overheads
+from clustersim.workload.overheads import NONE, Accumulation, Grouping, Overheads
 from clustersim.workload.recipe import Recipe, mixed
 
 
@@ -111,3 +111,8 @@ class Training:
     def accumulation(self) -> Accumulation:
         """How gradients of microbatches are added up."""
         return self.overheads.accumulation or (Accumulation.FUSED if self.fused else Accumulation.ADDED)
+
+    @property
+    def grouping(self) -> Grouping:
+        """How the products of several experts are run."""
+        return self.overheads.grouping or (Grouping.STREAMS if self.fused else Grouping.LOOP)

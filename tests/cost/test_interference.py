@@ -19,9 +19,13 @@ PARTS = st.dictionaries(st.sampled_from(PAIRS), st.sampled_from([0.0, 0.1, 0.3, 
 def test_every_kind_of_kernel_has_a_class() -> None:
     """Products keep matrix units busy, attention these and others, everything else the memory."""
     found = {each: [kind for kind in KernelKind if class_of(kind) is each] for each in KernelClass}
-    assert found[COMPUTE] == [KernelKind.MATMUL, KernelKind.GROUPED_MATMUL]
+    assert found[COMPUTE] == [
+        KernelKind.MATMUL,
+        KernelKind.GROUPED_MATMUL,
+        KernelKind.STREAMED_MATMULS,
+    ]
     assert found[ATTENTION] == [KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD]
-    assert len(found[MEMORY]) == len(KernelKind) - 4
+    assert len(found[MEMORY]) == len(KernelKind) - 5
 
 
 @given(st.sampled_from([0.0, 0.06, 0.19, 0.3]))

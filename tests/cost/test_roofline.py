@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim import shipped
-from clustersim.cost.roofline import Roofline, alignment_rate
+from clustersim.cost.roofline import Roofline
+from clustersim.cost.tiles import alignment_rate
 from clustersim.cost.timing import Bound, Provenance
 from clustersim.dtypes import DType
 from clustersim.errors import InputError

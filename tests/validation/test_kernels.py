@@ -108,7 +108,9 @@ def test_names_of_shipped_accelerators_are_known_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"op": "grouped_gemm"}, "grouped matrix multiplications"),
+        ({"op": "grouped_gemm", "direction": ""}, "direction is not stated"),
+        ({"op": "grouped_gemm", "direction": "fwd"}, "groups is not stated"),
+        ({"op": "grouped_gemm", "direction": "fwd", "implementation": "DeepGEMM masked"}, "not modelled"),
         ({"op": "softmax"}, "op softmax: not modelled"),
         ({"gpu": "gaudi2"}, "gpu gaudi2: there is no such accelerator"),
         ({"gpu": ""}, "gpu is not stated"),

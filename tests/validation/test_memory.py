@@ -13,6 +13,7 @@ from clustersim.validation.comparison import Comparison
 from clustersim.validation.memory import compare_memory, fits_right, read_memory
 from clustersim.validation.steps import compare_step, read_steps, scenario_of
 from clustersim.workload.modules import Module
+from clustersim.workload.overheads import Grouping
 from clustersim.workload.training import SelectiveRecompute
 from tests.validation.rows import ROW, case
 from tests.validation.tables import write_table
@@ -211,7 +212,7 @@ def test_what_megatrons_command_line_says_of_experts_is_read(tmp_path: Path) -> 
     )
     assert plain.layout.expert_tensor == 2
     assert plain.layout.dispatcher is Dispatcher.ALL_GATHER
-    assert plain.training.overheads.expert_loop and not grouped.training.overheads.expert_loop
+    assert (plain.training.grouping, grouped.training.grouping) == (Grouping.LOOP, Grouping.STREAMS)
     assert {each.ffn for each in plain.model.mixtures} == {512}
     assert not plain.model.mlps
 

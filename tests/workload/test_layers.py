@@ -180,7 +180,7 @@ def test_kernels_with_full_attention_do_the_models_flops(name: str, sequence: in
 def _counted(kernel: Kernel) -> float:
     """The share of a kernel's FLOP that the convention counts."""
     match kernel.kind, kernel.shape:
-        case ((KernelKind.MATMUL | KernelKind.GROUPED_MATMUL | KernelKind.ATTENTION_FORWARD), _):
+        case ((KernelKind.MATMUL | KernelKind.STREAMED_MATMULS | KernelKind.ATTENTION_FORWARD), _):
             return 1.0
         case KernelKind.ATTENTION_BACKWARD, AttentionShape() as shape:
             keys, values = shape.head_dim, shape.values

@@ -11,7 +11,7 @@ from clustersim.program.task import Collective, Dispatcher, Operation, Work
 from clustersim.workload.lora import Lora, Target
 from clustersim.workload.modules import Module
 from clustersim.workload.operators import EXPERTS
-from clustersim.workload.overheads import Overheads
+from clustersim.workload.overheads import Grouping, Overheads
 from clustersim.workload.presets import preset
 from clustersim.workload.stack import BlockForm, DenseMlp, LatentAttention, LayerRun, LayerSpec, Mlp, RoutedMlp
 from clustersim.workload.training import SelectiveRecompute, Training
@@ -74,9 +74,12 @@ def test_what_a_dense_layer_drops(modules: list[Module], bytes_dropped: float) -
 def test_what_a_mixture_drops() -> None:
     """The experts' input (a row for each expert of a token), gate and up (twice) and the last product's input.
 
-    Beside it the logits in FP32, and the shared experts; the router's input is the mixture's and stays.
+    Beside it what routing keeps, and the shared experts; the router's input is the mixture's and stays. Routing keeps
+    scores in FP32 and a byte for whether a token goes to an expert, an INT32 map of its rows (two for each expert, and
+    how many), and each row's probability in FP32, which is the recomputed activation's input.
     """
-    experts, logits, shared = TOP_K * X + 3 * WIDE, 4 * S * B * ROUTED.experts, GATED * SHARED
+    experts, shared = TOP_K * X + 3 * WIDE, GATED * SHARED
+    logits = S * B * ((4 + 1) * ROUTED.experts + 4 * (2 * ROUTED.experts + 1) + 4 * TOP_K)
     assert dropped(MIXTURE, Module.EXPERTS_ACTIVATION) == WIDE
     assert dropped(MIXTURE, Module.SHARED_EXPERTS) == shared
     assert dropped(MIXTURE, Module.EXPERTS_ACTIVATION, Module.SHARED_EXPERTS) == WIDE + shared
@@ -132,7 +135,8 @@ def test_what_latent_attentions_up_projections_drop(
 def test_experts_in_a_loop_do_what_a_grouped_product_does() -> None:
     """As many products as experts, of the same work, and what they move with it."""
     loop, grouped = (
-        plan(MIXTURE, overheads=Overheads(expert_loop=loop)).layers[MIXTURE.specs[0]] for loop in (True, False)
+        plan(MIXTURE, overheads=Overheads(grouping=each)).layers[MIXTURE.specs[0]]
+        for each in (Grouping.LOOP, Grouping.STREAMS)
     )
     for one, other in zip(loop.operators, grouped.operators, strict=True):
         many = ROUTED.experts if one.group == EXPERTS else 1

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from clustersim.parallel.data import DataParallelism, FullyShard
 from clustersim.scenario.section import Section, Tokens, member
-from clustersim.workload.overheads import NONE, Accumulation, Batches, LossReport, Overheads
+from clustersim.workload.overheads import NONE, Accumulation, Batches, Grouping, LossReport, Overheads
 
 
 class OverheadsSection(Section):
@@ -28,7 +28,10 @@ class OverheadsSection(Section):
     bias_adds: bool | None = None
     norm_twice: bool | None = None
     norm_in_linear: bool | None = None
-    expert_loop: bool | None = None
+    permute_unfused: bool | None = None
+    router_unfused: bool | None = None
+    router_fp32: bool | None = None
+    grouping: Annotated[Grouping | None, member(Grouping)] = None
     softmax_keys: Tokens | None = None
     loss: Annotated[LossReport | None, member(LossReport)] = None
     batches: Annotated[Batches | None, member(Batches)] = None
