@@ -1,6 +1,6 @@
 """Which parts of a result does the page show, and under which names and colours?"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -40,7 +40,7 @@ from clustersim.report.view import (
 )
 from clustersim.report.waiting import nobody_slow
 from clustersim.report.wording import disturbed_line, gpu_line, layout_line, row_names, stage_name
-from clustersim.units import Bytes, Seconds, format_seconds
+from clustersim.units import Seconds, format_seconds
 from clustersim.workload.operators import EXPERTS
 
 _VISIBLE: Final = 1e-3  # of the step: the least difference of waiting that is shown
@@ -207,31 +207,24 @@ def _settled(result: Answer, parts: Mapping[str, Seconds]) -> FloatArray:
 def memory_of(result: Answer) -> Memory:
     """The ledgers of pipeline ranks: of many some, evenly spaced, and the fullest."""
     shown = sorted({*shown_rows(len(result.ledgers), MOST_ROWS - 1).tolist(), result.fullest})
-    apart = _apart(result, shown)
+    held = [_held(stage_name(result.scenario, number), str(number), result.ledgers[number]) for number in shown]
     return Memory(
         labels=tuple(use.value for use in Use),
         categories=tuple(USE_LOOKS[use] for use in Use),
-        stages=tuple(
-            replace(_held(stage_name(result.scenario, number), str(number), result.ledgers[number]), **apart[number])
-            for number in shown
-        ),
+        stages=tuple(_apart(result, shown, held) if result.scenario.model.mixtures else held),
         capacity=result.memory_capacity,
         of_stages=len(result.ledgers),
     )
 
 
-def _apart(result: Answer, shown: Sequence[int]) -> dict[int, dict[str, tuple[float, Bytes]]]:
-    """Of every shown pipeline rank what experts take and all else, where there are experts."""
-    if not result.scenario.model.mixtures:
-        return {number: {} for number in shown}
+def _apart(result: Answer, shown: Sequence[int], held: Sequence[StageMemory]) -> Iterator[StageMemory]:
+    """What pipeline ranks hold, with what experts take apart from all else."""
     footprint = footprint_of(result.scenario, plan_of(result.scenario))
-    return {number: _parted(footprint.weights(number)) for number in shown}
-
-
-def _parted(weights: Mapping[str, tuple[float, Bytes]]) -> dict[str, tuple[float, Bytes]]:
-    others = [held for name, held in weights.items() if name != EXPERTS]
-    count, size = (sum(each) for each in zip(*others, strict=True))
-    return {"experts": weights.get(EXPERTS, (0.0, 0.0)), "others": (count, size)}
+    for number, stage in zip(shown, held, strict=True):
+        weights = footprint.weights(number)
+        others = [each for name, each in weights.items() if name != EXPERTS]
+        rest = sum(count for count, _ in others), sum(size for _, size in others)
+        yield replace(stage, experts=weights.get(EXPERTS, (0.0, 0.0)), others=rest)
 
 
 def _held(label: str, short: str, ledger: Ledger) -> StageMemory:
