@@ -1,9 +1,9 @@
 """Do predicted kernels take as long as published ones took?
 
-A row is one layer of experts (`mixture_layers`), one matrix multiplication, one flash attention kernel or one group of products of experts; its time is what
-is printed, or what the printed rate says that it was, with the FLOP that `flop_convention` counts. Predicted is what
-the roofline of the accelerator says (`cost.roofline`). The best shape that a search found is an upper bound, and no
-row of a comparison.
+A row is one layer of experts (`mixture_layers`), one matrix multiplication, one flash attention kernel or one group
+of products of experts; its time is what is printed, or what the printed rate says that it was, with the FLOP that
+`flop_convention` counts. Predicted is what the roofline of the accelerator says (`cost.roofline`). The best shape
+that a search found is an upper bound, and no row of a comparison.
 """
 
 import math

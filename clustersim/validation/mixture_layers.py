@@ -5,7 +5,8 @@ GPUs of one node: NVIDIA/Megatron-LM, tests/functional_tests/test_cases/common/m
 dispatches, and over how many GPUs. Predicted are the layer's own kernels and exchanges, one behind the other, as a step
 of such a model would run them, by themselves (no step's power limit). That benchmark has fused routing and permutation,
 FP32 scores, gradients in BF16 that are not added to others, and no shared experts whatever its sizes say: they are no
-part of the configuration that it builds (`_build_transformer_config`). A product before it hides the host's first launches.
+part of the configuration that it builds (`_build_transformer_config`). A product before it hides the host's first
+launches.
 """
 
 import re
@@ -38,7 +39,7 @@ _SUMS: Final = ".accumulate"  # of gradients: there is nothing to add to
 
 
 def layer_parts(case: Case) -> Mapping[str, Seconds]:
-    """Seconds of each kernel and exchange of the row's direction, by name; raise CannotPredictError for other layers."""
+    """Seconds of each kernel and exchange of a row, by name; raise CannotPredictError for other layers."""
     ways = {"fwd": forward, "bwd": backward}
     if case.text("direction") not in ways or case.text("dtype") != "bf16":
         raise CannotPredictError(

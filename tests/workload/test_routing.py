@@ -21,7 +21,7 @@ ROUTED = RoutedMlp(E, K, 128, Mlp.SWIGLU)
 def made(routed: RoutedMlp = ROUTED, *, there: bool = False, **overheads: bool) -> dict[str, Operator]:
     """The operators of a mixture on one rank of EP."""
     training = Training(T, 1, overheads=Overheads(**overheads))
-    rank = OnRank(replace(preset("llama-3.1-8b"), hidden=H), training, Shard(1, T, T, ep=EP, copied_there=there))
+    rank = OnRank(replace(preset("llama3-8b"), hidden=H), training, Shard(1, T, T, ep=EP, copied_there=there))
     return {each.name: each for each in mixture(rank, routed)}
 
 
