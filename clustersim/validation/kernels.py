@@ -1,9 +1,9 @@
 """Do predicted kernels take as long as published ones took?
 
-A row is one matrix multiplication, one flash attention kernel or one group of products of experts; its time is what
-is printed, or what the printed rate says that it was, with the FLOP that `flop_convention` counts. Predicted is what
-the roofline of the accelerator says (`cost.roofline`). The best shape that a search found is an upper bound, and no
-row of a comparison.
+A row is one layer of experts (`mixture_layers`), one matrix multiplication, one flash attention kernel or one group
+of products of experts; its time is what is printed, or what the printed rate says that it was, with the FLOP that
+`flop_convention` counts. Predicted is what the roofline of the accelerator says (`cost.roofline`). The best shape
+that a search found is an upper bound, and no row of a comparison.
 """
 
 import math
@@ -20,6 +20,7 @@ from clustersim.validation.accelerators import accelerator_of
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
 from clustersim.validation.comparison import Comparison
 from clustersim.validation.grouped import grouped_of
+from clustersim.validation.mixture_layers import layer_parts
 from clustersim.validation.quality import grouped
 from clustersim.workload.attention import Core
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
@@ -148,17 +149,23 @@ def seconds_of(case: Case, kernels: Sequence[Kernel]) -> Seconds:
 def _comparison(case: Case, source: Roofline | CannotPredictError) -> Comparison:
     measured, predicted, skipped, owed = math.nan, None, None, True
     try:
-        kernels = kernels_of(case)
-        if isinstance(source, CannotPredictError):
-            raise source
-        measured = seconds_of(case, kernels)
-        predicted = sum(source.kernel(kernel).seconds for kernel in kernels)
+        measured, predicted = _seconds(case, source)
     except CannotPredictError as refusal:
         skipped, owed = str(refusal), refusal.owed
     except InputError as refusal:  # a format that the accelerator does not have
         skipped, owed = f"line {case.line}: {refusal}", False
     factors = {column: case.text(column) or "not stated" for column in ("gpu", "op", "direction", "dtype")}
     return Comparison(case.text("case_id"), case.text("source"), measured, predicted, skipped, owed, factors)
+
+
+def _seconds(case: Case, source: Roofline | CannotPredictError) -> tuple[Seconds, Seconds]:
+    """What a row took, and what is predicted for it."""
+    if case.text("op") == "moe_layer":
+        return case.number("time_us") * 1e-6, sum(layer_parts(case).values())
+    kernels = kernels_of(case)
+    if isinstance(source, CannotPredictError):
+        raise source
+    return seconds_of(case, kernels), sum(source.kernel(kernel).seconds for kernel in kernels)
 
 
 def _roofline(case: Case) -> Roofline | CannotPredictError:

@@ -1,0 +1,85 @@
+"""What routing moves and keeps, by hand."""
+
+from dataclasses import replace
+from math import comb
+
+import pytest
+
+from clustersim.workload.kernels import Kernel
+from clustersim.workload.on_rank import OnRank
+from clustersim.workload.operators import Operator, Shard
+from clustersim.workload.overheads import Overheads
+from clustersim.workload.presets import preset
+from clustersim.workload.routed import mixture
+from clustersim.workload.stack import Mlp, RoutedMlp, Router, Scores
+from clustersim.workload.training import Training
+
+T, H, E, K, EP, BF16, FP32 = 64, 256, 16, 4, 4, 2, 4
+ROUTED = RoutedMlp(E, K, 128, Mlp.SWIGLU)
+
+
+def made(routed: RoutedMlp = ROUTED, *, there: bool = False, **overheads: bool) -> dict[str, Operator]:
+    """The operators of a mixture on one rank of EP."""
+    training = Training(T, 1, overheads=Overheads(**overheads))
+    rank = OnRank(replace(preset("llama3-8b"), hidden=H), training, Shard(1, T, T, ep=EP, copied_there=there))
+    return {each.name: each for each in mixture(rank, routed)}
+
+
+def bytes_of(kernels: tuple[Kernel, ...]) -> float:
+    return sum(each.bytes for each in kernels)
+
+
+def test_a_fused_permutation_reads_tokens_once_and_keeps_its_map() -> None:
+    """Forward makes the map (written and read) and the copies; backward reads K rows of each token and writes one."""
+    entries = FP32 * T * (2 * E + 1)
+    permuted, summed = made()["mlp.permute"], made()["mlp.unpermute"]
+    assert bytes_of(permuted.forward) == 2 * entries + BF16 * T * H * (1 + K)
+    assert bytes_of(permuted.input_gradient) == BF16 * T * H * (1 + K)
+    assert (permuted.kept, summed.kept) == (entries, 0.0)
+    assert bytes_of(summed.forward) == bytes_of(summed.input_gradient) == BF16 * T * H * (1 + K)
+
+
+def test_an_unfused_permutation_reads_each_copy_and_sums_into_zeros() -> None:
+    """Rows that are added are read, and their sum is read and written; the sum's zeros are written first."""
+    operators = made(permute_unfused=True)
+    permuted, summed = operators["mlp.permute"], operators["mlp.unpermute"]
+    assert bytes_of(permuted.input_gradient) == bytes_of(summed.forward) == BF16 * T * H * (1 + 3 * K)
+    assert bytes_of(summed.input_gradient) == BF16 * T * H * 2 * K
+    assert permuted.kept == 8 * T * K
+    assert permuted.forward[0].launches > made()["mlp.permute"].forward[0].launches
+
+
+def test_a_fused_choice_passes_logits_once_and_keeps_scores_and_the_map() -> None:
+    choice = made()["mlp.top_k"]
+    assert bytes_of(choice.forward) == T * E * (3 * FP32 + 1)
+    assert choice.kept == T * E * (FP32 + 1)
+
+
+def test_operations_of_a_choice_grow_with_what_the_router_does() -> None:
+    routers = [Router(), Router(Scores.SIGMOID), Router(Scores.SIGMOID, bias=True), Router(Scores.SIGMOID, 4, 2, True)]
+    found = [made(replace(ROUTED, router=each), router_unfused=True)["mlp.top_k"].forward[0] for each in routers]
+    assert [each.launches for each in found] == [7, 9, 10, 15]
+    assert [each.bytes for each in found] == [2 * FP32 * T * E * passes for passes in (5, 7, 8, 13)]
+
+
+def test_a_router_in_fp32_multiplies_copies() -> None:
+    plain, copied = made()["mlp.router"], made(router_fp32=True)["mlp.router"]
+    assert bytes_of(copied.forward[:1]) == T * H * (BF16 + FP32)
+    assert copied.forward[1].dtype.bytes == FP32
+    assert copied.kept == plain.kept
+
+
+def test_tokens_that_travel_once_are_copied_where_their_experts_are() -> None:
+    """Of T tokens of each of EP ranks those come that have one of E / EP experts among K of E chosen evenly."""
+    operators = made(there=True)
+    assert "mlp.permute" not in operators and "mlp.unpermute" not in operators
+    come = round(T * EP * (1 - comb(E - E // EP, K) / comb(E, K)))
+    entries = FP32 * come * (2 * E // EP + 1)
+    assert bytes_of(operators["experts.sort"].forward) == 2 * entries + BF16 * H * (come + T * K)
+    assert bytes_of(operators["experts.unsort"].forward) == BF16 * H * (come + T * K)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_the_probability_of_each_row_is_kept_for_the_activation(there: bool) -> None:
+    gated = 2 * 128 * BF16
+    assert made(there=there)["experts.activation"].kept == T * K * (gated + FP32)
