@@ -13,18 +13,18 @@ collective where they slow it (`moving`).
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from typing import Any, Final
 
 import simpy
 
+from clustersim.engine.cuts import Cuts, Piece, Transfer
 from clustersim.engine.joint import Seat
 from clustersim.engine.moving import Moving
 from clustersim.engine.recorder import Longer, Lost, Times
 from clustersim.engine.rendezvous import Rendezvous
 from clustersim.engine.stretch import Paces, Stretch
 from clustersim.engine.world import World
-from clustersim.program.task import Block, Communicate, Compute, Exchange, Operation, Send, Stream
+from clustersim.program.task import Block, Communicate, Compute, Exchange, Send, Stream
 from clustersim.units import Seconds
 
 Steps = Generator[simpy.Event, Any, None]
@@ -45,9 +45,10 @@ class Rank:
     _block: Block | None = field(init=False, default=None)
     _moving: tuple[Moving, Exchange] | None = field(init=False, default=None)
     _paces: dict[Block, Paces] = field(init=False, default_factory=dict)
-    _pieces: dict[Block, list[int]] = field(init=False, default_factory=dict)
+    _cuts: Cuts = field(init=False)
 
     def __post_init__(self) -> None:
+        self._cuts = Cuts(self.number, self.world)
         self.rows = [-1] * len(self.world.program_of(self.number).tasks)
 
     def start(self) -> None:
@@ -169,20 +170,21 @@ class Rank:
         if self.world.private(self.number, block, calm=calm):
             slowed = yield from self._work(whole, calm=calm)
             return Lost(slowed=slowed)
-        quiet = calm and self.world.coalesce
         waited = slowed = 0.0
-        for begin, end in pairwise(self._cuts(block, quiet=quiet)):
+        for piece in self._cuts.of(block, whole, quiet=calm and self.world.coalesce):
             come = self.world.environment.now
-            meeting = yield from self._meet(block.operations[begin])
+            rendezvous = yield from self._meet(piece.met)
             start = self.world.environment.now
             waited += start - come
-            if meeting is None or not self.world.shares(self.number, block.operations[begin], calm=quiet):
-                slowed += yield from self._work(whole.between(begin, end), calm=self._calm(number))
-                self._record(number, whole.alone[begin : end + 1], begin, start)
+            if piece.transfer is None:
+                paces = piece.paces or whole.between(piece.begin, piece.end)
+                slowed += yield from self._work(paces, calm=self._calm(number))
+                self._record(number, piece, whole, start)
             else:
-                longer = yield from self._exchange(number, begin, block, *meeting)
+                longer = yield from self._exchange(number, piece.begin, block, piece.transfer, rendezvous)
                 slowed += longer.kernel
-                self.world.recorder.operation((self.number, number, begin), start, self.world.environment.now, longer)
+                place = self.number, number, piece.begin
+                self.world.recorder.operation(place, start, self.world.environment.now, longer)
         return Lost(waited, slowed)
 
     def _whole(self, number: int, block: Block) -> Paces:
@@ -201,50 +203,28 @@ class Rank:
         """
         return not self._beside and self._awaited >= number
 
-    def _cuts(self, block: Block, *, quiet: bool) -> list[int]:
-        """Where to cut a block so that ranks meet before pieces only, and pieces that may be slowed are operations.
-
-        quiet: nothing can be beside the block, and pieces may be events.
-        """
-        operations = range(len(block.operations) + 1)
-        if not quiet:
-            return list(operations)
-        known = self._pieces.get(block)
-        if known is None:
-            meets = [self.world.meets(self.number, operation) for operation in block.operations]
-            shares = [self.world.shares(self.number, operation, calm=True) for operation in block.operations]
-            inner = (n for n in operations[1:-1] if meets[n] or shares[n] or shares[n - 1])
-            known = self._pieces[block] = [0, *inner, len(block.operations)]
-        return known
-
-    def _record(self, number: int, ends: list[Seconds], first: int, start: Seconds) -> None:
+    def _record(self, number: int, piece: Piece, whole: Paces, start: Seconds) -> None:
         """Write the operations of a piece that has just ended; those of longer pieces were not disturbed."""
-        write, now = self.world.recorder.operation, self.world.environment.now
-        last = len(ends) - 2
-        for place in range(last + 1):
-            begin = start + (ends[place] - ends[0])
-            until = now if place == last else start + (ends[place + 1] - ends[0])
-            write((self.number, number, first + place), begin, until)
+        ends, now = whole.alone, self.world.environment.now
+        self.world.recorder.piece((self.number, number, piece.begin), piece.end, (start, now), ends)
 
-    def _meet(self, operation: Operation) -> Generator[simpy.Event, Any, tuple[Exchange, Rendezvous] | None]:
-        """Wait for those who take part in an operation's exchange."""
-        if operation.exchange is None:
+    def _meet(self, exchange: Exchange | None) -> Generator[simpy.Event, Any, Rendezvous | None]:
+        """Wait for the other ranks that take part in an exchange, if there is one that some do."""
+        if exchange is None:
             return None
-        rendezvous = self.world.join(self.number, operation.exchange)
+        rendezvous = self.world.join(self.number, exchange)
         yield rendezvous.arrive(-1)
-        return operation.exchange, rendezvous
+        return rendezvous
 
     def _exchange(
-        self, number: int, place: int, block: Block, exchange: Exchange, rendezvous: Rendezvous
+        self, number: int, place: int, block: Block, transfer: Transfer, rendezvous: Rendezvous | None
     ) -> Generator[simpy.Event, Any, Longer]:
         """Run an operation of a task whose exchange shares links, with its kernel beside it if it has one."""
-        world, start, timing = self.world, self.world.environment.now, self.world.cost.block(self.number, block)
-        moved = rendezvous.together(partial(world.transfers.begin, self.number, exchange))
-        both = timing.together.get(place)
+        world, start, both = self.world, self.world.environment.now, transfer.beside
+        moved = transfer.begin() if rendezvous is None else rendezvous.together(transfer.begin)
         if both is None:
             yield moved
-            alone = world.cost.exchange(self.number, exchange).seconds
-            longer = world.environment.now - start - alone
+            longer = world.environment.now - start - transfer.alone
             return Longer(0.0, longer, longer).felt(world.environment.now)
         arrived: list[Seconds] = []
         moved.callbacks.append(lambda _: arrived.append(world.environment.now))
@@ -257,8 +237,8 @@ class Rank:
         yield world.environment.timeout(max(start + whole - world.environment.now, 0.0))
         runs, usual = both.runs(kernel, moving), both.runs(kernel - slowed, both.exchange)
         exposed = (whole - runs) - (both.of(kernel - slowed, both.exchange) - usual)
-        least = -float(timing.exposed[place])  # jitter may have exposed more than the timing says
-        return Longer(runs - usual, max(exposed, least), moving - both.exchange).felt(world.environment.now)
+        exposed = max(exposed, -transfer.exposed)  # jitter may have exposed more than the timing says
+        return Longer(runs - usual, exposed, moving - both.exchange).felt(world.environment.now)
 
     def _work(self, paces: Paces, *, calm: bool = False) -> Generator[simpy.Event, Any, Seconds]:
         """Run operations that nobody else can observe; return by how much collectives beside slowed them."""

@@ -1,6 +1,6 @@
 """Where do spans go while the engine runs?"""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -31,9 +31,12 @@ class Longer(NamedTuple):
 
     def felt(self, now: Seconds) -> "Longer":
         """The same without what is only rounding of the clock."""
-        return Longer(*(each if abs(each) > ROUNDING * now else 0.0 for each in self))
+        least = ROUNDING * now
+        return Longer(*(each if abs(each) > least else 0.0 for each in self)) if max(map(abs, self)) > least else ALONE
 
 
+Place = tuple[int, int, int]
+"""Of an operation: its rank, the rank's task, and where in the task's block."""
 ALONE: Final = Longer()
 ROUNDING: Final = 1e-12
 """Part of the clock below which a difference of two times says nothing: float64 keeps 2e-16, and times are sums."""
@@ -57,9 +60,10 @@ class Recorder:
     whole: list[tuple[int, int, int, int]] = field(default_factory=list)
     times: list[Times] = field(default_factory=list)
     met: dict[tuple[int, int, Hashable], list[int]] = field(default_factory=dict)
-    operations: list[tuple[int, int, int]] = field(default_factory=list)
-    operation_times: list[tuple[float, float]] = field(default_factory=list)
-    longer: list[tuple[int, float, float]] = field(default_factory=list)
+    pieces: list[tuple[int, int, int, int]] = field(default_factory=list)
+    piece_times: list[tuple[Seconds, Seconds]] = field(default_factory=list)
+    piece_ends: list[Sequence[Seconds]] = field(default_factory=list)
+    longer: list[tuple[int, int, int, Seconds, Seconds]] = field(default_factory=list)
 
     def span(self, rank: int, task: int, stream: Stream, cause: int, times: Times) -> int:
         """Write the span of a task; return its row."""
@@ -72,12 +76,20 @@ class Recorder:
         for place, group in enumerate(groups):
             self.met.setdefault((place, task, group), []).append(row)
 
-    def operation(self, place: tuple[int, int, int], start: Seconds, end: Seconds, longer: Longer = ALONE) -> None:
+    def operation(self, place: Place, start: Seconds, end: Seconds, longer: Longer = ALONE) -> None:
         """Write the span of an operation: of a rank, inside a task's block, at this place."""
         if longer.exposed or longer.moved:
-            self.longer.append((len(self.operations), longer.exposed, longer.moved))
-        self.operations.append(place)
-        self.operation_times.append((start, end))
+            self.longer.append((*place, longer.exposed, longer.moved))
+        self.piece(place, place[-1] + 1, (start, end), ())
+
+    def piece(self, place: Place, until: int, times: tuple[Seconds, Seconds], ends: Sequence[Seconds]) -> None:
+        """Write operations that ran one behind the other, from a place to before place `until`.
+
+        times: of all of them; ends: [operations of the block + 1] of each, from the block's start.
+        """
+        self.pieces.append((*place, until))
+        self.piece_times.append(times)
+        self.piece_ends.append(ends)
 
     def trace(self, representative: IntArray) -> Trace:
         """All spans, in columns."""
@@ -105,8 +117,8 @@ class Recorder:
         """What sharing links changed; rank, task: of each row."""
         if not self.longer:
             return Contention.none()
-        entry, exposed, moved = np.array(self.longer, dtype=np.float64).T
-        ranks, tasks, operation = np.array([self.operations[each] for each in entry.astype(np.int64)]).T
+        *places, exposed, moved = np.array(self.longer, dtype=np.float64).T
+        ranks, tasks, operation = (np.ascontiguousarray(each, dtype=np.int64) for each in places)
         many = int(task.max()) + 1
         keys = rank * many + task
         order = np.argsort(keys)
@@ -115,7 +127,26 @@ class Recorder:
         return Contention(row[by_row], operation[by_row], exposed[by_row], moved[by_row])
 
     def operation_spans(self) -> OperationSpans:
-        """Spans of single operations, where blocks were run operation by operation."""
-        where = np.array(self.operations, dtype=np.int64).reshape(-1, 3)
-        times = np.array(self.operation_times, dtype=np.float64).reshape(-1, 2)
-        return OperationSpans(*where.T, *times.T, *np.zeros((2, len(times))))
+        """Spans of single operations, where blocks were run piece by piece, in the order in which these ended."""
+        rank, task, begin, until = np.array(self.pieces, dtype=np.int64).reshape(-1, 4).T
+        first, last = np.array(self.piece_times, dtype=np.float64).reshape(-1, 2).T
+        many = until - begin
+        row = np.concatenate(([0], np.cumsum(many)))
+        piece = np.repeat(np.arange(len(many)), many)
+        start, end = first[piece], last[piece]
+        for pieces, ends in self._long():
+            times = first[pieces, None] + ends
+            rows = row[pieces, None] + np.arange(len(ends) - 1)
+            start[rows], end[rows[:, :-1]] = times[:, :-1], times[:, 1:-1]
+        operation = np.arange(len(piece)) - row[piece] + begin[piece]
+        return OperationSpans(rank[piece], task[piece], operation, start, end, *np.zeros((2, len(piece))))
+
+    def _long(self) -> Iterator[tuple[IntArray, FloatArray]]:
+        """Pieces of the same several operations, and their ends from where the piece starts: [operations + 1]."""
+        alike: dict[tuple[int, int, int], list[int]] = {}
+        for number, ((_, _, begin, until), ends) in enumerate(zip(self.pieces, self.piece_ends, strict=True)):
+            if until - begin > 1:
+                alike.setdefault((id(ends), begin, until), []).append(number)
+        for (_, begin, until), numbers in alike.items():
+            ends = np.array(self.piece_ends[numbers[0]][begin : until + 1], dtype=np.float64)
+            yield np.array(numbers), ends - ends[0]

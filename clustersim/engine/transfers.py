@@ -4,6 +4,8 @@ Uncontended, as long as it takes alone. On a shared network, its latency and the
 beside it slow what moves data, not the latency on a shared network.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import simpy
@@ -11,7 +13,7 @@ import simpy
 from clustersim.cost.block import BlockCost
 from clustersim.engine.moving import Alone, Moving
 from clustersim.engine.network.loads import Loads
-from clustersim.engine.network.network import Network
+from clustersim.engine.network.network import Load, Network
 from clustersim.program.task import Exchange
 from clustersim.units import Seconds
 
@@ -21,6 +23,9 @@ class Transfers(Protocol):
 
     def begin(self, rank: int, exchange: Exchange) -> simpy.Event:
         """Move the data of an exchange of the rank's group; the event happens when it is done."""
+
+    def ready(self, rank: int, exchange: Exchange) -> Callable[[], simpy.Event]:
+        """What begins an exchange that the rank's group runs again and again."""
 
     def moving(self, rank: int, exchange: Exchange) -> Moving:
         """The same, where kernels of members may slow it."""
@@ -36,6 +41,10 @@ class Uncontended:
     def begin(self, rank: int, exchange: Exchange) -> simpy.Event:
         """Wait for the duration of an exchange in the rank's group."""
         return self._environment.timeout(self._alone(rank, exchange))
+
+    def ready(self, rank: int, exchange: Exchange) -> Callable[[], simpy.Event]:
+        """What waits for so long, each time."""
+        return partial(self._environment.timeout, self._alone(rank, exchange))
 
     def moving(self, rank: int, exchange: Exchange) -> Moving:
         """The same, at a pace that may change."""
@@ -58,7 +67,13 @@ class Shared:
 
     def begin(self, rank: int, exchange: Exchange) -> simpy.Event:
         """Wait for the latency of an exchange, then load the network with its bytes."""
-        latency, load = self._loads.of(rank, exchange)
+        return self._begin(*self._loads.of(rank, exchange))
+
+    def ready(self, rank: int, exchange: Exchange) -> Callable[[], simpy.Event]:
+        """What does so, each time."""
+        return partial(self._begin, *self._loads.of(rank, exchange))
+
+    def _begin(self, latency: Seconds, load: Load | None) -> simpy.Event:
         idle = self._environment.timeout(latency)
         if load is None:
             return idle

@@ -1,0 +1,85 @@
+"""Where is a block cut that is not one event, and what is known of its pieces before they run?
+
+Ranks meet before pieces only. Pieces that a collective beside may slow are single operations. What a piece asks of
+other ranks and of the network is the same whenever the block runs, so it is worked out once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import simpy
+
+from clustersim.cost.block import SideBySide
+from clustersim.engine.stretch import Paces
+from clustersim.engine.world import World
+from clustersim.program.task import Block, Exchange
+from clustersim.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transfer:
+    """The exchange of an operation that shares links.
+
+    begin: moves its data; alone: seconds that it takes if nobody shares them; beside: with its kernel, if it has one;
+    exposed: seconds of it that the kernel does not hide.
+    """
+
+    begin: Callable[[], simpy.Event]
+    alone: Seconds
+    beside: SideBySide | None
+    exposed: Seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Operations of a block that are run at once.
+
+    met: the exchange for which other simulated ranks come before it; transfer: of an exchange that shares links; paces:
+    of its operations as one, None where they differ from run to run.
+    """
+
+    begin: int
+    end: int
+    met: Exchange | None
+    transfer: Transfer | None
+    paces: Paces | None
+
+
+@dataclass(slots=True)
+class Cuts:
+    """Cuts the blocks of one rank."""
+
+    rank: int
+    world: World
+    _known: dict[tuple[Block, bool], list[Piece]] = field(default_factory=dict)
+
+    def of(self, block: Block, whole: Paces, *, quiet: bool) -> list[Piece]:
+        """The pieces of a block. whole: its paces; quiet: nothing can be beside it, and pieces may be events."""
+        known = self._known.get((block, quiet))
+        if known is None:
+            pieces = pairwise(self._places(block, quiet=quiet))
+            known = self._known[block, quiet] = [self._piece(block, whole, *each, quiet=quiet) for each in pieces]
+        return known
+
+    def _places(self, block: Block, *, quiet: bool) -> list[int]:
+        """Where pieces begin, and the end."""
+        places = range(len(block.operations) + 1)
+        if not quiet:
+            return list(places)
+        meets = [self.world.meets(self.rank, operation) for operation in block.operations]
+        shares = [self.world.shares(self.rank, operation, calm=True) for operation in block.operations]
+        return [0, *(n for n in places[1:-1] if meets[n] or shares[n] or shares[n - 1]), len(block.operations)]
+
+    def _piece(self, block: Block, whole: Paces, begin: int, end: int, *, quiet: bool) -> Piece:
+        world, operation = self.world, block.operations[begin]
+        met = operation.exchange if world.meets(self.rank, operation) else None
+        shares = operation.exchange if world.shares(self.rank, operation, calm=quiet) else None
+        transfer = None if shares is None else self._transfer(block, begin, shares)
+        return Piece(begin, end, met, transfer, whole.between(begin, end) if world.jitter is None else None)
+
+    def _transfer(self, block: Block, place: int, exchange: Exchange) -> Transfer:
+        world, timing = self.world, self.world.cost.block(self.rank, block)
+        alone = world.cost.exchange(self.rank, exchange).seconds
+        begin = world.transfers.ready(self.rank, exchange)
+        return Transfer(begin, alone, timing.together.get(place), float(timing.exposed[place]))
