@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from clustersim.lowering.passes import Lowering, Pass, Plain, shape
+from clustersim.lowering.passes import Lowering, Pass, Plain
 from clustersim.lowering.tasklist import buckets
 from clustersim.lowering.units import operations_of
 from clustersim.parallel.data import GradientSync, Replicated, Zero1
@@ -105,7 +105,7 @@ class Bucketed:
         for begin, end, gathers in _runs(gathered):
             part = Pass(run.stage, run.action, (*after, *gathers), arriving)
             operations = operations_of(units[begin:end], ActionKind.FORWARD)
-            task = low.compute(part, (*shape(run.stage), begin, end), operations)
+            task = low.compute(part, (low.units.shape(run.stage), begin, end), operations)
             after, arriving = (), ()
         return task
 
@@ -116,7 +116,7 @@ class Bucketed:
         task, after, arriving = -1, run.after, run.arriving
         for place, (piece, full) in enumerate(buckets(operations, sizes)):
             part = Pass(run.stage, run.action, after, arriving)
-            task = low.compute(part, (*shape(run.stage), "bucket", place), piece)
+            task = low.compute(part, (low.units.shape(run.stage), "bucket", place), piece)
             after, arriving = (), ()
             for name, parameters in full.items():
                 reduced = self._reduction(low, groups[name], parameters, task)

@@ -21,7 +21,7 @@ from clustersim.program.action import Action, ActionKind
 from clustersim.program.task import Collective, Communicate, Compute, Exchange, HostWork, Operation, Stream, Work
 from clustersim.units import Bytes
 from clustersim.workload.gradients import before_reduction
-from clustersim.workload.stack import Stack
+from clustersim.workload.offload import NOTHING
 
 _NAMES: Final = MappingProxyType(
     {
@@ -74,13 +74,18 @@ class Lowering:
         activations = self.plan.training.offload.activations
         return HostTasks(self.tasks, 0 if activations is None else activations.buffers)
 
+    @cached_property
+    def _stays(self) -> bool:
+        """Whether nothing of a pass goes to the host, so that no block is cut for it."""
+        return self.plan.training.offload == NOTHING
+
     def compute(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
         """Add a compute task whose block is shared by all passes with this key; return its number.
 
         There are several, one after the other, where activations of layers inside go to the host or come back.
         """
         task, after, arriving = -1, run.after, run.arriving
-        for place, piece in enumerate(pieces(operations)):
+        for place, piece in enumerate((operations,) if self._stays else pieces(operations)):
             ready = (*after, *self.host.before(run.action, piece))
             task = self._compute(Pass(run.stage, run.action, ready, arriving), (key, place), piece)
             self.reducing += self.host.after(run.action, piece, task)
@@ -186,11 +191,6 @@ class DataLowering(Protocol):
         """Issue what follows the optimizer, task `after`."""
 
 
-def shape(stage: Stage) -> tuple[Stack, bool, bool]:
-    """What makes the work of two stages equal."""
-    return stage.stack, stage.embedding, stage.head
-
-
 @dataclass(frozen=True, slots=True)
 class Plain:
     """No data parallelism."""
@@ -201,7 +201,7 @@ class Plain:
     def run(self, low: Lowering, run: Pass) -> int:
         """One block."""
         operations = low.units.operations(run.stage, run.action.kind)
-        return low.compute(run, shape(run.stage), operations)
+        return low.compute(run, low.units.shape(run.stage), operations)
 
     def reduce(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
         """Nothing to do."""

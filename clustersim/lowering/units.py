@@ -28,7 +28,7 @@ from clustersim.program.action import ActionKind
 from clustersim.program.task import Operation
 from clustersim.units import Bytes
 from clustersim.workload.layers import Layer
-from clustersim.workload.stack import LayerSpec
+from clustersim.workload.stack import LayerSpec, Stack
 from clustersim.workload.training import SelectiveOperations, SelectiveRecompute
 
 
@@ -67,24 +67,37 @@ class Unit:
 
 @dataclass(frozen=True)
 class Units:
-    """Builds the units of a plan's stages; equal units share their operations."""
+    """Builds the units of a plan's stages; equal units share their operations.
+
+    What is known of stages is kept by their numbers, because to hash their stacks again and again costs more.
+    """
 
     plan: Plan
-    _known: dict[Stage, tuple[Unit, ...]] = field(default_factory=dict)
+    _known: dict[int, tuple[Unit, ...]] = field(default_factory=dict)
     _layers: dict[tuple[LayerSpec, bool, bool], Unit] = field(default_factory=dict)
-    _operations: dict[tuple[Stage, ActionKind], tuple[Operation, ...]] = field(default_factory=dict)
+    _operations: dict[tuple[int, ActionKind], tuple[Operation, ...]] = field(default_factory=dict)
+    _shapes: dict[int, int] = field(default_factory=dict)
+    _numbers: dict[tuple[Stack, bool, bool], int] = field(default_factory=dict)
 
     def of(self, stage: Stage) -> tuple[Unit, ...]:
         """Units of a stage in model order."""
-        if stage not in self._known:
-            self._known[stage] = self._build(stage)
-        return self._known[stage]
+        if stage.number not in self._known:
+            self._known[stage.number] = self._build(stage)
+        return self._known[stage.number]
+
+    def shape(self, stage: Stage) -> int:
+        """A number that stages have in common whose work is equal."""
+        known = self._shapes.get(stage.number)
+        if known is None:
+            what = stage.stack, stage.embedding, stage.head
+            known = self._shapes[stage.number] = self._numbers.setdefault(what, len(self._numbers))
+        return known
 
     def operations(self, stage: Stage, kind: ActionKind) -> tuple[Operation, ...]:
         """Operations of a pass through a whole stage."""
-        found = self._operations.get((stage, kind))
+        found = self._operations.get((stage.number, kind))
         if found is None:
-            found = self._operations[stage, kind] = operations_of(self.of(stage), kind)
+            found = self._operations[stage.number, kind] = operations_of(self.of(stage), kind)
         return found
 
     def _build(self, stage: Stage) -> tuple[Unit, ...]:

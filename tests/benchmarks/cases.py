@@ -44,6 +44,12 @@ def slow_rank_175b() -> Mapping:
     return {**mapping, "disturbances": {"slow": [{"gpu": 100, "speed": 0.9}]}}
 
 
+def mixture_2k() -> Mapping:
+    """DeepSeek-V3 on 2,048 H800, as the example has it: tokens go to their experts over links that others use, too."""
+    mapping: Mapping = yaml.safe_load(EXAMPLE.with_name("deepseek_v3.yaml").read_text(encoding="utf-8"))
+    return mapping
+
+
 def fsdp_1k_contended() -> Mapping:
     """Llama 3 70B, fully sharded over 1,024 GPUs in 8 pods of 128 with 1:7 above them; every rank, links shared."""
     return {
