@@ -19,7 +19,7 @@ import numpy as np
 
 from calibrate.fit.alpha_beta import fit_calls
 from calibrate.fit.published_collectives import Benchmark, read_benchmarks
-from calibrate.fit.published_kernels import AttentionRow, MatmulRow, attentions, matmuls
+from calibrate.fit.published_kernels import AttentionRow, GroupedRow, MatmulRow, attentions, matmuls
 from calibrate.fit.quality import Fits, Judged
 from clustersim.cost.record import (
     Call,
@@ -136,11 +136,13 @@ def _kernel_fit(name: str, fits: Fits) -> KernelFit | None:
 
 
 def _residuals(judged: Iterable[Judged]) -> Mapping[str, Residual]:
-    """By family; attention fitted with a sibling's rows is judged by them too."""
+    """By family; attention fitted with a sibling's rows is judged by them too. Records have no products of experts."""
     errors: dict[str, list[tuple[float, float]]] = {}
     for each in judged:
         seconds = zip(each.rows, each.winner.predicted, each.winner.left_out, strict=True)
         for row, predicted, left_out in seconds:
+            if isinstance(row, GroupedRow):
+                continue
             pair = (abs(predicted / row.seconds - 1.0), abs(left_out / row.seconds - 1.0))
             errors.setdefault(family(_row(row).signature), []).append(pair)
     return {name: _residual(pairs) for name, pairs in errors.items()}
