@@ -85,5 +85,5 @@ def _seconds(rows: Sequence[GroupedRow], busy: FloatArray, call: float) -> Float
     groups = np.array([each.shape.batch for each in kernels if isinstance(each.shape, MatmulShape)], dtype=np.float64)
     floors = groups * call if rows[0].streamed else np.zeros(len(groups))
     of = np.repeat(np.arange(len(rows)), [len(row.kernels) for row in rows])
-    seconds: FloatArray = np.bincount(of, weights=np.maximum(busy, floors), minlength=len(rows)).astype(np.float64)
-    return seconds
+    summed: FloatArray = np.bincount(of, weights=np.maximum(busy, floors), minlength=len(rows)).astype(np.float64)
+    return summed

@@ -136,12 +136,12 @@ def _kernel_fit(name: str, fits: Fits) -> KernelFit | None:
 
 
 def _residuals(judged: Iterable[Judged]) -> Mapping[str, Residual]:
-    """By family; attention fitted with a sibling's rows is judged by them too. Records have no products of experts."""
+    """By family; attention fitted with a sibling's rows is judged by them too."""
     errors: dict[str, list[tuple[float, float]]] = {}
     for each in judged:
         seconds = zip(each.rows, each.winner.predicted, each.winner.left_out, strict=True)
         for row, predicted, left_out in seconds:
-            if isinstance(row, GroupedRow):
+            if isinstance(row, GroupedRow):  # of which records have none
                 continue
             pair = (abs(predicted / row.seconds - 1.0), abs(left_out / row.seconds - 1.0))
             errors.setdefault(family(_row(row).signature), []).append(pair)

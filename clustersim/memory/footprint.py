@@ -64,11 +64,7 @@ class Footprint:
 
     def resident(self, pipeline_rank: int) -> dict[Category, Bytes]:
         """Bytes by category that a rank holds for the whole step; activations and fragmentation are not among them."""
-        stages = self.plan.stages_of(pipeline_rank)
-        held = [
-            (group, float(sum(self.plan.parameters(stage, group.name) for stage in stages)))
-            for group in self.plan.parameter_groups
-        ]
+        stages, held = self.plan.stages_of(pipeline_rank), self._held(pipeline_rank)
         buckets = sum(self._fullest_bucket(group, stages) for group, _ in held)
         each = [(self.per_parameter(group), count) for group, count in held]
         return {
@@ -80,6 +76,19 @@ class Footprint:
             Category.COMMUNICATION: self.groups * self.framework.communicator,
             Category.CONTEXT: self.context,
         }
+
+    def weights(self, pipeline_rank: int) -> dict[str, tuple[float, Bytes]]:
+        """By name of its group, parameters that a rank computes with, and bytes of them, gradients and states."""
+        held = self._held(pipeline_rank)
+        return {group.name: (count, count * sum(self.per_parameter(group).values())) for group, count in held}
+
+    def _held(self, pipeline_rank: int) -> list[tuple[ParameterGroup, float]]:
+        """Parameters of each group on a pipeline rank's stages, before ZeRO shards them."""
+        stages = self.plan.stages_of(pipeline_rank)
+        return [
+            (group, float(sum(self.plan.parameters(stage, group.name) for stage in stages)))
+            for group in self.plan.parameter_groups
+        ]
 
     def _grouped_workspace(self, stages: tuple[Stage, ...]) -> Bytes:
         """What libraries take for grouped products, where the layers of some stages have them."""

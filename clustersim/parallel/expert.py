@@ -9,6 +9,7 @@ and their gradients come back with the inputs'.
 All-to-all (`MoEAlltoAllTokenDispatcher`): the ranks tell each other how many rows each expert gets, and the host waits
 for that, since it sizes what follows. Then a row for each expert of a token goes to its rank; where experts are cut,
 all ranks that have a part of one gather the rows that came for it, and the sums of the parts' results are scattered.
+Where experts have a capacity, all ranks send as many, and know it (`moe_pad_expert_input_to_capacity`).
 
 All-gather (`MoEAllGatherTokenDispatcher`): all ranks gather all tokens, with their routing and probabilities; results
 are summed and scattered.
@@ -40,7 +41,7 @@ class Dispatch:
 
     layout: Layout
     routed: RoutedMlp
-    tokens: float
+    tokens: int
     row: Bytes
     format: DType
 
@@ -62,7 +63,7 @@ class Dispatch:
     @property
     def rows(self) -> Bytes:
         """Bytes of a row for each token and expert."""
-        return self.routed.top_k * self.tokens * self.row
+        return self.routed.rows(self.tokens) * self.row
 
     @property
     def ranks(self) -> int:
@@ -99,9 +100,12 @@ class _AllToAll:
     """A row for each expert, by the library."""
 
     def there(self, dispatch: Dispatch, *, again: bool) -> tuple[Exchange, ...]:
-        sent = self._sent("dispatch tokens", dispatch, awaits=not again)
+        known = again or dispatch.routed.capacity is not None
+        sent = self._sent("dispatch tokens", dispatch, awaits=not known)
         if not again:
-            sent = (*self._counts(dispatch), *sent, *self._probabilities("dispatch probabilities", dispatch))
+            sent = (*sent, *self._probabilities("dispatch probabilities", dispatch))
+        if not known:
+            sent = (*self._counts(dispatch), *sent)
         if dispatch.layout.expert_tensor == 1:
             return sent
         size = dispatch.layout.expert_tensor * dispatch.rows
@@ -131,7 +135,7 @@ class _AllToAll:
     def _probabilities(self, name: str, dispatch: Dispatch) -> tuple[Exchange, ...]:
         if dispatch.layout.ep == 1:
             return ()
-        size = dispatch.routed.top_k * dispatch.tokens * _PROBABILITY.bytes
+        size = float(dispatch.routed.rows(dispatch.tokens) * _PROBABILITY.bytes)
         return (Exchange(name, Collective.ALL_TO_ALL, EXPERT_ROLE.name, size, routing=dispatch.routing),)
 
 

@@ -185,7 +185,7 @@ class Plan:
         if spec is None:
             return plain
         if isinstance(spec.mlp, RoutedMlp):
-            tokens, row = float(self.shard.residual_tokens), float(self.model.hidden * form.bytes)
+            tokens, row = self.shard.residual_tokens, float(self.model.hidden * form.bytes)
             plain = replace(plain, dispatch=Dispatch(self.layout, spec.mlp, tokens, row, form))
         return plain if spec.attention is None else replace(plain, keys_values=self._keys_values(spec.attention))
 

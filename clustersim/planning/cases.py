@@ -71,7 +71,7 @@ class Case:
     """One change.
 
     modelled: whether collectives are modelled with it, even where some were measured; effort: how many times as long as
-    without it a simulation takes.
+    without it a simulation takes; of_mixtures: whether it is nothing to ask of a model without experts.
     """
 
     name: str
@@ -79,6 +79,11 @@ class Case:
     change: Change
     modelled: bool = False
     effort: float = 1.0
+    of_mixtures: bool = False
+
+    def concerns(self, scenario: Scenario) -> bool:
+        """Whether a scenario has what is changed."""
+        return not self.of_mixtures or bool(scenario.model.mixtures)
 
 
 def _links(kinds: Callable[[Scenario], tuple[LinkKind, ...]], bandwidth: float, nowhere: str) -> Change:
@@ -229,13 +234,31 @@ CASES: Final = (
         modelled=True,
     ),
     Case("products_faster", "matmuls and attention 1.1x as fast", _faster_products),
+    Case(
+        "other_dispatcher",
+        "tokens sent to their experts in another way",
+        _other_dispatcher,
+        modelled=True,
+        of_mixtures=True,
+    ),
+    Case(
+        "experts_inside",
+        "experts spread inside NVLink domains",
+        _experts(inside=True),
+        modelled=True,
+        of_mixtures=True,
+    ),
+    Case(
+        "experts_across",
+        "experts spread across NVLink domains",
+        _experts(inside=False),
+        modelled=True,
+        of_mixtures=True,
+    ),
     Case("twice_the_microbatches", "twice the microbatches (global batch 2x)", _larger_batch, effort=2.0),
     Case("half_the_microbatch", "microbatches of half the size (same batch)", _smaller_microbatches, effort=2.0),
     Case("slow_rank", "one rank at 0.9x speed", _slow_rank, effort=SPLITS),
     Case("hybrid_sharding", "weights cut over as few ranks as fit, equal on the rest", _hybrid, modelled=True),
-    Case("other_dispatcher", "tokens sent to their experts in another way", _other_dispatcher, modelled=True),
-    Case("experts_inside", "experts spread inside NVLink domains", _experts(inside=True), modelled=True),
-    Case("experts_across", "experts spread across NVLink domains", _experts(inside=False), modelled=True),
     Case("no_recompute", "nothing recomputed", _recompute(NoRecompute(), "nothing is recomputed now")),
     Case("full_recompute", "all layers recomputed", _recompute(FullRecompute(), "all layers are recomputed now")),
     Case("cuda_graphs", "passes captured in CUDA graphs", _cuda_graphs),

@@ -114,8 +114,13 @@ def _models(scenario: Scenario) -> Iterator[Model]:
 def _alike(model: Model) -> Model:
     """A model whose layers hold and send the same, with one kind of layer: windows and turned heads change neither.
 
-    Raise InputError where its layers differ in more than that.
+    Raise InputError where its layers differ in more than that, or have experts.
     """
+    if model.mixtures:
+        raise InputError(
+            f"model: {model.name} is a mixture of experts, and the explorer's page knows dense models only; run and "
+            "check know both, and the page of run --html has what-ifs of where experts are"
+        )
     runs = (LayerRun(changed(run.spec, window=None, rotary=1.0), run.count) for run in model.stack)
     found = replace(model, stack=joined(runs))
     if len(found.stack) > 1:

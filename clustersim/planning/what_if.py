@@ -36,7 +36,7 @@ def _answers(result: Result, budget: Seconds) -> Iterator[WhatIf]:
     """The cases one by one, with an eye on the clock."""
     started = perf_counter()
     modelled = _Modelled(result)
-    for case in CASES:
+    for case in (each for each in CASES if each.concerns(result.scenario)):
         changed = case.change(result)
         if isinstance(changed, Untried):
             yield WhatIf(case.name, case.words, None, changed.reason)

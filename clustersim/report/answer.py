@@ -1,6 +1,6 @@
 """Which parts of a result does the page show, and under which names and colours?"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -11,7 +11,9 @@ from clustersim.analysis.parts import EXPOSED, PARTS, Part
 from clustersim.analysis.what_if import WhatIfs
 from clustersim.answer import Answer
 from clustersim.arrays import FloatArray
+from clustersim.assembly import plan_of
 from clustersim.cost.timing import Provenance
+from clustersim.fitting import footprint_of
 from clustersim.memory.footprint import Category as Use
 from clustersim.memory.ledger import Ledger
 from clustersim.report.answer_critical_path import critical_path_of
@@ -39,6 +41,7 @@ from clustersim.report.view import (
 from clustersim.report.waiting import nobody_slow
 from clustersim.report.wording import disturbed_line, gpu_line, layout_line, row_names, stage_name
 from clustersim.units import Seconds, format_seconds
+from clustersim.workload.operators import EXPERTS
 
 _VISIBLE: Final = 1e-3  # of the step: the least difference of waiting that is shown
 PART_LOOKS: Final[Mapping[Part, Category]] = MappingProxyType(
@@ -204,15 +207,24 @@ def _settled(result: Answer, parts: Mapping[str, Seconds]) -> FloatArray:
 def memory_of(result: Answer) -> Memory:
     """The ledgers of pipeline ranks: of many some, evenly spaced, and the fullest."""
     shown = sorted({*shown_rows(len(result.ledgers), MOST_ROWS - 1).tolist(), result.fullest})
+    held = [_held(stage_name(result.scenario, number), str(number), result.ledgers[number]) for number in shown]
     return Memory(
         labels=tuple(use.value for use in Use),
         categories=tuple(USE_LOOKS[use] for use in Use),
-        stages=tuple(
-            _held(stage_name(result.scenario, number), str(number), result.ledgers[number]) for number in shown
-        ),
+        stages=tuple(_apart(result, shown, held) if result.scenario.model.mixtures else held),
         capacity=result.memory_capacity,
         of_stages=len(result.ledgers),
     )
+
+
+def _apart(result: Answer, shown: Sequence[int], held: Sequence[StageMemory]) -> Iterator[StageMemory]:
+    """What pipeline ranks hold, with what experts take apart from all else."""
+    footprint = footprint_of(result.scenario, plan_of(result.scenario))
+    for number, stage in zip(shown, held, strict=True):
+        weights = footprint.weights(number)
+        others = [each for name, each in weights.items() if name != EXPERTS]
+        rest = sum(count for count, _ in others), sum(size for _, size in others)
+        yield replace(stage, experts=weights.get(EXPERTS, (0.0, 0.0)), others=rest)
 
 
 def _held(label: str, short: str, ledger: Ledger) -> StageMemory:

@@ -19,9 +19,10 @@ from clustersim.report.figure import (
     time_scale,
     typed,
 )
+from clustersim.report.keys import Cells, table
 from clustersim.report.rows import height_of, shown_rows
 from clustersim.report.view import Memory, StageMemory
-from clustersim.units import format_bytes
+from clustersim.units import Bytes, format_bytes
 
 _GIB = 2.0**30
 _MOST_MOMENTS = 1500
@@ -49,6 +50,22 @@ def peak_figure(memory: Memory) -> Figure:
         height=height_of(len(shown)),
         narrow=short_labels(labels, [escape(memory.stages[row].short) for row in shown]),
     )
+
+
+def experts_table(memory: Memory) -> str:
+    """What experts take and all other weights, of every pipeline rank; empty where there are no experts."""
+    rows = [
+        Cells((each.label, *_weights(each.experts), *_weights(each.others)))
+        for each in memory.stages
+        if each.experts is not None
+    ]
+    heads = ("parameters, gradients and states", "of experts", "take", "of all else", "take")
+    return table(heads, rows) if rows else ""
+
+
+def _weights(held: tuple[float, Bytes]) -> tuple[str, str]:
+    count, size = held
+    return f"{count / 1e9:,.3f} billion", format_bytes(size)
 
 
 def memory_figure(memory: Memory, step_time: float) -> Figure:

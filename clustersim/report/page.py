@@ -16,7 +16,7 @@ from clustersim.report.figure import share_words
 from clustersim.report.files import write_text_atomically
 from clustersim.report.heatmap import heatmap_card
 from clustersim.report.keys import Cells, named, table
-from clustersim.report.memory import memory_figure, peak_figure
+from clustersim.report.memory import experts_table, memory_figure, peak_figure
 from clustersim.report.network import network_card
 from clustersim.report.overlap import overlap_card
 from clustersim.report.steps import shown_steps, steps_figure
@@ -130,7 +130,8 @@ def _memory_cards(view: PageView) -> Iterator[Card]:
     yield figure_card("Memory over time", memory_figure(view.memory, view.verdict.step_time), lead=lead)
     shown, all_stages = len(view.memory.stages), view.memory.of_stages
     some = f"{shown} of {all_stages:,} {view.timeline.row_word}s are shown, the fullest among them."
-    yield figure_card("Memory at the peak", peak_figure(view.memory), caption=some if shown < all_stages else "")
+    figure, caption = peak_figure(view.memory), some if shown < all_stages else ""
+    yield Card(section("Memory at the peak", slot(figure) + experts_table(view.memory), caption=caption), (figure,))
 
 
 def _network_cards(view: PageView) -> Iterator[Card]:

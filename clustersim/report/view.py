@@ -262,12 +262,17 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """What a pipeline rank holds. times: [t] seconds, ascending; held: [categories, t] bytes, from times[i] on."""
+    """What a pipeline rank holds. times: [t] seconds, ascending; held: [categories, t] bytes, from times[i] on.
+
+    experts, others: parameters, and bytes of them, their gradients and optimizer states; None where no experts are.
+    """
 
     label: str
     short: str
     times: FloatArray
     held: FloatArray
+    experts: tuple[float, Bytes] | None = None
+    others: tuple[float, Bytes] = (0.0, 0.0)
 
     @property
     def peak(self) -> int:

@@ -14,6 +14,7 @@ from clustersim.parallel.data import ByParameter, FullyShard, NaiveDataParallel
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import PIPELINE, SPOKEN, Axis
 from clustersim.parallel.pipeline import dealt, split_layers
+from clustersim.program.task import Dispatcher
 from clustersim.scenario.legal import around, divisors, multiples_around
 from clustersim.scenario.offload import check_offload
 from clustersim.scenario.recomputed import check_modules
@@ -141,6 +142,18 @@ def check_routers(scenario: Setup) -> Iterator[str]:
         elif router.limit is not None and top_k > (room := router.limit * each.experts // router.groups):
             left = f"the {room} experts that limit {router.limit} leaves"
             yield f"model.experts: top_k {top_k} is above {left}; raise limit"
+        elif each.capacity is not None:
+            yield from _capacity(scenario, each.capacity, each.experts / top_k)
+
+
+def _capacity(scenario: Setup, capacity: float, most: float) -> Iterator[str]:
+    if capacity > most:
+        yield f"model.experts: capacity {capacity:g} is above {most:g}, at which every expert takes every token"
+    if (dispatcher := scenario.layout.dispatcher) is not Dispatcher.ALL_TO_ALL:
+        yield (
+            f"layout.dispatcher: {dispatcher.value} sends as many rows as there are, and experts have a capacity; "
+            f"{Dispatcher.ALL_TO_ALL.value} pads and drops"
+        )
 
 
 def _spread(scenario: Setup, routed: RoutedMlp) -> Iterator[str]:

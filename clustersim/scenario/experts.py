@@ -15,7 +15,9 @@ from clustersim.workload.transformer import Model
 
 _Kind = TypeVar("_Kind", DenseMlp, RoutedMlp)
 _ROUTER: Final = {"router": "scores", "router_bias": "bias", "groups": "groups", "limit": "limit"}
-_MIXTURE: Final = {"count": "experts"} | {key: key for key in ("top_k", "ffn", "shared", "shared_gate", "bias")}
+_MIXTURE: Final = {"count": "experts"} | {
+    key: key for key in ("top_k", "ffn", "shared", "shared_gate", "bias", "capacity")
+}
 _PLACES: Final = frozenset(PlacedExpertsSection.model_fields) - frozenset(ExpertsSection.model_fields)
 
 

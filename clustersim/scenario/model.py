@@ -103,7 +103,8 @@ def _layered(model: Model, section: ModelSection) -> Model:
     model = with_experts(with_latent(model, section), section)
     if section.stack is not None:
         model = _stacked(model, section)
-    check_width(model, section.ffn)
+    if section.preset is not None or section.path is not None:  # what describes a model may say widths of no layer
+        check_width(model, section.ffn)
     for key, every, change in (
         ("window", section.global_every, {"window": None}),
         ("rotary", section.nope_every, {"rotary": 0.0}),

@@ -1,7 +1,8 @@
 """Which model is a configuration of the Llama kind: RMSNorm, a gated MLP, rotary positions?
 
 Families differ in biases, norms, windows and defaults, which are those of their configuration classes in transformers
-(src/transformers/models/*/configuration_*.py). Gated GELU counts as SwiGLU; the embedding's scale (Gemma) is left out.
+(src/transformers/models/*/configuration_*.py). Gated GELU counts as SwiGLU; the embedding's scale (Gemma) and Llama 4's
+norm of queries and keys, which has no weights, are left out.
 """
 
 from collections.abc import Callable, Mapping

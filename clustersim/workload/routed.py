@@ -80,7 +80,7 @@ class _Experts:
     @property
     def tokens(self) -> int:
         """Rows that come to this rank, of all ranks that send to it, where experts are chosen evenly."""
-        return self.rank.shard.residual_tokens * self.routed.top_k * self.rank.shard.etp
+        return self.routed.rows(self.rank.shard.residual_tokens) * self.rank.shard.etp
 
     @property
     def ffn(self) -> int:

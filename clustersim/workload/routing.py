@@ -116,7 +116,7 @@ def _passes(routed: RoutedMlp) -> int:
 
 def _copies(rank: OnRank, routed: RoutedMlp) -> "Copies":
     tokens = rank.shard.residual_tokens
-    return Copies(rank, tokens, tokens * routed.top_k, routed.experts, Region.REPLICATED)
+    return Copies(rank, tokens, routed.rows(tokens), routed.experts, Region.REPLICATED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import groupby
+from math import ceil
 
 
 class Mlp(Enum):
@@ -170,7 +171,9 @@ class RoutedMlp:
     """A mixture of experts: every token passes `top_k` of so many MLPs, chosen by a router, and the shared ones.
 
     ffn: width of each expert; shared: width of the shared experts together (0: there are none); shared_gate: what these
-    make is weighted by a gate of each token (Qwen 2); bias: router and experts have biases (gpt-oss).
+    make is weighted by a gate of each token (Qwen 2); bias: router and experts have biases (gpt-oss); capacity: each
+    expert takes exactly so many times its even share of a rank's tokens, the rest dropped, what lacks padded (Lepikhin
+    et al. 2020, arXiv:2006.16668, section 2.2; None: it takes what comes).
     """
 
     experts: int
@@ -181,11 +184,23 @@ class RoutedMlp:
     shared_gate: bool = False
     bias: bool = False
     router: Router = Router()
+    capacity: float | None = None
+
+    def rows(self, tokens: int) -> int:
+        """Rows that experts take of so many tokens of one rank.
+
+        >>> RoutedMlp(8, 2, 4, Mlp.GELU).rows(100), RoutedMlp(8, 2, 4, Mlp.GELU, capacity=1.25).rows(100)
+        (200, 256)
+        """
+        if self.capacity is None:
+            return tokens * self.top_k
+        return self.experts * ceil(self.capacity * tokens * self.top_k / self.experts)
 
     @property
     def alone(self) -> DenseMlp | None:
         """The dense MLP that a single expert without others is; None: there is something to choose, or to add."""
-        return DenseMlp(self.ffn, self.form) if self.experts == 1 and not self.shared else None
+        added = self.shared or self.capacity is not None
+        return DenseMlp(self.ffn, self.form) if self.experts == 1 and not added else None
 
 
 AnyMlp = DenseMlp | RoutedMlp

@@ -13,7 +13,7 @@ from tests.cli.conftest import Run
 from tests.validation.rows import row, write_rows
 
 KOREA = "korth-T5-22B-present"
-MIXTURE = "dgxc-v25.05-Grok1_314B-GB200-bf16-128-gbs256"  # of experts
+REFUSED = "mb-26.06.01-DeepSeekV3-DGX-GB300-MXFP8-256-gbs4096"  # in a format that is not modelled
 FIGURES = {"n", "skipped", "mape", "median_ape", "bias", "worst", "covered"}
 
 
@@ -111,10 +111,10 @@ def test_a_case_is_shown_as_the_scenario_that_gives_its_prediction(clustersim: R
 
 
 def test_a_case_that_is_not_modelled_is_shown_with_the_reason(clustersim: Run) -> None:
-    done = clustersim("validate", "show", MIXTURE)
+    done = clustersim("validate", "show", REFUSED)
     assert done.returncode == 0
     assert "skipped" in done.stdout
-    refused = clustersim("validate", "show", MIXTURE, "--html", "page.html")
+    refused = clustersim("validate", "show", REFUSED, "--html", "page.html")
     assert refused.returncode == 2
     assert "no prediction to draw" in refused.stderr
 

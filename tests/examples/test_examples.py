@@ -10,6 +10,7 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.fitting import check
+from clustersim.scenario.changes.experts import within_domains
 from clustersim.workload.training import FullRecompute
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -61,6 +62,25 @@ def test_the_405b_example_folds_to_its_pipeline_ranks_on_a_shared_network_too() 
     """Pods hold three stages each, so that stages differ in what their messages meet, but replicas do not."""
     result = simulate(Scenario.load(EXAMPLES / "llama3_405b_16k.yaml", ["cost.network=shared"]))
     assert (result.ranks, result.simulated_ranks) == (16384, 16)
+
+
+def test_deepseek_v3_is_the_papers_layout_and_takes_more_gpu_hours_than_the_papers_fp8() -> None:
+    """arXiv:2412.19437, table 1: 180 K H800 GPU hours for each trillion tokens; products in bf16 take at most twice."""
+    result = simulate(Scenario.load(EXAMPLES / "deepseek_v3.yaml"))
+    layout, training = result.scenario.layout, result.scenario.training
+    assert (layout.tp, layout.pp, layout.ep, result.ranks) == (1, 16, 64, 2048)
+    assert (training.global_batch, training.sequence) == (15360, 4096)
+    hours = result.to_json()["gpu_hours_per_trillion_tokens"]
+    assert hours == pytest.approx(1e12 / result.tokens_per_second * 2048 / 3600)
+    assert 180e3 < hours < 360e3
+    assert any("loads of experts" in each for each in result.not_modelled)
+
+
+@pytest.mark.parametrize("name", ["mixtral_8x22b", "qwen3_235b"])
+def test_tokens_of_the_smaller_mixtures_stay_on_nvlink(name: str) -> None:
+    scenario = Scenario.load(EXAMPLES / f"{name}.yaml")
+    assert within_domains(scenario, scenario.layout.ep)
+    assert not within_domains(Scenario.load(EXAMPLES / "deepseek_v3.yaml"), 64)
 
 
 def test_data_parallel_scaling_says_whether_it_is_near_linear_and_why(printed: Printed) -> None:

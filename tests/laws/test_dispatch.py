@@ -26,7 +26,7 @@ def mixtures(draw: st.DrawFn) -> Scenario:
     way = draw(st.sampled_from(Dispatcher))
     limited = {"groups": 4, "limit": draw(st.sampled_from([1, 2]))} if draw(st.booleans()) else {}
     experts = {"count": 16, "top_k": 2, "ffn": 512} | limited
-    model = {"layers": 4, "hidden": 512, "ffn": 1024, "heads": 8, "vocab": 1024, "experts": experts}
+    model = {"layers": 4, "hidden": 512, "heads": 8, "vocab": 1024, "experts": experts}
     cluster = {"name": draw(st.sampled_from(["dgx-h100", "gb200-nvl72"])), "gpus": 16}
     training = {"sequence": 512, "global_batch": 32}
     layout = draw(st.sampled_from(LAYOUTS)) | {"dispatcher": way.value}
@@ -53,7 +53,7 @@ def test_folded_is_unfolded_on_a_shared_network(scenario: Scenario) -> None:
 def test_one_group_that_shares_its_links_with_nobody_takes_what_it_takes_uncontended() -> None:
     """All experts of 8 GPUs in one node: exchanges of one role on ports of their own."""
     for way in Dispatcher:
-        model = {"layers": 2, "hidden": 512, "ffn": 1024, "heads": 8, "vocab": 1024}
+        model = {"layers": 2, "hidden": 512, "heads": 8, "vocab": 1024}
         experts = {"count": 16, "top_k": 2, "ffn": 512}
         mapping = {
             "model": model | {"experts": experts},

@@ -10,7 +10,7 @@ from clustersim.parallel.layout import Layout
 from clustersim.program.task import Collective, Dispatcher
 from clustersim.workload.stack import Mlp, RoutedMlp
 
-TOKENS, ROW, EXPERTS, TOP_K = 100.0, 64.0, 8, 2
+TOKENS, ROW, EXPERTS, TOP_K = 100, 64.0, 8, 2
 MIXTURE = RoutedMlp(EXPERTS, TOP_K, 128, Mlp.SWIGLU)
 Sent = list[tuple[str, Collective, str, float]]
 
@@ -49,6 +49,17 @@ def test_ranks_that_have_parts_of_one_expert_gather_its_rows_and_scatter_sums() 
         ("sum parts of experts", Collective.REDUCE_SCATTER, "etp", 2 * TOKENS * TOP_K * ROW),
     ]
     assert summed.format is DType.BF16
+
+
+def test_experts_with_a_capacity_need_no_counts_and_nobody_waits() -> None:
+    """A quarter more than their even share of 25 of the 100 tokens: 32 rows for each of 8."""
+    made = replace(dispatch(Dispatcher.ALL_TO_ALL), routed=replace(MIXTURE, capacity=1.25))
+    assert sent(made.there()) == [
+        ("dispatch tokens", Collective.ALL_TO_ALL, "ep", 8 * 32 * ROW),
+        ("dispatch probabilities", Collective.ALL_TO_ALL, "ep", 8 * 32 * 4),
+    ]
+    assert not any(each.awaits for each in made.there())
+    assert sent(made.back()) == [("combine tokens", Collective.ALL_TO_ALL, "ep", 8 * 32 * ROW)]
 
 
 @pytest.mark.parametrize("etp", [1, 2])

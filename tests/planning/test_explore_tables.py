@@ -24,6 +24,7 @@ from clustersim.schedules.rules import dry_run, peak_in_flight
 from clustersim.schedules.shelf import schedule
 from tests.planning.explorations import SAMPLES, SCENARIOS, Explored, explored, few_choices
 from tests.planning.explorer_page import ZERO, Page
+from tests.simulated import pipeline
 
 
 @pytest.fixture(
@@ -252,3 +253,8 @@ def test_layers_that_hold_something_else_are_refused() -> None:
     }
     with pytest.raises(InputError, match="the layers of llama-tiny differ in what they hold, and the explorer's page"):
         tables(Scenario.from_mapping(mapping))
+
+
+def test_a_mixture_of_experts_is_refused_in_words() -> None:
+    with pytest.raises(InputError, match="mixtral-8x7b is a mixture of experts, and the explorer's page knows dense"):
+        tables(pipeline("model={preset: mixtral-8x7b, layers: 8}"))

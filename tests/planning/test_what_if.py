@@ -63,7 +63,8 @@ def test_an_order_that_is_written_down_is_for_its_own_microbatches() -> None:
 
 
 def test_all_cases_of_the_shelf_are_answered_in_its_order(plain: Result) -> None:
-    assert [case.name for case in what_ifs(plain, math.inf).cases] == [case.name for case in CASES]
+    asked = [case.name for case in CASES if not case.of_mixtures]
+    assert [case.name for case in what_ifs(plain, math.inf).cases] == asked
 
 
 @pytest.mark.parametrize(
@@ -274,3 +275,54 @@ def test_graphs_make_a_step_shorter_where_gpus_wait_for_their_hosts() -> None:
     captured = simulate(Scenario.from_mapping({**waiting, "training": training, "framework": {"cuda_graphs": True}}))
     assert tried(outcome).step_time == captured.step_time < result.step_time
     assert cases_of(captured)["cuda_graphs"].note == "passes are captured now"
+
+
+MIXTURE = (
+    "model={preset: mixtral-8x7b, layers: 4}",
+    "training.microbatch=1",
+    "training.recompute=none",
+    "layout={tp: 1, pp: 2, dp: 8, data: zero1, ep: 4}",
+)
+
+
+@pytest.fixture(scope="module")
+def mixed() -> dict[str, WhatIf]:
+    return cases_of(simulated(*MIXTURE))
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "overrides"),
+    [
+        ("other_dispatcher", "deepep, not alltoall", ["layout.dispatcher=deepep"]),
+    ],
+)
+def test_another_dispatcher_is_the_scenario_that_names_it(
+    mixed: dict[str, WhatIf], name: str, words: str, overrides: list[str]
+) -> None:
+    assert words in mixed[name].words
+    assert tried(mixed[name]).step_time == simulated(*MIXTURE, *overrides).step_time
+
+
+def test_experts_inside_a_node_are_tried_across_nodes_and_back() -> None:
+    """Stages of 16 ranks on two nodes: 8 experts are on one node's, with each cut in two on both nodes'."""
+    layout = "layout={tp: 2, pp: 1, dp: 8, data: zero1, ep: %d, etp: 2}"
+    near, far = ([*MIXTURE[:3], layout % ep] for ep in (4, 8))
+    inside, across = (cases_of(simulated(*each)) for each in (near, far))
+    assert "ep 8, not 4" in inside["experts_across"].words
+    assert tried(inside["experts_across"]).step_time == simulated(*far).step_time
+    assert inside["experts_inside"].note == "tokens stay inside their NVLink domain now"
+    assert "ep 4, not 8" in across["experts_inside"].words
+    assert tried(across["experts_inside"]).step_time == simulated(*near).step_time
+    assert tried(across["experts_inside"]).delta < 0.0
+
+
+def test_racks_send_tokens_as_racks_do() -> None:
+    rack = ("cluster={name: gb200-nvl72, gpus: 16}",)
+    assert "hybridep, not alltoall" in cases_of(simulated(*MIXTURE, *rack))["other_dispatcher"].words
+
+
+def test_a_dispatcher_of_its_own_is_tried_against_the_library(mixed: dict[str, WhatIf]) -> None:
+    assert mixed["other_dispatcher"].outcome is not None
+    found = cases_of(simulated(*MIXTURE, "layout.dispatcher=deepep"))["other_dispatcher"]
+    assert "alltoall, not deepep" in found.words
+    assert tried(found).delta == pytest.approx(-tried(mixed["other_dispatcher"]).delta)

@@ -5,8 +5,9 @@ import html
 import numpy as np
 import pytest
 
+from clustersim.memory.footprint import SHARDED
 from clustersim.memory.footprint import Category as Use
-from clustersim.report.answer import PART_LOOKS, USE_LOOKS, page_view
+from clustersim.report.answer import PART_LOOKS, USE_LOOKS, memory_of, page_view
 from clustersim.report.page import render_page
 from clustersim.report.theme import CATEGORIES, Category
 from clustersim.report.view import PageView
@@ -14,6 +15,7 @@ from clustersim.report.wording import layout_line, row_note, stage_name
 from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
+from tests.simulated import simulated
 
 SMALL = {
     "model": "llama3-8b",
@@ -116,3 +118,13 @@ def test_equal_kernels_of_a_pass_are_one_line_with_their_count(view: PageView) -
 def test_what_experience_says_is_on_the_page(view: PageView) -> None:
     assert view.trust.experience in html.unescape(render_page(view))
     assert view.trust.suggestions == ()
+
+
+def test_memory_of_experts_stands_apart_and_both_make_up_all() -> None:
+    """Eight experts of three 4096 x 14336 matrices in each of two layers, over four ranks; all else is whole."""
+    result = simulated("model={preset: mixtral-8x7b, layers: 8}", "layout={tp: 1, pp: 4, dp: 4, data: zero1, ep: 4}")
+    (first, *_), ledger = memory_of(result).stages, result.ledgers[0].at_peak()
+    assert first.experts is not None
+    assert first.experts[0] == 2 * 8 / 4 * 3 * 4096 * 14336
+    assert first.experts[1] + first.others[1] == pytest.approx(sum(ledger[use] for use in SHARDED))
+    assert all(stage.experts is None for stage in memory_of(simulated()).stages)

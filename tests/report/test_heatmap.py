@@ -11,7 +11,7 @@ from clustersim import Scenario, simulate
 from clustersim.analysis.dominant import DominantParts
 from clustersim.analysis.parts import PARTS, Part
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import DENSE, MESHES
+from clustersim.parallel.mesh import DENSE, EXPERT, MESHES
 from clustersim.report.answer import PART_LOOKS
 from clustersim.report.answer_dominant import dominant_of
 from clustersim.report.figure import Figure
@@ -52,6 +52,22 @@ def test_degrees_and_strides_give_every_ranks_coordinates(order: tuple[str, ...]
     for axis in MESHES[DENSE]:
         degree, stride = axes[axis.name]
         assert (np.arange(24) // stride % degree == layout.mesh.coordinate(axis)).all()
+
+
+def test_ranks_have_a_place_among_experts_and_can_stand_by_it() -> None:
+    layout = Layout(tp=2, pp=2, dp=4, ep=2, etp=2)
+    facts = heatmap_figure(made(np.arange(16), np.arange(16), layout), LOOKS).facts
+    degree, stride = facts["axes"]["ep"]
+    assert (np.arange(16) // stride % degree == layout.coordinate(EXPERT)).all()
+    assert facts["told"] == [("pp", "dp", "cp", "tp", "ep"), ("dp", "pp", "cp", "tp", "ep"), facts["orders"][2]]
+    places = [np.arange(16) // facts["axes"][axis][1] % facts["axes"][axis][0] for axis in facts["orders"][2]]
+    assert len(set(zip(*(each.tolist() for each in places), strict=True))) == 16, "every rank stands once"
+
+
+def test_without_experts_ranks_stand_and_are_told_as_ever() -> None:
+    facts = heatmap_figure(made(np.arange(24), np.arange(24)), LOOKS).facts
+    assert set(facts["axes"]) == {"tp", "cp", "dp", "pp"}
+    assert facts["told"] == facts["orders"]
 
 
 def test_the_legend_has_words_for_what_is_seen_and_for_nothing_else() -> None:

@@ -84,6 +84,17 @@ def test_axes_of_one_are_left_out() -> None:
     assert set(lanes(load_cluster("dgx-h100", gpus=8), Layout(dp=8))) == {"dp"}
 
 
+def test_experts_lie_on_the_fabric_as_their_own_mesh_says() -> None:
+    """Two replicas of eight whole experts on the sixteen ranks of a stage: a node each, and back eight ranks on."""
+    layout = Layout(tp=2, dp=8, pp=8, ep=8, etp=1)
+    found = lanes(load_cluster("dgx-h100", gpus=128), layout)
+    sizes = {axis: (lane.size, lane.groups, lane.stride, lane.nodes) for axis, (_, lane) in found.items()}
+    assert [*sizes] == ["tp", "dp", "pp", "ep", "edp"]
+    assert sizes["ep"] == (8, 16, 1, 1)
+    assert sizes["edp"] == (2, 64, 8, 2)
+    assert [found[axis][0] for axis in ("ep", "edp")] == ["NVLink domain", "leaf switch"]
+
+
 @pytest.mark.parametrize("gpus", [8, 16, 64])
 def test_parts_of_neighbours_are_those_of_all_pairs(gpus: int) -> None:
     """Ranks in order on nodes of eight: one pair of eight leaves its node, and the last one comes back to the first."""

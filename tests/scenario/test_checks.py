@@ -112,9 +112,7 @@ def test_layers_recomputed_are_legal_up_to_those_of_the_largest_stage(mapping: d
 def test_projections_of_latent_attention_are_recomputed_where_there_is_some(mapping: dict[str, Any]) -> None:
     """Megatron-LM's transformer_config.py raises the same."""
     asked = ["training.recompute={modules: [mla_up_proj, mlp]}"]
-    with pytest.raises(
-        InputError, match="mla_up_proj is of latent attention, which llama3-8b has not; layernorm, core_attn"
-    ):
+    with pytest.raises(InputError, match="mla_up_proj is of latent attention, which llama3-8b has not; layernorm, "):
         Scenario.from_mapping(mapping, asked)
 
 

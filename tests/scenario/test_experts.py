@@ -1,13 +1,16 @@
 """How a file says a mixture of experts, and in which layers; what is wrong with it is said in one sentence."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from clustersim import Scenario
 from clustersim.errors import InputError
-from clustersim.workload.presets import PRESETS
-from clustersim.workload.stack import DenseMlp, Mlp, RoutedMlp, Router, Scores, specs
+from clustersim.workload.layers import Region, Shard, layer
+from clustersim.workload.presets import PRESETS, preset
+from clustersim.workload.stack import DenseMlp, LayerSpec, Mlp, RoutedMlp, Router, Scores, specs
+from clustersim.workload.training import Training
 from clustersim.workload.transformer import parameters
 
 PLAN: dict[str, Any] = {
@@ -104,6 +107,11 @@ def test_a_written_scenario_reads_back(name: str) -> None:
             r"top_k 2 is above the 1 experts that limit 1 leaves; raise limit",
         ),
         (
+            "{preset: mixtral-8x7b, experts: {capacity: 0}}",
+            r"model.experts.capacity: 0 is no capacity; write a number above 0",
+        ),
+        ("{preset: mixtral-8x7b, experts: {capacity: 4.5}}", r"capacity 4.5 is above 4, at which every expert takes"),
+        (
             "{preset: mixtral-8x7b, stack: [{layers: 1, ffn: 9}, {layers: 31}]}",
             r"stack: ffn is of a dense MLP, and the layer has experts; give experts.ffn",
         ),
@@ -121,6 +129,29 @@ def test_mistakes_are_said_in_one_sentence(model: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence) as refused:
         read(model)
     assert "\n" not in str(refused.value)
+
+
+def test_only_all_to_all_pads_and_drops() -> None:
+    with pytest.raises(InputError, match=r"layout.dispatcher: deepep sends as many rows .* capacity; alltoall pads"):
+        read("{preset: mixtral-8x7b, experts: {capacity: 1.5}}").changed("layout={ep: 8, dispatcher: deepep}")
+
+
+def test_an_even_capacity_is_what_comes_and_half_of_it_is_half_the_experts_work() -> None:
+    def experts(capacity: float | None) -> float:
+        (routed,) = read("mixtral-8x7b").model.mixtures
+        training = Training(sequence=2048, global_batch=1, microbatch=1)
+        model = replace(preset("mixtral-8x7b"), stack=())
+        spec = LayerSpec(None, replace(routed, capacity=capacity))
+        made = layer(model, spec, training, Shard(1, 2048, 2048)).operators
+        return sum(kernel.flops for each in made if each.region is Region.ROUTED for kernel in each.forward)
+
+    assert experts(1.0) == experts(None)
+    assert experts(0.5) == pytest.approx(experts(None) / 2, rel=1e-3)  # the activation's few FLOP among them
+
+
+def test_dimensions_may_say_a_width_that_no_layer_has() -> None:
+    """As config.json files of Qwen 3 do."""
+    assert kinds(f"{{{INLINE}, layers: 2, ffn: 2048, experts: {{{ROUTED}}}}}") == "mm"
 
 
 def test_sizes_without_an_mlp_need_the_experts_width() -> None:

@@ -1,5 +1,6 @@
 """What may a scenario file say of its model?"""
 
+import math
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
@@ -43,11 +44,18 @@ def _window(value: object) -> object:
     return value
 
 
+def _capacity(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise mistake(f"{shown(value)} is no capacity; write a number above 0, such as 1.25")
+    return float(value)
+
+
 class ExpertsSection(Section):
     """`experts` of a layer: a mixture of experts in place of the MLP; what is left out is the model's own, or none.
 
     count: of experts (0: the layer has a dense MLP); ffn: width of each; shared: width of the experts that every token
-    passes, together; groups, limit: experts are in so many groups, of which a token's are in at most `limit`.
+    passes, together; groups, limit: experts are in so many groups, of which a token's are in at most `limit`;
+    capacity: each takes exactly so many times its even share of a rank's tokens, dropped or padded.
     """
 
     short: ClassVar[str | None] = "count"
@@ -62,6 +70,7 @@ class ExpertsSection(Section):
     router_bias: bool | None = None
     groups: Experts | None = None
     limit: Experts | None = None
+    capacity: Annotated[float | None, BeforeValidator(_capacity)] = None
 
 
 class PlacedExpertsSection(ExpertsSection):
