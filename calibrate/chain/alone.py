@@ -34,7 +34,7 @@ def alone(scenario: Scenario, room: Bytes) -> Scenario:
     sequence = -(-scenario.training.sequence // layout.cp)
     cut = replace(
         scenario,
-        model=_runnable_layers(one_rank(scenario.model, layout.tp)),
+        model=one_rank(_runnable_layers(scenario.model), layout.tp),
         layout=Layout(),
         schedule=GPipe(),
         training=_runnable(replace(scenario.training, sequence=sequence)),
@@ -46,7 +46,8 @@ def _runnable_layers(model: Model) -> Model:
     stack = joined(LayerRun(spec, run.count) for run in model.stack if (spec := _plain(run.spec)) is not None)
     if not stack:
         raise InputError(
-            f"{model.name}: no layer has both attention and an MLP, so there is no chain of kernels to run"
+            f"{model.name}: no layer has both attention with heads' own keys and a dense MLP, so there is no chain of "
+            "kernels to run; name a dense model"
         )
     return replace(
         model,

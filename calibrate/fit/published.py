@@ -121,7 +121,7 @@ def _fit_experts(
     """
     fitted: dict[str, GroupedEfficiency] = {}
     found, call = list(judged), None
-    for name in EXPERTS:
+    for name in (each for each in EXPERTS if each in efficiencies):
         accelerator = replace(load_accelerator(name), efficiency=efficiencies[name])
         fitted[name], qualities = _fit_products(accelerator, call)
         found.extend(qualities)
@@ -129,10 +129,11 @@ def _fit_experts(
     siblings = {each.name: each.sibling for each in DERIVATIONS} | EXPERTS_OF
     derived = dict(efficiencies)
     for name, efficiency in efficiencies.items():
-        known = name
-        while known not in fitted:
-            known = siblings[known]
-        derived[name] = replace(efficiency, grouped=_relative(fitted[known], efficiencies[known], efficiency))
+        known: str | None = name
+        while known is not None and known not in fitted:
+            known = siblings.get(known)
+        if known is not None:
+            derived[name] = replace(efficiency, grouped=_relative(fitted[known], efficiencies[known], efficiency))
     return derived, found
 
 

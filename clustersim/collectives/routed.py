@@ -20,6 +20,7 @@ from clustersim.program.task import Routing
 def reached(routing: Routing, first: float, last: float) -> float:
     """Part of the tokens that have an expert among those from `first` up to `last`, parts of all experts (0 to 1).
 
+    >>> from clustersim.program.task import Dispatcher
     >>> reached(Routing(Dispatcher.DEEPEP, experts=4, top_k=2), 0.0, 0.5)  # one of six pairs is elsewhere
     0.8333333333333334
     """

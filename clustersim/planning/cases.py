@@ -36,7 +36,6 @@ from clustersim.scenario.changes.work import (
 )
 from clustersim.scenario.legal import divisors
 from clustersim.workload.offload import NOTHING
-from clustersim.workload.overheads import NONE
 from clustersim.workload.training import FullRecompute, NoRecompute, Recompute
 
 _NO_NETWORK: Final = "all ranks are on one node"
@@ -212,7 +211,8 @@ def _no_offload(result: Result) -> Changed | Untried:
 
 
 def _no_overheads(result: Result) -> Changed | Untried:
-    there = result.scenario.training.overheads != NONE
+    overheads = result.scenario.training.overheads
+    there = overheads != overheads.of_layers
     return Changed(without_overheads(result.scenario)) if there else Untried("nothing is done beside the model now")
 
 

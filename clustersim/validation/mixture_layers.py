@@ -40,15 +40,13 @@ _SUMS: Final = ".accumulate"  # of gradients: there is nothing to add to
 
 def layer_parts(case: Case) -> Mapping[str, Seconds]:
     """Seconds of each kernel and exchange of a row, by name; raise CannotPredictError for other layers."""
-    ways = {"fwd": forward, "bwd": backward}
-    if case.text("direction") not in ways or case.text("dtype") != "bf16":
-        raise CannotPredictError(
-            f"layers {case.text('direction')} in {case.text('dtype')} are not modelled", owed=False
-        )
+    ways, way = {"fwd": forward, "bwd": backward}, case.text("direction")
+    if way not in ways or case.text("dtype") != "bf16":
+        raise CannotPredictError(f"layers {way or 'both ways'} in {case.text('dtype')} are not modelled", owed=False)
     scenario = Scenario.from_mapping(_mapping(case), source=case.text("case_id"))
     assembly = assemble(scenario)
     ((spec, layer),) = assembly.plan.layers.items()
-    return _timed(scenario, assembly, ways[case.text("direction")](layer, assembly.plan.sharding(spec)))
+    return _timed(scenario, assembly, ways[way](layer, assembly.plan.sharding(spec)))
 
 
 def _timed(scenario: Scenario, assembly: Assembly, operations: Iterable[Operation]) -> Mapping[str, Seconds]:

@@ -108,6 +108,17 @@ class Overheads:
     loss: LossReport = LossReport.NEVER
     batches: Batches = Batches.LOADED
 
+    @property
+    def of_layers(self) -> "Overheads":
+        """How norms and experts are run, which is no work beside the model, and nothing else."""
+        return Overheads(
+            norm_in_linear=self.norm_in_linear,
+            permute_unfused=self.permute_unfused,
+            router_unfused=self.router_unfused,
+            router_fp32=self.router_fp32,
+            grouping=self.grouping,
+        )
+
 
 NONE: Final = Overheads()
 """Nothing beside the model."""

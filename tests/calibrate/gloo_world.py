@@ -49,7 +49,8 @@ def main(output: Path) -> None:
 
 
 def possible(shape: tuple[int, int]) -> list[Collective]:
-    return [each for each in Collective if each is not Collective.SEND_RECV or shape[0] == 2]
+    each_call = (each for each in Collective if not each.routed)
+    return [each for each in each_call if each is not Collective.SEND_RECV or shape[0] == 2]
 
 
 def rows(calls: list[Call]) -> list[list[Any]]:

@@ -117,10 +117,13 @@ def test_memory_is_what_pytorch_allocates(measured: dict[str, tuple[Kernel, floa
     assert {name: part for name, part in parts.items() if not (0.8 if name in packed else 0.95) <= part <= 1.05} == {}
 
 
+OF_EXPERTS = (Routine.TOP_K, Routine.PERMUTE, Routine.UNPERMUTE)
+
+
 def test_every_routine_that_a_cpu_runs_is_measured(measured: dict[str, tuple[Kernel, float]]) -> None:
-    """But for those that only a compiler fuses, and those that nobody runs here."""
+    """But for those that only a compiler fuses, those that nobody runs here, and those of experts."""
     found = {kernel.shape.routine for kernel, _ in measured.values() if isinstance(kernel.shape, StreamShape)}
-    assert set(Routine) - found == {Routine.LOSS_FUSED, Routine.LOSS_CHUNKED, Routine.DEQUANTIZE}
+    assert set(Routine) - found == {Routine.LOSS_FUSED, Routine.LOSS_CHUNKED, Routine.DEQUANTIZE, *OF_EXPERTS}
 
 
 def test_touched_memory_is_part_of_it(measured: dict[str, tuple[Kernel, float]]) -> None:

@@ -22,6 +22,8 @@ _COMPILED: Final = 1  # variants of a formula that is compiled for one form of o
 def prepare(kernel: Kernel, device: torch.device) -> Action:
     """What runs the kernel once, over random operands of its own; raise Unsupported where there is no such kernel."""
     match kernel.shape:
+        case MatmulShape() if kernel.kind is not KernelKind.MATMUL:
+            raise Unsupported(f"{kernel.name}: products of experts are not measured")
         case MatmulShape() as shape:
             return matmul.prepare(shape, kernel.dtype, device)
         case AttentionShape() as shape:

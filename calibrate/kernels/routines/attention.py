@@ -15,6 +15,8 @@ from clustersim.workload.kernels import AttentionShape
 
 def prepare(shape: AttentionShape, dtype: DType, device: torch.device, *, gradient: bool) -> Action:
     """Attention over random operands, or the gradients of its three operands; raise Unsupported for a window."""
+    if shape.value_dim is not None:
+        raise formulas.Unsupported(f"attention with values of {shape.value_dim}: not those of queries and keys")
     if shape.window is not None:
         raise formulas.Unsupported(f"attention of a window of {shape.window}: PyTorch's SDPA has none")
     sizes = (shape.query, shape.heads), (shape.key, shape.kv_heads), (shape.key, shape.kv_heads)

@@ -6,7 +6,6 @@ from clustersim.hardware.disturbance import Slow
 from clustersim.parallel.data import cut_over
 from clustersim.scenario.scenario import Scenario
 from clustersim.workload.offload import NOTHING
-from clustersim.workload.overheads import NONE
 from clustersim.workload.training import Recompute
 
 
@@ -38,7 +37,8 @@ def without_offload(scenario: Scenario) -> Scenario:
 
 def without_overheads(scenario: Scenario) -> Scenario:
     """Nothing is done beside the model: weight gradients are added up as they are made."""
-    return replace(scenario, training=replace(scenario.training, overheads=NONE))
+    training = scenario.training
+    return replace(scenario, training=replace(training, overheads=training.overheads.of_layers))
 
 
 def with_shards(scenario: Scenario, ranks: int) -> Scenario:
