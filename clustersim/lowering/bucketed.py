@@ -16,6 +16,7 @@ from clustersim.lowering.passes import Lowering, Pass, Plain
 from clustersim.lowering.tasklist import buckets
 from clustersim.lowering.units import operations_of
 from clustersim.parallel.data import GradientSync, Replicated, Zero1
+from clustersim.parallel.mesh import WEIGHTS
 from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.pipeline import Stage
 from clustersim.program.action import ActionKind
@@ -126,9 +127,9 @@ class Bucketed:
         return task
 
     def _bucket(self, low: Lowering, stage: Stage, group: ParameterGroup) -> float:
-        """Parameters in a bucket of a stage's."""
-        width = group.formats.gradients.bytes
-        return self.strategy.bucket_bytes(group.ranks, width, first=low.plan.first_chunk(stage)) / width
+        """Parameters in a bucket of a stage's; Megatron-LM's rule counts dense weights' ranks, for experts, too."""
+        width, ranks = group.formats.gradients.bytes, low.plan.layout.size_of(WEIGHTS)
+        return self.strategy.bucket_bytes(ranks, width, first=low.plan.first_chunk(stage)) / width
 
 
 def _runs(gathers: Sequence[Gathers]) -> list[tuple[int, int, Gathers]]:

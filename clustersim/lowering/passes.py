@@ -136,7 +136,7 @@ class Lowering:
         for group, parameters in held:
             second = again and group.secondary is not None
             role, ranks = (group.secondary, group.seconds) if second else (group.shard, group.shards)
-            if role is not None and ranks > 1:
+            if role is not None and ranks > 1 and parameters:
                 payloads[role.name] = payloads.get(role.name, 0.0) + parameters * group.formats.gathered.bytes
                 if self.plan.training.offload.shards and not second:
                     there[role.name] = there.get(role.name, 0.0) + parameters * group.held.bytes / group.shards
@@ -154,7 +154,7 @@ class Lowering:
         across: whether the second is done, too, or left to a later reduction. Where gradients are
         on the host, they go there once both are done. Return the last task, if there is one.
         """
-        if not group.trained or group.ranks == 1:
+        if not group.trained or group.ranks == 1 or not parameters:
             return ()
         prepared = before_reduction(self.plan.training_of(group.formats), parameters)
         if prepared:

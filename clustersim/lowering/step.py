@@ -22,8 +22,8 @@ from clustersim.lowering.tasklist import Blocks
 from clustersim.lowering.units import Units
 from clustersim.parallel.data import NaiveDataParallel
 from clustersim.parallel.groups import process_groups
-from clustersim.parallel.mesh import EMBEDDING, NEXT, PIPELINE, TENSOR_ROLE
-from clustersim.parallel.parameters import one_copy
+from clustersim.parallel.mesh import EMBEDDING, EXPERT_PARTS, NEXT, PIPELINE, TENSOR_ROLE
+from clustersim.parallel.parameters import one_copies
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind, Order
@@ -44,7 +44,7 @@ from clustersim.schedules.rules import runs_in_pairs
 from clustersim.workload.gradients import as_read, unscaled, unscales, widened
 from clustersim.workload.kernels import Kernel
 from clustersim.workload.layers import gradient_norm, optimizer_step
-from clustersim.workload.operators import DENSE
+from clustersim.workload.operators import DENSE, EXPERTS
 from clustersim.workload.recipe import WeightFormats
 from clustersim.workload.training import Training
 
@@ -213,8 +213,7 @@ def _ready(low: Lowering, updated: list[tuple[Training, float]], *, at_once: boo
     if not (at_once and unscales(low.plan.training)):
         return made
     task = low.beside("unscale gradients", made, low.reducing)
-    exchange = Exchange("found infinite", Collective.ALL_REDUCE, one_copy(low.plan.layout).name, NORM_BYTES)
-    low.reducing = [low.communicate(exchange, (task,))]
+    low.reducing = [*_over_copies(low, "found infinite", task)]
     return []
 
 
@@ -254,8 +253,14 @@ def _updated(plan: Plan, stages: tuple[Stage, ...]) -> Iterator[tuple[Training, 
 def _norm(low: Lowering, kernels: list[Operation]) -> tuple[int, ...]:
     """Sum the squares of all gradients; return the task after which the sum is there."""
     task = _squares(low, kernels)
-    exchange = Exchange(_NORM, Collective.ALL_REDUCE, one_copy(low.plan.layout).name, NORM_BYTES)
-    return (low.tasks.add(Stream.DATA, Communicate(exchange, (task,))),)
+    return _over_copies(low, _NORM, task)
+
+
+def _over_copies(low: Lowering, name: str, after: int) -> tuple[int, ...]:
+    """Sum a number over all that hold one copy of the gradients together, of each group of weights."""
+    roles = one_copies(low.plan.layout, low.plan.trained_groups)
+    exchanges = (Exchange(name, Collective.ALL_REDUCE, role.name, NORM_BYTES) for role in roles)
+    return tuple(low.communicate(exchange, (after,)) for exchange in exchanges)
 
 
 def _norm_so_far(low: Lowering, rank: int, kernels: list[Operation]) -> tuple[int, ...]:
@@ -263,11 +268,11 @@ def _norm_so_far(low: Lowering, rank: int, kernels: list[Operation]) -> tuple[in
 
     Messages are tagged as the last weight gradient of a stage of the rank's number, which itself sends nothing.
     """
-    if low.plan.layout.tp > 1:
-        kernels = [
-            *kernels,
-            Operation(Exchange(_NORM, Collective.ALL_REDUCE, TENSOR_ROLE.name, NORM_BYTES), Work.OPTIMIZER),
-        ]
+    inside = [TENSOR_ROLE.name] if low.plan.layout.tp > 1 else []
+    if low.plan.layout.folded and any(group.name == EXPERTS for group in low.plan.trained_groups):
+        inside.append(EXPERT_PARTS.name)
+    sums = (Exchange(_NORM, Collective.ALL_REDUCE, role, NORM_BYTES) for role in inside)
+    kernels = [*kernels, *(Operation(each, Work.OPTIMIZER) for each in sums)]
     there: tuple[int, ...] = (_squares(low, kernels),)
     for role in dict.fromkeys(group.shard for group in low.plan.trained_groups if group.shards > 1):
         if role is not None:

@@ -22,6 +22,7 @@ from typing import Final
 from clustersim.dtypes import DType
 from clustersim.memory.activations import Activations
 from clustersim.parallel.data import FullyShard, NaiveDataParallel, Zero2
+from clustersim.parallel.mesh import WEIGHTS
 from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
@@ -189,7 +190,8 @@ class Footprint:
         match self.plan.layout.data:
             case Zero2() as strategy if group.ranks > 1 and group.trained and not self.plan.sums_whole_gradients:
                 width = group.formats.gradients.bytes
-                return min(strategy.bucket_bytes(group.ranks, width, first=first), count * width)
+                ranks = self.plan.layout.size_of(WEIGHTS)
+                return min(strategy.bucket_bytes(ranks, width, first=first), count * width)
         return 0.0
 
     @property

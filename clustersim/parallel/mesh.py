@@ -146,6 +146,14 @@ EXPERT_PARTS: Final = Role("etp_ep", "ep with etp", (EXPERT_TENSOR, EXPERT), EXP
 """Ranks that have parts of all experts together."""
 EXPERT_WEIGHTS: Final = Role("edp", "dp of experts", (EXPERT_DATA,), DATA, mesh=EXPERTS)
 """Ranks that hold the same experts."""
+EXPERT_REPLICA: Final = Role(
+    "expert_model",
+    "replica of experts",
+    tuple(axis for axis in MESHES[EXPERTS] if not axis.replicates),
+    DATA,
+    mesh=EXPERTS,
+)
+"""Ranks that hold one copy of all experts together."""
 EXPERT_SHARDS: Final = Role("edp_shard", "dp of experts within shards", (EXPERT_SHARD,), DATA, mesh=HYBRID_EXPERTS)
 EXPERT_REPLICAS: Final = Role(
     "edp_replicate", "dp of experts across replicas", (EXPERT_REPLICATE,), DATA, mesh=HYBRID_EXPERTS
@@ -170,6 +178,7 @@ ROLES: Final[Mapping[str, Role]] = MappingProxyType(
             EXPERT_TENSOR_ROLE,
             EXPERT_PARTS,
             EXPERT_WEIGHTS,
+            EXPERT_REPLICA,
             EXPERT_SHARDS,
             EXPERT_REPLICAS,
             NEXT,

@@ -9,7 +9,7 @@ Hybrid sharding has both (FSDP2's two-dimensional mesh, Megatron-LM's optimizer 
 the adapters beside them are groups apart: the first are gathered where they are sharded, and nothing else.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
@@ -17,6 +17,7 @@ from typing import Final
 from clustersim.dtypes import DType
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import (
+    EXPERT_REPLICA,
     EXPERT_REPLICAS,
     EXPERT_SHARDS,
     EXPERT_WEIGHTS,
@@ -116,8 +117,14 @@ def _group(layout: Layout, name: str, formats: WeightFormats) -> ParameterGroup:
     return ParameterGroup(name, formats, shard=holders.within, shards=within, replicate=holders.across, replicas=across)
 
 
-def one_copy(layout: Layout) -> Role:
-    """The ranks that hold all gradients of the model once together, after they were reduced."""
+def one_copies(layout: Layout, groups: Iterable[ParameterGroup]) -> tuple[Role, ...]:
+    """For each of the groups the ranks that hold all its gradients once together, after they were reduced.
+
+    Where experts lie on a mesh of their own and nothing is sharded, those are others than of dense weights. A sharded
+    copy of all groups lies on the same ranks, so one collective does for all (Megatron-LM's ChainedOptimizer,
+    `grads_states_parallel_group_is_shared` in megatron/core/optimizer/optimizer.py).
+    """
     if not layout.data.stage:
-        return REPLICA
-    return INSTANCE if layout.hybrid and not layout.data.secondary else WORLD
+        apart = EXPERT_REPLICA if layout.folded else REPLICA
+        return tuple(dict.fromkeys(apart if group.name == EXPERTS else REPLICA for group in groups))
+    return (INSTANCE,) if layout.hybrid and not layout.data.secondary else (WORLD,)

@@ -24,7 +24,7 @@ from clustersim.hardware.disturbance import DeadLink
 from clustersim.hardware.technology import TECHNOLOGIES
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
 from clustersim.parallel.groups import process_groups
-from clustersim.parallel.mesh import HOST_ROLE, INSTANCE, REPLICA, WORLD
+from clustersim.parallel.mesh import EXPERT_REPLICA, HOST_ROLE, INSTANCE, REPLICA, WORLD
 from clustersim.program.task import Collective
 from clustersim.scenario.setup import Setup
 from clustersim.section import flat
@@ -37,7 +37,7 @@ _OWN: Final = MappingProxyType(
 )
 """Keys of a cluster that belong to its accelerator, and how they are called."""
 _TIERS: Final = MappingProxyType({"leaf": LinkKind.LEAF, "spine": LinkKind.SPINE})
-_LITTLE: Final = frozenset(role.name for role in (WORLD, REPLICA, INSTANCE, HOST_ROLE))
+_LITTLE: Final = frozenset(role.name for role in (WORLD, REPLICA, EXPERT_REPLICA, INSTANCE, HOST_ROLE))
 """Roles that send some bytes a step, or none over the network."""
 
 Keys = Mapping[str, Any]
