@@ -12,17 +12,17 @@ from clustersim.cost.jitter import MOST_NORMAL, Distribution
 from clustersim.errors import InputError, shown
 from clustersim.parallel.data import ByParameter, FullyShard, NaiveDataParallel
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import PIPELINE, SPOKEN, Axis
+from clustersim.parallel.mesh import SPOKEN, Axis
 from clustersim.parallel.pipeline import dealt, split_layers
-from clustersim.program.task import Dispatcher
 from clustersim.scenario.legal import around, divisors, multiples_around
+from clustersim.scenario.mixtures import check_adapted_experts, check_experts, check_routers
 from clustersim.scenario.offload import check_offload
 from clustersim.scenario.recomputed import check_modules
 from clustersim.scenario.section import MOST_TOKENS, MOST_WIDTH
 from clustersim.scenario.setup import Setup
 from clustersim.workload.lora import Target
 from clustersim.workload.offload import NOTHING
-from clustersim.workload.stack import MOST_LAYERS, RoutedMlp
+from clustersim.workload.stack import MOST_LAYERS
 from clustersim.workload.training import FullRecompute
 from clustersim.workload.transformer import Model, Positions, projections
 
@@ -104,70 +104,6 @@ def check_heads(scenario: Setup) -> Iterator[str]:
                 f"layout.tp: {tp} neither divides the {kv_heads} kv_heads of {name} nor is a multiple of them "
                 f"(each then held by several ranks); tp {around(tp, shared)} fits"
             )
-
-
-def check_experts(scenario: Setup) -> Iterator[str]:
-    """Whether experts can be spread over ranks and cut."""
-    layout, model = scenario.layout, scenario.model
-    mixtures = [each for each in model.mixtures if each.alone is None]
-    if not mixtures and layout.folded:
-        key, degree = ("ep", layout.ep) if layout.ep > 1 else ("etp", layout.expert_tensor)
-        yield f"layout.{key}: {degree} spreads experts, but {model.name} has none; leave it out"
-        return
-    room = layout.tp * layout.cp * layout.dp
-    if room % (layout.ep * layout.expert_tensor):
-        legal = [each for each in divisors(room) if room % (each * layout.expert_tensor) == 0]
-        fits = f"ep {around(layout.ep, legal)} fits" if legal else "a smaller etp fits"
-        yield (
-            f"layout.ep: {layout.ep} x etp {layout.expert_tensor} does not divide the {room} ranks of tp x cp x dp "
-            f"that experts are folded onto; {fits}"
-        )
-    if layout.folded and layout.pipelined and layout.order[-1] != PIPELINE.name:
-        yield f"layout.order: {list(layout.order)} has pp before its end, which experts on ranks of their own need last"
-    for each in mixtures:
-        yield from _spread(scenario, each)
-
-
-def check_routers(scenario: Setup) -> Iterator[str]:
-    """Whether a router can choose so many experts."""
-    for each in scenario.model.mixtures:
-        router, top_k = each.router, each.top_k
-        if top_k > each.experts:
-            yield f"model.experts: top_k {top_k} is above the {each.experts} experts; at most {each.experts} fits"
-        elif each.experts % router.groups:
-            legal, experts = around(router.groups, divisors(each.experts)), each.experts
-            yield f"model.experts: groups {router.groups} does not divide the {experts} experts; groups {legal} fits"
-        elif router.limit is not None and router.limit > router.groups:
-            yield f"model.experts: limit {router.limit} is above the {router.groups} groups; {router.groups} fits"
-        elif router.limit is not None and top_k > (room := router.limit * each.experts // router.groups):
-            left = f"the {room} experts that limit {router.limit} leaves"
-            yield f"model.experts: top_k {top_k} is above {left}; raise limit"
-        elif each.capacity is not None:
-            yield from _capacity(scenario, each.capacity, each.experts / top_k)
-
-
-def _capacity(scenario: Setup, capacity: float, most: float) -> Iterator[str]:
-    if capacity > most:
-        yield f"model.experts: capacity {capacity:g} is above {most:g}, at which every expert takes every token"
-    if (dispatcher := scenario.layout.dispatcher) is not Dispatcher.ALL_TO_ALL:
-        yield (
-            f"layout.dispatcher: {dispatcher.value} sends as many rows as there are, and experts have a capacity; "
-            f"{Dispatcher.ALL_TO_ALL.value} pads and drops"
-        )
-
-
-def _spread(scenario: Setup, routed: RoutedMlp) -> Iterator[str]:
-    layout, name = scenario.layout, scenario.model.name
-    if routed.experts % layout.ep:
-        legal = around(layout.ep, divisors(routed.experts))
-        yield f"layout.ep: {layout.ep} does not divide the {routed.experts} experts of {name}; ep {legal} fits"
-    if routed.ffn % layout.expert_tensor:
-        legal = around(layout.expert_tensor, divisors(routed.ffn))
-        cut = f"layout.etp: {layout.expert_tensor} does not divide expert width {routed.ffn}"
-        yield f"{cut} of {name}; etp {legal} fits"
-    if routed.shared % layout.tp:
-        legal = around(layout.tp, divisors(routed.shared))
-        yield f"layout.tp: {layout.tp} does not divide shared width {routed.shared} of {name}; tp {legal} fits"
 
 
 def check_widths(scenario: Setup) -> Iterator[str]:
@@ -394,6 +330,7 @@ def check_by_parameter(scenario: Setup) -> Iterator[str]:
     if not isinstance(layout.data, ByParameter):
         return
     beside = {
+        "model.experts": bool(scenario.model.mixtures),
         f"layout.pp {layout.pp}": layout.pp > 1,
         "training.lora": training.lora is not None,
         "training.offload": training.offload != NOTHING,
@@ -414,6 +351,7 @@ _CHECKS: tuple[_Check, ...] = (
     check_batch,
     check_sequence,
     check_adapters,
+    check_adapted_experts,
     _format,
     check_shards,
     check_secondary,
