@@ -148,5 +148,5 @@ class Recorder:
             if until - begin > 1:
                 alike.setdefault((id(ends), begin, until), []).append(number)
         for (_, begin, until), numbers in alike.items():
-            ends = np.array(self.piece_ends[numbers[0]][begin : until + 1], dtype=np.float64)
-            yield np.array(numbers), ends - ends[0]
+            reached = np.array(self.piece_ends[numbers[0]][begin : until + 1], dtype=np.float64)
+            yield np.array(numbers), reached - reached[0]
