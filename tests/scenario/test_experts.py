@@ -20,6 +20,7 @@ PLAN: dict[str, Any] = {
     "training": {"sequence": 2048, "global_batch": 64},
 }
 INLINE = "hidden: 1024, heads: 8, vocab: 1024"
+SHARDS = {"offload": {"parameters": True}}
 ROUTED = "count: 8, top_k: 2, ffn: 512"
 
 
@@ -176,6 +177,12 @@ def test_sizes_without_an_mlp_need_the_experts_width() -> None:
         ({"ep": 8, "data": {"hsdp": {"shard": 4}}}, {}, r"shard 4 x tp 1 = 4 ranks are one copy .*; ep 4 fits"),
         ({"ep": 4, "data": {"hsdp": {"shard": 4}}}, {}, None),
         ({"ep": 8, "data": {"zero": {"stage": 1, "shard": 4}}}, {}, r"which ep 8 x etp 1 does not divide; ep 4 fits"),
+        (
+            {"ep": 8, "pp": 8, "data": "fsdp"},
+            SHARDS,
+            r"ep 8 x etp 1 leaves nothing of experts to shard; optimizer: true",
+        ),
+        ({"ep": 4, "pp": 8, "data": "fsdp"}, SHARDS, None),
         ({"data": "zero3_by_parameter"}, {}, r"zero3_by_parameter runs beside no model.experts; fsdp and zero3 do"),
         ({"ep": 8}, {"lora": 8}, r"lora.targets: mixtral-8x7b has experts, .*; targets: attention fits"),
         ({"ep": 8}, {"lora": {"rank": 8, "targets": "attention"}}, None),
