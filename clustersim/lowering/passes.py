@@ -154,8 +154,10 @@ class Lowering:
         across: whether the second is done, too, or left to a later reduction. Where gradients are
         on the host, they go there once both are done. Return the last task, if there is one.
         """
-        if not group.trained or group.ranks == 1 or not parameters:
+        if not group.trained or not parameters:
             return ()
+        if group.ranks == 1:
+            return self._unreduced(parameters * group.formats.gradients.bytes, after)
         prepared = before_reduction(self.plan.training_of(group.formats), parameters)
         if prepared:
             operations = [Operation(kernel, Work.BACKWARD) for kernel in prepared]
@@ -173,6 +175,12 @@ class Lowering:
         if last and (across or group.replicas == 1) and self.plan.training.offload.gradients:
             last = (self.host.run(HostWork.TO_HOST, "offload gradients", payload / group.shards, last),)
         return last
+
+    def _unreduced(self, size: Bytes, after: Sequence[int]) -> tuple[int, ...]:
+        """Send gradients that this rank alone has to the host, where others are reduced and sent (experts, say)."""
+        if self.plan.unreduced_gradients_leave or not self.plan.training.offload.gradients:
+            return ()
+        return (self.host.run(HostWork.TO_HOST, "offload gradients", size, after),)
 
 
 class DataLowering(Protocol):

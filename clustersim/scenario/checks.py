@@ -263,7 +263,7 @@ def _jitter(scenario: Setup) -> Iterator[str]:
 def check_adapters(scenario: Setup) -> Iterator[str]:
     """Whether the model has what adapters stand beside, and whether it and tensor parallelism can have their rank."""
     lora, model, tp = scenario.training.lora, scenario.model, scenario.layout.tp
-    if lora is None:
+    if lora is None or [*check_adapted_experts(scenario)]:
         return
     layers = [projections(model, spec) for spec in model.specs]
     there = {projection: sizes for layer in layers for projection, sizes in layer.items()}

@@ -157,6 +157,8 @@ def _has_shards(scenario: Setup) -> Iterator[str]:
         why = "layout.data is not fsdp or zero3"
     elif all(group.shards == 1 for group in parameter_groups(layout, scenario.training)):
         why = f"{'shard' if layout.hybrid else 'dp x cp ='} 1 leaves nothing to shard"
+    elif any(group.shards == 1 for group in parameter_groups(layout, scenario.training, experts=layout.folded)):
+        why = f"ep {layout.ep} x etp {layout.expert_tensor} leaves nothing of experts to shard"
     else:
         return
     yield f"training.offload.parameters: only sharded parameters are offloaded, and {why}; optimizer: true fits"

@@ -114,11 +114,16 @@ def _dimensions(case: Case, software: Software) -> dict[str, Any]:
     }
 
 
+def _splits_sequence(case: Case) -> bool:
+    """Whether sequences are split where there is tensor parallelism; without, no software trains experts beside it."""
+    return case.is_yes("sequence_parallel") or (has_experts(case) and not case.text("sequence_parallel"))
+
+
 def _layout(case: Case, software: Software) -> dict[str, Any]:
     degrees = {axis: case.whole(axis, 1) for axis in NAMES}
     section: dict[str, Any] = {
         **degrees,
-        "sequence_parallel": case.is_yes("sequence_parallel") and degrees["tp"] > 1,
+        "sequence_parallel": _splits_sequence(case) and degrees["tp"] > 1,
         "tensor_overlap": software.overlaps_tensors(case),
         "backward_overlap": software.overlaps_backward(case),
         "pipeline_overlap": software.overlaps_pipeline(case),

@@ -176,15 +176,20 @@ def projections(model: Model, spec: LayerSpec) -> dict[Projection, tuple[int, in
         queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
         found |= {Projection.Q: (model.hidden, queries), Projection.K: (model.hidden, keys)}
         found |= {Projection.V: (model.hidden, keys), Projection.O: (queries, model.hidden)}
-    if isinstance(mlp := spec.mlp, DenseMlp):
-        gate = {Projection.GATE: (model.hidden, mlp.ffn)} if mlp.form is Mlp.SWIGLU else {}
-        found |= {**gate, Projection.UP: (model.hidden, mlp.ffn), Projection.DOWN: (mlp.ffn, model.hidden)}
-    return found
+    mlp = spec.mlp.alone if isinstance(spec.mlp, RoutedMlp) else spec.mlp
+    return found if mlp is None else found | _mlp_projections(model, mlp)
+
+
+def _mlp_projections(model: Model, mlp: DenseMlp) -> dict[Projection, tuple[int, int]]:
+    gate = {Projection.GATE: (model.hidden, mlp.ffn)} if mlp.form is Mlp.SWIGLU else {}
+    return {**gate, Projection.UP: (model.hidden, mlp.ffn), Projection.DOWN: (mlp.ffn, model.hidden)}
 
 
 def every_projection(model: Model) -> frozenset[Projection]:
-    """The matrices that some layer has."""
-    return frozenset(projection for spec in model.specs for projection in projections(model, spec))
+    """The matrices that some layer or expert has."""
+    found = {projection for spec in model.specs for projection in projections(model, spec)}
+    single = (DenseMlp(each.ffn, each.form) for each in model.mixtures)
+    return frozenset(found.union(*(_mlp_projections(model, each) for each in single)))
 
 
 def adapter_parameters(model: Model, lora: Lora) -> int:

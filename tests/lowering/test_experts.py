@@ -9,7 +9,7 @@ from math import prod
 
 import pytest
 
-from clustersim.parallel.data import FullyShard, Replicated, Zero1
+from clustersim.parallel.data import FullyShard, Replicated, Zero1, Zero2
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import (
     EXPERT_REPLICA,
@@ -23,8 +23,9 @@ from clustersim.parallel.mesh import (
     WEIGHTS,
     WORLD,
 )
-from clustersim.program.task import Collective, Exchange
+from clustersim.program.task import Collective, Exchange, HostExchange
 from clustersim.schedules.zero_bubble import ZeroBubble
+from clustersim.workload.offload import Offload, OptimizerOffload
 from clustersim.workload.operators import EXPERTS
 from clustersim.workload.stack import LayerRun, Mlp, RoutedMlp
 
@@ -151,3 +152,16 @@ def test_all_ranks_together_hold_every_expert_as_often_as_there_are_replicas(
     replicas = layout.size_of(EXPERT_WEIGHTS if layout.folded else WEIGHTS)
     assert held == 3 * ALL_EXPERTS * replicas
     assert replicas == prod((layout.tp, layout.dp)) // (ep * etp)
+
+
+@pytest.mark.parametrize(("ep", "shards"), [(1, 8), (2, 4), (8, 1)])
+def test_gradients_of_all_weights_go_to_the_host_whoever_reduces_them(ep: int, shards: int) -> None:
+    """ZeRO-2 leaves a part of them here; of experts that no other rank has, all are here."""
+    layout = Layout(dp=8, ep=ep, data=Zero2())
+    offload = Offload(states=OptimizerOffload(gradients=True))
+    plan = planned(layout, replace(TRAINING, global_batch=8, gradient_clipping=False, offload=offload), MIXED)
+    hosts = [each for each in collectives(lowered(plan).programs[0]) if isinstance(each, HostExchange)]
+    experts = 3 * ALL_EXPERTS / ep
+    dense = plan.parameters(plan.stages[0]) - experts
+    left = sum(each.payload for each in hosts if each.name == "offload gradients")
+    assert left == pytest.approx(4 * (dense / 8 + experts / shards))

@@ -257,4 +257,4 @@ def test_layers_that_hold_something_else_are_refused() -> None:
 
 def test_a_mixture_of_experts_is_refused_in_words() -> None:
     with pytest.raises(InputError, match="mixtral-8x7b is a mixture of experts, and the explorer's page knows dense"):
-        tables(pipeline("model={preset: mixtral-8x7b, layers: 8}"))
+        tables(pipeline("model={preset: mixtral-8x7b, layers: 8}", "layout.sequence_parallel=true"))

@@ -305,8 +305,8 @@ def test_another_dispatcher_is_the_scenario_that_names_it(
 
 def test_experts_inside_a_node_are_tried_across_nodes_and_back() -> None:
     """Stages of 16 ranks on two nodes: 8 experts are on one node's, with each cut in two on both nodes'."""
-    layout = "layout={tp: 2, pp: 1, dp: 8, data: zero1, ep: %d, etp: 2}"
-    near, far = ([*MIXTURE[:3], layout % ep] for ep in (4, 8))
+    layout = "layout={tp: 2, pp: 1, dp: 8, data: zero1, sequence_parallel: true, ep: %d, etp: 2}"
+    near, far = ([*MIXTURE[:3], layout % ep, "training.global_batch=64"] for ep in (4, 8))
     inside, across = (cases_of(simulated(*each)) for each in (near, far))
     assert "ep 8, not 4" in inside["experts_across"].words
     assert tried(inside["experts_across"]).step_time == simulated(*far).step_time

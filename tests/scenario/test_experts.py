@@ -16,10 +16,11 @@ from clustersim.workload.transformer import parameters
 PLAN: dict[str, Any] = {
     "model": "mixtral-8x7b",
     "cluster": {"name": "dgx-h100", "gpus": 64},
-    "layout": {"tp": 2, "pp": 4},
+    "layout": {"tp": 2, "pp": 4, "sequence_parallel": True},
     "training": {"sequence": 2048, "global_batch": 64},
 }
 INLINE = "hidden: 1024, heads: 8, vocab: 1024"
+SHARDS = {"offload": {"parameters": True}}
 ROUTED = "count: 8, top_k: 2, ffn: 512"
 
 
@@ -157,3 +158,53 @@ def test_dimensions_may_say_a_width_that_no_layer_has() -> None:
 def test_sizes_without_an_mlp_need_the_experts_width() -> None:
     with pytest.raises(InputError, match=r"lacks ffn; give them"):
         read(f"{{{INLINE}, layers: 4, experts: {{count: 8, top_k: 2}}}}")
+
+
+@pytest.mark.parametrize(
+    ("layout", "training", "problem"),
+    [
+        ({"tp": 2}, {}, r"sequence_parallel: false, so all tp 2 ranks .* Megatron-LM refuses; write true"),
+        ({"ep": 3}, {}, r"layout.ep: 3 x etp 1 does not divide the 64 ranks .*; ep 2 or 4 fits"),
+        ({"ep": 4, "etp": 32}, {}, r"layout.ep: 4 x etp 32 does not divide the 64 ranks .*; ep 2 fits"),
+        ({"ep": 16}, {}, r"layout.ep: 16 does not divide the 8 experts of mixtral-8x7b; ep 8 fits"),
+        ({"ep": 1, "etp": 64, "tp": 1}, {}, None),
+        (
+            {"ep": 4, "pp": 2, "order": ["tp", "pp", "cp", "dp"]},
+            {},
+            r"layout.order: .*; \['tp', 'cp', 'dp', 'pp'\] fits",
+        ),
+        ({"pp": 2, "order": ["tp", "pp", "cp", "dp"]}, {}, None),
+        ({"ep": 8, "data": {"hsdp": {"shard": 4}}}, {}, r"shard 4 x tp 1 = 4 ranks are one copy .*; ep 4 fits"),
+        ({"ep": 4, "data": {"hsdp": {"shard": 4}}}, {}, None),
+        ({"ep": 8, "data": {"zero": {"stage": 1, "shard": 4}}}, {}, r"which ep 8 x etp 1 does not divide; ep 4 fits"),
+        (
+            {"ep": 8, "pp": 8, "data": "fsdp"},
+            SHARDS,
+            r"ep 8 x etp 1 leaves nothing of experts to shard; optimizer: true",
+        ),
+        ({"ep": 4, "pp": 8, "data": "fsdp"}, SHARDS, None),
+        ({"data": "zero3_by_parameter"}, {}, r"zero3_by_parameter runs beside no model.experts; fsdp and zero3 do"),
+        ({"ep": 8}, {"lora": 8}, r"lora.targets: mixtral-8x7b has experts, .*; targets: attention fits"),
+        ({"ep": 8}, {"lora": {"rank": 8, "targets": "attention"}}, None),
+        (
+            {"ep": 8},
+            {"lora": {"rank": 8, "targets": "attention", "base": "nf4"}},
+            r"lora.base: nf4 of experts is not modelled, and mixtral-8x7b has some; none fits",
+        ),
+    ],
+)
+def test_what_experts_do_not_go_with_is_said(
+    layout: dict[str, Any], training: dict[str, Any], problem: str | None
+) -> None:
+    mapping = {**PLAN, "layout": layout, "training": PLAN["training"] | training}
+    if problem is None:
+        assert Scenario.from_mapping(mapping).layout.world == 64
+        return
+    with pytest.raises(InputError, match=problem):
+        Scenario.from_mapping(mapping)
+
+
+def test_one_process_for_all_gpus_spreads_no_experts() -> None:
+    mapping = {**PLAN, "cluster": {"name": "dgx-h100", "gpus": 8}, "layout": {"ep": 8, "data": "data_parallel"}}
+    with pytest.raises(InputError, match=r"data_parallel copies the whole model to each GPU, and ep is 8; use ddp"):
+        Scenario.from_mapping(mapping)
