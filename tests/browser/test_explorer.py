@@ -10,7 +10,6 @@ import pytest
 from clustersim import Scenario, simulate
 from clustersim.fitting import ledgers_of
 from clustersim.parallel.groups import process_groups
-from clustersim.parallel.mesh import AXES
 from clustersim.planning.explore import explore
 from clustersim.report.explorer import explorer_page, write_explorer
 from tests.planning.explorations import Explored, explored, few_choices
@@ -93,7 +92,7 @@ def test_groups_and_tiers_are_the_layouts(made: Made, ask: Ask) -> None:
         for role in ("pp_next", "pp_previous") if layout.pp > 1 else ():
             to = [int(other) for one, other in groups[role].members if one == rank]
             assert ask(f"groups.partners(settings, more, '{role}')", settings, rank) == to
-        place = {axis.name: int(layout.mesh.coordinate(axis)[rank]) for axis in AXES}
+        place = {axis.name: int(layout.coordinate(axis)[rank]) for axis in layout.axes}
         assert ask("groups.coordinates(settings, more)", settings, rank) == place
 
 

@@ -13,7 +13,7 @@ from clustersim.analysis.dominant import DominantParts, dominant_parts
 from clustersim.analysis.parts import BUBBLES, EXPOSED, PARTS, Part
 from clustersim.analysis.rows import read_rows
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import AXES, PIPELINE, SPOKEN
+from clustersim.parallel.mesh import PIPELINE, SPOKEN
 from clustersim.report.answer import PART_LOOKS, table_view
 from clustersim.report.answer_dominant import dominant_of
 from clustersim.report.document import document
@@ -57,7 +57,7 @@ def written(tmp_path: Path, heatmap: Heatmap | None) -> Path:
 
 def by_stage(result: Result) -> list[int]:
     """All ranks in the order of the rows."""
-    axes = [result.scenario.layout.mesh.coordinate(axis) for axis in AXES]
+    axes = [result.scenario.layout.coordinate(axis) for axis in result.scenario.layout.axes]
     return np.lexsort(axes).tolist()
 
 
@@ -194,7 +194,7 @@ def test_of_many_ranks_some_are_drawn_and_all_when_zoomed(open_page: Callable[..
     page = open_page(written(tmp_path, Heatmap(known, layout, np.arange(layout.world) // 8)), width=390, dark=True)
     rows = page.js(ROWS)
     assert 256 <= len(rows) <= 512
-    row = np.lexsort([layout.mesh.coordinate(axis) for axis in AXES]).tolist().index(unlike)
+    row = np.lexsort([layout.coordinate(axis) for axis in layout.axes]).tolist().index(unlike)
     own = category[ranks.tolist().index(unlike)].tolist()
     assert next(cells for low, high, cells in rows if low < row < high) == own
     page.relayout("heatmap", {"yaxis.range[0]": row + 4.5, "yaxis.range[1]": row - 5.5})
