@@ -266,7 +266,8 @@ class Answer(FieldState):
         given = self.scenario.disturbances != Disturbances() or self.scenario.cluster.mixed
         disturbed = self.scenario.jitter is not None or given
         host = () if self.host is None else NOT_OF_HOSTS
-        routed = (BALANCED,) if self.scenario.model.mixtures else ()
+        even = self.scenario.training.expert_load is None
+        routed = (BALANCED,) if self.scenario.model.mixtures and even else ()
         healthy = () if disturbed else (HEALTHY,)
         return (NOT_SHARED[self.scenario.cost.network], *healthy, *routed, *NOT_MODELLED, *host)
 

@@ -22,6 +22,7 @@ from clustersim.arrays import FloatArray, IntArray
 from clustersim.cost.interference import CLASSES, Paces, class_of
 from clustersim.cost.machines import Machine, Machines
 from clustersim.cost.timing import Bound, ExchangeCost, ExchangeTiming, Provenance, Timing
+from clustersim.program.colour import joined, rows
 from clustersim.program.program import Program
 from clustersim.program.task import Block, Collective, Exchange, Overlap
 from clustersim.units import Seconds
@@ -139,6 +140,7 @@ class BlockCost:
         self.machines = machines
         self._exchanges = exchanges
         self._rows = program.rows
+        self._loads = [np.unique(each, return_inverse=True)[1].reshape(-1) for each in program.loads.factors]
         self._numbers: dict[Block, IntArray] = {}
         self._timings: dict[tuple[Block, int], BlockTiming] = {}
         outside = (exchange.collective for each in program.programs for exchange in each.exchanges_outside)
@@ -161,8 +163,16 @@ class BlockCost:
             known = self._numbers[block] = self._numbered(block)
         return known
 
+    @property
+    def apart(self) -> IntArray:
+        """[ranks] ranks with equal numbers have equal machines, and equal loads."""
+        return joined(self.machines.of, rows(np.stack(self._loads, axis=1))) if self._loads else self.machines.of
+
     def _numbered(self, block: Block) -> IntArray:
         numbers = self.machines.of
+        for load in dict.fromkeys(each.load for each in block.operations):
+            if load is not None:
+                numbers = joined(numbers, self._loads[load])
         for exchange in dict.fromkeys(block.exchanges):
             seconds = self._exchanges.exchange(exchange).seconds
             if (seconds == seconds[0]).all():
@@ -242,12 +252,16 @@ class BlockCost:
                 case Overlap() as overlap:
                     timing, part, together[place] = self._overlapped(rank, overlap)
                 case kernel:
-                    timing, part = self._machine(rank).kernels.kernel(kernel), (0.0, 0.0)
+                    timing, part = self._machine(rank).kernels.kernel(self._own(rank, kernel, operation.load)), (0.0, 0.0)
             timings.append(timing)
             parts.append((timing.seconds, 0.0) if part is None else part)
         launching = self._machine(rank).launching.waits(block, [timing.seconds for timing in timings])
         exposed, slowed = np.array(parts, dtype=np.float64).reshape(-1, 2).T
         return timing_of(timings, exposed=exposed, slowed=slowed, together=together, launching=launching)
+
+    def _own(self, rank: int, kernel: Kernel, load: int | None) -> Kernel:
+        """A kernel with the rows that a rank has; load: number of the load that says how many."""
+        return kernel if load is None else kernel.loaded(float(self.program.loads.factors[load, rank]))
 
     def _overlapped(self, rank: int, overlap: Overlap) -> tuple[Timing, tuple[Seconds, Seconds], SideBySide]:
         """Timing of a kernel and an exchange side by side, how much of it is exposed communication, and slowing."""
