@@ -112,7 +112,7 @@ class Units:
         spec, again = run.layers.spec, run.again
         found = self._layers.get((spec, again, run.offloaded, load))
         if found is None:
-            layer, sharding = self.plan.layers[spec], self.plan.sharding(spec, load)
+            layer, sharding = self.plan.layers[spec], self.plan.sharding(spec, load=load)
             found = _unit("layer", layer, sharding, self._repeated(layer, sharding, again=again))
             found = self._without_gradients(found)
             if run.offloaded:

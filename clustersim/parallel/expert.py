@@ -37,7 +37,7 @@ _PROBABILITY: Final = DType.FP32
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """The exchanges of a mixture. tokens: on one rank; row: bytes of one; format: of activations; load: number of it."""
+    """The exchanges of a mixture. tokens: on one rank; row: bytes of one; format: of activations; load: its number."""
 
     layout: Layout
     routed: RoutedMlp

@@ -123,7 +123,9 @@ class Plan:
             return (None,) * self.model.layers
         routed = [isinstance(run.spec.mlp, RoutedMlp) for run in self.model.stack for _ in range(run.count)]
         before = accumulate(routed, initial=0)
-        return tuple((number if load.layered else 0) if own else None for own, number in zip(routed, before, strict=False))
+        return tuple(
+            (number if load.layered else 0) if own else None for own, number in zip(routed, before, strict=False)
+        )
 
     @cached_property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
@@ -202,7 +204,7 @@ class Plan:
         shard = self.shard
         return float(shard.batch * shard.sequence * self.model.hidden * self.training.recipe.activations.bytes)
 
-    def sharding(self, spec: LayerSpec | None = None, load: int | None = None) -> Sharding:
+    def sharding(self, spec: LayerSpec | None = None, *, load: int | None = None) -> Sharding:
         """What the collectives of a part of the model need to know; spec: of a layer; load: its number."""
         form = self.training.recipe.activations
         plain = Sharding(self.layout, self.activation, 0.0, form)

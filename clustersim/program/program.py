@@ -92,11 +92,6 @@ class Loads:
     factors: FloatArray
     each: int = 0
 
-    def of(self, number: int, ranks: IntArray) -> FloatArray:
-        """Those of some ranks, of any shape."""
-        factors: FloatArray = self.factors[number][ranks]
-        return factors
-
 
 EVEN: Final = Loads(np.zeros((0, 0)))
 """No rank has more than another."""
@@ -120,7 +115,9 @@ class Program:
     def exchanges(self) -> tuple[Exchange, ...]:
         """Every collective and message of any rank, sorted: what costs remember may depend on what is asked first."""
         every = dict.fromkeys(exchange for each in self.programs for exchange in each.exchanges)
-        return tuple(sorted(every, key=lambda each: (each.group, each.name, each.collective.value, each.payload, each.load or 0)))
+        return tuple(
+            sorted(every, key=lambda each: (each.group, each.name, each.collective.value, each.payload, each.load or 0))
+        )
 
     @cached_property
     def exchanges_inside(self) -> frozenset[Exchange]:

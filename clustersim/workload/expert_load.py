@@ -62,8 +62,9 @@ class MeasuredLoad:
 
     def shares(self, experts: int, layer: int, step: int) -> FloatArray:  # noqa: ARG002 - as many as were measured
         """Those of a layer: [experts]."""
-        rows = np.array(self.rows[layer if self.layered else 0])
-        return rows / rows.sum()
+        rows = np.array(self.rows[layer if self.layered else 0], dtype=np.float64)
+        parts: FloatArray = rows / rows.sum()
+        return parts
 
 
 @dataclass(frozen=True, slots=True)

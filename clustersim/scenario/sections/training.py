@@ -148,8 +148,7 @@ class TrainingSection(Section):
         overheads = overheads_of(self.overheads, framework.overheads, data)
         load = None if self.expert_load is None else self.expert_load.load()
         chosen = {"recipe": self.precision.recipe(), "recompute": self.recompute.choice(), "lora": lora}
-        chosen["expert_load"] = load
         stated = self.recompute.early_stop
         early_stop = framework.early_stop if stated is None else stated
         usual = {"early_stop": early_stop, "overheads": overheads, "offload": self.offload.choice()}
-        return Training(**{**plain, **chosen, **usual})
+        return Training(**{**plain, **chosen, **usual, "expert_load": load})
