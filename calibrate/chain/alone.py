@@ -57,6 +57,7 @@ def _runnable_layers(model: Model) -> Model:
         logit_softcap=False,
         spare_positions=0,
         head_bias=False,
+        mtp_layers=0,
     )
 
 

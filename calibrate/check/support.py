@@ -88,6 +88,8 @@ def _model(scenario: Scenario) -> Iterator[str]:
     layout, model = scenario.layout, scenario.model
     if scenario.training.lora is not None:
         yield "training.lora: adapters beside frozen weights cannot be checked; set it to none"
+    if model.mtp_layers:
+        yield "model.mtp_layers: layers that predict further tokens cannot be checked; set it to 0"
     if any(None in (spec.attention, spec.mlp) for spec in model.specs):
         yield "model: layers without attention or without an MLP cannot be checked"
     yield from _layers(model)

@@ -208,11 +208,16 @@ AnyMlp = DenseMlp | RoutedMlp
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What one layer is made of; None: the layer has no such part (and is not parallel)."""
+    """What one layer is made of; None: the layer has no such part (and is not parallel).
+
+    ahead: it predicts a token further on: what it reads are hidden states beside the embedding of the next token
+    (multi-token prediction, `workload.ahead`).
+    """
 
     attention: Attention | None
     mlp: AnyMlp | None
     block: BlockForm = BlockForm.PRE_NORM
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +230,7 @@ class LayerRun:
 
 Stack = tuple[LayerRun, ...]
 MOST_LAYERS = 10_000  # of a model
+MOST_AHEAD = 64  # of these that predict further tokens
 
 
 def count(stack: Stack) -> int:
