@@ -10,8 +10,9 @@ the tensor-parallel ranks, and each takes its part of the sequence again, so tha
 state's gradient is added to that of its logits. Kept are the inputs of the three norms and of the projection. To move
 ids and labels by one token is left out: they are some bytes a token.
 
-References: DeepSeek-AI 2024, arXiv:2412.19437, section 2.2; Gloeckle et al. 2024 (arXiv:2404.19737); NVIDIA/Megatron-LM,
-megatron/core/transformer/multi_token_prediction.py (`_concat_embeddings`, `_proj_and_transformer_layer`).
+References: DeepSeek-AI 2024, arXiv:2412.19437, section 2.2; Gloeckle et al. 2024, arXiv:2404.19737;
+NVIDIA/Megatron-LM, megatron/core/transformer/multi_token_prediction.py (`_concat_embeddings`,
+`_proj_and_transformer_layer`).
 """
 
 from collections.abc import Iterable
