@@ -71,6 +71,7 @@ def _plain(spec: LayerSpec) -> LayerSpec | None:
                 window=None,
                 rotary=1.0,
                 softcap=False,
+                sinks=False,
             )
             return LayerSpec(plain, mlp, BlockForm.PRE_NORM)
     return None

@@ -21,7 +21,7 @@ from clustersim.parallel.data import FullyShard, Replicated
 from clustersim.scenario import Scenario
 from clustersim.workload.offload import NOTHING
 from clustersim.workload.recipe import Products
-from clustersim.workload.stack import BlockForm, LatentAttention, QkNorm
+from clustersim.workload.stack import BlockForm, FullAttention, LatentAttention, QkNorm
 from clustersim.workload.training import Attention, FullRecompute, Loss, SelectiveOperations, SelectiveRecompute
 from clustersim.workload.transformer import Model, Positions
 
@@ -133,6 +133,8 @@ def _layers(model: Model) -> Iterator[str]:
         yield "model.block: only pre_norm layers can be checked"
     if any(each.window is not None for each in model.attentions):
         yield "model.window: torch's SDPA has no sliding window; set it to full"
+    if any(isinstance(each, FullAttention) and each.sinks for each in model.attentions):
+        yield "model.sinks: torch's SDPA has no sinks; set it to false"
     if any(each.rotary != 1 for each in model.attentions) and model.positions is Positions.ROTARY:
         yield "model.rotary: only whole heads that are turned can be checked, in every layer"
     if any(each.qk_norm is QkNorm.WHOLE for each in model.attentions):

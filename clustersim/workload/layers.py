@@ -251,7 +251,8 @@ def _attention(rank: OnRank, own: _Heads) -> list[Operator]:
         window=own.window(shard.keys),
     )
     core = Core(
-        *(shape, rank.dtype, model.dropout, rank.training.fused, own.attention.softcap), rank.training.overheads
+        *(shape, rank.dtype, model.dropout, rank.training.fused, own.attention.softcap),
+        *(rank.training.overheads, own.attention.sinks),
     )
     chosen += operators(core, rank.training.attention)
     bias_tokens = shard.residual_tokens if model.linear_bias else 0

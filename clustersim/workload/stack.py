@@ -62,7 +62,8 @@ class FullAttention:
     qkv_bias: queries, keys and values have biases; qk_norm: how queries and keys are normalised, if they are; window:
     how many tokens, itself among them, a token attends to (None: to all before it); rotary: share of each head that is
     turned by position, where the model has rotary positions (0: this layer has none, NoPE); softcap: scores are capped
-    by a tanh (Gemma 2).
+    by a tanh (Gemma 2); sinks: every head has a learned score that takes part in the softmax and weights no value
+    (gpt-oss).
     """
 
     heads: int
@@ -73,6 +74,7 @@ class FullAttention:
     window: int | None = None
     rotary: float = 1.0
     softcap: bool = False
+    sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

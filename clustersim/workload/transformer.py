@@ -312,6 +312,7 @@ def _attention_parameters(model: Model, attention: Attention) -> int:
     query, key_value = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
     weights = model.hidden * (2 * query + 2 * key_value)
     biases = (query + 2 * key_value if attention.qkv_bias else 0) + (model.hidden if model.linear_bias else 0)
+    biases += attention.heads if attention.sinks else 0
     match attention.qk_norm:
         case QkNorm.HEADS:
             return weights + biases + 2 * attention.head_dim

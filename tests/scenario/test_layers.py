@@ -9,7 +9,7 @@ from clustersim import Scenario, simulate
 from clustersim.analysis.parts import Part
 from clustersim.errors import InputError
 from clustersim.parallel.pipeline import Counted, Drawn, Ends
-from clustersim.workload.stack import BlockForm, LayerRun, QkNorm, specs
+from clustersim.workload.stack import BlockForm, FullAttention, LayerRun, QkNorm, specs
 from clustersim.workload.transformer import parameters
 
 PLAN: dict[str, Any] = {
@@ -173,6 +173,12 @@ def test_a_parallel_block_is_faster_for_the_sums_that_it_saves() -> None:
     sums = [result.breakdown.total(Part.EXPOSED_TP) for result in (serial, parallel)]
     assert sums[1] < 0.6 * sums[0]
     assert parallel.step_time < serial.step_time
+
+
+def test_sinks_are_read_and_latent_attention_has_none() -> None:
+    assert all(each.sinks for each in read("model.sinks=true").model.attentions if isinstance(each, FullAttention))
+    with pytest.raises(InputError, match="sinks: latent attention has heads of its own dimensions"):
+        read("model={preset: deepseek-v2-lite, sinks: true}")
 
 
 def test_a_layout_string_of_the_even_split_is_the_even_split() -> None:

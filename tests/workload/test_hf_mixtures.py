@@ -163,7 +163,7 @@ def test_the_weights_of_a_small_mixture_by_hand(tmp_path: Path) -> None:
         **{"intermediate_size": 3, "num_local_experts": 4, "num_experts_per_tok": 2, "vocab_size": 16},
         "layer_types": ["sliding_attention", "full_attention"],
     }
-    attention = (8 * 8 + 8) + 2 * (8 * 4 + 4) + (8 * 8 + 8)
+    attention = (8 * 8 + 8) + 2 * (8 * 4 + 4) + (8 * 8 + 8) + 2  # and a sink of each head
     experts = 4 * (8 + 1) + 4 * (2 * (8 * 3 + 3) + 3 * 8 + 8)
     assert parameters(_read(tmp_path, content)) == 2 * (attention + experts + 2 * 8) + 8 + 2 * 16 * 8
 

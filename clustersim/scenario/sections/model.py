@@ -117,6 +117,7 @@ class LayerSection(Section):
     window: Annotated[int | bool | None, BeforeValidator(_window)] = None
     rotary: Annotated[float | None, share(0.0, 1.0)] = None
     softcap: bool | None = None
+    sinks: bool | None = None
 
     @property
     def of_layer(self) -> dict[str, Any]:
