@@ -13,7 +13,8 @@ from clustersim.errors import InputError, shown
 from clustersim.parallel.data import ByParameter, FullyShard, NaiveDataParallel
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import SPOKEN, Axis
-from clustersim.parallel.pipeline import Drawn, ahead_at, dealt, split_layers
+from clustersim.parallel.pipeline import dealt, split_layers
+from clustersim.scenario.ahead import check_further, undrawn, with_further
 from clustersim.scenario.legal import around, divisors, multiples_around
 from clustersim.scenario.mixtures import check_adapted_experts, check_experts, check_routers
 from clustersim.scenario.offload import check_offload
@@ -134,51 +135,14 @@ def check_layers(scenario: Setup) -> Iterator[str]:
             f"layout.layers_per_stage: {len(counts)} stage{'s' * (len(counts) > 1)} with {sum(counts)} layers, "
             f"but {shape} and {scenario.model.name} has {layers} layers; such as {list(split_layers(layers, stages))}"
         )
-    elif further := _further(scenario):
+    elif further := undrawn(scenario):
         yield further
-    elif _idle_stages(counts := _held(scenario, counts)) and layers >= stages:
+    elif _idle_stages(counts := with_further(scenario, counts)) and layers >= stages:
         idle = counts[1:-1].index(0) + 1 if 0 in counts[1:-1] else 0
         even = list(split_layers(layers, stages))
         yield f"layout.layers_per_stage: stage {idle} of {shape} holds nothing; such as {even}"
     elif _idle_stages(counts):
         yield f"layout.pp: {shape}, but {scenario.model.name} has only {layers} layers; {_fewer_stages(scenario)}"
-
-
-def _further(scenario: Setup) -> str | None:
-    """Whether a layout string has a place for all layers that predict further tokens."""
-    model, split = scenario.model, scenario.layout.layers_per_stage
-    if not isinstance(split, Drawn) or sum(split.ahead) == model.mtp_layers:
-        return None
-    drawn, many = sum(split.ahead), model.mtp_layers
-    return (
-        f"layout.layers_per_stage: has {drawn} m, but {model.name} has {many} layers that predict further tokens; "
-        f"write {many or 'no'} m, or model.mtp_layers {drawn}"
-    )
-
-
-def _held(scenario: Setup, counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Layers of each stage, with those that predict further tokens."""
-    at, further = ahead_at(scenario.layout.layers_per_stage, len(counts)), scenario.model.mtp_layers
-    return tuple(count + further * (stage == at) for stage, count in enumerate(counts))
-
-
-def check_further(scenario: Setup) -> Iterator[str]:
-    """Whether the model can have layers that predict further tokens, and tensor parallelism cut their projection."""
-    model, tp = scenario.model, scenario.layout.tp
-    if not model.mtp_layers:
-        return
-    if model.positions is Positions.LEARNED:
-        yield (
-            f"model.mtp_layers: {model.mtp_layers} further tokens, but {model.name} has learned positions, beside "
-            "which Megatron-LM predicts none; rotary ones fit"
-        )
-    if scenario.training.lora is not None:
-        yield f"model.mtp_layers: {model.mtp_layers}, but adapters beside such layers are not modelled; 0 fits"
-    if model.hidden % tp:
-        yield (
-            f"layout.tp: {tp} does not divide hidden {model.hidden} of {model.name}, which layers that predict further "
-            f"tokens are projected to; tp {around(tp, divisors(model.hidden))} fits"
-        )
 
 
 def _shape(scenario: Setup) -> str:
