@@ -9,7 +9,6 @@ Where backward is run in halves, what is run again comes before the input gradie
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from clustersim.memory.activations import Activations
 from clustersim.parallel.pipeline import Stage
@@ -103,9 +102,11 @@ class Units:
     def _build(self, stage: Stage) -> tuple[Unit, ...]:
         every = [run for run in self.plan.runs(stage) for _ in range(run.layers.count)]
         layers = [self._layer(*each) for each in zip(every, self.plan.load_numbers(stage), strict=True)]
-        before = [self.embedding] if stage.embedding else []
+        before = [self._embedding(self.plan.embedding)] if stage.embedding else []
+        further = [self._embedding(each) for each in self.plan.embeddings_of(stage)]
+        behind = len(layers) - stage.ahead
         after = [self._head(self.plan.head_of(stage))] if stage.head else []
-        return (*before, *layers, *after)
+        return (*before, *layers[:behind], *further, *layers[behind:], *after)
 
     def _layer(self, run: Run, load: int | None) -> Unit:
         """A layer of a run; load: number of its own."""
@@ -130,16 +131,14 @@ class Units:
                 return operations_again(layer, sharding, early_stop=early_stop)
         return forward_again(layer, sharding, early_stop=early_stop) if again else []
 
-    @cached_property
-    def embedding(self) -> Unit:
-        """The token embedding."""
+    def _embedding(self, first: Layer) -> Unit:
         sharding = replace(self.plan.sharding(), enters=False)
-        return self._without_gradients(_unit("embedding", self.plan.embedding, sharding, []))
+        return self._without_gradients(_unit("embedding", first, sharding, []))
 
     def _head(self, last: Layer) -> Unit:
         sharding = replace(self.plan.sharding(), leaves=False)
         unit = _unit("head", last, sharding, [])
-        reductions = sharding.over_vocabulary(self.plan.shard.tokens)
+        reductions = (1 + self.plan.model.mtp_layers) * sharding.over_vocabulary(self.plan.shard.tokens)
         return self._without_gradients(replace(unit, forward=(*unit.forward, *reductions), head=True))
 
     def _without_gradients(self, unit: Unit) -> Unit:

@@ -14,7 +14,6 @@ from clustersim.parallel.mesh import EXPERT
 from clustersim.parallel.plan import Plan
 from clustersim.program.program import EVEN, Loads
 from clustersim.workload.expert_load import ExpertLoad
-from clustersim.workload.stack import RoutedMlp
 
 
 def loads_of(plan: Plan, steps: int = 1) -> Loads:
@@ -29,16 +28,10 @@ def loads_of(plan: Plan, steps: int = 1) -> Loads:
 
 def factors_of(plan: Plan, load: ExpertLoad, step: int = 0) -> Iterator[FloatArray]:
     """Of each layer with a load of its own, rows of each expert-parallel rank over their mean: [ep] each."""
-    ep, mixtures = plan.layout.ep, routed_layers(plan)
+    ep, mixtures = plan.layout.ep, plan.model.routed
     for number, routed in enumerate(mixtures if load.layered else mixtures[:1]):
         blocks = load.shares(routed.experts, number, step).reshape(ep, -1)
         yield blocks.sum(axis=1) * ep
-
-
-def routed_layers(plan: Plan) -> list[RoutedMlp]:
-    """The mixture of each routed layer, in model order."""
-    runs = ((run.spec.mlp, run.count) for run in plan.model.stack)
-    return [mlp for mlp, count in runs if isinstance(mlp, RoutedMlp) for _ in range(count)]
 
 
 def hottest(plan: Plan, steps: int = 1) -> float:

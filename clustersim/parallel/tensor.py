@@ -120,15 +120,20 @@ class _Ring:
 
 _JOINING: Final[Mapping[Joining, tuple[str, Collective]]] = MappingProxyType(
     {
-        Joining.GATHERED: ("gather adapter", Collective.ALL_GATHER),
-        Joining.SUMMED: ("sum adapter", Collective.ALL_REDUCE),
+        Joining.GATHERED: ("gather", Collective.ALL_GATHER),
+        Joining.SUMMED: ("sum", Collective.ALL_REDUCE),
     }
 )
 
 
 def _joints(joints: Iterable[Joint], work: Work) -> list[Operation]:
-    """The collectives that join small tensors within a sharded region."""
-    return [Operation(Exchange(*_JOINING[joint.how], TENSOR_ROLE.name, joint.size), work) for joint in joints]
+    """The collectives that join tensors of which each rank has a part."""
+    return [Operation(_joint(joint), work) for joint in joints]
+
+
+def _joint(joint: Joint) -> Exchange:
+    verb, kind = _JOINING[joint.how]
+    return Exchange(f"{verb} {joint.of}", kind, TENSOR_ROLE.name, joint.size)
 
 
 def forward(layer: Layer, sharding: Sharding) -> list[Operation]:
@@ -298,7 +303,7 @@ def _places(operators: Sequence[Operator], sharding: Sharding) -> list[_Place]:
             enters=(enters := (sharded[number] and not sharded[number - 1]) or operator.entry is Entry.OTHER),
             leaves=sharded[number] and not sharded[number + 1],
             attends=cores[number] and not cores[number - 1],
-            gathers=operator.entry is Entry.SAME if again else enters,
+            gathers=operator.entry is not None if again else enters,
             arrives=routed[number] and not routed[number - 1],
             returns=routed[number] and not routed[number + 1],
             load=load if routed[number] else None,

@@ -76,7 +76,7 @@ def _fitting(layout: Layout, room: int) -> str:
 def check_loads(scenario: Setup) -> Iterator[str]:
     """Whether the load that is stated is of this model's experts."""
     load, model = scenario.training.expert_load, scenario.model
-    mixtures = [mlp for run in model.stack for mlp in [run.spec.mlp] * run.count if isinstance(mlp, RoutedMlp)]
+    mixtures = model.routed
     if load is None:
         return
     if not mixtures:

@@ -92,10 +92,14 @@ class Joining(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """A tensor of which each tensor-parallel rank has a part, some columns or a term. size: bytes of the whole."""
+    """A tensor of which each tensor-parallel rank has a part, some columns or a term.
+
+    size: bytes of the whole; of: what it is.
+    """
 
     how: Joining
     size: Bytes
+    of: str = "adapter"
 
 
 @dataclass(frozen=True, slots=True)
