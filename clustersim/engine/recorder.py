@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -35,6 +35,16 @@ class Longer(NamedTuple):
         return Longer(*(each if abs(each) > least else 0.0 for each in self)) if max(map(abs, self)) > least else ALONE
 
 
+class Inner(Protocol):
+    """What is known of the ends of operations that ran one behind the other."""
+
+    def reached(self, first: FloatArray, begin: int, until: int) -> FloatArray:
+        """When operations from `begin` on begin, and that before `until` ends: [runs, until - begin + 1].
+
+        first: [runs] when the first one of them begins.
+        """
+
+
 Place = tuple[int, int, int]
 """Of an operation: its rank, the rank's task, and where in the task's block."""
 ALONE: Final = Longer()
@@ -62,7 +72,7 @@ class Recorder:
     met: dict[tuple[int, int, Hashable], list[int]] = field(default_factory=dict)
     pieces: list[tuple[int, int, int, int]] = field(default_factory=list)
     piece_times: list[tuple[Seconds, Seconds]] = field(default_factory=list)
-    piece_ends: list[Sequence[Seconds]] = field(default_factory=list)
+    piece_ends: list[Inner | None] = field(default_factory=list)
     longer: list[tuple[int, int, int, Seconds, Seconds]] = field(default_factory=list)
 
     def span(self, rank: int, task: int, stream: Stream, cause: int, times: Times) -> int:
@@ -80,12 +90,12 @@ class Recorder:
         """Write the span of an operation: of a rank, inside a task's block, at this place."""
         if longer.exposed or longer.moved:
             self.longer.append((*place, longer.exposed, longer.moved))
-        self.piece(place, place[-1] + 1, (start, end), ())
+        self.piece(place, place[-1] + 1, (start, end), None)
 
-    def piece(self, place: Place, until: int, times: tuple[Seconds, Seconds], ends: Sequence[Seconds]) -> None:
+    def piece(self, place: Place, until: int, times: tuple[Seconds, Seconds], ends: Inner | None) -> None:
         """Write operations that ran one behind the other, from a place to before place `until`.
 
-        times: of all of them; ends: [operations of the block + 1] of each, from the block's start.
+        times: of all of them; ends: of each of them, None of one alone.
         """
         self.pieces.append((*place, until))
         self.piece_times.append(times)
@@ -134,19 +144,20 @@ class Recorder:
         row = np.concatenate(([0], np.cumsum(many)))
         piece = np.repeat(np.arange(len(many)), many)
         start, end = first[piece], last[piece]
-        for pieces, ends in self._long():
-            times = first[pieces, None] + ends
-            rows = row[pieces, None] + np.arange(len(ends) - 1)
+        for pieces, ends, some in self._long():
+            times = ends.reached(first[pieces], *some)
+            rows = row[pieces, None] + np.arange(times.shape[1] - 1)
             start[rows], end[rows[:, :-1]] = times[:, :-1], times[:, 1:-1]
         operation = np.arange(len(piece)) - row[piece] + begin[piece]
         return OperationSpans(rank[piece], task[piece], operation, start, end, *np.zeros((2, len(piece))))
 
-    def _long(self) -> Iterator[tuple[IntArray, FloatArray]]:
-        """Pieces of the same several operations, and their ends from where the piece starts: [operations + 1]."""
+    def _long(self) -> Iterator[tuple[IntArray, Inner, tuple[int, int]]]:
+        """Pieces of the same several operations, what is known of their ends, and the first and behind the last."""
         alike: dict[tuple[int, int, int], list[int]] = {}
         for number, ((_, _, begin, until), ends) in enumerate(zip(self.pieces, self.piece_ends, strict=True)):
             if until - begin > 1:
                 alike.setdefault((id(ends), begin, until), []).append(number)
         for (_, begin, until), numbers in alike.items():
-            reached = np.array(self.piece_ends[numbers[0]][begin : until + 1], dtype=np.float64)
-            yield np.array(numbers), reached - reached[0]
+            ends = self.piece_ends[numbers[0]]
+            if ends is not None:
+                yield np.array(numbers), ends, (begin, until)

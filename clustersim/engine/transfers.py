@@ -11,9 +11,12 @@ from typing import Protocol
 import simpy
 
 from clustersim.cost.block import BlockCost
+from clustersim.engine.clock import Clock
+from clustersim.engine.course import Course
 from clustersim.engine.moving import Alone, Moving
 from clustersim.engine.network.loads import Loads
 from clustersim.engine.network.network import Load, Network
+from clustersim.engine.passage import Passage
 from clustersim.program.task import Exchange
 from clustersim.units import Seconds
 
@@ -27,14 +30,20 @@ class Transfers(Protocol):
     def ready(self, rank: int, exchange: Exchange) -> Callable[[], simpy.Event]:
         """What begins an exchange that the rank's group runs again and again."""
 
+    def asks(self, rank: int, exchange: Exchange) -> tuple[Seconds, Load | None]:
+        """Seconds before anything moves, and what it asks of links that others share, in the rank's group."""
+
     def moving(self, rank: int, exchange: Exchange) -> Moving:
         """The same, where kernels of members may slow it."""
+
+    def passage(self, course: Course) -> Passage | None:
+        """Begin pieces as one event, where nobody is on their links; None where somebody is."""
 
 
 class Uncontended:
     """Every exchange takes its own time."""
 
-    def __init__(self, environment: simpy.Environment, cost: BlockCost) -> None:
+    def __init__(self, environment: Clock, cost: BlockCost) -> None:
         self._environment, self._cost = environment, cost
         self._seconds: dict[tuple[Exchange, int], Seconds] = {}
 
@@ -45,6 +54,14 @@ class Uncontended:
     def ready(self, rank: int, exchange: Exchange) -> Callable[[], simpy.Event]:
         """What waits for so long, each time."""
         return partial(self._environment.timeout, self._alone(rank, exchange))
+
+    def asks(self, rank: int, exchange: Exchange) -> tuple[Seconds, Load | None]:
+        """Its duration, and nothing of links."""
+        return self._alone(rank, exchange), None
+
+    def passage(self, course: Course) -> Passage | None:
+        """None: there are no links."""
+        return None
 
     def moving(self, rank: int, exchange: Exchange) -> Moving:
         """The same, at a pace that may change."""
@@ -61,7 +78,7 @@ class Uncontended:
 class Shared:
     """Exchanges share the links of a network."""
 
-    def __init__(self, environment: simpy.Environment, loads: Loads, links: int) -> None:
+    def __init__(self, environment: Clock, loads: Loads, links: int) -> None:
         self._environment, self._loads = environment, loads
         self._network = Network(environment, links)
 
@@ -80,6 +97,15 @@ class Shared:
         done = self._environment.event()
         idle.callbacks.append(lambda _: self._network.start(load, done))
         return done
+
+    def asks(self, rank: int, exchange: Exchange) -> tuple[Seconds, Load | None]:
+        """Its latency, and its load if it moves anything."""
+        return self._loads.of(rank, exchange)
+
+    def passage(self, course: Course) -> Passage | None:
+        """One that keeps the links of the course, if these are free."""
+        free = self._network.free(course.links)
+        return Passage(self._environment, self._network, course) if free else None
 
     def moving(self, rank: int, exchange: Exchange) -> Moving:
         """The same, at a speed that is limited from time to time; what is all latency is not."""

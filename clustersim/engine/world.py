@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import simpy
 
 from clustersim.cost.block import BlockCost
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.sharing import Sharing
+from clustersim.engine.clock import Clock
 from clustersim.engine.block_paces import BlockPaces
 from clustersim.engine.joint import JointBlocks
 from clustersim.engine.network.loads import Loads
@@ -39,7 +39,7 @@ class World:
     coalesce: bool = True
     sharing: Sharing | None = None
     jitter: Jitter | None = None
-    environment: simpy.Environment = field(default_factory=simpy.Environment)
+    environment: Clock = field(default_factory=Clock)
     recorder: Recorder = field(default_factory=Recorder)
     ranks: dict[int, Addressee] = field(default_factory=dict)
     transfers: Transfers = field(init=False)
