@@ -1,7 +1,6 @@
 """What do pieces of a block take that follow each other, where nobody shares their links?
 
-A piece of kernels is one phase; an exchange is its latency and then, if it moves anything, its load. Phases are added
-up one by one, as a clock would that stopped at each of them, so that their times are equal to the last digit.
+A piece of kernels is one phase; an exchange is its latency and then, if it moves anything, its load.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clustersim.arrays import FloatArray
 from clustersim.engine.network.network import Load
 from clustersim.engine.piece import Piece
 from clustersim.engine.stretch import Paces
+from clustersim.engine.written import Phases
 from clustersim.units import Seconds
 
 
@@ -31,14 +30,14 @@ class Course:
     """Pieces that follow each other without a meeting, at least one of which asks something of links.
 
     first: [pieces + 1] the first phase of each, and how many phases there are; links: those that any of them loads;
-    offsets: [operations] where each begins in its piece.
+    ends: when phases and operations begin.
     """
 
     pieces: tuple[Piece, ...]
     phases: tuple[Phase, ...]
     first: tuple[int, ...]
     links: tuple[int, ...]
-    offsets: FloatArray
+    ends: Phases
 
     @classmethod
     def of(cls, pieces: Sequence[Piece], whole: Paces) -> "Course | None":
@@ -52,27 +51,18 @@ class Course:
         links = dict.fromkeys(link for phase in every if phase.load for link in phase.load.numbers)
         if not links or len(some) == 1:
             return None
-        ends = np.array(whole.alone)
-        offsets = [ends[piece.begin : piece.end] - ends[piece.begin] for piece in some]
         first = tuple(accumulate(map(len, phases), initial=0))
-        return cls(some, every, first, tuple(links), np.concatenate(offsets))
+        return cls(some, every, first, tuple(links), _ends(some, every, whole))
 
-    def times(self, start: Seconds) -> list[Seconds]:
-        """When each phase begins, and the last one ends, if the course begins at `start`."""
-        return list(accumulate((phase.seconds for phase in self.phases), initial=start))
 
-    def reached(self, first: FloatArray, begin: int, until: int) -> FloatArray:
-        """When operations begin, and the last one ends, in runs that begin at `first`: [runs, until - begin + 1].
-
-        begin, until: places in the block, of the course's first operation and behind the last one of a piece.
-        """
-        seconds = np.array([phase.seconds for phase in self.phases])
-        every = np.broadcast_to(seconds, (len(first), len(seconds)))
-        times = np.add.accumulate(np.hstack([first[:, None], every]), axis=1)
-        sizes = [piece.end - piece.begin for piece in self.pieces if piece.end <= until]
-        phase = np.repeat(self.first[: len(sizes)], sizes)
-        begins = times[:, phase] + self.offsets[: len(phase)]
-        return np.hstack([begins, times[:, self.first[len(sizes)], None]])
+def _ends(pieces: Sequence[Piece], phases: Sequence[Phase], whole: Paces) -> Phases:
+    """When operations of pieces begin: exchanges with their phase, kernels behind the first one of their piece."""
+    sizes = [piece.end - piece.begin for piece in pieces]
+    first = np.searchsorted([phase.piece for phase in phases], np.arange(len(pieces) + 1))
+    alone = np.array(whole.alone)
+    behind = np.concatenate([alone[piece.begin : piece.end] - alone[piece.begin] for piece in pieces])
+    seconds = tuple(phase.seconds for phase in phases)
+    return Phases(seconds, np.repeat(first, [*sizes, 1]), behind)
 
 
 def _passes(piece: Piece) -> bool:

@@ -232,7 +232,7 @@ class Rank:
         alone = passage.reached - passage.shared
         if alone:
             times = passage.times[0], passage.start(alone)
-            recorder.piece((self.number, number, pieces[0].begin), pieces[alone - 1].end, times, passage.course)
+            recorder.piece((self.number, number, pieces[0].begin), pieces[alone - 1].end, times, passage.course.ends)
         if passage.shared:
             place, transfer, start = pieces[alone].begin, pieces[alone].transfer, passage.start(alone)
             recorder.operation((self.number, number, place), start, self.world.environment.now, self._longer(start, transfer))

@@ -1,14 +1,15 @@
 """Where do spans go while the engine runs?"""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
+from clustersim.engine.written import Inner, Written
 from clustersim.program.task import Stream
-from clustersim.trace.store import Contention, OperationSpans, Trace
+from clustersim.trace.store import Contention, Trace
 from clustersim.units import Seconds
 
 
@@ -33,16 +34,6 @@ class Longer(NamedTuple):
         """The same without what is only rounding of the clock."""
         least = ROUNDING * now
         return Longer(*(each if abs(each) > least else 0.0 for each in self)) if max(map(abs, self)) > least else ALONE
-
-
-class Inner(Protocol):
-    """What is known of the ends of operations that ran one behind the other."""
-
-    def reached(self, first: FloatArray, begin: int, until: int) -> FloatArray:
-        """When operations from `begin` on begin, and that before `until` ends: [runs, until - begin + 1].
-
-        first: [runs] when the first one of them begins.
-        """
 
 
 Place = tuple[int, int, int]
@@ -136,28 +127,6 @@ class Recorder:
         by_row = np.argsort(row, kind="stable")
         return Contention(row[by_row], operation[by_row], exposed[by_row], moved[by_row])
 
-    def operation_spans(self) -> OperationSpans:
-        """Spans of single operations, where blocks were run piece by piece, in the order in which these ended."""
-        rank, task, begin, until = np.array(self.pieces, dtype=np.int64).reshape(-1, 4).T
-        first, last = np.array(self.piece_times, dtype=np.float64).reshape(-1, 2).T
-        many = until - begin
-        row = np.concatenate(([0], np.cumsum(many)))
-        piece = np.repeat(np.arange(len(many)), many)
-        start, end = first[piece], last[piece]
-        for pieces, ends, some in self._long():
-            times = ends.reached(first[pieces], *some)
-            rows = row[pieces, None] + np.arange(times.shape[1] - 1)
-            start[rows], end[rows[:, :-1]] = times[:, :-1], times[:, 1:-1]
-        operation = np.arange(len(piece)) - row[piece] + begin[piece]
-        return OperationSpans(rank[piece], task[piece], operation, start, end, *np.zeros((2, len(piece))))
-
-    def _long(self) -> Iterator[tuple[IntArray, Inner, tuple[int, int]]]:
-        """Pieces of the same several operations, what is known of their ends, and the first and behind the last."""
-        alike: dict[tuple[int, int, int], list[int]] = {}
-        for number, ((_, _, begin, until), ends) in enumerate(zip(self.pieces, self.piece_ends, strict=True)):
-            if until - begin > 1:
-                alike.setdefault((id(ends), begin, until), []).append(number)
-        for (_, begin, until), numbers in alike.items():
-            ends = self.piece_ends[numbers[0]]
-            if ends is not None:
-                yield np.array(numbers), ends, (begin, until)
+    def written(self) -> Written:
+        """The operations inside blocks that were run piece by piece."""
+        return Written.of_pieces(self.pieces, self.piece_times, self.piece_ends)
