@@ -141,6 +141,7 @@ class BlockCost:
         self._rows = program.rows
         self._numbers: dict[Block, IntArray] = {}
         self._timings: dict[tuple[Block, int], BlockTiming] = {}
+        self._alone: dict[tuple[Block, int], list[Timing | None]] = {}
         outside = (exchange.collective for each in program.programs for exchange in each.exchanges_outside)
         self._paces = Paces([kind.interference for kind in machines.kinds], dict.fromkeys(outside))
         self._slowings: dict[tuple[Block, int], FloatArray] = {}
@@ -232,22 +233,32 @@ class BlockCost:
         return self.machines.kinds[int(self.machines.of[rank])]
 
     def _timed(self, rank: int, block: Block) -> BlockTiming:
-        timings: list[Timing] = []
-        parts: list[tuple[Seconds, Seconds]] = []
+        kernels = self._kernels(int(self.machines.of[rank]), block)
+        exposed, slowed = np.zeros((2, len(kernels)))
         together: dict[int, SideBySide] = {}
-        for place, operation in enumerate(block.operations):
+        timings: list[Timing] = []
+        for place, (operation, kernel) in enumerate(zip(block.operations, kernels, strict=True)):
+            if kernel is not None:
+                timings.append(kernel)
+                continue
             match operation.does:
-                case Exchange() as exchange:
-                    timing, part = self.exchange(rank, exchange), None
                 case Overlap() as overlap:
-                    timing, part, together[place] = self._overlapped(rank, overlap)
-                case kernel:
-                    timing, part = self._machine(rank).kernels.kernel(kernel), (0.0, 0.0)
+                    timing, (exposed[place], slowed[place]), together[place] = self._overlapped(rank, overlap)
+                case Exchange() as exchange:
+                    timing = self.exchange(rank, exchange)
+                    exposed[place] = timing.seconds
             timings.append(timing)
-            parts.append((timing.seconds, 0.0) if part is None else part)
         launching = self._machine(rank).launching.waits(block, [timing.seconds for timing in timings])
-        exposed, slowed = np.array(parts, dtype=np.float64).reshape(-1, 2).T
         return timing_of(timings, exposed=exposed, slowed=slowed, together=together, launching=launching)
+
+    def _kernels(self, machine: int, block: Block) -> list[Timing | None]:
+        """Timings of the kernels of a block on a machine: [operations], None of exchanges, which differ by rank."""
+        known = self._alone.get((block, machine))
+        if known is None:
+            time = self.machines.kinds[machine].kernels.kernel
+            each = (operation.does for operation in block.operations)
+            known = self._alone[block, machine] = [time(does) if isinstance(does, Kernel) else None for does in each]
+        return known
 
     def _overlapped(self, rank: int, overlap: Overlap) -> tuple[Timing, tuple[Seconds, Seconds], SideBySide]:
         """Timing of a kernel and an exchange side by side, how much of it is exposed communication, and slowing."""

@@ -30,7 +30,7 @@ collective as for a kernel beside it. The optimizer is timed as it is run, so no
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
@@ -83,6 +83,7 @@ class Launching:
     collective: Seconds | None = None
     call: Seconds = 0.0
     graph: Seconds | None = None
+    _orders: dict[Block, "_Order"] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def waits(self, block: Block, seconds: Sequence[Seconds]) -> FloatArray:
         """[operations] how long the GPU waits for the host, from what operations take without waiting.
@@ -92,17 +93,18 @@ class Launching:
         """
         if not (self.graph or self.forward or self.backward or self.collective or self.call) or not block.operations:
             return np.zeros(len(block.operations))
-        launches, each = self._captured(block) if self.graph is not None else self._one_by_one(block)
-        return _at_kernels(block, self._waited(block, launches, each, np.array(seconds, dtype=np.float64)))
+        order = self._orders.get(block)
+        if order is None:
+            order = self._orders[block] = self._order(block)
+        return _at(order.following, order.waited(np.array(seconds, dtype=np.float64)))
 
-    def _waited(self, block: Block, launches: IntArray, each: FloatArray, seconds: FloatArray) -> FloatArray:
-        """[operations] how long the GPU waits, in parts that the host begins together with it. A graph has one."""
-        known = range(len(seconds)) if self.graph is None else ()
+    def _order(self, block: Block) -> "_Order":
+        """What the host does for a block, in parts that it begins together with the GPU. A graph has one."""
+        launches, each = self._captured(block) if self.graph is not None else self._one_by_one(block)
+        known = range(len(launches)) if self.graph is None else ()
         cuts = [place for place in known if place and _awaits(block, place)]
-        parts = pairwise((0, *cuts, len(seconds)))
-        return np.concatenate(
-            [_late(launches[a:b], each[a:b], seconds[a:b], ahead=float(each[0]) if a == 0 else 0.0) for a, b in parts]
-        )
+        parts = tuple(pairwise((0, *cuts, len(launches))))
+        return _Order(launches, each, parts, _following(block))
 
     def _captured(self, block: Block) -> tuple[IntArray, FloatArray]:
         """All that is launched comes with the first."""
@@ -119,6 +121,29 @@ class Launching:
         seconds = np.stack([kernel, collective, np.full(len(kernel), self.call)], axis=1)
         each: FloatArray = (counts * seconds).sum(axis=1) / launches
         return launches, each
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Order:
+    """What a host does for a block. launches, each: [operations] how many, and seconds of each of them.
+
+    parts: places that the host begins together with the GPU, up to the next; following: as `_following` says.
+    """
+
+    launches: IntArray
+    each: FloatArray
+    parts: tuple[tuple[int, int], ...]
+    following: IntArray
+
+    def waited(self, seconds: FloatArray) -> FloatArray:
+        """[operations] how long the GPU waits before and within them."""
+        launches, each = self.launches, self.each
+        return np.concatenate(
+            [
+                _late(launches[a:b], each[a:b], seconds[a:b], ahead=float(each[0]) if a == 0 else 0.0)
+                for a, b in self.parts
+            ]
+        )
 
 
 def _awaits(block: Block, place: int) -> bool:
@@ -142,10 +167,20 @@ def _late(launches: IntArray, each: FloatArray, seconds: FloatArray, *, ahead: S
 
 def _at_kernels(block: Block, late: FloatArray) -> FloatArray:
     """The same waits, each at the next kernel that runs by itself."""
+    return _at(_following(block), late)
+
+
+def _following(block: Block) -> IntArray:
+    """[operations] the next kernel that runs by itself, or the last one; empty without any."""
     own = np.flatnonzero([isinstance(operation.does, Kernel) for operation in block.operations])
+    every = np.arange(len(block.operations))
+    return own[np.minimum(np.searchsorted(own, every), len(own) - 1)] if len(own) else own
+
+
+def _at(following: IntArray, late: FloatArray) -> FloatArray:
+    """Waits where they are counted."""
     waits = np.zeros(len(late))
-    if len(own):
-        following = own[np.minimum(np.searchsorted(own, np.arange(len(late))), len(own) - 1)]
+    if len(following):
         np.add.at(waits, following, late)
     return waits
 
