@@ -86,12 +86,14 @@ class BlockParts:
 
     def kernels(self, timing: BlockTiming) -> FloatArray:
         """Seconds of each part in which kernels run, as they take alone: [parts]."""
-        seconds = np.bincount(self.kernel, timing.kernels - timing.launching, minlength=len(PARTS))
+        seconds: FloatArray = np.zeros(len(PARTS))
+        seconds += np.bincount(self.kernel, timing.kernels - timing.launching, minlength=len(PARTS))
         seconds[Part.LAUNCH.place] += float(timing.launching.sum())
         return seconds
 
     def exchanges(self, timing: BlockTiming) -> FloatArray:
         """Seconds of exposed communication, and those by which it slows kernels of its own operation: [parts]."""
-        seconds = np.bincount(self.exchange, timing.exposed[self.moving], minlength=len(PARTS))
+        seconds: FloatArray = np.zeros(len(PARTS))
+        seconds += np.bincount(self.exchange, timing.exposed[self.moving], minlength=len(PARTS))
         seconds[Part.SLOWED.place] = timing.slowed.sum()
         return seconds

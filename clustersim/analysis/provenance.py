@@ -146,12 +146,11 @@ def _in_blocks(rows: Rows, timing_of: TimingOf, keys: _Keys) -> Iterator[_Spent]
         yield keys.of_block(block, timing), (np.array(timing.durations) - timing.launching) * count
 
 
-def _exchanges(
-    rows: Rows, exchange_timing: Callable[[Exchange], ExchangeTiming], keys: _Keys
-) -> Iterator[_Spent]:
+def _exchanges(rows: Rows, exchange_timing: Callable[[Exchange], ExchangeTiming], keys: _Keys) -> Iterator[_Spent]:
     trace, exchange = rows.trace, rows.exchange
     chosen = exchange >= 0
     busy = (trace.end - trace.start)[chosen] * rows.weights[rows.owner[chosen]]
     timed = ((each, exchange_timing(each)) for each in rows.exchanges)
     numbers = [keys.of((each, timing.provenance, timing.error, 1.0)) for each, timing in timed]
-    yield np.array(numbers, dtype=np.int64), np.bincount(exchange[chosen], busy, minlength=len(rows.exchanges))
+    seconds = np.bincount(exchange[chosen], busy, minlength=len(rows.exchanges)).astype(np.float64, copy=False)
+    yield np.array(numbers, dtype=np.int64), seconds

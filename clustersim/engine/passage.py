@@ -13,21 +13,24 @@ import simpy
 from clustersim.engine.clock import Clock
 from clustersim.engine.course import Course
 from clustersim.engine.network.network import Network
+from clustersim.engine.piece import Transfer
 from clustersim.units import Seconds
 
 
 class Passage:
     """A course under way. done: happens at its end; reached: the pieces that are done then.
 
-    shared: whether the last of these shared its links, so that it may have taken longer; times: of phases as planned.
+    shared: the last of these, if it shared its links, so that it may have taken longer; times: of phases as planned.
     """
 
-    __slots__ = ("_clock", "_network", "_timer", "course", "done", "reached", "shared", "times")
+    __slots__ = ("_clock", "_network", "course", "done", "reached", "shared", "times")
+
+    shared: Transfer | None
 
     def __init__(self, clock: Clock, network: Network, course: Course) -> None:
         self._clock, self._network, self.course = clock, network, course
         self.times, self.done = course.ends.times(clock.now), clock.event()
-        self.reached, self.shared = len(course.pieces), False
+        self.reached, self.shared = len(course.pieces), None
         network.keep(course.links, self._visited)
         clock.at(self.times[-1]).callbacks.append(self._arrive)
 
@@ -37,7 +40,7 @@ class Passage:
 
     def _arrive(self, _: simpy.Event) -> None:
         """End as planned, unless links are shared."""
-        if not self.shared:
+        if self.shared is None:
             self._network.leave(self.course.links, self._visited)
             self.done.succeed()
 
@@ -47,7 +50,7 @@ class Passage:
         phase = bisect_right(self.times, self._clock.now) - 1
         phases = self.course.phases
         if phase < len(phases) and (load := phases[phase].load) is not None:
-            self._share(phase, self._network.resumed(load, self.times[phase]))
+            self._share(phase, self._network.resumed(load, self.times[phase]).done)
             return
         later = (number for number in range(phase + 1, len(phases)) if phases[number].load is not None)
         if (following := next(later, None)) is not None:
@@ -63,5 +66,9 @@ class Passage:
 
     def _share(self, phase: int, moved: simpy.Event) -> None:
         """End with the exchange whose data move in a phase, when they have."""
-        self.shared, self.reached = True, self.course.phases[phase].piece + 1
-        moved.callbacks.append(lambda _: self.done.succeed())
+        piece = self.course.phases[phase].piece
+        self.shared, self.reached = self.course.pieces[piece].transfer, piece + 1
+        moved.callbacks.append(self._end)
+
+    def _end(self, _: simpy.Event) -> None:
+        self.done.succeed()

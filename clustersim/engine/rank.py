@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import simpy
 
+from clustersim.engine.course import Course
 from clustersim.engine.cuts import Cuts
 from clustersim.engine.joint import Seat
 from clustersim.engine.moving import Moving
@@ -174,15 +175,12 @@ class Rank:
             return Lost(slowed=slowed)
         return (yield from self._in_pieces(number, block, whole, quiet=calm and self.world.coalesce))
 
-    def _in_pieces(
-        self, number: int, block: Block, whole: Paces, *, quiet: bool
-    ) -> Generator[simpy.Event, Any, Lost]:
-        """Run a block piece by piece, and as many as one event as share links with nobody; quiet: nothing is beside it."""
+    def _in_pieces(self, number: int, block: Block, whole: Paces, *, quiet: bool) -> Generator[simpy.Event, Any, Lost]:
+        """Run a block piece by piece, those as one event that share links with nobody; quiet: nothing is beside it."""
         pieces, place = self._cuts.of(block, whole, quiet=quiet), 0
         waited = slowed = 0.0
         while place < len(pieces):
-            course = self._cuts.course(block, whole, place) if quiet else None
-            passage = None if course is None else self.world.transfers.passage(course)
+            passage = self._passage(self._cuts.course(block, whole, place)) if quiet else None
             if passage is not None:
                 yield passage.done
                 self._passed(number, passage)
@@ -226,16 +224,23 @@ class Rank:
         now = self.world.environment.now
         self.world.recorder.piece((self.number, number, piece.begin), piece.end, (start, now), whole)
 
+    def _passage(self, course: Course | None) -> Passage | None:
+        """Begin pieces as one event, if nobody is on their links."""
+        network = self.world.transfers.network
+        if course is None or network is None or not network.free(course.links):
+            return None
+        return Passage(self.world.environment, network, course)
+
     def _passed(self, number: int, passage: Passage) -> None:
         """Write the operations of a passage that has just ended."""
         recorder, pieces = self.world.recorder, passage.course.pieces
-        alone = passage.reached - passage.shared
+        alone = passage.reached - (passage.shared is not None)
         if alone:
             times = passage.times[0], passage.start(alone)
             recorder.piece((self.number, number, pieces[0].begin), pieces[alone - 1].end, times, passage.course.ends)
-        if passage.shared:
-            place, transfer, start = pieces[alone].begin, pieces[alone].transfer, passage.start(alone)
-            recorder.operation((self.number, number, place), start, self.world.environment.now, self._longer(start, transfer))
+        if passage.shared is not None:
+            at, start = (self.number, number, pieces[alone].begin), passage.start(alone)
+            recorder.operation(at, start, self.world.environment.now, self._longer(start, passage.shared))
 
     def _longer(self, start: Seconds, transfer: Transfer) -> Longer:
         """What an exchange that has just ended took more than alone."""

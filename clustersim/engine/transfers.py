@@ -6,23 +6,25 @@ beside it slow what moves data, not the latency on a shared network.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 import simpy
 
 from clustersim.cost.block import BlockCost
 from clustersim.engine.clock import Clock
-from clustersim.engine.course import Course
 from clustersim.engine.moving import Alone, Moving
 from clustersim.engine.network.loads import Loads
 from clustersim.engine.network.network import Load, Network
-from clustersim.engine.passage import Passage
 from clustersim.program.task import Exchange
 from clustersim.units import Seconds
 
 
 class Transfers(Protocol):
     """The seam between ranks and what carries their data."""
+
+    @property
+    def network(self) -> Network | None:
+        """The links that exchanges share; None where each has its own."""
 
     def begin(self, rank: int, exchange: Exchange) -> simpy.Event:
         """Move the data of an exchange of the rank's group; the event happens when it is done."""
@@ -36,12 +38,11 @@ class Transfers(Protocol):
     def moving(self, rank: int, exchange: Exchange) -> Moving:
         """The same, where kernels of members may slow it."""
 
-    def passage(self, course: Course) -> Passage | None:
-        """Begin pieces as one event, where nobody is on their links; None where somebody is."""
-
 
 class Uncontended:
     """Every exchange takes its own time."""
+
+    network: Final = None
 
     def __init__(self, environment: Clock, cost: BlockCost) -> None:
         self._environment, self._cost = environment, cost
@@ -58,10 +59,6 @@ class Uncontended:
     def asks(self, rank: int, exchange: Exchange) -> tuple[Seconds, Load | None]:
         """Its duration, and nothing of links."""
         return self._alone(rank, exchange), None
-
-    def passage(self, course: Course) -> Passage | None:
-        """None: there are no links."""
-        return None
 
     def moving(self, rank: int, exchange: Exchange) -> Moving:
         """The same, at a pace that may change."""
@@ -80,7 +77,7 @@ class Shared:
 
     def __init__(self, environment: Clock, loads: Loads, links: int) -> None:
         self._environment, self._loads = environment, loads
-        self._network = Network(environment, links)
+        self.network = Network(environment, links)
 
     def begin(self, rank: int, exchange: Exchange) -> simpy.Event:
         """Wait for the latency of an exchange, then load the network with its bytes."""
@@ -94,18 +91,13 @@ class Shared:
         idle = self._environment.timeout(latency)
         if load is None:
             return idle
-        done = self._environment.event()
-        idle.callbacks.append(lambda _: self._network.start(load, done))
-        return done
+        activity = self.network.planned(load)
+        idle.callbacks.append(lambda _: self.network.begin(activity))
+        return activity.done
 
     def asks(self, rank: int, exchange: Exchange) -> tuple[Seconds, Load | None]:
         """Its latency, and its load if it moves anything."""
         return self._loads.of(rank, exchange)
-
-    def passage(self, course: Course) -> Passage | None:
-        """One that keeps the links of the course, if these are free."""
-        free = self._network.free(course.links)
-        return Passage(self._environment, self._network, course) if free else None
 
     def moving(self, rank: int, exchange: Exchange) -> Moving:
         """The same, at a speed that is limited from time to time; what is all latency is not."""
@@ -113,6 +105,6 @@ class Shared:
         idle = self._environment.timeout(latency)
         if load is None:
             return Moving(idle, lambda _: None)
-        activity = self._network.planned(load)
-        idle.callbacks.append(lambda _: self._network.begin(activity))
-        return Moving(activity.done, lambda speed: self._network.limit(activity, speed))
+        activity = self.network.planned(load)
+        idle.callbacks.append(lambda _: self.network.begin(activity))
+        return Moving(activity.done, lambda speed: self.network.limit(activity, speed))

@@ -8,8 +8,8 @@ import numpy as np
 from clustersim.cost.block import BlockCost
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.sharing import Sharing
-from clustersim.engine.clock import Clock
 from clustersim.engine.block_paces import BlockPaces
+from clustersim.engine.clock import Clock
 from clustersim.engine.joint import JointBlocks
 from clustersim.engine.network.loads import Loads
 from clustersim.engine.recorder import Recorder, Times

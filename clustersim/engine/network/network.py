@@ -75,15 +75,15 @@ class Network:
         self._kept: dict[int, Callable[[], None]] = {}
         self._known: dict[tuple[tuple[Load, ...], tuple[float, ...]], list[float]] = {}
 
-    def start(self, load: Load, done: simpy.Event | None = None) -> simpy.Event:
-        """Begin an activity; `done`, or a new event, happens when its work is done."""
-        ends = self._environment.event() if done is None else done
-        self.begin(Activity(load, ends, self._environment.now))
-        return ends
-
     def planned(self, load: Load) -> Activity:
         """An activity that is yet to begin."""
         return Activity(load, self._environment.event(), self._environment.now)
+
+    def start(self, load: Load) -> simpy.Event:
+        """Begin an activity; return its end."""
+        activity = self.planned(load)
+        self.begin(activity)
+        return activity.done
 
     def limit(self, activity: Activity, speed: float) -> None:
         """Let an activity go at this speed at most from now, or once it begins."""
@@ -119,14 +119,14 @@ class Network:
             if self._kept.get(link) == visited:
                 del self._kept[link]
 
-    def resumed(self, load: Load, since: Seconds) -> simpy.Event:
-        """The end of an activity that has had its links for itself since a time, and has them until now."""
+    def resumed(self, load: Load, since: Seconds) -> Activity:
+        """An activity that has had its links for itself since a time, and has them until now."""
         activity = Activity(load, self._environment.event(), since)
         activity.speed, activity.under_way = activity.most, True
         for link in load.numbers:
             self._users.setdefault(link, {})[activity] = None
         self._end(activity, self._environment.at(since + activity.left / activity.speed))
-        return activity.done
+        return activity
 
     def _run(self, activity: Activity, speed: float) -> None:
         """Let an activity go on at this speed from now."""
