@@ -11,7 +11,7 @@ from clustersim.engine.course import Course
 from clustersim.engine.piece import Piece, Transfer
 from clustersim.engine.stretch import Paces
 from clustersim.engine.world import World
-from clustersim.program.task import Block, Exchange
+from clustersim.program.task import Block, Exchange, Operation
 
 
 @dataclass(slots=True)
@@ -21,6 +21,7 @@ class Cuts:
     rank: int
     world: World
     _known: dict[tuple[Block, bool], list[Piece]] = field(default_factory=dict)
+    _exchanges: dict[tuple[int, bool], tuple[bool, bool]] = field(default_factory=dict)
     _courses: dict[tuple[Block, int], Course | None] = field(default_factory=dict)
 
     def of(self, block: Block, whole: Paces, *, quiet: bool) -> list[Piece]:
@@ -43,16 +44,26 @@ class Cuts:
         places = range(len(block.operations) + 1)
         if not quiet:
             return list(places)
-        meets = [self.world.meets(self.rank, operation) for operation in block.operations]
-        shares = [self.world.shares(self.rank, operation, calm=True) for operation in block.operations]
-        return [0, *(n for n in places[1:-1] if meets[n] or shares[n] or shares[n - 1]), len(block.operations)]
+        told = [self._told(each, quiet=True) for each in block.operations]
+        return [0, *(n for n in places[1:-1] if any(told[n]) or told[n - 1][1]), len(block.operations)]
 
     def _piece(self, block: Block, whole: Paces, begin: int, end: int, *, quiet: bool) -> Piece:
-        world, operation = self.world, block.operations[begin]
-        met = operation.exchange if world.meets(self.rank, operation) else None
-        shares = operation.exchange if world.shares(self.rank, operation, calm=quiet) else None
-        transfer = None if shares is None else self._transfer(block, begin, shares)
-        return Piece(begin, end, met, transfer, whole.between(begin, end) if world.jitter is None else None)
+        exchange = block.operations[begin].exchange
+        meets, shares = self._told(block.operations[begin], quiet=quiet)
+        transfer = self._transfer(block, begin, exchange) if exchange is not None and shares else None
+        paces = whole.between(begin, end) if self.world.jitter is None else None
+        return Piece(begin, end, exchange if meets else None, transfer, paces)
+
+    def _told(self, operation: Operation, *, quiet: bool) -> tuple[bool, bool]:
+        """Whether others take part in an operation's exchange, and whether it shares links."""
+        exchange = operation.exchange
+        if exchange is None:
+            return False, False
+        key = id(exchange), quiet  # blocks keep their exchanges, which take longer to hash
+        if key not in self._exchanges:
+            meets = self.world.meets(self.rank, exchange)
+            self._exchanges[key] = meets, self.world.shares(self.rank, exchange, calm=quiet)
+        return self._exchanges[key]
 
     def _transfer(self, block: Block, place: int, exchange: Exchange) -> Transfer:
         world, timing = self.world, self.world.cost.block(self.rank, block)

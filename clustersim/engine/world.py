@@ -18,7 +18,7 @@ from clustersim.engine.transfers import Shared, Transfers, Uncontended
 from clustersim.program.action import Action
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.symmetry import Classes
-from clustersim.program.task import Block, Exchange, Operation, Receive, Send, Stream
+from clustersim.program.task import Block, Exchange, Receive, Send, Stream
 from clustersim.units import Seconds
 
 
@@ -82,7 +82,8 @@ class World:
             return False
         known = self._private.get((block, rank, calm))
         if known is None:
-            known = not any(self.meets(rank, each) or self.shares(rank, each, calm=calm) for each in block.operations)
+            every = dict.fromkeys(block.exchanges)
+            known = not any(self.meets(rank, each) or self.shares(rank, each, calm=calm) for each in every)
             self._private[block, rank, calm] = known
         return known
 
@@ -95,8 +96,9 @@ class World:
         return self._joint[block, rank]
 
     def _joins(self, rank: int, block: Block) -> str | None:
-        roles = {each.exchange.group: None for each in block.operations if each.exchange and self.meets(rank, each)}
-        if len(roles) != 1 or any(self.shares(rank, each) for each in block.operations):
+        every = dict.fromkeys(block.exchanges)
+        roles = {each.group: None for each in every if self.meets(rank, each)}
+        if len(roles) != 1 or any(self.shares(rank, each) for each in every):
             return None
         (role,) = roles
         return role if self.program.stays_inside(role) else None
@@ -114,21 +116,20 @@ class World:
             known = self._met[block, rank] = [name for name, members in groups if members > 1]
         return known
 
-    def shares(self, rank: int, operation: Operation, *, calm: bool = False) -> bool:
-        """Whether an operation's exchange shares links with others, in the rank's group.
+    def shares(self, rank: int, exchange: Exchange, *, calm: bool = False) -> bool:
+        """Whether an exchange inside a block shares links with others, in the rank's group.
 
         calm: no collective of the rank's data stream can be beside it, nor of those that it stands for in the group.
         """
-        exchange = operation.exchange
-        if self.sharing is None or exchange is None or exchange not in self.sharing.inside:
+        if self.sharing is None or exchange not in self.sharing.inside:
             return False
         row = self.program.rows[exchange.group][rank]
-        idle = calm and self.sharing.own[exchange][row] and not self.meets(rank, operation)
+        idle = calm and self.sharing.own[exchange][row] and not self.meets(rank, exchange)
         return bool(self.sharing.inside[exchange][row] and not idle)
 
-    def meets(self, rank: int, operation: Operation) -> bool:
-        """Whether other simulated ranks take part in an operation's exchange."""
-        return operation.exchange is not None and self._group(operation.exchange.group, rank)[1] > 1
+    def meets(self, rank: int, exchange: Exchange) -> bool:
+        """Whether other simulated ranks take part in an exchange."""
+        return self._group(exchange.group, rank)[1] > 1
 
     def deliver(self, sender: int, send: Send, start: Seconds, cause: int) -> None:
         """Finish the receive that a message was for, and write its span."""
