@@ -51,6 +51,7 @@ class World:
     _private: dict[tuple[Block, int, bool], bool] = field(init=False, default_factory=dict)
     _met: dict[tuple[Block, int], list[tuple[str, int]]] = field(init=False, default_factory=dict)
     _joint: dict[tuple[Block, int], str | None] = field(init=False, default_factory=dict)
+    _own: dict[tuple[Block, int], str | None] = field(init=False, default_factory=dict)
     _receivers: dict[tuple[str, int], int] = field(init=False, default_factory=dict)
     _receipts: dict[int, dict[tuple[str, Action], int]] = field(init=False, default_factory=dict)
 
@@ -95,10 +96,16 @@ class World:
         if not self.coalesce:
             return None
         if (block, rank) not in self._joint:
-            role = self._joins(rank, block)
-            agreed = role is not None and all(self._joins(each, block) == role for each in self._mates(role, rank))
+            role = self._own_role(rank, block)
+            agreed = role is not None and all(self._own_role(each, block) == role for each in self._mates(role, rank))
             self._joint[block, rank] = role if agreed else None
         return self._joint[block, rank]
+
+    def _own_role(self, rank: int, block: Block) -> str | None:
+        """`_joins`, worked out once: every member of a group asks of every other."""
+        if (block, rank) not in self._own:
+            self._own[block, rank] = self._joins(rank, block)
+        return self._own[block, rank]
 
     def _joins(self, rank: int, block: Block) -> str | None:
         """The only role in whose groups a rank meets others inside a block, if none of its exchanges shares links."""
