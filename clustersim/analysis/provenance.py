@@ -11,7 +11,7 @@ between the two, which was not measured: how much time that is, is counted apart
 Errors of one answer are taken to have one sign: they add up, so the band is wide rather than narrow.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -115,10 +115,10 @@ _Spent = tuple[IntArray, FloatArray]
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """Numbers of what is counted apart; those of a block whose timings differ in seconds only are looked up once."""
+    """Numbers of what is counted apart; known by identity, too, since it takes longer to hash kernels."""
 
     numbers: dict[_Key, int] = field(default_factory=dict)
-    _known: dict[Hashable, IntArray] = field(default_factory=dict)
+    _known: dict[tuple[int, int, float | None, float], int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -129,12 +129,15 @@ class _Keys:
 
     def of_block(self, block: Block, timing: BlockTiming) -> IntArray:
         """Those of the operations of a block: [operations]."""
-        sources = timing.provenance, timing.error, timing.longer
-        known = self._known.get((block, *sources))
-        if known is None:
-            every = zip((operation.does for operation in block.operations), *sources, strict=True)
-            known = self._known[block, *sources] = np.array([self.of(key) for key in every], dtype=np.int64)
-        return known
+        sources = zip(timing.provenance, timing.error, timing.longer, strict=True)
+        numbers: list[int] = []
+        for operation, (source, error, longer) in zip(block.operations, sources, strict=True):
+            place = id(operation.does), id(source), error, longer
+            number = self._known.get(place)
+            if number is None:
+                number = self._known[place] = self.of((operation.does, source, error, longer))
+            numbers.append(number)
+        return np.array(numbers, dtype=np.int64)
 
 
 def _in_blocks(rows: Rows, timing_of: TimingOf, keys: _Keys) -> Iterator[_Spent]:

@@ -29,8 +29,7 @@ collective as for a kernel beside it. The optimizer is timed as it is run, so no
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
@@ -45,8 +44,8 @@ from clustersim.workload.kernels import Kernel
 class Host(Protocol):
     """What launches the operations of a block."""
 
-    def waits(self, block: Block, seconds: Sequence[Seconds]) -> FloatArray:
-        """[operations] how long the device waits for the host, from what operations take without waiting."""
+    def waits(self, block: Block, seconds: FloatArray) -> FloatArray:
+        """[runs, operations] how long the device waits for the host, from what operations take without waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +58,15 @@ class SameThread:
     forward: Seconds
     backward: Seconds
 
-    def waits(self, block: Block, seconds: Sequence[Seconds]) -> FloatArray:
-        """[operations] what the host does before each; the optimizer's kernels contain it.
+    def waits(self, block: Block, seconds: FloatArray) -> FloatArray:
+        """[runs, operations] what the host does before each; the optimizer's kernels contain it.
 
         What it does for an exchange is counted at the kernel that comes next (or, behind the last, at that).
         """
         each = {Work.FORWARD: self.forward, Work.RECOMPUTE: self.forward, Work.BACKWARD: self.backward}
         counts = (launches(operation.does) * each.get(operation.work, 0.0) for operation in block.operations)
-        return _at_kernels(block, np.fromiter(counts, np.float64, len(seconds)))
+        each_run = np.fromiter(counts, np.float64, seconds.shape[1])
+        return np.broadcast_to(_at_kernels(block, each_run[None, :]), seconds.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,28 +83,26 @@ class Launching:
     collective: Seconds | None = None
     call: Seconds = 0.0
     graph: Seconds | None = None
-    _orders: dict[Block, "_Order"] = field(init=False, repr=False, compare=False, default_factory=dict)
 
-    def waits(self, block: Block, seconds: Sequence[Seconds]) -> FloatArray:
-        """[operations] how long the GPU waits for the host, from what operations take without waiting.
+    def waits(self, block: Block, seconds: FloatArray) -> FloatArray:
+        """[runs, operations] how long the GPU waits for the host, from what operations take without waiting.
 
         Waiting before an operation that an exchange is part of is counted at the kernel that comes next (or, behind
         the last, at that); a block without kernels by themselves does not wait.
         """
         if not (self.graph or self.forward or self.backward or self.collective or self.call) or not block.operations:
-            return np.zeros(len(block.operations))
-        order = self._orders.get(block)
-        if order is None:
-            order = self._orders[block] = self._order(block)
-        return _at(order.following, order.waited(np.array(seconds, dtype=np.float64)))
-
-    def _order(self, block: Block) -> "_Order":
-        """What the host does for a block, in parts that it begins together with the GPU. A graph has one."""
+            return np.zeros(seconds.shape)
         launches, each = self._captured(block) if self.graph is not None else self._one_by_one(block)
-        known = range(len(launches)) if self.graph is None else ()
+        return _at_kernels(block, self._waited(block, launches, each, seconds))
+
+    def _waited(self, block: Block, launches: IntArray, each: FloatArray, seconds: FloatArray) -> FloatArray:
+        """[runs, operations] how long the GPU waits, in parts that the host begins with it; a graph has one."""
+        count = seconds.shape[1]
+        known = range(count) if self.graph is None else ()
         cuts = [place for place in known if place and _awaits(block, place)]
-        parts = tuple(pairwise((0, *cuts, len(launches))))
-        return _Order(launches, each, parts, _following(block))
+        parts = [(a, b, float(each[0]) if a == 0 else 0.0) for a, b in pairwise((0, *cuts, count))]
+        late = [_late(launches[a:b], each[a:b], seconds[:, a:b], ahead=ahead) for a, b, ahead in parts]
+        return np.concatenate(late, axis=1)
 
     def _captured(self, block: Block) -> tuple[IntArray, FloatArray]:
         """All that is launched comes with the first."""
@@ -123,65 +121,33 @@ class Launching:
         return launches, each
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Order:
-    """What a host does for a block. launches, each: [operations] how many, and seconds of each of them.
-
-    parts: places that the host begins together with the GPU, up to the next; following: as `_following` says.
-    """
-
-    launches: IntArray
-    each: FloatArray
-    parts: tuple[tuple[int, int], ...]
-    following: IntArray
-
-    def waited(self, seconds: FloatArray) -> FloatArray:
-        """[operations] how long the GPU waits before and within them."""
-        launches, each = self.launches, self.each
-        return np.concatenate(
-            [
-                _late(launches[a:b], each[a:b], seconds[a:b], ahead=float(each[0]) if a == 0 else 0.0)
-                for a, b in self.parts
-            ]
-        )
-
-
 def _awaits(block: Block, place: int) -> bool:
     exchange = block.operations[place].exchange
     return exchange is not None and exchange.awaits
 
 
 def _late(launches: IntArray, each: FloatArray, seconds: FloatArray, *, ahead: Seconds) -> FloatArray:
-    """[operations] how long the GPU waits before and within operations of so many launches, of `each` seconds.
+    """[runs, operations] how long the GPU waits before and within operations of so many launches, of `each` seconds.
 
     ahead: by how much the host begins before the GPU.
     """
     issued = np.cumsum(np.repeat(each, launches))
-    part = np.repeat(seconds / launches, launches)
-    idle = np.maximum.accumulate(np.maximum(issued - ahead - (np.cumsum(part) - part), 0.0))  # so far
-    waited = idle[np.cumsum(launches) - 1]
-    waited[-1] = max(waited[-1], issued[-1] - part.sum())
-    late: FloatArray = np.diff(waited, prepend=0.0)
+    part = np.repeat(seconds / launches, launches, axis=1)
+    idle = np.maximum(issued - ahead - (np.cumsum(part, axis=1) - part), 0.0)
+    waited = np.maximum.accumulate(idle, axis=1)[:, np.cumsum(launches) - 1]  # so far
+    waited[:, -1] = np.maximum(waited[:, -1], issued[-1] - np.ascontiguousarray(part).sum(axis=1))
+    late: FloatArray = np.diff(waited, prepend=0.0, axis=1)
     return late
 
 
 def _at_kernels(block: Block, late: FloatArray) -> FloatArray:
     """The same waits, each at the next kernel that runs by itself."""
-    return _at(_following(block), late)
-
-
-def _following(block: Block) -> IntArray:
-    """[operations] the next kernel that runs by itself, or the last one; empty without any."""
     own = np.flatnonzero([isinstance(operation.does, Kernel) for operation in block.operations])
-    every = np.arange(len(block.operations))
-    return own[np.minimum(np.searchsorted(own, every), len(own) - 1)] if len(own) else own
-
-
-def _at(following: IntArray, late: FloatArray) -> FloatArray:
-    """Waits where they are counted."""
-    waits = np.zeros(len(late))
-    if len(following):
-        np.add.at(waits, following, late)
+    waits, count = np.zeros(late.shape), late.shape[1]
+    if len(own):
+        following = own[np.minimum(np.searchsorted(own, np.arange(count)), len(own) - 1)]
+        for run, each in zip(waits, late, strict=True):
+            np.add.at(run, following, each)
     return waits
 
 

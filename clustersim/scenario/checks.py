@@ -15,7 +15,7 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import SPOKEN, Axis
 from clustersim.parallel.pipeline import dealt, split_layers
 from clustersim.scenario.legal import around, divisors, multiples_around
-from clustersim.scenario.mixtures import check_adapted_experts, check_experts, check_routers
+from clustersim.scenario.mixtures import check_adapted_experts, check_experts, check_loads, check_routers
 from clustersim.scenario.offload import check_offload
 from clustersim.scenario.recomputed import check_modules
 from clustersim.scenario.section import MOST_TOKENS, MOST_WIDTH
@@ -345,6 +345,7 @@ _CHECKS: tuple[_Check, ...] = (
     check_widths,
     check_routers,
     check_experts,
+    check_loads,
     check_layers,
     check_recomputed,
     check_modules,
