@@ -112,7 +112,7 @@ class Plan:
 
     @cached_property
     def shared_embedding(self) -> Layer:
-        """The embedding beside another on the same rank, whose weights it uses (where they are cut, as gathered there)."""
+        """The embedding beside another on the same rank, whose weights it uses (if they are cut, as gathered there)."""
         without = (replace(each, parameters=0) for each in self.embedding.operators)
         return replace(self.embedding, operators=tuple(without))
 

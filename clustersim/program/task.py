@@ -196,7 +196,7 @@ class Block:
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
         """The collectives inside, in order."""
-        return tuple(operation.exchange for operation in self.operations if operation.exchange is not None)
+        return tuple(found for operation in self.operations if (found := operation.exchange) is not None)
 
 
 @dataclass(frozen=True, slots=True)
