@@ -28,8 +28,11 @@ class Stream(IntEnum):
     TO_HOST = 5  # copies from the device
     HOST = 6  # what the host computes for the rank
     FROM_HOST = 7  # copies to the device
+    EXPERTS = 8  # tokens to experts and back, of a forward beside a backward
 
 
+BESIDE: Final = (Stream.DATA, Stream.EXPERTS)
+"""Streams of collectives beside what the rank computes."""
 HOST_STREAMS: Final = (Stream.TO_HOST, Stream.HOST, Stream.FROM_HOST)
 """What a rank does with its host."""
 
@@ -157,7 +160,8 @@ class Operation:
     """One step of a block. gradients: how many parameters of this rank, all of one group, have theirs after it.
 
     fetches: bytes of activations that must be back from the host before it; frees: whether what was fetched is read for
-    the last time; saves: bytes that go there after it; leaves: of gradients that go there after it.
+    the last time; saves: bytes that go there after it; leaves: of gradients that go there after it; late: a weight's
+    gradient that was put off, and so does not wait for the exchange before it.
     """
 
     does: Kernel | Exchange | Overlap
@@ -168,6 +172,7 @@ class Operation:
     frees: bool = False
     saves: Bytes = 0.0
     leaves: Bytes = 0.0
+    late: bool = False
 
     @property
     def exchange(self) -> Exchange | None:
@@ -180,6 +185,12 @@ class Operation:
         """The kernel that the operation runs, alone or beside a collective."""
         does = self.does
         return does if isinstance(does, Kernel) else does.kernel if isinstance(does, Overlap) else None
+
+    @property
+    def travels(self) -> Exchange | None:
+        """The exchange, if all that it does is to bring tokens to experts or back."""
+        does = self.does
+        return does if isinstance(does, Exchange) and does.routing is not None else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

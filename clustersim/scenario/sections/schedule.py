@@ -64,6 +64,7 @@ class ScheduleChoice(Choice):
     zero_bubble_1p: Flat | None = Field(None, alias="zb-1p")
     zero_bubble_2p: Flat | None = Field(None, alias="zb-2p")
     zero_bubble_v: Flat | None = Field(None, alias="zb-v")
+    dual_pipe_v: Flat | None = Field(None, alias="dualpipev")
     csv: CsvSection | None = None
     orders: OrdersSection | None = None
     python: PythonSection | None = None

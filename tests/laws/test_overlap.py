@@ -1,0 +1,139 @@
+"""Laws of pairs: tokens of one microbatch travel beside the computation of another, and nothing is done twice or lost."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim import Result, Scenario, simulate
+from clustersim.analysis.parts import EXPOSED
+from clustersim.parallel.mesh import EXPERT
+from clustersim.program.task import Communicate, Compute, Stream
+from tests.conftest import examples
+from tests.laws.timelines import same
+
+MODEL = {
+    "layers": 8, "hidden": 1024, "heads": 8, "kv_heads": 4, "ffn": 2048, "vocab": 2048, "max_positions": 1024,
+    "experts": {"count": 8, "top_k": 2, "ffn": 2048, "shared": 1024},
+}  # fmt: skip
+OVERLAP = "layout.overlap_expert_communication"
+
+
+@st.composite
+def mappings(draw: st.DrawFn) -> dict[str, Any]:
+    """A mixture on 8 GPUs, in which tokens travel beside computation."""
+    tp, pp = draw(st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (1, 4)]))
+    room = 8 // pp
+    ep = draw(st.sampled_from([each for each in (2, 4, 8) if room % each == 0]))
+    schedule = draw(st.sampled_from(["interleaved", "dualpipev"] if pp > 1 else ["1f1b"]))
+    etp = draw(st.sampled_from([each for each in {1, tp} if room % (ep * each) == 0]))
+    layout = {
+        "tp": tp, "pp": pp, "ep": ep, "etp": etp, "sequence_parallel": tp > 1,
+        "overlap_expert_communication": True,
+        "dispatcher": draw(st.sampled_from(["alltoall", "deepep", "hybridep"])),
+        "data": draw(st.sampled_from(["ddp", "zero1", "zero2"])),
+        "delay_wgrad": draw(st.booleans()),
+        "pipeline_overlap": draw(st.booleans()),
+    }  # fmt: skip
+    microbatches = 2 * pp * draw(st.integers(1, 2))
+    dense_first = draw(st.booleans())
+    experts = MODEL["experts"] | ({"dense_layers": 1} if dense_first else {})
+    return {
+        "model": MODEL | {"experts": experts},
+        "cluster": {"name": "dgx-h100", "gpus": 8},
+        "layout": layout,
+        "schedule": schedule,
+        "training": {
+            "sequence": 1024, "global_batch": microbatches * (8 // (tp * pp)),
+            "recompute": draw(st.sampled_from(["none", {"modules": ["moe_act", "layernorm"]}])),
+        },
+        "cost": {"network": draw(st.sampled_from(["shared", "uncontended"]))},
+    }  # fmt: skip
+
+
+def parts(mapping: dict[str, Any], **changes: object) -> Result:
+    """A result of the same with other costs."""
+    return simulate(Scenario.from_mapping({**mapping, "cost": mapping["cost"] | changes}))
+
+
+@given(mappings())
+@examples(25)
+def test_side_by_side_is_never_slower_than_in_turn_nor_faster_than_what_a_rank_computes(
+    mapping: dict[str, Any],
+) -> None:
+    """The same order, its pairs side by side and in turn. Nothing slows or hides; tokens are exposed for less time.
+
+    Where links are shared, or kernels slowed, the pairs' other neighbours may meet more; so nobody does here. Sends that
+    passes wait for leave a pair at its end, so they are not waited for either.
+    """
+    mapping["layout"] = mapping["layout"] | {"pipeline_overlap": True, "delay_wgrad": False}
+    mapping["cost"] = {"network": "uncontended", "interference": 0.0}
+    beside = Scenario.from_mapping(mapping)
+    order = beside.run_schedule.order(beside.layout.pp, beside.microbatches)
+    rows = [",".join(map(str, steps)) for steps in order]
+    told = {"orders": {"rows": rows, "placement": list(beside.placement.ranks)}}
+    paired = simulate(beside)
+    in_turn = simulate(Scenario.from_mapping({**mapping, "schedule": told}).changed(f"{OVERLAP}=false"))
+    again = simulate(Scenario.from_mapping({**mapping, "schedule": told}))
+    assert again.step_time == paired.step_time
+    assert paired.step_time <= in_turn.step_time * (1 + 1e-9)
+    place = EXPOSED[EXPERT].place
+    assert (paired.breakdown.seconds[:, place] <= in_turn.breakdown.seconds[:, place] * (1 + 1e-9)).all()
+    busiest = max(_busy(paired, stream).max() for stream in (Stream.COMPUTE, Stream.EXPERTS))
+    assert paired.step_time >= busiest
+
+
+def _busy(result: Result, stream: Stream) -> np.ndarray:
+    """Seconds in which a stream of each simulated rank is busy."""
+    trace = result.trace
+    rows = trace.stream == stream
+    return np.bincount(trace.rank[rows], (trace.end - trace.start)[rows], minlength=result.ranks)
+
+
+@given(mappings())
+@examples(20)
+def test_folded_is_unfolded_and_coalesced_is_fine_grained(mapping: dict[str, Any]) -> None:
+    folded = parts(mapping)
+    same(folded.trace, parts(mapping, symmetry="off").trace, relative=1e-9)
+    same(folded.trace, parts(mapping, coalesce=False).trace, relative=1e-9)
+
+
+@given(mappings())
+@examples(20)
+def test_parts_sum_to_the_step_and_what_is_inside_blocks_to_them(mapping: dict[str, Any]) -> None:
+    result = parts(mapping)
+    assert np.allclose(result.breakdown.seconds.sum(axis=1), result.step_time)
+    assert (result.breakdown.seconds >= 0.0).all()
+    assert sum(result.to_json()["critical_path_s"].values()) == pytest.approx(result.step_time)
+    rank = int(result.trace.simulated_ranks[0])
+    inside = result.operations(rank)
+    rows = result.trace.rows(rank, Stream.COMPUTE)
+    ends = dict(zip(result.trace.task[rows].tolist(), result.trace.end[rows].tolist(), strict=True))
+    last = {task: end for task, end in zip(inside.task.tolist(), inside.end.tolist(), strict=True)}
+    assert [last[task] for task in sorted(last)] == pytest.approx([ends[task] for task in sorted(last)], rel=1e-9)
+
+
+@given(mappings())
+@examples(20)
+def test_a_pair_does_what_its_passes_do(mapping: dict[str, Any]) -> None:
+    """The same kernels as often as in turn, and tokens sent as often: inside blocks or beside them."""
+    beside = Scenario.from_mapping({**mapping, "layout": mapping["layout"] | {"delay_wgrad": False}})
+    in_turn = beside.changed(f"{OVERLAP}=false")
+    assert _work(simulate(beside)) == _work(simulate(in_turn))
+
+
+def _work(result: Result) -> list[dict[str, int]]:
+    """How often each rank program runs each kernel and exchange, by name."""
+    counts: list[dict[str, int]] = []
+    for program in result.program.programs:
+        found: dict[str, int] = {}
+        for task in program.tasks:
+            does = [operation.does for operation in task.block.operations] if isinstance(task, Compute) else []
+            does += [task.exchange] if isinstance(task, Communicate) else []
+            for each in does:
+                name = each.name if hasattr(each, "name") else f"{each.kernel.name} {each.exchange.name}"
+                found[name] = found.get(name, 0) + 1
+        counts.append(found)
+    return counts
