@@ -48,6 +48,7 @@ class Layout:
     pipeline_overlap: a stage goes on computing while its output is sent (otherwise it waits for its sends);
     overlap_expert_communication: tokens of a forward travel to experts and back while a backward beside it computes,
     and the other way round; delay_wgrad: that backward's gradients of weights come behind what it sends;
+    overlap_shared_experts: shared experts run while the pass's own tokens travel;
     release_outputs: what a stage has sent is freed, where otherwise autograd's graph holds it until its backward
     (Megatron-LM's `deallocate_pipeline_outputs`; Llama 3, arXiv:2407.21783, section 3.3.2).
     """
@@ -66,6 +67,7 @@ class Layout:
     pipeline_overlap: bool = True
     overlap_expert_communication: bool = False
     delay_wgrad: bool = False
+    overlap_shared_experts: bool = False
     release_outputs: bool = True
     data: DataParallelism = field(default_factory=Replicated)
     layers_per_stage: Split = None

@@ -17,7 +17,7 @@ from clustersim.parallel.pipeline import dealt, split_layers
 from clustersim.scenario.legal import around, divisors, multiples_around
 from clustersim.scenario.mixtures import check_adapted_experts, check_experts, check_routers
 from clustersim.scenario.offload import check_offload
-from clustersim.scenario.overlapped import check_overlap
+from clustersim.scenario.overlapped import check_overlap, check_shared
 from clustersim.scenario.recomputed import check_modules
 from clustersim.scenario.section import MOST_TOKENS, MOST_WIDTH
 from clustersim.scenario.setup import Setup
@@ -354,6 +354,7 @@ _CHECKS: tuple[_Check, ...] = (
     check_adapters,
     check_adapted_experts,
     check_overlap,
+    check_shared,
     _format,
     check_shards,
     check_secondary,

@@ -3,7 +3,8 @@
 What excludes it are Megatron-LM's own limits (megatron/core/transformer/transformer_config.py@00caa53a, under
 `overlap_moe_expert_parallel_comm`; its newest versions run whole stages again, and nothing beside that): experts on
 several ranks, tokens sent by alltoall, DeepEP or Hybrid-EP, no recomputation of whole layers or of the mixture, which
-would dispatch again inside a backward, several chunks in a pipeline; and `delay_wgrad_compute` with it alone.
+would dispatch again inside a backward, several chunks in a pipeline; and `delay_wgrad_compute` with it alone. Shared
+experts run beside their own tokens (`moe_shared_expert_overlap`) with alltoall only, not run again, and not with it.
 """
 
 from collections.abc import Iterator
@@ -32,6 +33,22 @@ def check_overlap(scenario: Setup) -> Iterator[str]:
         yield f"layout.delay_wgrad: true puts gradients off behind what travels beside computation; write {_KEY}, too"
     if layout.delay_wgrad and isinstance(layout.data, FullyShard | ByParameter):
         yield "layout.delay_wgrad: true is not modelled where each backward gathers weights; use zero1, or write false"
+
+
+def check_shared(scenario: Setup) -> Iterator[str]:
+    """Whether shared experts can run while tokens travel."""
+    layout, recompute = scenario.layout, scenario.training.recompute
+    if not layout.overlap_shared_experts:
+        return
+    key = "layout.overlap_shared_experts: true"
+    if layout.ep == 1 or not any(each.shared for each in scenario.model.mixtures):
+        yield f"{key} needs shared experts and tokens that travel (ep above 1); write false"
+    if layout.dispatcher is not Dispatcher.ALL_TO_ALL:
+        yield f"{key} is not for dispatcher {layout.dispatcher.value}; {Dispatcher.ALL_TO_ALL.value} fits"
+    if layout.overlap_expert_communication:
+        yield f"{key} and {_KEY} exclude each other; write one of them"
+    if isinstance(recompute, SelectiveRecompute) and Module.SHARED_EXPERTS in recompute.modules:
+        yield f"{key} excludes training.recompute modules: [{Module.SHARED_EXPERTS.value}]; leave that out"
 
 
 def _experts(scenario: Setup) -> Iterator[str]:

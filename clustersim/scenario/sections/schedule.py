@@ -8,9 +8,16 @@ from clustersim.scenario.section import (
     Choice,
     Name,
     Section,
+    mistake,
 )
 from clustersim.schedules.shelf import NAMES
 from clustersim.workload.stack import MOST_LAYERS
+
+_DUAL_PIPE = (
+    "dualpipe is two dualpipev pipelines that run towards each other: each of its ranks does what the rank opposite "
+    "does, with its own copy of the same two stages. So half the pp and twice the dp with schedule dualpipev is the "
+    "same work in the same memory; write that"
+)
 
 
 class Flat(Section):
@@ -75,6 +82,8 @@ class ScheduleChoice(Choice):
         match value:
             case str() if value.endswith(".csv"):
                 return {"csv": value}
+            case "dualpipe":
+                raise mistake(_DUAL_PIPE)
             case str() if ":" in value:
                 return {"python": value}
         return super().written_out(value)
