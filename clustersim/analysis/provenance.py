@@ -114,13 +114,17 @@ def _in_blocks(rows: Rows, timing_of: TimingOf) -> _Spent:
     runs = block_runs(rows, np.arange(len(trace)), trace.end - trace.start)
     different, which = timings(rows, runs, timing_of)
     times = np.bincount(which, runs.runs * rows.weights[runs.owner], minlength=len(different))
-    spent: _Spent = []
+    spent: dict[tuple[int, int, float | None, float], float] = {}  # by identity: to hash kernels takes longer
+    keys: dict[tuple[int, int, float | None, float], _Key] = {}
     for (block, timing), count in zip(different, times.tolist(), strict=True):
-        for place, operation in enumerate(block.operations):
-            key = operation.does, timing.provenance[place], timing.error[place], timing.longer[place]
-            busy = timing.durations[place] - float(timing.launching[place])
-            spent.append((key, busy * count))
-    return spent
+        busy = zip(timing.durations, timing.launching.tolist(), strict=True)
+        said = zip(timing.provenance, timing.error, timing.longer, strict=True)
+        for operation, (lasts, waits), (source, error, longer) in zip(block.operations, busy, said, strict=True):
+            key = id(operation.does), id(source), error, longer
+            if key not in spent:
+                spent[key], keys[key] = 0.0, (operation.does, source, error, longer)
+            spent[key] += (lasts - waits) * count
+    return [(keys[key], seconds) for key, seconds in spent.items()]
 
 
 def _exchanges(rows: Rows, exchange_timing: Callable[[Exchange], ExchangeTiming]) -> _Spent:

@@ -23,6 +23,7 @@ from clustersim.lowering.passes import DataLowering, Lowering, Pass
 from clustersim.lowering.tasklist import Blocks
 from clustersim.lowering.units import Units
 from clustersim.parallel.data import NaiveDataParallel
+from clustersim.parallel.expert_loads import loads_of
 from clustersim.parallel.groups import process_groups
 from clustersim.parallel.mesh import EMBEDDING, EXPERT_PARTS, NEXT, PIPELINE, TENSOR_ROLE
 from clustersim.parallel.parameters import one_copies
@@ -55,8 +56,11 @@ _NORM: Final = "gradient norm"
 _PAIR: Final = (ActionKind.FORWARD, ActionKind.BACKWARD)
 
 
-def lower(plan: Plan, order: Order) -> Program:
-    """The program of one training step; `order` says in which order each pipeline rank works."""
+def lower(plan: Plan, order: Order, steps: int = 1) -> Program:
+    """The program of one training step; `order` says in which order each pipeline rank works.
+
+    steps: for how many there are to be loads of experts.
+    """
     groups = process_groups(plan.layout, plan.placement)
     if isinstance(plan.layout.data, NaiveDataParallel):
         return lower_naive(plan, groups)
@@ -70,6 +74,7 @@ def lower(plan: Plan, order: Order) -> Program:
         programs=programs,
         kind=plan.layout.mesh.coordinate(PIPELINE),
         groups={role: group for role, group in groups.items() if role in used},
+        loads=loads_of(plan, steps),
     )
 
 

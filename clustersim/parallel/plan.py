@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from clustersim.parallel.data import FullyShard, GradientSync, Microbatches
@@ -15,6 +15,7 @@ from clustersim.parallel.tensor import Sharding
 from clustersim.program.placement import Placement, looped
 from clustersim.program.task import Dispatcher
 from clustersim.units import Bytes
+from clustersim.workload.expert_load import ExpertLoad
 from clustersim.workload.layers import Layer, Shard, embedding, head, layer
 from clustersim.workload.recipe import WeightFormats
 from clustersim.workload.stack import Attention, LatentAttention, LayerRun, LayerSpec, RoutedMlp, cut
@@ -34,13 +35,15 @@ class Run(NamedTuple):
 class Plan:
     """A model, how it is trained, and how it is spread.
 
-    place: which of so many pipeline ranks holds which stage, as the schedule has it.
+    place: which of so many pipeline ranks holds which stage, as the schedule has it; rows: that come to the experts of
+    the ranks in question, over their mean.
     """
 
     model: Model
     training: Training
     layout: Layout
     place: Callable[[int], Placement] = looped
+    rows: float = 1.0
 
     @cached_property
     def placement(self) -> Placement:
@@ -101,6 +104,28 @@ class Plan:
         before = [(self.embedding, 1)] if stage.embedding else []
         after = [(self.head_of(stage), 1)] if stage.head else []
         return [*before, *((self.layers[run.spec], run.count) for run in stage.stack), *after]
+
+    @property
+    def uneven(self) -> ExpertLoad | None:
+        """How rows are spread over experts, where ranks have more or fewer of them."""
+        spread = self.layout.ep > 1 and all(each.capacity is None for each in self.model.mixtures)
+        return self.training.expert_load if spread and self.model.mixtures else None
+
+    def load_numbers(self, stage: Stage) -> tuple[int | None, ...]:
+        """For each layer of a stage the number of its load (`program.Loads`), None where all ranks do the same."""
+        first = sum(each.layers for each in self.stages[: stage.number])
+        return self._load_numbers[first : first + stage.layers]
+
+    @cached_property
+    def _load_numbers(self) -> tuple[int | None, ...]:
+        load = self.uneven
+        if load is None:
+            return (None,) * self.model.layers
+        routed = [isinstance(run.spec.mlp, RoutedMlp) for run in self.model.stack for _ in range(run.count)]
+        before = accumulate(routed, initial=0)
+        return tuple(
+            (number if load.layered else 0) if own else None for own, number in zip(routed, before, strict=False)
+        )
 
     @cached_property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
@@ -170,6 +195,7 @@ class Plan:
             ep=self.layout.ep,
             etp=self.layout.expert_tensor,
             copied_there=self.layout.dispatcher is not Dispatcher.ALL_TO_ALL,
+            load=self.rows,
         )
 
     @cached_property
@@ -178,15 +204,15 @@ class Plan:
         shard = self.shard
         return float(shard.batch * shard.sequence * self.model.hidden * self.training.recipe.activations.bytes)
 
-    def sharding(self, spec: LayerSpec | None = None) -> Sharding:
-        """What the collectives of a part of the model need to know; spec: of a layer."""
+    def sharding(self, spec: LayerSpec | None = None, *, load: int | None = None) -> Sharding:
+        """What the collectives of a part of the model need to know; spec: of a layer; load: its number."""
         form = self.training.recipe.activations
         plain = Sharding(self.layout, self.activation, 0.0, form)
         if spec is None:
             return plain
         if isinstance(spec.mlp, RoutedMlp):
             tokens, row = self.shard.residual_tokens, float(self.model.hidden * form.bytes)
-            plain = replace(plain, dispatch=Dispatch(self.layout, spec.mlp, tokens, row, form))
+            plain = replace(plain, dispatch=Dispatch(self.layout, spec.mlp, tokens, row, form, load))
         return plain if spec.attention is None else replace(plain, keys_values=self._keys_values(spec.attention))
 
     def _keys_values(self, attention: Attention) -> Bytes:

@@ -15,7 +15,7 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import SPOKEN, Axis
 from clustersim.parallel.pipeline import dealt, split_layers
 from clustersim.scenario.legal import around, divisors, multiples_around
-from clustersim.scenario.mixtures import check_adapted_experts, check_experts, check_routers
+from clustersim.scenario.mixtures import check_adapted_experts, check_experts, check_loads, check_routers
 from clustersim.scenario.offload import check_offload
 from clustersim.scenario.overlapped import check_overlap, check_shared
 from clustersim.scenario.recomputed import check_modules
@@ -346,6 +346,7 @@ _CHECKS: tuple[_Check, ...] = (
     check_widths,
     check_routers,
     check_experts,
+    check_loads,
     check_layers,
     check_recomputed,
     check_modules,
