@@ -120,7 +120,7 @@ def plan_of(scenario: Scenario) -> Plan:
 def order_of(scenario: Scenario, plan: Plan) -> Order:
     """The order in which pipeline ranks work, as it is with the costs of the cluster's first kind of accelerator."""
     kernels = _machine(scenario, scenario.cluster.kinds()[0][0]).kernels
-    return profiled(scenario.schedule, plan, kernels).order(plan.layout.pp, plan.microbatches)
+    return profiled(scenario.run_schedule, plan, kernels).order(plan.layout.pp, plan.microbatches)
 
 
 def lowered(scenario: Scenario, plan: Plan) -> Program:

@@ -80,7 +80,7 @@ def peak_allocated(scenario: Scenario) -> Bytes:
     """Bytes that the fullest rank's tensors take."""
     plan = plan_of(scenario)
     footprint = Footprint(plan, Framework(fragmentation=1.0, communicator=0.0), context=0.0)
-    order = scenario.schedule.order(plan.layout.pp, plan.microbatches)
+    order = scenario.run_schedule.order(plan.layout.pp, plan.microbatches)
     activations = Held(plan)
     return max(ledger(footprint, activations, rank, in_order(each)).peak for rank, each in enumerate(order))
 

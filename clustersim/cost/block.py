@@ -25,7 +25,7 @@ from clustersim.cost.machines import Machine, Machines
 from clustersim.cost.timing import Bound, ExchangeCost, ExchangeTiming, Provenance, Timing
 from clustersim.program.colour import joined, rows
 from clustersim.program.program import Program
-from clustersim.program.task import Block, Collective, Exchange, Overlap
+from clustersim.program.task import Block, Collective, Exchange, Overlap, Stream
 from clustersim.units import Seconds
 from clustersim.workload.kernels import Kernel, KernelKind
 
@@ -147,7 +147,8 @@ class BlockCost:
         self._kernels: dict[tuple[int, int], Timing] = {}
         self._loaded = [LoadedKernels(kind.kernels) for kind in machines.kinds]
         outside = (exchange.collective for each in program.programs for exchange in each.exchanges_outside)
-        self._paces = Paces([kind.interference for kind in machines.kinds], dict.fromkeys(outside))
+        together = any(Stream.EXPERTS in each.streams for each in program.programs)
+        self._paces = Paces([kind.interference for kind in machines.kinds], dict.fromkeys(outside), together=together)
         self._slowings: dict[tuple[Block, int], FloatArray] = {}
         self._speeds: dict[tuple[int, Block, Collective], float] = {}
 
@@ -201,6 +202,10 @@ class BlockCost:
     def pace(self, exchange: Exchange) -> int:
         """At which pace kernels go while a collective of the data stream is beside them; 0 is alone."""
         return self._paces.number(exchange.collective)
+
+    def pace_of_both(self, first: int, second: int) -> int:
+        """At which pace kernels go beside two collectives of different streams; 0 is none."""
+        return self._paces.both(first, second)
 
     def slowing(self, rank: int, block: Block) -> FloatArray:
         """The part by which kernels of a rank's block take longer at each pace from 1 on: [paces - 1, operations]."""

@@ -91,23 +91,31 @@ def _mean(parts: Iterable[float]) -> float:
 
 
 NONE: Final = Interference.equal(0.0)
+_Row = tuple[tuple[float, ...], ...]
+"""Parts by machine and class."""
 
 
 class Paces:
     """Which collectives of a program make a difference to kernels that others do not make?
 
-    Number 0 is no collective; kinds that slow kernels of every class alike, on every machine, have one number.
-    rows: [numbers - 1][machines][classes] by which part kernels take longer.
+    Number 0 is no collective; kinds that slow kernels of every class alike, on every machine, have one number. Two at
+    once slow each class by the larger of both parts: together they keep busy what the larger of them does.
+    together: whether there may be two at once; rows: [numbers - 1][machines][classes] by which part kernels take
+    longer.
     """
 
-    __slots__ = ("_number", "rows")
+    __slots__ = ("_both", "_number", "rows")
 
-    def __init__(self, machines: Sequence[Interference], kinds: Iterable[Collective]) -> None:
-        found: dict[tuple[tuple[float, ...], ...], int] = {}
+    def __init__(self, machines: Sequence[Interference], kinds: Iterable[Collective], *, together: bool) -> None:
+        found: dict[_Row, int] = {}
         self._number: dict[Collective, int] = {}
         for kind in kinds:
             row = tuple(tuple(machine.kernels[kind, each] for each in CLASSES) for machine in machines)
             self._number[kind] = found.setdefault(row, len(found) + 1)
+        self._both: dict[tuple[int, int], int] = {}
+        for first, second in product([*found], repeat=2) if together else ():
+            slower = tuple(tuple(map(max, *each)) for each in zip(first, second, strict=True))
+            self._both[found[first], found[second]] = found.setdefault(slower, len(found) + 1)
         self.rows = list(found)
 
     @property
@@ -118,3 +126,7 @@ class Paces:
     def number(self, kind: Collective) -> int:
         """Number of a collective that may be beside kernels."""
         return self._number[kind]
+
+    def both(self, first: int, second: int) -> int:
+        """Number of two collectives at once, by their numbers."""
+        return self._both[first, second] if first and second else first or second

@@ -17,7 +17,7 @@ import numpy as np
 from clustersim.arrays import BoolArray, IntArray
 from clustersim.cost.timing import Demand, DemandCost, ExchangeCost, ExchangeTiming
 from clustersim.program.program import Program
-from clustersim.program.task import Compute, Exchange, Stream
+from clustersim.program.task import BESIDE, Compute, Exchange
 from clustersim.program.traffic import Crossings
 
 
@@ -83,12 +83,12 @@ def sharing(program: Program, demands: DemandCost, owner: IntArray) -> Sharing:
 
 
 def _crossed_by_others(program: Program, demands: DemandCost, owner: IntArray) -> BoolArray:
-    """For each link whether any but its owner's collectives, in blocks and on the data stream, crosses it."""
+    """For each link whether any but its owner's collectives, in blocks and beside them, crosses it."""
     outside = {
         id(task.exchange): task.exchange  # tasks share exchanges, which take longer to hash
         for each in program.programs
         for task, stream in zip(each.tasks, each.streams, strict=True)
-        if not isinstance(task, Compute) and stream is not Stream.DATA
+        if not isinstance(task, Compute) and stream not in BESIDE
     }
     elsewhere = set(outside.values())
     crossed = np.zeros(len(owner), dtype=np.bool_)

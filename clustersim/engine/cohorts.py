@@ -214,10 +214,12 @@ def _receipts(cohort: Cohort) -> dict[tuple[str, Action], int]:
 def able(program: Program) -> bool:
     """Whether cohorts can run a program.
 
-    Collectives inside blocks stay among ranks of one kind, whose other collectives have other roles, and all ranks of a
-    kind send their messages to all ranks of one kind.
+    Nothing travels to experts beside what is computed. Collectives inside blocks stay among ranks of one kind, whose
+    other collectives have other roles, and all ranks of a kind send their messages to all ranks of one kind.
     """
     inside = {exchange.group for exchange in program.exchanges_inside}
+    if any(Stream.EXPERTS in each.streams for each in program.programs):
+        return False
     return all(map(program.stays_inside, inside)) and all(_paired(program))
 
 

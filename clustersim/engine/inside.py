@@ -21,7 +21,7 @@ from clustersim.engine.play import Beside, Busy, step_through
 from clustersim.engine.written import Written
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.symmetry import Classes
-from clustersim.program.task import Block, Communicate, Compute, Stream
+from clustersim.program.task import BESIDE, Block, Communicate, Compute, Stream
 from clustersim.trace.store import OperationSpans, Trace
 
 AT_ONCE: Final = 1_000_000
@@ -136,8 +136,8 @@ class _Times:
     """When some ranks ran their tasks, and which collectives of their data streams were beside them.
 
     start: [ranks, tasks]; since, until: [ranks, collectives + 1], one after the other, the last one never; pace:
-    [collectives + 1] of kernels beside each; first, last: [tasks] those beside a task on any rank are from first to
-    before last.
+    [ranks, collectives + 1] of kernels beside each; first, last: [tasks] those beside a task on any rank are from first
+    to before last.
     """
 
     start: FloatArray
@@ -152,13 +152,12 @@ class _Times:
         """Times of ranks that run the program; cost: None where collectives beside make no difference."""
         rows = _rows(trace, ranks)
         start, end = trace.start[rows], trace.end[rows]
-        moving = {} if cost is None else dict(_moving(program, cost))
-        data, pace = np.array([*moving], dtype=np.int64), np.array([*moving.values(), 1])
-        since, until = start[:, data], end[:, data]
+        since, until, pace = _beside(program, start, end, cost)
         first = [np.searchsorted(own, when, side="right") for own, when in zip(until, start, strict=True)]
         last = [np.searchsorted(own, when, side="left") for own, when in zip(since, end, strict=True)]
         never = np.full((len(ranks), 1), np.inf)
         since, until = np.hstack([since, never]), np.hstack([until, -never])
+        pace = np.hstack([pace, np.ones((len(ranks), 1), dtype=np.int64)])
         return cls(start, since, until, pace, np.min(first, axis=0), np.max(last, axis=0))
 
     def alike(self, program: RankProgram, tasks: IntArray) -> Iterator[tuple[Block, IntArray]]:
@@ -175,13 +174,60 @@ class _Times:
         """The collectives beside runs, which may be few beside one and many beside another: [ranks, runs] each."""
         most = int((self.last - self.first)[tasks].max())
         which = [np.minimum(self.first[tasks] + number, self.since.shape[1] - 1) for number in range(most)]
-        return [Beside(self.since[:, each], self.until[:, each], self.pace[each]) for each in which]
+        return [Beside(self.since[:, each], self.until[:, each], self.pace[:, each]) for each in which]
 
 
-def _moving(program: RankProgram, cost: BlockCost) -> Iterator[tuple[int, int]]:
-    """The collectives of the data stream, and at which pace kernels go beside each."""
-    for number, (task, stream) in enumerate(zip(program.tasks, program.streams, strict=True)):
-        if stream is Stream.DATA and isinstance(task, Communicate):
+def _beside(
+    program: RankProgram, start: FloatArray, end: FloatArray, cost: BlockCost | None
+) -> tuple[FloatArray, FloatArray, IntArray]:
+    """When collectives were beside blocks, one after the other, and the pace of kernels meanwhile: [ranks, n] each."""
+    own = [_Moves.of(program, stream, start, end, cost) for stream in BESIDE]
+    data, experts = own
+    if cost is None or not experts.pace.size:
+        return data.since, data.until, data.pace
+    edges = np.sort(np.hstack([each for moves in own for each in (moves.since, moves.until)]), axis=1)
+    since, until = edges[:, :-1], edges[:, 1:]
+    both = np.array([[cost.pace_of_both(a, b) for b in range(experts.most)] for a in range(data.most)])
+    pace = both[data.at(since), experts.at(since)]
+    return since, np.where(pace > 0, until, since), np.maximum(pace, 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Moves:
+    """The collectives of one stream: [ranks, collectives] when they moved, and the pace of kernels beside them."""
+
+    since: FloatArray
+    until: FloatArray
+    pace: IntArray
+
+    @classmethod
+    def of(
+        cls, program: RankProgram, stream: Stream, start: FloatArray, end: FloatArray, cost: BlockCost | None
+    ) -> Self:
+        """Those of a program; start, end: [ranks, tasks]; cost: None where they make no difference."""
+        found = {} if cost is None else dict(_moving(program, stream, cost))
+        tasks, pace = np.array([*found], dtype=np.int64), np.array([*found.values()], dtype=np.int64)
+        return cls(start[:, tasks], end[:, tasks], np.broadcast_to(pace, (len(start), len(pace))))
+
+    @property
+    def most(self) -> int:
+        """One more than the highest number of a pace."""
+        return int(self.pace.max(initial=0)) + 1
+
+    def at(self, times: FloatArray) -> IntArray:
+        """The pace beside what is under way at these times, 0: nothing is. [ranks, n] both."""
+        pace = np.zeros(times.shape, dtype=np.int64)
+        for row, (own, since, until) in enumerate(zip(times, self.since, self.until, strict=True)):
+            place = np.searchsorted(since, own, side="right") - 1
+            moves = (place >= 0) & (until[place] > own) if len(since) else np.zeros(len(own), dtype=np.bool_)
+            pace[row, moves] = self.pace[row, place[moves]]
+        return pace
+
+
+def _moving(program: RankProgram, stream: Stream, cost: BlockCost) -> Iterator[tuple[int, int]]:
+    """The collectives of a stream, and at which pace kernels go beside each."""
+    for number, (task, own) in enumerate(zip(program.tasks, program.streams, strict=True)):
+        if own is stream and isinstance(task, Communicate):
             yield number, cost.pace(task.exchange)
 
 

@@ -6,8 +6,8 @@ all of them run it together (`joint`), or operation by operation, so that they c
 when its last member has come. A message starts when it is sent (receive buffers are posted ahead) and is done at both
 ends together.
 
-While a collective of the data stream moves data, kernels of the compute stream go at another pace, and so does the
-collective where they slow it (`moving`).
+While a collective of the data stream, or of the experts', moves data, kernels of the compute stream go at another pace,
+and so does the collective where they slow it (`moving`). Beside both they go at the slower pace of the two.
 """
 
 from collections.abc import Generator
@@ -27,7 +27,7 @@ from clustersim.engine.recorder import Longer, Lost, Times
 from clustersim.engine.rendezvous import Rendezvous
 from clustersim.engine.stretch import Paces, Stretch
 from clustersim.engine.world import World
-from clustersim.program.task import Block, Communicate, Compute, Exchange, Send, Stream
+from clustersim.program.task import BESIDE, Block, Communicate, Compute, Exchange, Send, Stream
 from clustersim.units import Seconds
 
 Steps = Generator[simpy.Event, Any, None]
@@ -43,10 +43,11 @@ class Rank:
     rows: list[int] = field(init=False)
     _waiting: dict[int, simpy.Event] = field(init=False, default_factory=dict)
     _beside: int = field(init=False, default=0)
+    _moves: dict[Stream, int] = field(init=False, default_factory=lambda: dict.fromkeys(BESIDE, 0))
     _stretch: Stretch | Seat | None = field(init=False, default=None)
-    _awaited: int = field(init=False, default=-1)
+    _awaited: dict[Stream, int] = field(init=False, default_factory=lambda: dict.fromkeys(BESIDE, -1))
     _block: Block | None = field(init=False, default=None)
-    _moving: tuple[Moving, Exchange] | None = field(init=False, default=None)
+    _moving: dict[Stream, tuple[Moving, Exchange]] = field(init=False, default_factory=dict)
     _paces: dict[Block, Paces] = field(init=False, default_factory=dict)
     _cuts: Cuts = field(init=False)
 
@@ -60,8 +61,7 @@ class Rank:
         queues: dict[Stream, list[int]] = {}
         for number, stream in enumerate(program.streams):
             queues.setdefault(stream, []).append(number)
-        if Stream.DATA not in queues:
-            self._awaited = len(program.tasks)
+        self._awaited |= {stream: len(program.tasks) for stream in BESIDE if stream not in queues}
         for stream in sorted(queues):
             if stream is not Stream.RECEIVE:
                 self.world.environment.process(self._run(stream, queues[stream]))
@@ -116,11 +116,11 @@ class Rank:
         self._await(stream, len(self.rows))
 
     def _await(self, stream: Stream, needed: int) -> None:
-        """Note for which compute task the data stream waits; -1 for none, or for another stream's."""
-        if stream is Stream.DATA:
+        """Note for which compute task a stream of collectives waits; -1 for none, or for another stream's."""
+        if stream in BESIDE:
             streams = self.world.program_of(self.number).streams
             other = 0 <= needed < len(streams) and streams[needed] is not Stream.COMPUTE
-            self._awaited = -1 if other else needed
+            self._awaited[stream] = -1 if other else needed
 
     def _done(self, number: int) -> simpy.Event:
         event = self._waiting.get(number)
@@ -129,35 +129,37 @@ class Rank:
         return event
 
     def _alongside(self, stream: Stream, beside: int) -> None:
-        """Let the compute stream know its pace beside what is under way on the data stream (0: nothing), if it is new.
+        """Let the compute stream know its pace beside what is under way on a stream (0: nothing), if it is new.
 
         One that follows another like it at once changes nothing.
         """
-        if stream is Stream.DATA and beside != self._beside:
-            self._beside = beside
+        if stream not in BESIDE or beside == self._moves[stream]:
+            return
+        self._moves[stream] = beside
+        both = self.world.cost.pace_of_both(*self._moves.values())
+        if both != self._beside:
+            self._beside = both
             if self._stretch is not None:
-                self._stretch.change(beside)
+                self._stretch.change(both)
 
     def _moved(self, stream: Stream, exchange: Exchange, rendezvous: Rendezvous) -> simpy.Event:
-        """The end of a collective that begins now, whose members' kernels slow it if it is of the data stream."""
+        """The end of a collective that begins now, whose members' kernels slow it if they may be beside it."""
         transfers = self.world.transfers
-        if stream is not Stream.DATA or not self.world.cost.hinders:
+        if stream not in BESIDE or not self.world.cost.hinders:
             return rendezvous.together(partial(transfers.begin, self.number, exchange))
         moving = rendezvous.together(partial(transfers.moving, self.number, exchange))
-        self._moving = moving, exchange
+        self._moving[stream] = moving, exchange
         self._hinder()
         return moving.done
 
     def _computes(self, block: Block | None) -> None:
         """Note which block runs."""
         self._block = block
-        if self._moving is not None:
-            self._hinder()
+        self._hinder()
 
     def _hinder(self) -> None:
-        """Tell the collective that is under way at which pace it can go beside what the rank computes."""
-        if self._moving is not None:
-            moving, exchange = self._moving
+        """Tell collectives that are under way at which pace they can go beside what the rank computes."""
+        for moving, exchange in self._moving.values():
             block, cost = self._block, self.world.cost
             moving.beside(self.number, 1.0 if block is None else cost.speed(self.number, block, exchange))
 
@@ -213,11 +215,11 @@ class Rank:
         return known
 
     def _calm(self, number: int) -> bool:
-        """Whether no collective can be beside the block of a task: the data stream waits for its end, or a later one's.
+        """Whether no collective can be beside the block of a task: their streams wait for its end, or a later one's.
 
         The compute stream runs its tasks in ascending number.
         """
-        return not self._beside and self._awaited >= number
+        return not self._beside and min(self._awaited.values()) >= number
 
     def _record(self, number: int, piece: Piece, whole: Paces, start: Seconds) -> None:
         """Write the operations of a piece that has just ended; those of longer pieces were not disturbed."""

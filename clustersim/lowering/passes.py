@@ -2,16 +2,19 @@
 
 The seam between the pipeline and data parallelism: the pipeline says which pass comes next and what it waits for; a
 `DataLowering` issues its compute tasks and whatever data parallelism communicates around them.
+
+A pass of a pair is cut where tokens travel to experts and back, and takes turns with the other (`lowering.travel`).
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Final, Protocol
 
 from clustersim.lowering.offload import HostTasks, pieces
 from clustersim.lowering.tasklist import Blocks, TaskList
+from clustersim.lowering.travel import legs, put_off
 from clustersim.lowering.units import Units
 from clustersim.parallel.groups import WAYS
 from clustersim.parallel.parameters import ParameterGroup
@@ -53,8 +56,8 @@ class Lowering:
 
     last: the last backward of each of its stages, or its half of the weights; backwards: by stage and microbatch, on
     all ranks, whether backward is whole or begins with its half of the inputs; together: whether a forward's output is
-    sent with that of a backward right behind it; computed: its last compute task; reducing: what the optimizer waits
-    for.
+    sent with that of a backward right behind it; paired: the pass under way is one of a pair; computed: its last
+    compute task; reducing: what the optimizer waits for.
     """
 
     plan: Plan
@@ -63,10 +66,13 @@ class Lowering:
     last: frozenset[Action] = frozenset()
     backwards: Mapping[tuple[int, int], ActionKind] = field(default_factory=dict)
     together: bool = False
+    paired: bool = False
     tasks: TaskList = field(default_factory=TaskList)
     computed: int | None = None
     reducing: list[int] = field(default_factory=list)
     _between: dict[tuple[int, int], Exchange | None] = field(default_factory=dict)
+    _put_off: dict[int, tuple[Operation, ...]] = field(default_factory=dict)
+    _sent: tuple[int, ...] = ()
 
     @cached_property
     def host(self) -> HostTasks:
@@ -87,10 +93,37 @@ class Lowering:
         task, after, arriving = -1, run.after, run.arriving
         for place, piece in enumerate((operations,) if self._stays else pieces(operations)):
             ready = (*after, *self.host.before(run.action, piece))
-            task = self._compute(Pass(run.stage, run.action, ready, arriving), (key, place), piece)
+            part = Pass(run.stage, run.action, ready, arriving)
+            task = (self._apart if self.paired else self._compute)(part, (key, place), piece)
             self.reducing += self.host.after(run.action, piece, task)
             after, arriving = (), ()
         return task
+
+    def _apart(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
+        """Add a part of a pass in legs; return the last compute task that was not put off."""
+        run, done = replace(run, after=(*run.after, *self._sent)), self.computed or 0
+        for place, leg in enumerate(legs(operations)):
+            if leg.computes:
+                done = self._compute(run, (key, "leg", place), leg.computes)
+                run = Pass(run.stage, run.action, ())
+            ready = run.after or (done,)
+            sent = [self.tasks.add(Stream.EXPERTS, Communicate(exchange, ready)) for exchange in leg.sends]
+            if leg.late:
+                self._compute(Pass(run.stage, run.action, ()), (key, "late", place), leg.late)
+            if sent:
+                self.tasks.turn()
+            run = replace(run, after=tuple(sent[-1:]) or run.after)
+        self._sent = run.after if operations and operations[-1].travels else ()
+        return done
+
+    def operations(self, run: Pass) -> tuple[Operation, ...]:
+        """What a pass does, in one piece."""
+        puts_off = self.paired and self.plan.layout.delay_wgrad and run.action.kind is ActionKind.BACKWARD
+        if not puts_off:
+            return self.units.operations(run.stage, run.action.kind)
+        if run.stage.number not in self._put_off:
+            self._put_off[run.stage.number] = put_off(self.units.of(run.stage))
+        return self._put_off[run.stage.number]
 
     def _compute(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
         name = _NAMES[run.action.kind]
@@ -210,8 +243,7 @@ class Plain:
 
     def run(self, low: Lowering, run: Pass) -> int:
         """One block."""
-        operations = low.units.operations(run.stage, run.action.kind)
-        return low.compute(run, low.units.shape(run.stage), operations)
+        return low.compute(run, low.units.shape(run.stage), low.operations(run))
 
     def reduce(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
         """Nothing to do."""

@@ -2,7 +2,9 @@
 
 Ranks of one pipeline rank run the same tasks, whatever their coordinates on the other axes. A pipeline rank works
 through its schedule: it waits for the activations (or gradients) of a pass, runs it, and sends on what comes out. After
-the last backward come the reductions that are still to be done, the norm of all gradients, and the optimizer.
+the last backward come the reductions that are still to be done, the norm of all gradients, and the optimizer. A pair
+runs side by side where tokens travel beside computation (`layout.overlap_expert_communication`), else in turn; what
+both passes wait for is received first, and their outputs are sent when each of them is done.
 
 All ranks wait for the norm, but not with a zero-bubble schedule, whose pipeline ranks begin and end one after the
 other: there the optimizer waits for the norm so far, of the stages up to its own, handed on along the pipeline.
@@ -17,7 +19,7 @@ from typing import Final
 from clustersim.lowering.data import data_lowering
 from clustersim.lowering.naive import lower_naive
 from clustersim.lowering.overheads import report_loss, report_step, sum_norms, take_batch, zero_gradients
-from clustersim.lowering.passes import Lowering, Pass
+from clustersim.lowering.passes import DataLowering, Lowering, Pass
 from clustersim.lowering.tasklist import Blocks
 from clustersim.lowering.units import Units
 from clustersim.parallel.data import NaiveDataParallel
@@ -27,7 +29,7 @@ from clustersim.parallel.mesh import EMBEDDING, EXPERT_PARTS, NEXT, PIPELINE, TE
 from clustersim.parallel.parameters import one_copies
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
-from clustersim.program.action import Action, ActionKind, Order
+from clustersim.program.action import Action, ActionKind, Order, Pair, Step, actions_of, in_turn
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import (
     Collective,
@@ -64,8 +66,8 @@ def lower(plan: Plan, order: Order, steps: int = 1) -> Program:
         return lower_naive(plan, groups)
     blocks, units, backwards, together = Blocks(), Units(plan), _backwards(order), _sends_together(plan, order)
     programs = tuple(
-        _rank(Lowering(plan, units, blocks, _last_backwards(actions), backwards, together), rank, actions)
-        for rank, actions in enumerate(order)
+        _rank(Lowering(plan, units, blocks, _last_backwards(steps), backwards, together), rank, steps)
+        for rank, steps in enumerate(order)
     )
     used = {exchange.group for program in programs for exchange in program.exchanges}
     return Program(
@@ -79,34 +81,23 @@ def lower(plan: Plan, order: Order, steps: int = 1) -> Program:
 def _backwards(order: Order) -> dict[tuple[int, int], ActionKind]:
     """By stage and microbatch, as what a gradient from the next stage is received."""
     receiving = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
-    every = (action for actions in order for action in actions if action.kind in receiving)
+    every = (action for steps in order for action in in_turn(steps) if action.kind in receiving)
     return {(action.stage, action.microbatch): action.kind for action in every}
 
 
-def _last_backwards(actions: tuple[Action, ...]) -> frozenset[Action]:
+def _last_backwards(steps: tuple[Step, ...]) -> frozenset[Action]:
     """The last action that completes gradients, of each stage."""
     completing = (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT)
-    return frozenset({action.stage: action for action in actions if action.kind in completing}.values())
+    return frozenset({action.stage: action for action in in_turn(steps) if action.kind in completing}.values())
 
 
-def _rank(low: Lowering, rank: int, actions: tuple[Action, ...]) -> RankProgram:
+def _rank(low: Lowering, rank: int, steps: tuple[Step, ...]) -> RankProgram:
     """The tasks of every rank with this pipeline coordinate."""
     data = data_lowering(low.plan)
     stages = low.plan.stages_of(rank)
     data.begin(low, stages)
     zero_gradients(low, stages)
-    sent: tuple[int, ...] = ()
-    held: Action | None = None
-    for action, following in zip(actions, (*actions[1:], None), strict=True):
-        stage = low.plan.stages[action.stage]
-        run = take_batch(low, _receive(low, Pass(stage, action, sent)))
-        done = data.run(low, run)
-        loss = report_loss(low, run, done)
-        if low.together and following is not None and (action.kind, following.kind) == _PAIR:
-            held, sent = action, loss
-            continue
-        sent = () if held is None else _send(low, held, done)
-        sent, held = (*sent, *_send(low, action, done), *loss), None
+    _run(low, data, _parted(low.plan, steps))
     last = low.computed or 0
     data.reduce(low, stages, last)
     _tie_embeddings(low, stages, last)
@@ -116,6 +107,51 @@ def _rank(low: Lowering, rank: int, actions: tuple[Action, ...]) -> RankProgram:
     data.end(low, stages, updated)
     report_step(low, stages, updated)
     return low.tasks.program()
+
+
+def _parted(plan: Plan, steps: tuple[Step, ...]) -> list[Step]:
+    """Steps, with the passes of pairs one after the other where they do not run side by side."""
+    beside = plan.layout.overlap_expert_communication
+    return [each for step in steps for each in ((step,) if beside and _apart(step) else actions_of(step))]
+
+
+def _apart(step: Step) -> bool:
+    """Whether no pass of a step reads what another of it makes."""
+    return isinstance(step, Action) or step.forward[::2] != step.backward[::2]
+
+
+def _run(low: Lowering, data: DataLowering, steps: list[Step]) -> None:
+    """Issue all passes of a rank, and their messages."""
+    sent: tuple[int, ...] = ()
+    held: Action | None = None
+    for step, following in zip(steps, (*steps[1:], None), strict=True):
+        if isinstance(step, Pair):
+            sent = _side_by_side(low, data, step, sent)
+            continue
+        done, loss = _pass(low, data, step, sent)
+        if low.together and isinstance(following, Action) and (step.kind, following.kind) == _PAIR:
+            held, sent = step, loss
+            continue
+        sent = () if held is None else _send(low, held, done)
+        sent, held = (*sent, *_send(low, step, done), *loss), None
+
+
+def _pass(low: Lowering, data: DataLowering, action: Action, after: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """Issue a pass; return the task after which its output is there, and what the next pass waits for by its loss."""
+    run = take_batch(low, _receive(low, Pass(low.plan.stages[action.stage], action, after)))
+    done = data.run(low, run)
+    return done, report_loss(low, run, done)
+
+
+def _side_by_side(low: Lowering, data: DataLowering, pair: Pair, after: tuple[int, ...]) -> tuple[int, ...]:
+    """Issue a forward and a backward that take turns; return what the next pass waits for because of them."""
+    low.paired, first = True, len(low.tasks)
+    forward, loss = _pass(low, data, pair.forward, after)
+    second = len(low.tasks)
+    backward, _ = _pass(low, data, pair.backward, after)
+    low.tasks.weave(first, second)
+    low.paired = False
+    return (*_send(low, pair.forward, forward), *_send(low, pair.backward, backward), *loss)
 
 
 def _receive(low: Lowering, run: Pass) -> Pass:

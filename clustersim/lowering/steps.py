@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from clustersim.errors import ClusterSimError
 from clustersim.program.action import Action
 from clustersim.program.program import Program, RankProgram
-from clustersim.program.task import Block, Communicate, Compute, Exchange, Operation, Receive, Send, Task
+from clustersim.program.task import Block, Communicate, Compute, Exchange, Operation, Overlap, Receive, Send, Task
 
 
 def repeat(program: Program, steps: int) -> Program:
@@ -63,9 +63,16 @@ class _Later:
 
     def _operation(self, operation: Operation, step: int) -> Operation:
         does = operation.does
-        if isinstance(does, Exchange):
-            does = replace(does, load=self._load(does.load, step))
+        match does:
+            case Exchange():
+                does = self.exchange(does, step)
+            case Overlap(exchange=exchange):
+                does = replace(does, exchange=self.exchange(exchange, step))
         return replace(operation, does=does, load=self._load(operation.load, step))
+
+    def exchange(self, exchange: Exchange, step: int) -> Exchange:
+        """An exchange in a later step."""
+        return exchange if exchange.load is None else replace(exchange, load=self._load(exchange.load, step))
 
     def _load(self, load: int | None, step: int) -> int | None:
         return None if load is None else load + step * self.loads
@@ -122,7 +129,7 @@ def _moved(task: Task, after: tuple[int, ...], step: int, later: _Later) -> Task
         case Compute(block=block, action=action):
             return Compute(later.block(block, step), after, None if action is None else later.action(action, step))
         case Communicate(exchange=exchange):
-            return Communicate(exchange, after)
+            return Communicate(later.exchange(exchange, step), after)
         case Send(exchange=exchange, tag=tag):
             return Send(exchange, later.action(tag, step), after)
         case Receive(exchange=exchange, tag=tag):

@@ -1,7 +1,9 @@
 """How is the program of one rank put together? A list of tasks in the making, and the blocks that tasks share."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, zip_longest
 
 from clustersim.program.program import RankProgram
 from clustersim.program.task import Block, Operation, Stream, Task
@@ -13,6 +15,11 @@ class TaskList:
 
     _tasks: list[Task] = field(default_factory=list)
     _streams: list[Stream] = field(default_factory=list)
+    _turns: list[int] = field(default_factory=list)
+    _woven: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
 
     def add(self, stream: Stream, task: Task) -> int:
         """Append a task to a stream; return its number."""
@@ -20,9 +27,47 @@ class TaskList:
         self._streams.append(stream)
         return len(self._tasks) - 1
 
+    def turn(self) -> None:
+        """Let tasks that run beside these come between what was added so far and what follows."""
+        self._turns.append(len(self._tasks))
+
+    def weave(self, first: int, second: int) -> None:
+        """Let what was added from `second` on run side by side with what was added from `first` to there, in turns.
+
+        The second's turn is first. Tasks keep their numbers until the program is finished.
+        """
+        self._woven.append((first, second, len(self._tasks)))
+
     def program(self) -> RankProgram:
         """The finished program."""
-        return RankProgram(tuple(self._tasks), tuple(self._streams))
+        if not self._woven:
+            return RankProgram(tuple(self._tasks), tuple(self._streams))
+        order = self._order()
+        place = {number: new for new, number in enumerate(order)}
+        tasks = (self._tasks[number] for number in order)
+        moved = (replace(task, after=tuple(place[number] for number in task.after)) for task in tasks)
+        return RankProgram(tuple(moved), tuple(self._streams[number] for number in order))
+
+    def _order(self) -> list[int]:
+        """Numbers of all tasks in the order in which they are issued."""
+        order, done = list[int](), 0
+        for first, second, end in self._woven:
+            order += [*range(done, first), *self._side_by_side(first, second, end)]
+            done = end
+        return [*order, *range(done, len(self._tasks))]
+
+    def _side_by_side(self, first: int, second: int, end: int) -> Iterable[int]:
+        """Turns of both, what a task waits for before it."""
+        issued: dict[int, None] = {}
+        for turns in zip_longest(self._in_turns(second, end), self._in_turns(first, second), fillvalue=range(0)):
+            for number in (number for turn in turns for number in turn):
+                needed = max((each for each in self._tasks[number].after if first <= each < second), default=-1)
+                issued |= dict.fromkeys(range(first, needed + 1)) | {number: None}
+        return issued
+
+    def _in_turns(self, first: int, end: int) -> Iterable[range]:
+        cuts = self._turns[bisect_right(self._turns, first) : bisect_left(self._turns, end)]
+        return (range(*edges) for edges in pairwise((first, *cuts, end)))
 
 
 @dataclass(slots=True)

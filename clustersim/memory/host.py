@@ -18,7 +18,7 @@ from clustersim.arrays import IntArray
 from clustersim.memory.activations import Activations
 from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.plan import Plan
-from clustersim.program.action import Action, ActionKind, Order
+from clustersim.program.action import Action, ActionKind, Order, in_turn
 from clustersim.units import Bytes, format_bytes
 from clustersim.workload.training import Optimizer
 
@@ -63,7 +63,7 @@ class HostUse:
 
 def host_use(plan: Plan, order: Order, nodes: IntArray, capacity: Bytes) -> HostUse:
     """Memory of the node whose ranks need most. nodes: [pipeline ranks, n] the node of every rank, by pipeline rank."""
-    held = [hosted(plan, rank, actions) for rank, actions in enumerate(order)]
+    held = [hosted(plan, rank, in_turn(steps)) for rank, steps in enumerate(order)]
     table = np.array([[each[category] for category in HostCategory] for each in held])
     of_node = np.zeros((int(nodes.max()) + 1, len(HostCategory)))
     for rank, row in enumerate(nodes):

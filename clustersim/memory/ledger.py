@@ -18,7 +18,7 @@ from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Category, Footprint
 from clustersim.parallel.data import NaiveDataParallel
 from clustersim.parallel.plan import Plan
-from clustersim.program.action import Action, ActionKind
+from clustersim.program.action import Action, ActionKind, Step, in_turn
 from clustersim.units import Bytes, Seconds
 
 
@@ -108,6 +108,9 @@ def _outputs(plan: Plan) -> Bytes:
     return float(tokens * plan.model.vocab * (plan.training.recipe.activations.bytes + DType.FP32.bytes))
 
 
-def in_order(actions: Iterable[Action]) -> list[Pass]:
-    """Passes that run one after the other, at the times 0, 1, 2 ..."""
-    return [Pass(action, float(number), number + 1.0) for number, action in enumerate(actions)]
+def in_order(steps: Iterable[Step]) -> list[Pass]:
+    """Passes that run one after the other, at the times 0, 1, 2 ...
+
+    A pair's peak is the same side by side: its backward has freed nothing before its forward has begun.
+    """
+    return [Pass(action, float(number), number + 1.0) for number, action in enumerate(in_turn(steps))]

@@ -11,7 +11,7 @@ from clustersim.arrays import FloatArray, IntArray
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Footprint
 from clustersim.memory.ledger import Ledger, Pass, in_order, ledger
-from clustersim.program.action import Order
+from clustersim.program.action import Action, Order
 from clustersim.program.program import Program
 from clustersim.program.task import Compute, Stream
 from clustersim.trace.store import Trace
@@ -37,19 +37,18 @@ def timed_ledgers(footprint: Footprint, program: Program, trace: Trace) -> Itera
 def _passes(program: Program, trace: Trace, rank: int, microbatches: int) -> list[Pass]:
     """The actions of a simulated rank in the first step, of so many microbatches, with their times.
 
-    An action in pieces lasts from the first to the last.
+    An action in pieces, between which others may be, lasts from the first to the last.
     """
     tasks = program.programs[int(program.kind[rank])].tasks
-    passes: list[Pass] = []
+    passes: dict[Action, Pass] = {}
     for row in trace.rows(rank, Stream.COMPUTE).tolist():
         task = tasks[int(trace.task[row])]
         if not isinstance(task, Compute) or task.action is None or task.action.microbatch >= microbatches:
             continue
         start, end = float(trace.start[row]), float(trace.end[row])
-        if passes and passes[-1].action == task.action:
-            start = passes.pop().start
-        passes.append(Pass(task.action, start, end))
-    return passes
+        start = passes[task.action].start if task.action in passes else start
+        passes[task.action] = Pass(task.action, start, end)
+    return [*passes.values()]
 
 
 def capacities(memory: FloatArray, stage: IntArray) -> tuple[Bytes, ...]:

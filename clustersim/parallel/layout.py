@@ -46,6 +46,9 @@ class Layout:
     tensor_overlap: tensor-parallel collectives are pipelined in chunks with their neighbouring matmul;
     backward_overlap: backward's run beside the matmul of the gradient that does not need them (Megatron-LM since 2022);
     pipeline_overlap: a stage goes on computing while its output is sent (otherwise it waits for its sends);
+    overlap_expert_communication: tokens of a forward travel to experts and back while a backward beside it computes,
+    and the other way round; delay_wgrad: that backward's gradients of weights come behind what it sends;
+    overlap_shared_experts: shared experts run while the pass's own tokens travel;
     release_outputs: what a stage has sent is freed, where otherwise autograd's graph holds it until its backward
     (Megatron-LM's `deallocate_pipeline_outputs`; Llama 3, arXiv:2407.21783, section 3.3.2).
     """
@@ -62,6 +65,9 @@ class Layout:
     tensor_overlap: bool = False
     backward_overlap: bool = True
     pipeline_overlap: bool = True
+    overlap_expert_communication: bool = False
+    delay_wgrad: bool = False
+    overlap_shared_experts: bool = False
     release_outputs: bool = True
     data: DataParallelism = field(default_factory=Replicated)
     layers_per_stage: Split = None

@@ -11,6 +11,11 @@ buffers, which work within one NVLink domain). Where backward is run in halves (
 gradient is beside the input gradient's collective, and the input is gathered again in the weights' half
 (sail-sg/zero-bubble-pipeline-parallelism, `WeightGradStore`).
 
+With `overlap_shared_experts` shared experts run while tokens travel: the product before their activation beside the way
+to the routed experts, the one behind it beside the way back, in backward the other way round (Megatron-LM,
+`SharedExpertMLP` in megatron/core/transformer/moe/shared_experts.py). The longer hides the shorter; other kernels of
+shared experts hide nothing.
+
 Context parallelism: keys and values travel a ring while attention works on the block that is already there (Ring
 Attention, Liu et al. 2023; Transformer Engine's `p2p`), forward once, backward together with their gradients.
 """
@@ -148,7 +153,7 @@ def forward_again(layer: Layer, sharding: Sharding, *, early_stop: bool) -> list
 
 def _forward(places: Sequence["_Place"], sharding: Sharding, work: Work) -> list[Operation]:
     chunks = _chunks(sharding.layout)
-    operations: list[Operation] = []
+    made: list[_Made] = []
     for place in places:
         kernels = _attended(place, place.operator.forward, sharding.ring(1.0), work)
         if place.enters:
@@ -156,34 +161,34 @@ def _forward(places: Sequence["_Place"], sharding: Sharding, work: Work) -> list
         if place.leaves:
             kernels = _joined(sharding.leave(), kernels, len(kernels), chunks)
         sent, returned = _routed(sharding, work, out=place.arrives, back=place.returns)
-        operations += sent + kernels + _joints(place.operator.joints.result, work) + returned
-    return operations
+        made.append((place, sent + kernels + _joints(place.operator.joints.result, work) + returned))
+    return _together(made, sharding)
 
 
 def backward(layer: Layer, sharding: Sharding) -> list[Operation]:
     """Operations of a layer's backward, with its collectives, in reverse order of the operators."""
     beside = math.inf if sharding.layout.backward_overlap else _chunks(sharding.layout)
-    operations: list[Operation] = []
+    made: list[_Made] = []
     for place in reversed(_places(layer.operators, sharding)):
         inputs, weights = _inputs(place, sharding), _weights(place)
         if place.gathers:
             inputs = _joined(_input_again(place, sharding), inputs, 0, beside)
         if place.enters:
             weights = _joined(sharding.input_gradient(place.operator.entering), weights, 0, beside)
-        operations += _completed(inputs + weights, place.operator.gradients, place.operator.group)
-    return operations
+        made.append((place, _completed(inputs + weights, place.operator.gradients, place.operator.group)))
+    return _together(made, sharding, backward=True)
 
 
 def input_gradients(layer: Layer, sharding: Sharding) -> list[Operation]:
     """Operations of the half of a backward that the stage before waits for; no weight gradient hides its sums."""
-    operations: list[Operation] = []
+    made: list[_Made] = []
     for place in reversed(_places(layer.operators, sharding)):
         inputs = _inputs(place, sharding)
         if place.enters:
             summed = sharding.input_gradient(place.operator.entering)
             inputs = _joined(summed, inputs, len(inputs), _chunks(sharding.layout))
-        operations += inputs
-    return operations
+        made.append((place, inputs))
+    return _together(made, sharding, backward=True)
 
 
 def weight_gradients(layer: Layer, sharding: Sharding) -> list[Operation]:
@@ -310,6 +315,38 @@ def _places(operators: Sequence[Operator], sharding: Sharding) -> list[_Place]:
         )
         for number, operator in enumerate(operators, start=1)
     ]
+
+
+_Made = tuple[_Place, list[Operation]]
+"""An operator, and what is run for it."""
+
+
+def _together(made: Sequence[_Made], sharding: Sharding, *, backward: bool = False) -> list[Operation]:
+    """What is run for operators, in turn, or shared experts beside what travels if they are to be."""
+    shared = [(place, own) for place, own in made if place.operator.inside({Module.SHARED_EXPERTS})]
+    rest = [each for place, own in made if not place.operator.inside({Module.SHARED_EXPERTS}) for each in own]
+    sent = [number for number, each in enumerate(rest) if each.travels is not None]
+    if not (sharding.layout.overlap_shared_experts and shared and sent):
+        return [each for _, own in made for each in own]
+    cut = next(number for number, (place, _) in enumerate(shared) if place.leaves) + backward
+    halves = [[each for _, own in half for each in own] for half in (shared[:cut], shared[cut:])]
+    there = next(number for number in range(sent[0], len(rest)) if rest[number].travels is None)
+    back = next(number for number in sent if number > there)
+    end = sent[-1] + 1
+    first, second = _beside(halves[0], rest[sent[0] : there]), _beside(halves[1], rest[back:end])
+    return [*rest[: sent[0]], *first, *rest[there:back], *second, *rest[end:]]
+
+
+def _beside(operations: list[Operation], travel: list[Operation]) -> list[Operation]:
+    """The longest exchange that travels beside the largest kernel, the others before and behind."""
+    kernels = {number: each.does for number, each in enumerate(operations) if isinstance(each.does, Kernel)}
+    exchanges = [each.travels for each in travel if each.travels is not None]
+    if not kernels:
+        return [*operations, *travel]
+    at = max(kernels, key=lambda number: kernels[number].flops)
+    longest = max(range(len(exchanges)), key=lambda number: exchanges[number].payload)
+    both = replace(operations[at], does=Overlap(exchanges[longest], kernels[at], math.inf))
+    return [*operations[:at], *travel[:longest], both, *travel[longest + 1 :], *operations[at + 1 :]]
 
 
 def _attended(place: _Place, kernels: Sequence[Kernel], ring: _Ring | None, work: Work) -> list[Operation]:

@@ -2,9 +2,11 @@
 
 Actions and their text form follow torch.distributed.pipelining: stage, kind, microbatch, as in `0F0`, `2B1`.
 Stages are numbered through the model (virtual stages; `placement` says on which rank each is). `B` is the whole
-backward; `I` and `W` are its halves (input and weight gradients).
+backward; `I` and `W` are its halves (input and weight gradients). A forward and a backward of different microbatches
+may run side by side: a pair, torch's `(0F3;3B1)OVERLAP_F_B`.
 """
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
@@ -32,5 +34,27 @@ class Action(NamedTuple):
         return f"{self.stage}{self.kind.value}{self.microbatch}"
 
 
-Order = tuple[tuple[Action, ...], ...]
-"""For each pipeline rank the actions that it runs, in order."""
+class Pair(NamedTuple):
+    """A forward, and a backward of another microbatch or stage, side by side on one rank."""
+
+    forward: Action
+    backward: Action
+
+    def __str__(self) -> str:
+        return f"({self.forward};{self.backward})OVERLAP_F_B"
+
+
+Step = Action | Pair
+"""What a rank runs before it goes on."""
+Order = tuple[tuple[Step, ...], ...]
+"""For each pipeline rank what it runs, in order."""
+
+
+def actions_of(step: Step) -> tuple[Action, ...]:
+    """The one action of a step, or the forward and the backward of a pair."""
+    return (step,) if isinstance(step, Action) else (step.forward, step.backward)
+
+
+def in_turn(steps: Iterable[Step]) -> tuple[Action, ...]:
+    """Actions of steps, those of pairs one after the other."""
+    return tuple(action for step in steps for action in actions_of(step))

@@ -4,7 +4,7 @@ Stages are numbered through the model (virtual stages). A schedule places them: 
 ...), in a V (the second half comes back), or as it likes, as long as stages that follow each other are on one rank or
 on neighbours. Whatever depends on where a stage is follows from the placement: who is whose neighbour, what is handed
 on within a rank, which chunk of its rank a stage is. Each stage is on one rank: a pipeline that holds every stage twice
-and runs both ways (Chimera, DualPipe) cannot be said.
+and runs both ways (Chimera) cannot be said; DualPipe is two of DualPipeV's.
 """
 
 from collections.abc import Iterator

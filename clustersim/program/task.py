@@ -28,8 +28,11 @@ class Stream(IntEnum):
     TO_HOST = 5  # copies from the device
     HOST = 6  # what the host computes for the rank
     FROM_HOST = 7  # copies to the device
+    EXPERTS = 8  # tokens to experts and back, of a forward beside a backward
 
 
+BESIDE: Final = (Stream.DATA, Stream.EXPERTS)
+"""Streams of collectives beside what the rank computes."""
 HOST_STREAMS: Final = (Stream.TO_HOST, Stream.HOST, Stream.FROM_HOST)
 """What a rank does with its host."""
 
@@ -160,7 +163,8 @@ class Operation:
 
     fetches: bytes of activations that must be back from the host before it; frees: whether what was fetched is read for
     the last time; saves: bytes that go there after it; leaves: of gradients that go there after it; load: number of the
-    program's loads by which a rank's kernel has more rows than the mean one's.
+    program's loads by which a rank's kernel has more rows than the mean one's; late: a weight's gradient that was put
+    off, and so does not wait for the exchange before it.
     """
 
     does: Kernel | Exchange | Overlap
@@ -172,6 +176,7 @@ class Operation:
     saves: Bytes = 0.0
     leaves: Bytes = 0.0
     load: int | None = None
+    late: bool = False
 
     @property
     def exchange(self) -> Exchange | None:
@@ -184,6 +189,12 @@ class Operation:
         """The kernel that the operation runs, alone or beside a collective."""
         does = self.does
         return does if isinstance(does, Kernel) else does.kernel if isinstance(does, Overlap) else None
+
+    @property
+    def travels(self) -> Exchange | None:
+        """The exchange, if all that it does is to bring tokens to experts or back."""
+        does = self.does
+        return does if isinstance(does, Exchange) and does.routing is not None else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LANES: Final = ("compute", "data parallel", "pipeline")
 _HOST_LANES: Final = ("to the host", "host", "from the host")
+_EXPERTS_LANE: Final = "experts"
 _LANE_OF_STREAM: Final = {
     Stream.COMPUTE: 0,
     Stream.DATA: 1,
@@ -39,7 +40,6 @@ _LANE_OF_STREAM: Final = {
     Stream.HOST: 4,
     Stream.FROM_HOST: 5,
 }
-_LANES_BY_STREAM: Final = np.array([_LANE_OF_STREAM[stream] for stream in Stream])
 _ACTION_LOOKS: Final[Mapping[ActionKind, Category]] = MappingProxyType(
     {
         ActionKind.FORWARD: Category.FORWARD,
@@ -107,14 +107,22 @@ def timeline_of(result: "Answer", ranks: Sequence[int]) -> Timeline:
 
 
 def _lanes(result: "Answer") -> tuple[str, ...]:
-    """Those of the host only where it does anything."""
-    return (*LANES, *_HOST_LANES) if HOST_ROLE.name in result.program.groups else LANES
+    """Those of the host only where it does anything, that of experts only where tokens travel beside computation."""
+    hosted = _HOST_LANES if HOST_ROLE.name in result.program.groups else ()
+    experts = any(Stream.EXPERTS in each.streams for each in result.program.programs)
+    return (*LANES, *hosted, *((_EXPERTS_LANE,) if experts else ()))
+
+
+def _lane_of_stream(result: "Answer") -> IntArray:
+    """The lane of every stream, -1: it has none."""
+    last = {Stream.EXPERTS: len(_lanes(result)) - 1}
+    return np.array([(_LANE_OF_STREAM | last)[stream] for stream in Stream])
 
 
 def shown_rows_of(result: "Answer", ranks: Sequence[int]) -> IntArray:
     """Which rows of the trace are the spans of `timeline_of`, in its order."""
     row = _row_of(result, ranks, np.arange(len(result.trace)))
-    return np.flatnonzero((row >= 0) & (_LANES_BY_STREAM[result.trace.stream] >= 0))
+    return np.flatnonzero((row >= 0) & (_lane_of_stream(result)[result.trace.stream] >= 0))
 
 
 def _row_of(result: "Answer", ranks: Sequence[int], rows: IntArray) -> IntArray:
@@ -126,18 +134,19 @@ def _row_of(result: "Answer", ranks: Sequence[int], rows: IntArray) -> IntArray:
 
 def _path(result: "Answer", ranks: Sequence[int]) -> Path:
     trace, path = result.trace, result.path
-    path = path[_LANES_BY_STREAM[trace.stream[path]] >= 0]
+    lanes = _lane_of_stream(result)
+    path = path[lanes[trace.stream[path]] >= 0]
     row = _row_of(result, ranks, path)
     shown = row >= 0
     follows = np.concatenate((shown[:1], shown[:-1]))[shown]
-    lane = _LANES_BY_STREAM[trace.stream[path[shown]]]
+    lane = lanes[trace.stream[path[shown]]]
     return Path(row[shown], lane, trace.start[path[shown]], trace.end[path[shown]], follows)
 
 
 def _spans(result: "Answer", ranks: Sequence[int]) -> Spans:
     trace = result.trace
     shown = shown_rows_of(result, ranks)
-    row, lane = _row_of(result, ranks, shown), _LANES_BY_STREAM[trace.stream[shown]]
+    row, lane = _row_of(result, ranks, shown), _lane_of_stream(result)[trace.stream[shown]]
     number = np.full(len(trace) + 1, -1)  # the last entry serves cause -1
     number[shown] = np.arange(len(shown))
     texts = _Texts({})

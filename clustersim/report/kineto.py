@@ -38,6 +38,7 @@ _STREAMS: Final = {  # numbers as CUDA gives them: the first that PyTorch makes 
     Stream.RECEIVE: 40,
     Stream.TO_HOST: 44,
     Stream.FROM_HOST: 48,
+    Stream.EXPERTS: 24,
     Stream.HOST: 1001,  # a thread of the host, which is where its own work is written
 }
 _INSIDE: Final = 20  # the stream of exchanges inside passes

@@ -41,6 +41,7 @@ STREAM_NAMES: Final = MappingProxyType(
         Stream.TO_HOST: "copies to the host",
         Stream.HOST: "the host's work",
         Stream.FROM_HOST: "copies from the host",
+        Stream.EXPERTS: "tokens to and from experts",
     }
 )
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 RATES: Final = (
     ("data parallel collectives: payload per second", (Stream.DATA,)),
+    ("tokens to and from experts beside computation: payload per second", (Stream.EXPERTS,)),
     ("messages sent to other stages: bytes per second", (Stream.SEND_NEXT, Stream.SEND_PREVIOUS)),
     ("messages received from other stages: bytes per second", (Stream.RECEIVE,)),
     ("copies to the host: bytes per second", (Stream.TO_HOST,)),

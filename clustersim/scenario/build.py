@@ -25,6 +25,7 @@ from clustersim.scenario.sections.cost import RecordSection, ScaleSection
 from clustersim.scenario.sections.layout import LayoutSection
 from clustersim.scenario.sections.placement import PlacementSection
 from clustersim.scenario.sections.schedule import Chunked, CsvSection, OrdersSection, PythonSection, ScheduleChoice
+from clustersim.schedules.dual_pipe_v import DualPipeV
 from clustersim.schedules.imported import imported, module_file
 from clustersim.schedules.listed import Listed, listed
 from clustersim.schedules.notation import parse_listing
@@ -120,12 +121,14 @@ def _schedule_files(choice: ScheduleChoice, base: Path) -> tuple[Path, ...]:
     return ()
 
 
-def read_layout(section: LayoutSection, gpus: int, framework: Framework) -> Layout:
+def read_layout(section: LayoutSection, gpus: int, framework: Framework, schedule: Schedule) -> Layout:
     """The layout; where dp is left out, it is what the other degrees leave of the GPUs (at least 1).
 
-    What a stage does with outputs that are sent is the framework's habit unless it is said.
+    What a stage does with outputs that are sent is the framework's habit unless it is said; tokens travel beside
+    computation where the schedule is made for that.
     """
-    releases = section.release_outputs
+    releases, overlaps = section.release_outputs, section.overlap_expert_communication
+    made_for = isinstance(schedule, DualPipeV) and section.ep > 1
     same = {field.name: getattr(section, field.name) for field in fields(Layout)}
     return Layout(
         **{
@@ -134,6 +137,7 @@ def read_layout(section: LayoutSection, gpus: int, framework: Framework) -> Layo
             "order": tuple(section.order),
             "data": section.data.strategy(),
             "layers_per_stage": section.layers_per_stage.split(),
+            "overlap_expert_communication": made_for if overlaps is None else overlaps,
             "release_outputs": framework.release_outputs if releases is None else releases,
         }
     )

@@ -18,6 +18,7 @@ from clustersim.scenario.ahead import check_further, undrawn, with_further
 from clustersim.scenario.legal import around, divisors, multiples_around
 from clustersim.scenario.mixtures import check_adapted_experts, check_experts, check_loads, check_routers
 from clustersim.scenario.offload import check_offload
+from clustersim.scenario.overlapped import check_overlap, check_shared
 from clustersim.scenario.recomputed import check_modules
 from clustersim.scenario.section import MOST_TOKENS, MOST_WIDTH
 from clustersim.scenario.setup import Setup
@@ -214,7 +215,7 @@ def _order(scenario: Setup) -> Iterator[str]:
         yield f"schedule: {scenario.schedule.name} needs a pipeline, but layout.pp is 1; write 1f1b"
         return
     try:
-        scenario.schedule.require(scenario.layout.pp, scenario.microbatches)
+        scenario.run_schedule.require(scenario.layout.pp, scenario.microbatches)
     except InputError as error:
         yield f"schedule: {error}"
 
@@ -357,6 +358,8 @@ _CHECKS: tuple[_Check, ...] = (
     check_sequence,
     check_adapters,
     check_adapted_experts,
+    check_overlap,
+    check_shared,
     _format,
     check_shards,
     check_secondary,

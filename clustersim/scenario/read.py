@@ -93,7 +93,7 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
     if found or model is None or schedule is None or machine is None or framework is None or cost is None:
         raise refuse(origin.source, found)
     cluster, disturbances = machine
-    layout = build.read_layout(file.layout, cluster.gpus, framework)
+    layout = build.read_layout(file.layout, cluster.gpus, framework, schedule)
     return Setup(
         name=file.name or origin.name,
         model=model,

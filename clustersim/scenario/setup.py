@@ -11,6 +11,9 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import TENSOR
 from clustersim.program.placement import Placement
 from clustersim.scenario.settings import CostSettings
+from clustersim.schedules.combined import Combined
+from clustersim.schedules.interleaved import Interleaved
+from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.schedule import Schedule
 from clustersim.workload.framework import Framework, load_framework
 from clustersim.workload.training import Training
@@ -59,6 +62,14 @@ class Setup:
         """
         split = self.layout.tensor_overlap and self.tensor_beyond_domain > 0
         return replace(self.layout, tensor_overlap=False) if split else self.layout
+
+    @property
+    def run_schedule(self) -> Schedule:
+        """The schedule, 1F1B's in pairs where tokens travel to experts beside computation; others have them or not."""
+        match self.schedule:
+            case OneFOneB() | Interleaved() as plain if self.layout.overlap_expert_communication:
+                return Combined(plain)
+        return self.schedule
 
     @property
     def microbatches(self) -> int:

@@ -22,9 +22,9 @@ from types import ModuleType
 from typing import Any, Final, Protocol, SupportsIndex
 
 from clustersim.errors import InputError, nearest, shown
-from clustersim.program.action import Action, Order
+from clustersim.program.action import Action, Order, Pair, Step
 from clustersim.program.placement import Placement
-from clustersim.schedules.notation import parse_action
+from clustersim.schedules.notation import parse_step
 from clustersim.schedules.rules import Counted, verify
 from clustersim.state import FieldState
 
@@ -40,10 +40,11 @@ class Rule(Protocol):
         Stages that follow each other are on one rank or on neighbours. Any exception refuses so many ranks.
         """
 
-    def order(self, ranks: int, microbatches: int) -> Sequence[Sequence[Action | str]]:
-        """[ranks][actions] what each rank runs, as `Action` or in torch's notation (`"2B1"`: stage, kind, microbatch).
+    def order(self, ranks: int, microbatches: int) -> Sequence[Sequence[Step | str]]:
+        """[ranks][steps] what each rank runs, as `Action` or in torch's notation (`"2B1"`: stage, kind, microbatch).
 
-        Kinds are F, and B or its halves I and W. Any exception refuses so many microbatches on so many ranks.
+        Kinds are F, and B or its halves I and W; a `Pair` is `"(0F3;3B1)OVERLAP_F_B"`. Any exception refuses so many
+        microbatches on so many ranks.
         """
 
 
@@ -106,7 +107,7 @@ class Imported(FieldState):
     def _ordered(self, ranks: int, microbatches: int) -> Order:
         placement, call = self.placement(ranks), f"{self.name}.order({ranks}, {microbatches})"
         with _refusing(call):
-            order = tuple(tuple(map(_action, _each(row))) for row in _each(self.rule.order(ranks, microbatches)))
+            order = tuple(tuple(map(_step, _each(row))) for row in _each(self.rule.order(ranks, microbatches)))
         verify(order, placement=placement, microbatches=microbatches, places=Counted(f"{call}:"))
         return order
 
@@ -136,12 +137,12 @@ def _rank(value: object) -> int:
     return index(value)
 
 
-def _action(value: object) -> Action:
-    if isinstance(value, Action):
+def _step(value: object) -> Step:
+    if isinstance(value, (Action, Pair)):
         return value
     if not isinstance(value, str):
         raise InputError(f"{shown(value)} is neither an Action nor a text such as '0F0'")
-    return parse_action(value)
+    return parse_step(value)
 
 
 @contextmanager

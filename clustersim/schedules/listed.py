@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clustersim.errors import InputError
-from clustersim.program.action import Order
+from clustersim.program.action import Order, actions_of, in_turn
 from clustersim.program.placement import Placement
 from clustersim.schedules.notation import Listing, format_order
 from clustersim.schedules.rules import verify
@@ -85,8 +85,8 @@ def _placement(listing: Listing, stages: Sequence[int]) -> Placement:
 def _found(listing: Listing) -> list[int]:
     """In which row each stage's actions are."""
     first: dict[int, tuple[int, int]] = {}
-    for rank, actions in enumerate(listing.order):
-        for step, action in enumerate(actions):
+    for rank, steps in enumerate(listing.order):
+        for step, action in ((step, action) for step, each in enumerate(steps) for action in actions_of(each)):
             row, where = first.setdefault(action.stage, (rank, step))
             if row != rank:
                 raise InputError(
@@ -107,7 +107,7 @@ def _found(listing: Listing) -> list[int]:
 
 
 def _microbatches(order: Order) -> int:
-    return 1 + max((action.microbatch for actions in order for action in actions), default=-1)
+    return 1 + max((action.microbatch for steps in order for action in in_turn(steps)), default=-1)
 
 
 def _count(number: int, word: str, plural: str = "s") -> str:

@@ -4,8 +4,7 @@ The notation is torch.distributed.pipelining's: an action is stage, kind, microb
 order is a CSV with one row per pipeline rank. Empty cells mean an idle step there; they are read and forgotten, since
 time is the engine's answer and not the schedule's. So are the actions that torch's `compute_comms` form adds
 (`0SEND_F0`, `1RECV_B2`, `0UNSHARD`, `0RESHARD`, `0REDUCE_GRAD`): what is sent, gathered and reduced when follows from
-the order of passes, the placement and the layout. A pair `(0F3;3B1)OVERLAP_F_B` is its passes one after the other, as
-torch's own runtime runs it unless it is given a function that overlaps them.
+the order of passes, the placement and the layout. A pair `(0F3;3B1)OVERLAP_F_B` is a step of its own.
 Reference: torch.distributed.pipelining.schedules, `_Action` and `_PipelineScheduleRuntime._load_csv`.
 """
 
@@ -16,12 +15,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from clustersim.errors import InputError, shown
-from clustersim.program.action import Action, ActionKind, Order
+from clustersim.program.action import Action, ActionKind, Order, Pair, Step
 
 _ACTION: Final = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
 _COMMUNICATES: Final = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
 _BOM: Final = "\ufeff"  # with which spreadsheets begin a file
-_PAIR: Final = re.compile(r"\((.*)\)OVERLAP_F_B")
+_PAIR: Final = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +66,36 @@ def parse_listing(text: str, source: str) -> Listing:
     while rows and not rows[-1]:
         rows.pop()
     placed = [_row(cells, f"{source}, row {number}") for number, cells in enumerate(rows, start=1)]
-    order = tuple(tuple(action for _, action in row) for row in placed)
+    order = tuple(tuple(step for _, step in row) for row in placed)
     return Listing(source, order, tuple(tuple(cell for cell, _ in row) for row in placed))
 
 
-def _row(cells: list[str], where: str) -> list[tuple[int, Action]]:
-    """The actions of a row, with their cells."""
-    found: list[tuple[int, Action]] = []
+def parse_step(text: str) -> Step:
+    """Read one action or a pair; raise InputError that names the text.
+
+    >>> str(parse_step("(0F3;3B1)OVERLAP_F_B"))
+    '(0F3;3B1)OVERLAP_F_B'
+    """
+    found = _PAIR.fullmatch(text.strip())
+    if found is None:
+        return parse_action(text)
+    pair = Pair(parse_action(found[1]), parse_action(found[2]))
+    if (pair.forward.kind, pair.backward.kind) != (ActionKind.FORWARD, ActionKind.BACKWARD):
+        raise InputError(f"{shown(text)} is no pair; write a forward and a backward, such as '(0F3;3B1)OVERLAP_F_B'")
+    return pair
+
+
+def _row(cells: list[str], where: str) -> list[tuple[int, Step]]:
+    """The steps of a row, with their cells."""
+    found: list[tuple[int, Step]] = []
     for cell, text in enumerate(cells):
+        if not text.strip() or _COMMUNICATES.fullmatch(text.strip()):
+            continue
         try:
-            found += [(cell, action) for action in _passes(text.strip())]
+            found.append((cell, parse_step(text)))
         except InputError as error:
             raise InputError(f"{where}, cell {cell + 1}: {error}") from error
     return found
-
-
-def _passes(text: str) -> list[Action]:
-    """The passes of a cell."""
-    if not text or _COMMUNICATES.fullmatch(text):
-        return []
-    pair = _PAIR.fullmatch(text)
-    return [parse_action(each) for each in (pair[1].split(";") if pair else [text])]
 
 
 def format_order(order: Order) -> str:

@@ -10,6 +10,7 @@ from typing import Final
 
 from clustersim.errors import InputError, nearest
 from clustersim.schedules.breadth_first import BreadthFirst
+from clustersim.schedules.dual_pipe_v import DualPipeV
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
@@ -19,7 +20,13 @@ from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 
 _ZERO_BUBBLE: Final = {f"zb-{memory}p": partial(ZeroBubble, memory) for memory in (1, 2)}
 _PLAIN: Final[Mapping[str, Callable[[], Schedule]]] = MappingProxyType(
-    {GPipe.name: GPipe, OneFOneB.name: OneFOneB, **_ZERO_BUBBLE, ZeroBubbleV.name: ZeroBubbleV}
+    {
+        GPipe.name: GPipe,
+        OneFOneB.name: OneFOneB,
+        **_ZERO_BUBBLE,
+        ZeroBubbleV.name: ZeroBubbleV,
+        DualPipeV.name: DualPipeV,
+    }
 )
 _CHUNKED: Final[Mapping[str, Callable[[int], Schedule]]] = MappingProxyType(
     {Interleaved.name: Interleaved, BreadthFirst.name: BreadthFirst}

@@ -5,7 +5,8 @@ biases, norms, routers or latent attention. Where all that a row states is what 
 are the preset's, so many of them as the row has. Else the columns are all there is, with the leading dense layers of
 the notes.
 
-How tokens travel, and over how many ranks an expert is cut, is what the notes say; else what the software does.
+How tokens travel, beside what, and over how many ranks an expert is cut, is what the notes say; else what the software
+does.
 """
 
 import re
@@ -31,6 +32,11 @@ _DISPATCHERS: Final = (  # as notes name them
 )
 
 
+_BESIDE: Final = re.compile(
+    r"\b(?:A2A|EP) overlap\b|expert-parallel communication overlap on|moe_a2a_overlap", re.IGNORECASE
+)
+# Megatron Bridge's `moe_a2a_overlap` sets both (`_set_moe_a2a_overlap_overrides` of its performance recipes)
+_PUT_OFF: Final = re.compile(r"delayed wgrad|moe_a2a_overlap")
 _LOOP: Final = "experts one after the other"
 _LATENT: Final = re.compile(r"latent[ -]attention")
 _UNMODELLED: Final = {  # as notes say it
@@ -105,6 +111,9 @@ def experts_section(case: Case, preset: str | None) -> dict[str, Any]:
 def experts_layout(case: Case, software: Software) -> dict[str, Any]:
     """What `layout` says of a run's experts."""
     section: dict[str, Any] = {"ep": case.whole("ep", 1), "dispatcher": _dispatcher(case).value}
+    if _BESIDE.search(case.text("notes")):
+        put_off = _PUT_OFF.search(case.text("notes")) is not None
+        section |= {"overlap_expert_communication": True, "delay_wgrad": put_off}
     stated = _CUT.search(case.text("notes"))
     if stated:
         return section | {"etp": int(stated[1])}

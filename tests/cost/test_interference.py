@@ -59,14 +59,26 @@ def test_what_stands_for_what_was_not_measured() -> None:
 
 def test_collectives_that_slow_all_kernels_alike_are_one_pace() -> None:
     one, two = Interference.equal(0.19), Interference.equal(0.5)
-    assert Paces([one, two], Collective).rows == [((0.19,) * 3, (0.5,) * 3)]
-    assert Paces([], ()).rows == []
+    assert Paces([one, two], Collective, together=True).rows == [((0.19,) * 3, (0.5,) * 3)]
+    assert Paces([], (), together=True).rows == []
 
 
 def test_collectives_that_slow_any_class_on_any_machine_in_their_own_way_are_paces_of_their_own() -> None:
     parts = dict(Interference.equal(0.2).kernels) | {(GATHERED, MEMORY): 0.7}
-    paces = Paces([Interference.equal(0.2), Interference.of(parts, {})], Collective)
+    paces = Paces([Interference.equal(0.2), Interference.of(parts, {})], Collective, together=False)
     assert paces.rows == [((0.2, 0.2, 0.2),) * 2, ((0.2, 0.2, 0.2), (0.2, 0.2, 0.7))]
     assert {kind: paces.number(kind) for kind in Collective} == {
         kind: 2 if kind is GATHERED else 1 for kind in Collective
     }
+
+
+def test_two_collectives_at_once_slow_each_class_by_the_larger_part() -> None:
+    parts = {(GATHERED, COMPUTE): 0.1, (GATHERED, MEMORY): 0.7, (SENT, COMPUTE): 0.3, (SENT, MEMORY): 0.2}
+    paces = Paces([Interference.of(parts, {})], (GATHERED, SENT), together=True)
+    first, second = paces.number(GATHERED), paces.number(SENT)
+    both = paces.both(first, second)
+    (row,) = paces.rows[both - 1]
+    assert row == tuple(map(max, *(paces.rows[each - 1][0] for each in (first, second))))
+    assert paces.both(second, first) == both
+    assert (paces.both(first, 0), paces.both(0, second), paces.both(0, 0)) == (first, second, 0)
+    assert paces.both(first, first) == first

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.errors import InputError
-from clustersim.program.action import Action, ActionKind
+from clustersim.program.action import Action, ActionKind, Pair
 from clustersim.schedules.notation import format_order, parse_action, parse_listing, parse_order
 
 ACTIONS = st.builds(Action, st.integers(0, 999), st.sampled_from(ActionKind), st.integers(0, 9999))
@@ -39,17 +39,29 @@ def test_empty_cells_and_blanks_are_idle_steps() -> None:
 
 
 def test_what_torch_communicates_is_read_and_forgotten() -> None:
-    """Torch's `compute_comms` form, and a reduction that its GPipe ends with; a pair is its passes in order."""
-    form = "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0RESHARD,0REDUCE_GRAD\n1RECV_F0,(1F0;1B0)OVERLAP_F_B,1SEND_B0\n"
+    """Torch's `compute_comms` form, and a reduction that its GPipe ends with."""
+    form = "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0RESHARD,0REDUCE_GRAD\n1RECV_F0,1F0,1B0,1SEND_B0\n"
     assert parse_order(form) == parse_order("0F0,0B0\n1F0,1B0\n")
 
 
 def test_places_are_those_of_the_file() -> None:
-    listing = parse_listing("0F0,,0B0\n1UNSHARD,(1F0;1B0)OVERLAP_F_B\n\n", "my.csv")
+    listing = parse_listing("0F0,,0B0\n1UNSHARD,(1F0;1B0)OVERLAP_F_B,,1W0\n\n", "my.csv")
     assert len(listing.order) == 2
     assert [listing.step(*place) for place in ((0, 0), (0, 1), (1, 0), (1, 1))] == [
-        "my.csv, row 1, cell 1", "my.csv, row 1, cell 3", "my.csv, row 2, cell 2", "my.csv, row 2, cell 2",
+        "my.csv, row 1, cell 1", "my.csv, row 1, cell 3", "my.csv, row 2, cell 2", "my.csv, row 2, cell 4",
     ]  # fmt: skip
+
+
+def test_a_pair_is_one_step() -> None:
+    ((pair,),) = parse_order("(0F3;3B1)OVERLAP_F_B\n")
+    assert pair == Pair(Action(0, ActionKind.FORWARD, 3), Action(3, ActionKind.BACKWARD, 1))
+    assert format_order(((pair,),)) == "(0F3;3B1)OVERLAP_F_B\n"
+
+
+@pytest.mark.parametrize("text", ["(0B0;1B0)OVERLAP_F_B", "(0F0;1I0)OVERLAP_F_B", "(1B0;0F0)OVERLAP_F_B"])
+def test_a_pair_is_a_forward_and_a_whole_backward(text: str) -> None:
+    with pytest.raises(InputError, match=r"is no pair; write a forward and a backward, such as '\(0F3;3B1\)"):
+        parse_order(text + "\n")
 
 
 def test_an_idle_rank_keeps_its_row() -> None:

@@ -10,8 +10,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from clustersim.errors import InputError
-from clustersim.program.action import ActionKind, Order
+from clustersim.program.action import ActionKind, Order, Pair, in_turn
 from clustersim.schedules.breadth_first import BreadthFirst
+from clustersim.schedules.combined import Combined
+from clustersim.schedules.dual_pipe_v import DualPipeV
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.notation import format_order, parse_order
@@ -21,6 +23,7 @@ from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.shelf import schedule
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 
+F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 GOLDEN = Path(__file__).parents[1] / "golden" / "schedules"
 
 SCHEDULES: list[Schedule] = [
@@ -28,6 +31,7 @@ SCHEDULES: list[Schedule] = [
     ZeroBubbleV(),
 ]  # fmt: skip
 SHAPES = [(1, 1), (1, 5), (2, 2), (2, 7), (3, 3), (3, 8), (4, 4), (4, 8), (5, 13), (8, 32), (16, 64)]
+DUAL_SHAPES = [(1, 2), (1, 5), (2, 4), (2, 7), (3, 6), (3, 8), (4, 8), (5, 13), (8, 32), (16, 64)]
 INTERLEAVED_SHAPES = [
     (1, 1, 2), (1, 4, 3), (2, 2, 2), (2, 8, 2), (4, 3, 2), (4, 4, 3), (4, 10, 2), (4, 8, 8), (8, 24, 3), (16, 64, 8),
 ]  # fmt: skip
@@ -68,6 +72,58 @@ def test_interleaved_is_torchs_with_any_legal_round(ranks: int, microbatches: in
 @pytest.mark.parametrize(("ranks", "microbatches"), SHAPES)
 def test_zb_v_is_torchs(ranks: int, microbatches: int) -> None:
     assert format_order(ZeroBubbleV().order(ranks, microbatches)) == torch_order("ZBVZeroBubble", ranks, microbatches)
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), DUAL_SHAPES)
+def test_dual_pipe_v_is_torchs(ranks: int, microbatches: int) -> None:
+    assert format_order(DualPipeV().order(ranks, microbatches)) == torch_order("DualPipeV", ranks, microbatches)
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), DUAL_SHAPES)
+@pytest.mark.parametrize("saved", [0.0, 0.5, 1.0])
+def test_dual_pipe_v_has_its_authors_bubble(ranks: int, microbatches: int, saved: float) -> None:
+    """(PP/2 - 1)(F&B + B - 3W) of deepseek-ai/DualPipe's table, PP = 2 ranks stages, for equal passes F = I = W = 1.
+
+    A pair takes F + B less what it saves. It is the bubble of the rank with most pairs, which has least to do; where
+    pairs save nothing, of every rank. Activations: PP + 1.
+    """
+    order, pair = DualPipeV().order(ranks, microbatches), 3.0 - saved
+    run = dry_run(order, forward=1.0, backward=2.0, weight=1.0, pair=pair)
+    work = [sum(pair if isinstance(step, Pair) else 1.0 + (step.kind is B) for step in steps) for steps in order]
+    bubble = (ranks - 1) * (pair + 2.0 - 3.0 * 1.0)
+    assert run.finish - min(work) == pytest.approx(bubble)
+    assert saved or len(set(work)) == 1
+    assert peak_in_flight(order) == (2 * ranks + 1,) * ranks
+    verify(order, placement=DualPipeV().placement(ranks), microbatches=microbatches)
+
+
+def test_dual_pipe_v_needs_a_microbatch_for_each_stage() -> None:
+    with pytest.raises(InputError, match="dualpipev on 4 pipeline ranks has 8 stages and needs as many microbatches"):
+        DualPipeV().order(4, 7)
+
+
+@pytest.mark.parametrize(("ranks", "microbatches", "chunks"), INTERLEAVED_SHAPES)
+def test_combined_1f1b_runs_the_same_passes_one_forward_earlier(ranks: int, microbatches: int, chunks: int) -> None:
+    """Each kind of pass comes in the plain order, and no backward reads what the forward beside it makes."""
+    plain = Interleaved(chunks)
+    combined = Combined(plain)
+    order = combined.order(ranks, microbatches)
+    for steps, actions in zip(order, plain.order(ranks, microbatches), strict=True):
+        for kind in (F, B):
+            assert [each for each in in_turn(steps) if each.kind is kind] == [
+                each for each in in_turn(actions) if each.kind is kind
+            ]
+        assert all(pair.forward[::2] != pair.backward[::2] for pair in steps if isinstance(pair, Pair))
+    verify(order, placement=combined.placement(ranks), microbatches=microbatches)
+    before = peak_in_flight(plain.order(ranks, microbatches))
+    passes = chunks * microbatches
+    assert peak_in_flight(order) == tuple(min(each + 1, passes) for each in before)
+
+
+def test_combined_1f1b_without_a_pipeline_has_each_forward_beside_the_backward_before() -> None:
+    """Megatron-LM, `combined_1f1b_schedule_for_no_pipelining`."""
+    written = "0F0,(0F1;0B0)OVERLAP_F_B,(0F2;0B1)OVERLAP_F_B,0B2\n"
+    assert format_order(Combined(OneFOneB()).order(1, 3)) == written
 
 
 @pytest.mark.parametrize("chunks", [2, 3])

@@ -85,7 +85,9 @@ class LayoutSection(Section):
     """`layout`: degrees of parallelism. `dp` left out is what the other degrees leave of the cluster's GPUs.
 
     ep, etp: how many ranks experts are spread over, and each of them cut over (left out: tp), among those of tp, cp and
-    dp; dispatcher: how tokens travel to experts.
+    dp; dispatcher: how tokens travel to experts; overlap_expert_communication: beside computation, left out: where the
+    schedule is made for it (dualpipev); delay_wgrad: with gradients of weights behind it;
+    overlap_shared_experts: shared experts run while tokens travel.
     """
 
     tp: Degree = 1
@@ -100,6 +102,9 @@ class LayoutSection(Section):
     tensor_overlap: bool = False
     backward_overlap: bool = True
     pipeline_overlap: bool = True
+    overlap_expert_communication: bool | None = None
+    delay_wgrad: bool = False
+    overlap_shared_experts: bool = False
     release_outputs: bool | None = None
     data: DataChoice = DataChoice(ddp=Ddp())
     layers_per_stage: StagesSection = StagesSection()

@@ -1,0 +1,76 @@
+"""Shared experts beside the way of tokens: which product hides behind which exchange."""
+
+from dataclasses import replace
+
+import pytest
+
+from clustersim import Scenario
+from clustersim.assembly import plan_of
+from clustersim.parallel.plan import Plan
+from clustersim.parallel.tensor import backward, forward, input_gradients
+from clustersim.program.task import Exchange, Operation, Overlap
+from clustersim.workload.kernels import Kernel
+from clustersim.workload.stack import RoutedMlp
+
+
+def plan(*, beside: bool, tp: int = 1) -> Plan:
+    layout = {"ep": 4, "tp": tp, "etp": 1, "sequence_parallel": tp > 1, "overlap_shared_experts": beside}
+    training = {"sequence": 1024, "global_batch": 16}
+    mapping = {"model": "deepseek-v2-lite", "cluster": {"name": "dgx-h100", "gpus": 8}}
+    return plan_of(Scenario.from_mapping({**mapping, "layout": layout, "training": training}))
+
+
+def operations(of: Plan, way) -> list[Operation]:
+    (spec,) = (each for each in of.layers if isinstance(each.mlp, RoutedMlp))
+    return way(of.layers[spec], of.sharding(spec))
+
+
+def names(made: list[Operation]) -> list[tuple[str, ...]]:
+    """What each operation runs."""
+    found: list[tuple[str, ...]] = []
+    for each in made:
+        match each.does:
+            case Overlap(exchange=exchange, kernel=kernel):
+                found.append((exchange.name, kernel.name))
+            case does:
+                found.append((does.name,))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("way", "tp", "there", "back"),
+    [
+        (forward, 1, "up", "down"), (forward, 2, "up", "down"), (backward, 1, "down", "up"),
+        (input_gradients, 1, "down", "up"), (input_gradients, 2, "down", "up"),
+        (backward, 2, "down", "activation"),
+    ],
+)  # fmt: skip
+def test_products_before_the_activation_hide_one_way_and_those_behind_it_the_other(way, tp, there, back) -> None:
+    """A product's gradients that are beside tensor parallelism's exchanges hide no other, so the activation's does."""
+    pairs = [each for each in names(operations(plan(beside=True, tp=tp), way)) if len(each) == 2]
+    hidden = {exchange: kernel.split(".")[1] for exchange, kernel in pairs if kernel.startswith("shared")}
+    tokens = {name: kernel for name, kernel in hidden.items() if name.endswith("tokens")}
+    assert tokens == {"dispatch tokens": there, "combine tokens": back}
+
+
+@pytest.mark.parametrize("way", [forward, backward, input_gradients])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_nothing_is_run_twice_or_left_out(way, tp: int) -> None:
+    apart, beside = (operations(plan(beside=each, tp=tp), way) for each in (False, True))
+    assert sorted(_pieces(beside), key=repr) == sorted(_pieces(apart), key=repr)
+    assert sum(each.gradients for each in beside) == sum(each.gradients for each in apart)
+
+
+def _pieces(made: list[Operation]) -> list[Kernel | Exchange]:
+    pieces: list[Kernel | Exchange] = []
+    for each in made:
+        pieces += [each.kernel] if each.kernel is not None else []
+        pieces += [each.exchange] if each.exchange is not None else []
+    return pieces
+
+
+def test_without_tokens_that_travel_nothing_changes() -> None:
+    of = plan(beside=True)
+    alone = replace(of, layout=replace(of.layout, ep=1))
+    apart = replace(alone, layout=replace(alone.layout, overlap_shared_experts=False))
+    assert operations(alone, forward) == operations(apart, forward)
