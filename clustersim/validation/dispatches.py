@@ -62,13 +62,13 @@ class Dispatched:
         """The dispatcher, as shipped."""
         return load_dispatcher(self.routing.dispatcher)
 
-    def used(self, library: Library) -> Library:
-        """Constants of a dispatcher as the row has it: on its SMs, with rows of its size."""
-        return replace(library, sms=self.sms or library.sms).passing(self.routing.row)
+    def used(self, library: Library, gpus: int) -> Library:
+        """Constants of a dispatcher as the row has it: on its SMs and GPUs, with rows of its size."""
+        return replace(library, sms=self.sms or library.sms).passing(self.routing.row, gpus)
 
     def seconds(self, fabric: Fabric, gpus: int, library: Library | None = None) -> Seconds:
         """What it takes on so many GPUs, by shipped constants or others."""
-        used = self.used(library or self.library)
+        used = self.used(library or self.library, gpus)
         choices = Surveyor(fabric, used, self.routing).survey(self.collective, np.arange(gpus)[None])
         called = float(choose(choices, self.payload).seconds.max())
         return called * (used.kernels if self.kernels else 1.0)

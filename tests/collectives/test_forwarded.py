@@ -127,7 +127,7 @@ def test_a_smaller_limit_of_nodes_sends_less(dispatcher: Dispatcher) -> None:
 
     def seconds(limit: int | None) -> float:
         routing = Routing(dispatcher, 64, 8, 8, limit, row=14336.0)
-        library = load_dispatcher(dispatcher).passing(routing.row)
+        library = load_dispatcher(dispatcher).passing(routing.row, 64)
         choices = Surveyor(fabric, library, routing).survey(Collective.DISPATCH, members)
         return float(choose(choices, 4096 * 8 * 14336.0).seconds[0])
 
