@@ -42,7 +42,7 @@ from clustersim.collectives.library import load_dispatcher
 from clustersim.program.task import Dispatcher
 from clustersim.validation.quality import grouped
 
-DISPATCHERS: Final = (Dispatcher.DEEPEP, Dispatcher.HYBRIDEP)
+DISPATCHERS: Final = (Dispatcher.DEEPEP, Dispatcher.DEEPEP_V2, Dispatcher.HYBRIDEP)
 _SHARES: Final = tuple(round(0.3 + 0.01 * step, 2) for step in range(71))
 GRIDS: Final[Mapping[str, Sequence[float]]] = {
     **dict.fromkeys((NVLINK, NETWORK, KERNELS), _SHARES),

@@ -120,7 +120,7 @@ def test_tokens_without_a_routing_are_not_sent() -> None:
     assert Forwarded().phases(Collective.DISPATCH, found) == ()
 
 
-@pytest.mark.parametrize("dispatcher", [Dispatcher.DEEPEP, Dispatcher.HYBRIDEP])
+@pytest.mark.parametrize("dispatcher", [Dispatcher.DEEPEP, Dispatcher.DEEPEP_V2, Dispatcher.HYBRIDEP])
 def test_a_smaller_limit_of_nodes_sends_less(dispatcher: Dispatcher) -> None:
     """Where the network is what limits; more multiprocessors are never slower."""
     fabric, members = FakeFabric(64, 8), np.arange(64)[None]
