@@ -200,6 +200,28 @@ class Kernel:
     launches: int = 1
     calls: int = 0
 
+    def loaded(self, rows: float) -> "Kernel":
+        """The same over so many times the rows, but at least one: matrices of weights stay as they are.
+
+        A product's rows are those of its result, but of a weight gradient (TN) those that it sums over.
+        """
+        match self.shape:
+            case MatmulShape() as product:
+                many = product.k if product.operands is Operands.TN else product.m
+                changed = max(1, round(many * rows))
+                more = replace(product, k=changed) if product.operands is Operands.TN else replace(product, m=changed)
+                kept = self.dtype.bytes * product.n * product.k * product.batch
+                if product.operands is Operands.TN:
+                    kept = self.bytes - self.dtype.bytes * product.k * (product.m + product.n) * product.batch
+                size = kept + (self.bytes - kept) * changed / many
+                return replace(self, flops=self.flops * changed / many, bytes=size, shape=more)
+            case StreamShape() as streamed:
+                changed = max(1, round(streamed.rows * rows))
+                table = round(streamed.table * changed / streamed.rows)
+                times, shape = changed / streamed.rows, replace(streamed, rows=changed, table=table)
+                return replace(self, flops=self.flops * times, bytes=self.bytes * times, shape=shape)
+        return replace(self, flops=self.flops * rows, bytes=self.bytes * rows)
+
     def piece(self, pieces: int) -> "Kernel":
         """One of several kernels that together do the same: a matmul by its rows, attention by its keys.
 
