@@ -22,6 +22,7 @@ from clustersim.validation.dispatches import KINDS, Dispatched, dispatched, seco
 Constants = Mapping[str, float]
 NVLINK, NETWORK, ROUND = "nvlink", "network", "round"
 COMBINE, ROW, RATE, RATE_BACK, KERNELS = "combine", "row", "rate", "rate back", "kernels"
+CHUNK = "chunk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class Load:
 class Row:
     """A published row, compared by identity.
 
-    latency: seconds in which nothing moves; fitted: whether constants are fitted to it.
+    latency: seconds in which nothing moves; together: rows that are handed over at once, 0 where it does not matter;
+    fitted: whether constants are fitted to it.
     """
 
     source: str
@@ -45,6 +47,7 @@ class Row:
     measured: Seconds
     latency: Seconds
     loads: Mapping[Medium, Load]
+    together: int
     fitted: bool
 
     @property
@@ -65,8 +68,9 @@ class Row:
         """What constants say, in closed form: a test holds it to the model."""
         back = self.sent.collective is Collective.COMBINE
         share = constants[COMBINE] if back else 1.0
-        handling = Handling(constants[ROW], constants[RATE_BACK if back else RATE])
-        ceiling = (self.sent.sms or self.sent.library.sms) * handling.of(self.sent.routing.row)
+        rate, chunk = (constants[RATE_BACK], constants[CHUNK]) if back else (constants[RATE], 0.0)
+        handling = Handling(constants[ROW], rate, chunk / self.together if self.together else 0.0)
+        ceiling = (self.sent.sms or self.sent.library.sms) * handling.of(self.sent.routing.row, self.place.gpus)
         nvlink, network = self.loads[Medium.NVLINK], self.loads[Medium.NETWORK]
         inside = nvlink.size / min(nvlink.rate * constants[NVLINK] * share, ceiling)
         moving = max(inside, network.size / (network.rate * constants[NETWORK] * share))
@@ -82,7 +86,7 @@ def read_rows(path: Path = SHIPPED) -> list[Row]:
 def _row(case: Case) -> Row:
     place, sent = place_of(case), dispatched(case)
     fabric, members = place.fabric, np.arange(place.gpus)[None]
-    surveyor = Surveyor(fabric, sent.used(sent.library), sent.routing)
+    surveyor = Surveyor(fabric, sent.used(sent.library, place.gpus), sent.routing)
     found = choose(surveyor.survey(sent.collective, members), sent.payload)
     crossings = surveyor.own_loads(sent.collective, members, found.offer).crossings
     spans = surveyor.arranged(members)[0].spans
@@ -97,7 +101,9 @@ def _row(case: Case) -> Row:
     measured = seconds_of(case, sent.counted(fabric, place.gpus))
     rounds = found.offer.rounds[Medium.NETWORK] if spans > 1 else 0.0
     latency = float(found.idle.max()) - rounds
-    return Row(case.text("source"), place, sent, measured, latency, loads, case.is_yes("in_fit"))
+    handling = found.offer.handling
+    together = handling.together(place.gpus) if handling and handling.chunks else 0
+    return Row(case.text("source"), place, sent, measured, latency, loads, together, case.is_yes("in_fit"))
 
 
 def constants_of(library: Library) -> dict[str, float]:
@@ -111,6 +117,7 @@ def constants_of(library: Library) -> dict[str, float]:
         ROW: passed.row,
         RATE: passed.rate,
         RATE_BACK: returned.rate,
+        CHUNK: returned.chunk,
         KERNELS: library.kernels,
     }
 

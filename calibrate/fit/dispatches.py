@@ -1,7 +1,8 @@
 """How well is the dispatch of tokens to experts predicted, and which constants of dispatchers fit best?
 
 Of each dispatcher (`topologies/dispatchers`) are fitted: the shares of NVLink's and the network's rate that its kernels
-reach, what combine reaches of that, how fast an SM passes rows on, and which part of a call its kernels are. They are
+reach, what combine reaches of that, how fast an SM passes rows on, what a chunk of rows of a combine takes beyond them,
+and which part of a call its kernels are. They are
 searched one after the other on grids, again and again until none changes, for the least mean over sources of the mean
 of |predicted / measured - 1|. A constant that no row tells about stays. Latencies are not fitted: all tables are of one
 size.
@@ -23,6 +24,7 @@ from typing import Final
 import numpy as np
 
 from calibrate.fit.dispatch_rows import (
+    CHUNK,
     COMBINE,
     KERNELS,
     NETWORK,
@@ -40,13 +42,14 @@ from clustersim.collectives.library import load_dispatcher
 from clustersim.program.task import Dispatcher
 from clustersim.validation.quality import grouped
 
-DISPATCHERS: Final = (Dispatcher.DEEPEP, Dispatcher.HYBRIDEP)
+DISPATCHERS: Final = (Dispatcher.DEEPEP, Dispatcher.DEEPEP_V2, Dispatcher.HYBRIDEP)
 _SHARES: Final = tuple(round(0.3 + 0.01 * step, 2) for step in range(71))
 GRIDS: Final[Mapping[str, Sequence[float]]] = {
     **dict.fromkeys((NVLINK, NETWORK, KERNELS), _SHARES),
     ROUND: tuple(step * 1e-5 for step in range(61)),
     COMBINE: tuple(round(0.6 + 0.01 * step, 2) for step in range(51)),
     ROW: tuple(step * 1e-8 for step in range(61)),
+    CHUNK: tuple(step * 1e-7 for step in range(31)),
     **dict.fromkeys((RATE, RATE_BACK), tuple(step * 1e9 for step in range(10, 121))),
 }
 

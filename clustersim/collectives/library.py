@@ -185,14 +185,25 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Handling:
-    """How fast an SM passes rows of tokens on: `row` seconds for each, and its bytes at `rate`."""
+    """How fast an SM passes rows of tokens on: `row` seconds for each, and its bytes at `rate`.
+
+    chunk: seconds for as many rows as are handed over together; chunks: how many these are, for groups of up to so many
+    ranks; larger ones are like the largest.
+    """
 
     row: Seconds
     rate: BytesPerSecond
+    chunk: Seconds = 0.0
+    chunks: tuple[tuple[int, int], ...] = ()
 
-    def of(self, row: Bytes) -> BytesPerSecond:
-        """Rate of one SM with rows of so many bytes."""
-        return row / (self.row + row / self.rate)
+    def of(self, row: Bytes, ranks: int) -> BytesPerSecond:
+        """Rate of one SM with rows of so many bytes, between so many ranks."""
+        return row / (self.row + self.chunk / self.together(ranks) + row / self.rate)
+
+    def together(self, ranks: int) -> int:
+        """Rows that are handed over at once."""
+        fitting = (rows for most, rows in self.chunks if ranks <= most)
+        return next(fitting, self.chunks[-1][1] if self.chunks else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,10 +276,10 @@ class Library:
     sms: int = 0
     kernels: float = 1.0
 
-    def passing(self, row: Bytes) -> "Library":
-        """The same with rows of so many bytes: as fast as its SMs pass them on."""
+    def passing(self, row: Bytes, ranks: int) -> "Library":
+        """The same with rows of so many bytes between so many ranks: as fast as its SMs pass them on."""
         offers = tuple(
-            replace(offer, ceiling=self.sms * offer.handling.of(row)) if offer.handling else offer
+            replace(offer, ceiling=self.sms * offer.handling.of(row, ranks)) if offer.handling else offer
             for offer in self.offers
         )
         return replace(self, offers=offers)
@@ -441,7 +452,8 @@ def _offer(entry: Mapping[str, Any]) -> Offer:
 
 
 def _handling(entry: Mapping[str, Any]) -> Handling:
-    return Handling(_seconds(entry["row"]), _rate(entry["rate"]))
+    chunks = tuple((int(most), int(rows)) for most, rows in entry.get("chunks", ()))
+    return Handling(_seconds(entry["row"]), _rate(entry["rate"]), _seconds(entry.get("chunk", "0 us")), chunks)
 
 
 def _pipeline(entry: Mapping[str, Any]) -> Pipeline:

@@ -42,7 +42,7 @@ class CommunicationCost:
     ) -> None:
         self._surveyor = Surveyor(fabric, library)
         self._groups = groups
-        self._surveyors: dict[Routing, Surveyor] = {}
+        self._surveyors: dict[tuple[Routing, int], Surveyor] = {}
         self._choices: dict[Kind, Choices] = {}
         self._tiers: dict[tuple[str, int], str] = {}
         self._timings: dict[tuple[Kind, Bytes], ExchangeTiming] = {}
@@ -127,10 +127,11 @@ class CommunicationCost:
         routing = kind_of(exchange)[-1]
         if routing is None:
             return self._surveyor
-        if routing not in self._surveyors:
-            kernels = load_dispatcher(routing.dispatcher).passing(routing.row)
-            self._surveyors[routing] = Surveyor(self._surveyor.fabric, kernels, routing)
-        return self._surveyors[routing]
+        ranks = self._members(exchange.group).shape[1]
+        if (routing, ranks) not in self._surveyors:
+            kernels = load_dispatcher(routing.dispatcher).passing(routing.row, ranks)
+            self._surveyors[routing, ranks] = Surveyor(self._surveyor.fabric, kernels, routing)
+        return self._surveyors[routing, ranks]
 
     def _members(self, role: str) -> IntArray:
         if role not in self._groups:

@@ -188,5 +188,6 @@ _WAYS: Final[dict[Dispatcher, _Way]] = {
     Dispatcher.ALL_GATHER: _AllGather(),
     Dispatcher.ALL_TO_ALL: _AllToAll(),
     Dispatcher.DEEPEP: _Kernels(),
+    Dispatcher.DEEPEP_V2: _Kernels(),
     Dispatcher.HYBRIDEP: _Kernels(),
 }

@@ -77,13 +77,14 @@ class Dispatcher(Enum):
     """How tokens travel to the ranks of their experts, and back.
 
     ALL_GATHER: every rank of the group gets all tokens, and takes those of its experts; ALL_TO_ALL: a row for each of a
-    token's experts is sent to its rank by the library; DEEPEP and HYBRIDEP: kernels that send a token once to each node
-    and pass it on there.
+    token's experts is sent to its rank by the library; DEEPEP, DEEPEP_V2, HYBRIDEP: kernels that send a token once to
+    each node and pass it on there.
     """
 
     ALL_GATHER = "allgather"
     ALL_TO_ALL = "alltoall"
     DEEPEP = "deepep"
+    DEEPEP_V2 = "deepep_v2"
     HYBRIDEP = "hybridep"
 
 

@@ -31,7 +31,9 @@ _NCCL: Final = MappingProxyType(  # the kernel's name, and the name that c10d gi
         Collective.SHIFT: ("SendRecv", "coalesced"),
     }
 )
-_DISPATCHERS: Final = MappingProxyType({Dispatcher.DEEPEP: "deep_ep", Dispatcher.HYBRIDEP: "hybrid_ep"})
+_DISPATCHERS: Final = MappingProxyType(
+    {Dispatcher.DEEPEP: "deep_ep", Dispatcher.DEEPEP_V2: "deep_ep", Dispatcher.HYBRIDEP: "hybrid_ep"}
+)
 _MEMCPY: Final = MappingProxyType(
     {
         HostWork.TO_HOST: "Memcpy DtoH (Device -> Pinned)",

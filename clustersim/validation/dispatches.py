@@ -34,6 +34,7 @@ _SMS: Final = re.compile(r"(\d+) SMs")
 _TOP: Final = re.compile(r"top-(\d+)(?! groups)")
 _GROUPS: Final = re.compile(r"top-(\d+) groups")
 _LOCAL: Final = re.compile(r"(\d+) local experts")
+_SECOND: Final = re.compile(r"DeepEP V2|DeepEP README HEAD")  # the table of the README since version 2
 _SCALED: Final = 128  # numbers of FP8 with a common scale of 4 bytes
 _MOST: Final = 10**7
 
@@ -62,13 +63,13 @@ class Dispatched:
         """The dispatcher, as shipped."""
         return load_dispatcher(self.routing.dispatcher)
 
-    def used(self, library: Library) -> Library:
-        """Constants of a dispatcher as the row has it: on its SMs, with rows of its size."""
-        return replace(library, sms=self.sms or library.sms).passing(self.routing.row)
+    def used(self, library: Library, gpus: int) -> Library:
+        """Constants of a dispatcher as the row has it: on its SMs and GPUs, with rows of its size."""
+        return replace(library, sms=self.sms or library.sms).passing(self.routing.row, gpus)
 
     def seconds(self, fabric: Fabric, gpus: int, library: Library | None = None) -> Seconds:
         """What it takes on so many GPUs, by shipped constants or others."""
-        used = self.used(library or self.library)
+        used = self.used(library or self.library, gpus)
         choices = Surveyor(fabric, used, self.routing).survey(self.collective, np.arange(gpus)[None])
         called = float(choose(choices, self.payload).seconds.max())
         return called * (used.kernels if self.kernels else 1.0)
@@ -99,8 +100,7 @@ def dispatched(case: Case) -> Dispatched:
         raise CannotPredictError(
             f"line {case.line}: notes: {tokens} tokens x {hidden}, top-{top_k} of {local * ranks} experts", owed=False
         )
-    dispatcher = Dispatcher.HYBRIDEP if "hybrid" in case.text("library").lower() else Dispatcher.DEEPEP
-    routing = Routing(dispatcher, local * ranks, top_k, groups, limit, row=row)
+    routing = Routing(_dispatcher(case), local * ranks, top_k, groups, limit, row=row)
     return Dispatched(kind, routing, tokens, _number(_SMS, words, 0) or None, "kernel only" in words)
 
 
@@ -116,6 +116,14 @@ def _row(kind: Collective, words: str, hidden: int) -> Bytes:
     """Bytes of one token: dispatch is in FP8 unless the row says otherwise."""
     wide = kind is Collective.COMBINE or re.search(r"\bbf16\b", words) is not None
     return 2.0 * hidden if wide else hidden * (1.0 + 4.0 / _SCALED)
+
+
+def _dispatcher(case: Case) -> Dispatcher:
+    """Whose kernels: DeepEP's are of version 1 unless the row says otherwise."""
+    if "hybrid" in case.text("library").lower():
+        return Dispatcher.HYBRIDEP
+    second = _SECOND.search(f"{case.text('library')}; {case.text('locator')}")
+    return Dispatcher.DEEPEP_V2 if second else Dispatcher.DEEPEP
 
 
 def _number(pattern: re.Pattern[str], words: str, otherwise: int) -> int:

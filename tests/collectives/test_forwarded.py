@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clustersim.collectives.choose import Surveyor, choose
 from clustersim.collectives.forwarded import Forwarded
-from clustersim.collectives.library import load_dispatcher
+from clustersim.collectives.library import Handling, load_dispatcher
 from clustersim.collectives.phase import Arrangement, Phase, arrange
 from clustersim.collectives.routed import reached
 from clustersim.program.task import Collective, Dispatcher, Routing
@@ -120,17 +120,25 @@ def test_tokens_without_a_routing_are_not_sent() -> None:
     assert Forwarded().phases(Collective.DISPATCH, found) == ()
 
 
-@pytest.mark.parametrize("dispatcher", [Dispatcher.DEEPEP, Dispatcher.HYBRIDEP])
+@pytest.mark.parametrize("dispatcher", [Dispatcher.DEEPEP, Dispatcher.DEEPEP_V2, Dispatcher.HYBRIDEP])
 def test_a_smaller_limit_of_nodes_sends_less(dispatcher: Dispatcher) -> None:
     """Where the network is what limits; more multiprocessors are never slower."""
     fabric, members = FakeFabric(64, 8), np.arange(64)[None]
 
     def seconds(limit: int | None) -> float:
         routing = Routing(dispatcher, 64, 8, 8, limit, row=14336.0)
-        library = load_dispatcher(dispatcher).passing(routing.row)
+        library = load_dispatcher(dispatcher).passing(routing.row, 64)
         choices = Surveyor(fabric, library, routing).survey(Collective.DISPATCH, members)
         return float(choose(choices, 4096 * 8 * 14336.0).seconds[0])
 
     times = [seconds(limit) for limit in (1, 2, 4, None)]
     assert times == sorted(times)
     assert len(set(times)) == len(times)
+
+
+def test_smaller_chunks_of_rows_pass_fewer_bytes() -> None:
+    """By hand: 1 us for a row, 1 us for its bytes and 4 us for a chunk are 3 us with four rows in it, 6 us with one."""
+    handling = Handling(row=1e-6, rate=1e9, chunk=4e-6, chunks=((16, 4), (32, 1)))
+    assert handling.of(1000.0, 16) == pytest.approx(1000 / 3e-6)
+    assert handling.of(1000.0, 17) == handling.of(1000.0, 64) == pytest.approx(1000 / 6e-6)
+    assert Handling(row=1e-6, rate=1e9).of(1000.0, 64) == pytest.approx(1000 / 2e-6)

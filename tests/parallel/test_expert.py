@@ -73,7 +73,7 @@ def test_all_gather_moves_every_token_to_every_rank(etp: int) -> None:
     assert sent(made.back()) == [("combine tokens", Collective.REDUCE_SCATTER, "etp_ep", ranks * TOKENS * ROW)]
 
 
-@pytest.mark.parametrize("dispatcher", [Dispatcher.DEEPEP, Dispatcher.HYBRIDEP])
+@pytest.mark.parametrize("dispatcher", [Dispatcher.DEEPEP, Dispatcher.DEEPEP_V2, Dispatcher.HYBRIDEP])
 def test_kernels_of_their_own_know_the_routing(dispatcher: Dispatcher) -> None:
     made = dispatch(dispatcher, etp=2)
     (there,), (back,) = made.there(), made.back()
