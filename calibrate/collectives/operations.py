@@ -29,7 +29,7 @@ COPIES: Final = 2.0  # buffers of a whole payload that a rank needs, at most
 _PERIOD: Final = 251  # of the pattern in the buffers; a prime, so that no part looks like another
 
 # named anew in torch 2.13, which warns of the older names
-_gather_parts = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+gather_parts = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_parts = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
@@ -129,7 +129,7 @@ def _broadcast(member: Member, payload: Bytes) -> Prepared:
 def _all_gather(member: Member, payload: Bytes) -> Prepared:
     count = member.part(payload)
     part, whole = member.numbers(member.place, count), member.room(count * len(member.ranks))
-    lap = Lap(_nothing, lambda: _gather_parts(whole, part, group=member.group))
+    lap = Lap(_nothing, lambda: gather_parts(whole, part, group=member.group))
     return Prepared(lap, whole, lambda: torch.cat([member.numbers(place, count) for place in range(len(member.ranks))]))
 
 

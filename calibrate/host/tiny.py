@@ -21,9 +21,9 @@ from clustersim.program.action import ActionKind
 from clustersim.program.task import Operation
 from clustersim.scenario import Scenario
 from clustersim.workload.offload import NOTHING
-from clustersim.workload.overheads import NONE
+from clustersim.workload.overheads import Grouping, Overheads
 from clustersim.workload.recipe import Products, Recipe, mixed
-from clustersim.workload.stack import BlockForm, DenseMlp, FullAttention, LayerRun, LayerSpec, QkNorm
+from clustersim.workload.stack import BlockForm, DenseMlp, FullAttention, LayerRun, LayerSpec, QkNorm, RoutedMlp
 from clustersim.workload.training import Attention, Loss, NoRecompute, Training
 from clustersim.workload.transformer import Model, Positions
 
@@ -31,6 +31,9 @@ LAYERS: Final = 4  # so that they, not embedding and head, are most of it
 TOKENS: Final = 8
 HEADS: Final = 4
 HEAD_DIM: Final = 16  # flash attention has a kernel for it
+EXPERTS: Final = 8
+UNFUSED: Final = Overheads(permute_unfused=True, router_unfused=True, grouping=Grouping.KERNEL)
+"""Of experts, what the modules do; nothing beside the model."""
 WIDTH: Final = HEADS * HEAD_DIM  # of the model, its MLP and its vocabulary: rows of whole 128 bytes in BF16
 
 
@@ -75,10 +78,10 @@ def _model(model: Model) -> Model:
 
 
 def _layer(model: Model) -> LayerSpec:
-    for spec in model.specs:
-        match spec:
-            case LayerSpec(FullAttention() as attention, DenseMlp() as mlp):
-                return LayerSpec(_attention(attention), replace(mlp, ffn=WIDTH), BlockForm.PRE_NORM)
+    for run in sorted(model.stack, key=lambda run: -run.count):
+        match run.spec:
+            case LayerSpec(FullAttention() as attention, DenseMlp() | RoutedMlp() as mlp):
+                return LayerSpec(_attention(attention), _mlp(mlp), BlockForm.PRE_NORM)
     raise InputError(f"model: no layer of {model.name} has both attention and an MLP, and only such can be built here")
 
 
@@ -86,6 +89,17 @@ def _attention(attention: FullAttention) -> FullAttention:
     shared = attention.kv_heads < attention.heads
     normed = None if attention.qk_norm is None else QkNorm.HEADS
     return FullAttention(HEADS, HEADS // 2 if shared else HEADS, HEAD_DIM, attention.qkv_bias, normed)
+
+
+def _mlp(mlp: DenseMlp | RoutedMlp) -> DenseMlp | RoutedMlp:
+    """As wide as all else; of a mixture as many of its experts as tokens need."""
+    match mlp:
+        case DenseMlp():
+            return replace(mlp, ffn=WIDTH)
+        case RoutedMlp(experts, top_k, shared=shared):
+            few = min(experts, EXPERTS)
+            chosen, wide = min(top_k, few), WIDTH if shared else 0
+            return RoutedMlp(few, chosen, WIDTH, mlp.form, wide, router=replace(mlp.router, groups=1, limit=None))
 
 
 def _training(training: Training, *, on_cpu: bool, split: bool) -> Training:
@@ -101,7 +115,7 @@ def _training(training: Training, *, on_cpu: bool, split: bool) -> Training:
         fused=training.fused and not on_cpu,
         offload=NOTHING,
         lora=None,
-        overheads=NONE,
+        overheads=UNFUSED,
     )
 
 

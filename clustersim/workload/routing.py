@@ -88,7 +88,7 @@ def _router(rank: OnRank, routed: RoutedMlp) -> Operator:
 def _choice(rank: OnRank, routed: RoutedMlp) -> Operator:
     """Probabilities and the map of who is chosen; backward the gradient of the logits."""
     sizes = rank.shard.residual_tokens, routed.experts
-    shape = StreamShape(_routine(routed.router), *sizes, fused=True, table=routed.top_k)
+    shape = StreamShape(routine_of(routed.router), *sizes, fused=True, table=routed.top_k)
     scores, marks = shape.elements * DType.FP32.bytes, shape.elements
     if not rank.training.overheads.router_unfused:
         return _chosen_by(shape, (3 * scores + marks, 3 * scores + marks), (1, 1), float(scores + marks))
@@ -108,8 +108,8 @@ def _chosen_by(shape: StreamShape, sizes: tuple[Bytes, Bytes], launches: tuple[i
     return Operator(name, Region.REPLICATED, (forward,), (back,), kept=kept, saves_late=True)
 
 
-def _routine(router: Router) -> Routine:
-    """A bias, which sigmoids have in all published models, and limited groups change how often logits are passed."""
+def routine_of(router: Router) -> Routine:
+    """How experts are chosen; what changes is how often logits are passed. Sigmoids are taken to have a bias."""
     if router.groups > 1:
         return Routine.TOP_K_GROUPED
     return Routine.TOP_K_SIGMOID if router.scores is Scores.SIGMOID else Routine.TOP_K
