@@ -97,18 +97,21 @@ class _TooLargeError(Exception):
 
 
 def timed(
-    kernel: Kernel, device: TorchDevice, method: Method, make: Preparation = routines.prepare
+    kernel: Kernel, device: TorchDevice, method: Method, make: Preparation | None = None
 ) -> tuple[Spread, UnderLoad | None]:
-    """What a kernel takes, and the device under it; make: prepares it. Raise whatever PyTorch raises for it."""
+    """What a kernel takes, and the device under it; make: prepares it in another way.
+
+    Raise whatever PyTorch raises for it, and Unsupported where the device has no such kernel.
+    """
     if not device.supports(kernel.dtype):
         raise routines.Unsupported(f"{device.name} has no {kernel.dtype.value}")
     size = routines.allocated(kernel, device.torch)
     if size > _FREE * device.free_bytes():
         free = format_bytes(device.free_bytes())
         raise _TooLargeError(f"its operands take {format_bytes(size)}; {free} are free")
-    cold = arrangement(kernel, device, method)
+    cold, prepare = arrangement(kernel, device, method), make or routines.prepare
     with routines.settings(kernel, device.torch):
-        action = device.ready(lambda: _rotation(lambda: make(kernel, device.torch), cold.copies))
+        action = device.ready(lambda: _rotation(lambda: prepare(kernel, device.torch), cold.copies))
         watch = device.stopwatch(flushed=cold.flushed)
         batch = max(1, min(device.flushes if cold.flushed else method.batch, _QUEUED // kernel.launches))
         with device.watched() as seen:
