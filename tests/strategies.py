@@ -247,7 +247,7 @@ def mappings(draw: st.DrawFn, cluster: str | None = None) -> dict[str, Any]:
     model = draw(_models())
     if layout["data"] != "data_parallel" and draw(st.booleans()):
         model["experts"] = draw(_mixtures())
-        layout |= draw(_expert_layouts(degrees, whole=isinstance(layout["data"], str) or "shard" not in str(layout)))
+        layout |= draw(_expert_layouts(degrees, hybrid=_hybrid(layout["data"])))
     return {
         "model": model,
         "cluster": {**CLUSTERS[place], "gpus": prod(degrees.values())},
@@ -260,6 +260,11 @@ def mappings(draw: st.DrawFn, cluster: str | None = None) -> dict[str, Any]:
             "recompute": draw(st.sampled_from(RECOMPUTES)),
         },
     }
+
+
+def _hybrid(data: str | dict[str, Any]) -> bool:
+    """Whether weights are sharded over a part of the replicas."""
+    return isinstance(data, dict) and any("shard" in options for options in data.values())
 
 
 def scenarios(cluster: str | None = None) -> st.SearchStrategy[Scenario]:
@@ -294,9 +299,9 @@ def _mixtures(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def _expert_layouts(draw: st.DrawFn, degrees: dict[str, int], *, whole: bool) -> dict[str, Any]:
-    """Experts folded onto the ranks of all other axes; whole: not in two replicas of a hybrid sharding."""
-    room = degrees["tp"] * degrees["cp"] * degrees["dp"] // (1 if whole else 2)
+def _expert_layouts(draw: st.DrawFn, degrees: dict[str, int], *, hybrid: bool) -> dict[str, Any]:
+    """Experts folded onto the ranks of all other axes; hybrid: on those of each of two replicas."""
+    room = degrees["tp"] * degrees["cp"] * degrees["dp"] // (2 if hybrid else 1)
     pairs = [(ep, etp) for ep, etp in product([1, 2, 4], {1, degrees["tp"]}) if room % (ep * etp) == 0]
     ep, etp = draw(st.sampled_from(sorted(pairs)))
     order = [*draw(st.permutations(["tp", "cp", "dp"])), "pp"]

@@ -87,19 +87,30 @@ class World:
         return known
 
     def joint_role(self, rank: int, block: Block) -> str | None:
-        """The role whose group runs a rank's block as one (`joint`); None where each rank runs it by itself."""
+        """The role whose group runs a rank's block as one (`joint`); None where each rank runs it by itself.
+
+        All members must say so: of two that meet, one may meet others in a group of another role, too.
+        """
         if not self.coalesce:
             return None
         if (block, rank) not in self._joint:
-            self._joint[block, rank] = self._joins(rank, block)
+            role = self._joins(rank, block)
+            agreed = role is not None and all(self._joins(each, block) == role for each in self._mates(role, rank))
+            self._joint[block, rank] = role if agreed else None
         return self._joint[block, rank]
 
     def _joins(self, rank: int, block: Block) -> str | None:
+        """The only role in whose groups a rank meets others inside a block, if none of its exchanges shares links."""
         roles = {each.exchange.group: None for each in block.operations if each.exchange and self.meets(rank, each)}
         if len(roles) != 1 or any(self.shares(rank, each) for each in block.operations):
             return None
         (role,) = roles
         return role if self.program.stays_inside(role) else None
+
+    def _mates(self, role: str, rank: int) -> list[int]:
+        """The simulated ranks that stand for the members of a rank's group."""
+        members = self.program.groups[role].members[self.program.rows[role][rank]]
+        return sorted(set(self.classes.representative[members].tolist()))
 
     def note(self, rank: int, number: int, block: Block, row: int) -> None:
         """Remember whose blocks ran together: task `number` of a rank, written as a trace row."""

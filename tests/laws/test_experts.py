@@ -18,7 +18,7 @@ from clustersim.program.placement import looped
 from clustersim.workload.stack import RoutedMlp
 from tests.conftest import examples
 from tests.laws.timelines import same
-from tests.strategies import mappings
+from tests.strategies import CLUSTERS, mappings
 
 SHARED_OUT = {name for name, role in ROLES.items() if role.mesh == EXPERTS}
 ONE = {"count": 1, "top_k": 1, "ffn": 128}
@@ -42,6 +42,21 @@ def test_one_expert_for_every_token_is_the_dense_model_to_the_digit(mapping: dic
     assert routed.flops == dense.flops
     assert [each.peak for each in routed.ledgers] == [each.peak for each in dense.ledgers]
     same(routed.trace, dense.trace, relative=0.0)
+
+
+def test_two_who_meet_run_a_block_alike_where_one_meets_others_too() -> None:
+    """Ranks 0 and 1 meet for experts; rank 1, which holds another part of the sequence than 4, meets that, too."""
+    mapping = {
+        "model": {"family": "llama", "layers": 8, "hidden": 64, "heads": 4, "ffn": 128, "vocab": 256}
+        | {"experts": {"count": 4, "top_k": 1, "ffn": 128}},
+        "cluster": {**CLUSTERS["racks"], "gpus": 6},
+        "layout": {"cp": 2, "dp": 3, "ep": 2, "order": ["dp", "cp", "tp", "pp"]},
+        "framework": "pytorch",
+        "training": {"sequence": 128, "global_batch": 3},
+    }
+    folded = Scenario.from_mapping(mapping)
+    every = Scenario.from_mapping({**mapping, "cost": {"symmetry": "off", "coalesce": False}})
+    same(simulate(folded).trace, simulate(every).trace, relative=1e-9)
 
 
 @given(mappings())
