@@ -13,9 +13,10 @@ from tests.calibrate.check_cases import LLAMA, scenario
 torch = pytest.importorskip("torch")
 fakes = pytest.importorskip("tests.calibrate.fake_cuda")
 from calibrate.devices.cuda import CudaDevice  # noqa: E402 - after torch is known to be there
-from calibrate.kernels import run  # noqa: E402
+from calibrate.kernels import run, uneven  # noqa: E402
 from calibrate.kernels.routines import grouped, prepare  # noqa: E402
 from calibrate.kernels.timing import Method  # noqa: E402
+from calibrate.shares import VARIATIONS  # noqa: E402
 from tests.calibrate import fake_tensors  # noqa: E402
 
 FAST = Method(seconds=0.002, least=2, most=2, sample=0.0)
@@ -83,3 +84,17 @@ def test_where_there_is_no_such_kernel_products_are_launched_one_by_one(
     before = cuda.calls["launch"]
     action()
     assert cuda.calls["launch"] - before == GROUPS
+
+
+@pytest.mark.usefixtures("cuda")
+def test_uneven_groups_are_measured_beside_even_ones() -> None:
+    """As many rows together; of what the device has no kernel for there is no row."""
+    lacking = Kernel("fp8", KernelKind.GROUPED_MATMUL, DType.FP8, 1.0, 1.0, MatmulShape(64, 64, 64, GROUPS))
+    asked = uneven.uneven([*map(_kernel, sorted(GROUPED, key=lambda kind: kind.value)), lacking])
+    rows = list(uneven.uneven_rows(asked, CudaDevice(0), FAST))
+    assert {row.kernel.kind for row in rows} == set(GROUPED)
+    assert len(rows) == 2 * len(VARIATIONS)
+    for row in rows:
+        assert sum(row.rows) == GROUPS * 128
+        assert row.hottest > 1.2
+        assert row.kernel.time is not None and row.time.seconds > 0.0
