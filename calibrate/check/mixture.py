@@ -26,9 +26,12 @@ from calibrate.kernels.routines.grouped import multiply
 from clustersim.parallel.plan import Plan
 from clustersim.workload import streaming as passes
 from clustersim.workload.kernels import KernelKind
+from clustersim.workload.overheads import Grouping, Overheads
 from clustersim.workload.routing import routine_of
 from clustersim.workload.stack import Mlp, RoutedMlp, Scores
 
+HABITS: Final = Overheads(permute_unfused=True, router_unfused=True, grouping=Grouping.KERNEL)
+"""How these modules run experts; nothing beside the model."""
 FAR: Final = 64.0  # above all logits
 _SPREAD: Final = 0.02  # of first weights
 
@@ -67,7 +70,8 @@ class Experts(nn.Module):
         with labelled(WEIGHTING):
             made = formulas.weighted(made, weights.to(made.dtype).unsqueeze(1), fused=self.fused)
         with labelled(PRODUCTS):
-            return multiply(made, self.down, ends)
+            result: Tensor = multiply(made, self.down, ends)
+        return result
 
 
 class Mixture(nn.Module):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from calibrate.check.formats import TORCH
+from calibrate.check.mixture import HABITS
 from calibrate.devices.device import TorchDevice
 from clustersim.cost.launching import launches
 from clustersim.errors import InputError
@@ -21,7 +22,6 @@ from clustersim.program.action import ActionKind
 from clustersim.program.task import Operation
 from clustersim.scenario import Scenario
 from clustersim.workload.offload import NOTHING
-from clustersim.workload.overheads import Grouping, Overheads
 from clustersim.workload.recipe import Products, Recipe, mixed
 from clustersim.workload.stack import BlockForm, DenseMlp, FullAttention, LayerRun, LayerSpec, QkNorm, RoutedMlp
 from clustersim.workload.training import Attention, Loss, NoRecompute, Training
@@ -32,8 +32,6 @@ TOKENS: Final = 8
 HEADS: Final = 4
 HEAD_DIM: Final = 16  # flash attention has a kernel for it
 EXPERTS: Final = 8
-UNFUSED: Final = Overheads(permute_unfused=True, router_unfused=True, grouping=Grouping.KERNEL)
-"""Of experts, what the modules do; nothing beside the model."""
 WIDTH: Final = HEADS * HEAD_DIM  # of the model, its MLP and its vocabulary: rows of whole 128 bytes in BF16
 
 
@@ -115,7 +113,7 @@ def _training(training: Training, *, on_cpu: bool, split: bool) -> Training:
         fused=training.fused and not on_cpu,
         offload=NOTHING,
         lora=None,
-        overheads=UNFUSED,
+        overheads=HABITS,
     )
 
 

@@ -44,6 +44,7 @@ def prepare(kernel: Kernel, shape: MatmulShape, device: torch.device, rows: Sequ
     return Kept(_one_by_one(shape, kernel.dtype, device, each))
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator] # its shapes cannot be traced in all formats, nor rows that values decide
 def multiply(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """Rows [rows, inputs] of groups that end at `ends` times weights [groups, outputs, inputs]: [rows, outputs]."""
     made: Tensor = _grouped_mm(rows, weights.transpose(-2, -1), offs=ends)
