@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from clustersim.analysis.breakdown import Breakdown
+from clustersim.analysis.expert_loads import FullestRank, fullest_rank
 from clustersim.analysis.provenance import Expectation, InStep, Item, expectation, in_step, provenance_share
 from clustersim.analysis.rows import Rows, read_rows
 from clustersim.analysis.stragglers import Stragglers, Waits, find_stragglers, find_waits, moving_seconds
@@ -212,6 +213,11 @@ class Answer(FieldState):
         """Hours of all GPUs together for a trillion tokens, as papers give them."""
         return gpu_hours(self.tokens_per_second / self.ranks)
 
+    @cached_property
+    def fullest_experts(self) -> FullestRank | None:
+        """Whose experts get the most rows; None where all get as many."""
+        return fullest_rank(self.program)
+
     @property
     def flops_per_gpu(self) -> FlopPerSecond:
         """Model FLOP per second that each GPU achieves."""
@@ -266,7 +272,8 @@ class Answer(FieldState):
         given = self.scenario.disturbances != Disturbances() or self.scenario.cluster.mixed
         disturbed = self.scenario.jitter is not None or given
         host = () if self.host is None else NOT_OF_HOSTS
-        routed = (BALANCED,) if self.scenario.model.mixtures else ()
+        even = self.scenario.training.expert_load is None
+        routed = (BALANCED,) if self.scenario.model.mixtures and even else ()
         healthy = () if disturbed else (HEALTHY,)
         return (NOT_SHARED[self.scenario.cost.network], *healthy, *routed, *NOT_MODELLED, *host)
 
@@ -336,6 +343,7 @@ class Answer(FieldState):
             "memory_capacity_bytes": self.memory_capacity,
             "fits": self.fits,
             "host_memory": self._host(),
+            "expert_loads": self._expert_loads(),
             "breakdown_s": self.breakdown.mean(),
             "critical_path_s": dict(self.path_parts),
             "stages": [self._stage(rank) for rank in range(len(self.ledgers))],
@@ -359,6 +367,14 @@ class Answer(FieldState):
     def _record_steps(self) -> dict[str, Any] | None:
         """Real steps that the record predicted; None where it has none."""
         return None if self.tried is None else self.tried.to_json()
+
+    def _expert_loads(self) -> dict[str, Any] | None:
+        """How uneven ranks' experts are; None where they are even."""
+        fullest, load = self.fullest_experts, self.scenario.training.expert_load
+        if fullest is None or load is None:
+            return None
+        over = {"layer_over_mean": fullest.layer, "rank": fullest.rank, "rank_over_mean": fullest.rows}
+        return {"load": load.words, **over}
 
     def _host(self) -> dict[str, Any] | None:
         """Memory of the fullest node's host; None where nothing is offloaded."""

@@ -29,6 +29,7 @@ from clustersim.cost.roofline import Roofline
 from clustersim.cost.sharing import Alone, Sharing, sharing
 from clustersim.cost.symmetry import alike, alike_shared, all_apart
 from clustersim.cost.timing import ExchangeCost
+from clustersim.cost.uneven import UnevenExchanges
 from clustersim.errors import InputError
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.lowering.profile import profiled
@@ -37,7 +38,7 @@ from clustersim.lowering.steps import repeat
 from clustersim.parallel.mesh import HOST_ROLE
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Order
-from clustersim.program.program import Program
+from clustersim.program.program import EVEN, Program
 from clustersim.program.symmetry import Classes, unfolded
 from clustersim.program.task import Block, Collective, Compute, HostExchange, Overlap
 from clustersim.scenario import Contention, Scenario, Symmetry
@@ -66,7 +67,7 @@ def assemble(scenario: Scenario) -> Assembly:
     plan = plan_of(scenario)
     program = repeat(lowered(scenario, plan), scenario.steps)
     require_offers(scenario, program)
-    exchanges = _exchanges(scenario, program)
+    exchanges = _uneven(scenario, program, _exchanges(scenario, program))
     shares = _sharing(scenario, program, exchanges)
     cost = BlockCost(program, _machines(scenario), exchanges if shares is None else Alone(exchanges, shares))
     return Assembly(plan, cost, _classes(scenario, cost, exchanges, shares), shares)
@@ -123,8 +124,8 @@ def order_of(scenario: Scenario, plan: Plan) -> Order:
 
 
 def lowered(scenario: Scenario, plan: Plan) -> Program:
-    """The program of one step."""
-    return lower(plan, order_of(scenario, plan))
+    """The program of one step, with the loads of all."""
+    return lower(plan, order_of(scenario, plan), scenario.steps)
 
 
 def kernels_of(scenario: Scenario) -> tuple[Kernel, ...]:
@@ -178,6 +179,12 @@ def _exchanges(scenario: Scenario, program: Program) -> Others:
         return between
     nodes = _nodes(scenario, program)
     return HostedExchanges(between, host, np.bincount(nodes)[nodes])
+
+
+def _uneven(scenario: Scenario, program: Program, exchanges: Others) -> Others:
+    """The same where members get unlike parts."""
+    fabric = scenario.cluster.fabric
+    return exchanges if program.loads is EVEN else UnevenExchanges(exchanges, program, fabric)
 
 
 def _nodes(scenario: Scenario, program: Program) -> IntArray:
@@ -259,7 +266,7 @@ def _sharing(scenario: Scenario, program: Program, exchanges: Others) -> Sharing
 
 def _classes(scenario: Scenario, cost: BlockCost, exchanges: ExchangeCost, shares: Sharing | None) -> Classes:
     """Which ranks provably do the same; where every kernel varies by itself, none do."""
-    links, program, machine = scenario.cluster.fabric.links, cost.program, cost.machines.of
+    links, program, machine = scenario.cluster.fabric.links, cost.program, cost.apart
     if scenario.cost.symmetry is Symmetry.OFF or scenario.jitter is not None:
         return unfolded(program) if shares is None else all_apart(program, shares, links)
     if shares is not None:

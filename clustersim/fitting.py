@@ -14,6 +14,7 @@ from clustersim.memory.host import HostUse, host_use
 from clustersim.memory.ledger import Ledger
 from clustersim.memory.remedies import remedies
 from clustersim.memory.timed import capacities, ordered_ledgers, tightest
+from clustersim.parallel.expert_loads import hottest
 from clustersim.parallel.mesh import PIPELINE
 from clustersim.parallel.plan import Plan
 from clustersim.scenario import Scenario
@@ -76,7 +77,8 @@ def ledgers_of(scenario: Scenario) -> tuple[Ledger, ...]:
 
 
 def footprint_of(scenario: Scenario, plan: Plan) -> Footprint:
-    """What stays in memory for the whole step."""
+    """What stays in memory for the whole step; of the ranks to whose experts the most rows come."""
+    plan = replace(plan, rows=hottest(plan, scenario.steps))
     return Footprint(plan, scenario.framework, scenario.cluster.accelerator.context_bytes)
 
 

@@ -86,7 +86,12 @@ def read_text(path: Path) -> str:
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """Read a YAML or JSON file that holds one mapping; raise InputError that names the file."""
-    file, text = described(path), read_text(path)
+    return mapping_of(path, read_text(path))
+
+
+def mapping_of(path: Path, text: str) -> dict[str, Any]:
+    """The mapping that a YAML or JSON file holds as text; raise InputError that names the file."""
+    file = described(path)
     if not text.strip():
         raise InputError(f"{file}: is empty")
     try:

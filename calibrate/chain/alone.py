@@ -65,6 +65,7 @@ def _runnable_layers(model: Model) -> Model:
         logit_softcap=False,
         spare_positions=0,
         head_bias=False,
+        mtp_layers=0,
     )
 
 
@@ -78,6 +79,7 @@ def _plain(spec: LayerSpec) -> LayerSpec | None:
                 window=None,
                 rotary=1.0,
                 softcap=False,
+                sinks=False,
             )
             return LayerSpec(plain, _plain_mlp(mlp), BlockForm.PRE_NORM)
     return None

@@ -24,7 +24,7 @@ from clustersim.scenario import Scenario
 from clustersim.workload.offload import NOTHING
 from clustersim.workload.overheads import Grouping
 from clustersim.workload.recipe import Products
-from clustersim.workload.stack import BlockForm, LatentAttention, QkNorm
+from clustersim.workload.stack import BlockForm, FullAttention, LatentAttention, QkNorm
 from clustersim.workload.training import Attention, FullRecompute, Loss, SelectiveOperations, SelectiveRecompute
 from clustersim.workload.transformer import Model, Positions
 
@@ -93,6 +93,8 @@ def _model(scenario: Scenario) -> Iterator[str]:
     layout, model = scenario.layout, scenario.model
     if scenario.training.lora is not None:
         yield "training.lora: adapters beside frozen weights cannot be checked; set it to none"
+    if model.mtp_layers:
+        yield "model.mtp_layers: layers that predict further tokens cannot be checked; set it to 0"
     if any(None in (spec.attention, spec.mlp) for spec in model.specs):
         yield "model: layers without attention or without an MLP cannot be checked"
     yield from _layers(model)
@@ -135,6 +137,8 @@ def _layers(model: Model) -> Iterator[str]:
         yield "model.block: only pre_norm layers can be checked"
     if any(each.window is not None for each in model.attentions):
         yield "model.window: torch's SDPA has no sliding window; set it to full"
+    if any(isinstance(each, FullAttention) and each.sinks for each in model.attentions):
+        yield "model.sinks: torch's SDPA has no sinks; set it to false"
     if any(each.rotary != 1 for each in model.attentions) and model.positions is Positions.ROTARY:
         yield "model.rotary: only whole heads that are turned can be checked, in every layer"
     if any(each.qk_norm is QkNorm.WHOLE for each in model.attentions):
@@ -164,6 +168,8 @@ def _experts(scenario: Scenario) -> Iterator[str]:
     if training.fused or isinstance(training.recompute, FullRecompute):
         yield "training: experts beside fused kernels or full recomputation cannot be checked; set fused to false"
     habits = training.overheads
+    if habits.router_loss:
+        yield "training.overheads.router_loss: a loss of experts' load cannot be checked; set it to false"
     if training.grouping is not Grouping.KERNEL or not (habits.permute_unfused and habits.router_unfused):
         yield (
             "training.overheads: torch runs experts in one kernel, and their routing operation by operation; set "

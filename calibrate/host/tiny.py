@@ -72,6 +72,7 @@ def _model(model: Model) -> Model:
         logit_softcap=False,
         spare_positions=0,
         head_bias=False,
+        mtp_layers=0,
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.analysis.idle import Queue, compute_queue, idle_seconds
-from clustersim.analysis.parts import PARTS, Part, exchange_parts, kernel_parts
+from clustersim.analysis.parts import PARTS, BlockParts, Part
 from clustersim.analysis.rows import BlockRuns, Rows, TimingOf, block_runs, timings
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.trace.store import Trace
@@ -72,8 +72,10 @@ def run_parts(rows: Rows, runs: BlockRuns, timing_of: TimingOf) -> FloatArray:
     what their timings say; it is divided among parts as they say. Runs that count in part do so evenly.
     """
     different, which = timings(rows, runs, timing_of)
-    kernels = np.array([kernel_parts(*each) for each in different]).reshape(-1, len(PARTS))[which]
-    moves = np.array([exchange_parts(*each) for each in different]).reshape(-1, len(PARTS))[which] * runs.runs[:, None]
+    parts_of = {block: BlockParts.of(block) for block in rows.blocks}
+    own_parts = [(parts_of[block].kernels(timing), parts_of[block].exchanges(timing)) for block, timing in different]
+    kernels, moves = np.array(own_parts).reshape(-1, 2, len(PARTS))[which].swapaxes(0, 1)
+    moves = moves * runs.runs[:, None]
     lost = runs.waited + runs.slowed + runs.exposed.sum(axis=1)
     own = np.maximum(runs.full - lost - moves.sum(axis=1), 0.0)
     parts = moves + runs.exposed + _spread(own, kernels)

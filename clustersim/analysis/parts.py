@@ -7,13 +7,14 @@ of a replica, over the world and of tied embeddings complete the gradients, so t
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
-from clustersim.arrays import FloatArray
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.cost.block import BlockTiming
 from clustersim.parallel.mesh import PIPELINE, ROLES, SERVED, Axis
 from clustersim.program.task import Block, Work
@@ -64,21 +65,35 @@ STAGE_CROSSING_ROLES: Final = frozenset(role.name for role in ROLES.values() if 
 """Groups with members on several pipeline stages: who waits for them waits for the pipeline."""
 
 
-def kernel_parts(block: Block, timing: BlockTiming) -> FloatArray:
-    """Seconds of each part in which kernels run, as they take alone: [parts]."""
-    seconds = np.zeros(len(PARTS))
-    running = timing.kernels - timing.launching
-    for operation, duration in zip(block.operations, running.tolist(), strict=True):
-        seconds[PART_OF_WORK[operation.work].place] += duration
-    seconds[Part.LAUNCH.place] += float(timing.launching.sum())
-    return seconds
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockParts:
+    """Parts of the operations of a block, whatever they take.
 
+    kernel: [operations] that of each one's kernels; moving: [exchanges] operations with one; exchange: that of each.
+    """
 
-def exchange_parts(block: Block, timing: BlockTiming) -> FloatArray:
-    """Seconds of exposed communication, and those by which it slows kernels of its own operation: [parts]."""
-    seconds = np.zeros(len(PARTS))
-    for operation, exposed in zip(block.operations, timing.exposed.tolist(), strict=True):
-        if operation.exchange is not None:
-            seconds[PART_OF_ROLE[operation.exchange.group].place] += exposed
-    seconds[Part.SLOWED.place] = timing.slowed.sum()
-    return seconds
+    kernel: IntArray
+    moving: IntArray
+    exchange: IntArray
+
+    @classmethod
+    def of(cls, block: Block) -> Self:
+        """Those of a block."""
+        kernel = [PART_OF_WORK[operation.work].place for operation in block.operations]
+        roles = {place: each.exchange.group for place, each in enumerate(block.operations) if each.exchange}
+        exchange = [PART_OF_ROLE[role].place for role in roles.values()]
+        return cls(*(np.array(each, dtype=np.int64) for each in (kernel, [*roles], exchange)))
+
+    def kernels(self, timing: BlockTiming) -> FloatArray:
+        """Seconds of each part in which kernels run, as they take alone: [parts]."""
+        seconds: FloatArray = np.zeros(len(PARTS))
+        seconds += np.bincount(self.kernel, timing.kernels - timing.launching, minlength=len(PARTS))
+        seconds[Part.LAUNCH.place] += float(timing.launching.sum())
+        return seconds
+
+    def exchanges(self, timing: BlockTiming) -> FloatArray:
+        """Seconds of exposed communication, and those by which it slows kernels of its own operation: [parts]."""
+        seconds: FloatArray = np.zeros(len(PARTS))
+        seconds += np.bincount(self.exchange, timing.exposed[self.moving], minlength=len(PARTS))
+        seconds[Part.SLOWED.place] = timing.slowed.sum()
+        return seconds

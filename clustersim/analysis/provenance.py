@@ -11,14 +11,16 @@ between the two, which was not measured: how much time that is, is counted apart
 Errors of one answer are taken to have one sign: they add up, so the band is wide rather than narrow.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from clustersim.analysis.rows import Rows, TimingOf, block_runs, timings
+from clustersim.arrays import FloatArray, IntArray
+from clustersim.cost.block import BlockTiming
 from clustersim.cost.timing import MEASURED_HERE, ExchangeTiming, Provenance
-from clustersim.program.task import Exchange, Overlap
+from clustersim.program.task import Block, Exchange, Overlap
 from clustersim.units import Seconds
 from clustersim.workload.kernels import Kernel
 
@@ -68,11 +70,12 @@ class InStep:
 
 def items(rows: Rows, timing_of: TimingOf, exchange_timing: Callable[[Exchange], ExchangeTiming]) -> tuple[Item, ...]:
     """What the ranks do, longest first."""
-    seconds: dict[_Key, float] = {}
-    for key, spent in (*_in_blocks(rows, timing_of), *_exchanges(rows, exchange_timing)):
-        seconds[key] = seconds.get(key, 0.0) + spent
-    found = (Item(*key, seconds=spent) for key, spent in seconds.items())
-    return tuple(sorted(found, key=lambda item: -item.seconds))
+    keys = _Keys()
+    found = (*_in_blocks(rows, timing_of, keys), *_exchanges(rows, exchange_timing, keys))
+    which = np.concatenate([np.zeros(0, dtype=np.int64), *(number for number, _ in found)])
+    seconds = np.bincount(which, np.concatenate([np.zeros(0), *(spent for _, spent in found)]), minlength=len(keys))
+    every = (Item(*key, seconds=spent) for key, spent in zip(keys.numbers, seconds.tolist(), strict=True))
+    return tuple(sorted(every, key=lambda item: -item.seconds))
 
 
 def provenance_share(found: Iterable[Item]) -> dict[str, float]:
@@ -106,30 +109,51 @@ def expectation(found: Sequence[Item]) -> Expectation:
 
 
 _Key = tuple[Work, Provenance, float | None, float]
-_Spent = list[tuple[_Key, float]]
+_Spent = tuple[IntArray, FloatArray]
+"""[n] numbers of keys, which may come again, and the seconds that are spent on each."""
 
 
-def _in_blocks(rows: Rows, timing_of: TimingOf) -> _Spent:
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """Numbers of what is counted apart; known by identity, too, since it takes longer to hash kernels."""
+
+    numbers: dict[_Key, int] = field(default_factory=dict)
+    _known: dict[tuple[int, int, float | None, float], int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def of(self, key: _Key) -> int:
+        """The number of one."""
+        return self.numbers.setdefault(key, len(self.numbers))
+
+    def of_block(self, block: Block, timing: BlockTiming) -> IntArray:
+        """Those of the operations of a block: [operations]."""
+        sources = zip(timing.provenance, timing.error, timing.longer, strict=True)
+        numbers: list[int] = []
+        for operation, (source, error, longer) in zip(block.operations, sources, strict=True):
+            place = id(operation.does), id(source), error, longer
+            number = self._known.get(place)
+            if number is None:
+                number = self._known[place] = self.of((operation.does, source, error, longer))
+            numbers.append(number)
+        return np.array(numbers, dtype=np.int64)
+
+
+def _in_blocks(rows: Rows, timing_of: TimingOf, keys: _Keys) -> Iterator[_Spent]:
     trace = rows.trace
     runs = block_runs(rows, np.arange(len(trace)), trace.end - trace.start)
     different, which = timings(rows, runs, timing_of)
     times = np.bincount(which, runs.runs * rows.weights[runs.owner], minlength=len(different))
-    spent: _Spent = []
     for (block, timing), count in zip(different, times.tolist(), strict=True):
-        for place, operation in enumerate(block.operations):
-            key = operation.does, timing.provenance[place], timing.error[place], timing.longer[place]
-            busy = timing.durations[place] - float(timing.launching[place])
-            spent.append((key, busy * count))
-    return spent
+        yield keys.of_block(block, timing), (np.array(timing.durations) - timing.launching) * count
 
 
-def _exchanges(rows: Rows, exchange_timing: Callable[[Exchange], ExchangeTiming]) -> _Spent:
+def _exchanges(rows: Rows, exchange_timing: Callable[[Exchange], ExchangeTiming], keys: _Keys) -> Iterator[_Spent]:
     trace, exchange = rows.trace, rows.exchange
     chosen = exchange >= 0
     busy = (trace.end - trace.start)[chosen] * rows.weights[rows.owner[chosen]]
-    seconds = np.bincount(exchange[chosen], busy, minlength=len(rows.exchanges))
-    spent: _Spent = []
-    for each, part in zip(rows.exchanges, seconds.tolist(), strict=True):
-        timing = exchange_timing(each)
-        spent.append(((each, timing.provenance, timing.error, 1.0), part))
-    return spent
+    timed = ((each, exchange_timing(each)) for each in rows.exchanges)
+    numbers = [keys.of((each, timing.provenance, timing.error, 1.0)) for each, timing in timed]
+    seconds = np.bincount(exchange[chosen], busy, minlength=len(rows.exchanges)).astype(np.float64, copy=False)
+    yield np.array(numbers, dtype=np.int64), seconds

@@ -1,6 +1,7 @@
 """What is shipped? Every name that a scenario can use, with the numbers to recognise it by."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
@@ -11,13 +12,15 @@ from clustersim.hardware.cluster import load_cluster
 from clustersim.schedules.shelf import NAMES
 from clustersim.units import format_bandwidth, format_bytes, format_flops
 from clustersim.workload.presets import PRESETS
-from clustersim.workload.transformer import active_parameters, parameters
+from clustersim.workload.transformer import active_parameters, mtp_parameters, parameters
 
 
 def print_shelves() -> None:
     """Print models, clusters, accelerators and schedules."""
     console = Console()
-    for table in (_models(), _clusters(), _accelerators()):
+    console.print(_models())
+    console.print(_further(), highlight=False)
+    for table in (_clusters(), _accelerators()):
         console.print(table)
     console.print(f"schedules: {', '.join(NAMES)}")
 
@@ -41,6 +44,16 @@ def _models() -> Table:
         sizes = (f"{model.layers:,}", f"{model.hidden:,}", heads, kv_heads, f"{model.vocab:,}")
         table.add_row(name, _billions(parameters(model)), _billions(active_parameters(model)), *sizes)
     return table
+
+
+def _further() -> str:
+    """What was released beside the models: layers that predict further tokens."""
+    found = [
+        f"{name} {preset.mtp_layers} ({_billions(mtp_parameters(replace(preset.model, mtp_layers=preset.mtp_layers)))})"
+        for name, preset in sorted(PRESETS.items())
+        if preset.mtp_layers
+    ]
+    return f"released with layers for multi-token prediction beside these (model.mtp_layers): {', '.join(found)}\n"
 
 
 def _billions(count: int) -> str:

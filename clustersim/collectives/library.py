@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -334,7 +335,13 @@ def load_dispatcher(dispatcher: Dispatcher) -> Library:
 
 
 def _load(path: Path) -> Library:
-    content = shipped.read_mapping(path)
+    return _parsed(path, shipped.read_text(path))
+
+
+@lru_cache(maxsize=16)
+def _parsed(path: Path, text: str) -> Library:
+    """A library as its file says it is now: every simulation asks for some, which mostly stay the same."""
+    content = shipped.mapping_of(path, text)
     try:
         return _library(path, content)
     except (KeyError, TypeError, AttributeError) as error:

@@ -11,7 +11,7 @@ The host launches a block's kernels and collectives while earlier ones run; wher
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -20,8 +20,10 @@ import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.cost.interference import CLASSES, Paces, class_of
+from clustersim.cost.loaded import LoadedKernels
 from clustersim.cost.machines import Machine, Machines
 from clustersim.cost.timing import Bound, ExchangeCost, ExchangeTiming, Provenance, Timing
+from clustersim.program.colour import joined, rows
 from clustersim.program.program import Program
 from clustersim.program.task import Block, Collective, Exchange, Overlap
 from clustersim.units import Seconds
@@ -139,8 +141,11 @@ class BlockCost:
         self.machines = machines
         self._exchanges = exchanges
         self._rows = program.rows
+        self._loads = [np.unique(each, return_inverse=True)[1].reshape(-1) for each in program.loads.factors]
         self._numbers: dict[Block, IntArray] = {}
         self._timings: dict[tuple[Block, int], BlockTiming] = {}
+        self._kernels: dict[tuple[int, int], Timing] = {}
+        self._loaded = [LoadedKernels(kind.kernels) for kind in machines.kinds]
         outside = (exchange.collective for each in program.programs for exchange in each.exchanges_outside)
         self._paces = Paces([kind.interference for kind in machines.kinds], dict.fromkeys(outside))
         self._slowings: dict[tuple[Block, int], FloatArray] = {}
@@ -148,11 +153,10 @@ class BlockCost:
 
     def block(self, rank: int, block: Block) -> BlockTiming:
         """Timing of a block on one rank."""
-        number = int(self.numbers(block)[rank])
-        timing = self._timings.get((block, number))
-        if timing is None:
-            timing = self._timings[block, number] = self._timed(rank, block)
-        return timing
+        key = block, int(self.numbers(block)[rank])
+        if key not in self._timings:
+            self._time(rank, block)
+        return self._timings[key]
 
     def numbers(self, block: Block) -> IntArray:
         """[ranks] ranks with equal numbers share the block's timing."""
@@ -161,8 +165,16 @@ class BlockCost:
             known = self._numbers[block] = self._numbered(block)
         return known
 
+    @property
+    def apart(self) -> IntArray:
+        """[ranks] ranks with equal numbers have equal machines, and equal loads."""
+        return joined(self.machines.of, rows(np.stack(self._loads, axis=1))) if self._loads else self.machines.of
+
     def _numbered(self, block: Block) -> IntArray:
         numbers = self.machines.of
+        for load in dict.fromkeys(each.load for each in block.operations):
+            if load is not None:
+                numbers = joined(numbers, self._loads[load])
         for exchange in dict.fromkeys(block.exchanges):
             seconds = self._exchanges.exchange(exchange).seconds
             if (seconds == seconds[0]).all():
@@ -231,23 +243,46 @@ class BlockCost:
     def _machine(self, rank: int) -> Machine:
         return self.machines.kinds[int(self.machines.of[rank])]
 
-    def _timed(self, rank: int, block: Block) -> BlockTiming:
-        timings: list[Timing] = []
-        parts: list[tuple[Seconds, Seconds]] = []
-        together: dict[int, SideBySide] = {}
+    def _time(self, rank: int, block: Block) -> None:
+        """Time a block on a rank, and where ranks have unlike loads on all of equal machines, since most will ask."""
+        numbers, machine = self.numbers(block), int(self.machines.of[rank])
+        ranks = [rank]
+        if any(each.load is not None for each in block.operations):
+            same = np.flatnonzero(self.machines.of == machine)
+            ranks = same[np.unique(numbers[same], return_index=True)[1]].tolist()
+        parts = [self._parts(each, block) for each in ranks]
+        seconds = np.array([[timing.seconds for timing in each.timings] for each in parts], dtype=np.float64)
+        waits = self.machines.kinds[machine].launching.waits(block, seconds.reshape(len(ranks), len(block.operations)))
+        for each, part, launching in zip(ranks, parts, waits, strict=True):
+            self._timings[block, int(numbers[each])] = part.timing(launching)
+
+    def _parts(self, rank: int, block: Block) -> "_Parts":
+        machine = int(self.machines.of[rank])
+        found = _Parts([], [], {})
         for place, operation in enumerate(block.operations):
+            part: tuple[Seconds, Seconds] = 0.0, 0.0
             match operation.does:
                 case Exchange() as exchange:
-                    timing, part = self.exchange(rank, exchange), None
+                    timing = self.exchange(rank, exchange)
+                    part = timing.seconds, 0.0
                 case Overlap() as overlap:
-                    timing, part, together[place] = self._overlapped(rank, overlap)
+                    timing, part, found.together[place] = self._overlapped(rank, overlap)
+                case kernel if operation.load is not None:
+                    rows = float(self.program.loads.factors[operation.load, rank])
+                    timing = self._loaded[machine].kernel(kernel, rows)
                 case kernel:
-                    timing, part = self._machine(rank).kernels.kernel(kernel), (0.0, 0.0)
-            timings.append(timing)
-            parts.append((timing.seconds, 0.0) if part is None else part)
-        launching = self._machine(rank).launching.waits(block, [timing.seconds for timing in timings])
-        exposed, slowed = np.array(parts, dtype=np.float64).reshape(-1, 2).T
-        return timing_of(timings, exposed=exposed, slowed=slowed, together=together, launching=launching)
+                    timing = self._kernel(machine, kernel)
+            found.timings.append(timing)
+            found.parts.append(part)
+        return found
+
+    def _kernel(self, machine: int, kernel: Kernel) -> Timing:
+        """A kernel of the program's, remembered by its identity: to hash it takes longer."""
+        key = machine, id(kernel)
+        known = self._kernels.get(key)
+        if known is None:
+            known = self._kernels[key] = self.machines.kinds[machine].kernels.kernel(kernel)
+        return known
 
     def _overlapped(self, rank: int, overlap: Overlap) -> tuple[Timing, tuple[Seconds, Seconds], SideBySide]:
         """Timing of a kernel and an exchange side by side, how much of it is exposed communication, and slowing."""
@@ -263,28 +298,30 @@ class BlockCost:
         return replace(longer, seconds=seconds), (seconds - kernel.seconds - slowed, slowed), both
 
 
-def timing_of(
-    operations: Sequence[Timing],
-    *,
-    exposed: FloatArray,
-    slowed: FloatArray,
-    together: Mapping[int, SideBySide],
-    launching: FloatArray,
-) -> BlockTiming:
-    """Put timings of operations together; exposed, slowed, launching: [operations], as `BlockTiming` has them."""
-    durations = tuple(timing.seconds + wait for timing, wait in zip(operations, launching.tolist(), strict=True))
-    return BlockTiming(
-        durations=durations,
-        offsets=np.concatenate(([0.0], np.cumsum(durations))),
-        exposed=exposed,
-        slowed=slowed,
-        launching=launching,
-        together=together,
-        provenance=tuple(timing.provenance for timing in operations),
-        bound=tuple(timing.bound for timing in operations),
-        error=tuple(timing.error for timing in operations),
-        longer=tuple(timing.longer for timing in operations),
-    )
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """A block's operations on one rank. timings: of each; parts: exposed and slowed seconds; together: by place."""
+
+    timings: list[Timing]
+    parts: list[tuple[Seconds, Seconds]]
+    together: dict[int, SideBySide]
+
+    def timing(self, launching: FloatArray) -> BlockTiming:
+        """Put together; launching: [operations], as `BlockTiming` has it."""
+        durations = tuple(timing.seconds + wait for timing, wait in zip(self.timings, launching.tolist(), strict=True))
+        exposed, slowed = np.array(self.parts, dtype=np.float64).reshape(-1, 2).T
+        return BlockTiming(
+            durations=durations,
+            offsets=np.concatenate(([0.0], np.cumsum(durations))),
+            exposed=exposed,
+            slowed=slowed,
+            launching=launching,
+            together=self.together,
+            provenance=tuple(timing.provenance for timing in self.timings),
+            bound=tuple(timing.bound for timing in self.timings),
+            error=tuple(timing.error for timing in self.timings),
+            longer=tuple(timing.longer for timing in self.timings),
+        )
 
 
 def _in_pieces(machine: Machine, kernel: Kernel, chunks: float) -> Timing:

@@ -16,7 +16,7 @@ References: `hardware.efficiency.InTraining`; "around 2x speedup" of FlashAttent
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import mean, stdev
 from typing import Final
 
@@ -82,6 +82,7 @@ class InStep:
     model: Roofline
     within: Roofline
     attention: float
+    _known: dict[Kernel, Timing] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     @classmethod
     def of(cls, alone: KernelCost, model: Roofline, *, rate: float, attention: float) -> "InStep":
@@ -90,6 +91,12 @@ class InStep:
 
     def kernel(self, kernel: Kernel) -> Timing:
         """Time one kernel."""
+        known = self._known.get(kernel)
+        if known is None:
+            known = self._known[kernel] = self._timed(kernel)
+        return known
+
+    def _timed(self, kernel: Kernel) -> Timing:
         timing = self._paced(kernel, self.alone.kernel(kernel))
         return _older(timing, self.attention) if kernel.kind in _ATTENTION and self.attention > 1.0 else timing
 

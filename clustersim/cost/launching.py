@@ -29,7 +29,6 @@ collective as for a kernel beside it. The optimizer is timed as it is run, so no
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -45,8 +44,8 @@ from clustersim.workload.kernels import Kernel
 class Host(Protocol):
     """What launches the operations of a block."""
 
-    def waits(self, block: Block, seconds: Sequence[Seconds]) -> FloatArray:
-        """[operations] how long the device waits for the host, from what operations take without waiting."""
+    def waits(self, block: Block, seconds: FloatArray) -> FloatArray:
+        """[runs, operations] how long the device waits for the host, from what operations take without waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +58,15 @@ class SameThread:
     forward: Seconds
     backward: Seconds
 
-    def waits(self, block: Block, seconds: Sequence[Seconds]) -> FloatArray:
-        """[operations] what the host does before each; the optimizer's kernels contain it.
+    def waits(self, block: Block, seconds: FloatArray) -> FloatArray:
+        """[runs, operations] what the host does before each; the optimizer's kernels contain it.
 
         What it does for an exchange is counted at the kernel that comes next (or, behind the last, at that).
         """
         each = {Work.FORWARD: self.forward, Work.RECOMPUTE: self.forward, Work.BACKWARD: self.backward}
         counts = (launches(operation.does) * each.get(operation.work, 0.0) for operation in block.operations)
-        return _at_kernels(block, np.fromiter(counts, np.float64, len(seconds)))
+        each_run = np.fromiter(counts, np.float64, seconds.shape[1])
+        return np.broadcast_to(_at_kernels(block, each_run[None, :]), seconds.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +84,25 @@ class Launching:
     call: Seconds = 0.0
     graph: Seconds | None = None
 
-    def waits(self, block: Block, seconds: Sequence[Seconds]) -> FloatArray:
-        """[operations] how long the GPU waits for the host, from what operations take without waiting.
+    def waits(self, block: Block, seconds: FloatArray) -> FloatArray:
+        """[runs, operations] how long the GPU waits for the host, from what operations take without waiting.
 
         Waiting before an operation that an exchange is part of is counted at the kernel that comes next (or, behind
         the last, at that); a block without kernels by themselves does not wait.
         """
         if not (self.graph or self.forward or self.backward or self.collective or self.call) or not block.operations:
-            return np.zeros(len(block.operations))
+            return np.zeros(seconds.shape)
         launches, each = self._captured(block) if self.graph is not None else self._one_by_one(block)
-        return _at_kernels(block, self._waited(block, launches, each, np.array(seconds, dtype=np.float64)))
+        return _at_kernels(block, self._waited(block, launches, each, seconds))
 
     def _waited(self, block: Block, launches: IntArray, each: FloatArray, seconds: FloatArray) -> FloatArray:
-        """[operations] how long the GPU waits, in parts that the host begins together with it. A graph has one."""
-        known = range(len(seconds)) if self.graph is None else ()
+        """[runs, operations] how long the GPU waits, in parts that the host begins with it; a graph has one."""
+        count = seconds.shape[1]
+        known = range(count) if self.graph is None else ()
         cuts = [place for place in known if place and _awaits(block, place)]
-        parts = pairwise((0, *cuts, len(seconds)))
-        return np.concatenate(
-            [_late(launches[a:b], each[a:b], seconds[a:b], ahead=float(each[0]) if a == 0 else 0.0) for a, b in parts]
-        )
+        parts = [(a, b, float(each[0]) if a == 0 else 0.0) for a, b in pairwise((0, *cuts, count))]
+        late = [_late(launches[a:b], each[a:b], seconds[:, a:b], ahead=ahead) for a, b, ahead in parts]
+        return np.concatenate(late, axis=1)
 
     def _captured(self, block: Block) -> tuple[IntArray, FloatArray]:
         """All that is launched comes with the first."""
@@ -127,26 +127,27 @@ def _awaits(block: Block, place: int) -> bool:
 
 
 def _late(launches: IntArray, each: FloatArray, seconds: FloatArray, *, ahead: Seconds) -> FloatArray:
-    """[operations] how long the GPU waits before and within operations of so many launches, of `each` seconds.
+    """[runs, operations] how long the GPU waits before and within operations of so many launches, of `each` seconds.
 
     ahead: by how much the host begins before the GPU.
     """
     issued = np.cumsum(np.repeat(each, launches))
-    part = np.repeat(seconds / launches, launches)
-    idle = np.maximum.accumulate(np.maximum(issued - ahead - (np.cumsum(part) - part), 0.0))  # so far
-    waited = idle[np.cumsum(launches) - 1]
-    waited[-1] = max(waited[-1], issued[-1] - part.sum())
-    late: FloatArray = np.diff(waited, prepend=0.0)
+    part = np.repeat(seconds / launches, launches, axis=1)
+    idle = np.maximum(issued - ahead - (np.cumsum(part, axis=1) - part), 0.0)
+    waited = np.maximum.accumulate(idle, axis=1)[:, np.cumsum(launches) - 1]  # so far
+    waited[:, -1] = np.maximum(waited[:, -1], issued[-1] - np.ascontiguousarray(part).sum(axis=1))
+    late: FloatArray = np.diff(waited, prepend=0.0, axis=1)
     return late
 
 
 def _at_kernels(block: Block, late: FloatArray) -> FloatArray:
     """The same waits, each at the next kernel that runs by itself."""
     own = np.flatnonzero([isinstance(operation.does, Kernel) for operation in block.operations])
-    waits = np.zeros(len(late))
+    waits, count = np.zeros(late.shape), late.shape[1]
     if len(own):
-        following = own[np.minimum(np.searchsorted(own, np.arange(len(late))), len(own) - 1)]
-        np.add.at(waits, following, late)
+        following = own[np.minimum(np.searchsorted(own, np.arange(count)), len(own) - 1)]
+        for run, each in zip(waits, late, strict=True):
+            np.add.at(run, following, each)
     return waits
 
 

@@ -10,7 +10,7 @@ idle such an exchange meets nobody.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -47,9 +47,16 @@ class Alone:
 
     cost: ExchangeCost
     sharing: Sharing
+    _known: dict[Exchange, ExchangeTiming] = field(init=False, default_factory=dict)
 
     def exchange(self, exchange: Exchange) -> ExchangeTiming:
         """Time one collective in each group of its role."""
+        known = self._known.get(exchange)
+        if known is None:
+            known = self._known[exchange] = self._timed(exchange)
+        return known
+
+    def _timed(self, exchange: Exchange) -> ExchangeTiming:
         timing, shares = self.cost.exchange(exchange), self.sharing.inside.get(exchange)
         if shares is None:
             return timing
@@ -77,12 +84,13 @@ def sharing(program: Program, demands: DemandCost, owner: IntArray) -> Sharing:
 
 def _crossed_by_others(program: Program, demands: DemandCost, owner: IntArray) -> BoolArray:
     """For each link whether any but its owner's collectives, in blocks and on the data stream, crosses it."""
-    elsewhere = {
-        task.exchange
+    outside = {
+        id(task.exchange): task.exchange  # tasks share exchanges, which take longer to hash
         for each in program.programs
         for task, stream in zip(each.tasks, each.streams, strict=True)
         if not isinstance(task, Compute) and stream is not Stream.DATA
     }
+    elsewhere = set(outside.values())
     crossed = np.zeros(len(owner), dtype=np.bool_)
     owned = (owner >= 0) & (owner < program.ranks)
     for exchange in program.exchanges:

@@ -4,46 +4,14 @@ Ranks meet before pieces only. Pieces that a collective beside may slow are sing
 other ranks and of the network is the same whenever the block runs, so it is worked out once.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-import simpy
-
-from clustersim.cost.block import SideBySide
+from clustersim.engine.course import Course
+from clustersim.engine.piece import Piece, Transfer
 from clustersim.engine.stretch import Paces
 from clustersim.engine.world import World
-from clustersim.program.task import Block, Exchange
-from clustersim.units import Seconds
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Transfer:
-    """The exchange of an operation that shares links.
-
-    begin: moves its data; alone: seconds that it takes if nobody shares them; beside: with its kernel, if it has one;
-    exposed: seconds of it that the kernel does not hide.
-    """
-
-    begin: Callable[[], simpy.Event]
-    alone: Seconds
-    beside: SideBySide | None
-    exposed: Seconds
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Piece:
-    """Operations of a block that are run at once.
-
-    met: the exchange for which other simulated ranks come before it; transfer: of an exchange that shares links; paces:
-    of its operations as one, None where they differ from run to run.
-    """
-
-    begin: int
-    end: int
-    met: Exchange | None
-    transfer: Transfer | None
-    paces: Paces | None
+from clustersim.program.task import Block, Exchange, Operation
 
 
 @dataclass(slots=True)
@@ -53,6 +21,8 @@ class Cuts:
     rank: int
     world: World
     _known: dict[tuple[Block, bool], list[Piece]] = field(default_factory=dict)
+    _exchanges: dict[tuple[int, bool], tuple[bool, bool]] = field(default_factory=dict)
+    _courses: dict[tuple[Block, int], Course | None] = field(default_factory=dict)
 
     def of(self, block: Block, whole: Paces, *, quiet: bool) -> list[Piece]:
         """The pieces of a block. whole: its paces; quiet: nothing can be beside it, and pieces may be events."""
@@ -62,24 +32,41 @@ class Cuts:
             known = self._known[block, quiet] = [self._piece(block, whole, *each, quiet=quiet) for each in pieces]
         return known
 
+    def course(self, block: Block, whole: Paces, piece: int) -> Course | None:
+        """What a block can do as one event from a piece on where nothing can be beside it, if links are free."""
+        key = block, piece
+        if key not in self._courses:
+            self._courses[key] = Course.of(self.of(block, whole, quiet=True)[piece:], whole)
+        return self._courses[key]
+
     def _places(self, block: Block, *, quiet: bool) -> list[int]:
         """Where pieces begin, and the end."""
         places = range(len(block.operations) + 1)
         if not quiet:
             return list(places)
-        meets = [self.world.meets(self.rank, operation) for operation in block.operations]
-        shares = [self.world.shares(self.rank, operation, calm=True) for operation in block.operations]
-        return [0, *(n for n in places[1:-1] if meets[n] or shares[n] or shares[n - 1]), len(block.operations)]
+        told = [self._told(each, quiet=True) for each in block.operations]
+        return [0, *(n for n in places[1:-1] if any(told[n]) or told[n - 1][1]), len(block.operations)]
 
     def _piece(self, block: Block, whole: Paces, begin: int, end: int, *, quiet: bool) -> Piece:
-        world, operation = self.world, block.operations[begin]
-        met = operation.exchange if world.meets(self.rank, operation) else None
-        shares = operation.exchange if world.shares(self.rank, operation, calm=quiet) else None
-        transfer = None if shares is None else self._transfer(block, begin, shares)
-        return Piece(begin, end, met, transfer, whole.between(begin, end) if world.jitter is None else None)
+        exchange = block.operations[begin].exchange
+        meets, shares = self._told(block.operations[begin], quiet=quiet)
+        transfer = self._transfer(block, begin, exchange) if exchange is not None and shares else None
+        paces = whole.between(begin, end) if self.world.jitter is None else None
+        return Piece(begin, end, exchange if meets else None, transfer, paces)
+
+    def _told(self, operation: Operation, *, quiet: bool) -> tuple[bool, bool]:
+        """Whether others take part in an operation's exchange, and whether it shares links."""
+        exchange = operation.exchange
+        if exchange is None:
+            return False, False
+        key = id(exchange), quiet  # blocks keep their exchanges, which take longer to hash
+        if key not in self._exchanges:
+            meets = self.world.meets(self.rank, exchange)
+            self._exchanges[key] = meets, self.world.shares(self.rank, exchange, calm=quiet)
+        return self._exchanges[key]
 
     def _transfer(self, block: Block, place: int, exchange: Exchange) -> Transfer:
         world, timing = self.world, self.world.cost.block(self.rank, block)
         alone = world.cost.exchange(self.rank, exchange).seconds
-        begin = world.transfers.ready(self.rank, exchange)
-        return Transfer(begin, alone, timing.together.get(place), float(timing.exposed[place]))
+        begin, asks = world.transfers.ready(self.rank, exchange), world.transfers.asks(self.rank, exchange)
+        return Transfer(begin, *asks, alone, timing.together.get(place), float(timing.exposed[place]))

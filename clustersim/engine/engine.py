@@ -18,10 +18,11 @@ from clustersim.engine.cohorts import Cohorts, able
 from clustersim.engine.rank import Rank
 from clustersim.engine.recorder import Recorder
 from clustersim.engine.world import World
+from clustersim.engine.written import Written
 from clustersim.errors import ClusterSimError
 from clustersim.program.program import Program
 from clustersim.program.symmetry import Classes
-from clustersim.trace.store import OperationSpans, Trace
+from clustersim.trace.store import Trace
 
 FEW: Final = 2
 """Simulated ranks of a kind, on average, up to which one by one is faster than as arrays (measured, CPython 3.11)."""
@@ -39,7 +40,7 @@ def run(
     coalesce: bool = True,
     sharing: Sharing | None = None,
     jitter: Jitter | None = None,
-) -> tuple[Trace, OperationSpans]:
+) -> tuple[Trace, Written]:
     """Run one rank of every class; return its spans, and those of operations run one by one.
 
     coalesce: blocks that no other simulated rank can observe are one event each. sharing: what exchanges ask of a
@@ -49,7 +50,7 @@ def run(
     if coalesce and sharing is None and not cost.hinders and _worthwhile(program, classes) and able(program):
         trace = Cohorts(program, classes, cost, jitter).run()
         if trace is not None:
-            return trace, Recorder().operation_spans()
+            return trace, Recorder().written()
     return run_ranks(program, classes, cost, coalesce=coalesce, sharing=sharing, jitter=jitter)
 
 
@@ -66,7 +67,7 @@ def run_ranks(
     coalesce: bool = True,
     sharing: Sharing | None = None,
     jitter: Jitter | None = None,
-) -> tuple[Trace, OperationSpans]:
+) -> tuple[Trace, Written]:
     """`run`, rank by rank in a simpy environment."""
     world = World(program, classes, cost, coalesce, sharing, jitter)
     ranks = [Rank(int(number), world) for number in sorted(set(classes.representative.tolist()))]
@@ -76,7 +77,7 @@ def run_ranks(
     with _uncollected():
         world.environment.run()
     _check_finished(world, ranks)
-    return world.recorder.trace(classes.representative), world.recorder.operation_spans()
+    return world.recorder.trace(classes.representative), world.recorder.written()
 
 
 @contextmanager

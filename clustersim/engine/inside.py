@@ -18,6 +18,7 @@ from clustersim.cost.block import BlockCost
 from clustersim.cost.jitter import Jitter
 from clustersim.engine.block_pieces import BlockPieces, group_colours, meetings_of
 from clustersim.engine.play import Beside, Busy, step_through
+from clustersim.engine.written import Written
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.symmetry import Classes
 from clustersim.program.task import Block, Communicate, Compute, Stream
@@ -36,7 +37,7 @@ class Inside:
     cost: BlockCost
     jitter: Jitter | None
     trace: Trace
-    written: OperationSpans
+    written: Written
 
     def of(self, rank: int, tasks: Set[int] | None = None) -> OperationSpans:
         """Every operation of the blocks of a rank, or of these of its tasks only, in the order in which they ran."""

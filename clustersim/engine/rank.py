@@ -17,9 +17,12 @@ from typing import Any, Final
 
 import simpy
 
-from clustersim.engine.cuts import Cuts, Piece, Transfer
+from clustersim.engine.course import Course
+from clustersim.engine.cuts import Cuts
 from clustersim.engine.joint import Seat
 from clustersim.engine.moving import Moving
+from clustersim.engine.passage import Passage
+from clustersim.engine.piece import Piece, Transfer
 from clustersim.engine.recorder import Longer, Lost, Times
 from clustersim.engine.rendezvous import Rendezvous
 from clustersim.engine.stretch import Paces, Stretch
@@ -170,8 +173,21 @@ class Rank:
         if self.world.private(self.number, block, calm=calm):
             slowed = yield from self._work(whole, calm=calm)
             return Lost(slowed=slowed)
+        return (yield from self._in_pieces(number, block, whole, quiet=calm and self.world.coalesce))
+
+    def _in_pieces(self, number: int, block: Block, whole: Paces, *, quiet: bool) -> Generator[simpy.Event, Any, Lost]:
+        """Run a block piece by piece, those as one event that share links with nobody; quiet: nothing is beside it."""
+        pieces, place = self._cuts.of(block, whole, quiet=quiet), 0
         waited = slowed = 0.0
-        for piece in self._cuts.of(block, whole, quiet=calm and self.world.coalesce):
+        while place < len(pieces):
+            passage = self._passage(self._cuts.course(block, whole, place)) if quiet else None
+            if passage is not None:
+                yield passage.done
+                self._passed(number, passage)
+                place += passage.reached
+                continue
+            piece = pieces[place]
+            place += 1
             come = self.world.environment.now
             rendezvous = yield from self._meet(piece.met)
             start = self.world.environment.now
@@ -183,8 +199,8 @@ class Rank:
             else:
                 longer = yield from self._exchange(number, piece.begin, block, piece.transfer, rendezvous)
                 slowed += longer.kernel
-                place = self.number, number, piece.begin
-                self.world.recorder.operation(place, start, self.world.environment.now, longer)
+                at = self.number, number, piece.begin
+                self.world.recorder.operation(at, start, self.world.environment.now, longer)
         return Lost(waited, slowed)
 
     def _whole(self, number: int, block: Block) -> Paces:
@@ -205,8 +221,32 @@ class Rank:
 
     def _record(self, number: int, piece: Piece, whole: Paces, start: Seconds) -> None:
         """Write the operations of a piece that has just ended; those of longer pieces were not disturbed."""
-        ends, now = whole.alone, self.world.environment.now
-        self.world.recorder.piece((self.number, number, piece.begin), piece.end, (start, now), ends)
+        now = self.world.environment.now
+        self.world.recorder.piece((self.number, number, piece.begin), piece.end, (start, now), whole)
+
+    def _passage(self, course: Course | None) -> Passage | None:
+        """Begin pieces as one event, if nobody is on their links."""
+        network = self.world.transfers.network
+        if course is None or network is None or not network.free(course.links):
+            return None
+        return Passage(self.world.environment, network, course)
+
+    def _passed(self, number: int, passage: Passage) -> None:
+        """Write the operations of a passage that has just ended."""
+        recorder, pieces = self.world.recorder, passage.course.pieces
+        alone = passage.reached - (passage.shared is not None)
+        if alone:
+            times = passage.times[0], passage.start(alone)
+            recorder.piece((self.number, number, pieces[0].begin), pieces[alone - 1].end, times, passage.course.ends)
+        if passage.shared is not None:
+            at, start = (self.number, number, pieces[alone].begin), passage.start(alone)
+            recorder.operation(at, start, self.world.environment.now, self._longer(start, passage.shared))
+
+    def _longer(self, start: Seconds, transfer: Transfer) -> Longer:
+        """What an exchange that has just ended took more than alone."""
+        now = self.world.environment.now
+        longer = now - start - transfer.alone
+        return Longer(0.0, longer, longer).felt(now)
 
     def _meet(self, exchange: Exchange | None) -> Generator[simpy.Event, Any, Rendezvous | None]:
         """Wait for the other ranks that take part in an exchange, if there is one that some do."""
@@ -224,8 +264,7 @@ class Rank:
         moved = transfer.begin() if rendezvous is None else rendezvous.together(transfer.begin)
         if both is None:
             yield moved
-            longer = world.environment.now - start - transfer.alone
-            return Longer(0.0, longer, longer).felt(world.environment.now)
+            return self._longer(start, transfer)
         arrived: list[Seconds] = []
         moved.callbacks.append(lambda _: arrived.append(world.environment.now))
         slowed = yield from self._work(world.paces.kernel(self.number, number, block, place))

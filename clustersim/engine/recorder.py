@@ -1,14 +1,15 @@
 """Where do spans go while the engine runs?"""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
+from clustersim.engine.written import Inner, Written
 from clustersim.program.task import Stream
-from clustersim.trace.store import Contention, OperationSpans, Trace
+from clustersim.trace.store import Contention, Trace
 from clustersim.units import Seconds
 
 
@@ -62,7 +63,7 @@ class Recorder:
     met: dict[tuple[int, int, Hashable], list[int]] = field(default_factory=dict)
     pieces: list[tuple[int, int, int, int]] = field(default_factory=list)
     piece_times: list[tuple[Seconds, Seconds]] = field(default_factory=list)
-    piece_ends: list[Sequence[Seconds]] = field(default_factory=list)
+    piece_ends: list[Inner | None] = field(default_factory=list)
     longer: list[tuple[int, int, int, Seconds, Seconds]] = field(default_factory=list)
 
     def span(self, rank: int, task: int, stream: Stream, cause: int, times: Times) -> int:
@@ -80,12 +81,12 @@ class Recorder:
         """Write the span of an operation: of a rank, inside a task's block, at this place."""
         if longer.exposed or longer.moved:
             self.longer.append((*place, longer.exposed, longer.moved))
-        self.piece(place, place[-1] + 1, (start, end), ())
+        self.piece(place, place[-1] + 1, (start, end), None)
 
-    def piece(self, place: Place, until: int, times: tuple[Seconds, Seconds], ends: Sequence[Seconds]) -> None:
+    def piece(self, place: Place, until: int, times: tuple[Seconds, Seconds], ends: Inner | None) -> None:
         """Write operations that ran one behind the other, from a place to before place `until`.
 
-        times: of all of them; ends: [operations of the block + 1] of each, from the block's start.
+        times: of all of them; ends: of each of them, None of one alone.
         """
         self.pieces.append((*place, until))
         self.piece_times.append(times)
@@ -126,27 +127,6 @@ class Recorder:
         by_row = np.argsort(row, kind="stable")
         return Contention(row[by_row], operation[by_row], exposed[by_row], moved[by_row])
 
-    def operation_spans(self) -> OperationSpans:
-        """Spans of single operations, where blocks were run piece by piece, in the order in which these ended."""
-        rank, task, begin, until = np.array(self.pieces, dtype=np.int64).reshape(-1, 4).T
-        first, last = np.array(self.piece_times, dtype=np.float64).reshape(-1, 2).T
-        many = until - begin
-        row = np.concatenate(([0], np.cumsum(many)))
-        piece = np.repeat(np.arange(len(many)), many)
-        start, end = first[piece], last[piece]
-        for pieces, ends in self._long():
-            times = first[pieces, None] + ends
-            rows = row[pieces, None] + np.arange(len(ends) - 1)
-            start[rows], end[rows[:, :-1]] = times[:, :-1], times[:, 1:-1]
-        operation = np.arange(len(piece)) - row[piece] + begin[piece]
-        return OperationSpans(rank[piece], task[piece], operation, start, end, *np.zeros((2, len(piece))))
-
-    def _long(self) -> Iterator[tuple[IntArray, FloatArray]]:
-        """Pieces of the same several operations, and their ends from where the piece starts: [operations + 1]."""
-        alike: dict[tuple[int, int, int], list[int]] = {}
-        for number, ((_, _, begin, until), ends) in enumerate(zip(self.pieces, self.piece_ends, strict=True)):
-            if until - begin > 1:
-                alike.setdefault((id(ends), begin, until), []).append(number)
-        for (_, begin, until), numbers in alike.items():
-            reached = np.array(self.piece_ends[numbers[0]][begin : until + 1], dtype=np.float64)
-            yield np.array(numbers), reached - reached[0]
+    def written(self) -> Written:
+        """The operations inside blocks that were run piece by piece."""
+        return Written.of_pieces(self.pieces, self.piece_times, self.piece_ends)

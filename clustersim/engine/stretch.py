@@ -37,6 +37,15 @@ class Paces:
         """Whether no collective beside changes anything."""
         return all(each is self.alone for each in self.ends)
 
+    def reached(self, first: FloatArray, begin: int, until: int) -> FloatArray:
+        """When operations beside which nothing is begin, and the last one ends: [runs, until - begin + 1].
+
+        first: [runs] when operation `begin` begins.
+        """
+        ends = np.array(self.alone[begin : until + 1])
+        reached: FloatArray = first[:, None] + (ends - ends[0])
+        return reached
+
     def between(self, begin: int, end: int) -> "Paces":
         """Some operations of the stretch, as one."""
         alone = [0.0, self.alone[end] - self.alone[begin]]

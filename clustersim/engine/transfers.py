@@ -6,11 +6,12 @@ beside it slow what moves data, not the latency on a shared network.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 import simpy
 
 from clustersim.cost.block import BlockCost
+from clustersim.engine.clock import Clock
 from clustersim.engine.moving import Alone, Moving
 from clustersim.engine.network.loads import Loads
 from clustersim.engine.network.network import Load, Network
@@ -21,11 +22,18 @@ from clustersim.units import Seconds
 class Transfers(Protocol):
     """The seam between ranks and what carries their data."""
 
+    @property
+    def network(self) -> Network | None:
+        """The links that exchanges share; None where each has its own."""
+
     def begin(self, rank: int, exchange: Exchange) -> simpy.Event:
         """Move the data of an exchange of the rank's group; the event happens when it is done."""
 
     def ready(self, rank: int, exchange: Exchange) -> Callable[[], simpy.Event]:
         """What begins an exchange that the rank's group runs again and again."""
+
+    def asks(self, rank: int, exchange: Exchange) -> tuple[Seconds, Load | None]:
+        """Seconds before anything moves, and what it asks of links that others share, in the rank's group."""
 
     def moving(self, rank: int, exchange: Exchange) -> Moving:
         """The same, where kernels of members may slow it."""
@@ -34,7 +42,9 @@ class Transfers(Protocol):
 class Uncontended:
     """Every exchange takes its own time."""
 
-    def __init__(self, environment: simpy.Environment, cost: BlockCost) -> None:
+    network: Final = None
+
+    def __init__(self, environment: Clock, cost: BlockCost) -> None:
         self._environment, self._cost = environment, cost
         self._seconds: dict[tuple[Exchange, int], Seconds] = {}
 
@@ -45,6 +55,10 @@ class Uncontended:
     def ready(self, rank: int, exchange: Exchange) -> Callable[[], simpy.Event]:
         """What waits for so long, each time."""
         return partial(self._environment.timeout, self._alone(rank, exchange))
+
+    def asks(self, rank: int, exchange: Exchange) -> tuple[Seconds, Load | None]:
+        """Its duration, and nothing of links."""
+        return self._alone(rank, exchange), None
 
     def moving(self, rank: int, exchange: Exchange) -> Moving:
         """The same, at a pace that may change."""
@@ -61,9 +75,9 @@ class Uncontended:
 class Shared:
     """Exchanges share the links of a network."""
 
-    def __init__(self, environment: simpy.Environment, loads: Loads, links: int) -> None:
+    def __init__(self, environment: Clock, loads: Loads, links: int) -> None:
         self._environment, self._loads = environment, loads
-        self._network = Network(environment, links)
+        self.network = Network(environment, links)
 
     def begin(self, rank: int, exchange: Exchange) -> simpy.Event:
         """Wait for the latency of an exchange, then load the network with its bytes."""
@@ -77,9 +91,13 @@ class Shared:
         idle = self._environment.timeout(latency)
         if load is None:
             return idle
-        done = self._environment.event()
-        idle.callbacks.append(lambda _: self._network.start(load, done))
-        return done
+        activity = self.network.planned(load)
+        idle.callbacks.append(lambda _: self.network.begin(activity))
+        return activity.done
+
+    def asks(self, rank: int, exchange: Exchange) -> tuple[Seconds, Load | None]:
+        """Its latency, and its load if it moves anything."""
+        return self._loads.of(rank, exchange)
 
     def moving(self, rank: int, exchange: Exchange) -> Moving:
         """The same, at a speed that is limited from time to time; what is all latency is not."""
@@ -87,6 +105,6 @@ class Shared:
         idle = self._environment.timeout(latency)
         if load is None:
             return Moving(idle, lambda _: None)
-        activity = self._network.planned(load)
-        idle.callbacks.append(lambda _: self._network.begin(activity))
-        return Moving(activity.done, lambda speed: self._network.limit(activity, speed))
+        activity = self.network.planned(load)
+        idle.callbacks.append(lambda _: self.network.begin(activity))
+        return Moving(activity.done, lambda speed: self.network.limit(activity, speed))

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import simpy
 
 from clustersim.cost.block import BlockCost
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.sharing import Sharing
 from clustersim.engine.block_paces import BlockPaces
+from clustersim.engine.clock import Clock
 from clustersim.engine.joint import JointBlocks
 from clustersim.engine.network.loads import Loads
 from clustersim.engine.recorder import Recorder, Times
@@ -18,7 +18,7 @@ from clustersim.engine.transfers import Shared, Transfers, Uncontended
 from clustersim.program.action import Action
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.symmetry import Classes
-from clustersim.program.task import Block, Exchange, Operation, Receive, Send, Stream
+from clustersim.program.task import Block, Exchange, Receive, Send, Stream
 from clustersim.units import Seconds
 
 
@@ -39,7 +39,7 @@ class World:
     coalesce: bool = True
     sharing: Sharing | None = None
     jitter: Jitter | None = None
-    environment: simpy.Environment = field(default_factory=simpy.Environment)
+    environment: Clock = field(default_factory=Clock)
     recorder: Recorder = field(default_factory=Recorder)
     ranks: dict[int, Addressee] = field(default_factory=dict)
     transfers: Transfers = field(init=False)
@@ -51,6 +51,7 @@ class World:
     _private: dict[tuple[Block, int, bool], bool] = field(init=False, default_factory=dict)
     _met: dict[tuple[Block, int], list[tuple[str, int]]] = field(init=False, default_factory=dict)
     _joint: dict[tuple[Block, int], str | None] = field(init=False, default_factory=dict)
+    _own: dict[tuple[Block, int], str | None] = field(init=False, default_factory=dict)
     _receivers: dict[tuple[str, int], int] = field(init=False, default_factory=dict)
     _receipts: dict[int, dict[tuple[str, Action], int]] = field(init=False, default_factory=dict)
 
@@ -82,7 +83,8 @@ class World:
             return False
         known = self._private.get((block, rank, calm))
         if known is None:
-            known = not any(self.meets(rank, each) or self.shares(rank, each, calm=calm) for each in block.operations)
+            every = dict.fromkeys(block.exchanges)
+            known = not any(self.meets(rank, each) or self.shares(rank, each, calm=calm) for each in every)
             self._private[block, rank, calm] = known
         return known
 
@@ -94,15 +96,22 @@ class World:
         if not self.coalesce:
             return None
         if (block, rank) not in self._joint:
-            role = self._joins(rank, block)
-            agreed = role is not None and all(self._joins(each, block) == role for each in self._mates(role, rank))
+            role = self._own_role(rank, block)
+            agreed = role is not None and all(self._own_role(each, block) == role for each in self._mates(role, rank))
             self._joint[block, rank] = role if agreed else None
         return self._joint[block, rank]
 
+    def _own_role(self, rank: int, block: Block) -> str | None:
+        """`_joins`, worked out once: every member of a group asks of every other."""
+        if (block, rank) not in self._own:
+            self._own[block, rank] = self._joins(rank, block)
+        return self._own[block, rank]
+
     def _joins(self, rank: int, block: Block) -> str | None:
         """The only role in whose groups a rank meets others inside a block, if none of its exchanges shares links."""
-        roles = {each.exchange.group: None for each in block.operations if each.exchange and self.meets(rank, each)}
-        if len(roles) != 1 or any(self.shares(rank, each) for each in block.operations):
+        every = dict.fromkeys(block.exchanges)
+        roles = {each.group: None for each in every if self.meets(rank, each)}
+        if len(roles) != 1 or any(self.shares(rank, each) for each in every):
             return None
         (role,) = roles
         return role if self.program.stays_inside(role) else None
@@ -125,21 +134,20 @@ class World:
             known = self._met[block, rank] = [name for name, members in groups if members > 1]
         return known
 
-    def shares(self, rank: int, operation: Operation, *, calm: bool = False) -> bool:
-        """Whether an operation's exchange shares links with others, in the rank's group.
+    def shares(self, rank: int, exchange: Exchange, *, calm: bool = False) -> bool:
+        """Whether an exchange inside a block shares links with others, in the rank's group.
 
         calm: no collective of the rank's data stream can be beside it, nor of those that it stands for in the group.
         """
-        exchange = operation.exchange
-        if self.sharing is None or exchange is None or exchange not in self.sharing.inside:
+        if self.sharing is None or exchange not in self.sharing.inside:
             return False
         row = self.program.rows[exchange.group][rank]
-        idle = calm and self.sharing.own[exchange][row] and not self.meets(rank, operation)
+        idle = calm and self.sharing.own[exchange][row] and not self.meets(rank, exchange)
         return bool(self.sharing.inside[exchange][row] and not idle)
 
-    def meets(self, rank: int, operation: Operation) -> bool:
-        """Whether other simulated ranks take part in an operation's exchange."""
-        return operation.exchange is not None and self._group(operation.exchange.group, rank)[1] > 1
+    def meets(self, rank: int, exchange: Exchange) -> bool:
+        """Whether other simulated ranks take part in an exchange."""
+        return self._group(exchange.group, rank)[1] > 1
 
     def deliver(self, sender: int, send: Send, start: Seconds, cause: int) -> None:
         """Finish the receive that a message was for, and write its span."""

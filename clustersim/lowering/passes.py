@@ -107,17 +107,19 @@ class Lowering:
         """What a stage sends another, each tensor-parallel rank its part (Narayanan 2021, 4.1); None: both are here."""
         key = source, target
         if key not in self._between:
-            self._between[key] = self._messages.get((target > source, self.plan.placement.way(source, target)))
+            way, many = self.plan.placement.way(source, target), self.plan.carried(min(key))
+            self._between[key] = self._messages.get((target > source, way, many))
         return self._between[key]
 
     @cached_property
-    def _messages(self) -> Mapping[tuple[bool, int], Exchange]:
-        """By whether it goes forward, and by its way."""
+    def _messages(self) -> Mapping[tuple[bool, int, int], Exchange]:
+        """By whether it goes forward, by its way, and by how many activations it carries."""
         size = self.plan.activation / self.plan.layout.tp
         return {
-            (forward, way): Exchange(name, Collective.SEND_RECV, role.name, size)
+            (forward, way, many): Exchange(name, Collective.SEND_RECV, role.name, many * size)
             for forward, name in ((True, "activations"), (False, "gradients"))
             for role, way in WAYS.items()
+            for many in (1, 1 + self.plan.model.mtp_layers)
         }
 
     def communicate(self, exchange: Exchange, after: Sequence[int]) -> int:

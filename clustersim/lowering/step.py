@@ -21,6 +21,7 @@ from clustersim.lowering.passes import Lowering, Pass
 from clustersim.lowering.tasklist import Blocks
 from clustersim.lowering.units import Units
 from clustersim.parallel.data import NaiveDataParallel
+from clustersim.parallel.expert_loads import loads_of
 from clustersim.parallel.groups import process_groups
 from clustersim.parallel.mesh import EMBEDDING, EXPERT_PARTS, NEXT, PIPELINE, TENSOR_ROLE
 from clustersim.parallel.parameters import one_copies
@@ -53,9 +54,12 @@ _NORM: Final = "gradient norm"
 _PAIR: Final = (ActionKind.FORWARD, ActionKind.BACKWARD)
 
 
-def lower(plan: Plan, order: Order) -> Program:
-    """The program of one training step; `order` says in which order each pipeline rank works."""
-    groups = process_groups(plan.layout, plan.placement)
+def lower(plan: Plan, order: Order, steps: int = 1) -> Program:
+    """The program of one training step; `order` says in which order each pipeline rank works.
+
+    steps: for how many there are to be loads of experts.
+    """
+    groups = process_groups(plan.layout, plan.placement, plan.tables)
     if isinstance(plan.layout.data, NaiveDataParallel):
         return lower_naive(plan, groups)
     blocks, units, backwards, together = Blocks(), Units(plan), _backwards(order), _sends_together(plan, order)
@@ -68,6 +72,7 @@ def lower(plan: Plan, order: Order) -> Program:
         programs=programs,
         kind=plan.layout.mesh.coordinate(PIPELINE),
         groups={role: group for role, group in groups.items() if role in used},
+        loads=loads_of(plan, steps),
     )
 
 
@@ -123,7 +128,8 @@ def _receive(low: Lowering, run: Pass) -> Pass:
     task = low.tasks.add(Stream.RECEIVE, Receive(message, run.action))
     arriving: tuple[Operation, ...] = ()
     if layout.tp > 1 and not layout.sequence_parallel:
-        gather = Exchange("gather stage input", Collective.ALL_GATHER, TENSOR_ROLE.name, low.plan.activation)
+        size = low.plan.carried(min(source, run.stage.number)) * low.plan.activation
+        gather = Exchange("gather stage input", Collective.ALL_GATHER, TENSOR_ROLE.name, size)
         arriving = (Operation(gather, Work.FORWARD if forward else Work.BACKWARD),)
     return Pass(run.stage, run.action, (*run.after, task), arriving)
 
@@ -162,11 +168,11 @@ def _send(low: Lowering, action: Action, done: int) -> tuple[int, ...]:
 
 
 def _tie_embeddings(low: Lowering, stages: tuple[Stage, ...], after: int) -> None:
-    """Add up the gradients of an embedding that the first and the last pipeline rank both hold."""
-    ends = any(stage.embedding or stage.head for stage in stages)
-    apart = low.plan.placement.ranks[0] != low.plan.placement.ranks[-1]
+    """Add up the gradients of an embedding that several pipeline ranks hold."""
+    tables = low.plan.tables
+    holds = any(low.plan.placement.ranks[stage.number] in tables for stage in stages)
     (dense,) = (group for group in low.plan.parameter_groups if group.name == DENSE)
-    if not (low.plan.model.tied_embeddings and apart and ends and dense.trained):
+    if not (len(tables) > 1 and holds and dense.trained):
         return
     rows = low.plan.shard.rows(low.plan.model.vocab)
     shards = dense.shards if low.plan.layout.data.stage > 1 else 1  # ZeRO-2 and -3 hold a part of the gradient

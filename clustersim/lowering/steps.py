@@ -20,12 +20,13 @@ References: Megatron-LM, distributed optimizer with `overlap_param_gather` (para
 forward); Zhao et al. 2023, "PyTorch FSDP", section 3.3 (the first gather of a step follows the optimizer).
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 from clustersim.errors import ClusterSimError
 from clustersim.program.action import Action
 from clustersim.program.program import Program, RankProgram
-from clustersim.program.task import Communicate, Compute, Receive, Send, Task
+from clustersim.program.task import Block, Communicate, Compute, Exchange, Operation, Receive, Send, Task
 
 
 def repeat(program: Program, steps: int) -> Program:
@@ -34,9 +35,46 @@ def repeat(program: Program, steps: int) -> Program:
         raise ClusterSimError(f"{steps} steps cannot be run: the least is 1")
     if steps == 1:
         return program
-    microbatches = _microbatches(program)
-    programs = tuple(_repeated(each, steps, microbatches) for each in program.programs)
-    return Program(programs, program.kind, program.groups)
+    later = _Later(_microbatches(program), program.loads.each)
+    programs = tuple(_repeated(each, steps, later) for each in program.programs)
+    return replace(program, programs=programs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """What changes from step to step. microbatches, loads: numbers that each step has of its own."""
+
+    microbatches: int
+    loads: int
+    _blocks: dict[tuple[Block, int], Block] = field(default_factory=dict)
+
+    def action(self, action: Action, step: int) -> Action:
+        """An action in a later step."""
+        return Action(action.stage, action.kind, action.microbatch + step * self.microbatches)
+
+    def block(self, block: Block, step: int) -> Block:
+        """A block in a later step: the same one, unless the step has loads of its own."""
+        if not self.loads or all(each.load is None for each in _loaded(block)):
+            return block
+        if (block, step) not in self._blocks:
+            operations = tuple(self._operation(each, step) for each in block.operations)
+            self._blocks[block, step] = Block(block.name, operations)
+        return self._blocks[block, step]
+
+    def _operation(self, operation: Operation, step: int) -> Operation:
+        does = operation.does
+        if isinstance(does, Exchange):
+            does = replace(does, load=self._load(does.load, step))
+        return replace(operation, does=does, load=self._load(operation.load, step))
+
+    def _load(self, load: int | None, step: int) -> int | None:
+        return None if load is None else load + step * self.loads
+
+
+def _loaded(block: Block) -> Iterator[Operation | Exchange]:
+    """All of a block that may have a load."""
+    yield from block.operations
+    yield from block.exchanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +98,14 @@ def _ends(program: RankProgram) -> _Ends:
     return _Ends(computes[0], (computes[-1],), tuple(trailing[-1:]))
 
 
-def _repeated(program: RankProgram, steps: int, microbatches: int) -> RankProgram:
+def _repeated(program: RankProgram, steps: int, later: _Later) -> RankProgram:
     ends, size = _ends(program), len(program.tasks)
     tasks = list(program.tasks)
     for step in range(1, steps):
         for number, task in enumerate(program.tasks):
             before = _needed(ends, number, task)
             after = (*(place + (step - 1) * size for place in before), *(place + step * size for place in task.after))
-            tasks.append(_moved(task, after, step * microbatches))
+            tasks.append(_moved(task, after, step, later))
     return RankProgram(tuple(tasks), program.streams * steps)
 
 
@@ -78,21 +116,17 @@ def _needed(ends: _Ends, number: int, task: Task) -> tuple[int, ...]:
     return ends.trailing if number == ends.first else ()
 
 
-def _moved(task: Task, after: tuple[int, ...], microbatches: int) -> Task:
-    """The same task, waiting for others, in a step before which there were so many microbatches."""
+def _moved(task: Task, after: tuple[int, ...], step: int, later: _Later) -> Task:
+    """The same task, waiting for others, in a later step."""
     match task:
         case Compute(block=block, action=action):
-            return Compute(block, after, None if action is None else _later(action, microbatches))
+            return Compute(later.block(block, step), after, None if action is None else later.action(action, step))
         case Communicate(exchange=exchange):
             return Communicate(exchange, after)
         case Send(exchange=exchange, tag=tag):
-            return Send(exchange, _later(tag, microbatches), after)
+            return Send(exchange, later.action(tag, step), after)
         case Receive(exchange=exchange, tag=tag):
-            return Receive(exchange, _later(tag, microbatches), after)
-
-
-def _later(action: Action, microbatches: int) -> Action:
-    return Action(action.stage, action.kind, action.microbatch + microbatches)
+            return Receive(exchange, later.action(tag, step), after)
 
 
 def _microbatches(program: Program) -> int:

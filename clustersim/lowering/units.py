@@ -9,7 +9,6 @@ Where backward is run in halves, what is run again comes before the input gradie
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from clustersim.memory.activations import Activations
 from clustersim.parallel.pipeline import Stage
@@ -74,10 +73,10 @@ class Units:
 
     plan: Plan
     _known: dict[int, tuple[Unit, ...]] = field(default_factory=dict)
-    _layers: dict[tuple[LayerSpec, bool, bool], Unit] = field(default_factory=dict)
+    _layers: dict[tuple[LayerSpec, bool, bool, int | None], Unit] = field(default_factory=dict)
     _operations: dict[tuple[int, ActionKind], tuple[Operation, ...]] = field(default_factory=dict)
     _shapes: dict[int, int] = field(default_factory=dict)
-    _numbers: dict[tuple[Stack, bool, bool], int] = field(default_factory=dict)
+    _numbers: dict[tuple[Stack, bool, bool, tuple[int | None, ...]], int] = field(default_factory=dict)
 
     def of(self, stage: Stage) -> tuple[Unit, ...]:
         """Units of a stage in model order."""
@@ -89,7 +88,7 @@ class Units:
         """A number that stages have in common whose work is equal."""
         known = self._shapes.get(stage.number)
         if known is None:
-            what = stage.stack, stage.embedding, stage.head
+            what = stage.stack, stage.embedding, stage.head, self.plan.load_numbers(stage)
             known = self._shapes[stage.number] = self._numbers.setdefault(what, len(self._numbers))
         return known
 
@@ -101,22 +100,25 @@ class Units:
         return found
 
     def _build(self, stage: Stage) -> tuple[Unit, ...]:
-        layers = [self._layer(run) for run in self.plan.runs(stage) for _ in range(run.layers.count)]
-        before = [self.embedding] if stage.embedding else []
+        every = [run for run in self.plan.runs(stage) for _ in range(run.layers.count)]
+        layers = [self._layer(*each) for each in zip(every, self.plan.load_numbers(stage), strict=True)]
+        before = [self._embedding(self.plan.embedding)] if stage.embedding else []
+        further = [self._embedding(each) for each in self.plan.embeddings_of(stage)]
+        behind = len(layers) - stage.ahead
         after = [self._head(self.plan.head_of(stage))] if stage.head else []
-        return (*before, *layers, *after)
+        return (*before, *layers[:behind], *further, *layers[behind:], *after)
 
-    def _layer(self, run: Run) -> Unit:
-        """A layer of a run."""
+    def _layer(self, run: Run, load: int | None) -> Unit:
+        """A layer of a run; load: number of its own."""
         spec, again = run.layers.spec, run.again
-        found = self._layers.get((spec, again, run.offloaded))
+        found = self._layers.get((spec, again, run.offloaded, load))
         if found is None:
-            layer, sharding = self.plan.layers[spec], self.plan.sharding(spec)
+            layer, sharding = self.plan.layers[spec], self.plan.sharding(spec, load=load)
             found = _unit("layer", layer, sharding, self._repeated(layer, sharding, again=again))
             found = self._without_gradients(found)
             if run.offloaded:
                 found = _copied(found, Activations(self.plan).kept_of(run))
-            self._layers[spec, again, run.offloaded] = found
+            self._layers[spec, again, run.offloaded, load] = found
         return found
 
     def _repeated(self, layer: Layer, sharding: Sharding, *, again: bool) -> list[Operation]:
@@ -129,16 +131,14 @@ class Units:
                 return operations_again(layer, sharding, early_stop=early_stop)
         return forward_again(layer, sharding, early_stop=early_stop) if again else []
 
-    @cached_property
-    def embedding(self) -> Unit:
-        """The token embedding."""
+    def _embedding(self, first: Layer) -> Unit:
         sharding = replace(self.plan.sharding(), enters=False)
-        return self._without_gradients(_unit("embedding", self.plan.embedding, sharding, []))
+        return self._without_gradients(_unit("embedding", first, sharding, []))
 
     def _head(self, last: Layer) -> Unit:
         sharding = replace(self.plan.sharding(), leaves=False)
         unit = _unit("head", last, sharding, [])
-        reductions = sharding.over_vocabulary(self.plan.shard.tokens)
+        reductions = (1 + self.plan.model.mtp_layers) * sharding.over_vocabulary(self.plan.shard.tokens)
         return self._without_gradients(replace(unit, forward=(*unit.forward, *reductions), head=True))
 
     def _without_gradients(self, unit: Unit) -> Unit:

@@ -96,7 +96,8 @@ class Activations:
 
     def kept_parts(self, stage: Stage) -> Counts:
         """What one microbatch keeps on a stage."""
-        counts = Counter({**_ends(stage, Part.EMBEDDING, Part.HEAD), (Part.OUTPUT, None): int(not stage.head)})
+        sent = 0 if stage.head else self.plan.carried(stage.number)
+        counts = Counter({**_ends(stage, Part.EMBEDDING, Part.HEAD), (Part.OUTPUT, None): sent})
         for run in self.plan.runs(stage):
             counts[_kept(run)] += 0 if run.offloaded else run.layers.count
         return counts
@@ -136,13 +137,15 @@ class Activations:
             yield {(Part.LOSS, None): 1}
             yield {(Part.CAST, None): 1, (Part.HEAD_GRADIENT, None): int(whole)}
             freed.update(_freed((Part.HEAD, None), 1, whole))
-        for run in reversed(self.plan.runs(stage)):
-            yield from _through(run, freed, whole)
-            freed.update(_freed_of(run, run.layers.count, whole))
-        if stage.embedding:
-            moment: Counter[Kind] = Counter({(Part.EMBEDDING_GRADIENT, None): int(whole)})
-            moment.subtract(freed)
-            yield moment
+        runs = self.plan.runs(stage)
+        for further, there in ((True, stage.ahead), (False, stage.embedding)):
+            for run in (each for each in reversed(runs) if each.layers.spec.ahead is further):
+                yield from _through(run, freed, whole)
+                freed.update(_freed_of(run, run.layers.count, whole))
+            if there:
+                moment: Counter[Kind] = Counter({(Part.EMBEDDING_GRADIENT, None): int(whole)})
+                moment.subtract(freed)
+                yield moment
 
     def size(self, part: Part, spec: LayerSpec | None = None) -> Bytes:
         """Bytes of a part; spec: of which kind of layer, if it is a layer's."""
@@ -233,8 +236,8 @@ def _kept(run: Run) -> Kind:
 
 
 def _ends(stage: Stage, embedding: Part, head: Part) -> dict[Kind, int]:
-    """The ends that a stage has."""
-    return {(embedding, None): int(stage.embedding), (head, None): int(stage.head)}
+    """The ends that a stage has, embeddings of further tokens among them."""
+    return {(embedding, None): stage.embedding + stage.ahead, (head, None): int(stage.head)}
 
 
 def _gradients(stage: Stage) -> Iterator[Counts]:

@@ -72,7 +72,7 @@ class Footprint:
             **{use: sum(count * sizes[use] for sizes, count in each) for use in SHARDED},
             Category.GATHERED: self.gathered(stages),
             Category.OFFLOAD: Activations(self.plan).buffers(stages) + self.passing(stages),
-            Category.MESSAGES: self.receives + buckets,
+            Category.MESSAGES: self.receives(stages) + buckets,
             Category.WORKSPACE: self.framework.workspace + self._grouped_workspace(stages),
             Category.COMMUNICATION: self.groups * self.framework.communicator,
             Category.CONTEXT: self.context,
@@ -202,12 +202,15 @@ class Footprint:
             return 1
         return sum(degree > 1 for degree in layout.all_degrees.values()) + layout.hybrid
 
-    @property
-    def receives(self) -> Bytes:
-        """A posted activation and a posted gradient for each virtual stage."""
+    def receives(self, stages: Iterable[Stage]) -> Bytes:
+        """A posted activation and a posted gradient for each virtual stage, of what stages send there.
+
+        A rank with fewer stages than others has as many.
+        """
         if self.plan.layout.pp == 1:
             return 0.0
-        return 2 * self.plan.placement.chunks * self.plan.activation / self.plan.layout.tp
+        wider = sum(self.plan.carried(at) - 1 for stage in stages for at in (stage.number - 1, stage.number))
+        return (2 * self.plan.placement.chunks + wider) * self.plan.activation / self.plan.layout.tp
 
 
 def _fullest(stages: Iterable[Sequence[Bytes]], many: int) -> Bytes:

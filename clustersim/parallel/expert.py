@@ -37,13 +37,14 @@ _PROBABILITY: Final = DType.FP32
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """The exchanges of a mixture. tokens: on one rank; row: bytes of one; format: of activations."""
+    """The exchanges of a mixture. tokens: on one rank; row: bytes of one; format: of activations; load: its number."""
 
     layout: Layout
     routed: RoutedMlp
     tokens: int
     row: Bytes
     format: DType
+    load: int | None = None
 
     def there(self, *, again: bool = False) -> tuple[Exchange, ...]:
         """Rows go to the ranks of their experts; again: where they went before is known (backward)."""
@@ -109,7 +110,7 @@ class _AllToAll:
         if dispatch.layout.expert_tensor == 1:
             return sent
         size = dispatch.layout.expert_tensor * dispatch.rows
-        return (*sent, Exchange("gather rows", Collective.ALL_GATHER, dispatch.cut_over, size))
+        return (*sent, Exchange("gather rows", Collective.ALL_GATHER, dispatch.cut_over, size, load=dispatch.load))
 
     def back(self, dispatch: Dispatch, *, again: bool) -> tuple[Exchange, ...]:
         sent = self._sent("combine tokens", dispatch)
@@ -119,7 +120,7 @@ class _AllToAll:
             return sent
         size, role = dispatch.layout.expert_tensor * dispatch.rows, dispatch.cut_over
         kind, form = Collective.REDUCE_SCATTER, dispatch.format
-        return (Exchange("sum parts of experts", kind, role, size, format=form), *sent)
+        return (Exchange("sum parts of experts", kind, role, size, format=form, load=dispatch.load), *sent)
 
     def _counts(self, dispatch: Dispatch) -> tuple[Exchange, ...]:
         """How many rows each expert gets from each rank."""
@@ -129,14 +130,15 @@ class _AllToAll:
     def _sent(self, name: str, dispatch: Dispatch, *, awaits: bool = False) -> tuple[Exchange, ...]:
         if dispatch.layout.ep == 1:
             return ()
-        kind, routing = Collective.ALL_TO_ALL, dispatch.routing
-        return (Exchange(name, kind, EXPERT_ROLE.name, dispatch.rows, routing=routing, awaits=awaits),)
+        kind, role, size = Collective.ALL_TO_ALL, EXPERT_ROLE.name, dispatch.rows
+        return (Exchange(name, kind, role, size, routing=dispatch.routing, awaits=awaits, load=dispatch.load),)
 
     def _probabilities(self, name: str, dispatch: Dispatch) -> tuple[Exchange, ...]:
         if dispatch.layout.ep == 1:
             return ()
         size = float(dispatch.routed.rows(dispatch.tokens) * _PROBABILITY.bytes)
-        return (Exchange(name, Collective.ALL_TO_ALL, EXPERT_ROLE.name, size, routing=dispatch.routing),)
+        kind, role = Collective.ALL_TO_ALL, EXPERT_ROLE.name
+        return (Exchange(name, kind, role, size, routing=dispatch.routing, load=dispatch.load),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +174,14 @@ class _Kernels:
     """Kernels of their own; probabilities are hundredths of the rows that they go with."""
 
     def there(self, dispatch: Dispatch, *, again: bool) -> tuple[Exchange, ...]:
-        kind, size, routing = Collective.DISPATCH, dispatch.rows, dispatch.routing
-        return (Exchange("dispatch tokens", kind, dispatch.held_by, size, routing=routing, awaits=not again),)
+        kind, role, size = Collective.DISPATCH, dispatch.held_by, dispatch.rows
+        routing, load = dispatch.routing, dispatch.load
+        return (Exchange("dispatch tokens", kind, role, size, routing=routing, awaits=not again, load=load),)
 
     def back(self, dispatch: Dispatch, *, again: bool) -> tuple[Exchange, ...]:  # noqa: ARG002 - the same both ways
-        kind, size, routing = Collective.COMBINE, dispatch.rows, dispatch.routing
-        return (Exchange("combine tokens", kind, dispatch.held_by, size, format=dispatch.format, routing=routing),)
+        kind, role, size = Collective.COMBINE, dispatch.held_by, dispatch.rows
+        routing, load = dispatch.routing, dispatch.load
+        return (Exchange("combine tokens", kind, role, size, format=dispatch.format, routing=routing, load=load),)
 
 
 _WAYS: Final[dict[Dispatcher, _Way]] = {

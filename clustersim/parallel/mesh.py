@@ -88,7 +88,7 @@ class Span(Enum):
     """Which ranks that differ along a role's axes form one group."""
 
     ALL = "all"
-    ENDS = "ends"  # the first and the last
+    TABLES = "tables"  # those that hold the embedding's matrix
     NEXT = "next"  # each with the one after it, as sender and receiver
     PREVIOUS = "previous"  # each with the one before it
 
@@ -158,8 +158,8 @@ EXPERT_SHARDS: Final = Role("edp_shard", "dp of experts within shards", (EXPERT_
 EXPERT_REPLICAS: Final = Role(
     "edp_replicate", "dp of experts across replicas", (EXPERT_REPLICATE,), DATA, mesh=HYBRID_EXPERTS
 )
-EMBEDDING: Final = Role("embedding", "tied embeddings", (PIPELINE,), DATA, Span.ENDS)
-"""The pipeline ranks that hold an embedding which is the logits' matrix, too."""
+EMBEDDING: Final = Role("embedding", "tied embeddings", (PIPELINE,), DATA, Span.TABLES)
+"""The pipeline ranks that hold an embedding which is the logits' matrix, too, or that of further tokens."""
 NEXT: Final = Role("pp_next", "pp", (PIPELINE,), PIPELINE, Span.NEXT)
 PREVIOUS: Final = Role("pp_previous", "pp", (PIPELINE,), PIPELINE, Span.PREVIOUS)
 HOST_ROLE: Final = Role("host", "host", (), HOST)

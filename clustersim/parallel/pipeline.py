@@ -6,15 +6,23 @@ first, then their neighbours inwards (Llama 3 removed one layer each from the fi
 Or they are dealt by one of Megatron-LM's rules (megatron/core/transformer/transformer_block.py,
 `get_num_layers_to_build`): the embedding or the logits count as a layer, or the first or the last pipeline rank has
 layers of its own number. Megatron's layout strings are read by `stage_notation`.
+
+Layers that predict further tokens are all on one stage behind the stack's last layer: on the last, or where a layout
+string has them. Every stage behind theirs is sent what each of them made beside the stack's own hidden states
+(Megatron-LM, megatron/core/transformer/multi_token_prediction.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from types import MappingProxyType
+from typing import Final
 
 from clustersim.errors import InputError
 from clustersim.program.placement import Placement
 from clustersim.workload.stack import Stack, count, cut
+
+NOWHERE: Final[Mapping[int, Stack]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,18 @@ class Stage:
     def layers(self) -> int:
         """How many layers it holds."""
         return count(self.stack)
+
+    @property
+    def parts(self) -> tuple[Stack, Stack]:
+        """Its layers of the model's stack, and those that predict further tokens, which come behind them."""
+        return tuple(run for run in self.stack if not run.spec.ahead), tuple(
+            run for run in self.stack if run.spec.ahead
+        )
+
+    @property
+    def ahead(self) -> int:
+        """How many of its layers predict further tokens."""
+        return count(self.parts[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +111,15 @@ def _left_over(left: int, layers: int, others: int) -> str:
     return f"leave {left} of {layers} layers, {shared}"
 
 
-Split = tuple[int, ...] | Counted | Ends | None
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What a layout string says: the model's layers of each stage, and those that predict further tokens."""
+
+    layers: tuple[int, ...]
+    ahead: tuple[int, ...]
+
+
+Split = tuple[int, ...] | Drawn | Counted | Ends | None
 """Layers of each stage, as they are given or by a rule; None: evenly."""
 
 
@@ -102,7 +130,17 @@ def dealt(split: Split, layers: int, placement: Placement) -> tuple[int, ...]:
             return split_layers(layers, len(placement.ranks))
         case tuple():
             return split
+        case Drawn(layers=drawn):
+            return drawn
     return split.dealt(layers, placement)
+
+
+def ahead_at(split: Split, stages: int) -> int:
+    """The number of the stage, of so many, that layers which predict further tokens are on."""
+    match split:
+        case Drawn(ahead=drawn):
+            return next((stage for stage, many in enumerate(drawn) if many), stages - 1)
+    return stages - 1
 
 
 def split_layers(layers: int, stages: int) -> tuple[int, ...]:
@@ -118,10 +156,13 @@ def split_layers(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def stages(stack: Stack, counts: Sequence[int]) -> tuple[Stage, ...]:
-    """Virtual stages with the embedding on the first and final norm, logits and loss on the last. counts: of layers."""
+def stages(stack: Stack, counts: Sequence[int], ahead: Mapping[int, Stack] = NOWHERE) -> tuple[Stage, ...]:
+    """Virtual stages with the embedding on the first and final norm, logits and loss on the last.
+
+    counts: of layers; ahead: by stage, layers that predict further tokens.
+    """
     last, firsts = len(counts) - 1, accumulate(counts, initial=0)
     return tuple(
-        Stage(number, cut(stack, first, layers), number == 0, number == last)
+        Stage(number, (*cut(stack, first, layers), *ahead.get(number, ())), number == 0, number == last)
         for number, (first, layers) in enumerate(zip(firsts, counts, strict=False))
     )

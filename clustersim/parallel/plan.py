@@ -3,18 +3,19 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import NamedTuple
 
 from clustersim.parallel.data import FullyShard, GradientSync, Microbatches
 from clustersim.parallel.expert import Dispatch
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.parameters import ParameterGroup, parameter_groups
-from clustersim.parallel.pipeline import Stage, dealt, stages
+from clustersim.parallel.pipeline import Stage, ahead_at, dealt, stages
 from clustersim.parallel.tensor import Sharding
 from clustersim.program.placement import Placement, looped
 from clustersim.program.task import Dispatcher
 from clustersim.units import Bytes
+from clustersim.workload.expert_load import ExpertLoad
 from clustersim.workload.layers import Layer, Shard, embedding, head, layer
 from clustersim.workload.recipe import WeightFormats
 from clustersim.workload.stack import Attention, LatentAttention, LayerRun, LayerSpec, RoutedMlp, cut
@@ -34,13 +35,15 @@ class Run(NamedTuple):
 class Plan:
     """A model, how it is trained, and how it is spread.
 
-    place: which of so many pipeline ranks holds which stage, as the schedule has it.
+    place: which of so many pipeline ranks holds which stage, as the schedule has it; rows: that come to the experts of
+    the ranks in question, over their mean.
     """
 
     model: Model
     training: Training
     layout: Layout
     place: Callable[[int], Placement] = looped
+    rows: float = 1.0
 
     @cached_property
     def placement(self) -> Placement:
@@ -56,7 +59,23 @@ class Plan:
     def stages(self) -> tuple[Stage, ...]:
         """Virtual stages in model order."""
         counts = dealt(self.layout.layers_per_stage, self.model.layers, self.placement)
-        return stages(self.model.stack, counts)
+        return stages(self.model.stack, counts, {self._ahead_at: self.model.ahead})
+
+    @cached_property
+    def _ahead_at(self) -> int:
+        """The stage of layers that predict further tokens, if there are any."""
+        return ahead_at(self.layout.layers_per_stage, len(self.placement.ranks))
+
+    def carried(self, stage: int) -> int:
+        """How many activations go from a stage to the next: beside its own, one of each layer that predicts further."""
+        return 1 + self.model.mtp_layers if self._ahead_at <= stage < len(self.placement.ranks) - 1 else 1
+
+    @cached_property
+    def tables(self) -> tuple[int, ...]:
+        """Pipeline ranks that have the embedding's matrix: for tokens, for further tokens, or for tied logits."""
+        ranks, model = self.placement.ranks, self.model
+        further = [ranks[self._ahead_at]] if model.mtp_layers else []
+        return tuple(dict.fromkeys([ranks[0], *further, *([ranks[-1]] if model.tied_embeddings else [])]))
 
     @cached_property
     def layers(self) -> Mapping[LayerSpec, Layer]:
@@ -84,8 +103,23 @@ class Plan:
 
     def head_of(self, stage: Stage) -> Layer:
         """The head as it is on a stage that has it; its rank may have the embedding, too."""
-        beside = self.placement.ranks[stage.number] == self.placement.ranks[0]
+        beside = self._embeds(stage, 0) or (self.model.mtp_layers > 0 and self._embeds(stage, self._ahead_at))
         return self.tied_head if self.model.tied_embeddings and beside else self.head
+
+    def _embeds(self, stage: Stage, other: int) -> bool:
+        """Whether a stage is on the rank of another one, of this number."""
+        return self.placement.ranks[stage.number] == self.placement.ranks[other]
+
+    @cached_property
+    def shared_embedding(self) -> Layer:
+        """The embedding beside another on the same rank, whose weights it uses (if they are cut, as gathered there)."""
+        without = (replace(each, parameters=0) for each in self.embedding.operators)
+        return replace(self.embedding, operators=tuple(without))
+
+    def embeddings_of(self, stage: Stage) -> tuple[Layer, ...]:
+        """The embeddings of further tokens on a stage that predicts some; the rank may have its weights already."""
+        first = self.shared_embedding if self._embeds(stage, 0) else self.embedding
+        return (first, *[self.shared_embedding] * (stage.ahead - 1)) if stage.ahead else ()
 
     def units(self, stage: Stage) -> tuple[Layer, ...]:
         """A stage's embedding, layers and head, as far as it has them."""
@@ -99,8 +133,37 @@ class Plan:
     def _units(self, stage: Stage) -> list[tuple[Layer, int]]:
         """Equal neighbours among the units of a stage, and how many they are."""
         before = [(self.embedding, 1)] if stage.embedding else []
+        further = [(each, 1) for each in self.embeddings_of(stage)]
         after = [(self.head_of(stage), 1)] if stage.head else []
-        return [*before, *((self.layers[run.spec], run.count) for run in stage.stack), *after]
+        layers = [[(self.layers[run.spec], run.count) for run in part] for part in stage.parts]
+        return [*before, *layers[0], *further, *layers[1], *after]
+
+    @property
+    def uneven(self) -> ExpertLoad | None:
+        """How rows are spread over experts, where ranks have more or fewer of them."""
+        spread = self.layout.ep > 1 and all(each.capacity is None for each in self.model.mixtures)
+        return self.training.expert_load if spread and self.model.mixtures else None
+
+    def load_numbers(self, stage: Stage) -> tuple[int | None, ...]:
+        """For each layer of a stage the number of its load (`program.Loads`), None where all ranks do the same."""
+        return self._load_numbers[stage.number]
+
+    @cached_property
+    def _load_numbers(self) -> tuple[tuple[int | None, ...], ...]:
+        """By stage: routed layers are numbered in model order, those that predict further tokens last."""
+        load, parts = self.uneven, [each.parts for each in self.stages]
+        if load is None:
+            return tuple((None,) * stage.layers for stage in self.stages)
+        following = count(), count(sum(_routed(run) for stack, _ in parts for run in stack))
+        return tuple(
+            tuple(
+                (next(numbers) if load.layered else 0) if _routed(run) else None
+                for numbers, stack in zip(following, each, strict=True)
+                for run in stack
+                for _ in range(run.count)
+            )
+            for each in parts
+        )
 
     @cached_property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
@@ -135,7 +198,7 @@ class Plan:
             case FullRecompute(None):
                 return stage.layers
             case FullRecompute(int() as layers):
-                return min(layers, stage.layers)
+                return min(layers, stage.layers - stage.ahead)
         return 0
 
     @property
@@ -170,6 +233,7 @@ class Plan:
             ep=self.layout.ep,
             etp=self.layout.expert_tensor,
             copied_there=self.layout.dispatcher is not Dispatcher.ALL_TO_ALL,
+            load=self.rows,
         )
 
     @cached_property
@@ -178,15 +242,15 @@ class Plan:
         shard = self.shard
         return float(shard.batch * shard.sequence * self.model.hidden * self.training.recipe.activations.bytes)
 
-    def sharding(self, spec: LayerSpec | None = None) -> Sharding:
-        """What the collectives of a part of the model need to know; spec: of a layer."""
+    def sharding(self, spec: LayerSpec | None = None, *, load: int | None = None) -> Sharding:
+        """What the collectives of a part of the model need to know; spec: of a layer; load: its number."""
         form = self.training.recipe.activations
         plain = Sharding(self.layout, self.activation, 0.0, form)
         if spec is None:
             return plain
         if isinstance(spec.mlp, RoutedMlp):
             tokens, row = self.shard.residual_tokens, float(self.model.hidden * form.bytes)
-            plain = replace(plain, dispatch=Dispatch(self.layout, spec.mlp, tokens, row, form))
+            plain = replace(plain, dispatch=Dispatch(self.layout, spec.mlp, tokens, row, form, load))
         return plain if spec.attention is None else replace(plain, keys_values=self._keys_values(spec.attention))
 
     def _keys_values(self, attention: Attention) -> Bytes:
@@ -203,3 +267,8 @@ class Plan:
     def stages_of(self, pipeline_rank: int) -> tuple[Stage, ...]:
         """Virtual stages on one pipeline rank."""
         return tuple(self.stages[stage] for stage in self.placement.stages_of(pipeline_rank))
+
+
+def _routed(run: LayerRun) -> int:
+    """How many layers of a run have experts."""
+    return run.count if isinstance(run.spec.mlp, RoutedMlp) else 0

@@ -1,33 +1,32 @@
 """What does a Megatron-LM layout string say?
 
-`Et*3|(tt|)*29|L` lists what each virtual stage holds, in model order: E the embedding, t a transformer layer, L the
-loss (with final norm and logits); `|` ends a stage, `x*n` and `(...)*n` repeat, commas mean nothing. The stages go
-round the pipeline ranks, as interleaving has them. Multi-token prediction (m) is not modelled.
+`Et*3|(tt|)*29m|L` lists what each virtual stage holds, in model order: E the embedding, t a transformer layer, m one
+that predicts a further token, L the loss (with final norm and logits); `|` ends a stage, `x*n` and `(...)*n` repeat,
+commas mean nothing. The stages go round the pipeline ranks, as interleaving has them. All m are on one stage.
 Reference: Megatron-LM, `--pipeline-model-parallel-layout`, megatron/core/transformer/pipeline_parallel_layer_layout.py.
 """
 
 import re
 
 from clustersim.errors import InputError, shown
+from clustersim.parallel.pipeline import Drawn
 
 _GROUP = re.compile(r"\(([^()]*)\)\*(\d+)")
 _LETTER = re.compile(r"([A-Za-z|])\*(\d+)")
 _MOST = 100_000  # letters of all stages: ten times the most layers
-_LETTERS = "E (embedding), t (layer) and L (loss)"
+_LETTERS = "E (embedding), t (layer), m (multi-token prediction) and L (loss)"
 
 
-def read_stages(text: str) -> tuple[int, ...]:
-    """Layers of each virtual stage; raise InputError for what Megatron-LM or the simulator does not have.
+def read_stages(text: str) -> Drawn:
+    """Layers of each virtual stage; raise InputError for what Megatron-LM does not have.
 
-    >>> read_stages("Et*3|(tt|)*2L")
-    (3, 2, 2, 0)
+    >>> read_stages("Et*3|(tt|)*2mL")
+    Drawn(layers=(3, 2, 2, 0), ahead=(0, 0, 0, 1))
     """
     stages = _written_out(text).split("|")
     whole = "".join(stages)
     for letter in dict.fromkeys(whole):
-        if letter == "m":
-            raise InputError(f"{shown(text)}: m, multi-token prediction, is not modelled; {_LETTERS} are")
-        if letter not in "EtL":
+        if letter not in "EtmL":
             raise InputError(f"{shown(text)}: {letter!r} stands for nothing; {_LETTERS} are known")
     if whole.count("E") != 1 or not whole.startswith("E"):
         raise InputError(f"{shown(text)}: the embedding, E, comes first and once; such as Et|tt|tL")
@@ -35,7 +34,10 @@ def read_stages(text: str) -> tuple[int, ...]:
         raise InputError(f"{shown(text)}: the loss, L, comes last and once; such as Et|tt|tL")
     if not stages[0].startswith("E") or not stages[-1].endswith("L"):
         raise InputError(f"{shown(text)}: a stage before the embedding or after the loss holds nothing")
-    return tuple(stage.count("t") for stage in stages)
+    ahead = tuple(stage.count("m") for stage in stages)
+    if "t" in whole.partition("m")[2] or len([*filter(None, ahead)]) > 1:
+        raise InputError(f"{shown(text)}: m comes behind all t, and all m on one stage; such as Et|tt|tm|L")
+    return Drawn(tuple(stage.count("t") for stage in stages), ahead)
 
 
 def _written_out(text: str) -> str:

@@ -17,7 +17,7 @@ Attention, Liu et al. 2023; Transformer Engine's `p2p`), forward once, backward 
 
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -120,25 +120,30 @@ class _Ring:
 
 _JOINING: Final[Mapping[Joining, tuple[str, Collective]]] = MappingProxyType(
     {
-        Joining.GATHERED: ("gather adapter", Collective.ALL_GATHER),
-        Joining.SUMMED: ("sum adapter", Collective.ALL_REDUCE),
+        Joining.GATHERED: ("gather", Collective.ALL_GATHER),
+        Joining.SUMMED: ("sum", Collective.ALL_REDUCE),
     }
 )
 
 
 def _joints(joints: Iterable[Joint], work: Work) -> list[Operation]:
-    """The collectives that join small tensors within a sharded region."""
-    return [Operation(Exchange(*_JOINING[joint.how], TENSOR_ROLE.name, joint.size), work) for joint in joints]
+    """The collectives that join tensors of which each rank has a part."""
+    return [Operation(_joint(joint), work) for joint in joints]
+
+
+def _joint(joint: Joint) -> Exchange:
+    verb, kind = _JOINING[joint.how]
+    return Exchange(f"{verb} {joint.of}", kind, TENSOR_ROLE.name, joint.size)
 
 
 def forward(layer: Layer, sharding: Sharding) -> list[Operation]:
     """Operations of a layer's forward, with its collectives."""
-    return _forward(_places(layer.operators), sharding, Work.FORWARD)
+    return _forward(_places(layer.operators, sharding), sharding, Work.FORWARD)
 
 
 def forward_again(layer: Layer, sharding: Sharding, *, early_stop: bool) -> list[Operation]:
     """Operations that full recomputation runs again before a layer's backward."""
-    return _forward(_again(_places(layer.operators), early_stop=early_stop), sharding, Work.RECOMPUTE)
+    return _forward(_again(_places(layer.operators, sharding), early_stop=early_stop), sharding, Work.RECOMPUTE)
 
 
 def _forward(places: Sequence["_Place"], sharding: Sharding, work: Work) -> list[Operation]:
@@ -159,7 +164,7 @@ def backward(layer: Layer, sharding: Sharding) -> list[Operation]:
     """Operations of a layer's backward, with its collectives, in reverse order of the operators."""
     beside = math.inf if sharding.layout.backward_overlap else _chunks(sharding.layout)
     operations: list[Operation] = []
-    for place in reversed(_places(layer.operators)):
+    for place in reversed(_places(layer.operators, sharding)):
         inputs, weights = _inputs(place, sharding), _weights(place)
         if place.gathers:
             inputs = _joined(_input_again(place, sharding), inputs, 0, beside)
@@ -172,7 +177,7 @@ def backward(layer: Layer, sharding: Sharding) -> list[Operation]:
 def input_gradients(layer: Layer, sharding: Sharding) -> list[Operation]:
     """Operations of the half of a backward that the stage before waits for; no weight gradient hides its sums."""
     operations: list[Operation] = []
-    for place in reversed(_places(layer.operators)):
+    for place in reversed(_places(layer.operators, sharding)):
         inputs = _inputs(place, sharding)
         if place.enters:
             summed = sharding.input_gradient(place.operator.entering)
@@ -189,7 +194,7 @@ def weight_gradients(layer: Layer, sharding: Sharding) -> list[Operation]:
     operations: list[Operation] = []
     early: dict[str, int] = {}
     last: dict[str, int] = {}
-    for place in reversed(_places(layer.operators)):
+    for place in reversed(_places(layer.operators, sharding)):
         weights, group = _weights(place), place.operator.group
         if place.gathers:
             weights = _joined(_input_again(place, sharding), weights, 0, 1)
@@ -236,7 +241,7 @@ def _input_again(place: "_Place", sharding: Sharding) -> Exchange | None:
 
 
 def _weights(place: "_Place") -> list[Operation]:
-    return [Operation(kernel, Work.BACKWARD) for kernel in place.operator.weight_gradient]
+    return [Operation(kernel, Work.BACKWARD, load=place.load) for kernel in place.operator.weight_gradient]
 
 
 def modules_again(layer: Layer, sharding: Sharding, modules: Set[Module], *, early_stop: bool) -> list[Operation]:
@@ -244,7 +249,7 @@ def modules_again(layer: Layer, sharding: Sharding, modules: Set[Module], *, ear
 
     A module whose result is dropped, too, is run to its end.
     """
-    places, again = _places(layer.operators), list[Operation]()
+    places, again = _places(layer.operators, sharding), list[Operation]()
     for module in (each for each in Module if each in modules):
         inside = [place for place in places if place.operator.inside({module})]
         inside = [*_again(inside, early_stop=early_stop and not module.drops_result)]
@@ -255,7 +260,7 @@ def modules_again(layer: Layer, sharding: Sharding, modules: Set[Module], *, ear
 def operations_again(layer: Layer, sharding: Sharding, *, early_stop: bool) -> list[Operation]:
     """Operations that selective recomputation by operations runs again: gathers too; sums are among what is kept."""
     again: list[Operation] = []
-    for place in _again(_places(layer.operators), early_stop=early_stop):
+    for place in _again(_places(layer.operators, sharding), early_stop=early_stop):
         kernels = _attended(place, place.operator.run_again, sharding.ring(1.0), Work.RECOMPUTE)
         gathered = sharding.enter(place.operator.entering) if place.enters else None
         again += _joined(gathered, kernels, 0, _chunks(sharding.layout)) if kernels else []
@@ -273,7 +278,7 @@ class _Place:
     """An operator, whether something comes into a sharded region for it, it is the region's last, or a core's first.
 
     gathers: it is the first in backward that reads what came in; arrives, returns: it is the first, or the last, on the
-    ranks of experts.
+    ranks of experts; load: number of the load by which these have more rows than others.
     """
 
     operator: Operator
@@ -283,9 +288,11 @@ class _Place:
     gathers: bool
     arrives: bool = False
     returns: bool = False
+    load: int | None = None
 
 
-def _places(operators: Sequence[Operator]) -> list[_Place]:
+def _places(operators: Sequence[Operator], sharding: Sharding) -> list[_Place]:
+    load = None if sharding.dispatch is None else sharding.dispatch.load
     sharded = [False, *(operator.region is Region.SHARDED for operator in operators), False]
     routed = [False, *(operator.region is Region.ROUTED for operator in operators), False]
     cores = [False, *(operator.inside({Module.CORE}) for operator in operators)]
@@ -296,9 +303,10 @@ def _places(operators: Sequence[Operator]) -> list[_Place]:
             enters=(enters := (sharded[number] and not sharded[number - 1]) or operator.entry is Entry.OTHER),
             leaves=sharded[number] and not sharded[number + 1],
             attends=cores[number] and not cores[number - 1],
-            gathers=operator.entry is Entry.SAME if again else enters,
+            gathers=operator.entry is not None if again else enters,
             arrives=routed[number] and not routed[number - 1],
             returns=routed[number] and not routed[number + 1],
+            load=load if routed[number] else None,
         )
         for number, operator in enumerate(operators, start=1)
     ]
@@ -306,7 +314,7 @@ def _places(operators: Sequence[Operator]) -> list[_Place]:
 
 def _attended(place: _Place, kernels: Sequence[Kernel], ring: _Ring | None, work: Work) -> list[Operation]:
     """Kernels of an operator; the attention core's first kernel hides the ring, one block of keys at a time."""
-    operations = [Operation(kernel, work) for kernel in kernels]
+    operations = [Operation(kernel, work, load=place.load) for kernel in kernels]
     if ring is None or not place.attends or not operations:
         return operations
     first, *others = operations
@@ -333,7 +341,7 @@ def _completed(operations: list[Operation], parameters: int, group: str) -> list
     if not operations or parameters == 0:
         return operations
     last = operations[-1]
-    return [*operations[:-1], Operation(last.does, last.work, parameters, group)]
+    return [*operations[:-1], replace(last, gradients=parameters, group=group)]
 
 
 def _chunks(layout: Layout) -> float:

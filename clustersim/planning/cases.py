@@ -21,7 +21,14 @@ from clustersim.parallel.data import FullyShard
 from clustersim.program.task import Dispatcher
 from clustersim.result import Result
 from clustersim.scenario import Scenario
-from clustersim.scenario.changes.experts import OTHERS, spreads, with_dispatcher, with_experts_over, within_domains
+from clustersim.scenario.changes.experts import (
+    OTHERS,
+    spreads,
+    with_dispatcher,
+    with_experts_over,
+    with_load,
+    within_domains,
+)
 from clustersim.scenario.changes.kernels import efficiency_of, with_products
 from clustersim.scenario.changes.links import links_to_nics, network_links, nvlink, pcie_links, with_links
 from clustersim.scenario.changes.work import (
@@ -35,6 +42,7 @@ from clustersim.scenario.changes.work import (
     without_overheads,
 )
 from clustersim.scenario.legal import divisors
+from clustersim.workload.expert_load import DrawnLoad
 from clustersim.workload.offload import NOTHING
 from clustersim.workload.training import FullRecompute, NoRecompute, Recompute
 
@@ -44,6 +52,9 @@ _ROUNDING: Final = 1e-9  # what sums of times are off by
 _LINK_WORDS: Final = {LinkKind.PCIE: "PCIe", LinkKind.HOST: "host links"}
 _NO_EXPERTS: Final = "no experts are spread over ranks"
 LESS, MORE, TWICE, SLOW = 0.9, 1.1, 2.0, 0.9
+VARIATION: Final = 0.3
+"""Of drawn loads of experts: the middle of what is measured (0.05 to 0.55 of ranks' rows, `workload.expert_load`)."""
+APART: Final = 16.0  # times as long where ranks that hold other experts are no longer alike
 SPLITS: Final = 4.0  # times the classes of ranks with a slow one: 16 and 64 for Llama 3 405B on 16,384 GPUs
 
 
@@ -178,6 +189,17 @@ def _other_dispatcher(result: Result) -> Changed | Untried:
     return Changed(with_dispatcher(scenario, other), f": {other.value}, not {layout.dispatcher.value}")
 
 
+def _other_load(result: Result) -> Changed | Untried:
+    """Loads that are drawn where they are even, and even ones where they are not."""
+    scenario = result.scenario
+    if scenario.layout.ep == 1:
+        return Untried("every rank has all experts, so it gets as many rows as any other")
+    if any(each.capacity is not None for each in scenario.model.mixtures):
+        return Untried("experts take as many rows as their capacity is, whoever is chosen")
+    load = None if scenario.training.expert_load else DrawnLoad(VARIATION)
+    return Changed(with_load(scenario, load), ": evenly" if load is None else f": {load.words}")
+
+
 def _experts(*, inside: bool) -> Change:
     """The widest spread that stays inside NVLink domains, or the narrowest that does not."""
 
@@ -241,6 +263,7 @@ CASES: Final = (
         modelled=True,
         of_mixtures=True,
     ),
+    Case("other_loads", "tokens spread over experts in another way", _other_load, effort=APART, of_mixtures=True),
     Case(
         "experts_inside",
         "experts spread inside NVLink domains",

@@ -121,6 +121,11 @@ def _alike(model: Model) -> Model:
             f"model: {model.name} is a mixture of experts, and the explorer's page knows dense models only; run and "
             "check know both, and the page of run --html has what-ifs of where experts are"
         )
+    if model.mtp_layers:
+        raise InputError(
+            f"model.mtp_layers: {model.mtp_layers}, and the explorer's page knows no layers that predict further "
+            "tokens; run and check do, or set it to 0"
+        )
     runs = (LayerRun(changed(run.spec, window=None, rotary=1.0), run.count) for run in model.stack)
     found = replace(model, stack=joined(runs))
     if len(found.stack) > 1:

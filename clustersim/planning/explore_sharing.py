@@ -248,7 +248,7 @@ def receives(space: Space) -> Table:
 
     def ask(pp: int, chunks: int) -> float:
         plan = space.plan(pp=pp, chunks=chunks)
-        return _footprint(space, plan).receives / plan.activation
+        return _footprint(space, plan).receives(plan.stages) / plan.activation
 
     return space.table(ask, "pp", "chunks")
 

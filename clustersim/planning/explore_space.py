@@ -14,7 +14,7 @@ from typing import Any, Final
 from clustersim.analysis.exploration import Setting, Table
 from clustersim.parallel.data import BY_STAGE, DataParallelism, NaiveDataParallel, cut_over
 from clustersim.parallel.mesh import NAMES
-from clustersim.parallel.pipeline import Split
+from clustersim.parallel.pipeline import Drawn, Split
 from clustersim.parallel.plan import Plan
 from clustersim.scenario import Scenario
 from clustersim.scenario.checks import check_heads, check_secondary, check_shards, check_widths
@@ -212,7 +212,8 @@ class Space:
     def _layers_per_stage(self, model: int | None, stages: int) -> Split:
         """The scenario's own, where they are those of so many stages of its model; a rule holds for any."""
         own = self.scenario.layout.layers_per_stage
-        if model != 0 or (isinstance(own, tuple) and len(own) != stages):
+        counts = own.layers if isinstance(own, Drawn) else own
+        if model != 0 or (isinstance(counts, tuple) and len(counts) != stages):
             return None
         return own
 

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import Final
 
 import numpy as np
 
-from clustersim.arrays import IntArray
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.task import Compute, Exchange, Stream, Task
 
 
@@ -81,13 +82,29 @@ class Groups:
         return rows
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Loads:
+    """How many times as many rows as the mean come to each rank's experts: [numbers, ranks], by layer.
+
+    each: numbers that every step has of its own; 0: all steps share them.
+    """
+
+    factors: FloatArray
+    each: int = 0
+
+
+EVEN: Final = Loads(np.zeros((0, 0)))
+"""No rank has more than another."""
+
+
 @dataclass(frozen=True)
 class Program:
-    """kind: [ranks] index into `programs`; groups by role."""
+    """kind: [ranks] index into `programs`; groups by role; loads: of ranks' experts, where these differ."""
 
     programs: tuple[RankProgram, ...]
     kind: IntArray
     groups: Mapping[str, Groups]
+    loads: Loads = EVEN
 
     @property
     def ranks(self) -> int:
@@ -98,7 +115,9 @@ class Program:
     def exchanges(self) -> tuple[Exchange, ...]:
         """Every collective and message of any rank, sorted: what costs remember may depend on what is asked first."""
         every = dict.fromkeys(exchange for each in self.programs for exchange in each.exchanges)
-        return tuple(sorted(every, key=lambda each: (each.group, each.name, each.collective.value, each.payload)))
+        return tuple(
+            sorted(every, key=lambda each: (each.group, each.name, each.collective.value, each.payload, each.load or 0))
+        )
 
     @cached_property
     def exchanges_inside(self) -> frozenset[Exchange]:

@@ -106,7 +106,8 @@ class Exchange:
     """A collective of one process group: `group` is a role such as "tp" or "dp", `payload` bytes.
 
     format: that it sums in, where it does and that is known; routing: of tokens to experts, which `payload` counts once
-    for each expert; awaits: before the host launches it, it waits for all that comes before, which says what is sent.
+    for each expert; awaits: before the host launches it, it waits for all that comes before, which says what is sent;
+    load: number of the program's loads by which members get (or send back) more of the payload than others.
     """
 
     name: str
@@ -116,6 +117,7 @@ class Exchange:
     format: DType | None = field(default=None, kw_only=True)
     routing: Routing | None = field(default=None, kw_only=True)
     awaits: bool = field(default=False, kw_only=True)
+    load: int | None = field(default=None, kw_only=True)
 
 
 class HostWork(Enum):
@@ -157,7 +159,8 @@ class Operation:
     """One step of a block. gradients: how many parameters of this rank, all of one group, have theirs after it.
 
     fetches: bytes of activations that must be back from the host before it; frees: whether what was fetched is read for
-    the last time; saves: bytes that go there after it; leaves: of gradients that go there after it.
+    the last time; saves: bytes that go there after it; leaves: of gradients that go there after it; load: number of the
+    program's loads by which a rank's kernel has more rows than the mean one's.
     """
 
     does: Kernel | Exchange | Overlap
@@ -168,6 +171,7 @@ class Operation:
     frees: bool = False
     saves: Bytes = 0.0
     leaves: Bytes = 0.0
+    load: int | None = None
 
     @property
     def exchange(self) -> Exchange | None:
@@ -192,7 +196,7 @@ class Block:
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
         """The collectives inside, in order."""
-        return tuple(operation.exchange for operation in self.operations if operation.exchange is not None)
+        return tuple(found for operation in self.operations if (found := operation.exchange) is not None)
 
 
 @dataclass(frozen=True, slots=True)

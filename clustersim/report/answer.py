@@ -150,6 +150,7 @@ def verdict_of(result: Answer) -> Verdict:
         steps=steps_of(result),
         band=result.band,
         host=None if result.host is None else (result.host.memory, result.host.capacity),
+        experts=result.fullest_experts,
     )
 
 

@@ -93,6 +93,7 @@ def _numbers(verdict: Verdict, trust: Trust) -> "Table":
         ("exposed comm", f"{verdict.exposed_communication_fraction:.1%}", "of the step"),
         ("peak memory", format_bytes(verdict.peak_memory), _where(verdict)),
         *_host(verdict),
+        *_experts(verdict),
         (
             "simulated",
             f"{trust.simulated_ranks:,} rank{'' if trust.simulated_ranks == 1 else 's'}",
@@ -103,6 +104,15 @@ def _numbers(verdict: Verdict, trust: Trust) -> "Table":
     for number, (source, share) in enumerate(trust.provenance.items()):
         table.add_row("durations" if number == 0 else "", share_words(share), PROVENANCE_NAMES[source])
     return table
+
+
+def _experts(verdict: Verdict) -> list[tuple[str, str, str]]:
+    """Of the fullest ranks, if loads are uneven."""
+    fullest = verdict.experts
+    if fullest is None:
+        return []
+    over = f"the mean's rows on a layer's fullest rank; {fullest.rows:.2f}x on rank {fullest.rank:,}, over its layers"
+    return [("experts", f"{fullest.layer:.2f}x", over)]
 
 
 def _host(verdict: Verdict) -> list[tuple[str, str, str]]:

@@ -118,7 +118,17 @@ def _numbers(verdict: Verdict) -> list[tuple[str, str, str]]:
             f"{verdict.exposed_communication_fraction:.1%}",
             "share of the step spent in communication alone",
         ),
+        *_experts(verdict),
     ]
+
+
+def _experts(verdict: Verdict) -> list[tuple[str, str, str]]:
+    """Of the fullest ranks, if loads are uneven."""
+    fullest = verdict.experts
+    if fullest is None:
+        return []
+    meaning = f"rows of a layer's fullest rank over the mean; over all its layers rank {fullest.rank:,} is the fullest"
+    return [("fullest experts", f"{fullest.layer:.2f}x", f"{meaning}, {fullest.rows:.2f}x")]
 
 
 def _causal(verdict: Verdict) -> list[tuple[str, str, str]]:

@@ -14,8 +14,9 @@ from clustersim.parallel.data import ByParameter, FullyShard, NaiveDataParallel
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import SPOKEN, Axis
 from clustersim.parallel.pipeline import dealt, split_layers
+from clustersim.scenario.ahead import check_further, undrawn, with_further
 from clustersim.scenario.legal import around, divisors, multiples_around
-from clustersim.scenario.mixtures import check_adapted_experts, check_experts, check_routers
+from clustersim.scenario.mixtures import check_adapted_experts, check_experts, check_loads, check_routers
 from clustersim.scenario.offload import check_offload
 from clustersim.scenario.recomputed import check_modules
 from clustersim.scenario.section import MOST_TOKENS, MOST_WIDTH
@@ -134,7 +135,9 @@ def check_layers(scenario: Setup) -> Iterator[str]:
             f"layout.layers_per_stage: {len(counts)} stage{'s' * (len(counts) > 1)} with {sum(counts)} layers, "
             f"but {shape} and {scenario.model.name} has {layers} layers; such as {list(split_layers(layers, stages))}"
         )
-    elif _idle_stages(counts) and layers >= stages:
+    elif further := undrawn(scenario):
+        yield further
+    elif _idle_stages(counts := with_further(scenario, counts)) and layers >= stages:
         idle = counts[1:-1].index(0) + 1 if 0 in counts[1:-1] else 0
         even = list(split_layers(layers, stages))
         yield f"layout.layers_per_stage: stage {idle} of {shape} holds nothing; such as {even}"
@@ -345,7 +348,9 @@ _CHECKS: tuple[_Check, ...] = (
     check_widths,
     check_routers,
     check_experts,
+    check_loads,
     check_layers,
+    check_further,
     check_recomputed,
     check_modules,
     check_batch,

@@ -12,6 +12,7 @@ from clustersim.parallel.mesh import PIPELINE
 from clustersim.program.task import Dispatcher
 from clustersim.scenario.legal import around, divisors
 from clustersim.scenario.setup import Setup
+from clustersim.workload.expert_load import MeasuredLoad
 from clustersim.workload.lora import Projection
 from clustersim.workload.stack import RoutedMlp
 from clustersim.workload.transformer import every_projection
@@ -70,6 +71,30 @@ def _apart(layout: Layout) -> Iterator[str]:
 def _fitting(layout: Layout, room: int) -> str:
     legal = [each for each in divisors(room) if room % (each * layout.expert_tensor) == 0]
     return f"ep {around(layout.ep, legal)} fits" if legal else "a smaller etp fits"
+
+
+def check_loads(scenario: Setup) -> Iterator[str]:
+    """Whether the load that is stated is of this model's experts."""
+    load, model = scenario.training.expert_load, scenario.model
+    mixtures = model.routed
+    if load is None:
+        return
+    if not mixtures:
+        yield f"training.expert_load: {model.name} has no experts; leave it out"
+    if not isinstance(load, MeasuredLoad):
+        return
+    if load.layered and len(load.rows) != len(mixtures):
+        yield (
+            f"training.expert_load.rows: {len(load.rows)} lists, and {model.name} has {len(mixtures)} routed layers; "
+            f"write one list of all layers, or {len(mixtures)}"
+        )
+        return
+    for place, (rows, routed) in enumerate(zip(load.rows, mixtures, strict=False), start=1):
+        if len(rows) != routed.experts:
+            yield (
+                f"training.expert_load.rows: list {place} is of {len(rows)} experts, and {model.name} has "
+                f"{routed.experts}; write as many"
+            )
 
 
 def check_routers(scenario: Setup) -> Iterator[str]:

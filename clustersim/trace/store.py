@@ -20,7 +20,6 @@ the others waited; else the row itself.
 Ranks of one class have equal timelines: `representative[r]` is the simulated rank that stands for rank r.
 """
 
-from collections.abc import Set
 from dataclasses import dataclass
 from typing import Self
 
@@ -122,12 +121,3 @@ class OperationSpans:
     def columns(self) -> tuple[IntArray, IntArray, IntArray, FloatArray, FloatArray, FloatArray, FloatArray]:
         """All columns."""
         return self.rank, self.task, self.operation, self.start, self.end, self.exposed, self.moved
-
-    def of(self, rank: int, tasks: Set[int]) -> "OperationSpans":
-        """Those of some tasks of one rank."""
-        own = np.flatnonzero(self.rank == rank)
-        chosen = own[np.isin(self.task[own], list(tasks))]
-        return OperationSpans(
-            self.rank[chosen], self.task[chosen], self.operation[chosen],
-            self.start[chosen], self.end[chosen], self.exposed[chosen], self.moved[chosen],
-        )  # fmt: skip

@@ -46,6 +46,9 @@ _OF_RECIPES: Final = {
     ("gpt-oss-120b", "b300"): Dispatcher.HYBRIDEP,
     ("gpt-oss-120b", "gb200"): Dispatcher.HYBRIDEP,
 }
+# whose recipes of Megatron Bridge give the loss of routers' load a coefficient (moe_aux_loss_coeff of
+# src/megatron/bridge/models/{deepseek/deepseek_v3,qwen/qwen3_moe}_bridge.py; Moonlight is read by the first)
+_BALANCED: Final = ("deepseek-v3", "moonlight-16b-a3b", "qwen3-30b-a3b", "qwen3-235b-a22b")
 
 
 def has_experts(case: Case) -> bool:
@@ -77,7 +80,9 @@ def experts_overheads(case: Case) -> dict[str, Any]:
     """What `training.overheads` says of a run's experts; Megatron-LM's command line names grouped products."""
     notes = case.text("notes")
     loop = _LOOP in notes or ("num-experts" in notes and "moe-grouped-gemm" not in notes)
-    return {"overheads": {"grouping": "loop"}} if loop else {}
+    balanced = _RECIPE in notes and public_model(case) in _BALANCED
+    found = ({"grouping": "loop"} if loop else {}) | ({"router_loss": True} if balanced else {})
+    return {"overheads": found} if found else {}
 
 
 def experts_section(case: Case, preset: str | None) -> dict[str, Any]:

@@ -36,6 +36,7 @@ RECOMPUTES: Final = {
 }
 _LISTED: Final = re.compile(r"selective:\[([a-z_ ]+)\]")  # Megatron-LM's --recompute-modules
 _DRAWN: Final = re.compile(r"\blayout (E[tmL|()*\d]+)")  # Megatron-LM's pipeline_model_parallel_layout
+_FURTHER: Final = re.compile(r"\bMTP (\d+)|\bmtp-num-layers (\d+)")  # layers that predict further tokens
 _MODULES: Final = "modules:"  # of which names follow, joined by +
 SCHEDULES: Final = ("", *shelf.NAMES)
 
@@ -90,7 +91,7 @@ def _model(case: Case, software: Software) -> dict[str, Any]:
     if has_experts(case):
         require_mixture(case, preset)
     experts = {"experts": experts_section(case, preset)} if has_experts(case) else {}
-    named = {"name": case.text("model") or case.text("case_id"), **experts}
+    named = {"name": case.text("model") or case.text("case_id"), **experts, **_further(case)}
     if preset is not None:
         cut = {column: case.whole(column) for column in ("layers", "vocab")}
         return named | cut | {"preset": preset, "max_positions": case.whole("seq")}
@@ -98,6 +99,12 @@ def _model(case: Case, software: Software) -> dict[str, Any]:
     if experts and not experts["experts"].get("dense_layers"):
         del dimensions["ffn"]  # of a dense MLP, which no layer has
     return named | dimensions
+
+
+def _further(case: Case) -> dict[str, int]:
+    """How many layers predict further tokens, where notes say that there are some."""
+    stated = _FURTHER.search(case.text("notes"))
+    return {"mtp_layers": int(stated[1] or stated[2])} if stated else {}
 
 
 def _dimensions(case: Case, software: Software) -> dict[str, Any]:

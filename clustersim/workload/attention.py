@@ -11,6 +11,11 @@ A sliding window (Beltagy et al. 2020, arXiv:2004.05150; Jiang et al. 2023, arXi
 `window` keys: flash attention skips the blocks outside it, standard attention masks them and saves nothing. Soft-capped
 scores (Gemma 2, arXiv:2408.00118, section 2) cost flash attention nothing here, standard attention one more pass. ALiBi
 (Press et al. 2021, arXiv:2108.12409) is added in the product's epilogue, for nothing.
+A sink (gpt-oss, arXiv:2508.10925, section 2.2; Xiao et al. 2023, arXiv:2309.17453) is one score of each head beside
+those of the keys. Flash attention adds it where it sums, and its gradient is one more sum over the queries' statistics:
+Transformer Engine has cuDNN do so (`softmax_type` learnable; NVIDIA/cudnn-frontend,
+include/cudnn_frontend/node/scaled_dot_product_flash_attention.h). Standard attention puts it behind the scores, a copy
+each way, and no fused softmax takes these (Megatron-LM, megatron/core/fusions/fused_softmax.py, `SoftmaxOne`).
 With `attention_copies` (Megatron-LM's `ParallelAttention`, megatron/model/transformer.py) the result is put in order,
 and backward multiplies the gradients of queries and keys by the scale of the scores and joins those of queries, keys
 and values, as the product was split: a copy each. Those that flash attention needs are not counted.
@@ -74,7 +79,10 @@ def flash_flops(shape: AttentionShape) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """The attention core of one layer on one rank. dtype: of queries, keys, values and scores; softcap: of these."""
+    """The attention core of one layer on one rank.
+
+    dtype: of queries, keys, values and scores; softcap: of these; sinks: every head has a learned score of its own.
+    """
 
     shape: AttentionShape
     dtype: DType
@@ -82,6 +90,12 @@ class Core:
     fused: bool
     softcap: bool = False
     overheads: Overheads = NONE
+    sinks: bool = False
+
+    @property
+    def _parameters(self) -> int:
+        """A score of each head."""
+        return self.shape.heads if self.sinks else 0
 
     @property
     def _statistics(self) -> int:
@@ -121,6 +135,9 @@ class Core:
         passed = self._queries + self._keys + self._values + results
         read_forward = passed * width + logarithms
         read_backward = 2 * passed * width + logarithms
+        if self.sinks:  # of each head; backward reads logarithms and sums of each query once more
+            read_forward += self._parameters * width
+            read_backward += 2 * (self._parameters * width + logarithms)
         forward = Kernel("attention.core", KernelKind.ATTENTION_FORWARD, self.dtype, flops, read_forward, self.shape)
         backward = Kernel(
             "attention.core.input_gradient",
@@ -135,6 +152,7 @@ class Core:
             Region.SHARDED,
             (forward,),
             (backward,),
+            parameters=self._parameters,
             kept=logarithms,
             again=(),
             results=results * width + logarithms,
@@ -147,10 +165,19 @@ class Core:
         yield self._scores()
         if self.softcap:
             yield self._matrix_pass("attention.softcap", streaming.softcap(fused=self.fused))
+        if self.sinks:
+            yield self._sink()
         yield self._matrix_pass("attention.softmax", self._softmax)
         if self.dropout:
             yield self._matrix_pass("attention.dropout", streaming.SCORE_DROPOUT)
         yield self._context()
+
+    def _sink(self) -> Operator:
+        """Scores with one more column, whose gradient is the sum of that column's."""
+        name, elements = "attention.sink", self._statistics * (self.shape.key + 1)
+        copied = streaming.copy(name, self.dtype, elements)
+        back = replace(copied, name=f"{name}.input_gradient")
+        return Operator(name, Region.SHARDED, (copied,), (back,), parameters=self._parameters)
 
     def _product(self, name: str, operands: Operands, *, m: int, n: int, k: int) -> Kernel:
         shape = MatmulShape(m, n, k, batch=self.shape.batch * self.shape.heads, operands=operands)
@@ -159,6 +186,8 @@ class Core:
     @property
     def _softmax(self) -> Streaming:
         """Fused only for as many keys and heads as the kernel takes (Megatron-LM, megatron/model/fused_softmax.py)."""
+        if self.sinks:
+            return streaming.softmax(fused=False)
         most = self.overheads.softmax_keys
         outside = most is not None and (self.shape.key > most or self.shape.batch * self.shape.heads % 4 != 0)
         return streaming.MEGATRON_SOFTMAX if self.fused and outside else streaming.softmax(fused=self.fused)

@@ -6,6 +6,9 @@ sliding window has; nothing for recomputation. This is PaLM's model FLOP (Chowdh
 appendix B) and, for GPT, 72 B s L h^2 (1 + s/(6h) + V/(12 L h)) of Korthikanti et al. 2022 (arXiv:2205.05198)
 appendix A.
 
+Layers that predict further tokens count with their projection and their logits (Megatron-LM,
+megatron/training/training.py, `num_floating_point_operations`).
+
 Causal attention computes only what its mask leaves, about half; counted so (`Keys.SEEN`), long contexts have fewer
 FLOP, as FlashAttention-2 (arXiv:2307.08691, section 4.1) and the causal MFU of DeepSeek-V3 (arXiv:2505.09343, table 4)
 count them.
@@ -33,7 +36,7 @@ class Keys(Enum):
 
 def token_flops(model: Model, sequence: int, lora: Lora | None = None, keys: Keys = Keys.ALL) -> Flop:
     """Model FLOP of one token in a sequence of so many, forward and backward; lora: beside frozen weights."""
-    scores = sum(run.count * _score_width(run.spec, sequence, keys) for run in model.stack)
+    scores = sum(run.count * _score_width(run.spec, sequence, keys) for run in model.every)
     matrices = matrix_parameters(model)
     products = 6.0 * matrices if lora is None else 4.0 * matrices + 6.0 * adapter_parameters(model, lora)
     return products + 12.0 * scores

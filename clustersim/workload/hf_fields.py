@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from clustersim.errors import InputError
-from clustersim.workload.stack import MOST_LAYERS
+from clustersim.workload.stack import MOST_AHEAD, MOST_LAYERS
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+_FURTHER = "num_nextn_predict_layers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,14 @@ class Config:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise InputError(f"{self.path}: {key} is {value!r}, not a whole number from 0")
+        return value
+
+    @property
+    def further(self) -> int:
+        """How many layers predict further tokens."""
+        value = self.whole(_FURTHER, 0)
+        if value > MOST_AHEAD:
+            raise InputError(f"{self.path}: {_FURTHER} {value} is too large; {MOST_AHEAD} is the most")
         return value
 
     def layers(self, key: str) -> int:

@@ -1,7 +1,7 @@
 """Which model is a configuration with latent attention: DeepSeek-V2, -V3, or of their form (Moonlight, Kimi K2)?
 
-Layers that predict further tokens (`num_nextn_predict_layers`) are not among the `num_hidden_layers`, and transformers
-builds none.
+Layers that predict further tokens (`num_nextn_predict_layers`) are not among the `num_hidden_layers`; transformers
+builds none, Megatron Bridge as many as the file says.
 Reference: transformers, src/transformers/models/deepseek_v{2,3}/configuration_*.py and modeling_*.py;
 moonshotai/Kimi-K2-Base config.json, which is of DeepSeek-V3's class.
 """
@@ -36,6 +36,7 @@ def latent(config: Config) -> Model:
         positions=Positions.ROTARY,
         tied_embeddings=config.truth("tie_word_embeddings", default=False),
         linear_bias=False,
+        mtp_layers=config.further,
     )
 
 

@@ -104,7 +104,8 @@ class LlamaKind:
     bias_of_qkv: attention_bias means queries, keys and values; bias_of_attention: it means these and the output,
     and experts have their own; rotary: share of each head that is turned; norm_said: `use_qk_norm` says whether
     queries and keys are normalised; nope: some layers turn none; windows: None where the family knows none,
-    whatever the file says; mixture: layers have experts; softcaps: scores and logits may be capped.
+    whatever the file says; mixture: layers have experts; sinks: every head has one; softcaps: scores and logits may be
+    capped; further: files may have layers that predict further tokens.
     """
 
     qkv_bias: bool = False
@@ -120,8 +121,10 @@ class LlamaKind:
     rotary: float = 1.0
     nope: bool = False
     mixture: Mixture | None = None
+    sinks: bool = False
     softcaps: Mapping[str, float | None] = field(default_factory=dict)
     defaults: Mapping[str, int] = field(default_factory=dict)
+    further: bool = False
 
     def read(self, config: Config) -> Model:
         """Read the model; raise InputError naming file and key."""
@@ -137,6 +140,7 @@ class LlamaKind:
             tied_embeddings=config.truth("tie_word_embeddings", default=self.tied),
             linear_bias=bias,
             logit_softcap=self._capped(config, "final_logit_softcapping"),
+            mtp_layers=config.further if self.further else 0,
         )
 
     def _stack(self, config: Config, bias: bool) -> Stack:
@@ -164,7 +168,7 @@ class LlamaKind:
         head_dim, softcap = self._head_dim(config, heads), self._capped(config, "attn_logit_softcapping")
         normed = QkNorm.HEADS if config.truth("use_qk_norm", default=False) and self.norm_said else self.qk_norm
         return [
-            (FullAttention(heads, kv_heads, head_dim, qkv, normed, window, share, softcap), alike)
+            (FullAttention(heads, kv_heads, head_dim, qkv, normed, window, share, softcap, self.sinks), alike)
             for window, share in zip(self._windows(config, layers), turned, strict=True)
         ]
 
@@ -241,9 +245,13 @@ LLAMA_KINDS: Final[Mapping[str, LlamaKind]] = MappingProxyType(
         "olmoe": LlamaKind(qk_norm=QkNorm.WHOLE, mixture=MIXTURES["olmoe"]),
         "qwen2_moe": LlamaKind(qkv_bias=True, windows=switched, mixture=MIXTURES["qwen2_moe"]),
         "qwen3_moe": LlamaKind(qk_norm=QkNorm.HEADS, head_dim=128, windows=switched, mixture=MIXTURES["qwen3_moe"]),
-        "gpt_oss": LlamaKind(bias_of_attention=True, head_dim=64, windows=alternating, mixture=MIXTURES["gpt_oss"]),
+        "gpt_oss": LlamaKind(
+            bias_of_attention=True, head_dim=64, windows=alternating, sinks=True, mixture=MIXTURES["gpt_oss"]
+        ),
         "llama4_text": LlamaKind(nope=True, windows=chunked, mixture=MIXTURES["llama4_text"]),
-        "glm4_moe": LlamaKind(bias_of_qkv=True, norm_said=True, head_dim=128, rotary=0.5, mixture=MIXTURES["glm4_moe"]),
+        "glm4_moe": LlamaKind(
+            bias_of_qkv=True, norm_said=True, head_dim=128, rotary=0.5, mixture=MIXTURES["glm4_moe"], further=True
+        ),
         "glm4": LlamaKind(bias_of_qkv=True, head_dim=128, rotary=0.5, block=BlockForm.SANDWICH),
     }
 )

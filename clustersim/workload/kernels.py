@@ -139,6 +139,7 @@ class Routine(Enum):
     TOP_K = "top_k"  # the table largest of each row of logits [rows, width], their softmax, and who is chosen
     TOP_K_SIGMOID = "top_k_sigmoid"  # the same of sigmoids, chosen by these and a bias for each column
     TOP_K_GROUPED = "top_k_grouped"  # the same, chosen from the best groups of columns
+    BALANCE = "balance"  # the loss of how evenly columns are chosen, of logits [rows, width]
     ROW_MAP = "row_map"  # where each of `table` copies comes from, of who is chosen [rows, width]
     PERMUTE = "permute"  # rows [rows, width] gathered in another order, of table / rows copies each
     UNPERMUTE = "unpermute"  # rows [rows, width] that are sums of table / rows rows each
@@ -213,6 +214,28 @@ class Kernel:
     shape: Shape | None = None
     launches: int = 1
     calls: int = 0
+
+    def loaded(self, rows: float) -> "Kernel":
+        """The same over so many times the rows, but at least one: matrices of weights stay as they are.
+
+        A product's rows are those of its result, but of a weight gradient (TN) those that it sums over.
+        """
+        match self.shape:
+            case MatmulShape() as product:
+                many = product.k if product.operands is Operands.TN else product.m
+                changed = max(1, round(many * rows))
+                more = replace(product, k=changed) if product.operands is Operands.TN else replace(product, m=changed)
+                kept = self.dtype.bytes * product.n * product.k * product.batch
+                if product.operands is Operands.TN:
+                    kept = self.bytes - self.dtype.bytes * product.k * (product.m + product.n) * product.batch
+                size = kept + (self.bytes - kept) * changed / many
+                return replace(self, flops=self.flops * changed / many, bytes=size, shape=more)
+            case StreamShape() as streamed:
+                changed = max(1, round(streamed.rows * rows))
+                table = round(streamed.table * changed / streamed.rows)
+                times, shape = changed / streamed.rows, replace(streamed, rows=changed, table=table)
+                return replace(self, flops=self.flops * times, bytes=self.bytes * times, shape=shape)
+        return replace(self, flops=self.flops * rows, bytes=self.bytes * rows)
 
     def piece(self, pieces: int) -> "Kernel":
         """One of several kernels that together do the same: a matmul by its rows, attention by its keys.

@@ -20,6 +20,7 @@ from clustersim.dtypes import DType
 from clustersim.units import Bytes
 from clustersim.workload import streaming
 from clustersim.workload.adapters import adapted
+from clustersim.workload.ahead import ahead, copied, read_bytes
 from clustersim.workload.attention import Core, operators
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, Routine, StreamShape
 from clustersim.workload.latent import latent
@@ -100,7 +101,10 @@ def layer(model: Model, spec: LayerSpec, training: Training, shard: Shard) -> La
     rank = OnRank(model, training, shard)
     attention = _attended(rank, spec)
     mlp = _mlp(rank, spec)
-    return adapted(Layer(_operators(rank, spec, attention, mlp), rank.input_bytes), training, shard)
+    made, read = _operators(rank, spec, attention, mlp), rank.input_bytes
+    if spec.ahead:
+        made, read = ahead(rank, made), read_bytes(rank)
+    return adapted(Layer(made, read), training, shard)
 
 
 def _operators(rank: OnRank, spec: LayerSpec, attention: list[Operator], mlp: list[Operator]) -> tuple[Operator, ...]:
@@ -181,16 +185,33 @@ def embedding(model: Model, training: Training, shard: Shard) -> Layer:
 
 
 def head(model: Model, training: Training, shard: Shard) -> Layer:
-    """Final norm, logits, loss. The logits' weight is counted here, tied or not; FP8 leaves the logits in BF16."""
-    rank = OnRank(model, training, shard)
+    """Final norm, logits, loss. The logits' weight is counted here, tied or not; FP8 leaves the logits in BF16.
+
+    Layers that predict further tokens have logits and a loss each, of the same weight; hidden states of all are put
+    behind each other (Megatron-LM, megatron/core/transformer/multi_token_prediction.py, `process_mtp_loss`). The final
+    norm counts here, too, which Megatron-LM runs with the last layer of the stack.
+    """
+    rank, further = OnRank(model, training, shard), model.mtp_layers
+    made = [norm_operator(rank, "head.norm", forks=False)]
+    if further:
+        made.append(copied(rank, "head.concat", 1 + further))
+    first, *others = _predicted(rank)
+    made += [first, *others]
+    # backward runs the first last, with which the gradient of the weight is complete
+    again = replace(first, parameters=0, entry=Entry.OTHER, linear=None)
+    made += further * [again, *others]
+    return adapted(Layer(tuple(made), rank.input_bytes), training, shard)
+
+
+def _predicted(rank: OnRank) -> list[Operator]:
+    """Logits and loss of one hidden state for each token."""
+    model, training, shard = rank.model, rank.training, rank.shard
     bias_tokens = shard.tokens if model.head_bias else 0
     logits = Linear("head.logits", shard.tokens, model.hidden, rank.vocab, Products.all_in(rank.dtype), bias_tokens)
-    product = linear_operator(rank, logits, rank.input_bytes)
-    made = [norm_operator(rank, "head.norm", forks=False), product]
+    made = [linear_operator(rank, logits, rank.input_bytes)]
     if model.logit_softcap:
         made.append(_over_logits(rank, "head.softcap", streaming.softcap(fused=training.fused)))
-    made.append(_over_logits(rank, "head.loss", streaming.loss(training.loss)))
-    return adapted(Layer(tuple(made), rank.input_bytes), training, shard)
+    return [*made, _over_logits(rank, "head.loss", streaming.loss(training.loss))]
 
 
 def _over_logits(rank: OnRank, name: str, over: Streaming) -> Operator:
@@ -230,7 +251,8 @@ def _attention(rank: OnRank, own: _Heads) -> list[Operator]:
         window=own.window(shard.keys),
     )
     core = Core(
-        *(shape, rank.dtype, model.dropout, rank.training.fused, own.attention.softcap), rank.training.overheads
+        *(shape, rank.dtype, model.dropout, rank.training.fused, own.attention.softcap),
+        *(rank.training.overheads, own.attention.sinks),
     )
     chosen += operators(core, rank.training.attention)
     bias_tokens = shard.residual_tokens if model.linear_bias else 0

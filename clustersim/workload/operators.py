@@ -54,7 +54,8 @@ class Shard:
     batch: sequences in the microbatch; sequence: tokens of each on this rank (global sequence / cp); keys: tokens that
     queries of this rank attend over (global sequence); sequence_parallel: norms, residuals and dropout run on
     sequence / tp tokens; ep, etp: over how many ranks experts are spread, and each of them is cut; copied_there: a
-    token travels once to the ranks of its experts and is copied for each there, not before.
+    token travels once to the ranks of its experts and is copied for each there, not before; load: rows that come to
+    this rank's experts over their mean.
     """
 
     batch: int
@@ -65,6 +66,7 @@ class Shard:
     ep: int = 1
     etp: int = 1
     copied_there: bool = False
+    load: float = 1.0
 
     @property
     def tokens(self) -> int:
@@ -90,10 +92,14 @@ class Joining(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """A tensor of which each tensor-parallel rank has a part, some columns or a term. size: bytes of the whole."""
+    """A tensor of which each tensor-parallel rank has a part, some columns or a term.
+
+    size: bytes of the whole; of: what it is.
+    """
 
     how: Joining
     size: Bytes
+    of: str = "adapter"
 
 
 @dataclass(frozen=True, slots=True)

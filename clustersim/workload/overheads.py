@@ -84,7 +84,7 @@ class Overheads:
     Experts: grouping, how the products of several experts are run (None: on streams if other kernels are fused, else in
     a loop); permute_unfused, tokens are sorted by experts and summed again by PyTorch's operations, not by a kernel
     each; router_unfused, so are scores, choice and probabilities; router_fp32, the router multiplies FP32 copies of its
-    operands.
+    operands; router_loss, routers have a loss that balances their experts' load.
 
     loss: when the loss that is logged is averaged; batches: how tokens come to the ranks.
     """
@@ -103,6 +103,7 @@ class Overheads:
     permute_unfused: bool = False
     router_unfused: bool = False
     router_fp32: bool = False
+    router_loss: bool = False
     grouping: Grouping | None = None
     softmax_keys: int | None = None
     loss: LossReport = LossReport.NEVER
@@ -116,6 +117,7 @@ class Overheads:
             permute_unfused=self.permute_unfused,
             router_unfused=self.router_unfused,
             router_fp32=self.router_fp32,
+            router_loss=self.router_loss,
             grouping=self.grouping,
         )
 

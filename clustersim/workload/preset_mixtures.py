@@ -1,7 +1,7 @@
 """Which published mixtures of experts can be named, and where do their dimensions come from?
 
-Layers that predict further tokens (DeepSeek-V3, GLM-4.5) are not among those of a preset. Grok-1's gated GELU stands as
-SwiGLU; DBRX's norms have biases here, which its own have not (`hf_dbrx`).
+Layers that predict further tokens (DeepSeek-V3, GLM-4.5) are told apart from the rest of a preset. Grok-1's gated GELU
+stands as SwiGLU; DBRX's norms have biases here, which its own have not (`hf_dbrx`).
 """
 
 from typing import Final
@@ -28,7 +28,7 @@ _OSS: Final = {"num_experts_per_tok": 4, "head_dim": 64, "sliding_window": 128, 
 _LLAMA4: Final = {"num_experts_per_tok": 1, "intermediate_size_mlp": 16384, "head_dim": 128}
 _GLM: Final = {
     "n_routed_experts": 160, "num_experts_per_tok": 8, "moe_intermediate_size": 1536, "n_shared_experts": 1,
-    "first_k_dense_replace": 3, "attention_bias": True, "use_qk_norm": True,
+    "first_k_dense_replace": 3, "attention_bias": True, "use_qk_norm": True, "num_nextn_predict_layers": 1,
 }  # fmt: skip
 _GROK_FFN: Final = RoutedMlp(experts=8, top_k=2, ffn=32768, form=Mlp.SWIGLU)  # gated GELU
 _GROK1: Final = Model(
@@ -151,7 +151,7 @@ MIXTURES: Final = (
         "DeepSeek-V3, arXiv:2412.19437, section 4.2; deepseek-ai/DeepSeek-V3",
         sizes(61, 7168, 18432, 128, 128, 129280, 163840)
         | _deepseek(256, 8, 2048, shared=1, dense=3)
-        | {"n_group": 8, "topk_group": 4},
+        | {"n_group": 8, "topk_group": 4, "num_nextn_predict_layers": 1},
     ),
     released(
         "moonlight-16b-a3b",

@@ -1,7 +1,7 @@
 """How is a published model written down? By its name, a source and dimensions, most as its config.json has them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,21 @@ from clustersim.workload.transformer import Model
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A model and the source of its dimensions."""
+    """A model and the source of its dimensions.
+
+    mtp_layers: layers that predict further tokens, which were released with the model and are not among it: who trains
+    it says whether they are trained, too (`model.mtp_layers`).
+    """
 
     model: Model
     source: str
+    mtp_layers: int = 0
 
 
 def released(name: str, family: str, source: str, content: Mapping[str, Any]) -> Preset:
     """A model as its released config.json has it, whose dimensions (or what differs from its family's) are given."""
-    return Preset(FAMILIES[family](Config(Path(f"{name}.json"), content, family)), f"{source} config.json")
+    model = FAMILIES[family](Config(Path(f"{name}.json"), content, family))
+    return Preset(replace(model, mtp_layers=0), f"{source} config.json", model.mtp_layers)
 
 
 def sizes(*numbers: int) -> dict[str, int]:

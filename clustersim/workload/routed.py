@@ -91,8 +91,9 @@ class _Experts:
 
     @property
     def tokens(self) -> int:
-        """Rows that come to this rank, of all ranks that send to it, where experts are chosen evenly."""
-        return self.routed.rows(self.rank.shard.residual_tokens) * self.rank.shard.etp
+        """Rows that come to this rank, of all ranks that send to it."""
+        even = self.routed.rows(self.rank.shard.residual_tokens) * self.rank.shard.etp
+        return even if self.rank.shard.load == 1.0 else max(1, round(even * self.rank.shard.load))
 
     @property
     def ffn(self) -> int:
@@ -109,7 +110,8 @@ class _Experts:
         """The tokens that came, each once, and a row for each of them and of these experts."""
         routed, every = self.routed, self.rank.shard.residual_tokens * self.rank.shard.etp * self.rank.shard.ep
         missed = comb(routed.experts - self.experts, routed.top_k) / comb(routed.experts, routed.top_k)
-        return Copies(self.rank, round(every * (1.0 - missed)), self.tokens, self.experts, Region.ROUTED)
+        came = min(every, every * (1.0 - missed) * self.rank.shard.load)
+        return Copies(self.rank, round(came), self.tokens, self.experts, Region.ROUTED)
 
     def operators(self) -> list[Operator]:
         """Sorted by expert, through the MLP, and back in the order in which they came."""

@@ -21,7 +21,15 @@ All of it works on the rank's own tokens, which are a part of the sequence under
 Where tokens travel once, and are copied at the ranks of their experts (DeepEP, Hybrid-EP, all-gather), the same is done
 there with those that came.
 
-Auxiliary losses are left out: they pass [tokens, experts] some times more.
+- Loss that balances the load (`Overheads.router_loss`; Fedus et al. 2021, arXiv:2101.03961, section 2.2; of each
+  sequence in DeepSeek-V3), which Megatron-Core has where a recipe gives it a coefficient. With fused kernels the logits
+  are scored once more, for all experts, the map of who is chosen is summed, and the scores by these sums; backward
+  makes the gradient of the scores, that of the logits, and adds it to theirs. Without, those are 7 passes forward (9 of
+  sigmoids: a softmax, top-k, zeros, the map scattered and converted, two sums) and 3 (5) backward. Numbers of each
+  expert and of the loss are made and noted by 2 launches more each way, 3 more forward where nothing is fused.
+  Tensor-parallel ranks, which have parts of the sequence, sum how many tokens each expert has (INT64).
+
+The loss of the logits' size (z-loss), which no recipe here has, is left out.
 
 References: NVIDIA/Megatron-LM, megatron/core/transformer/moe/{router,moe_utils}.py (topk_routing_with_score_function,
 permute, unpermute, RouterGatingLinearFunction); NVIDIA/TransformerEngine, transformer_engine/pytorch/permutation.py,
@@ -36,7 +44,7 @@ from clustersim.units import Bytes
 from clustersim.workload.kernels import Kernel, KernelKind, Routine, StreamShape
 from clustersim.workload.linear import Linear
 from clustersim.workload.on_rank import OnRank, gradient_sum, linear_operator
-from clustersim.workload.operators import Operator, Region
+from clustersim.workload.operators import Joining, Joint, Joints, Operator, Region
 from clustersim.workload.recipe import Products
 from clustersim.workload.stack import RoutedMlp, Router, Scores
 
@@ -45,11 +53,14 @@ _ENTRY: Final = 4  # of a map of rows
 _SORTS: Final = 2  # launches of a top-k beside its pass
 _SELECTIONS: Final = 6  # launches that make indices of who is chosen
 _MAPS: Final = 2  # launches that make a map of rows
+_NOTED: Final = 2  # launches that note a loss, or begin its gradient
+_CHOICE: Final = "mlp.top_k"
 
 
 def chosen(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
-    """The router, and the choice of experts."""
-    return [_router(rank, routed), _choice(rank, routed)]
+    """The router, the choice of experts, and the loss of their load."""
+    balance = [_balance(rank, routed)] if rank.training.overheads.router_loss else []
+    return [_router(rank, routed), _choice(rank, routed), *balance]
 
 
 def permuted(rank: OnRank, routed: RoutedMlp) -> Operator:
@@ -91,17 +102,18 @@ def _choice(rank: OnRank, routed: RoutedMlp) -> Operator:
     shape = StreamShape(routine_of(routed.router), *sizes, fused=True, table=routed.top_k)
     scores, marks = shape.elements * DType.FP32.bytes, shape.elements
     if not rank.training.overheads.router_unfused:
-        return _chosen_by(shape, (3 * scores + marks, 3 * scores + marks), (1, 1), float(scores + marks))
+        return _chosen_by(_CHOICE, shape, (3 * scores + marks, 3 * scores + marks), (1, 1), float(scores + marks))
     unfused, passes = replace(shape, fused=False), _passes(routed)
     back = passes - 2
-    return _chosen_by(
-        unfused, (2 * passes * scores, 2 * back * scores), (passes + _SORTS, back), float(2 * scores + marks)
-    )
+    moves, launches = (2 * passes * scores, 2 * back * scores), (passes + _SORTS, back)
+    return _chosen_by(_CHOICE, unfused, moves, launches, float(2 * scores + marks))
 
 
-def _chosen_by(shape: StreamShape, sizes: tuple[Bytes, Bytes], launches: tuple[int, int], kept: Bytes) -> Operator:
-    """The choice by kernels that move so many bytes, and are launched so many times, forward and backward."""
-    name, kind = "mlp.top_k", KernelKind.SOFTMAX
+def _chosen_by(
+    name: str, shape: StreamShape, sizes: tuple[Bytes, Bytes], launches: tuple[int, int], kept: Bytes
+) -> Operator:
+    """Kernels over scores that move so many bytes, and are launched so many times, forward and backward."""
+    kind = KernelKind.SOFTMAX
     forward = moved(name, kind, DType.FP32, shape, sizes[0], launches=launches[0])
     behind = replace(shape, backward=True)
     back = moved(f"{name}.input_gradient", kind, DType.FP32, behind, sizes[1], launches=launches[1])
@@ -120,6 +132,20 @@ def _passes(routed: RoutedMlp) -> int:
     router = routed.router
     scored = 2 if router.scores is Scores.SIGMOID else 0
     return 5 + scored + router.bias + (5 if router.groups > 1 else 0)
+
+
+def _balance(rank: OnRank, routed: RoutedMlp) -> Operator:
+    """The loss of the load; its gradient is added to that of the logits."""
+    shape = StreamShape(Routine.BALANCE, rank.shard.residual_tokens, routed.experts, fused=True)
+    scores, marks = shape.elements * DType.FP32.bytes, shape.elements
+    sizes, launches = (3 * scores + 2 * marks, 7 * scores), (3 + _NOTED, 3 + _NOTED)
+    if rank.training.overheads.router_unfused:
+        shape, scored = replace(shape, fused=False), 2 if routed.router.scores is Scores.SIGMOID else 0
+        ahead, back = 7 + scored, 3 + scored
+        sizes, launches = (2 * ahead * scores, 2 * back * scores), (ahead + _SORTS + 3 + _NOTED, back + _NOTED)
+    made = _chosen_by("mlp.balance", shape, sizes, launches, float(scores))
+    counts = (Joint(Joining.SUMMED, float(routed.experts * _INDEX), "experts' load"),) if rank.shard.tp > 1 else ()
+    return replace(made, joints=Joints(result=counts))
 
 
 def _copies(rank: OnRank, routed: RoutedMlp) -> "Copies":

@@ -62,7 +62,8 @@ class FullAttention:
     qkv_bias: queries, keys and values have biases; qk_norm: how queries and keys are normalised, if they are; window:
     how many tokens, itself among them, a token attends to (None: to all before it); rotary: share of each head that is
     turned by position, where the model has rotary positions (0: this layer has none, NoPE); softcap: scores are capped
-    by a tanh (Gemma 2).
+    by a tanh (Gemma 2); sinks: every head has a learned score that takes part in the softmax and weights no value
+    (gpt-oss).
     """
 
     heads: int
@@ -73,6 +74,7 @@ class FullAttention:
     window: int | None = None
     rotary: float = 1.0
     softcap: bool = False
+    sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +210,16 @@ AnyMlp = DenseMlp | RoutedMlp
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What one layer is made of; None: the layer has no such part (and is not parallel)."""
+    """What one layer is made of; None: the layer has no such part (and is not parallel).
+
+    ahead: it predicts a token further on: what it reads are hidden states beside the embedding of the next token
+    (multi-token prediction, `workload.ahead`).
+    """
 
     attention: Attention | None
     mlp: AnyMlp | None
     block: BlockForm = BlockForm.PRE_NORM
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +232,7 @@ class LayerRun:
 
 Stack = tuple[LayerRun, ...]
 MOST_LAYERS = 10_000  # of a model
+MOST_AHEAD = 64  # of these that predict further tokens
 
 
 def count(stack: Stack) -> int:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from clustersim.workload.expert_load import ExpertLoad
 from clustersim.workload.lora import Lora
 from clustersim.workload.modules import Module
 from clustersim.workload.offload import NOTHING, Offload
@@ -89,7 +90,8 @@ class Training:
     early_stop: what is recomputed is run only until all that backward needs is there again, as torch.utils.checkpoint
     does without `use_reentrant` (`workload.operators.until_saved`); else all of it, as the checkpoints of Megatron-LM,
     Transformer Engine and DeepSpeed do. lora: the adapters that are trained beside frozen weights, None: all weights
-    are trained; overheads: what the framework does beside the model's own arithmetic.
+    are trained; overheads: what the framework does beside the model's own arithmetic; expert_load: how unevenly tokens
+    choose experts, None: evenly.
     """
 
     sequence: int
@@ -106,6 +108,7 @@ class Training:
     offload: Offload = NOTHING
     lora: Lora | None = None
     overheads: Overheads = NONE
+    expert_load: ExpertLoad | None = None
 
     @property
     def accumulation(self) -> Accumulation:

@@ -55,7 +55,8 @@ class Model:
     linear_bias: the attention output and the MLP have biases; tied_embeddings: the logits matrix is the embedding;
     vocab is used as it is (frameworks pad it: give the padded size); embedding_norm: the embedding is normalised before
     the first layer (BLOOM); logit_softcap: a tanh caps the logits (Gemma 2); spare_positions: rows of the table of
-    learned positions beyond `max_positions` (OPT has 2); head_bias: the logits have one (Phi).
+    learned positions beyond `max_positions` (OPT has 2); head_bias: the logits have one (Phi); mtp_layers: how many
+    layers behind the stack predict a token further on each (multi-token prediction), of the stack's last kind.
     """
 
     name: str
@@ -72,16 +73,28 @@ class Model:
     logit_softcap: bool = False
     spare_positions: int = 0
     head_bias: bool = False
+    mtp_layers: int = 0
 
     @property
     def layers(self) -> int:
-        """How many layers there are."""
+        """How many layers there are, without those that predict further tokens."""
         return count(self.stack)
+
+    @property
+    def ahead(self) -> Stack:
+        """The layers that predict further tokens."""
+        kinds = (replace(run.spec, ahead=True) for run in self.stack[-1:])
+        return tuple(LayerRun(spec, self.mtp_layers) for spec in kinds) if self.mtp_layers else ()
+
+    @property
+    def every(self) -> Stack:
+        """All layers, those that predict further tokens last."""
+        return (*self.stack, *self.ahead)
 
     @property
     def specs(self) -> tuple[LayerSpec, ...]:
         """The different kinds of layers, in the order in which they first come."""
-        return tuple(dict.fromkeys(run.spec for run in self.stack))
+        return tuple(dict.fromkeys(run.spec for run in self.every))
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
@@ -97,6 +110,12 @@ class Model:
     def mlps(self) -> tuple[DenseMlp, ...]:
         """The different kinds of dense MLP, in the order in which they first come."""
         return tuple(dict.fromkeys(spec.mlp for spec in self.specs if isinstance(spec.mlp, DenseMlp)))
+
+    @property
+    def routed(self) -> tuple[RoutedMlp, ...]:
+        """The mixture of each layer that has one, in model order."""
+        runs = ((run.spec.mlp, run.count) for run in self.every)
+        return tuple(mlp for mlp, count in runs if isinstance(mlp, RoutedMlp) for _ in range(count))
 
     @property
     def mixtures(self) -> tuple[RoutedMlp, ...]:
@@ -149,6 +168,7 @@ def changed(spec: LayerSpec, **changes: Any) -> LayerSpec:
         None if spec.attention is None else replace(spec.attention, **of_attention),
         None if spec.mlp is None else replace(spec.mlp, **of_mlp),
         changes.get("block", spec.block),
+        spec.ahead,
     )
 
 
@@ -215,7 +235,13 @@ def layer_parameters(model: Model, spec: LayerSpec) -> int:
             mlp = mixture_parameters(model, routed, routed.experts)
         case None:
             mlp = 0
-    return attention + mlp + _norms(spec) * norm_parameters(model)
+    joined_to = _joining_matrix(model) + 3 * norm_parameters(model) if spec.ahead else 0
+    return attention + mlp + joined_to + _norms(spec) * norm_parameters(model)
+
+
+def _joining_matrix(model: Model) -> int:
+    """Elements of the matrix that makes the input of a layer which predicts a further token, [2 hidden -> hidden]."""
+    return 2 * model.hidden**2
 
 
 def _norms(spec: LayerSpec) -> int:
@@ -240,9 +266,14 @@ def head_parameters(model: Model) -> int:
 
 
 def parameters(model: Model) -> int:
-    """Parameters of the whole model, tied ones once."""
-    layers = sum(run.count * layer_parameters(model, run.spec) for run in model.stack)
+    """Parameters of the whole model, tied ones once, with those of layers that predict further tokens."""
+    layers = sum(run.count * layer_parameters(model, run.spec) for run in model.every)
     return layers + embedding_parameters(model) + head_parameters(model)
+
+
+def mtp_parameters(model: Model) -> int:
+    """Parameters of the layers that predict further tokens; embedding and logits matrix are the model's own."""
+    return sum(run.count * layer_parameters(model, run.spec) for run in model.ahead)
 
 
 def layer_matrix_parameters(model: Model, spec: LayerSpec) -> int:
@@ -261,13 +292,16 @@ def layer_matrix_parameters(model: Model, spec: LayerSpec) -> int:
             found += model.hidden * _matrices(form) * ffn
         case RoutedMlp() as routed:
             found += _mixture_matrices(model, routed, routed.top_k)
-    return found
+    return found + (_joining_matrix(model) if spec.ahead else 0)
 
 
 def matrix_parameters(model: Model) -> int:
-    """Parameters that multiply activations: the layers' matrices and the logits matrix, tied or not."""
-    layers = sum(run.count * layer_matrix_parameters(model, run.spec) for run in model.stack)
-    return layers + model.vocab * model.hidden
+    """Parameters that multiply activations: the layers' matrices and the logits matrix, tied or not.
+
+    The logits matrix counts once more for each layer that predicts a further token.
+    """
+    layers = sum(run.count * layer_matrix_parameters(model, run.spec) for run in model.every)
+    return layers + (1 + model.mtp_layers) * model.vocab * model.hidden
 
 
 def _latent_matrices(model: Model, latent: LatentAttention) -> int:
@@ -284,6 +318,7 @@ def _attention_parameters(model: Model, attention: Attention) -> int:
     query, key_value = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
     weights = model.hidden * (2 * query + 2 * key_value)
     biases = (query + 2 * key_value if attention.qkv_bias else 0) + (model.hidden if model.linear_bias else 0)
+    biases += attention.heads if attention.sinks else 0
     match attention.qk_norm:
         case QkNorm.HEADS:
             return weights + biases + 2 * attention.head_dim
@@ -317,7 +352,7 @@ def _matrices(form: Mlp) -> int:
 
 def active_parameters(model: Model) -> int:
     """Parameters of the whole model that one token meets: of mixtures, the experts that it passes."""
-    mixtures = [(run.count, run.spec.mlp) for run in model.stack if isinstance(run.spec.mlp, RoutedMlp)]
+    mixtures = [(run.count, run.spec.mlp) for run in model.every if isinstance(run.spec.mlp, RoutedMlp)]
     every = sum(count * mixture_parameters(model, each, each.experts) for count, each in mixtures)
     met = sum(count * mixture_parameters(model, each, each.top_k) for count, each in mixtures)
     return parameters(model) - every + met

@@ -131,6 +131,7 @@ def test_training_a_mixture_makes_the_loss_smaller() -> None:
         (("cluster.gpus=2", "layout.data=fsdp"), "experts can be checked beside ddp alone"),
         ((*APART, "layout.dispatcher=allgather"), "layout.dispatcher: torch has all_to_all alone"),
         (("model.experts={count: 8, top_k: 2, ffn: 48, capacity: 1.5}",), "capacity, bias and shared_gate"),
+        (("training.overheads.router_loss=true",), "a loss of experts' load cannot be checked"),
         (("training.recompute=full",), "experts beside fused kernels or full recomputation"),
         (("training.overheads.grouping=loop",), "set grouping to kernel"),
         (("training.overheads.permute_unfused=false",), "permute_unfused and router_unfused to true"),

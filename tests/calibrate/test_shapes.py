@@ -57,7 +57,9 @@ def test_the_grid_has_all_families_layouts_and_routines() -> None:
     streams = {kernel.shape.routine for kernel in kernels if isinstance(kernel.shape, StreamShape)}
     of_adapters = {Routine.SCALED_SUM, Routine.SCALE, Routine.DEQUANTIZE}
     beside_the_model = {Routine.BIAS_ADD, Routine.CAUSAL_MASK, Routine.UNSCALE, Routine.ZERO}
-    others = {Routine.POSITIONS, Routine.COPY} | of_adapters | beside_the_model  # copies have rows of their own
+    others = (
+        {Routine.POSITIONS, Routine.COPY, Routine.BALANCE} | of_adapters | beside_the_model
+    )  # copies have rows of their own
     assert streams == set(Routine) - others
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,7 +44,7 @@ def cut(chunks: float, work: Work = Work.FORWARD) -> Operation:
 
 def waits(host: Launching, *pairs: tuple[Operation, float]) -> list[float]:
     operations, seconds = zip(*pairs, strict=True) if pairs else ((), ())
-    return host.waits(Block("block", tuple(operations)), seconds).tolist()
+    return host.waits(Block("block", tuple(operations)), np.array([seconds]))[0].tolist()
 
 
 def launches(operation: Operation) -> int:

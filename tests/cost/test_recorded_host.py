@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,14 +109,14 @@ def test_on_a_cpu_what_kernels_by_themselves_lack_is_added_launch_by_launch() ->
     works = [(2, Work.FORWARD), (1, Work.RECOMPUTE), (3, Work.BACKWARD), (5, Work.OPTIMIZER)]
     operations = [kernel(number, work) for number, work in works]
     host = host_of(record(*ROWS, threads=1), TORCH, ONE)
-    waits = host.waits(Block("block", tuple(operations)), [1.0] * 4)
+    waits = host.waits(Block("block", tuple(operations)), np.ones((1, 4)))[0]
     assert waits.tolist() == pytest.approx([6e-6, 3e-6, 12e-6, 0.0])
 
 
 def test_on_a_cpu_a_collective_is_a_launch_that_shows_at_the_next_kernel() -> None:
     host = SameThread(1.0, 2.0)
     block = Block("block", (sent(), kernel(2), cut(2.0), kernel(work=Work.BACKWARD), sent(Work.BACKWARD)))
-    assert host.waits(block, [1.0] * 5).tolist() == [0.0, 1.0 + 2.0, 0.0, 4.0 + 2.0 + 2.0, 0.0]
+    assert host.waits(block, np.ones((1, 5)))[0].tolist() == [0.0, 1.0 + 2.0, 0.0, 4.0 + 2.0 + 2.0, 0.0]
 
 
 def test_on_a_cpu_nothing_is_taken_off_kernels_that_take_longer_by_themselves() -> None:
@@ -138,7 +139,7 @@ def test_more_launches_never_make_a_block_faster(host: Host, made: list[tuple[in
         counts = [number + more * (at == place % len(made)) for at, (number, _, _) in enumerate(made)]
         operations = [kernel(count, work) for count, (_, work, _) in zip(counts, made, strict=True)]
         seconds = [each for _, _, each in made]
-        return sum(seconds) + float(host.waits(Block("block", tuple(operations)), seconds).sum())
+        return sum(seconds) + float(host.waits(Block("block", tuple(operations)), np.array([seconds])).sum())
 
     assert lasts(1) >= lasts(0) - 1e-9
 

@@ -151,9 +151,10 @@ def test_ranks_meet_inside_a_block() -> None:
     made = program(ranks, {"tp": [[0, 1]]})
     trace, operations = run(made, unfolded(made), UnitCost(made).blocks)
     assert spans(trace) == [(0, 0, 0.0, 6.0), (1, 0, 0.0, 9.0)]
-    found = zip(operations.rank.tolist(), operations.operation.tolist(), operations.start.tolist(), strict=True)
-    assert sorted(found) == [(0, 0, 0.0), (0, 1, 3.0), (0, 2, 5.0), (1, 0, 0.0), (1, 1, 3.0), (1, 2, 5.0)]
-    assert operations.end.max() == 9.0
+    first, second = (operations.of(rank, {0}) for rank in (0, 1))
+    assert first.operation.tolist() == second.operation.tolist() == [0, 1, 2]
+    assert first.start.tolist() == second.start.tolist() == [0.0, 3.0, 5.0]
+    assert (first.end.tolist(), second.end.tolist()) == ([1.0, 5.0, 6.0], [3.0, 5.0, 9.0])
 
 
 def test_a_block_is_one_event_for_a_rank_alone_and_for_ranks_that_meet_and_its_operations_are_without() -> None:
@@ -167,8 +168,9 @@ def test_a_block_is_one_event_for_a_rank_alone_and_for_ranks_that_meet_and_its_o
     assert (fold.count, len(none), len(three), len(joint)) == (1, 0, 4, 0)
     assert spans(whole) == spans(pieces) == [(0, 0, 0.0, 7.0), (0, 1, 7.0, 7.5)]
     assert sorted(spans(every)) == sorted([*spans(whole), (1, 0, 0.0, 7.0), (1, 1, 7.0, 7.5)])
-    assert three.start.tolist() == [0.0, 1.0, 3.0, 7.0]
-    assert three.end.tolist() == [1.0, 3.0, 7.0, 7.5]
+    of = three.of(0, {0, 1})
+    assert of.start.tolist() == [0.0, 1.0, 3.0, 7.0]
+    assert of.end.tolist() == [1.0, 3.0, 7.0, 7.5]
 
 
 def test_a_block_without_exchanges_is_one_event_even_unfolded() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.errors import InputError
-from clustersim.parallel.pipeline import Counted, Ends, dealt, split_layers
+from clustersim.parallel.pipeline import Counted, Drawn, Ends, dealt, split_layers
 from clustersim.parallel.stage_notation import read_stages
 from clustersim.program.placement import Placement, looped
 
@@ -24,13 +24,23 @@ from clustersim.program.placement import Placement, looped
     ],
 )
 def test_known_strings(text: str, counts: tuple[int, ...]) -> None:
-    assert read_stages(text) == counts
+    assert read_stages(text) == Drawn(counts, (0,) * len(counts))
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "many"),
+    [("Et*3|(tt|)*29m|L", 30, 1), ("Et|(tt|)*30mL", 31, 1), ("EtmmL", 0, 2), ("Et|tm*3|L", 1, 3)],
+)
+def test_layers_that_predict_further_tokens_are_on_one_stage(text: str, at: int, many: int) -> None:
+    found = read_stages(text)
+    assert found.ahead == tuple(many * (stage == at) for stage in range(len(found.layers)))
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("Et*3|(tt|)*29m|L", "m, multi-token prediction, is not modelled"),
+        ("Etm|tt|tL", "m comes behind all t, and all m on one stage"),
+        ("Et|tm|mL", "m comes behind all t, and all m on one stage"),
         ("Et|x|L", "'x' stands for nothing; E .* are known"),
         ("t|EtL", "the embedding, E, comes first and once"),
         ("Et|EtL", "the embedding, E, comes first and once"),
@@ -56,8 +66,8 @@ def test_bad_strings_are_refused(text: str, sentence: str) -> None:
 @given(st.integers(1, 20), st.integers(1, 8))
 def test_a_string_of_the_even_split_is_the_even_split(stages: int, each: int) -> None:
     body = "|".join(["t" * each] * stages)
-    assert read_stages(f"E{body}L") == split_layers(stages * each, stages)
-    assert read_stages(f"E(t*{each}|)*{stages}L")[:-1] == split_layers(stages * each, stages)
+    assert read_stages(f"E{body}L").layers == split_layers(stages * each, stages)
+    assert read_stages(f"E(t*{each}|)*{stages}L").layers[:-1] == split_layers(stages * each, stages)
 
 
 @given(st.integers(1, 16), st.integers(1, 4), st.booleans(), st.booleans())

@@ -294,9 +294,10 @@ def mixed() -> dict[str, WhatIf]:
     ("name", "words", "overrides"),
     [
         ("other_dispatcher", "deepep, not alltoall", ["layout.dispatcher=deepep"]),
+        ("other_loads", "drawn, with a variation of 0.3 (seed 0)", ["training.expert_load=0.3"]),
     ],
 )
-def test_another_dispatcher_is_the_scenario_that_names_it(
+def test_another_dispatcher_or_load_is_the_scenario_that_names_it(
     mixed: dict[str, WhatIf], name: str, words: str, overrides: list[str]
 ) -> None:
     assert words in mixed[name].words

@@ -8,8 +8,8 @@ import pytest
 from clustersim import Scenario, simulate
 from clustersim.analysis.parts import Part
 from clustersim.errors import InputError
-from clustersim.parallel.pipeline import Counted, Ends
-from clustersim.workload.stack import BlockForm, LayerRun, QkNorm, specs
+from clustersim.parallel.pipeline import Counted, Drawn, Ends
+from clustersim.workload.stack import BlockForm, FullAttention, LayerRun, QkNorm, specs
 from clustersim.workload.transformer import parameters
 
 PLAN: dict[str, Any] = {
@@ -125,7 +125,7 @@ def test_bad_layers_are_refused(model: str, sentence: str) -> None:
         ("even", None),
         ("null", None),
         ("[9, 9, 7, 7]", (9, 9, 7, 7)),
-        ("Et*9|t*9|t*7|t*7L", (9, 9, 7, 7)),
+        ("Et*9|t*9|t*7|t*7L", Drawn((9, 9, 7, 7), (0,) * 4)),
         ("{embedding: true, head: true}", Counted(embedding=True, head=True)),
         ("{first: 7, last: 7}", Ends(7, 7)),
     ],
@@ -143,7 +143,7 @@ def test_splits_are_read_kept_and_changed(written: str, split: object) -> None:
 @pytest.mark.parametrize(
     ("written", "sentence"),
     [
-        ("Et*3|(tt|)*29m|L", "m, multi-token prediction, is not modelled"),
+        ("Et*8|t*8|t*8|t*8mL", "has 1 m, but .* has 0 layers that predict further tokens; write no m, or model.mtp"),
         ("Et*8|x|t*16|L", "'x' stands for nothing"),
         ("Et*8|t*8|t*16L", "3 stages with 32 layers, but pp 4 x 1 chunks = 4 stages"),
         ("Et*8|t*8|t*8|t*7L", "4 stages with 31 layers, .* llama3-8b has 32 layers; such as"),
@@ -173,6 +173,12 @@ def test_a_parallel_block_is_faster_for_the_sums_that_it_saves() -> None:
     sums = [result.breakdown.total(Part.EXPOSED_TP) for result in (serial, parallel)]
     assert sums[1] < 0.6 * sums[0]
     assert parallel.step_time < serial.step_time
+
+
+def test_sinks_are_read_and_latent_attention_has_none() -> None:
+    assert all(each.sinks for each in read("model.sinks=true").model.attentions if isinstance(each, FullAttention))
+    with pytest.raises(InputError, match="sinks: latent attention has heads of its own dimensions"):
+        read("model={preset: deepseek-v2-lite, sinks: true}")
 
 
 def test_a_layout_string_of_the_even_split_is_the_even_split() -> None:

@@ -8,6 +8,7 @@ from clustersim.scenario import Scenario
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.mixtures import public_model
 from clustersim.validation.settings import scenario_mapping
+from clustersim.validation.steps import read_steps
 from clustersim.workload.stack import DenseMlp, LatentAttention, RoutedMlp, specs
 from tests.validation.rows import case
 
@@ -124,6 +125,26 @@ def test_ends_count_where_the_software_counts_them(cells: dict[str, str], split:
     stages = {"pp": "4", "dp": "2", "ep": "2", "schedule": "1f1b"}
     found = scenario_mapping(case(**{**SMALL, **stages, **cells}))["layout"].get("layers_per_stage")
     assert found == split
+
+
+@pytest.mark.parametrize(
+    ("notes", "many"),
+    [
+        ("MTP 1 layer, layout Et|(tt|)*30mL", 1),
+        ("num-experts 8; mtp-num-layers 2; moe-grouped-gemm True", 2),
+        ("no MTP in the layout Et|(tt|)*30L", None),
+        ("", None),
+    ],
+)
+def test_notes_say_how_many_layers_predict_further_tokens(notes: str, many: int | None) -> None:
+    assert scenario_mapping(case(**{**SMALL, "notes": notes}))["model"].get("mtp_layers") == many
+
+
+def test_recipes_of_some_models_balance_the_load_of_experts() -> None:
+    (row,) = (each for each in read_steps() if each.text("case_id").startswith("card-deepseek-v3-pretrain_perf"))
+    assert scenario_mapping(row)["training"]["overheads"] == {"router_loss": True}
+    assert Scenario.from_mapping(scenario_mapping(row)).model.mtp_layers == 1
+    assert "overheads" not in scenario_mapping(case(**SMALL))["training"]
 
 
 def test_experts_across_ranks_need_experts() -> None:

@@ -21,8 +21,8 @@ RELEASED = {
     "mixtral-8x22b": 140_620_634_112,
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
-    "gpt-oss-20b": 20_914_757_184 - 24 * 64,  # sinks: one of each head
-    "gpt-oss-120b": 116_829_156_672 - 36 * 64,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
     "llama4-scout": 108_641_793_536 - VISION,
     "llama4-maverick": 401_583_781_376 - VISION,
     # the layer that predicts a further token, with an embedding and a logits matrix of its own; corrections of scores

@@ -7,7 +7,7 @@ import pytest
 
 from clustersim.workload.kernels import Kernel
 from clustersim.workload.on_rank import OnRank
-from clustersim.workload.operators import Operator, Shard
+from clustersim.workload.operators import Joining, Operator, Shard
 from clustersim.workload.overheads import Overheads
 from clustersim.workload.presets import preset
 from clustersim.workload.routed import mixture
@@ -60,6 +60,38 @@ def test_operations_of_a_choice_grow_with_what_the_router_does() -> None:
     found = [made(replace(ROUTED, router=each), router_unfused=True)["mlp.top_k"].forward[0] for each in routers]
     assert [each.launches for each in found] == [7, 9, 10, 15]
     assert [each.bytes for each in found] == [2 * FP32 * T * E * passes for passes in (5, 7, 8, 13)]
+
+
+def test_the_loss_of_the_load_passes_scores_once_more() -> None:
+    """Fused: logits are read, scores and the map written, both read for sums; 7 passes of the gradients of scores.
+
+    That is each one's own (1), that of the logits (2 read, 1 written), and its sum with the other (2 read, 1 written).
+    """
+    assert "mlp.balance" not in made()
+    balance = made(router_loss=True)["mlp.balance"]
+    assert bytes_of(balance.forward) == T * E * (3 * FP32 + 2)
+    assert bytes_of(balance.input_gradient) == T * E * 7 * FP32
+    assert (balance.kept, balance.joints.result) == (T * E * FP32, ())
+    assert balance.forward[0].name != made()["mlp.top_k"].forward[0].name
+
+
+def test_without_fusion_the_loss_is_made_by_an_operation_for_each_pass() -> None:
+    softmax, sigmoid = (
+        made(replace(ROUTED, router=Router(each)), router_loss=True, router_unfused=True)["mlp.balance"]
+        for each in (Scores.SOFTMAX, Scores.SIGMOID)
+    )
+    for found, ahead, back in ((softmax, 7, 3), (sigmoid, 9, 5)):
+        (forward,), (backward,) = found.forward, found.input_gradient
+        assert (forward.bytes, backward.bytes) == (2 * FP32 * T * E * ahead, 2 * FP32 * T * E * back)
+        assert (forward.launches, backward.launches) == (ahead + 2 + 3 + 2, back + 2)
+
+
+def test_tensor_parallel_ranks_sum_the_load_of_experts() -> None:
+    training = Training(T, 1, overheads=Overheads(router_loss=True))
+    rank = OnRank(replace(preset("llama3-8b"), hidden=H), training, Shard(1, T, T, tp=2, sequence_parallel=True))
+    (balance,) = (each for each in mixture(rank, ROUTED) if each.name == "mlp.balance")
+    (joint,) = balance.joints.result
+    assert (joint.how, joint.size) == (Joining.SUMMED, 8 * E)
 
 
 def test_a_router_in_fp32_multiplies_copies() -> None:

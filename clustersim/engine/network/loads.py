@@ -39,9 +39,17 @@ class Loads:
         self._stands[np.unique(classes.links, return_index=True)[1]] = True
         self._folded: dict[tuple[str, Crossings], _Folded] = {}
         self._loads: dict[tuple[Exchange, int], tuple[Seconds, Load | None]] = {}
+        self._asked: dict[tuple[int, int], tuple[Seconds, Load | None]] = {}
 
     def of(self, rank: int, exchange: Exchange) -> tuple[Seconds, Load | None]:
         """Seconds before anything moves, and the load of all groups of the class of the rank's group."""
+        place = rank, id(exchange)  # the program keeps its exchanges, which take longer to hash
+        known = self._asked.get(place)
+        if known is None:
+            known = self._asked[place] = self._of(rank, exchange)
+        return known
+
+    def _of(self, rank: int, exchange: Exchange) -> tuple[Seconds, Load | None]:
         row = int(self._rows[exchange.group][rank])
         key = exchange, int(self._classes.groups[exchange.group][row])
         if key not in self._loads:

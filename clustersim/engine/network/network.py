@@ -20,6 +20,7 @@ import simpy
 from simpy.events import EventPriority
 
 from clustersim.arrays import FloatArray, IntArray
+from clustersim.engine.clock import Clock
 from clustersim.engine.network.max_min import Usage, max_min
 from clustersim.units import Seconds
 
@@ -66,20 +67,23 @@ class Activity:
 class Network:
     """Links 0 ... links-1 and the activities that load them now."""
 
-    def __init__(self, environment: simpy.Environment, links: int) -> None:
+    def __init__(self, environment: Clock, links: int) -> None:
         self._environment = environment
         self._unit = np.ones(links)
         self._users: dict[int, dict[Activity, None]] = {}
         self._changed: dict[int, None] = {}
+        self._kept: dict[int, Callable[[], None]] = {}
         self._known: dict[tuple[tuple[Load, ...], tuple[float, ...]], list[float]] = {}
-
-    def start(self, load: Load, done: simpy.Event) -> None:
-        """Begin an activity; `done` happens when its work is done."""
-        self.begin(Activity(load, done, self._environment.now))
 
     def planned(self, load: Load) -> Activity:
         """An activity that is yet to begin."""
         return Activity(load, self._environment.event(), self._environment.now)
+
+    def start(self, load: Load) -> simpy.Event:
+        """Begin an activity; return its end."""
+        activity = self.planned(load)
+        self.begin(activity)
+        return activity.done
 
     def limit(self, activity: Activity, speed: float) -> None:
         """Let an activity go at this speed at most from now, or once it begins."""
@@ -90,6 +94,8 @@ class Network:
     def begin(self, activity: Activity) -> None:
         """Begin an activity."""
         load, activity.since, activity.under_way = activity.load, self._environment.now, True
+        for keeper in dict.fromkeys(self._kept[link] for link in load.numbers if link in self._kept):
+            keeper()
         users = [self._users.setdefault(link, {}) for link in load.numbers]
         free = load.alone and not any(users)
         for each in users:
@@ -99,15 +105,41 @@ class Network:
         else:
             self._change(load.numbers)
 
+    def free(self, links: Iterable[int]) -> bool:
+        """Whether nobody loads these links or keeps any."""
+        return not any(self._users.get(link) or link in self._kept for link in links)
+
+    def keep(self, links: Iterable[int], visited: Callable[[], None]) -> None:
+        """Be told before anybody loads one of these links, which are free."""
+        self._kept.update(dict.fromkeys(links, visited))
+
+    def leave(self, links: Iterable[int], visited: Callable[[], None]) -> None:
+        """Keep links no longer, those of them that are kept."""
+        for link in links:
+            if self._kept.get(link) == visited:
+                del self._kept[link]
+
+    def resumed(self, load: Load, since: Seconds) -> Activity:
+        """An activity that has had its links for itself since a time, and has them until now."""
+        activity = Activity(load, self._environment.event(), since)
+        activity.speed, activity.under_way = activity.most, True
+        for link in load.numbers:
+            self._users.setdefault(link, {})[activity] = None
+        self._end(activity, self._environment.at(since + activity.left / activity.speed))
+        return activity
+
     def _run(self, activity: Activity, speed: float) -> None:
         """Let an activity go on at this speed from now."""
         now = self._environment.now
         activity.left = max(activity.left - (now - activity.since) * activity.speed, 0.0)
         activity.since, activity.speed = now, speed
+        self._end(activity, self._environment.timeout(activity.left / speed))
+
+    def _end(self, activity: Activity, due: simpy.Event) -> None:
+        """End an activity when an event happens, and at no other."""
         activity.timer += 1
         number = activity.timer
-        end = self._environment.timeout(activity.left / speed)
-        end.callbacks.append(lambda _: self._finish(activity, number))
+        due.callbacks.append(lambda _: self._finish(activity, number))
 
     def _finish(self, activity: Activity, timer: int) -> None:
         """End an activity, unless its speed has changed since this timer was set."""

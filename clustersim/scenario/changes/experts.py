@@ -11,6 +11,7 @@ from clustersim.parallel.mesh import EXPERT, EXPERT_TENSOR, EXPERTS
 from clustersim.program.task import Dispatcher
 from clustersim.scenario.legal import divisors
 from clustersim.scenario.scenario import Scenario
+from clustersim.workload.expert_load import ExpertLoad
 
 OTHERS = (Dispatcher.ALL_TO_ALL, Dispatcher.ALL_GATHER)
 """Dispatchers that send tokens by a library's collectives."""
@@ -19,6 +20,11 @@ OTHERS = (Dispatcher.ALL_TO_ALL, Dispatcher.ALL_GATHER)
 def with_dispatcher(scenario: Scenario, dispatcher: Dispatcher) -> Scenario:
     """Tokens travel to their experts and back in another way."""
     return replace(scenario, layout=replace(scenario.layout, dispatcher=dispatcher))
+
+
+def with_load(scenario: Scenario, load: ExpertLoad | None) -> Scenario:
+    """Tokens choose their experts so; None: evenly."""
+    return replace(scenario, training=replace(scenario.training, expert_load=load))
 
 
 def with_experts_over(scenario: Scenario, ranks: int) -> Scenario:

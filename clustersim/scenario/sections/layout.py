@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from clustersim.errors import InputError, shown
 from clustersim.parallel.mesh import DATA, DENSE, MESHES
-from clustersim.parallel.pipeline import Counted, Ends, Split
+from clustersim.parallel.pipeline import Counted, Drawn, Ends, Split
 from clustersim.parallel.stage_notation import read_stages
 from clustersim.program.task import Dispatcher
 from clustersim.scenario.section import (
@@ -34,7 +34,7 @@ def _notation(value: object) -> object:
     if value == "even" or not isinstance(value, str):
         return None if value == "even" else value
     try:
-        return list(read_stages(value))
+        return read_stages(value)
     except InputError as error:
         raise mistake(f"{error}; or write {StagesSection.example}") from error
 
@@ -47,7 +47,7 @@ class StagesSection(Section):
 
     example: ClassVar[str] = "even, [8, 8], 'Et*8|t*8L', {embedding: true, head: true} or {first: 7, last: 7}"
     counts: list[Annotated[int, Field(ge=0, le=MOST_LAYERS)]] | None = None
-    layout: Annotated[list[int] | None, BeforeValidator(_notation)] = None
+    layout: Annotated[Drawn | None, BeforeValidator(_notation)] = None
     embedding: bool = False
     head: bool = False
     first: Layers | None = None
@@ -72,9 +72,10 @@ class StagesSection(Section):
 
     def split(self) -> Split:
         """The rule as the inside knows it."""
-        given = self.counts if self.layout is None else self.layout
-        if given is not None:
-            return tuple(given)
+        if self.layout is not None:
+            return self.layout
+        if self.counts is not None:
+            return tuple(self.counts)
         if self.embedding or self.head:
             return Counted(self.embedding, self.head)
         return Ends(self.first, self.last) if (self.first, self.last) != (None, None) else None

@@ -19,7 +19,7 @@ from clustersim.scenario.section import (
     mistake,
     share,
 )
-from clustersim.workload.stack import MOST_LAYERS, BlockForm, Mlp, QkNorm, Scores
+from clustersim.workload.stack import MOST_AHEAD, MOST_LAYERS, BlockForm, Mlp, QkNorm, Scores
 from clustersim.workload.transformer import Norm, Positions
 
 Experts = Annotated[int, Field(ge=1, le=MOST_WIDTH)]
@@ -117,6 +117,7 @@ class LayerSection(Section):
     window: Annotated[int | bool | None, BeforeValidator(_window)] = None
     rotary: Annotated[float | None, share(0.0, 1.0)] = None
     softcap: bool | None = None
+    sinks: bool | None = None
 
     @property
     def of_layer(self) -> dict[str, Any]:
@@ -138,8 +139,9 @@ class RunSection(LayerSection):
 class ModelSection(LayerSection, Shipped):
     """`model`: a preset, a Hugging Face config.json, or dimensions; dimensions beside a preset or path change it.
 
-    global_every: every so-manieth layer has no window; nope_every: no rotary positions; stack: layers in runs that
-    differ from what the model's other keys say.
+    global_every: every so-manieth layer has no window; nope_every: no rotary positions; mtp_layers: how many further
+    layers predict a further token each (Megatron-LM's --mtp-num-layers); stack: layers in runs that differ from what
+    the model's other keys say.
     """
 
     short: ClassVar[str | None] = "preset"
@@ -157,6 +159,7 @@ class ModelSection(LayerSection, Shipped):
     dropout: bool | None = None
     embedding_norm: bool | None = None
     logit_softcap: bool | None = None
+    mtp_layers: Annotated[int, Field(ge=0, le=MOST_AHEAD)] | None = None
     global_every: Annotated[int | None, Field(ge=2, le=MOST_LAYERS)] = None
     nope_every: Annotated[int | None, Field(ge=2, le=MOST_LAYERS)] = None
     stack: Annotated[list[RunSection], Field(max_length=MOST_LAYERS)] | None = None

@@ -31,6 +31,7 @@ class OverheadsSection(Section):
     permute_unfused: bool | None = None
     router_unfused: bool | None = None
     router_fp32: bool | None = None
+    router_loss: bool | None = None
     grouping: Annotated[Grouping | None, member(Grouping)] = None
     softmax_keys: Tokens | None = None
     loss: Annotated[LossReport | None, member(LossReport)] = None

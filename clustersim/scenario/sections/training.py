@@ -18,6 +18,7 @@ from clustersim.scenario.section import (
     mistake,
     or_none,
 )
+from clustersim.scenario.sections.expert_load import ExpertLoadSection, balanced_or
 from clustersim.scenario.sections.lora import LoraSection
 from clustersim.scenario.sections.overheads import OverheadsSection, overheads_of
 from clustersim.workload.framework import Framework
@@ -134,6 +135,7 @@ class TrainingSection(Section):
     fused: bool = True
     offload: OffloadSection = OffloadSection()
     lora: Annotated[LoraSection | None, BeforeValidator(or_none)] = None
+    expert_load: Annotated[ExpertLoadSection | None, BeforeValidator(balanced_or)] = None
     overheads: Annotated[OverheadsSection | None, BeforeValidator(or_none)] = OverheadsSection()
 
     def step(self, there: frozenset[Projection], framework: Framework, data: DataParallelism) -> Training:
@@ -144,8 +146,9 @@ class TrainingSection(Section):
         plain = {name: getattr(self, name) for name in type(self).model_fields if name != "precision"}
         lora = None if self.lora is None else self.lora.adapters(there)
         overheads = overheads_of(self.overheads, framework.overheads, data)
+        load = None if self.expert_load is None else self.expert_load.load()
         chosen = {"recipe": self.precision.recipe(), "recompute": self.recompute.choice(), "lora": lora}
         stated = self.recompute.early_stop
         early_stop = framework.early_stop if stated is None else stated
         usual = {"early_stop": early_stop, "overheads": overheads, "offload": self.offload.choice()}
-        return Training(**{**plain, **chosen, **usual})
+        return Training(**{**plain, **chosen, **usual, "expert_load": load})

@@ -8,6 +8,7 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clustersim.engine.clock import Clock
 from clustersim.engine.network.network import Load
 from tests.conftest import examples
 from tests.engine.network.watched import Watched, load, play
@@ -33,7 +34,7 @@ def test_who_is_limited_leaves_the_rest_to_others() -> None:
 
     By then the first has done 0.5 + 2.5/3, and is let go at 5; at 1/4 it has done 1/6 more, and 1.5 s are left.
     """
-    environment = simpy.Environment()
+    environment = Clock()
     network, ends = Watched(environment, 1), []
     first, second = (network.planned(load(3.0, 0)) for _ in range(2))
     for each in (first, second):
@@ -47,7 +48,7 @@ def test_who_is_limited_leaves_the_rest_to_others() -> None:
 
 
 def test_who_is_limited_before_it_begins_or_after_it_has_ended() -> None:
-    environment = simpy.Environment()
+    environment = Clock()
     network, ends = Watched(environment, 1), []
     activity = network.planned(load(2.0, 0))
     network.limit(activity, 0.5)
@@ -108,15 +109,13 @@ def test_an_instant_is_solved_once() -> None:
 
 def test_who_follows_at_once_takes_over_the_speed() -> None:
     """The first is done at 2; who waits for the one that waits for it starts then: the second is never re-rated."""
-    environment = simpy.Environment()
+    environment = Clock()
     network = Watched(environment, 1)
 
     def carry(seconds: float, after: simpy.Event | None) -> Iterator[simpy.Event]:
         if after is not None:
             yield after
-        done = environment.event()
-        network.start(load(seconds, 0), done)
-        yield done
+        yield network.start(load(seconds, 0))
 
     first = environment.process(carry(1.0, None))
     environment.process(carry(5.0, None))

@@ -1,5 +1,6 @@
 """A network that notes who ran at which speed from when."""
 
+from bisect import insort
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -7,13 +8,14 @@ import numpy as np
 import simpy
 
 from clustersim.arrays import FloatArray
+from clustersim.engine.clock import Clock
 from clustersim.engine.network.network import Activity, Load, Network
 
 
 class Watched(Network):
     """`notes`: (when, who, their speed from then on), in the order of time; 0 is the end."""
 
-    def __init__(self, environment: simpy.Environment, links: int) -> None:
+    def __init__(self, environment: Clock, links: int) -> None:
         super().__init__(environment, links)
         self.links, self.clock = links, environment
         self.notes: list[tuple[float, Activity, float]] = []
@@ -21,6 +23,11 @@ class Watched(Network):
     def _run(self, activity: Activity, speed: float) -> None:
         super()._run(activity, speed)
         self.notes.append((self.clock.now, activity, speed))
+
+    def resumed(self, load: Load, since: float) -> Activity:
+        activity = super().resumed(load, since)
+        insort(self.notes, (since, activity, activity.speed), key=lambda note: note[0])
+        return activity
 
     def _finish(self, activity: Activity, timer: int) -> None:
         if timer == activity.timer:
@@ -57,15 +64,13 @@ class Watched(Network):
 
 def play(links: int, *starts: tuple[float, Load]) -> tuple[list[float], Watched]:
     """When each of some loads is done that begin at given times, and the network that carried them."""
-    environment = simpy.Environment()
+    environment = Clock()
     network = Watched(environment, links)
     ends = [0.0] * len(starts)
 
     def carry(number: int, begin: float, load: Load) -> Iterator[simpy.Event]:
         yield environment.timeout(begin)
-        done = environment.event()
-        network.start(load, done)
-        yield done
+        yield network.start(load)
         ends[number] = environment.now
 
     for number, (begin, load) in enumerate(starts):
