@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from calibrate.check.here import Room, fitted_layers, truncated
+from calibrate.check.mixture import HABITS
 from calibrate.check.one_rank import one_rank
 from clustersim.errors import InputError
 from clustersim.parallel.layout import Layout
@@ -19,10 +20,17 @@ from clustersim.scenario import Scenario
 from clustersim.schedules.gpipe import GPipe
 from clustersim.units import Bytes
 from clustersim.workload.offload import NOTHING
-from clustersim.workload.overheads import NONE
 from clustersim.workload.recipe import Products, Recipe
-from clustersim.workload.stack import BlockForm, DenseMlp, FullAttention, LayerRun, LayerSpec, QkNorm, joined
-from clustersim.workload.training import Attention, NoRecompute, SelectiveOperations, Training
+from clustersim.workload.stack import BlockForm, DenseMlp, FullAttention, LayerRun, LayerSpec, QkNorm, RoutedMlp, joined
+from clustersim.workload.training import (
+    Attention,
+    FullRecompute,
+    NoRecompute,
+    Recompute,
+    SelectiveOperations,
+    SelectiveRecompute,
+    Training,
+)
 from clustersim.workload.transformer import Model, Positions
 
 MOST: Final = 8  # layers: so many are a mix of kernels as in a whole model, and none finds its weights in a cache
@@ -34,10 +42,10 @@ def alone(scenario: Scenario, room: Bytes) -> Scenario:
     sequence = -(-scenario.training.sequence // layout.cp)
     cut = replace(
         scenario,
-        model=one_rank(_runnable_layers(scenario.model), layout.tp),
+        model=one_rank(_runnable_layers(scenario.model), layout),
         layout=Layout(),
         schedule=GPipe(),
-        training=_runnable(replace(scenario.training, sequence=sequence)),
+        training=_runnable(replace(scenario.training, sequence=sequence), routed=bool(scenario.model.mixtures)),
     )
     return fitted_layers(truncated(cut, min(MOST, cut.model.layers)), Room(room), None)
 
@@ -46,8 +54,8 @@ def _runnable_layers(model: Model) -> Model:
     stack = joined(LayerRun(spec, run.count) for run in model.stack if (spec := _plain(run.spec)) is not None)
     if not stack:
         raise InputError(
-            f"{model.name}: no layer has both attention with heads' own keys and a dense MLP, so there is no chain of "
-            "kernels to run; name a dense model"
+            f"{model.name}: no layer has both attention with heads' own keys and an MLP, so there is no chain of "
+            "kernels to run; name another model"
         )
     return replace(
         model,
@@ -64,7 +72,7 @@ def _runnable_layers(model: Model) -> Model:
 def _plain(spec: LayerSpec) -> LayerSpec | None:
     """A layer as the real model has it; None where it lacks a part."""
     match spec:
-        case LayerSpec(FullAttention() as attention, DenseMlp() as mlp):
+        case LayerSpec(FullAttention() as attention, DenseMlp() | RoutedMlp() as mlp):
             plain = replace(
                 attention,
                 qk_norm=None if attention.qk_norm is None else QkNorm.HEADS,
@@ -73,24 +81,47 @@ def _plain(spec: LayerSpec) -> LayerSpec | None:
                 softcap=False,
                 sinks=False,
             )
-            return LayerSpec(plain, mlp, BlockForm.PRE_NORM)
+            return LayerSpec(plain, _plain_mlp(mlp), BlockForm.PRE_NORM)
     return None
 
 
-def _runnable(training: Training) -> Training:
-    """One microbatch of a training as torch's own operators run it."""
-    recompute = training.recompute
+def _plain_mlp(mlp: DenseMlp | RoutedMlp) -> DenseMlp | RoutedMlp:
+    match mlp:
+        case DenseMlp():
+            return mlp
+        case RoutedMlp():
+            return replace(mlp, bias=False, shared_gate=False, capacity=None)
+
+
+def _runnable(training: Training, *, routed: bool) -> Training:
+    """One microbatch of a training as torch's own operators run it.
+
+    routed: among experts, whose routing PyTorch has no fused kernels for, nor a sum in their products' epilogues.
+    """
     return replace(
         training,
+        fused=training.fused and not routed,
         global_batch=training.microbatch,
         recipe=_of_torch(training.recipe),
-        recompute=NoRecompute() if isinstance(recompute, SelectiveOperations) else recompute,
+        recompute=_recomputed(training.recompute, routed=routed),
         early_stop=training.early_stop and not training.fused,  # fused products save too late for it
         attention=Attention.FLASH2 if training.attention is Attention.FLASH1 else training.attention,
         offload=NOTHING,
         lora=None,
-        overheads=NONE,
+        overheads=HABITS,
     )
+
+
+def _recomputed(recompute: Recompute, *, routed: bool) -> Recompute:
+    """What the real model can run again, or nothing: the kernels are the same."""
+    match recompute:
+        case SelectiveOperations():
+            return NoRecompute()
+        case SelectiveRecompute(modules) if modules != SelectiveRecompute().modules:
+            return NoRecompute()
+        case FullRecompute() if routed:
+            return NoRecompute()
+    return recompute
 
 
 def _of_torch(recipe: Recipe) -> Recipe:

@@ -4,12 +4,13 @@ Buckets of the scenario's size, in which the gradients live; they are all-reduce
 runs. Without overlap there is one bucket, which is full when that backward is done.
 """
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from calibrate.check.model import build
+from calibrate.check.model import Transformer, build
 from calibrate.check.trainer import Loop, building
 from calibrate.check.update import Update
 from clustersim.parallel.data import Replicated
@@ -22,12 +23,26 @@ def replicated(plan: Plan, strategy: Replicated, device: torch.device) -> Loop:
     """Every rank holds all weights."""
     with building(plan, device):
         model = build(plan, plan.stages[0])
-    whole = sum(weight.nbytes for weight in model.parameters())
+    reduced = reducing(model, plan, strategy)
+    return Loop(reduced, Update(list(model.parameters()), plan.training), last_alone(reduced))
+
+
+def reducing(
+    model: Transformer, plan: Plan, strategy: Replicated, without: Sequence[str] = ()
+) -> DistributedDataParallel:
+    """The model with its gradients reduced; without: names of weights that are not."""
+    ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    ignore(model, list(without))  # type: ignore[no-untyped-call]
+    whole = sum(weight.nbytes for name, weight in model.named_parameters() if name not in without)
     of_gradients = strategy.bucket_bytes(plan.layout.dp, plan.training.recipe.weights.gradients.bytes, first=True)
     bucket = of_gradients if strategy.overlap else whole
-    wrapped = DistributedDataParallel(model, bucket_cap_mb=bucket / _MEBIBYTE, gradient_as_bucket_view=True)
+    return DistributedDataParallel(model, bucket_cap_mb=bucket / _MEBIBYTE, gradient_as_bucket_view=True)
+
+
+def last_alone(reduced: DistributedDataParallel) -> Callable[[bool], AbstractContextManager[object]]:
+    """Gradients are reduced in the last microbatch's backward alone."""
 
     def around(last: bool) -> AbstractContextManager[object]:
-        return nullcontext() if last else wrapped.no_sync()
+        return nullcontext() if last else reduced.no_sync()
 
-    return Loop(wrapped, Update(list(model.parameters()), plan.training), around)
+    return around

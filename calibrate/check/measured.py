@@ -24,6 +24,7 @@ from calibrate.kernels import rows as kernel_rows
 from calibrate.kernels.timing import QUICK
 from clustersim.assembly import exchanges_of, kernels_of
 from clustersim.cost.record import BesideRow, CollectiveRow, Conditions, HostRow, KernelRow, Record, Spread
+from clustersim.program.task import Collective
 from clustersim.scenario import Scenario
 
 T = TypeVar("T")
@@ -152,11 +153,12 @@ def _calls(scenario: Scenario, here: Here, kernels: Sequence[KernelRow]) -> list
 
 
 def _pairs(scenario: Scenario, kernels: Sequence[KernelRow], calls: Sequence[CollectiveRow]) -> list[Pair]:
-    """Kernels and collectives that are beside each other in a step: collectives of replicas."""
+    """Kernels and collectives that are beside each other in a step: collectives of replicas, not those of experts."""
     if scenario.layout.dp == 1:
         return []
+    of_replicas = [row.call for row in calls if row.call.collective is not Collective.ALL_TO_ALL]
     heaviest = heaviest_kernels(row.kernel for row in kernels if row.time is not None)
-    return [(kernel, call) for call in largest_calls(row.call for row in calls) for kernel in heaviest]
+    return [(kernel, call) for call in largest_calls(of_replicas) for kernel in heaviest]
 
 
 def _beside(pairs: Sequence[Pair], here: Here) -> list[BesideRow]:

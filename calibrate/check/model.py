@@ -20,11 +20,12 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from calibrate.check.formats import TORCH
 from calibrate.check.labels import ATTENTION, LOOKUP, POSITIONS, PRODUCT, labelled, streaming
 from calibrate.check.linear import Linear
+from calibrate.check.mixture import Mixture
 from calibrate.kernels import formulas
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.workload import streaming as passes
-from clustersim.workload.stack import DenseMlp, FullAttention, LayerSpec, Mlp
+from clustersim.workload.stack import AnyMlp, DenseMlp, FullAttention, LayerSpec, Mlp, RoutedMlp
 from clustersim.workload.training import Attention as Core
 from clustersim.workload.training import SelectiveRecompute, Training
 from clustersim.workload.transformer import Model, Norm, Positions
@@ -148,10 +149,26 @@ class FeedForward(nn.Module):
         return result
 
 
+class Beside(nn.Module):
+    """A mixture, and shared experts that every token passes."""
+
+    def __init__(self, plan: Plan, routed: RoutedMlp) -> None:
+        super().__init__()
+        self.fused = plan.training.fused
+        self.routed = Mixture(plan, routed)
+        self.shared = FeedForward(plan.model, plan.training, DenseMlp(routed.shared, routed.form))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, sequence, hidden] both ways."""
+        made, shared = self.routed(x), self.shared(x)
+        with labelled(streaming(passes.residual(dropout=False, fused=self.fused))):
+            return formulas.residual(made, shared)
+
+
 class Layer(nn.Module):
     """One transformer layer. again: its forward is run again before its backward."""
 
-    def __init__(self, plan: Plan, attention: Attention, mlp: DenseMlp, *, again: bool) -> None:
+    def __init__(self, plan: Plan, attention: Attention, mlp: nn.Module, *, again: bool) -> None:
         super().__init__()
         model, training = plan.model, plan.training
         self.dropout, self.fused, self.again = model.dropout, training.fused, again
@@ -159,7 +176,7 @@ class Layer(nn.Module):
         self.attention_norm = NormLayer(model.norm, model.hidden, fused=training.fused)
         self.attention = attention
         self.mlp_norm = NormLayer(model.norm, model.hidden, fused=training.fused)
-        self.mlp = FeedForward(model, training, mlp)
+        self.mlp = mlp
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] both ways; the sequence is a rank's own part under sequence parallelism."""
@@ -254,9 +271,20 @@ def _layers(plan: Plan, stage: Stage) -> Iterator[Layer]:
     angles = {attention: _angles(plan, attention.head_dim) for attention in plan.model.attentions}
     for run, again, _ in plan.runs(stage):
         match run.spec:
-            case LayerSpec(FullAttention() as attention, DenseMlp() as mlp):
+            case LayerSpec(FullAttention() as attention, DenseMlp() | RoutedMlp() as mlp):
                 for _ in range(run.count):
-                    yield Layer(plan, Attention(plan, attention, angles[attention]), mlp, again=again)
+                    yield Layer(plan, Attention(plan, attention, angles[attention]), _mlp(plan, mlp), again=again)
+
+
+def _mlp(plan: Plan, mlp: AnyMlp) -> nn.Module:
+    match mlp:
+        case DenseMlp():
+            return FeedForward(plan.model, plan.training, mlp)
+        case RoutedMlp(alone=DenseMlp() as only):
+            return FeedForward(plan.model, plan.training, only)
+        case RoutedMlp(shared=0):
+            return Mixture(plan, mlp)
+    return Beside(plan, mlp)
 
 
 def tie(made: Transformer, model: Model) -> None:

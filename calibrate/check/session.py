@@ -139,7 +139,7 @@ def _kinds(predicted: Prediction, profiles: Sequence[Profile]) -> Mapping[str, P
 
 def _layout(scenario: Scenario) -> str:
     layout = scenario.layout
-    degrees = {"tp": layout.tp, "dp": layout.dp, "pp": layout.pp}
+    degrees = {"tp": layout.tp, "dp": layout.dp, "ep": layout.ep, "pp": layout.pp}
     spread = [f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1]
     if layout.dp > 1:
         spread.append("fsdp" if layout.data.stage else "ddp")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from calibrate.check.ddp import replicated
+from calibrate.check.expert import shared_out
 from calibrate.check.fsdp import sharded
 from calibrate.check.pipeline import SCHEDULES, Staged
 from calibrate.check.single import single
@@ -18,8 +19,10 @@ from clustersim.assembly import plan_of
 from clustersim.errors import InputError
 from clustersim.hardware.disturbance import Disturbances
 from clustersim.parallel.data import FullyShard, Replicated
+from clustersim.program.task import Dispatcher
 from clustersim.scenario import Scenario
 from clustersim.workload.offload import NOTHING
+from clustersim.workload.overheads import Grouping
 from clustersim.workload.recipe import Products
 from clustersim.workload.stack import BlockForm, FullAttention, LatentAttention, QkNorm
 from clustersim.workload.training import Attention, FullRecompute, Loss, SelectiveOperations, SelectiveRecompute
@@ -39,6 +42,8 @@ def trainer_of(scenario: Scenario, device: torch.device) -> Trainer:
         case layout if layout.pp > 1:
             return Staged(plan, scenario.schedule, device)
     match plan.layout.data:
+        case Replicated() as strategy if plan.layout.ep > 1:
+            return shared_out(plan, strategy, device)
         case Replicated() as strategy:
             return replicated(plan, strategy, device)
         case FullyShard() as strategy:
@@ -101,6 +106,7 @@ def _model(scenario: Scenario) -> Iterator[str]:
     if scenario.training.attention is Attention.FLASH1:
         yield "training.attention: torch has no flash1; flash, flash2 and standard can be checked"
     yield from _recomputed(scenario)
+    yield from _experts(scenario)
     if scenario.training.offload != NOTHING:
         yield "training.offload: what is on the host cannot be checked; set it to none"
     if layout.tp > 1 and scenario.training.loss is not Loss.TORCH:
@@ -127,8 +133,6 @@ def _layers(model: Model) -> Iterator[str]:
     """What the real model has no module for."""
     if any(isinstance(each, LatentAttention) for each in model.attentions):
         yield "model: latent attention cannot be checked"
-    if any(each.alone is None for each in model.mixtures):
-        yield "model.experts: mixtures of experts cannot be checked"
     if any(spec.block is not BlockForm.PRE_NORM for spec in model.specs):
         yield "model.block: only pre_norm layers can be checked"
     if any(each.window is not None for each in model.attentions):
@@ -143,6 +147,34 @@ def _layers(model: Model) -> Iterator[str]:
         yield "model.softcap and model.logit_softcap: capped scores and logits cannot be checked; set them to false"
     if model.embedding_norm or model.positions is Positions.ALIBI or model.spare_positions or model.head_bias:
         yield "model: a norm of the embedding, ALiBi, spare positions and a bias of the logits cannot be checked"
+
+
+def _experts(scenario: Scenario) -> Iterator[str]:
+    """What mixtures are not checked with; of experts by themselves, what the modules do not have."""
+    mixtures = [each for each in scenario.model.mixtures if each.alone is None]
+    if not mixtures:
+        return
+    layout, training = scenario.layout, scenario.training
+    if layout.tp > 1 or layout.pp > 1 or layout.expert_tensor > 1:
+        yield "layout: experts beside tp, pp or etp cannot be checked; set these to 1"
+    if layout.dp > 1 and not isinstance(layout.data, Replicated):
+        yield "layout.data: experts can be checked beside ddp alone; set it to ddp"
+    if layout.ep not in (1, layout.dp):
+        yield f"layout.ep: {layout.ep} of {layout.dp} replicas cannot be checked; 1 and {layout.dp} can"
+    if layout.ep > 1 and layout.dispatcher is not Dispatcher.ALL_TO_ALL:
+        yield "layout.dispatcher: torch has all_to_all alone; set it to alltoall"
+    if any(each.capacity is not None or each.bias or each.shared_gate for each in mixtures):
+        yield "model.experts: capacity, bias and shared_gate cannot be checked; set them to none and false"
+    if training.fused or isinstance(training.recompute, FullRecompute):
+        yield "training: experts beside fused kernels or full recomputation cannot be checked; set fused to false"
+    habits = training.overheads
+    if habits.router_loss:
+        yield "training.overheads.router_loss: a loss of experts' load cannot be checked; set it to false"
+    if training.grouping is not Grouping.KERNEL or not (habits.permute_unfused and habits.router_unfused):
+        yield (
+            "training.overheads: torch runs experts in one kernel, and their routing operation by operation; set "
+            "grouping to kernel, permute_unfused and router_unfused to true"
+        )
 
 
 def _machine(scenario: Scenario) -> Iterator[str]:

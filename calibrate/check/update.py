@@ -38,13 +38,16 @@ OverRanks = Callable[[Tensor], Tensor]
 class Update:
     """Gradients and optimizer of one rank's weights.
 
-    over_ranks: sums squares of gradients over the ranks that hold other parts of the model.
+    over_ranks: sums squares of gradients over the ranks that hold other parts of the model; own: the weights that no
+    other rank holds, where only some are such.
     """
 
     weights: Sequence[nn.Parameter]
     training: Training
     over_ranks: OverRanks = lambda squares: squares
+    own: Sequence[nn.Parameter] = ()
     _masters: list[nn.Parameter] = field(default_factory=list)
+    _own: list[nn.Parameter] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         formats = self.training.recipe.weights
@@ -56,6 +59,9 @@ class Update:
                 weight.grad = torch.zeros_like(weight)
         else:
             self._masters = [_master(weight, wide) for weight in self.weights]
+        own = {id(weight) for weight in self.own}
+        both = zip(self.weights, self._masters, strict=True)
+        self._own = [master for weight, master in both if id(weight) in own]
         self._optimizer = _optimizer(self.training, [group for group in self._groups() if group])
         self.zero()
 
@@ -107,14 +113,20 @@ class Update:
                 clip_grads_with_norm_(group, LIMIT, norm, foreach=True)
 
     def _norm(self) -> Tensor:
-        spread, plain = ([weight.grad for weight in group if weight.grad is not None] for group in self._groups())
-        squares = []
-        if spread:
-            norm = get_total_norm(spread, foreach=True)
-            squares.append(norm.full_tensor() ** 2 if isinstance(norm, DTensor) else norm**2)
-        if plain:
-            squares.append(get_total_norm(plain, foreach=True) ** 2)
-        return self.over_ranks(torch.stack(squares).sum()).sqrt()
+        """Of the whole model's gradients."""
+        own = {id(weight) for weight in self._own}
+        spread, plain = self._groups()
+        common = [weight for weight in plain if id(weight) not in own]
+        squares = torch.stack([_squares(group) for group in (spread, common) if group]).sum()
+        if self._own:
+            return (squares + self.over_ranks(_squares(self._own))).sqrt()
+        return self.over_ranks(squares).sqrt()
+
+
+def _squares(weights: Sequence[nn.Parameter]) -> Tensor:
+    """The sum of squares of gradients."""
+    norm = get_total_norm([weight.grad for weight in weights if weight.grad is not None], foreach=True)
+    return norm.full_tensor() ** 2 if isinstance(norm, DTensor) else norm**2
 
 
 def _master(weight: nn.Parameter, wide: torch.dtype) -> nn.Parameter:

@@ -4,7 +4,8 @@
     torchrun --nproc-per-node 2 -m calibrate collectives --for plan.yaml -o cpu.json
 
 Every collective over powers of two of bytes (reductions in each format), for all sizes of groups that the processes
-divide into, within nodes and across them; or exactly the collectives that a scenario's ranks run; then kernels of
+divide into, within nodes and across them; or exactly the collectives that a scenario's ranks run; all-to-alls with
+uneven parts, too, at the largest payload (of a scenario: at all); then kernels of
 each class beside collectives of each kind, for by how much they slow each other. Rows are written as they come, so an
 interrupted run goes on where it was when it is started again with the same record. How a call is timed:
 `collectives.laps`; beside kernels: `collectives.sides`.
@@ -22,8 +23,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from calibrate.collectives.added import added
-from calibrate.collectives.table import beside_line, beside_table, fit_table, row_line
+from calibrate.collectives.table import beside_line, beside_table, fit_table, row_line, uneven_table
 from calibrate.fit.alpha_beta import fit_calls
+from calibrate.shares import VARIATIONS, shares
 from calibrate.torch_door import require_torch
 from clustersim.assembly import exchanges_of, kernels_of
 from clustersim.cost.record import BesideRow, Call, CollectiveRow, Conditions, Record, signature
@@ -92,6 +94,16 @@ def calls_for(world: "World", sizes: Sequence[Bytes], formats: Sequence[DType] =
         for form in (formats if collective.reduces else (DType.FP32,))
         for size in sizes
         if size >= 4.0 * ranks  # a number for each rank
+    )
+
+
+def uneven(calls: Iterable[Call]) -> tuple[Call, ...]:
+    """All-to-alls of these with uneven parts."""
+    return tuple(
+        replace(call, shares=shares(call.ranks, variation))
+        for call in calls
+        if call.collective is Collective.ALL_TO_ALL
+        for variation in VARIATIONS
     )
 
 
@@ -209,12 +221,13 @@ def _plan(
     if options.scenario is None:
         usual = (DType.FP32,) if device.torch.type == "cpu" else (DType.FP32, DType.BF16)
         calls = calls_for(world, sizes, formats or usual)
+        calls += uneven(call for call in calls if call.payload == max(sizes))
         some = usual_calls(world, min(PAYLOADS[device.torch.type], max(sizes)))
         kernels = usual_kernels(device)
     else:
         scenario = Scenario.load(options.scenario, options.overrides)
         calls = tuple(call for call in exchanges_of(scenario) if call.ranks > 1)
-        calls = calls if formats is None else in_formats(calls, formats)
+        calls = (calls if formats is None else in_formats(calls, formats)) + uneven(calls)
         some, kernels = largest_calls(calls), heaviest_kernels(kernels_of(scenario))
     known = {row.call for row in record.collectives}
     beside = {(row.kernel.signature, row.call) for row in record.beside}
@@ -273,6 +286,7 @@ class _Keeper:
         self._write()
         print(fit_table(fits))
         print(beside_table(self.record.beside))
+        print(uneven_table(self.record.collectives))
         for why, count in self.reasons.items():
             print(f"{count} not measured: {why}")
         if self.output is None:

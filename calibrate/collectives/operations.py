@@ -29,7 +29,7 @@ COPIES: Final = 2.0  # buffers of a whole payload that a rank needs, at most
 _PERIOD: Final = 251  # of the pattern in the buffers; a prime, so that no part looks like another
 
 # named anew in torch 2.13, which warns of the older names
-_gather_parts = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+gather_parts = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_parts = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
@@ -37,7 +37,7 @@ _reduce_parts = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scat
 class Member:
     """The place of this rank in a group. group: the process group's handle; ranks: numbers in the world.
 
-    dtype: of the numbers that are moved.
+    dtype: of the numbers that are moved; shares: what each member of an all-to-all gets over an even part; none: that.
     """
 
     group: Any
@@ -45,10 +45,11 @@ class Member:
     place: int
     device: torch.device
     dtype: torch.dtype = torch.float32
+    shares: tuple[float, ...] = ()
 
-    def of(self, form: DType) -> "Member":
-        """The same with numbers of another format."""
-        return replace(self, dtype=TORCH[form])
+    def of(self, form: DType, shares: tuple[float, ...] = ()) -> "Member":
+        """The same with numbers of another format, or uneven parts."""
+        return replace(self, dtype=TORCH[form], shares=shares)
 
     @property
     def first(self) -> bool:
@@ -58,6 +59,11 @@ class Member:
     def part(self, payload: Bytes) -> int:
         """Numbers in each member's part of a payload."""
         return max(1, round(-(-payload // (self.dtype.itemsize * len(self.ranks)))))
+
+    def parts(self, payload: Bytes) -> list[int]:
+        """Numbers in the part that each member gets of a payload."""
+        even = self.part(payload)
+        return [round(share * even) for share in self.shares] or [even] * len(self.ranks)
 
     def whole(self, payload: Bytes) -> int:
         """Numbers in a payload."""
@@ -102,6 +108,11 @@ def _part(member: Member, place: int, count: int) -> Tensor:
     return member.numbers(place, count * size).view(size, count)[member.place]
 
 
+def _split(member: Member, place: int, parts: list[int]) -> Tensor:
+    """The same where parts are of different sizes."""
+    return torch.split(member.numbers(place, sum(parts)), parts)[member.place]
+
+
 def _nothing() -> None:
     """No preparation: the call leaves what it reads as it was."""
 
@@ -129,7 +140,7 @@ def _broadcast(member: Member, payload: Bytes) -> Prepared:
 def _all_gather(member: Member, payload: Bytes) -> Prepared:
     count = member.part(payload)
     part, whole = member.numbers(member.place, count), member.room(count * len(member.ranks))
-    lap = Lap(_nothing, lambda: _gather_parts(whole, part, group=member.group))
+    lap = Lap(_nothing, lambda: gather_parts(whole, part, group=member.group))
     return Prepared(lap, whole, lambda: torch.cat([member.numbers(place, count) for place in range(len(member.ranks))]))
 
 
@@ -141,10 +152,12 @@ def _reduce_scatter(member: Member, payload: Bytes) -> Prepared:
 
 
 def _all_to_all(member: Member, payload: Bytes) -> Prepared:
-    count, size = member.part(payload), len(member.ranks)
-    given, taken = member.numbers(member.place, count * size), member.room(count * size)
-    lap = Lap(_nothing, lambda: dist.all_to_all_single(taken, given, group=member.group))
-    return Prepared(lap, taken, lambda: torch.cat([_part(member, place, count) for place in range(size)]))
+    """With the sizes of parts, as dispatchers of tokens call it, where these are uneven."""
+    parts, size = member.parts(payload), len(member.ranks)
+    given, taken = member.numbers(member.place, sum(parts)), member.room(parts[member.place] * size)
+    comes, goes = ([parts[member.place]] * size, parts) if member.shares else (None, None)
+    lap = Lap(_nothing, lambda: dist.all_to_all_single(taken, given, comes, goes, member.group))
+    return Prepared(lap, taken, lambda: torch.cat([_split(member, place, parts) for place in range(size)]))
 
 
 def _scatter(member: Member, payload: Bytes) -> Prepared:

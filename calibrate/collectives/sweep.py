@@ -112,7 +112,7 @@ class _Bench:
     world: World
     device: TorchDevice
     member: Member | None
-    checked: set[tuple[Collective, DType]] = field(default_factory=set)
+    checked: set[tuple[Collective, DType, tuple[float, ...]]] = field(default_factory=set)
 
     def measured(self, call: Call, patience: Seconds) -> CollectiveRow | Skipped:
         """One call, or why not."""
@@ -127,7 +127,7 @@ class _Bench:
         """One call with its buffers, whose result is right, or why not."""
         if call.collective is Collective.SEND_RECV and call.ranks != 2:
             return Skipped(call, f"send_recv has 2 ranks, not {call.ranks}")
-        need, free = COPIES * call.payload, self._free()
+        need, free = COPIES * call.payload * call.hottest, self._free()
         if need > _USABLE * free:
             return Skipped(call, f"{format_bytes(need)} of memory a process; {format_bytes(free)} are free")
         lap = self._lap(call) if self._checked(call) else None
@@ -147,7 +147,8 @@ class _Bench:
 
     def _checked(self, call: Call) -> bool:
         """Refuse a collective whose result is wrong, in whichever group; whether there was memory to look."""
-        if (call.collective, call.format) in self.checked:
+        known = call.collective, call.format, call.shares
+        if known in self.checked:
             return True
         ready = self._agreed(lambda: self._prepared(call, _CHECKED * call.ranks))
         right = None if ready is None else self._agreed(lambda: _right(ready))
@@ -155,11 +156,15 @@ class _Bench:
             return False
         if least(float(right), self.device.torch) < 1.0:
             raise InputError(f"{_words(call)} of {_group(call)} gave a wrong result")
-        self.checked.add((call.collective, call.format))
+        self.checked.add(known)
         return True
 
     def _prepared(self, call: Call, payload: Bytes) -> Prepared:
-        return _IDLE if self.member is None else prepared(call.collective, self.member.of(call.format), payload)
+        return (
+            _IDLE
+            if self.member is None
+            else prepared(call.collective, self.member.of(call.format, call.shares), payload)
+        )
 
     def _agreed(self, make: Callable[[], T]) -> T | None:
         """What each rank makes by itself; None on all of them where one has no memory for it.

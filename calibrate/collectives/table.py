@@ -1,6 +1,7 @@
 """How are measured collectives, their fits, and what they do to kernels shown to people? A line each."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from clustersim.cost.interference import KernelClass
@@ -17,8 +18,9 @@ def row_line(row: CollectiveRow) -> str:
     call, time = row.call, row.time
     rate = format_bandwidth(call.payload / time.seconds)
     times = f"{format_seconds(time.seconds):>9} ({format_seconds(time.p5)} to {format_seconds(time.p95)})"
+    shares = f", {call.hottest:.2f} x an even part at most" if call.shares else ""
     what = f"{_named(call):<20}{format_bytes(call.payload):>10}  {_shape(call.ranks, call.nodes)}"
-    return f"{what}  {times}  {rate}"
+    return f"{what}  {times}  {rate}{shares}"
 
 
 def fit_table(fits: Sequence[CollectiveFit]) -> str:
@@ -32,6 +34,18 @@ def fit_table(fits: Sequence[CollectiveFit]) -> str:
         errors = f"{residual.rows:>6}{residual.error:>8.1%}{residual.left_out:>10.1%}"
         lines.append(f"{_named(fit):<20}{shape:<20}{constants}{errors}")
     return "\n".join(lines)
+
+
+def uneven_table(rows: Sequence[CollectiveRow]) -> str:
+    """By which part all-to-alls take longer where their parts are uneven; empty without any."""
+    times = {row.call: row.time.seconds for row in rows}
+    lines = [f"{'uneven parts':<20}{'payload':>10}  {'group':<20}{'largest':>10}{'longer':>10}"]
+    for call, seconds in times.items():
+        even = times.get(replace(call, shares=()))
+        if call.shares and even is not None:
+            what = f"{_named(call):<20}{format_bytes(call.payload):>10}  {_shape(call.ranks, call.nodes):<20}"
+            lines.append(f"{what}{call.hottest:>8.2f} x{seconds / even - 1.0:>+10.0%}")
+    return "\n".join(lines) if len(lines) > 1 else ""
 
 
 def beside_line(row: BesideRow) -> str:

@@ -24,12 +24,12 @@ LEAST: Final = 3  # payloads: two constants, and something to judge them by
 
 
 def fit_calls(rows: Iterable[CollectiveRow]) -> tuple[CollectiveFit, ...]:
-    """A fit for each collective and shape of group; none where its rows cannot tell a bandwidth.
+    """A fit for each collective and shape of group, with even parts; none where its rows cannot tell a bandwidth.
 
     That takes three different payloads, and times that grow with them.
     """
     shapes: dict[Shape, list[CollectiveRow]] = {}
-    for row in rows:
+    for row in (each for each in rows if not each.call.shares):
         call = row.call
         shapes.setdefault((call.collective, call.ranks, call.nodes, call.format), []).append(row)
     fits = (_fit(shape, alike) for shape, alike in shapes.items())

@@ -30,12 +30,12 @@ from clustersim.arrays import FloatArray
 from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.units import FlopPerSecond
-from clustersim.workload.kernels import MatmulShape
+from clustersim.workload.kernels import KernelKind, MatmulShape
 
 
 def fit_formats(state: State, rows: Sequence[Timed]) -> State:
     """The reference format first, then the rates of all others; rows: of all kinds."""
-    formats = by_format(each for each in rows if isinstance(each.row.shape, MatmulShape))
+    formats = by_format(each for each in rows if each.row.kind is KernelKind.MATMUL)
     dense = [dtype for dtype in formats if dtype is not DType.FP8]
     if dense:
         reference = max(dense, key=lambda dtype: sum(each.row.flops for each in formats[dtype]))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from calibrate.check.formats import TORCH
+from calibrate.check.mixture import HABITS
 from calibrate.devices.device import TorchDevice
 from clustersim.cost.launching import launches
 from clustersim.errors import InputError
@@ -21,9 +22,8 @@ from clustersim.program.action import ActionKind
 from clustersim.program.task import Operation
 from clustersim.scenario import Scenario
 from clustersim.workload.offload import NOTHING
-from clustersim.workload.overheads import NONE
 from clustersim.workload.recipe import Products, Recipe, mixed
-from clustersim.workload.stack import BlockForm, DenseMlp, FullAttention, LayerRun, LayerSpec, QkNorm
+from clustersim.workload.stack import BlockForm, DenseMlp, FullAttention, LayerRun, LayerSpec, QkNorm, RoutedMlp
 from clustersim.workload.training import Attention, Loss, NoRecompute, Training
 from clustersim.workload.transformer import Model, Positions
 
@@ -31,6 +31,7 @@ LAYERS: Final = 4  # so that they, not embedding and head, are most of it
 TOKENS: Final = 8
 HEADS: Final = 4
 HEAD_DIM: Final = 16  # flash attention has a kernel for it
+EXPERTS: Final = 8
 WIDTH: Final = HEADS * HEAD_DIM  # of the model, its MLP and its vocabulary: rows of whole 128 bytes in BF16
 
 
@@ -76,10 +77,10 @@ def _model(model: Model) -> Model:
 
 
 def _layer(model: Model) -> LayerSpec:
-    for spec in model.specs:
-        match spec:
-            case LayerSpec(FullAttention() as attention, DenseMlp() as mlp):
-                return LayerSpec(_attention(attention), replace(mlp, ffn=WIDTH), BlockForm.PRE_NORM)
+    for run in sorted(model.stack, key=lambda run: -run.count):
+        match run.spec:
+            case LayerSpec(FullAttention() as attention, DenseMlp() | RoutedMlp() as mlp):
+                return LayerSpec(_attention(attention), _mlp(mlp), BlockForm.PRE_NORM)
     raise InputError(f"model: no layer of {model.name} has both attention and an MLP, and only such can be built here")
 
 
@@ -87,6 +88,17 @@ def _attention(attention: FullAttention) -> FullAttention:
     shared = attention.kv_heads < attention.heads
     normed = None if attention.qk_norm is None else QkNorm.HEADS
     return FullAttention(HEADS, HEADS // 2 if shared else HEADS, HEAD_DIM, attention.qkv_bias, normed)
+
+
+def _mlp(mlp: DenseMlp | RoutedMlp) -> DenseMlp | RoutedMlp:
+    """As wide as all else; of a mixture as many of its experts as tokens need."""
+    match mlp:
+        case DenseMlp():
+            return replace(mlp, ffn=WIDTH)
+        case RoutedMlp(experts, top_k, shared=shared):
+            few = min(experts, EXPERTS)
+            chosen, wide = min(top_k, few), WIDTH if shared else 0
+            return RoutedMlp(few, chosen, WIDTH, mlp.form, wide, router=replace(mlp.router, groups=1, limit=None))
 
 
 def _training(training: Training, *, on_cpu: bool, split: bool) -> Training:
@@ -102,7 +114,7 @@ def _training(training: Training, *, on_cpu: bool, split: bool) -> Training:
         fused=training.fused and not on_cpu,
         offload=NOTHING,
         lora=None,
-        overheads=NONE,
+        overheads=HABITS,
     )
 
 

@@ -94,6 +94,15 @@ def _scaled_sum(x: Tensor, branch: Tensor) -> Tensor:
     return x + SCALE * branch
 
 
+def weighted(x: Tensor, weights: Tensor, *, fused: bool) -> Tensor:
+    """Rows [rows, width], each times its number of [rows, 1]."""
+    return _formula(_weighted, x, fused=fused)(x, weights)
+
+
+def _weighted(x: Tensor, weights: Tensor) -> Tensor:
+    return x * weights
+
+
 def residual_dropout(x: Tensor, branch: Tensor, *, fused: bool) -> Tensor:
     """The residual stream and what dropout leaves of a branch."""
     return _formula(_residual_dropout, x, fused=fused)(x, branch)

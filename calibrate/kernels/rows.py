@@ -6,9 +6,11 @@ memory than there is, becomes a row that says so, and measuring goes on.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
+
+import torch
 
 from calibrate.devices.device import DeviceLostError, TorchDevice
 from calibrate.devices.stopwatch import Action
@@ -26,6 +28,10 @@ _WASTED: Final = 16.0  # times the last cache that copies may take, with memory 
 _FREE: Final = 0.8  # part of the free memory that one kernel may take
 _ROTATED: Final = 0.2  # part of it that copies may take
 _QUEUED: Final = 512  # launches that a GPU takes in without making the host wait
+
+
+Preparation = Callable[[Kernel, torch.device], Action]
+"""Makes what runs a kernel once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,7 @@ def row(kernel: Kernel, device: TorchDevice, method: Method) -> KernelRow:
     name, kind, launches = kernel.name, kernel.kind, kernel.launches
     made = KernelRow(name, kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, launches, time=None)
     try:
-        time, under = _timed(kernel, device, method)
+        time, under = timed(kernel, device, method)
         found = replace(made, time=time, under=under)
     except Exception as error:  # whatever PyTorch raises for one kernel, the others can be measured
         found = _failed(made, device, error)
@@ -90,16 +96,22 @@ class _TooLargeError(Exception):
     """A kernel's operands do not fit."""
 
 
-def _timed(kernel: Kernel, device: TorchDevice, method: Method) -> tuple[Spread, UnderLoad | None]:
+def timed(
+    kernel: Kernel, device: TorchDevice, method: Method, make: Preparation | None = None
+) -> tuple[Spread, UnderLoad | None]:
+    """What a kernel takes, and the device under it; make: prepares it in another way.
+
+    Raise whatever PyTorch raises for it, and Unsupported where the device has no such kernel.
+    """
     if not device.supports(kernel.dtype):
         raise routines.Unsupported(f"{device.name} has no {kernel.dtype.value}")
     size = routines.allocated(kernel, device.torch)
     if size > _FREE * device.free_bytes():
         free = format_bytes(device.free_bytes())
         raise _TooLargeError(f"its operands take {format_bytes(size)}; {free} are free")
-    cold = arrangement(kernel, device, method)
+    cold, prepare = arrangement(kernel, device, method), make or routines.prepare
     with routines.settings(kernel, device.torch):
-        action = device.ready(lambda: _rotation(kernel, device, cold.copies))
+        action = device.ready(lambda: _rotation(lambda: prepare(kernel, device.torch), cold.copies))
         watch = device.stopwatch(flushed=cold.flushed)
         batch = max(1, min(device.flushes if cold.flushed else method.batch, _QUEUED // kernel.launches))
         with device.watched() as seen:
@@ -107,8 +119,8 @@ def _timed(kernel: Kernel, device: TorchDevice, method: Method) -> tuple[Spread,
         return time, seen.under
 
 
-def _rotation(kernel: Kernel, device: TorchDevice, copies: int) -> Action:
-    actions = [routines.prepare(kernel, device.torch) for _ in range(copies)]
+def _rotation(make: Callable[[], Action], copies: int) -> Action:
+    actions = [make() for _ in range(copies)]
     return actions[0] if copies == 1 else Rotation(actions)
 
 

@@ -15,13 +15,22 @@ from clustersim.dtypes import DType
 from clustersim.scenario import Scenario
 from clustersim.units import BytesPerSecond, FlopPerSecond, Seconds
 from clustersim.workload import attention, layers, linear, streaming
-from clustersim.workload.kernels import AttentionShape, Kernel, MatmulShape, Operands
+from clustersim.workload.kernels import (
+    GROUPED,
+    ROUTING,
+    AttentionShape,
+    Kernel,
+    MatmulShape,
+    Operands,
+    Routine,
+    StreamShape,
+)
 from clustersim.workload.operators import Shard
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
-from clustersim.workload.overheads import Accumulation
+from clustersim.workload.overheads import Accumulation, Grouping, Overheads
 from clustersim.workload.presets import preset
 from clustersim.workload.recipe import mixed
-from clustersim.workload.stack import Mlp
+from clustersim.workload.stack import Mlp, RoutedMlp
 from clustersim.workload.streaming import Streaming
 from clustersim.workload.training import Loss, Optimizer, Training
 from clustersim.workload.transformer import Model, Norm
@@ -51,6 +60,14 @@ _BATCHES: Final = ((32, 512, 64), (32, 2048, 128), (128, 1024, 64))  # of produc
 _HEADS: Final = ((1, 32, 8), (4, 12, 12), (1, 16, 2), (4, 32, 32))  # sequences, heads, key/value heads
 _POSITIONS: Final = (512, 1024, 2048, 4096, 8192, 16384)
 _STREAMS: Final = ((512, 768), (1024, 4096), (4096, 2048), (4096, 8192), (16384, 8192), (8192, 28672))  # rows, width
+_MIXTURES: Final = (  # and over how many ranks experts are spread
+    ("mixtral-8x7b", 1),
+    ("qwen3-30b-a3b", 1),
+    ("qwen3-30b-a3b", 8),
+    ("moonlight-16b-a3b", 8),
+    ("deepseek-v3", 16),
+)
+_ROUTED: Final = (1024, 4096)  # tokens of a rank
 _VOCABULARIES: Final = ((1024, 32000), (4096, 50257), (8192, 32064), (8192, 128256))  # tokens, logits
 _PARAMETERS: Final = (2**20, 2**23, 2**26, 2**28, 2**30)
 
@@ -105,6 +122,7 @@ def grid(formats: Sequence[DType], pace: Pace, limit: Seconds) -> list[Kernel]:
         _streams(main),
         _losses(main),
         _updates(main),
+        _experts(main),
         *(_cubes(other, _CUBES[::2]) for other in others),
     )
     return [kernel for kernel in dict.fromkeys(found) if pace.seconds(kernel) <= limit]
@@ -171,6 +189,24 @@ def _operators() -> Iterator[Streaming]:
     yield streaming.residual(dropout=False, fused=True)
     yield streaming.DROPOUT
     yield streaming.BIAS_GRADIENT
+
+
+def _experts(dtype: DType) -> Iterator[Kernel]:
+    """What published mixtures have in place of an MLP: products in one kernel and on streams, and their routing."""
+    for (name, ep), tokens, grouping in product(_MIXTURES, _ROUTED, (Grouping.KERNEL, Grouping.STREAMS)):
+        overheads = Overheads(permute_unfused=True, router_unfused=True, grouping=grouping)
+        recipe = mixed(compute=dtype, master=None)
+        training = Training(tokens, 1, recipe=recipe, fused=False, overheads=overheads)
+        model = preset(name)
+        for spec in (each for each in model.specs if isinstance(each.mlp, RoutedMlp)):
+            for operator in layers.layer(model, spec, training, Shard(1, tokens, tokens, ep=ep)).operators:
+                every = (*operator.forward, *operator.input_gradient, *operator.weight_gradient)
+                yield from (replace(kernel, name="grid.experts") for kernel in every if _of_mixture(kernel))
+
+
+def _of_mixture(kernel: Kernel) -> bool:
+    routines = (*ROUTING, Routine.WEIGHTING)
+    return kernel.kind in GROUPED or (isinstance(kernel.shape, StreamShape) and kernel.shape.routine in routines)
 
 
 def _losses(dtype: DType) -> Iterator[Kernel]:

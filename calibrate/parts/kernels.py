@@ -4,7 +4,7 @@ First the machine: copies, the launch interval, a matmul beside a copy, the othe
 that were asked for and that the record lacks, the longest first, in what is left of the part's time.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import ClassVar, Final
 
@@ -12,11 +12,14 @@ from calibrate.kernels.beside import typical_kernel
 from calibrate.kernels.progress import shown
 from calibrate.kernels.run import failing, has_machine, measure_machine, pace
 from calibrate.kernels.session import Parts, measured
+from calibrate.kernels.uneven import missing, uneven_rows
 from calibrate.parts.looks import looked_at
 from calibrate.parts.part import Bench
+from clustersim.cost.record import Record
 from clustersim.cost.roofline import Roofline
 from clustersim.units import Seconds
 
+_UNEVEN: Final = 0.3  # seconds of samples of a product with uneven groups, and of one with even ones
 _MACHINE: Final = 0.1  # of the part's time, after which no more copies are measured
 
 
@@ -34,16 +37,17 @@ class Kernels:
 
     def due(self, bench: Bench) -> bool:
         """Whether one is missing, or failed for want of memory, or the machine was not looked at."""
-        return bool(bench.session.missing(bench.asked)) or not has_machine(bench.record, bench.device)
+        known = has_machine(bench.record, bench.device) and not missing(bench.asked, bench.record)
+        return bool(bench.session.missing(bench.asked)) or not known
 
     def words(self, bench: Bench) -> str:
         """How many are new, how many are there, and how many could not be measured before."""
-        missing, asked = len(bench.session.missing(bench.asked)), len(bench.asked)
-        there = f", {asked - missing:,} are there already" if missing < asked else ""
-        tried = missing - len(bench.new)
+        lacking, asked = len(bench.session.missing(bench.asked)), len(bench.asked)
+        there = f", {asked - lacking:,} are there already" if lacking < asked else ""
+        tried = lacking - len(bench.new)
         there += f", {tried:,} had no memory or no compiler and are tried again" if tried else ""
         machine = "" if has_machine(bench.record, bench.device) else "; copies, launches"
-        return f"{missing:,} of {asked:,} kernels of {bench.wished}{there}{machine}"
+        return f"{lacking:,} of {asked:,} kernels of {bench.wished}{there}{machine}"
 
     def measure(self, bench: Bench, seconds: Seconds) -> str:
         """Measure the machine, then kernels while there is time."""
@@ -53,16 +57,28 @@ class Kernels:
     def _measure(self, bench: Bench, seconds: Seconds) -> str:
         began, session = monotonic(), bench.session
         measure_machine(session, bench.device, bench.method, _MACHINE * seconds)
-        missing = session.missing(bench.asked)
+        lacking = session.missing(bench.asked)
         dtype, failed = typical_kernel(bench.device).dtype, failing(bench.record)
         roofline, rough = Roofline(bench.accelerator), pace(bench.device, dtype, failed)
         predicted = lambda kernel: max(roofline.kernel(kernel).seconds, rough.seconds(kernel))  # noqa: E731
         left = Parts(max(0.0, seconds - (monotonic() - began)), predicted)
-        with shown(self.name, len(missing)) as advance:
-            for made in measured(missing, bench.device, left, bench.method):
+        with shown(self.name, len(lacking)) as advance:
+            for made in measured(lacking, bench.device, left, bench.method):
                 session.add(made)
                 advance(made.name)
-        return _found(len(missing), len(session.missing(bench.asked)))
+        _measure_uneven(bench, seconds - (monotonic() - began))
+        return _found(len(lacking), len(session.missing(bench.asked)))
+
+
+def _measure_uneven(bench: Bench, seconds: Seconds) -> None:
+    """Uneven groups of experts, while there is time."""
+    began, known = monotonic(), bench.session.gathered()
+    for asked in missing(bench.asked, known):
+        if monotonic() - began > seconds:
+            return
+        found = tuple(uneven_rows([asked], bench.device, replace(bench.method, seconds=_UNEVEN)))
+        bench.session.extend(replace(Record(known.device, known.conditions), uneven=found))
+    bench.session.save()
 
 
 def _found(missing: int, left: int) -> str:

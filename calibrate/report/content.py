@@ -11,6 +11,7 @@ from calibrate.report.load import gpus_section, load_section
 from calibrate.report.section import Section
 from calibrate.report.step import beside_section, chain_section, host_section, steps_section
 from calibrate.report.transfers import collectives_section, copies_section
+from calibrate.report.uneven import has_uneven, uneven_section
 from calibrate.report.words import outcome_words, reason_lines, state_words, steady
 from clustersim.cost.record import Origin, Record
 from clustersim.errors import InputError
@@ -81,6 +82,7 @@ def _sections(record: Record, shipped: Accelerator | None) -> Iterator[Section]:
         (record.host, host_section),
         (record.beside, beside_section),
         (record.collectives, collectives_section),
+        (has_uneven(record), uneven_section),
         (record.gpus, gpus_section),
         (record.copies, copies_section),
     ):

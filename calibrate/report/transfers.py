@@ -35,9 +35,10 @@ def copies_section(record: Record) -> Section:
 
 
 def by_call(record: Record) -> dict[Key, list[CollectiveRow]]:
-    """Collectives by kind, ranks and nodes, the smallest payload first."""
+    """Collectives with even parts by kind, ranks and nodes, the smallest payload first."""
     groups: dict[Key, list[CollectiveRow]] = {}
-    for row in sorted(record.collectives, key=lambda each: each.call.payload):
+    even = (each for each in record.collectives if not each.call.shares)
+    for row in sorted(even, key=lambda each: each.call.payload):
         call = row.call
         groups.setdefault((call.collective, call.ranks, call.nodes, call.format), []).append(row)
     return dict(sorted(groups.items(), key=lambda item: (item[0][0].value, *item[0][1:3], item[0][3].value)))

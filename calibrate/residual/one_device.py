@@ -12,6 +12,7 @@ predicted.
 from collections.abc import Iterator
 from dataclasses import replace
 
+from calibrate.check.mixture import HABITS
 from calibrate.check.one_rank import one_rank
 from clustersim.assembly import plan_of
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
@@ -23,7 +24,6 @@ from clustersim.scenario.settings import CostSettings
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.workload.framework import load_framework
 from clustersim.workload.offload import NOTHING
-from clustersim.workload.overheads import NONE
 from clustersim.workload.stack import cut
 from clustersim.workload.training import Training
 
@@ -35,7 +35,7 @@ def one_device(scenario: Scenario, accelerator: str) -> Scenario:
     return replace(
         scenario,
         name=f"{scenario.name} on one device",
-        model=one_rank(first_layers, layout.tp),
+        model=one_rank(first_layers, layout),
         cluster=_of_one(scenario.cluster, accelerator),
         layout=Layout(),
         schedule=OneFOneB(),
@@ -73,5 +73,5 @@ def _of_replica(training: Training, *, cp: int, dp: int) -> Training:
         global_batch=training.global_batch // dp,
         early_stop=training.early_stop and not training.fused,
         offload=NOTHING,
-        overheads=NONE,
+        overheads=HABITS,
     )

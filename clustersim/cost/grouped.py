@@ -23,7 +23,6 @@ simu_tools/efficency_test/test_grouped_gemm_efficiency.py (its times are the hos
 """
 
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
@@ -32,8 +31,6 @@ from clustersim.cost.tiles import Work, alignment_rate, matmul_options
 from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.workload.kernels import Kernel, KernelKind, MatmulShape
-
-GROUPED: Final = frozenset({KernelKind.STREAMED_MATMULS, KernelKind.GROUPED_MATMUL})
 
 
 def grouped_work(accelerator: Accelerator, kernel: Kernel, rate: float) -> Work:

@@ -128,7 +128,8 @@ class KernelRow:
 class Call:
     """A collective of `ranks` ranks on `nodes` nodes, as many on each; payload: as `program.task.Collective` says.
 
-    format: that a reduction sums in; what only moves bytes has none of its own, and stands as FP32.
+    format: that a reduction sums in; what only moves bytes has none of its own, and stands as FP32; shares: of an
+    all-to-all, what each rank gets, relative to an even part; none: all get as much.
     """
 
     collective: Collective
@@ -136,6 +137,12 @@ class Call:
     ranks: int
     nodes: int
     format: DType = DType.FP32
+    shares: tuple[float, ...] = ()
+
+    @property
+    def hottest(self) -> float:
+        """The largest share."""
+        return max(self.shares, default=1.0)
 
 
 def summed_in(exchange: Exchange) -> DType:
@@ -153,6 +160,29 @@ class CollectiveRow:
     call: Call
     time: Spread
     source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UnevenRow:
+    """Products of experts whose groups have different numbers of rows, beside the same with as many in each.
+
+    kernel: with even groups; rows: of each group, about as many together; time: with these.
+    """
+
+    kernel: KernelRow
+    rows: tuple[int, ...]
+    time: Spread
+
+    @property
+    def hottest(self) -> float:
+        """Rows of the fullest group over their mean."""
+        return max(self.rows) * len(self.rows) / sum(self.rows)
+
+    @property
+    def slowing(self) -> float:
+        """The part by which uneven groups take longer (below zero: less long)."""
+        even = self.kernel.time
+        return 0.0 if even is None else self.time.seconds / even.seconds - 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,8 +374,9 @@ class Conditions:
 class Record:
     """A calibration record. derivation: how a derived or published one came about.
 
-    moments: the device over the time of measuring; chain: what a real layer does to kernels, by family; host: what
-    launching takes; gpus: how far GPUs of a node differ; steps: real ones, as the rest predicts them.
+    uneven: products of experts with uneven groups; moments: the device over the time of measuring; chain: what a real
+    layer does to kernels, by family; host: what launching takes; gpus: how far GPUs of a node differ; steps: real ones,
+    as the rest predicts them.
     """
 
     device: Device
@@ -354,6 +385,7 @@ class Record:
     collectives: tuple[CollectiveRow, ...] = ()
     copies: tuple[CopyRow, ...] = ()
     beside: tuple[BesideRow, ...] = ()
+    uneven: tuple[UnevenRow, ...] = ()
     launch_interval: Seconds | None = None
     kernel_fit: KernelFit | None = None
     collective_fits: tuple[CollectiveFit, ...] = ()
@@ -436,6 +468,7 @@ def merged(first: Record, second: Record) -> Record:
     collectives = {row.call: row for row in (*first.collectives, *second.collectives)}
     copies = {(row.route, row.bytes): row for row in (*first.copies, *second.copies)}
     beside = {(row.kernel.signature, row.beside, row.call): row for row in (*first.beside, *second.beside)}
+    uneven = {(row.kernel.signature, row.rows): row for row in (*first.uneven, *second.uneven)}
     interval = first.launch_interval if second.launch_interval is None else second.launch_interval
     return replace(
         second,
@@ -445,6 +478,7 @@ def merged(first: Record, second: Record) -> Record:
         collectives=tuple(collectives.values()),
         copies=tuple(copies.values()),
         beside=tuple(beside.values()),
+        uneven=tuple(uneven.values()),
         moments=first.moments + second.moments,
         chain=second.chain or first.chain,
         host=tuple({row.state: row for row in (*first.host, *second.host)}.values()),

@@ -9,11 +9,23 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import fields
 from typing import Final
 
-from clustersim.cost.record import COPY, BesideRow, Call, KernelFit, KernelRow, Outcome, Record, Spread, UnderLoad
+from clustersim.cost.record import (
+    COPY,
+    BesideRow,
+    Call,
+    KernelFit,
+    KernelRow,
+    Outcome,
+    Record,
+    Spread,
+    UnderLoad,
+    UnevenRow,
+)
 from clustersim.errors import InputError, nearest, shown
 from clustersim.program.task import Collective
-from clustersim.workload.kernels import Shape
+from clustersim.workload.kernels import MatmulShape, Shape
 
+_ROUNDING: Final = 1e-6  # of a sum of shares
 _MAY_BE_ZERO: Final = frozenset({"table"})  # of the sizes of a shape
 
 
@@ -33,6 +45,7 @@ def require_measured(record: Record) -> None:
     for key, call in _calls(record):
         _require_even(key, call)
     _require_collectives(record.beside)
+    _require_groups(record.uneven)
     for key, what in _measured_things(record).items():
         _require_different(key, what)
 
@@ -46,6 +59,16 @@ def _require_time_if_measured(key: str, row: KernelRow) -> None:
 def _require_even(key: str, call: Call) -> None:
     if call.ranks % call.nodes:
         raise InputError(f"{key}.nodes: {call.ranks} ranks cannot lie on {call.nodes} nodes, as many on each")
+    if call.shares and (len(call.shares) != call.ranks or abs(sum(call.shares) - call.ranks) > _ROUNDING):
+        raise InputError(f"{key}.shares: {shown(list(call.shares))} are no shares of {call.ranks} ranks, 1 on average")
+
+
+def _require_groups(rows: Sequence[UnevenRow]) -> None:
+    """Rows of each group that the product has."""
+    for at, row in enumerate(rows):
+        groups = row.kernel.shape.batch if isinstance(row.kernel.shape, MatmulShape) else 0
+        if len(row.rows) != groups:
+            raise InputError(f"uneven[{at}].rows: {len(row.rows)} groups, and the kernel has {groups}")
 
 
 def _require_collectives(rows: Sequence[BesideRow]) -> None:
@@ -77,6 +100,7 @@ def _measured_things(record: Record) -> dict[str, Sequence[Hashable]]:
         "kernels": [row.signature for row in record.kernels],
         "collectives": [row.call for row in record.collectives],
         "copies": [(copy.route, copy.bytes) for copy in record.copies],
+        "uneven": [(each.kernel.signature, each.rows) for each in record.uneven],
         "beside": [(each.kernel.signature, each.beside, each.call) for each in record.beside],
         "collective_fits": [(fit.collective, fit.ranks, fit.nodes, fit.format) for fit in record.collective_fits],
         "chain": [row.family for row in record.chain],
@@ -89,6 +113,7 @@ def _measured_things(record: Record) -> dict[str, Sequence[Hashable]]:
 def _kernels(record: Record) -> Iterator[tuple[str, KernelRow]]:
     yield from ((f"kernels[{at}]", row) for at, row in enumerate(record.kernels))
     yield from ((f"beside[{at}].kernel", each.kernel) for at, each in enumerate(record.beside))
+    yield from ((f"uneven[{at}].kernel", each.kernel) for at, each in enumerate(record.uneven))
 
 
 def _calls(record: Record) -> Iterator[tuple[str, Call]]:
@@ -105,6 +130,7 @@ def _times(record: Record) -> Iterator[tuple[str, Spread]]:
     for at, each in enumerate(record.beside):
         times = {"together": each.together, "call_alone": each.call_alone, "call_together": each.call_together}
         yield from ((f"beside[{at}].{name}", time) for name, time in times.items() if time is not None)
+    yield from ((f"uneven[{at}].time", row.time) for at, row in enumerate(record.uneven))
     yield from ((f"gpus[{at}].time", row.time) for at, row in enumerate(record.gpus))
 
 
@@ -141,6 +167,10 @@ def _not_negative(record: Record) -> Iterator[tuple[str, float]]:
         yield f"{key}.dropped", time.dropped
     for key, row in _kernels(record):
         yield from _numbers(key, row, "flops", "bytes")
+    for key, call in _calls(record):
+        yield from ((f"{key}.shares[{place}]", share) for place, share in enumerate(call.shares))
+    for at, each in enumerate(record.uneven):
+        yield from ((f"uneven[{at}].rows[{place}]", rows) for place, rows in enumerate(each.rows))
     for at, fit in enumerate(record.collective_fits):
         yield f"collective_fits[{at}].alpha", fit.alpha
         yield from _numbers(f"collective_fits[{at}].residual", fit.residual, "error", "left_out")

@@ -22,7 +22,8 @@ from clustersim.errors import InputError, OutputError, shown
 from clustersim.shipped import read_mapping
 
 _LISTS: Final = (
-    "kernels", "collectives", "copies", "beside", "collective_fits", "moments", "chain", "host", "gpus", "steps",
+    "kernels", "collectives", "copies", "beside", "uneven", "collective_fits", "moments", "chain", "host", "gpus",
+    "steps",
 )  # fmt: skip
 
 

@@ -151,7 +151,7 @@ def _curves(record: Record) -> Mapping[_Key, Mapping[DType, Curve]]:
     """By group, and by the format that is summed in, in the order of the record."""
     fits = {(fit.collective, fit.ranks, fit.nodes, fit.format): fit for fit in record.collective_fits}
     times: dict[_Key, dict[DType, dict[Bytes, Spread]]] = {}
-    for row in record.collectives:
+    for row in (each for each in record.collectives if not each.call.shares):
         times.setdefault(_key(row), {}).setdefault(row.call.format, {})[row.call.payload] = row.time
     return {
         key: {form: Curve(measured, fits.get((*key, form))) for form, measured in formats.items()}

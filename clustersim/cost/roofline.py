@@ -27,14 +27,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from clustersim.cost.grouped import GROUPED, grouped_work
+from clustersim.cost.grouped import grouped_work
 from clustersim.cost.tiles import Work, alignment_rate, matmul_options, matmul_rate
 from clustersim.cost.timing import Bound, Provenance, Timing
 from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import AttentionEfficiency
 from clustersim.units import Bytes, FlopPerSecond, Seconds
-from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape
+from clustersim.workload.kernels import GROUPED, AttentionShape, Kernel, KernelKind, MatmulShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,10 @@
 
 Kernels of one family (`cost.record.family`) lie in the space of the logarithms of their sizes, since what doubles a
 kernel's time doubles a size: m, n, k and batch of a product; batch x heads, queries, keys, queries per key/value head
-and head dimension of attention; rows and width of what streams, and the rows of a table that it passes. Where a routine
-works on each element by itself only their number counts. A causal mask, whether there is a window, and the formats of
-further operands are never compared across. A product in another layout (or added to another format) tells something:
-it counts as if one of its sizes were twice as large.
+and head dimension of attention; rows and width of what streams, and the rows of a table that it passes, or how many it
+chooses or copies. Where a routine works on each element by itself only their number counts. A causal mask, whether
+there is a window, and the formats of further operands are never compared across. A product in another layout (or added
+to another format) tells something: it counts as if one of its sizes were twice as large.
 """
 
 import math
@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Final
 
 from clustersim.cost.record import Signature, family
-from clustersim.workload.kernels import AttentionShape, MatmulShape, Routine, Shape, StreamShape
+from clustersim.workload.kernels import ROUTING, AttentionShape, MatmulShape, Routine, Shape, StreamShape
 
 LAYOUT_DISTANCE: Final = math.log(2.0)
 
@@ -35,7 +35,7 @@ _ELEMENTWISE: Final = frozenset(
         Routine.GRADIENT_CLIP,
     }
 )
-_TABLES: Final = frozenset({Routine.LOOKUP, Routine.POSITIONS})
+_TABLES: Final = frozenset({Routine.LOOKUP, Routine.POSITIONS, *ROUTING})
 
 
 @dataclass(frozen=True, slots=True)

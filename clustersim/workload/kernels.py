@@ -45,6 +45,10 @@ PRODUCTS: Final = frozenset(
 """Kernels that matrix units do; all others stream through memory."""
 
 
+GROUPED: Final = frozenset({KernelKind.STREAMED_MATMULS, KernelKind.GROUPED_MATMUL})
+"""Products of experts."""
+
+
 class Operands(Enum):
     """How the operands A[m, k] and B[k, n] of a product lie in memory: N row by row, T transposed.
 
@@ -132,9 +136,14 @@ class Routine(Enum):
     LOSS_VOCAB_PARALLEL = "loss_vocab_parallel"  # Megatron-LM's, one operation after the other in FP32
     LOSS_FUSED = "loss_fused"
     LOSS_CHUNKED = "loss_chunked"
-    TOP_K = "top_k"  # scores of logits [rows, width], the largest of each row; backward: the logits' gradient
+    TOP_K = "top_k"  # the table largest of each row of logits [rows, width], their softmax, and who is chosen
+    TOP_K_SIGMOID = "top_k_sigmoid"  # the same of sigmoids, chosen by these and a bias for each column
+    TOP_K_GROUPED = "top_k_grouped"  # the same, chosen from the best groups of columns
+    BALANCE = "balance"  # the loss of how evenly columns are chosen, of logits [rows, width]
+    ROW_MAP = "row_map"  # where each of `table` copies comes from, of who is chosen [rows, width]
     PERMUTE = "permute"  # rows [rows, width] gathered in another order, of table / rows copies each
     UNPERMUTE = "unpermute"  # rows [rows, width] that are sums of table / rows rows each
+    WEIGHTING = "weighting"  # rows [rows, width], each times a number of its own; backward: both gradients
     LOOKUP = "lookup"  # rows of a table [table, width]; backward: its dense gradient
     POSITIONS = "positions"  # a table of positions [table, width] added; backward: the sum over sequences
     BIAS_GRADIENT = "bias_gradient"  # sum over the rows
@@ -155,13 +164,19 @@ class Routine(Enum):
     GRADIENT_CLIP = "gradient_clip"
 
 
+CHOICES: Final = frozenset({Routine.TOP_K, Routine.TOP_K_SIGMOID, Routine.TOP_K_GROUPED})
+"""How experts are chosen."""
+ROUTING: Final = frozenset({*CHOICES, Routine.ROW_MAP, Routine.PERMUTE, Routine.UNPERMUTE})
+"""How tokens come to their experts and back."""
+
+
 @dataclass(frozen=True, slots=True)
 class StreamShape:
     """A routine over [rows, width] elements.
 
     backward: its input gradient; fused: one kernel that passes every operand once, not one for each term of its formula
-    as PyTorch runs it; table: rows of what is looked up or added by position; formats: of further operands, as the
-    routine says.
+    as PyTorch runs it; table: rows of what is looked up, copied or added by position, or experts that are chosen;
+    formats: of further operands, as the routine says.
     """
 
     routine: Routine

@@ -8,18 +8,19 @@ not kept. Shared experts are a dense MLP of every token. Collectives are put in 
 
 What is kept: the inputs of the experts' products and activation, the probability of each row (FP32), and the
 activation's result where it is weighted in kernels of its own: Megatron-LM fuses the two for SwiGLU
-(`weighted_bias_swiglu_impl`), not for GELU.
+(`weighted_bias_swiglu_impl`), not for GELU; where activations are not fused nothing is.
 Reference: NVIDIA/Megatron-LM, megatron/core/transformer/moe/{token_dispatcher,experts,moe_layer}.py.
 """
 
 from dataclasses import dataclass, replace
 from math import comb
+from typing import Final
 
 from clustersim.dtypes import DType
 from clustersim.workload import streaming
 from clustersim.workload.expert_bias import biased, clamped
 from clustersim.workload.grouped import GroupedLinear
-from clustersim.workload.kernels import KernelKind, Routine, StreamShape
+from clustersim.workload.kernels import Kernel, KernelKind, Routine, StreamShape
 from clustersim.workload.linear import Linear
 from clustersim.workload.mlp import dense
 from clustersim.workload.modules import Module
@@ -28,7 +29,9 @@ from clustersim.workload.operators import EXPERTS, Operator, Region, reading, wi
 from clustersim.workload.routing import Copies, chosen, moved, permuted, summed
 from clustersim.workload.stack import DenseMlp, Mlp, RoutedMlp
 
-_WEIGHTING_BACKWARD = 6.0  # times the elements: gradient, score and result for each operand; their products are summed
+_WEIGHTED: Final = 2.0  # times the elements: read and written
+_WEIGHTED_BACK: Final = 3.0  # the gradient, what was weighted, and its gradient, in one pass
+_APART_BACK: Final = 6.0  # a product of the gradient for each operand; one of them is summed, in 3 launches
 
 
 def mixture(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
@@ -58,11 +61,20 @@ def _gate(rank: OnRank) -> list[Operator]:
     tokens, hidden = rank.shard.residual_tokens, rank.model.hidden
     linear = Linear("shared.gate", tokens, hidden, 1, rank.products)
     made = replace(linear_operator(rank, linear, 0.0), region=Region.REPLICATED, linear=None)  # the router keeps it
-    shape = StreamShape(Routine.SCALE, tokens, hidden, fused=True)
-    width, name = rank.dtype.bytes * tokens * hidden, "shared.scale"
-    forward = moved(name, KernelKind.RESIDUAL, rank.dtype, shape, 2 * width)
-    back = moved(f"{name}.input_gradient", KernelKind.RESIDUAL, rank.dtype, replace(shape, backward=True), 3 * width)
-    return [made, Operator(name, Region.REPLICATED, (forward,), (back,), kept=float(width))]
+    shape = StreamShape(Routine.WEIGHTING, tokens, hidden, fused=rank.training.fused)
+    forward, back = _weighting("shared.scale", rank.dtype, shape)
+    kept = float(shape.elements * rank.dtype.bytes)
+    return [made, Operator("shared.scale", Region.REPLICATED, (forward,), (back,), kept=kept)]
+
+
+def _weighting(name: str, dtype: DType, shape: StreamShape) -> tuple[Kernel, Kernel]:
+    """Rows times a number each, and the gradients of both."""
+    size, kind, behind = shape.elements * dtype.bytes, KernelKind.RESIDUAL, replace(shape, backward=True)
+    back, launches = (_WEIGHTED_BACK, 1) if shape.fused else (_APART_BACK, 3)
+    return (
+        moved(name, kind, dtype, shape, _WEIGHTED * size),
+        moved(f"{name}.input_gradient", kind, dtype, behind, back * size, launches=launches),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +119,7 @@ class _Experts:
         over = streaming.activation(form, fused=rank.training.fused)
         made = streamed(Region.ROUTED, "experts.activation", rank.dtype, over, (over.over(self.tokens, self.ffn),))
         made = replace(made, kept=made.kept + self.tokens * DType.FP32.bytes)  # the probability of each row
-        if form is Mlp.GELU:
+        if form is Mlp.GELU or not rank.training.fused:
             made = self._weighted(made)
         gated = 2 if form is Mlp.SWIGLU else 1
         comes = float(self.tokens * (gated * self.ffn * rank.dtype.bytes + DType.FP32.bytes))
@@ -128,11 +140,8 @@ class _Experts:
 
     def _weighted(self, activation: Operator) -> Operator:
         """The activation, whose result is multiplied by the tokens' scores in kernels that are not fused with it."""
-        over, shape = streaming.SCALE, streaming.SCALE.over(self.tokens, self.ffn)
-        name = "experts.weighting"
-        forward = over.forward_kernel(name, self.rank.dtype, shape)
-        gradients = replace(over.forward_kernel(f"{name}.input_gradient", self.rank.dtype, shape), launches=3)
-        both = replace(gradients, bytes=_WEIGHTING_BACKWARD * shape.elements * self.rank.dtype.bytes)
+        shape = StreamShape(Routine.WEIGHTING, self.tokens, self.ffn)
+        forward, both = _weighting("experts.weighting", self.rank.dtype, shape)
         return replace(
             activation,
             forward=(*activation.forward, forward),

@@ -46,7 +46,7 @@ from clustersim.workload.linear import Linear
 from clustersim.workload.on_rank import OnRank, gradient_sum, linear_operator
 from clustersim.workload.operators import Joining, Joint, Joints, Operator, Region
 from clustersim.workload.recipe import Products
-from clustersim.workload.stack import RoutedMlp, Scores
+from clustersim.workload.stack import RoutedMlp, Router, Scores
 
 _INDEX: Final = 8  # bytes of PyTorch's indices
 _ENTRY: Final = 4  # of a map of rows
@@ -98,14 +98,15 @@ def _router(rank: OnRank, routed: RoutedMlp) -> Operator:
 
 def _choice(rank: OnRank, routed: RoutedMlp) -> Operator:
     """Probabilities and the map of who is chosen; backward the gradient of the logits."""
-    shape = StreamShape(Routine.TOP_K, rank.shard.residual_tokens, routed.experts, fused=True, formats=(DType.FP32,))
+    sizes = rank.shard.residual_tokens, routed.experts
+    shape = StreamShape(routine_of(routed.router), *sizes, fused=True, table=routed.top_k)
     scores, marks = shape.elements * DType.FP32.bytes, shape.elements
     if not rank.training.overheads.router_unfused:
         return _chosen_by(_CHOICE, shape, (3 * scores + marks, 3 * scores + marks), (1, 1), float(scores + marks))
     unfused, passes = replace(shape, fused=False), _passes(routed)
     back = passes - 2
-    sizes, launches = (2 * passes * scores, 2 * back * scores), (passes + _SORTS, back)
-    return _chosen_by(_CHOICE, unfused, sizes, launches, float(2 * scores + marks))
+    moves, launches = (2 * passes * scores, 2 * back * scores), (passes + _SORTS, back)
+    return _chosen_by(_CHOICE, unfused, moves, launches, float(2 * scores + marks))
 
 
 def _chosen_by(
@@ -119,6 +120,13 @@ def _chosen_by(
     return Operator(name, Region.REPLICATED, (forward,), (back,), kept=kept, saves_late=True)
 
 
+def routine_of(router: Router) -> Routine:
+    """How experts are chosen; what changes is how often logits are passed. Sigmoids are taken to have a bias."""
+    if router.groups > 1:
+        return Routine.TOP_K_GROUPED
+    return Routine.TOP_K_SIGMOID if router.scores is Scores.SIGMOID else Routine.TOP_K
+
+
 def _passes(routed: RoutedMlp) -> int:
     """How often one operation after the other passes what has an entry for each token and expert."""
     router = routed.router
@@ -128,7 +136,7 @@ def _passes(routed: RoutedMlp) -> int:
 
 def _balance(rank: OnRank, routed: RoutedMlp) -> Operator:
     """The loss of the load; its gradient is added to that of the logits."""
-    shape = StreamShape(Routine.TOP_K, rank.shard.residual_tokens, routed.experts, fused=True, formats=(DType.FP32,))
+    shape = StreamShape(Routine.BALANCE, rank.shard.residual_tokens, routed.experts, fused=True)
     scores, marks = shape.elements * DType.FP32.bytes, shape.elements
     sizes, launches = (3 * scores + 2 * marks, 7 * scores), (3 + _NOTED, 3 + _NOTED)
     if rank.training.overheads.router_unfused:
@@ -157,21 +165,27 @@ class Copies:
 
     def made(self, name: str) -> Operator:
         """A row for each token and expert, in the order of the experts; backward sums a token's rows."""
-        sizes = self._mapped + self._made, self._summed
         kept = self.rows * _INDEX if self._unfused else self._entries
-        made = self._operator(name, Routine.PERMUTE, sizes, 1 + (_SELECTIONS if self._unfused else _MAPS))
-        return replace(made, kept=float(kept), saves_late=True)
+        made = self._operator(name, Routine.PERMUTE, (self._made, self._summed))
+        forward = (self._map(f"{name}.map"), *made.forward)
+        return replace(made, forward=forward, kept=float(kept), saves_late=True)
 
     def summed(self, name: str) -> Operator:
         """Each token's rows, summed; backward copies the gradient for each."""
         return self._operator(name, Routine.UNPERMUTE, (self._summed, self._made))
 
-    def _operator(self, name: str, routine: Routine, sizes: tuple[Bytes, Bytes], launches: int = 1) -> Operator:
+    def _map(self, name: str) -> Kernel:
+        """Where each row comes from, of who is chosen."""
+        shape = StreamShape(Routine.ROW_MAP, self.tokens, self.experts, fused=not self._unfused, table=self.rows)
+        launches = _SELECTIONS if self._unfused else _MAPS
+        return moved(name, KernelKind.COPY, DType.FP32, shape, self._mapped, launches=launches)
+
+    def _operator(self, name: str, routine: Routine, sizes: tuple[Bytes, Bytes]) -> Operator:
         """Forward and backward move so many bytes."""
         dtype, kind = self.rank.dtype, KernelKind.COPY
         shape = StreamShape(routine, self.tokens, self.rank.model.hidden, fused=not self._unfused, table=self.rows)
         behind = replace(shape, backward=True)
-        forward = moved(name, kind, dtype, shape, sizes[0], launches=launches)
+        forward = moved(name, kind, dtype, shape, sizes[0])
         back = moved(f"{name}.input_gradient", kind, dtype, behind, sizes[1])
         return Operator(name, self.region, (forward,), (back,))
 

@@ -1,6 +1,6 @@
 """How far from real steps are predictions on this machine? Prints the error of every layout, measured in one run.
 
-    python -m tests.benchmarks.check            one process, DDP, FSDP, tp 2 and pp 2 of examples/tiny_cpu.yaml
+    python -m tests.benchmarks.check            one process, DDP, FSDP, tp 2, pp 2 and a mixture: examples/tiny_cpu.yaml
     python -m tests.benchmarks.check --json -   the same as JSON
 
 Layouts are checked one after the other, each as `python -m calibrate --check` does it: kernels and collectives are
@@ -20,12 +20,15 @@ ROOT: Final = Path(__file__).parents[2]
 SCENARIO: Final = "examples/tiny_cpu.yaml"
 WHOLE: Final = "training.microbatch=4"  # tensor parallelism: fewer, longer kernels between its many collectives
 STEADY: Final = "training.microbatch=1"  # a pipeline: four microbatches
+MIXTURE: Final = ("model.experts={count: 8, top_k: 2, ffn: 512}",)
 CASES: Final = {
     "one process": (1, ()),
     "ddp 2": (2, ("layout.data=ddp",)),
     "fsdp 2": (2, ("layout.data=fsdp",)),
     "tp 2": (2, ("layout.tp=2", WHOLE)),
     "pp 2": (2, ("layout.pp=2", STEADY)),
+    "experts": (1, MIXTURE),
+    "ep 2": (2, ("layout.data=ddp", "layout.ep=2", *MIXTURE)),
 }
 
 

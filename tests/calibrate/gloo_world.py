@@ -13,6 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from calibrate.check.expert import own_weights
+from calibrate.check.support import trainer_of
+from calibrate.check.timeline import Timeline
+from calibrate.check.trainer import Batch
 from calibrate.collectives import operations as torch_collectives
 from calibrate.collectives import sweep
 from calibrate.collectives.beside import beside
@@ -25,8 +29,12 @@ from clustersim.cost.record import Call, CollectiveRow
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
 from clustersim.program.task import Collective
+from tests.calibrate.check_cases import LLAMA, scenario
 
+CPU = torch.device("cpu")
 SIZE = 4096.0
+UNEVEN = ((0.5, 0.5, 1.0, 2.0), (0.0, 4.0, 0.0, 0.0))
+MIXTURE = ("model.experts={count: 8, top_k: 2, ffn: 48, shared: 32}", "model.layers=1", "training.microbatch=1")
 
 
 def main(output: Path) -> None:
@@ -40,12 +48,49 @@ def main(output: Path) -> None:
         seen["idle"] = rows([Call(Collective.ALL_REDUCE, SIZE, 3, 1), Call(Collective.ALL_REDUCE, SIZE, 2, 2)])
         narrow = [Call(each, SIZE, 4, 2, DType.BF16) for each in Collective if each.reduces]
         seen["narrow"] = rows(narrow)
+        seen["uneven"] = rows([Call(Collective.ALL_TO_ALL, SIZE, 4, 2, shares=each) for each in UNEVEN])
+        seen["experts"] = experts_apart()
         seen["skipped"] = skipped()
         seen["short"] = [short(step) for step in ("check", "expect", "measure")]
         seen["beside"] = together()
         seen["wrong"] = [wrong(each) for each in (Collective.ALL_REDUCE, Collective.ALL_TO_ALL)]
         if dist.get_rank() == 0:
             output.write_text(json.dumps(seen), encoding="utf-8")
+
+
+def experts_apart() -> dict[str, float]:
+    """Gradients of experts spread over four ranks, less those of one rank that has all of them and all tokens.
+
+    The largest difference of each weight, over the largest gradient.
+    """
+    ranks = dist.get_world_size()
+    layout = f"layout={{ep: {ranks}, data: ddp}}"
+    spread = trainer_of(scenario(LLAMA, *MIXTURE, f"cluster={{name: dgx-h100, gpus: {ranks}}}", layout), CPU)
+    alone = trainer_of(scenario(LLAMA, *MIXTURE), CPU)
+    whole = {name: weight.detach() for name, weight in spread.model.module.named_parameters()}
+    mine = own_weights(spread.model.module)
+    for name, weight in alone.model.named_parameters():
+        weight.data.copy_(torch.cat(gathered(whole[name])) if name in mine else whole[name])
+    generator = torch.Generator().manual_seed(3)
+    tokens, targets = (torch.randint(128, (ranks, 1, 32), generator=generator) for _ in range(2))
+    alone.passes(Batch(tokens, targets), Timeline(CPU))
+    here = slice(dist.get_rank(), dist.get_rank() + 1)
+    spread.passes(Batch(tokens[here], targets[here]), Timeline(CPU))
+    wanted = {name: weight.grad for name, weight in alone.model.named_parameters()}
+    found = {
+        name: torch.cat(gathered(weight.grad)) if name in mine else weight.grad
+        for name, weight in spread.model.module.named_parameters()
+    }
+    norms = [float(each.update._norm()) for each in (spread, alone)]
+    apart = {name: float((found[name] - each).abs().max() / each.abs().max()) for name, each in wanted.items()}
+    return {**apart, "norm": abs(norms[0] / norms[1] - 1.0)}
+
+
+def gathered(part: torch.Tensor) -> list[torch.Tensor]:
+    """Every rank's tensor."""
+    every = [torch.empty_like(part) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, part.contiguous())
+    return every
 
 
 def possible(shape: tuple[int, int]) -> list[Collective]:

@@ -18,6 +18,7 @@ from clustersim.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.scenario import Scenario
 from clustersim.workload.kernels import Kernel, KernelKind, MatmulShape, Routine
+from clustersim.workload.stack import LatentAttention
 from tests.calibrate.check_cases import GPT, LLAMA, one_thread, scenario
 from tests.conftest import examples
 from tests.cost.records import row
@@ -227,13 +228,27 @@ def test_one_rank_alone_multiplies_the_matrices_of_the_scenario_s_ranks(tp: int)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_layers_of_every_dense_example_can_be_run(path: Path) -> None:
+def test_layers_of_every_example_can_be_run(path: Path) -> None:
+    """But for those whose layers all have latent attention, of which the real model has no module."""
     given = Scenario.load(path)
-    if given.model.mixtures:
-        with pytest.raises(InputError, match="name a dense model"):
+    if all(isinstance(each, LatentAttention) for each in given.model.attentions):
+        with pytest.raises(InputError, match="name another model"):
             alone(given, 1e18)
     else:
         require_supported(alone(given, 1e18))
+
+
+def test_a_ranks_experts_have_the_rows_that_they_have_in_the_whole() -> None:
+    """Of eight experts on four ranks each has two, and as many rows; a token chooses two of those."""
+    whole = scenario(
+        LLAMA, "model.experts={count: 8, top_k: 2, ffn: 48}", "cluster={name: dgx-h100, gpus: 4}",
+        "layout={ep: 4, data: ddp}", "training.microbatch=1",
+    )  # fmt: skip
+    own, cut = (
+        {each.shape for each in kernels if each.kind is KernelKind.GROUPED_MATMUL}
+        for kernels in (all_kernels_of(whole), kernels_of(alone(whole, 1e12)))
+    )
+    assert cut == own != set()
 
 
 def test_a_label_is_read_as_it_is_written() -> None:

@@ -1,4 +1,4 @@
-"""Real steps of two processes, beside their prediction: DDP, FSDP2, DTensor and a pipeline, over gloo."""
+"""Real steps of two processes, beside their prediction: DDP, FSDP2, DTensor, a pipeline, and experts, over gloo."""
 
 import json
 import os
@@ -12,19 +12,22 @@ pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("model.layers=2", "training.microbatch=2")
+EXPERTS = ("layout={ep: 2, data: ddp}", "model.experts={count: 8, top_k: 2, ffn: 512}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "layout", ["layout.data=ddp", "layout.data=fsdp", "layout.tp=2", "layout.pp=2"], ids=["ddp", "fsdp", "tp", "pp"]
+    "layout",
+    [("layout.data=ddp",), ("layout.data=fsdp",), ("layout.tp=2",), ("layout.pp=2",), EXPERTS],
+    ids=["ddp", "fsdp", "tp", "pp", "ep"],
 )
-def test_two_processes_take_what_is_predicted(layout: str) -> None:
+def test_two_processes_take_what_is_predicted(layout: tuple[str, ...]) -> None:
     """Wide, a factor of 2.5: two processes and gloo's threads share what cores the machine has with other work.
 
     `python -m tests.benchmarks.check` prints the errors; tensor parallelism's is the largest, since DTensor's own work
     on a CPU and its exposed reductions of input gradients are not simulated.
     """
-    changes = [word for change in ("cluster.gpus=2", layout, *SMALL) for word in ("--set", change)]
+    changes = [word for change in ("cluster.gpus=2", *layout, *SMALL) for word in ("--set", change)]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     asked = ["-m", "calibrate", "--check", "examples/tiny_cpu.yaml", "--steps", "2", "--json", "-", *changes]
     done = subprocess.run(

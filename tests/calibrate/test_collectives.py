@@ -99,6 +99,17 @@ def test_every_collective_is_right_and_timed_in_a_node_and_across(seen: Mapping[
     assert all(1e-6 < seconds < 60.0 for *_, seconds in seen["all"])
 
 
+def test_uneven_all_to_alls_are_right_and_timed(seen: Mapping[str, Any]) -> None:
+    """Each result is checked before it is timed, also where all goes to one rank."""
+    assert [tuple(row[:3]) for row in seen["uneven"]] == [("all_to_all", 4, 2)] * 2
+
+
+def test_experts_on_four_ranks_have_the_gradients_of_those_on_one(seen: Mapping[str, Any]) -> None:
+    """Every weight's, summed over ranks where all have it, and their norm; in FP32, added in another order."""
+    assert len(seen["experts"]) == 13
+    assert {name: apart for name, apart in seen["experts"].items() if apart > 1e-4} == {}
+
+
 def test_ranks_of_no_group_only_meet_the_others(seen: Mapping[str, Any]) -> None:
     """Groups of three do not fit nodes of two, so only pairs across are left."""
     assert [tuple(row[:3]) for row in seen["idle"]] == [("all_reduce", 2, 2)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clustersim.dtypes import DType
-from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Routine, StreamShape
+from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands, Routine, StreamShape
 from tests.calibrate.check_cases import one_thread
 
 torch = pytest.importorskip("torch")
@@ -19,7 +19,11 @@ from calibrate.kernels import formulas, routines  # noqa: E402
 CPU = torch.device("cpu")
 ROWS, WIDTH, TABLE = 256, 512, 64
 FORMATS = (DType.FP32, DType.BF16)
-OF_TABLES = (Routine.LOOKUP, Routine.POSITIONS, Routine.ROTARY)
+TABLES = {
+    Routine.LOOKUP: TABLE, Routine.POSITIONS: TABLE, Routine.ROTARY: TABLE,
+    Routine.TOP_K: 4, Routine.TOP_K_SIGMOID: 4, Routine.TOP_K_GROUPED: 4,
+    Routine.ROW_MAP: 2 * ROWS, Routine.PERMUTE: 3 * ROWS, Routine.UNPERMUTE: 5 * ROWS // 2,
+}  # fmt: skip
 UPDATES = (Routine.ADAM, Routine.SGD)
 COMPILED = (
     Routine.SWIGLU, Routine.ROTARY, Routine.RESIDUAL_DROPOUT, Routine.SOFTMAX, Routine.SOFTCAP, Routine.LOSS_FUSED,
@@ -29,8 +33,7 @@ COMPILED = (
 
 def _streams(routine: Routine, dtype: DType, *, fused: bool, backward: bool) -> Iterator[Kernel]:
     """The routine with every further format that it may have."""
-    table = TABLE if routine in OF_TABLES else 0
-    shape = StreamShape(routine, ROWS, WIDTH, backward=backward, fused=fused, table=table)
+    shape = StreamShape(routine, ROWS, WIDTH, backward=backward, fused=fused, table=TABLES.get(routine, 0))
     choices: tuple[tuple[DType, ...], ...] = ((),)
     if routine in UPDATES:
         choices = (dtype, dtype), (dtype, dtype, DType.FP16), (DType.FP16, dtype)
@@ -43,7 +46,11 @@ def _streams(routine: Routine, dtype: DType, *, fused: bool, backward: bool) -> 
 
 
 def _others(dtype: DType) -> Iterator[Kernel]:
-    """Products, and attention with as many keys as queries, or fewer."""
+    """Products, of experts too, rows in another order, and attention with as many keys as queries, or fewer."""
+    for operands in Operands:
+        yield Kernel("test", KernelKind.GROUPED_MATMUL, dtype, 1.0, 1.0, MatmulShape(128, 256, 192, 3, operands))
+    sort = StreamShape(Routine.PERMUTE, ROWS, WIDTH, fused=True, table=ROWS)
+    yield Kernel("test", KernelKind.COPY, dtype, 0.0, 1.0, sort)
     for batch in (1, 3):
         shape = MatmulShape(256, 384, 512, batch=batch, accumulated=dtype if batch == 1 else None)
         yield Kernel("test", KernelKind.MATMUL, dtype, 1.0, 1.0, shape)
@@ -117,13 +124,10 @@ def test_memory_is_what_pytorch_allocates(measured: dict[str, tuple[Kernel, floa
     assert {name: part for name, part in parts.items() if not (0.8 if name in packed else 0.95) <= part <= 1.05} == {}
 
 
-OF_EXPERTS = (Routine.TOP_K, Routine.PERMUTE, Routine.UNPERMUTE)
-
-
 def test_every_routine_that_a_cpu_runs_is_measured(measured: dict[str, tuple[Kernel, float]]) -> None:
-    """But for those that only a compiler fuses, those that nobody runs here, and those of experts."""
+    """But for those that only a compiler fuses, and those that nobody runs here."""
     found = {kernel.shape.routine for kernel, _ in measured.values() if isinstance(kernel.shape, StreamShape)}
-    assert set(Routine) - found == {Routine.LOSS_FUSED, Routine.LOSS_CHUNKED, Routine.DEQUANTIZE, *OF_EXPERTS}
+    assert set(Routine) - found == {Routine.LOSS_FUSED, Routine.LOSS_CHUNKED, Routine.DEQUANTIZE, Routine.BALANCE}
 
 
 def test_touched_memory_is_part_of_it(measured: dict[str, tuple[Kernel, float]]) -> None:

@@ -13,10 +13,14 @@ from clustersim.workload import batches, gradients, streaming
 from clustersim.workload.attention import Core
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands, Routine, StreamShape
 from clustersim.workload.linear import product
+from clustersim.workload.on_rank import OnRank
+from clustersim.workload.operators import Shard
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
 from clustersim.workload.overheads import Accumulation, Batches, Overheads
+from clustersim.workload.presets import preset
 from clustersim.workload.recipe import mixed
-from clustersim.workload.stack import Mlp
+from clustersim.workload.routed import mixture
+from clustersim.workload.stack import Mlp, RoutedMlp
 from clustersim.workload.training import Loss, Optimizer, Training
 from clustersim.workload.transformer import Norm
 
@@ -104,6 +108,7 @@ def _counted() -> dict[str, Kernel]:
         _forward(streaming.SCALED_SUM[False], 64, 1024),
         _forward(streaming.SCALE, 64, 1024),
         _forward(streaming.BIAS_GRADIENT, 64, 1024),
+        *_weighting(64, 1024),
         streaming.copy("test", DType.BF16, 64 * 1024),
         *streaming.accumulate("test", (64, 1024), made=DType.BF16, accumulated=DType.FP32, how=Accumulation.ADDED),
         *gradients.unscaled(ALL, 2**20),
@@ -114,6 +119,19 @@ def _counted() -> dict[str, Kernel]:
         *(optimizer_step(replace(FP32, optimizer=each), 2**20)[0] for each in Optimizer),
     ]
     return {_words(kernel): kernel for kernel in found}
+
+
+def _weighting(rows: int, width: int) -> tuple[Kernel, ...]:
+    """Of an expert's activation, where it is not fused, both ways."""
+    routed = RoutedMlp(4, 1, width, Mlp.SWIGLU)
+    model = preset("mixtral-8x7b")
+    training = replace(FP32, sequence=rows)
+    kernels = [
+        kernel
+        for operator in mixture(OnRank(model, training, Shard(1, rows, rows)), routed)
+        for kernel in (*operator.forward, *operator.input_gradient)
+    ]
+    return tuple(each for each in kernels if each.name.startswith("experts.weighting"))
 
 
 def _words(kernel: Kernel) -> str:

@@ -50,19 +50,15 @@ def test_an_unknown_model_is_refused() -> None:
 
 def test_the_grid_has_all_families_layouts_and_routines() -> None:
     kernels = shapes.grid([DType.BF16, DType.FP8], FAST, 1.0)
-    assert {kernel.kind for kernel in kernels} == set(KernelKind) - {
-        KernelKind.GROUPED_MATMUL,
-        KernelKind.STREAMED_MATMULS,
-    }
+    assert {kernel.kind for kernel in kernels} == set(KernelKind)
     products = [kernel for kernel in kernels if isinstance(kernel.shape, MatmulShape)]
     layouts = {(kernel.dtype, kernel.shape.operands) for kernel in products if isinstance(kernel.shape, MatmulShape)}
     assert layouts == {(dtype, operands) for dtype in (DType.BF16, DType.FP8) for operands in Operands}
     streams = {kernel.shape.routine for kernel in kernels if isinstance(kernel.shape, StreamShape)}
     of_adapters = {Routine.SCALED_SUM, Routine.SCALE, Routine.DEQUANTIZE}
-    routing = {Routine.TOP_K, Routine.PERMUTE, Routine.UNPERMUTE}
     beside_the_model = {Routine.BIAS_ADD, Routine.CAUSAL_MASK, Routine.UNSCALE, Routine.ZERO}
     others = (
-        {Routine.POSITIONS, Routine.COPY} | of_adapters | beside_the_model | routing
+        {Routine.POSITIONS, Routine.COPY, Routine.BALANCE} | of_adapters | beside_the_model
     )  # copies have rows of their own
     assert streams == set(Routine) - others
 

@@ -8,10 +8,10 @@ import torch
 
 from calibrate.devices.stopwatch import Action
 from calibrate.kernels.formulas import Unsupported
-from calibrate.kernels.routines import attention, matmul, optimizer, streaming
+from calibrate.kernels.routines import attention, grouped, matmul, optimizer, routing, streaming
 from calibrate.kernels.routines.memory import allocated, touched
 from clustersim.dtypes import DType
-from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Routine, StreamShape
+from clustersim.workload.kernels import ROUTING, AttentionShape, Kernel, KernelKind, MatmulShape, Routine, StreamShape
 
 __all__ = ["Unsupported", "allocated", "compiling", "prepare", "settings", "touched"]
 
@@ -22,8 +22,8 @@ _COMPILED: Final = 1  # variants of a formula that is compiled for one form of o
 def prepare(kernel: Kernel, device: torch.device) -> Action:
     """What runs the kernel once, over random operands of its own; raise Unsupported where there is no such kernel."""
     match kernel.shape:
-        case MatmulShape() if kernel.kind is not KernelKind.MATMUL:
-            raise Unsupported(f"{kernel.name}: products of experts are not measured")
+        case MatmulShape() as shape if kernel.kind is not KernelKind.MATMUL:
+            return grouped.prepare(kernel, shape, device)
         case MatmulShape() as shape:
             return matmul.prepare(shape, kernel.dtype, device)
         case AttentionShape() as shape:
@@ -31,6 +31,8 @@ def prepare(kernel: Kernel, device: torch.device) -> Action:
             return attention.prepare(shape, kernel.dtype, device, gradient=gradient)
         case StreamShape() as shape if shape.routine in _UPDATES:
             return optimizer.prepare(shape, kernel.dtype, device)
+        case StreamShape() as shape if shape.routine in ROUTING:
+            return routing.prepare(shape, kernel.dtype, device)
         case StreamShape() as shape:
             return streaming.prepare(shape, kernel.dtype, device)
     raise Unsupported(f"{kernel.name}: nothing says what it computes")

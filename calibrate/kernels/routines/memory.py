@@ -79,6 +79,13 @@ _COUNTS: Final[Counts] = MappingProxyType(
         (Routine.SCALED_SUM, True): (Tensors(3), Tensors(5)),
         (Routine.SCALED_SUM, False): (Tensors(4), Tensors(5)),
         **_one(Routine.SCALE, Tensors(2), Tensors(4)),
+        **_one(Routine.WEIGHTING, Tensors(2), Tensors(5)),
+        **_one(Routine.TOP_K, Tensors(2, wide=2)),
+        **_one(Routine.TOP_K_SIGMOID, Tensors(4, wide=2)),
+        **_one(Routine.TOP_K_GROUPED, Tensors(4, wide=2, mask=1)),
+        **_one(Routine.ROW_MAP, Tensors(0, wide=5, mask=2)),
+        **_one(Routine.PERMUTE, Tensors(1), Tensors(2)),
+        **_one(Routine.UNPERMUTE, Tensors(2)),
         **_one(Routine.BIAS_GRADIENT, Tensors(1)),
         **_one(Routine.BIAS_ADD, Tensors(2)),
         **_one(Routine.ZERO, Tensors(1)),
@@ -151,6 +158,10 @@ def _beside(shape: StreamShape, dtype: DType, *, on_cpu: bool) -> Bytes:
             size = table * (2 * dtype.bytes + shape.formats[0].bytes + (cast or dtype.bytes))
         case Routine.POSITIONS:
             size = table * dtype.bytes
+        case Routine.PERMUTE if shape.table == shape.rows:
+            size = table * (0 if shape.backward else dtype.bytes) + shape.rows * _INDEX
+        case Routine.PERMUTE | Routine.UNPERMUTE:
+            size = table * dtype.bytes * (2 if shape.backward else 1) + shape.table * _INDEX
         case Routine.ROTARY:
             size = 2 * table * dtype.bytes
     return size

@@ -126,6 +126,11 @@ def _scale(made: Operands) -> Prepared:
     return Prepared(lambda: formulas.SCALE * x, (x,))
 
 
+def _weighting(made: Operands) -> Prepared:
+    x, weights = made.tensor(), made.tensor(made.shape.rows, 1)
+    return Prepared(lambda: formulas.weighted(x, weights, fused=made.shape.fused), (x, weights))
+
+
 def _residual_dropout(made: Operands) -> Prepared:
     x, branch = made.tensor(), made.tensor()
     return Prepared(lambda: formulas.residual_dropout(x, branch, fused=made.shape.fused), (x, branch))
@@ -239,6 +244,7 @@ _FORMULAS: Final = MappingProxyType[Routine, Preparation](
         Routine.RESIDUAL: _residual,
         Routine.SCALED_SUM: _scaled_sum,
         Routine.SCALE: _scale,
+        Routine.WEIGHTING: _weighting,
         Routine.RESIDUAL_DROPOUT: _residual_dropout,
         Routine.DROPOUT: _dropout,
         Routine.SOFTMAX: _softmax,

@@ -1,0 +1,72 @@
+"""How much slower are products of experts whose groups have different numbers of rows?
+
+The same kernel twice, one behind the other: with as many rows in each group, and with uneven ones that are as many
+together (`calibrate.shares`). Of each kind, format and layout of operands that was asked for the product with the most
+FLOP is taken. A product that is uneven has the tiles of each group's last rows to fill, and, on streams or in a loop,
+one long product that the others cannot hide.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+from calibrate.devices.device import TorchDevice
+from calibrate.devices.stopwatch import Action
+from calibrate.kernels.routines import grouped
+from calibrate.kernels.rows import Preparation, distinct, row, timed
+from calibrate.kernels.timing import Method
+from calibrate.shares import VARIATIONS, whole_rows
+from clustersim.cost.record import Record, Signature, UnevenRow, signature
+from clustersim.workload.kernels import GROUPED, Kernel, MatmulShape, Operands
+
+Asked = tuple[Kernel, tuple[int, ...]]
+
+
+def uneven(kernels: Iterable[Kernel]) -> list[Asked]:
+    """The heaviest products of experts, and rows of their groups."""
+    heaviest: dict[tuple[object, ...], Kernel] = {}
+    for kernel in distinct(kernels):
+        match kernel.shape:
+            case MatmulShape(batch=groups) as shape if kernel.kind in GROUPED and groups > 1:
+                key = kernel.kind, kernel.dtype, shape.operands, shape.accumulated
+                if key not in heaviest or kernel.flops > heaviest[key].flops:
+                    heaviest[key] = kernel
+    return [(kernel, _rows(kernel, variation)) for kernel in heaviest.values() for variation in VARIATIONS]
+
+
+def missing(kernels: Iterable[Kernel], record: Record) -> list[Asked]:
+    """Those that a record lacks, and whose even kernel it has a time of."""
+    known = {(each.kernel.signature, each.rows) for each in record.uneven}
+    timed: set[Signature | None] = {each.signature for each in record.kernels if each.time is not None}
+    return [
+        (kernel, rows)
+        for kernel, rows in uneven(kernels)
+        if signature(kernel) in timed and (signature(kernel), rows) not in known
+    ]
+
+
+def uneven_rows(asked: Iterable[Asked], device: TorchDevice, method: Method) -> Iterator[UnevenRow]:
+    """Each of them measured; the even kernel's row says where the device cannot run it."""
+    for kernel, rows in asked:
+        even = row(kernel, device, method)
+        if even.time is not None:
+            time, _ = timed(kernel, device, method, _preparing(rows))
+            device.release()
+            yield UnevenRow(even, rows, time)
+
+
+def _preparing(rows: Sequence[int]) -> Preparation:
+    def prepare(kernel: Kernel, device: torch.device) -> Action:
+        if not isinstance(kernel.shape, MatmulShape):
+            raise TypeError(f"{kernel.name} has no sizes")
+        return grouped.prepare(kernel, kernel.shape, device, rows)
+
+    return prepare
+
+
+def _rows(kernel: Kernel, variation: float) -> tuple[int, ...]:
+    shape = kernel.shape
+    if not isinstance(shape, MatmulShape):
+        raise TypeError(f"{kernel.name} has no sizes")
+    each = shape.k if shape.operands is Operands.TN else shape.m
+    return whole_rows(shape.batch, variation, each * shape.batch)
