@@ -50,6 +50,15 @@ def mixture_2k() -> Mapping:
     return mapping
 
 
+def loads_1k() -> Mapping:
+    """The same on half as many, whose experts' loads are drawn, so no two of 1,024 ranks do the same; no links shared."""
+    mapping = mixture_2k()
+    mapping["cluster"] = {**mapping["cluster"], "gpus": 1024}
+    mapping["layout"] |= {"dp": mapping["layout"]["dp"] // 2}
+    mapping["training"] |= {"global_batch": mapping["training"]["global_batch"] // 2, "expert_load": 0.3}
+    return {**mapping, "cost": {"network": "uncontended"}}
+
+
 def fsdp_1k_contended() -> Mapping:
     """Llama 3 70B, fully sharded over 1,024 GPUs in 8 pods of 128 with 1:7 above them; every rank, links shared."""
     return {

@@ -32,6 +32,7 @@ CASES: dict[str, tuple[Callable[[], cases.Mapping], Callable[[cases.Mapping], Me
     "jitter_16k": (cases.jitter_16k, best_measured),
     "slow_rank_175b": (cases.slow_rank_175b, _warm),
     "mixture_2k": (cases.mixture_2k, _warm),
+    "loads_1k": (cases.loads_1k, best_measured),
     "fsdp_1k_contended": (cases.fsdp_1k_contended, best_measured),
 }
 
@@ -89,6 +90,8 @@ def targets(figures: Figures) -> Iterator[Target]:
         yield Target("one slow rank in GPT-3 175B on 1,024 GPUs", figures["slow_rank_175b_s"], 5.0, "s")
     if "mixture_2k_s" in figures:
         yield Target("DeepSeek-V3 on 2,048 GPUs, ep 64, pp 16, links shared", figures["mixture_2k_s"], 1.0, "s")
+    if "loads_1k_s" in figures:
+        yield Target("the same on 1,024, each with loads of its own", figures["loads_1k_s"], 5.0, "s")
     if "jitter_16k_s" in figures:
         yield Target("jitter on each of 16,384 ranks", figures["jitter_16k_s"], 10.0, "s")
         yield Target("the same, memory", figures["jitter_16k_peak_bytes"] / 1e9, 3.0, "GB")
