@@ -95,7 +95,7 @@ def test_operations_worked_out_afterwards_are_those_that_ran(
         and not cost.hinders
         and (trace := Cohorts(program, classes, cost, jitter).run()) is not None
     ):
-        ran = trace, Recorder().operation_spans()
+        ran = trace, Recorder().written()
     inside = Inside(program, classes, cost, jitter, *ran)
     for rank in range(program.ranks):
         mine, other = inside.of(rank), written.of(rank, set(written.task.tolist()))
