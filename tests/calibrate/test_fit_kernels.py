@@ -206,6 +206,7 @@ sys.exit("torch" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_the_command_writes_json_without_torch(tmp_path: Path) -> None:
     target = tmp_path / "fits.json"
     subprocess.run([sys.executable, "-c", _ONE_TARGET, "fit-published", "--json", str(target)], check=True)
@@ -216,6 +217,7 @@ def test_the_command_writes_json_without_torch(tmp_path: Path) -> None:
     assert {"accelerator", "kind", "n", "mape", "loo_mape", "large_n", "large_loo_mape"} <= set(answer["qualities"][0])
 
 
+@pytest.mark.slow
 def test_an_unwritable_target_is_one_sentence_and_status_two(
     fits: Fits, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

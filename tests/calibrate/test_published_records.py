@@ -20,6 +20,8 @@ from clustersim.hardware.accelerator import load_accelerator
 from clustersim.program.task import Collective
 from clustersim.validation.collectives import read_collectives
 
+pytestmark = pytest.mark.slow
+
 SHIPPED = Path(calibrate.__file__).parent / "records" / "published"
 
 

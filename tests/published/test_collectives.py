@@ -104,6 +104,7 @@ def test_a_case_has_one_place(printed: list[Case]) -> None:
         assert seen.setdefault(each.text("case_id"), place) == place, where(each)
 
 
+@pytest.mark.slow
 def test_no_port_carries_more_than_it_can(printed: list[Case]) -> None:
     """All of a message goes through a GPU's own port at least once, but for its own part where nothing is reduced."""
     checked = 0
