@@ -51,7 +51,7 @@ def mixture_2k() -> Mapping:
 
 
 def loads_1k() -> Mapping:
-    """The same on half as many, whose experts' loads are drawn, so no two of 1,024 ranks do the same; no links shared."""
+    """The same on half as many, loads of experts drawn, so that no two of 1,024 ranks do the same; no links shared."""
     mapping = mixture_2k()
     mapping["cluster"] = {**mapping["cluster"], "gpus": 1024}
     mapping["layout"] |= {"dp": mapping["layout"]["dp"] // 2}
