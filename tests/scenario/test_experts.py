@@ -197,6 +197,7 @@ def test_sizes_without_an_mlp_need_the_experts_width() -> None:
         ({"ep": 8}, {"expert_load": {"rows": []}}, r"rows: \[\] is no list of rows of each expert; write \[\[120"),
         ({"ep": 8}, {"expert_load": -0.1}, r"expert_load: -0.1 is not between 0 and 10; 0.3 is that of many"),
         ({"ep": 8}, {"expert_load": {"seed": 1}}, r"expert_load: says loads by variation or by rows, one of the two"),
+        ({"ep": 8}, {"expert_load": "even"}, r"expert_load: 'even' is unknown; write balanced, "),
         ({"ep": 8}, {"expert_load": 0.3}, None),
         ({"ep": 8}, {"expert_load": "balanced"}, None),
         ({"ep": 8, "data": {"hsdp": {"shard": 4}}}, {}, r"shard 4 x tp 1 = 4 ranks are one copy .*; ep 4 fits"),

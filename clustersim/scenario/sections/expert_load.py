@@ -18,7 +18,9 @@ _EXAMPLE: Final = "[[120, 80, 95, 105]], of all layers, or one such list for eac
 
 
 def balanced_or(value: object) -> object:
-    """The word `balanced` is nothing."""
+    """The word `balanced` is nothing; there are no others."""
+    if isinstance(value, str) and value != "balanced":
+        raise mistake(f"{shown(value)} is unknown; write {ExpertLoadSection.example}")
     return None if value == "balanced" else value
 
 
