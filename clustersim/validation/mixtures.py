@@ -21,7 +21,6 @@ from clustersim.workload.presets import PRESETS
 from clustersim.workload.stack import Attention, FullAttention, LatentAttention
 from clustersim.workload.transformer import Model
 
-_DENSE: Final = ("", "0", "1")  # experts
 _CUT: Final = re.compile(r"\b(?:ETP ?=?|expert-tensor-parallel-size )(\d+)")
 _FIRST_DENSE: Final = (re.compile(r"dense_layers=(\d+)"), re.compile(r"first (\d+) layer(?:s|\(s\))? dense"))
 _DISPATCHERS: Final = (  # as notes name them
@@ -52,19 +51,29 @@ _OF_RECIPES: Final = {
     ("gpt-oss-120b", "b300"): Dispatcher.HYBRIDEP,
     ("gpt-oss-120b", "gb200"): Dispatcher.HYBRIDEP,
 }
-# whose recipes of Megatron Bridge give the loss of routers' load a coefficient (moe_aux_loss_coeff of
-# src/megatron/bridge/models/{deepseek/deepseek_v3,qwen/qwen3_moe}_bridge.py; Moonlight is read by the first)
-_BALANCED: Final = ("deepseek-v3", "moonlight-16b-a3b", "qwen3-30b-a3b", "qwen3-235b-a22b")
-
-
-def has_experts(case: Case) -> bool:
-    """Whether a run trained a mixture of experts."""
-    return case.text("experts") not in _DENSE
+# whose recipes give the loss of routers' load a coefficient: moe_aux_loss_coeff in Megatron Bridge's
+# src/megatron/bridge/models/{deepseek/deepseek_v3,qwen/qwen3_moe}_bridge.py, of which the first reads Moonlight, and in
+# Megatron-MoE-ModelZoo's model_configs/benchmarking
+_BALANCED: Final = ("deepseek-v3", "moonlight-16b-a3b", "qwen3-30b-a3b", "qwen3-235b-a22b", "mixtral-8x22b")
+# whose recipes of Megatron Bridge keep moments in bf16 (exp_avg_dtype) and run shared experts beside the all-to-all
+# (moe_shared_expert_overlap; src/megatron/bridge/recipes/{deepseek/deepseek_v3,moonlight/moonlight_16b}.py)
+_NARROW: Final = ("deepseek-v3", "moonlight-16b-a3b")
+# moe_router_fusion is off in recipes of Megatron Bridge but for those that were timed (set_*_common_configs of
+# scripts/performance/configs); of Moonlight none was, nor of finetuning
+_UNTUNED: Final = ("moonlight-16b-a3b",)
+_FINETUNED: Final = re.compile(r"\bSFT\b")
+_UNFUSED: Final = "permute fusion off"
 
 
 def public_model(case: Case) -> str | None:
-    """The preset that has all dimensions that a row states, whatever its name; None: there is none."""
-    return next((name for name, model in _mixtures().items() if _agree(case, model)), None)
+    """The preset that has all dimensions that a row states, whatever its name; None: there is none.
+
+    Of several, that with the nearest vocabulary.
+    """
+    agreeing = {
+        name: abs(model.vocab - case.whole("vocab")) for name, model in _mixtures().items() if _agree(case, model)
+    }
+    return min(agreeing, key=agreeing.__getitem__, default=None)
 
 
 def require_mixture(case: Case, preset: str | None) -> None:
@@ -82,13 +91,29 @@ def dense_width(case: Case) -> int:
     return case.whole("ffn_hidden" if dense else "moe_ffn_hidden")
 
 
-def experts_overheads(case: Case) -> dict[str, Any]:
+def experts_overheads(case: Case, software: Software) -> dict[str, Any]:
     """What `training.overheads` says of a run's experts; Megatron-LM's command line names grouped products."""
-    notes = case.text("notes")
-    loop = _LOOP in notes or ("num-experts" in notes and "moe-grouped-gemm" not in notes)
-    balanced = _RECIPE in notes and public_model(case) in _BALANCED
-    found = ({"grouping": "loop"} if loop else {}) | ({"router_loss": True} if balanced else {})
+    notes, preset = case.text("notes"), public_model(case)
+    said = {
+        "router_loss": (True, preset in _BALANCED and software.balances),
+        "permute_unfused": (_UNFUSED in notes, _UNFUSED in notes or software.fused_routing),
+        "router_unfused": (not software.fused_routing, software.fused_routing or _router_unfused(case, software)),
+        "grouping": ("loop", _LOOP in notes or ("num-experts" in notes and "moe-grouped-gemm" not in notes)),
+    }
+    found = {key: value for key, (value, applies) in said.items() if applies}
     return {"overheads": found} if found else {}
+
+
+def experts_formats(case: Case, software: Software) -> dict[str, str]:
+    """In which formats recipes of mixtures keep what others keep in FP32."""
+    narrow = software.mixtures and public_model(case) in _NARROW
+    return {"moments": case.text("precision")} if narrow else {}
+
+
+def _router_unfused(case: Case, software: Software) -> bool:
+    """Whether a recipe of Megatron Bridge chooses experts by one operation after the other."""
+    tuned = public_model(case) not in _UNTUNED and not _FINETUNED.search(case.text("notes"))
+    return software.mixtures and not tuned
 
 
 def experts_section(case: Case, preset: str | None) -> dict[str, Any]:
@@ -110,7 +135,10 @@ def experts_section(case: Case, preset: str | None) -> dict[str, Any]:
 
 def experts_layout(case: Case, software: Software) -> dict[str, Any]:
     """What `layout` says of a run's experts."""
-    section: dict[str, Any] = {"ep": case.whole("ep", 1), "dispatcher": _dispatcher(case).value}
+    dispatcher = _dispatcher(case)
+    section: dict[str, Any] = {"ep": case.whole("ep", 1), "dispatcher": dispatcher.value}
+    if software.mixtures and dispatcher is Dispatcher.ALL_TO_ALL and public_model(case) in _NARROW:
+        section |= {"overlap_shared_experts": True}
     if _BESIDE.search(case.text("notes")):
         put_off = _PUT_OFF.search(case.text("notes")) is not None
         section |= {"overlap_expert_communication": True, "delay_wgrad": put_off}

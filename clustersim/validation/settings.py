@@ -13,14 +13,14 @@ from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.machines import cluster_section
 from clustersim.validation.mixtures import (
     dense_width,
+    experts_formats,
     experts_layout,
     experts_overheads,
     experts_section,
-    has_experts,
     public_model,
     require_mixture,
 )
-from clustersim.validation.software import Software, software_of
+from clustersim.validation.software import Software, has_experts, software_of
 
 FORMATS: Final = ("bf16", "fp16")
 _OFFLOADED: Final[dict[str, dict[str, Any]]] = {  # as a row's notes say it
@@ -171,15 +171,20 @@ def _training(case: Case, software: Software) -> dict[str, Any]:
         "sequence": case.whole("seq"),
         "global_batch": case.whole("global_batch"),
         "microbatch": case.whole("micro_batch", 1),
-        "precision": {"compute": case.text("precision"), **software.formats(case)},
+        "precision": {"compute": case.text("precision"), **_formats(case, software)},
         "recompute": _recompute(case, software),
         "attention": software.core(case),
         "loss": software.loss,
         "fused": software.fused(case),
         **_lora(case),
         **_offload(case),
-        **(experts_overheads(case) if has_experts(case) else {}),
+        **(experts_overheads(case, software) if has_experts(case) else {}),
     }
+
+
+def _formats(case: Case, software: Software) -> dict[str, str]:
+    """Of what is kept beside weights, where it is not the usual."""
+    return software.formats(case) | (experts_formats(case, software) if has_experts(case) else {})
 
 
 def _offload(case: Case) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from clustersim.validation.cases import CannotPredictError, Case
 
+_DENSE: Final = ("", "0", "1")  # experts
 _NO_OVERLAP: Final = "TP/PP/DP comm overlap OFF"  # as a row's notes say it
 _COMPILED: Final = re.compile(r"(?:\+|torch\.)compile\b")  # "fsdp+compile", "torch.compile"
 _GRAPHS: Final = re.compile(r"cuda_graph_impl=(?!none)|full-iteration CUDA graph")  # recipes' words, and cards'
@@ -21,7 +22,7 @@ class Software:
     """One framework at one time.
 
     wanted: part of the `framework` cell; until: last year of this generation; gpu: how the GPU's name begins, where
-    a source ran another version on each.
+    a source ran another version on each; mixtures: it is how models with experts are run, and no others.
     pipeline_overlap: sends between stages run beside compute; data_overlap: so do gradient reductions, where a row
     does not say; backward_overlap: so do tensor-parallel collectives of backward; by_parameter: ZeRO-3 is DeepSpeed's
     of early 2021, by which arXiv:2104.04473 ran its three (`lowering.by_parameter`); fsdp2: ZeRO-3 is PyTorch's
@@ -31,11 +32,16 @@ class Software:
     weights, gradients and moments are all in the compute format, without master weights; early_stop: recomputation
     runs until backward has what it needs, as that of compiled layers does in any case; logs_last_rank: what it logs of
     memory is its last rank's; release_outputs: of pipeline stages, where it is not as `framework` has it.
+
+    whole_experts: no expert is cut, unless a row says so; fused_routing: experts are chosen and tokens copied by fused
+    kernels, though the framework's defaults are others; balances: routers have a loss of their load, where the model's
+    recipes have one; ends_count: embedding and logits count as a layer each where layers are split.
     """
 
     wanted: str
     until: int = 9999
     gpu: str = ""
+    mixtures: bool = False
     pipeline_overlap: bool = True
     data_overlap: bool = True
     backward_overlap: bool = True
@@ -54,6 +60,8 @@ class Software:
     release_outputs: bool | None = None
     early_stop: bool = False
     whole_experts: bool = False
+    fused_routing: bool = False
+    balances: bool = False
     ends_count: bool = False
 
     def fused(self, case: Case) -> bool:
@@ -188,8 +196,10 @@ SOFTWARE: Final = (
     replace(_NEMO, until=2023, flash="flash2"),
     # NVIDIA/NeMo's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 = False in scripts/performance)
     _NEMO,
-    # its recipes of mixtures set expert_tensor_parallel_size = 1 (src/megatron/bridge/recipes)
-    replace(_NEMO, wanted="megatron-bridge", wide_gradients=True, biased=False, whole_experts=True),
+    # its recipes of mixtures set expert_tensor_parallel_size to 1 (src/megatron/bridge/recipes), and those that were
+    # timed grad_reduce_in_fp32 to False (scripts/performance/configs/{deepseek,gpt_oss,qwen}, recipes/moonlight)
+    replace(_NEMO, wanted="megatron-bridge", mixtures=True, biased=False, whole_experts=True, balances=True),
+    replace(_NEMO, wanted="megatron-bridge", wide_gradients=True, biased=False),
     # Megatron-LM overlaps backward's all-reduce since December 2021. Megatron-DeepSpeed took over that of before
     # (1ac4a442, 2021-12-10) and, with `async_tensor_model_parallel_allreduce` off, that of July 2023 (f90b8877).
     replace(
@@ -206,8 +216,16 @@ SOFTWARE: Final = (
     replace(_BLOCKING, wanted="aleph alpha scaling, fused norms", eager=False),
     _BLOCKING,
     # model_configs/benchmarking of yanring/Megatron-MoE-ModelZoo set --expert-tensor-parallel-size 1,
-    # --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split
-    replace(_MEGATRON, wanted="megatron-core dev", whole_experts=True, ends_count=True),
+    # --account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split, --moe-permute-fusion,
+    # --moe-router-fusion and --moe-aux-loss-coeff
+    replace(
+        _MEGATRON,
+        wanted="megatron-core dev",
+        whole_experts=True,
+        fused_routing=True,
+        balances=True,
+        ends_count=True,
+    ),
     _MEGATRON,
     Software(""),
 )
@@ -217,8 +235,14 @@ def software_of(case: Case) -> Software:
     """The software of a run."""
     name = case.text("framework").lower()
     year = min(9999.0, float(case.text("year"))) if case.text("year").isdecimal() else 9999.0
-    gpu = case.text("gpu")
-    return next(each for each in SOFTWARE if each.wanted in name and year <= each.until and gpu.startswith(each.gpu))
+    gpu, mixture = case.text("gpu"), has_experts(case)
+    fitting = (each for each in SOFTWARE if each.wanted in name and year <= each.until and gpu.startswith(each.gpu))
+    return next(each for each in fitting if mixture or not each.mixtures)
+
+
+def has_experts(case: Case) -> bool:
+    """Whether a run trained a mixture of experts."""
+    return case.text("experts") not in _DENSE
 
 
 def _compiled(case: Case) -> bool:

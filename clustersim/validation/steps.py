@@ -16,8 +16,8 @@ from clustersim.simulation import simulate
 from clustersim.units import Seconds
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
 from clustersim.validation.comparison import Band, Comparison
-from clustersim.validation.mixtures import has_experts
 from clustersim.validation.settings import scenario_mapping
+from clustersim.validation.software import has_experts
 
 SHIPPED: Final = PUBLISHED / "steps.csv"
 NEEDED: Final = (

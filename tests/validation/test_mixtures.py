@@ -24,6 +24,19 @@ DEEPSEEK = {
     **{"layers": "4", "hidden": "7168", "ffn_hidden": "18432", "heads": "128", "kv_heads": "128", "head_dim": "128"},
     **{"vocab": "129280", "experts": "256", "top_k": "8", "moe_ffn_hidden": "2048", "shared_experts": "1"},
 }
+MOONLIGHT = {
+    **EIGHT,
+    **{"layers": "27", "hidden": "2048", "ffn_hidden": "11264", "heads": "16", "kv_heads": "16", "head_dim": "128"},
+    **{"vocab": "163840", "experts": "64", "top_k": "6", "moe_ffn_hidden": "1408", "shared_experts": "2"},
+    **{"tied_embeddings": "no", "year": "2026"},
+}
+QWEN = {
+    **EIGHT,
+    **{"layers": "48", "hidden": "2048", "ffn_hidden": "6144", "heads": "32", "kv_heads": "4", "head_dim": "128"},
+    **{"vocab": "151936", "experts": "128", "top_k": "8", "moe_ffn_hidden": "768", "shared_experts": "0"},
+    **{"tied_embeddings": "no", "year": "2026"},
+}
+FUSED = {"permute_unfused": False, "router_unfused": False}
 
 
 def scenario(of: Case) -> Scenario:
@@ -145,6 +158,48 @@ def test_recipes_of_some_models_balance_the_load_of_experts() -> None:
     assert scenario_mapping(row)["training"]["overheads"] == {"router_loss": True}
     assert Scenario.from_mapping(scenario_mapping(row)).model.mtp_layers == 1
     assert "overheads" not in scenario_mapping(case(**SMALL))["training"]
+
+
+BRIDGE = "megatron-bridge (megatron-core)"
+
+
+@pytest.mark.parametrize(
+    ("cells", "overheads"),
+    [
+        ({**QWEN, "framework": "megatron-lm (megatron-core dev)"}, {"router_loss": True, **FUSED}),
+        ({**QWEN, "framework": "megatron-lm"}, {}),
+        ({**QWEN, "framework": BRIDGE, "notes": "HybridEP"}, {"router_loss": True}),
+        (
+            {**QWEN, "framework": BRIDGE, "notes": "SFT, permute fusion off"},
+            {"router_loss": True, "permute_unfused": True, "router_unfused": True},
+        ),
+        ({**MOONLIGHT, "framework": BRIDGE}, {"router_loss": True, "router_unfused": True}),
+        ({**GPT_OSS, "framework": BRIDGE}, {}),
+    ],
+)
+def test_recipes_say_how_experts_are_chosen_and_tokens_copied(cells: dict[str, str], overheads: dict[str, Any]) -> None:
+    assert scenario_mapping(case(**cells))["training"].get("overheads", {}) == overheads
+
+
+@pytest.mark.parametrize(
+    ("cells", "formats", "beside"),
+    [
+        (MOONLIGHT, {"gradients": "bf16", "moments": "bf16"}, True),
+        ({**MOONLIGHT, "notes": "DeepEP"}, {"gradients": "bf16", "moments": "bf16"}, False),
+        (QWEN, {"gradients": "bf16"}, False),
+        (EIGHT | {"ep": "1"}, {"gradients": "fp32"}, False),
+    ],
+)
+def test_recipes_of_mixtures_keep_less_in_fp32(cells: dict[str, str], formats: dict[str, str], beside: bool) -> None:
+    """Dense runs of the same software are as they were."""
+    said = scenario_mapping(case(**{**cells, "framework": BRIDGE}))
+    assert said["training"]["precision"] == {"compute": "bf16", **formats}
+    assert said["layout"].get("overlap_shared_experts", False) == beside
+
+
+def test_of_models_with_the_same_layers_it_is_that_with_the_nearest_vocabulary() -> None:
+    assert public_model(case(**MOONLIGHT)) == "moonlight-16b-a3b"
+    assert public_model(case(**{**MOONLIGHT, "vocab": "102400"})) == "deepseek-v2-lite"
 
 
 def test_experts_across_ranks_need_experts() -> None:
