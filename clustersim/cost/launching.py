@@ -20,7 +20,11 @@ waits for the launch itself; the block goes on from there as it began, with a ho
 Assumed: the host gets no further ahead than one block, as in frameworks that wait for the GPU between passes. Forward
 (run again or not) and backward have launches of their own: one is Python, the other autograd, whose kernels are fewer
 than those that it launches, with hooks of parameters between them. A captured block (CUDA graph) is launched with its
-first kernel.
+first kernel; where only what is not on the ranks of experts is captured, every stretch between what is.
+
+Where passes take turns (`Block.takes_turns`, `lowering.travel`), the host launches a part of one while the other's
+runs. Assumed: that puts it far enough ahead that the part waits only for what all its launches take longer than its
+kernels. Exchanges are between the parts, so that the device does not wait for what the host has to know.
 
 A host that computes what it launches (a CPU; `SameThread`) hides nothing: what it does for a launch comes before its
 kernel. Kernels that were timed by themselves contain their own dispatch; the rest (the modules' Python, autograd's
@@ -29,13 +33,14 @@ collective as for a kernel beside it. The optimizer is timed as it is run, so no
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 
-from clustersim.arrays import FloatArray, IntArray
+from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.program.task import Block, Exchange, Overlap, Work
 from clustersim.units import Seconds
 from clustersim.workload.kernels import Kernel
@@ -74,8 +79,9 @@ class Launching:
     """Seconds that a host needs which is no part of the device (a `Host`).
 
     forward, backward: for one kernel of forward (and the optimizer) and of backward; collective: for one collective,
-    None: as for a kernel beside it; call: for one tensor operation of a loop; graph: for a block that is captured and
-    launched at once, None: what is in it is launched one by one.
+    None: as for a kernel beside it; call: for one tensor operation of a loop; graph: for what is captured and launched
+    at once, None: all is launched one by one; outside_experts: rows on the ranks of experts, and what sends them there
+    and back, are not captured.
     """
 
     forward: Seconds = 0.0
@@ -83,6 +89,7 @@ class Launching:
     collective: Seconds | None = None
     call: Seconds = 0.0
     graph: Seconds | None = None
+    outside_experts: bool = False
 
     def waits(self, block: Block, seconds: FloatArray) -> FloatArray:
         """[runs, operations] how long the GPU waits for the host, from what operations take without waiting.
@@ -92,22 +99,26 @@ class Launching:
         """
         if not (self.graph or self.forward or self.backward or self.collective or self.call) or not block.operations:
             return np.zeros(seconds.shape)
-        launches, each = self._captured(block) if self.graph is not None else self._one_by_one(block)
-        return _at_kernels(block, self._waited(block, launches, each, seconds))
+        captured = self._captured(block)
+        launches, each = self._launched(block, captured)
+        cuts = [place for place in np.flatnonzero(~captured).tolist() if place and _awaits(block, place)]
+        waited = _overrun if block.takes_turns else _waited
+        return _at_kernels(block, waited(launches, each, seconds, cuts))
 
-    def _waited(self, block: Block, launches: IntArray, each: FloatArray, seconds: FloatArray) -> FloatArray:
-        """[runs, operations] how long the GPU waits, in parts that the host begins with it; a graph has one."""
-        count = seconds.shape[1]
-        known = range(count) if self.graph is None else ()
-        cuts = [place for place in known if place and _awaits(block, place)]
-        parts = [(a, b, float(each[0]) if a == 0 else 0.0) for a, b in pairwise((0, *cuts, count))]
-        late = [_late(launches[a:b], each[a:b], seconds[:, a:b], ahead=ahead) for a, b, ahead in parts]
-        return np.concatenate(late, axis=1)
+    def _captured(self, block: Block) -> BoolArray:
+        """[operations] whether each is in a graph."""
+        if self.graph is None:
+            return np.zeros(len(block.operations), dtype=np.bool_)
+        if not self.outside_experts:
+            return np.ones(len(block.operations), dtype=np.bool_)
+        return np.array([not (each.routed or each.travels) for each in block.operations])
 
-    def _captured(self, block: Block) -> tuple[IntArray, FloatArray]:
-        """All that is launched comes with the first."""
-        first = np.arange(len(block.operations)) == 0
-        return np.ones(len(first), dtype=np.int64), np.where(first, self.graph or 0.0, 0.0)
+    def _launched(self, block: Block, captured: BoolArray) -> tuple[IntArray, FloatArray]:
+        """[operations] launches, and seconds for each; all of a graph comes with its first."""
+        launches, each = self._one_by_one(block)
+        first = captured & ~np.concatenate(([False], captured[:-1]))
+        own = np.where(first, self.graph or 0.0, 0.0)
+        return np.where(captured, 1, launches), np.where(captured, own, each)
 
     def _one_by_one(self, block: Block) -> tuple[IntArray, FloatArray]:
         """[operations] launches, and seconds for each: the mean where an operation has kernels and collectives."""
@@ -119,6 +130,21 @@ class Launching:
         seconds = np.stack([kernel, collective, np.full(len(kernel), self.call)], axis=1)
         each: FloatArray = (counts * seconds).sum(axis=1) / launches
         return launches, each
+
+
+def _waited(launches: IntArray, each: FloatArray, seconds: FloatArray, cuts: Sequence[int]) -> FloatArray:
+    """[runs, operations] how long the GPU waits, in parts that the host begins with it."""
+    count = seconds.shape[1]
+    parts = [(a, b, float(each[0]) if a == 0 else 0.0) for a, b in pairwise((0, *cuts, count))]
+    late = [_late(launches[a:b], each[a:b], seconds[:, a:b], ahead=ahead) for a, b, ahead in parts]
+    return np.concatenate(late, axis=1)
+
+
+def _overrun(launches: IntArray, each: FloatArray, seconds: FloatArray, _: Sequence[int]) -> FloatArray:
+    """[runs, operations] how much longer all launches take than what is launched, at the last of them."""
+    late = np.zeros(seconds.shape)
+    late[:, -1] = np.maximum((launches * each).sum() - seconds.sum(axis=1), 0.0)
+    return late
 
 
 def _awaits(block: Block, place: int) -> bool:

@@ -18,7 +18,7 @@ from clustersim.cost.record import HostRow, HostState, Origin, Record
 from clustersim.parallel.data import FullyShard
 from clustersim.parallel.layout import Layout
 from clustersim.units import Seconds
-from clustersim.workload.framework import Framework, Recorded
+from clustersim.workload.framework import Captured, Framework, Recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,9 @@ def computes(record: Record) -> bool:
 
 def host_of(record: Record | None, framework: Framework, layout: Layout) -> Host:
     """What launches a rank's kernels: the framework's own constants, or the measured host where it stands for them."""
-    graph = framework.graph if framework.cuda_graphs else None
-    own = Launching(framework.launch, framework.backward_launch, framework.collective, framework.call, graph)
+    graph, parts = framework.graph if framework.cuda_graphs else None, framework.captured is Captured.OUTSIDE_EXPERTS
+    paces = framework.launch, framework.backward_launch, framework.collective, framework.call
+    own = Launching(*paces, graph, outside_experts=parts)
     rows = host_rows(record)
     if record is None or not rows or framework.recorded is Recorded.NOTHING:
         return own

@@ -127,7 +127,8 @@ class Lowering:
 
     def _compute(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
         name = _NAMES[run.action.kind]
-        block = self.blocks.block((name, bool(run.arriving), key), name, (*run.arriving, *operations))
+        does, turns = (*run.arriving, *operations), self.paired
+        block = self.blocks.block((name, bool(run.arriving), key, turns), name, does, takes_turns=turns)
         self.computed = self.tasks.add(Stream.COMPUTE, Compute(block, run.after, run.action))
         return self.computed
 

@@ -58,7 +58,7 @@ class _Later:
             return block
         if (block, step) not in self._blocks:
             operations = tuple(self._operation(each, step) for each in block.operations)
-            self._blocks[block, step] = Block(block.name, operations)
+            self._blocks[block, step] = Block(block.name, operations, block.takes_turns)
         return self._blocks[block, step]
 
     def _operation(self, operation: Operation, step: int) -> Operation:

@@ -76,11 +76,11 @@ class Blocks:
 
     _known: dict[Hashable, Block] = field(default_factory=dict)
 
-    def block(self, key: Hashable, name: str, operations: Iterable[Operation]) -> Block:
+    def block(self, key: Hashable, name: str, operations: Iterable[Operation], *, takes_turns: bool = False) -> Block:
         """The block of this key, made from the operations the first time."""
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = Block(name, tuple(operations))
+            found = self._known[key] = Block(name, tuple(operations), takes_turns)
         return found
 
 

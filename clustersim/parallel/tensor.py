@@ -246,7 +246,8 @@ def _input_again(place: "_Place", sharding: Sharding) -> Exchange | None:
 
 
 def _weights(place: "_Place") -> list[Operation]:
-    return [Operation(kernel, Work.BACKWARD, load=place.load) for kernel in place.operator.weight_gradient]
+    kernels, routed = place.operator.weight_gradient, place.operator.region is Region.ROUTED
+    return [Operation(kernel, Work.BACKWARD, load=place.load, routed=routed) for kernel in kernels]
 
 
 def modules_again(layer: Layer, sharding: Sharding, modules: Set[Module], *, early_stop: bool) -> list[Operation]:
@@ -351,7 +352,8 @@ def _beside(operations: list[Operation], travel: list[Operation]) -> list[Operat
 
 def _attended(place: _Place, kernels: Sequence[Kernel], ring: _Ring | None, work: Work) -> list[Operation]:
     """Kernels of an operator; the attention core's first kernel hides the ring, one block of keys at a time."""
-    operations = [Operation(kernel, work, load=place.load) for kernel in kernels]
+    routed = place.operator.region is Region.ROUTED
+    operations = [Operation(kernel, work, load=place.load, routed=routed) for kernel in kernels]
     if ring is None or not place.attends or not operations:
         return operations
     first, *others = operations

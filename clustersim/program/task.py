@@ -165,7 +165,7 @@ class Operation:
     fetches: bytes of activations that must be back from the host before it; frees: whether what was fetched is read for
     the last time; saves: bytes that go there after it; leaves: of gradients that go there after it; load: number of the
     program's loads by which a rank's kernel has more rows than the mean one's; late: a weight's gradient that was put
-    off, and so does not wait for the exchange before it.
+    off, and so does not wait for the exchange before it; routed: it works on rows on the ranks of their experts.
     """
 
     does: Kernel | Exchange | Overlap
@@ -178,6 +178,7 @@ class Operation:
     leaves: Bytes = 0.0
     load: int | None = None
     late: bool = False
+    routed: bool = False
 
     @property
     def exchange(self) -> Exchange | None:
@@ -200,10 +201,14 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Operations that run back to back on the compute stream. Compared by identity: blocks are shared."""
+    """Operations that run back to back on the compute stream. Compared by identity: blocks are shared.
+
+    takes_turns: another pass's operations are run, and launched, right before.
+    """
 
     name: str
     operations: tuple[Operation, ...]
+    takes_turns: bool = False
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:

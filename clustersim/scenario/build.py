@@ -31,7 +31,7 @@ from clustersim.schedules.listed import Listed, listed
 from clustersim.schedules.notation import parse_listing
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.shelf import schedule
-from clustersim.workload.framework import Framework, load_framework
+from clustersim.workload.framework import Captured, Framework, load_framework
 from clustersim.workload.hf_config import config_file
 
 
@@ -67,7 +67,7 @@ def read_framework(section: FrameworkSection, base: Path) -> Framework:
     """A shipped framework by name, or a file as seen from the scenario, with what the section says of it."""
     name = section.name
     framework = load_framework(str(shipped.beside(base, name)) if shipped.is_path(name) else name)
-    framework = framework.with_graphs() if section.cuda_graphs else framework
+    framework = framework.with_graphs(section.captured) if section.captured is not Captured.NOTHING else framework
     framework = framework.with_compiled() if section.compiled else framework
     return framework.launching(section.launch, section.backward_launch)
 

@@ -4,7 +4,7 @@ One pydantic section for each part; each gives the frozen dataclass that the ins
 alone. What needs two sections or another file is put together in `build`.
 """
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -23,6 +23,7 @@ from clustersim.scenario.sections.model import ModelSection
 from clustersim.scenario.sections.placement import PlacementSection
 from clustersim.scenario.sections.schedule import ScheduleChoice
 from clustersim.scenario.sections.training import TrainingSection
+from clustersim.workload.framework import Captured
 
 MOST_STEPS = 10_000
 
@@ -48,15 +49,23 @@ class ClusterSection(Shipped):
 class FrameworkSection(Section):
     """`framework`: a shipped one or a file, whether it captures passes in CUDA graphs, whether it compiles layers.
 
-    launch, backward_launch: seconds that the host needs for a kernel, whatever the framework's file or a record says.
+    cuda_graphs: outside_experts: all of a pass but what is done on the ranks of experts, and sent there; launch,
+    backward_launch: seconds that the host needs for a kernel, whatever the framework's file or a record says.
     """
 
     short: ClassVar[str | None] = "name"
     name: Name = "pytorch"
-    cuda_graphs: bool = False
+    cuda_graphs: bool | Literal["outside_experts"] = False
     compiled: bool = False
     launch: Duration | None = None
     backward_launch: Duration | None = None
+
+    @property
+    def captured(self) -> Captured:
+        """What of passes is in CUDA graphs."""
+        if isinstance(self.cuda_graphs, bool):
+            return Captured.ALL if self.cuda_graphs else Captured.NOTHING
+        return Captured(self.cuda_graphs)
 
 
 class ScenarioFile(Section):

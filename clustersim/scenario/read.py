@@ -92,6 +92,7 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
     cost = None if machine is None else _cost(found, file.cost, base, machine[0], readings)
     if found or model is None or schedule is None or machine is None or framework is None or cost is None:
         raise refuse(origin.source, found)
+    framework = framework.with_experts() if model.mixtures else framework
     cluster, disturbances = machine
     layout = build.read_layout(file.layout, cluster.gpus, framework, schedule)
     return Setup(

@@ -9,11 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from clustersim.validation.cases import CannotPredictError, Case
+from clustersim.workload.framework import Captured
 
 _DENSE: Final = ("", "0", "1")  # experts
 _NO_OVERLAP: Final = "TP/PP/DP comm overlap OFF"  # as a row's notes say it
 _COMPILED: Final = re.compile(r"(?:\+|torch\.)compile\b")  # "fsdp+compile", "torch.compile"
 _GRAPHS: Final = re.compile(r"cuda_graph_impl=(?!none)|full-iteration CUDA graph")  # recipes' words, and cards'
+# of mixtures: all but the experts, or so little that it is taken for nothing
+_LAYERS: Final = re.compile(r"cuda_graph_scope=\[[^]]*'attn'|CUDA graphs attn\+")
+_PARTS: Final = re.compile(r"cuda_graph_scope=\[[^]]*'moe_router'|CUDA graphs router")
 _MEGATRON_BUCKET: Final = "megatron"  # DistributedDataParallelConfig.bucket_size
 
 
@@ -121,7 +125,7 @@ class Software:
 
     def host(self, case: Case) -> dict[str, Any]:
         """The framework, and whether a row's notes say that it captures CUDA graphs."""
-        return {"name": self.framework, "cuda_graphs": _GRAPHS.search(case.text("notes")) is not None}
+        return {"name": self.framework, "cuda_graphs": _captured(case)}
 
     def formats(self, case: Case) -> dict[str, str]:
         """The formats in which gradients are kept and reduced, and optimizer states, where they are not the usual."""
@@ -243,6 +247,14 @@ def software_of(case: Case) -> Software:
 def has_experts(case: Case) -> bool:
     """Whether a run trained a mixture of experts."""
     return case.text("experts") not in _DENSE
+
+
+def _captured(case: Case) -> bool | str:
+    """What of passes is in CUDA graphs."""
+    notes = case.text("notes")
+    if has_experts(case) and _LAYERS.search(notes):
+        return Captured.OUTSIDE_EXPERTS.value
+    return _GRAPHS.search(notes) is not None and not (has_experts(case) and _PARTS.search(notes))
 
 
 def _compiled(case: Case) -> bool:

@@ -4,12 +4,15 @@ A framework's host (the CPU process that drives one GPU) launches kernels one af
 can: `launch` is what it needs for one kernel of forward, with the Python around it, `backward_launch` of backward, with
 autograd and the hooks of parameters. Kernels are those that the simulator counts, of which some are several in reality.
 `collective` is what it needs for one collective: the library's own launch, the events and waits by which streams follow
-each other, and the object that the caller may wait for. With CUDA graphs the kernels and collectives of a pass are
-captured once and launched together, which takes `graph`. Assumed: the whole of a pass is captured (Megatron-Core's
-`full_iteration`, or a graph for each layer, whose launches are few beside what is in them), and the GPU runs the nodes
-of a graph as it runs kernels that are launched ahead of it. `cost.launching` says when launching shows. `message` is
-what hosts add to each message between pipeline stages (`cost.handing`). The caching allocator, the communicators
-and the workspaces of matrix products take device memory beside tensors; what graphs keep in pools of their own is not
+each other, and the object that the caller may wait for. `experts_launch` is what a kernel of a model with experts
+needs, whichever pass it is of: such a model's kernels are short, and its host gets ahead of them less often, so that
+what a launch costs is seen. With CUDA graphs the kernels and collectives of a pass are captured once and launched
+together, which takes `graph`: of the whole of a pass (Megatron-Core's `full_iteration`, or a graph for each layer,
+whose launches are few beside what is in them), or of what is not on the ranks of experts (its scopes `attn`,
+`moe_router` and `moe_preprocess`), since nobody knows beforehand how many rows come there. Assumed: the GPU runs the
+nodes of a graph as it runs kernels that are launched ahead of it. `cost.launching` says when launching shows. `message`
+is what hosts add to each message between pipeline stages (`cost.handing`). The caching allocator, the communicators and
+the workspaces of matrix products take device memory beside tensors; what graphs keep in pools of their own is not
 counted.
 
 What was measured of the host that a record is of stands for such constants where the framework launches in the same way
@@ -34,6 +37,14 @@ FLAGS: Final = tuple(each.name for each in fields(Overheads) if each.type is boo
 _MOST_KEYS: Final = 2**31
 
 
+class Captured(Enum):
+    """What of a pass is in CUDA graphs."""
+
+    NOTHING = "nothing"
+    OUTSIDE_EXPERTS = "outside_experts"  # all but what is done with rows on the ranks of experts, and sent there
+    ALL = "all"
+
+
 class Recorded(Enum):
     """Which of a record's rows of a host (`cost.record.HostState`) stand for a framework's own launches."""
 
@@ -51,9 +62,10 @@ class Framework:
     what they have sent, where a scenario does not say it; launch, backward_launch: host seconds for one kernel of
     forward (and the optimizer), and of backward; collective: for one collective, None: as for a kernel; call: for a
     tensor operation without autograd and modules around it; graph: for a CUDA graph, None: there are none; message: of
-    hosts, for one message between pipeline stages; cuda_graphs: whether passes are captured; compiled: whether layers
-    are; recorded: what of a record's host stands for this one's; early_stop: its activation checkpoints stop once all
-    is there that backward needs; overheads: what it does in a step beside the model.
+    hosts, for one message between pipeline stages; experts_launch: for one kernel of a model with experts, None: as
+    for others; captured: what of passes is in graphs; compiled: whether layers are; recorded: what of a record's host
+    stands for this one's; early_stop: its activation checkpoints stop once all is there that backward needs; overheads:
+    what it does in a step beside the model.
     """
 
     fragmentation: float
@@ -67,18 +79,30 @@ class Framework:
     collective: Seconds | None = None
     call: Seconds = 0.0
     graph: Seconds | None = None
-    cuda_graphs: bool = False
+    experts_launch: Seconds | None = None
+    captured: Captured = Captured.NOTHING
     compiled: bool = False
     recorded: Recorded = Recorded.NOTHING
     early_stop: bool = False
     name: str = "framework"
     overheads: Overheads = NONE
 
-    def with_graphs(self) -> "Framework":
+    @property
+    def cuda_graphs(self) -> bool:
+        """Whether anything is captured."""
+        return self.captured is not Captured.NOTHING
+
+    def with_experts(self) -> "Framework":
+        """The same, as it launches a model with experts."""
+        if self.experts_launch is None:
+            return self
+        return replace(self, launch=self.experts_launch, backward_launch=self.experts_launch, experts_launch=None)
+
+    def with_graphs(self, captured: Captured = Captured.ALL) -> "Framework":
         """The same, its passes captured in CUDA graphs; raise InputError where it has none."""
         if self.graph is None:
             raise InputError(f"cuda_graphs: {self.name} captures none; leave it out, or name a framework that does")
-        return replace(self, cuda_graphs=True)
+        return replace(self, captured=captured)
 
     def with_compiled(self) -> "Framework":
         """The same, its layers compiled; raise InputError where it compiles none."""
@@ -97,7 +121,8 @@ class Framework:
             return self
         launch = self.launch if forward is None else forward
         own = launch if backward is None else backward
-        return replace(self, launch=launch, backward_launch=own, recorded=Recorded.NOTHING)
+        given = replace(self, launch=launch, backward_launch=own, recorded=Recorded.NOTHING)
+        return replace(given, experts_launch=None)
 
 
 def load_framework(name_or_path: str = "pytorch") -> Framework:
@@ -117,6 +142,7 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
         collective=_seconds(host, "collective"),
         call=host.quantity("call", Dimension.TIME, zero=True),
         graph=_seconds(host, "graph"),
+        experts_launch=_seconds(host, "experts_launch"),
         recorded=Recorded(host.choice("recorded", *(each.value for each in Recorded))),
         early_stop=checkpoint.flag("early_stop"),
         name=path.stem,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from clustersim.cost.launching import Launching
 from clustersim.dtypes import DType
-from clustersim.program.task import Block, Exchange, Operation, Overlap, Work
+from clustersim.program.task import Block, Dispatcher, Exchange, Operation, Overlap, Routing, Work
 from clustersim.workload.kernels import Kernel, KernelKind
 from tests.conftest import examples
 from tests.engine.small import block, exchange
@@ -157,3 +157,48 @@ def test_a_captured_block_is_launched_at_once(graph: float, late: float) -> None
     host = Launching(forward=9.0, backward=9.0, collective=9.0, graph=graph)
     made = waits(host, (kernel(), 1.0), (kernel(3), 0.5), (sent(), 1.0), (kernel(), 2.0))
     assert made == pytest.approx([0.0, 0.0, 0.0, late])
+
+
+def travelling() -> Operation:
+    """An exchange that brings rows to experts, and is launched when all before it is done."""
+    exchanged = awaiting().does
+    assert isinstance(exchanged, Exchange)
+    return Operation(replace(exchanged, routing=Routing(Dispatcher.ALL_TO_ALL, 8, 2)), Work.FORWARD)
+
+
+def routed() -> Operation:
+    return replace(kernel(), routed=True)
+
+
+def test_what_is_outside_of_experts_is_launched_at_once_and_what_they_do_one_by_one() -> None:
+    """A graph (2 s), then a dispatch (1 s) and a kernel (1 s) of 3 s to launch each, then a graph again.
+
+    The graph's kernels hide its launch. What is sent begins 3 s behind them, as the host had to know how much; it is
+    over 1 s before the experts' kernel is launched, which is over 1 s before the second graph is.
+    """
+    host = Launching(forward=3.0, backward=9.0, graph=2.0, outside_experts=True)
+    parts = (kernel(), 1.0), (kernel(4), 2.0), (travelling(), 1.0), (routed(), 1.0), (kernel(2), 5.0), (kernel(), 1.0)
+    assert waits(host, *parts) == pytest.approx([0.0, 0.0, 0.0, 3.0 + 2.0, 1.0, 0.0])
+
+
+@given(st.lists(st.tuples(WORKS, st.integers(1, 4), SECONDS), min_size=1, max_size=8), st.booleans())
+@examples(60)
+def test_without_experts_all_is_outside_of_them(parts: list[tuple[Work, int, float]], one: bool) -> None:
+    pairs = [(kernel(launches, work), seconds) for work, launches, seconds in parts]
+    host = Launching(FORWARD, BACKWARD, graph=4.0 if one else 0.5)
+    assert waits(replace(host, outside_experts=True), *pairs) == waits(host, *pairs)
+
+
+@given(st.lists(st.tuples(WORKS, st.integers(1, 4), SECONDS), min_size=1, max_size=8))
+@examples(60)
+def test_passes_in_turns_wait_for_what_launches_take_longer_on_the_whole(parts: list[tuple[Work, int, float]]) -> None:
+    """So never longer than a pass alone, whose short kernels wait before long ones."""
+    pairs = [(kernel(launches, work), seconds) for work, launches, seconds in parts]
+    operations, seconds = zip(*pairs, strict=True)
+    in_turns = Block("block", operations, takes_turns=True)
+    host = Launching(FORWARD, BACKWARD)
+    waited = host.waits(in_turns, np.array([seconds]))[0].sum()
+    took = sum(launches * (BACKWARD if work is Work.BACKWARD else FORWARD) for work, launches, _ in parts)
+    assert waited == pytest.approx(max(0.0, took - sum(seconds)))
+    first = BACKWARD if parts[0][0] is Work.BACKWARD else FORWARD
+    assert waited <= sum(waits(host, *pairs)) + first + 1e-9

@@ -17,7 +17,7 @@ from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.zero_bubble import ZeroBubble
-from clustersim.workload.framework import load_framework
+from clustersim.workload.framework import Captured, load_framework
 from clustersim.workload.modules import Module
 from clustersim.workload.recipe import Recipe, mixed
 from clustersim.workload.stack import Mlp
@@ -333,6 +333,8 @@ def test_cuda_graphs_are_a_key_of_the_framework(mapping: dict[str, Any]) -> None
     captured = Scenario.from_mapping(mapping | {"framework": {"name": "pytorch", "cuda_graphs": True}})
     assert captured.framework == load_framework("pytorch").with_graphs()
     assert Scenario.from_mapping(captured.to_mapping()).framework == captured.framework
+    parts = Scenario.from_mapping(mapping | {"framework": {"name": "megatron", "cuda_graphs": "outside_experts"}})
+    assert parts.framework.captured is Captured.OUTSIDE_EXPERTS
     with pytest.raises(InputError, match="framework: cuda_graphs: megatron-2021 captures none"):
         Scenario.from_mapping(mapping | {"framework": {"name": "megatron-2021", "cuda_graphs": True}})
 

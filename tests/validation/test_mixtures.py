@@ -210,3 +210,27 @@ def test_experts_across_ranks_need_experts() -> None:
 def test_a_mixture_that_leaves_out_how_many_experts_a_token_meets_is_no_prediction() -> None:
     with pytest.raises(CannotPredictError, match="top_k is not stated"):
         scenario_mapping(case(**{**SMALL, "top_k": ""}))
+
+
+SCOPES = "cuda_graph_impl=transformer_engine, cuda_graph_scope="
+
+
+@pytest.mark.parametrize(
+    ("notes", "captured"),
+    [
+        (f"{SCOPES}['attn', 'moe_router', 'moe_preprocess']", "outside_experts"),
+        ("HybridEP, CUDA graphs attn+router+preprocess", "outside_experts"),
+        (f"{SCOPES}['moe_router', 'moe_preprocess']", False),
+        ("CUDA graphs router+preprocess", False),
+        ("cuda_graph_impl=full_iteration", True),
+        ("cuda_graph_impl=none", False),
+    ],
+)
+def test_notes_say_which_parts_of_passes_are_captured(notes: str, captured: bool | str) -> None:
+    assert scenario_mapping(case(**{**SMALL, "notes": notes}))["framework"]["cuda_graphs"] == captured
+
+
+def test_models_with_experts_are_launched_at_their_own_pace() -> None:
+    mixed, dense = (scenario(case(**cells)) for cells in (SMALL, {**EIGHT, "ep": "1"}))
+    assert mixed.framework.name == dense.framework.name
+    assert mixed.framework == dense.framework.with_experts() != dense.framework

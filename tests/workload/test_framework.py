@@ -137,3 +137,13 @@ def test_a_missing_key_is_named(content: dict[str, Any], written: Callable[[dict
 def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(InputError, match=r"'megatron-2921'; did you mean megatron-2021\?"):
         load_framework("megatron-2921")
+
+
+def test_models_with_experts_are_launched_at_a_pace_of_their_own_where_a_file_has_one() -> None:
+    megatron, pytorch = load_framework("megatron"), load_framework("pytorch")
+    mixed = megatron.with_experts()
+    assert mixed.launch == mixed.backward_launch == megatron.experts_launch
+    assert megatron.launch < mixed.launch
+    assert pytorch.with_experts() == pytorch
+    assert mixed.with_experts() == mixed
+    assert megatron.launching(2e-6, None).with_experts().launch == 2e-6
