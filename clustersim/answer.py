@@ -25,9 +25,9 @@ from clustersim.analysis.utilization import (
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.cost.block import BlockCost
 from clustersim.engine.inside import Inside
-from clustersim.experience.band import Expected, Measured
+from clustersim.experience.band import Expected, Experience, Measured
 from clustersim.experience.facts import facts_of
-from clustersim.experience.file import load_experience
+from clustersim.experience.file import MIXTURES, STEPS, load_experience
 from clustersim.experience.tried import Tried, tried
 from clustersim.experience.words import experience_words
 from clustersim.hardware.disturbance import Disturbances
@@ -130,8 +130,8 @@ class Answer(FieldState):
         """How far the step time may be from what is predicted, and why: times it."""
         facts, found, steps = facts_of(self.scenario, self.breakdown), self.expectation, self.tried
         if steps is None:
-            return load_experience().expected(facts, Measured(found.error, found.unknown))
-        return steps.added_to(load_experience()).expected(facts, steps.measured(found))
+            return self._published.expected(facts, Measured(found.error, found.unknown))
+        return steps.added_to(self._published).expected(facts, steps.measured(found))
 
     @cached_property
     def tried(self) -> Tried | None:
@@ -146,7 +146,12 @@ class Answer(FieldState):
     @property
     def experience(self) -> str:
         """The band, and on what it rests, in a sentence."""
-        return experience_words(load_experience(), self.expected, self.band, self._known)
+        return experience_words(self._published, self.expected, self.band, self._known)
+
+    @cached_property
+    def _published(self) -> Experience:
+        """How far published steps were from predictions: of models with experts their own."""
+        return load_experience(MIXTURES if self.scenario.model.mixtures else STEPS)
 
     @property
     def _known(self) -> str:

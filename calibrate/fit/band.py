@@ -31,7 +31,7 @@ from typing import Any, Final
 import numpy as np
 import yaml
 
-from calibrate.fit.left_out import SHIPPED, LeftOut, read_left_out
+from calibrate.fit.left_out import MIXTURES, SHIPPED, LeftOut, read_left_out
 from calibrate.fit.repeats import repeat_deviation
 from calibrate.fit.step_table import SIBLINGS
 from calibrate.fit.steps import LEAST
@@ -39,11 +39,12 @@ from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.errors import InputError
 from clustersim.experience.band import ALL, SHARE, TERMS, Coverage, Experience, Gap, Term, loads, regimes
 from clustersim.experience.facts import VISIBLE
+from clustersim.experience.file import MIXTURES as MIXED
 from clustersim.experience.file import STEPS, as_mapping, key_of
 from clustersim.experience.known import Known
 from clustersim.report.files import write_text_atomically
 from clustersim.shipped import find, names, read_mapping
-from clustersim.validation.settings import is_dense
+from clustersim.validation.settings import is_dense, is_mixture
 from clustersim.validation.software import software_of
 from clustersim.validation.steps import read_steps
 
@@ -197,23 +198,25 @@ def unseen(steps: Sequence[Judged]) -> dict[str, Coverage]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `command`."""
     parser.add_argument(
-        "left_out", nargs="?", type=Path, default=SHIPPED, metavar="FILE",
+        "left_out", nargs="?", type=Path, metavar="FILE",
         help="left-out errors, as fit-steps --left-out writes them; default: the shipped ones",
     )  # fmt: skip
+    parser.add_argument("--mixtures", action="store_true", help="of mixtures of experts; they have a band of their own")
     parser.add_argument("--write", metavar="FILE", help="write the band, as to topologies/experience/steps.yaml")
     parser.add_argument("--markdown", action="store_true", help="print the table of regimes as Markdown")
 
 
 def command(options: argparse.Namespace) -> None:
     """Fit, print what was found and how it holds for unseen sources, and write it if that is asked for."""
-    known = [case for case in read_steps() if is_dense(case) and software_of(case).wanted]  # elsewhere versions differ
-    rows, repeat = read_left_out(options.left_out), repeat_deviation(known)
+    wanted, shipped, name = (is_mixture, MIXTURES, MIXED) if options.mixtures else (is_dense, SHIPPED, STEPS)
+    known = [case for case in read_steps() if wanted(case) and software_of(case).wanted]  # elsewhere versions differ
+    rows, repeat = read_left_out(options.left_out or shipped), repeat_deviation(known)
     steps = judged(rows, repeat)
     experience = replace(fit(rows, repeat), unseen=unseen(steps))
     lines = regime_lines(experience, steps)
     print("\n".join(lines) if options.markdown else "\n".join([*_terms(experience), "", *_plain(lines)]))
     if options.write is not None:
-        write_experience(experience, options.write)
+        write_experience(experience, options.write, name)
 
 
 def _terms(experience: Experience) -> Iterator[str]:
@@ -265,8 +268,8 @@ def _plain(lines: Sequence[str]) -> Iterator[str]:
         yield f"{name:<{widths[0]}}  {'  '.join(cells)}"
 
 
-def write_experience(experience: Experience, path: str) -> None:
-    """Write the file with the texts that the shipped one has; raise OutputError if it cannot be written."""
-    texts: Mapping[str, Any] = read_mapping(find("experience", STEPS))
+def write_experience(experience: Experience, path: str, name: str = STEPS) -> None:
+    """Write the file with the texts of a shipped one; raise OutputError if it cannot be written."""
+    texts: Mapping[str, Any] = read_mapping(find("experience", name))
     content = {"description": texts["description"], **as_mapping(experience), "sources": texts["sources"]}
     write_text_atomically(path, yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True))

@@ -2,7 +2,8 @@
 
 A table with one row for each step: the logarithm of measured over predicted time, by constants that were fitted without
 the step's source, and what the step is like (`clustersim.experience.facts`). `fit-steps --left-out FILE` writes it,
-`fit-band` reads it. The shipped one is `calibrate/published/left_out.csv`.
+`fit-band` reads it. The shipped ones are `calibrate/published/left_out.csv` and, of mixtures of experts,
+`left_out_mixtures.csv`.
 """
 
 import csv
@@ -17,6 +18,7 @@ from clustersim.experience.facts import Facts, Trait
 from clustersim.report.files import write_text_atomically
 
 SHIPPED: Final = Path(__file__).parents[1] / "published" / "left_out.csv"
+MIXTURES: Final = SHIPPED.with_name("left_out_mixtures.csv")
 AMOUNTS: Final = ("GPUs", "tokens", "tp", "cp", "pp")
 _WORDS: Final = ("case_id", "source", "error", "accelerators", "kinds")
 _COLUMNS: Final = (*_WORDS, *AMOUNTS, *(trait.name.lower() for trait in Trait))

@@ -8,7 +8,8 @@ that too few cases depend on is not searched. Two more were tried, the bandwidth
 the host's time before a pass: each lowered the error by less than a tenth of a point, and is left out.
 
 Leave one source out: the constants are found again without a source, which they then predict. `--left-out FILE` writes
-what every case is then off by, from which `fit-band` finds how wide a band must be.
+what every case is then off by, from which `fit-band` finds how wide a band must be; `--left-out-mixtures FILE` the same
+of mixtures of experts (`step_mixtures`), which nothing is fitted to.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from typing import Final
 import numpy as np
 
 from calibrate.fit.left_out import LeftOut, write_left_out
+from calibrate.fit.step_mixtures import Mixture, judge_mixtures
 from calibrate.fit.step_table import HOSTS, Tabulated, tabulate
 from clustersim.arrays import FloatArray
 from clustersim.report.files import write_text_atomically
@@ -163,9 +165,25 @@ def judged(table: Sequence[Tabulated], found: Constants, without: Mapping[str, C
 
 
 def _judge(own: Sequence[Tabulated], found: Constants, others: Constants) -> SourceQuality:
-    seen, unseen = errors(own, found), errors(own, others)
+    return _quality(own[0].source, errors(own, found), errors(own, others))
+
+
+def _quality(source: str, seen: FloatArray, unseen: FloatArray) -> SourceQuality:
     means = (np.abs(seen).mean(), seen.mean(), np.abs(unseen).mean(), unseen.mean())
-    return SourceQuality(own[0].source, len(own), *map(float, means))
+    return SourceQuality(source, len(seen), *map(float, means))
+
+
+def judged_mixtures(mixtures: Sequence[Mixture]) -> list[SourceQuality]:
+    """Each source's mixtures under the constants, and under constants that have not seen its dense steps."""
+    groups = {source: [each for each in mixtures if each.source == source] for source in _sources(mixtures)}
+    return [
+        _quality(source, np.array([each.seen for each in own]), np.array([each.unseen for each in own]))
+        for source, own in groups.items()
+    ]
+
+
+def _sources(mixtures: Sequence[Mixture]) -> Sequence[str]:
+    return tuple(dict.fromkeys(each.source for each in mixtures))
 
 
 def errors(cases: Sequence[Tabulated], constants: Constants) -> FloatArray:
@@ -188,24 +206,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"cases of one source; of one with more an even choice is predicted; default: {STRIDE_ABOVE}",
     )  # fmt: skip
     parser.add_argument("--left-out", metavar="FILE", help="write each case's error, its source left out, as CSV")
+    parser.add_argument("--left-out-mixtures", metavar="FILE", help="the same of mixtures of experts")
 
 
 def command(options: argparse.Namespace) -> None:
     """Tabulate, fit, and print what was found."""
-    cases = thinned(read_steps(), options.most)
+    published = read_steps()
+    cases = thinned(published, options.most)
     with ProcessPoolExecutor(options.workers) as pool:
         table = [each for each in pool.map(tabulate, cases, chunksize=4) if each is not None]
-    if len(table) < len(cases):
-        print(f"{len(cases) - len(table)} of {len(cases)} cases cannot be predicted", file=sys.stderr)
-    found = fit(table)
-    without = fitted_without(table)
-    qualities = judged(table, found, without)
+        if len(table) < len(cases):
+            print(f"{len(cases) - len(table)} of {len(cases)} cases cannot be predicted", file=sys.stderr)
+        found, without = fit(table), fitted_without(table)
+        rates = {source: each.sustained for source, each in without.items()}
+        mixtures = judge_mixtures(published, found.sustained, rates, pool)
+    qualities, mixed = judged(table, found, without), judged_mixtures(mixtures)
     if options.left_out is not None:
         write_left_out(left_out(table, without), options.left_out)
+    if options.left_out_mixtures is not None:
+        write_left_out((each.left_out for each in mixtures), options.left_out_mixtures)
     if options.json is None:
-        print("\n".join([*_constants(found, table), "", *_table(qualities)]))
+        print("\n".join([*_constants(found, table), "", *_table(qualities), "", "mixtures", *_table(mixed)]))
         return
-    text = json.dumps({**asdict(found), "by_source": [asdict(each) for each in qualities]}, indent=2) + "\n"
+    by_source = {"by_source": [asdict(each) for each in qualities], "mixtures": [asdict(each) for each in mixed]}
+    text = json.dumps({**asdict(found), **by_source}, indent=2) + "\n"
     if options.json == "-":
         sys.stdout.write(text)
     else:

@@ -9,6 +9,7 @@ from clustersim.section import Section
 from clustersim.shipped import find, read_mapping
 
 STEPS: Final = "steps"
+MIXTURES: Final = "mixtures"
 _MOST: Final = 10**9  # of any count
 
 

@@ -40,7 +40,7 @@ class Accelerator:
     training process loses; interference: the part by which a kernel takes longer while a collective runs beside it on
     the same GPU, on average over a training step (0.2: 20 % longer; 0: they do not disturb each other); sources: where
     each group of numbers comes from; alignment: what sizes that fit badly cost; nvlink: the generation of its NVLink or
-    xGMI ports, None without any.
+    xGMI ports, None without any; host_pace: how many times as long as an x86 server its host takes to launch a kernel.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Accelerator:
     in_training: InTraining = field(default_factory=InTraining)
     alignment: Alignment = field(default_factory=Alignment)
     nvlink: Technology | None = None
+    host_pace: float = 1.0
 
     def peak_of(self, dtype: DType) -> FlopPerSecond:
         """Dense peak in FLOP/s; raise InputError that lists the formats that this accelerator has."""
@@ -84,6 +85,7 @@ def load_accelerator(name_or_path: str) -> Accelerator:
         alignment=_alignment(section.section("alignment")) if section.has("alignment") else Alignment(),
         sources=section.section("sources").texts(),
         nvlink=read_generation(section, None, key="nvlink") if section.has("nvlink") else None,
+        host_pace=section.number("host_pace") if section.has("host_pace") else 1.0,
     )
     section.finish()
     return accelerator

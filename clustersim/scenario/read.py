@@ -92,8 +92,8 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
     cost = None if machine is None else _cost(found, file.cost, base, machine[0], readings)
     if found or model is None or schedule is None or machine is None or framework is None or cost is None:
         raise refuse(origin.source, found)
-    framework = framework.with_experts() if model.mixtures else framework
     cluster, disturbances = machine
+    framework = framework.with_experts(cluster.accelerator.host_pace) if model.mixtures else framework
     layout = build.read_layout(file.layout, cluster.gpus, framework, schedule)
     return Setup(
         name=file.name or origin.name,

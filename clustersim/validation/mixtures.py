@@ -36,6 +36,7 @@ _BESIDE: Final = re.compile(
 )
 # Megatron Bridge's `moe_a2a_overlap` sets both (`_set_moe_a2a_overlap_overrides` of its performance recipes)
 _PUT_OFF: Final = re.compile(r"delayed wgrad|moe_a2a_overlap")
+_CAPACITY: Final = re.compile(r"capacity factor (\d+(?:\.\d+)?)(?: and|,) padd")
 _LOOP: Final = "experts one after the other"
 _LATENT: Final = re.compile(r"latent[ -]attention")
 _UNMODELLED: Final = {  # as notes say it
@@ -118,8 +119,9 @@ def _router_unfused(case: Case, software: Software) -> bool:
 
 def experts_section(case: Case, preset: str | None) -> dict[str, Any]:
     """What `model.experts` says of a run, beside what its preset has."""
-    dense = _first_dense(case)
-    placed = {} if dense is None else {"dense_layers": dense}
+    dense, capacity = _first_dense(case), _CAPACITY.search(case.text("notes"))
+    placed: dict[str, Any] = {} if dense is None else {"dense_layers": dense}
+    placed |= {} if capacity is None else {"capacity": float(capacity[1])}
     if preset is not None:
         return placed
     ffn = case.whole("moe_ffn_hidden", case.whole("ffn_hidden"))

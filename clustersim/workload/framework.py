@@ -92,11 +92,12 @@ class Framework:
         """Whether anything is captured."""
         return self.captured is not Captured.NOTHING
 
-    def with_experts(self) -> "Framework":
-        """The same, as it launches a model with experts."""
+    def with_experts(self, pace: float = 1.0) -> "Framework":
+        """The same, as it launches a model with experts on a host that takes `pace` times as long as an x86 server."""
         if self.experts_launch is None:
             return self
-        return replace(self, launch=self.experts_launch, backward_launch=self.experts_launch, experts_launch=None)
+        launch = pace * self.experts_launch
+        return replace(self, launch=launch, backward_launch=launch, experts_launch=None)
 
     def with_graphs(self, captured: Captured = Captured.ALL) -> "Framework":
         """The same, its passes captured in CUDA graphs; raise InputError where it has none."""

@@ -9,14 +9,20 @@ import numpy as np
 import pytest
 
 from calibrate.fit.band import coverage, evidence, fit, judged, known_of, student, unseen, unseen_deviations, variances
-from calibrate.fit.left_out import LeftOut, read_left_out, write_left_out
+from calibrate.fit.left_out import MIXTURES, LeftOut, read_left_out, write_left_out
 from calibrate.fit.repeats import repeat_deviation
 from clustersim.errors import InputError
 from clustersim.experience.band import ALL, TERMS, Gap
-from clustersim.experience.facts import Facts, Trait
+from clustersim.experience.facts import Facts, Trait, facts_of
 from clustersim.experience.file import as_mapping, load_experience
+from clustersim.simulation import simulate
+from clustersim.validation.steps import scenario_of
 from tests.validation.rows import case
 
+EXPERTS = {
+    **{"tp": "1", "pp": "1", "dp": "8", "schedule": "", "mlp": "swiglu", "zero_stage": "1", "ep": "8"},
+    **{"experts": "16", "top_k": "4", "moe_ffn_hidden": "512", "shared_experts": "2"},
+}
 PLAIN = Facts(
     frozenset({"h100-sxm-80gb"}),
     frozenset({"DDP"}),
@@ -132,3 +138,20 @@ def test_the_shipped_band_is_what_the_shipped_errors_support(shipped: Sequence[L
     found = replace(fit(shipped, told.repeat), unseen=unseen(judged(shipped, told.repeat)))
     assert as_mapping(found) == as_mapping(told)
     assert 0.85 <= found.unseen[ALL].inside <= 0.95
+
+
+def test_the_shipped_band_of_mixtures_is_what_their_own_errors_support() -> None:
+    rows, told = read_left_out(MIXTURES), load_experience("mixtures")
+    found = replace(fit(rows, told.repeat), unseen=unseen(judged(rows, told.repeat)))
+    assert as_mapping(found) == as_mapping(told)
+    assert not {row.case_id for row in rows} & {row.case_id for row in read_left_out()}
+
+
+def test_an_answer_about_a_mixture_rests_on_mixtures() -> None:
+    """Six sources of them, each with errors of its own; dense models keep the band that they had."""
+    told, dense = load_experience("mixtures"), load_experience()
+    mixed, plain = (simulate(scenario_of(case(**cells))) for cells in (EXPERTS, {}))
+    assert mixed.expected == told.expected(facts_of(mixed.scenario, mixed.breakdown))
+    assert plain.expected == dense.expected(facts_of(plain.scenario, plain.breakdown))
+    assert f"of {told.cases} published steps" in mixed.experience
+    assert f"of {dense.cases} published steps" in plain.experience

@@ -234,3 +234,26 @@ def test_models_with_experts_are_launched_at_their_own_pace() -> None:
     mixed, dense = (scenario(case(**cells)) for cells in (SMALL, {**EIGHT, "ep": "1"}))
     assert mixed.framework.name == dense.framework.name
     assert mixed.framework == dense.framework.with_experts() != dense.framework
+
+
+def test_a_slow_host_is_slow_for_models_with_experts() -> None:
+    grace = scenario(case(**{**SMALL, "gpu": "gb200", "gpus_per_node": "4", "interconnect": "nvl72"}))
+    assert grace.cluster.accelerator.host_pace > 1.0
+    assert grace.framework.launch == pytest.approx(
+        grace.cluster.accelerator.host_pace * scenario(case(**SMALL)).framework.launch
+    )
+
+
+@pytest.mark.parametrize(
+    ("notes", "capacity"),
+    [
+        ("MoE with capacity factor 1.0 and padding; top-2", 1.0),
+        ("token drop, capacity factor 1.25, padded", 1.25),
+        ("capacity factor 2 without it", None),
+        ("dropless", None),
+    ],
+)
+def test_experts_that_are_padded_to_a_capacity_have_it(notes: str, capacity: float | None) -> None:
+    for cells in (SMALL, QWEN):
+        (routed,) = scenario(case(**{**cells, "notes": notes})).model.mixtures
+        assert routed.capacity == capacity

@@ -144,6 +144,7 @@ def test_models_with_experts_are_launched_at_a_pace_of_their_own_where_a_file_ha
     mixed = megatron.with_experts()
     assert mixed.launch == mixed.backward_launch == megatron.experts_launch
     assert megatron.launch < mixed.launch
+    assert megatron.with_experts(2.0).launch == 2.0 * mixed.launch
     assert pytorch.with_experts() == pytorch
     assert mixed.with_experts() == mixed
     assert megatron.launching(2e-6, None).with_experts().launch == 2e-6
