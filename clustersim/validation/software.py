@@ -39,7 +39,8 @@ class Software:
 
     whole_experts: no expert is cut, unless a row says so; fused_routing: experts are chosen and tokens copied by fused
     kernels, though the framework's defaults are others; balances: routers have a loss of their load, where the model's
-    recipes have one; ends_count: embedding and logits count as a layer each where layers are split.
+    recipes have one; ends_count: embedding and logits count as a layer each where layers are split; captures: passes
+    are in CUDA graphs, whatever notes say.
     """
 
     wanted: str
@@ -67,6 +68,7 @@ class Software:
     fused_routing: bool = False
     balances: bool = False
     ends_count: bool = False
+    captures: bool = False
 
     def fused(self, case: Case) -> bool:
         """Whether norms, activation, rotary, residual and optimizer are fused kernels: compiled, or written so."""
@@ -125,7 +127,7 @@ class Software:
 
     def host(self, case: Case) -> dict[str, Any]:
         """The framework, and whether a row's notes say that it captures CUDA graphs."""
-        return {"name": self.framework, "cuda_graphs": _captured(case)}
+        return {"name": self.framework, "cuda_graphs": self.captures or _captured(case)}
 
     def formats(self, case: Case) -> dict[str, str]:
         """The formats in which gradients are kept and reduced, and optimizer states, where they are not the usual."""
@@ -198,6 +200,10 @@ SOFTWARE: Final = (
     # NeMo of 2022 is Megatron-LM's and Apex' code of its time; cuDNN's fast attention of Hopper came with cuDNN 9, 2024
     replace(_MEGATRON_2022, wanted="nemo", until=2022),
     replace(_NEMO, until=2023, flash="flash2"),
+    # layers of Grok-1 with padded experts are captured on Blackwell (CUDA_GRAPH in grok1/launch.sh of
+    # NVIDIA/dgxc-benchmarking v25.05, false on H100)
+    replace(_NEMO, mixtures=True, gpu="gb200", captures=True),
+    replace(_NEMO, mixtures=True, gpu="b200", captures=True),
     # NVIDIA/NeMo's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 = False in scripts/performance)
     _NEMO,
     # its recipes of mixtures set expert_tensor_parallel_size to 1 (src/megatron/bridge/recipes), and those that were

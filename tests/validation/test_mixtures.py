@@ -230,6 +230,13 @@ def test_notes_say_which_parts_of_passes_are_captured(notes: str, captured: bool
     assert scenario_mapping(case(**{**SMALL, "notes": notes}))["framework"]["cuda_graphs"] == captured
 
 
+@pytest.mark.parametrize(("gpu", "captured"), [("gb200", True), ("h100-sxm-80gb", False)])
+def test_recipes_of_padded_experts_capture_passes_on_blackwell(gpu: str, captured: bool) -> None:
+    nemo = {"framework": "nemo (megatron-core)", "year": "2025", "gpu": gpu, "gpus_per_node": "4"}
+    assert scenario_mapping(case(**SMALL, **nemo))["framework"]["cuda_graphs"] == captured
+    assert not scenario_mapping(case(**{**EIGHT, "ep": "1"}, **nemo))["framework"]["cuda_graphs"]
+
+
 def test_models_with_experts_are_launched_at_their_own_pace() -> None:
     mixed, dense = (scenario(case(**cells)) for cells in (SMALL, {**EIGHT, "ep": "1"}))
     assert mixed.framework.name == dense.framework.name
