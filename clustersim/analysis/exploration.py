@@ -59,9 +59,9 @@ class Tables:
     head, content] of each of its stages; columns: names of parts; features: settings to which parts are
     proportional; sizes: [columns][features]; rows: by what they count, of a stage [content][columns] or
     [content][moments][columns]: a content is a number of layers, or the number of a stage's layers among all that
-    there are, where they are of several kinds; groups: of each group of parameters its columns; experts: the group that has ranks of its own, or None;
-    sharing: what ZeRO makes of a parameter (`explore_sharing`); sends: bytes of one dispatch
-    (`explore_experts`); buffers: bytes of each axis's process groups;
+    there are, where they are of several kinds; groups: of each group of parameters its columns; experts: the group
+    that has ranks of its own, or None; sharing: what ZeRO makes of a parameter (`explore_sharing`); sends: bytes of one
+    dispatch (`explore_experts`); buffers: bytes of each axis's process groups;
     receives: messages that are awaited at once; context: bytes; workspace: bytes that libraries take on a
     stage [content]; fragmentation: part that is added to each use of
     memory;
