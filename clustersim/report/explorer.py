@@ -173,7 +173,7 @@ def _dispatch(mixture: bool) -> str:
     """Where the page's script tells what the chosen rank sends to experts; empty where there are none."""
     if not mixture:
         return ""
-    return '<h3>What it sends to experts</h3><div id="explorer-experts" aria-live="polite"></div>'
+    return '<h3>What it sends to experts</h3><div id="explorer-dispatch" aria-live="polite"></div>'
 
 
 def _scrolled(heads: Sequence[str], name: str) -> str:

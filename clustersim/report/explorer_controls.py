@@ -24,7 +24,7 @@ _DISPATCHERS: Final = {
 _COUNTS: Final = (1e12, "T"), (1e9, "G"), (1e6, "M")
 _LABELS: Final = {
     "model": "model", "gpus": "GPUs", "tp": "tp, tensor", "pp": "pp, pipeline", "cp": "cp, context",
-    "ep": "ep, experts", "etp": "etp, parts of an expert", "dispatcher": "dispatcher",
+    "ep": "ep, experts", "etp": "etp, expert parts", "dispatcher": "dispatcher",
     "zero": "ZeRO shards", "recompute": "recompute", "microbatch": "microbatch", "sequence": "sequence",
     "batch": "batch", "schedule": "schedule", "chunks": "chunks of a rank", "precision": "number formats",
 }  # fmt: skip

@@ -227,7 +227,7 @@ def test_ranks_say_which_experts_they_have_and_what_they_send(made: Made, open_p
     assert "experts 96 to 127 of the 256" in opened.page.inner_text("#explorer-rank")
     lit = opened.js("() => [...document.querySelectorAll('.rank.ep')].map(({ dataset }) => +dataset.rank)")
     assert sorted(lit) == [8, 9, 10, 12, 13, 14, 15]
-    text = opened.page.inner_text("#explorer-experts")
+    text = opened.page.inner_text("#explorer-dispatch")
     row, tokens = 7168 * 2, 1024
     reached = (4 / 8) * (1 - comb(96, 8) / comb(128, 8))  # 4 of 8 groups are drawn, 8 experts of their 128
     (bar,) = opened.js(
@@ -237,7 +237,7 @@ def test_ranks_say_which_experts_they_have_and_what_they_send(made: Made, open_p
     assert bar["bytes"] == pytest.approx(7 * tokens * row * reached, rel=1e-9)
     assert "1,024 tokens, each for 8 experts" in text
     opened.js("() => clustersim.explorer.set({ ep: 16, dispatcher: 'alltoall' })")
-    bars = opened.js("() => [...document.querySelectorAll('#explorer-experts .sent')].length")
+    bars = opened.js("() => [...document.querySelectorAll('#explorer-dispatch .sent')].length")
     assert bars == 2
     assert opened.quiet()
 

@@ -110,3 +110,14 @@ def test_a_mixture_has_controls_of_its_experts() -> None:
     assert ">layernorm, mla_up_proj, moe_act</option>" in text
     assert "What it sends to experts" in text
     assert "What it sends to experts" not in page()
+
+
+def test_no_figure_is_drawn_in_place_of_something_else() -> None:
+    """A study of experts is beside what a rank sends to experts; every name on the page is of one element."""
+    known = exploration()
+    with few_choices():
+        mixture = tables(Scenario.from_mapping(MIXTURES["mixed"]))
+    studies = (*known.studies, *(Study(name, name, "", POINTS) for name in ("experts", "zero")))
+    text = explorer_page(replace(mixture, studies=studies)).split('id="figures"')[0]
+    names = re.findall(r'<[^<>]*\sid="([^"]+)"', text)
+    assert len(names) == len(set(names))

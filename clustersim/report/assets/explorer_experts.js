@@ -3,7 +3,7 @@ clustersim.explorerExperts = (explorer, tools) => {
   "use strict";
   const { facts, model, groups } = explorer;
   const MOST = 16; // bars
-  const card = document.getElementById("explorer-experts");
+  const card = document.getElementById("explorer-dispatch");
   const [level, unit] = facts.machine.levels[0];
   const WHERE = { nvlink: "NVLink domain", host: "node" }[level] ?? level;
   const sum = (values) => values.reduce((total, value) => total + value, 0);
