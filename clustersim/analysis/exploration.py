@@ -56,15 +56,18 @@ class Tables:
     derived: (name, factors, divisors) of settings that follow; chunks: of a pipeline rank in fact; flags: settings
     that follow and are no products; rules: tables of sentences that say why settings are impossible, in groups, of
     which the first that says anything is told; stages: of every pipeline rank [first layer, layers, embedding,
-    head] of each of its stages; columns: names of parts; features: settings to which parts are proportional; sizes:
-    [columns][features]; rows: by what they count, of a stage [layers][columns], moments [layers][moments][columns];
-    groups: of each group of parameters its columns; sharing: what ZeRO makes of a parameter (`explore_sharing`);
-    gathered: bytes that a pipeline rank gathers [layers]; buffers: bytes of each axis's process groups; receives:
-    messages that are awaited at once; context, workspace: bytes; fragmentation: part that is added to each use of
+    head, content] of each of its stages; columns: names of parts; features: settings to which parts are
+    proportional; sizes: [columns][features]; rows: by what they count, of a stage [content][columns] or
+    [content][moments][columns]: a content is a number of layers, or the number of a stage's layers among all that
+    there are, where they are of several kinds; groups: of each group of parameters its columns; experts: the group
+    that has ranks of its own, or None; sharing: what ZeRO makes of a parameter (`explore_sharing`); sends: bytes of one
+    dispatch (`explore_experts`); buffers: bytes of each axis's process groups;
+    receives: messages that are awaited at once; context: bytes; workspace: bytes that libraries take on a
+    stage [content]; fragmentation: part that is added to each use of
     memory;
     schedules: {bubble: share of the step, held: for each pipeline rank the moments that can be its fullest: which of
-    its stages runs backward, and the microbatches that each of them holds}; order: of the axes in a rank's number;
-    roles: axes of process groups; partners: by role, for each pipeline rank the ranks it talks to.
+    its stages runs backward, and the microbatches that each of them holds}; orders: of the axes in a rank's
+    number, by mesh; roles: axes of process groups; partners: by role, for each pipeline rank the ranks it talks to.
     """
 
     derived: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]
@@ -77,15 +80,16 @@ class Tables:
     sizes: Table
     rows: Mapping[str, Table]
     groups: tuple[tuple[int, ...], ...]
+    experts: int | None
     sharing: Table
-    gathered: Table
+    sends: Table | None
     buffers: tuple[Table, ...]
     receives: Table
     context: Bytes
-    workspace: Bytes
+    workspace: tuple[Bytes, ...]
     fragmentation: Mapping[str, float]
     schedules: Table
-    order: tuple[str, ...]
+    orders: tuple[tuple[str, ...], ...]
     roles: Mapping[str, tuple[str, ...]]
     partners: Table
 

@@ -33,7 +33,7 @@ from clustersim.units import Bytes
 from clustersim.workload import streaming
 from clustersim.workload.layers import Layer
 from clustersim.workload.stack import LayerSpec
-from clustersim.workload.training import Loss, SelectiveOperations, SelectiveRecompute
+from clustersim.workload.training import Loss, Recompute, SelectiveOperations, SelectiveRecompute
 
 
 class Part(Enum):
@@ -199,13 +199,17 @@ class Activations:
 
     def kept_layer(self, spec: LayerSpec) -> Bytes:
         """Bytes of a layer whose forward is not run again as a whole."""
-        layer = self.plan.layers[spec]
-        match self.plan.training.recompute:
-            case SelectiveOperations():
-                return layer.input_bytes + sum(operator.results for operator in layer.operators)
-            case SelectiveRecompute(modules):
-                return layer.kept_beside(modules)
-        return layer.kept
+        return kept_of_layer(self.plan.layers[spec], self.plan.training.recompute)
+
+
+def kept_of_layer(layer: Layer, recompute: Recompute) -> Bytes:
+    """Bytes of a layer whose forward is not run again as a whole."""
+    match recompute:
+        case SelectiveOperations():
+            return layer.input_bytes + sum(operator.results for operator in layer.operators)
+        case SelectiveRecompute(modules):
+            return layer.kept_beside(modules)
+    return layer.kept
 
 
 _SIZES: Final[Mapping[Part, Callable[[Activations], Bytes]]] = {

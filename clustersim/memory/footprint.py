@@ -73,7 +73,7 @@ class Footprint:
             Category.GATHERED: self.gathered(stages),
             Category.OFFLOAD: Activations(self.plan).buffers(stages) + self.passing(stages),
             Category.MESSAGES: self.receives(stages) + buckets,
-            Category.WORKSPACE: self.framework.workspace + self._grouped_workspace(stages),
+            Category.WORKSPACE: self.framework.workspace + self.grouped_workspace(stages),
             Category.COMMUNICATION: self.groups * self.framework.communicator,
             Category.CONTEXT: self.context,
         }
@@ -91,7 +91,7 @@ class Footprint:
             for group in self.plan.parameter_groups
         ]
 
-    def _grouped_workspace(self, stages: tuple[Stage, ...]) -> Bytes:
+    def grouped_workspace(self, stages: tuple[Stage, ...]) -> Bytes:
         """What libraries take for grouped products, where the layers of some stages have them."""
         mixtures = any(each.alone is None for each in _mixtures(stages))
         grouped = self.plan.training.grouping is not Grouping.LOOP

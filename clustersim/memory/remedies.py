@@ -14,6 +14,7 @@ from clustersim.parallel.data import BY_STAGE
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.units import Bytes, format_bytes
+from clustersim.workload.modules import Module
 from clustersim.workload.offload import ActivationOffload, Offload, OptimizerOffload
 from clustersim.workload.training import (
     FullRecompute,
@@ -25,6 +26,13 @@ from clustersim.workload.training import (
 )
 
 MOST = 4
+_SPARSE = frozenset({Module.EXPERTS_ACTIVATION, Module.LATENT_UP})
+_RUNGS = (
+    frozenset({Module.EXPERTS_ACTIVATION}),
+    frozenset({Module.LAYERNORM, Module.LATENT_UP}),
+    frozenset({Module.SHARED_EXPERTS, Module.MLP}),
+    frozenset({Module.MIXTURE}),
+)
 PeakOf = Callable[[Plan], Bytes]
 
 
@@ -76,12 +84,36 @@ def _recompute(plan: Plan) -> Iterator[Candidate]:
     done = max(map(plan.recomputed_layers, plan.stages))
     if isinstance(now, NoRecompute):
         yield Candidate("training.recompute=selective", _trained(plan, recompute=SelectiveRecompute()))
+    yield from _modules(plan)
     selective = isinstance(now, SelectiveRecompute | SelectiveOperations)
     mode = "training.recompute=full " if selective else ""
     for count in range(done + 1, layers):
         yield Candidate(f"{mode}training.recompute.layers={count}", _trained(plan, recompute=FullRecompute(count)))
     if done < layers:
         yield Candidate("training.recompute=full", _trained(plan, recompute=FullRecompute()))
+
+
+def _modules(plan: Plan) -> Iterator[Candidate]:
+    """More and more modules of layers with experts or latent attention, beside those that are recomputed now.
+
+    First what is cheap to make again, then whole mixtures, whose tokens travel again.
+    """
+    there = {each.module for layer in plan.layers.values() for part in layer.operators for each in part.within}
+    match plan.training.recompute:
+        case SelectiveRecompute(modules):
+            now = modules
+        case NoRecompute():
+            now = frozenset[Module]()
+        case _:
+            return
+    for more in _RUNGS if there & _SPARSE else ():
+        found = now | (more & there)
+        if found != now:
+            words = ",".join(module.value for module in Module if module in found)
+            yield Candidate(
+                f"training.recompute.modules=[{words}]", _trained(plan, recompute=SelectiveRecompute(found))
+            )
+            now = found
 
 
 def _smaller(plan: Plan) -> Iterator[Candidate]:

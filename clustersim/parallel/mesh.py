@@ -142,7 +142,7 @@ EXPERT_ROLE: Final = Role("ep", "ep", (EXPERT,), EXPERT, mesh=EXPERTS)
 """Ranks that have each other's experts."""
 EXPERT_TENSOR_ROLE: Final = Role("etp", "etp", (EXPERT_TENSOR,), EXPERT, mesh=EXPERTS)
 """Ranks that experts are cut over."""
-EXPERT_PARTS: Final = Role("etp_ep", "ep with etp", (EXPERT_TENSOR, EXPERT), EXPERT, mesh=EXPERTS)
+EXPERT_PARTS: Final = Role("etp_ep", "ep and etp", (EXPERT_TENSOR, EXPERT), EXPERT, mesh=EXPERTS)
 """Ranks that have parts of all experts together."""
 EXPERT_WEIGHTS: Final = Role("edp", "dp of experts", (EXPERT_DATA,), DATA, mesh=EXPERTS)
 """Ranks that hold the same experts."""

@@ -23,24 +23,34 @@ from clustersim.hardware.placed import Placed
 from clustersim.hardware.shape import even_part
 from clustersim.hardware.topology import Fabric
 from clustersim.parallel.data import NaiveDataParallel
-from clustersim.planning.explore_groups import partners, roles, stages
+from clustersim.parallel.mesh import PIPELINE, TENSOR
+from clustersim.planning.explore_experts import sends
+from clustersim.planning.explore_groups import axes, partners, roles, stages
 from clustersim.planning.explore_rows import rows
 from clustersim.planning.explore_rules import rules
 from clustersim.planning.explore_schedules import schedules
-from clustersim.planning.explore_sharing import buffers, fragmentation, gathered, groups, receives, sharing
-from clustersim.planning.explore_sizes import COLUMNS, sizes
-from clustersim.planning.explore_space import COUNTS, FEATURES, PLAYED, SCHEDULES, Space, chunks_of
+from clustersim.planning.explore_sharing import (
+    buffers,
+    experts,
+    fragmentation,
+    groups,
+    receives,
+    sharing,
+    workspaces,
+)
+from clustersim.planning.explore_sizes import columns, sizes
+from clustersim.planning.explore_space import FEATURES, PLAYED, SCHEDULES, Space, chunks_of
 from clustersim.planning.explore_steps import studies
 from clustersim.scenario import Scenario
 from clustersim.scenario.build import placed, read_allocation, read_cluster
+from clustersim.scenario.changes.experts import with_load
 from clustersim.scenario.changes.work import without_offload
 from clustersim.scenario.file import ScenarioFile
 from clustersim.workload.offload import NOTHING
 from clustersim.workload.presets import PRESETS
 from clustersim.workload.recipe import Recipe, mixed
-from clustersim.workload.stack import LayerRun, joined
-from clustersim.workload.training import SelectiveRecompute
-from clustersim.workload.transformer import Model, changed, dimensions, parameters
+from clustersim.workload.stack import FullAttention, LayerRun, LayerSpec, joined
+from clustersim.workload.transformer import Model, changed, parameters
 
 MODELS: Final = (
     "gpt2-small", "gpt2-xl", "gpt3-1.3b", "gpt3-6.7b", "megatron-7.5b", "llama3-8b", "gpt3-13b", "megatron-22b",
@@ -65,7 +75,7 @@ def tables(scenario: Scenario) -> Exploration:
     """What needs no simulation; without studies."""
     formats = dict(_formats(scenario))
     largest, offered = _largest(scenario)
-    space = Space(without_offload(scenario), tuple(_models(scenario)), tuple(formats), offered)
+    space = Space(with_load(without_offload(scenario), None), tuple(_models(scenario)), tuple(formats), offered)
     return Exploration(
         name=scenario.name,
         models=tuple(map(_words, space.models)),
@@ -82,53 +92,55 @@ def tables(scenario: Scenario) -> Exploration:
 def _tables(space: Space) -> Tables:
     played, refused = schedules(space)
     return Tables(
-        derived=(*COUNTS, *FEATURES),
+        derived=(*space.counts, *FEATURES),
         chunks=space.table(lambda **each: chunks_of(space.schedule(each)), "schedule", "chunks"),
         flags=space.flags(),
         rules=rules(space, refused),
         stages=stages(space),
-        columns=COLUMNS,
+        columns=columns(space),
         features=tuple(name for name, *_ in FEATURES),
         sizes=sizes(space),
         rows=rows(space),
         groups=groups(space),
+        experts=experts(space),
         sharing=sharing(space),
-        gathered=gathered(space),
+        sends=sends(space),
         buffers=tuple(buffers(space)),
         receives=receives(space),
         context=space.scenario.cluster.accelerator.context_bytes,
-        workspace=space.scenario.framework.workspace,
+        workspace=workspaces(space),
         fragmentation=fragmentation(space),
         schedules=played,
-        order=space.scenario.layout.order,
+        orders=axes(space),
         roles=roles(space),
         partners=partners(space),
     )
 
 
 def _models(scenario: Scenario) -> Iterator[Model]:
-    yield _alike(scenario.model)
+    own = _alike(scenario)
+    yield own
+    if own.mixtures:  # others would be cut in other ways, and not spread over ranks
+        return
     yield from (PRESETS[name].model for name in MODELS if PRESETS[name].model != scenario.model)
 
 
-def _alike(model: Model) -> Model:
-    """A model whose layers hold and send the same, with one kind of layer: windows and turned heads change neither.
+def _alike(scenario: Scenario) -> Model:
+    """The model without what changes neither what layers hold nor what they send: windows and turned heads.
 
-    Raise InputError where its layers differ in more than that, or have experts.
+    Raise InputError where the page cannot tell what they do.
     """
-    if model.mixtures:
-        raise InputError(
-            f"model: {model.name} is a mixture of experts, and the explorer's page knows dense models only; run and "
-            "check know both, and the page of run --html has what-ifs of where experts are"
-        )
+    model = scenario.model
     if model.mtp_layers:
         raise InputError(
             f"model.mtp_layers: {model.mtp_layers}, and the explorer's page knows no layers that predict further "
             "tokens; run and check do, or set it to 0"
         )
-    runs = (LayerRun(changed(run.spec, window=None, rotary=1.0), run.count) for run in model.stack)
+    runs = (LayerRun(_plain(run.spec), run.count) for run in model.stack)
     found = replace(model, stack=joined(runs))
-    if len(found.stack) > 1:
+    if any(each.alone is None for each in model.mixtures):
+        _check_mixture(scenario)
+    elif len(found.specs) > 1:
         raise InputError(
             f"model: the layers of {model.name} differ in what they hold, and the explorer's page knows one kind of "
             "layer; check, run and what-if know all, and layers that differ in window or positions can be explored"
@@ -136,9 +148,43 @@ def _alike(model: Model) -> Model:
     return found
 
 
+def _plain(spec: LayerSpec) -> LayerSpec:
+    return changed(spec, window=None, rotary=1.0) if isinstance(spec.attention, FullAttention) else spec
+
+
+def _check_mixture(scenario: Scenario) -> None:
+    """Raise InputError for what the page does not know beside experts."""
+    layout, model = scenario.layout, scenario.model
+    unknown = {
+        f"layout.data: cuts weights over {layout.data.within} of the ranks that hold them": layout.data.within,
+        f"layout.order: {list(layout.order)} does not begin with tp and end with pp": (
+            (layout.order[0], layout.order[-1]) != (TENSOR.name, PIPELINE.name)
+        ),
+        "model.experts: take whole rows, as they have a capacity": any(each.capacity for each in model.mixtures),
+        "model: has mixtures that differ": len(set(model.mixtures)) > 1,
+    }
+    for words in (words for words, there in unknown.items() if there):
+        raise InputError(
+            f"{words}, which the explorer's page does not know beside the experts of {model.name}; run, check and "
+            "what-if do"
+        )
+
+
 def _words(model: Model) -> ModelWords:
-    names, found = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab"), dimensions(model)
-    return ModelWords(model.name, parameters(model), {name: found[name] for name in names})
+    return ModelWords(model.name, parameters(model), dict(_dimensions(model)))
+
+
+def _dimensions(model: Model) -> Iterator[tuple[str, int]]:
+    """What the page says of cuts: of the layers' attention, their dense MLP and their experts, as they have them."""
+    yield from {"layers": model.layers, "hidden": model.hidden, "vocab": model.vocab}.items()
+    for attention in model.attentions:
+        keys = attention.kv_heads
+        yield from {"heads": attention.heads, "kv_heads": keys, "head_dim": attention.head_dim}.items()
+    for mlp in model.mlps:
+        yield "ffn", mlp.ffn
+    for routed in model.mixtures:
+        yield from {"experts": routed.experts, "top_k": routed.top_k, "expert_ffn": routed.ffn}.items()
+        yield "shared", routed.shared
 
 
 def _formats(scenario: Scenario) -> Iterator[tuple[Recipe, str]]:
@@ -234,9 +280,8 @@ def _notes(scenario: Scenario) -> Iterator[str]:
     yield from of_record(scenario)
     if scenario.training.offload != NOTHING:
         yield "offload is left out of memory: all is drawn as on the device; simulated steps are the scenario's"
-    recompute = scenario.training.recompute
-    if isinstance(recompute, SelectiveRecompute) and recompute != SelectiveRecompute():
-        yield "recomputation by modules is drawn as if nothing was recomputed; simulated steps are the scenario's"
+    if scenario.training.expert_load is not None:
+        yield "tokens are drawn as spread evenly over experts; simulated steps have the scenario's loads"
     if not isinstance(scenario.schedule, PLAYED):
         yield (
             f"the scenario's schedule {scenario.schedule.name} is none that the page can play; memory and bubble are "

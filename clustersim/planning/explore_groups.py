@@ -6,41 +6,56 @@ from itertools import accumulate
 import numpy as np
 
 from clustersim.analysis.exploration import Table
+from clustersim.arrays import IntArray
 from clustersim.parallel.groups import process_groups
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import AXES, NAMES, ROLES, Span
+from clustersim.parallel.mesh import EXPERT_PARTS, EXPERTS, MESHES, NAMES, ROLES, Role, Span
+from clustersim.parallel.pipeline import Stage
 from clustersim.planning.explore_space import Space
 from clustersim.program.placement import looped
-from clustersim.scenario.checks import check_layers
 
 Placed = list[list[list[int | bool]]]
 
 
 def stages(space: Space) -> Table:
-    """For each pipeline rank [first layer, layers, embedding, head] of each of its stages."""
+    """For each pipeline rank [first layer, layers, embedding, head, content] of each of its stages."""
+    contents = {stack: place for place, stack in enumerate(space.contents)}
 
     def ask(model: int, pp: int, chunks: int) -> Placed | None:
-        if pp not in space.pipelines or [*check_layers(space.at(model=model, pp=pp, chunks=chunks))]:
+        if not space.lays(model, pp, chunks):
             return None
         plan = space.plan(model=model, pp=pp, chunks=chunks)
         first = [0, *accumulate(stage.layers for stage in plan.stages)]
-        return [
-            [[first[each.number], each.layers, each.embedding, each.head] for each in plan.stages_of(rank)]
-            for rank in range(pp)
-        ]
+
+        def row(stage: Stage) -> list[int | bool]:
+            content = contents.get(stage.stack, stage.layers)
+            return [first[stage.number], stage.layers, stage.embedding, stage.head, content]
+
+        return [[*map(row, plan.stages_of(rank))] for rank in range(pp)]
 
     return space.table(ask, "model", "pp", "chunks")
 
 
 def roles(space: Space) -> dict[str, tuple[str, ...]]:
     """The axes along which the members of each process group differ, in the order of their ranks."""
-    layout = replace(Layout(**dict.fromkeys(NAMES, 2)), order=space.scenario.layout.order)  # type: ignore[arg-type]
-    groups, found = process_groups(layout, looped(layout.pp)), {}
-    for role in (role for role in ROLES.values() if role.name in NAMES):
-        ranks = groups[role.name].members[0]
-        differ = {axis.name for axis in AXES if len(np.unique(layout.coordinate(axis)[ranks])) > 1}
-        found[role.name] = tuple(name for name in layout.order if name in differ)
-    return found
+    plain = replace(Layout(**dict.fromkeys(NAMES, 2)), order=space.scenario.layout.order)  # type: ignore[arg-type]
+    layout = replace(plain, ep=2, etp=2) if space.mixture else plain
+    groups, orders = process_groups(layout, looped(layout.pp)), {axis for order in axes(space) for axis in order}
+    drawn = (role for role in ROLES.values() if role.name in (orders - {"pp"}) | {EXPERT_PARTS.name})
+    return {role.name: _along(layout, role, groups[role.name].members[0]) for role in drawn if role.name in groups}
+
+
+def axes(space: Space) -> tuple[tuple[str, ...], ...]:
+    """The axes of each mesh over the ranks, the one with adjacent ranks first."""
+    experts = (tuple(axis.name for axis in MESHES[EXPERTS]),) if space.mixture else ()
+    return (space.scenario.layout.order, *experts)
+
+
+def _along(layout: Layout, role: Role, ranks: IntArray) -> tuple[str, ...]:
+    """The axes of its mesh along which the members of a group differ."""
+    mesh = layout.meshes[role.mesh]
+    there = {axis.name: axis for axis in MESHES[role.mesh]}
+    return tuple(name for name in mesh.degrees if len(np.unique(mesh.coordinate(there[name])[ranks])) > 1)
 
 
 def partners(space: Space) -> Table:

@@ -9,14 +9,21 @@ from typing import Any, Final
 
 from clustersim.analysis.exploration import Table
 from clustersim.planning.explore_space import Space
-from clustersim.scenario import Scenario, checks
+from clustersim.scenario import Scenario, checks, mixtures
+from clustersim.scenario.recomputed import check_modules
 
 Check = Callable[[Scenario], Iterator[str]]
 _FIRST: Final = ((("gpus", "tp", "cp", "pp"), "", (checks.check_degrees,)),)
+_HEADS: Final = ((("model", "tp"), "", (checks.check_heads, checks.check_widths)),)
+_OF_EXPERTS: Final = (
+    (("folded", "ep", "etp"), "", (mixtures.check_folded,)),
+    (("tp", "split"), "", (mixtures.check_tokens_of_experts,)),
+    (("tp", "ep", "etp"), "", (mixtures.check_spread,)),
+)
 _PARTS: Final = (
-    (("model", "tp"), "", (checks.check_heads, checks.check_widths)),
     (("model", "pp", "chunks"), "room", (checks.check_layers,)),
     (("model", "pp", "chunks", "recompute"), "", (checks.check_recomputed,)),
+    (("model", "recompute"), "", (check_modules,)),
     (("dp", "microbatch", "batch"), "", (checks.check_batch,)),
     (("stages", "microbatches"), "batch", (checks.check_batch,)),
 )
@@ -32,7 +39,8 @@ _LAST: Final = (
 
 def rules(space: Space, refused: Table) -> tuple[tuple[Table, ...], ...]:
     """Tables of sentences, in groups, of which the first that says anything is told. refused: those of schedules."""
-    first, parts, last = (tuple(_table(space, *rule) for rule in each) for each in (_FIRST, _PARTS, _LAST))
+    middle = (*_HEADS, *(_OF_EXPERTS if space.mixture else ()), *_PARTS)
+    first, parts, last = (tuple(_table(space, *rule) for rule in each) for each in (_FIRST, middle, _LAST))
     return first, (*parts, refused, *last)
 
 

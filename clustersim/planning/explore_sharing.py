@@ -7,9 +7,8 @@ pipeline, beside which gradients are reduced once (`parallel.data`).
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -18,25 +17,24 @@ from clustersim.analysis.exploration import Table
 from clustersim.memory.activations import LAYER_PARTS, Activations, Part
 from clustersim.memory.footprint import SHARDED, Category, Footprint
 from clustersim.memory.ledger import Ledger
-from clustersim.parallel.data import FullyShard, GradientSync, cut_over
+from clustersim.parallel.data import FullyShard, GradientSync, Replicated, cut_over
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import NAMES, REPLICAS, SHARDS, WEIGHTS
+from clustersim.parallel.mesh import EXPERT, NAMES, REPLICAS, SHARDS, WEIGHTS
 from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.planning.explore_rows import ROUNDS, exchanges, programs
-from clustersim.planning.explore_sizes import COLUMNS, OF_LAYERS, PARAMETERS, Row
+from clustersim.planning.explore_sizes import BESIDE_DENSE, OF_ENDS, OF_LAYERS, Row, columns, of_kind
 from clustersim.planning.explore_space import Space
 from clustersim.units import Bytes
 from clustersim.workload.lora import Target
-from clustersim.workload.operators import DENSE, Layer
+from clustersim.workload.operators import ADAPTERS, DENSE, EXPERTS, QUANTIZED, Layer
 from clustersim.workload.presets import preset
-from clustersim.workload.stack import LayerRun
 from clustersim.workload.training import Training
 from clustersim.workload.transformer import resized
 
 _LENGTH: Final = 128
-_WAYS: Final = {key: f"pipelined {key[0]}, several {key[1]}" for key in product((False, True), repeat=2)}
+_MEASURED: Final = (DENSE, QUANTIZED, ADAPTERS)
 _SHARDS: Final = 2  # of small plans with hybrid sharding
 _SHAPES: Final[tuple[dict[str, int], ...]] = ({}, {"wider": 2}, {"ranks": 2})
 _ROLES: Final = (WEIGHTS.name, SHARDS.name, REPLICAS.name)
@@ -46,29 +44,44 @@ _TIED: Final = "gpt2-small"  # its embedding's matrix is the logits', too
 def sharing(space: Space) -> Table:
     """By number format, ZeRO stage and replicas, and whether there is a pipeline and more than one microbatch.
 
+    Of a mixture also whether several ranks hold the same experts. What it says of experts' parameters is for as many
+    such ranks as replicas, but for bucket, gathered, reduced and there, which are the whole layout's.
     resident: bytes of a parameter, by category [groups]; bucket: [groups] bytes of a stage's gradients that wait at
-    most, of the first stage and of another (None: all of them), and those of a parameter; gathers: the key of
-    `gathered`, empty where nothing is; there: [columns] 0 for parts of activations that are counted elsewhere; dp:
-    bytes that a parameter sends, for no and for one microbatch [2][columns]; tied: part of a tied gradient; shards:
+    most, of the first stage and of another (None: all of them), and those of a parameter; gathered: [groups] bytes of
+    a parameter that is gathered; reduced: [groups] bytes of its gradient, of one unit's; dropped: whether layers that
+    are gathered are dropped between passes; there: [columns] 0 for parts of activations that are counted elsewhere;
+    dp: bytes that a parameter sends, for no and for one microbatch [2][columns]; tied: part of a tied gradient; shards:
     ranks that parameters, gradients or optimizer states are cut over; every: whether gradients are reduced after
     every microbatch; again: whether backward gathers parameters.
     """
     moved = cache(lambda *known: _moved(space, *known))
+    names = columns(space)
 
-    def ask(precision: int, zero: int, replicas: int, pipelined: bool, several: bool) -> dict[str, Any]:
-        plan = space.plan(
+    def at(precision: int, zero: int, replicas: int, pipelined: bool, several: bool, experts_shared: bool) -> Plan:
+        alone = space.mixture and experts_shared and replicas == 1  # where experts are cut less than all else
+        cut = {"tp": 2, "etp": 1, "split": True} if alone else {"ep": 1 if experts_shared else replicas}
+        return space.plan(
             precision=precision, zero=zero, dp=replicas, sequence=_LENGTH,
-            pp=1 + pipelined, batch=replicas * (1 + several),
+            pp=1 + pipelined, batch=replicas * (1 + several), **cut,
         )  # fmt: skip
-        stays, of, strategy = _footprint(space, plan), Activations(plan), plan.layout.data
+
+    @cache
+    def told(*known: Any) -> dict[str, int]:
+        return _there(space, at(*known))
+
+    def ask(
+        precision: int, zero: int, replicas: int, pipelined: bool, several: bool, experts_shared: bool = True
+    ) -> dict[str, Any] | None:
+        plan = at(precision, zero, replicas, pipelined, several, experts_shared)
+        stays, strategy = _footprint(space, plan), plan.layout.data
         group, kept = plan.parameter_groups[0], [stays.per_parameter(each) for each in plan.parameter_groups]
-        sizes = {part.value: of.size(part, *(plan.model.specs if part in LAYER_PARTS else ())) for part in Part}
-        gathers = stays.gathered(plan.stages[:1]) > 0
+        few = replicas if plan.layout.hybrid else min(replicas, 2)
+        there = told(precision, zero, few, pipelined, several, experts_shared)
         return {
             "resident": {use.value: [each[use] for each in kept] for use in SHARDED},
             "bucket": [[*_limits(stays, each), stays.bucket(each, 1.0, first=True)] for each in plan.parameter_groups],
-            "gathers": _WAYS[pipelined, several] if gathers else "",
-            "there": [int(sizes.get(name, 1) != 0) for name in COLUMNS],
+            **_gathers(plan),
+            "there": [there.get(name, 1) for name in names],
             "dp": _sent(group, *moved(precision, zero, pipelined, plan.layout.hybrid)),
             "tied": 1 / group.shards if strategy.stage > 1 else 1.0,
             "shards": group.shards,
@@ -76,15 +89,65 @@ def sharing(space: Space) -> Table:
             "again": isinstance(strategy, FullyShard) and strategy.reshards(pipelined=pipelined),
         }
 
-    return space.table(ask, "precision", "zero", "replicas", "pipelined", "several")
+    shared = ("experts_shared",) if space.mixture else ()
+    return space.table(ask, "precision", "zero", "replicas", "pipelined", "several", *shared)
+
+
+def _gathers(plan: Plan) -> dict[str, Any]:
+    """What ZeRO-3 gathers of each group's parameters, and whole gradients of them beside."""
+    strategy, groups = plan.layout.data, plan.parameter_groups
+    whole = isinstance(strategy, FullyShard)
+    reduces = whole and not plan.sums_whole_gradients
+    sharded = [whole and group.shards > 1 for group in groups]
+    return {
+        "gathered": [cut * group.formats.gathered.bytes for cut, group in zip(sharded, groups, strict=True)],
+        "reduced": [
+            reduces * cut * group.trained * group.formats.gradients.bytes
+            for cut, group in zip(sharded, groups, strict=True)
+        ],
+        "dropped": isinstance(strategy, FullyShard) and strategy.reshards(pipelined=plan.layout.pipelined),
+    }
+
+
+def _there(space: Space, plan: Plan) -> dict[str, int]:
+    """By column of an activation's part whether it is there.
+
+    The gradient of a layer's largest weight is, unless dense ones are gathered; then that of its experts, unless they
+    are, too.
+    """
+    of = Activations(plan)
+    found = {part.value: int(of.size(part) != 0) for part in Part if part not in LAYER_PARTS}
+    for kind in range(space.kinds):
+        spec = space.kind(0, kind) if space.mixture else plan.model.specs[0]
+        for part in LAYER_PARTS:
+            found[of_kind(part.value, kind)] = int(of.size(part, spec) != 0)
+        if space.mixture:
+            largest = Activations(replace(plan, layout=replace(plan.layout, data=Replicated())))
+            now, whole = (each.size(Part.LAYER_GRADIENT, spec) for each in (of, largest))
+            found[of_kind(Part.LAYER_GRADIENT.value, kind)] = int(now == whole)
+            found[of_kind(BESIDE_DENSE, kind)] = int(0 < now < whole)
+    return found
 
 
 def groups(space: Space) -> tuple[tuple[int, ...], ...]:
     """Of each group of parameters its columns."""
-    columns = {name: (column, *PARAMETERS[-3:]) if name == DENSE else (column,) for name, column in OF_LAYERS.items()}
-    return tuple(
-        tuple(COLUMNS.index(column) for column in columns[group.name]) for group in space.plan().parameter_groups
-    )
+    names = columns(space)
+    return tuple(tuple(names.index(column) for column in _of_group(space, group.name)) for group in _groups(space))
+
+
+def experts(space: Space) -> int | None:
+    """The group of experts' parameters, where there is one."""
+    return next((place for place, group in enumerate(_groups(space)) if group.name == EXPERTS), None)
+
+
+def _groups(space: Space) -> tuple[ParameterGroup, ...]:
+    return space.plan().parameter_groups
+
+
+def _of_group(space: Space, group: str) -> list[str]:
+    """The columns of a group's parameters."""
+    layers = [of_kind(OF_LAYERS[group], kind) for kind in range(space.kinds)]
+    return [*layers, *OF_ENDS] if group == DENSE else layers
 
 
 def _limits(stays: Footprint, group: ParameterGroup) -> list[Bytes | None]:
@@ -108,7 +171,10 @@ def _sent(group: ParameterGroup, none: Moved, one: Moved) -> list[list[float]]:
     parts = (*whole, (group.replicate, group.replicas, part))
     weights = {role.name: part * (1 - 1 / ranks) for role, ranks, part in parts if role is not None}
     return [
-        [sum(moved[role][column] * weight for role, weight in weights.items()) for column in range(len(COLUMNS))]
+        [
+            sum(moved[role][column] * weight for role, weight in weights.items())
+            for column in range(len(none[WEIGHTS.name]))
+        ]
         for moved in (none, one)
     ]
 
@@ -154,9 +220,17 @@ class _Small:
             of_layers = _by_group(plans, [ranks[1][role] for ranks in sent])
             more = first[role] - middle[role], last[role] - middle[role], only[role] - first[role]
             of_ends = (size / count for size, count in zip(more, ends, strict=True))
-            each = dict(zip(PARAMETERS, (*of_layers, *of_ends), strict=True))
-            found[role] = [each.get(name, 0) for name in COLUMNS]
+            by_group = dict(zip(_MEASURED, of_layers, strict=True))
+            each = dict(zip(OF_ENDS, of_ends, strict=True))
+            for group in self._names:
+                value = by_group.get(group, by_group[DENSE])  # experts are sent as all else is
+                each |= {of_kind(OF_LAYERS[group], kind): value for kind in range(self.space.kinds)}
+            found[role] = [each.get(name, 0) for name in columns(self.space)]
         return found
+
+    @property
+    def _names(self) -> list[str]:
+        return [group.name for group in _groups(self.space)]
 
     def _plan(self, pp: int, microbatches: int, *, wider: int = 1, ranks: int = 1) -> Plan:
         replicas = 2 * _SHARDS if self.hybrid else 2
@@ -173,10 +247,10 @@ class _Small:
 
 def _by_group(plans: Sequence[Plan], sent: Sequence[float]) -> list[float]:
     """Of a layer's parameters, by group: what layers of several shapes send says what each group's do."""
-    counts = np.array([[_layer(plan).counts.get(group, 0) for group in OF_LAYERS] for plan in plans], dtype=float)
+    counts = np.array([[_layer(plan).counts.get(group, 0) for group in _MEASURED] for plan in plans], dtype=float)
     scale = counts.max(axis=0)
     there = scale > 0
-    found = np.zeros(len(OF_LAYERS))
+    found = np.zeros(len(_MEASURED))
     found[there] = np.linalg.lstsq(counts[:, there] / scale[there], np.array(sent), rcond=None)[0] / scale[there]
     return found.tolist()
 
@@ -196,43 +270,10 @@ def _buffers(plan: Plan) -> list[dict[str, float]]:
     return found
 
 
-def gathered(space: Space) -> Table:
-    """Bytes that a pipeline rank of [layers] gathers, where it does."""
-
-    def ask(model: int, precision: int, tp: int, gathers: str, embedding: bool, head: bool) -> list[float] | None:
-        if (model, tp) not in space.cuts:
-            return None
-        if not gathers:
-            return [0.0, 0.0]
-        stays = footprint(model, precision, tp, gathers)
-        (spec,) = stays.plan.model.specs
-        counts = (max(layers, 1 - embedding - head) for layers in range(lengths))
-        stages = (Stage(1 - embedding, (LayerRun(spec, count),) * bool(count), embedding, head) for count in counts)
-        return [stays.gathered((stage,)) for stage in stages]
-
-    strategy = space.strategy(3)
-    # more layers add as much as the last one did
-    lengths = strategy.ahead + 3 if isinstance(strategy, FullyShard) else 1
-
-    @cache
-    def footprint(model: int, precision: int, tp: int, gathers: str) -> Footprint:
-        pipelined, several = next(key for key, way in _WAYS.items() if way == gathers)
-        batch = 2 * (1 + several)
-        plan = space.plan(
-            model=model, precision=precision, tp=tp, pp=2, zero=3, dp=2, batch=batch, sequence=_LENGTH * tp
-        )
-        layout = _AsIf(**{field.name: getattr(plan.layout, field.name) for field in fields(Layout)}, as_if=pipelined)
-        return _footprint(space, replace(plan, layout=layout))
-
-    names = {name: space.values[name] for name in ("model", "precision", "tp")}
-    ends = {"embedding": (False, True), "head": (False, True)}
-    return Table.of(ask, **names, gathers=("", *_WAYS.values()), **ends)
-
-
 def buffers(space: Space) -> Iterator[Table]:
     """Bytes of the process groups of each axis, by its degree, and of those that hybrid sharding has beside."""
     communicator = space.scenario.framework.communicator
-    for axis in NAMES:
+    for axis in (*NAMES, EXPERT.name) if space.mixture else NAMES:
         yield space.table(lambda **one: _footprint(space, space.plan(**one)).groups * communicator, axis)
 
     def hybrid(zero: int, replicas: int, pipelined: bool) -> float:
@@ -241,6 +282,14 @@ def buffers(space: Space) -> Iterator[Table]:
         return (own - plain) * communicator
 
     yield space.table(hybrid, "zero", "replicas", "pipelined")
+
+
+def workspaces(space: Space) -> tuple[Bytes, ...]:
+    """Bytes that libraries take, by the content of a stage."""
+    framework, plan = space.scenario.framework, space.plan()
+    alike = (plan.model.stack,) * 2  # as many for any number of layers
+    stages = (Stage(0, stack, embedding=False, head=False) for stack in space.contents or alike)
+    return tuple(framework.workspace + _footprint(space, plan).grouped_workspace((stage,)) for stage in stages)
 
 
 def receives(space: Space) -> Table:

@@ -4,7 +4,7 @@ Tables are made of scenarios in which a few settings are changed; whatever a tab
 (one rank, one sequence, nothing recomputed), or as in the scenario (attention, loss, optimizer, framework, cluster).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -16,15 +16,18 @@ from clustersim.parallel.data import BY_STAGE, DataParallelism, NaiveDataParalle
 from clustersim.parallel.mesh import NAMES
 from clustersim.parallel.pipeline import Drawn, Split
 from clustersim.parallel.plan import Plan
+from clustersim.program.task import Dispatcher
 from clustersim.scenario import Scenario
-from clustersim.scenario.checks import check_heads, check_secondary, check_shards, check_widths
+from clustersim.scenario.checks import check_heads, check_layers, check_secondary, check_shards, check_widths
 from clustersim.scenario.file import ScenarioFile
 from clustersim.scenario.sections.lora import LoraSection
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.shelf import CHUNKED, schedule
 from clustersim.workload.lora import Lora
+from clustersim.workload.modules import Module
 from clustersim.workload.presets import preset
 from clustersim.workload.recipe import Recipe
+from clustersim.workload.stack import LatentAttention, LayerSpec, Stack
 from clustersim.workload.training import (
     FullRecompute,
     NoRecompute,
@@ -53,6 +56,11 @@ OFFERED: Final[Mapping[str, tuple[int, ...]]] = {
     "batch": tuple(2**power for power in range(15)),
 }
 """Values that the page offers beside the scenario's."""
+OF_EXPERTS: Final[Mapping[str, tuple[int, ...]]] = {
+    "tp": (1, 2, 4, 8), "ep": (1, 2, 4, 8, 16, 32, 64), "etp": (1, 2, 4, 8),
+}  # fmt: skip
+"""Those of mixtures of experts, whose layers are cut less, so that there are not too many ways."""
+_MODULES: Final = "modules:"
 COUNTS: Final = (
     ("dp", ("gpus",), ("tp", "cp", "pp")),
     ("replicas", ("dp", "cp"), ()),
@@ -63,6 +71,15 @@ COUNTS: Final = (
 """Whole numbers that follow from settings: (name, factors, divisors).
 
 replicas: ranks with the same weights; room: ranks for each slice of a layer.
+"""
+COUNTS_OF_EXPERTS: Final = (
+    ("folded", ("gpus",), ("pp",)),
+    ("parts", ("ep", "etp"), ()),
+    ("edp", ("folded",), ("parts",)),
+    ("sent", ("microbatch", "sequence"), ("cp", "tp")),
+)
+"""Those of mixtures. folded: ranks that experts are folded onto; parts: that have parts of all experts together;
+edp: that have the same; sent: tokens that a rank sends to experts.
 """
 FEATURES: Final = (
     ("one", (), ()),
@@ -87,9 +104,11 @@ class Space:
     def start(self) -> dict[str, Setting]:
         """The scenario's settings, in the order in which the page has its controls."""
         layout, training = self.scenario.layout, self.scenario.training
+        experts = {"ep": layout.ep, "etp": layout.expert_tensor, "dispatcher": layout.dispatcher.value}
         return {
             "model": 0, "gpus": self.scenario.cluster.gpus, "tp": layout.tp, "pp": layout.pp, "cp": layout.cp,
-            "zero": layout.data.stage, "recompute": self._recompute, "microbatch": training.microbatch,
+            **(experts if self.mixture else {}), "zero": layout.data.stage, "recompute": self._recompute,
+            "microbatch": training.microbatch,
             "sequence": training.sequence, "batch": training.global_batch, "schedule": self._schedule.name,
             "chunks": max(2, chunks_of(self._schedule)), "precision": 0, "split": layout.sequence_parallel,
         }  # fmt: skip
@@ -98,11 +117,15 @@ class Space:
     def choices(self) -> dict[str, tuple[Setting, ...]]:
         """Values of every setting."""
         batches = (self.scenario.training.global_batch * factor for factor in (2, 4))
+        of_experts = OF_EXPERTS if self.mixture else {}
         offered: dict[str, Iterable[Setting]] = {
-            **{key: sorted({*values, self.start[key]}) for key, values in OFFERED.items()},
+            **{key: sorted({*values, self.start[key]}) for key, values in {**OFFERED, **of_experts}.items()},
+            "dispatcher": (each.value for each in Dispatcher),
             "model": range(len(self.models)), "precision": range(len(self.precisions)), "gpus": self.gpus,
             "zero": range(4), "split": (False, True), "schedule": SCHEDULES,
-            "recompute": dict.fromkeys((*RECOMPUTES, *(f"layers:{layers}" for layers in (1, 2, 4)), self._recompute)),
+            "recompute": dict.fromkeys(
+                (*RECOMPUTES, *self._modules, *(f"layers:{layers}" for layers in (1, 2, 4)), self._recompute)
+            ),
             "batch": sorted({*OFFERED["batch"], self.scenario.training.global_batch, *batches}),
         }  # fmt: skip
         return {key: tuple(offered[key]) for key in self.start}
@@ -116,17 +139,70 @@ class Space:
     @property
     def _recompute(self) -> str:
         own = self.scenario.training.recompute
-        names = (name for name, way in RECOMPUTES.items() if way == own)
-        return next(names, f"layers:{own.layers}" if isinstance(own, FullRecompute) else "none")
+        match own:
+            case FullRecompute(int() as layers):
+                return f"layers:{layers}"
+            case SelectiveRecompute(modules) if own != SelectiveRecompute():
+                return _named(modules)
+        return next(name for name, way in RECOMPUTES.items() if way == own)
+
+    @property
+    def _modules(self) -> Iterable[str]:
+        """Recomputation by modules that mixtures are often trained with."""
+        if self.mixture:
+            latent = any(isinstance(each, LatentAttention) for each in self.models[0].attentions)
+            cheap = {Module.LAYERNORM, Module.EXPERTS_ACTIVATION, *([Module.LATENT_UP] if latent else [])}
+            yield from (_named({Module.EXPERTS_ACTIVATION}), _named(cheap), _named({Module.MIXTURE}))
+
+    @cached_property
+    def selective(self) -> tuple[str, ...]:
+        """Names of the ways to recompute parts of layers."""
+        ways = {str(name): recompute(str(name)) for name in self.choices["recompute"]}
+        return tuple(name for name, way in ways.items() if isinstance(way, SelectiveRecompute | SelectiveOperations))
+
+    @property
+    def mixture(self) -> bool:
+        """Whether the page is of a mixture of experts, which it offers alone."""
+        return any(each.alone is None for each in self.models[0].mixtures)
+
+    @property
+    def kinds(self) -> int:
+        """Kinds of layers that models have at most."""
+        return max(len(model.specs) for model in self.models)
+
+    def kind(self, model: int, place: int) -> LayerSpec:
+        """A model's kind of layer; its first where it has fewer."""
+        specs = self.models[model].specs
+        return specs[place] if place < len(specs) else specs[0]
+
+    @cached_property
+    def contents(self) -> tuple[Stack, ...]:
+        """Layers of all stages that can be, where they are of several kinds; else none: their number tells them."""
+        if self.kinds == 1:
+            return ()
+        every = product(self.pipelines, self.values["chunks"])
+        plans = [self.plan(model=0, pp=pp, chunks=chunks) for pp, chunks in every if self.lays(0, pp, chunks)]
+        return tuple(dict.fromkeys(stage.stack for plan in plans for stage in plan.stages))
+
+    def lays(self, model: int, pp: int, chunks: int) -> bool:
+        """Whether a model's layers can lie on so many stages."""
+        return pp in self.pipelines and not [*check_layers(self.at(model=model, pp=pp, chunks=chunks))]
 
     @cached_property
     def values(self) -> dict[str, tuple[Any, ...]]:
         """All values of settings, and of numbers that follow from them."""
         found: dict[str, tuple[Any, ...]] = {**self.choices, "chunks": (1, *self.choices["chunks"])}
-        for name, *keys in COUNTS:
+        for name, *keys in self.counts:
             over, under = ({prod(each) for each in product(*(found[key] for key in side))} for side in keys)
             found[name] = tuple(sorted({one // other for one in over for other in under if one % other == 0}))
-        return {**found, "pipelined": (False, True), "several": (False, True)}
+        if self.mixture:
+            found["replicas"] = tuple(sorted({*found["replicas"], *found["edp"]}))
+        return {**found, "pipelined": (False, True), "several": (False, True), "experts_shared": (False, True)}
+
+    @property
+    def counts(self) -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:
+        """Whole numbers that follow from settings."""
+        return (*COUNTS, *COUNTS_OF_EXPERTS) if self.mixture else COUNTS
 
     def table(self, ask: Callable[..., Any], *keys: str) -> Table:
         """Ask for every combination of some settings."""
@@ -137,6 +213,7 @@ class Space:
         return {
             "pipelined": self.table(lambda pp: pp > 1, "pp"),
             "several": self.table(lambda microbatches: microbatches > 1, "microbatches"),
+            **({"experts_shared": self.table(lambda edp: edp > 1, "edp")} if self.mixture else {}),
         }
 
     @cached_property
@@ -158,11 +235,14 @@ class Space:
         layout = replace(
             self.scenario.layout,
             **{axis: known[axis] for axis in NAMES},
+            ep=known["ep"],
+            etp=known["etp"],
+            dispatcher=Dispatcher(known.get("dispatcher", self.scenario.layout.dispatcher)),
             sequence_parallel=known["split"],
             data=self.strategy(known["zero"]),
             layers_per_stage=self._layers_per_stage(model, known["pp"] * chunks_of(order)),
         )
-        kind = _PLAIN if model is None else self.models[model]
+        kind = self.models[model or 0] if self.mixture or model is not None else _PLAIN
         training = replace(
             self.scenario.training,
             lora=self._adapters(kind),
@@ -226,9 +306,12 @@ def chunks_of(order: Schedule) -> int:
 def _followed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Plain settings with some that are given, or that follow from numbers that are."""
     plain = {"model": None, "tp": 1, "cp": 1, "precision": 0, "zero": 0, "split": False, "recompute": "none"}
+    plain |= {"ep": 1, "etp": None}
     known = {**plain, "microbatch": 1, "pp": settings.get("stages", 1), **settings}
     if "room" in known:
         known["gpus"] = known["room"]
+    if "folded" in known:
+        known["dp"] = known["folded"]
     known.setdefault("batch", known.get("microbatches", 1))
     replica = known["tp"] * known["cp"] * known["pp"]
     least = known["batch"] // known.get("microbatches", known["batch"])
@@ -242,4 +325,11 @@ def recompute(name: str) -> Recompute:
     >>> recompute("layers:2")
     FullRecompute(layers=2)
     """
+    if name.startswith(_MODULES):
+        return SelectiveRecompute(frozenset(map(Module, name.removeprefix(_MODULES).split(","))))
     return RECOMPUTES[name] if name in RECOMPUTES else FullRecompute(int(name.removeprefix("layers:")))
+
+
+def _named(modules: Collection[Module]) -> str:
+    """The page's name of some modules that are recomputed."""
+    return _MODULES + ",".join(module.value for module in Module if module in modules)

@@ -14,6 +14,7 @@ from clustersim.analysis.utilization import bubble_fraction, exposed_fraction
 from clustersim.errors import InputError
 from clustersim.parallel.data import NaiveDataParallel
 from clustersim.parallel.layout import Layout
+from clustersim.program.task import Dispatcher
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 
@@ -27,7 +28,7 @@ _ZERO: Final = ("ddp", "zero1", "zero2", "zero3")
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """A step to be simulated, by what it may change. zero: None for the scenario's own strategy."""
+    """A step to be simulated, by what it may change. None: as in the scenario."""
 
     gpus: int
     tp: int
@@ -35,6 +36,8 @@ class _Variant:
     dp: int
     batch: int
     zero: int | None = None
+    ep: int | None = None
+    dispatcher: Dispatcher | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,13 @@ def _asked(scenario: Scenario) -> Iterator[_Asked]:
         f"Layouts near the scenario's on its {own.gpus:,} GPUs with its batch of {batch:,} sequences.",
         tuple((_label(each), each) for each in _layouts(scenario, own)),
     )
+    if any(each.alone is None for each in scenario.model.mixtures):
+        yield _Asked(
+            "experts",
+            "where experts are",
+            f"Experts over more and fewer ranks, and each dispatcher, all else as it is: etp {layout.expert_tensor}.",
+            tuple((_experts_label(scenario, each), each) for each in _spread(scenario, own)),
+        )
     if layout.dp * layout.cp > 1:
         yield _Asked(
             "zero",
@@ -131,6 +141,20 @@ def _layouts(scenario: Scenario, own: _Variant) -> list[_Variant]:
     return sorted(nearest, key=lambda each: (each.tp, each.pp))
 
 
+def _spread(scenario: Scenario, own: _Variant) -> Iterator[_Variant]:
+    """Experts over twice and half, four times and a quarter of the ranks, and the other dispatchers."""
+    ep, now = scenario.layout.ep, scenario.layout.dispatcher
+    for degree in (ep // 4, ep // 2, ep, 2 * ep, 4 * ep):
+        if degree:
+            yield own if degree == ep else replace(own, ep=degree)
+    yield from (replace(own, dispatcher=each) for each in Dispatcher if each is not now)
+
+
+def _experts_label(scenario: Scenario, variant: _Variant) -> str:
+    layout = scenario.layout
+    return f"ep {variant.ep or layout.ep}, {(variant.dispatcher or layout.dispatcher).value}"
+
+
 def _distance(one: _Variant, other: _Variant) -> float:
     return abs(log2(one.tp / other.tp)) + abs(log2(one.pp / other.pp))
 
@@ -155,6 +179,11 @@ def _changes(scenario: Scenario, variant: _Variant) -> Iterator[str]:
         yield "layout.layers_per_stage=even"
     if variant.pp == 1 and scenario.placement.chunks > 1:
         yield "schedule=1f1b"
+    if variant.ep is not None:
+        yield f"layout.ep={variant.ep}"
+        yield f"layout.etp={layout.expert_tensor}"
+    if variant.dispatcher is not None:
+        yield f"layout.dispatcher={variant.dispatcher.value}"
     if variant.zero is not None:
         yield f"layout.data={_ZERO[variant.zero]}"
 

@@ -24,7 +24,9 @@ from clustersim.report.files import write_text_atomically
 from clustersim.report.keys import key
 from clustersim.units import format_bytes
 
-_SCRIPTS: Final = ("explorer_model", "explorer_groups", "explorer", "explorer_ranks", "explorer_words")
+_SCRIPTS: Final = (
+    "explorer_model", "explorer_groups", "explorer", "explorer_experts", "explorer_ranks", "explorer_words",
+)  # fmt: skip
 _TOPICS: Final = {
     "ddp": "Data parallelism (DDP)",
     "zero1": "ZeRO 1: sharded optimizer",
@@ -145,11 +147,14 @@ def _words_card() -> Card:
 
 def _ranks_card(exploration: Exploration) -> Card:
     """Ranks on their nodes, what the chosen one holds, and with whom it talks."""
-    order = ", then ".join(exploration.tables.order)
+    mixture = exploration.tables.experts is not None
+    of_experts = ", e: ep" if mixture else ""
+    order = ", then ".join(exploration.tables.orders[0])
+    talkers = "tp, cp, dp, pp, ep, etp or edp" if mixture else "tp, cp, dp or pp"
     lead = (
-        f"Each box is a GPU with its rank and its coordinates on the axes (t: tp, c: cp, d: dp, p: pp); ranks count "
-        f"{order}. Choose one with a click or the arrow keys: boxes that say tp, cp, dp or pp are those with which it "
-        "talks."
+        f"Each box is a GPU with its rank and its coordinates on the axes (t: tp, c: cp, d: dp{of_experts}, p: pp); "
+        f"ranks count {order}. Choose one with a click or the arrow keys: boxes that say {talkers} are those with "
+        "which it talks."
     )
     pick = (
         '<label class="pick">chosen rank <input type="number" id="explorer-chosen" min="0" step="1" value="0"></label>'
@@ -159,9 +164,16 @@ def _ranks_card(exploration: Exploration) -> Card:
     body = (
         f'{pick}<div class="two wide-left"><div class="grid-of-ranks" id="explorer-ranks" role="group" '
         f'aria-label="ranks on their nodes"></div><dl class="holds" id="explorer-rank" aria-live="polite"></dl></div>'
-        f"<h3>With whom it talks</h3>{talks}<h3>All ranks, by pipeline stage</h3>{stages}"
+        f"<h3>With whom it talks</h3>{talks}{_dispatch(mixture)}<h3>All ranks, by pipeline stage</h3>{stages}"
     )
     return _shown("Who holds what, who talks to whom", body, lead=lead)
+
+
+def _dispatch(mixture: bool) -> str:
+    """Where the page's script tells what the chosen rank sends to experts; empty where there are none."""
+    if not mixture:
+        return ""
+    return '<h3>What it sends to experts</h3><div id="explorer-dispatch" aria-live="polite"></div>'
 
 
 def _scrolled(heads: Sequence[str], name: str) -> str:

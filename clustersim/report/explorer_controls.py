@@ -14,9 +14,17 @@ _RECOMPUTES: Final = {
     "full": "whole layers",
 }
 _SCHEDULES: Final = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "interleaved 1F1B", "bfs": "breadth-first"}
+_DISPATCHERS: Final = {
+    "allgather": "all-gather",
+    "alltoall": "all-to-all",
+    "deepep": "DeepEP",
+    "deepep_v2": "DeepEP V2",
+    "hybridep": "Hybrid-EP",
+}
 _COUNTS: Final = (1e12, "T"), (1e9, "G"), (1e6, "M")
 _LABELS: Final = {
     "model": "model", "gpus": "GPUs", "tp": "tp, tensor", "pp": "pp, pipeline", "cp": "cp, context",
+    "ep": "ep, experts", "etp": "etp, expert parts", "dispatcher": "dispatcher",
     "zero": "ZeRO shards", "recompute": "recompute", "microbatch": "microbatch", "sequence": "sequence",
     "batch": "batch", "schedule": "schedule", "chunks": "chunks of a rank", "precision": "number formats",
 }  # fmt: skip
@@ -30,10 +38,12 @@ def controls(exploration: Exploration) -> str:
         "model": map(_model_words, exploration.models), "zero": _ZERO, "precision": exploration.formats,
         "recompute": (_recompute_words(str(way)) for way in choices["recompute"]),
         "schedule": (_SCHEDULES[str(name)] for name in choices["schedule"]),
+        "dispatcher": (_DISPATCHERS[str(name)] for name in choices.get("dispatcher", ())),
     }  # fmt: skip
     parts = [
         _select(key, label, choices[key], words[key]) if key in words else _slider(key, label, choices[key])
         for key, label in _LABELS.items()
+        if key in choices
     ]
     parts.append(_tick("split", "sequence parallel"))
     return f'<fieldset class="controls" aria-label="what to look at">{"".join(parts)}</fieldset>'
@@ -50,6 +60,8 @@ def _recompute_words(way: str) -> str:
     >>> _recompute_words("layers:2")
     '2 layers a stage'
     """
+    if way.startswith("modules:"):
+        return way.removeprefix("modules:").replace(",", ", ")
     layers = way.removeprefix("layers:")
     return _RECOMPUTES.get(way) or f"{layers} layer{'s' if layers != '1' else ''} a stage"
 

@@ -16,7 +16,15 @@ from clustersim.parallel.mesh import SPOKEN, Axis
 from clustersim.parallel.pipeline import dealt, split_layers
 from clustersim.scenario.ahead import check_further, undrawn, with_further
 from clustersim.scenario.legal import around, divisors, multiples_around
-from clustersim.scenario.mixtures import check_adapted_experts, check_experts, check_loads, check_routers
+from clustersim.scenario.mixtures import (
+    check_adapted_experts,
+    check_experts,
+    check_folded,
+    check_loads,
+    check_routers,
+    check_spread,
+    check_tokens_of_experts,
+)
 from clustersim.scenario.offload import check_offload
 from clustersim.scenario.overlapped import check_overlap, check_shared
 from clustersim.scenario.recomputed import check_modules
@@ -349,6 +357,9 @@ _CHECKS: tuple[_Check, ...] = (
     check_widths,
     check_routers,
     check_experts,
+    check_folded,
+    check_tokens_of_experts,
+    check_spread,
     check_loads,
     check_layers,
     check_further,

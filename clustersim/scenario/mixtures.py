@@ -19,22 +19,38 @@ from clustersim.workload.transformer import every_projection
 
 
 def check_experts(scenario: Setup) -> Iterator[str]:
-    """Whether experts can be spread over ranks and cut."""
+    """Whether there are experts to be spread."""
     layout, model = scenario.layout, scenario.model
-    mixtures = [each for each in model.mixtures if each.alone is None]
-    if not mixtures and layout.folded:
+    if not _mixtures(scenario) and layout.folded:
         key, degree = ("ep", layout.ep) if layout.ep > 1 else ("etp", layout.expert_tensor)
         yield f"layout.{key}: {degree} spreads experts, but {model.name} has none; leave it out"
-    if not mixtures:
-        return
-    yield from _folded(layout)
-    if layout.tp > 1 and not layout.sequence_parallel:
+
+
+def check_folded(scenario: Setup) -> Iterator[str]:
+    """Whether experts can be folded onto the ranks of all else."""
+    if _mixtures(scenario):
+        yield from _folded(scenario.layout)
+
+
+def check_tokens_of_experts(scenario: Setup) -> Iterator[str]:
+    """Whether each rank has tokens of its own for the experts."""
+    layout = scenario.layout
+    if _mixtures(scenario) and layout.tp > 1 and not layout.sequence_parallel:
         yield (
             f"layout.sequence_parallel: false, so all tp {layout.tp} ranks would send the same tokens to experts, "
             "which Megatron-LM refuses; write true"
         )
-    for each in mixtures:
+
+
+def check_spread(scenario: Setup) -> Iterator[str]:
+    """Whether experts divide the ranks, and ranks divide an expert."""
+    for each in _mixtures(scenario):
         yield from _spread(scenario, each)
+
+
+def _mixtures(scenario: Setup) -> list[RoutedMlp]:
+    """The model's mixtures in which there is something to choose."""
+    return [each for each in scenario.model.mixtures if each.alone is None]
 
 
 def _folded(layout: Layout) -> Iterator[str]:

@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import comb
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.fitting import ledgers_of
+from clustersim.fitting import footprint_of, ledgers_of, plan_of
 from clustersim.parallel.groups import process_groups
 from clustersim.planning.explore import explore
 from clustersim.report.explorer import explorer_page, write_explorer
+from clustersim.workload.operators import EXPERTS
 from tests.planning.explorations import Explored, explored, few_choices
 from tests.planning.explorer_page import ZERO, Page
 
@@ -29,7 +31,7 @@ class Made:
     path: Path
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt"])
+@pytest.fixture(scope="module", params=["llama", "gpt", "latent", "mixed"])
 def made(request: Any, tmp_path_factory: Any) -> Made:
     known = explored(request.param)
     path = tmp_path_factory.mktemp("explorer") / "explorer.html"
@@ -82,7 +84,8 @@ def test_groups_and_tiers_are_the_layouts(made: Made, ask: Ask) -> None:
     for settings, scenario in made.known.legal[:30]:
         rank, layout = settings["gpus"] * 5 // 7, scenario.layout
         groups = process_groups(layout, scenario.placement)
-        for role in ("tp", "cp", "dp"):
+        there = {role for role in made.known.exploration.tables.roles if role in groups}
+        for role in sorted(there):
             told, tier = ask(
                 f"(ranks => [ranks, groups.tier(ranks)])(groups.group(settings, more, '{role}'))", settings, rank
             )
@@ -93,7 +96,8 @@ def test_groups_and_tiers_are_the_layouts(made: Made, ask: Ask) -> None:
             to = [int(other) for one, other in groups[role].members if one == rank]
             assert ask(f"groups.partners(settings, more, '{role}')", settings, rank) == to
         place = {axis.name: int(layout.coordinate(axis)[rank]) for axis in layout.axes}
-        assert ask("groups.coordinates(settings, more)", settings, rank) == place
+        told = ask("groups.coordinates(settings, more)", settings, rank)
+        assert {name: told[name] for name in place} == place
 
 
 def test_the_bars_are_the_model_of_memory(made: Made, open_page: Callable[..., Any]) -> None:
@@ -212,3 +216,37 @@ def test_ranks_say_with_whom_they_talk(made: Made, open_page: Callable[..., Any]
     assert sorted(marked) == row
     assert opened.js("() => document.documentElement.scrollWidth") <= width
     assert opened.quiet()
+
+
+@pytest.mark.parametrize("made", ["latent"], indirect=True)
+def test_ranks_say_which_experts_they_have_and_what_they_send(made: Made, open_page: Callable[..., Any]) -> None:
+    """DeepSeek-V3's 256 experts over 8 ranks of one node: 32 each, which a token has one of if its groups are drawn."""
+    opened = open_page(made.path)
+    opened.page.fill("#explorer-chosen", "11")
+    opened.page.press("#explorer-chosen", "Enter")
+    assert "experts 96 to 127 of the 256" in opened.page.inner_text("#explorer-rank")
+    lit = opened.js("() => [...document.querySelectorAll('.rank.ep')].map(({ dataset }) => +dataset.rank)")
+    assert sorted(lit) == [8, 9, 10, 12, 13, 14, 15]
+    text = opened.page.inner_text("#explorer-dispatch")
+    row, tokens = 7168 * 2, 1024
+    reached = (4 / 8) * (1 - comb(96, 8) / comb(128, 8))  # 4 of 8 groups are drawn, 8 experts of their 128
+    (bar,) = opened.js(
+        "() => clustersim.explorerExperts(clustersim.explorer, clustersim.tools)"
+        ".dispatch(clustersim.explorer.drawn().settings, 11)"
+    )
+    assert bar["bytes"] == pytest.approx(7 * tokens * row * reached, rel=1e-9)
+    assert "1,024 tokens, each for 8 experts" in text
+    opened.js("() => clustersim.explorer.set({ ep: 16, dispatcher: 'alltoall' })")
+    bars = opened.js("() => [...document.querySelectorAll('#explorer-dispatch .sent')].length")
+    assert bars == 2
+    assert opened.quiet()
+
+
+@pytest.mark.parametrize("made", ["latent"], indirect=True)
+def test_experts_are_apart_in_memory(made: Made, open_page: Callable[..., Any]) -> None:
+    opened, scenario = open_page(made.path), made.known.scenario
+    told = opened.js("() => clustersim.explorer.drawn().stages[1].ranks.map(({ ofExperts }) => ofExperts)")
+    footprint = footprint_of(scenario, plan_of(scenario))
+    for rank, each in enumerate(told):
+        assert sum(each.values()) == pytest.approx(footprint.weights(rank)[EXPERTS][1], rel=1e-9)
+    assert opened.page.inner_text("#explorer-memory-table").count("of which experts'") == 3

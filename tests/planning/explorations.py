@@ -54,6 +54,23 @@ SCENARIOS: Final[dict[str, dict[str, Any]]] = {
         "training": {"sequence": 2048, "global_batch": 64, "recompute": "full"},
     },
 }  # fmt: skip
+MIXTURES: Final[dict[str, dict[str, Any]]] = {
+    "latent": {  # dense layers first, latent attention, shared experts, node-limited routing, recomputation by modules
+        "model": {"preset": "deepseek-v3", "layers": 12},
+        "cluster": {"name": "dgx-h800", "gpus": 64},
+        "layout": {"tp": 1, "pp": 4, "dp": 16, "ep": 8, "data": "zero1", "sequence_parallel": True,
+                   "dispatcher": "deepep"},
+        "training": {
+            "sequence": 1024, "global_batch": 128, "recompute": {"modules": ["mla_up_proj", "moe_act", "layernorm"]},
+        },
+    },
+    "mixed": {  # one kind of layer, experts that are cut in another way than all else, FSDP
+        "model": {"preset": "mixtral-8x7b", "layers": 8},
+        "cluster": {"name": "dgx-h100", "gpus": 32},
+        "layout": {"tp": 2, "cp": 2, "pp": 2, "dp": 4, "ep": 4, "etp": 1, "data": "fsdp", "sequence_parallel": True},
+        "training": {"sequence": 1024, "global_batch": 32, "recompute": {"modules": ["moe"]}},
+    },
+}  # fmt: skip
 ADAPTERS: Final = {  # frozen weights of four bits, adapters beside some of them, FSDP over a pipeline
     **SCENARIOS["llama"],
     "layout": {"tp": 2, "cp": 2, "pp": 2, "dp": 8, "data": "fsdp", "sequence_parallel": True},
@@ -118,7 +135,8 @@ class Explored:
             yield f"training.precision={_PRECISIONS[self.exploration.formats[at['precision']]]}"
         chunks = at["chunks"] if at["schedule"] in CHUNKED else 1
         yield f"cluster.gpus={at['gpus']}"
-        yield from (f"layout.{axis}={at[axis]}" for axis in ("tp", "cp", "pp"))
+        experts = ("ep", "etp", "dispatcher") if "ep" in at else ()
+        yield from (f"layout.{axis}={at[axis]}" for axis in ("tp", "cp", "pp", *experts))
         yield f"layout.dp={max(1, at['gpus'] // (at['tp'] * at['cp'] * at['pp']))}"
         yield f"layout.sequence_parallel={'true' if at['split'] else 'false'}"
         if zero != self.scenario.layout.data.stage:
@@ -128,7 +146,8 @@ class Explored:
             yield "layout.layers_per_stage=even"
         yield f"schedule={{{at['schedule']}: {{chunks: {chunks}}}}}" if chunks > 1 else f"schedule={at['schedule']}"
         mode, _, layers = at["recompute"].partition(":")
-        yield f"training.recompute={f'{{layers: {layers}}}' if layers else mode}"
+        chosen = f"{{layers: {layers}}}" if mode == "layers" else f"{{modules: [{layers}]}}"
+        yield f"training.recompute={chosen if layers else mode}"
         yield f"training.microbatch={at['microbatch']}"
         yield f"training.sequence={at['sequence']}"
         yield f"training.global_batch={at['batch']}"
@@ -145,6 +164,7 @@ def few_choices() -> Iterator[None]:
     """Pages offer fewer values and models meanwhile: all that the page offers takes some seconds for each scenario."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(explore_space, "OFFERED", FEW)
+        patch.setattr(explore_space, "OF_EXPERTS", {"tp": FEW["tp"], "ep": (1, 2, 8), "etp": (1, 2)})
         patch.setattr(explore, "MODELS", ("gpt2-small", "llama3-8b", "llama3-70b"))
         yield
 
@@ -152,6 +172,6 @@ def few_choices() -> Iterator[None]:
 @cache
 def explored(name: str, *, whole: bool = True) -> Explored:
     """One of the scenarios, explored. whole: with all values that the page offers."""
-    scenario = Scenario.from_mapping({**SCENARIOS, "secondary": SECONDARY, "adapters": ADAPTERS}[name])
+    scenario = Scenario.from_mapping({**SCENARIOS, **MIXTURES, "secondary": SECONDARY, "adapters": ADAPTERS}[name])
     with nullcontext() if whole else few_choices():
         return Explored(scenario, explore.tables(scenario))

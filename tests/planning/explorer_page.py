@@ -55,13 +55,26 @@ class Page:
 
     def ranks(self, found: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
         """Settings and contents of each stage of each pipeline rank."""
-        names = ("first", "layers", "embedding", "head")
+        names = ("first", "layers", "embedding", "head", "content")
         placed = self.exploration.tables.stages.answer(found)
         return [[{**found, **dict(zip(names, each, strict=True))} for each in rank] for rank in placed]
 
     def row(self, name: str, stage: Mapping[str, Any]) -> Any:
         """Numbers of parts of a stage."""
-        return along(self.exploration.tables.rows[name].answer(stage), stage["layers"])
+        return along(self.exploration.tables.rows[name].answer(stage), stage["content"])
+
+    def sharing(self, found: Mapping[str, Any]) -> tuple[Any, Any]:
+        """What ZeRO makes of parameters: of all, and of those of experts, which other ranks hold."""
+        tables = self.exploration.tables
+        own = tables.sharing.answer(found)
+        return own, own if tables.experts is None else tables.sharing.answer({**found, "replicas": found["edp"]})
+
+    def per_group(self, own: Sequence[Any], of_experts: Sequence[Any]) -> list[Any]:
+        """What is said of each group of parameters."""
+        experts = self.exploration.tables.experts
+        return [
+            other if group == experts else one for group, (one, other) in enumerate(zip(own, of_experts, strict=True))
+        ]
 
     def sizes(self, found: Mapping[str, Any]) -> Any:
         """Bytes of every part."""
@@ -71,17 +84,16 @@ class Page:
     def memory(self, settings: Mapping[str, Any]) -> Iterator[dict[str, float]]:
         """Bytes by use of each pipeline rank at its fullest moment."""
         tables, found = self.exploration.tables, self.settings(settings)
-        sharing, sizes = tables.sharing.answer(found), self.sizes(found)
+        (sharing, of_experts), sizes = self.sharing(found), self.sizes(found)
         held = tables.schedules.answer(found)["held"]
         for stages, moments in zip(self.ranks(found), held, strict=True):
             rows = [self.row("parameters", stage) * sizes for stage in stages]
             counts = np.array([[row[list(columns)].sum() for columns in tables.groups] for row in rows])
-            whole = {**found, "gathers": sharing["gathers"]}
-            whole |= {end: any(stage[end] for stage in stages) for end in ("embedding", "head")}
-            uses = {use: float(counts.sum(axis=0) @ size) for use, size in sharing["resident"].items()}
-            uses["gathered parameters"] = float(
-                along(tables.gathered.answer(whole), sum(each["layers"] for each in stages))
-            )
+            resident = {
+                use: self.per_group(each, of_experts["resident"][use]) for use, each in sharing["resident"].items()
+            }
+            uses = {use: float(counts.sum(axis=0) @ size) for use, size in resident.items()}
+            uses["gathered parameters"] = self.gathered(stages, sharing, sizes)
             messages = tables.receives.answer(found) * sizes[tables.columns.index("message")]
             uses["messages and buckets"] = messages + sum(
                 max(
@@ -90,12 +102,31 @@ class Page:
                 )
                 for group, (first, others, each) in enumerate(sharing["bucket"])
             )
-            uses["workspaces"] = tables.workspace
+            uses["workspaces"] = max(float(along(tables.workspace, stage["content"])) for stage in stages)
             uses["communication buffers"] = sum(table.answer(found) for table in tables.buffers)
             uses["driver context"] = tables.context
             uses["activations"] = self.activations(stages, moments, sizes * sharing["there"])
             uses["fragmentation"] = sum(tables.fragmentation[use] * size for use, size in uses.items())
             yield uses
+
+    def gathered(self, stages: Sequence[Mapping[str, Any]], sharing: Mapping[str, Any], sizes: Any) -> float:
+        """Bytes of parameters that are gathered at once, and of the gradients of one unit."""
+
+        def most(name: str, weights: Any) -> list[float]:
+            rows = ([row @ weights for row in self.row(name, {**stage, **sharing})] for stage in stages)
+            return [max([0.0, *map(float, each)]) for each in rows]
+
+        gathered, reduced = (self.by_column(sharing[name]) * sizes for name in ("gathered", "reduced"))
+        whole = most("gathered", gathered)
+        return (max(whole) if sharing["dropped"] else sum(whole)) + max(most("units", reduced))
+
+    def by_column(self, by_group: Sequence[float]) -> Any:
+        """What is said of groups of parameters, for each of their columns."""
+        tables = self.exploration.tables
+        found = np.zeros(len(tables.columns))
+        for columns, each in zip(tables.groups, by_group, strict=True):
+            found[list(columns)] = each
+        return found
 
     def activations(self, stages: Sequence[Mapping[str, Any]], moments: Sequence[Sequence[int]], sizes: Any) -> float:
         """Bytes at the fullest of a pipeline rank's moments."""
@@ -107,10 +138,14 @@ class Page:
         """Bytes that a GPU of a pipeline rank sends in a step, by role."""
         found = self.settings(settings)
         stages, sizes, many = self.ranks(found)[rank], self.sizes(found), found["microbatches"]
-        sharing = self.exploration.tables.sharing.answer(found)
-        counts = {
-            name: sum(self.row(name, stage) for stage in stages) for name in ("parameters", "tp", "cp", "pp", "tied")
-        }
-        sent = {role: float(counts[role] @ sizes) * many for role in ("tp", "cp", "pp")}
-        sent["dp"] = float((counts["parameters"] * along(sharing["dp"], many)) @ sizes)
+        tables, (sharing, of_experts) = self.exploration.tables, self.sharing(found)
+        inside = tuple(role for role in ("tp", "cp", "pp", "ep", "etp") if role in tables.rows)
+        counts = {name: sum(self.row(name, stage) for stage in stages) for name in ("parameters", *inside, "tied")}
+        sent = {role: float(counts[role] @ sizes) * many for role in inside}
+        groups = {"dp": [group != tables.experts for group in range(len(tables.groups))]}
+        if tables.experts is not None:
+            groups["edp"] = [group == tables.experts for group in range(len(tables.groups))]
+        for role, chosen in groups.items():
+            each = along((of_experts if role == "edp" else sharing)["dp"], many)
+            sent[role] = float((counts["parameters"] * each * self.by_column(chosen)) @ sizes)
         return sent | {"embedding": float(counts["tied"] @ sizes) * sharing["tied"]}

@@ -10,7 +10,7 @@ from clustersim import Scenario, simulate
 from clustersim.analysis.exploration import Exploration, Study
 from clustersim.planning.explore import explore, tables
 from clustersim.planning.explore_steps import count
-from tests.planning.explorations import few_choices
+from tests.planning.explorations import MIXTURES, few_choices
 
 PLAN = {
     "model": "llama-tiny",
@@ -152,3 +152,15 @@ def test_sizes_that_use_other_parts_of_each_domain_are_said(cluster: str, said: 
     found = tables(scenario().changed(f"cluster.name={cluster}"))
     assert found.choices["gpus"][-1] == 1024
     assert any("72 GPUs of each that the largest size offered, 1,024" in note for note in found.notes) == said
+
+
+def test_steps_of_other_places_of_experts_are_those_that_run_simulates() -> None:
+    asked = Scenario.from_mapping(MIXTURES["mixed"])
+    (found,) = [each for each in explore(asked).studies if each.name == "experts"]
+    assert [point.label for point in found.points if point.own] == ["ep 4, alltoall"]
+    simulated = {point.label: point.step_time for point in found.points if not point.missing}
+    changes = {"ep 8, alltoall": "layout.ep=8", "ep 4, deepep": "layout.dispatcher=deepep"}
+    for label, change in changes.items():
+        assert simulated[label] == simulate(asked.changed(change)).step_time
+    assert len({*simulated.values()}) == len(simulated)
+    assert "16" in next(point.missing for point in found.points if point.label.startswith("ep 16"))

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from itertools import product
+from math import comb
 from typing import Any
 
 import numpy as np
@@ -13,26 +14,28 @@ from clustersim.fitting import ledgers_of, peak_memory
 from clustersim.lowering.step import lower
 from clustersim.memory.footprint import Category
 from clustersim.parallel.groups import process_groups
-from clustersim.parallel.mesh import PIPELINE, REPLICAS, SHARDS
+from clustersim.parallel.mesh import EXPERT_WEIGHTS, PIPELINE, REPLICAS, SHARDS
 from clustersim.parallel.plan import Plan
 from clustersim.planning.explore import tables
+from clustersim.planning.explore_experts import CUT, SPREAD
 from clustersim.planning.explore_schedules import answer, play, steady
 from clustersim.program.program import RankProgram
 from clustersim.program.task import Collective, Communicate, Compute, Send
 from clustersim.scenario import Scenario
 from clustersim.schedules.rules import dry_run, peak_in_flight
 from clustersim.schedules.shelf import schedule
-from tests.planning.explorations import SAMPLES, SCENARIOS, Explored, explored, few_choices
+from clustersim.workload.stack import RoutedMlp
+from tests.planning.explorations import MIXTURES, SAMPLES, SCENARIOS, Explored, explored, few_choices
 from tests.planning.explorer_page import ZERO, Page
 from tests.simulated import pipeline
 
 
 @pytest.fixture(
     scope="module",
-    params=[(name, False) for name in (*SCENARIOS, "adapters")]
+    params=[(name, False) for name in (*SCENARIOS, "adapters", *MIXTURES)]
     + [
         pytest.param(each, marks=pytest.mark.slow)
-        for each in (*product((*SCENARIOS, "adapters"), [True]), ("secondary", False))
+        for each in (*product((*SCENARIOS, "adapters", *MIXTURES), [True]), ("secondary", False))
     ],
     ids=lambda param: f"{param[0]}, {'all' if param[1] else 'few'} choices",
 )
@@ -54,7 +57,8 @@ def test_what_is_illegal_is_what_the_command_line_says(known: Explored) -> None:
             assert [*map(comparable, told)] == [*map(comparable, lines(error))], settings
             said.update(line.split(":")[0] for line in told)
     assert legal > SAMPLES // 10
-    assert {"layout", "layout.tp", "training.global_batch"} <= set(said)
+    assert {"layout", "training.global_batch"} <= set(said)
+    assert {"layout.tp", "layout.ep"} & set(said)
 
 
 def lines(error: InputError) -> list[str]:
@@ -79,7 +83,7 @@ def test_every_part_of_every_rank_is_the_ledgers(known: Explored) -> None:
                 assert told == pytest.approx(parts, rel=1e-9, abs=1.0), (settings, zero)
             assert max(sum(told.values()) for told in found) == pytest.approx(peak_memory(there), rel=1e-12)
         seen |= {(key, value) for key, value in settings.items() if key in ("schedule", "recompute", "split", "model")}
-    assert len(seen) > 12
+    assert len(seen) >= 12
 
 
 ROUNDS = {Collective.ALL_REDUCE: 2, Collective.ALL_GATHER: 1, Collective.REDUCE_SCATTER: 1, Collective.SHIFT: 1}
@@ -95,9 +99,40 @@ def sent(program: RankProgram, role: str, members: int) -> float:
         if isinstance(task, Send):
             total += task.exchange.payload if role == "pp" else 0.0
         for exchange in exchanges:
-            if exchange.group == role and exchange.payload > 4.0:
+            if exchange.group == role and exchange.payload > 4.0 and exchange.name not in (*SPREAD, *CUT):
                 total += ROUNDS[exchange.collective] * exchange.payload * (members - 1) / members
     return total
+
+
+def sent_to_experts(program: RankProgram, scenario: Scenario) -> dict[str, float]:
+    """Bytes that other ranks get of a rank's rows in a step: to others' experts (ep), for parts of the same (etp)."""
+    layout, (mixture,) = scenario.layout, scenario.model.mixtures
+    cut, own, total = layout.expert_tensor, mixture.experts // layout.ep, {"ep": 0.0, "etp": 0.0}
+    every = (task.block.exchanges for task in program.tasks if isinstance(task, Compute))
+    for exchange in (each for exchanges in every for each in exchanges):
+        if exchange.name in CUT:
+            total["etp"] += exchange.payload * (1 - 1 / cut)
+        elif exchange.collective in (Collective.DISPATCH, Collective.COMBINE):
+            reached = likely(mixture, own) * (layout.ep * cut - 1)
+            total["ep"] += exchange.payload / mixture.top_k * reached
+        elif exchange.name in SPREAD:
+            ranks = layout.ep * (1 if exchange.collective is Collective.ALL_TO_ALL else cut)
+            total["ep"] += exchange.payload * (1 - 1 / ranks)
+    return total
+
+
+def likely(mixture: RoutedMlp, own: int) -> float:
+    """How likely a token has one of a rank's experts: so many of its groups are drawn, then one of theirs."""
+    groups, limit = mixture.router.groups, mixture.router.limit or mixture.router.groups
+    if limit == groups:
+        return 1 - comb(mixture.experts - own, mixture.top_k) / comb(mixture.experts, mixture.top_k)
+    each = mixture.experts // groups
+    drawn, found = limit * each, 0.0
+    for count in range(limit + 1):  # groups drawn of those that the rank has
+        blocks = max(1, own // each)
+        ways = comb(blocks, count) * comb(groups - blocks, limit - count) / comb(groups, limit)
+        found += ways * (1 - comb(drawn - count * min(own, each), mixture.top_k) / comb(drawn, mixture.top_k))
+    return found
 
 
 def small(known: Explored) -> Iterator[tuple[dict[str, Any], Any]]:
@@ -119,6 +154,14 @@ def test_exchanges_are_those_of_the_program(known: Explored) -> None:
         for rank in {0, layout.pp - 1, layout.pp // 2}:
             expected = {role: sent(program.programs[rank], role, count) for role, count in members.items()}
             expected["dp"] += sum(sent(program.programs[rank], role, count) for role, count in parts.items())
+            if scenario.model.mixtures:
+                edp = layout.size_of(EXPERT_WEIGHTS) if layout.folded else 1
+                expected |= {"edp": sent(program.programs[rank], "edp", edp)}
+                expected |= sent_to_experts(program.programs[rank], scenario)
+                if not layout.folded:  # all weights are reduced as one
+                    found = page.traffic(settings, rank)
+                    assert found["dp"] + found["edp"] == pytest.approx(expected["dp"], rel=1e-9)
+                    expected |= {role: found[role] for role in ("dp", "edp")}
             assert page.traffic(settings, rank) == pytest.approx(expected, rel=1e-9), (settings, rank)
             roles.update(role for role, size in expected.items() if size)
             roles.update(parts)
@@ -200,8 +243,12 @@ def test_members_of_groups_are_the_layouts(known: Explored) -> None:
     tables, page = known.exploration.tables, Page(known.exploration)
     for settings, scenario in known.legal[:20]:
         found, groups = page.settings(settings), process_groups(scenario.layout, scenario.placement)
-        strides = dict(zip(tables.order, np.cumprod([1, *(found[axis] for axis in tables.order)]), strict=False))
         for role, axes in tables.roles.items():
+            if role not in groups:  # experts that are spread like all else
+                assert settings["ep"] == 1
+                continue
+            order = next(each for each in tables.orders if {*axes} <= {*each})
+            strides = dict(zip(order, np.cumprod([1, *(found[axis] for axis in order)]), strict=False))
             members = np.zeros(1, np.int64)
             for axis in axes:
                 members = np.add.outer(np.arange(found[axis]) * strides[axis], members).reshape(-1)
@@ -255,6 +302,18 @@ def test_layers_that_hold_something_else_are_refused() -> None:
         tables(Scenario.from_mapping(mapping))
 
 
-def test_a_mixture_of_experts_is_refused_in_words() -> None:
-    with pytest.raises(InputError, match="mixtral-8x7b is a mixture of experts, and the explorer's page knows dense"):
-        tables(pipeline("model={preset: mixtral-8x7b, layers: 8}", "layout.sequence_parallel=true"))
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            ["layout.data={hsdp: {shard: 2}}", "layout.dp=8", "layout.pp=1"],
+            "layout.data: cuts weights over 2 of the ranks",
+        ),
+        (["layout.order=[cp, tp, dp, pp]"], "does not begin with tp and end with pp"),
+        (["model.experts.capacity=1.5"], "take whole rows, as they have a capacity"),
+    ],
+)
+def test_what_the_page_does_not_know_beside_experts_is_refused(changes: list[str], said: str) -> None:
+    model = "model={preset: mixtral-8x7b, layers: 8}"
+    with pytest.raises(InputError, match=said):
+        tables(pipeline(model, "layout.sequence_parallel=true", *changes))

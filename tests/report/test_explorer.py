@@ -14,7 +14,7 @@ from clustersim.analysis.exploration import Exploration, Point, Study
 from clustersim.errors import OutputError
 from clustersim.planning.explore import tables
 from clustersim.report.explorer import explorer_page, write_explorer
-from tests.planning.explorations import few_choices
+from tests.planning.explorations import MIXTURES, few_choices
 
 MOST_BYTES = 15_000_000
 EVIL = "<script>alert(1)</script>&\"'"
@@ -99,3 +99,25 @@ def test_it_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert (tmp_path / "page.html").read_text() == page()
     with pytest.raises(OutputError, match="no directory"):
         write_explorer(exploration(), tmp_path / "none" / "page.html")
+
+
+def test_a_mixture_has_controls_of_its_experts() -> None:
+    with few_choices():
+        text = explorer_page(tables(Scenario.from_mapping(MIXTURES["latent"])))
+    for key in ("ep", "etp", "dispatcher"):
+        assert f'<label for="control-{key}"' in text
+        assert f'id="control-{key}"' not in page()
+    assert ">layernorm, mla_up_proj, moe_act</option>" in text
+    assert "What it sends to experts" in text
+    assert "What it sends to experts" not in page()
+
+
+def test_no_figure_is_drawn_in_place_of_something_else() -> None:
+    """A study of experts is beside what a rank sends to experts; every name on the page is of one element."""
+    known = exploration()
+    with few_choices():
+        mixture = tables(Scenario.from_mapping(MIXTURES["mixed"]))
+    studies = (*known.studies, *(Study(name, name, "", POINTS) for name in ("experts", "zero")))
+    text = explorer_page(replace(mixture, studies=studies)).split('id="figures"')[0]
+    names = re.findall(r'<[^<>]*\sid="([^"]+)"', text)
+    assert len(names) == len(set(names))

@@ -20,7 +20,7 @@ def read(text: str, stages: list[int] | None = None) -> Listed:
 @given(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 3))
 @examples(60)
 def test_a_shelfs_order_is_itself_again_with_its_placement(name: str, ranks: int, rounds: int) -> None:
-    of, microbatches = schedule(name), ranks * rounds
+    of, microbatches = schedule(name), 2 * ranks * rounds  # of chunks in a V as many as there are stages
     found = read(format_order(of.order(ranks, microbatches)))
     assert found.order(ranks, microbatches) == of.order(ranks, microbatches)
     assert found.placement(ranks) == of.placement(ranks)

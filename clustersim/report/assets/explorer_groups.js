@@ -4,24 +4,29 @@ clustersim.explorerGroups = (facts) => {
   const { tables, machine } = facts;
   const sum = (values) => values.reduce((total, value) => total + value, 0);
 
-  // Of each axis the step from one rank to the next, and the degree.
-  function strides(settings) {
+  // Of each axis of a mesh the step from one rank to the next, and the degree.
+  function strides(settings, order) {
     let step = 1;
-    return Object.fromEntries(tables.order.map((axis) => [axis, [step, (step *= settings[axis], settings[axis])]]));
+    return Object.fromEntries(order.map((axis) => [axis, [step, (step *= settings[axis], settings[axis])]]));
   }
 
-  function coordinates(settings, rank) {
-    const steps = Object.entries(strides(settings));
+  function along(settings, rank, order) {
+    const steps = Object.entries(strides(settings, order));
     return Object.fromEntries(steps.map(([axis, [step, degree]]) => [axis, Math.floor(rank / step) % degree]));
   }
 
-  const rankAt = (settings, place) => sum(Object.entries(strides(settings)).map(([axis, [step]]) => place[axis] * step));
+  // A rank's places along all axes.
+  const coordinates = (settings, rank) => Object.assign({}, ...tables.orders.map((order) => along(settings, rank, order)));
+
+  const rankAt = (settings, place, order = tables.orders[0]) => sum(Object.entries(strides(settings, order)).map(([axis, [step]]) => place[axis] * step));
 
   // The members of a rank's group of a role, in ascending order, the rank itself among them.
   function group(settings, rank, role) {
     const place = coordinates(settings, rank);
     const spread = (places, axis) => Array.from({ length: settings[axis] }, (_, at) => places.map((each) => ({ ...each, [axis]: at }))).flat();
-    return tables.roles[role].reduce(spread, [place]).map((each) => rankAt(settings, each)).sort((one, other) => one - other);
+    const axes = tables.roles[role];
+    const order = tables.orders.find((each) => axes.every((axis) => each.includes(axis)));
+    return axes.reduce(spread, [place]).map((each) => rankAt(settings, each, order)).sort((one, other) => one - other);
   }
 
   // The ranks of other pipeline ranks with which a rank talks in a role.

@@ -59,7 +59,11 @@ clustersim.behaviours.explorer_memory = async (figure, _arrays, tools) => {
 
   function table({ settings, stages }) {
     const { pp } = settings;
-    const body = parts.map((part) => row(part.label, stages.map((stage) => tools.bytes(stage.parts[part.name])), "", part.key));
+    const body = parts.flatMap((part) => {
+      const whole = row(part.label, stages.map((stage) => tools.bytes(stage.parts[part.name])), "", part.key);
+      if (!(part.name in stages[0].ofExperts)) return [whole];
+      return [whole, row("of which experts'", stages.map((stage) => tools.bytes(stage.ofExperts[part.name])), "part")];
+    });
     body.push(row("all", stages.map((stage) => tools.bytes(stage.peak)), "sum"));
     body.push(row(`of ${tools.bytes(capacity)}`, stages.map(verdict)));
     if (pp > 1) body.push(row("fullest pipeline rank", stages.map((stage) => String(stage.rank))));

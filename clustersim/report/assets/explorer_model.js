@@ -32,9 +32,9 @@ clustersim.explorerModel = (facts) => {
   }
 
   // For each pipeline rank its stages: what they hold, beside all settings.
-  const stagesOf = (settings) => at(tables.stages, settings).map((rank) => rank.map(([first, layers, embedding, head]) => ({ ...settings, first, layers, embedding, head })));
+  const stagesOf = (settings) => at(tables.stages, settings).map((rank) => rank.map(([first, layers, embedding, head, content]) => ({ ...settings, first, layers, embedding, head, content })));
 
-  const row = (name, stage) => along(at(tables.rows[name], stage), stage.layers);
+  const row = (name, stage) => along(at(tables.rows[name], stage), stage.content);
   const sizesOf = (settings) => at(tables.sizes, settings).map((part) => dot(part, tables.features.map((name) => settings[name])));
 
   // Memory of the fullest pipeline rank for each ZeRO stage: {rank, parts, peak}, and of every rank.
@@ -48,6 +48,15 @@ clustersim.explorerModel = (facts) => {
   }
 
   const sharing = (settings) => at(tables.sharing, settings);
+  // Of experts' parameters, which other ranks hold than all else.
+  const sharingOfExperts = (settings) => (tables.experts === null ? sharing(settings) : at(tables.sharing, { ...settings, replicas: settings.edp }));
+  const byOwner = (own, ofExperts) => own.map((each, group) => (group === tables.experts ? ofExperts[group] : each));
+
+  // Bytes of a parameter that stays, by use and group.
+  function residentOf(settings) {
+    const ofExperts = sharingOfExperts(settings).resident;
+    return Object.fromEntries(Object.entries(sharing(settings).resident).map(([use, sizes]) => [use, byOwner(sizes, ofExperts[use])]));
+  }
 
   function atPeak(settings, stages, rank) {
     const sizes = sizesOf(settings);
@@ -56,7 +65,7 @@ clustersim.explorerModel = (facts) => {
     const there = sizes.map((size, column) => size * counted[column]);
     parts.activations = activations(stages, at(tables.schedules, settings).held[rank], there);
     parts.fragmentation = sum(Object.entries(parts).map(([use, size]) => size * tables.fragmentation[use]));
-    return { parts, peak: sum(Object.values(parts)) };
+    return { parts, peak: sum(Object.values(parts)), ofExperts: ofExperts(settings, stages, sizes) };
   }
 
   // Parameters of stages, by their group.
@@ -70,21 +79,41 @@ clustersim.explorerModel = (facts) => {
   // What stays for the whole step, by use.
   function resident(settings, stages, sizes) {
     const counts = byGroup(stages, sizes);
-    const { resident: of, gathers, bucket: limits } = sharing(settings);
+    const { bucket: limits } = sharing(settings);
     const own = stages.map((stage) => byGroup([stage], sizes));
     const bucket = ([first, others, each], group) => Math.max(...stages.map((stage, place) => Math.min((stage.embedding ? first : others) ?? Infinity, each * own[place][group])));
-    const has = (end) => stages.some((stage) => stage[end]);
-    const whole = { ...settings, gathers, embedding: has("embedding"), head: has("head") };
     const groups = sum(tables.buffers.map((table) => at(table, settings)));
     const messages = at(tables.receives, settings) * sizes[tables.columns.indexOf("message")];
     return {
-      ...Object.fromEntries(Object.entries(of).map(([use, size]) => [use, dot(size, counts)])),
-      "gathered parameters": along(at(tables.gathered, whole), sum(stages.map((stage) => stage.layers))),
+      ...Object.fromEntries(Object.entries(residentOf(settings)).map(([use, size]) => [use, dot(size, counts)])),
+      "gathered parameters": gathered(sharing(settings), stages, sizes),
       "messages and buckets": messages + sum(limits.map(bucket)),
-      workspaces: tables.workspace,
+      workspaces: Math.max(...stages.map((stage) => along(tables.workspace, stage.content))),
       "communication buffers": groups,
       "driver context": tables.context,
     };
+  }
+
+  // What is gathered at once, and the gradients of one unit.
+  function gathered({ gathered: whole, reduced, dropped }, stages, sizes) {
+    const most = (name, weights) => stages.map((stage) => Math.max(0, ...row(name, { ...stage, dropped }).map((counts) => dot(counts, weights))));
+    const [held, gradients] = [whole, reduced].map((each) => byColumn(each).map((value, column) => value * sizes[column]));
+    const fullest = most("gathered", held);
+    return (dropped ? Math.max(...fullest) : sum(fullest)) + Math.max(...most("units", gradients));
+  }
+
+  // What is said of groups of parameters, for each of their columns.
+  function byColumn(each) {
+    const found = tables.columns.map(() => 0);
+    tables.groups.forEach((columns, group) => columns.forEach((column) => (found[column] = each[group])));
+    return found;
+  }
+
+  // Bytes of experts' parameters, by use; nothing where there are none.
+  function ofExperts(settings, stages, sizes) {
+    if (tables.experts === null) return {};
+    const count = byGroup(stages, sizes)[tables.experts];
+    return Object.fromEntries(Object.entries(residentOf(settings)).map(([use, each]) => [use, each[tables.experts] * count]));
   }
 
   // The fullest of a rank's moments: one stage runs backward, and each holds some microbatches.
@@ -100,17 +129,25 @@ clustersim.explorerModel = (facts) => {
     const sizes = sizesOf(settings);
     const { dp, tied } = sharing(settings);
     const sent = (name, weigh = (counts) => counts) => sum(stages.map((stage) => dot(weigh(row(name, stage)), sizes)));
-    const weights = along(dp, settings.microbatches);
+    const inside = ["tp", "cp", "pp", "ep", "etp"].filter((role) => tables.rows[role]);
+    const ofParameters = (weights, chosen) => {
+      const [each, there] = [along(weights, settings.microbatches), byColumn(tables.groups.map((_, group) => Number(chosen(group))))];
+      return sent("parameters", (counts) => counts.map((count, column) => count * each[column] * there[column]));
+    };
     return {
-      ...Object.fromEntries(["tp", "cp", "pp"].map((role) => [role, sent(role) * settings.microbatches])),
-      dp: sent("parameters", (counts) => counts.map((count, column) => count * weights[column])),
+      ...Object.fromEntries(inside.map((role) => [role, sent(role) * settings.microbatches])),
+      dp: ofParameters(dp, (group) => group !== tables.experts),
+      ...(tables.experts === null ? {} : { edp: ofParameters(sharingOfExperts(settings).dp, (group) => group === tables.experts) }),
       embedding: sent("tied") * tied,
     };
   }
+
+  // Bytes that a rank sends in one dispatch for each of its tokens; nothing where experts are on one rank.
+  const sends = (settings) => (tables.sends === null ? undefined : at(tables.sends, settings));
 
   // The share of the step that is the schedule's own bubble with some microbatches, where it can run them.
   const bubble = (settings) => at(tables.schedules, settings)?.bubble;
   const microbatchesOf = (settings) => Object.keys(at({ ...tables.schedules, keys: ["schedule", "chunks", "pp"] }, settings) ?? {}).map(Number);
 
-  return { settled, problems, stagesOf, memory, sharing, parametersBy, parametersOf, traffic, bubble, microbatchesOf };
+  return { settled, problems, stagesOf, memory, sharing, residentOf, sends, parametersBy, parametersOf, traffic, bubble, microbatchesOf };
 };

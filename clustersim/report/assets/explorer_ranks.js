@@ -4,6 +4,7 @@
   await clustersim.opened;
   const { explorer, tools } = clustersim;
   const { facts, model, groups } = explorer;
+  const experts = clustersim.explorerExperts(explorer, tools);
   const MOST_NODES = 8;
   const COLUMNS = Math.min(8, facts.machine.per_node); // boxes beside each other
   const MOST_STAGES = 64; // rows of the table of stages
@@ -38,7 +39,9 @@
     note(groups.group(settings, rank, "tp"), "tp");
     note(groups.group(settings, rank, "cp"), "cp");
     note(beside(settings, rank), "pp");
+    if (experts.there) ["etp", "ep"].forEach((role) => note(groups.group(settings, rank, role), role));
     note(groups.group(settings, rank, "dp"), "dp");
+    if (experts.there) note(groups.group(settings, rank, "edp"), "edp");
     return found;
   }
 
@@ -55,12 +58,12 @@
   function rankButton(settings, rank, word) {
     const at = groups.coordinates(settings, rank);
     const button = element("button", "", `rank stage${at.pp % 8} ${word ?? ""}`);
-    const place = [`t${at.tp}`, ...(settings.cp > 1 ? [`c${at.cp}`] : []), `d${at.dp}`, `p${at.pp}`].join(" ");
+    const place = [`t${at.tp}`, ...(settings.cp > 1 ? [`c${at.cp}`] : []), `d${at.dp}`, ...(experts.there ? [`e${at.ep}`] : []), `p${at.pp}`].join(" ");
     button.type = "button";
     button.dataset.rank = rank;
     button.tabIndex = rank === chosen ? 0 : -1;
     button.setAttribute("aria-pressed", String(rank === chosen));
-    button.setAttribute("aria-label", `rank ${rank}: tp ${at.tp}, cp ${at.cp}, dp ${at.dp}, pp ${at.pp}${word ? `, ${word}` : ""}`);
+    button.setAttribute("aria-label", `rank ${rank}: tp ${at.tp}, cp ${at.cp}, dp ${at.dp}, pp ${at.pp}${experts.there ? `, ep ${at.ep}, etp ${at.etp}` : ""}${word ? `, ${word}` : ""}`);
     button.append(element("b", tools.count(rank)), element("small", place), element("i", word ?? ""));
     return button;
   }
@@ -101,11 +104,12 @@
   }
 
   function slices(settings, at) {
-    const { heads, kv_heads: keys, ffn, vocab } = facts.models[settings.model].dimensions;
+    const { heads, kv_heads: keys, ffn, shared: beside, vocab } = facts.models[settings.model].dimensions;
+    const columns = [["MLP", ffn], ["shared experts", beside]].filter(([, wide]) => wide);
     const { tp } = settings;
-    if (tp === 1) return "every weight of these layers, whole";
+    if (tp === 1) return `every weight of these layers${experts.there ? " but experts" : ""}, whole`;
     const shared = tp > keys ? `key and value head ${Math.floor((at.tp * keys) / tp)} of ${keys} (with ${tp / keys - 1} other rank${tp / keys > 2 ? "s" : ""})` : `key and value ${part(at.tp, tp, keys, "head")}`;
-    return `attention: query ${part(at.tp, tp, heads, "head")}, ${shared}; MLP: ${part(at.tp, tp, ffn, "column")}; embedding and logits: ${part(at.tp, tp, vocab, "row")}; norms whole`;
+    return `attention: query ${part(at.tp, tp, heads, "head")}, ${shared}; ${columns.map(([name, wide]) => `${name}: ${part(at.tp, tp, wide, "column")}; `).join("")}embedding and logits: ${part(at.tp, tp, vocab, "row")}; norms whole`;
   }
 
   function samples(settings, at) {
@@ -120,7 +124,7 @@
     const { replicas } = settings;
     const { shards } = model.sharing(settings);
     const uses = ["optimizer state", "gradients", "parameters"];
-    const [whole, own] = [0, settings.zero].map((zero) => model.sharing({ ...settings, zero }).resident);
+    const [whole, own] = [0, settings.zero].map((zero) => model.residentOf({ ...settings, zero }));
     const share = (use) => own[use].reduce((least, each, group) => (whole[use][group] > 0 ? Math.min(least, each / whole[use][group]) : least), 1);
     const sharded = uses.filter((use) => share(use) < 1);
     const rest = uses.filter((use) => !sharded.includes(use)).reverse();
@@ -138,9 +142,10 @@
     const total = model.parametersOf(own);
     const { peak } = memory[settings.zero].ranks[at.pp];
     const lines = [
-      ["place", `node ${tools.count(Math.floor(chosen / facts.machine.per_node))}; tp ${at.tp} of ${settings.tp}, cp ${at.cp} of ${settings.cp}, dp ${at.dp} of ${settings.dp}, pp ${at.pp} of ${settings.pp} (counted from 0)`],
+      ["place", `node ${tools.count(Math.floor(chosen / facts.machine.per_node))}; tp ${at.tp} of ${settings.tp}, cp ${at.cp} of ${settings.cp}, dp ${at.dp} of ${settings.dp}, pp ${at.pp} of ${settings.pp}${experts.there ? `; ep ${at.ep} of ${settings.ep}, etp ${at.etp} of ${settings.etp}, edp ${at.edp} of ${settings.edp}` : ""} (counted from 0)`],
       ["layers", holds(own)],
       ["slice of each weight", `${slices(settings, at)}. Together ${parameters(total)} parameters`],
+      ...(experts.there ? [["experts", experts.holds(settings, chosen)]] : []),
       ["data", samples(settings, at)],
       [["DDP", "ZeRO 1", "ZeRO 2", "ZeRO 3"][settings.zero], shard(settings, model.parametersBy(own))],
       ["memory at its fullest", `${tools.bytes(peak)} of ${tools.bytes(facts.machine.capacity)}`],
@@ -163,6 +168,9 @@
       const words = ["sums gradients once a step", `${scatters}, gathers new parameters`, `${scatters}, gathers new parameters`, `${gathers}, ${scatters}`][settings.zero];
       return shards > 1 && shards < settings.replicas ? `${words}, sums them across replicas` : words;
     },
+    ep: () => "sends tokens to the ranks of their experts, and gets them back",
+    etp: () => "gathers tokens for its parts of experts, and sums the parts' results",
+    edp: () => "what dp does, of experts' gradients and parameters",
     pp: () => "hands activations on and gradients back",
     embedding: () => "sums the gradients of the embedding, which is the logits' matrix, too",
   };
@@ -170,7 +178,7 @@
   function drawTalks(settings) {
     const sent = model.traffic(settings, groups.coordinates(settings, chosen).pp);
     const others = (ranks) => ranks.filter((each) => each !== chosen);
-    const rows = ["tp", "cp", "dp"].map((role) => [role, others(groups.group(settings, chosen, role))]);
+    const rows = ["tp", "cp", "dp", ...(experts.there ? ["ep", "etp", "edp"] : [])].map((role) => [role, others(groups.group(settings, chosen, role))]);
     rows.push(["pp", beside(settings, chosen)], ["embedding", sent.embedding ? groups.partners(settings, chosen, "embedding") : []]);
     const lines = rows.filter(([, ranks]) => ranks.length).map(([role, ranks]) => {
       const tier = groups.tier([chosen, ...ranks]);
@@ -199,6 +207,7 @@
     drawAbout(drawn);
     drawTalks(settings);
     drawStages(drawn);
+    experts.draw(settings, chosen);
   }
 
   function choose(rank, focus) {

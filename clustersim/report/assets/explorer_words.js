@@ -14,12 +14,15 @@
   function ddp({ settings, stages: [stage] }, replicas) {
     if (replicas === 1) return NOTHING;
     const own = stage.parts.parameters + stage.parts.gradients + stage.parts["optimizer state"];
-    return `Each of ${tools.count(replicas)} replicas computes its own sequences with its own copy of everything: parameters, gradients and optimizer state take ${bytes(own)} on the fullest GPU, which is the same on all ${tools.count(replicas)}. Once a step gradients are summed, for which it sends ${sends(settings, stage)}. In all ${verdict(stage)}.`;
+    return `Each of ${tools.count(replicas)} replicas computes its own sequences with its own copy of everything: parameters, gradients and optimizer state take ${bytes(own)} on the fullest GPU, which is the same on all ${tools.count(replicas)}${settings.edp === undefined ? "" : `, but for experts, of which ${tools.count(settings.edp)} rank${settings.edp > 1 ? "s have" : " has"} the same`}. Once a step gradients are summed, for which it sends ${sends(settings, stage)}. In all ${verdict(stage)}.`;
   }
+
+  // Experts are held by fewer ranks than all else.
+  const ofExperts = ({ edp }) => (edp === undefined ? "" : ` (of experts' ${edp > 1 ? `1/${tools.count(edp)}` : "all, as no other rank has them"})`);
 
   function zero1({ settings, stages: [before, stage] }, replicas) {
     if (replicas === 1) return NOTHING;
-    return `Each replica keeps the optimizer state of 1/${tools.count(replicas)} of the parameters only: ${bytes(stage.parts["optimizer state"])} instead of ${bytes(before.parts["optimizer state"])}. It updates that part and gathers the rest; the fullest GPU sends ${sends(settings, stage)} a step (DDP: ${sends(settings, before)}). In all ${verdict(stage)}.`;
+    return `Each replica keeps the optimizer state of 1/${tools.count(replicas)} of the parameters only: ${bytes(stage.parts["optimizer state"])} instead of ${bytes(before.parts["optimizer state"])}${ofExperts(settings)}. It updates that part and gathers the rest; the fullest GPU sends ${sends(settings, stage)} a step (DDP: ${sends(settings, before)}). In all ${verdict(stage)}.`;
   }
 
   function zero2({ settings, stages: [, before, stage] }, replicas) {
