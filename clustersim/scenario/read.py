@@ -93,7 +93,8 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
     if found or model is None or schedule is None or machine is None or framework is None or cost is None:
         raise refuse(origin.source, found)
     cluster, disturbances = machine
-    framework = framework.with_experts(cluster.accelerator.host_pace) if model.mixtures else framework
+    if any(mixture.experts > 1 for mixture in model.mixtures):  # one expert is an MLP
+        framework = framework.with_experts(cluster.accelerator.host_pace)
     layout = build.read_layout(file.layout, cluster.gpus, framework, schedule)
     return Setup(
         name=file.name or origin.name,
