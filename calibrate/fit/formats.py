@@ -27,7 +27,7 @@ from calibrate.fit.state import (
     with_peak,
 )
 from clustersim.arrays import FloatArray
-from clustersim.dtypes import DType
+from clustersim.dtypes import NARROW
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.units import FlopPerSecond
 from clustersim.workload.kernels import KernelKind, MatmulShape
@@ -36,14 +36,16 @@ from clustersim.workload.kernels import KernelKind, MatmulShape
 def fit_formats(state: State, rows: Sequence[Timed]) -> State:
     """The reference format first, then the rates of all others; rows: of all kinds."""
     formats = by_format(each for each in rows if each.row.kind is KernelKind.MATMUL)
-    dense = [dtype for dtype in formats if dtype is not DType.FP8]
+    dense = [dtype for dtype in formats if dtype not in NARROW]
     if dense:
         reference = max(dense, key=lambda dtype: sum(each.row.flops for each in formats[dtype]))
         state = _fit_reference(state, formats[reference], _free(state, rows))
         for dtype in dense:
             if dtype is not reference:
                 state = _fit_format(state, formats[dtype])
-    return _fit_fp8(state, formats[DType.FP8]) if DType.FP8 in formats else state
+    for scaled in (formats[each] for each in NARROW if each in formats):
+        state = _fit_scaled(state, scaled)
+    return state
 
 
 def _free(state: State, rows: Sequence[Timed]) -> FloatArray:
@@ -79,20 +81,23 @@ def _fit_format(state: State, rows: Sequence[Timed]) -> State:
     return state.fitted(rows, winner).with_peak(rows[0].row.dtype, peak)
 
 
-def _fit_fp8(state: State, rows: Sequence[Timed]) -> State:
-    """The share of the FP8 peak."""
-    rate, winner, scale = _fit_rate(state, rows)
+def _fit_scaled(state: State, rows: Sequence[Timed]) -> State:
+    """The share of its peak that a format with scales has."""
+    dtype, own = rows[0].row.dtype, state.accelerator.efficiency.matmul
+    known = with_constants(state.accelerator, matmul=own.with_share(dtype, own.share_of(dtype)))
+    rate, winner, scale = _fit_rate(replace(state, accelerator=known), rows)
     peak = scale.nominal(winner.constants[0])
-    matmul = replace(state.accelerator.efficiency.matmul, fp8_share=rate / peak)
-    return state.fitted(rows, winner, matmul=matmul).with_peak(DType.FP8, peak)
+    matmul = own.with_share(dtype, rate / peak)
+    return state.fitted(rows, winner, matmul=matmul).with_peak(dtype.arithmetic, peak)
 
 
 def _fit_rate(state: State, rows: Sequence[Timed]) -> tuple[FlopPerSecond, Winner, Scale]:
     """The rate of one format alone; all other constants are those of the reference."""
     scale, accelerator = _scale(state, rows)
     own, matmul = own_matmul(accelerator), accelerator.efficiency.matmul
-    if rows[0].row.dtype is DType.FP8:
-        own = replace(own, shares=np.array([matmul.fp8_share]))
+    dtype = rows[0].row.dtype
+    if dtype in NARROW:
+        own = replace(own, shares=np.array([matmul.share_of(dtype)]))
     winners = [search_matmul(accelerator, _matmuls(rows), grid) for grid in (own, replace(own, shares=SHARES))]
     winner = supported(winners, seconds_of(rows))
     return winner.constants[0] * scale.rate, winner, scale
@@ -100,12 +105,11 @@ def _fit_rate(state: State, rows: Sequence[Timed]) -> tuple[FlopPerSecond, Winne
 
 def _scale(state: State, rows: Sequence[Timed]) -> tuple[Scale, Accelerator]:
     """The rate whose parts are searched, and the accelerator with it for a peak, at the same rate of matmuls."""
-    accelerator, dtype = state.accelerator, rows[0].row.dtype
+    accelerator, dtype = state.accelerator, rows[0].row.dtype.arithmetic
     nominal, matmul = accelerator.peak.get(dtype, 0.0), accelerator.efficiency.matmul
     scale = state.scale(nominal, best_rate(rows))
     part = (nominal or scale.rate) / scale.rate
-    shares = replace(matmul, share=matmul.share * part, fp8_share=matmul.fp8_share * part)
-    return scale, with_peak(with_constants(accelerator, matmul=shares), dtype, scale.rate)
+    return scale, with_peak(with_constants(accelerator, matmul=matmul.scaled(part)), dtype, scale.rate)
 
 
 def _matmuls(rows: Iterable[Timed]) -> list[MatmulRow]:

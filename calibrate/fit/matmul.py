@@ -56,18 +56,18 @@ def search_matmul(accelerator: Accelerator, rows: Sequence[MatmulRow], grid: Mat
 def fit_matmul(
     accelerator: Accelerator, rows: Sequence[MatmulRow], latency: Seconds | None, *, even: bool = False
 ) -> tuple[MatmulEfficiency, Seconds, Winner]:
-    """Fit share, edge, prologue and kernel latency (unless given); fp8_share is set to the share."""
+    """Fit share, edge, prologue and kernel latency (unless given); of formats with scales the share is set to it."""
     latencies = LATENCIES if latency is None else np.array([latency])
     winner = search_matmul(accelerator, rows, MatmulGrid(SHARES, EDGES, PROLOGUES, latencies, even))
     share, edge, prologue, late = winner.constants
-    found = replace(accelerator.efficiency.matmul, share=share, fp8_share=share, edge=edge, prologue=prologue)
+    found = replace(accelerator.efficiency.matmul.at(share), edge=edge, prologue=prologue)
     return found, late, winner
 
 
-def fit_fp8_share(accelerator: Accelerator, rows: Sequence[MatmulRow]) -> tuple[MatmulEfficiency, Winner]:
-    """Fit the share of the FP8 peak alone; all other constants are those of the dense formats."""
+def fit_share(accelerator: Accelerator, rows: Sequence[MatmulRow]) -> tuple[MatmulEfficiency, Winner]:
+    """Fit the share of one format with scales alone; all other constants are those of the other formats."""
     winner = search_matmul(accelerator, rows, replace(own_matmul(accelerator), shares=SHARES))
-    return replace(accelerator.efficiency.matmul, fp8_share=winner.constants[0]), winner
+    return accelerator.efficiency.matmul.with_share(rows[0].dtype, winner.constants[0]), winner
 
 
 def matmul_seconds(accelerator: Accelerator, rows: Sequence[MatmulRow]) -> FloatArray:
@@ -81,7 +81,7 @@ def _busy(
     accelerator: Accelerator, edge: float, prologue: float, rows: Sequence[MatmulRow], shares: FloatArray
 ) -> Iterator[tuple[float, FloatArray]]:
     """Seconds of every row for every share, without the start of the kernel."""
-    full = replace(accelerator.efficiency.matmul, share=1.0, fp8_share=1.0, edge=edge, prologue=prologue)
+    full = replace(accelerator.efficiency.matmul.at(1.0), edge=edge, prologue=prologue)
     whole = replace(accelerator, efficiency=replace(accelerator.efficiency, matmul=full))
     compute, memory = _options(whole, rows)
     for share in shares:

@@ -23,7 +23,7 @@ from calibrate.fit.attention import fit_attention
 from calibrate.fit.collectives import judge
 from calibrate.fit.grid import Winner
 from calibrate.fit.grouped import fit_grouped, fit_kernel_share
-from calibrate.fit.matmul import fit_fp8_share, fit_matmul, matmul_seconds
+from calibrate.fit.matmul import fit_matmul, fit_share, matmul_seconds
 from calibrate.fit.published_kernels import (
     AttentionRow,
     MatmulRow,
@@ -38,7 +38,7 @@ from calibrate.fit.quality import Fits, Judged, Quality, table, unseen_table
 from clustersim.collectives.library import load_library
 from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
-from clustersim.hardware.efficiency import Efficiency, GroupedEfficiency
+from clustersim.hardware.efficiency import Efficiency, GroupedEfficiency, MatmulEfficiency
 from clustersim.report.files import write_text_atomically
 from clustersim.units import Seconds
 
@@ -189,11 +189,11 @@ def _fit_matmuls(
     qualities = [Judged(accelerator.name, "matmul", dense, winner)]
     fitted = _with(accelerator, matmul=constants, kernel_latency=latency)
     if fp8:
-        constants, winner = fit_fp8_share(fitted, fp8)
+        constants, winner = fit_share(fitted, fp8)
         qualities.append(Judged(accelerator.name, "matmul fp8", fp8, winner))
     else:
         ratio = _ratio(_best_share(accelerator, DType.FP8), _best_share(accelerator, DType.BF16), 1.0)
-        constants = replace(constants, fp8_share=round(constants.share * ratio, DIGITS))
+        constants = _at_distance(constants, ratio)
     return _with(fitted, matmul=constants), qualities
 
 
@@ -206,7 +206,7 @@ def _derive(derivation: Derivation, known: Mapping[str, Efficiency]) -> Accelera
     matmul = replace(
         sibling.matmul,
         share=round(sibling.matmul.share * dense, DIGITS),
-        fp8_share=round(sibling.matmul.fp8_share * fp8, DIGITS),
+        shares={dtype: round(share * fp8, DIGITS) for dtype, share in sibling.matmul.shares.items()},
         tiles=accelerator.efficiency.matmul.tiles,
     )
     forward, backward = (  # clocks under load limit both kinds alike
@@ -225,7 +225,7 @@ def _derive(derivation: Derivation, known: Mapping[str, Efficiency]) -> Accelera
 
 
 def _fit_few(accelerator: Accelerator) -> tuple[Accelerator, list[Judged]]:
-    """What a derived accelerator's own rows support: its FP8 matmuls correct the fp8_share, its attention is its own.
+    """What a derived accelerator's own rows support: FP8 matmuls the share of FP8, and its own attention.
 
     Its other matmuls judge constants they have not seen.
     """
@@ -237,13 +237,19 @@ def _fit_few(accelerator: Accelerator) -> tuple[Accelerator, list[Judged]]:
         winner = Winner((), predicted, predicted, predicted)
         qualities.append(Judged(accelerator.name, "matmul, not fitted", dense, winner))
     if fp8:
-        constants, winner = fit_fp8_share(accelerator, fp8)
+        constants, winner = fit_share(accelerator, fp8)
         accelerator = _with(accelerator, matmul=constants)
         qualities.append(Judged(accelerator.name, "matmul fp8", fp8, winner))
     if attention:
         accelerator, judged = _fit_attention(accelerator, attention)
         qualities.extend(judged)
     return accelerator, qualities
+
+
+def _at_distance(constants: MatmulEfficiency, ratio: float) -> MatmulEfficiency:
+    """All formats with scales at one distance from the others."""
+    share = round(constants.share * ratio, DIGITS)
+    return replace(constants, shares=dict.fromkeys(constants.shares, share))
 
 
 def _matmuls_of(name: str) -> tuple[list[MatmulRow], list[MatmulRow]]:
@@ -311,7 +317,8 @@ def _constants(fits: Fits) -> list[str]:
 def _listed(efficiency: Efficiency) -> list[str]:
     matmul = efficiency.matmul
     sizes = f"prologue {matmul.prologue:g}, edge {matmul.edge:g}"
-    lines = [f"matmul: share {matmul.share:g}, fp8_share {matmul.fp8_share:g}, {sizes}"]
+    shares = "".join(f", {dtype.value} {share:g}" for dtype, share in matmul.shares.items())
+    lines = [f"matmul: share {matmul.share:g}{shares}, {sizes}"]
     if efficiency.grouped is not None:
         constants = asdict(efficiency.grouped)
         lines.append("grouped: " + ", ".join(f"{key} {value:g}" for key, value in constants.items()))

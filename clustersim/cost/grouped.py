@@ -66,17 +66,12 @@ def grouped_seconds(
 
 
 def _inside(accelerator: Accelerator, *, streamed: bool) -> Accelerator:
-    """The accelerator with the constants that products of experts have; FP8's keep their distance."""
+    """The accelerator with the constants that products of experts have; formats with scales keep their distance."""
     efficiency = accelerator.efficiency
     matmul, grouped = efficiency.matmul, efficiency.experts
     share = grouped.share if streamed else grouped.kernel_share
-    own = replace(
-        matmul,
-        share=share,
-        fp8_share=share * matmul.fp8_share / matmul.share,
-        prologue=grouped.prologue,
-        edge=grouped.edge,
-    )
+    shares = {dtype: share * each / matmul.share for dtype, each in matmul.shares.items()}
+    own = replace(matmul, share=share, shares=shares, prologue=grouped.prologue, edge=grouped.edge)
     return replace(accelerator, efficiency=replace(efficiency, matmul=own))
 
 

@@ -39,8 +39,7 @@ class Work:
 
 def matmul_rate(accelerator: Accelerator, dtype: DType) -> FlopPerSecond:
     """FLOP/s of all compute units inside the main loop of the library's largest tile."""
-    matmul = accelerator.efficiency.matmul
-    return accelerator.peak_of(dtype) * (matmul.fp8_share if dtype is DType.FP8 else matmul.share)
+    return accelerator.peak_of(dtype) * accelerator.efficiency.matmul.share_of(dtype)
 
 
 def alignment_rate(accelerator: Accelerator, dtype: DType, shape: MatmulShape) -> float:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from clustersim import shipped
-from clustersim.dtypes import COMPUTED, DType
+from clustersim.dtypes import COMPUTED, NARROW, DType
 from clustersim.errors import InputError, nearest, shown
 from clustersim.hardware.alignment import Alignment
 from clustersim.hardware.efficiency import (
@@ -60,11 +60,17 @@ class Accelerator:
 
     def peak_of(self, dtype: DType) -> FlopPerSecond:
         """Dense peak in FLOP/s; raise InputError that lists the formats that this accelerator has."""
-        try:
-            return self.peak[dtype]
-        except KeyError:
-            formats = ", ".join(known.value for known in self.peak)
-            raise InputError(f"{self.name} has no {dtype.value} peak; it computes in {formats}") from None
+        if dtype not in self.formats:
+            formats = ", ".join(known.value for known in self.formats)
+            raise InputError(f"{self.name} has no {dtype.value} peak; it computes in {formats}")
+        return self.peak[dtype.arithmetic]
+
+    @property
+    def formats(self) -> tuple[DType, ...]:
+        """The formats that it computes in; of those with scales only what there are kernels for."""
+        shares = self.efficiency.matmul.shares
+        legal = (each for each in COMPUTED if each not in NARROW or each in shares)
+        return tuple(each for each in legal if each.arithmetic in self.peak)
 
 
 def load_accelerator(name_or_path: str) -> Accelerator:
@@ -147,11 +153,19 @@ def _head_dims(section: Section) -> tuple[int, ...]:
 def _matmul(section: Section) -> MatmulEfficiency:
     return MatmulEfficiency(
         share=section.share("share"),
-        fp8_share=section.share("fp8_share"),
         prologue=section.number("prologue"),
         edge=section.number("edge"),
         tiles=_tiles(section),
+        shares=_shares(section.section("shares")) if section.has("shares") else {},
     )
+
+
+def _shares(section: Section) -> Mapping[DType, float]:
+    formats = {dtype.value: dtype for dtype in NARROW}
+    for key in section.names():
+        if key not in formats:
+            raise section.refuse(key, f"no format with scales; {nearest(key, formats)}")
+    return {formats[key]: section.share(key) for key in section.names()}
 
 
 def _grouped(section: Section) -> GroupedEfficiency:

@@ -8,8 +8,10 @@ References: NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wa
 "FlashAttention-2", arXiv:2307.08691, section 3.2 (parallelism over query blocks) and 3.1 (non-matmul FLOP).
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from clustersim.dtypes import NARROW, DType
 from clustersim.units import Seconds
 
 
@@ -18,16 +20,33 @@ class MatmulEfficiency:
     """Constants of a library's matrix multiplication.
 
     share: part of the peak that a compute unit sustains inside the main loop of the largest tile (clocks under load
-    included); fp8_share: the same for FP8; prologue: columns of k that filling and draining a tile's pipeline costs;
-    edge: rows that a tile's perimeter costs, so that small tiles are slower per FLOP; tiles: the (m, n) shapes that
-    the library has kernels for.
+    included); shares: the same for the formats with scales that it has kernels for, scales included (`dtypes.NARROW`);
+    prologue: columns of k that filling and draining a tile's pipeline costs; edge: rows that a tile's perimeter costs,
+    so that small tiles are slower per FLOP; tiles: the (m, n) shapes that the library has kernels for.
     """
 
     share: float
-    fp8_share: float
     prologue: float
     edge: float
     tiles: tuple[tuple[int, int], ...]
+    shares: Mapping[DType, float] = field(default_factory=dict)
+
+    def share_of(self, dtype: DType) -> float:
+        """The part of the peak of a format; of one with scales that has none of its own, as of others."""
+        return self.shares.get(dtype, self.share) if dtype in NARROW else self.share
+
+    def at(self, share: float) -> "MatmulEfficiency":
+        """The same with one share for all formats."""
+        return replace(self, share=share, shares=dict.fromkeys(self.shares, share))
+
+    def scaled(self, ratio: float) -> "MatmulEfficiency":
+        """The same at another rate, in all formats."""
+        shares = {dtype: share * ratio for dtype, share in self.shares.items()}
+        return replace(self, share=self.share * ratio, shares=shares)
+
+    def with_share(self, dtype: DType, share: float) -> "MatmulEfficiency":
+        """The same with a format with scales at a share of its own."""
+        return replace(self, shares={**self.shares, dtype: share})
 
 
 @dataclass(frozen=True, slots=True)

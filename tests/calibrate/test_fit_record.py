@@ -25,7 +25,7 @@ def hidden_gpu() -> Accelerator:
     known = H100.efficiency
     return with_constants(
         replace(H100, peak={**H100.peak, DType.FP32: 45e12}),
-        matmul=replace(known.matmul, share=0.66, fp8_share=0.6, edge=24.0, prologue=96.0),
+        matmul=replace(known.matmul, share=0.66, shares={DType.FP8: 0.6}, edge=24.0, prologue=96.0),
         attention_forward=replace(known.attention_forward, share=0.7, key_overhead=256.0),
         attention_backward=replace(known.attention_backward, share=0.55),
         memory=0.79,
@@ -89,7 +89,7 @@ def test_known_constants_come_back_from_rows_without_noise() -> None:
     found, true = fit.efficiency, truth.efficiency
     assert (found.matmul.edge, found.matmul.prologue) == (true.matmul.edge, true.matmul.prologue)
     assert found.matmul.share == pytest.approx(true.matmul.share, rel=0.01)
-    assert found.matmul.fp8_share == pytest.approx(true.matmul.fp8_share, rel=0.01)
+    assert found.matmul.shares == pytest.approx(true.matmul.shares, rel=0.01)
     assert fit.peak[DType.FP32] * found.matmul.share == pytest.approx(45e12 * true.matmul.share, rel=0.01)
     assert found.memory * fit.memory_bandwidth == pytest.approx(true.memory * truth.memory_bandwidth, rel=0.01)
     assert found.kernel_latency == pytest.approx(true.kernel_latency, rel=0.03)

@@ -37,7 +37,7 @@ PLAIN = replace(
     compute_units=UNITS,
     efficiency=Efficiency(
         published=False,
-        matmul=MatmulEfficiency(share=0.5, fp8_share=0.5, prologue=0.0, edge=0.0, tiles=((TILE, TILE),)),
+        matmul=MatmulEfficiency(share=0.5, prologue=0.0, edge=0.0, tiles=((TILE, TILE),), shares={DType.FP8: 0.5}),
         attention_forward=AttentionEfficiency(0.5, 1.0, 0.0, 0.0, TILE),
         attention_backward=AttentionEfficiency(0.5, 1.0, 0.0, 0.0, TILE),
         memory=0.5,
@@ -151,7 +151,7 @@ def test_provenance_is_published_only_where_this_accelerator_was_measured() -> N
 
 
 def test_a_number_format_that_the_accelerator_lacks_is_refused() -> None:
-    with pytest.raises(InputError, match="has no fp8 peak; it computes in bf16, fp32"):
+    with pytest.raises(InputError, match="has no fp8 peak; it computes in fp32, bf16"):
         seconds(matmul(128, 128, 128, dtype=DType.FP8))
 
 

@@ -51,7 +51,8 @@ def accelerator(folder: Path, **changes: float | str) -> str:
     slower = float(changes.pop("products", 1.0))
     for part in ("matmul", "attention_forward", "attention_backward"):
         efficiency[part]["share"] /= slower
-    efficiency["matmul"]["fp8_share"] /= slower
+    shares = efficiency["matmul"]["shares"]
+    shares.update({dtype: share / slower for dtype, share in shares.items()})
     efficiency.update(changes)
     path = folder / "gpu.yaml"
     path.write_text(yaml.safe_dump(content))

@@ -26,9 +26,10 @@ def with_products(scenario: Scenario, longer: float) -> Scenario:
 
     def change(efficiency: Efficiency) -> Efficiency:
         matmul = efficiency.matmul
+        shares = {dtype: _share(share, longer) for dtype, share in matmul.shares.items()}
         return replace(
             efficiency,
-            matmul=replace(matmul, share=_share(matmul.share, longer), fp8_share=_share(matmul.fp8_share, longer)),
+            matmul=replace(matmul, share=_share(matmul.share, longer), shares=shares),
             attention_forward=_attention(efficiency.attention_forward, longer),
             attention_backward=_attention(efficiency.attention_backward, longer),
         )
