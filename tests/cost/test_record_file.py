@@ -205,8 +205,8 @@ def test_whole_numbers_stand_for_floats(path: Path):
         (
             ["kernel_fit", "peak", "int8"],
             1.0,
-            "kernel_fit.peak: 'int8' is unknown; choose one of bf16, fp16, fp32, fp8, fp8-blockwise, fp8-rowwise, mxfp8, "
-            "nf4, nvfp4, tf32",
+            "kernel_fit.peak: 'int8' is unknown; choose one of bf16, fp16, fp32, fp8, fp8-blockwise, fp8-rowwise, "
+            "mxfp8, nf4, nvfp4, tf32",
         ),
         (
             ["kernel_fit", "efficiency", "matmul", "tiles"],
