@@ -22,6 +22,7 @@ _ONE_OF: Final = {
     "experience": "experience",
     "frameworks": "framework",
     "libraries": "library",
+    "recipes": "recipe",
     "records": "record",
 }
 _MOST_REPEATED: Final = 100_000  # values that the aliases of a YAML file may add; a file by hand has some dozens

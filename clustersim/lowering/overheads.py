@@ -1,6 +1,6 @@
 """When does a rank do what its framework does beside the model (`workload.overheads`)?
 
-Gradients are zeroed before the first pass and prepared on the compute stream where each of their reductions is issued.
+Gradients are zeroed and weights are cast before the first pass, and gradients are prepared on the compute stream where each of their reductions is issued.
 A microbatch's tokens come before its forward, once what the stage receives is there, so nothing is launched ahead of
 them: a block of its own, in which the host's launches show. A loss that is averaged after each microbatch is waited for
 by the next pass: Megatron-LM's `average_losses_across_data_parallel_group` is not asynchronous. Once a step it follows
@@ -18,7 +18,7 @@ from clustersim.parallel.mesh import TENSOR_ROLE, WEIGHTS
 from clustersim.parallel.pipeline import Stage
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Collective, Exchange, Operation, Work
-from clustersim.workload import batches, gradients, streaming
+from clustersim.workload import batches, casting, gradients, streaming
 from clustersim.workload.kernels import Kernel, KernelKind
 from clustersim.workload.operators import Layer, Operator, Region
 from clustersim.workload.overheads import Batches, LossReport
@@ -37,6 +37,14 @@ def zero_gradients(low: Lowering, stages: Sequence[Stage]) -> None:
         kernels += gradients.zeroed(plan.training_of(group.formats), held / (group.shards if parts else 1))
     if kernels:
         low.beside("zero gradients", _optimizing(kernels), ())
+
+
+def cast_weights(low: Lowering, stages: Sequence[Stage]) -> None:
+    """Make the copies of weights that products read in this step."""
+    matrices = (operator.cast for stage in stages for unit in low.plan.units(stage) for operator in unit.operators)
+    kernels = casting.cast_weights(low.plan.training.recipe, matrices)
+    if kernels:
+        low.beside("cast weights", _optimizing(kernels), ())
 
 
 def take_batch(low: Lowering, run: Pass) -> Pass:

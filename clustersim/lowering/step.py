@@ -18,7 +18,7 @@ from typing import Final
 
 from clustersim.lowering.data import data_lowering
 from clustersim.lowering.naive import lower_naive
-from clustersim.lowering.overheads import report_loss, report_step, sum_norms, take_batch, zero_gradients
+from clustersim.lowering.overheads import cast_weights, report_loss, report_step, sum_norms, take_batch, zero_gradients
 from clustersim.lowering.passes import DataLowering, Lowering, Pass
 from clustersim.lowering.tasklist import Blocks
 from clustersim.lowering.units import Units
@@ -97,6 +97,7 @@ def _rank(low: Lowering, rank: int, steps: tuple[Step, ...]) -> RankProgram:
     stages = low.plan.stages_of(rank)
     data.begin(low, stages)
     zero_gradients(low, stages)
+    cast_weights(low, stages)
     _run(low, data, _parted(low.plan, steps))
     last = low.computed or 0
     data.reduce(low, stages, last)

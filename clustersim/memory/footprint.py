@@ -27,6 +27,7 @@ from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.units import Bytes
+from clustersim.workload.casting import kept_copies
 from clustersim.workload.framework import Framework
 from clustersim.workload.operators import Layer
 from clustersim.workload.overheads import Accumulation, Grouping
@@ -68,8 +69,10 @@ class Footprint:
         stages, held = self.plan.stages_of(pipeline_rank), self._held(pipeline_rank)
         buckets = sum(self._fullest_bucket(group, stages) for group, _ in held)
         each = [(self.per_parameter(group), count) for group, count in held]
+        own = {use: sum(count * sizes[use] for sizes, count in each) for use in SHARDED}
         return {
-            **{use: sum(count * sizes[use] for sizes, count in each) for use in SHARDED},
+            **own,
+            Category.PARAMETERS: own[Category.PARAMETERS] + self.copies(stages),
             Category.GATHERED: self.gathered(stages),
             Category.OFFLOAD: Activations(self.plan).buffers(stages) + self.passing(stages),
             Category.MESSAGES: self.receives(stages) + buckets,
@@ -77,6 +80,11 @@ class Footprint:
             Category.COMMUNICATION: self.groups * self.framework.communicator,
             Category.CONTEXT: self.context,
         }
+
+    def copies(self, stages: Iterable[Stage]) -> Bytes:
+        """Copies of weights in the format of products, of some stages."""
+        elements = sum(operator.cast for stage in stages for unit in self.plan.units(stage) for operator in unit.operators)
+        return kept_copies(self.plan.training.recipe, elements)
 
     def weights(self, pipeline_rank: int) -> dict[str, tuple[float, Bytes]]:
         """By name of its group, parameters that a rank computes with, and bytes of them, gradients and states."""

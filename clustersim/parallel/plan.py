@@ -11,14 +11,14 @@ from clustersim.parallel.expert import Dispatch
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.parameters import ParameterGroup, parameter_groups
 from clustersim.parallel.pipeline import Stage, ahead_at, dealt, stages
-from clustersim.parallel.tensor import Sharding
+from clustersim.parallel.tensor import Operands, Sharding
 from clustersim.program.placement import Placement, looped
 from clustersim.program.task import Dispatcher
 from clustersim.units import Bytes
 from clustersim.workload.expert_load import ExpertLoad
 from clustersim.workload.layers import Layer, Shard, embedding, head, layer
 from clustersim.workload.recipe import WeightFormats
-from clustersim.workload.stack import Attention, LatentAttention, LayerRun, LayerSpec, RoutedMlp, cut
+from clustersim.workload.stack import Attention, LatentAttention, LayerRun, LayerSpec, RoutedMlp, Stack, cut, wide_ends
 from clustersim.workload.training import FullRecompute, Training
 from clustersim.workload.transformer import Model
 
@@ -56,10 +56,18 @@ class Plan:
         return self.training.global_batch // (self.layout.dp * self.training.microbatch)
 
     @cached_property
+    def stack(self) -> Stack:
+        """The model's layers, those at its ends without narrow products where the recipe says so."""
+        recipe = self.training.recipe
+        if recipe.casts is None or not (recipe.first or recipe.last):
+            return self.model.stack
+        return wide_ends(self.model.stack, recipe.first, recipe.last)
+
+    @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """Virtual stages in model order."""
         counts = dealt(self.layout.layers_per_stage, self.model.layers, self.placement)
-        return stages(self.model.stack, counts, {self._ahead_at: self.model.ahead})
+        return stages(self.stack, counts, {self._ahead_at: self.model.ahead})
 
     @cached_property
     def _ahead_at(self) -> int:
@@ -80,7 +88,8 @@ class Plan:
     @cached_property
     def layers(self) -> Mapping[LayerSpec, Layer]:
         """Every kind of layer on one rank."""
-        return {spec: layer(self.model, spec, self.training, self.shard) for spec in self.model.specs}
+        specs = dict.fromkeys((*self.model.specs, *(run.spec for run in self.stack)))
+        return {spec: layer(self.model, spec, self.training, self.shard) for spec in specs}
 
     @cached_property
     def embedding(self) -> Layer:
@@ -248,6 +257,9 @@ class Plan:
         plain = Sharding(self.layout, self.activation, 0.0, form)
         if spec is None:
             return plain
+        casts, narrow = self.training.recipe.casts, self.training.recipe.products.narrow
+        if casts is not None and casts.gathered and narrow is not None and not spec.wide:
+            plain = replace(plain, operands=Operands(narrow, searched=casts.input.searched))
         if isinstance(spec.mlp, RoutedMlp):
             tokens, row = self.shard.residual_tokens, float(self.model.hidden * form.bytes)
             plain = replace(plain, dispatch=Dispatch(self.layout, spec.mlp, tokens, row, form, load))

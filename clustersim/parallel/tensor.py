@@ -39,13 +39,21 @@ from clustersim.workload.operators import Entry, Joining, Joint, until_saved
 
 
 @dataclass(frozen=True, slots=True)
+class Operands:
+    """Operands that are cast before they are gathered. searched: of one scale, for which ranks compare their largest."""
+
+    format: DType
+    searched: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Sharding:
     """What the collectives of a layer need to know.
 
     activation: bytes of the whole activation [batch, sequence / cp, hidden]; keys_values: bytes of the keys and values
     of the whole sequence on this tensor-parallel rank; format: of both; enters, leaves: whether activations come into
     and go out of the layer's sharded regions (tokens come into the embedding, and the loss goes nowhere); dispatch: how
-    tokens travel to experts, where the layer has some.
+    tokens travel to experts, where the layer has some; operands: in which other format operands are gathered.
     """
 
     layout: Layout
@@ -55,6 +63,7 @@ class Sharding:
     enters: bool = True
     leaves: bool = True
     dispatch: Dispatch | None = None
+    operands: Operands | None = None
 
     @property
     def sequence_parallel(self) -> bool:
@@ -112,6 +121,8 @@ class Sharding:
 
     def _exchange(self, name: str, kind: Collective, size: Bytes | None = None) -> Exchange:
         payload = self.activation if size is None else size
+        if kind is Collective.ALL_GATHER and self.operands is not None:
+            payload *= self.operands.format.bytes / self.format.bytes
         return Exchange(name, kind, TENSOR_ROLE.name, payload, format=self.format if kind.reduces else None)
 
 

@@ -31,6 +31,7 @@ class KernelKind(Enum):
     LOSS = "loss"  # softmax cross-entropy
     OPTIMIZER = "optimizer"
     COPY = "copy"
+    CAST = "cast"  # into a format with scales
 
 
 PRODUCTS: Final = frozenset(
@@ -157,6 +158,7 @@ class Routine(Enum):
     SCALED_SUM = "scaled_sum"  # a tensor and a multiple of another
     SCALE = "scale"  # a multiple of a tensor
     DEQUANTIZE = "dequantize"  # weights [rows, width] in the kernel's format, of those in formats[0] and their scales
+    QUANTIZE = "quantize"  # a copy in each of the formats, with scales
     ZERO = "zero"  # a tensor set to zero
     UNSCALE = "unscale"  # a multiple of a tensor, in its place, and whether all of it is finite
     CAUSAL_MASK = "causal_mask"  # a matrix [rows, width] of ones, its lower triangle, and which of it is zero

@@ -32,7 +32,7 @@ def latent(rank: OnRank, own: LatentAttention) -> list[Operator]:
 def _vectors(rank: OnRank, own: LatentAttention) -> list[Operator]:
     """The latent vectors of queries, if they have one, and of keys and values, each with its norm."""
     down = _down(rank, "attention.kv_down", own.kv_rank + own.rope)
-    read = _read(rank)  # what makes the queries keeps it, too
+    read = rank.shared(rank.residual)  # what makes the queries keeps it, too
     down = replace(down, kept=down.kept - read, waiting=down.waiting - read, read=down.read - read)
     down = replace(down, input_gradient=(*down.input_gradient, gradient_sum(rank, "attention.kv_down")))
     keys_values = [down, _norm(rank, "attention.kv_norm", own.kv_rank)]
@@ -100,8 +100,9 @@ def _down(rank: OnRank, name: str, outputs: int) -> Operator:
 def _up(rank: OnRank, name: str, inputs: int, outputs: int) -> Operator:
     """A product by heads, of a latent vector that comes into the sharded region."""
     read = rank.saved(rank.shard.residual_tokens * inputs)
-    made = linear_operator(rank, _columns(rank, name, inputs, outputs), read)
-    comes = 0.0 if rank.training.overheads.norm_in_linear else read
+    within_norm = rank.training.overheads.norm_in_linear
+    made = linear_operator(rank, _columns(rank, name, inputs, outputs), read, behind_norm=within_norm)
+    comes = 0.0 if within_norm else read
     return replace(made, linear=None, entering=_whole(rank, inputs), within=(Within(Module.LATENT_UP, comes),))
 
 

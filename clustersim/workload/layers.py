@@ -98,7 +98,7 @@ class _Heads:
 
 def layer(model: Model, spec: LayerSpec, training: Training, shard: Shard) -> Layer:
     """One transformer layer. Degrees must divide heads and ffn (the scenario door has checked)."""
-    rank = OnRank(model, training, shard)
+    rank = OnRank(model, training.wide if spec.wide else training, shard)
     attention = _attended(rank, spec)
     mlp = _mlp(rank, spec)
     made, read = _operators(rank, spec, attention, mlp), rank.input_bytes
@@ -155,7 +155,7 @@ def _beside(rank: OnRank, block: BlockForm, attention: list[Operator], mlp: list
         first, second = _norm_module(rank, "attention.norm"), _norm_module(rank, "mlp.norm")
         second = replace(second, kept=second.kept - rank.input_bytes, within=(Within(Module.LAYERNORM),))
         return [first, second, qkv, *rest, replace(up, entry=Entry.OTHER), *others, total, residual]
-    read = rank.saved(rank.residual)
+    read = rank.shared(rank.residual)
     both = _summed(rank, "block.gradient_sum").forward
     qkv = replace(qkv, input_gradient=(*qkv.input_gradient, *both))
     shared = tuple(Within(each.module) for each in up.within)  # the input of the MLP's module, too
@@ -221,9 +221,9 @@ def _over_logits(rank: OnRank, name: str, over: Streaming) -> Operator:
 def _mlp(rank: OnRank, spec: LayerSpec) -> list[Operator]:
     match spec.mlp:
         case DenseMlp() as mlp:
-            return within(dense(rank, mlp), Module.MLP, rank.input_bytes)
+            return within(dense(rank, mlp, behind_norm=_norm_inside(rank, spec)), Module.MLP, rank.input_bytes)
         case RoutedMlp(alone=DenseMlp() as mlp):
-            return within(dense(rank, mlp), Module.MLP, rank.input_bytes)
+            return within(dense(rank, mlp, behind_norm=_norm_inside(rank, spec)), Module.MLP, rank.input_bytes)
         case RoutedMlp() as routed:
             return within(mixture(rank, routed), Module.MIXTURE, rank.input_bytes)
     return []
@@ -232,15 +232,15 @@ def _mlp(rank: OnRank, spec: LayerSpec) -> list[Operator]:
 def _attended(rank: OnRank, spec: LayerSpec) -> list[Operator]:
     match spec.attention:
         case FullAttention() as attention:
-            return _attention(rank, _Heads(attention, rank.shard.tp))
+            return _attention(rank, _Heads(attention, rank.shard.tp), behind_norm=_norm_inside(rank, spec))
         case LatentAttention() as attention:
             return latent(rank, attention)
     return []
 
 
-def _attention(rank: OnRank, own: _Heads) -> list[Operator]:
+def _attention(rank: OnRank, own: _Heads, *, behind_norm: bool) -> list[Operator]:
     model, shard = rank.model, rank.shard
-    chosen = [_qkv(rank, own)]
+    chosen = [_qkv(rank, own, behind_norm=behind_norm)]
     if own.attention.qk_norm is not None:
         chosen.append(_qk_norm(rank, own, own.attention.qk_norm))
     if model.positions is Positions.ROTARY and own.attention.rotary > 0:
@@ -262,19 +262,24 @@ def _attention(rank: OnRank, own: _Heads) -> list[Operator]:
     return chosen
 
 
-def _qkv(rank: OnRank, own: _Heads) -> Operator:
+def _qkv(rank: OnRank, own: _Heads, *, behind_norm: bool) -> Operator:
     tokens, width = rank.shard.tokens, own.query_width + 2 * own.kv_width
     bias_tokens = tokens if own.attention.qkv_bias else 0
     added = bias_tokens and rank.training.overheads.bias_adds
     parts = ((Projection.Q, own.query_width), (Projection.K, own.kv_width), (Projection.V, own.kv_width))
     linear = Linear("attention.qkv", tokens, rank.model.hidden, width, rank.products, bias_tokens, parts)
-    made = linear_operator(rank, linear, rank.saved(rank.residual))
+    made = linear_operator(rank, linear, rank.saved(rank.residual), behind_norm=behind_norm)
     made = replace(made, kept=made.kept + tokens * width * rank.dtype.bytes)
     if added:
         bias = streaming.BIAS_ADD.over(tokens, width)
         kernel = streaming.BIAS_ADD.forward_kernel("attention.qkv.bias", rank.dtype, bias)
         made = replace(made, forward=(*made.forward, kernel))
     return half_again(rank, made, replace(linear, outputs=own.kv_width, bias_tokens=0))  # of q, k, v the second
+
+
+def _norm_inside(rank: OnRank, spec: LayerSpec) -> bool:
+    """Whether a norm is within the first linear layer of plain attention or of a dense MLP."""
+    return spec.block.before and not spec.block.parallel and rank.training.overheads.norm_in_linear
 
 
 def _qk_norm(rank: OnRank, own: _Heads, form: QkNorm) -> Operator:

@@ -14,24 +14,24 @@ from clustersim.workload.operators import Operator, Region
 from clustersim.workload.stack import DenseMlp, Mlp
 
 
-def dense(rank: OnRank, spec: DenseMlp, name: str = "mlp") -> list[Operator]:
-    """The operators of an MLP that every token passes, which is called so."""
+def dense(rank: OnRank, spec: DenseMlp, name: str = "mlp", *, behind_norm: bool = False) -> list[Operator]:
+    """The operators of an MLP that every token passes, which is called so. behind_norm: a norm is in its first."""
     shard, ffn = rank.shard, spec.ffn // rank.shard.tp
     over = streaming.activation(spec.form, fused=rank.training.fused)
     return [
-        _up(rank, spec.form, ffn, name),
+        _up(rank, spec.form, ffn, name, behind_norm=behind_norm),
         streamed(Region.SHARDED, f"{name}.activation", rank.dtype, over, (over.over(shard.tokens, ffn),)),
         _down(rank, spec.form, ffn, name),
     ]
 
 
-def _up(rank: OnRank, form: Mlp, ffn: int, name: str) -> Operator:
+def _up(rank: OnRank, form: Mlp, ffn: int, name: str, *, behind_norm: bool) -> Operator:
     """The fifth product of a layer; with a gate, the sixth beside it."""
     gated, tokens = form is Mlp.SWIGLU, rank.shard.tokens
     bias_tokens = tokens if rank.model.linear_bias else 0
     parts = (*(((Projection.GATE, ffn),) if gated else ()), (Projection.UP, ffn))
     up = Linear(f"{name}.up", tokens, rank.model.hidden, 2 * ffn if gated else ffn, rank.products, bias_tokens, parts)
-    made = linear_operator(rank, up, rank.saved(rank.residual))
+    made = linear_operator(rank, up, rank.saved(rank.residual), behind_norm=behind_norm)
     return half_again(rank, made, replace(up, outputs=ffn if gated else 0, bias_tokens=0))
 
 
@@ -48,7 +48,7 @@ def _down(rank: OnRank, form: Mlp, ffn: int, name: str) -> Operator:
 
 def half_again(rank: OnRank, made: Operator, again: Linear) -> Operator:
     """A linear layer of which selective recomputation by operations runs a part again and keeps the other outputs."""
-    whole = made.forward[0].shape
+    whole = made.forward[-1].shape  # behind what is cast for it
     outputs = whole.n if isinstance(whole, MatmulShape) else 0
-    kernels = again.forward(rank.training.recipe) if again.outputs else ()
+    kernels = (*made.forward[:-1], *again.forward(rank.training.recipe)) if again.outputs else ()
     return replace(made, again=kernels, results=float(again.tokens * (outputs - again.outputs) * rank.dtype.bytes))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from clustersim.dtypes import DType
 from clustersim.units import Bytes
 from clustersim.workload import streaming
+from clustersim.workload.casting import Operands, linear_casts
 from clustersim.workload.kernels import Kernel, StreamShape
 from clustersim.workload.linear import Linear
 from clustersim.workload.operators import Operator, Region, Shard
@@ -37,7 +38,15 @@ class OnRank:
 
     def saved(self, elements: int) -> Bytes:
         """Bytes of a linear layer's input as backward reads it."""
-        return elements * self.products.weight_gradient.bytes
+        return elements * self.training.recipe.saved.bytes
+
+    def waits(self, products: Products) -> DType:
+        """The format in which the gradient of a linear layer's output waits for the weights' gradient."""
+        return self.dtype if self.training.recipe.casts is None else products.weight_gradient
+
+    def shared(self, elements: int) -> Bytes:
+        """Bytes of an input that several linear layers save once; each saves a copy of its own that it has cast."""
+        return 0.0 if self.training.recipe.casts_inputs else self.saved(elements)
 
     @property
     def vocab(self) -> int:
@@ -55,20 +64,23 @@ class OnRank:
         return float(self.residual * self.dtype.bytes)
 
 
-def linear_operator(rank: OnRank, linear: Linear, read: Bytes) -> Operator:
-    """A linear layer that keeps its input, of so many bytes."""
+def linear_operator(rank: OnRank, linear: Linear, read: Bytes, *, behind_norm: bool = False) -> Operator:
+    """A linear layer that keeps its input, of so many bytes. behind_norm: which a norm in the same layer makes."""
     recipe = rank.training.recipe
+    operands = Operands.of(linear, rank.shard.residual_tokens, behind_norm=behind_norm)
+    casts = linear_casts(recipe, linear.formats, operands)
     return Operator(
         linear.name,
         Region.SHARDED,
-        linear.forward(recipe),
-        linear.input_gradient(recipe),
-        linear.weight_gradient(recipe, rank.training.accumulation),
+        (*casts.forward, *linear.forward(recipe)),
+        (*casts.backward, *linear.input_gradient(recipe)),
+        (*casts.weight_gradient, *linear.weight_gradient(recipe, rank.training.accumulation)),
         parameters=linear.parameters,
         kept=float(read),
-        waiting=float(read + linear.tokens * linear.outputs * rank.dtype.bytes),
+        waiting=float(read + linear.tokens * linear.outputs * rank.waits(linear.formats).bytes),
         linear=linear,
         read=float(read),
+        cast=casts.weights,
     )
 
 

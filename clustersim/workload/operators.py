@@ -129,7 +129,8 @@ class Operator:
     the sequence is split; joints: what it has joined within a sharded region; unpacked: bytes of weights that it has in
     the format of its products at once while it runs; saves_late: something that backward needs is saved only when it
     has run (a mask, statistics, its result), not what it reads alone; entering: bytes of the whole activation that
-    comes into its region for it, None: as wide as the residual stream.
+    comes into its region for it, None: as wide as the residual stream; cast: elements of its weights of which copies in
+    the format of its products are made once a step, and kept.
     """
 
     name: str
@@ -155,6 +156,7 @@ class Operator:
     unpacked: Bytes = 0.0
     saves_late: bool = False
     entering: Bytes | None = None
+    cast: int = 0
 
     def inside(self, modules: Set[Module]) -> bool:
         """Whether it is in one of some modules."""

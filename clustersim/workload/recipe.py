@@ -3,13 +3,15 @@
 A recipe says it for each product of a linear layer (forward, the input's gradient, the weights' gradient), for all
 activations between products, and for what is kept of the weights. Products read operands in their own formats; results,
 attention, norms and the logits are in the format of activations (Micikevicius et al. 2022, arXiv:2209.05433, for FP8).
-What casts between formats cost is not counted.
+Operands come into a format with scales by kernels that read them and write copies (`casting`): how often they are read
+and how many copies there are is the recipe's. Shipped recipes are in `topologies/recipes` (`recipes`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Self
 
-from clustersim.dtypes import DType
+from clustersim.dtypes import NARROW, DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,81 @@ class Products:
     def all_in(cls, dtype: DType) -> Self:
         """All three in one format."""
         return cls(dtype, dtype, dtype)
+
+    @property
+    def narrow(self) -> DType | None:
+        """The format with scales of the first that has one."""
+        formats = (self.forward, self.input_gradient, self.weight_gradient)
+        return next((each for each in formats if each in NARROW), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """How an operand comes into the format of products.
+
+    reads: how often kernels read it in the format it is in, each time a kernel; copies: how many they write, by rows
+    and by columns: a product reads both operands along what it sums over, and each operand is in two products.
+    """
+
+    reads: int
+    copies: int
+
+    @property
+    def launches(self) -> int:
+        """Kernels."""
+        return max(self.reads, min(self.copies, 1))
+
+    @property
+    def searched(self) -> bool:
+        """Whether the largest element is looked for first."""
+        return self.reads > 1
+
+    @property
+    def by_rows(self) -> "Cast":
+        """The same where accelerators read operands either way, so that one copy does for both products."""
+        return replace(self, copies=max(0, self.copies - 1))
+
+
+class WeightCasts(Enum):
+    """When weights are cast: once a STEP, and kept until its end; or in each PASS."""
+
+    STEP = "step"
+    PASS = "pass"
+
+
+@dataclass(frozen=True, slots=True)
+class Casts:
+    """How operands come into the format of products.
+
+    input, output_gradient, weight: of a linear layer; behind_norm: of an input that a norm in the same linear layer
+    makes, which may do a part of it; input_again, weight_again: what is cast once more in backward, of operands that
+    were saved in the format of activations (None: they were saved as products read them); weights: when these are
+    cast; transposed: the second copy is the first one's transpose, made where accelerators multiply rows by rows alone;
+    gathered: tensor-parallel ranks gather operands that are cast.
+    """
+
+    input: Cast
+    behind_norm: Cast
+    output_gradient: Cast
+    weight: Cast
+    input_again: Cast | None = None
+    weight_again: Cast | None = None
+    weights: WeightCasts = WeightCasts.STEP
+    transposed: bool = False
+    gathered: bool = True
+
+    @property
+    def in_passes(self) -> "Casts":
+        """The same where nothing is kept from one pass to the next."""
+        return replace(self, weights=WeightCasts.PASS)
+
+    @property
+    def by_rows(self) -> "Casts":
+        """The same on accelerators that read operands either way."""
+        if not self.transposed:
+            return self
+        of = {name: getattr(self, name).by_rows for name in ("input", "behind_norm", "output_gradient", "weight")}
+        return replace(self, transposed=False, **of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +131,40 @@ class WeightFormats:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Number formats of a training run."""
+    """Number formats of a training run.
+
+    casts: how operands come into them, None: as they are made; first, last: how many layers at each end of the stack
+    have all products in the format of activations; name: what users call it.
+    """
 
     products: Products
     activations: DType
     weights: WeightFormats
+    casts: Casts | None = None
+    first: int = 0
+    last: int = 0
+    name: str = ""
 
     @property
     def compute(self) -> DType:
         """The format that a run is called by, to whose peak its use is compared: that of forward's products."""
         return self.products.forward
+
+    @property
+    def saved(self) -> DType:
+        """The format in which a linear layer saves its input."""
+        again = self.casts is not None and self.casts.input_again is not None
+        return self.activations if again else self.products.weight_gradient
+
+    @property
+    def casts_inputs(self) -> bool:
+        """Whether each linear layer saves a copy of its input that it has made itself."""
+        return self.casts is not None and self.casts.input_again is None
+
+    @property
+    def wide(self) -> Self:
+        """The same with all products in the format of activations."""
+        return replace(self, products=Products.all_in(self.activations), casts=None)
 
 
 def mixed(
@@ -73,6 +174,6 @@ def mixed(
     master: DType | None = DType.FP32,
     moments: DType = DType.FP32,
 ) -> Recipe:
-    """Products, activations and weights in one format (with FP8, activations in BF16), optimizer states in others."""
-    activations = DType.BF16 if compute is DType.FP8 else compute
-    return Recipe(Products.all_in(compute), activations, WeightFormats(compute, compute, gradients, master, moments))
+    """Products, activations and weights in one format, optimizer states in others."""
+    weights = WeightFormats(compute, compute, gradients, master, moments)
+    return Recipe(Products.all_in(compute), compute, weights, name=compute.value)

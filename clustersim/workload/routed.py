@@ -18,6 +18,7 @@ from typing import Final
 
 from clustersim.dtypes import DType
 from clustersim.workload import streaming
+from clustersim.workload.casting import Operands, linear_casts
 from clustersim.workload.expert_bias import biased, clamped
 from clustersim.workload.grouped import GroupedLinear
 from clustersim.workload.kernels import Kernel, KernelKind, Routine, StreamShape
@@ -26,6 +27,7 @@ from clustersim.workload.mlp import dense
 from clustersim.workload.modules import Module
 from clustersim.workload.on_rank import OnRank, gradient_sum, linear_operator, residual_wide, streamed
 from clustersim.workload.operators import EXPERTS, Operator, Region, reading, within
+from clustersim.workload.recipe import Products
 from clustersim.workload.routing import Copies, chosen, moved, permuted, summed
 from clustersim.workload.stack import DenseMlp, Mlp, RoutedMlp
 
@@ -47,7 +49,7 @@ def _shared(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
     """The shared experts, and the sum of what they make with the routed ones'."""
     up, *others = dense(rank, DenseMlp(routed.shared, routed.form), "shared")
     others += _gate(rank) if routed.shared_gate else []
-    read = rank.saved(rank.residual)  # the router keeps it, too
+    read = rank.shared(rank.residual)  # the router keeps it, too
     up = replace(up, kept=up.kept - read, waiting=up.waiting - read, read=up.read - read)
     up = replace(up, input_gradient=(*up.input_gradient, gradient_sum(rank, "shared.up")))
     return [
@@ -59,7 +61,7 @@ def _shared(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
 def _gate(rank: OnRank) -> list[Operator]:
     """A weight for each token, and what the shared experts made times it; both are kept."""
     tokens, hidden = rank.shard.residual_tokens, rank.model.hidden
-    linear = Linear("shared.gate", tokens, hidden, 1, rank.products)
+    linear = Linear("shared.gate", tokens, hidden, 1, Products.all_in(rank.dtype))
     made = replace(linear_operator(rank, linear, 0.0), region=Region.REPLICATED, linear=None)  # the router keeps it
     shape = StreamShape(Routine.WEIGHTING, tokens, hidden, fused=rank.training.fused)
     forward, back = _weighting("shared.scale", rank.dtype, shape)
@@ -154,17 +156,23 @@ class _Experts:
         sizes = self.experts, self.tokens, inputs, outputs
         linear = GroupedLinear(name, *sizes, rank.products, self.routed.bias, rank.training.grouping)
         read = rank.saved(self.tokens * inputs)
+        casts = linear_casts(
+            recipe,
+            rank.products,
+            Operands(name, self.tokens, inputs, outputs, self.tokens, self.tokens, matrices=self.experts),
+        )
         return Operator(
             name,
             Region.ROUTED,
-            linear.forward(recipe),
-            linear.input_gradient(recipe),
-            linear.weight_gradient(recipe, rank.training.accumulation),
+            (*casts.forward, *linear.forward(recipe)),
+            (*casts.backward, *linear.input_gradient(recipe)),
+            (*casts.weight_gradient, *linear.weight_gradient(recipe, rank.training.accumulation)),
             parameters=linear.parameters,
             group=EXPERTS,
             kept=read,
-            waiting=read + self.tokens * outputs * rank.dtype.bytes,
+            waiting=read + self.tokens * outputs * rank.waits(rank.products).bytes,
             read=read,
+            cast=casts.weights,
         )
 
     def _sorted(self, name: str) -> Operator:

@@ -84,7 +84,7 @@ def _router(rank: OnRank, routed: RoutedMlp) -> Operator:
     copied = rank.training.overheads.router_fp32
     formats = Products.all_in(DType.FP32 if copied else rank.dtype)
     linear = Linear("mlp.router", tokens, hidden, routed.experts, formats, tokens if routed.bias else 0)
-    made = linear_operator(rank, linear, rank.saved(rank.residual))
+    made = linear_operator(rank, linear, rank.input_bytes)
     added = (gradient_sum(rank, "mlp.router"),)
     back = (*made.input_gradient, *added)
     if copied:

@@ -5,7 +5,7 @@ work on a layer is found once for each spec. A new kind of attention or MLP is a
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import groupby
 from math import ceil
@@ -213,13 +213,15 @@ class LayerSpec:
     """What one layer is made of; None: the layer has no such part (and is not parallel).
 
     ahead: it predicts a token further on: what it reads are hidden states beside the embedding of the next token
-    (multi-token prediction, `workload.ahead`).
+    (multi-token prediction, `workload.ahead`); wide: its products are in the format of activations, whatever the
+    recipe says of others.
     """
 
     attention: Attention | None
     mlp: AnyMlp | None
     block: BlockForm = BlockForm.PRE_NORM
     ahead: bool = False
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +271,20 @@ def cut(stack: Stack, first: int, layers: int) -> Stack:
     [1, 3]
     """
     return tuple(_cut(stack, first, first + layers))
+
+
+def wide_ends(stack: Stack, first: int, last: int) -> Stack:
+    """A stack whose first and last layers, so many, have products in the format of activations.
+
+    >>> narrow = LayerSpec(None, DenseMlp(4, Mlp.GELU))
+    >>> [(run.spec.wide, run.count) for run in wide_ends((LayerRun(narrow, 8),), 1, 2)]
+    [(True, 1), (False, 5), (True, 2)]
+    """
+    layers = count(stack)
+    inner = max(first, layers - last)
+    ends = (cut(stack, 0, min(first, inner)), cut(stack, inner, layers - inner))
+    before, after = ((LayerRun(replace(run.spec, wide=True), run.count) for run in end) for end in ends)
+    return joined((*before, *cut(stack, first, inner - first), *after))
 
 
 def _cut(stack: Stack, begin: int, end: int) -> Iterator[LayerRun]:

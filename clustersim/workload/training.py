@@ -1,7 +1,8 @@
 """How is the model trained? Batch, sequence, number formats, recomputation, optimizer."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Self
 
 from clustersim.workload.expert_load import ExpertLoad
 from clustersim.workload.lora import Lora
@@ -109,6 +110,11 @@ class Training:
     lora: Lora | None = None
     overheads: Overheads = NONE
     expert_load: ExpertLoad | None = None
+
+    @property
+    def wide(self) -> Self:
+        """The same with all products in the format of activations."""
+        return replace(self, recipe=self.recipe.wide)
 
     @property
     def accumulation(self) -> Accumulation:

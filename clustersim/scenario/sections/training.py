@@ -7,10 +7,12 @@ from typing import Annotated, ClassVar, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from clustersim.dtypes import DType
-from clustersim.errors import shown
+from clustersim import shipped
+from clustersim.errors import nearest, shown
 from clustersim.parallel.data import DataParallelism
 from clustersim.scenario.offload import OffloadSection
 from clustersim.scenario.section import (
+    Ends,
     Layers,
     Section,
     Tokens,
@@ -25,6 +27,7 @@ from clustersim.workload.framework import Framework
 from clustersim.workload.lora import Projection
 from clustersim.workload.modules import Module
 from clustersim.workload.recipe import Recipe, mixed
+from clustersim.workload.recipes import load_recipe
 from clustersim.workload.training import (
     Attention,
     FullRecompute,
@@ -46,20 +49,42 @@ _RECIPES = {
 _KEPT = (DType.FP32, DType.BF16, DType.FP16)
 
 
+def _known(value: object) -> object:
+    """A format, or a shipped recipe."""
+    known = [*(each.value for each in _RECIPES), *shipped.names("recipes")]
+    if not isinstance(value, str) or value not in known:
+        raise mistake(f"{shown(value)} is unknown; {nearest(str(value), known)}")
+    return value
+
+
 class PrecisionSection(Section):
-    """`training.precision`: formats of what is computed and of what is kept; the compute format gives the defaults."""
+    """`training.precision`: formats of what is computed and of what is kept; the first gives the defaults.
+
+    compute: a format, or a recipe of formats with scales (topologies/recipes); first_layers, last_layers: how many
+    layers at each end of the model have no such products.
+    """
 
     short: ClassVar[str | None] = "compute"
-    compute: Annotated[DType, member(DType, *_RECIPES)] = DType.BF16
+    compute: Annotated[str, BeforeValidator(_known)] = DType.BF16.value
     gradients: Annotated[DType, member(DType, *_KEPT)] = DType.FP32
     master: Annotated[DType | None, member(DType, *_KEPT, absent="none")] = DType.FP32
     moments: Annotated[DType, member(DType, *_KEPT)] = DType.FP32
+    first_layers: Ends = 0
+    last_layers: Ends = 0
 
     def recipe(self) -> Recipe:
-        """The formats that the file names, and the compute format's usual ones for the rest."""
-        usual = _RECIPES[self.compute]
-        named = {name: getattr(self, name) for name in self.model_fields_set - {"compute"}}
-        return replace(usual, weights=replace(usual.weights, **named))
+        """The formats that the file names, and the usual ones for the rest."""
+        known = {each.value: each for each in _RECIPES}
+        usual = _RECIPES[known[self.compute]] if self.compute in known else load_recipe(self.compute)
+        named = {name: getattr(self, name) for name in self.model_fields_set & {"gradients", "master", "moments"}}
+        return replace(usual, weights=replace(usual.weights, **named), first=self.first_layers, last=self.last_layers)
+
+    @model_validator(mode="after")
+    def _ends_are_narrow(self) -> Self:
+        ends = [name for name in ("first_layers", "last_layers") if getattr(self, name)]
+        if ends and self.compute in {each.value for each in _RECIPES}:
+            raise mistake(f"{ends[0]}: all layers are computed in {self.compute}; name a recipe such as mxfp8, or leave it out")
+        return self
 
 
 class RecomputeMode(Enum):
