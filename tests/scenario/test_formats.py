@@ -73,7 +73,7 @@ def test_recipes_are_as_accelerators_and_sharding_have_them() -> None:
             "dgx-h100",
             "first_layers is about recipes such as mxfp8, but compute",
         ),
-        ({"compute": "fp8", "stored": "mxfp8"}, "dgx-h100", "stored: fp8 has no matrices in mxfp8; bf16 or fp8 fits"),
+        ({"compute": "fp8", "stored": "mxfp8"}, "dgx-h100", "stored: fp8 has nothing in mxfp8; bf16 or fp8 fits"),
         ({"compute": "fp8", "stored": "fp8", "master": "none"}, "dgx-h100", "name a master format"),
         ({"compute": "fp8", "last_layers": -1}, "dgx-h100", "training.precision.last_layers"),
     ],
