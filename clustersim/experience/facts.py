@@ -83,7 +83,7 @@ def _amounts(scenario: Scenario) -> dict[str, int]:
 
 def _software(scenario: Scenario) -> Iterator[str]:
     yield f"framework {scenario.framework.name}"
-    yield f"precision {scenario.training.recipe.compute.value}"
+    yield f"precision {scenario.training.recipe.name}"
     yield f"attention {scenario.training.attention.value}"
     if scenario.layout.world > 1:
         yield f"collectives of {scenario.cluster.library}"

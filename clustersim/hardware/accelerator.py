@@ -157,6 +157,7 @@ def _matmul(section: Section) -> MatmulEfficiency:
         edge=section.number("edge"),
         tiles=_tiles(section),
         shares=_shares(section.section("shares")) if section.has("shares") else {},
+        by_rows=section.flag("by_rows"),
     )
 
 

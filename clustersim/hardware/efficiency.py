@@ -22,7 +22,9 @@ class MatmulEfficiency:
     share: part of the peak that a compute unit sustains inside the main loop of the largest tile (clocks under load
     included); shares: the same for the formats with scales that it has kernels for, scales included (`dtypes.NARROW`);
     prologue: columns of k that filling and draining a tile's pipeline costs; edge: rows that a tile's perimeter costs,
-    so that small tiles are slower per FLOP; tiles: the (m, n) shapes that the library has kernels for.
+    so that small tiles are slower per FLOP; tiles: the (m, n) shapes that the library has kernels for; by_rows:
+    operands in formats with scales are read along what a product sums over alone, so that two products of one need two
+    copies.
     """
 
     share: float
@@ -30,6 +32,7 @@ class MatmulEfficiency:
     edge: float
     tiles: tuple[tuple[int, int], ...]
     shares: Mapping[DType, float] = field(default_factory=dict)
+    by_rows: bool = False
 
     def share_of(self, dtype: DType) -> float:
         """The part of the peak of a format; of one with scales that has none of its own, as of others."""

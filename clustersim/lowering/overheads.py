@@ -1,6 +1,7 @@
 """When does a rank do what its framework does beside the model (`workload.overheads`)?
 
-Gradients are zeroed and weights are cast before the first pass, and gradients are prepared on the compute stream where each of their reductions is issued.
+Gradients are zeroed and weights are cast before the first pass, and gradients are prepared on the compute stream where
+each of their reductions is issued.
 A microbatch's tokens come before its forward, once what the stage receives is there, so nothing is launched ahead of
 them: a block of its own, in which the host's launches show. A loss that is averaged after each microbatch is waited for
 by the next pass: Megatron-LM's `average_losses_across_data_parallel_group` is not asynchronous. Once a step it follows

@@ -83,7 +83,9 @@ class Footprint:
 
     def copies(self, stages: Iterable[Stage]) -> Bytes:
         """Copies of weights in the format of products, of some stages."""
-        elements = sum(operator.cast for stage in stages for unit in self.plan.units(stage) for operator in unit.operators)
+        elements = sum(
+            operator.cast for stage in stages for unit in self.plan.units(stage) for operator in unit.operators
+        )
         return kept_copies(self.plan.training.recipe, elements)
 
     def weights(self, pipeline_rank: int) -> dict[str, tuple[float, Bytes]]:

@@ -32,7 +32,7 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import CONTEXT_ROLE, TENSOR_ROLE
 from clustersim.program.task import Collective, Exchange, Operation, Overlap, Work
 from clustersim.units import Bytes
-from clustersim.workload.kernels import Kernel
+from clustersim.workload.kernels import Kernel, KernelKind
 from clustersim.workload.layers import Layer, Operator, Region
 from clustersim.workload.modules import Module
 from clustersim.workload.operators import Entry, Joining, Joint, until_saved
@@ -40,7 +40,7 @@ from clustersim.workload.operators import Entry, Joining, Joint, until_saved
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """Operands that are cast before they are gathered. searched: of one scale, for which ranks compare their largest."""
+    """Operands that are cast before they are gathered. searched: ranks look for their largest element first."""
 
     format: DType
     searched: bool = False
@@ -96,6 +96,13 @@ class Sharding:
         if self.layout.tp == 1 or not self.enters:
             return None
         return self._exchange("reduce input gradient", self._reduction, size)
+
+    def compared(self, gathered: Exchange | None, work: Work) -> list[Operation]:
+        """The largest element of a tensor over the ranks whose parts are gathered, where it is sought."""
+        if gathered is None or self.operands is None or not self.operands.searched:
+            return []
+        size, kind = float(DType.FP32.bytes), Collective.ALL_REDUCE
+        return [Operation(Exchange("largest element", kind, TENSOR_ROLE.name, size, format=DType.FP32), work)]
 
     def ring(self, factor: float) -> "_Ring | None":
         """Keys and values (`factor` times their bytes) around the context-parallel ring."""
@@ -168,7 +175,8 @@ def _forward(places: Sequence["_Place"], sharding: Sharding, work: Work) -> list
     for place in places:
         kernels = _attended(place, place.operator.forward, sharding.ring(1.0), work)
         if place.enters:
-            kernels = _joined(sharding.enter(place.operator.entering), kernels, 0, chunks)
+            gathered = sharding.enter(place.operator.entering)
+            kernels = sharding.compared(gathered, work) + _joined(gathered, kernels, 0, chunks)
         if place.leaves:
             kernels = _joined(sharding.leave(), kernels, len(kernels), chunks)
         sent, returned = _routed(sharding, work, out=place.arrives, back=place.returns)
@@ -233,7 +241,8 @@ def _inputs(place: "_Place", sharding: Sharding) -> list[Operation]:
     """An operator's input gradient; the ring carries keys, values and the gradients of both."""
     inputs = _attended(place, place.operator.input_gradient, sharding.ring(2.0), Work.BACKWARD)
     if place.leaves:
-        inputs = _joined(sharding.enter_gradient(), inputs, 0, _chunks(sharding.layout))
+        gathered = sharding.enter_gradient()
+        inputs = sharding.compared(gathered, Work.BACKWARD) + _joined(gathered, inputs, 0, _chunks(sharding.layout))
     sent, returned = _routed(sharding, Work.BACKWARD, out=place.returns, back=place.arrives)
     inputs = sent + inputs + returned
     joints = place.operator.joints
@@ -374,16 +383,24 @@ def _attended(place: _Place, kernels: Sequence[Kernel], ring: _Ring | None, work
 
 
 def _joined(exchange: Exchange | None, operations: list[Operation], place: int, chunks: float) -> list[Operation]:
-    """Put an exchange before (place 0) or after the operations, pipelined with the nearest kernel if chunks > 1."""
+    """Put an exchange before (place 0) or after the operations, pipelined with the nearest kernel if chunks > 1.
+
+    What an operand is cast by comes before its gather.
+    """
     if exchange is None:
         return operations
-    work = operations[0].work if operations else Work.BACKWARD
+    work, gathers = operations[0].work if operations else Work.BACKWARD, place == 0
+    place = next((at for at, each in enumerate(operations) if not _casts(each)), place) if gathers else place
     nearest = min(place, len(operations) - 1)
     if chunks > 1 and operations and isinstance(kernel := operations[nearest].does, Kernel):
-        local = place == 0 and not math.isinf(chunks)  # a gather: its first chunk is this rank's own
+        local = gathers and not math.isinf(chunks)  # its first chunk is this rank's own
         overlap = Operation(Overlap(exchange, kernel, chunks, local), work)
         return [*operations[:nearest], overlap, *operations[nearest + 1 :]]
     return [*operations[:place], Operation(exchange, work), *operations[place:]]
+
+
+def _casts(operation: Operation) -> bool:
+    return operation.kernel is not None and operation.kernel.kind is KernelKind.CAST
 
 
 def _completed(operations: list[Operation], parameters: int, group: str) -> list[Operation]:

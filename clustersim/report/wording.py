@@ -118,7 +118,7 @@ def layout_line(scenario: "Scenario") -> str:
     words.append(_recompute(training.recompute) + (", stopped early" if _stops(training) else ""))
     words += [] if training.lora is None else [_lora(training.lora)]
     words.append(_offload(training.offload))
-    words.append(f"{training.recipe.compute.value}")
+    words.append(training.recipe.name)
     words.append(f"{training.global_batch:,} sequences of {training.sequence:,} tokens a step")
     words.append(
         f"{scenario.microbatches:,} microbatch{'es' if scenario.microbatches > 1 else ''} of {training.microbatch}"

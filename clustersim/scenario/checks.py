@@ -6,7 +6,6 @@ legal. What runs, but hardly as intended, is in `warnings`.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from itertools import product
 
 from clustersim.cost.jitter import MOST_NORMAL, Distribution
 from clustersim.errors import InputError, shown
@@ -15,6 +14,7 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import SPOKEN, Axis
 from clustersim.parallel.pipeline import dealt, split_layers
 from clustersim.scenario.ahead import check_further, undrawn, with_further
+from clustersim.scenario.formats import check_adapted, check_blocks, check_formats
 from clustersim.scenario.legal import around, divisors, multiples_around
 from clustersim.scenario.mixtures import (
     check_adapted_experts,
@@ -244,16 +244,6 @@ def check_sequence(scenario: Setup) -> Iterator[str]:
         yield f"training.sequence: {sequence} is not a multiple of {' x '.join(causes)} = {parts}; {legal} fits"
 
 
-def _format(scenario: Setup) -> Iterator[str]:
-    products = scenario.training.recipe.products
-    formats = dict.fromkeys((products.forward, products.input_gradient, products.weight_gradient))
-    for accelerator, dtype in product(scenario.cluster.kinds()[0], formats):
-        try:
-            accelerator.peak_of(dtype)
-        except InputError as error:
-            yield f"training.precision: {error}"
-
-
 def _steps(scenario: Setup) -> Iterator[str]:
     passes = len(scenario.placement.ranks) * scenario.microbatches
     if scenario.steps > 1 and scenario.steps * passes > MOST_PASSES:
@@ -371,7 +361,9 @@ _CHECKS: tuple[_Check, ...] = (
     check_adapted_experts,
     check_overlap,
     check_shared,
-    _format,
+    check_formats,
+    check_blocks,
+    check_adapted,
     check_shards,
     check_secondary,
     check_by_parameter,

@@ -17,6 +17,7 @@ from clustersim.errors import InputError
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.disturbance import Disturbances, disturbed
 from clustersim.hardware.placed import Placed
+from clustersim.parallel.data import FullyShard
 from clustersim.program.task import Collective
 from clustersim.scenario import build, checks
 from clustersim.scenario.disturbed import read_disturbances, read_mixed
@@ -96,13 +97,16 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
     if any(mixture.experts > 1 for mixture in model.mixtures):  # one expert is an MLP
         framework = framework.with_experts(cluster.accelerator.host_pace)
     layout = build.read_layout(file.layout, cluster.gpus, framework, schedule)
+    training = file.training.step(every_projection(model), framework, layout.data)
+    by_rows, sharded = cluster.accelerator.efficiency.matmul.by_rows, isinstance(layout.data, FullyShard)
+    training = replace(training, recipe=training.recipe.as_run(by_rows=by_rows, sharded=sharded))
     return Setup(
         name=file.name or origin.name,
         model=model,
         cluster=cluster,
         layout=layout,
         schedule=schedule,
-        training=file.training.step(every_projection(model), framework, layout.data),
+        training=training,
         cost=cost,
         framework=framework,
         disturbances=disturbances,

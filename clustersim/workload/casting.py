@@ -80,7 +80,8 @@ def linear_casts(recipe: Recipe, products: Products, operands: Operands) -> Line
     make = _Made(operands, products, recipe.activations, narrow)
     passes = casts.weights is WeightCasts.PASS
     return LinearCasts(
-        make.input(casts.behind_norm if operands.behind_norm else casts.input) + make.weight(casts.weight if passes else None),
+        make.input(casts.behind_norm if operands.behind_norm else casts.input)
+        + make.weight(casts.weight if passes else None),
         make.gradient(casts.output_gradient, transposed=casts.transposed) + make.weight(casts.weight_again),
         make.again(casts.input_again, transposed=casts.transposed),
         0 if passes else operands.matrices * operands.inputs * operands.outputs,
@@ -105,7 +106,8 @@ class _Made:
         """The output gradient's, for both gradients."""
         own, used = self.operands, (self.products.input_gradient, self.products.weight_gradient)
         made = self._cast("output_gradient", cast, (own.came_back, own.outputs), used)
-        return made + self._transposed("output_gradient", (own.tokens, own.outputs), transposed and own.came_back < own.tokens)
+        there = transposed and own.came_back < own.tokens
+        return made + self._transposed("output_gradient", (own.tokens, own.outputs), there)
 
     def again(self, cast: Cast | None, *, transposed: bool) -> tuple[Kernel, ...]:
         """The input's, where it was saved as it was, or is gathered again."""
@@ -121,8 +123,10 @@ class _Made:
     def _cast(self, of: str, cast: Cast, sizes: tuple[int, int], used: Iterable[DType]) -> tuple[Kernel, ...]:
         """As many copies as there are products in the format that want one."""
         wanted = sum(each in NARROW for each in used)
+        if not wanted:
+            return ()
         own = replace(cast, copies=min(cast.copies, wanted))
-        return quantize(f"{self.operands.name}.cast_{of}", own, sizes, wide=self.wide, narrow=self.narrow) if wanted else ()
+        return quantize(f"{self.operands.name}.cast_{of}", own, sizes, wide=self.wide, narrow=self.narrow)
 
     def _transposed(self, of: str, sizes: tuple[int, int], there: bool) -> tuple[Kernel, ...]:
         wanted = there and self.products.weight_gradient in NARROW

@@ -7,7 +7,7 @@ Operands come into a format with scales by kernels that read them and write copi
 and how many copies there are is the recipe's. Shipped recipes are in `topologies/recipes` (`recipes`).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Self
 
@@ -134,7 +134,7 @@ class Recipe:
     """Number formats of a training run.
 
     casts: how operands come into them, None: as they are made; first, last: how many layers at each end of the stack
-    have all products in the format of activations; name: what users call it.
+    have all products in the format of activations; called: by what name, where it has one.
     """
 
     products: Products
@@ -143,12 +143,17 @@ class Recipe:
     casts: Casts | None = None
     first: int = 0
     last: int = 0
-    name: str = ""
+    called: str = field(default="", compare=False)
 
     @property
     def compute(self) -> DType:
         """The format that a run is called by, to whose peak its use is compared: that of forward's products."""
         return self.products.forward
+
+    @property
+    def name(self) -> str:
+        """What users call it."""
+        return self.called or self.compute.value
 
     @property
     def saved(self) -> DType:
@@ -160,6 +165,13 @@ class Recipe:
     def casts_inputs(self) -> bool:
         """Whether each linear layer saves a copy of its input that it has made itself."""
         return self.casts is not None and self.casts.input_again is None
+
+    def as_run(self, *, by_rows: bool, sharded: bool) -> Self:
+        """The same on accelerators that read operands by rows alone, or either way; sharded: weights come and go."""
+        if self.casts is None:
+            return self
+        casts = self.casts if by_rows else self.casts.by_rows
+        return replace(self, casts=casts.in_passes if sharded else casts)
 
     @property
     def wide(self) -> Self:
@@ -176,4 +188,4 @@ def mixed(
 ) -> Recipe:
     """Products, activations and weights in one format, optimizer states in others."""
     weights = WeightFormats(compute, compute, gradients, master, moments)
-    return Recipe(Products.all_in(compute), compute, weights, name=compute.value)
+    return Recipe(Products.all_in(compute), compute, weights)

@@ -23,11 +23,11 @@ def load_recipe(name_or_path: str) -> Recipe:
     section = Section(path, read_mapping(path))
     wide = DType(section.choice("activations", DType.BF16.value, DType.FP16.value))
     weights = WeightFormats(wide, wide, DType.FP32, DType.FP32, DType.FP32)
-    recipe = Recipe(_products(section.section("products")), wide, weights, _casts(section.section("casts")), name=path.stem)
+    products, casts = _products(section.section("products")), _casts(section.section("casts"))
     section.text("description")
     section.section("sources").texts()
     section.finish()
-    return recipe
+    return Recipe(products, wide, weights, casts, called=path.stem)
 
 
 def _products(section: Section) -> Products:
@@ -36,11 +36,20 @@ def _products(section: Section) -> Products:
 
 
 def _casts(section: Section) -> Casts:
-    operands = {name: _cast(section.section(name)) for name in _OPERANDS}
-    again = {name: _cast(section.section(name)) for name in _AGAIN if section.has(name)}
+    there = [*_OPERANDS, *(name for name in _AGAIN if section.has(name))]
+    each = {name: _cast(section.section(name)) for name in there}
     weights = WeightCasts(section.choice("weights", *(each.value for each in WeightCasts), required=True))
-    flags = {name: section.flag(name) for name in ("transposed", "gathered")}
-    return Casts(**operands, **again, weights=weights, **flags)
+    return Casts(
+        input=each["input"],
+        behind_norm=each["behind_norm"],
+        output_gradient=each["output_gradient"],
+        weight=each["weight"],
+        input_again=each.get("input_again"),
+        weight_again=each.get("weight_again"),
+        weights=weights,
+        transposed=section.flag("transposed"),
+        gathered=section.flag("gathered"),
+    )
 
 
 def _cast(section: Section) -> Cast:

@@ -13,7 +13,7 @@ from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, Matm
 from clustersim.workload.layers import Layer, Operator, Region, Shard, embedding, head
 from clustersim.workload.modules import Module
 from clustersim.workload.presets import PRESETS, preset
-from clustersim.workload.recipe import mixed
+from clustersim.workload.recipe import Products, mixed
 from clustersim.workload.stack import AnyMlp, FullAttention, LatentAttention, LayerSpec, RoutedMlp
 from clustersim.workload.training import Attention, Training
 from clustersim.workload.transformer import (
@@ -311,7 +311,7 @@ def test_weight_gradients_are_accumulated_in_their_own_format() -> None:
 
 def test_fp8_narrows_operands_of_linear_layers_only() -> None:
     model = preset("llama3-8b")
-    eight = replace(FLASH, recipe=mixed(compute=DType.FP8))
+    eight = replace(FLASH, recipe=replace(mixed(), products=Products.all_in(DType.FP8)))
     pairs = zip(layer(model, FLASH, _shard(FLASH)).operators, layer(model, eight, _shard(eight)).operators, strict=True)
     for wide, narrow in pairs:
         linear = bool(wide.weight_gradient)

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from clustersim.dtypes import DType
 from clustersim import shipped
+from clustersim.dtypes import DType
 from clustersim.errors import nearest, shown
 from clustersim.parallel.data import DataParallelism
 from clustersim.scenario.offload import OffloadSection
@@ -83,7 +83,9 @@ class PrecisionSection(Section):
     def _ends_are_narrow(self) -> Self:
         ends = [name for name in ("first_layers", "last_layers") if getattr(self, name)]
         if ends and self.compute in {each.value for each in _RECIPES}:
-            raise mistake(f"{ends[0]}: all layers are computed in {self.compute}; name a recipe such as mxfp8, or leave it out")
+            raise mistake(
+                f"{ends[0]}: all layers are computed in {self.compute}; name a recipe such as mxfp8, or leave it out"
+            )
         return self
 
 

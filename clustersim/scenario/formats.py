@@ -1,0 +1,72 @@
+"""Can the job's accelerators and matrices have the formats that its recipe wants?
+
+Libraries take sizes of matrices in multiples of a block: 16 elements (Transformer Engine, `assert_dim_for_fp8_exec`, as
+cuBLAS wants rows of whole 16 bytes), with MXFP8 32 (its blocks).
+"""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Final
+
+from clustersim import shipped
+from clustersim.dtypes import DType
+from clustersim.errors import InputError
+from clustersim.hardware.accelerator import load_accelerator
+from clustersim.scenario.legal import multiples_around
+from clustersim.scenario.setup import Setup
+
+_BLOCKS: Final = {DType.MXFP8: 32}
+_BLOCK: Final = 16
+
+
+def check_formats(scenario: Setup) -> Iterator[str]:
+    """Whether every accelerator computes in every format of the products."""
+    products = scenario.training.recipe.products
+    formats = dict.fromkeys((products.forward, products.input_gradient, products.weight_gradient))
+    for accelerator, dtype in product(scenario.cluster.kinds()[0], formats):
+        try:
+            accelerator.peak_of(dtype)
+        except InputError as error:
+            yield f"training.precision: {error}; {_having(dtype)}"
+
+
+def _having(dtype: DType) -> str:
+    """Which shipped accelerators compute in a format."""
+    names = [name for name in shipped.names("accelerators") if dtype in load_accelerator(name).formats]
+    return (
+        f"{', '.join(names)} compute in {dtype.value}" if names else f"no shipped accelerator computes in {dtype.value}"
+    )
+
+
+def check_blocks(scenario: Setup) -> Iterator[str]:
+    """Whether the matrices of narrow products are cut into whole blocks."""
+    recipe, model, layout = scenario.training.recipe, scenario.model, scenario.layout
+    if (narrow := recipe.products.narrow) is None or recipe.casts is None:
+        return
+    block, name = _BLOCKS.get(narrow, _BLOCK), recipe.name
+    tokens = scenario.training.microbatch * scenario.training.sequence // layout.cp
+    sizes = [
+        ("hidden", model.hidden, 1),
+        *(("ffn", mlp.ffn, layout.tp) for mlp in model.mlps),
+        *(("experts.ffn", mixture.ffn, layout.expert_tensor) for mixture in model.mixtures),
+        *(("heads x head_dim", each.heads * each.head_dim, layout.tp) for each in model.attentions),
+    ]
+    for key, size, parts in sizes:
+        if size % (block * parts):
+            cut = f" over tp {parts}" if parts > 1 else ""
+            yield (
+                f"training.precision: {name} has blocks of {block}, but {key} of {model.name} is {size}{cut}; "
+                f"{multiples_around(size, block * parts)} fits"
+            )
+    if tokens % block:
+        yield (
+            f"training.precision: {name} has blocks of {block}, but a microbatch has {tokens} tokens on a rank; "
+            f"{multiples_around(tokens, block)} fits"
+        )
+
+
+def check_adapted(scenario: Setup) -> Iterator[str]:
+    """Whether adapters are trained beside products that are cast for."""
+    recipe = scenario.training.recipe
+    if scenario.training.lora is not None and recipe.casts is not None:
+        yield f"training.lora: adapters beside products in {recipe.name} are not modelled; precision bf16 fits"
