@@ -6,7 +6,8 @@ of another, or both: gradients are summed and scattered over the first, then ave
 are gathered over the first. DDP, ZeRO and FSDP differ only in these roles, in what is sharded and in when it moves.
 Hybrid sharding has both (FSDP2's two-dimensional mesh, Megatron-LM's optimizer instances, MiCS). Secondary shards
 (ZeRO++'s hpZ) are a second copy of the weights, cut over fewer ranks, from which backward gathers. Frozen weights and
-the adapters beside them are groups apart: the first are gathered where they are sharded, and nothing else.
+the adapters beside them are groups apart: the first are gathered where they are sharded, and nothing else. So are
+matrices that are kept or gathered in the format of their products.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,7 +30,7 @@ from clustersim.parallel.mesh import (
     WORLD,
     Role,
 )
-from clustersim.workload.operators import ADAPTERS, DENSE, EXPERTS, QUANTIZED
+from clustersim.workload.operators import ADAPTERS, DENSE, EXPERTS, NARROWED, QUANTIZED
 from clustersim.workload.recipe import WeightFormats
 from clustersim.workload.training import Training
 
@@ -50,7 +51,7 @@ class Holders:
 _EVERYWHERE: Final = Holders(WEIGHTS, SHARDS, REPLICAS)
 _HOLDERS: Final[Mapping[str, Holders]] = MappingProxyType(
     {
-        **dict.fromkeys((DENSE, QUANTIZED, ADAPTERS), _EVERYWHERE),
+        **dict.fromkeys((DENSE, NARROWED, QUANTIZED, ADAPTERS), _EVERYWHERE),
         EXPERTS: Holders(EXPERT_WEIGHTS, EXPERT_SHARDS, EXPERT_REPLICAS),
     }
 )
@@ -90,7 +91,7 @@ class ParameterGroup:
 
 def parameter_groups(layout: Layout, training: Training, *, experts: bool = False) -> tuple[ParameterGroup, ...]:
     """The groups of a model's weights, as the layout's strategy spreads them. experts: whether the model has some."""
-    formats = _formats(training) | ({EXPERTS: training.recipe.weights} if experts else {})
+    formats = _formats(training) | ({EXPERTS: training.recipe.matrices} if experts else {})
     groups = (_group(layout, name, each) for name, each in formats.items())
     return tuple(replace(group, trained=training.lora is None or group.name == ADAPTERS) for group in groups)
 
@@ -99,7 +100,7 @@ def _formats(training: Training) -> dict[str, WeightFormats]:
     """The groups that a model is trained as, with their formats."""
     formats, lora = training.recipe.weights, training.lora
     if lora is None:
-        return {DENSE: formats}
+        return {DENSE: formats, **({NARROWED: training.recipe.matrices} if training.recipe.apart else {})}
     quantized = {} if lora.base is None else {QUANTIZED: replace(formats, stored=lora.base, gathered=lora.base)}
     return {DENSE: formats, **quantized, ADAPTERS: formats}
 

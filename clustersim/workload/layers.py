@@ -38,7 +38,17 @@ from clustersim.workload.on_rank import (
     residual_wide,
     streamed,
 )
-from clustersim.workload.operators import Entry, Layer, Operator, Region, Shard, reading, within
+from clustersim.workload.operators import (
+    DENSE,
+    NARROWED,
+    Entry,
+    Layer,
+    Operator,
+    Region,
+    Shard,
+    reading,
+    within,
+)
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
 from clustersim.workload.overheads import Accumulation
 from clustersim.workload.recipe import Products
@@ -104,6 +114,8 @@ def layer(model: Model, spec: LayerSpec, training: Training, shard: Shard) -> La
     made, read = _operators(rank, spec, attention, mlp), rank.input_bytes
     if spec.ahead:
         made, read = ahead(rank, made), read_bytes(rank)
+    if rank.training.recipe.apart:
+        made = tuple(replace(each, group=NARROWED) if each.group == DENSE else each for each in made)
     return adapted(Layer(made, read), training, shard)
 
 

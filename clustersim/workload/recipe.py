@@ -133,7 +133,9 @@ class WeightFormats:
 class Recipe:
     """Number formats of a training run.
 
-    casts: how operands come into them, None: as they are made; first, last: how many layers at each end of the stack
+    casts: how operands come into them, None: as they are made; stored, gathered: in what else matrices with narrow
+    products are kept and gathered, None: as all weights are; dispatched: in what tokens, and gradients of what experts
+    make of them, travel to experts, None: as activations; first, last: how many layers at each end of the stack
     have all products in the format of activations; called: by what name, where it has one.
     """
 
@@ -141,6 +143,9 @@ class Recipe:
     activations: DType
     weights: WeightFormats
     casts: Casts | None = None
+    stored: DType | None = None
+    gathered: DType | None = None
+    dispatched: DType | None = None
     first: int = 0
     last: int = 0
     called: str = field(default="", compare=False)
@@ -154,6 +159,17 @@ class Recipe:
     def name(self) -> str:
         """What users call it."""
         return self.called or self.compute.value
+
+    @property
+    def apart(self) -> bool:
+        """Whether matrices with narrow products are kept or gathered in other formats than all else."""
+        return self.matrices != self.weights
+
+    @property
+    def matrices(self) -> WeightFormats:
+        """Formats of matrices with narrow products."""
+        own = self.weights
+        return replace(own, stored=self.stored or own.stored, gathered=self.gathered or own.gathered)
 
     @property
     def saved(self) -> DType:
@@ -176,7 +192,9 @@ class Recipe:
     @property
     def wide(self) -> Self:
         """The same with all products in the format of activations."""
-        return replace(self, products=Products.all_in(self.activations), casts=None)
+        return replace(
+            self, products=Products.all_in(self.activations), casts=None, stored=None, gathered=None, dispatched=None
+        )
 
 
 def mixed(

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from clustersim import shipped
-from clustersim.dtypes import DType
+from clustersim.dtypes import NARROW, DType
 from clustersim.errors import nearest, shown
 from clustersim.parallel.data import DataParallelism
 from clustersim.scenario.offload import OffloadSection
@@ -46,6 +46,8 @@ _RECIPES = {
     DType.TF32: mixed(compute=DType.TF32, master=None),
     DType.FP32: mixed(compute=DType.FP32, master=None),
 }
+_MATRICES = (DType.BF16, *NARROW)
+_OF_MATRICES = ("stored", "gathered", "dispatched")
 _KEPT = (DType.FP32, DType.BF16, DType.FP16)
 
 
@@ -61,7 +63,8 @@ class PrecisionSection(Section):
     """`training.precision`: formats of what is computed and of what is kept; the first gives the defaults.
 
     compute: a format, or a recipe of formats with scales (topologies/recipes); first_layers, last_layers: how many
-    layers at each end of the model have no such products.
+    layers at each end of the model have no such products; stored, gathered: formats of the matrices that have them;
+    dispatched: of tokens that travel to experts.
     """
 
     short: ClassVar[str | None] = "compute"
@@ -69,6 +72,9 @@ class PrecisionSection(Section):
     gradients: Annotated[DType, member(DType, *_KEPT)] = DType.FP32
     master: Annotated[DType | None, member(DType, *_KEPT, absent="none")] = DType.FP32
     moments: Annotated[DType, member(DType, *_KEPT)] = DType.FP32
+    stored: Annotated[DType | None, member(DType, *_MATRICES)] = None
+    gathered: Annotated[DType | None, member(DType, *_MATRICES)] = None
+    dispatched: Annotated[DType | None, member(DType, *_MATRICES)] = None
     first_layers: Ends = 0
     last_layers: Ends = 0
 
@@ -77,16 +83,34 @@ class PrecisionSection(Section):
         known = {each.value: each for each in _RECIPES}
         usual = _RECIPES[known[self.compute]] if self.compute in known else load_recipe(self.compute)
         named = {name: getattr(self, name) for name in self.model_fields_set & {"gradients", "master", "moments"}}
-        return replace(usual, weights=replace(usual.weights, **named), first=self.first_layers, last=self.last_layers)
+        return replace(
+            usual,
+            weights=replace(usual.weights, **named),
+            stored=self.stored,
+            gathered=self.gathered or self.stored,
+            dispatched=None if self.dispatched is usual.activations else self.dispatched,
+            first=self.first_layers,
+            last=self.last_layers,
+        )
 
     @model_validator(mode="after")
-    def _ends_are_narrow(self) -> Self:
-        ends = [name for name in ("first_layers", "last_layers") if getattr(self, name)]
-        if ends and self.compute in {each.value for each in _RECIPES}:
-            raise mistake(
-                f"{ends[0]}: all layers are computed in {self.compute}; name a recipe such as mxfp8, or leave it out"
-            )
+    def _only_recipes(self) -> Self:
+        said = [name for name in (*_OF_MATRICES, "first_layers", "last_layers") if getattr(self, name)]
+        if said and self.compute in {each.value for each in _RECIPES}:
+            raise mistake(f"{said[0]} is about recipes such as mxfp8, but compute is {self.compute}; leave it out")
+        for name in (each for each in said if each in _OF_MATRICES):
+            self._require_matrices(name, getattr(self, name))
         return self
+
+    def _require_matrices(self, name: str, dtype: object) -> None:
+        """Matrices are kept and gathered as they are computed with, or as all other weights."""
+        recipe = load_recipe(self.compute)
+        legal = (recipe.activations, recipe.products.narrow)
+        if isinstance(dtype, DType) and dtype not in legal:
+            names = " or ".join(each.value for each in legal if each is not None)
+            raise mistake(f"{name}: {self.compute} has nothing in {dtype.value}; {names} fits")
+        if name == "stored" and dtype in NARROW and self.master is None:
+            raise mistake("stored: the optimizer cannot update weights in a format with scales; name a master format")
 
 
 class RecomputeMode(Enum):
