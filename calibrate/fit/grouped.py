@@ -6,7 +6,7 @@ Where all products are too large to wait for the host, its call is given. In a f
 kernel is searched where its rows support one of its own.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -42,17 +42,20 @@ def fit_grouped(
 def fit_scaled_kernel(accelerator: Accelerator, rows: Sequence[GroupedRow]) -> tuple[GroupedEfficiency, Winner]:
     """Of one kernel in a format with scales: its own share, if that predicts unseen rows better than what is kept."""
     known, dtype = accelerator.efficiency.experts, rows[0].dtype
-    winners = []
-    for shares in ((None,), tuple(SHARES)):
-        search = _search(rows)
-        for share in shares:
-            own = known if share is None else replace(known, kernel_shares={**known.kernel_shares, dtype: float(share)})
-            search.offer([() if share is None else (float(share),)], _seconds(rows, _timed(accelerator, rows, own), 0.0)[None, :])
-        winners.append(search.winner())
+    own = {(float(share),): known.with_kernel_share(dtype, float(share)) for share in SHARES}
+    winners = [_best_of(accelerator, rows, candidates) for candidates in ({(): known}, own)]
     winner = supported(winners, np.array([row.seconds for row in rows]))
-    if not winner.constants:
-        return known, winner
-    return replace(known, kernel_shares={**known.kernel_shares, dtype: winner.constants[0]}), winner
+    return own.get(winner.constants, known), winner
+
+
+def _best_of(
+    accelerator: Accelerator, rows: Sequence[GroupedRow], candidates: Mapping[tuple[float, ...], GroupedEfficiency]
+) -> Winner:
+    """The best of constants that differ in what the device does."""
+    search = _search(rows)
+    busy = [_timed(accelerator, rows, constants) for constants in candidates.values()]
+    search.offer(list(candidates), np.array([_seconds(rows, each, 0.0) for each in busy]))
+    return search.winner()
 
 
 def fit_kernel_share(accelerator: Accelerator, rows: Sequence[GroupedRow]) -> tuple[GroupedEfficiency, Winner]:

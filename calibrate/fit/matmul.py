@@ -20,7 +20,7 @@ from calibrate.fit.grid import GridSearch, Winner, combinations, steps, supporte
 from calibrate.fit.published_kernels import MatmulRow, MatmulSet
 from clustersim.arrays import FloatArray
 from clustersim.cost.tiles import alignment_rate, matmul_options
-from clustersim.dtypes import NARROW
+from clustersim.dtypes import NARROW, DType
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import MatmulEfficiency
 from clustersim.units import Seconds
@@ -45,16 +45,14 @@ class MatmulGrid:
     even: bool = False
 
 
-def own_matmul(accelerator: Accelerator) -> MatmulGrid:
-    """The accelerator's own constants (of a dense format), nothing searched."""
-    constants = accelerator.efficiency.matmul
-    latencies = np.array([accelerator.efficiency.kernel_latency])
-    return MatmulGrid(np.array([constants.share]), (constants.edge,), (constants.prologue,), latencies)
+def own_matmul(accelerator: Accelerator, dtype: DType) -> MatmulGrid:
+    """The accelerator's own constants of a format, nothing searched."""
+    constants, latencies = accelerator.efficiency.matmul, np.array([accelerator.efficiency.start_of(dtype)])
+    share, prologue = np.array([constants.share_of(dtype)]), constants.prologue_of(dtype)
+    return MatmulGrid(share, (constants.edge,), (prologue,), latencies)
 
 
-def search_matmul(
-    accelerator: Accelerator, rows: Sequence[Row], grid: MatmulGrid, *, by_shape: bool = False
-) -> Winner:
+def search_matmul(accelerator: Accelerator, rows: Sequence[Row], grid: MatmulGrid, *, by_shape: bool = False) -> Winner:
     """The best share, edge, prologue and kernel latency of the grid; rows of formats with one peak.
 
     by_shape: rows of one shape are left out together.
@@ -85,7 +83,8 @@ def fit_matmul(
 
 def fit_scaled(accelerator: Accelerator, rows: Sequence[Row]) -> tuple[MatmulEfficiency, Winner]:
     """Fit one format with scales: its share, and what else of its own its rows support."""
-    own, dtype, matmul = own_matmul(accelerator), rows[0].dtype, accelerator.efficiency.matmul
+    dtype, matmul = rows[0].dtype, accelerator.efficiency.matmul
+    own = own_matmul(accelerator, dtype)
     winner = _supported(accelerator, rows, replace(own, shares=NARROW_SHARES))
     share, _, prologue, start = winner.constants
     prologues = None if prologue == matmul.prologue else prologue

@@ -24,7 +24,14 @@ from calibrate.fit.collectives import judge
 from calibrate.fit.grid import Winner
 from calibrate.fit.grouped import fit_grouped, fit_kernel_share, fit_scaled_kernel
 from calibrate.fit.matmul import fit_matmul, matmul_seconds
-from calibrate.fit.published_formats import DIGITS, Relative, fit_casts, fit_formats, scaled_kernels, with_others_kernels
+from calibrate.fit.published_formats import (
+    DIGITS,
+    Relative,
+    fit_casts,
+    fit_formats,
+    scaled_kernels,
+    with_others_kernels,
+)
 from calibrate.fit.published_kernels import (
     AttentionRow,
     GroupedRow,
@@ -44,13 +51,14 @@ from clustersim.hardware.efficiency import Efficiency, GroupedEfficiency
 from clustersim.report.files import write_text_atomically
 from clustersim.units import Seconds
 
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """An accelerator with published kernels.
 
     latency_of: whose kernel latency it takes, for want of small kernels of its own; same_chip: accelerators whose rows
-    of attention and of formats with scales are added to its own; even: its sources count alike, where one that is unlike the others has so many
-    rows that those would not be heard.
+    of attention and of formats with scales are added to its own; even: its sources count alike, where one that is
+    unlike the others has so many rows that those would not be heard.
     """
 
     name: str
@@ -177,8 +185,8 @@ def _fit_products(accelerator: Accelerator, call: Seconds | None) -> tuple[Group
 
 def _relative(grouped: GroupedEfficiency, known: Efficiency, own: Efficiency) -> GroupedEfficiency:
     ratio = own.matmul.share / known.matmul.share
-    shares = {"share": grouped.share * ratio, "kernel_share": grouped.kernel_share * ratio}
-    return replace(grouped, **{name: round(share, DIGITS) for name, share in shares.items()})
+    share, kernel_share = (round(each * ratio, DIGITS) for each in (grouped.share, grouped.kernel_share))
+    return replace(grouped, share=share, kernel_share=kernel_share)
 
 
 def _with(accelerator: Accelerator, **constants: Any) -> Accelerator:
@@ -349,7 +357,7 @@ def _listed(efficiency: Efficiency) -> list[str]:
     for name in ("attention_forward", "attention_backward"):
         constants = asdict(getattr(efficiency, name))
         lines.append(f"{name}: " + ", ".join(f"{key} {value:g}" for key, value in constants.items()))
-    casts = "" if efficiency.casts is None else f", casts {efficiency.casts:g}"
+    casts = f", casts {efficiency.casts:g}" if efficiency.casts != 1.0 else ""
     return [*lines, f"memory {efficiency.memory:g}{casts}, kernel_latency {efficiency.kernel_latency * 1e6:g} us"]
 
 

@@ -10,8 +10,8 @@ An accelerator's file says in which of these formats it computes. The share of i
   and CDNA 4 are MXFP8, whose scales are repeated (NVIDIA/TransformerEngine pull request 2157; HazyResearch/HipKittens
   pull request 76).
 
-Casts reach a part of the memory bandwidth: their own where that predicts unseen ones better than that of other
-kernels, else as far from it as the sibling's.
+Casts reach the bandwidth that other streaming kernels reach, or a part of it where that predicts unseen ones better;
+without rows the sibling's part.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from calibrate.fit.grid import GridSearch, Winner, steps, supported
+from calibrate.fit.grid import GridSearch, steps, supported
 from calibrate.fit.matmul import Row, fit_scaled
 from calibrate.fit.published_kernels import CastRow, casts, matmul_sets, matmuls
 from calibrate.fit.quality import Judged
@@ -31,7 +31,7 @@ from clustersim.hardware.efficiency import Efficiency, MatmulEfficiency
 
 DIGITS: Final = 2  # of a derived share
 INSTEAD: Final[Mapping[DType, DType]] = {DType.FP8_BLOCKWISE: DType.MXFP8}
-CAST_SHARES: Final = steps(0.3, 1.0, 0.01)
+CAST_PARTS: Final = steps(0.4, 1.0, 0.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,20 @@ def fit_formats(
     return _with(known, _derived(known.efficiency.matmul, relative.sibling, fitted)), judged
 
 
-def fit_casts(accelerator: Accelerator, sibling: Efficiency | None) -> tuple[float | None, list[Judged]]:
-    """The part of the memory bandwidth that casts reach; None: that of other kernels."""
-    if not accelerator.efficiency.matmul.shares:
-        return None, []
+def fit_casts(accelerator: Accelerator, sibling: Efficiency | None) -> tuple[float, list[Judged]]:
+    """The bandwidth that casts reach, relative to other streaming kernels."""
     rows = [row for row in casts() if row.accelerator == accelerator.name]
     if not rows:
-        return _casts_like(accelerator.efficiency, sibling), []
-    winner = _search_casts(accelerator, rows)
-    found = winner.constants[0] if winner.constants else None
-    return found, [Judged(accelerator.name, "casts", rows, winner)]
+        narrow = bool(accelerator.efficiency.matmul.shares)
+        return (sibling.casts if sibling is not None and narrow else 1.0), []
+    measured, alike = np.array([row.seconds for row in rows]), [row.kernel.shape for row in rows]
+    winners = []
+    for parts in (np.array([1.0]), CAST_PARTS):
+        search = GridSearch(measured, [row.published for row in rows], alike=alike)
+        search.offer([(float(part),) for part in parts], _cast_seconds(accelerator, rows, parts))
+        winners.append(search.winner())
+    winner = supported(winners, measured)
+    return winner.constants[0], [Judged(accelerator.name, "casts", rows, winner)]
 
 
 def scaled_kernels(efficiency: Efficiency, sibling: Efficiency) -> Mapping[DType, float]:
@@ -123,34 +127,17 @@ def _like(matmul: MatmulEfficiency, dtype: DType, known: MatmulEfficiency, other
 
 
 def _rows(dtype: DType, names: Sequence[str]) -> list[Row]:
-    return [row for row in (*matmuls(), *matmul_sets()) if row.accelerator in names and row.dtype is dtype]
+    every: list[Row] = [*matmuls(), *matmul_sets()]
+    return [row for row in every if row.accelerator in names and row.dtype is dtype]
 
 
-def _search_casts(accelerator: Accelerator, rows: Sequence[CastRow]) -> Winner:
-    """Nothing, or a share of their own."""
-    measured, alike = np.array([row.seconds for row in rows]), [row.kernel.shape for row in rows]
-    own = accelerator.efficiency.memory
-    winners = []
-    for shares in (np.array([own]), CAST_SHARES):
-        search = GridSearch(measured, [row.published for row in rows], alike=alike)
-        labels = [(float(share),) if shares is CAST_SHARES else () for share in shares]
-        search.offer(labels, _cast_seconds(accelerator, rows, shares))
-        winners.append(search.winner())
-    return supported(winners, measured)
-
-
-def _cast_seconds(accelerator: Accelerator, rows: Sequence[CastRow], shares: FloatArray) -> FloatArray:
-    """[shares, rows]"""
-    moved = np.array([row.kernel.bytes for row in rows]) / accelerator.memory_bandwidth
-    started = np.array([row.kernel.launches for row in rows]) * accelerator.efficiency.kernel_latency
-    seconds: FloatArray = moved[None, :] / shares[:, None] + started[None, :]
+def _cast_seconds(accelerator: Accelerator, rows: Sequence[CastRow], parts: FloatArray) -> FloatArray:
+    """[parts, rows] of kernels that reach so much of what others reach."""
+    efficiency = accelerator.efficiency
+    moved = np.array([row.kernel.bytes for row in rows]) / (accelerator.memory_bandwidth * efficiency.memory)
+    started = np.array([row.kernel.launches for row in rows]) * efficiency.kernel_latency
+    seconds: FloatArray = moved[None, :] / parts[:, None] + started[None, :]
     return seconds
-
-
-def _casts_like(own: Efficiency, sibling: Efficiency | None) -> float | None:
-    if sibling is None or sibling.casts is None:
-        return None
-    return round(own.memory * sibling.casts / sibling.memory, DIGITS)
 
 
 def _with(accelerator: Accelerator, matmul: MatmulEfficiency) -> Accelerator:

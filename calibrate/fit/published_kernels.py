@@ -57,7 +57,6 @@ class MatmulRow:
         """FLOP of the product."""
         return 2.0 * self.shape.m * self.shape.n * self.shape.k * self.shape.batch
 
-
     @property
     def products(self) -> "tuple[MatmulRow, ...]":
         """What was timed together."""

@@ -88,7 +88,7 @@ class Roofline:
         if isinstance(kernel.shape, AttentionShape):
             return self._attention(kernel, kernel.shape)
         if isinstance(kernel.shape, StreamShape) and kernel.shape.routine is Routine.QUANTIZE:
-            return Work(kernel.flops / self._rate(kernel), self._cast(kernel.bytes))
+            return Work(kernel.flops / self._rate(kernel), self._stream(kernel.bytes) / self.accelerator.efficiency.casts)
         return Work(kernel.flops / self._rate(kernel), self._stream(kernel.bytes))
 
     def _start(self, kernel: Kernel) -> Seconds:
@@ -105,12 +105,6 @@ class Roofline:
 
     def _stream(self, size: Bytes) -> Seconds:
         return size / (self.accelerator.memory_bandwidth * self.accelerator.efficiency.memory)
-
-    def _cast(self, size: Bytes) -> Seconds:
-        """Of kernels that write formats with scales."""
-        efficiency = self.accelerator.efficiency
-        share = efficiency.memory if efficiency.casts is None else efficiency.casts
-        return size / (self.accelerator.memory_bandwidth * share)
 
     def _matmul(self, kernel: Kernel, shape: MatmulShape) -> Work:
         sizes = np.array([[shape.m], [shape.n], [shape.k], [shape.batch]], dtype=np.float64)

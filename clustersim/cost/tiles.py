@@ -43,7 +43,7 @@ def matmul_rate(accelerator: Accelerator, dtype: DType) -> FlopPerSecond:
 
 
 def alignment_rate(accelerator: Accelerator, dtype: DType, shape: MatmulShape) -> float:
-    """Rate of a matmul relative to one whose rows can be loaded in whole vectors; narrow operands make 16-bit results."""
+    """Rate of a matmul relative to one whose rows can be loaded in whole vectors; results have 16 bits at least."""
     *operands, result = shape.rows
     rows = [*(row * dtype.number for row in operands), result * max(dtype.number, DType.BF16.bytes)]
     return accelerator.alignment.rate(rows, batched=shape.batch > 1)

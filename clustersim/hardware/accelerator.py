@@ -123,7 +123,7 @@ def _efficiency(section: Section) -> Efficiency:
         kernel_latency=section.quantity("kernel_latency", Dimension.TIME, zero=True),
         launch_interval=section.quantity("launch_interval", Dimension.TIME, zero=True),
         grouped=_grouped(section.section("grouped")) if section.has("grouped") else None,
-        casts=section.share("casts") if section.has("casts") else None,
+        casts=section.share("casts") if section.has("casts") else 1.0,
     )
 
 

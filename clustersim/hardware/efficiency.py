@@ -86,6 +86,10 @@ class GroupedEfficiency:
     call: Seconds
     kernel_shares: Mapping[DType, float] = field(default_factory=dict)
 
+    def with_kernel_share(self, dtype: DType, share: float) -> "GroupedEfficiency":
+        """The same with one kernel in a format with scales at a share of its own."""
+        return replace(self, kernel_shares={**self.kernel_shares, dtype: share})
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionEfficiency:
@@ -110,8 +114,8 @@ class Efficiency:
     published: fitted to published measurements of this accelerator (not derived from a sibling); grouped: of products
     of experts, None: nothing is known of them, so that they are products like others; memory: part of the memory
     bandwidth that a large streaming kernel reaches; kernel_latency: seconds of start and drain of a device kernel;
-    launch_interval: seconds between two launches that the host can sustain; casts: part of the memory bandwidth that
-    kernels reach which bring operands into formats with scales, None: as others.
+    launch_interval: seconds between two launches that the host can sustain; casts: bandwidth that kernels reach which
+    bring operands into formats with scales, relative to other streaming kernels.
     """
 
     published: bool
@@ -122,7 +126,7 @@ class Efficiency:
     kernel_latency: Seconds
     launch_interval: Seconds
     grouped: GroupedEfficiency | None = None
-    casts: float | None = None
+    casts: float = 1.0
 
     def start_of(self, dtype: DType) -> Seconds:
         """Seconds of start and drain of a product's kernel in a format."""

@@ -1,9 +1,10 @@
 """In which format, and by which recipe, was a published product computed?
 
 Tables name formats as their sources do: by the recipe that casts to them (`fp8 current scaling`), or by what shares a
-scale (`fp8 (1x128/128x128 scaling)`). Kernels of DeepGEMM know no other FP8 than that in blocks. A row whose `notes` say
-that it was timed with its casts (Transformer Engine's `autocast`) takes what the recipe's casts take, too: of an input
-of which a weight gradient will be made, and of weights whose input needs none. Delayed scaling is never without casts.
+scale (`fp8 (1x128/128x128 scaling)`). DeepGEMM's FP8 is in blocks. A row whose `notes` say that it was timed with its
+quantisation (Transformer Engine's `autocast`) takes what the recipe's casts take, too: those of an input of which a
+weight gradient will be made, and of weights whose input needs no gradient, in each call (NVIDIA/TransformerEngine,
+benchmarks/gemm/benchmark_gemm.py). Delayed scaling is never without.
 """
 
 from dataclasses import replace

@@ -5,8 +5,8 @@ GPUs of one node: NVIDIA/Megatron-LM, tests/functional_tests/test_cases/common/m
 dispatches, and over how many GPUs. Predicted are the layer's own kernels and exchanges, one behind the other, as a step
 of such a model would run them, by themselves (no step's power limit). That benchmark has fused routing and permutation,
 FP32 scores, gradients in BF16 that are not added to others, and no shared experts whatever its sizes say: they are no
-part of the configuration that it builds (`_build_transformer_config`). In FP8 its weights were cast before. A product before it hides the host's first
-launches.
+part of the configuration that it builds (`_build_transformer_config`). In FP8 its weights are taken as cast before. A
+product before it hides the host's first launches.
 """
 
 import re
