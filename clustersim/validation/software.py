@@ -5,10 +5,22 @@ is inferred from measurements, for want of another source: the loss of Composer'
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from clustersim.validation.cases import CannotPredictError, Case
+from clustersim.validation.formats import (
+    BRIDGE,
+    DELAYED,
+    MEGATRON,
+    NAMED,
+    NEMO,
+    TORCHAO,
+    ZOO,
+    Words,
+    formats_of,
+    is_narrow,
+)
 from clustersim.workload.framework import Captured
 
 _DENSE: Final = ("", "0", "1")  # experts
@@ -40,7 +52,7 @@ class Software:
     whole_experts: no expert is cut, unless a row says so; fused_routing: experts are chosen and tokens copied by fused
     kernels, though the framework's defaults are others; balances: routers have a loss of their load, where the model's
     recipes have one; ends_count: embedding and logits count as a layer each where layers are split; captures: passes
-    are in CUDA graphs, whatever notes say.
+    are in CUDA graphs, whatever notes say; words: what it means by words for formats with scales.
     """
 
     wanted: str
@@ -69,6 +81,7 @@ class Software:
     balances: bool = False
     ends_count: bool = False
     captures: bool = False
+    words: Words = field(default_factory=lambda: NAMED)
 
     def fused(self, case: Case) -> bool:
         """Whether norms, activation, rotary, residual and optimizer are fused kernels: compiled, or written so."""
@@ -130,11 +143,11 @@ class Software:
         return {"name": self.framework, "cuda_graphs": self.captures or _captured(case)}
 
     def formats(self, case: Case) -> dict[str, str]:
-        """The formats in which gradients are kept and reduced, and optimizer states, where they are not the usual."""
-        compute = case.text("precision")
+        """What is computed in, and in what gradients and optimizer states are kept where they are not the usual."""
+        said, wide = dict(formats_of(case, self.words)), wide_format(case)
         if self.one_format:
-            return {"gradients": compute, "master": "none", "moments": compute}
-        return {"gradients": "fp32" if compute == "bf16" and self.wide_gradients else compute}
+            return said | {"gradients": wide, "master": "none", "moments": wide}
+        return said | {"gradients": "fp32" if wide == "bf16" and self.wide_gradients else wide}
 
 
 _MEGATRON_2021: Final = Software(
@@ -157,7 +170,13 @@ _MEGATRON_2022: Final = replace(
 )
 
 _NEMO: Final = Software(
-    "nemo", wide_gradients=False, biased=True, bucket=_MEGATRON_BUCKET, framework="nemo", logs_last_rank=True
+    "nemo",
+    wide_gradients=False,
+    biased=True,
+    bucket=_MEGATRON_BUCKET,
+    framework="nemo",
+    logs_last_rank=True,
+    words=NEMO,
 )
 
 _BLOCKING: Final = Software(
@@ -166,7 +185,7 @@ _BLOCKING: Final = Software(
 
 # Its rows are inferred to use PyTorch's loss: small models, whose logits weigh most, take as much longer.
 _COMPOSER: Final = Software(
-    "composer", 2023, wide_gradients=False, loss="torch", eager=True, flash="flash1", early_stop=True
+    "composer", 2023, wide_gradients=False, loss="torch", eager=True, flash="flash1", early_stop=True, words=DELAYED
 )
 _TORCHTITAN: Final = Software(
     "torchtitan",
@@ -176,9 +195,13 @@ _TORCHTITAN: Final = Software(
     eager=True,
     flash="flash2",
     release_outputs=False,  # torch.distributed.pipelining keeps outputs in fwd_cache until their backward
+    words=TORCHAO,
 )
 
-_MEGATRON: Final = Software("megatron", biased=True, bucket=_MEGATRON_BUCKET, framework="megatron", logs_last_rank=True)
+_MEGATRON: Final = Software(
+    "megatron", biased=True, bucket=_MEGATRON_BUCKET, framework="megatron", logs_last_rank=True, words=MEGATRON
+)
+_BRIDGE: Final = replace(_NEMO, wanted="megatron-bridge", biased=False, words=BRIDGE)
 
 # The first that matches; Megatron-LM keeps fp16 gradients of fp16 runs, fp32 of bf16 runs.
 SOFTWARE: Final = (
@@ -206,10 +229,10 @@ SOFTWARE: Final = (
     replace(_NEMO, mixtures=True, gpu="b200", captures=True),
     # NVIDIA/NeMo's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 = False in scripts/performance)
     _NEMO,
-    # its recipes of mixtures set expert_tensor_parallel_size to 1 (src/megatron/bridge/recipes), and those that were
-    # timed grad_reduce_in_fp32 to False (scripts/performance/configs/{deepseek,gpt_oss,qwen}, recipes/moonlight)
-    replace(_NEMO, wanted="megatron-bridge", mixtures=True, biased=False, whole_experts=True, balances=True),
-    replace(_NEMO, wanted="megatron-bridge", wide_gradients=True, biased=False),
+    # its recipes of mixtures set expert_tensor_parallel_size to 1 (src/megatron/bridge/recipes), and all that were
+    # timed grad_reduce_in_fp32 to False (scripts/performance/configs, recipes/moonlight)
+    replace(_BRIDGE, mixtures=True, whole_experts=True, balances=True),
+    _BRIDGE,
     # Megatron-LM overlaps backward's all-reduce since December 2021. Megatron-DeepSpeed took over that of before
     # (1ac4a442, 2021-12-10) and, with `async_tensor_model_parallel_allreduce` off, that of July 2023 (f90b8877).
     replace(
@@ -235,8 +258,12 @@ SOFTWARE: Final = (
         fused_routing=True,
         balances=True,
         ends_count=True,
+        words=ZOO,
     ),
     _MEGATRON,
+    # XLA's products by Flax or Transformer Engine
+    Software("maxtext", words=DELAYED),
+    Software("paxml", words=DELAYED),
     Software(""),
 )
 
@@ -248,6 +275,11 @@ def software_of(case: Case) -> Software:
     gpu, mixture = case.text("gpu"), has_experts(case)
     fitting = (each for each in SOFTWARE if each.wanted in name and year <= each.until and gpu.startswith(each.gpu))
     return next(each for each in fitting if mixture or not each.mixtures)
+
+
+def wide_format(case: Case) -> str:
+    """The format of what has no scales."""
+    return "bf16" if is_narrow(case) else case.text("precision")
 
 
 def has_experts(case: Case) -> bool:

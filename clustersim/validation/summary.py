@@ -2,8 +2,8 @@
 
 Two sources mix two kinds of runs, of which a mean says little: their cases are also told apart (`SUBSETS`). Coverage is
 predicted over expressible, where each case says for itself whether it is expressible; and, more strictly, over all
-steps in bf16 or fp16 whose inputs are known (quality A and B), whatever they say, of dense models and of mixtures of
-experts apart.
+steps whose inputs are known (quality A and B), whatever they say, of dense models and of mixtures of experts, in bf16 or
+fp16 and in formats with scales apart.
 """
 
 import math
@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from clustersim.validation.cases import Case
 from clustersim.validation.comparison import Comparison
+from clustersim.validation.formats import is_narrow
 from clustersim.validation.layouts import Ranking, rank_layouts
 from clustersim.validation.memory import Verdict
 from clustersim.validation.quality import (
@@ -27,10 +28,13 @@ from clustersim.validation.quality import (
     macro,
     quality,
 )
-from clustersim.validation.settings import is_dense, is_mixture
+from clustersim.validation.settings import is_dense, is_known, is_mixture
+from clustersim.validation.software import has_experts
 
 DENSE: Final = "dense bf16/fp16, quality A and B"
 MIXTURES: Final = "mixtures of experts bf16/fp16, quality A and B"
+NARROW_DENSE: Final = "dense in narrow formats, quality A and B"
+NARROW_MIXTURES: Final = "mixtures of experts in narrow formats, quality A and B"
 _KINDS: Final = "layers"  # the factor that tells dense models from mixtures
 _PLACE: Final = re.compile(r"^line \d+: ")
 _GPUS_OF_A_NODE: Final = 8
@@ -166,9 +170,17 @@ class Summary:
 def summary_of_steps(cases: Sequence[Case], comparisons: Sequence[Comparison]) -> Summary:
     """The summary of a table of steps; comparisons: of these cases, in their order."""
     pairs = list(zip(cases, comparisons, strict=True))
-    wanted = {DENSE: is_dense, MIXTURES: is_mixture}
+    wanted = {DENSE: is_dense, MIXTURES: is_mixture, NARROW_DENSE: _narrow_dense, NARROW_MIXTURES: _narrow_mixture}
     covered = {name: _covered([each for case, each in pairs if is_of(case)]) for name, is_of in wanted.items()}
     return Summary("steps", tuple(comparisons), covered, _subsets(pairs), rank_layouts(cases, comparisons))
+
+
+def _narrow_dense(case: Case) -> bool:
+    return is_known(case) and is_narrow(case) and not has_experts(case)
+
+
+def _narrow_mixture(case: Case) -> bool:
+    return is_known(case) and is_narrow(case) and has_experts(case)
 
 
 def _covered(owed: Sequence[Comparison]) -> Coverage:
