@@ -10,7 +10,6 @@ from typing import Any, Final
 from clustersim.parallel.mesh import NAMES
 from clustersim.schedules import shelf
 from clustersim.validation.cases import CannotPredictError, Case
-from clustersim.validation.formats import is_wide
 from clustersim.validation.machines import cluster_section
 from clustersim.validation.mixtures import (
     dense_width,
@@ -21,6 +20,7 @@ from clustersim.validation.mixtures import (
     public_model,
     require_mixture,
 )
+from clustersim.validation.precision import is_wide
 from clustersim.validation.software import Software, has_experts, software_of
 
 _OFFLOADED: Final[dict[str, dict[str, Any]]] = {  # as a row's notes say it

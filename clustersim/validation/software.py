@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from clustersim.validation.cases import CannotPredictError, Case
-from clustersim.validation.formats import (
+from clustersim.validation.precision import (
     BRIDGE,
     DELAYED,
     MEGATRON,
@@ -30,6 +30,7 @@ _GRAPHS: Final = re.compile(r"cuda_graph_impl=(?!none)|full-iteration CUDA graph
 # of mixtures: all but the experts, or so little that it is taken for nothing
 _LAYERS: Final = re.compile(r"cuda_graph_scope=\[[^]]*'attn'|CUDA graphs attn\+")
 _PARTS: Final = re.compile(r"cuda_graph_scope=\[[^]]*'moe_router'|CUDA graphs router")
+_NOT_PIPELINED: Final = "nvfp4"
 _MEGATRON_BUCKET: Final = "megatron"  # DistributedDataParallelConfig.bucket_size
 
 
@@ -37,16 +38,17 @@ _MEGATRON_BUCKET: Final = "megatron"  # DistributedDataParallelConfig.bucket_siz
 class Software:
     """One framework at one time.
 
-    wanted: part of the `framework` cell; until: last year of this generation; gpu: how the GPU's name begins, where
-    a source ran another version on each; mixtures: it is how models with experts are run, and no others.
-    pipeline_overlap: sends between stages run beside compute; data_overlap: so do gradient reductions, where a row
+    wanted: part of the `framework` cell; until: last year of this generation; gpu: how the GPU's name begins, where a
+    source ran another version on each; mixtures: it is how models with experts are run, and no others.
+    pipeline_overlap: sends between stages run beside compute; data_overlap: so do gradient reductions, where a row does
+    not say; tensor_overlap: tensor-parallel collectives are pipelined with their matmuls, but for NVFP4's, where a row
     does not say; backward_overlap: so do tensor-parallel collectives of backward; by_parameter: ZeRO-3 is DeepSpeed's
     of early 2021, by which arXiv:2104.04473 ran its three (`lowering.by_parameter`); fsdp2: ZeRO-3 is PyTorch's
     `fully_shard`; wide_gradients: bf16 runs keep and reduce gradients in fp32; attention: where a row states none;
     flash: the flash attention of its time; biased: GPT models have biases and dropout; bucket: of gradients that are
     not sharded; framework: in topologies/frameworks; eager: not compiled, unless a row says that it is; one_format:
-    weights, gradients and moments are all in the compute format, without master weights; early_stop: recomputation
-    runs until backward has what it needs, as that of compiled layers does in any case; logs_last_rank: what it logs of
+    weights, gradients and moments are all in the compute format, without master weights; early_stop: recomputation runs
+    until backward has what it needs, as that of compiled layers does in any case; logs_last_rank: what it logs of
     memory is its last rank's; release_outputs: of pipeline stages, where it is not as `framework` has it.
 
     whole_experts: no expert is cut, unless a row says so; fused_routing: experts are chosen and tokens copied by fused
@@ -61,6 +63,7 @@ class Software:
     mixtures: bool = False
     pipeline_overlap: bool = True
     data_overlap: bool = True
+    tensor_overlap: bool = False
     backward_overlap: bool = True
     by_parameter: bool = False
     fsdp2: bool = False
@@ -123,8 +126,8 @@ class Software:
 
     def overlaps_tensors(self, case: Case) -> bool:
         """Whether tensor-parallel collectives are pipelined with their matmuls."""
-        notes = case.text("notes")
-        return "tensor-parallel communication overlap on" in notes or "asyncTP" in notes
+        notes, usual = case.text("notes"), self.tensor_overlap and case.text("precision") != _NOT_PIPELINED
+        return usual or "tensor-parallel communication overlap on" in notes or "asyncTP" in notes
 
     def overlaps_backward(self, case: Case) -> bool:
         """Whether backward's tensor-parallel collectives run beside the gradients that do not need them."""
@@ -232,7 +235,8 @@ SOFTWARE: Final = (
     # its recipes of mixtures set expert_tensor_parallel_size to 1 (src/megatron/bridge/recipes), and all that were
     # timed grad_reduce_in_fp32 to False (scripts/performance/configs, recipes/moonlight)
     replace(_BRIDGE, mixtures=True, whole_experts=True, balances=True),
-    _BRIDGE,
+    # tp_comm_overlap of scripts/performance/configs/llama, which is False for nvfp4
+    replace(_BRIDGE, tensor_overlap=True),
     # Megatron-LM overlaps backward's all-reduce since December 2021. Megatron-DeepSpeed took over that of before
     # (1ac4a442, 2021-12-10) and, with `async_tensor_model_parallel_allreduce` off, that of July 2023 (f90b8877).
     replace(

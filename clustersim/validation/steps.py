@@ -16,7 +16,7 @@ from clustersim.simulation import simulate
 from clustersim.units import Seconds
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
 from clustersim.validation.comparison import Band, Comparison
-from clustersim.validation.formats import is_narrow
+from clustersim.validation.precision import is_narrow
 from clustersim.validation.settings import scenario_mapping
 from clustersim.validation.software import has_experts
 

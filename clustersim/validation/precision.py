@@ -7,10 +7,10 @@ what it means is no prediction.
 
 Sources, by software: NVIDIA/NeMo, scripts/performance/helpers.py (`set_precision_configs`: "ds" unless told otherwise,
 first and last layers not in BF16) and llm/recipes/precision/mixed_precision.py; NVIDIA/dgxc-benchmarking, launch.sh of
-v25.10 and later (`-fr cs`; Nemotron-4, Grok-1), and configure.sh of v24.11.1 (`fp8_params`); NVIDIA-NeMo/Megatron-Bridge,
-scripts/performance/utils/precision.py (`get_precision_config`: first_last_layers_bf16 = False) and
-training/mixed_precision.py, v0.2 to v0.5; NVIDIA/Megatron-LM, training/arguments.py (`--fp8-recipe delayed`) and
-core/distributed/param_and_grad_buffer.py (`_post_param_sync`: MXFP8 parameters are gathered in BF16 and then cast);
+v25.10 and later (`-fr cs`; Nemotron-4, Grok-1), and configure.sh of v24.11.1 (`fp8_params`);
+NVIDIA-NeMo/Megatron-Bridge, scripts/performance/utils/precision.py (`get_precision_config`: first_last_layers_bf16 =
+False) and training/mixed_precision.py, v0.2 to v0.5; NVIDIA/Megatron-LM, training/arguments.py (`--fp8-recipe delayed`)
+and core/distributed/param_and_grad_buffer.py (`_post_param_sync`: MXFP8 parameters are gathered in BF16 and then cast);
 yanring/Megatron-MoE-ModelZoo, sbatch_benchmarking.sh; mosaicml/composer, core/precision.py (`DelayedScaling`), and
 mosaicml/llm-foundry, submit_benchmarks.py (`fc_type` te); pytorch/torchtitan, docs/float8.md of 2024; google/maxtext,
 `quantization: fp8` (Flax' Fp8DotGeneralOp, delayed scaling).
