@@ -9,6 +9,7 @@ import numpy as np
 
 from clustersim.analysis.breakdown import Breakdown
 from clustersim.analysis.expert_loads import FullestRank, fullest_rank
+from clustersim.analysis.formats import Formats, cast_seconds, executed_flops
 from clustersim.analysis.provenance import Expectation, InStep, Item, expectation, in_step, provenance_share
 from clustersim.analysis.rows import Rows, read_rows
 from clustersim.analysis.stragglers import Stragglers, Waits, find_stragglers, find_waits, moving_seconds
@@ -24,6 +25,7 @@ from clustersim.analysis.utilization import (
 )
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.cost.block import BlockCost
+from clustersim.dtypes import DType
 from clustersim.engine.inside import Inside
 from clustersim.experience.band import Expected, Experience, Measured
 from clustersim.experience.facts import facts_of
@@ -231,9 +233,23 @@ class Answer(FieldState):
     @property
     def peak_flops(self) -> FlopPerSecond:
         """Dense peak of one GPU in the compute format, the mean over GPUs."""
+        return self._peak_in(self.scenario.training.recipe.compute)
+
+    def _peak_in(self, dtype: DType) -> FlopPerSecond:
         accelerators, kind = self.scenario.cluster.kinds()
-        peaks = [each.peak_of(self.scenario.training.recipe.compute) for each in accelerators]
+        peaks = [each.peak_of(dtype) for each in accelerators]
         return float(np.array(peaks)[kind[: self.ranks]].mean())
+
+    @cached_property
+    def formats(self) -> Formats | None:
+        """In which formats FLOP are, and what casts cost; None where nothing is cast."""
+        recipe = self.scenario.training.recipe
+        if recipe.casts is None:
+            return None
+        steps, wide = self.scenario.steps, recipe.activations
+        casts = cast_seconds(self.items, ranks=self.ranks, steps=steps)
+        peaks = recipe.compute, self.peak_flops, wide, self._peak_in(wide)
+        return Formats(executed_flops(self.rows, steps), casts, *peaks)
 
     @property
     def fullest(self) -> int:
@@ -349,6 +365,7 @@ class Answer(FieldState):
             "fits": self.fits,
             "host_memory": self._host(),
             "expert_loads": self._expert_loads(),
+            "formats": self._formats(),
             "breakdown_s": self.breakdown.mean(),
             "critical_path_s": dict(self.path_parts),
             "stages": [self._stage(rank) for rank in range(len(self.ledgers))],
@@ -372,6 +389,19 @@ class Answer(FieldState):
     def _record_steps(self) -> dict[str, Any] | None:
         """Real steps that the record predicted; None where it has none."""
         return None if self.tried is None else self.tried.to_json()
+
+    def _formats(self) -> dict[str, Any] | None:
+        """Formats of products, and what casts into them cost; None where nothing is cast."""
+        found = self.formats
+        if found is None:
+            return None
+        return {
+            "flop_share": {dtype.value: share for dtype, share in found.shares.items()},
+            "casts_s": found.casts,
+            "mfu_peak": found.peak.value,
+            "mfu_peak_tflops": found.peak_flops / 1e12,
+            f"mfu_of_{found.wide.value}_peak": self.mfu() * found.peak_flops / found.wide_flops,
+        }
 
     def _expert_loads(self) -> dict[str, Any] | None:
         """How uneven ranks' experts are; None where they are even."""

@@ -40,6 +40,7 @@ class Category(Enum):
     """What memory is used for; the value is its name in answers."""
 
     PARAMETERS = "parameters"
+    COPIES = "parameters in narrow formats"
     GRADIENTS = "gradients"
     OPTIMIZER = "optimizer state"
     GATHERED = "gathered parameters"
@@ -69,10 +70,9 @@ class Footprint:
         stages, held = self.plan.stages_of(pipeline_rank), self._held(pipeline_rank)
         buckets = sum(self._fullest_bucket(group, stages) for group, _ in held)
         each = [(self.per_parameter(group), count) for group, count in held]
-        own = {use: sum(count * sizes[use] for sizes, count in each) for use in SHARDED}
         return {
-            **own,
-            Category.PARAMETERS: own[Category.PARAMETERS] + self.copies(stages),
+            **{use: sum(count * sizes[use] for sizes, count in each) for use in SHARDED},
+            Category.COPIES: self.copies(stages),
             Category.GATHERED: self.gathered(stages),
             Category.OFFLOAD: Activations(self.plan).buffers(stages) + self.passing(stages),
             Category.MESSAGES: self.receives(stages) + buckets,

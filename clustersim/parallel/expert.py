@@ -20,7 +20,7 @@ parts of experts. In forward the host waits there, too, for how many rows come; 
 Reference: NVIDIA/Megatron-LM@d98e8a64, megatron/core/transformer/moe/token_dispatcher.py and fused_a2a.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from clustersim.dtypes import DType
@@ -37,7 +37,11 @@ _PROBABILITY: Final = DType.FP32
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """The exchanges of a mixture. tokens: on one rank; row: bytes of one; format: of activations; load: its number."""
+    """The exchanges of a mixture.
+
+    tokens: on one rank; row: bytes of one; format: of activations; load: its number; sent: in which other format rows
+    go to experts.
+    """
 
     layout: Layout
     routed: RoutedMlp
@@ -45,10 +49,16 @@ class Dispatch:
     row: Bytes
     format: DType
     load: int | None = None
+    sent: DType | None = None
 
     def there(self, *, again: bool = False) -> tuple[Exchange, ...]:
         """Rows go to the ranks of their experts; again: where they went before is known (backward)."""
-        return _WAYS[self.layout.dispatcher].there(self, again=again) if self._travel else ()
+        return _WAYS[self.layout.dispatcher].there(self._leaving, again=again) if self._travel else ()
+
+    @property
+    def _leaving(self) -> "Dispatch":
+        """With rows as wide as they are sent."""
+        return self if self.sent is None else replace(self, row=self.row * self.sent.bytes / self.format.bytes)
 
     def back(self, *, again: bool = False) -> tuple[Exchange, ...]:
         """What experts made of them comes back."""

@@ -261,8 +261,9 @@ class Plan:
         if casts is not None and casts.gathered and narrow is not None and not spec.wide:
             plain = replace(plain, operands=Operands(narrow, searched=casts.input.searched))
         if isinstance(spec.mlp, RoutedMlp):
+            sent = None if spec.wide else self.training.recipe.dispatched
             tokens, row = self.shard.residual_tokens, float(self.model.hidden * form.bytes)
-            plain = replace(plain, dispatch=Dispatch(self.layout, spec.mlp, tokens, row, form, load))
+            plain = replace(plain, dispatch=Dispatch(self.layout, spec.mlp, tokens, row, form, load, sent))
         return plain if spec.attention is None else replace(plain, keys_values=self._keys_values(spec.attention))
 
     def _keys_values(self, attention: Attention) -> Bytes:

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from clustersim.analysis.parts import KERNELS, Part
+from clustersim.dtypes import DType
 from clustersim.fitting import fits
 from clustersim.hardware.topology import LinkKind
 from clustersim.parallel.data import FullyShard
@@ -29,6 +30,7 @@ from clustersim.scenario.changes.experts import (
     with_load,
     within_domains,
 )
+from clustersim.scenario.changes.formats import usual_recipe, with_recipe
 from clustersim.scenario.changes.kernels import efficiency_of, with_products
 from clustersim.scenario.changes.links import links_to_nics, network_links, nvlink, pcie_links, with_links
 from clustersim.scenario.changes.work import (
@@ -76,12 +78,29 @@ class Changed:
 Change = Callable[[Result], Changed | Untried]
 
 
+def _every(_: Scenario) -> bool:
+    return True
+
+
+def _mixture(scenario: Scenario) -> bool:
+    return bool(scenario.model.mixtures)
+
+
+def _narrow(scenario: Scenario) -> bool:
+    return scenario.training.recipe.casts is not None
+
+
+def _computing_in(dtype: DType) -> Callable[[Scenario], bool]:
+    """Whether every accelerator of the job has kernels for a format."""
+    return lambda scenario: all(dtype in each.formats for each in scenario.cluster.kinds()[0])
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One change.
 
     modelled: whether collectives are modelled with it, even where some were measured; effort: how many times as long as
-    without it a simulation takes; of_mixtures: whether it is nothing to ask of a model without experts.
+    without it a simulation takes; concerns: whether a scenario has what is changed.
     """
 
     name: str
@@ -89,11 +108,7 @@ class Case:
     change: Change
     modelled: bool = False
     effort: float = 1.0
-    of_mixtures: bool = False
-
-    def concerns(self, scenario: Scenario) -> bool:
-        """Whether a scenario has what is changed."""
-        return not self.of_mixtures or bool(scenario.model.mixtures)
+    concerns: Callable[[Scenario], bool] = _every
 
 
 def _links(kinds: Callable[[Scenario], tuple[LinkKind, ...]], bandwidth: float, nowhere: str) -> Change:
@@ -226,6 +241,19 @@ def _recompute(policy: Recompute, already: str) -> Change:
     return change
 
 
+def _products_in(dtype: DType) -> Change:
+    """By the usual recipe."""
+
+    def change(result: Result) -> Changed | Untried:
+        scenario, own = result.scenario, result.scenario.training.recipe
+        name = usual_recipe(scenario, dtype)
+        if own.products.forward is dtype or own.name == name:
+            return Untried(f"they are in {own.name} now")
+        return Changed(with_recipe(scenario, name), f" ({name})")
+
+    return change
+
+
 def _no_offload(result: Result) -> Changed | Untried:
     scenario = result.scenario
     offloads = scenario.training.offload != NOTHING
@@ -261,22 +289,22 @@ CASES: Final = (
         "tokens sent to their experts in another way",
         _other_dispatcher,
         modelled=True,
-        of_mixtures=True,
+        concerns=_mixture,
     ),
-    Case("other_loads", "tokens spread over experts in another way", _other_load, effort=APART, of_mixtures=True),
+    Case("other_loads", "tokens spread over experts in another way", _other_load, effort=APART, concerns=_mixture),
     Case(
         "experts_inside",
         "experts spread inside NVLink domains",
         _experts(inside=True),
         modelled=True,
-        of_mixtures=True,
+        concerns=_mixture,
     ),
     Case(
         "experts_across",
         "experts spread across NVLink domains",
         _experts(inside=False),
         modelled=True,
-        of_mixtures=True,
+        concerns=_mixture,
     ),
     Case("twice_the_microbatches", "twice the microbatches (global batch 2x)", _larger_batch, effort=2.0),
     Case("half_the_microbatch", "microbatches of half the size (same batch)", _smaller_microbatches, effort=2.0),
@@ -284,6 +312,10 @@ CASES: Final = (
     Case("hybrid_sharding", "weights cut over as few ranks as fit, equal on the rest", _hybrid, modelled=True),
     Case("no_recompute", "nothing recomputed", _recompute(NoRecompute(), "nothing is recomputed now")),
     Case("full_recompute", "all layers recomputed", _recompute(FullRecompute(), "all layers are recomputed now")),
+    Case("products_bf16", "products in BF16", _products_in(DType.BF16), concerns=_narrow),
+    Case("products_fp8", "products in FP8", _products_in(DType.FP8), concerns=_computing_in(DType.FP8)),
+    Case("products_mxfp8", "products in MXFP8", _products_in(DType.MXFP8), concerns=_computing_in(DType.MXFP8)),
+    Case("products_nvfp4", "products in NVFP4", _products_in(DType.NVFP4), concerns=_computing_in(DType.NVFP4)),
     Case("cuda_graphs", "passes captured in CUDA graphs", _cuda_graphs),
     Case("no_offload", "nothing on the host", _no_offload),
     Case("no_overheads", "nothing done beside the model (training.overheads: none)", _no_overheads),

@@ -61,6 +61,7 @@ PART_LOOKS: Final[Mapping[Part, Category]] = MappingProxyType(
 USE_LOOKS: Final[Mapping[Use, Category]] = MappingProxyType(
     {
         Use.PARAMETERS: Category.PARAMETERS,
+        Use.COPIES: Category.COPIES,
         Use.GRADIENTS: Category.GRADIENTS,
         Use.OPTIMIZER: Category.OPTIMIZER_STATE,
         Use.GATHERED: Category.GATHERED,
@@ -151,6 +152,7 @@ def verdict_of(result: Answer) -> Verdict:
         band=result.band,
         host=None if result.host is None else (result.host.memory, result.host.capacity),
         experts=result.fullest_experts,
+        formats=result.formats,
     )
 
 

@@ -7,7 +7,13 @@ from clustersim.report.figure import share_words
 from clustersim.report.steps import spread_words
 from clustersim.report.view import Breakdown, PageView, Steps, Subject, Trust, Verdict, Waiting
 from clustersim.report.waiting import slowness, straggler_words
-from clustersim.report.wording import CRITICAL_PATH, PROVENANCE_NAMES, mfu_words
+from clustersim.report.wording import (
+    CRITICAL_PATH,
+    PROVENANCE_NAMES,
+    formats_words,
+    mfu_words,
+    narrow_peak_words,
+)
 from clustersim.units import format_bytes, format_flops, format_number, format_seconds, format_step_time
 
 if TYPE_CHECKING:
@@ -83,7 +89,7 @@ def _headline(subject: Subject, verdict: Verdict) -> "Text":
 
 def _numbers(verdict: Verdict, trust: Trust) -> "Table":
     table = _grid()
-    rate = f"{format_flops(verdict.model_flops_per_gpu)} per GPU, attention as a full matrix"
+    rate = f"{format_flops(verdict.model_flops_per_gpu)} per GPU, attention as a full matrix{_peak(verdict)}"
     for name, value, meaning in (
         ("tokens/s", f"{verdict.tokens_per_s:,.0f}", f"{format_number(verdict.tokens_per_s_per_gpu)} per GPU"),
         ("GPU hours", f"{verdict.gpu_hours:,.0f}", "per trillion tokens"),
@@ -94,6 +100,7 @@ def _numbers(verdict: Verdict, trust: Trust) -> "Table":
         ("peak memory", format_bytes(verdict.peak_memory), _where(verdict)),
         *_host(verdict),
         *_experts(verdict),
+        *_formats(verdict),
         (
             "simulated",
             f"{trust.simulated_ranks:,} rank{'' if trust.simulated_ranks == 1 else 's'}",
@@ -104,6 +111,23 @@ def _numbers(verdict: Verdict, trust: Trust) -> "Table":
     for number, (source, share) in enumerate(trust.provenance.items()):
         table.add_row("durations" if number == 0 else "", share_words(share), PROVENANCE_NAMES[source])
     return table
+
+
+def _peak(verdict: Verdict) -> str:
+    return "" if verdict.formats is None else f", {narrow_peak_words(verdict.formats)}"
+
+
+def _formats(verdict: Verdict) -> list[tuple[str, str, str]]:
+    """Of products, and what casts cost, where there are several."""
+    found = verdict.formats
+    if found is None:
+        return []
+    of_wide = verdict.mfu * found.peak_flops / found.wide_flops
+    return [
+        (f"MFU, {found.wide.value}", f"{of_wide:.1%}", f"of {format_flops(found.wide_flops)} {found.wide.value}"),
+        ("casts", format_seconds(found.casts), f"{found.casts / verdict.step_time:.1%} of the step"),
+        ("products", formats_words(found), "of their FLOP"),
+    ]
 
 
 def _experts(verdict: Verdict) -> list[tuple[str, str, str]]:

@@ -43,6 +43,7 @@ class Category(Enum):
     GRADIENTS = ("gradients", "#D55E00", "")
     OPTIMIZER_STATE = ("optimizer state", "#CC79A7", "")
     ACTIVATIONS = ("activations", "#009E73", "")
+    COPIES = ("parameters in narrow formats", "#0072B2", "x")
     GATHERED = ("gathered parameters", "#56B4E9", "/")
     MESSAGES = ("messages and buckets", "#F0E442", "/")
     WORKSPACE = ("workspaces", "#999933", "")

@@ -6,8 +6,8 @@ from clustersim.analysis.utilization import masked
 from clustersim.report.figure import share_words
 from clustersim.report.steps import spread_words
 from clustersim.report.view import PageView, Subject, Trust, Verdict
-from clustersim.report.wording import PROVENANCE_MEANINGS, PROVENANCE_NAMES
-from clustersim.units import format_bytes, format_flops, format_number, format_step_time
+from clustersim.report.wording import PROVENANCE_MEANINGS, PROVENANCE_NAMES, formats_words, narrow_peak_words
+from clustersim.units import format_bytes, format_flops, format_number, format_seconds, format_step_time
 
 
 def verdict_card(view: PageView) -> str:
@@ -105,8 +105,9 @@ def _host(verdict: Verdict) -> str:
 def _numbers(verdict: Verdict) -> list[tuple[str, str, str]]:
     rate, unit = format_flops(verdict.model_flops_per_gpu).split()
     return [
-        ("MFU", f"{verdict.mfu:.1%}", "model FLOP utilisation, attention as a full matrix"),
+        ("MFU", f"{verdict.mfu:.1%}", f"model FLOP utilisation, attention as a full matrix{_peak(verdict)}"),
         *_causal(verdict),
+        *_formats(verdict),
         ("HFU", f"{verdict.hfu:.1%}", "hardware FLOP utilisation: recomputation counts"),
         (f"{unit} per GPU", rate, "model FLOP per second and GPU"),
         ("tokens/s", _rate(verdict.tokens_per_s), "of the whole cluster"),
@@ -119,6 +120,24 @@ def _numbers(verdict: Verdict) -> list[tuple[str, str, str]]:
             "share of the step spent in communication alone",
         ),
         *_experts(verdict),
+    ]
+
+
+def _peak(verdict: Verdict) -> str:
+    return "" if verdict.formats is None else f", {narrow_peak_words(verdict.formats)}"
+
+
+def _formats(verdict: Verdict) -> list[tuple[str, str, str]]:
+    """Of products, and what casts cost, where there are several."""
+    found = verdict.formats
+    if found is None:
+        return []
+    wide, of_wide = found.wide.value, verdict.mfu * found.peak_flops / found.wide_flops
+    casts = f"share of the step in which operands are cast, {format_seconds(found.casts)}"
+    return [
+        (f"MFU, {wide} peak", f"{of_wide:.1%}", f"of {format_flops(found.wide_flops)}, as tables for {wide} have it"),
+        ("casts", f"{found.casts / verdict.step_time:.1%}", casts),
+        ("products", formats_words(found), "of their FLOP, by format"),
     ]
 
 

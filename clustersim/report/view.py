@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from clustersim.analysis.expert_loads import FullestRank
+from clustersim.analysis.formats import Formats
 from clustersim.analysis.stragglers import Stragglers, Waits
 from clustersim.analysis.utilization import gpu_hours
 from clustersim.analysis.what_if import WhatIfs
@@ -60,7 +61,8 @@ class Verdict:
 
     mfu_causal: MFU with attention as its causal mask leaves it; steps: where there are several; then step_time is
     their mean; band: between what the step time is expected; host: what the fullest host holds, and what it has, where
-    anything is offloaded; experts: whose get the most rows, where loads are uneven.
+    anything is offloaded; experts: whose get the most rows, where loads are uneven; formats: of products, where there
+    are several.
     """
 
     step_time: Seconds
@@ -81,6 +83,7 @@ class Verdict:
     band: tuple[Seconds, Seconds] | None = None
     host: tuple[Bytes, Bytes] | None = None
     experts: FullestRank | None = None
+    formats: Formats | None = None
 
     @property
     def gpu_hours(self) -> float:

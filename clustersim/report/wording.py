@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from clustersim.analysis.formats import Formats
 from clustersim.analysis.utilization import masked
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.timing import Provenance
@@ -17,6 +18,7 @@ from clustersim.parallel.data import ByParameter, DataParallelism, FullyShard, N
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import EXPERT, EXPERT_TENSOR, SPOKEN
 from clustersim.program.placement import looped
+from clustersim.units import format_flops
 from clustersim.workload.lora import Lora
 from clustersim.workload.modules import Module
 from clustersim.workload.offload import ActivationOffload, Offload, OptimizerOffload, ShardOffload
@@ -62,6 +64,16 @@ PROVENANCE_MEANINGS: Final[Mapping[Provenance, str]] = MappingProxyType(
         "similar chip; nothing was measured on this hardware.",
     }
 )
+
+
+def formats_words(formats: Formats) -> str:
+    """Shares of products' FLOP by format."""
+    return ", ".join(f"{share:.0%} {dtype.value}" for dtype, share in formats.shares.items())
+
+
+def narrow_peak_words(formats: Formats) -> str:
+    """Against which peak FLOP are compared."""
+    return f"of {format_flops(formats.peak_flops)} {formats.peak.value}"
 
 
 def row_word(scenario: "Scenario") -> str:

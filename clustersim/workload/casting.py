@@ -11,6 +11,9 @@ Under sequence parallelism operands are cast before they are gathered, and trave
 is then made of what has come, by one more pass. What a norm writes is counted in the format of activations, even where
 it writes two copies half as wide.
 
+Tokens may be cast before they are sent to experts, and the gradients of what these make of them (DeepSeek-AI 2024,
+arXiv:2412.19437, section 3.3.2): then rows travel in that format, and the copy by columns is made of what has come.
+
 Weights that were stored or gathered in the format of products are not cast again, but for the other copy.
 
 Weights change once a step. What is cast then is kept until its end (Transformer Engine's cached weights), or they are
@@ -54,7 +57,8 @@ class Operands:
 
     tokens, inputs, outputs: rows of its input, and columns of it and of its output; came, came_back: rows of its input
     and of its output's gradient that this rank had before others' were gathered; matrices: how many such layers (of
-    experts, among which the tokens are spread); behind_norm: its input comes from a norm in the same layer.
+    experts, among which the tokens are spread); behind_norm: its input comes from a norm in the same layer;
+    sent, sent_back: its input, and its output's gradient, come from other ranks as they were cast there, by rows.
     """
 
     name: str
@@ -65,6 +69,8 @@ class Operands:
     came_back: int
     matrices: int = 1
     behind_norm: bool = False
+    sent: bool = False
+    sent_back: bool = False
 
     @classmethod
     def of(cls, linear: Linear, own: int, *, behind_norm: bool = False) -> "Operands":
@@ -103,22 +109,21 @@ class _Made:
     def input(self, cast: Cast) -> tuple[Kernel, ...]:
         """The input's, for forward and the weights' gradient."""
         own, used = self.operands, (self.products.forward, self.products.weight_gradient)
-        return self._cast("input", cast, (own.came, own.inputs), used)
+        return self._cast("input", _by_rows(cast, own.sent), (own.came, own.inputs), used)
 
     def gradient(self, cast: Cast, *, transposed: bool) -> tuple[Kernel, ...]:
         """The output gradient's, for both gradients."""
         own, used = self.operands, (self.products.input_gradient, self.products.weight_gradient)
-        made = self._cast("output_gradient", cast, (own.came_back, own.outputs), used)
-        there = transposed and own.came_back < own.tokens
+        made = self._cast("output_gradient", _by_rows(cast, own.sent_back), (own.came_back, own.outputs), used)
+        there = own.sent_back or (transposed and own.came_back < own.tokens)
         return made + self._transposed("output_gradient", (own.tokens, own.outputs), there=there)
 
     def again(self, cast: Cast | None, *, transposed: bool) -> tuple[Kernel, ...]:
         """The input's, where it was saved as it was, or is gathered again."""
         own, used = self.operands, (self.products.weight_gradient,)
         made = () if cast is None else self._cast("input_again", cast, (own.came, own.inputs), used)
-        return made + self._transposed(
-            "input_again", (own.tokens, own.inputs), there=transposed and own.came < own.tokens
-        )
+        there = own.sent or (transposed and own.came < own.tokens)
+        return made + self._transposed("input_again", (own.tokens, own.inputs), there=there)
 
     def weight(self, cast: Cast | None) -> tuple[Kernel, ...]:
         """The weights', in a pass."""
@@ -141,6 +146,11 @@ class _Made:
     def _transposed(self, of: str, sizes: tuple[int, int], *, there: bool) -> tuple[Kernel, ...]:
         wanted = there and self.products.weight_gradient in NARROW
         return (transpose(f"{self.operands.name}.transpose_{of}", sizes, self.narrow),) if wanted else ()
+
+
+def _by_rows(cast: Cast, sent: bool) -> Cast:
+    """Of what is sent only the copy by rows is made; the other one is made of what has come."""
+    return replace(cast, copies=min(1, cast.copies)) if sent else cast
 
 
 def quantize(name: str, cast: Cast, sizes: tuple[int, int], *, wide: DType, narrow: DType) -> tuple[Kernel, ...]:

@@ -134,7 +134,8 @@ class Recipe:
     """Number formats of a training run.
 
     casts: how operands come into them, None: as they are made; stored, gathered: in what else matrices with narrow
-    products are kept and gathered, None: as all weights are; first, last: how many layers at each end of the stack
+    products are kept and gathered, None: as all weights are; dispatched: in what tokens, and gradients of what experts
+    make of them, travel to experts, None: as activations; first, last: how many layers at each end of the stack
     have all products in the format of activations; called: by what name, where it has one.
     """
 
@@ -144,6 +145,7 @@ class Recipe:
     casts: Casts | None = None
     stored: DType | None = None
     gathered: DType | None = None
+    dispatched: DType | None = None
     first: int = 0
     last: int = 0
     called: str = field(default="", compare=False)
@@ -190,7 +192,9 @@ class Recipe:
     @property
     def wide(self) -> Self:
         """The same with all products in the format of activations."""
-        return replace(self, products=Products.all_in(self.activations), casts=None, stored=None, gathered=None)
+        return replace(
+            self, products=Products.all_in(self.activations), casts=None, stored=None, gathered=None, dispatched=None
+        )
 
 
 def mixed(

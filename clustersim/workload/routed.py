@@ -125,12 +125,12 @@ class _Experts:
             made = self._weighted(made)
         gated = 2 if form is Mlp.SWIGLU else 1
         comes = float(self.tokens * (gated * self.ffn * rank.dtype.bytes + DType.FP32.bytes))
-        down = self._grouped("experts.down", self.ffn, rank.model.hidden)
+        down = self._grouped("experts.down", self.ffn, rank.model.hidden, first=False)
         if self.routed.bias:
             made = clamped(made, rank.dtype, self.tokens, gated * self.ffn)
             down = biased(down, rank.dtype, self.experts, (self.tokens, rank.model.hidden))
         products = [
-            self._grouped("experts.up", rank.model.hidden, gated * self.ffn),
+            self._grouped("experts.up", rank.model.hidden, gated * self.ffn, first=True),
             *within([made], Module.EXPERTS_ACTIVATION, comes),
             *reading([down], Module.EXPERTS_ACTIVATION),
         ]
@@ -151,7 +151,15 @@ class _Experts:
             kept=activation.kept + shape.elements * self.rank.dtype.bytes,
         )
 
-    def _grouped(self, name: str, inputs: int, outputs: int) -> Operator:
+    def _operands(self, name: str, inputs: int, outputs: int, *, first: bool) -> Operands:
+        """Of the first product the input comes from the tokens' ranks, of the last its output's gradient."""
+        sent = self.rank.training.recipe.dispatched is not None
+        own = self.rank.shard.residual_tokens
+        came, came_back = (own if sent and first else self.tokens), (own if sent and not first else self.tokens)
+        whole = Operands(name, self.tokens, inputs, outputs, came, came_back, matrices=self.experts)
+        return replace(whole, sent=sent and first, sent_back=sent and not first)
+
+    def _grouped(self, name: str, inputs: int, outputs: int, *, first: bool) -> Operator:
         rank, recipe = self.rank, self.rank.training.recipe
         sizes = self.experts, self.tokens, inputs, outputs
         linear = GroupedLinear(name, *sizes, rank.products, self.routed.bias, rank.training.grouping)
@@ -159,7 +167,7 @@ class _Experts:
         casts = linear_casts(
             recipe,
             rank.products,
-            Operands(name, self.tokens, inputs, outputs, self.tokens, self.tokens, matrices=self.experts),
+            self._operands(name, inputs, outputs, first=first),
         )
         return Operator(
             name,

@@ -208,7 +208,10 @@ class Copies:
     @property
     def _made(self) -> Bytes:
         """Every token is read and its rows are written; or each row is read and written."""
-        return self._wide(2 * self.rows if self._unfused else self.tokens + self.rows)
+        form = self.rank.training.recipe.dispatched or self.rank.dtype
+        return (
+            self._wide(2 * self.rows if self._unfused else self.tokens + self.rows) * form.bytes / self.rank.dtype.bytes
+        )
 
     @property
     def _summed(self) -> Bytes:

@@ -11,6 +11,7 @@ from clustersim import shipped
 from clustersim.dtypes import NARROW, DType
 from clustersim.lowering.step import lower
 from clustersim.memory.footprint import Category, Footprint
+from clustersim.parallel.expert import Dispatch
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.task import Collective, Compute
@@ -18,12 +19,13 @@ from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.workload.casting import Operands, linear_casts
 from clustersim.workload.framework import Framework
 from clustersim.workload.kernels import Kernel, KernelKind, StreamShape
+from clustersim.workload.layers import layer as layer_of
 from clustersim.workload.operators import Layer, Operator, Shard
 from clustersim.workload.overheads import Overheads
 from clustersim.workload.presets import preset
 from clustersim.workload.recipe import Cast, Products, Recipe, mixed
 from clustersim.workload.recipes import load_recipe
-from clustersim.workload.stack import wide_ends
+from clustersim.workload.stack import LayerSpec, Mlp, RoutedMlp, wide_ends
 from clustersim.workload.training import Training
 from tests.conftest import examples
 from tests.uniform import layer
@@ -86,8 +88,9 @@ def test_weights_are_cast_once_a_step_and_both_copies_are_kept() -> None:
     assert found[0].launches == 4 * MODEL.layers
     held = Footprint(plan, Framework(1.0, 0.0), 0.0)
     plain = Footprint(replace(plan, training=Training(T, 4)), Framework(1.0, 0.0), 0.0)
-    more = held.resident(0)[Category.PARAMETERS] - plain.resident(0)[Category.PARAMETERS]
-    assert more == 2 * MODEL.layers * elements  # as many bytes as BF16 alone
+    assert held.resident(0)[Category.PARAMETERS] == plain.resident(0)[Category.PARAMETERS]
+    assert held.resident(0)[Category.COPIES] == 2 * MODEL.layers * elements  # as many bytes as BF16 alone
+    assert plain.resident(0)[Category.COPIES] == 0
 
 
 def test_matrices_kept_in_the_format_of_products_are_not_kept_twice() -> None:
@@ -97,7 +100,8 @@ def test_matrices_kept_in_the_format_of_products_are_not_kept_twice() -> None:
     sizes = {}
     for each in (recipe, kept):
         plan = Plan(MODEL, Training(T, 4, recipe=each), Layout())
-        sizes[each] = Footprint(plan, Framework(1.0, 0.0), 0.0).resident(0)[Category.PARAMETERS]
+        held = Footprint(plan, Framework(1.0, 0.0), 0.0).resident(0)
+        sizes[each] = held[Category.PARAMETERS] + held[Category.COPIES]
     elements = sum(each.parameters for each in made(kept).operators)  # norms are counted with them
     matrices = sum(each.cast for each in made(kept).operators)
     assert sizes[recipe] - sizes[kept] == MODEL.layers * ((elements - matrices) + 2 * matrices)
@@ -193,3 +197,27 @@ def test_a_finer_scale_never_means_fewer_bytes_of_scales() -> None:
 
 def test_a_cast_without_reads_or_copies_is_no_kernel() -> None:
     assert Cast(0, 1).by_rows.launches == 0
+
+
+def test_tokens_that_travel_narrow_are_cast_before_and_once_more_behind() -> None:
+    """Two of eight experts on each of four ranks, top-2: T tokens become 2 T rows, spread over the ranks.
+
+    Before the way T tokens are read and written once by rows; of the 2 T rows that come a copy by columns is made.
+    """
+    recipe = replace(load_recipe("fp8-blockwise"), dispatched=DType.FP8_BLOCKWISE)
+    routed = RoutedMlp(8, 2, 256, Mlp.SWIGLU)
+    spec = LayerSpec(None, routed)
+    found = layer_of(MODEL, spec, Training(T, 1, recipe=recipe), Shard(1, T, T, ep=4))
+    casts = {each.name: each for each in kernels(found.operators) if each.kind is KernelKind.CAST}
+    width = DType.FP8_BLOCKWISE.bytes
+    assert casts["experts.up.cast_input"].bytes == T * H * (2 + width)
+    assert casts["experts.up.transpose_input_again"].bytes == 2 * T * H * 2 * width
+    assert casts["experts.down.cast_output_gradient"].bytes == T * H * (2 + width)
+    assert casts["experts.down.transpose_output_gradient"].bytes == 2 * T * H * 2 * width
+    assert casts["experts.down.cast_input"].bytes == 2 * T * 256 * (2 + 2 * width)
+    layout = Layout(dp=4, ep=4)
+    sent = Dispatch(layout, routed, T, 2.0 * H, DType.BF16, sent=DType.FP8_BLOCKWISE)
+    plain = replace(sent, sent=None)
+    rows = {each.name: each.payload for each in sent.there()}["dispatch tokens"]
+    assert rows == {each.name: each.payload for each in plain.there()}["dispatch tokens"] * width / 2
+    assert sent.back() == plain.back()

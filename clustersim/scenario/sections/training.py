@@ -47,6 +47,7 @@ _RECIPES = {
     DType.FP32: mixed(compute=DType.FP32, master=None),
 }
 _MATRICES = (DType.BF16, *NARROW)
+_OF_MATRICES = ("stored", "gathered", "dispatched")
 _KEPT = (DType.FP32, DType.BF16, DType.FP16)
 
 
@@ -62,7 +63,8 @@ class PrecisionSection(Section):
     """`training.precision`: formats of what is computed and of what is kept; the first gives the defaults.
 
     compute: a format, or a recipe of formats with scales (topologies/recipes); first_layers, last_layers: how many
-    layers at each end of the model have no such products; stored, gathered: formats of the matrices that have them.
+    layers at each end of the model have no such products; stored, gathered: formats of the matrices that have them;
+    dispatched: of tokens that travel to experts.
     """
 
     short: ClassVar[str | None] = "compute"
@@ -72,6 +74,7 @@ class PrecisionSection(Section):
     moments: Annotated[DType, member(DType, *_KEPT)] = DType.FP32
     stored: Annotated[DType | None, member(DType, *_MATRICES)] = None
     gathered: Annotated[DType | None, member(DType, *_MATRICES)] = None
+    dispatched: Annotated[DType | None, member(DType, *_MATRICES)] = None
     first_layers: Ends = 0
     last_layers: Ends = 0
 
@@ -85,16 +88,17 @@ class PrecisionSection(Section):
             weights=replace(usual.weights, **named),
             stored=self.stored,
             gathered=self.gathered or self.stored,
+            dispatched=None if self.dispatched is usual.activations else self.dispatched,
             first=self.first_layers,
             last=self.last_layers,
         )
 
     @model_validator(mode="after")
     def _only_recipes(self) -> Self:
-        said = [name for name in ("stored", "gathered", "first_layers", "last_layers") if getattr(self, name)]
+        said = [name for name in (*_OF_MATRICES, "first_layers", "last_layers") if getattr(self, name)]
         if said and self.compute in {each.value for each in _RECIPES}:
             raise mistake(f"{said[0]} is about recipes such as mxfp8, but compute is {self.compute}; leave it out")
-        for name in said[:2]:
+        for name in (each for each in said if each in _OF_MATRICES):
             self._require_matrices(name, getattr(self, name))
         return self
 
@@ -104,7 +108,7 @@ class PrecisionSection(Section):
         legal = (recipe.activations, recipe.products.narrow)
         if isinstance(dtype, DType) and dtype not in legal:
             names = " or ".join(each.value for each in legal if each is not None)
-            raise mistake(f"{name}: {self.compute} has no matrices in {dtype.value}; {names} fits")
+            raise mistake(f"{name}: {self.compute} has nothing in {dtype.value}; {names} fits")
         if name == "stored" and dtype in NARROW and self.master is None:
             raise mistake("stored: the optimizer cannot update weights in a format with scales; name a master format")
 
