@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from clustersim.validation.cases import CannotPredictError, Case
+from clustersim.workload.recipes import load_recipe
 
 WIDE: Final = ("bf16", "fp16")
 Words = Mapping[str, Mapping[str, str]]
@@ -50,6 +51,7 @@ BRIDGE: Final[Words] = {**NAMED, "fp8": {"compute": "fp8-current", **_FP8_STORED
 DELAYED: Final[Words] = {**NAMED, "fp8": {"compute": "fp8"}}
 TORCHAO: Final[Words] = {**NAMED, "fp8-mixed": {"compute": "fp8-tensorwise", "gathered": "fp8"}}
 
+_STORED: Final = "fp8-param-gather"  # as notes say it
 _RELEASE: Final = re.compile(r"dgxc-benchmarking v(\d+\.\d+)")  # of which a locator names the file
 _CURRENT_SINCE: Final = 25.10
 
@@ -65,7 +67,12 @@ def formats_of(case: Case, words: Words) -> Mapping[str, str]:
         raise CannotPredictError(f"{said} of {software}: which recipe it is, is not stated", owed=False)
     release = _RELEASE.search(case.text("locator"))
     current = words is NEMO and word == "fp8" and release is not None and float(release[1]) >= _CURRENT_SINCE
-    return (BRIDGE if current else words)[word]
+    said = (BRIDGE if current else words)[word]
+    return {"stored": load_recipe(said["compute"]).products.forward.value, **said} if _stored(case) else said
+
+
+def _stored(case: Case) -> bool:
+    return _STORED in case.text("notes")
 
 
 def is_wide(case: Case) -> bool:
