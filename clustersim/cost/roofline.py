@@ -88,7 +88,9 @@ class Roofline:
         if isinstance(kernel.shape, AttentionShape):
             return self._attention(kernel, kernel.shape)
         if isinstance(kernel.shape, StreamShape) and kernel.shape.routine is Routine.QUANTIZE:
-            return Work(kernel.flops / self._rate(kernel), self._stream(kernel.bytes) / self.accelerator.efficiency.casts)
+            return Work(
+                kernel.flops / self._rate(kernel), self._stream(kernel.bytes) / self.accelerator.efficiency.casts
+            )
         return Work(kernel.flops / self._rate(kernel), self._stream(kernel.bytes))
 
     def _start(self, kernel: Kernel) -> Seconds:
