@@ -36,8 +36,10 @@ CAST_PARTS: Final = steps(0.4, 1.0, 0.01)
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """What formats without rows are relative to. sibling: whose constants they keep their distance from; fp8: FP8's
-    share relative to the sibling's, or to that of the other formats where there is no sibling.
+    """What formats without rows are relative to.
+
+    sibling: whose constants they keep their distance from; fp8: FP8's share relative to the sibling's, or to that of
+    the other formats where there is no sibling.
     """
 
     sibling: Efficiency | None
