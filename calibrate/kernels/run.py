@@ -1,7 +1,8 @@
 """What is measured of the device by itself, and which kernels are asked for?
 
 Of the device: copies, the launch interval, a matmul beside a copy, how far the GPUs of the node differ. Kernels are
-those of scenarios, of models, or of a grid that is cut to what the device can do.
+those of scenarios, of models, or of a grid that is cut to what the device can do; a format that it lacks has one row,
+which says so.
 """
 
 from collections.abc import Container, Sequence
@@ -16,16 +17,16 @@ from calibrate.kernels.copies import copies, launch_interval
 from calibrate.kernels.progress import Advance
 from calibrate.kernels.rows import distinct, row
 from calibrate.kernels.session import Parts, Session, measured
-from calibrate.kernels.shapes import ROUGHLY, Pace, grid, of_presets, of_scenarios
+from calibrate.kernels.shapes import ROUGHLY, Pace, grid, of_presets, of_scenarios, one_of
 from calibrate.kernels.timing import QUICK, Method
 from clustersim.cost.record import COPY, KernelRow, Outcome, Record, Signature, signature
-from clustersim.dtypes import DType
+from clustersim.dtypes import NARROW, DType
 from clustersim.scenario import Scenario
 from clustersim.units import Seconds
 from clustersim.workload import streaming
 from clustersim.workload.kernels import Kernel
 
-_GPU: Final = (DType.BF16, DType.FP16, DType.TF32, DType.FP32, DType.FP8)  # formats of a grid, the most used first
+_GPU: Final = (DType.BF16, DType.FP16, DType.TF32, DType.FP32, *NARROW)  # formats of a grid, the most used first
 _CPU: Final = (DType.FP32, DType.BF16)
 _GRID_PART: Final = 1 / 2500  # of the budget that one run may take: some hundred kernels, some runs of each
 _COPYING: Final = 0.2  # seconds for each copy
@@ -66,8 +67,10 @@ def kernels_for(wishes: Wishes, device: TorchDevice) -> list[Kernel]:
     """Everything that was asked for, each signature once."""
     kernels = [*of_scenarios(wishes.scenarios), *of_presets(wishes.presets)]
     if wishes.grid:
-        formats = [dtype for dtype in (_CPU if _is_cpu(device) else _GPU) if device.supports(dtype)]
+        wanted = _CPU if _is_cpu(device) else _GPU
+        formats = [dtype for dtype in wanted if device.supports(dtype)]
         kernels += grid(formats, pace(device, formats[0]), wishes.budget * _GRID_PART)
+        kernels += [one_of(dtype) for dtype in wanted if dtype not in formats]
     return distinct(kernels)
 
 
