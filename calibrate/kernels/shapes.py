@@ -94,8 +94,22 @@ ROUGHLY: Final = Pace(flops=1e11, bandwidth=1e10)  # a CPU's, to put kernels in 
 
 
 def of_scenarios(scenarios: Iterable[Scenario]) -> list[Kernel]:
-    """All kernels of some scenarios' ranks."""
-    return list(dict.fromkeys(chain.from_iterable(map(kernels_of, scenarios))))
+    """All kernels of some scenarios' ranks.
+
+    Products in formats with scales that are added to gradients are there as they are written, too: PyTorch has no
+    others, and the fit learns from these.
+    """
+    found = dict.fromkeys(chain.from_iterable(map(kernels_of, scenarios)))
+    return list(found | dict.fromkeys(filter(None, map(_written, found))))
+
+
+def _written(kernel: Kernel) -> Kernel | None:
+    """A product whose result is written in BF16 in place of added to what is there."""
+    match kernel.shape:
+        case MatmulShape(m, n, batch=batch, accumulated=DType() as added) as shape if kernel.dtype in NARROW:
+            moved = kernel.bytes - batch * m * n * (2 * added.bytes - DType.BF16.bytes)
+            return replace(kernel, bytes=moved, shape=replace(shape, accumulated=None))
+    return None
 
 
 def of_presets(names: Iterable[str]) -> list[Kernel]:
