@@ -49,6 +49,11 @@ class DType(Enum):
         return self.bits / 8
 
     @property
+    def number(self) -> Bytes:
+        """Bytes of one number, without scales, which lie elsewhere."""
+        return 1.0 if self in _EIGHT_BITS else 0.5 if self is DType.NVFP4 else self.bytes
+
+    @property
     def arithmetic(self) -> "DType":
         """The format to whose peak a product's rate is compared: scales are applied beside the multiplications."""
         return DType.FP8 if self in _EIGHT_BITS else self

@@ -223,6 +223,16 @@ HYBRID: list[dict[str, Any]] = [
 ]
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "zb-1p", "zb-2p", "zb-v", "bfs"]
 FRAMEWORKS = ["pytorch", "megatron", "nemo", "megatron-2021", "megatron-2022", "megatron-deepspeed"]
+PRECISIONS: list[str | dict[str, Any]] = [
+    "bf16",
+    "bf16",
+    "fp8",
+    "fp8-current",
+    "fp8-tensorwise",
+    {"compute": "fp8", "first_layers": 1, "last_layers": 2},
+    {"compute": "fp8", "stored": "fp8", "dispatched": "fp8"},
+    {"compute": "fp8-tensorwise", "gathered": "fp8"},
+]
 RECOMPUTES = ["none", "selective", "selective_op", "full", {"layers": 1}]
 
 
@@ -258,6 +268,7 @@ def mappings(draw: st.DrawFn, cluster: str | None = None) -> dict[str, Any]:
             "sequence": 128,
             "global_batch": degrees["dp"] * rounds,
             "recompute": draw(st.sampled_from(RECOMPUTES)),
+            "precision": draw(st.sampled_from(PRECISIONS)) if place != "cards" else "bf16",
         },
     }
 

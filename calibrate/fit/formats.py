@@ -65,7 +65,7 @@ def _fit_reference(state: State, rows: Sequence[Timed], free: FloatArray) -> Sta
 
 def _search_reference(accelerator: Accelerator, rows: Sequence[Timed], free: FloatArray) -> Winner:
     """Nothing, the share alone, the share and the start, all: what the rows support."""
-    measured, own = _matmuls(rows), own_matmul(accelerator)
+    measured, own = _matmuls(rows), own_matmul(accelerator, rows[0].row.dtype)
     winners = [search_matmul(accelerator, measured, grid) for grid in (own, replace(own, shares=SHARES))]
     around = near(winners[-1])
     if len(free) > 1:
@@ -94,10 +94,7 @@ def _fit_scaled(state: State, rows: Sequence[Timed]) -> State:
 def _fit_rate(state: State, rows: Sequence[Timed]) -> tuple[FlopPerSecond, Winner, Scale]:
     """The rate of one format alone; all other constants are those of the reference."""
     scale, accelerator = _scale(state, rows)
-    own, matmul = own_matmul(accelerator), accelerator.efficiency.matmul
-    dtype = rows[0].row.dtype
-    if dtype in NARROW:
-        own = replace(own, shares=np.array([matmul.share_of(dtype)]))
+    own = own_matmul(accelerator, rows[0].row.dtype)
     winners = [search_matmul(accelerator, _matmuls(rows), grid) for grid in (own, replace(own, shares=SHARES))]
     winner = supported(winners, seconds_of(rows))
     return winner.constants[0] * scale.rate, winner, scale

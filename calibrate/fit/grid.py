@@ -39,14 +39,24 @@ class Winner:
 class GridSearch:
     """Takes candidates batch by batch and keeps the best, for all rows and with each row and each source left out."""
 
-    def __init__(self, measured: FloatArray, sources: Sequence[Hashable] | None = None, *, even: bool = False) -> None:
-        """measured: [rows] seconds; sources: who published each row, one if left out; even: sources count alike."""
+    def __init__(
+        self,
+        measured: FloatArray,
+        sources: Sequence[Hashable] | None = None,
+        *,
+        even: bool = False,
+        alike: Sequence[Hashable] | None = None,
+    ) -> None:
+        """measured: [rows] seconds; sources: who published each row, one if left out; even: sources count alike;
+
+        alike: what rows have in common that are left out together (None: each is left out by itself).
+        """
         self._measured = measured
         self._sources = _numbered(sources or [None] * measured.size)
         self._weights = _even_weights(measured, self._sources) if even else _weights(measured)
         self._error = np.inf
         self._winner: tuple[tuple[float, ...], FloatArray] | None = None
-        self._rows = _LeftOut(np.arange(measured.size))
+        self._rows = _LeftOut(np.arange(measured.size) if alike is None else _numbered(alike))
         self._others = _LeftOut(self._sources)
 
     def offer(self, constants: Sequence[tuple[float, ...]], predicted: FloatArray) -> None:

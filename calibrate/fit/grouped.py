@@ -2,16 +2,17 @@
 
 Searched: share of the peak, perimeter, prologue and the host's call (see `cost.grouped`) for those on streams; the
 share alone for those in one kernel. Tiles, memory bandwidth and the start of a kernel are those of other products.
-Where all products are too large to wait for the host, its call is given.
+Where all products are too large to wait for the host, its call is given. In a format with scales the share of one
+kernel is searched where its rows support one of its own.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from calibrate.fit.grid import GridSearch, Winner, combinations, steps
+from calibrate.fit.grid import GridSearch, Winner, combinations, steps, supported
 from calibrate.fit.published_kernels import GroupedRow
 from clustersim.arrays import FloatArray
 from clustersim.cost.grouped import grouped_seconds
@@ -36,6 +37,25 @@ def fit_grouped(
     winner = search.winner()
     share, edge, prologue, called = winner.constants
     return GroupedEfficiency(share, share, prologue, edge, round(called, 9)), winner
+
+
+def fit_scaled_kernel(accelerator: Accelerator, rows: Sequence[GroupedRow]) -> tuple[GroupedEfficiency, Winner]:
+    """Of one kernel in a format with scales: its own share, if that predicts unseen rows better than what is kept."""
+    known, dtype = accelerator.efficiency.experts, rows[0].dtype
+    own = {(float(share),): known.with_kernel_share(dtype, float(share)) for share in SHARES}
+    winners = [_best_of(accelerator, rows, candidates) for candidates in ({(): known}, own)]
+    winner = supported(winners, np.array([row.seconds for row in rows]))
+    return own.get(winner.constants, known), winner
+
+
+def _best_of(
+    accelerator: Accelerator, rows: Sequence[GroupedRow], candidates: Mapping[tuple[float, ...], GroupedEfficiency]
+) -> Winner:
+    """The best of constants that differ in what the device does."""
+    search = _search(rows)
+    busy = [_timed(accelerator, rows, constants) for constants in candidates.values()]
+    search.offer(list(candidates), np.array([_seconds(rows, each, 0.0) for each in busy]))
+    return search.winner()
 
 
 def fit_kernel_share(accelerator: Accelerator, rows: Sequence[GroupedRow]) -> tuple[GroupedEfficiency, Winner]:
@@ -69,7 +89,11 @@ def _offer(
 def _busy(accelerator: Accelerator, rows: Sequence[GroupedRow], constants: tuple[float, ...]) -> FloatArray:
     """[kernels] of all rows, one behind the other: seconds on the device."""
     share, edge, prologue, call = constants
-    own = GroupedEfficiency(share, share, prologue, edge, call)
+    return _timed(accelerator, rows, GroupedEfficiency(share, share, prologue, edge, call))
+
+
+def _timed(accelerator: Accelerator, rows: Sequence[GroupedRow], own: GroupedEfficiency) -> FloatArray:
+    """[kernels] of all rows, by constants of products of experts."""
     inside = replace(accelerator, efficiency=replace(accelerator.efficiency, grouped=own))
     kernels = [kernel for row in rows for kernel in row.kernels]
     shapes = [kernel.shape for kernel in kernels if isinstance(kernel.shape, MatmulShape)]

@@ -22,10 +22,19 @@ import numpy as np
 from calibrate.fit.attention import fit_attention
 from calibrate.fit.collectives import judge
 from calibrate.fit.grid import Winner
-from calibrate.fit.grouped import fit_grouped, fit_kernel_share
-from calibrate.fit.matmul import fit_matmul, fit_share, matmul_seconds
+from calibrate.fit.grouped import fit_grouped, fit_kernel_share, fit_scaled_kernel
+from calibrate.fit.matmul import fit_matmul, matmul_seconds
+from calibrate.fit.published_formats import (
+    DIGITS,
+    Relative,
+    fit_casts,
+    fit_formats,
+    scaled_kernels,
+    with_others_kernels,
+)
 from calibrate.fit.published_kernels import (
     AttentionRow,
+    GroupedRow,
     MatmulRow,
     attentions,
     bandwidths,
@@ -36,22 +45,20 @@ from calibrate.fit.published_kernels import (
 from calibrate.fit.published_records import write_records
 from calibrate.fit.quality import Fits, Judged, Quality, table, unseen_table
 from clustersim.collectives.library import load_library
-from clustersim.dtypes import DType
+from clustersim.dtypes import NARROW, DType
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
-from clustersim.hardware.efficiency import Efficiency, GroupedEfficiency, MatmulEfficiency
+from clustersim.hardware.efficiency import Efficiency, GroupedEfficiency
 from clustersim.report.files import write_text_atomically
 from clustersim.units import Seconds
-
-DIGITS: Final = 2  # of a derived share
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """An accelerator with published kernels.
 
-    latency_of: whose kernel latency it takes, for want of small kernels of its own; same_chip: accelerators whose
-    attention rows are added to its own; even: its sources count alike, where one that is unlike the others has so many
-    rows that those would not be heard.
+    latency_of: whose kernel latency it takes, for want of small kernels of its own; same_chip: accelerators whose rows
+    of attention and of formats with scales are added to its own; even: its sources count alike, where one that is
+    unlike the others has so many rows that those would not be heard.
     """
 
     name: str
@@ -62,15 +69,19 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """An accelerator without enough published kernels, and the one whose constants it takes."""
+    """An accelerator without enough published kernels, and the one whose constants it takes.
+
+    scaled_like: whose formats with scales it takes, if another's.
+    """
 
     name: str
     sibling: str
+    scaled_like: str | None = None
 
 
 TARGETS: Final = (
     Target("a100-sxm-80gb", same_chip=("a100-pcie-80gb",)),
-    Target("h100-sxm-80gb"),
+    Target("h100-sxm-80gb", same_chip=("h800-sxm-80gb",)),
     Target("a100-pcie-80gb", latency_of="a100-sxm-80gb", same_chip=("a100-sxm-80gb",)),
     Target("b200-sxm-180gb", latency_of="h100-sxm-80gb", even=True),
 )
@@ -83,9 +94,9 @@ DERIVATIONS: Final = (
     Derivation("h800-sxm-80gb", "h100-sxm-80gb"),
     Derivation("gb200", "b200-sxm-180gb"),
     Derivation("b300-sxm-288gb", "b200-sxm-180gb"),
-    Derivation("gb300", "b200-sxm-180gb"),
+    Derivation("gb300", "b200-sxm-180gb", scaled_like="b300-sxm-288gb"),
     Derivation("mi300x", "h100-sxm-80gb"),
-    Derivation("mi325x", "h100-sxm-80gb"),
+    Derivation("mi325x", "h100-sxm-80gb", scaled_like="mi300x"),
     Derivation("mi355x", "h100-sxm-80gb"),
 )
 
@@ -106,7 +117,7 @@ def fit() -> Fits:
         efficiencies[target.name] = fitted.efficiency
         judged.extend(found)
     for derivation in DERIVATIONS:
-        derived, found = _fit_few(_derive(derivation, efficiencies))
+        derived, found = _fit_few(*_derive(derivation, efficiencies))
         efficiencies[derivation.name] = derived.efficiency
         judged.extend(found)
     return Fits(*_fit_experts(efficiencies, judged))
@@ -134,11 +145,35 @@ def _fit_experts(
             known = siblings.get(known)
         if known is not None:
             derived[name] = replace(efficiency, grouped=_relative(fitted[known], efficiencies[known], efficiency))
-    return derived, found
+    return _fit_scaled_experts(derived, siblings, found)
+
+
+def _fit_scaled_experts(
+    efficiencies: Mapping[str, Efficiency], siblings: Mapping[str, str], judged: Sequence[Judged]
+) -> tuple[Mapping[str, Efficiency], Sequence[Judged]]:
+    """The same in formats with scales, of products in one kernel; one that is known keeps its distance to others."""
+    own, found = dict(efficiencies), list(judged)
+    for name, efficiency in efficiencies.items():
+        sibling = own.get(siblings.get(name, ""))
+        kept = {} if sibling is None else scaled_kernels(efficiency, sibling)
+        grouped = None if efficiency.grouped is None else replace(efficiency.grouped, kernel_shares=kept)
+        accelerator = replace(load_accelerator(name), efficiency=replace(efficiency, grouped=grouped))
+        for rows in _scaled_experts_of(name):
+            fitted, winner = fit_scaled_kernel(accelerator, rows)
+            accelerator = _with(accelerator, grouped=fitted)
+            found.append(Judged(name, f"experts in one kernel {rows[0].dtype.value}", rows, winner))
+        own[name] = with_others_kernels(accelerator.efficiency)
+    return own, found
+
+
+def _scaled_experts_of(name: str) -> list[list[GroupedRow]]:
+    """An accelerator's products of experts in each format with scales."""
+    rows = [row for row in grouped_products() if row.accelerator == name and not row.streamed]
+    return [same for same in ([row for row in rows if row.dtype is dtype] for dtype in NARROW) if same]
 
 
 def _fit_products(accelerator: Accelerator, call: Seconds | None) -> tuple[GroupedEfficiency, list[Judged]]:
-    rows = [row for row in grouped_products() if row.accelerator == accelerator.name]
+    rows = [row for row in grouped_products() if row.accelerator == accelerator.name and row.dtype not in NARROW]
     streamed, kernel = [row for row in rows if row.streamed], [row for row in rows if not row.streamed]
     constants, winner = fit_grouped(accelerator, streamed, call)
     judged = [Judged(accelerator.name, "experts on streams", streamed, winner)]
@@ -150,8 +185,8 @@ def _fit_products(accelerator: Accelerator, call: Seconds | None) -> tuple[Group
 
 def _relative(grouped: GroupedEfficiency, known: Efficiency, own: Efficiency) -> GroupedEfficiency:
     ratio = own.matmul.share / known.matmul.share
-    shares = {"share": grouped.share * ratio, "kernel_share": grouped.kernel_share * ratio}
-    return replace(grouped, **{name: round(share, DIGITS) for name, share in shares.items()})
+    share, kernel_share = (round(each * ratio, DIGITS) for each in (grouped.share, grouped.kernel_share))
+    return replace(grouped, share=share, kernel_share=kernel_share)
 
 
 def _with(accelerator: Accelerator, **constants: Any) -> Accelerator:
@@ -160,7 +195,7 @@ def _with(accelerator: Accelerator, **constants: Any) -> Accelerator:
 
 def _fit(target: Target, sibling: Efficiency | None) -> tuple[Accelerator, list[Judged]]:
     accelerator = _with(load_accelerator(target.name), published=True, memory=_memory_share(target.name, sibling))
-    accelerator, qualities = _fit_matmuls(accelerator, sibling, even=target.even)
+    accelerator, qualities = _fit_matmuls(accelerator, sibling, target)
     rows = [row for row in attentions() if row.accelerator in (target.name, *target.same_chip)]
     accelerator, judged = _fit_attention(accelerator, rows, even=target.even)
     return accelerator, [*qualities, *judged]
@@ -181,39 +216,34 @@ def _fit_attention(
 
 
 def _fit_matmuls(
-    accelerator: Accelerator, sibling: Efficiency | None, *, even: bool
+    accelerator: Accelerator, sibling: Efficiency | None, target: Target
 ) -> tuple[Accelerator, list[Judged]]:
-    dense, fp8 = _matmuls_of(accelerator.name)
+    dense = _matmuls_of(target.name)
     known = sibling.kernel_latency if sibling else None
-    constants, latency, winner = fit_matmul(accelerator, dense, known, even=even)
-    qualities = [Judged(accelerator.name, "matmul", dense, winner)]
+    constants, latency, winner = fit_matmul(accelerator, dense, known, even=target.even)
     fitted = _with(accelerator, matmul=constants, kernel_latency=latency)
-    if fp8:
-        constants, winner = fit_share(fitted, fp8)
-        qualities.append(Judged(accelerator.name, "matmul fp8", fp8, winner))
-    else:
-        ratio = _ratio(_best_share(accelerator, DType.FP8), _best_share(accelerator, DType.BF16), 1.0)
-        constants = _at_distance(constants, ratio)
-    return _with(fitted, matmul=constants), qualities
+    ratio = _ratio(_best_share(accelerator, DType.FP8), _best_share(accelerator, DType.BF16), 1.0)
+    scaled, found = fit_formats(fitted, Relative(None, ratio), target.same_chip)
+    share, cast = fit_casts(scaled, sibling)
+    return _with(scaled, casts=share), [Judged(target.name, "matmul", dense, winner), *found, *cast]
 
 
-def _derive(derivation: Derivation, known: Mapping[str, Efficiency]) -> Accelerator:
-    """The sibling's constants, with this accelerator's tiles, bandwidth and distance from its best matmul."""
+def _derive(derivation: Derivation, known: Mapping[str, Efficiency]) -> tuple[Accelerator, Relative]:
+    """The sibling's constants, with this accelerator's tiles, bandwidth and distance from its best matmul.
+
+    And what its formats with scales are relative to.
+    """
     accelerator = load_accelerator(derivation.name)
     sibling, reference = known[derivation.sibling], load_accelerator(derivation.sibling)
     dense = _ratio(_best_share(accelerator, DType.BF16), _best_share(reference, DType.BF16), 1.0)
-    fp8 = _ratio(_best_share(accelerator, DType.FP8), _best_share(reference, DType.FP8), dense)
-    matmul = replace(
-        sibling.matmul,
-        share=round(sibling.matmul.share * dense, DIGITS),
-        shares={dtype: round(share * fp8, DIGITS) for dtype, share in sibling.matmul.shares.items()},
-        tiles=accelerator.efficiency.matmul.tiles,
-    )
+    own = accelerator.efficiency.matmul
+    share = round(sibling.matmul.share * dense, DIGITS)
+    matmul = replace(sibling.matmul, share=share, tiles=own.tiles, by_rows=own.by_rows)
     forward, backward = (  # clocks under load limit both kinds alike
         replace(constants, share=round(constants.share * dense, DIGITS))
         for constants in (sibling.attention_forward, sibling.attention_backward)
     )
-    return _with(
+    derived = _with(
         accelerator,
         published=False,
         matmul=matmul,
@@ -222,41 +252,41 @@ def _derive(derivation: Derivation, known: Mapping[str, Efficiency]) -> Accelera
         memory=_memory_share(derivation.name, sibling),
         kernel_latency=sibling.kernel_latency,
     )
+    return derived, _relative_to(derived, derivation.scaled_like or derivation.sibling, known)
 
 
-def _fit_few(accelerator: Accelerator) -> tuple[Accelerator, list[Judged]]:
-    """What a derived accelerator's own rows support: FP8 matmuls the share of FP8, and its own attention.
+def _relative_to(accelerator: Accelerator, name: str, known: Mapping[str, Efficiency]) -> Relative:
+    """FP8's distance from a sibling's is that of their best matmuls in it, or in BF16."""
+    reference = load_accelerator(name)
+    dense = _ratio(_best_share(accelerator, DType.BF16), _best_share(reference, DType.BF16), 1.0)
+    return Relative(known[name], _ratio(_best_share(accelerator, DType.FP8), _best_share(reference, DType.FP8), dense))
+
+
+def _fit_few(accelerator: Accelerator, relative: Relative) -> tuple[Accelerator, list[Judged]]:
+    """What a derived accelerator's own rows support: matmuls in formats with scales their shares, and its attention.
 
     Its other matmuls judge constants they have not seen.
     """
-    dense, fp8 = _matmuls_of(accelerator.name)
+    dense = _matmuls_of(accelerator.name)
     attention = [row for row in attentions() if row.accelerator == accelerator.name]
     qualities: list[Judged] = []
     if dense:
         predicted = matmul_seconds(accelerator, dense)
         winner = Winner((), predicted, predicted, predicted)
         qualities.append(Judged(accelerator.name, "matmul, not fitted", dense, winner))
-    if fp8:
-        constants, winner = fit_share(accelerator, fp8)
-        accelerator = _with(accelerator, matmul=constants)
-        qualities.append(Judged(accelerator.name, "matmul fp8", fp8, winner))
+    accelerator, found = fit_formats(accelerator, relative)
+    share, cast = fit_casts(accelerator, relative.sibling)
+    accelerator = _with(accelerator, casts=share)
+    qualities.extend((*found, *cast))
     if attention:
         accelerator, judged = _fit_attention(accelerator, attention)
         qualities.extend(judged)
     return accelerator, qualities
 
 
-def _at_distance(constants: MatmulEfficiency, ratio: float) -> MatmulEfficiency:
-    """All formats with scales at one distance from the others."""
-    share = round(constants.share * ratio, DIGITS)
-    return replace(constants, shares=dict.fromkeys(constants.shares, share))
-
-
-def _matmuls_of(name: str) -> tuple[list[MatmulRow], list[MatmulRow]]:
-    """An accelerator's rows in dense formats, and in FP8."""
-    rows = [row for row in matmuls() if row.accelerator == name]
-    fp8 = [row for row in rows if row.dtype is DType.FP8]
-    return [row for row in rows if row.dtype is not DType.FP8], fp8
+def _matmuls_of(name: str) -> list[MatmulRow]:
+    """An accelerator's rows in formats without scales."""
+    return [row for row in matmuls() if row.accelerator == name and row.dtype not in NARROW]
 
 
 def _best_share(accelerator: Accelerator, dtype: DType) -> float | None:
@@ -317,12 +347,23 @@ def _constants(fits: Fits) -> list[str]:
 def _listed(efficiency: Efficiency) -> list[str]:
     matmul = efficiency.matmul
     sizes = f"prologue {matmul.prologue:g}, edge {matmul.edge:g}"
-    shares = "".join(f", {dtype.value} {share:g}" for dtype, share in matmul.shares.items())
+    shares = "".join(f", {_scaled(efficiency, dtype)}" for dtype in matmul.shares)
     lines = [f"matmul: share {matmul.share:g}{shares}, {sizes}"]
     if efficiency.grouped is not None:
         constants = asdict(efficiency.grouped)
+        scaled = constants.pop("kernel_shares")
+        constants |= {f"kernel_share {dtype.value}": share for dtype, share in scaled.items()}
         lines.append("grouped: " + ", ".join(f"{key} {value:g}" for key, value in constants.items()))
     for name in ("attention_forward", "attention_backward"):
         constants = asdict(getattr(efficiency, name))
         lines.append(f"{name}: " + ", ".join(f"{key} {value:g}" for key, value in constants.items()))
-    return [*lines, f"memory {efficiency.memory:g}, kernel_latency {efficiency.kernel_latency * 1e6:g} us"]
+    casts = f", casts {efficiency.casts:g}" if efficiency.casts != 1.0 else ""
+    return [*lines, f"memory {efficiency.memory:g}{casts}, kernel_latency {efficiency.kernel_latency * 1e6:g} us"]
+
+
+def _scaled(efficiency: Efficiency, dtype: DType) -> str:
+    """What is a format's own."""
+    matmul = efficiency.matmul
+    prologue = f" (prologue {matmul.prologues[dtype]:g})" if dtype in matmul.prologues else ""
+    start = f" (start {matmul.starts[dtype] * 1e6:g} us)" if dtype in matmul.starts else ""
+    return f"{dtype.value} {matmul.shares[dtype]:g}{prologue}{start}"

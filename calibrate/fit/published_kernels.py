@@ -6,6 +6,7 @@ memory bandwidths. Rows of a search's best shape are upper bounds, and are never
 """
 
 import csv
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,9 @@ from clustersim.validation.grouped import grouped_of
 from clustersim.validation.kernels import (
     BEST_OF_SEARCH,
     attention_of,
+    cast_of,
     matmul_of,
+    matmuls_of,
     read_kernels,
     seconds_of,
     timed_attention,
@@ -53,6 +56,54 @@ class MatmulRow:
     def flops(self) -> Flop:
         """FLOP of the product."""
         return 2.0 * self.shape.m * self.shape.n * self.shape.k * self.shape.batch
+
+    @property
+    def products(self) -> "tuple[MatmulRow, ...]":
+        """What was timed together."""
+        return (self,)
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulSet:
+    """Measured matmuls that were timed together, one behind the other; seconds: of all of them."""
+
+    products: tuple[MatmulRow, ...]
+    seconds: Seconds
+
+    @property
+    def accelerator(self) -> str:
+        """Where."""
+        return self.products[0].accelerator
+
+    @property
+    def dtype(self) -> DType:
+        """The format of all of them."""
+        return self.products[0].dtype
+
+    @property
+    def published(self) -> str:
+        """Who published them."""
+        return self.products[0].published
+
+    @property
+    def flops(self) -> Flop:
+        """FLOP of all of them."""
+        return sum(each.flops for each in self.products)
+
+
+@dataclass(frozen=True, slots=True)
+class CastRow:
+    """One measured kernel that casts a tensor to a format with scales."""
+
+    accelerator: str
+    kernel: Kernel
+    seconds: Seconds
+    source: str = ""
+
+    @property
+    def published(self) -> str:
+        """Who published it."""
+        return self.source.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +143,11 @@ class GroupedRow:
         return self.source.partition(":")[0]
 
     @property
+    def dtype(self) -> DType:
+        """The format of all of them."""
+        return self.kernels[0].dtype
+
+    @property
     def streamed(self) -> bool:
         """Whether a library's product is launched for each expert."""
         return all(kernel.kind is not KernelKind.GROUPED_MATMUL for kernel in self.kernels)
@@ -106,6 +162,16 @@ def matmuls() -> list[MatmulRow]:
     """Every measured matmul, without upper bounds."""
     cases = (case for case in _cases("gemm") if case.text("implementation") != BEST_OF_SEARCH)
     return _rows(list(cases), _matmul)
+
+
+def matmul_sets() -> list[MatmulSet]:
+    """Every set of matmuls that were measured together."""
+    return _rows(_cases("gemm_set"), _matmul_set)
+
+
+def casts() -> list[CastRow]:
+    """Every measured cast to a format with scales."""
+    return _rows(_cases("cast"), _cast)
 
 
 def best_rates() -> dict[tuple[str, DType], FlopPerSecond]:
@@ -145,10 +211,24 @@ def _rows(cases: Sequence[Case], row: Callable[[Case, str], T]) -> list[T]:
 
 def _matmul(case: Case, accelerator: str) -> MatmulRow:
     kernel = matmul_of(case)
+    return _timed_matmul(case, accelerator, kernel, seconds_of(case, [kernel]))
+
+
+def _matmul_set(case: Case, accelerator: str) -> MatmulSet:
+    kernels = matmuls_of(case)
+    alone = tuple(_timed_matmul(case, accelerator, each, math.nan) for each in kernels)
+    return MatmulSet(alone, seconds_of(case, kernels))
+
+
+def _timed_matmul(case: Case, accelerator: str, kernel: Kernel, seconds: Seconds) -> MatmulRow:
     if not isinstance(kernel.shape, MatmulShape):
         raise TypeError(f"{kernel.name} is no matmul")
-    seconds = seconds_of(case, [kernel])
     return MatmulRow(accelerator, kernel.shape, kernel.dtype, kernel.bytes, seconds, _source(case))
+
+
+def _cast(case: Case, accelerator: str) -> CastRow:
+    kernel = cast_of(case)
+    return CastRow(accelerator, kernel, seconds_of(case, [kernel]), _source(case))
 
 
 def _grouped(case: Case, accelerator: str) -> GroupedRow:

@@ -19,7 +19,7 @@ import numpy as np
 
 from calibrate.fit.alpha_beta import fit_calls
 from calibrate.fit.published_collectives import Benchmark, read_benchmarks
-from calibrate.fit.published_kernels import AttentionRow, GroupedRow, MatmulRow, attentions, matmuls
+from calibrate.fit.published_kernels import AttentionRow, CastRow, GroupedRow, MatmulRow, MatmulSet, attentions, matmuls
 from calibrate.fit.quality import Fits, Judged
 from clustersim.cost.record import (
     Call,
@@ -141,7 +141,7 @@ def _residuals(judged: Iterable[Judged]) -> Mapping[str, Residual]:
     for each in judged:
         seconds = zip(each.rows, each.winner.predicted, each.winner.left_out, strict=True)
         for row, predicted, left_out in seconds:
-            if isinstance(row, GroupedRow):  # of which records have none
+            if isinstance(row, GroupedRow | MatmulSet | CastRow):  # of which records have none
                 continue
             pair = (abs(predicted / row.seconds - 1.0), abs(left_out / row.seconds - 1.0))
             errors.setdefault(family(_row(row).signature), []).append(pair)

@@ -11,10 +11,11 @@ from typing import Final
 import numpy as np
 
 from calibrate.fit.grid import Winner
-from calibrate.fit.published_kernels import AttentionRow, GroupedRow, MatmulRow
+from calibrate.fit.published_kernels import AttentionRow, CastRow, GroupedRow, MatmulRow, MatmulSet
 from clustersim.arrays import FloatArray
 from clustersim.hardware.efficiency import Efficiency
 
+Row = MatmulRow | MatmulSet | AttentionRow | GroupedRow | CastRow
 LARGE: Final = 1e12  # FLOP from which a matmul counts as large
 
 
@@ -65,13 +66,13 @@ class Judged:
 
     accelerator: str
     kind: str
-    rows: Sequence[MatmulRow | AttentionRow | GroupedRow]
+    rows: Sequence[Row]
     winner: Winner
 
     @property
     def quality(self) -> Quality:
         """How well the constants predict it."""
-        large = [isinstance(row, MatmulRow) and row.flops >= LARGE for row in self.rows]
+        large = [isinstance(row, MatmulRow | MatmulSet) and row.flops >= LARGE for row in self.rows]
         measured = np.array([row.seconds for row in self.rows])
         return quality(
             self.accelerator,

@@ -12,7 +12,8 @@ All are of the same sizes, each with a matrix of its own. Two ways to run them:
 Arithmetic and memory traffic hide each other only in part: tiles of few columns of k (weight gradients of few tokens)
 load, compute and store one after the other, and a group's matrix is read for few rows. With c and m seconds of each
 alone, sqrt(c² + m²) is assumed: of equal ones, halfway between hidden and not. Other constants are those of products
-(`cost.tiles`) with a share, prologue and edge of their own.
+(`cost.tiles`) with a share, prologue and edge of their own. In formats with scales both keep the distance that other
+products have there from those in the others, unless one kernel's own share is known.
 
 In a training step the power limit caps the rate of products (`rate`): those that are slower by themselves already are
 not slowed further.
@@ -28,8 +29,9 @@ import numpy as np
 
 from clustersim.arrays import FloatArray
 from clustersim.cost.tiles import Work, alignment_rate, matmul_options
-from clustersim.dtypes import DType
+from clustersim.dtypes import NARROW, DType
 from clustersim.hardware.accelerator import Accelerator
+from clustersim.hardware.efficiency import Efficiency
 from clustersim.workload.kernels import Kernel, KernelKind, MatmulShape
 
 
@@ -41,7 +43,7 @@ def grouped_work(accelerator: Accelerator, kernel: Kernel, rate: float) -> Work:
     sizes = np.array([[shape.m], [shape.n], [shape.k], [shape.batch]], dtype=np.float64)
     compute, memory = grouped_seconds(accelerator, kernel.dtype, sizes, np.array([kernel.bytes]), streamed=streamed)
     slower = alignment_rate(accelerator, kernel.dtype, shape)
-    busy = float(compute[0]) / (slower * _sustained(accelerator, rate, streamed=streamed))
+    busy = float(compute[0]) / (slower * _sustained(accelerator.efficiency, kernel.dtype, rate, streamed=streamed))
     moved = float(memory[0]) / slower
     calls = shape.batch * accelerator.efficiency.experts.call if streamed else 0.0
     return Work(busy, moved, calls, float(np.hypot(busy, moved)))
@@ -54,7 +56,7 @@ def grouped_seconds(
 
     sizes: [4, products] rows m, n, k, groups; moved: [products] bytes of all groups if every operand passes once.
     """
-    inside = _inside(accelerator, streamed=streamed)
+    inside = _inside(accelerator, dtype, streamed=streamed)
     alone = sizes.copy()
     alone[3] = 1.0
     compute, memory = matmul_options(inside, dtype, sizes, moved)
@@ -65,18 +67,25 @@ def grouped_seconds(
     return np.take_along_axis(compute, best, 1)[:, 0], np.take_along_axis(memory, best, 1)[:, 0]
 
 
-def _inside(accelerator: Accelerator, *, streamed: bool) -> Accelerator:
-    """The accelerator with the constants that products of experts have; formats with scales keep their distance."""
+def _inside(accelerator: Accelerator, dtype: DType, *, streamed: bool) -> Accelerator:
+    """The accelerator with the constants that products of experts have in a format."""
     efficiency = accelerator.efficiency
     matmul, grouped = efficiency.matmul, efficiency.experts
-    share = grouped.share if streamed else grouped.kernel_share
-    shares = {dtype: share * each / matmul.share for dtype, each in matmul.shares.items()}
-    own = replace(matmul, share=share, shares=shares, prologue=grouped.prologue, edge=grouped.edge)
+    alike = matmul.at(_share(efficiency, dtype, streamed=streamed))
+    prologue = grouped.prologue + (matmul.prologue_of(dtype) - matmul.prologue)
+    own = replace(alike, prologue=prologue, edge=grouped.edge, prologues={})
     return replace(accelerator, efficiency=replace(efficiency, matmul=own))
 
 
-def _sustained(accelerator: Accelerator, rate: float, *, streamed: bool) -> float:
+def _share(efficiency: Efficiency, dtype: DType, *, streamed: bool) -> float:
+    """Their part of a format's peak."""
+    matmul, grouped = efficiency.matmul, efficiency.experts
+    share = grouped.share if streamed else grouped.kernel_share
+    kept = share * matmul.share_of(dtype) / matmul.share if dtype in NARROW else share
+    return kept if streamed else grouped.kernel_shares.get(dtype, kept)
+
+
+def _sustained(efficiency: Efficiency, dtype: DType, rate: float, *, streamed: bool) -> float:
     """Their rate in a step relative to that by themselves: all of it, where that is below what products sustain."""
-    efficiency = accelerator.efficiency
-    own = efficiency.experts.share if streamed else efficiency.experts.kernel_share
-    return min(max(1.0, rate), rate * max(1.0, efficiency.matmul.share / own))
+    own = _share(efficiency, dtype, streamed=streamed)
+    return min(max(1.0, rate), rate * max(1.0, efficiency.matmul.share_of(dtype) / own))

@@ -2,7 +2,8 @@
 
     seconds = max(max(compute, memory) + launches · kernel latency, launches · launch interval)
 
-Memory is bytes over the bandwidth that streaming kernels reach. Compute is FLOP over the peak for streaming kernels;
+Memory is bytes over the bandwidth that streaming kernels reach; those that cast operands to formats with scales may
+reach less. Compute is FLOP over the peak for streaming kernels;
 matrix multiplications and flash attention are cut into the tiles that a compute unit works on, and tiles run in waves
 of one tile per compute unit, so a partly filled last wave costs a whole one.
 
@@ -34,7 +35,15 @@ from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import AttentionEfficiency
 from clustersim.units import Bytes, FlopPerSecond, Seconds
-from clustersim.workload.kernels import GROUPED, AttentionShape, Kernel, KernelKind, MatmulShape
+from clustersim.workload.kernels import (
+    GROUPED,
+    AttentionShape,
+    Kernel,
+    KernelKind,
+    MatmulShape,
+    Routine,
+    StreamShape,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +67,7 @@ class Roofline:
     def _time(self, kernel: Kernel) -> Timing:
         efficiency = self.accelerator.efficiency
         work = self._work(kernel)
-        latency = kernel.launches * efficiency.kernel_latency
+        latency = kernel.launches * self._start(kernel)
         floor = max(kernel.launches * efficiency.launch_interval, work.calls)
         busy = work.seconds
         seconds = max(busy + latency, floor)
@@ -78,7 +87,15 @@ class Roofline:
             return self._matmul(kernel, kernel.shape)
         if isinstance(kernel.shape, AttentionShape):
             return self._attention(kernel, kernel.shape)
+        if isinstance(kernel.shape, StreamShape) and kernel.shape.routine is Routine.QUANTIZE:
+            return Work(kernel.flops / self._rate(kernel), self._stream(kernel.bytes) / self.accelerator.efficiency.casts)
         return Work(kernel.flops / self._rate(kernel), self._stream(kernel.bytes))
+
+    def _start(self, kernel: Kernel) -> Seconds:
+        """Seconds of start and drain of one device kernel."""
+        efficiency = self.accelerator.efficiency
+        alone = kernel.kind is KernelKind.MATMUL
+        return efficiency.start_of(kernel.dtype) if alone else efficiency.kernel_latency
 
     def _rate(self, kernel: Kernel) -> FlopPerSecond:
         """Rate of a kernel without a shape: matmul units for a matmul, vector units for anything else."""

@@ -43,8 +43,10 @@ def matmul_rate(accelerator: Accelerator, dtype: DType) -> FlopPerSecond:
 
 
 def alignment_rate(accelerator: Accelerator, dtype: DType, shape: MatmulShape) -> float:
-    """Rate of a matmul relative to one whose rows can be loaded in whole vectors."""
-    return accelerator.alignment.rate((row * dtype.bytes for row in shape.rows), batched=shape.batch > 1)
+    """Rate of a matmul relative to one whose rows can be loaded in whole vectors; results have 16 bits at least."""
+    *operands, result = shape.rows
+    rows = [*(row * dtype.number for row in operands), result * max(dtype.number, DType.BF16.bytes)]
+    return accelerator.alignment.rate(rows, batched=shape.batch > 1)
 
 
 def matmul_options(
@@ -60,7 +62,7 @@ def matmul_options(
     tile_m, tile_n, split = options[:, None, :]
     m, n, k, batch = sizes[:, :, None]
     perimeter = (1.0 + matmul.edge / tile_m) * (1.0 + matmul.edge / tile_n)
-    tile_flops = 2.0 * tile_m * tile_n * (k / split + matmul.prologue) * perimeter / perimeter.min()
+    tile_flops = 2.0 * tile_m * tile_n * (k / split + matmul.prologue_of(dtype)) * perimeter / perimeter.min()
     waves = np.ceil(np.ceil(m / tile_m) * np.ceil(n / tile_n) * batch * split / units)
     compute = waves * tile_flops * units / matmul_rate(accelerator, dtype)
     partial = np.where(split > 1.0, split * m * n * batch * PARTIAL_BYTES, 0.0)

@@ -4,7 +4,7 @@ Datasheet rates and sizes, and the constants with which real kernels reach them.
 `topologies/accelerators`, with a source for every number; any path to such a file works as well.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -23,7 +23,7 @@ from clustersim.hardware.efficiency import (
 from clustersim.hardware.makes import read_generation
 from clustersim.hardware.technology import Technology
 from clustersim.section import Section
-from clustersim.units import Bytes, BytesPerSecond, Dimension, FlopPerSecond
+from clustersim.units import Bytes, BytesPerSecond, Dimension, FlopPerSecond, Seconds
 
 MOST_UNITS: Final = 1_000_000  # compute units, or rows of an attention block: a typing error beyond
 MOST_SUSTAINED: Final = 1.25  # of the published single kernels' rate
@@ -123,6 +123,7 @@ def _efficiency(section: Section) -> Efficiency:
         kernel_latency=section.quantity("kernel_latency", Dimension.TIME, zero=True),
         launch_interval=section.quantity("launch_interval", Dimension.TIME, zero=True),
         grouped=_grouped(section.section("grouped")) if section.has("grouped") else None,
+        casts=section.share("casts") if section.has("casts") else 1.0,
     )
 
 
@@ -156,17 +157,26 @@ def _matmul(section: Section) -> MatmulEfficiency:
         prologue=section.number("prologue"),
         edge=section.number("edge"),
         tiles=_tiles(section),
-        shares=_shares(section.section("shares")) if section.has("shares") else {},
+        shares=_of_formats(section, "shares", Section.share),
         by_rows=section.flag("by_rows"),
+        prologues=_of_formats(section, "prologues", Section.number),
+        starts=_of_formats(section, "starts", _start),
     )
 
 
-def _shares(section: Section) -> Mapping[DType, float]:
-    formats = {dtype.value: dtype for dtype in NARROW}
-    for key in section.names():
-        if key not in formats:
-            raise section.refuse(key, f"no format with scales; {nearest(key, formats)}")
-    return {formats[key]: section.share(key) for key in section.names()}
+def _of_formats(section: Section, key: str, read: Callable[[Section, str], float]) -> Mapping[DType, float]:
+    """A constant of each format with scales that has one of its own."""
+    if not section.has(key):
+        return {}
+    own, formats = section.section(key), {dtype.value: dtype for dtype in NARROW}
+    for name in own.names():
+        if name not in formats:
+            raise own.refuse(name, f"no format with scales; {nearest(name, formats)}")
+    return {formats[name]: read(own, name) for name in own.names()}
+
+
+def _start(section: Section, key: str) -> Seconds:
+    return section.quantity(key, Dimension.TIME, zero=True)
 
 
 def _grouped(section: Section) -> GroupedEfficiency:
@@ -176,6 +186,7 @@ def _grouped(section: Section) -> GroupedEfficiency:
         prologue=section.number("prologue"),
         edge=section.number("edge"),
         call=section.quantity("call", Dimension.TIME, zero=True),
+        kernel_shares=_of_formats(section, "kernel_shares", Section.share),
     )
 
 

@@ -24,7 +24,8 @@ class MatmulEfficiency:
     prologue: columns of k that filling and draining a tile's pipeline costs; edge: rows that a tile's perimeter costs,
     so that small tiles are slower per FLOP; tiles: the (m, n) shapes that the library has kernels for; by_rows:
     operands in formats with scales are read along what a product sums over alone, so that two products of one need two
-    copies.
+    copies; prologues, starts: of formats with scales whose kernels' own are known, which other libraries have than the
+    others' (DeepGEMM, CUTLASS): columns of k, and seconds of start and drain of the device kernel.
     """
 
     share: float
@@ -33,10 +34,16 @@ class MatmulEfficiency:
     tiles: tuple[tuple[int, int], ...]
     shares: Mapping[DType, float] = field(default_factory=dict)
     by_rows: bool = False
+    prologues: Mapping[DType, float] = field(default_factory=dict)
+    starts: Mapping[DType, Seconds] = field(default_factory=dict)
 
     def share_of(self, dtype: DType) -> float:
         """The part of the peak of a format; of one with scales that has none of its own, as of others."""
         return self.shares.get(dtype, self.share) if dtype in NARROW else self.share
+
+    def prologue_of(self, dtype: DType) -> float:
+        """Columns of k that filling and draining a tile's pipeline costs in a format."""
+        return self.prologues.get(dtype, self.prologue)
 
     def at(self, share: float) -> "MatmulEfficiency":
         """The same with one share for all formats."""
@@ -51,6 +58,16 @@ class MatmulEfficiency:
         """The same with a format with scales at a share of its own."""
         return replace(self, shares={**self.shares, dtype: share})
 
+    def with_own(self, dtype: DType, prologue: float | None, start: Seconds | None) -> "MatmulEfficiency":
+        """The same with a prologue and a start of a format with scales' own; None: as of the others."""
+        prologues = {key: value for key, value in self.prologues.items() if key is not dtype}
+        starts = {key: value for key, value in self.starts.items() if key is not dtype}
+        return replace(
+            self,
+            prologues=prologues if prologue is None else {**prologues, dtype: prologue},
+            starts=starts if start is None else {**starts, dtype: start},
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class GroupedEfficiency:
@@ -58,7 +75,8 @@ class GroupedEfficiency:
 
     share: part of the peak in the main loop of products that a library launches one by one on several streams;
     kernel_share: of one kernel for all of them; prologue, edge: as of other products; call: what the host needs to
-    launch one of them.
+    launch one of them; kernel_shares: of one kernel in formats with scales, where it is known: it is another library's
+    than in the others, whose distance from other products it does not keep.
     """
 
     share: float
@@ -66,6 +84,11 @@ class GroupedEfficiency:
     prologue: float
     edge: float
     call: Seconds
+    kernel_shares: Mapping[DType, float] = field(default_factory=dict)
+
+    def with_kernel_share(self, dtype: DType, share: float) -> "GroupedEfficiency":
+        """The same with one kernel in a format with scales at a share of its own."""
+        return replace(self, kernel_shares={**self.kernel_shares, dtype: share})
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +114,8 @@ class Efficiency:
     published: fitted to published measurements of this accelerator (not derived from a sibling); grouped: of products
     of experts, None: nothing is known of them, so that they are products like others; memory: part of the memory
     bandwidth that a large streaming kernel reaches; kernel_latency: seconds of start and drain of a device kernel;
-    launch_interval: seconds between two launches that the host can sustain.
+    launch_interval: seconds between two launches that the host can sustain; casts: bandwidth that kernels reach which
+    bring operands into formats with scales, relative to other streaming kernels.
     """
 
     published: bool
@@ -102,6 +126,11 @@ class Efficiency:
     kernel_latency: Seconds
     launch_interval: Seconds
     grouped: GroupedEfficiency | None = None
+    casts: float = 1.0
+
+    def start_of(self, dtype: DType) -> Seconds:
+        """Seconds of start and drain of a product's kernel in a format."""
+        return self.matmul.starts.get(dtype, self.kernel_latency)
 
     @property
     def experts(self) -> GroupedEfficiency:

@@ -1,29 +1,34 @@
 """Do predicted kernels take as long as published ones took?
 
-A row is one layer of experts (`mixture_layers`), one matrix multiplication, one flash attention kernel or one group
-of products of experts; its time is what is printed, or what the printed rate says that it was, with the FLOP that
+A row is one layer of experts (`mixture_layers`), one matrix multiplication, those of a layer's linear layers (with the
+casts of a recipe, where they were timed with them: `formats`), one cast, one flash attention kernel or one group of
+products of experts; its time is what is printed, or what the printed rate says that it was, with the FLOP that
 `flop_convention` counts. Predicted is what the roofline of the accelerator says (`cost.roofline`). The best shape
 that a search found is an upper bound, and no row of a comparison.
 """
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from clustersim.cost.roofline import Roofline
-from clustersim.dtypes import COMPUTED, DType
+from clustersim.dtypes import NARROW, DType
 from clustersim.errors import InputError
 from clustersim.units import Seconds
 from clustersim.validation.accelerators import accelerator_of
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
 from clustersim.validation.comparison import Comparison
+from clustersim.validation.formats import casts_of, format_of, result_of
 from clustersim.validation.grouped import grouped_of
 from clustersim.validation.mixture_layers import layer_parts
 from clustersim.validation.quality import grouped
 from clustersim.workload.attention import Core
+from clustersim.workload.casting import quantize
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
+from clustersim.workload.recipe import Cast
 
 SHIPPED: Final = PUBLISHED / "kernels.csv"
 NEEDED: Final = (
@@ -54,6 +59,12 @@ _NO_KERNEL: Final = {
 }
 _OTHER_ATTENTION: Final = ("standard", "Triton", "no intra-warpgroup", "no warp specialisation")
 _BEFORE_HOPPER: Final = ("v100", "a100")  # on which FlashAttention-2 is what frameworks run
+_LAYER: Final = re.compile(r"hidden (\d+), ffn (\d+), (\d+) tokens")
+_TURNS: Final[Mapping[str, Callable[[int, int, int], tuple[int, int, int]]]] = {
+    "fwd": lambda tokens, outputs, inputs: (tokens, outputs, inputs),
+    "dgrad": lambda tokens, outputs, inputs: (tokens, inputs, outputs),
+    "wgrad": lambda tokens, outputs, inputs: (inputs, outputs, tokens),
+}
 _DIRECTIONS: Final = {"fwd": (False,), "bwd": (True,), "fwd+bwd": (False, True)}
 
 
@@ -75,8 +86,10 @@ def kernels_of(case: Case) -> tuple[Kernel, ...]:
         raise CannotPredictError(_NO_KERNEL[op], owed=False)
     if case.text("implementation") == BEST_OF_SEARCH:
         raise CannotPredictError("the best shape of a search is an upper bound", owed=False)
-    if op == "gemm":
-        return (matmul_of(case),)
+    if op in ("gemm", "gemm_set"):
+        return tuple(kernel for product in matmuls_of(case) for kernel in (product, *_casts_with(case, product)))
+    if op == "cast":
+        return (cast_of(case),)
     if op == "grouped_gemm":
         return grouped_of(case)
     if op != "attention":
@@ -86,11 +99,47 @@ def kernels_of(case: Case) -> tuple[Kernel, ...]:
     return tuple(attention_of(case, backward=backward) for backward in _DIRECTIONS[case.text("direction")])
 
 
+def matmuls_of(case: Case) -> tuple[Kernel, ...]:
+    """The products of a row, one behind the other: one, or those of a layer's linear layers in one direction."""
+    if case.text("op") == "gemm":
+        return (matmul_of(case),)
+    return tuple(_matmul(case, *sizes) for sizes in _layer_sizes(case))
+
+
 def matmul_of(case: Case) -> Kernel:
-    """The matmul of a row. An FP32 result is the weight gradient, which is accumulated into: read and written."""
-    operand, _, result = (part.strip() for part in case.text("dtype").partition("->"))
-    added, dtype = DType.FP32 if result == "fp32" else None, _format(case, operand)
+    """The matmul of a row."""
     m, n, k = (case.whole(column) for column in ("m", "n", "k"))
+    return _matmul(case, m, n, k)
+
+
+def cast_of(case: Case) -> Kernel:
+    """The kernel that brings a tensor of `m` rows of `k` elements into a format with scales; one copy is written."""
+    name = result_of(case)
+    if name not in {each.value for each in NARROW}:
+        raise CannotPredictError(f"dtype {case.text('dtype') or 'is not stated'}: no cast that is modelled", owed=False)
+    sizes = case.whole("m"), case.whole("k")
+    (kernel,) = quantize("cast", Cast(1, 1), sizes, wide=format_of(case), narrow=DType(name))
+    return kernel
+
+
+def _casts_with(case: Case, product: Kernel) -> tuple[Kernel, ...]:
+    return casts_of(case, product.shape) if isinstance(product.shape, MatmulShape) else ()
+
+
+def _layer_sizes(case: Case) -> list[tuple[int, int, int]]:
+    """Of the linear layers of attention and of an MLP without a gate, as `notes` say their sizes."""
+    found = _LAYER.search(case.text("notes"))
+    if found is None or case.text("direction") not in _TURNS:
+        raise CannotPredictError("sizes of the layer or its direction are not stated", owed=False)
+    hidden, ffn, tokens = (int(each) for each in found.groups())
+    turned = _TURNS[case.text("direction")]
+    sizes = [(3 * hidden, hidden), (hidden, hidden), (ffn, hidden), (hidden, ffn)]
+    return [turned(tokens, outputs, inputs) for outputs, inputs in sizes]
+
+
+def _matmul(case: Case, m: int, n: int, k: int) -> Kernel:
+    """An FP32 result is the weight gradient, which is accumulated into: read and written."""
+    added, dtype = DType.FP32 if result_of(case) == "fp32" else None, format_of(case)
     shape = MatmulShape(m, n, k, operands=_operands(case), accumulated=added)
     if case.whole("batch", 1) > 1:
         shape = replace(shape, batch=case.whole("batch"))
@@ -155,6 +204,7 @@ def _comparison(case: Case, source: Roofline | CannotPredictError) -> Comparison
     except InputError as refusal:  # a format that the accelerator does not have
         skipped, owed = f"line {case.line}: {refusal}", False
     factors = {column: case.text(column) or "not stated" for column in ("gpu", "op", "direction", "dtype")}
+    factors["format"] = _format_name(case)
     return Comparison(case.text("case_id"), case.text("source"), measured, predicted, skipped, owed, factors)
 
 
@@ -185,10 +235,11 @@ def _require_flash(case: Case) -> None:
         raise CannotPredictError(f"attention in {case.text('dtype') or 'no stated format'} is not modelled", owed=False)
 
 
-def _format(case: Case, name: str) -> DType:
-    if name not in {each.value for each in COMPUTED}:
-        raise CannotPredictError(f"dtype {case.text('dtype') or 'is not stated'}: not modelled", owed=False)
-    return DType(name)
+def _format_name(case: Case) -> str:
+    try:
+        return result_of(case) if case.text("op") == "cast" else format_of(case).value
+    except CannotPredictError:
+        return "not stated"
 
 
 def _operands(case: Case) -> Operands:

@@ -37,6 +37,11 @@ PLACES: Final = {
     "gb300": Place("gb300-nvl72", node=4),
     **{gpu: Place(gpu) for gpu in ("mi300x", "mi325x", "mi355x")},
 }
+_OF_SOURCES: Final = {  # where its authors say elsewhere what they ran on
+    # PyTorch's own H100 of 96 GB and 500 W: pytorch/torchtitan, benchmarks/*_llama3_h100_*.md, of December 2024 and (by
+    # authors of torchao) June 2025
+    ("torchao", "h100-sxm-80gb"): "h100-sxm-96gb",
+}
 _PORT_OF: Final = {  # of one port, where a row states a node's sum only
     **{"dgx-2": 12.5e9, "dgx-a100": 25e9},
     **dict.fromkeys(("hgx-b300", "gb300-nvl72"), 100e9),
@@ -46,7 +51,7 @@ _USUAL_PORT: Final = 50e9
 
 def cluster_section(case: Case) -> dict[str, Any]:
     """The `cluster` section of a run."""
-    gpu = case.text("gpu")
+    gpu = _OF_SOURCES.get((case.text("source"), case.text("gpu")), case.text("gpu"))
     if gpu not in PLACES:
         raise CannotPredictError(
             f"gpu {gpu or 'is not stated'}: there is no such machine; {nearest(gpu, PLACES)}", owed=False

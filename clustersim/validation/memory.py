@@ -31,7 +31,6 @@ from clustersim.validation.arguments import stated_dimensions
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
 from clustersim.validation.comparison import Comparison
 from clustersim.validation.quality import grouped
-from clustersim.validation.settings import FORMATS
 from clustersim.validation.software import software_of
 from clustersim.validation.steps import factors_of, read_steps, scenario_of
 from clustersim.workload.presets import PRESETS
@@ -210,7 +209,7 @@ def _holding(case: Case) -> Holding:
         if _quantity(case) not in _OF_THE_ALLOCATOR:
             raise CannotPredictError("gpu is not stated", owed=False)
         case = Case({**case.cells, "gpu": _STAND_IN}, case.line)
-    if not case.text("layers") and case.text("precision") in FORMATS:
+    if not case.text("layers"):
         model = case.text("model") or "without a name"
         raise CannotPredictError(f"dimensions of model {model} are not stated, and not shipped", owed=False)
     scenario = scenario_of(case)

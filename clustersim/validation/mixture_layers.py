@@ -5,8 +5,8 @@ GPUs of one node: NVIDIA/Megatron-LM, tests/functional_tests/test_cases/common/m
 dispatches, and over how many GPUs. Predicted are the layer's own kernels and exchanges, one behind the other, as a step
 of such a model would run them, by themselves (no step's power limit). That benchmark has fused routing and permutation,
 FP32 scores, gradients in BF16 that are not added to others, and no shared experts whatever its sizes say: they are no
-part of the configuration that it builds (`_build_transformer_config`). A product before it hides the host's first
-launches.
+part of the configuration that it builds (`_build_transformer_config`). In FP8 its weights are taken as cast before. A
+product before it hides the host's first launches.
 """
 
 import re
@@ -33,6 +33,7 @@ _DISPATCHERS: Final = {
     "hybridep": Dispatcher.HYBRIDEP,
     "allgather": Dispatcher.ALL_GATHER,
 }
+_PRECISIONS: Final[Mapping[str, Mapping[str, str]]] = {"bf16": {}, "fp8 blockwise": {"compute": "fp8-blockwise"}}
 _OF_THE_MIXTURE: Final = ("mlp.", "experts.")
 _BESIDE: Final = ("mlp.norm", "mlp.residual")
 _SUMS: Final = ".accumulate"  # of gradients: there is nothing to add to
@@ -41,7 +42,7 @@ _SUMS: Final = ".accumulate"  # of gradients: there is nothing to add to
 def layer_parts(case: Case) -> Mapping[str, Seconds]:
     """Seconds of each kernel and exchange of a row, by name; raise CannotPredictError for other layers."""
     ways, way = {"fwd": forward, "bwd": backward}, case.text("direction")
-    if way not in ways or case.text("dtype") != "bf16":
+    if way not in ways or case.text("dtype") not in _PRECISIONS:
         raise CannotPredictError(f"layers {way or 'both ways'} in {case.text('dtype')} are not modelled", owed=False)
     scenario = Scenario.from_mapping(_mapping(case), source=case.text("case_id"))
     assembly = assemble(scenario)
@@ -81,7 +82,7 @@ def _mapping(case: Case) -> dict[str, Any]:
         "training": {
             "sequence": case.whole("m"),
             "global_batch": gpus,
-            "precision": {"gradients": "bf16"},
+            "precision": {**_PRECISIONS[case.text("dtype")], "gradients": "bf16"},
             "overheads": {"accumulation": "added", "router_unfused": False, "permute_unfused": False},
         },
         "framework": "megatron",

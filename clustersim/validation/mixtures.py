@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from clustersim.program.task import Dispatcher
 from clustersim.validation.cases import CannotPredictError, Case
-from clustersim.validation.software import Software
+from clustersim.validation.software import Software, wide_format
 from clustersim.workload.presets import PRESETS
 from clustersim.workload.stack import Attention, FullAttention, LatentAttention
 from clustersim.workload.transformer import Model
@@ -108,7 +108,7 @@ def experts_overheads(case: Case, software: Software) -> dict[str, Any]:
 def experts_formats(case: Case, software: Software) -> dict[str, str]:
     """In which formats recipes of mixtures keep what others keep in FP32."""
     narrow = software.mixtures and public_model(case) in _NARROW
-    return {"moments": case.text("precision")} if narrow else {}
+    return {"moments": wide_format(case)} if narrow else {}
 
 
 def _router_unfused(case: Case, software: Software) -> bool:

@@ -6,7 +6,7 @@ does not drown the rest.
 
 import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Any, TypeVar
 
@@ -60,11 +60,15 @@ def quality(comparisons: Sequence[Comparison]) -> Quality:
     errors = [each.error for each in comparisons if each.error is not None]
     owed = sum(each.expressible for each in comparisons)
     covered = len(errors) / owed if owed else None
-    skipped = len(comparisons) - len(errors)
+    return replace(quality_of(errors), skipped=len(comparisons) - len(errors), covered=covered)
+
+
+def quality_of(errors: Sequence[float]) -> Quality:
+    """The quality of errors of which none is missing."""
     if not errors:
-        return Quality(0, skipped, None, None, None, None, covered)
+        return Quality(0, 0, None, None, None, None, None)
     sizes = [abs(error) for error in errors]
-    return Quality(len(errors), skipped, fmean(sizes), median(sizes), fmean(errors), max(errors, key=abs), covered)
+    return Quality(len(errors), 0, fmean(sizes), median(sizes), fmean(errors), max(errors, key=abs), 1.0)
 
 
 def grouped(things: Iterable[T], of: Callable[[T], Hashable]) -> dict[Any, list[T]]:

@@ -20,9 +20,9 @@ from clustersim.validation.mixtures import (
     public_model,
     require_mixture,
 )
+from clustersim.validation.precision import is_wide
 from clustersim.validation.software import Software, has_experts, software_of
 
-FORMATS: Final = ("bf16", "fp16")
 _OFFLOADED: Final[dict[str, dict[str, Any]]] = {  # as a row's notes say it
     "activation offloading on": {"activations": "all"},
     "optimizer offloading on": {"optimizer": True},
@@ -64,22 +64,21 @@ def _steps(case: Case) -> int:
 
 def is_dense(case: Case) -> bool:
     """Whether a dense model was run in bf16 or fp16, and all that a step depends on is known (quality A or B)."""
-    return _known(case) and not has_experts(case)
+    return is_known(case) and is_wide(case) and not has_experts(case)
 
 
 def is_mixture(case: Case) -> bool:
     """Whether a mixture of experts was run in bf16 or fp16, and all that a step depends on is known."""
-    return _known(case) and has_experts(case)
+    return is_known(case) and is_wide(case) and has_experts(case)
 
 
-def _known(case: Case) -> bool:
-    return case.text("quality") in ("A", "B") and case.text("precision") in FORMATS
+def is_known(case: Case) -> bool:
+    """Whether all that a step depends on is known, in whatever format it was run."""
+    return case.text("quality") in ("A", "B")
 
 
 def _require(case: Case) -> None:
     """Refuse what is not modelled; a row that leaves out what a step depends on is not owed a prediction either."""
-    if case.text("precision") not in FORMATS:
-        raise CannotPredictError(f"precision {case.text('precision') or 'is not stated'}: not modelled", owed=False)
     if case.whole("ep", 1) > 1 and not has_experts(case):
         raise CannotPredictError("expert parallelism of a model without experts", owed=False)
     if case.text("schedule") not in SCHEDULES:
@@ -171,7 +170,7 @@ def _training(case: Case, software: Software) -> dict[str, Any]:
         "sequence": case.whole("seq"),
         "global_batch": case.whole("global_batch"),
         "microbatch": case.whole("micro_batch", 1),
-        "precision": {"compute": case.text("precision"), **_formats(case, software)},
+        "precision": _formats(case, software),
         "recompute": _recompute(case, software),
         "attention": software.core(case),
         "loss": software.loss,
@@ -183,7 +182,7 @@ def _training(case: Case, software: Software) -> dict[str, Any]:
 
 
 def _formats(case: Case, software: Software) -> dict[str, str]:
-    """Of what is kept beside weights, where it is not the usual."""
+    """Of products and of what is kept, where it is not the usual."""
     return software.formats(case) | (experts_formats(case, software) if has_experts(case) else {})
 
 

@@ -5,10 +5,22 @@ is inferred from measurements, for want of another source: the loss of Composer'
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from clustersim.validation.cases import CannotPredictError, Case
+from clustersim.validation.precision import (
+    BRIDGE,
+    DELAYED,
+    MEGATRON,
+    NAMED,
+    NEMO,
+    TORCHAO,
+    ZOO,
+    Words,
+    formats_of,
+    is_narrow,
+)
 from clustersim.workload.framework import Captured
 
 _DENSE: Final = ("", "0", "1")  # experts
@@ -18,6 +30,7 @@ _GRAPHS: Final = re.compile(r"cuda_graph_impl=(?!none)|full-iteration CUDA graph
 # of mixtures: all but the experts, or so little that it is taken for nothing
 _LAYERS: Final = re.compile(r"cuda_graph_scope=\[[^]]*'attn'|CUDA graphs attn\+")
 _PARTS: Final = re.compile(r"cuda_graph_scope=\[[^]]*'moe_router'|CUDA graphs router")
+_NOT_PIPELINED: Final = "nvfp4"
 _MEGATRON_BUCKET: Final = "megatron"  # DistributedDataParallelConfig.bucket_size
 
 
@@ -25,22 +38,23 @@ _MEGATRON_BUCKET: Final = "megatron"  # DistributedDataParallelConfig.bucket_siz
 class Software:
     """One framework at one time.
 
-    wanted: part of the `framework` cell; until: last year of this generation; gpu: how the GPU's name begins, where
-    a source ran another version on each; mixtures: it is how models with experts are run, and no others.
-    pipeline_overlap: sends between stages run beside compute; data_overlap: so do gradient reductions, where a row
+    wanted: part of the `framework` cell; until: last year of this generation; gpu: how the GPU's name begins, where a
+    source ran another version on each; mixtures: it is how models with experts are run, and no others.
+    pipeline_overlap: sends between stages run beside compute; data_overlap: so do gradient reductions, where a row does
+    not say; tensor_overlap: tensor-parallel collectives are pipelined with their matmuls, but for NVFP4's, where a row
     does not say; backward_overlap: so do tensor-parallel collectives of backward; by_parameter: ZeRO-3 is DeepSpeed's
     of early 2021, by which arXiv:2104.04473 ran its three (`lowering.by_parameter`); fsdp2: ZeRO-3 is PyTorch's
     `fully_shard`; wide_gradients: bf16 runs keep and reduce gradients in fp32; attention: where a row states none;
     flash: the flash attention of its time; biased: GPT models have biases and dropout; bucket: of gradients that are
     not sharded; framework: in topologies/frameworks; eager: not compiled, unless a row says that it is; one_format:
-    weights, gradients and moments are all in the compute format, without master weights; early_stop: recomputation
-    runs until backward has what it needs, as that of compiled layers does in any case; logs_last_rank: what it logs of
+    weights, gradients and moments are all in the compute format, without master weights; early_stop: recomputation runs
+    until backward has what it needs, as that of compiled layers does in any case; logs_last_rank: what it logs of
     memory is its last rank's; release_outputs: of pipeline stages, where it is not as `framework` has it.
 
     whole_experts: no expert is cut, unless a row says so; fused_routing: experts are chosen and tokens copied by fused
     kernels, though the framework's defaults are others; balances: routers have a loss of their load, where the model's
     recipes have one; ends_count: embedding and logits count as a layer each where layers are split; captures: passes
-    are in CUDA graphs, whatever notes say.
+    are in CUDA graphs, whatever notes say; words: what it means by words for formats with scales.
     """
 
     wanted: str
@@ -49,6 +63,7 @@ class Software:
     mixtures: bool = False
     pipeline_overlap: bool = True
     data_overlap: bool = True
+    tensor_overlap: bool = False
     backward_overlap: bool = True
     by_parameter: bool = False
     fsdp2: bool = False
@@ -69,6 +84,7 @@ class Software:
     balances: bool = False
     ends_count: bool = False
     captures: bool = False
+    words: Words = field(default_factory=lambda: NAMED)
 
     def fused(self, case: Case) -> bool:
         """Whether norms, activation, rotary, residual and optimizer are fused kernels: compiled, or written so."""
@@ -110,8 +126,8 @@ class Software:
 
     def overlaps_tensors(self, case: Case) -> bool:
         """Whether tensor-parallel collectives are pipelined with their matmuls."""
-        notes = case.text("notes")
-        return "tensor-parallel communication overlap on" in notes or "asyncTP" in notes
+        notes, usual = case.text("notes"), self.tensor_overlap and case.text("precision") != _NOT_PIPELINED
+        return usual or "tensor-parallel communication overlap on" in notes or "asyncTP" in notes
 
     def overlaps_backward(self, case: Case) -> bool:
         """Whether backward's tensor-parallel collectives run beside the gradients that do not need them."""
@@ -130,11 +146,11 @@ class Software:
         return {"name": self.framework, "cuda_graphs": self.captures or _captured(case)}
 
     def formats(self, case: Case) -> dict[str, str]:
-        """The formats in which gradients are kept and reduced, and optimizer states, where they are not the usual."""
-        compute = case.text("precision")
+        """What is computed in, and in what gradients and optimizer states are kept where they are not the usual."""
+        said, wide = dict(formats_of(case, self.words)), wide_format(case)
         if self.one_format:
-            return {"gradients": compute, "master": "none", "moments": compute}
-        return {"gradients": "fp32" if compute == "bf16" and self.wide_gradients else compute}
+            return said | {"gradients": wide, "master": "none", "moments": wide}
+        return said | {"gradients": "fp32" if wide == "bf16" and self.wide_gradients else wide}
 
 
 _MEGATRON_2021: Final = Software(
@@ -157,7 +173,13 @@ _MEGATRON_2022: Final = replace(
 )
 
 _NEMO: Final = Software(
-    "nemo", wide_gradients=False, biased=True, bucket=_MEGATRON_BUCKET, framework="nemo", logs_last_rank=True
+    "nemo",
+    wide_gradients=False,
+    biased=True,
+    bucket=_MEGATRON_BUCKET,
+    framework="nemo",
+    logs_last_rank=True,
+    words=NEMO,
 )
 
 _BLOCKING: Final = Software(
@@ -166,7 +188,7 @@ _BLOCKING: Final = Software(
 
 # Its rows are inferred to use PyTorch's loss: small models, whose logits weigh most, take as much longer.
 _COMPOSER: Final = Software(
-    "composer", 2023, wide_gradients=False, loss="torch", eager=True, flash="flash1", early_stop=True
+    "composer", 2023, wide_gradients=False, loss="torch", eager=True, flash="flash1", early_stop=True, words=DELAYED
 )
 _TORCHTITAN: Final = Software(
     "torchtitan",
@@ -176,9 +198,13 @@ _TORCHTITAN: Final = Software(
     eager=True,
     flash="flash2",
     release_outputs=False,  # torch.distributed.pipelining keeps outputs in fwd_cache until their backward
+    words=TORCHAO,
 )
 
-_MEGATRON: Final = Software("megatron", biased=True, bucket=_MEGATRON_BUCKET, framework="megatron", logs_last_rank=True)
+_MEGATRON: Final = Software(
+    "megatron", biased=True, bucket=_MEGATRON_BUCKET, framework="megatron", logs_last_rank=True, words=MEGATRON
+)
+_BRIDGE: Final = replace(_NEMO, wanted="megatron-bridge", biased=False, words=BRIDGE)
 
 # The first that matches; Megatron-LM keeps fp16 gradients of fp16 runs, fp32 of bf16 runs.
 SOFTWARE: Final = (
@@ -206,10 +232,11 @@ SOFTWARE: Final = (
     replace(_NEMO, mixtures=True, gpu="b200", captures=True),
     # NVIDIA/NeMo's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 = False in scripts/performance)
     _NEMO,
-    # its recipes of mixtures set expert_tensor_parallel_size to 1 (src/megatron/bridge/recipes), and those that were
-    # timed grad_reduce_in_fp32 to False (scripts/performance/configs/{deepseek,gpt_oss,qwen}, recipes/moonlight)
-    replace(_NEMO, wanted="megatron-bridge", mixtures=True, biased=False, whole_experts=True, balances=True),
-    replace(_NEMO, wanted="megatron-bridge", wide_gradients=True, biased=False),
+    # its recipes of mixtures set expert_tensor_parallel_size to 1 (src/megatron/bridge/recipes), and all that were
+    # timed grad_reduce_in_fp32 to False (scripts/performance/configs, recipes/moonlight)
+    replace(_BRIDGE, mixtures=True, whole_experts=True, balances=True),
+    # tp_comm_overlap of scripts/performance/configs/llama, which is False for nvfp4
+    replace(_BRIDGE, tensor_overlap=True),
     # Megatron-LM overlaps backward's all-reduce since December 2021. Megatron-DeepSpeed took over that of before
     # (1ac4a442, 2021-12-10) and, with `async_tensor_model_parallel_allreduce` off, that of July 2023 (f90b8877).
     replace(
@@ -235,8 +262,12 @@ SOFTWARE: Final = (
         fused_routing=True,
         balances=True,
         ends_count=True,
+        words=ZOO,
     ),
     _MEGATRON,
+    # XLA's products by Flax or Transformer Engine
+    Software("maxtext", words=DELAYED),
+    Software("paxml", words=DELAYED),
     Software(""),
 )
 
@@ -248,6 +279,11 @@ def software_of(case: Case) -> Software:
     gpu, mixture = case.text("gpu"), has_experts(case)
     fitting = (each for each in SOFTWARE if each.wanted in name and year <= each.until and gpu.startswith(each.gpu))
     return next(each for each in fitting if mixture or not each.mixtures)
+
+
+def wide_format(case: Case) -> str:
+    """The format of what has no scales."""
+    return "bf16" if is_narrow(case) else case.text("precision")
 
 
 def has_experts(case: Case) -> bool:

@@ -16,6 +16,7 @@ from clustersim.simulation import simulate
 from clustersim.units import Seconds
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
 from clustersim.validation.comparison import Band, Comparison
+from clustersim.validation.precision import is_narrow
 from clustersim.validation.settings import scenario_mapping
 from clustersim.validation.software import has_experts
 
@@ -26,6 +27,7 @@ NEEDED: Final = (
 )
 DENSE: Final = "dense"
 MIXTURES: Final = "mixtures of experts"
+NARROW: Final = "narrow formats"
 _SCALES: Final = ((8, "one node (8 or fewer)"), (64, "9 to 64"), (512, "65 to 512"), (math.inf, "more than 512"))
 _CHUNK: Final = 8  # cases that a process takes at a time
 
@@ -72,9 +74,9 @@ def compare_step(case: Case, changes: Sequence[str] = ()) -> Comparison:
 
 
 def _source(case: Case) -> str:
-    """Who published a run; mixtures of experts count as a source of their own."""
-    source = case.text("source")
-    return f"{source}, mixtures" if has_experts(case) else source
+    """Who published a run; mixtures of experts count as a source of their own, and so do runs in narrow formats."""
+    kinds = (("mixtures", has_experts(case)), (NARROW, is_narrow(case)))
+    return ", ".join((case.text("source"), *(kind for kind, applies in kinds if applies)))
 
 
 def compare_steps(
@@ -120,7 +122,8 @@ def _counted(done: Iterable[Comparison], progress: Callable[[int], None] | None)
 def factors_of(case: Case) -> dict[str, str]:
     """By what a run's error is grouped."""
     return {
-        "layers": MIXTURES if has_experts(case) else DENSE,
+        "layers": (MIXTURES if has_experts(case) else DENSE) + (f", {NARROW}" if is_narrow(case) else ""),
+        "format": case.text("precision") or "not stated",
         "gpu": case.text("gpu"),
         "scale": _scale(case),
         "axes": _axes(case),

@@ -2,8 +2,8 @@
 
 Two sources mix two kinds of runs, of which a mean says little: their cases are also told apart (`SUBSETS`). Coverage is
 predicted over expressible, where each case says for itself whether it is expressible; and, more strictly, over all
-steps in bf16 or fp16 whose inputs are known (quality A and B), whatever they say, of dense models and of mixtures of
-experts apart.
+steps whose inputs are known (quality A and B), whatever they say, of dense models and of mixtures of experts, in bf16
+or fp16 and in formats with scales, each apart.
 """
 
 import math
@@ -16,6 +16,8 @@ from clustersim.validation.cases import Case
 from clustersim.validation.comparison import Comparison
 from clustersim.validation.layouts import Ranking, rank_layouts
 from clustersim.validation.memory import Verdict
+from clustersim.validation.pairs import SpeedUps, speed_ups
+from clustersim.validation.precision import is_narrow
 from clustersim.validation.quality import (
     Inside,
     Macro,
@@ -27,10 +29,13 @@ from clustersim.validation.quality import (
     macro,
     quality,
 )
-from clustersim.validation.settings import is_dense, is_mixture
+from clustersim.validation.settings import is_dense, is_known, is_mixture
+from clustersim.validation.software import has_experts
 
 DENSE: Final = "dense bf16/fp16, quality A and B"
 MIXTURES: Final = "mixtures of experts bf16/fp16, quality A and B"
+NARROW_DENSE: Final = "dense in narrow formats, quality A and B"
+NARROW_MIXTURES: Final = "mixtures of experts in narrow formats, quality A and B"
 _KINDS: Final = "layers"  # the factor that tells dense models from mixtures
 _PLACE: Final = re.compile(r"^line \d+: ")
 _GPUS_OF_A_NODE: Final = 8
@@ -57,7 +62,8 @@ class Coverage:
 class Summary:
     """Of one table. kind: steps, memory, collectives or kernels; covered: of kinds of cases by name, of steps only.
 
-    subsets: parts of sources, by name; layouts: which layout is fastest, of steps only; fits: of memory only.
+    subsets: parts of sources, by name; layouts: which layout is fastest, and pairs: of formats, of steps only; fits: of
+    memory only.
     """
 
     kind: str
@@ -65,6 +71,7 @@ class Summary:
     covered: Mapping[str, Coverage] = field(default_factory=dict)
     subsets: Mapping[str, Quality] | None = None
     layouts: Ranking | None = None
+    pairs: SpeedUps | None = None
     fits: tuple[Verdict, ...] = ()
 
     @property
@@ -137,6 +144,7 @@ class Summary:
         }
         macros = {"macro_by_layers": {kind: asdict(each) for kind, each in self.macros.items()}} if self.macros else {}
         ranking = {} if self.layouts is None else {"layouts": self.layouts.to_json()}
+        ranking |= {} if self.pairs is None else {"speed_ups": self.pairs.to_json()}
         fits = {"fits": self._fits_json()} if self.fits else {}
         bands = {"bands": {regime: asdict(each) for regime, each in self.bands.items()}} if self.bands else {}
         return finite(found | macros | ranking | fits | bands)  # type: ignore[no-any-return]
@@ -166,9 +174,18 @@ class Summary:
 def summary_of_steps(cases: Sequence[Case], comparisons: Sequence[Comparison]) -> Summary:
     """The summary of a table of steps; comparisons: of these cases, in their order."""
     pairs = list(zip(cases, comparisons, strict=True))
-    wanted = {DENSE: is_dense, MIXTURES: is_mixture}
+    wanted = {DENSE: is_dense, MIXTURES: is_mixture, NARROW_DENSE: _narrow_dense, NARROW_MIXTURES: _narrow_mixture}
     covered = {name: _covered([each for case, each in pairs if is_of(case)]) for name, is_of in wanted.items()}
-    return Summary("steps", tuple(comparisons), covered, _subsets(pairs), rank_layouts(cases, comparisons))
+    ranking, ratios = rank_layouts(cases, comparisons), speed_ups(cases, comparisons)
+    return Summary("steps", tuple(comparisons), covered, _subsets(pairs), ranking, ratios)
+
+
+def _narrow_dense(case: Case) -> bool:
+    return is_known(case) and is_narrow(case) and not has_experts(case)
+
+
+def _narrow_mixture(case: Case) -> bool:
+    return is_known(case) and is_narrow(case) and has_experts(case)
 
 
 def _covered(owed: Sequence[Comparison]) -> Coverage:

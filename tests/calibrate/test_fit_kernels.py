@@ -15,7 +15,7 @@ from calibrate.fit.grid import GridSearch
 from calibrate.fit.published import DERIVATIONS, TARGETS, Fits
 from calibrate.fit.published_kernels import attentions, best_rates, matmuls
 from clustersim.cost.roofline import Roofline
-from clustersim.dtypes import DType
+from clustersim.dtypes import NARROW, DType
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.hardware.efficiency import Efficiency
 from clustersim.workload.kernels import Kernel, KernelKind
@@ -59,7 +59,7 @@ def test_the_roofline_repeats_the_fit_kernel_by_kernel(fits: Fits) -> None:
     """The fit works on arrays of rows; the cost source times one kernel. Both are the same model."""
     name = "h100-sxm-80gb"
     roofline = Roofline(load_accelerator(name))
-    rows = [row for row in matmuls() if row.accelerator == name and row.dtype is not DType.FP8]
+    rows = [row for row in matmuls() if row.accelerator == name and row.dtype not in NARROW]
     kernels = [Kernel("row", KernelKind.MATMUL, row.dtype, row.flops, row.moved, row.shape) for row in rows]
     ratios = [roofline.kernel(kernel).seconds / row.seconds for kernel, row in zip(kernels, rows, strict=True)]
     quality = next(row for row in fits.qualities if row.accelerator == name and row.kind == "matmul")

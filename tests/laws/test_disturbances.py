@@ -28,6 +28,7 @@ def disturbed(draw: st.DrawFn, *, jitter: bool = False) -> Scenario:
     wrong = draw(_wrong(gpus))
     if wrong.pop("mixed", None):
         mapping["cluster"] = {**mapping["cluster"], "mixed": [{"nodes": [draw(_node(gpus))], **SMALLER}]}
+        mapping["training"]["precision"] = "bf16"  # which the smaller ones compute in, too
     if jitter:
         wrong["jitter"] = {"std": "2 %", "distribution": draw(st.sampled_from(["normal", "lognormal", "exponential"]))}
     cost = {
