@@ -1,9 +1,9 @@
 """How much of what the accelerator could do did each kernel reach?
 
-The roofline: a kernel takes no less than its FLOP at the peak of its format (one for all of eight bits), and no less than its bytes at the
-memory's bandwidth. The longer of the two, over what was measured, is its efficiency; the one that is longer bounds it.
-Peaks are the datasheet's; of a CPU, whose files are placeholders, and of formats that no datasheet has, those of the
-record's fit.
+The roofline: a kernel takes no less than its FLOP at the peak of its format (all of eight bits have one), and no less
+than its bytes at the memory's bandwidth. The longer of the two, over what was measured, is its efficiency; the one that
+is longer bounds it. Peaks are the datasheet's; of a CPU, whose files are placeholders, and of formats that no datasheet
+has, those of the record's fit.
 
 Reference: Williams et al., "Roofline", CACM 52(4).
 """

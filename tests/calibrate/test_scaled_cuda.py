@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clustersim.assembly import kernels_of
-from clustersim.cost.record import Conditions, Outcome, Record, signature
+from clustersim.cost.record import Conditions, Device, KernelRow, Outcome, Record, Spread, signature
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.cost.recorded import RecordedKernels
 from clustersim.cost.timing import Provenance
@@ -137,8 +137,11 @@ def _measured(kernels: list[Kernel], path: Path) -> Record:
     device = CudaDevice(0)
     rows = run.measure(kernels, device, method=replace(FAST, least=3, most=3))
     empty = Record(device.describe("b200-sxm-180gb"), Conditions("2026-01-01", "test", str(FAST)))
-    write_record(fitted(replace(empty, kernels=tuple(rows)), load_accelerator("b200-sxm-180gb")), path)
-    return read_record(path)
+    made = fitted(replace(empty, kernels=tuple(rows)), load_accelerator("b200-sxm-180gb"))
+    write_record(made, path)
+    found = read_record(path)
+    assert found == made
+    return found
 
 
 def test_shares_of_formats_are_fitted_to_their_rows(gpu: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -182,3 +185,16 @@ def test_products_that_are_added_are_measured_as_written_too() -> None:
         assert isinstance(shape, MatmulShape) and shape.accumulated is None
         sizes = shape.m * shape.k + shape.k * shape.n + 2 * shape.m * shape.n
         assert (kernel.dtype, kernel.bytes) == (DType.FP8, sizes)
+
+
+def test_a_format_of_experts_alone_has_the_share_of_others() -> None:
+    """No product tells its share, and the accelerator's file has none: it is that of other formats."""
+    assert DType.MXFP8 not in load_accelerator("h100-sxm-80gb").formats
+    kernel = _experts(DType.MXFP8, Operands.NT)
+    assert kernel.shape is not None
+    row = KernelRow("e", kernel.kind, kernel.dtype, kernel.shape, 1e12, 1e6, 1, Spread(1e-3, 1e-3, 1e-3, 3))
+    device = Device("h100-sxm-80gb", "NVIDIA Test", 80e9, 132, torch="2.13.0")
+    record = Record(device, Conditions("2026-01-01", "test", ""), (row,))
+    fit = fitted(record, load_accelerator("h100-sxm-80gb")).kernel_fit
+    assert fit is not None
+    assert fit.efficiency.matmul.share_of(DType.MXFP8) == fit.efficiency.matmul.share
