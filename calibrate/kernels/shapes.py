@@ -149,6 +149,14 @@ def grid(formats: Sequence[DType], pace: Pace, limit: Seconds) -> list[Kernel]:
     return [kernel for kernel in dict.fromkeys(found) if pace.seconds(kernel) <= limit]
 
 
+def in_format(kernel: Kernel) -> DType:
+    """The format that a kernel of the grid is there for: of a cast what it makes."""
+    match kernel.shape:
+        case StreamShape(Routine.QUANTIZE, formats=(made, *_)):
+            return made
+    return kernel.dtype
+
+
 def one_of(dtype: DType) -> Kernel:
     """A product in a format, whose row says where a device has none."""
     return _product(dtype, MatmulShape(_ONE, _ONE, _ONE))

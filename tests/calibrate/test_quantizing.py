@@ -14,7 +14,7 @@ from clustersim.workload.recipe import Cast
 torch = pytest.importorskip("torch")
 quantizing = pytest.importorskip("calibrate.kernels.routines.quantizing")
 from calibrate.kernels import casts, routines  # noqa: E402 - after torch is known to be there
-from calibrate.kernels.formulas import Unsupported  # noqa: E402
+from calibrate.kernels.formulas import Unsupported, _copied  # noqa: E402
 
 CPU = torch.device("cpu")
 SIZES = 256, 384
@@ -138,3 +138,13 @@ def test_rows_alone_need_no_whole_blocks_of_columns() -> None:
 def test_a_cpu_has_no_fused_cast() -> None:
     with pytest.raises(Unsupported, match="quantize: PyTorch has no fused kernel for it on a CPU"):
         routines.prepare(_cast(DType.FP8), CPU)
+
+
+@pytest.mark.parametrize("formula", [casts.searched_both, casts.rows_both, casts.blocks_both, casts.microscaled_both])
+def test_casts_are_compiled_as_a_whole(formula: quantizing.Formula) -> None:
+    """As on a GPU, but for the kernels: PyTorch traces the formula without a break, and its results lie as they do."""
+    x, like = torch.randn(SIZES).bfloat16(), torch.empty(0, dtype=torch.float8_e4m3fn)
+    run = torch.compile(_copied(formula), dynamic=False, fullgraph=True, backend="aot_eager")
+    for made, wanted in zip(run(x, like), formula(x, like), strict=True):
+        assert made.stride() == wanted.stride()
+        assert torch.equal(made.float(), wanted.float())

@@ -132,6 +132,18 @@ def test_the_grid_has_products_experts_and_casts_of_what_a_gpu_has(gpu: Make) ->
     assert sum(kernel.dtype is DType.FP8_BLOCKWISE for kernel in asked) == 1
 
 
+def test_a_grid_may_be_of_some_formats(gpu: Make) -> None:
+    """Products and casts into them; and a row that says that one is not there."""
+    gpu(BLACKWELL)
+    wishes = run.Wishes([], [], grid=True, budget=3600.0, formats=(DType.MXFP8, DType.FP8_BLOCKWISE))
+    asked = run.kernels_for(wishes, CudaDevice(0))
+    (lacking,) = (kernel for kernel in asked if shapes.in_format(kernel) is DType.FP8_BLOCKWISE)
+    assert lacking.kind is KernelKind.MATMUL
+    mx = [kernel for kernel in asked if kernel is not lacking]
+    assert {shapes.in_format(kernel) for kernel in mx} == {DType.MXFP8}
+    assert {kernel.dtype for kernel in mx if kernel.kind is KernelKind.CAST} == {DType.BF16, DType.MXFP8}
+
+
 def _measured(kernels: list[Kernel], path: Path) -> Record:
     """A session's record, fitted, written and read again."""
     device = CudaDevice(0)
