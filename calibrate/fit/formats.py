@@ -90,9 +90,8 @@ def _fit_scaled(state: State, rows: Sequence[Timed]) -> State:
     rate, winner, scale = _fit_rate(replace(state, accelerator=known), rows)
     peak = scale.nominal(winner.constants[0])
     before = state.accelerator.peak.get(dtype.arithmetic, peak)
-    alike = {each: share for each, share in own.shares.items() if each.arithmetic is dtype.arithmetic}
-    for each, share in alike.items():
-        own = own.with_share(each, share * before / peak)
+    for each in (each for each in own.shares if each.arithmetic is dtype.arithmetic):
+        own = own.with_share(each, own.share_of(each) * before / peak)  # their rates stay
     return state.fitted(rows, winner, matmul=own.with_share(dtype, rate / peak)).with_peak(dtype.arithmetic, peak)
 
 
@@ -103,9 +102,8 @@ def _known(state: State, rows: Iterable[Timed]) -> State:
         if dtype not in accelerator.formats:
             own, peak = accelerator.efficiency.matmul, accelerator.peak.get(dtype.arithmetic, ROOM * best_rate(same))
             matmul = own.with_share(dtype, own.share) if dtype in NARROW else own
-            state = replace(state, accelerator=with_constants(accelerator, matmul=matmul)).with_peak(
-                dtype.arithmetic, peak
-            )
+            known = replace(state, accelerator=with_constants(accelerator, matmul=matmul))
+            state = known.with_peak(dtype.arithmetic, peak)
     return state
 
 

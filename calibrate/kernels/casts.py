@@ -7,11 +7,13 @@ fuses the search in a block or a row with its cast and makes a kernel of its own
 numbers, and E4M3 as the device has it.
 """
 
+from typing import Final
+
 import torch
 from torch import Tensor
 
-_BIAS = 127  # of an exponent of eight bits
-_SMALLEST = 1e-12  # of what is divided by, where all that share a scale is zero
+_BIAS: Final = 127  # of an exponent of eight bits
+_SMALLEST: Final = 1e-12  # of what is divided by, where all that share a scale is zero
 
 Copies = tuple[Tensor, ...]
 """Numbers and scales, one copy behind the other."""
