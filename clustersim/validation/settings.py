@@ -72,6 +72,11 @@ def is_mixture(case: Case) -> bool:
     return is_known(case) and is_wide(case) and has_experts(case)
 
 
+def is_narrow(case: Case) -> bool:
+    """Whether a step was run in a format with scales, and all that it depends on is known."""
+    return is_known(case) and not is_wide(case)
+
+
 def is_known(case: Case) -> bool:
     """Whether all that a step depends on is known, in whatever format it was run."""
     return case.text("quality") in ("A", "B")

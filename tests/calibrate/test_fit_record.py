@@ -27,7 +27,9 @@ def hidden_gpu() -> Accelerator:
     known = H100.efficiency
     return with_constants(
         replace(H100, peak={**H100.peak, DType.FP32: 45e12}),
-        matmul=replace(known.matmul, share=0.66, shares={**known.matmul.shares, DType.FP8: 0.6}, edge=24.0, prologue=96.0),
+        matmul=replace(
+            known.matmul, share=0.66, shares={**known.matmul.shares, DType.FP8: 0.6}, edge=24.0, prologue=96.0
+        ),
         attention_forward=replace(known.attention_forward, share=0.7, key_overhead=256.0),
         attention_backward=replace(known.attention_backward, share=0.55),
         memory=0.79,
