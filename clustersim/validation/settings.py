@@ -21,6 +21,7 @@ from clustersim.validation.mixtures import (
     require_mixture,
 )
 from clustersim.validation.precision import is_wide
+from clustersim.validation.recipes import completed
 from clustersim.validation.software import Software, has_experts, software_of
 
 _OFFLOADED: Final[dict[str, dict[str, Any]]] = {  # as a row's notes say it
@@ -44,6 +45,7 @@ SCHEDULES: Final = ("", *shelf.NAMES)
 def scenario_mapping(case: Case) -> dict[str, Any]:
     """What a scenario file of the run holds; raise CannotPredictError where scenarios cannot say it."""
     _require(case)
+    case = completed(case)
     software = software_of(case)
     return {
         "name": case.text("case_id"),
