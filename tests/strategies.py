@@ -80,13 +80,16 @@ def programs(draw: st.DrawFn) -> Program:
 def _event(draw: st.DrawFn, ranks: list[_Kind], number: int) -> None:
     """Something that one kind does, or a pair of neighbours, or all."""
     place = draw(st.integers(0, len(ranks) - 1))
-    what = draw(st.sampled_from(["compute", "dp", "model", "message", "message"]))
+    what = draw(st.sampled_from(["compute", "dp", "experts", "model", "message", "message"]))
     if what == "compute":
         after = _after(draw, ranks[place])
         ranks[place].add(Stream.COMPUTE, Compute(draw(_blocks()), after))
     elif what == "dp":
         exchange = Exchange("reduce", draw(KINDS), "dp", draw(SECONDS))
         ranks[place].add(Stream.DATA, Communicate(exchange, _after(draw, ranks[place])))
+    elif what == "experts":
+        exchange = Exchange("tokens", Collective.ALL_TO_ALL, "tp", draw(SECONDS))
+        ranks[place].add(Stream.EXPERTS, Communicate(exchange, _after(draw, ranks[place])))
     elif what == "model":
         exchange = Exchange("norm", Collective.ALL_REDUCE, "model", draw(SECONDS))
         for each in ranks:

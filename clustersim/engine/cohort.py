@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
+from clustersim.engine.beside import Moves
 from clustersim.engine.block_pieces import BlockPieces
 from clustersim.engine.columns import Columns, Span
-from clustersim.engine.play import Beside, beside, leaders, play
+from clustersim.engine.play import NEVER, Beside, Busy, beside, leaders, play
 from clustersim.program.program import RankProgram
-from clustersim.program.task import Block, Communicate, Stream
+from clustersim.program.task import BESIDE, Block, Stream
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +29,25 @@ class Ready:
 
 
 @dataclass(slots=True, eq=False)
+class _Line:
+    """Collectives of one stream beside blocks. tasks: theirs, in order; needed: `_computed_before` each starts.
+
+    passed: how many have ended before any block yet to come.
+    """
+
+    tasks: list[int]
+    needed: list[int]
+    passed: int = 0
+
+    def beside(self, number: int) -> list[int]:
+        """Those that do not wait for a compute task, but for those that have passed."""
+        end = self.passed
+        while end < len(self.needed) and self.needed[end] < number:
+            end += 1
+        return self.tasks[self.passed : end]
+
+
+@dataclass(slots=True, eq=False)
 class Cohort:
     """The simulated ranks of one kind, their blocks, and the trace rows that they fill."""
 
@@ -37,20 +57,13 @@ class Cohort:
     done: list[bool] = field(init=False)
     _last: dict[Stream, int] = field(init=False, default_factory=dict)
     _needed: list[int] = field(init=False)
-    _paces: dict[int, int] = field(init=False)
-    _reductions: list[int] = field(init=False)
-    _passed: int = field(init=False, default=0)
+    _lines: list[_Line] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.done = [False] * len(self.program.tasks)
-        tasks = zip(self.program.tasks, self.program.streams, strict=True)
-        self._paces = {
-            number: self.pieces.cost.pace(task.exchange)
-            for number, (task, stream) in enumerate(tasks)
-            if stream is Stream.DATA and isinstance(task, Communicate)
-        }
-        self._reductions = list(self._paces)
-        self._needed = _computed_before(self.program, self._reductions) if self.pieces.slowed else []
+        for stream in BESIDE if self.pieces.slowed else ():
+            tasks = [number for number, own in enumerate(self.program.streams) if own is stream]
+            self._lines.append(_Line(tasks, _computed_before(self.program, tasks)))
 
     @property
     def ranks(self) -> IntArray:
@@ -79,35 +92,43 @@ class Cohort:
 
     def computes(self, number: int) -> bool:
         """Whether all collectives are known that may run beside the block of a compute task."""
-        return all(self.done[each] for each in self._beside(number))
-
-    def _beside(self, number: int) -> list[int]:
-        """Data tasks that do not wait for a compute task, but for those that ended before any block yet to come."""
-        while self._passed < len(self._needed) and self._ended(self._reductions[self._passed]):
-            self._passed += 1
-        end = self._passed
-        while end < len(self._needed) and self._needed[end] < number:
-            end += 1
-        return self._reductions[self._passed : end]
-
-    def _moving(self, task: int) -> Beside:
-        """When the collective of a data task moves data, and the pace of kernels beside it."""
-        return Beside(self.columns.start[task], self.columns.end[task], self._paces[task])
+        for line in self._lines:
+            while line.passed < len(line.tasks) and self._ended(line.tasks[line.passed]):
+                line.passed += 1
+        return all(self.done[each] for line in self._lines for each in line.beside(number))
 
     def _ended(self, task: int) -> bool:
-        """Whether a data task ended on every rank before the compute stream goes on."""
+        """Whether a collective ended on every rank before the compute stream goes on."""
         last = self._last.get(Stream.COMPUTE)
         if last is None or not self.done[task]:
             return False
         return bool((self.columns.end[task] <= self.columns.end[last]).all())
 
+    def _busy(self, number: int) -> Busy:
+        """When collectives beside a compute task move data, and the pace of kernels meanwhile."""
+        lines = [tasks for line in self._lines if (tasks := line.beside(number))]
+        if len(lines) == 1:
+            return [Beside(self.columns.start[each], self.columns.end[each], self._pace(each)) for each in lines[0]]
+        if not lines:
+            return NEVER
+        data, experts = (self._moves(tasks) for tasks in lines)
+        both = data.with_others(experts, self.pieces.cost)
+        return [Beside(*each) for each in zip(both.since.T, both.until.T, np.maximum(both.pace, 1).T, strict=True)]
+
+    def _moves(self, tasks: list[int]) -> Moves:
+        start, end = self.columns.start[tasks].T, self.columns.end[tasks].T
+        return Moves(start, end, np.broadcast_to([self._pace(each) for each in tasks], start.shape))
+
+    def _pace(self, task: int) -> int:
+        """Of kernels beside a collective."""
+        return self.pieces.cost.pace(self.program.tasks[task].exchange)  # type: ignore[union-attr]
+
     def compute(self, number: int, block: Block) -> None:
         """Run a block on all ranks."""
         when = self.ready(number)
         pieces, outlined = self.pieces.of(number, block)
-        busy = [self._moving(task) for task in self._beside(number)]
         run = play(when.ready, pieces) if outlined is None else outlined.run(when.ready)
-        if disturbing := beside(run, when.ready, busy):
+        if disturbing := beside(run, when.ready, self._busy(number)):
             run = play(when.ready, pieces, disturbing)
         self.columns.waited[number], self.columns.slowed[number] = run.waited, run.slowed
         if pieces.meets:

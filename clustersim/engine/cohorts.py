@@ -64,8 +64,8 @@ class Cohorts:
         self._place = self._places()
         self._queues = [_queues(cohort) for cohort in self._cohorts]
         self._joined = self._components()
-        self._count: dict[tuple[int, str], int] = {}
-        self._gatherings: dict[tuple[int, str, int], _Gathering] = {}
+        self._count: dict[tuple[int, str, Stream], int] = {}
+        self._gatherings: dict[tuple[int, str, Stream, int], _Gathering] = {}
         self._waiting: set[tuple[int, int]] = set()
         self._receipts = [_receipts(cohort) for cohort in self._cohorts]
         self._targets: dict[tuple[int, str], tuple[int, IntArray]] = {}
@@ -105,16 +105,16 @@ class Cohorts:
 
     def _come(self, number: int, task: int, what: Communicate) -> None:
         """Come to a collective; the last cohort that does so lets it run."""
-        role = what.exchange.group
-        count = self._count.get((number, role), 0)
-        self._count[number, role] = count + 1
+        role, stream = what.exchange.group, self._cohorts[number].program.streams[task]
+        count = self._count.get((number, role, stream), 0)
+        self._count[number, role, stream] = count + 1
         together = self._joined[role][number]
-        gathering = self._gatherings.setdefault((together[0], role, count), _Gathering())
+        gathering = self._gatherings.setdefault((together[0], role, stream, count), _Gathering())
         gathering.come[number] = _Come(number, task, self._cohorts[number].ready(task))
         self._waiting.add((number, task))
         if len(gathering.come) == len(together):
             self._meet(role, [gathering.come[each] for each in together])
-            del self._gatherings[together[0], role, count]
+            del self._gatherings[together[0], role, stream, count]
 
     def _meet(self, role: str, come: list[_Come]) -> None:
         """Run a collective of all groups of a role in the cohorts that have come."""
@@ -214,13 +214,11 @@ def _receipts(cohort: Cohort) -> dict[tuple[str, Action], int]:
 def able(program: Program) -> bool:
     """Whether cohorts can run a program.
 
-    Nothing travels to experts beside what is computed. Collectives inside blocks stay among ranks of one kind, whose
-    other collectives have other roles, and all ranks of a kind send their messages to all ranks of one kind.
+    Collectives inside blocks stay among ranks of one kind, and all ranks of a kind send their messages to all ranks of
+    one kind.
     """
     inside = {exchange.group for exchange in program.exchanges_inside}
-    if any(Stream.EXPERTS in each.streams for each in program.programs):
-        return False
-    return all(map(program.stays_inside, inside)) and all(_paired(program))
+    return all(map(program.of_one_kind, inside)) and all(_paired(program))
 
 
 def _paired(program: Program) -> Iterator[bool]:

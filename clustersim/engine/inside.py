@@ -16,6 +16,7 @@ import numpy as np
 from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.cost.block import BlockCost
 from clustersim.cost.jitter import Jitter
+from clustersim.engine.beside import Moves
 from clustersim.engine.block_pieces import BlockPieces, group_colours, meetings_of
 from clustersim.engine.play import Beside, Busy, step_through
 from clustersim.engine.written import Written
@@ -181,47 +182,18 @@ def _beside(
     program: RankProgram, start: FloatArray, end: FloatArray, cost: BlockCost | None
 ) -> tuple[FloatArray, FloatArray, IntArray]:
     """When collectives were beside blocks, one after the other, and the pace of kernels meanwhile: [ranks, n] each."""
-    own = [_Moves.of(program, stream, start, end, cost) for stream in BESIDE]
-    data, experts = own
+    data, experts = (_moves(program, stream, start, end, cost) for stream in BESIDE)
     if cost is None or not experts.pace.size:
         return data.since, data.until, data.pace
-    edges = np.sort(np.hstack([each for moves in own for each in (moves.since, moves.until)]), axis=1)
-    since, until = edges[:, :-1], edges[:, 1:]
-    both = np.array([[cost.pace_of_both(a, b) for b in range(experts.most)] for a in range(data.most)])
-    pace = both[data.at(since), experts.at(since)]
-    return since, np.where(pace > 0, until, since), np.maximum(pace, 1)
+    moves = data.with_others(experts, cost)
+    return moves.since, moves.until, np.maximum(moves.pace, 1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Moves:
-    """The collectives of one stream: [ranks, collectives] when they moved, and the pace of kernels beside them."""
-
-    since: FloatArray
-    until: FloatArray
-    pace: IntArray
-
-    @classmethod
-    def of(
-        cls, program: RankProgram, stream: Stream, start: FloatArray, end: FloatArray, cost: BlockCost | None
-    ) -> Self:
-        """Those of a program; start, end: [ranks, tasks]; cost: None where they make no difference."""
-        found = {} if cost is None else dict(_moving(program, stream, cost))
-        tasks, pace = np.array([*found], dtype=np.int64), np.array([*found.values()], dtype=np.int64)
-        return cls(start[:, tasks], end[:, tasks], np.broadcast_to(pace, (len(start), len(pace))))
-
-    @property
-    def most(self) -> int:
-        """One more than the highest number of a pace."""
-        return int(self.pace.max(initial=0)) + 1
-
-    def at(self, times: FloatArray) -> IntArray:
-        """The pace beside what is under way at these times, 0: nothing is. [ranks, n] both."""
-        pace = np.zeros(times.shape, dtype=np.int64)
-        for row, (own, since, until) in enumerate(zip(times, self.since, self.until, strict=True)):
-            place = np.searchsorted(since, own, side="right") - 1
-            moves = (place >= 0) & (until[place] > own) if len(since) else np.zeros(len(own), dtype=np.bool_)
-            pace[row, moves] = self.pace[row, place[moves]]
-        return pace
+def _moves(program: RankProgram, stream: Stream, start: FloatArray, end: FloatArray, cost: BlockCost | None) -> Moves:
+    """The collectives of a stream; start, end: [ranks, tasks]; cost: None where they make no difference."""
+    found = {} if cost is None else dict(_moving(program, stream, cost))
+    tasks, pace = np.array([*found], dtype=np.int64), np.array([*found.values()], dtype=np.int64)
+    return Moves(start[:, tasks], end[:, tasks], np.broadcast_to(pace, (len(start), len(pace))))
 
 
 def _moving(program: RankProgram, stream: Stream, cost: BlockCost) -> Iterator[tuple[int, int]]:

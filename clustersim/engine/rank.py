@@ -97,7 +97,7 @@ class Rank:
                     lost = yield from self._compute(number, task.block)
                     self._computes(None)
                 case Communicate():
-                    rendezvous = self.world.join(self.number, task.exchange)
+                    rendezvous = self.world.join(self.number, task.exchange, stream)
                     gathered = rendezvous.arrive(cause)
                     if not gathered.triggered:
                         self._alongside(stream, 0)
@@ -254,7 +254,7 @@ class Rank:
         """Wait for the other ranks that take part in an exchange, if there is one that some do."""
         if exchange is None:
             return None
-        rendezvous = self.world.join(self.number, exchange)
+        rendezvous = self.world.join(self.number, exchange, Stream.COMPUTE)
         yield rendezvous.arrive(-1)
         return rendezvous
 

@@ -69,10 +69,10 @@ class World:
         """The tasks of a rank."""
         return self.program.programs[int(self.program.kind[rank])]
 
-    def join(self, rank: int, exchange: Exchange) -> Rendezvous:
-        """Meet the other simulated members of the rank's group for its next collective."""
+    def join(self, rank: int, exchange: Exchange, stream: Stream) -> Rendezvous:
+        """Meet the other simulated members of the rank's group for the next collective of one of its streams."""
         group, members = self._group(exchange.group, rank)
-        return self._meetings.join(group, rank, members)
+        return self._meetings.join((group, stream), rank, members)
 
     def private(self, rank: int, block: Block, *, calm: bool = False) -> bool:
         """Whether the block may be one event: its exchanges concern no other simulated rank and share no links.

@@ -131,9 +131,13 @@ class Program:
 
     def stays_inside(self, role: str) -> bool:
         """Whether each group of a role is of ranks that run the same program, which has the role in blocks only."""
-        kinds = self.kind[self.groups[role].members]
         outside = any(exchange.group == role for exchange in self.exchanges_outside)
-        return not outside and bool((kinds == kinds[:, :1]).all())
+        return not outside and self.of_one_kind(role)
+
+    def of_one_kind(self, role: str) -> bool:
+        """Whether each group of a role is of ranks that run the same program."""
+        kinds = self.kind[self.groups[role].members]
+        return bool((kinds == kinds[:, :1]).all())
 
     @cached_property
     def rows(self) -> Mapping[str, IntArray]:

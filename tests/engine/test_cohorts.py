@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clustersim.cost.block import BlockCost
-from clustersim.cost.interference import Interference
+from clustersim.cost.interference import Interference, KernelClass
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.machines import Machine, Machines, Slowed
 from clustersim.engine.block_pieces import AHEAD
@@ -17,6 +17,7 @@ from clustersim.engine.cohorts import Cohorts, able
 from clustersim.engine.engine import DeadlockError, run, run_ranks
 from clustersim.program.program import Program
 from clustersim.program.symmetry import unfolded
+from clustersim.program.task import Collective, Communicate, Stream
 from clustersim.trace.store import Trace
 from tests.engine.fake_costs import UnitCost
 from tests.engine.small import (
@@ -173,7 +174,6 @@ def test_a_deadlock_is_found_whoever_runs_the_ranks() -> None:
 INSIDE = [compute(exchange("tp", 1.0))]
 UNABLE = {
     "kinds meet inside a block": kinds([INSIDE, INSIDE], 2, {"tp": [[0, 1], [2, 3]]}),
-    "a role inside and outside": replicated([*INSIDE, meet(1.0, role="tp")], 2, {"tp": [[0, 1]]}),
     "some of a kind send": Program(
         program([[send(1.0)], [receive(1.0)]]).programs, np.array([0, 1, 0]), program([[]], {NEXT: [[0, 1]]}).groups
     ),
@@ -193,6 +193,36 @@ def test_what_cohorts_cannot_run(why: str) -> None:
 def test_what_cohorts_can_run() -> None:
     assert able(kinds([INSIDE, INSIDE], 2, {"tp": [[0, 2], [1, 3]]}))
     assert able(CIRCLE)
+
+
+def travel(seconds: float, *, after: tuple[int, ...] = ()) -> Step:
+    return Stream.EXPERTS, Communicate(exchange("ep", seconds, Collective.ALL_TO_ALL), after)
+
+
+@pytest.mark.parametrize("one_by_one", [True, False])
+def test_a_group_that_meets_inside_blocks_and_beside_them_meets_for_the_same(one_by_one: bool) -> None:
+    """Rank 0 can send beside its block from 1 s, before it meets inside it at 2 s; rank 1 from 4 s, behind that."""
+    steps = [meet(1.0), travel(1.0, after=(0,)), compute(1.0, 1.0, exchange("ep", 1.0))]
+    made = replicated(steps, 2, {"dp": [[0], [1]], "ep": [[0, 1]]})
+    blocks = UnitCost(made, {"dp": [1.0, 4.0]}).blocks
+    trace = run_ranks(made, unfolded(made), blocks)[0] if one_by_one else ran(made, blocks)
+    assert ends(trace, 1) == [5.0, 5.0]
+    assert ends(trace, 2) == [3.0, 3.0]
+
+
+def test_of_collectives_of_two_streams_the_slower_pace_counts() -> None:
+    """Beside the all-reduce (0 to 8 s) kernels take twice as long, beside the all-to-all (2 to 6 s) four times.
+
+    The first of 1 s ends at 2; of three of 4 s, 1 s is done at 6, another at 8, and the other 10 s are alone.
+    """
+    slowed = {(Collective.ALL_REDUCE, KernelClass.COMPUTE): 1.0, (Collective.ALL_TO_ALL, KernelClass.COMPUTE): 3.0}
+    steps = [meet(8.0), compute(1.0), travel(4.0, after=(1,)), compute(4.0, 4.0, 4.0)]
+    made = replicated(steps, 4, {"dp": [[0, 1], [2, 3]], "ep": [[0, 2], [1, 3]]})
+    unit = UnitCost(made)
+    trace = ran(made, BlockCost(made, Machines.equal(Machine(unit, Interference.of(slowed, {})), 4), unit))
+    assert ends(trace, 1) == [2.0] * 4
+    assert ends(trace, 3) == [18.0] * 4
+    assert lost(trace, 3, 3) == (0.0, 4.0)
 
 
 def test_factors_follow_each_other_however_many_are_drawn_at_once() -> None:
