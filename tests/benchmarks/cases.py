@@ -59,6 +59,21 @@ def loads_1k() -> Mapping:
     return {**mapping, "cost": {"network": "uncontended"}}
 
 
+def pairs_2k() -> Mapping:
+    """DeepSeek-V3 on 2,048 H800 with DualPipeV, 60 microbatches a replica, loads of experts drawn; no links shared."""
+    mapping = mixture_2k()
+    layout = mapping["layout"] | {"pp": 8, "dp": 256}
+    del layout["layers_per_stage"]  # DualPipeV has two of its own on each rank
+    training = mapping["training"] | {"expert_load": 0.3}
+    return {
+        **mapping,
+        "layout": layout,
+        "schedule": "dualpipev",
+        "training": training,
+        "cost": {"network": "uncontended"},
+    }
+
+
 def fsdp_1k_contended() -> Mapping:
     """Llama 3 70B, fully sharded over 1,024 GPUs in 8 pods of 128 with 1:7 above them; every rank, links shared."""
     return {

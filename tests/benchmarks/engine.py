@@ -8,6 +8,7 @@ own. `--scale` adds tables of time and memory against the number of GPUs.
 import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from tests.benchmarks import cases
 from tests.benchmarks.alone import Measured, OutOfReachError, best_measured, measured
@@ -33,8 +34,13 @@ CASES: dict[str, tuple[Callable[[], cases.Mapping], Callable[[cases.Mapping], Me
     "slow_rank_175b": (cases.slow_rank_175b, _warm),
     "mixture_2k": (cases.mixture_2k, _warm),
     "loads_1k": (cases.loads_1k, best_measured),
+    "pairs_2k": (cases.pairs_2k, best_measured),
     "fsdp_1k_contended": (cases.fsdp_1k_contended, best_measured),
 }
+
+
+_OWN_MEMORY: Final = ("jitter_16k", "pairs_2k")
+"""Cases whose memory has a target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +75,8 @@ def figures_of(runs: dict[str, Measured]) -> Figures:
         figures[f"{name}_s"] = run.seconds
         if run.events is not None:
             figures[f"{name}_events"] = run.events
-        if name == "jitter_16k":
-            figures["jitter_16k_peak_bytes"] = run.peak_bytes
+        if name in _OWN_MEMORY:
+            figures[f"{name}_peak_bytes"] = run.peak_bytes
     return figures
 
 
@@ -92,6 +98,9 @@ def targets(figures: Figures) -> Iterator[Target]:
         yield Target("DeepSeek-V3 on 2,048 GPUs, ep 64, pp 16, links shared", figures["mixture_2k_s"], 1.0, "s")
     if "loads_1k_s" in figures:
         yield Target("the same on 1,024, each with loads of its own", figures["loads_1k_s"], 5.0, "s")
+    if "pairs_2k_s" in figures:
+        yield Target("DualPipeV on 2,048, loads drawn, 60 microbatches", figures["pairs_2k_s"], 20.0, "s")
+        yield Target("the same, memory", figures["pairs_2k_peak_bytes"] / 1e9, 2.0, "GB")
     if "jitter_16k_s" in figures:
         yield Target("jitter on each of 16,384 ranks", figures["jitter_16k_s"], 10.0, "s")
         yield Target("the same, memory", figures["jitter_16k_peak_bytes"] / 1e9, 3.0, "GB")

@@ -8,6 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim import Result, Scenario, simulate
+from clustersim.assembly import assemble
+from clustersim.engine.cohorts import Cohorts, able
+from clustersim.engine.engine import run_ranks
 from clustersim.program.action import Action, Pair
 from clustersim.program.task import Communicate, Compute, Stream
 from tests.conftest import examples
@@ -117,6 +120,18 @@ def test_folded_is_unfolded_and_coalesced_is_fine_grained(mapping: dict[str, Any
     folded = parts(mapping)
     same(folded.trace, parts(mapping, symmetry="off").trace, relative=1e-9)
     same(folded.trace, parts(mapping, coalesce=False).trace, relative=1e-9)
+
+
+@given(mappings(), st.booleans())
+@examples(20)
+def test_cohorts_of_pairs_are_ranks_one_by_one(mapping: dict[str, Any], drawn: bool) -> None:
+    """Every rank with what it waited and was slowed; no order of pairs needs a clock."""
+    mapping["training"] |= {"expert_load": 0.3 if drawn else "balanced"}
+    made = assemble(Scenario.from_mapping({**mapping, "cost": {"network": "uncontended", "symmetry": "off"}}))
+    assert able(made.program)
+    together = Cohorts(made.program, made.classes, made.cost, None).run()
+    assert together is not None
+    same(together, run_ranks(made.program, made.classes, made.cost)[0], relative=1e-9)
 
 
 @given(uneven())
