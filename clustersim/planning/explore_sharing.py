@@ -57,6 +57,7 @@ def sharing(space: Space) -> Table:
     ranks that parameters, gradients or optimizer states are cut over; every: whether gradients are reduced after
     every microbatch; again: whether backward gathers parameters.
     """
+    kept = space.alike(lambda recipe: (recipe.weights, recipe.activations))  # whatever its products are in
     moved = cache(lambda *known: _moved(space, *known))
     names = columns(space)
 
@@ -76,17 +77,17 @@ def sharing(space: Space) -> Table:
         precision: int, zero: int, replicas: int, pipelined: bool, several: bool, experts_shared: bool = True
     ) -> dict[str, Any] | None:
         plan = at(precision, zero, replicas, pipelined, several, experts_shared)
-        stays, strategy = _footprint(space, plan), plan.layout.data
-        group, kept = plan.parameter_groups[0], [stays.per_parameter(each) for each in plan.parameter_groups]
+        stays, strategy, alike = _footprint(space, plan), plan.layout.data, kept[precision]
+        group, resident = plan.parameter_groups[0], [stays.per_parameter(each) for each in plan.parameter_groups]
         few = replicas if plan.layout.hybrid else min(replicas, 2)
-        there = told(precision, zero, few, pipelined, several, experts_shared)
+        there = told(alike, zero, few, pipelined, several, experts_shared)
         return {
-            "resident": {use.value: [each[use] for each in kept] for use in SHARDED},
+            "resident": {use.value: [each[use] for each in resident] for use in SHARDED},
             "copied": _copied(plan.training.recipe),
             "bucket": [[*_limits(stays, each), stays.bucket(each, 1.0, first=True)] for each in plan.parameter_groups],
             **_gathers(plan),
             "there": [there.get(name, 1) for name in names],
-            "dp": _sent(group, *moved(precision, zero, pipelined, plan.layout.hybrid)),
+            "dp": _sent(group, *moved(alike, zero, pipelined, plan.layout.hybrid)),
             "tied": 1 / group.shards if strategy.stage > 1 else 1.0,
             "shards": group.shards,
             "every": plan.layout.gradient_sync is GradientSync.EVERY_BACKWARD,

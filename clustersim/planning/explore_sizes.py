@@ -82,15 +82,16 @@ def columns(space: Space) -> tuple[str, ...]:
 def sizes(space: Space) -> Table:
     """Bytes of every part, and numbers of parameters, [columns][features]; what cannot cut a model is missing."""
     known: dict[tuple[Any, ...], dict[str, Row]] = {}
-    formats = [recipe.activations for recipe in space.precisions]
+    activations = space.alike(lambda recipe: recipe.activations)
+    besides = space.alike(lambda recipe: replace(recipe, weights=space.precisions[0].weights))
     routed = cache(
         lambda *key: [*_routed(space, **dict(zip(("precision", "ep", "etp", "dispatcher"), key, strict=True)))]
     )
 
     def sent(precision: int, tp: int, *experts: Any) -> Iterator[tuple[str, Row]]:
         """What a rank sends to others' experts, whose tokens are a part of those of all tensor-parallel ranks."""
-        alike = formats.index(formats[precision])  # tokens are sent as activations
-        yield from ((name, [once, each / tp, 0, 0]) for name, once, each in routed(alike, *experts))
+        alike = routed(activations[precision], *experts)  # tokens are sent as activations
+        yield from ((name, [once, each / tp, 0, 0]) for name, once, each in alike)
 
     order = columns(space)
 
@@ -100,14 +101,7 @@ def sizes(space: Space) -> Table:
             return None
         moved = experts.get("dispatcher")
         copied = None if moved is None else Dispatcher(moved) is not Dispatcher.ALL_TO_ALL
-        key = (
-            replace(space.precisions[precision], weights=space.precisions[0].weights),
-            model,
-            tp,
-            split,
-            *[*experts.values()][:2],
-            copied,
-        )
+        key = (besides[precision], model, tp, split, *[*experts.values()][:2], copied)
         if key not in known:
             known[key] = dict(_columns(space, precision=precision, **cut))
         found = known[key] | (dict(sent(precision, tp, *experts.values())) if space.mixture else {})

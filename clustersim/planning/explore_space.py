@@ -4,7 +4,7 @@ Tables are made of scenarios in which a few settings are changed; whatever a tab
 (one rank, one sequence, nothing recomputed), or as in the scenario (attention, loss, optimizer, framework, cluster).
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -289,6 +289,11 @@ class Space:
         by_rows = self.scenario.cluster.accelerator.efficiency.matmul.by_rows
         sharded = isinstance(self.strategy(zero), FullyShard)
         return self.precisions[precision].as_run(by_rows=by_rows, sharded=sharded)
+
+    def alike(self, of: Callable[[Recipe], Hashable]) -> list[int]:
+        """For each recipe the first one of which the same holds."""
+        found = [of(recipe) for recipe in self.precisions]
+        return [found.index(each) for each in found]
 
     @cached_property
     def _asked(self) -> LoraSection | None:
