@@ -249,10 +249,10 @@ def _in_step(scenario: Scenario, accelerator: Accelerator, record: Record | None
     rate = job_rate(pace, scenario.layout.world)
     if record is None:
         model = Roofline(accelerator)
-        return InStep.of(model, model, rate=rate, attention=older_attention(pace, asked))
+        return InStep.of(model, model, rate=rate, attention=older_attention(pace, asked), narrow=pace.faster)
     recorded = RecordedKernels(record, accelerator)
     times = older_attention(pace, asked, record.attention)
-    return InStep.of(recorded, recorded.model, rate=rate, attention=times)
+    return InStep.of(recorded, recorded.model, rate=rate, attention=times, narrow=pace.faster)
 
 
 def _sharing(scenario: Scenario, program: Program, exchanges: Others) -> Sharing | None:

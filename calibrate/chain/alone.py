@@ -20,7 +20,7 @@ from clustersim.scenario import Scenario
 from clustersim.schedules.gpipe import GPipe
 from clustersim.units import Bytes
 from clustersim.workload.offload import NOTHING
-from clustersim.workload.recipe import Products, Recipe
+from clustersim.workload.recipe import Recipe
 from clustersim.workload.stack import BlockForm, DenseMlp, FullAttention, LayerRun, LayerSpec, QkNorm, RoutedMlp, joined
 from clustersim.workload.training import (
     Attention,
@@ -129,4 +129,4 @@ def _of_torch(recipe: Recipe) -> Recipe:
     stored = recipe.activations
     held = recipe.weights.master or stored
     weights = replace(recipe.weights, stored=stored, gathered=stored, gradients=held, moments=held)
-    return replace(recipe, products=Products.all_in(stored), weights=weights)
+    return replace(recipe.wide, weights=weights)

@@ -24,6 +24,7 @@ import torch
 
 from calibrate.devices import cuda_errors, facts
 from calibrate.devices.filler import Filler, timed_event
+from calibrate.devices.multiplied import multiplies
 from calibrate.devices.readings import Sensor
 from calibrate.devices.sensors import sensor_of
 from calibrate.devices.stopwatch import Action, Load
@@ -37,13 +38,6 @@ _FIRST: Final = 1e-4  # seconds that a launch may take, before one was seen
 _LONGEST: Final = 0.5  # seconds that the device is kept waiting, at most
 _LEAD: Final = 0.05  # seconds of products before the first run: drivers set clocks by power every few milliseconds
 _LASTING: Final = 2.0  # times what products and runs took alone that something beside them lasts
-_SINCE: Final = {  # compute capability from which tensor cores have a format (CUDA C++ Programming Guide, table 24)
-    DType.FP32: (0, 0),
-    DType.FP16: (7, 0),
-    DType.TF32: (8, 0),
-    DType.BF16: (8, 0),
-    DType.FP8: (8, 9),
-}
 _FILLING: Final = {  # the format of products between, the first that there is
     DType.BF16: torch.bfloat16,
     DType.FP16: torch.float16,
@@ -146,10 +140,8 @@ class CudaDevice:
         return float(torch.cuda.get_device_properties(self.number).L2_cache_size)
 
     def supports(self, dtype: DType) -> bool:
-        """Whether its matrix units have that format."""
-        if torch.version.hip is not None:
-            return dtype is not DType.TF32
-        return torch.cuda.get_device_capability(self.number) >= _SINCE[dtype]
+        """Whether PyTorch multiplies matrices of that format on it."""
+        return multiplies(self.number, dtype)
 
     def describe(self, accelerator: str) -> Device:
         """As a record has it."""

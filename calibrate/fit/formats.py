@@ -2,7 +2,8 @@
 
 The format with the most FLOP among the rows is the reference: it gives the share of the peak, perimeter, prologue and,
 where no streaming kernel told it, the start of a kernel. Of each other format the rate alone is searched. One share
-serves all formats but FP8, so the peak of another format is its rate over that share.
+serves all formats without scales, so the peak of another format is its rate over that share; of those with scales each
+has a share of its own, of a peak that all of as many bits have.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,7 @@ from calibrate.fit.grid import Winner, supported
 from calibrate.fit.matmul import EDGES, PROLOGUES, MatmulGrid, own_matmul, search_matmul
 from calibrate.fit.published_kernels import MatmulRow
 from calibrate.fit.state import (
+    ROOM,
     SHARES,
     Scale,
     State,
@@ -30,7 +32,7 @@ from clustersim.arrays import FloatArray
 from clustersim.dtypes import NARROW
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.units import FlopPerSecond
-from clustersim.workload.kernels import KernelKind, MatmulShape
+from clustersim.workload.kernels import GROUPED, KernelKind, MatmulShape
 
 
 def fit_formats(state: State, rows: Sequence[Timed]) -> State:
@@ -45,7 +47,7 @@ def fit_formats(state: State, rows: Sequence[Timed]) -> State:
                 state = _fit_format(state, formats[dtype])
     for scaled in (formats[each] for each in NARROW if each in formats):
         state = _fit_scaled(state, scaled)
-    return state
+    return _known(state, (each for each in rows if each.row.kind in GROUPED))
 
 
 def _free(state: State, rows: Sequence[Timed]) -> FloatArray:
@@ -87,8 +89,22 @@ def _fit_scaled(state: State, rows: Sequence[Timed]) -> State:
     known = with_constants(state.accelerator, matmul=own.with_share(dtype, own.share_of(dtype)))
     rate, winner, scale = _fit_rate(replace(state, accelerator=known), rows)
     peak = scale.nominal(winner.constants[0])
-    matmul = own.with_share(dtype, rate / peak)
-    return state.fitted(rows, winner, matmul=matmul).with_peak(dtype.arithmetic, peak)
+    before = state.accelerator.peak.get(dtype.arithmetic, peak)
+    for each in (each for each in own.shares if each.arithmetic is dtype.arithmetic):
+        own = own.with_share(each, own.share_of(each) * before / peak)  # their rates stay
+    return state.fitted(rows, winner, matmul=own.with_share(dtype, rate / peak)).with_peak(dtype.arithmetic, peak)
+
+
+def _known(state: State, rows: Iterable[Timed]) -> State:
+    """Formats that only products of experts tell of are at the share and peak of others, or of their best row."""
+    for dtype, same in by_format(rows).items():
+        accelerator = state.accelerator
+        if dtype not in accelerator.formats:
+            own, peak = accelerator.efficiency.matmul, accelerator.peak.get(dtype.arithmetic, ROOM * best_rate(same))
+            matmul = own.with_share(dtype, own.share) if dtype in NARROW else own
+            known = replace(state, accelerator=with_constants(accelerator, matmul=matmul))
+            state = known.with_peak(dtype.arithmetic, peak)
+    return state
 
 
 def _fit_rate(state: State, rows: Sequence[Timed]) -> tuple[FlopPerSecond, Winner, Scale]:

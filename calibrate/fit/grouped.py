@@ -24,6 +24,7 @@ from clustersim.workload.kernels import MatmulShape
 SHARES: Final = steps(0.3, 0.9, 0.02)
 EDGES: Final = (0.0, 16.0, 32.0, 48.0)
 PROLOGUES: Final = (0.0, 64.0, 128.0, 192.0, 256.0)
+_Candidates = Mapping[tuple[float, ...], GroupedEfficiency]
 CALLS: Final = tuple(call * 1e-6 for call in steps(8.0, 10.0, 0.2))
 
 
@@ -42,15 +43,14 @@ def fit_grouped(
 def fit_scaled_kernel(accelerator: Accelerator, rows: Sequence[GroupedRow]) -> tuple[GroupedEfficiency, Winner]:
     """Of one kernel in a format with scales: its own share, if that predicts unseen rows better than what is kept."""
     known, dtype = accelerator.efficiency.experts, rows[0].dtype
-    own = {(float(share),): known.with_kernel_share(dtype, float(share)) for share in SHARES}
-    winners = [_best_of(accelerator, rows, candidates) for candidates in ({(): known}, own)]
+    kept: _Candidates = {(): known}
+    own: _Candidates = {(float(share),): known.with_kernel_share(dtype, float(share)) for share in SHARES}
+    winners = [_best_of(accelerator, rows, candidates) for candidates in (kept, own)]
     winner = supported(winners, np.array([row.seconds for row in rows]))
     return own.get(winner.constants, known), winner
 
 
-def _best_of(
-    accelerator: Accelerator, rows: Sequence[GroupedRow], candidates: Mapping[tuple[float, ...], GroupedEfficiency]
-) -> Winner:
+def _best_of(accelerator: Accelerator, rows: Sequence[GroupedRow], candidates: _Candidates) -> Winner:
     """The best of constants that differ in what the device does."""
     search = _search(rows)
     busy = [_timed(accelerator, rows, constants) for constants in candidates.values()]

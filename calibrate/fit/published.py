@@ -327,13 +327,21 @@ def command(options: argparse.Namespace) -> None:
 
 def _write_json(fits: Fits, collectives: Sequence[Quality], target: str) -> None:
     qualities = [asdict(each) for each in (*fits.qualities, *collectives)]
-    efficiency = {name: asdict(each) for name, each in fits.efficiencies.items()}
+    efficiency = {name: _named(asdict(each)) for name, each in fits.efficiencies.items()}
     unseen = [asdict(each) for each in fits.unseen]
     text = json.dumps({"qualities": qualities, "unseen": unseen, "efficiency": efficiency}, indent=2) + "\n"
     if target == "-":
         sys.stdout.write(text)
         return
     write_text_atomically(target, text)
+
+
+def _named(constants: Mapping[Any, Any]) -> dict[str, Any]:
+    """The same with formats by their names."""
+    return {
+        key.value if isinstance(key, DType) else key: _named(value) if isinstance(value, Mapping) else value
+        for key, value in constants.items()
+    }
 
 
 def _constants(fits: Fits) -> list[str]:

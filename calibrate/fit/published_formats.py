@@ -20,10 +20,11 @@ from typing import Final
 
 import numpy as np
 
-from calibrate.fit.grid import GridSearch, steps, supported
+from calibrate.fit.grid import GridSearch, supported
 from calibrate.fit.matmul import Row, fit_scaled
 from calibrate.fit.published_kernels import CastRow, casts, matmul_sets, matmuls
 from calibrate.fit.quality import Judged
+from calibrate.fit.streaming import CAST_PARTS
 from clustersim.arrays import FloatArray
 from clustersim.dtypes import NARROW, DType
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
@@ -31,13 +32,14 @@ from clustersim.hardware.efficiency import Efficiency, MatmulEfficiency
 
 DIGITS: Final = 2  # of a derived share
 INSTEAD: Final[Mapping[DType, DType]] = {DType.FP8_BLOCKWISE: DType.MXFP8}
-CAST_PARTS: Final = steps(0.4, 1.0, 0.01)
 
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """What formats without rows are relative to. sibling: whose constants they keep their distance from; fp8: FP8's
-    share relative to the sibling's, or to that of the other formats where there is no sibling.
+    """What formats without rows are relative to.
+
+    sibling: whose constants they keep their distance from; fp8: FP8's share relative to the sibling's, or to that of
+    the other formats where there is no sibling.
     """
 
     sibling: Efficiency | None

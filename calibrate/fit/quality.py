@@ -136,12 +136,12 @@ def _by_source(judged: Judged) -> Iterator[Unseen]:
 
 def unseen_table(unseen: Sequence[Unseen]) -> str:
     """One line for each accelerator, kind and source: the fit's error and bias, and those with the source left out."""
-    head = f"{'accelerator':<16}{'kind':<22}{'source':<30}{'n':>5}{'MAPE':>8}{'bias':>8}{'left out':>10}{'bias':>8}"
+    head = f"{'accelerator':<16}{'kind':<38}{'source':<30}{'n':>5}{'MAPE':>8}{'bias':>8}{'left out':>10}{'bias':>8}"
     return "\n".join([head, *map(_unseen_line, unseen)])
 
 
 def _unseen_line(each: Unseen) -> str:
-    known = f"{each.accelerator:<16}{each.kind:<22}{each.source:<30}{each.n:>5}{each.mape:8.1%}{each.bias:+8.1%}"
+    known = f"{each.accelerator:<16}{each.kind:<38}{each.source:<30}{each.n:>5}{each.mape:8.1%}{each.bias:+8.1%}"
     if each.unseen_mape is None or each.unseen_bias is None:
         return known
     return f"{known}{each.unseen_mape:10.1%}{each.unseen_bias:+8.1%}"

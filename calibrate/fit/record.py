@@ -1,10 +1,10 @@
 """Which constants of the cost models does a calibration record support?
 
 The kernel model of `cost.roofline` is fitted to the record's own rows, one kind after the other: streaming kernels give
-the part of the memory bandwidth and the latency of a kernel, matmuls their constants and the rate of each number
-format, flash attention its own in each direction. Constants that are searched must lower the left-out error; where
-the rows do not support one (few, or all alike), the accelerator's own value stays. The model of collectives is fitted
-by `calibrate.fit.alpha_beta`.
+the part of the memory bandwidth and the latency of a kernel, casts into formats with scales a part of that bandwidth,
+matmuls their constants and the rate of each number format, flash attention its own in each direction. Constants that
+are searched must lower the left-out error; where the rows do not support one (few, or all alike), the accelerator's own
+value stays. The model of collectives is fitted by `calibrate.fit.alpha_beta`.
 
 What stands for the datasheet's in the fit:
 
@@ -53,7 +53,7 @@ from calibrate.fit.state import (
     seconds_of,
     with_constants,
 )
-from calibrate.fit.streaming import StreamRow, fit_streaming
+from calibrate.fit.streaming import StreamRow, fit_casts, fit_streaming
 from clustersim.arrays import FloatArray
 from clustersim.cost.record import CopyRow, Device, KernelFit, Record, Residual, family
 from clustersim.cost.roofline import Roofline
@@ -75,7 +75,7 @@ def fit_kernels(record: Record, accelerator: Accelerator) -> KernelFit:
     times = ((row, row.time.seconds) for row in record.kernels if row.time is not None)
     rows = [Timed(place, row, seconds) for place, (row, seconds) in enumerate(times)]
     state = _fit_streaming(_ground(record, accelerator), rows, record.copies)
-    state = fit_formats(state, rows)
+    state = fit_formats(_fit_casts(state, rows), rows)
     for kind in (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD):
         state = _fit_attention(state, accelerator, [each for each in rows if each.row.kind is kind])
     factors, residuals = _families(state, rows)
@@ -110,8 +110,8 @@ def _is_cpu(device: Device) -> bool:
 
 def _fit_streaming(state: State, rows: Sequence[Timed], copies: Iterable[CopyRow]) -> State:
     """Part of the memory bandwidth, and the latency of a kernel."""
-    chosen = [each for each in rows if isinstance(each.row.shape, StreamShape)]
-    streams = [StreamRow(each.row.bytes, each.row.launches, each.seconds) for each in chosen]
+    chosen = [each for each in rows if isinstance(each.row.shape, StreamShape) and not _casts(each)]
+    streams = _streams(chosen)
     copied = [StreamRow(2.0 * row.bytes, 1, row.time.seconds) for row in copies if row.route == "device"]
     if not (streams or copied):
         return state
@@ -124,6 +124,23 @@ def _fit_streaming(state: State, rows: Sequence[Timed], copies: Iterable[CopyRow
     found = state.fitted(chosen, winner if streams else replace(winner, left_out=np.zeros(0)))
     constants = with_constants(state.accelerator, memory=part * scale.rate / bandwidth, kernel_latency=latency)
     return replace(found, accelerator=replace(constants, memory_bandwidth=bandwidth))
+
+
+def _fit_casts(state: State, rows: Sequence[Timed]) -> State:
+    """Part of the bandwidth of streaming kernels that casts into formats with scales reach."""
+    chosen = [each for each in rows if _casts(each)]
+    if not chosen:
+        return state
+    winner = fit_casts(state.accelerator, _streams(chosen))
+    return state.fitted(chosen, winner, casts=winner.constants[0] / state.accelerator.efficiency.memory)
+
+
+def _casts(timed: Timed) -> bool:
+    return timed.row.kind is KernelKind.CAST
+
+
+def _streams(rows: Iterable[Timed]) -> list[StreamRow]:
+    return [StreamRow(each.row.bytes, each.row.launches, each.seconds) for each in rows]
 
 
 def _fit_attention(state: State, accelerator: Accelerator, rows: Sequence[Timed]) -> State:

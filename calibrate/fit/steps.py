@@ -9,7 +9,8 @@ the host's time before a pass: each lowered the error by less than a tenth of a 
 
 Leave one source out: the constants are found again without a source, which they then predict. `--left-out FILE` writes
 what every case is then off by, from which `fit-band` finds how wide a band must be; `--left-out-mixtures FILE` the same
-of mixtures of experts (`step_mixtures`), which nothing is fitted to.
+of mixtures of experts (`step_mixtures`), which nothing is fitted to. `--narrow` finds the rates of FP8 and narrower
+formats alone (`step_narrow`).
 """
 
 import argparse
@@ -25,6 +26,7 @@ import numpy as np
 
 from calibrate.fit.left_out import LeftOut, write_left_out
 from calibrate.fit.step_mixtures import Mixture, judge_mixtures
+from calibrate.fit.step_narrow import narrow_json, narrow_lines, tabulated
 from calibrate.fit.step_table import HOSTS, Tabulated, tabulate
 from clustersim.arrays import FloatArray
 from clustersim.report.files import write_text_atomically
@@ -207,11 +209,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--left-out", metavar="FILE", help="write each case's error, its source left out, as CSV")
     parser.add_argument("--left-out-mixtures", metavar="FILE", help="the same of mixtures of experts")
+    parser.add_argument(
+        "--narrow", action="store_true", help="rates of FP8 and narrower formats, with all else as it is"
+    )
 
 
 def command(options: argparse.Namespace) -> None:
     """Tabulate, fit, and print what was found."""
     published = read_steps()
+    if options.narrow:
+        with ProcessPoolExecutor(options.workers) as pool:
+            steps = tabulated(published, pool)
+        _print(options.json, narrow_json(steps), narrow_lines(steps))
+        return
     cases = thinned(published, options.most)
     with ProcessPoolExecutor(options.workers) as pool:
         table = [each for each in pool.map(tabulate, cases, chunksize=4) if each is not None]
@@ -225,15 +235,19 @@ def command(options: argparse.Namespace) -> None:
         write_left_out(left_out(table, without), options.left_out)
     if options.left_out_mixtures is not None:
         write_left_out((each.left_out for each in mixtures), options.left_out_mixtures)
-    if options.json is None:
-        print("\n".join([*_constants(found, table), "", *_table(qualities), "", "mixtures", *_table(mixed)]))
-        return
     by_source = {"by_source": [asdict(each) for each in qualities], "mixtures": [asdict(each) for each in mixed]}
     text = json.dumps({**asdict(found), **by_source}, indent=2) + "\n"
-    if options.json == "-":
+    _print(options.json, text, [*_constants(found, table), "", *_table(qualities), "", "mixtures", *_table(mixed)])
+
+
+def _print(path: str | None, text: str, lines: Sequence[str]) -> None:
+    """Lines for people, or text for a file (- for stdout)."""
+    if path is None:
+        print("\n".join(lines))
+    elif path == "-":
         sys.stdout.write(text)
     else:
-        write_text_atomically(options.json, text)
+        write_text_atomically(path, text)
 
 
 def _constants(found: Constants, table: Sequence[Tabulated]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 A streaming kernel takes its bytes over the bandwidth that such kernels reach, plus a latency for each device kernel
 that it launches, and never less than the launches take on the host (see `cost.roofline`). Searched: the part of the
-memory bandwidth, and the latency.
+memory bandwidth, and the latency. Casts into formats with scales reach a part of that again.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,13 @@ from typing import Final
 
 import numpy as np
 
-from calibrate.fit.grid import GridSearch, Winner, factors, supported
+from calibrate.fit.grid import GridSearch, Winner, factors, steps, supported
 from clustersim.arrays import FloatArray
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.units import Bytes, Seconds
 
 SHARES: Final = factors(0.01, 1.0, 1.01)
+CAST_PARTS: Final = steps(0.4, 1.0, 0.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,14 @@ def fit_streaming(accelerator: Accelerator, rows: Sequence[StreamRow], latencies
     share, latency = np.array([own.memory]), np.array([own.kernel_latency])
     grids = ((share, latency), (SHARES, latency), (share, latencies), (SHARES, latencies))
     winners = [search_streaming(accelerator, rows, shares, starts) for shares, starts in grids]
+    return supported(winners, np.array([row.seconds for row in rows]))
+
+
+def fit_casts(accelerator: Accelerator, rows: Sequence[StreamRow]) -> Winner:
+    """Part of the memory bandwidth that casts reach, where they support one of their own; all else is known."""
+    own = accelerator.efficiency
+    latency, parts = np.array([own.kernel_latency]), (np.array([own.casts]), CAST_PARTS)
+    winners = [search_streaming(accelerator, rows, own.memory * each, latency) for each in parts]
     return supported(winners, np.array([row.seconds for row in rows]))
 
 

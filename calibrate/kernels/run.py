@@ -1,7 +1,8 @@
 """What is measured of the device by itself, and which kernels are asked for?
 
 Of the device: copies, the launch interval, a matmul beside a copy, how far the GPUs of the node differ. Kernels are
-those of scenarios, of models, or of a grid that is cut to what the device can do.
+those of scenarios, of models, or of a grid that is cut to what the device can do; a format that it lacks has one row,
+which says so.
 """
 
 from collections.abc import Container, Sequence
@@ -16,16 +17,16 @@ from calibrate.kernels.copies import copies, launch_interval
 from calibrate.kernels.progress import Advance
 from calibrate.kernels.rows import distinct, row
 from calibrate.kernels.session import Parts, Session, measured
-from calibrate.kernels.shapes import ROUGHLY, Pace, grid, of_presets, of_scenarios
+from calibrate.kernels.shapes import ROUGHLY, Pace, grid, in_format, of_presets, of_scenarios, one_of
 from calibrate.kernels.timing import QUICK, Method
 from clustersim.cost.record import COPY, KernelRow, Outcome, Record, Signature, signature
-from clustersim.dtypes import DType
+from clustersim.dtypes import NARROW, DType
 from clustersim.scenario import Scenario
 from clustersim.units import Seconds
 from clustersim.workload import streaming
 from clustersim.workload.kernels import Kernel
 
-_GPU: Final = (DType.BF16, DType.FP16, DType.TF32, DType.FP32, DType.FP8)  # formats of a grid, the most used first
+_GPU: Final = (DType.BF16, DType.FP16, DType.TF32, DType.FP32, *NARROW)  # formats of a grid, the most used first
 _CPU: Final = (DType.FP32, DType.BF16)
 _GRID_PART: Final = 1 / 2500  # of the budget that one run may take: some hundred kernels, some runs of each
 _COPYING: Final = 0.2  # seconds for each copy
@@ -33,12 +34,13 @@ _COPYING: Final = 0.2  # seconds for each copy
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What is asked for: scenarios, models, the grid; budget: for kernels."""
+    """What is asked for: scenarios, models, the grid; budget: for kernels; formats: of the grid, none: all usual."""
 
     scenarios: Sequence[Scenario]
     presets: Sequence[str]
     grid: bool
     budget: Seconds
+    formats: tuple[DType, ...] = ()
 
 
 def measure(
@@ -66,9 +68,18 @@ def kernels_for(wishes: Wishes, device: TorchDevice) -> list[Kernel]:
     """Everything that was asked for, each signature once."""
     kernels = [*of_scenarios(wishes.scenarios), *of_presets(wishes.presets)]
     if wishes.grid:
-        formats = [dtype for dtype in (_CPU if _is_cpu(device) else _GPU) if device.supports(dtype)]
-        kernels += grid(formats, pace(device, formats[0]), wishes.budget * _GRID_PART)
+        kernels += _grid(wishes, device)
     return distinct(kernels)
+
+
+def _grid(wishes: Wishes, device: TorchDevice) -> list[Kernel]:
+    """The grid in the formats that are wished for, and a product of each that the device lacks."""
+    usual = _CPU if _is_cpu(device) else _GPU
+    wanted = wishes.formats or usual
+    there = [dtype for dtype in dict.fromkeys((*usual, *wanted)) if device.supports(dtype)]
+    found = grid(there, pace(device, there[0]), wishes.budget * _GRID_PART)
+    lacking = (one_of(dtype) for dtype in wanted if dtype not in there)
+    return [*(kernel for kernel in found if not wishes.formats or in_format(kernel) in wanted), *lacking]
 
 
 def failing(record: Record) -> frozenset[Signature]:

@@ -2,7 +2,8 @@
 
 Those that scenarios' ranks run, sharded as they are there; those of whole layers of published models at usual degrees;
 or a general grid of each family, from which the fits learn and between whose points others are interpolated. The grid
-takes what the device does in a part of the time that there is, by a first look at how fast it is.
+takes what the device does in a part of the time that there is, by a first look at how fast it is. Of a format with
+scales it has products, experts' too, and the casts of all recipes that are shipped for it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,10 +12,12 @@ from itertools import chain, product
 from typing import Final
 
 from clustersim.assembly import kernels_of
-from clustersim.dtypes import DType
+from clustersim.dtypes import NARROW, DType
 from clustersim.scenario import Scenario
+from clustersim.shipped import names
 from clustersim.units import BytesPerSecond, FlopPerSecond, Seconds
 from clustersim.workload import attention, layers, linear, streaming
+from clustersim.workload.casting import quantize, transpose
 from clustersim.workload.kernels import (
     GROUPED,
     ROUTING,
@@ -29,7 +32,8 @@ from clustersim.workload.operators import Shard
 from clustersim.workload.optimizer import gradient_norm, optimizer_step
 from clustersim.workload.overheads import Accumulation, Grouping, Overheads
 from clustersim.workload.presets import preset
-from clustersim.workload.recipe import mixed
+from clustersim.workload.recipe import Cast, Products, Recipe, mixed
+from clustersim.workload.recipes import load_recipe
 from clustersim.workload.stack import Mlp, RoutedMlp
 from clustersim.workload.streaming import Streaming
 from clustersim.workload.training import Loss, Optimizer, Training
@@ -56,6 +60,8 @@ _LAYERS: Final = (  # outputs, inputs: of linear layers from GPT-2 to Llama 3 40
     (8192, 8192),
     (13312, 16384),
 )
+_SCALED_TOKENS: Final = 8192  # of linear layers in formats with scales
+_ONE: Final = 1024
 _BATCHES: Final = ((32, 512, 64), (32, 2048, 128), (128, 1024, 64))  # of products, positions, head_dim
 _HEADS: Final = ((1, 32, 8), (4, 12, 12), (1, 16, 2), (4, 32, 32))  # sequences, heads, key/value heads
 _POSITIONS: Final = (512, 1024, 2048, 4096, 8192, 16384)
@@ -88,8 +94,22 @@ ROUGHLY: Final = Pace(flops=1e11, bandwidth=1e10)  # a CPU's, to put kernels in 
 
 
 def of_scenarios(scenarios: Iterable[Scenario]) -> list[Kernel]:
-    """All kernels of some scenarios' ranks."""
-    return list(dict.fromkeys(chain.from_iterable(map(kernels_of, scenarios))))
+    """All kernels of some scenarios' ranks.
+
+    Products in formats with scales that are added to gradients are there as they are written, too: PyTorch has no
+    others, and the fit learns from these.
+    """
+    found = dict.fromkeys(chain.from_iterable(map(kernels_of, scenarios)))
+    return list(found | dict.fromkeys(filter(None, map(_written, found))))
+
+
+def _written(kernel: Kernel) -> Kernel | None:
+    """A product whose result is written in BF16 in place of added to what is there."""
+    match kernel.shape:
+        case MatmulShape(m, n, batch=batch, accumulated=DType() as added) as shape if kernel.dtype in NARROW:
+            moved = kernel.bytes - batch * m * n * (2 * added.bytes - DType.BF16.bytes)
+            return replace(kernel, bytes=moved, shape=replace(shape, accumulated=None))
+    return None
 
 
 def of_presets(names: Iterable[str]) -> list[Kernel]:
@@ -124,8 +144,44 @@ def grid(formats: Sequence[DType], pace: Pace, limit: Seconds) -> list[Kernel]:
         _updates(main),
         _experts(main),
         *(_cubes(other, _CUBES[::2]) for other in others),
+        *(_scaled(other, main) for other in others if other in NARROW),
     )
     return [kernel for kernel in dict.fromkeys(found) if pace.seconds(kernel) <= limit]
+
+
+def in_format(kernel: Kernel) -> DType:
+    """The format that a kernel of the grid is there for: of a cast what it makes."""
+    match kernel.shape:
+        case StreamShape(Routine.QUANTIZE, formats=(made, *_)):
+            return made
+    return kernel.dtype
+
+
+def one_of(dtype: DType) -> Kernel:
+    """A product in a format, whose row says where a device has none."""
+    return _product(dtype, MatmulShape(_ONE, _ONE, _ONE))
+
+
+def _scaled(dtype: DType, wide: DType) -> Iterator[Kernel]:
+    """Products of linear layers and of experts in a format with scales, and the casts into it."""
+    for outputs, inputs in _LAYERS:
+        yield _product(dtype, MatmulShape(_SCALED_TOKENS, outputs, inputs))
+    recipe = replace(mixed(compute=wide, master=None), products=Products.all_in(dtype))
+    yield from (kernel for kernel in _of_mixtures(recipe, _ROUTED[-1:], Accumulation.ADDED) if kernel.kind in GROUPED)
+    for cast, sizes in product(_casts(dtype), _STREAMS):
+        yield from quantize("grid.quantize", cast, sizes, wide=wide, narrow=dtype)
+    yield from (transpose("grid.transpose", sizes, dtype) for sizes in _STREAMS)
+
+
+def _casts(dtype: DType) -> list[Cast]:
+    """All that shipped recipes of a format have, on accelerators of either kind."""
+    recipes = (load_recipe(name) for name in names("recipes"))
+    found: dict[Cast, None] = {}
+    for casts in (each.casts for each in recipes if each.products.narrow is dtype and each.casts is not None):
+        for way in (casts, casts.by_rows):
+            operands = way.input, way.behind_norm, way.output_gradient, way.weight, way.input_again, way.weight_again
+            found |= dict.fromkeys(each for each in operands if each is not None and each.launches)
+    return list(found)
 
 
 def _matmuls(dtype: DType) -> Iterator[Kernel]:
@@ -149,7 +205,7 @@ def _cubes(dtype: DType, sizes: Iterable[int]) -> Iterator[Kernel]:
 
 
 def _product(dtype: DType, shape: MatmulShape) -> Kernel:
-    written = DType.BF16.bytes if dtype is DType.FP8 else dtype.bytes
+    written = DType.BF16.bytes if dtype in NARROW else dtype.bytes
     result = written if shape.accumulated is None else 2 * shape.accumulated.bytes
     return linear.product(f"grid.matmul.{shape.operands.value}", dtype, shape, result=result)
 
@@ -193,9 +249,13 @@ def _operators() -> Iterator[Streaming]:
 
 def _experts(dtype: DType) -> Iterator[Kernel]:
     """What published mixtures have in place of an MLP: products in one kernel and on streams, and their routing."""
-    for (name, ep), tokens, grouping in product(_MIXTURES, _ROUTED, (Grouping.KERNEL, Grouping.STREAMS)):
-        overheads = Overheads(permute_unfused=True, router_unfused=True, grouping=grouping)
-        recipe = mixed(compute=dtype, master=None)
+    yield from _of_mixtures(mixed(compute=dtype, master=None), _ROUTED, Accumulation.FUSED)
+
+
+def _of_mixtures(recipe: Recipe, routed: Sequence[int], how: Accumulation) -> Iterator[Kernel]:
+    """routed: tokens of a rank."""
+    for (name, ep), tokens, grouping in product(_MIXTURES, routed, (Grouping.KERNEL, Grouping.STREAMS)):
+        overheads = Overheads(permute_unfused=True, router_unfused=True, grouping=grouping, accumulation=how)
         training = Training(tokens, 1, recipe=recipe, fused=False, overheads=overheads)
         model = preset(name)
         for spec in (each for each in model.specs if isinstance(each.mlp, RoutedMlp)):

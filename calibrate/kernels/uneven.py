@@ -3,7 +3,7 @@
 The same kernel twice, one behind the other: with as many rows in each group, and with uneven ones that are as many
 together (`calibrate.shares`). Of each kind, format and layout of operands that was asked for the product with the most
 FLOP is taken. A product that is uneven has the tiles of each group's last rows to fill, and, on streams or in a loop,
-one long product that the others cannot hide.
+one long product that the others cannot hide. In formats with scales groups are padded to whole blocks.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +13,7 @@ import torch
 from calibrate.devices.device import TorchDevice
 from calibrate.devices.stopwatch import Action
 from calibrate.kernels.routines import grouped
+from calibrate.kernels.routines.scaled import BLOCKS
 from calibrate.kernels.rows import Preparation, distinct, row, timed
 from calibrate.kernels.timing import Method
 from calibrate.shares import VARIATIONS, whole_rows
@@ -69,4 +70,5 @@ def _rows(kernel: Kernel, variation: float) -> tuple[int, ...]:
     if not isinstance(shape, MatmulShape):
         raise TypeError(f"{kernel.name} has no sizes")
     each = shape.k if shape.operands is Operands.TN else shape.m
-    return whole_rows(shape.batch, variation, each * shape.batch)
+    block = BLOCKS.get(kernel.dtype, 1)
+    return tuple(block * many for many in whole_rows(shape.batch, variation, each * shape.batch // block))

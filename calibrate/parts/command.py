@@ -3,6 +3,7 @@
     clustersim calibrate --for SCENARIO.yaml -o RECORD.json    a scenario: its ranks' kernels, a layer of its model, the
                                                                host, and steps that check the prediction
     clustersim calibrate --grid                                kernels of a general grid (also if nothing is asked for)
+    clustersim calibrate --grid --formats mxfp8 nvfp4          of it what is in some number formats, and casts into them
     clustersim calibrate --presets [MODEL ...]                 layers of models at tp 1, 2, 4, 8, microbatch 1, 2 and
                                                                sequences of 2k, 4k, 8k
 
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from calibrate.report.words import summary_lines
 from calibrate.torch_door import require_torch
 from clustersim.cost.record import Record
+from clustersim.dtypes import COMPUTED, DType
 from clustersim.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.report.files import require_writable
@@ -43,6 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     changes = "change a value of the scenarios, such as layout.tp=4"
     parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[], help=changes)
     parser.add_argument("--grid", action="store_true", help="measure a general grid (also if nothing is asked for)")
+    formats = [each.value for each in COMPUTED]
+    some = f"of the grid these number formats (default: what the device has of {', '.join(formats)})"
+    parser.add_argument("--formats", metavar="FORMAT", nargs="+", choices=formats, default=[], help=some)
     models = "measure layers of models at usual degrees (default: Llama 3 8B, 70B and 405B)"
     parser.add_argument("--presets", metavar="MODEL", nargs="*", help=models)
     parser.add_argument("--budget", default=_BUDGET, metavar="TIME", help=f"time for all parts (default: {_BUDGET})")
@@ -95,6 +100,8 @@ def _bench(options: argparse.Namespace, budget: Seconds) -> "Bench":
 
     if options.overrides and not options.scenarios:
         raise InputError("--set changes a scenario; name one with --for")
+    if options.formats and not _grid(options):
+        raise InputError("--formats are of the grid, a scenario has its own; add --grid")
     scenarios = [Scenario.load(Path(path), options.overrides) for path in options.scenarios]
     device, method = find(options.device), Method()
     accelerator = load_accelerator(accelerator_of(device, options.accelerator))
@@ -103,7 +110,7 @@ def _bench(options: argparse.Namespace, budget: Seconds) -> "Bench":
     require_writable(path)
     now = conditions(device, _typed(sys.argv), method)
     session = Session(path, device.describe(accelerator.name), now)
-    wishes = Wishes(scenarios, _presets(options), _grid(options), budget)
+    wishes = Wishes(scenarios, _presets(options), _grid(options), budget, tuple(map(DType, options.formats)))
     asked = kernels_for(wishes, device)
     first = scenarios[0] if scenarios else None
     return Bench(device, accelerator, session, method, asked, _wished(options), first)
@@ -143,7 +150,8 @@ def _budget(text: str) -> Seconds:
 def _wished(options: argparse.Namespace) -> str:
     """What was asked for, in words."""
     presets = " ".join(_presets(options))
-    words = (*options.scenarios, presets and f"layers of {presets}", "a general grid" * _grid(options))
+    grid = f"a general grid{' in ' * bool(options.formats)}{' and '.join(options.formats)}" if _grid(options) else ""
+    words = (*options.scenarios, presets and f"layers of {presets}", grid)
     return " and ".join(filter(None, words))
 
 

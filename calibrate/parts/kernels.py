@@ -18,6 +18,7 @@ from calibrate.parts.part import Bench
 from clustersim.cost.record import Record
 from clustersim.cost.roofline import Roofline
 from clustersim.units import Seconds
+from clustersim.workload.kernels import Kernel
 
 _UNEVEN: Final = 0.3  # seconds of samples of a product with uneven groups, and of one with even ones
 _MACHINE: Final = 0.1  # of the part's time, after which no more copies are measured
@@ -60,7 +61,14 @@ class Kernels:
         lacking = session.missing(bench.asked)
         dtype, failed = typical_kernel(bench.device).dtype, failing(bench.record)
         roofline, rough = Roofline(bench.accelerator), pace(bench.device, dtype, failed)
-        predicted = lambda kernel: max(roofline.kernel(kernel).seconds, rough.seconds(kernel))  # noqa: E731
+        known = (
+            bench.accelerator.formats
+        )  # rows of others say that the device lacks them, or what it does beyond its file
+
+        def predicted(kernel: Kernel) -> Seconds:
+            modelled = roofline.kernel(kernel).seconds if kernel.dtype in known else 0.0
+            return max(modelled, rough.seconds(kernel))
+
         left = Parts(max(0.0, seconds - (monotonic() - began)), predicted)
         with shown(self.name, len(lacking)) as advance:
             for made in measured(lacking, bench.device, left, bench.method):

@@ -71,9 +71,9 @@ def _fitted(record: Record, fit: KernelFit, shipped: Accelerator) -> Iterator[Co
 
 
 def _formats(rows: list[KernelRow], kind: KernelKind, *both: Accelerator) -> list[DType]:
-    """Formats of which kernels of a kind were measured, and both know a peak."""
+    """Formats of which kernels of a kind were measured, and both know a rate."""
     found = dict.fromkeys(row.dtype for row in rows if row.kind is kind)
-    return [dtype for dtype in found if all(dtype in each.peak for each in both)]
+    return [dtype for dtype in found if all(dtype in each.formats for each in both)]
 
 
 def _share(accelerator: Accelerator, kind: KernelKind) -> float:

@@ -1,9 +1,9 @@
 """How much of what the accelerator could do did each kernel reach?
 
-The roofline: a kernel takes no less than its FLOP at the peak of its format, and no less than its bytes at the
-memory's bandwidth. The longer of the two, over what was measured, is its efficiency; the one that is longer bounds it.
-Peaks are the datasheet's; of a CPU, whose files are placeholders, and of formats that no datasheet has, those of the
-record's fit.
+The roofline: a kernel takes no less than its FLOP at the peak of its format (all of eight bits have one), and no less
+than its bytes at the memory's bandwidth. The longer of the two, over what was measured, is its efficiency; the one that
+is longer bounds it. Peaks are the datasheet's; of a CPU, whose files are placeholders, and of formats that no datasheet
+has, those of the record's fit.
 
 Reference: Williams et al., "Roofline", CACM 52(4).
 """
@@ -70,9 +70,10 @@ def reached(record: Record, most: Ceiling) -> list[Reached]:
 def _of(row: KernelRow, seconds: Seconds, most: Ceiling) -> Reached | None:
     memory = row.bytes / most.bandwidth
     multiplies = isinstance(row.shape, MatmulShape | AttentionShape)
-    if multiplies and row.dtype not in most.flops:
+    peak = row.dtype.arithmetic
+    if multiplies and peak not in most.flops:
         return None
-    compute = row.flops / most.flops[row.dtype] if multiplies else 0.0
+    compute = row.flops / most.flops[peak] if multiplies else 0.0
     if memory >= compute:
         return Reached(row, seconds, Bound.MEMORY, row.bytes / seconds, memory / seconds)
     return Reached(row, seconds, Bound.COMPUTE, row.flops / seconds, compute / seconds)

@@ -38,7 +38,7 @@ def pace_of(published: InTraining, record: Record | None) -> InTraining:
     """What a step does to the pace of kernels that is not in their times yet."""
     if record is None or not record.chain:
         return published
-    return replace(published, sustained=1.0, spread=_spread(record.gpus, published.spread))
+    return replace(published, sustained=1.0, narrow=None, spread=_spread(record.gpus, published.spread))
 
 
 def _spread(gpus: Sequence[GpuRow], published: float) -> float:
@@ -85,9 +85,12 @@ class InStep:
     _known: dict[Kernel, Timing] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     @classmethod
-    def of(cls, alone: KernelCost, model: Roofline, *, rate: float, attention: float) -> "InStep":
-        """Kernels of a step whose arithmetic runs at a `rate` relative to kernels alone."""
-        return cls(alone, model, Roofline(model.accelerator, rate), attention)
+    def of(cls, alone: KernelCost, model: Roofline, *, rate: float, attention: float, narrow: float = 1.0) -> "InStep":
+        """Kernels of a step whose arithmetic runs at a `rate` relative to kernels alone.
+
+        narrow: how many times that in formats with scales.
+        """
+        return cls(alone, model, Roofline(model.accelerator, rate, narrow), attention)
 
     def kernel(self, kernel: Kernel) -> Timing:
         """Time one kernel."""

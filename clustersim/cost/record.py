@@ -16,7 +16,7 @@ from clustersim.errors import InputError
 from clustersim.hardware.efficiency import Efficiency
 from clustersim.program.task import Collective, Exchange
 from clustersim.units import Bytes, BytesPerSecond, Flop, FlopPerSecond, Seconds
-from clustersim.workload.kernels import Kernel, KernelKind, Shape, StreamShape
+from clustersim.workload.kernels import Kernel, KernelKind, Routine, Shape, StreamShape
 from clustersim.workload.training import Attention
 
 VERSION: Final = 2
@@ -444,12 +444,13 @@ def signature(kernel: Kernel) -> Signature | None:
 def family(signature: Signature) -> str:
     """Kernels whose measurements tell about each other: by kind (and routine), number format and direction.
 
-    Such as `matmul bf16`, `attention_backward bf16`, `rmsnorm backward fused bf16`.
+    Such as `matmul bf16`, `attention_backward bf16`, `rmsnorm backward fused bf16`, `quantize fused bf16 mxfp8`.
     """
     shape = signature.shape
     if isinstance(shape, StreamShape):
         words = (shape.routine.value, "backward" * shape.backward, "fused" * shape.fused)
-        return " ".join((*filter(None, words), signature.dtype.value))
+        made = shape.formats[:1] if shape.routine is Routine.QUANTIZE else ()
+        return " ".join((*filter(None, words), signature.dtype.value, *(each.value for each in made)))
     return f"{signature.kind.value} {signature.dtype.value}"
 
 

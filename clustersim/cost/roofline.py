@@ -31,7 +31,7 @@ import numpy as np
 from clustersim.cost.grouped import grouped_work
 from clustersim.cost.tiles import Work, alignment_rate, matmul_options, matmul_rate
 from clustersim.cost.timing import Bound, Provenance, Timing
-from clustersim.dtypes import DType
+from clustersim.dtypes import NARROW, DType
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import AttentionEfficiency
 from clustersim.units import Bytes, FlopPerSecond, Seconds
@@ -50,11 +50,13 @@ from clustersim.workload.kernels import (
 class Roofline:
     """A source of kernel durations for one accelerator; remembers the kernels that it has timed.
 
-    rate: arithmetic relative to kernels by themselves, for kernels within a training step.
+    rate: arithmetic relative to kernels by themselves, for kernels within a training step; narrow: how many times that
+    in formats with scales.
     """
 
     accelerator: Accelerator
     rate: float = 1.0
+    narrow: float = 1.0
     _timings: dict[Kernel, Timing] = field(default_factory=dict, repr=False, compare=False)
 
     def kernel(self, kernel: Kernel) -> Timing:
@@ -78,9 +80,9 @@ class Roofline:
 
     def _work(self, kernel: Kernel) -> Work:
         if kernel.kind in GROUPED and isinstance(kernel.shape, MatmulShape):
-            return grouped_work(self.accelerator, kernel, self.rate)
+            return grouped_work(self.accelerator, kernel, self._pace(kernel))
         work = self._alone(kernel)
-        return replace(work, compute=work.compute / self.rate)
+        return replace(work, compute=work.compute / self._pace(kernel))
 
     def _alone(self, kernel: Kernel) -> Work:
         if isinstance(kernel.shape, MatmulShape):
@@ -88,7 +90,9 @@ class Roofline:
         if isinstance(kernel.shape, AttentionShape):
             return self._attention(kernel, kernel.shape)
         if isinstance(kernel.shape, StreamShape) and kernel.shape.routine is Routine.QUANTIZE:
-            return Work(kernel.flops / self._rate(kernel), self._stream(kernel.bytes) / self.accelerator.efficiency.casts)
+            return Work(
+                kernel.flops / self._rate(kernel), self._stream(kernel.bytes) / self.accelerator.efficiency.casts
+            )
         return Work(kernel.flops / self._rate(kernel), self._stream(kernel.bytes))
 
     def _start(self, kernel: Kernel) -> Seconds:
@@ -96,6 +100,10 @@ class Roofline:
         efficiency = self.accelerator.efficiency
         alone = kernel.kind is KernelKind.MATMUL
         return efficiency.start_of(kernel.dtype) if alone else efficiency.kernel_latency
+
+    def _pace(self, kernel: Kernel) -> float:
+        """Arithmetic of a kernel within a step relative to it by itself."""
+        return self.rate * self.narrow if kernel.dtype in NARROW else self.rate
 
     def _rate(self, kernel: Kernel) -> FlopPerSecond:
         """Rate of a kernel without a shape: matmul units for a matmul, vector units for anything else."""

@@ -4,8 +4,9 @@ Kernels of one family (`cost.record.family`) lie in the space of the logarithms 
 kernel's time doubles a size: m, n, k and batch of a product; batch x heads, queries, keys, queries per key/value head
 and head dimension of attention; rows and width of what streams, and the rows of a table that it passes, or how many it
 chooses or copies. Where a routine works on each element by itself only their number counts. A causal mask, whether
-there is a window, and the formats of further operands are never compared across. A product in another layout (or added
-to another format) tells something: it counts as if one of its sizes were twice as large.
+there is a window, the formats of further operands, and how often what is cast is read are never compared across. A
+product in another layout (or added to another format) tells something: it counts as if one of its sizes were twice as
+large.
 """
 
 import math
@@ -61,6 +62,8 @@ def place(signature: Signature) -> Place:
             return Place(named, (operands, accumulated), sizes)
         case AttentionShape(causal=causal, window=window):
             return Place((named, causal, window is None), (), sizes)
+        case StreamShape(Routine.QUANTIZE, formats=formats, table=reads):
+            return Place((named, formats, reads), (), sizes)
         case StreamShape(formats=formats):
             return Place((named, formats), (), sizes)
 

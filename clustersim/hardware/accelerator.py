@@ -132,6 +132,7 @@ def _in_training(section: Section) -> InTraining:
         sustained=section.ratio("sustained", most=MOST_SUSTAINED),
         spread=section.number("spread"),
         flash2=section.number("flash2", low=1.0),
+        narrow=section.ratio("narrow", most=MOST_SUSTAINED) if section.has("narrow") else None,
     )
 
 

@@ -145,6 +145,7 @@ class InTraining:
 
     sustained: their arithmetic rate relative to that of single kernels, as the power limit leaves it under a mix of
     kernels on real values, and as other machines and library versions than those of the published kernels have it;
+    narrow: the same of products in formats with scales, None: as of others;
     spread: standard deviation of the time per FLOP from GPU to GPU, relative (a step waits for the slowest);
     flash2: how many times longer FlashAttention-2 takes than the flash attention for which the constants are, the
     fastest there is.
@@ -153,3 +154,9 @@ class InTraining:
     sustained: float = 1.0
     spread: float = 0.0
     flash2: float = 1.0
+    narrow: float | None = None
+
+    @property
+    def faster(self) -> float:
+        """How many times the sustained rate of other products those in formats with scales have."""
+        return 1.0 if self.narrow is None else self.narrow / self.sustained

@@ -137,7 +137,7 @@ def _formats(verdict: Verdict) -> list[tuple[str, str, str]]:
     return [
         (f"MFU, {wide} peak", f"{of_wide:.1%}", f"of {format_flops(found.wide_flops)}, as tables for {wide} have it"),
         ("casts", f"{found.casts / verdict.step_time:.1%}", casts),
-        ("products", formats_words(found), "of their FLOP, by format"),
+        (f"FLOP in {found.peak.value}", f"{found.shares[found.peak]:.0%}", f"of products: {formats_words(found)}"),
     ]
 
 

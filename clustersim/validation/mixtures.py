@@ -43,7 +43,7 @@ _UNMODELLED: Final = {  # as notes say it
     "optimizer muon": "optimizer muon is not modelled",
     "fine-grained-activation-offloading": "activations of single operators on the host are not modelled",
 }
-_RECIPE: Final = "recipe defaults"  # as notes say that a recipe ran as it stands
+RECIPE: Final = "recipe defaults"  # as notes say that a recipe ran as it stands
 # moe_flex_dispatcher_backend of Megatron Bridge's performance recipes in bf16, by preset and how the GPU's name begins
 # (scripts/performance/configs/{deepseek,gpt_oss}/*_workload_base_configs.py, gpt_oss as of release 0.4)
 _OF_RECIPES: Final = {
@@ -195,7 +195,7 @@ def _dispatcher(case: Case) -> Dispatcher:
     """How tokens travel: the all-to-all is what recipes of Megatron-LM, NeMo and Megatron Bridge set otherwise."""
     notes, gpu = case.text("notes"), case.text("gpu")
     named = next((dispatcher for words, dispatcher in _DISPATCHERS if words.search(notes)), None)
-    if named is not None or _RECIPE not in notes:
+    if named is not None or RECIPE not in notes:
         return named or Dispatcher.ALL_TO_ALL
     recipes = _OF_RECIPES.items()
     model = public_model(case)

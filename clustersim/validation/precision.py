@@ -62,13 +62,17 @@ def formats_of(case: Case, words: Words) -> Mapping[str, str]:
     if is_wide(case):
         return {"compute": word}
     if word not in words:
-        said = f"precision {word}" if word else "precision"
         software = case.text("framework") or "software that is not stated"
-        raise CannotPredictError(f"{said} of {software}: which recipe it is, is not stated", owed=False)
-    release = _RELEASE.search(case.text("locator"))
-    current = words is NEMO and word == "fp8" and release is not None and float(release[1]) >= _CURRENT_SINCE
-    said = (BRIDGE if current else words)[word]
+        named = f"precision {word}" if word else "precision"
+        raise CannotPredictError(f"{named} of {software}: which recipe it is, is not stated", owed=False)
+    said = (BRIDGE if _current(case, words) else words)[word]
     return {"stored": load_recipe(said["compute"]).products.forward.value, **said} if _stored(case) else said
+
+
+def _current(case: Case, words: Words) -> bool:
+    """Whether it is of a release of NVIDIA's recipes that scales by what it finds in a tensor."""
+    release = _RELEASE.search(case.text("locator"))
+    return words is NEMO and release is not None and float(release[1]) >= _CURRENT_SINCE
 
 
 def _stored(case: Case) -> bool:

@@ -21,6 +21,7 @@ from clustersim.validation.mixtures import (
     require_mixture,
 )
 from clustersim.validation.precision import is_wide
+from clustersim.validation.recipes import completed
 from clustersim.validation.software import Software, has_experts, software_of
 
 _OFFLOADED: Final[dict[str, dict[str, Any]]] = {  # as a row's notes say it
@@ -44,6 +45,7 @@ SCHEDULES: Final = ("", *shelf.NAMES)
 def scenario_mapping(case: Case) -> dict[str, Any]:
     """What a scenario file of the run holds; raise CannotPredictError where scenarios cannot say it."""
     _require(case)
+    case = completed(case)
     software = software_of(case)
     return {
         "name": case.text("case_id"),
@@ -70,6 +72,11 @@ def is_dense(case: Case) -> bool:
 def is_mixture(case: Case) -> bool:
     """Whether a mixture of experts was run in bf16 or fp16, and all that a step depends on is known."""
     return is_known(case) and is_wide(case) and has_experts(case)
+
+
+def is_narrow(case: Case) -> bool:
+    """Whether a step was run in a format with scales, and all that it depends on is known."""
+    return is_known(case) and not is_wide(case)
 
 
 def is_known(case: Case) -> bool:

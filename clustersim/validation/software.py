@@ -235,8 +235,9 @@ SOFTWARE: Final = (
     # its recipes of mixtures set expert_tensor_parallel_size to 1 (src/megatron/bridge/recipes), and all that were
     # timed grad_reduce_in_fp32 to False (scripts/performance/configs, recipes/moonlight)
     replace(_BRIDGE, mixtures=True, whole_experts=True, balances=True),
-    # tp_comm_overlap of scripts/performance/configs/llama, which is False for nvfp4
-    replace(_BRIDGE, tensor_overlap=True),
+    # tp_comm_overlap of scripts/performance/configs/llama, which is False for nvfp4; cross_entropy_fusion_impl is "te",
+    # Liger's kernel as Transformer Engine has it (scripts/performance/utils/overrides.py)
+    replace(_BRIDGE, tensor_overlap=True, loss="fused"),
     # Megatron-LM overlaps backward's all-reduce since December 2021. Megatron-DeepSpeed took over that of before
     # (1ac4a442, 2021-12-10) and, with `async_tensor_model_parallel_allreduce` off, that of July 2023 (f90b8877).
     replace(

@@ -157,14 +157,14 @@ def quantize(name: str, cast: Cast, sizes: tuple[int, int], *, wide: DType, narr
     """The kernels, counted as one, that bring a tensor of sizes [rows, width] into a format with scales."""
     if not cast.launches:
         return ()
-    shape = StreamShape(Routine.QUANTIZE, *sizes, fused=True, formats=(narrow,) * cast.copies)
+    shape = StreamShape(Routine.QUANTIZE, *sizes, fused=True, table=cast.reads, formats=(narrow,) * cast.copies)
     moved = float(shape.elements * (cast.reads * wide.bytes + cast.copies * narrow.bytes))
     return (Kernel(name, KernelKind.CAST, wide, 0.0, moved, shape, cast.launches),)
 
 
 def transpose(name: str, sizes: tuple[int, int], narrow: DType) -> Kernel:
     """The kernel that makes a column-wise copy of a row-wise one that has come from other ranks."""
-    shape = StreamShape(Routine.QUANTIZE, *sizes, fused=True, formats=(narrow,))
+    shape = StreamShape(Routine.QUANTIZE, *sizes, fused=True, table=1, formats=(narrow,))
     return Kernel(name, KernelKind.CAST, narrow, 0.0, 2.0 * shape.elements * narrow.bytes, shape)
 
 

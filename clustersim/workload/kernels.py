@@ -158,7 +158,7 @@ class Routine(Enum):
     SCALED_SUM = "scaled_sum"  # a tensor and a multiple of another
     SCALE = "scale"  # a multiple of a tensor
     DEQUANTIZE = "dequantize"  # weights [rows, width] in the kernel's format, of those in formats[0] and their scales
-    QUANTIZE = "quantize"  # a copy in each of the formats, with scales
+    QUANTIZE = "quantize"  # a copy in each of the formats, with scales; table: how often what is cast is read
     ZERO = "zero"  # a tensor set to zero
     UNSCALE = "unscale"  # a multiple of a tensor, in its place, and whether all of it is finite
     CAUSAL_MASK = "causal_mask"  # a matrix [rows, width] of ones, its lower triangle, and which of it is zero
@@ -177,8 +177,8 @@ class StreamShape:
     """A routine over [rows, width] elements.
 
     backward: its input gradient; fused: one kernel that passes every operand once, not one for each term of its formula
-    as PyTorch runs it; table: rows of what is looked up, copied or added by position, or experts that are chosen;
-    formats: of further operands, as the routine says.
+    as PyTorch runs it; table: rows of what is looked up, copied or added by position, experts that are chosen, or how
+    often what is cast is read; formats: of further operands, as the routine says.
     """
 
     routine: Routine
@@ -234,7 +234,8 @@ class Kernel:
                 return replace(self, flops=self.flops * changed / many, bytes=size, shape=more)
             case StreamShape() as streamed:
                 changed = max(1, round(streamed.rows * rows))
-                table = round(streamed.table * changed / streamed.rows)
+                reads = streamed.routine is Routine.QUANTIZE
+                table = streamed.table if reads else round(streamed.table * changed / streamed.rows)
                 times, shape = changed / streamed.rows, replace(streamed, rows=changed, table=table)
                 return replace(self, flops=self.flops * times, bytes=self.bytes * times, shape=shape)
         return replace(self, flops=self.flops * rows, bytes=self.bytes * rows)

@@ -26,6 +26,8 @@ _META = torch.device("meta")
 _IS_CUDA, _DEVICE = Tensor.is_cuda.__get__, Tensor.device.__get__  # type: ignore[attr-defined]
 _NUMBERS = (Tensor.item, Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.tolist)
 _SPEED = {torch.float32: 1 / 16, torch.float64: 1 / 16, torch.float8_e4m3fn: 2.0, torch.float8_e5m2: 2.0}
+_SPEED[torch.float4_e2m1fn_x2] = 4.0
+_SCALED = {"aten._scaled_mm_v2", "aten._scaled_grouped_mm"}
 _FREE = {"aten.detach", "aten.alias", "aten.empty", "aten.empty_strided", "aten.empty_like", "aten._unsafe_view"}
 
 
@@ -167,7 +169,7 @@ def _work(cuda: FakeCuda, func: Any, call: tuple[Any, dict[str, Any], Any]) -> W
     args, kwargs, result = call
     chip, inputs, outputs = cuda.chip, _tensors((args, kwargs)), _tensors(result)
     count = flop_registry.get(func._overloadpacket)
-    flops = 0.0
+    flops = _scaled_flops(func, args)
     if count is not None:
         plain = {name: value for name, value in kwargs.items() if name not in ("out", "out_dtype")}
         shapes = [each for each in args if not isinstance(each, torch.dtype)]
@@ -184,6 +186,15 @@ def _work(cuda: FakeCuda, func: Any, call: tuple[Any, dict[str, Any], Any]) -> W
         reads=tuple(_used(each) for each in inputs if each.untyped_storage()._cdata not in written),
         writes=tuple(_used(each) for each in outputs),
     )
+
+
+def _scaled_flops(func: Any, args: Any) -> float:
+    """Of products whose operands have scales, which `torch.utils.flop_counter` does not know."""
+    if str(func).rpartition(".")[0] not in _SCALED:
+        return 0.0
+    a, b = args[:2]
+    packed = 2 if a.dtype is torch.float4_e2m1fn_x2 else 1
+    return 2.0 * packed * a.shape[0] * a.shape[1] * b.shape[-1]
 
 
 def _used(tensor: Tensor) -> tuple[int, float]:

@@ -24,6 +24,7 @@ from calibrate.collectives.world import World, backend_of, library, local_device
 from calibrate.collectives.world import torchrun as torchrun_words
 from calibrate.command import main
 from calibrate.fit.alpha_beta import fit_calls
+from calibrate.shares import VARIATIONS, shares
 from clustersim.assembly import exchanges_of, kernels_of
 from clustersim.cost.interference import KernelClass, class_of
 from clustersim.cost.record import Call, KernelFit, Residual, signature
@@ -202,6 +203,8 @@ def test_the_command_measures_writes_and_goes_on_where_it_was(tmp_path: Path) ->
     assert first.returncode == 0, first.stderr
     record = read_record(output)
     grid = {Call(collective, size, 2, 1) for collective in MEASURED for size in (2.0**10, 2.0**18, 2.0**22)}
+    largest = Call(Collective.ALL_TO_ALL, 2.0**22, 2, 1)
+    grid |= {replace(largest, shares=shares(2, variation)) for variation in VARIATIONS}
     late = re.search(r"(\d+) not measured: the time was over", first.stdout)  # on a busy machine
     assert {row.call for row in record.collectives} <= grid
     assert len(record.collectives) + int(late[1] if late else 0) == len(grid)

@@ -4,11 +4,12 @@ import platform
 import subprocess
 import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from clustersim.dtypes import COMPUTED, DType
+from clustersim.dtypes import COMPUTED, NARROW, DType
 from clustersim.errors import InputError
 from clustersim.shipped import names
 
@@ -16,6 +17,7 @@ torch = pytest.importorskip("torch")
 devices = pytest.importorskip("calibrate.devices.device")
 from calibrate.devices import cuda as cuda_device  # noqa: E402 - after torch is known to be there
 from calibrate.devices.cpu import CpuDevice, CpuStopwatch  # noqa: E402
+from calibrate.devices.multiplied import eight_bits  # noqa: E402
 from tests.calibrate.fake_cuda import FakeCuda  # noqa: E402
 from tests.calibrate.fake_gpu import Chip  # noqa: E402
 
@@ -229,12 +231,39 @@ def _gpu(monkeypatch: pytest.MonkeyPatch) -> cuda_device.CudaDevice:
 
 
 def test_a_gpus_formats_depend_on_its_capability(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = _gpu(monkeypatch)
-    assert all(device.supports(dtype) for dtype in COMPUTED)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    assert [dtype for dtype in COMPUTED if not device.supports(dtype)] == [DType.FP8]
+    device, of_rows = _gpu(monkeypatch), {DType.FP8, DType.FP8_ROWWISE}
+    for capability, narrow in (
+        ((8, 0), set()),
+        ((8, 9), of_rows),
+        ((9, 0), {*of_rows, DType.FP8_BLOCKWISE}),
+        ((10, 0), {*of_rows, DType.MXFP8, DType.NVFP4}),
+        ((10, 3), {*of_rows, DType.MXFP8, DType.NVFP4}),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, now=capability: now)
+        assert {dtype for dtype in NARROW if device.supports(dtype)} == narrow
+        assert all(device.supports(dtype) for dtype in COMPUTED if dtype not in NARROW)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
     assert {dtype for dtype in COMPUTED if device.supports(dtype)} == {DType.FP32, DType.FP16}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "narrow", "form"),
+    [
+        ("gfx90a:sramecc+:xnack-", set(), torch.float8_e4m3fn),
+        ("gfx942:sramecc+:xnack-", {DType.FP8, DType.FP8_ROWWISE}, torch.float8_e4m3fnuz),
+        ("gfx950:sramecc+:xnack-", {DType.FP8, DType.FP8_ROWWISE, DType.MXFP8}, torch.float8_e4m3fn),
+    ],
+)
+def test_an_amd_gpus_formats_depend_on_its_architecture(
+    monkeypatch: pytest.MonkeyPatch, architecture: str, narrow: set[DType], form: torch.dtype
+) -> None:
+    """MI250X, MI300X, MI355X: the second has eight bits of its own."""
+    device = cuda_device.CudaDevice(0)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(gcnArchName=architecture))
+    assert {dtype for dtype in NARROW if device.supports(dtype)} == narrow
+    assert not device.supports(DType.TF32) and device.supports(DType.BF16)
+    assert eight_bits(device.torch) is form
 
 
 _KEPT = """

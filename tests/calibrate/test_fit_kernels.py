@@ -212,6 +212,7 @@ def test_the_command_writes_json_without_torch(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", _ONE_TARGET, "fit-published", "--json", str(target)], check=True)
     answer = json.loads(target.read_text())
     assert answer["efficiency"]["h100-sxm-80gb"]["matmul"]["share"] == pytest.approx(0.75, abs=0.1)
+    assert set(answer["efficiency"]["h100-sxm-80gb"]["matmul"]["shares"]) == {"fp8", "fp8-rowwise", "fp8-blockwise"}
     kinds = {(each["accelerator"], each["kind"]) for each in answer["qualities"]}
     assert {("h100-sxm-80gb", "matmul"), ("h100", "collectives < 1 MiB")} <= kinds
     assert {"accelerator", "kind", "n", "mape", "loo_mape", "large_n", "large_loo_mape"} <= set(answer["qualities"][0])

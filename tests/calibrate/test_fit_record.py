@@ -13,7 +13,9 @@ from clustersim.cost.roofline import Roofline
 from clustersim.cost.timing import Provenance
 from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
+from clustersim.workload.casting import quantize
 from clustersim.workload.kernels import Kernel
+from clustersim.workload.recipe import Cast
 from tests.calibrate.synthetic import attentions, matmul, matmuls, record_of, row, streams, with_constants
 
 H100 = load_accelerator("h100-sxm-80gb")
@@ -25,7 +27,9 @@ def hidden_gpu() -> Accelerator:
     known = H100.efficiency
     return with_constants(
         replace(H100, peak={**H100.peak, DType.FP32: 45e12}),
-        matmul=replace(known.matmul, share=0.66, shares={**known.matmul.shares, DType.FP8: 0.6}, edge=24.0, prologue=96.0),
+        matmul=replace(
+            known.matmul, share=0.66, shares={**known.matmul.shares, DType.FP8: 0.6}, edge=24.0, prologue=96.0
+        ),
         attention_forward=replace(known.attention_forward, share=0.7, key_overhead=256.0),
         attention_backward=replace(known.attention_backward, share=0.55),
         memory=0.79,
@@ -141,6 +145,35 @@ def test_a_gpu_that_beats_its_datasheet_has_its_own_peak() -> None:
     assert fit.memory_bandwidth > H100.memory_bandwidth
     assert fit.efficiency.matmul.share <= 1.0
     assert float(np.mean(errors(fit, H100, truth, matmuls([2048, 6144])))) < 0.02
+
+
+def test_formats_of_as_many_bits_keep_their_rates_where_one_beats_the_datasheet() -> None:
+    """One peak stands for all of them: that of the fastest, to which the others' shares are relative then."""
+    formats = {DType.FP8: 0.3, DType.FP8_ROWWISE: 0.9}
+    own = replace(H100.efficiency.matmul, shares=formats)
+    truth = with_constants(replace(H100, peak={**H100.peak, DType.FP8: 4e15}), matmul=own)
+    seen = [kernel for dtype in (DType.BF16, *formats) for kernel in matmuls([1024, 4096, 8192], dtype)]
+    fit = fit_kernels(record_of(truth, seen), H100)
+    assert fit.peak[DType.FP8] > H100.peak[DType.FP8]
+    for dtype in formats:
+        assert float(np.mean(errors(fit, H100, truth, matmuls([2048, 6144], dtype)))) < 0.02
+
+
+def test_casts_reach_a_part_of_the_bandwidth_of_their_own() -> None:
+    """And what other streaming kernels reach is theirs, as without casts."""
+    truth, sizes = with_constants(H100, casts=0.6), ((2048, 4096), (8192, 8192), (16384, 8192))
+    casts = [
+        kernel
+        for dtype in (DType.FP8, DType.MXFP8)
+        for each in sizes
+        for kernel in quantize("cast", Cast(1, 2), each, wide=DType.BF16, narrow=dtype)
+    ]
+    others = list(streams([2048, 16384], [1024, 8192]))
+    fit, without = (fit_kernels(record_of(truth, kernels), H100) for kernels in ([*others, *casts], others))
+    assert fit.efficiency.casts == pytest.approx(0.6, abs=0.01)
+    assert replace(fit.efficiency, casts=1.0) == replace(without.efficiency, casts=1.0)
+    (unseen,) = quantize("cast", Cast(2, 2), (4096, 16384), wide=DType.BF16, narrow=DType.FP8)
+    assert errors(fit, H100, truth, [unseen]) == [pytest.approx(0.0, abs=0.02)]
 
 
 def test_copies_stand_for_the_memory_bandwidth_where_nothing_else_streams() -> None:

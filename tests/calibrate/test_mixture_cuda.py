@@ -89,7 +89,7 @@ def test_where_there_is_no_such_kernel_products_are_launched_one_by_one(
 @pytest.mark.usefixtures("cuda")
 def test_uneven_groups_are_measured_beside_even_ones() -> None:
     """As many rows together; of what the device has no kernel for there is no row."""
-    lacking = Kernel("fp8", KernelKind.GROUPED_MATMUL, DType.FP8, 1.0, 1.0, MatmulShape(64, 64, 64, GROUPS))
+    lacking = Kernel("mx", KernelKind.GROUPED_MATMUL, DType.MXFP8, 1.0, 1.0, MatmulShape(64, 64, 64, GROUPS))
     asked = uneven.uneven([*map(_kernel, sorted(GROUPED, key=lambda kind: kind.value)), lacking])
     rows = list(uneven.uneven_rows(asked, CudaDevice(0), FAST))
     assert {row.kernel.kind for row in rows} == set(GROUPED)

@@ -108,12 +108,6 @@ def test_without_a_grouped_kernel_products_follow_one_another(monkeypatch: pytes
         assert not torch.allclose(before, after)
 
 
-def test_experts_in_fp8_are_not_measured() -> None:
-    kernel = Kernel("fp8", KernelKind.GROUPED_MATMUL, DType.FP8, 1.0, 1.0, MatmulShape(16, 16, 16, 2))
-    with pytest.raises(routines.Unsupported, match="FP8"):
-        routines.prepare(kernel, CPU)
-
-
 def test_what_only_transformer_engine_fuses_is_said() -> None:
     shape = StreamShape(Routine.UNPERMUTE, 8, 16, fused=True, table=16)
     with pytest.raises(routines.Unsupported, match="unpermute: PyTorch has no fused kernel"):

@@ -311,6 +311,7 @@ def test_all_that_is_asked_for_is_measured_together(monkeypatch: pytest.MonkeyPa
         (("--for", "tiny.yaml", "--budget", "0.1s"), "too little: kernels takes 50% of it, and at least 5 s; give 10s"),
         (("--for", "nowhere.yaml"), "nowhere.yaml"),
         (("--presets", "lama3-8b"), "did you mean llama3-8b"),
+        (("--for", "tiny.yaml", "--formats", "fp8"), "--formats are of the grid, a scenario has its own; add --grid"),
         (("--accelerator", "h200"), "did you mean h200-sxm-141gb"),
     ],
 )

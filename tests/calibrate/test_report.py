@@ -256,6 +256,14 @@ def test_a_report_needs_no_torch() -> None:
     assert content["origin"] == "published"
 
 
+def test_formats_with_scales_are_held_to_the_peak_of_their_bits() -> None:
+    record = replace(_empty(), kernels=(row(matmul(8192, 8192, 8192, DType.MXFP8), 1e-3),))
+    most = ceiling(record, replace(SHIPPED, peak={DType.BF16: PEAK, DType.FP8: 2 * PEAK}))
+    assert most is not None
+    (found,) = reached(record, most)
+    assert found.share == pytest.approx(2.0 * 8192**3 / (2 * PEAK) / 1e-3)
+
+
 def test_formats_without_a_peak_are_left_out() -> None:
     """An accelerator that has no FP8, and no fit that gives it a peak."""
     record = replace(_empty(), kernels=(row(matmul(512, 512, 512, DType.FP8), 1e-5),))

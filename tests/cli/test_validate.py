@@ -13,7 +13,7 @@ from tests.cli.conftest import Run
 from tests.validation.rows import row, write_rows
 
 KOREA = "korth-T5-22B-present"
-REFUSED = "mb-26.06.01-DeepSeekV3-DGX-GB300-MXFP8-256-gbs4096"  # in a format that is not modelled
+REFUSED = "card-gpt-oss-20b-peft-H100-1"  # of a batch that is not stated
 FIGURES = {"n", "skipped", "mape", "median_ape", "bias", "worst", "covered"}
 
 
@@ -215,3 +215,23 @@ def test_a_broken_table_is_one_sentence(clustersim: Run, tmp_path: Path, kind: s
     assert done.returncode == 2
     assert "broken.csv" in done.stderr
     assert (says if kind == "steps" else says.split(" col")[0]) in done.stderr
+
+
+def test_cases_of_both_formats_have_their_speed_up(clustersim: Run, tmp_path: Path) -> None:
+    """The ratio of the printed times, and of the predicted ones."""
+    hopper = {"gpu": "h100-sxm-80gb", "year": "2024"}
+    wide, narrow = row(**hopper), row(**hopper, case_id="in-fp8", precision="fp8", step_time_s="0.08")
+    table = write_rows(tmp_path / "both.csv", wide, narrow)
+    done = clustersim("validate", "steps", str(table), "--json", str(tmp_path / "both.json"))
+    assert "speed-up over bf16" in done.stdout
+    told = json.loads((tmp_path / "both.json").read_text())
+    (pair,) = told["speed_ups"]["list"]
+    first, second = told["cases"]
+    assert (pair["wide"], pair["narrow"]) == ("made-up", "in-fp8")
+    assert pair["measured"] == pytest.approx(0.1 / 0.08)
+    assert pair["predicted"] == pytest.approx(first["predicted"] / second["predicted"])
+    assert told["coverage"]["dense in narrow formats, quality A and B"] == {
+        "predicted": 1,
+        "expressible": 1,
+        "share": 1.0,
+    }

@@ -12,6 +12,7 @@ from clustersim.cost.record import Origin, Record
 from clustersim.cost.recorded import RecordedKernels
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.timing import Bound, Provenance, Timing
+from clustersim.dtypes import DType
 from clustersim.hardware.efficiency import InTraining
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape
 from clustersim.workload.training import Attention
@@ -145,3 +146,15 @@ def test_an_older_library_takes_longer_for_attention_and_for_nothing_else(kind: 
     assert timing.seconds == pytest.approx(3.0 * (1.6 if longer else 1.0))
     assert timing.provenance is (Provenance.DERIVED if longer else Provenance.MEASURED)
     assert timing.error == (None if longer else pytest.approx(0.1))
+
+
+def test_products_in_narrow_formats_have_a_pace_of_their_own() -> None:
+    """Where arithmetic bounds them both, rates 0.8 and 0.8 x 1.25 = 1: the narrow product takes what it takes alone."""
+    step = InStep.of(MODEL, MODEL, rate=0.8, attention=1.0, narrow=1.25)
+    sizes = MatmulShape(8192, 8192, 8192)
+    wide, narrow = (
+        Kernel("product", KernelKind.MATMUL, dtype, 2.0 * 8192**3, 3.0 * 8192**2 * dtype.bytes, sizes)
+        for dtype in (DType.BF16, DType.FP8)
+    )
+    assert step.kernel(narrow).seconds == MODEL.kernel(narrow).seconds
+    assert step.kernel(wide).seconds > 1.2 * MODEL.kernel(wide).seconds

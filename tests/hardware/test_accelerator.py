@@ -41,6 +41,24 @@ def refusal(tmp_path: Path, content: dict[str, Any]) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("matmul", "shares", {"mxpf8": 0.5}),
+        ("matmul", "prologues", {"bf16": 64}),
+        ("matmul", "starts", {"fp8": "soon"}),
+        ("grouped", "kernel_shares", {"fp8": 1.5}),
+    ],
+)
+def test_constants_of_formats_are_of_formats_with_scales(
+    tmp_path: Path, content: dict[str, Any], section: str, key: str, value: dict[str, object]
+) -> None:
+    content["efficiency"][section][key] = value
+    said = refusal(tmp_path, content)
+    assert f"efficiency.{section}.{key}.{next(iter(value))}" in said
+    assert "mxfp8" in said or next(iter(value)) != "mxpf8"
+
+
 @pytest.mark.parametrize("name", shipped.names("accelerators"))
 def test_every_shipped_accelerator_loads_and_has_a_source_for_every_group_of_numbers(name: str) -> None:
     accelerator = load_accelerator(name)
@@ -51,6 +69,7 @@ def test_every_shipped_accelerator_loads_and_has_a_source_for_every_group_of_num
     needed |= set() if accelerator.efficiency.grouped is None else {"grouped"}
     needed |= set() if accelerator.host_pace == 1.0 else {"host_pace"}
     needed |= {"by_rows"} if accelerator.efficiency.matmul.by_rows else set()
+    needed |= {"formats"} if accelerator.efficiency.matmul.shares else set()
     assert set(accelerator.sources) == needed
     assert accelerator.peak_of(DType.FP32) > 0
     assert 0 < accelerator.context_bytes < accelerator.memory_bytes

@@ -37,7 +37,10 @@ def test_parts_are_those_of_the_direction_and_the_dispatcher() -> None:
 def test_a_layer_in_blocks_casts_the_input_of_each_linear_layer() -> None:
     """Of the routed tokens: 1 x 128 blocks, by rows and by columns; weights were cast before."""
     case = next(case for case in rows("fp8 blockwise") if case.text("direction") == "fwd")
-    assert {name for name in layer_parts(case) if ".cast" in name} == {"experts.up.cast_input", "experts.down.cast_input"}
+    assert {name for name in layer_parts(case) if ".cast" in name} == {
+        "experts.up.cast_input",
+        "experts.down.cast_input",
+    }
 
 
 def _products(parts: dict[str, float]) -> list[float]:

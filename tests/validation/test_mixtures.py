@@ -187,11 +187,9 @@ def test_recipes_say_how_experts_are_chosen_and_tokens_copied(cells: dict[str, s
         (MOONLIGHT, {"gradients": "bf16", "moments": "bf16"}, True),
         ({**MOONLIGHT, "notes": "DeepEP"}, {"gradients": "bf16", "moments": "bf16"}, False),
         (QWEN, {"gradients": "bf16"}, False),
-        (EIGHT | {"ep": "1"}, {"gradients": "fp32"}, False),
     ],
 )
 def test_recipes_of_mixtures_keep_less_in_fp32(cells: dict[str, str], formats: dict[str, str], beside: bool) -> None:
-    """Dense runs of the same software are as they were."""
     said = scenario_mapping(case(**{**cells, "framework": BRIDGE}))
     assert said["training"]["precision"] == {"compute": "bf16", **formats}
     assert said["layout"].get("overlap_shared_experts", False) == beside

@@ -1,6 +1,6 @@
 """HOW DOES PYTORCH RUN EACH KERNEL? One file for each family; `prepare` gives something to time."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Final
 
@@ -8,7 +8,7 @@ import torch
 
 from calibrate.devices.stopwatch import Action
 from calibrate.kernels.formulas import Unsupported
-from calibrate.kernels.routines import attention, grouped, matmul, optimizer, routing, streaming
+from calibrate.kernels.routines import attention, grouped, matmul, optimizer, quantizing, routing, streaming
 from calibrate.kernels.routines.memory import allocated, touched
 from clustersim.dtypes import DType
 from clustersim.workload.kernels import ROUTING, AttentionShape, Kernel, KernelKind, MatmulShape, Routine, StreamShape
@@ -29,13 +29,21 @@ def prepare(kernel: Kernel, device: torch.device) -> Action:
         case AttentionShape() as shape:
             gradient = kernel.kind is KernelKind.ATTENTION_BACKWARD
             return attention.prepare(shape, kernel.dtype, device, gradient=gradient)
-        case StreamShape() as shape if shape.routine in _UPDATES:
-            return optimizer.prepare(shape, kernel.dtype, device)
-        case StreamShape() as shape if shape.routine in ROUTING:
-            return routing.prepare(shape, kernel.dtype, device)
         case StreamShape() as shape:
-            return streaming.prepare(shape, kernel.dtype, device)
+            return _streaming(shape.routine)(shape, kernel.dtype, device)
     raise Unsupported(f"{kernel.name}: nothing says what it computes")
+
+
+def _streaming(routine: Routine) -> Callable[[StreamShape, DType, torch.device], Action]:
+    """What prepares a kernel that streams its operands."""
+    match routine:
+        case Routine.QUANTIZE:
+            return quantizing.prepare
+        case _ if routine in _UPDATES:
+            return optimizer.prepare
+        case _ if routine in ROUTING:
+            return routing.prepare
+    return streaming.prepare
 
 
 @contextmanager

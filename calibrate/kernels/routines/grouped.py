@@ -5,7 +5,7 @@ products on streams, one product after the other: on a GPU in turns on four stre
 `GroupedLinear` runs them (transformer_engine/common/util/multi_stream.cpp), which wait for what came before and are
 waited for. Rows lie one behind the other; groups may have different numbers of them, which the kernel reads on the
 device and a loop knows. Weights are [groups, outputs, inputs], as a linear layer's; the weights' gradient is of each
-group's rows.
+group's rows. Formats with scales: `scaled_experts`.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,9 +19,10 @@ from torch.nn import functional
 
 from calibrate.devices.stopwatch import Action
 from calibrate.kernels.formulas import Unsupported
+from calibrate.kernels.routines import scaled_experts
 from calibrate.kernels.routines.action import Kept
 from calibrate.kernels.routines.formats import TORCH, normal
-from clustersim.dtypes import DType
+from clustersim.dtypes import NARROW, DType
 from clustersim.workload.kernels import Kernel, KernelKind, MatmulShape, Operands
 
 STREAMS: Final = 4
@@ -36,9 +37,9 @@ def prepare(kernel: Kernel, shape: MatmulShape, device: torch.device, rows: Sequ
 
     Raise Unsupported where PyTorch has none.
     """
-    if kernel.dtype is DType.FP8:
-        raise Unsupported("products of experts in FP8 are not measured")
     each = (_rows(shape),) * shape.batch if rows is None else tuple(rows)
+    if kernel.dtype in NARROW:
+        return Kept(_scaled(kernel, shape, device, each))
     if kernel.kind is KernelKind.GROUPED_MATMUL and shape.accumulated is None and there(kernel.dtype, device):
         return Kept(_in_one(shape, kernel.dtype, device, each))
     return Kept(_one_by_one(shape, kernel.dtype, device, each))
@@ -67,6 +68,12 @@ def there(dtype: DType, device: torch.device) -> bool:
     except (RuntimeError, NotImplementedError):
         return False
     return True
+
+
+def _scaled(kernel: Kernel, shape: MatmulShape, device: torch.device, rows: Sequence[int]) -> Callable[[], Any]:
+    if kernel.kind is KernelKind.GROUPED_MATMUL and scaled_experts.there(kernel.dtype, device):
+        return scaled_experts.in_one(shape, kernel.dtype, device, rows)
+    return _in_turns(scaled_experts.one_by_one(shape, kernel.dtype, device, rows), device)
 
 
 def _rows(shape: MatmulShape) -> int:
@@ -107,7 +114,11 @@ def _one_by_one(shape: MatmulShape, dtype: DType, device: torch.device, rows: Se
         parts = list(zip(torch.split(a, list(rows), 1), torch.split(b, list(rows)), result, strict=True))
     else:
         parts = list(zip(torch.split(a, list(rows)), b, torch.split(result, list(rows)), strict=True))
-    products = [_product(shape, dtype, part) for part in parts]
+    return _in_turns([_product(shape, dtype, part) for part in parts], device)
+
+
+def _in_turns(products: Sequence[Callable[[], Tensor]], device: torch.device) -> Callable[[], Any]:
+    """One after the other, on a GPU on several streams."""
     if device.type != "cuda":
         return lambda: [run() for run in products]
     streams = [torch.cuda.Stream() for _ in range(min(STREAMS, len(products)))]  # type: ignore[no-untyped-call]

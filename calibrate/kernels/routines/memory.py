@@ -120,6 +120,8 @@ def allocated(kernel: Kernel, device: torch.device) -> Bytes:
             return matmul.allocated(shape, kernel.dtype)
         case AttentionShape() as shape:
             return attention.allocated(shape, kernel.dtype, gradient=kernel.kind is KernelKind.ATTENTION_BACKWARD)
+        case StreamShape(routine=Routine.QUANTIZE) as shape:
+            return float(shape.elements * (kernel.dtype.bytes + sum(each.bytes for each in shape.formats)))
         case StreamShape() as shape:
             return _streamed(shape, kernel.dtype, on_cpu=device.type == "cpu")
     return kernel.bytes

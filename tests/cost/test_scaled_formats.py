@@ -1,0 +1,119 @@
+"""Products and casts in formats with scales: closed forms of a machine whose numbers are known, and laws."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.cost.roofline import Roofline
+from clustersim.cost.tiles import alignment_rate
+from clustersim.dtypes import NARROW, DType
+from clustersim.hardware.accelerator import Accelerator, load_accelerator
+from clustersim.hardware.alignment import Alignment
+from clustersim.hardware.efficiency import GroupedEfficiency
+from clustersim.workload.casting import quantize
+from clustersim.workload.grouped import GroupedLinear
+from clustersim.workload.kernels import Kernel, KernelKind, MatmulShape
+from clustersim.workload.overheads import Grouping
+from clustersim.workload.recipe import Cast, Products, mixed
+from tests.conftest import examples
+
+TILE, UNITS, K = 128, 10, 4096
+H100 = load_accelerator("h100-sxm-80gb")
+
+
+def machine(**scaled: float) -> Accelerator:
+    """One tile and no edge: 10 units, 1 TFLOP/s in all formats at a share of a half, but in blocks."""
+    matmul = replace(H100.efficiency.matmul.at(0.5), prologue=0.0, edge=0.0, tiles=((TILE, TILE),))
+    plain = replace(matmul, prologues={}, starts={})
+    own = plain.with_share(DType.FP8_BLOCKWISE, scaled.get("share", 0.5))
+    own = own.with_own(DType.FP8_BLOCKWISE, scaled.get("prologue"), scaled.get("start"))
+    efficiency = replace(H100.efficiency, matmul=own, kernel_latency=0.0, launch_interval=0.0, grouped=None)
+    return replace(
+        H100,
+        peak=dict.fromkeys((DType.BF16, DType.FP8, DType.FP32), 1e12),
+        compute_units=UNITS,
+        memory_bandwidth=1e15,
+        efficiency=efficiency,
+    )
+
+
+def product(dtype: DType, tiles: int = UNITS, k: int = K) -> Kernel:
+    shape = MatmulShape(TILE, TILE * tiles, k)
+    return Kernel("x", KernelKind.MATMUL, dtype, 2.0 * shape.m * shape.n * k, 1.0, shape)
+
+
+def seconds(kernel: Kernel, accelerator: Accelerator) -> float:
+    return Roofline(accelerator).kernel(kernel).seconds
+
+
+def test_a_prologue_and_a_start_of_its_own_cost_a_format_and_no_other() -> None:
+    """One wave: 2 x 128 x 128 x (4096 + 256) FLOP of ten units at half of 1 TFLOP/s, and 2 us."""
+    own = machine(prologue=256.0, start=2e-6)
+    wave = 2.0 * TILE * TILE * UNITS / 0.5e12
+    assert seconds(product(DType.FP8_BLOCKWISE), own) == pytest.approx(wave * (K + 256) + 2e-6)
+    for dtype in (DType.FP8, DType.FP8_ROWWISE, DType.BF16):
+        assert seconds(product(dtype), own) == pytest.approx(wave * K)
+
+
+@given(st.floats(0.1, 1.0), st.integers(0, 512), st.floats(0.0, 1e-5))
+@examples(50)
+def test_no_constant_of_formats_with_scales_moves_the_others(share: float, prologue: int, start: float) -> None:
+    matmul = H100.efficiency.matmul
+    for dtype in NARROW:
+        matmul = matmul.with_share(dtype, share).with_own(dtype, float(prologue), start)
+    grouped = replace(H100.efficiency.experts, kernel_shares=dict.fromkeys(NARROW, share))
+    changed = replace(H100, efficiency=replace(H100.efficiency, matmul=matmul, grouped=grouped, casts=share))
+    linear = GroupedLinear("up", 8, 4096, 1024, 2048, Products.all_in(DType.BF16), grouping=Grouping.KERNEL)
+    kernels = [product(DType.BF16), product(DType.FP32), *linear.forward(mixed())]
+    assert [Roofline(H100).kernel(each) for each in kernels] == [Roofline(changed).kernel(each) for each in kernels]
+
+
+def test_experts_keep_the_distance_of_other_products_unless_one_kernel_has_a_share_of_its_own() -> None:
+    """Two thirds of the rate of BF16 in other products, so of experts'; or 0.4 of the peak, of one kernel."""
+    base = machine(share=1 / 3)
+    own = GroupedEfficiency(0.25, 0.25, 0.0, 0.0, 0.0)
+    known = replace(base, efficiency=replace(base.efficiency, grouped=own))
+    told = replace(own, kernel_shares={DType.FP8_BLOCKWISE: 0.4})
+    said = replace(base, efficiency=replace(base.efficiency, grouped=told))
+
+    def of(accelerator: Accelerator, dtype: DType, grouping: Grouping) -> float:
+        formats = Products.all_in(dtype)
+        linear = GroupedLinear("up", 2, 2 * TILE, K, TILE * UNITS, formats, grouping=grouping)
+        return seconds(linear.forward(mixed())[0], accelerator)
+
+    for grouping in (Grouping.STREAMS, Grouping.KERNEL):
+        wide = of(known, DType.BF16, grouping)
+        assert of(known, DType.FP8_BLOCKWISE, grouping) == pytest.approx(1.5 * wide, rel=1e-3)
+        assert of(said, DType.BF16, grouping) == wide
+    assert of(said, DType.FP8_BLOCKWISE, Grouping.STREAMS) == of(known, DType.FP8_BLOCKWISE, Grouping.STREAMS)
+    told_for = of(said, DType.FP8_BLOCKWISE, Grouping.KERNEL)
+    assert told_for == pytest.approx(of(known, DType.BF16, Grouping.KERNEL) * 0.25 / 0.4, rel=1e-3)
+
+
+def test_a_cast_takes_its_bytes_over_its_part_of_what_streaming_kernels_reach() -> None:
+    """4096 x 8192 elements, read in BF16 and written once in FP8: 3 bytes of each."""
+    accelerator = replace(
+        H100, efficiency=replace(H100.efficiency, casts=0.5, memory=0.8, kernel_latency=0.0, launch_interval=0.0)
+    )
+    (cast,) = quantize("x", Cast(reads=1, copies=1), (4096, 8192), wide=DType.BF16, narrow=DType.FP8)
+    expected = 3 * 4096 * 8192 / (H100.memory_bandwidth * 0.8 * 0.5)
+    assert seconds(cast, accelerator) == pytest.approx(expected)
+    norm = replace(cast, kind=KernelKind.NORM, shape=None)
+    assert seconds(norm, accelerator) == pytest.approx(expected / 2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "k", "aligned"),
+    [
+        (DType.MXFP8, 11008, True),  # 11,008 bytes of numbers, whose 344 scales are elsewhere
+        (DType.FP8, 11008 + 8, False),
+        (DType.NVFP4, 11008 + 16, False),
+        (DType.NVFP4, 11008 + 32, True),
+        (DType.BF16, 11008 + 8, True),
+    ],
+)
+def test_rows_are_aligned_by_their_numbers_without_scales(dtype: DType, k: int, aligned: bool) -> None:
+    accelerator = replace(H100, alignment=Alignment(unaligned=0.5, batched=0.5))
+    assert alignment_rate(accelerator, dtype, MatmulShape(256, 264, k)) == (1.0 if aligned else 0.5)
