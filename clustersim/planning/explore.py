@@ -44,11 +44,13 @@ from clustersim.planning.explore_steps import studies
 from clustersim.scenario import Scenario
 from clustersim.scenario.build import placed, read_allocation, read_cluster
 from clustersim.scenario.changes.experts import with_load
+from clustersim.scenario.changes.formats import usual_recipe
 from clustersim.scenario.changes.work import without_offload
 from clustersim.scenario.file import ScenarioFile
 from clustersim.workload.offload import NOTHING
 from clustersim.workload.presets import PRESETS
 from clustersim.workload.recipe import Recipe, mixed
+from clustersim.workload.recipes import load_recipe
 from clustersim.workload.stack import FullAttention, LayerRun, LayerSpec, joined
 from clustersim.workload.transformer import Model, changed, parameters
 
@@ -57,6 +59,7 @@ MODELS: Final = (
     "llama3-70b", "gpt3-175b", "nemotron4-340b", "llama3-405b", "megatron-530b", "megatron-1t",
 )  # fmt: skip
 """Shipped models that the page offers, from small to large."""
+_NARROW: Final = (DType.FP8, DType.MXFP8, DType.NVFP4)
 MOST_GPUS: Final = 2**15
 OFFERED_GPUS: Final = 1024  # or four times the scenario's, where the cluster can have as many
 _MIXED: Final = (
@@ -189,12 +192,24 @@ def _dimensions(model: Model) -> Iterator[tuple[str, int]]:
 
 def _formats(scenario: Scenario) -> Iterator[tuple[Recipe, str]]:
     """The scenario's number formats and the usual ones that its accelerators can compute in."""
-    own = scenario.training.recipe
-    names = {precision: name for name, precision in _MIXED}
-    yield own, names.get(own, "as in the scenario")
-    for name, precision in _MIXED:
+    own = _asked(scenario)
+    others = [(precision, name) for name, precision in _MIXED] + [*_narrow(scenario)]
+    yield own, dict(others).get(own, "as in the scenario")
+    for precision, name in others:
         if precision != own and all(_computes(scenario, precision)):
             yield precision, name
+
+
+def _asked(scenario: Scenario) -> Recipe:
+    """The recipe that the file asks for, without what the page does not know (`_notes`)."""
+    asked = ScenarioFile.model_validate(scenario.to_mapping()).training.precision.recipe()
+    return replace(asked, stored=None, gathered=None, dispatched=None, first=0, last=0)
+
+
+def _narrow(scenario: Scenario) -> Iterator[tuple[Recipe, str]]:
+    """The usual recipe of each format with scales; beside adapters there are none."""
+    names = () if scenario.training.lora is not None else (usual_recipe(scenario, dtype) for dtype in _NARROW)
+    yield from ((load_recipe(name), f"recipe {name}") for name in names)
 
 
 def _computes(scenario: Scenario, precision: Recipe) -> Iterator[bool]:
@@ -275,9 +290,22 @@ def of_record(scenario: Scenario) -> Iterator[str]:
         yield f"simulated steps rest on the record of {record.device.name}, which {found.words}"
 
 
+def _unknown_formats(recipe: Recipe) -> Iterator[str]:
+    """What of a recipe the page does not know."""
+    there = {
+        f"layers at the ends in {recipe.activations.value}": recipe.first or recipe.last,
+        "matrices that are kept or gathered in other formats": recipe.apart,
+        "tokens that travel to experts in other formats": recipe.dispatched,
+    }
+    left_out = [words for words, said in there.items() if said]
+    if left_out:
+        yield f"of training.precision is not drawn: {', '.join(left_out)}; simulated steps are the scenario's"
+
+
 def _notes(scenario: Scenario) -> Iterator[str]:
     """What of the scenario the page leaves out."""
     yield from of_record(scenario)
+    yield from _unknown_formats(scenario.training.recipe)
     if scenario.training.offload != NOTHING:
         yield "offload is left out of memory: all is drawn as on the device; simulated steps are the scenario's"
     if scenario.training.expert_load is not None:

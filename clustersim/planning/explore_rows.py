@@ -6,7 +6,7 @@ and of two, so that it is known what a layer sends, and what the ends of a stage
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
@@ -22,7 +22,7 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.planning.explore_experts import CUT, SPREAD
-from clustersim.planning.explore_sizes import BESIDE_DENSE, OF_ENDS, Row, columns, kept, of_kind, of_layers
+from clustersim.planning.explore_sizes import BESIDE_DENSE, CAST, OF_ENDS, Row, columns, kept, of_kind, of_layers
 from clustersim.planning.explore_space import Space
 from clustersim.planning.explore_space import recompute as way
 from clustersim.program.program import RankProgram
@@ -42,6 +42,9 @@ _SEQUENCE: Final = 128
 _MODEL: Final = preset("llama-tiny")  # any, of equal layers
 _BOTH: Final = (False, True)
 _SENT_BY: Final = ("tp", "cp", "pp", "embedding")
+_OPERANDS: Final = ("gather input", "gather output gradient", "gather input again")
+"""Exchanges of what products read, in their format where it is cast before."""
+_WIDE: Final = {"operand to tp": "activation to tp", "elements of operands to tp": "elements of tokens to tp"}
 _SMALL: Final[dict[str, Any]] = {
     "layers": 6, "hidden": 264, "ffn": 512, "heads": 8, "kv_heads": 8, "head_dim": 33, "vocab": 512,
 }  # fmt: skip
@@ -59,6 +62,7 @@ def rows(space: Space) -> dict[str, Table]:
         "kept": Table.of(of.kept, **ways, **ends),
         "moments": Table.of(of.moments, **ways, **ends),
         "parameters": Table.of(of.parameters, **ends),
+        "cast": Table.of(of.cast, **ends),
         "gathered": Table.of(of.gathered, dropped=_BOTH, **ends),
         "units": Table.of(of.units, **ends),
         "tp": Table.of(of.role("tp"), **models, **ways, split=_BOTH, **ends),
@@ -126,6 +130,13 @@ class _Rows:
 
     def parameters(self, embedding: bool, head: bool) -> list[Row]:
         return [self._whole(self._units(stage)) for stage in self.stages(0, embedding, head)]
+
+    def cast(self, embedding: bool, head: bool) -> list[Row]:
+        """Weights that are cast, of all layers of a stage."""
+        stages, specs = self.stages(0, embedding, head), self.model.specs
+        return [
+            self.named({of_kind(CAST, specs.index(run.spec)): run.count for run in stage.stack}) for stage in stages
+        ]
 
     def units(self, embedding: bool, head: bool) -> list[list[Row]]:
         """Parameters of each kind of unit that a stage has."""
@@ -205,7 +216,7 @@ class _Rows:
         key = small, spec, mode, split, dispatcher
         if key not in self.known:
             one, two = (_Small(self, *key, layers).by_ends() for layers in (1, 2))
-            self.known[key] = _of_layer(one, two)
+            self.known[key] = _of_layer(one, two, columns=self.columns)
         return self.known[key]
 
 
@@ -220,11 +231,21 @@ Sent = dict[Ends | None, dict[str, FloatArray]]
 """Rows by role: of a layer (None), and of stages without their layers, by their ends."""
 
 
-def _of_layer(one: Mapping[Ends, dict[str, FloatArray]], two: Mapping[Ends, dict[str, FloatArray]]) -> Sent:
-    """What a layer sends, and the ends of stages, of what stages of one layer and of two do."""
+def _of_layer(
+    one: Mapping[Ends, dict[str, FloatArray]], two: Mapping[Ends, dict[str, FloatArray]], *, columns: Sequence[str]
+) -> Sent:
+    """What a layer sends, and the ends of stages, of what stages of one layer and of two do.
+
+    What ends gather is as wide as activations, whatever the recipe.
+    """
     middle = False, False
     layer = {role: row - one[middle][role] for role, row in two[middle].items()}
-    return {None: layer} | {ends: {role: row - layer[role] for role, row in rows.items()} for ends, rows in one.items()}
+    found = {ends: {role: row - layer[role] for role, row in rows.items()} for ends, rows in one.items()}
+    for row in (row for rows in found.values() for row in rows.values()):
+        for narrow, wide in _WIDE.items():
+            row[columns.index(wide)] += row[columns.index(narrow)]
+            row[columns.index(narrow)] = 0.0
+    return {None: layer} | found
 
 
 @dataclass(frozen=True)
@@ -287,10 +308,12 @@ def _column(plan: Plan, exchange: Exchange) -> tuple[str, str, float]:
 
 def _within_layers(plan: Plan, exchange: Exchange) -> tuple[str, float]:
     """What tensor-parallel ranks send: an activation, narrower ones (adapters, latent attention), or single bytes."""
+    operand = exchange.name in _OPERANDS
     if exchange.payload == plan.activation:
-        return "activation to tp", plan.activation
-    if "adapter" in exchange.name or exchange.collective is not Collective.ALL_REDUCE:
-        return "elements of tokens to tp", plan.shard.tokens * plan.training.recipe.activations.bytes
+        return "operand to tp" if operand else "activation to tp", plan.activation
+    if operand or "adapter" in exchange.name or exchange.collective is not Collective.ALL_REDUCE:
+        name = "elements of operands to tp" if operand else "elements of tokens to tp"
+        return name, plan.shard.tokens * plan.training.recipe.activations.bytes
     return "tokens to tp", plan.shard.tokens
 
 

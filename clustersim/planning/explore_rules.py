@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from clustersim.analysis.exploration import Table
 from clustersim.planning.explore_space import Space
-from clustersim.scenario import Scenario, checks, mixtures
+from clustersim.scenario import Scenario, checks, formats, mixtures
 from clustersim.scenario.recomputed import check_modules
 
 Check = Callable[[Scenario], Iterator[str]]
@@ -31,6 +31,9 @@ _LAST: Final = (
     (("model", "sequence"), "", (checks.check_sequence,)),
     (("sequence", "cp", "tp", "split"), "", (checks.check_sequence,)),
     (("model", "tp"), "", (checks.check_adapters,)),
+)
+_TOKENS: Final = (("precision", "microbatch", "sequence", "cp"), "", (formats.check_tokens,))
+_SHARDS: Final = (
     (("cp", "dp", "zero"), "", (checks.check_shards,)),
     (("pp", "zero"), "", (checks.check_secondary,)),
 )
@@ -40,7 +43,9 @@ _LAST: Final = (
 def rules(space: Space, refused: Table) -> tuple[tuple[Table, ...], ...]:
     """Tables of sentences, in groups, of which the first that says anything is told. refused: those of schedules."""
     middle = (*_HEADS, *(_OF_EXPERTS if space.mixture else ()), *_PARTS)
-    first, parts, last = (tuple(_table(space, *rule) for rule in each) for each in (_FIRST, middle, _LAST))
+    matrices = ("model", "precision", "tp", *(["etp"] if space.mixture else []))
+    behind = (*_LAST, (matrices, "", (formats.check_blocks,)), _TOKENS, *_SHARDS)
+    first, parts, last = (tuple(_table(space, *rule) for rule in each) for each in (_FIRST, middle, behind))
     return first, (*parts, refused, *last)
 
 

@@ -27,9 +27,11 @@ from clustersim.planning.explore_rows import ROUNDS, exchanges, programs
 from clustersim.planning.explore_sizes import BESIDE_DENSE, OF_ENDS, OF_LAYERS, Row, columns, of_kind
 from clustersim.planning.explore_space import Space
 from clustersim.units import Bytes
+from clustersim.workload.casting import kept_copies
 from clustersim.workload.lora import Target
 from clustersim.workload.operators import ADAPTERS, DENSE, EXPERTS, QUANTIZED, Layer
 from clustersim.workload.presets import preset
+from clustersim.workload.recipe import Recipe, WeightCasts
 from clustersim.workload.training import Training
 from clustersim.workload.transformer import resized
 
@@ -46,7 +48,8 @@ def sharing(space: Space) -> Table:
 
     Of a mixture also whether several ranks hold the same experts. What it says of experts' parameters is for as many
     such ranks as replicas, but for bucket, gathered, reduced and there, which are the whole layout's.
-    resident: bytes of a parameter, by category [groups]; bucket: [groups] bytes of a stage's gradients that wait at
+    resident: bytes of a parameter, by category [groups]; copied: bytes of the copies of an element of weights that are
+    cast; bucket: [groups] bytes of a stage's gradients that wait at
     most, of the first stage and of another (None: all of them), and those of a parameter; gathered: [groups] bytes of
     a parameter that is gathered; reduced: [groups] bytes of its gradient, of one unit's; dropped: whether layers that
     are gathered are dropped between passes; there: [columns] 0 for parts of activations that are counted elsewhere;
@@ -54,6 +57,7 @@ def sharing(space: Space) -> Table:
     ranks that parameters, gradients or optimizer states are cut over; every: whether gradients are reduced after
     every microbatch; again: whether backward gathers parameters.
     """
+    kept = space.alike(lambda recipe: (recipe.weights, recipe.activations))  # whatever its products are in
     moved = cache(lambda *known: _moved(space, *known))
     names = columns(space)
 
@@ -73,16 +77,17 @@ def sharing(space: Space) -> Table:
         precision: int, zero: int, replicas: int, pipelined: bool, several: bool, experts_shared: bool = True
     ) -> dict[str, Any] | None:
         plan = at(precision, zero, replicas, pipelined, several, experts_shared)
-        stays, strategy = _footprint(space, plan), plan.layout.data
-        group, kept = plan.parameter_groups[0], [stays.per_parameter(each) for each in plan.parameter_groups]
+        stays, strategy, alike = _footprint(space, plan), plan.layout.data, kept[precision]
+        group, resident = plan.parameter_groups[0], [stays.per_parameter(each) for each in plan.parameter_groups]
         few = replicas if plan.layout.hybrid else min(replicas, 2)
-        there = told(precision, zero, few, pipelined, several, experts_shared)
+        there = told(alike, zero, few, pipelined, several, experts_shared)
         return {
-            "resident": {use.value: [each[use] for each in kept] for use in SHARDED},
+            "resident": {use.value: [each[use] for each in resident] for use in SHARDED},
+            "copied": _copied(plan.training.recipe),
             "bucket": [[*_limits(stays, each), stays.bucket(each, 1.0, first=True)] for each in plan.parameter_groups],
             **_gathers(plan),
             "there": [there.get(name, 1) for name in names],
-            "dp": _sent(group, *moved(precision, zero, pipelined, plan.layout.hybrid)),
+            "dp": _sent(group, *moved(alike, zero, pipelined, plan.layout.hybrid)),
             "tied": 1 / group.shards if strategy.stage > 1 else 1.0,
             "shards": group.shards,
             "every": plan.layout.gradient_sync is GradientSync.EVERY_BACKWARD,
@@ -91,6 +96,12 @@ def sharing(space: Space) -> Table:
 
     shared = ("experts_shared",) if space.mixture else ()
     return space.table(ask, "precision", "zero", "replicas", "pipelined", "several", *shared)
+
+
+def _copied(recipe: Recipe) -> Bytes:
+    """Bytes of the copies of an element of weights that are kept for the step."""
+    kept = recipe.casts is not None and recipe.casts.weights is WeightCasts.STEP
+    return kept_copies(recipe, 1) if kept else 0.0
 
 
 def _gathers(plan: Plan) -> dict[str, Any]:
@@ -236,7 +247,7 @@ class _Small:
         replicas = 2 * _SHARDS if self.hybrid else 2
         lora = self.space.scenario.training.lora
         more = lora and replace(lora, rank=lora.rank * ranks, targets=(Target.O,))  # of any a parameter sends the same
-        recipe = self.space.precisions[self.precision]
+        recipe = self.space.recipe(self.precision, self.zero)
         training = Training(_LENGTH, replicas * microbatches, recipe=recipe, lora=more)
         data = cut_over(self.space.strategy(self.zero), _SHARDS if self.hybrid else None)
         layout = _AsIf(dp=replicas, pp=pp, data=data, layers_per_stage=(1,) * pp, as_if=self.pipelined)

@@ -34,17 +34,22 @@ OF_LAYERS: Final = {
     EXPERTS: "experts' parameters of a layer",
 }
 """Columns of a layer's parameters, by their group."""
+CAST: Final = "weights of a layer that are cast"
+"""The elements of which there may be copies in the format of products."""
 OF_ENDS: Final = ("embedding parameters", "head parameters", "parameters of the only stage's head")
 BESIDE_DENSE: Final = "gradient of a layer's experts"
 """The gradient of the largest weight of experts, where dense weights' are counted with what ZeRO-3 gathers."""
 SENT: Final = (
     "activation to tp",
+    "operand to tp",
     "tokens to tp",
     "elements of tokens to tp",
+    "elements of operands to tp",
     "keys and values to cp",
     "message",
     "tied gradient",
 )
+"""Operands are what products read, and may be gathered in their format."""
 _LENGTH: Final = 64  # tokens for each tensor-parallel rank: any number that they divide
 
 Row = list[float]
@@ -67,7 +72,7 @@ def of_layers(space: Space) -> dict[str, str]:
 
 def columns(space: Space) -> tuple[str, ...]:
     """Names of all parts."""
-    layers = (*(part.value for part in _OF_LAYERS), *map(kept, space.selective), *of_layers(space).values())
+    layers = (*(part.value for part in _OF_LAYERS), *map(kept, space.selective), *of_layers(space).values(), CAST)
     each = (*layers, BESIDE_DENSE) if space.mixture else layers
     kinds = (of_kind(name, kind) for kind in range(space.kinds) for name in each)
     experts = (*SPREAD, *CUT) if space.mixture else ()
@@ -77,13 +82,16 @@ def columns(space: Space) -> tuple[str, ...]:
 def sizes(space: Space) -> Table:
     """Bytes of every part, and numbers of parameters, [columns][features]; what cannot cut a model is missing."""
     known: dict[tuple[Any, ...], dict[str, Row]] = {}
+    activations = space.alike(lambda recipe: recipe.activations)
+    besides = space.alike(lambda recipe: replace(recipe, weights=space.precisions[0].weights))
     routed = cache(
         lambda *key: [*_routed(space, **dict(zip(("precision", "ep", "etp", "dispatcher"), key, strict=True)))]
     )
 
     def sent(precision: int, tp: int, *experts: Any) -> Iterator[tuple[str, Row]]:
         """What a rank sends to others' experts, whose tokens are a part of those of all tensor-parallel ranks."""
-        yield from ((name, [once, each / tp, 0, 0]) for name, once, each in routed(precision, *experts))
+        alike = routed(activations[precision], *experts)  # tokens are sent as activations
+        yield from ((name, [once, each / tp, 0, 0]) for name, once, each in alike)
 
     order = columns(space)
 
@@ -93,7 +101,7 @@ def sizes(space: Space) -> Table:
             return None
         moved = experts.get("dispatcher")
         copied = None if moved is None else Dispatcher(moved) is not Dispatcher.ALL_TO_ALL
-        key = (space.precisions[precision].compute, model, tp, split, *[*experts.values()][:2], copied)
+        key = (besides[precision], model, tp, split, *[*experts.values()][:2], copied)
         if key not in known:
             known[key] = dict(_columns(space, precision=precision, **cut))
         found = known[key] | (dict(sent(precision, tp, *experts.values())) if space.mixture else {})
@@ -140,6 +148,7 @@ def _layer(space: Space, spec: LayerSpec, once: Plan, twice: Plan) -> Iterator[t
     layer = once.layers[spec]
     for group, name in of_layers(space).items():
         yield name, _constant(layer.counts.get(group, 0))
+    yield CAST, _constant(sum(operator.cast for operator in layer.operators))
     experts = replace(layer, operators=tuple(each for each in layer.operators if each.group == EXPERTS))
     yield BESIDE_DENSE, _constant(Activations(once).weight_gradient(experts))
 
@@ -171,15 +180,20 @@ def _by_tokens(tokens: int, short: float, long: float) -> Row:
 
 
 def _sent(plan: Plan) -> Iterator[Row]:
-    """What each rank of a ring sends: of an activation, of a byte and an element of each token, of keys and values.
+    """What each rank of a ring sends: of an activation and an operand, of a byte of each token, of its elements.
 
-    Last a message.
+    Then of keys and values; last a message.
     """
     tokens, others = plan.training.sequence, (plan.layout.tp - 1) / plan.layout.tp
-    yield [0, plan.activation / tokens * others, 0, 0]
+    sharding, whole = plan.sharding(plan.model.specs[0]), plan.activation / tokens * others
+    wide = sharding.format.bytes
+    narrow = wide if sharding.operands is None else sharding.operands.format.bytes
+    yield [0, whole, 0, 0]
+    yield [0, whole * narrow / wide, 0, 0]
     yield [0, others, 0, 0]
-    yield [0, others * plan.training.recipe.activations.bytes, 0, 0]
-    of_keys = plan.sharding(plan.model.specs[0]).keys_values / tokens
+    yield [0, others * wide, 0, 0]
+    yield [0, others * narrow, 0, 0]
+    of_keys = sharding.keys_values / tokens
     yield [0, -of_keys, 0, of_keys]  # all ranks' keys but for its own
     message = Lowering(replace(plan, layout=replace(plan.layout, pp=2)), Units(plan), Blocks()).message(0, 1)
     yield [0, 0.0 if message is None else message.payload / tokens, 0, 0]

@@ -4,7 +4,7 @@ Tables are made of scenarios in which a few settings are changed; whatever a tab
 (one rank, one sequence, nothing recomputed), or as in the scenario (attention, loss, optimizer, framework, cluster).
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -12,7 +12,7 @@ from math import prod
 from typing import Any, Final
 
 from clustersim.analysis.exploration import Setting, Table
-from clustersim.parallel.data import BY_STAGE, DataParallelism, NaiveDataParallel, cut_over
+from clustersim.parallel.data import BY_STAGE, DataParallelism, FullyShard, NaiveDataParallel, cut_over
 from clustersim.parallel.mesh import NAMES
 from clustersim.parallel.pipeline import Drawn, Split
 from clustersim.parallel.plan import Plan
@@ -93,7 +93,10 @@ _PLAIN: Final = resized(preset("llama-tiny"), heads=1, kv_heads=1)  # which tens
 
 @dataclass(frozen=True)
 class Space:
-    """A scenario, and the models, number formats and numbers of GPUs that its page offers, the scenario's first."""
+    """A scenario, and the models, number formats and numbers of GPUs that its page offers, the scenario's first.
+
+    precisions: as files name them, whatever the job's accelerators and ZeRO's stage make of them (`recipe`).
+    """
 
     scenario: Scenario
     models: tuple[Model, ...]
@@ -246,7 +249,7 @@ class Space:
         training = replace(
             self.scenario.training,
             lora=self._adapters(kind),
-            recipe=self.precisions[known["precision"]],
+            recipe=self.recipe(known["precision"], known["zero"]),
             recompute=recompute(known["recompute"]),
             microbatch=known["microbatch"],
             sequence=known.get("sequence", self.scenario.training.sequence),
@@ -280,6 +283,17 @@ class Space:
         if own.stage == stage and not isinstance(own, NaiveDataParallel):
             return own
         return BY_STAGE[stage]()
+
+    def recipe(self, precision: int, zero: int) -> Recipe:
+        """Number formats as they are run at a ZeRO stage."""
+        by_rows = self.scenario.cluster.accelerator.efficiency.matmul.by_rows
+        sharded = isinstance(self.strategy(zero), FullyShard)
+        return self.precisions[precision].as_run(by_rows=by_rows, sharded=sharded)
+
+    def alike(self, of: Callable[[Recipe], Hashable]) -> list[int]:
+        """For each recipe the first one of which the same holds."""
+        found = [of(recipe) for recipe in self.precisions]
+        return [found.index(each) for each in found]
 
     @cached_property
     def _asked(self) -> LoraSection | None:

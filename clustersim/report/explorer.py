@@ -36,8 +36,8 @@ _TOPICS: Final = {
     "pipeline": "Pipeline parallelism",
 }
 _STACK: Final = (
-    Use.PARAMETERS, Use.GRADIENTS, Use.OPTIMIZER, Use.ACTIVATIONS, Use.GATHERED, Use.MESSAGES, Use.WORKSPACE,
-    Use.COMMUNICATION, Use.CONTEXT, Use.FRAGMENTATION,
+    Use.PARAMETERS, Use.COPIES, Use.GRADIENTS, Use.OPTIMIZER, Use.ACTIVATIONS, Use.GATHERED, Use.MESSAGES,
+    Use.WORKSPACE, Use.COMMUNICATION, Use.CONTEXT, Use.FRAGMENTATION,
 )  # fmt: skip
 """Parts of memory from the bottom of a bar."""
 

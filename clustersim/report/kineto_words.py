@@ -2,19 +2,25 @@
 
 Matrix products and attention have the names and arguments of PyTorch's operators, from which tools work out FLOP;
 other kernels have the simulator's own names. Collectives have NCCL's kernel names, by which tools tell them from
-computation, and the arguments of PyTorch's `record_param_comms`. Payloads are counted in elements of the compute
-format, whatever their own.
-Reference: pytorch/pytorch, torch/csrc/distributed/c10d/ParamCommsUtils.hpp; NVIDIA/nccl, src/device/generate.py
+computation, and the arguments of PyTorch's `record_param_comms`. Payloads are counted in elements of the format of
+activations, whatever their own.
+Products of formats with scales are PyTorch's scaled products, with scales as these take them; dimensions count numbers,
+even where two of them lie in a byte. What casts write is said beside them.
+Reference: pytorch/pytorch, torch/csrc/distributed/c10d/ParamCommsUtils.hpp, aten/src/ATen/native/native_functions.yaml
+(`_scaled_mm`, `_scaled_grouped_mm`), aten/src/ATen/native/cuda/ScaledBlas.cpp (dimensions of scales); NVIDIA/nccl,
+src/device/generate.py
 """
 
+import math
 import re
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
 from clustersim.cost.timing import ExchangeTiming
-from clustersim.dtypes import DType
+from clustersim.dtypes import NARROW, DType
 from clustersim.program.task import Collective, Dispatcher, Exchange, HostExchange, HostWork
+from clustersim.report.operations import shape_words
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
 
 _NCCL: Final = MappingProxyType(  # the kernel's name, and the name that c10d gives the collective
@@ -43,14 +49,23 @@ _MEMCPY: Final = MappingProxyType(
 _SHARED_OUT: Final = (Collective.REDUCE_SCATTER, Collective.SCATTER)  # each member ends with its share
 _SHARED_IN: Final = (Collective.ALL_GATHER, Collective.GATHER)  # each member begins with its share
 _NCCL_FORMATS: Final = MappingProxyType(
-    {DType.FP32: "f32", DType.TF32: "f32", DType.BF16: "bf16", DType.FP16: "f16", DType.FP8: "f8e4m3"}
+    {DType.FP32: "f32", DType.TF32: "f32", DType.BF16: "bf16", DType.FP16: "f16"}  # of activations
 )
 _C10_FORMATS: Final = MappingProxyType(
     {
         DType.FP32: "Float", DType.TF32: "Float", DType.BF16: "BFloat16", DType.FP16: "Half",
-        DType.FP8: "Float8_e4m3fn",
+        **dict.fromkeys(NARROW, "Float8_e4m3fn"), DType.NVFP4: "Float4_e2m1fn_x2",
     }
 )  # fmt: skip
+_SCALES: Final = MappingProxyType(  # their type, and how many elements of a row have one in common; None: a tensor's
+    {
+        DType.FP8: ("float", None),
+        DType.FP8_ROWWISE: ("float", math.inf),
+        DType.FP8_BLOCKWISE: ("float", 128),
+        DType.MXFP8: ("c10::Float8_e8m0fnu", 32),
+        DType.NVFP4: ("c10::Float8_e4m3fn", 16),
+    }
+)
 _LISTED: Final = 16  # ranks of a group that an event lists
 
 
@@ -81,7 +96,9 @@ def called_kernel(kernel: Kernel) -> Called:
     """A kernel as PyTorch calls it."""
     name = f"{kernel.kind.value}_{kernel.dtype.value}::{kernel.name}"
     operator, arguments = _operator(kernel)
-    return Called(operator, arguments, name, {"flop": int(kernel.flops), "memory bytes": int(kernel.bytes)})
+    device: dict[str, Any] = {"flop": int(kernel.flops), "memory bytes": int(kernel.bytes)}
+    made = {"casts": shape_words(kernel.shape)} if kernel.kind is KernelKind.CAST else {}
+    return Called(operator, arguments, name, device | made)
 
 
 def called_exchange(
@@ -152,6 +169,8 @@ def _windowed(shape: AttentionShape, window: int, dtype: DType) -> tuple[str, di
 
 
 def _product(shape: MatmulShape, dtype: DType) -> tuple[str, dict[str, Any]]:
+    if dtype in NARROW:
+        return _scaled_product(shape, dtype)
     m, n, k = shape.m, shape.n, shape.k
     first = [1, m] if shape.operands is Operands.TN else [k, 1]
     second = [1, k] if shape.operands is Operands.NT else [n, 1]
@@ -160,6 +179,38 @@ def _product(shape: MatmulShape, dtype: DType) -> tuple[str, dict[str, Any]]:
     batches = [[shape.batch, m, k], [shape.batch, k, n]]
     strides = {"Input Strides": [[m * k, *first], [k * n, *second]]}
     return "aten::bmm", _arguments(batches, dtype, ["", ""]) | strides
+
+
+def _scaled_product(shape: MatmulShape, dtype: DType) -> tuple[str, dict[str, Any]]:
+    """Operands lie along what is summed over, A by rows and B by columns, as they were cast for this product."""
+    m, n, k = shape.m, shape.n, shape.k
+    first, second = [[m, k], [k, n]], _scales(shape, dtype)
+    strides = [[k, 1], [1, k]]
+    if shape.batch == 1:
+        return "aten::_scaled_mm", _scaled(first + second, dtype, absent=4) | {"Input Strides": strides}
+    dims = [[shape.batch, *each] for each in first + second]
+    whole = {"Input Strides": [[rows * columns, *each] for (rows, columns), each in zip(first, strides, strict=True)]}
+    return "aten::_scaled_grouped_mm", _scaled(dims, dtype, absent=5) | whole
+
+
+def _scales(shape: MatmulShape, dtype: DType) -> list[list[int]]:
+    """Dimensions of the scales of A and B; blocks of 128 are as high as wide in weights, which gradients have not."""
+    _, width = _SCALES[dtype]
+    if width is None:
+        return [[], []]
+    many = math.ceil(shape.k / width) or 1
+    high = 128 if dtype is DType.FP8_BLOCKWISE and shape.operands is not Operands.TN else 1
+    return [[shape.m, many], [many, math.ceil(shape.n / high)]]
+
+
+def _scaled(dims: list[list[int]], dtype: DType, *, absent: int) -> dict[str, Any]:
+    """Arguments of a scaled product: operands, their scales, and so many more that are not given."""
+    words = [f"c10::{_C10_FORMATS[dtype]}"] * 2 + [_SCALES[dtype][0]] * 2
+    return {
+        "Input Dims": [*dims, *([[]] * absent)],
+        "Input type": [*words, *([""] * absent)],
+        "Concrete Inputs": [""] * (len(dims) + absent),
+    }
 
 
 def _arguments(dims: list[list[int]], dtype: DType, concrete: list[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from clustersim.report.answer_timeline import ROLE_LOOKS, WORK_LOOKS
 from clustersim.report.theme import Category
 from clustersim.report.wording import PROVENANCE_NAMES
 from clustersim.trace.store import OperationSpans
-from clustersim.workload.kernels import AttentionShape, Kernel, MatmulShape, Shape, StreamShape
+from clustersim.workload.kernels import AttentionShape, Kernel, MatmulShape, Routine, Shape, StreamShape
 
 if TYPE_CHECKING:
     from clustersim.answer import Answer
@@ -135,9 +135,16 @@ def shape_words(shape: Shape | None) -> str:
                 f"{'' if shape.window is None else f', window {shape.window}'}"
             )
         case StreamShape(routine, rows, width, backward, fused):
-            how = f"{', backward' if backward else ''}{'' if fused else ', unfused'}"
+            how = f"{', backward' if backward else ''}{'' if fused else ', unfused'}{_written(shape)}"
             return f"{routine.value} {rows} x {width}{how}" if rows > 1 else f"{routine.value} {width}{how}"
     return ""
+
+
+def _written(shape: StreamShape) -> str:
+    """The formats of the copies that a cast writes."""
+    if shape.routine is not Routine.QUANTIZE:
+        return ""
+    return f", into {' and '.join(dtype.value for dtype in shape.formats)}"
 
 
 def _exchange(exchange: Exchange) -> Arguments:

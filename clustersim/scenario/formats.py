@@ -44,7 +44,6 @@ def check_blocks(scenario: Setup) -> Iterator[str]:
     if (narrow := recipe.products.narrow) is None or recipe.casts is None:
         return
     block, name = _BLOCKS.get(narrow, _BLOCK), recipe.name
-    tokens = scenario.training.microbatch * scenario.training.sequence // layout.cp
     sizes = [
         ("hidden", model.hidden, 1),
         *(("ffn", mlp.ffn, layout.tp) for mlp in model.mlps),
@@ -58,9 +57,17 @@ def check_blocks(scenario: Setup) -> Iterator[str]:
                 f"training.precision: {name} has blocks of {block}, but {key} of {model.name} is {size}{cut}; "
                 f"{multiples_around(size, block * parts)} fits"
             )
+
+
+def check_tokens(scenario: Setup) -> Iterator[str]:
+    """Whether the tokens of narrow products are whole blocks."""
+    training, recipe = scenario.training, scenario.training.recipe
+    if (narrow := recipe.products.narrow) is None or recipe.casts is None:
+        return
+    block, tokens = _BLOCKS.get(narrow, _BLOCK), training.microbatch * training.sequence // scenario.layout.cp
     if tokens % block:
         yield (
-            f"training.precision: {name} has blocks of {block}, but a microbatch has {tokens} tokens on a rank; "
+            f"training.precision: {recipe.name} has blocks of {block}, but a microbatch has {tokens} tokens on a rank; "
             f"{multiples_around(tokens, block)} fits"
         )
 

@@ -53,6 +53,15 @@ SCENARIOS: Final[dict[str, dict[str, Any]]] = {
         "layout": {"tp": 2, "cp": 2, "dp": 16, "data": {"hsdp": {"shard": 8}}},
         "training": {"sequence": 2048, "global_batch": 64, "recompute": "full"},
     },
+    "narrow": {  # products in a recipe of the scenario's own, on GPUs that have more of them
+        "model": {"preset": "llama-tiny", "layers": 12, "ffn": 192},  # in blocks of 32, but not over many ranks
+        "cluster": {"name": "hgx-b200", "gpus": 32},
+        "layout": {"tp": 2, "pp": 2, "dp": 8, "data": "zero1", "sequence_parallel": True},
+        "training": {
+            "sequence": 1024, "global_batch": 32, "precision": {"compute": "mxfp8", "gradients": "bf16"},
+            "recompute": {"layers": 1},
+        },
+    },
 }  # fmt: skip
 MIXTURES: Final[dict[str, dict[str, Any]]] = {
     "latent": {  # dense layers first, latent attention, shared experts, node-limited routing, recomputation by modules
@@ -66,7 +75,7 @@ MIXTURES: Final[dict[str, dict[str, Any]]] = {
     },
     "mixed": {  # one kind of layer, experts that are cut in another way than all else, FSDP
         "model": {"preset": "mixtral-8x7b", "layers": 8},
-        "cluster": {"name": "dgx-h100", "gpus": 32},
+        "cluster": {"name": "hgx-b200", "gpus": 32},
         "layout": {"tp": 2, "cp": 2, "pp": 2, "dp": 4, "ep": 4, "etp": 1, "data": "fsdp", "sequence_parallel": True},
         "training": {"sequence": 1024, "global_batch": 32, "recompute": {"modules": ["moe"]}},
     },
@@ -132,7 +141,8 @@ class Explored:
         if at["model"] != 0:
             yield f"model={self.exploration.models[at['model']].name}"
         if at["precision"] != 0:
-            yield f"training.precision={_PRECISIONS[self.exploration.formats[at['precision']]]}"
+            name = self.exploration.formats[at["precision"]]
+            yield f"training.precision={_PRECISIONS.get(name, name.removeprefix('recipe '))}"
         chunks = at["chunks"] if at["schedule"] in CHUNKED else 1
         yield f"cluster.gpus={at['gpus']}"
         experts = ("ep", "etp", "dispatcher") if "ep" in at else ()

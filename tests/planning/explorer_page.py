@@ -93,6 +93,9 @@ class Page:
                 use: self.per_group(each, of_experts["resident"][use]) for use, each in sharing["resident"].items()
             }
             uses = {use: float(counts.sum(axis=0) @ size) for use, size in resident.items()}
+            uses["parameters in narrow formats"] = sharing["copied"] * sum(
+                float(self.row("cast", stage) @ sizes) for stage in stages
+            )
             uses["gathered parameters"] = self.gathered(stages, sharing, sizes)
             messages = tables.receives.answer(found) * sizes[tables.columns.index("message")]
             uses["messages and buckets"] = messages + sum(

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import re
 import warnings
@@ -14,7 +15,7 @@ import pytest
 
 from clustersim.analysis.overlap import overlap
 from clustersim.analysis.parts import Part
-from clustersim.dtypes import DType
+from clustersim.dtypes import COMPUTED, NARROW, DType
 from clustersim.errors import OutputError
 from clustersim.parallel.mesh import NAMES
 from clustersim.report import kineto_files
@@ -22,12 +23,13 @@ from clustersim.report.kineto_files import require_directory, write_kineto_files
 from clustersim.report.kineto_words import called_kernel
 from clustersim.result import Result
 from clustersim.workload.attention import Core
-from clustersim.workload.kernels import AttentionShape
+from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
 from tests.report.traced import simulated
 
 GPU_PARTS = (Part.COMPUTE, Part.RECOMPUTE, Part.OPTIMIZER, Part.LAUNCH, Part.SLOWED)
 EXPOSED = (Part.EXPOSED_TP, Part.EXPOSED_CP, Part.EXPOSED_DP, Part.EXPOSED_PP)
 ONE_STAGE = ("layout.pp=1", "layout.dp=4")
+ALONE = ("cost.interference=0", "cost.network=uncontended")
 OVERLAPPED = (*ONE_STAGE, "layout.sequence_parallel=true", "layout.tensor_overlap=true")
 
 Event = dict[str, Any]
@@ -154,6 +156,58 @@ def test_products_have_the_shapes_from_which_tools_count_flop(tmp_path: Path) ->
         (m, k), (k_again, n) = event["args"]["Input Dims"]
         assert k == k_again
         assert flop[event["args"]["External id"]] == 2 * m * n * k
+
+
+@pytest.mark.parametrize(
+    ("cluster", "precision", "elements"),
+    [
+        ("dgx-h100", "fp8", math.inf), ("dgx-h100", "fp8-rowwise", 1), ("hgx-b200", "mxfp8", 32),
+        ("hgx-b200", "nvfp4", 16),
+    ],
+)  # fmt: skip
+def test_products_of_narrow_formats_have_scales_and_their_casts_last_as_the_answer_says(
+    tmp_path: Path, cluster: str, precision: str, elements: float
+) -> None:
+    """A scale of A is of `elements` elements of a row; 1: of the whole row, whatever its length."""
+    result = simulated(*ONE_STAGE, *ALONE, f"cluster.name={cluster}", f"training.precision={precision}")
+    content = written(tmp_path, result, 0)
+    flop = {event["args"]["External id"]: event["args"].get("flop") for event in kernels(content)}
+    products = [event["args"] for event in content["traceEvents"] if event["name"] == "aten::_scaled_mm"]
+    assert len(products) > 50
+    for each in products:
+        (m, k), (again, n), first, second = each["Input Dims"][:4]
+        assert k == again
+        assert flop[each["External id"]] == 2 * m * n * k
+        many = [] if math.isinf(elements) else [k // elements if elements > 1 else 1]
+        assert (first, second) == ([m, *many] if many else [], [*many, n] if many else [])
+    casts = [event for event in kernels(content) if event["name"].startswith("cast_")]
+    assert {event["args"]["casts"].rpartition(" ")[2] for event in casts} == {precision}
+    assert seconds(merged(casts)) == pytest.approx(result.formats.casts, rel=1e-5)  # all ranks are alike
+
+
+@pytest.mark.parametrize("operands", list(Operands))
+def test_scales_of_blocks_are_of_128_rows_in_weights_alone(operands: Operands) -> None:
+    """B is a matrix of weights but for the weights' gradient, to which both operands were cast by rows."""
+    shape = MatmulShape(512, 300, 1024, operands=operands)
+    called = called_kernel(Kernel("x", KernelKind.MATMUL, DType.FP8_BLOCKWISE, 0.0, 0.0, shape))
+    rows = 300 if operands is Operands.TN else 3
+    assert called.arguments["Input Dims"][2:4] == [[512, 8], [8, rows]]
+    assert called.arguments["Input type"][:4] == ["c10::Float8_e4m3fn"] * 2 + ["float"] * 2
+
+
+@pytest.mark.parametrize("dtype", COMPUTED)
+def test_every_format_that_is_computed_with_has_a_name_in_pytorch(dtype: DType) -> None:
+    called = called_kernel(Kernel("x", KernelKind.MATMUL, dtype, 0.0, 0.0, MatmulShape(512, 256, 1024)))
+    assert called.operator == ("aten::_scaled_mm" if dtype in NARROW else "aten::mm")
+    assert called.arguments["Input Dims"][:2] == [[512, 1024], [1024, 256]]
+
+
+def test_scaled_products_of_experts_are_grouped_ones() -> None:
+    shape = MatmulShape(512, 256, 1024, batch=4)
+    called = called_kernel(Kernel("x", KernelKind.GROUPED_MATMUL, DType.MXFP8, 0.0, 0.0, shape))
+    assert called.operator == "aten::_scaled_grouped_mm"
+    assert called.arguments["Input Dims"][:4] == [[4, 512, 1024], [4, 1024, 256], [4, 512, 32], [4, 32, 256]]
+    assert {len(each) for each in called.arguments.values() if each is not called.arguments["Input Strides"]} == {9}
 
 
 def test_steps_are_marked_and_share_nothing(tmp_path: Path) -> None:

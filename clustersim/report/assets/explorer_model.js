@@ -86,6 +86,7 @@ clustersim.explorerModel = (facts) => {
     const messages = at(tables.receives, settings) * sizes[tables.columns.indexOf("message")];
     return {
       ...Object.fromEntries(Object.entries(residentOf(settings)).map(([use, size]) => [use, dot(size, counts)])),
+      "parameters in narrow formats": sharing(settings).copied * sum(stages.map((stage) => dot(row("cast", stage), sizes))),
       "gathered parameters": gathered(sharing(settings), stages, sizes),
       "messages and buckets": messages + sum(limits.map(bucket)),
       workspaces: Math.max(...stages.map((stage) => along(tables.workspace, stage.content))),
