@@ -26,6 +26,8 @@ LAUNCHES: Final = (0.0, 20e-6, 40e-6)
 BACKWARD: Final = (0.0, 50e-6, 100e-6)
 NODES: Final = (1.0 / np.array(SUSTAINED), np.array(LAUNCHES), np.array(BACKWARD))
 VISIBLE: Final = 0.01  # of a step: what depends on a constant less than this does not depend on it
+ACCELERATORS: Final = ("a100-sxm-80gb", "b200-sxm-180gb", "h100-sxm-80gb", "h100-sxm-96gb")
+"""Whose rate within a step is found from dense steps in BF16 and FP16."""
 SIBLINGS: Final[Mapping[str, str]] = {
     "a100-sxm-40gb": "a100-sxm-80gb",
     "h200-sxm-141gb": "h100-sxm-80gb",

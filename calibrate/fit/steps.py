@@ -27,7 +27,7 @@ import numpy as np
 from calibrate.fit.left_out import LeftOut, write_left_out
 from calibrate.fit.step_mixtures import Mixture, judge_mixtures
 from calibrate.fit.step_narrow import narrow_json, narrow_lines, tabulated
-from calibrate.fit.step_table import HOSTS, Tabulated, tabulate
+from calibrate.fit.step_table import ACCELERATORS, HOSTS, Tabulated, tabulate
 from clustersim.arrays import FloatArray
 from clustersim.report.files import write_text_atomically
 from clustersim.shipped import names
@@ -40,7 +40,6 @@ from clustersim.workload.framework import load_framework
 RATES: Final = np.round(np.arange(0.5, 1.2001, 0.01), 2)  # what is searched
 LAUNCHES: Final = np.round(np.arange(0.0, 60.1, 1.0) * 1e-6, 7)
 BACKWARD: Final = np.round(np.arange(0.0, 150.1, 1.0) * 1e-6, 7)
-ACCELERATORS: Final = ("a100-sxm-80gb", "b200-sxm-180gb", "h100-sxm-80gb", "h100-sxm-96gb")
 LIKE: Final[Mapping[str, str]] = {"h100-sxm-96gb": "h100-sxm-80gb"}
 """Whose constants an accelerator with too few cases takes; others keep those of single kernels."""
 LEAST: Final = 4  # cases that a constant needs

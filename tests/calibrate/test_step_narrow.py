@@ -10,7 +10,7 @@ from calibrate.fit.step_table import SUSTAINED
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.validation.steps import read_steps
 
-H100, GB300 = "h100-sxm-80gb", "gb300"
+H100, GB200, GB300 = "h100-sxm-80gb", "gb200", "gb300"
 
 
 def step(number: int, source: str, accelerator: str, rate: float, *, mixture: bool = False) -> Narrow:
@@ -20,22 +20,26 @@ def step(number: int, source: str, accelerator: str, rate: float, *, mixture: bo
 
 
 def test_the_rate_is_found_from_dense_steps_alone() -> None:
-    dense = [step(number, "one", H100, 0.9) for number in range(LEAST)]
-    others = [step(number, "two", H100, 0.6, mixture=True) for number in range(LEAST)]
-    assert fit_narrow([*dense, *others]) == {H100: 0.9}
+    dense = [step(number, "one", GB200, 0.9) for number in range(LEAST)]
+    others = [step(number, "two", GB200, 0.6, mixture=True) for number in range(LEAST)]
+    assert fit_narrow([*dense, *others]) == {GB200: 0.9}
+
+
+def test_an_accelerator_whose_rate_wide_steps_say_keeps_it() -> None:
+    assert fit_narrow([step(number, "one", H100, 0.9) for number in range(LEAST)]) == {}
 
 
 def test_too_few_cases_say_nothing() -> None:
-    assert fit_narrow([step(number, "one", H100, 0.9) for number in range(LEAST - 1)]) == {}
+    assert fit_narrow([step(number, "one", GB200, 0.9) for number in range(LEAST - 1)]) == {}
 
 
 def test_sources_count_alike_however_many_cases_they_have() -> None:
     """Sixteen cases at 0.8 and five at 1.0: the least sum of means lies with neither more than with the other."""
-    table = [step(number, "many", H100, 0.8) for number in range(16)]
-    table += [step(number, "few", H100, 1.0) for number in range(5)]
-    found = fit_narrow(table)[H100]
+    table = [step(number, "many", GB200, 0.8) for number in range(16)]
+    table += [step(number, "few", GB200, 1.0) for number in range(5)]
+    found = fit_narrow(table)[GB200]
     assert 0.8 <= found <= 1.0
-    alone = fit_narrow([*table[:5], *table[16:]])[H100]
+    alone = fit_narrow([*table[:5], *table[16:]])[GB200]
     assert found == alone
 
 
