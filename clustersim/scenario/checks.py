@@ -14,7 +14,7 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import SPOKEN, Axis
 from clustersim.parallel.pipeline import dealt, split_layers
 from clustersim.scenario.ahead import check_further, undrawn, with_further
-from clustersim.scenario.formats import check_adapted, check_blocks, check_formats, check_tokens
+from clustersim.scenario.formats import check_adapted, check_blocks, check_ends, check_formats, check_tokens
 from clustersim.scenario.legal import around, divisors, multiples_around
 from clustersim.scenario.mixtures import (
     check_adapted_experts,
@@ -364,6 +364,7 @@ _CHECKS: tuple[_Check, ...] = (
     check_formats,
     check_blocks,
     check_tokens,
+    check_ends,
     check_adapted,
     check_shards,
     check_secondary,

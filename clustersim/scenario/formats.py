@@ -72,6 +72,14 @@ def check_tokens(scenario: Setup) -> Iterator[str]:
         )
 
 
+def check_ends(scenario: Setup) -> Iterator[str]:
+    """Whether the model has as many layers as are to be without narrow products."""
+    recipe, layers = scenario.training.recipe, scenario.model.layers
+    for key, wide in (("first_layers", recipe.first), ("last_layers", recipe.last)):
+        if wide > layers:
+            yield f"training.precision.{key}: {wide}, but {scenario.model.name} has {layers} layers; {layers} fits"
+
+
 def check_adapted(scenario: Setup) -> Iterator[str]:
     """Whether adapters are trained beside products that are cast for."""
     recipe = scenario.training.recipe

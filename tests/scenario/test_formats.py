@@ -75,6 +75,7 @@ def test_recipes_are_as_accelerators_and_sharding_have_them() -> None:
         ),
         ({"compute": "fp8", "stored": "mxfp8"}, "dgx-h100", "stored: fp8 has nothing in mxfp8; bf16 or fp8 fits"),
         ({"compute": "fp8", "stored": "fp8", "master": "none"}, "dgx-h100", "name a master format"),
+        ({"compute": "fp8", "last_layers": 9}, "dgx-h100", "last_layers: 9, but llama-tiny has 8 layers; 8 fits"),
         ({"compute": "fp8", "last_layers": -1}, "dgx-h100", "training.precision.last_layers"),
     ],
 )
