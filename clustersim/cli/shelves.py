@@ -7,20 +7,22 @@ from rich.console import Console
 from rich.table import Table
 
 from clustersim import shipped
+from clustersim.dtypes import NARROW
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.hardware.cluster import load_cluster
 from clustersim.schedules.shelf import NAMES
 from clustersim.units import format_bandwidth, format_bytes, format_flops
 from clustersim.workload.presets import PRESETS
+from clustersim.workload.recipes import load_recipe
 from clustersim.workload.transformer import active_parameters, mtp_parameters, parameters
 
 
 def print_shelves() -> None:
-    """Print models, clusters, accelerators and schedules."""
+    """Print models, clusters, accelerators, recipes of number formats, and schedules."""
     console = Console()
     console.print(_models())
     console.print(_further(), highlight=False)
-    for table in (_clusters(), _accelerators()):
+    for table in (_clusters(), _accelerators(), _recipes()):
         console.print(table)
     console.print(f"schedules: {', '.join(NAMES)}")
 
@@ -81,10 +83,20 @@ def _clusters() -> Table:
 
 
 def _accelerators() -> Table:
-    table = table_of("accelerator", "name", "memory", "bandwidth", "dense peak")
+    table = table_of("accelerator", "name", "memory", "bandwidth", "dense peak", "formats with scales")
     for name in shipped.names("accelerators"):
         gpu = load_accelerator(name)
         dtype, peak = max(gpu.peak.items(), key=lambda item: (item[0].bytes == 2, item[1]))
         memory = format_bytes(gpu.memory_bytes)
-        table.add_row(name, memory, format_bandwidth(gpu.memory_bandwidth), f"{format_flops(peak)} {dtype.value}")
+        narrow = ", ".join(each.value for each in gpu.formats if each in NARROW)
+        bandwidth = format_bandwidth(gpu.memory_bandwidth)
+        table.add_row(name, memory, bandwidth, f"{format_flops(peak)} {dtype.value}", narrow)
+    return table
+
+
+def _recipes() -> Table:
+    table = table_of("recipe of number formats (training.precision)", "name", "products", "description")
+    for name in shipped.names("recipes"):
+        recipe = load_recipe(name)
+        table.add_row(name, recipe.compute.value, recipe.description)
     return table

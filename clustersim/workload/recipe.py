@@ -136,7 +136,8 @@ class Recipe:
     casts: how operands come into them, None: as they are made; stored, gathered: in what else matrices with narrow
     products are kept and gathered, None: as all weights are; dispatched: in what tokens, and gradients of what experts
     make of them, travel to experts, None: as activations; first, last: how many layers at each end of the stack
-    have all products in the format of activations; called: by what name, where it has one.
+    have all products in the format of activations; called, description: its name and what
+    it is, where it has them.
     """
 
     products: Products
@@ -149,6 +150,7 @@ class Recipe:
     first: int = 0
     last: int = 0
     called: str = field(default="", compare=False)
+    description: str = field(default="", compare=False)
 
     @property
     def compute(self) -> DType:

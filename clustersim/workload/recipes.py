@@ -24,10 +24,10 @@ def load_recipe(name_or_path: str) -> Recipe:
     wide = DType(section.choice("activations", DType.BF16.value, DType.FP16.value))
     weights = WeightFormats(wide, wide, DType.FP32, DType.FP32, DType.FP32)
     products, casts = _products(section.section("products")), _casts(section.section("casts"))
-    section.text("description")
+    description = section.text("description")
     section.section("sources").texts()
     section.finish()
-    return Recipe(products, wide, weights, casts, called=path.stem)
+    return Recipe(products, wide, weights, casts, called=path.stem, description=description)
 
 
 def _products(section: Section) -> Products:

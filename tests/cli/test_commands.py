@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from clustersim import shipped
 from clustersim.cli.outputs import Outputs
 from clustersim.cli.run import run_scenario
 from clustersim.report import trace
@@ -99,6 +100,13 @@ def test_presets_lists_every_shelf(clustersim: Run) -> None:
     assert done.returncode == 0
     for name in ("llama3-405b", "gpt3-175b", "dgx-h100", "h100-sxm-80gb", "interleaved"):
         assert name in done.stdout
+
+
+def test_presets_list_recipes_of_number_formats(clustersim: Run) -> None:
+    lines = clustersim("presets").stdout.splitlines()
+    recipes = lines[next(at for at, line in enumerate(lines) if line.startswith("recipe of number formats")) :]
+    for name in shipped.names("recipes"):
+        assert any(line.startswith(f"{name} ") for line in recipes)
 
 
 def test_presets_say_what_a_token_meets(clustersim: Run) -> None:
