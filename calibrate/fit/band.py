@@ -209,7 +209,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> None:
     """Fit, print what was found and how it holds for unseen sources, and write it if that is asked for."""
     wanted, shipped, name = (is_mixture, MIXTURES, MIXED) if options.mixtures else (is_dense, SHIPPED, STEPS)
-    known = [case for case in read_steps() if wanted(case) and software_of(case).wanted]  # elsewhere versions differ
+    known = [case for case in read_steps() if wanted(case) and software_of(case).known]  # elsewhere versions differ
     rows, repeat = read_left_out(options.left_out or shipped), repeat_deviation(known)
     steps = judged(rows, repeat)
     experience = replace(fit(rows, repeat), unseen=unseen(steps))

@@ -100,7 +100,7 @@ def tabulate(case: Case) -> Tabulated | None:
         case.text("source"),
         SIBLINGS.get(own, own),
         HOSTS.get(scenario.framework.name, scenario.framework.name),
-        bool(software_of(case).wanted),
+        software_of(case).known,
         measured,
         _predicted(scenario),
         facts_of(scenario, simulate(scenario).breakdown),

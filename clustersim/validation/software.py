@@ -84,6 +84,13 @@ class Software:
     balances: bool = False
     ends_count: bool = False
     captures: bool = False
+    read: bool = True
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known what it does (`read`: its code was, not just what its words mean)."""
+        return bool(self.wanted) and self.read
+
     words: Words = field(default_factory=lambda: NAMED)
 
     def fused(self, case: Case) -> bool:
@@ -267,8 +274,8 @@ SOFTWARE: Final = (
     ),
     _MEGATRON,
     # XLA's products by Flax or Transformer Engine
-    Software("maxtext", words=DELAYED),
-    Software("paxml", words=DELAYED),
+    Software("maxtext", words=DELAYED, read=False),
+    Software("paxml", words=DELAYED, read=False),
     Software(""),
 )
 

@@ -56,7 +56,7 @@ def test_sources_count_once_in_the_mean_that_is_aimed_at(summary: Summary) -> No
     Two sources of five cases or more are far off, and README says so: long contexts with optimizers on the host, and
     reductions that nothing hides over RoCE.
     """
-    known = {case.text("case_id") for case in read_steps() if is_dense(case) and software_of(case).wanted}
+    known = {case.text("case_id") for case in read_steps() if is_dense(case) and software_of(case).known}
     sources = by_source(each for each in summary.comparisons if each.case_id in known)
     whole = macro(sources.values())
     assert whole is not None
