@@ -5,7 +5,6 @@ Rings and pipelines send between neighbours; the last one of a group has the fir
 whose placement does not join its ends. Other algorithms may reach further.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -56,11 +55,10 @@ def axis_spans(layout: Layout, fabric: Fabric, placement: Placement) -> tuple[Ax
 
 def _spans(layout: Layout, fabric: Fabric, placement: Placement) -> Iterator[AxisSpan]:
     for mesh, axis in _axes(layout):
-        names = [*mesh.degrees]
         size = mesh.degrees[axis.name]
-        stride = math.prod(mesh.degrees[name] for name in names[: names.index(axis.name)])
         if size > 1:
             groups = mesh.members(axis)
+            stride = int(groups[0, 1] - groups[0, 0])
             kinds = _kinds_between(groups, fabric, wraps=axis is not PIPELINE or (size - 1, 0) in placement.hops(1))
             crossings = (*_inside(kinds), *_climbs(kinds))
             yield AxisSpan(axis.name, size, len(groups), stride, _nodes(groups, fabric), crossings)

@@ -78,7 +78,7 @@ def _domains(scenario: Scenario) -> int:
 def _amounts(scenario: Scenario) -> dict[str, int]:
     layout = scenario.layout
     whole = {"GPUs": layout.world, "tokens": scenario.training.sequence}
-    return whole | {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp}
+    return whole | {"tp": layout.tp, "cp": layout.cp, "pp": layout.written.pp}
 
 
 def _software(scenario: Scenario) -> Iterator[str]:

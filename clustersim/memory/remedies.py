@@ -155,7 +155,7 @@ def _wider(plan: Plan, domain: int) -> Iterator[Candidate]:
     """Tensor parallelism in place of data parallelism, inside the NVLink domain."""
     layout = plan.layout
     for factor in (2, 4, 8):
-        if layout.dp % factor == 0 and layout.tp * factor <= domain:
+        if layout.written.dp % factor == 0 and layout.tp * factor <= domain:
             wider = replace(layout, tp=layout.tp * factor, dp=layout.dp // factor)
             yield Candidate(_words(wider), _spread(plan, wider))
 
@@ -165,7 +165,7 @@ def _deeper(plan: Plan) -> Iterator[Candidate]:
     layout = plan.layout
     again_even = " layout.layers_per_stage=even" if layout.layers_per_stage else ""
     for factor in (2, 4, 8):
-        if layout.dp % factor == 0:
+        if layout.written.dp % factor == 0:
             deeper = replace(layout, pp=layout.pp * factor, dp=layout.dp // factor, layers_per_stage=None)
             yield Candidate(_words(deeper) + again_even, _spread(plan, deeper))
 
@@ -182,7 +182,8 @@ def _offload(plan: Plan) -> Iterator[Candidate]:
 
 
 def _words(layout: Layout) -> str:
-    return f"layout.tp={layout.tp} layout.pp={layout.pp} layout.dp={layout.dp}"
+    written = layout.written
+    return f"layout.tp={written.tp} layout.pp={written.pp} layout.dp={written.dp}"
 
 
 def _trained(plan: Plan, **changes: Recompute | Offload | int) -> Plan:

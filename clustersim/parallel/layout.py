@@ -8,7 +8,7 @@ those are neighbours on the data-parallel axis, and the context-parallel ranks a
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from clustersim.arrays import IntArray
 from clustersim.parallel.data import DataParallelism, GradientSync, Replicated
 from clustersim.parallel.mesh import (
     AXES,
+    DATA,
     DENSE,
     EXPERT,
     EXPERT_DATA,
@@ -49,6 +50,8 @@ class Layout:
     overlap_expert_communication: tokens of a forward travel to experts and back while a backward beside it computes,
     and the other way round; delay_wgrad: that backward's gradients of weights come behind what it sends;
     overlap_shared_experts: shared experts run while the pass's own tokens travel;
+    mirrored: pipelines are in pairs that run towards each other (DualPipe), each with a copy of the weights; pp and dp
+    are then those of a pipeline with half the ranks of the pair (`written` has what people say);
     release_outputs: what a stage has sent is freed, where otherwise autograd's graph holds it until its backward
     (Megatron-LM's `deallocate_pipeline_outputs`; Llama 3, arXiv:2407.21783, section 3.3.2).
     """
@@ -68,6 +71,7 @@ class Layout:
     overlap_expert_communication: bool = False
     delay_wgrad: bool = False
     overlap_shared_experts: bool = False
+    mirrored: bool = False
     release_outputs: bool = True
     data: DataParallelism = field(default_factory=Replicated)
     layers_per_stage: Split = None
@@ -76,6 +80,11 @@ class Layout:
     def world(self) -> int:
         """How many ranks the layout needs."""
         return self.mesh.size
+
+    @property
+    def written(self) -> "Layout":
+        """The layout as people say it: a pair of pipelines that run towards each other is one, of all of its ranks."""
+        return replace(self, pp=2 * self.pp, dp=self.dp // 2, mirrored=False) if self.mirrored else self
 
     @property
     def degrees(self) -> dict[str, int]:
@@ -133,7 +142,7 @@ class Layout:
         degrees = self.degrees | self._parts
         there = {DENSE: True, HYBRID: self.hybrid, EXPERTS: self.folded, HYBRID_EXPERTS: self.hybrid and self.folded}
         return {
-            mesh: Mesh({axis.name: degrees[axis.name] for axis in self._ordered(axes)})
+            mesh: Mesh({axis.name: degrees[axis.name] for axis in self._ordered(axes)}, self._opposite(axes))
             for mesh, axes in MESHES.items()
             if there[mesh]
         }
@@ -150,6 +159,11 @@ class Layout:
         if not all(axis.whole.name in places for axis in axes):
             return axes
         return sorted(axes, key=lambda axis: places[axis.whole.name])
+
+    def _opposite(self, axes: tuple[Axis, ...]) -> Axis | None:
+        """The axis of a mesh whose second half is of pipelines that run the other way."""
+        data = (axis for axis in axes if axis.whole is DATA and axis not in (SHARD, EXPERT_SHARD))
+        return next(data) if self.mirrored else None
 
     @property
     def _parts(self) -> dict[str, int]:

@@ -91,6 +91,7 @@ class Span(Enum):
     TABLES = "tables"  # those that hold the embedding's matrix
     NEXT = "next"  # each with the one after it, as sender and receiver
     PREVIOUS = "previous"  # each with the one before it
+    ACROSS = "across"  # each with the one opposite, in the pipeline that runs the other way
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class Role:
     @property
     def ordered(self) -> bool:
         """Whether its groups are pairs of sender and receiver."""
-        return self.span in (Span.NEXT, Span.PREVIOUS)
+        return self.span in (Span.NEXT, Span.PREVIOUS, Span.ACROSS)
 
     @property
     def listed(self) -> str:
@@ -162,6 +163,8 @@ EMBEDDING: Final = Role("embedding", "tied embeddings", (PIPELINE,), DATA, Span.
 """The pipeline ranks that hold an embedding which is the logits' matrix, too, or that of further tokens."""
 NEXT: Final = Role("pp_next", "pp", (PIPELINE,), PIPELINE, Span.NEXT)
 PREVIOUS: Final = Role("pp_previous", "pp", (PIPELINE,), PIPELINE, Span.PREVIOUS)
+ACROSS: Final = Role("pp_across", "pp", (DATA, PIPELINE), PIPELINE, Span.ACROSS)
+"""Ranks that hold the same stages for pipelines which run towards each other."""
 HOST_ROLE: Final = Role("host", "host", (), HOST)
 """Each rank by itself, with its host."""
 
@@ -183,6 +186,7 @@ ROLES: Final[Mapping[str, Role]] = MappingProxyType(
             EXPERT_REPLICAS,
             NEXT,
             PREVIOUS,
+            ACROSS,
             EMBEDDING,
             REPLICA,
             INSTANCE,
@@ -196,9 +200,15 @@ ROLES: Final[Mapping[str, Role]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Axes with degrees over ranks 0, 1, ... degrees: by axis name, the axis with adjacent ranks first."""
+    """Axes with degrees over ranks 0, 1, ... degrees: by axis name, the axis with adjacent ranks first.
+
+    mirrored: the data-parallel axis of a mesh of pipelines in pairs that run towards each other. The first half of its
+    coordinates are on the first half of the ranks along the pipeline; the second half, on those opposite, count back
+    from the last one.
+    """
 
     degrees: Mapping[str, int]
+    mirrored: Axis | None = None
 
     @property
     def size(self) -> int:
@@ -207,16 +217,28 @@ class Mesh:
 
     @property
     def grid(self) -> IntArray:
-        """Rank numbers with one dimension for each axis, in reversed order: the axis with adjacent ranks is last."""
-        return np.arange(self.size, dtype=np.int64).reshape([*self.degrees.values()][::-1])
+        """Rank numbers with one dimension for each axis, in reversed order: the axis with adjacent ranks is last.
+
+        >>> Mesh({"dp": 4, "pp": 2}, mirrored=DATA).grid.tolist()
+        [[0, 1, 6, 7], [2, 3, 4, 5]]
+        """
+        if self.mirrored is None:
+            return np.arange(self.size, dtype=np.int64).reshape([*self.degrees.values()][::-1])
+        pairs, pipeline = self.degrees[self.mirrored.name], self.degrees[PIPELINE.name]
+        written = Mesh({**self.degrees, self.mirrored.name: pairs // 2, PIPELINE.name: 2 * pipeline}).grid
+        ahead, back = np.split(written, 2, axis=self._dimension(PIPELINE))
+        opposite = np.flip(back, axis=self._dimension(PIPELINE))
+        return np.concatenate([ahead, opposite], axis=self._dimension(self.mirrored))
 
     def coordinate(self, axis: Axis) -> IntArray:
         """Coordinate of every rank on one axis: [ranks]."""
-        places: IntArray = np.indices(self.grid.shape)[self._dimension(axis)]
-        return places.reshape(-1)
+        grid, dimension = self.grid, self._dimension(axis)
+        places = np.empty(self.size, dtype=np.int64)
+        places[grid] = np.arange(grid.shape[dimension]).reshape([-1] + [1] * (grid.ndim - 1 - dimension))
+        return places
 
     def members(self, *axes: Axis) -> IntArray:
-        """Groups of the ranks that differ along some axes only, ascending: [groups, product of their degrees].
+        """Groups of the ranks that differ along some axes only, by coordinate: [groups, product of their degrees].
 
         >>> Mesh({"tp": 2, "dp": 2}).members(DATA).tolist()
         [[0, 2], [1, 3]]

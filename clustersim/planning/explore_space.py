@@ -106,7 +106,7 @@ class Space:
     @cached_property
     def start(self) -> dict[str, Setting]:
         """The scenario's settings, in the order in which the page has its controls."""
-        layout, training = self.scenario.layout, self.scenario.training
+        layout, training = self.scenario.layout.written, self.scenario.training
         experts = {"ep": layout.ep, "etp": layout.expert_tensor, "dispatcher": layout.dispatcher.value}
         return {
             "model": 0, "gpus": self.scenario.cluster.gpus, "tp": layout.tp, "pp": layout.pp, "cp": layout.cp,
@@ -236,7 +236,7 @@ class Space:
         known = _followed(settings)
         model, order = known["model"], self.schedule(settings)
         layout = replace(
-            self.scenario.layout,
+            self.scenario.layout.written,
             **{axis: known[axis] for axis in NAMES},
             ep=known["ep"],
             etp=known["etp"],

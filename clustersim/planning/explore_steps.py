@@ -73,7 +73,7 @@ def studies(scenario: Scenario, done: Callable[[int], None]) -> tuple[Study, ...
 
 
 def _asked(scenario: Scenario) -> Iterator[_Asked]:
-    layout, batch, own = scenario.layout, scenario.training.global_batch, _own(scenario)
+    layout, batch, own = scenario.layout.written, scenario.training.global_batch, _own(scenario)
     sizes = list(_sizes(own))
     fixed = f"tp {layout.tp}, pp {layout.pp}" + (f", cp {layout.cp}" if layout.cp > 1 else "")
     yield _Asked(
@@ -111,7 +111,7 @@ def _asked(scenario: Scenario) -> Iterator[_Asked]:
 
 
 def _own(scenario: Scenario) -> _Variant:
-    layout = scenario.layout
+    layout = scenario.layout.written
     return _Variant(scenario.cluster.gpus, layout.tp, layout.pp, layout.dp, scenario.training.global_batch)
 
 
@@ -151,7 +151,7 @@ def _spread(scenario: Scenario, own: _Variant) -> Iterator[_Variant]:
 
 
 def _experts_label(scenario: Scenario, variant: _Variant) -> str:
-    layout = scenario.layout
+    layout = scenario.layout.written
     return f"ep {variant.ep or layout.ep}, {(variant.dispatcher or layout.dispatcher).value}"
 
 
@@ -168,7 +168,7 @@ def _stages(scenario: Scenario) -> Iterator[tuple[str, int | None]]:
 
 def _changes(scenario: Scenario, variant: _Variant) -> Iterator[str]:
     """What makes a variant of the scenario."""
-    layout: Layout = scenario.layout
+    layout: Layout = scenario.layout.written
     yield from _PLAIN
     yield f"cluster.gpus={variant.gpus}"
     yield f"layout.cp={layout.cp}"

@@ -3,26 +3,33 @@
 Stages are numbered through the model (virtual stages). A schedule places them: in a loop (rank r of p holds r, r + p,
 ...), in a V (the second half comes back), or as it likes, as long as stages that follow each other are on one rank or
 on neighbours. Whatever depends on where a stage is follows from the placement: who is whose neighbour, what is handed
-on within a rank, which chunk of its rank a stage is. Each stage is on one rank: a pipeline that holds every stage twice
-and runs both ways (Chimera) cannot be said; DualPipe is two of DualPipeV's.
+on within a rank, which chunk of its rank a stage is. Two pipelines that run towards each other (DualPipe) hold every
+stage twice; each has half of the ranks, and what would be handed on within a rank goes to the other pipeline.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Final
 
 from clustersim.errors import InputError
+
+ACROSS: Final = 2
+"""The way of a message to the same rank of the pipeline that runs the other way."""
 
 
 @dataclass(frozen=True)
 class Placement:
     """ranks: [stages] the pipeline rank of each stage, in model order; each rank from 0 on holds at least one.
 
+    crosses: what stages on one rank hand on to each other goes to that rank of the pipeline that runs the other way.
+
     >>> Placement((0, 1, 1, 0)).stages_of(1)
     (1, 2)
     """
 
     ranks: tuple[int, ...]
+    crosses: bool = False
 
     def __post_init__(self) -> None:
         size = self.size
@@ -54,13 +61,13 @@ class Placement:
         return self._stages[self.ranks[stage]].index(stage)
 
     def way(self, source: int, target: int) -> int:
-        """Whether a message between stages goes to the next rank (1), to the previous one (-1) or stays (0).
+        """Whether a message goes to the next rank (1), to the previous one (-1), stays (0) or crosses over (`ACROSS`).
 
         Of two ranks each is both to the other: there activations go on and gradients back.
         """
         distance = (self.ranks[target] - self.ranks[source]) % self.size
         if distance == 0:
-            return 0
+            return ACROSS if self.crosses else 0
         ways = (1, -1) if target > source else (-1, 1)
         return next(way for way in ways if distance == way % self.size)
 

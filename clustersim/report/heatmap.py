@@ -125,7 +125,7 @@ def _facts(heatmap: Heatmap, looks: Sequence[Category], size: float) -> dict[str
 
 
 def _meshes(layout: Layout) -> Iterator[Mesh]:
-    return (mesh for name, mesh in layout.meshes.items() if name in (DENSE, EXPERTS))
+    return (mesh for name, mesh in layout.written.meshes.items() if name in (DENSE, EXPERTS))
 
 
 def _strides(mesh: Mesh) -> dict[str, list[int]]:

@@ -89,9 +89,13 @@ def row_note(scenario: "Scenario") -> str:
     if len(stages) == 1:
         return ""
     turn = " in turn" if placement == looped(placement.size, len(stages)) else ""
+    also, size = "", placement.size
+    if scenario.layout.mirrored:
+        turn, size = " in pairs", 2 * size
+        also = f", and so does pipeline rank {size - 1}, which does the same for the pipeline that runs the other way"
     return (
-        f"The model is cut into {len(placement.ranks)} stages (chunks), dealt to the {placement.size} pipeline ranks"
-        f"{turn}: pipeline rank 0 holds stages {', '.join(held)}."
+        f"The model is cut into {len(placement.ranks)} stages (chunks), dealt to the {size} pipeline ranks"
+        f"{turn}: pipeline rank 0 holds stages {', '.join(held)}{also}."
     )
 
 
@@ -122,7 +126,7 @@ def row_names(scenario: "Scenario", kinds: int) -> RowNames:
 def layout_line(scenario: "Scenario") -> str:
     """Degrees, strategies and batch, in the order in which people give them."""
     layout, training = scenario.layout, scenario.training
-    degrees = layout.degrees
+    degrees = layout.written.degrees
     words = [f"{axis.name} {degrees[axis.name]:,}" for axis in SPOKEN if degrees[axis.name] > 1]
     words += _experts(layout) if layout.folded else []
     words.append(_data(layout.data) if layout.dp > 1 else "")
@@ -132,9 +136,9 @@ def layout_line(scenario: "Scenario") -> str:
     words.append(_offload(training.offload))
     words.append(training.recipe.name)
     words.append(f"{training.global_batch:,} sequences of {training.sequence:,} tokens a step")
-    words.append(
-        f"{scenario.microbatches:,} microbatch{'es' if scenario.microbatches > 1 else ''} of {training.microbatch}"
-    )
+    ways = "2 x " if layout.mirrored else ""
+    plural = "es" if scenario.microbatches > 1 else ""
+    words.append(f"{ways}{scenario.microbatches:,} microbatch{plural} of {training.microbatch}")
     return " · ".join(word for word in words if word)
 
 

@@ -18,13 +18,14 @@ from clustersim.errors import InputError, nearest
 from clustersim.hardware.allocation import Allocation
 from clustersim.hardware.cluster import Cluster, load_cluster, load_machine
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import DATA
+from clustersim.parallel.mesh import DATA, PIPELINE
 from clustersim.scenario.file import ClusterSection, FrameworkSection, ScenarioFile
 from clustersim.scenario.readings import Readings
 from clustersim.scenario.sections.cost import RecordSection, ScaleSection
 from clustersim.scenario.sections.layout import LayoutSection
 from clustersim.scenario.sections.placement import PlacementSection
 from clustersim.scenario.sections.schedule import Chunked, CsvSection, OrdersSection, PythonSection, ScheduleChoice
+from clustersim.schedules.dual_pipe import DualPipe
 from clustersim.schedules.dual_pipe_v import DualPipeV
 from clustersim.schedules.imported import imported, module_file
 from clustersim.schedules.listed import Listed, listed
@@ -125,15 +126,17 @@ def read_layout(section: LayoutSection, gpus: int, framework: Framework, schedul
     """The layout; where dp is left out, it is what the other degrees leave of the GPUs (at least 1).
 
     What a stage does with outputs that are sent is the framework's habit unless it is said; tokens travel beside
-    computation where the schedule is made for that.
+    computation where the schedule is made for that. Raises InputError for a pipeline that has no middle to run
+    towards.
     """
     releases, overlaps = section.release_outputs, section.overlap_expert_communication
-    made_for = isinstance(schedule, DualPipeV) and section.ep > 1
-    same = {field.name: getattr(section, field.name) for field in fields(Layout)}
+    made_for = isinstance(schedule, DualPipe | DualPipeV) and section.ep > 1
+    same = {field.name: getattr(section, field.name) for field in fields(Layout) if field.name != "mirrored"}
+    dp = section.dp or max(1, gpus // section.replica)
     return Layout(
         **{
             **same,
-            DATA.name: section.dp or max(1, gpus // section.replica),
+            **(_mirrored(section.pp, dp) if isinstance(schedule, DualPipe) else {DATA.name: dp}),
             "order": tuple(section.order),
             "data": section.data.strategy(),
             "layers_per_stage": section.layers_per_stage.split(),
@@ -141,6 +144,14 @@ def read_layout(section: LayoutSection, gpus: int, framework: Framework, schedul
             "release_outputs": framework.release_outputs if releases is None else releases,
         }
     )
+
+
+def _mirrored(pp: int, dp: int) -> dict[str, int | bool]:
+    """Pipelines of so many ranks as pairs of half as long ones that run towards each other."""
+    if pp % 2 or pp < 4:
+        legal = "4 is the fewest" if pp < 4 else f"{pp - 1} or {pp + 1} fits"
+        raise InputError(f"pp: {pp}, but dualpipe's ranks are pairs, each with stages that the other has, too; {legal}")
+    return {PIPELINE.name: pp // 2, DATA.name: 2 * dp, "mirrored": True}
 
 
 def wanted_gpus(cluster: ClusterSection, layout: LayoutSection) -> int | None:

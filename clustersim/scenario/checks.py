@@ -65,7 +65,7 @@ def check_degrees(scenario: Setup) -> Iterator[str]:
     layout, gpus = scenario.layout, scenario.cluster.gpus
     if layout.world == gpus:
         return
-    product, fits = _product(layout, SPOKEN), _degrees_that_fit(scenario)
+    product, fits = _product(layout.written, SPOKEN), _degrees_that_fit(scenario)
     yield f"layout: {product} = {layout.world} ranks, but the cluster has {gpus} GPUs; {fits}"
 
 
@@ -79,7 +79,7 @@ def check_placement(scenario: Setup) -> Iterator[str]:
 
 def _degrees_that_fit(scenario: Setup) -> str:
     """The change of one degree that fits, or of one degree beside dp, or of the cluster."""
-    layout, gpus = scenario.layout, scenario.cluster.gpus
+    layout, gpus = scenario.layout.written, scenario.cluster.gpus
     degrees = layout.degrees
     for axis in reversed(SPOKEN):
         others = layout.world // degrees[axis.name]
@@ -156,7 +156,8 @@ def check_layers(scenario: Setup) -> Iterator[str]:
 
 def _shape(scenario: Setup) -> str:
     """How many stages there are, and why."""
-    pp, stages, chunks = scenario.layout.pp, len(scenario.placement.ranks), scenario.placement.chunks
+    pp, stages = scenario.layout.written.pp, len(scenario.placement.ranks)
+    chunks = 1 if scenario.layout.mirrored else scenario.placement.chunks
     if stages == pp * chunks:
         return f"pp {pp} x {chunks} chunks = {stages} stages"
     return f"schedule {scenario.schedule.name} has {stages} stages on pp {pp}"
@@ -178,23 +179,25 @@ def check_recomputed(scenario: Setup) -> Iterator[str]:
 
 
 def _fewer_stages(scenario: Setup) -> str:
-    layers, layout, chunks = scenario.model.layers, scenario.layout, scenario.placement.chunks
-    replica = layout.tp * layout.cp
-    legal = [pp for pp in divisors(scenario.cluster.gpus // replica) if pp * chunks <= layers]
+    layers, layout = scenario.model.layers, scenario.layout
+    each = len(scenario.placement.ranks) // layout.written.pp
+    legal = [pp for pp in divisors(scenario.cluster.gpus // (layout.tp * layout.cp)) if pp * each <= layers]
     return f"pp {legal[-1]} fits" if legal else f"at most {layers} stages fit"
 
 
 def check_batch(scenario: Setup) -> Iterator[str]:
     """Whether replicas and their schedule can share out the batch."""
     batch, micro, dp = scenario.training.global_batch, scenario.training.microbatch, scenario.layout.dp
+    ways = f"dp {scenario.layout.written.dp} x 2 ways of {scenario.schedule.name}"
+    pipelines = ways if scenario.layout.mirrored else f"dp {dp}"
     if batch < dp * micro:
         fed = batch // micro
         yield (
             f"training.global_batch: {batch} sequences feed at most {fed} data-parallel ranks with microbatches of "
-            f"{micro}, but dp is {dp}; {_fed_by(scenario)}"
+            f"{micro}, but {pipelines.replace('dp ', 'dp is ', 1)}; {_fed_by(scenario)}"
         )
     elif batch % (dp * micro):
-        product = f"dp {dp} x microbatch {micro} = {dp * micro}"
+        product = f"{pipelines} x microbatch {micro} = {dp * micro}"
         legal = multiples_around(batch, dp * micro)
         yield f"training.global_batch: {batch} is not a multiple of {product}; {legal} fits"
     elif len(scenario.placement.ranks) * scenario.microbatches > MOST_PASSES:
@@ -208,14 +211,14 @@ def check_batch(scenario: Setup) -> Iterator[str]:
 
 def _fed_by(scenario: Setup) -> str:
     """A layout of the same GPUs that the batch can feed: more tensor parallelism, or else a larger batch."""
-    layout, training, model = scenario.layout, scenario.training, scenario.model
-    sequences = training.global_batch // training.microbatch
+    layout, training, model = scenario.layout.written, scenario.training, scenario.model
+    sequences, pipelines = training.global_batch // training.microbatch, scenario.layout.dp
     for factor in divisors(layout.dp):
         tp, dp = layout.tp * factor, layout.dp // factor
         divided = not any(each.heads % tp or each.kv_heads % tp for each in model.attentions)
-        if sequences % dp == 0 and sequences and divided:
+        if sequences % (pipelines // factor) == 0 and sequences and divided:
             return f"tp {tp} x dp {dp} fits"
-    return f"global_batch {layout.dp * training.microbatch} fits"
+    return f"global_batch {pipelines * training.microbatch} fits"
 
 
 def _order(scenario: Setup) -> Iterator[str]:
@@ -303,7 +306,7 @@ def _naive(scenario: Setup) -> Iterator[str]:
 
 def check_shards(scenario: Setup) -> Iterator[str]:
     """Whether the ranks that hold the same weights fall into groups that share them out."""
-    layout = scenario.layout
+    layout = scenario.layout.written
     within, ranks = layout.data.within, layout.cp * layout.dp
     legal = [layout.cp * each for each in divisors(layout.dp)]
     if within is not None and within not in legal:
@@ -333,7 +336,7 @@ def check_by_parameter(scenario: Setup) -> Iterator[str]:
         return
     beside = {
         "model.experts": bool(scenario.model.mixtures),
-        f"layout.pp {layout.pp}": layout.pp > 1,
+        f"layout.pp {layout.written.pp}": layout.pp > 1,
         "training.lora": training.lora is not None,
         "training.offload": training.offload != NOTHING,
     }

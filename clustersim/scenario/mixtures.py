@@ -29,7 +29,7 @@ def check_experts(scenario: Setup) -> Iterator[str]:
 def check_folded(scenario: Setup) -> Iterator[str]:
     """Whether experts can be folded onto the ranks of all else."""
     if _mixtures(scenario):
-        yield from _folded(scenario.layout)
+        yield from _folded(scenario.layout.written)
 
 
 def check_tokens_of_experts(scenario: Setup) -> Iterator[str]:

@@ -13,6 +13,7 @@ from clustersim.parallel.data import ByParameter, FullyShard
 from clustersim.program.task import Dispatcher
 from clustersim.scenario.setup import Setup
 from clustersim.schedules.combined import Combined
+from clustersim.schedules.dual_pipe import DualPipe
 from clustersim.schedules.dual_pipe_v import DualPipeV
 from clustersim.schedules.imported import Imported
 from clustersim.schedules.listed import Listed
@@ -75,7 +76,7 @@ def _recomputed(scenario: Setup) -> Iterator[str]:
 def _paired(scenario: Setup) -> Iterator[str]:
     """Whether the schedule has forwards beside backwards."""
     schedule = scenario.run_schedule
-    if isinstance(schedule, DualPipeV | Listed | Imported):
+    if isinstance(schedule, DualPipe | DualPipeV | Listed | Imported):
         return
     if not isinstance(schedule, Combined):
         yield f"needs forwards beside backwards, which schedule {schedule.name} has not; dualpipev and interleaved fit"

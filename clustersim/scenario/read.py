@@ -96,7 +96,9 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
     cluster, disturbances = machine
     if any(mixture.experts > 1 for mixture in model.mixtures):  # one expert is an MLP
         framework = framework.with_experts(cluster.accelerator.host_pace)
-    layout = build.read_layout(file.layout, cluster.gpus, framework, schedule)
+    layout = _try(found, "layout.", partial(build.read_layout, file.layout, cluster.gpus, framework, schedule))
+    if layout is None:
+        raise refuse(origin.source, found)
     training = file.training.step(every_projection(model), framework, layout.data)
     by_rows, sharded = cluster.accelerator.efficiency.matmul.by_rows, isinstance(layout.data, FullyShard)
     training = replace(training, recipe=training.recipe.as_run(by_rows=by_rows, sharded=sharded))

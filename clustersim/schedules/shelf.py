@@ -10,6 +10,7 @@ from typing import Final
 
 from clustersim.errors import InputError, nearest
 from clustersim.schedules.breadth_first import BreadthFirst
+from clustersim.schedules.dual_pipe import DualPipe
 from clustersim.schedules.dual_pipe_v import DualPipeV
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
@@ -26,6 +27,7 @@ _PLAIN: Final[Mapping[str, Callable[[], Schedule]]] = MappingProxyType(
         **_ZERO_BUBBLE,
         ZeroBubbleV.name: ZeroBubbleV,
         DualPipeV.name: DualPipeV,
+        DualPipe.name: DualPipe,
     }
 )
 _CHUNKED: Final[Mapping[str, Callable[[int], Schedule]]] = MappingProxyType(

@@ -24,7 +24,8 @@ SMALL: dict[str, Any] = {
     "model": {"preset": "llama-tiny", "layers": 12},
     "cluster": {"name": "dgx-h100", "gpus": 8},
 }
-FIXED = [name for name in NAMES if not name.endswith("p")]  # those whose order does not depend on durations
+TWICE = "dualpipe"  # two pipelines towards each other, which no CSV can say
+FIXED = [name for name in NAMES if not name.endswith("p") and name != TWICE]  # their order depends on no durations
 
 
 def plan(pp: int, microbatches: int, schedule: object, **layout: object) -> dict[str, Any]:
@@ -65,7 +66,8 @@ def test_a_shelfs_order_from_a_file_is_the_shelfs(name: str, pp: int, rounds: in
 @st.composite
 def shuffled(draw: st.DrawFn) -> tuple[str, int, int]:
     """An order of the shelf in which some passes of a rank have changed places: CSV, ranks, microbatches."""
-    name, ranks, rounds = draw(st.sampled_from(NAMES)), draw(st.integers(1, 4)), draw(st.integers(1, 2))
+    names = [name for name in NAMES if name != TWICE]
+    name, ranks, rounds = draw(st.sampled_from(names)), draw(st.integers(1, 4)), draw(st.integers(1, 2))
     rounds += name == "dualpipev"  # two stages on each rank, a microbatch for each at least
     rows = [[*map(str, row)] for row in schedule(name).order(ranks, ranks * rounds)]
     for _ in range(draw(st.integers(0, 6))):

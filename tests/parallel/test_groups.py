@@ -13,6 +13,7 @@ from clustersim.parallel.groups import process_groups
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import CONTEXT, DATA, DENSE, EXPERTS, MESHES, NAMES, PIPELINE, ROLES, SERVED, TENSOR, Axis
 from clustersim.program.placement import Placement, looped
+from clustersim.schedules.dual_pipe import DualPipe
 
 LAYOUTS = st.builds(
     lambda degrees, order: Layout(**degrees, order=tuple(order)),
@@ -174,3 +175,31 @@ def test_every_axis_is_served_by_a_role_and_every_role_lies_on_its_mesh() -> Non
     assert {role.serves for role in ROLES.values()} == set(SERVED)
     for role in ROLES.values():
         assert {axis.name for axis in role.axes} <= set(meshes[role.mesh].degrees), role
+
+
+@given(st.integers(2, 4), st.integers(1, 3), st.integers(1, 2), st.permutations(NAMES))
+def test_pipelines_towards_each_other_are_dual_pipe(half: int, dp: int, tp: int, order: list[str]) -> None:
+    """On the line of pp = 2 half ranks as they are numbered: rank r has the stages r and pp - 1 - r, each a copy.
+
+    One pipeline sends activations from r to r + 1, the other from r + 1 to r, and gradients come back: all pairs of
+    neighbours both ways, and no others. Who holds the same stages are r and pp - 1 - r of all dp.
+    """
+    layout = Layout(tp=tp, pp=half, dp=2 * dp, order=tuple(order), mirrored=True)
+    groups = process_groups(layout, DualPipe().placement(half))
+    lines = layout.written.mesh.members(PIPELINE)
+    pairs = {(a, b) for line in lines.tolist() for one in range(2 * half - 1) for a, b in permuted(line[one : one + 2])}
+    sent = [tuple(pair) for role in ("pp_next", "pp_previous", "pp_across") for pair in groups[role].members.tolist()]
+    assert set(sent) == pairs
+    place = layout.written.mesh.coordinate(PIPELINE)
+    assert np.minimum(place, 2 * half - 1 - place).tolist() == layout.coordinate(PIPELINE).tolist()
+    same = {frozenset(group) for group in groups["dp"].members.tolist()}
+    tensor = layout.written.mesh.coordinate(TENSOR)
+    alike = [[rank for rank in range(layout.world) if (place[rank] in (at, 2 * half - 1 - at)) and tensor[rank] == of]
+             for at in range(half) for of in range(tp)]  # fmt: skip
+    assert same == {frozenset(group) for group in alike}
+
+
+def permuted(pair: list[int]) -> list[tuple[int, int]]:
+    """A pair both ways."""
+    one, other = pair
+    return [(one, other), (other, one)]

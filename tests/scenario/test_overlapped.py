@@ -53,7 +53,6 @@ def test_dual_pipe_v_is_made_for_it() -> None:
             "needs several chunks in a pipeline, and schedule 1f1b has one; interleaved and dualpipev fit",
         ),
         (["layout.delay_wgrad=true", "layout.data=fsdp"], "is not modelled where each backward gathers weights"),
-        (["schedule=dualpipe"], "half the pp and twice the dp with schedule dualpipev is the same work"),
         (["layout.overlap_shared_experts=true"], "exclude each other; write one of them"),
     ],
 )

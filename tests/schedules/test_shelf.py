@@ -4,6 +4,7 @@ import pytest
 
 from clustersim.errors import InputError
 from clustersim.schedules.breadth_first import BreadthFirst
+from clustersim.schedules.dual_pipe import DualPipe
 from clustersim.schedules.dual_pipe_v import DualPipeV
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
@@ -16,8 +17,8 @@ from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 def test_every_name_makes_the_schedule_that_knows_itself_by_it() -> None:
     assert [schedule(name).name for name in NAMES] == list(NAMES)
     assert [schedule(name) for name in NAMES] == [
-        GPipe(), OneFOneB(), ZeroBubble(1), ZeroBubble(2), ZeroBubbleV(), DualPipeV(), Interleaved(2),
-        BreadthFirst(2),
+        GPipe(), OneFOneB(), ZeroBubble(1), ZeroBubble(2), ZeroBubbleV(), DualPipeV(), DualPipe(),
+        Interleaved(2), BreadthFirst(2),
     ]  # fmt: skip
 
 
@@ -25,7 +26,7 @@ def test_every_name_makes_the_schedule_that_knows_itself_by_it() -> None:
     ("name", "chunks", "sentence"),
     [
         ("interleave", 2, "did you mean interleaved"),
-        ("", None, "choose one of 1f1b, bfs, dualpipev, gpipe, interleaved, zb-1p, zb-2p, zb-v"),
+        ("", None, "choose one of 1f1b, bfs, dualpipe, dualpipev, gpipe, interleaved, zb-1p, zb-2p, zb-v"),
         ("zb-h1", None, "did you mean zb-1p"),
         ("zb-2p", 2, "schedule zb-2p leaves no choice of model chunks per rank; interleaved and bfs take 2"),
         ("1f1b", 2, "schedule 1f1b leaves no choice"),

@@ -63,8 +63,8 @@ def test_a_rows_schedule_is_one_of_the_shelf(name: str) -> None:
 
 
 def test_another_schedule_is_not_modelled() -> None:
-    with pytest.raises(CannotPredictError, match="schedule dualpipe is not modelled"):
-        scenario_mapping(case(schedule="dualpipe"))
+    with pytest.raises(CannotPredictError, match="schedule chimera is not modelled"):
+        scenario_mapping(case(schedule="chimera"))
 
 
 @pytest.mark.parametrize(

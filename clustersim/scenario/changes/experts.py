@@ -39,7 +39,7 @@ def _over(layout: Layout, ranks: int) -> Layout:
 
 def spreads(scenario: Scenario) -> Iterator[int]:
     """Over how many ranks the experts of every layer can be spread, ascending."""
-    layout = scenario.layout
+    layout = scenario.layout.written
     room = layout.tp * layout.cp * layout.dp
     experts = math.gcd(*(each.experts for each in scenario.model.mixtures if each.alone is None))
     yield from (each for each in divisors(experts) if room % (each * layout.expert_tensor) == 0)

@@ -4,20 +4,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from clustersim.scenario.section import (
-    Choice,
-    Name,
-    Section,
-    mistake,
-)
+from clustersim.scenario.section import Choice, Name, Section
 from clustersim.schedules.shelf import NAMES
 from clustersim.workload.stack import MOST_LAYERS
-
-_DUAL_PIPE = (
-    "dualpipe is two dualpipev pipelines that run towards each other: each of its ranks does what the rank opposite "
-    "does, with its own copy of the same two stages. So half the pp and twice the dp with schedule dualpipev is the "
-    "same work in the same memory; write that"
-)
 
 
 class Flat(Section):
@@ -72,6 +61,7 @@ class ScheduleChoice(Choice):
     zero_bubble_2p: Flat | None = Field(None, alias="zb-2p")
     zero_bubble_v: Flat | None = Field(None, alias="zb-v")
     dual_pipe_v: Flat | None = Field(None, alias="dualpipev")
+    dual_pipe: Flat | None = Field(None, alias="dualpipe")
     csv: CsvSection | None = None
     orders: OrdersSection | None = None
     python: PythonSection | None = None
@@ -82,8 +72,6 @@ class ScheduleChoice(Choice):
         match value:
             case str() if value.endswith(".csv"):
                 return {"csv": value}
-            case "dualpipe":
-                raise mistake(_DUAL_PIPE)
             case str() if ":" in value:
                 return {"python": value}
         return super().written_out(value)

@@ -1,0 +1,42 @@
+"""In which order does DualPipe work? Two pipelines over the same ranks that run towards each other.
+
+Rank r of P holds stage r of the one and stage P - 1 - r of the other, and does with them what rank min(r, P - 1 - r) of
+DualPipeV does on P/2 ranks with its two stages; each pipeline has half of the microbatches. So it is said here: as two
+pipelines of p = P/2 ranks (`Layout.mirrored`), which have each other's second half of the stages. What DualPipeV hands
+on at its turn, within the last rank, crosses over. Every weight is there twice, and its gradients are summed over both.
+Reference: deepseek-ai/DualPipe, dualpipe/dualpipe.py@bb214e82 (whose eight steps are those of dualpipev.py).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from clustersim.errors import InputError
+from clustersim.program.action import Order
+from clustersim.program.placement import Placement
+from clustersim.schedules.dual_pipe_v import DualPipeV
+from clustersim.schedules.schedule import require_positive
+
+
+@dataclass(frozen=True, slots=True)
+class DualPipe:
+    """DualPipe, of which `ranks` are half: those of one of the two pipelines; so are microbatches."""
+
+    name: ClassVar[str] = "dualpipe"
+
+    def placement(self, ranks: int) -> Placement:
+        """Down the ranks, across to the other pipeline, and back."""
+        return Placement(DualPipeV().placement(ranks).ranks, crosses=True)
+
+    def require(self, ranks: int, microbatches: int) -> None:
+        """Raise InputError where a pipeline has fewer microbatches than stages."""
+        require_positive(ranks, microbatches)
+        if microbatches < 2 * ranks:
+            raise InputError(
+                f"dualpipe on {2 * ranks} pipeline ranks needs as many microbatches each way, {4 * ranks} in all, "
+                f"not {2 * microbatches}"
+            )
+
+    def order(self, ranks: int, microbatches: int) -> Order:
+        """The steps of every rank of a pipeline, which are DualPipeV's; raise InputError as `require` does."""
+        self.require(ranks, microbatches)
+        return DualPipeV().order(ranks, microbatches)

@@ -1,0 +1,66 @@
+"""DualPipe in a file: degrees as people say them, two pipelines inside."""
+
+from typing import Any
+
+import pytest
+
+from clustersim import Scenario
+from clustersim.errors import InputError
+from clustersim.report.wording import layout_line, row_note
+from clustersim.schedules.dual_pipe import DualPipe
+
+PLAN: dict[str, Any] = {
+    "model": {"preset": "deepseek-v2-lite", "layers": 16},
+    "cluster": {"name": "dgx-h100", "gpus": 32},
+    "layout": {"pp": 8, "ep": 4},
+    "schedule": "dualpipe",
+    "training": {"sequence": 1024, "global_batch": 64},
+}
+
+
+def read(*overrides: str) -> Scenario:
+    return Scenario.from_mapping(PLAN, overrides=list(overrides))
+
+
+def test_it_is_said_as_one_pipeline_and_run_as_two() -> None:
+    scenario = read()
+    assert (scenario.layout.pp, scenario.layout.dp, scenario.layout.mirrored) == (4, 8, True)
+    assert (scenario.layout.written.pp, scenario.layout.written.dp, scenario.layout.written.mirrored) == (8, 4, False)
+    assert scenario.layout.world == scenario.layout.written.world == 32
+    assert scenario.run_schedule == DualPipe()
+    assert scenario.microbatches == 8
+    assert layout_line(scenario).startswith("pp 8 · dp 4 · ep 4")
+    assert "2 x 8 microbatches of 1" in layout_line(scenario)
+    assert "dealt to the 8 pipeline ranks and back: pipeline rank 0 holds stages 0, 7, and so does" in row_note(
+        scenario
+    )
+
+
+def test_tokens_travel_beside_computation() -> None:
+    assert read().layout.overlap_expert_communication
+    assert not read("layout.ep=1").layout.overlap_expert_communication
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["layout.pp=5"], "layout.pp: 5, but dualpipe's ranks are pairs, each with stages .*; 4 or 6 fits"),
+        (["layout.pp=2"], "layout.pp: 2, but dualpipe's ranks are pairs, each with stages .*; 4 is the fewest"),
+        (["layout.pp=1"], "layout.pp: 1, .*; 4 is the fewest"),
+        (["training.global_batch=56"], "needs as many microbatches each way, 16 in all, not 14"),
+        (["training.global_batch=60"], "not a multiple of dp 4 x 2 ways of dualpipe x microbatch 1 = 8; 56 or 64 fits"),
+        (["training.global_batch=4"], "feed at most 4 .* microbatches of 1, but dp is 4 x 2 ways of dualpipe"),
+        (["layout.ep=8"], "8 x etp 1 does not divide the 4 ranks of tp x cp x dp"),
+        (["layout.pp=32", "layout.ep=1"], "pp 32 x 1 chunks = 32 stages, .* has only 16 layers"),
+        (["layout.dp=8"], "pp 8 x dp 8 = 64 ranks, but the cluster has 32 GPUs; dp 4 fits"),
+        (["layout.data={zero: {stage: 1, shard: 3}}"], "shard 3 does not divide the 4 ranks .dp 4. that hold the same"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_sentence(overrides: list[str], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        read(*overrides)
+
+
+def test_changes_say_degrees_as_files_do() -> None:
+    assert read().changed("layout.pp=4").layout.pp == 2
+    assert read().changed("schedule=1f1b").layout.pp == 8
