@@ -70,7 +70,7 @@ def test_a_word_of_the_shelf_may_have_options(plan: Plan, written: object, expec
 
 
 def test_every_name_of_the_shelf_is_a_word(plan: Plan) -> None:
-    assert [plan(name).schedule for name in NAMES] == [schedule(name) for name in NAMES]
+    assert [plan(name, "layout.pp=4", "layout.dp=4").schedule for name in NAMES] == [schedule(name) for name in NAMES]
 
 
 def test_a_csv_is_read_once_and_written_out_wherever_the_scenario_goes(plan: Plan, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_replicas_that_do_not_divide_are_no_prediction() -> None:
 @pytest.mark.parametrize("name", shelf.NAMES)
 def test_a_rows_schedule_is_one_of_the_shelf(name: str) -> None:
     chunks = 2 if name in shelf.CHUNKED else None
-    scenario = Scenario.from_mapping(scenario_mapping(case(schedule=name, vpp="2")))
+    scenario = Scenario.from_mapping(scenario_mapping(case(schedule=name, vpp="2", pp="4", dp="1", layers="8")))
     assert scenario.schedule == shelf.schedule(name, chunks)
 
 
