@@ -13,7 +13,7 @@ from clustersim.experience.file import load_experience
 from clustersim.units import format_bytes, format_step_time
 from clustersim.validation.layouts import Ranking
 from clustersim.validation.memory import Verdict
-from clustersim.validation.pairs import SpeedUp, SpeedUps
+from clustersim.validation.pairs import Pair, Pairs
 from clustersim.validation.quality import Inside, Macro, Quality
 from clustersim.validation.summary import Coverage, Summary
 
@@ -31,8 +31,12 @@ SUBSETS: Final[Mapping[str, str]] = {
     "vtrain multi-node": "vtrain, several nodes",
 }
 BANDED: Final = ("regime", "cases", "sources", "inside", "published, left out")
-PAIRED: Final = ("case", "format", "measured", "predicted", "error")
-PAIRED_BY: Final = "speed-up over bf16 by format: predicted over measured ratio"
+PAIRED: Final = ("case", "with", "measured", "predicted", "error")
+PAIRED_IN: Final = {
+    "formats": "speed-up over bf16, of the same case published in both",
+    "experts": "speed-up of mixtures, of the same case published without",
+}
+"""What tables of pairs are called, by what the pairs differ in."""
 RANKED: Final = ("source", "sets", "cases", "right", "mean regret", "Kendall tau")
 _NOTHING: Final = "–"
 _MOST_REASONS: Final = 12
@@ -68,8 +72,10 @@ def _parts(summary: Summary) -> Iterator[Table | Text]:
     if summary.layouts is not None and summary.layouts.sets:
         yield _layouts(summary.layouts)
         yield Text()
-    if summary.pairs is not None and summary.pairs.pairs:
-        yield from (_pairs(summary.pairs), Text(), _table(PAIRED_BY, "format", summary.pairs.by_format()), Text())
+    for kind, pairs in summary.pairs.items():
+        if pairs.pairs:
+            by_change = _table(f"{PAIRED_IN[kind]}: predicted over measured ratio", "with", pairs.by_change())
+            yield from (_pairs(PAIRED_IN[kind], pairs), Text(), by_change, Text())
     if summary.bands:
         yield _bands(summary.bands)
         yield Text()
@@ -227,18 +233,17 @@ def _layouts(ranking: Ranking) -> Table:
     return table
 
 
-def _pairs(speed_ups: SpeedUps) -> Table:
-    """Every case that was published in bf16 too."""
-    table = table_of("speed-up over bf16, of the same case published in both", *PAIRED)
+def _pairs(title: str, pairs: Pairs) -> Table:
+    table = table_of(title, *PAIRED)
     table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
-    for pair in speed_ups.pairs:
-        table.add_row(Text(_cut(pair.narrow)), *pair_cells(pair))
+    for pair in pairs.pairs:
+        table.add_row(Text(_cut(pair.second)), *pair_cells(pair))
     return table
 
 
-def pair_cells(pair: SpeedUp) -> tuple[str, ...]:
+def pair_cells(pair: Pair) -> tuple[str, ...]:
     """The cells below PAIRED, but for the first."""
-    return pair.precision, f"{pair.measured:.2f}", f"{pair.predicted:.2f}", signed(pair.error)
+    return pair.change, f"{pair.measured:.2f}", f"{pair.predicted:.2f}", signed(pair.error)
 
 
 def ranking_cells(ranking: Ranking) -> tuple[str, ...]:

@@ -37,6 +37,8 @@ _BESIDE: Final = re.compile(
 # Megatron Bridge's `moe_a2a_overlap` sets both (`_set_moe_a2a_overlap_overrides` of its performance recipes)
 _PUT_OFF: Final = re.compile(r"delayed wgrad|moe_a2a_overlap")
 _CAPACITY: Final = re.compile(r"capacity factor (\d+(?:\.\d+)?)(?: and|,) padd")
+PLAIN: Final = Dispatcher.ALL_TO_ALL.value
+"""The dispatcher of software whose recipes say nothing else."""
 _LOOP: Final = "experts one after the other"
 _LATENT: Final = re.compile(r"latent[ -]attention")
 _UNMODELLED: Final = {  # as notes say it
@@ -137,17 +139,28 @@ def experts_section(case: Case, preset: str | None) -> dict[str, Any]:
 
 def experts_layout(case: Case, software: Software) -> dict[str, Any]:
     """What `layout` says of a run's experts."""
-    dispatcher = _dispatcher(case)
+    dispatcher, served = _dispatcher(case), experts_served(case)
     section: dict[str, Any] = {"ep": case.whole("ep", 1), "dispatcher": dispatcher.value}
     if software.mixtures and dispatcher is Dispatcher.ALL_TO_ALL and public_model(case) in _NARROW:
         section |= {"overlap_shared_experts": True}
-    if _BESIDE.search(case.text("notes")):
-        put_off = _PUT_OFF.search(case.text("notes")) is not None
-        section |= {"overlap_expert_communication": True, "delay_wgrad": put_off}
+    if served["overlap"]:
+        section |= {"overlap_expert_communication": True, "delay_wgrad": served["delayed wgrad"]}
     stated = _CUT.search(case.text("notes"))
     if stated:
         return section | {"etp": int(stated[1])}
     return section | ({"etp": 1} if software.whole_experts else {})
+
+
+def experts_served(case: Case) -> dict[str, str | float | None]:
+    """How experts of a run got their tokens, by what can differ; `PLAIN`, False and None are what most do."""
+    notes = case.text("notes")
+    capacity = _CAPACITY.search(notes)
+    return {
+        "dispatcher": _dispatcher(case).value,
+        "overlap": _BESIDE.search(notes) is not None,
+        "delayed wgrad": _PUT_OFF.search(notes) is not None,
+        "capacity": None if capacity is None else float(capacity[1]),
+    }
 
 
 @cache

@@ -1,35 +1,40 @@
-"""How much faster is a step in a narrow format: does the prediction say what was measured?
+"""How much faster is a step in a narrow format, or with experts served otherwise: is it predicted as it was measured?
 
-A pair are two cases of one source that differ in nothing but their number format: one in bf16 or fp16, one in a format
-with scales. Where several wide ones fit, those of the same place in the source are taken, so that releases of a
-software are compared each with itself, and of what is left the mean. Recipes for one format are not always those for
-another: other layouts are no pair, since their ratio says more of the layout than of the format.
+A pair are two cases of one source that differ in nothing else. Of formats one is in bf16 or fp16, one in a format with
+scales. Where several wide ones fit, those of the same place in the source are taken, so that releases of a software
+are compared each with itself, and of what is left the mean. Recipes for one format are not always those for another:
+other layouts are no pair, since their ratio says more of the layout than of the format. Of mixtures both are in the
+same place of the source, and differ in one thing of how experts get their tokens (`mixtures.experts_served`), with
+whatever else the notes say that came with it.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from statistics import fmean
 from typing import Any, Final
 
 from clustersim.units import Seconds
 from clustersim.validation.cases import Case
 from clustersim.validation.comparison import Comparison
+from clustersim.validation.mixtures import PLAIN, experts_served
 from clustersim.validation.precision import is_narrow, is_wide
 from clustersim.validation.quality import Quality, grouped, quality_of
+from clustersim.validation.software import has_experts
 
 _RESULTS: Final = ("step_time_s", "step_time_origin", "model_tflops_per_gpu", "mfu_pct", "flop_convention")
-_APART: Final = frozenset(("precision", "case_id", "locator", "notes", "quality", *_RESULTS))
+_APART: Final = frozenset(("case_id", "notes", "quality", *_RESULTS))
 _PLACE: Final = "locator"
 
 
 @dataclass(frozen=True, slots=True)
-class SpeedUp:
-    """One pair. wide, narrow: its cases; measured, predicted: time of the wide one over that of the narrow one."""
+class Pair:
+    """Two cases. change: what the second has otherwise; measured, predicted: time of the first over the second's."""
 
     source: str
-    wide: str
-    narrow: str
-    precision: str
+    first: str
+    second: str
+    change: str
     measured: float
     predicted: float
 
@@ -44,28 +49,38 @@ class SpeedUp:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeedUps:
-    """All pairs."""
+class Pairs:
+    """All pairs of a kind."""
 
-    pairs: tuple[SpeedUp, ...]
+    pairs: tuple[Pair, ...]
 
-    def by_format(self) -> dict[str, Quality]:
-        """How far predicted ratios are from measured ones, by the narrow format."""
-        groups = grouped(self.pairs, lambda each: each.precision)
+    def by_change(self) -> dict[str, Quality]:
+        """How far predicted ratios are from measured ones, by what the second cases have otherwise."""
+        groups = grouped(self.pairs, lambda each: each.change)
         return {name: quality_of([each.error for each in group]) for name, group in groups.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """Errors, overall and by format, and every pair."""
+        """Errors, overall and by change, and every pair."""
         overall = quality_of([each.error for each in self.pairs]).to_json()
-        by_format = {name: each.to_json() for name, each in self.by_format().items()}
-        return {"overall": overall, "by_format": by_format, "list": [each.to_json() for each in self.pairs]}
+        by_change = {name: each.to_json() for name, each in self.by_change().items()}
+        return {"overall": overall, "by_change": by_change, "list": [each.to_json() for each in self.pairs]}
 
 
-def speed_ups(cases: Sequence[Case], comparisons: Sequence[Comparison]) -> SpeedUps:
-    """The pairs of which both have a prediction; comparisons: of these cases, in their order."""
-    known = [_Run(case, each) for case, each in zip(cases, comparisons, strict=True) if each.predicted is not None]
-    sets = grouped(known, lambda run: run.key)
-    return SpeedUps(tuple(pair for runs in sets.values() for pair in _pairs(runs)))
+def speed_ups(cases: Sequence[Case], comparisons: Sequence[Comparison]) -> Pairs:
+    """Those of formats of which both have a prediction; comparisons: of these cases, in their order."""
+    sets = grouped(_known(cases, comparisons), lambda run: run.key(_PLACE, "precision"))
+    return Pairs(tuple(pair for runs in sets.values() for pair in _of_formats(runs)))
+
+
+def served_otherwise(cases: Sequence[Case], comparisons: Sequence[Comparison]) -> Pairs:
+    """Those of mixtures of which both have a prediction, so likewise; the plainer one is the first."""
+    runs = [run for run in _known(cases, comparisons) if has_experts(run.case)]
+    sets = grouped(runs, lambda run: run.key())
+    return Pairs(tuple(pair for each in sets.values() for two in combinations(each, 2) for pair in _of_experts(*two)))
+
+
+def _known(cases: Sequence[Case], comparisons: Sequence[Comparison]) -> list["_Run"]:
+    return [_Run(case, each) for case, each in zip(cases, comparisons, strict=True) if each.predicted is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +90,10 @@ class _Run:
     case: Case
     comparison: Comparison
 
-    @property
-    def key(self) -> tuple[tuple[str, str], ...]:
-        """All that is the same in a pair; a column that one table lacks is an empty cell."""
+    def key(self, *apart: str) -> tuple[tuple[str, str], ...]:
+        """All that is the same in a pair; a column that one table lacks is an empty cell. apart: what may differ."""
         cells = self.case.cells.items()
-        return tuple(sorted((column, cell) for column, cell in cells if cell and column not in _APART))
+        return tuple(sorted((column, cell) for column, cell in cells if cell and column not in {*_APART, *apart}))
 
     @property
     def predicted(self) -> Seconds:
@@ -87,11 +101,11 @@ class _Run:
         return self.comparison.predicted or 0.0
 
 
-def _pairs(runs: Sequence[_Run]) -> Iterator[SpeedUp]:
+def _of_formats(runs: Sequence[_Run]) -> Iterator[Pair]:
     wide = [run for run in runs if is_wide(run.case)]
     for run in runs:
         if wide and is_narrow(run.case):
-            yield _pair(_beside(run, wide), run)
+            yield _pair(_beside(run, wide), run, run.case.text("precision"))
 
 
 def _beside(narrow: _Run, wide: Sequence[_Run]) -> Sequence[_Run]:
@@ -100,9 +114,19 @@ def _beside(narrow: _Run, wide: Sequence[_Run]) -> Sequence[_Run]:
     return [run for run in wide if run.case.text(_PLACE) == place] or wide
 
 
-def _pair(wide: Sequence[_Run], narrow: _Run) -> SpeedUp:
-    measured = fmean(run.comparison.measured for run in wide) / narrow.comparison.measured
-    predicted = fmean(run.predicted for run in wide) / narrow.predicted
-    case = narrow.case
-    names = (case.text("source"), wide[0].case.text("case_id"), case.text("case_id"))
-    return SpeedUp(*names, case.text("precision"), measured, predicted)
+def _of_experts(one: _Run, other: _Run) -> Iterator[Pair]:
+    had, has = experts_served(one.case), experts_served(other.case)
+    changed = [key for key in had if had[key] != has[key]]
+    if len(changed) != 1:
+        return
+    (key,) = changed
+    if not has[key] or has[key] == PLAIN:
+        one, other, has = other, one, had
+    yield _pair([one], other, f"{key} {has[key]}".removesuffix(" True"))
+
+
+def _pair(first: Sequence[_Run], second: _Run, change: str) -> Pair:
+    measured = fmean(run.comparison.measured for run in first) / second.comparison.measured
+    predicted = fmean(run.predicted for run in first) / second.predicted
+    case = second.case
+    return Pair(case.text("source"), first[0].case.text("case_id"), case.text("case_id"), change, measured, predicted)

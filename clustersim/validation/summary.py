@@ -16,7 +16,7 @@ from clustersim.validation.cases import Case
 from clustersim.validation.comparison import Comparison
 from clustersim.validation.layouts import Ranking, rank_layouts
 from clustersim.validation.memory import Verdict
-from clustersim.validation.pairs import SpeedUps, speed_ups
+from clustersim.validation.pairs import Pairs, served_otherwise, speed_ups
 from clustersim.validation.precision import is_narrow
 from clustersim.validation.quality import (
     Inside,
@@ -62,8 +62,8 @@ class Coverage:
 class Summary:
     """Of one table. kind: steps, memory, collectives or kernels; covered: of kinds of cases by name, of steps only.
 
-    subsets: parts of sources, by name; layouts: which layout is fastest, and pairs: of formats, of steps only; fits: of
-    memory only.
+    subsets: parts of sources, by name; layouts: which is fastest, and pairs: by what they differ in, of steps only;
+    fits: of memory only.
     """
 
     kind: str
@@ -71,7 +71,7 @@ class Summary:
     covered: Mapping[str, Coverage] = field(default_factory=dict)
     subsets: Mapping[str, Quality] | None = None
     layouts: Ranking | None = None
-    pairs: SpeedUps | None = None
+    pairs: Mapping[str, Pairs] = field(default_factory=dict)
     fits: tuple[Verdict, ...] = ()
 
     @property
@@ -144,7 +144,7 @@ class Summary:
         }
         macros = {"macro_by_layers": {kind: asdict(each) for kind, each in self.macros.items()}} if self.macros else {}
         ranking = {} if self.layouts is None else {"layouts": self.layouts.to_json()}
-        ranking |= {} if self.pairs is None else {"speed_ups": self.pairs.to_json()}
+        ranking |= {"pairs": {name: each.to_json() for name, each in self.pairs.items()}} if self.pairs else {}
         fits = {"fits": self._fits_json()} if self.fits else {}
         bands = {"bands": {regime: asdict(each) for regime, each in self.bands.items()}} if self.bands else {}
         return finite(found | macros | ranking | fits | bands)  # type: ignore[no-any-return]
@@ -176,7 +176,8 @@ def summary_of_steps(cases: Sequence[Case], comparisons: Sequence[Comparison]) -
     pairs = list(zip(cases, comparisons, strict=True))
     wanted = {DENSE: is_dense, MIXTURES: is_mixture, NARROW_DENSE: _narrow_dense, NARROW_MIXTURES: _narrow_mixture}
     covered = {name: _covered([each for case, each in pairs if is_of(case)]) for name, is_of in wanted.items()}
-    ranking, ratios = rank_layouts(cases, comparisons), speed_ups(cases, comparisons)
+    ranking = rank_layouts(cases, comparisons)
+    ratios = {"formats": speed_ups(cases, comparisons), "experts": served_otherwise(cases, comparisons)}
     return Summary("steps", tuple(comparisons), covered, _subsets(pairs), ranking, ratios)
 
 

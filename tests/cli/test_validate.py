@@ -225,9 +225,9 @@ def test_cases_of_both_formats_have_their_speed_up(clustersim: Run, tmp_path: Pa
     done = clustersim("validate", "steps", str(table), "--json", str(tmp_path / "both.json"))
     assert "speed-up over bf16" in done.stdout
     told = json.loads((tmp_path / "both.json").read_text())
-    (pair,) = told["speed_ups"]["list"]
+    (pair,) = told["pairs"]["formats"]["list"]
     first, second = told["cases"]
-    assert (pair["wide"], pair["narrow"]) == ("made-up", "in-fp8")
+    assert (pair["first"], pair["second"]) == ("made-up", "in-fp8")
     assert pair["measured"] == pytest.approx(0.1 / 0.08)
     assert pair["predicted"] == pytest.approx(first["predicted"] / second["predicted"])
     assert told["coverage"]["dense in narrow formats, quality A and B"] == {
