@@ -29,7 +29,7 @@ from clustersim.dtypes import DType
 from clustersim.engine.inside import Inside
 from clustersim.experience.band import Expected, Experience, Measured
 from clustersim.experience.facts import facts_of
-from clustersim.experience.file import MIXTURES, STEPS, load_experience
+from clustersim.experience.file import kind_of, load_experience
 from clustersim.experience.tried import Tried, tried
 from clustersim.experience.words import experience_words
 from clustersim.hardware.disturbance import Disturbances
@@ -152,8 +152,9 @@ class Answer(FieldState):
 
     @cached_property
     def _published(self) -> Experience:
-        """How far published steps were from predictions: of models with experts their own."""
-        return load_experience(MIXTURES if self.scenario.model.mixtures else STEPS)
+        """How far published steps of its kind were from predictions."""
+        model, products = self.scenario.model, self.scenario.training.recipe.products
+        return load_experience(kind_of(mixture=bool(model.mixtures), narrow=products.narrow is not None))
 
     @property
     def _known(self) -> str:

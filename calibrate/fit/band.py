@@ -31,7 +31,7 @@ from typing import Any, Final
 import numpy as np
 import yaml
 
-from calibrate.fit.left_out import MIXTURES, SHIPPED, LeftOut, read_left_out
+from calibrate.fit.left_out import LeftOut, left_out_file, read_left_out
 from calibrate.fit.repeats import repeat_deviation
 from calibrate.fit.step_table import SIBLINGS
 from calibrate.fit.steps import LEAST
@@ -39,12 +39,11 @@ from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.errors import InputError
 from clustersim.experience.band import ALL, SHARE, TERMS, Coverage, Experience, Gap, Term, loads, regimes
 from clustersim.experience.facts import VISIBLE
-from clustersim.experience.file import MIXTURES as MIXED
-from clustersim.experience.file import STEPS, as_mapping, key_of
+from clustersim.experience.file import KINDS, STEPS, as_mapping, key_of
 from clustersim.experience.known import Known
 from clustersim.report.files import write_text_atomically
 from clustersim.shipped import find, names, read_mapping
-from clustersim.validation.settings import is_dense, is_mixture
+from clustersim.validation.settings import experience_of
 from clustersim.validation.software import software_of
 from clustersim.validation.steps import read_steps
 
@@ -201,22 +200,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "left_out", nargs="?", type=Path, metavar="FILE",
         help="left-out errors, as fit-steps --left-out writes them; default: the shipped ones",
     )  # fmt: skip
-    parser.add_argument("--mixtures", action="store_true", help="of mixtures of experts; they have a band of their own")
+    parser.add_argument(
+        "--kind",
+        choices=KINDS,
+        default=STEPS,
+        help=f"steps that have a band of their own; default: {STEPS}",
+    )
     parser.add_argument("--write", metavar="FILE", help="write the band, as to topologies/experience/steps.yaml")
     parser.add_argument("--markdown", action="store_true", help="print the table of regimes as Markdown")
 
 
 def command(options: argparse.Namespace) -> None:
     """Fit, print what was found and how it holds for unseen sources, and write it if that is asked for."""
-    wanted, shipped, name = (is_mixture, MIXTURES, MIXED) if options.mixtures else (is_dense, SHIPPED, STEPS)
-    known = [case for case in read_steps() if wanted(case) and software_of(case).known]  # elsewhere versions differ
-    rows, repeat = read_left_out(options.left_out or shipped), repeat_deviation(known)
+    of_kind = [case for case in read_steps() if experience_of(case) == options.kind]
+    known = [case for case in of_kind if software_of(case).known]  # elsewhere versions differ
+    rows, repeat = read_left_out(options.left_out or left_out_file(options.kind)), repeat_deviation(known)
     steps = judged(rows, repeat)
     experience = replace(fit(rows, repeat), unseen=unseen(steps))
     lines = regime_lines(experience, steps)
     print("\n".join(lines) if options.markdown else "\n".join([*_terms(experience), "", *_plain(lines)]))
     if options.write is not None:
-        write_experience(experience, options.write, name)
+        write_experience(experience, options.write, options.kind)
 
 
 def _terms(experience: Experience) -> Iterator[str]:

@@ -1,9 +1,9 @@
 """How far were published steps from what was predicted without having seen them?
 
 A table with one row for each step: the logarithm of measured over predicted time, by constants that were fitted without
-the step's source, and what the step is like (`clustersim.experience.facts`). `fit-steps --left-out FILE` writes it,
-`fit-band` reads it. The shipped ones are `calibrate/published/left_out.csv` and, of mixtures of experts,
-`left_out_mixtures.csv`.
+the step's source, and what the step is like (`clustersim.experience.facts`). `fit-steps --left-out FOLDER` writes
+one for each kind of steps, `fit-band` reads it. The shipped ones are in `calibrate/published`: `left_out.csv` is of
+dense steps in BF16, others have their kind in their name.
 """
 
 import csv
@@ -15,10 +15,10 @@ from typing import Final
 
 from clustersim.errors import InputError
 from clustersim.experience.facts import Facts, Trait
+from clustersim.experience.file import STEPS
 from clustersim.report.files import write_text_atomically
 
-SHIPPED: Final = Path(__file__).parents[1] / "published" / "left_out.csv"
-MIXTURES: Final = SHIPPED.with_name("left_out_mixtures.csv")
+FOLDER: Final = Path(__file__).parents[1] / "published"
 AMOUNTS: Final = ("GPUs", "tokens", "tp", "cp", "pp")
 _WORDS: Final = ("case_id", "source", "error", "accelerators", "kinds")
 _COLUMNS: Final = (*_WORDS, *AMOUNTS, *(trait.name.lower() for trait in Trait))
@@ -57,7 +57,12 @@ def _cells(row: LeftOut) -> dict[str, str]:
     }
 
 
-def read_left_out(path: Path = SHIPPED) -> list[LeftOut]:
+def left_out_file(kind: str, folder: Path = FOLDER) -> Path:
+    """The table of a kind of steps."""
+    return folder / ("left_out.csv" if kind == STEPS else f"left_out_{kind}.csv")
+
+
+def read_left_out(path: Path) -> list[LeftOut]:
     """The rows of a table; raise InputError that names the file and what is wrong."""
     try:
         with path.open(newline="", encoding="utf-8") as lines:

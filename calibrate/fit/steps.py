@@ -7,10 +7,10 @@ mean over sources of the absolute logarithm of predicted over measured, so that 
 that too few cases depend on is not searched. Two more were tried, the bandwidth of streaming kernels within a step and
 the host's time before a pass: each lowered the error by less than a tenth of a point, and is left out.
 
-Leave one source out: the constants are found again without a source, which they then predict. `--left-out FILE` writes
-what every case is then off by, from which `fit-band` finds how wide a band must be; `--left-out-mixtures FILE` the same
-of mixtures of experts (`step_mixtures`), which nothing is fitted to. `--narrow` finds the rates of FP8 and narrower
-formats alone (`step_narrow`).
+Leave one source out: the constants are found again without a source, which they then predict. `--left-out FOLDER`
+writes what every case is then off by, from which `fit-band` finds how wide a band must be: of dense steps in BF16, and
+of mixtures of experts and steps in FP8 and narrower formats, which nothing here is fitted to (`step_unfitted`).
+`--narrow` finds the rates of these formats alone (`step_narrow`).
 """
 
 import argparse
@@ -20,15 +20,17 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from calibrate.fit.left_out import LeftOut, write_left_out
-from calibrate.fit.step_mixtures import Mixture, judge_mixtures
-from calibrate.fit.step_narrow import narrow_json, narrow_lines, tabulated
+from calibrate.fit.left_out import LeftOut, left_out_file, write_left_out
+from calibrate.fit.step_narrow import Narrow, fit_narrow, narrow_json, narrow_lines, tabulated
 from calibrate.fit.step_table import ACCELERATORS, HOSTS, Tabulated, tabulate
+from calibrate.fit.step_unfitted import Paces, Unfitted, judge_unfitted
 from clustersim.arrays import FloatArray
+from clustersim.experience.file import STEPS
 from clustersim.report.files import write_text_atomically
 from clustersim.shipped import names
 from clustersim.units import Seconds
@@ -174,17 +176,14 @@ def _quality(source: str, seen: FloatArray, unseen: FloatArray) -> SourceQuality
     return SourceQuality(source, len(seen), *map(float, means))
 
 
-def judged_mixtures(mixtures: Sequence[Mixture]) -> list[SourceQuality]:
-    """Each source's mixtures under the constants, and under constants that have not seen its dense steps."""
-    groups = {source: [each for each in mixtures if each.source == source] for source in _sources(mixtures)}
+def judged_unfitted(steps: Sequence[Unfitted]) -> list[SourceQuality]:
+    """Each source's steps under the constants, and under constants that have not seen the source."""
+    sources = dict.fromkeys(each.source for each in steps)
+    groups = {source: [each for each in steps if each.source == source] for source in sources}
     return [
         _quality(source, np.array([each.seen for each in own]), np.array([each.unseen for each in own]))
         for source, own in groups.items()
     ]
-
-
-def _sources(mixtures: Sequence[Mixture]) -> Sequence[str]:
-    return tuple(dict.fromkeys(each.source for each in mixtures))
 
 
 def errors(cases: Sequence[Tabulated], constants: Constants) -> FloatArray:
@@ -206,8 +205,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--most", type=int, default=STRIDE_ABOVE, metavar="N",
         help=f"cases of one source; of one with more an even choice is predicted; default: {STRIDE_ABOVE}",
     )  # fmt: skip
-    parser.add_argument("--left-out", metavar="FILE", help="write each case's error, its source left out, as CSV")
-    parser.add_argument("--left-out-mixtures", metavar="FILE", help="the same of mixtures of experts")
+    parser.add_argument(
+        "--left-out",
+        metavar="FOLDER",
+        help="write each case's error, its source left out, a CSV of each kind",
+    )
     parser.add_argument(
         "--narrow", action="store_true", help="rates of FP8 and narrower formats, with all else as it is"
     )
@@ -227,16 +229,32 @@ def command(options: argparse.Namespace) -> None:
         if len(table) < len(cases):
             print(f"{len(cases) - len(table)} of {len(cases)} cases cannot be predicted", file=sys.stderr)
         found, without = fit(table), fitted_without(table)
-        rates = {source: each.sustained for source, each in without.items()}
-        mixtures = judge_mixtures(published, found.sustained, rates, pool)
-    qualities, mixed = judged(table, found, without), judged_mixtures(mixtures)
+        unfitted = judge_unfitted(published, *_paces(found, without, tabulated(published, pool)), pool)
+    qualities = {STEPS: judged(table, found, without)}
+    qualities |= {kind: judged_unfitted(steps) for kind, steps in unfitted.items()}
     if options.left_out is not None:
-        write_left_out(left_out(table, without), options.left_out)
-    if options.left_out_mixtures is not None:
-        write_left_out((each.left_out for each in mixtures), options.left_out_mixtures)
-    by_source = {"by_source": [asdict(each) for each in qualities], "mixtures": [asdict(each) for each in mixed]}
-    text = json.dumps({**asdict(found), **by_source}, indent=2) + "\n"
-    _print(options.json, text, [*_constants(found, table), "", *_table(qualities), "", "mixtures", *_table(mixed)])
+        rows = {STEPS: left_out(table, without)}
+        rows |= {kind: [each.left_out for each in steps] for kind, steps in unfitted.items()}
+        for kind, each in rows.items():
+            write_left_out(each, left_out_file(kind, Path(options.left_out)))
+    by_source = {kind: [asdict(each) for each in judged] for kind, judged in qualities.items()}
+    text = json.dumps({**asdict(found), "by_source": by_source}, indent=2) + "\n"
+    lines = [line for kind, judged in qualities.items() for line in ("", kind, *_table(judged))]
+    _print(options.json, text, [*_constants(found, table), *lines])
+
+
+def _paces(
+    found: Constants, without: Mapping[str, Constants], narrow: Sequence[Narrow]
+) -> tuple[Paces, dict[str, Paces]]:
+    """Those of all steps, and by source of all but the source's."""
+    sources = dict.fromkeys([*without, *(each.source for each in narrow)])
+    others = {
+        source: Paces(
+            without.get(source, found).sustained, fit_narrow([each for each in narrow if each.source != source])
+        )
+        for source in sources
+    }
+    return Paces(found.sustained, fit_narrow(narrow)), others
 
 
 def _print(path: str | None, text: str, lines: Sequence[str]) -> None:

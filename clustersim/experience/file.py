@@ -10,7 +10,16 @@ from clustersim.shipped import find, read_mapping
 
 STEPS: Final = "steps"
 MIXTURES: Final = "mixtures"
+NARROW: Final = "narrow"
+NARROW_MIXTURES: Final = "narrow_mixtures"
+KINDS: Final = (STEPS, MIXTURES, NARROW, NARROW_MIXTURES)
+"""Kinds of steps with an experience of their own, as files name them: of dense models in BF16 first."""
 _MOST: Final = 10**9  # of any count
+
+
+def kind_of(*, mixture: bool, narrow: bool) -> str:
+    """The kind of a step. mixture: of a model with experts; narrow: with products in formats with scales."""
+    return KINDS[mixture + 2 * narrow]
 
 
 def load_experience(name_or_path: str = STEPS) -> Experience:

@@ -7,6 +7,7 @@ filled in by the habits of its software (`software`), the same for all of its ru
 import re
 from typing import Any, Final
 
+from clustersim.experience.file import kind_of
 from clustersim.parallel.mesh import NAMES
 from clustersim.schedules import shelf
 from clustersim.validation.cases import CannotPredictError, Case
@@ -77,6 +78,11 @@ def is_mixture(case: Case) -> bool:
 def is_narrow(case: Case) -> bool:
     """Whether a step was run in a format with scales, and all that it depends on is known."""
     return is_known(case) and not is_wide(case)
+
+
+def experience_of(case: Case) -> str | None:
+    """The kind of experience that a case adds to; None where not all that its step depends on is known."""
+    return kind_of(mixture=has_experts(case), narrow=not is_wide(case)) if is_known(case) else None
 
 
 def is_known(case: Case) -> bool:

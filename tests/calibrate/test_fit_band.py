@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from calibrate.fit.band import coverage, evidence, fit, judged, known_of, student, unseen, unseen_deviations, variances
-from calibrate.fit.left_out import MIXTURES, LeftOut, read_left_out, write_left_out
+from calibrate.fit.left_out import LeftOut, left_out_file, read_left_out, write_left_out
 from calibrate.fit.repeats import repeat_deviation
 from clustersim.errors import InputError
 from clustersim.experience.band import ALL, TERMS, Gap
 from clustersim.experience.facts import Facts, Trait, facts_of
-from clustersim.experience.file import as_mapping, load_experience
+from clustersim.experience.file import KINDS, STEPS, as_mapping, load_experience
 from clustersim.simulation import simulate
 from clustersim.validation.steps import scenario_of
 from tests.validation.rows import case
@@ -129,7 +129,7 @@ def test_equal_steps_differ_by_their_deviation() -> None:
 
 @pytest.fixture(scope="module")
 def shipped() -> Sequence[LeftOut]:
-    return read_left_out()
+    return read_left_out(left_out_file(STEPS))
 
 
 @pytest.mark.slow
@@ -140,18 +140,27 @@ def test_the_shipped_band_is_what_the_shipped_errors_support(shipped: Sequence[L
     assert 0.85 <= found.unseen[ALL].inside <= 0.95
 
 
-def test_the_shipped_band_of_mixtures_is_what_their_own_errors_support() -> None:
-    rows, told = read_left_out(MIXTURES), load_experience("mixtures")
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != STEPS])
+def test_the_shipped_band_of_a_kind_is_what_its_own_errors_support(kind: str) -> None:
+    rows, told = read_left_out(left_out_file(kind)), load_experience(kind)
     found = replace(fit(rows, told.repeat), unseen=unseen(judged(rows, told.repeat)))
     assert as_mapping(found) == as_mapping(told)
-    assert not {row.case_id for row in rows} & {row.case_id for row in read_left_out()}
 
 
-def test_an_answer_about_a_mixture_rests_on_mixtures() -> None:
-    """Six sources of them, each with errors of its own; dense models keep the band that they had."""
-    told, dense = load_experience("mixtures"), load_experience()
-    mixed, plain = (simulate(scenario_of(case(**cells))) for cells in (EXPERTS, {}))
-    assert mixed.expected == told.expected(facts_of(mixed.scenario, mixed.breakdown))
-    assert plain.expected == dense.expected(facts_of(plain.scenario, plain.breakdown))
-    assert f"of {told.cases} published steps" in mixed.experience
-    assert f"of {dense.cases} published steps" in plain.experience
+def test_a_step_tells_about_one_kind_only() -> None:
+    ids = [row.case_id for kind in KINDS for row in read_left_out(left_out_file(kind))]
+    assert len(ids) == len(set(ids))
+
+
+NARROW = {"precision": "fp8", "gpu": "h100-sxm-80gb", "year": "2024"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "cells"),
+    [("steps", {}), ("mixtures", EXPERTS), ("narrow", NARROW), ("narrow_mixtures", {**EXPERTS, **NARROW})],
+)
+def test_an_answer_rests_on_steps_of_its_kind(kind: str, cells: dict[str, str]) -> None:
+    """Each with errors of its own."""
+    told, result = load_experience(kind), simulate(scenario_of(case(**cells)))
+    assert result.expected == told.expected(facts_of(result.scenario, result.breakdown))
+    assert f"of {told.cases} published steps" in result.experience

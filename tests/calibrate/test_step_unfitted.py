@@ -1,12 +1,12 @@
-"""Mixtures of experts are judged by constants that were fitted to dense steps, left out source by source."""
+"""Mixtures and narrow formats are judged by constants that were fitted to others' steps, left out source by source."""
 
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from calibrate.fit.step_mixtures import judge_mixture, judge_mixtures
-from calibrate.fit.steps import judged_mixtures
+from calibrate.fit.step_unfitted import Paces, judge_step, judge_unfitted
+from calibrate.fit.steps import judged_unfitted
 from clustersim.validation.cases import Case
 from clustersim.validation.steps import compare_step, scenario_of
 from tests.validation.rows import case
@@ -28,8 +28,8 @@ NAME = scenario_of(ONE).cluster.accelerator.name
 def test_a_mixture_is_left_out_by_the_constants_that_have_not_seen_its_source() -> None:
     """Arithmetic at half of its rate takes longer, but not twice as long, since not all of a step is arithmetic."""
     own = scenario_of(ONE).cluster.accelerator.in_training.sustained
-    without = {"one": {NAME: own / 2}, "other": {NAME: own / 4}}
-    found = judge_mixture(ONE, {NAME: own}, without)
+    without = {"one": Paces({NAME: own / 2}), "other": Paces({NAME: own / 4})}
+    found = judge_step(ONE, Paces({NAME: own}), without)
     predicted = compare_step(ONE).predicted
     assert found is not None
     assert predicted is not None
@@ -39,17 +39,28 @@ def test_a_mixture_is_left_out_by_the_constants_that_have_not_seen_its_source() 
 
 
 def test_constants_of_other_accelerators_and_sources_change_nothing() -> None:
-    found = judge_mixture(ONE, {"a100-pcie-80gb": 0.1}, {"other": {NAME: 0.1}})
+    found = judge_step(ONE, Paces({"a100-pcie-80gb": 0.1}, {NAME: 0.1}), {"other": Paces({NAME: 0.1})})
     assert found is not None
     assert found.seen == found.unseen == pytest.approx(compare_step(ONE).predicted / ONE.number("step_time_s") - 1.0)
 
 
-def test_sources_of_mixtures_are_counted_by_themselves_and_dense_steps_not_at_all() -> None:
+def test_products_in_formats_with_scales_have_a_pace_of_their_own() -> None:
+    """Which dense steps in BF16 say nothing of: only the products that have it are slower."""
+    narrow = case(case_id="narrow", source="one", precision="fp8", gpu="h100-sxm-80gb", quality="A", year="2024")
+    name = scenario_of(narrow).cluster.accelerator.name
+    found = judge_step(narrow, Paces(), {"one": Paces(narrow={name: 0.1})})
+    assert found is not None
+    assert found.kind == "narrow"
+    assert 1.2 < (1.0 + found.unseen) / (1.0 + found.seen) < 10.0
+
+
+def test_kinds_and_their_sources_are_counted_by_themselves_and_dense_steps_not_at_all() -> None:
     dense = case(case_id="dense", source="one", quality="A")
     unknown, refused = mixture("two", quality="C"), mixture("two", top_k="")
     with ThreadPoolExecutor(1) as pool:
-        rows = judge_mixtures([ONE, dense, mixture("two", seq="1024"), unknown, refused], {}, {}, pool)
-    assert [each.source for each in rows] == ["one", "two"]
-    judged = judged_mixtures([*rows, rows[0]])
+        kinds = judge_unfitted([ONE, dense, mixture("two", seq="1024"), unknown, refused], Paces(), {}, pool)
+    ((kind, rows),) = kinds.items()
+    assert (kind, [each.source for each in rows]) == ("mixtures", ["one", "two"])
+    judged = judged_unfitted([*rows, rows[0]])
     assert [(each.source, each.n) for each in judged] == [("one", 2), ("two", 1)]
     assert judged[0].loo_bias == pytest.approx(rows[0].unseen)
