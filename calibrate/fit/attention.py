@@ -1,11 +1,12 @@
 """Which flash attention constants do measured kernels support?
 
 Searched: share of the peak, what a causal mask costs, what softmax and a block's start cost, and the rows that one
-compute unit works on at a time (see `cost.roofline`).
+compute unit works on at a time (see `cost.roofline`). In formats with scales: how many times as fast it is, with all
+else as it is.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,7 @@ from calibrate.fit.grid import GridSearch, Winner, combinations, steps
 from calibrate.fit.published_kernels import AttentionRow
 from clustersim.arrays import FloatArray
 from clustersim.cost.roofline import attention_load
+from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import AttentionEfficiency
 
@@ -22,6 +24,7 @@ MASKS: Final = (0.8, 0.85, 0.9, 0.95, 1.0)
 HEAD_OVERHEADS: Final = (0, 8, 16, 24, 32, 48, 64, 96)
 KEY_OVERHEADS: Final = (0, 32, 64, 96, 128, 192, 256, 384, 512)
 BLOCKS: Final = (64, 128, 256)
+FASTER: Final = steps(1.0, 3.0, 0.01)  # in formats with scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,19 @@ def fit_attention(
     grid = AttentionGrid(SHARES, masks, HEAD_OVERHEADS, KEY_OVERHEADS, BLOCKS, even)
     winner = search_attention(accelerator, rows, grid)
     return attention_constants(winner), winner
+
+
+def fit_faster(
+    accelerator: Accelerator, rows: Sequence[AttentionRow], constants: AttentionEfficiency
+) -> tuple[AttentionEfficiency, Winner]:
+    """The constants of one direction, and how many times as fast it is in the format with scales of these rows."""
+    search = GridSearch(np.array([row.seconds for row in rows]), [row.published for row in rows])
+    wide = [replace(row, dtype=DType.BF16) for row in rows]
+    compute = _full_rate(accelerator, constants, wide) / constants.share
+    seconds = np.maximum(compute[None, :] / FASTER[:, None], _memory(accelerator, rows))
+    search.offer([(float(each),) for each in FASTER], seconds + accelerator.efficiency.kernel_latency)
+    winner = search.winner()
+    return replace(constants, formats={**constants.formats, rows[0].dtype: winner.constants[0]}), winner
 
 
 def _constants(share: float, causal: float, head: float, key: float, block: float) -> AttentionEfficiency:

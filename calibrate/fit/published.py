@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from calibrate.fit.attention import fit_attention
+from calibrate.fit.attention import fit_attention, fit_faster
 from calibrate.fit.collectives import judge
 from calibrate.fit.grid import Winner
 from calibrate.fit.grouped import fit_grouped, fit_kernel_share, fit_scaled_kernel
@@ -107,6 +107,10 @@ EXPERTS: Final = ("b200-sxm-180gb", "a100-pcie-80gb")
 EXPERTS_OF: Final = {"a100-sxm-80gb": "a100-pcie-80gb", "h100-sxm-80gb": "a100-pcie-80gb"}
 
 
+# Whose attention in formats with scales an accelerator without own rows has: that of the same chip on another board.
+ATTENTION_OF: Final = {"b200-sxm-180gb": "gb200", "b300-sxm-288gb": "gb300"}
+
+
 def fit() -> Fits:
     """Fit every target and derive the others; deterministic, a few seconds."""
     efficiencies: dict[str, Efficiency] = {}
@@ -120,7 +124,7 @@ def fit() -> Fits:
         derived, found = _fit_few(*_derive(derivation, efficiencies))
         efficiencies[derivation.name] = derived.efficiency
         judged.extend(found)
-    return Fits(*_fit_experts(efficiencies, judged))
+    return Fits(*_fit_experts(_with_others_attention(efficiencies), judged))
 
 
 def _fit_experts(
@@ -204,15 +208,46 @@ def _fit(target: Target, sibling: Efficiency | None) -> tuple[Accelerator, list[
 def _fit_attention(
     accelerator: Accelerator, rows: Sequence[AttentionRow], *, even: bool = False
 ) -> tuple[Accelerator, list[Judged]]:
-    forward = [row for row in rows if not row.backward]
-    backward = [row for row in rows if row.backward]
+    wide = [row for row in rows if row.dtype not in NARROW]
+    forward = [row for row in wide if not row.backward]
+    backward = [row for row in wide if row.backward]
     ahead, winner_ahead = fit_attention(accelerator, forward, 1.0, even=even)
     back, winner_back = fit_attention(accelerator, backward, ahead.causal, even=even)
     judged = [
         Judged(accelerator.name, "attention forward", forward, winner_ahead),
         Judged(accelerator.name, "attention backward", backward, winner_back),
     ]
-    return _with(accelerator, attention_forward=ahead, attention_backward=back), judged
+    fitted = _with(accelerator, attention_forward=ahead, attention_backward=back)
+    for dtype in NARROW:
+        same = [row for row in rows if row.dtype is dtype]
+        if same:
+            fitted, found = _fit_faster(fitted, same)
+            judged.extend(found)
+    return fitted, judged
+
+
+def _fit_faster(accelerator: Accelerator, rows: Sequence[AttentionRow]) -> tuple[Accelerator, list[Judged]]:
+    """Attention in a format with scales, both ways."""
+    own, judged, constants = accelerator.efficiency, [], {}
+    for word, backward in (("forward", False), ("backward", True)):
+        name, same = f"attention_{word}", [row for row in rows if row.backward is backward]
+        constants[name], winner = fit_faster(accelerator, same, getattr(own, name))
+        judged.append(Judged(accelerator.name, f"attention {word} {rows[0].dtype.value}", same, winner))
+    return _with(accelerator, **constants), judged
+
+
+def _with_others_attention(efficiencies: Mapping[str, Efficiency]) -> dict[str, Efficiency]:
+    """Accelerators without rows of attention in formats with scales are as fast in them as those with the same chip."""
+    found = dict(efficiencies)
+    for name, other in ATTENTION_OF.items():
+        found[name] = replace(
+            found[name],
+            **{
+                direction: replace(getattr(found[name], direction), formats=getattr(found[other], direction).formats)
+                for direction in ("attention_forward", "attention_backward")
+            },
+        )
+    return found
 
 
 def _fit_matmuls(
@@ -364,6 +399,7 @@ def _listed(efficiency: Efficiency) -> list[str]:
         lines.append("grouped: " + ", ".join(f"{key} {value:g}" for key, value in constants.items()))
     for name in ("attention_forward", "attention_backward"):
         constants = asdict(getattr(efficiency, name))
+        constants |= {f"in {dtype.value}": rate for dtype, rate in constants.pop("formats").items()}
         lines.append(f"{name}: " + ", ".join(f"{key} {value:g}" for key, value in constants.items()))
     casts = f", casts {efficiency.casts:g}" if efficiency.casts != 1.0 else ""
     return [*lines, f"memory {efficiency.memory:g}{casts}, kernel_latency {efficiency.kernel_latency * 1e6:g} us"]

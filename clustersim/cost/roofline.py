@@ -15,7 +15,8 @@ machine, at the price of writing partial sums.
 An attention block costs its scores x (head dimension + h) x (keys + o): h is the softmax, which runs on slower
 units, and o the block's start and end. Blocks of causal attention differ in length; they are assumed to be well
 balanced, so that the kernel is as long as the mean load of a compute unit or as the longest block. A sliding window
-skips the blocks outside it, and has a second edge on which half of a block is masked. A head dimension that the
+skips the blocks outside it, and has a second edge on which half of a block is masked. In formats with scales it is so
+many times as fast as in BF16. A head dimension that the
 library has no kernel for is computed as the next that it has (`hardware.alignment`), which also says how many times
 longer a matmul takes whose operands are badly aligned. Products of several experts are in `cost.grouped`.
 
@@ -32,6 +33,7 @@ from clustersim.cost.grouped import grouped_work
 from clustersim.cost.tiles import Work, alignment_rate, matmul_options, matmul_rate
 from clustersim.cost.timing import Bound, Provenance, Timing
 from clustersim.dtypes import NARROW, DType
+from clustersim.errors import InputError
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import AttentionEfficiency
 from clustersim.units import Bytes, FlopPerSecond, Seconds
@@ -126,9 +128,18 @@ class Roofline:
         efficiency = self.accelerator.efficiency
         constants = efficiency.attention_backward if backward else efficiency.attention_forward
         scores = kernel.flops / shape.score_flops(backward=backward)
-        rate = self.accelerator.peak_of(kernel.dtype) * constants.share
+        wide = DType.BF16 if kernel.dtype in NARROW else kernel.dtype
+        rate = self.accelerator.peak_of(wide) * constants.share * self._faster(kernel.dtype, constants)
         load = attention_load(self.accelerator, constants, shape, scores)
         return Work(kernel.flops / rate * load, self._stream(kernel.bytes))
+
+    def _faster(self, dtype: DType, constants: AttentionEfficiency) -> float:
+        """How many times as fast as in BF16 attention is in a format; raise InputError where it has no kernel."""
+        if dtype not in NARROW:
+            return 1.0
+        if dtype not in constants.formats:
+            raise InputError(f"{self.accelerator.name} has no attention in {dtype.value}")
+        return constants.formats[dtype]
 
 
 def attention_load(

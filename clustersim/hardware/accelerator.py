@@ -27,6 +27,7 @@ from clustersim.units import Bytes, BytesPerSecond, Dimension, FlopPerSecond, Se
 
 MOST_UNITS: Final = 1_000_000  # compute units, or rows of an attention block: a typing error beyond
 MOST_SUSTAINED: Final = 1.25  # of the published single kernels' rate
+MOST_FASTER: Final = 4.0  # attention in a format with scales than in BF16
 MOST_INTERFERENCE: Final = 10.0  # kernels that take eleven times as long: a percentage by mistake beyond
 _PROVENANCE: Final = MappingProxyType({"published": True, "roofline": False})
 
@@ -208,4 +209,5 @@ def _attention(section: Section) -> AttentionEfficiency:
         head_overhead=section.number("head_overhead"),
         key_overhead=section.number("key_overhead"),
         block=section.count("block", most=MOST_UNITS),
+        formats=_of_formats(section, "formats", lambda own, name: own.ratio(name, most=MOST_FASTER)),
     )

@@ -97,7 +97,8 @@ class AttentionEfficiency:
 
     share: part of the peak in its main loop; head_overhead: elements of the head dimension that the softmax of one
     score costs; key_overhead: keys that the start and end of a block cost; causal: rate with a causal mask relative
-    to none, beside what blocks and waves explain; block: rows that one compute unit works on at a time.
+    to none, beside what blocks and waves explain; block: rows that one compute unit works on at a time; formats: how
+    many times as fast its products are in formats with scales, of those that it has kernels for.
     """
 
     share: float
@@ -105,6 +106,7 @@ class AttentionEfficiency:
     head_overhead: float
     key_overhead: float
     block: int
+    formats: Mapping[DType, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,11 @@ class Efficiency:
     def start_of(self, dtype: DType) -> Seconds:
         """Seconds of start and drain of a product's kernel in a format."""
         return self.matmul.starts.get(dtype, self.kernel_latency)
+
+    @property
+    def attention_formats(self) -> tuple[DType, ...]:
+        """Formats with scales in which there is flash attention both ways."""
+        return tuple(dtype for dtype in self.attention_forward.formats if dtype in self.attention_backward.formats)
 
     @property
     def experts(self) -> GroupedEfficiency:

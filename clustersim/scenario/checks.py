@@ -14,7 +14,14 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import SPOKEN, Axis
 from clustersim.parallel.pipeline import dealt, split_layers
 from clustersim.scenario.ahead import check_further, undrawn, with_further
-from clustersim.scenario.formats import check_adapted, check_blocks, check_ends, check_formats, check_tokens
+from clustersim.scenario.formats import (
+    check_adapted,
+    check_attention,
+    check_blocks,
+    check_ends,
+    check_formats,
+    check_tokens,
+)
 from clustersim.scenario.legal import around, divisors, multiples_around
 from clustersim.scenario.mixtures import (
     check_adapted_experts,
@@ -365,6 +372,7 @@ _CHECKS: tuple[_Check, ...] = (
     check_overlap,
     check_shared,
     check_formats,
+    check_attention,
     check_blocks,
     check_tokens,
     check_ends,

@@ -11,9 +11,10 @@ from typing import Final
 from clustersim import shipped
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
-from clustersim.hardware.accelerator import load_accelerator
+from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.scenario.legal import multiples_around
 from clustersim.scenario.setup import Setup
+from clustersim.workload.training import Attention
 
 _BLOCKS: Final = {DType.MXFP8: 32}
 _BLOCK: Final = 16
@@ -28,6 +29,24 @@ def check_formats(scenario: Setup) -> Iterator[str]:
             accelerator.peak_of(dtype)
         except InputError as error:
             yield f"training.precision: {error}; {_having(dtype)}"
+
+
+def check_attention(scenario: Setup) -> Iterator[str]:
+    """Whether every accelerator has attention in the format that the recipe wants, and what asks for it is flash."""
+    dtype, asked = scenario.training.recipe.attention, scenario.training.attention
+    if dtype is None:
+        return
+    key = f"training.precision.attention: {dtype.value}"
+    if asked is not Attention.FLASH:
+        yield f"{key} is of flash attention, but training.attention is {asked.value}"
+    for accelerator in scenario.cluster.kinds()[0]:
+        if not _attends(accelerator, dtype):
+            known = [name for name in shipped.names("accelerators") if _attends(load_accelerator(name), dtype)]
+            yield f"{key}, but nothing is known of it on {accelerator.name}; {', '.join(known)} have it"
+
+
+def _attends(accelerator: Accelerator, dtype: DType) -> bool:
+    return dtype in accelerator.efficiency.attention_formats
 
 
 def _having(dtype: DType) -> str:

@@ -58,6 +58,10 @@ _NO_KERNEL: Final = {
     "transformer_layer": "a layer is many kernels; its step is among the steps",
 }
 _OTHER_ATTENTION: Final = ("standard", "Triton", "no intra-warpgroup", "no warp specialisation")
+_ATTENTION: Final = {
+    **{"bf16": DType.BF16, "fp16": DType.FP16, "fp16/bf16": DType.BF16},
+    **{each.value: each for each in (DType.FP8, DType.MXFP8)},
+}
 _BEFORE_HOPPER: Final = ("v100", "a100")  # on which FlashAttention-2 is what frameworks run
 _LAYER: Final = re.compile(r"hidden (\d+), ffn (\d+), (\d+) tokens")
 _TURNS: Final[Mapping[str, Callable[[int, int, int], tuple[int, int, int]]]] = {
@@ -162,7 +166,7 @@ def attention_of(case: Case, *, backward: bool) -> Kernel:
         causal=case.is_yes("causal"),
         value_dim=_value_dim(case),
     )
-    return timed_attention(shape, DType.FP16 if case.text("dtype") == "fp16" else DType.BF16, backward=backward)
+    return timed_attention(shape, _ATTENTION[case.text("dtype")], backward=backward)
 
 
 def _value_dim(case: Case) -> int | None:
@@ -180,8 +184,9 @@ def timed_attention(shape: AttentionShape, dtype: DType, *, backward: bool) -> K
 
 def flash_kernel(shape: AttentionShape, dtype: DType, *, backward: bool) -> Kernel:
     """Flash attention of a shape as a training step runs it."""
-    (operator,) = Core(shape, dtype, dropout=False, fused=True).flash()
-    return operator.input_gradient[0] if backward else operator.forward[0]
+    narrow = dtype if dtype in NARROW else None
+    (operator,) = Core(shape, DType.BF16 if narrow else dtype, dropout=False, fused=True, narrow=narrow).flash()
+    return operator.input_gradient[-1] if backward else operator.forward[-1]
 
 
 def seconds_of(case: Case, kernels: Sequence[Kernel]) -> Seconds:
@@ -231,7 +236,7 @@ def _require_flash(case: Case) -> None:
     other = implementation.startswith(_OTHER_ATTENTION)
     if other or (implementation == "FA2" and not gpu.startswith(_BEFORE_HOPPER)):
         raise CannotPredictError(f"{implementation} is not the flash attention that is modelled for it", owed=False)
-    if case.text("dtype") not in ("bf16", "fp16", "fp16/bf16"):
+    if case.text("dtype") not in _ATTENTION:
         raise CannotPredictError(f"attention in {case.text('dtype') or 'no stated format'} is not modelled", owed=False)
 
 

@@ -40,6 +40,7 @@ _CAPACITY: Final = re.compile(r"capacity factor (\d+(?:\.\d+)?)(?: and|,) padd")
 PLAIN: Final = Dispatcher.ALL_TO_ALL.value
 """The dispatcher of software whose recipes say nothing else."""
 _LOOP: Final = "experts one after the other"
+FUSED_MLP: Final = "cutedsl_fused_grouped_mlp=True"  # as notes have it of Megatron Bridge's recipes
 _LATENT: Final = re.compile(r"latent[ -]attention")
 _UNMODELLED: Final = {  # as notes say it
     "optimizer muon": "optimizer muon is not modelled",
@@ -101,10 +102,14 @@ def experts_overheads(case: Case, software: Software) -> dict[str, Any]:
         "router_loss": (True, preset in _BALANCED and software.balances),
         "permute_unfused": (_UNFUSED in notes, _UNFUSED in notes or software.fused_routing),
         "router_unfused": (not software.fused_routing, software.fused_routing or _router_unfused(case, software)),
-        "grouping": ("loop", _LOOP in notes or ("num-experts" in notes and "moe-grouped-gemm" not in notes)),
+        "grouping": ("fused", True) if FUSED_MLP in notes else ("loop", _in_a_loop(notes)),
     }
     found = {key: value for key, (value, applies) in said.items() if applies}
     return {"overheads": found} if found else {}
+
+
+def _in_a_loop(notes: str) -> bool:
+    return _LOOP in notes or ("num-experts" in notes and "moe-grouped-gemm" not in notes)
 
 
 def experts_formats(case: Case, software: Software) -> dict[str, str]:

@@ -20,6 +20,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from clustersim.dtypes import DType
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.workload.recipes import load_recipe
 
@@ -51,6 +52,9 @@ BRIDGE: Final[Words] = {**NAMED, "fp8": {"compute": "fp8-current", **_FP8_STORED
 DELAYED: Final[Words] = {**NAMED, "fp8": {"compute": "fp8"}}
 TORCHAO: Final[Words] = {**NAMED, "fp8-mixed": {"compute": "fp8-tensorwise", "gathered": "fp8"}}
 
+# as notes have it; Transformer Engine's attention has the linear layers' scales where it can
+NARROW_ATTENTION: Final = "fp8_dot_product_attention=True"
+_ATTENDED: Final = (DType.FP8.value, DType.MXFP8.value)
 _STORED: Final = "fp8-param-gather"  # as notes say it
 _RELEASE: Final = re.compile(r"dgxc-benchmarking v(\d+\.\d+)")  # of which a locator names the file
 _CURRENT_SINCE: Final = 25.10
@@ -66,6 +70,8 @@ def formats_of(case: Case, words: Words) -> Mapping[str, str]:
         named = f"precision {word}" if word else "precision"
         raise CannotPredictError(f"{named} of {software}: which recipe it is, is not stated", owed=False)
     said = (BRIDGE if _current(case, words) else words)[word]
+    if NARROW_ATTENTION in case.text("notes"):
+        said = {**said, "attention": word if word in _ATTENDED else DType.FP8.value}
     return {"stored": load_recipe(said["compute"]).products.forward.value, **said} if _stored(case) else said
 
 

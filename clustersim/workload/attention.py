@@ -19,6 +19,9 @@ each way, and no fused softmax takes these (Megatron-LM, megatron/core/fusions/f
 With `attention_copies` (Megatron-LM's `ParallelAttention`, megatron/model/transformer.py) the result is put in order,
 and backward multiplies the gradients of queries and keys by the scale of the scores and joins those of queries, keys
 and values, as the product was split: a copy each. Those that flash attention needs are not counted.
+In a format with scales (Transformer Engine's `fp8_dpa`) flash attention reads casts of queries, keys and values, and
+backward one of the result's gradient, too; results and gradients are in the format of activations. In MXFP8, whose
+blocks are along what a product sums over, there are two copies of each, in FP8 one.
 The queries, keys and values are kept by the operators that make them, the result by the operator that reads it.
 """
 
@@ -28,11 +31,13 @@ from dataclasses import dataclass, replace
 from clustersim.dtypes import DType
 from clustersim.units import Flop
 from clustersim.workload import streaming
+from clustersim.workload.casting import quantize
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
 from clustersim.workload.linear import product
 from clustersim.workload.modules import Module
 from clustersim.workload.operators import Operator, Region, within
 from clustersim.workload.overheads import NONE, Overheads
+from clustersim.workload.recipe import Cast
 from clustersim.workload.streaming import Streaming
 from clustersim.workload.training import Attention
 
@@ -81,7 +86,8 @@ def flash_flops(shape: AttentionShape) -> float:
 class Core:
     """The attention core of one layer on one rank.
 
-    dtype: of queries, keys, values and scores; softcap: of these; sinks: every head has a learned score of its own.
+    dtype: of queries, keys, values and scores; softcap: of these; sinks: every head has a learned score of its own;
+    narrow: the format with scales of flash attention's products, None: they have none.
     """
 
     shape: AttentionShape
@@ -91,6 +97,7 @@ class Core:
     softcap: bool = False
     overheads: Overheads = NONE
     sinks: bool = False
+    narrow: DType | None = None
 
     @property
     def _parameters(self) -> int:
@@ -129,20 +136,21 @@ class Core:
     def flash(self) -> Iterator[Operator]:
         """One fused kernel each way; dropout keeps the random state only."""
         results, logarithms = self._results, 4.0 * self._statistics
-        width = self.dtype.bytes
+        width, read = self.dtype.bytes, (self.narrow or self.dtype).bytes
         flops, scores = flash_flops(self.shape), self.shape.score_flops
         # reads q, k, v, writes the result; backward reads these and the result's gradient, writes three gradients
-        passed = self._queries + self._keys + self._values + results
-        read_forward = passed * width + logarithms
-        read_backward = 2 * passed * width + logarithms
+        operands = self._queries + self._keys + self._values
+        read_forward = operands * read + results * width + logarithms
+        read_backward = (operands + results) * (read + width) + logarithms
         if self.sinks:  # of each head; backward reads logarithms and sums of each query once more
             read_forward += self._parameters * width
             read_backward += 2 * (self._parameters * width + logarithms)
-        forward = Kernel("attention.core", KernelKind.ATTENTION_FORWARD, self.dtype, flops, read_forward, self.shape)
+        dtype = self.narrow or self.dtype
+        forward = Kernel("attention.core", KernelKind.ATTENTION_FORWARD, dtype, flops, read_forward, self.shape)
         backward = Kernel(
             "attention.core.input_gradient",
             KernelKind.ATTENTION_BACKWARD,
-            self.dtype,
+            dtype,
             scores(backward=True) / scores(backward=False) * flops,
             read_backward,
             self.shape,
@@ -150,8 +158,8 @@ class Core:
         yield Operator(
             "attention.core",
             Region.SHARDED,
-            (forward,),
-            (backward,),
+            (*self._cast("input", operands), forward),
+            (*self._cast("output_gradient", results), backward),
             parameters=self._parameters,
             kept=logarithms,
             again=(),
@@ -159,6 +167,13 @@ class Core:
             returned=results * width,
             saves_late=True,
         )
+
+    def _cast(self, of: str, elements: int) -> tuple[Kernel, ...]:
+        """What flash attention reads, brought into its format."""
+        if self.narrow is None:
+            return ()
+        cast = Cast(reads=1, copies=1 if self.narrow is DType.FP8 else 2)
+        return quantize(f"attention.core.cast_{of}", cast, (elements, 1), wide=self.dtype, narrow=self.narrow)
 
     def standard(self) -> Iterator[Operator]:
         """Scores, softmax, dropout of the softmax, and its product with the values."""

@@ -20,6 +20,7 @@ from clustersim.workload.streaming import accumulate
 _KINDS: Final = {
     Grouping.STREAMS: KernelKind.STREAMED_MATMULS,
     Grouping.KERNEL: KernelKind.GROUPED_MATMUL,
+    Grouping.FUSED: KernelKind.STREAMED_MATMULS,
 }
 
 

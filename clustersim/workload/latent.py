@@ -81,7 +81,12 @@ def _core(rank: OnRank, own: LatentAttention) -> tuple[Operator, ...]:
     shape = AttentionShape(
         *(shard.batch, shard.sequence, shard.keys, heads, heads, own.head_dim), causal=True, value_dim=own.value_dim
     )
-    core = Core(shape, rank.dtype, rank.model.dropout, rank.training.fused, overheads=rank.training.overheads)
+    training = rank.training
+    core = Core(
+        *(shape, rank.dtype, rank.model.dropout, training.fused),
+        overheads=training.overheads,
+        narrow=training.recipe.attention,
+    )
     return operators(core, rank.training.attention)
 
 

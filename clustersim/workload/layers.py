@@ -264,7 +264,7 @@ def _attention(rank: OnRank, own: _Heads, *, behind_norm: bool) -> list[Operator
     )
     core = Core(
         *(shape, rank.dtype, model.dropout, rank.training.fused, own.attention.softcap),
-        *(rank.training.overheads, own.attention.sinks),
+        *(rank.training.overheads, own.attention.sinks, rank.training.recipe.attention),
     )
     chosen += operators(core, rank.training.attention)
     bias_tokens = shard.residual_tokens if model.linear_bias else 0

@@ -32,12 +32,15 @@ class Grouping(Enum):
     """How the products of several experts are run.
 
     STREAMS: a library's product for each, in turns on a few streams (Transformer Engine's `GroupedLinear`); KERNEL: one
-    kernel for all of them (`torch._grouped_mm`); LOOP: one after the other (Megatron-Core's `SequentialMLP`).
+    kernel for all of them (`torch._grouped_mm`); LOOP: one after the other (Megatron-Core's `SequentialMLP`); FUSED: as
+    streams, but activation and casts between the two products are in the kernels of these (Transformer Engine's fused
+    grouped MLP, NVTE_CUTEDSL_FUSED_GROUPED_MLP), assumed to be as fast.
     """
 
     STREAMS = "streams"
     KERNEL = "kernel"
     LOOP = "loop"
+    FUSED = "fused"
 
 
 class LossReport(Enum):

@@ -2,7 +2,8 @@
 
 A recipe says it for each product of a linear layer (forward, the input's gradient, the weights' gradient), for all
 activations between products, and for what is kept of the weights. Products read operands in their own formats; results,
-attention, norms and the logits are in the format of activations (Micikevicius et al. 2022, arXiv:2209.05433, for FP8).
+norms and the logits are in the format of activations (Micikevicius et al. 2022, arXiv:2209.05433, for FP8), and so is
+attention, unless a run says otherwise.
 Operands come into a format with scales by kernels that read them and write copies (`casting`): how often they are read
 and how many copies there are is the recipe's. Shipped recipes are in `topologies/recipes` (`recipes`).
 """
@@ -133,7 +134,8 @@ class WeightFormats:
 class Recipe:
     """Number formats of a training run.
 
-    casts: how operands come into them, None: as they are made; stored, gathered: in what else matrices with narrow
+    casts: how operands come into them, None: as they are made; attention: the format of the attention core's products,
+    None: that of activations; stored, gathered: in what else matrices with narrow
     products are kept and gathered, None: as all weights are; dispatched: in what tokens, and gradients of what experts
     make of them, travel to experts, None: as activations; first, last: how many layers at each end of the stack
     have all products in the format of activations; called, description: its name and what
@@ -147,6 +149,7 @@ class Recipe:
     stored: DType | None = None
     gathered: DType | None = None
     dispatched: DType | None = None
+    attention: DType | None = None
     first: int = 0
     last: int = 0
     called: str = field(default="", compare=False)
@@ -195,7 +198,13 @@ class Recipe:
     def wide(self) -> Self:
         """The same with all products in the format of activations."""
         return replace(
-            self, products=Products.all_in(self.activations), casts=None, stored=None, gathered=None, dispatched=None
+            self,
+            products=Products.all_in(self.activations),
+            casts=None,
+            stored=None,
+            gathered=None,
+            dispatched=None,
+            attention=None,
         )
 
 

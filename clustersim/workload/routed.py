@@ -27,6 +27,7 @@ from clustersim.workload.mlp import dense
 from clustersim.workload.modules import Module
 from clustersim.workload.on_rank import OnRank, gradient_sum, linear_operator, residual_wide, streamed
 from clustersim.workload.operators import EXPERTS, Operator, Region, reading, within
+from clustersim.workload.overheads import Grouping
 from clustersim.workload.recipe import Products
 from clustersim.workload.routing import Copies, chosen, moved, permuted, summed
 from clustersim.workload.stack import DenseMlp, Mlp, RoutedMlp
@@ -103,6 +104,11 @@ class _Experts:
         return self.routed.ffn // self.rank.shard.etp
 
     @property
+    def _fused(self) -> bool:
+        """Whether the products' kernels do what is between them."""
+        return self.rank.training.grouping is Grouping.FUSED
+
+    @property
     def copied_there(self) -> bool:
         """Whether tokens are copied for each expert here."""
         return self.rank.shard.copied_there and self.rank.shard.ep * self.rank.shard.etp > 1
@@ -124,6 +130,8 @@ class _Experts:
         if form is Mlp.GELU or not rank.training.fused:
             made = self._weighted(made)
         gated = 2 if form is Mlp.SWIGLU else 1
+        if self._fused:
+            made = replace(made, forward=(), input_gradient=())
         comes = float(self.tokens * (gated * self.ffn * rank.dtype.bytes + DType.FP32.bytes))
         down = self._grouped("experts.down", self.ffn, rank.model.hidden, first=False)
         if self.routed.bias:
@@ -164,16 +172,15 @@ class _Experts:
         sizes = self.experts, self.tokens, inputs, outputs
         linear = GroupedLinear(name, *sizes, rank.products, self.routed.bias, rank.training.grouping)
         read = rank.saved(self.tokens * inputs)
-        casts = linear_casts(
-            recipe,
-            rank.products,
-            self._operands(name, inputs, outputs, first=first),
-        )
+        casts = linear_casts(recipe, rank.products, self._operands(name, inputs, outputs, first=first))
+        before, behind = casts.forward, casts.backward
+        if self._fused:  # what is between the two products
+            before, behind = (before, ()) if first else ((), behind)
         return Operator(
             name,
             Region.ROUTED,
-            (*casts.forward, *linear.forward(recipe)),
-            (*casts.backward, *linear.input_gradient(recipe)),
+            (*before, *linear.forward(recipe)),
+            (*behind, *linear.input_gradient(recipe)),
             (*casts.weight_gradient, *linear.weight_gradient(recipe, rank.training.accumulation)),
             parameters=linear.parameters,
             group=EXPERTS,

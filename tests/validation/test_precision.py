@@ -116,3 +116,27 @@ def test_runs_in_narrow_formats_stand_apart(word: str, narrow: bool) -> None:
     assert factors_of(row)["format"] == word
     assert factors_of(row)["layers"].endswith(NARROW_FORMATS) is narrow
     assert compare_step(row).source == ("nobody" if not narrow else f"nobody, {NARROW_FORMATS}")
+
+
+RECIPE_OF = "recipe QWEN3_30B_A3B_PRETRAIN_CONFIG @ v0.5.0: cuda_graph_impl=full_iteration, moe_a2a_overlap=True"
+
+
+@pytest.mark.parametrize("notes", [DEFAULTS, RECIPE_OF])
+def test_recipes_that_capture_all_fuse_experts_and_attend_in_mxfp8(notes: str) -> None:
+    training = scenario_mapping(case(**{**QWEN, **ALONE, **BLACKWELL, "precision": "mxfp8", "notes": notes}))["training"]
+    assert training["precision"]["attention"] == "mxfp8"
+    assert training["overheads"]["grouping"] == "fused"
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"precision": "mxfp8", "notes": "recipe X @ v0.4.0: cuda_graph_impl=transformer_engine"},
+        {"precision": "bf16", "notes": RECIPE_OF},
+        {"precision": "fp8", "notes": RECIPE_OF, **HOPPER},
+    ],
+)
+def test_others_do_neither(cells: dict[str, str]) -> None:
+    training = scenario_mapping(case(**{**QWEN, **ALONE, **BLACKWELL, **cells}))["training"]
+    assert "attention" not in training["precision"]
+    assert "grouping" not in training.get("overheads", {})

@@ -48,6 +48,7 @@ _RECIPES = {
 }
 _MATRICES = (DType.BF16, *NARROW)
 _OF_MATRICES = ("stored", "gathered", "dispatched")
+_OF_ATTENTION = (DType.FP8, DType.MXFP8)
 _KEPT = (DType.FP32, DType.BF16, DType.FP16)
 
 
@@ -64,7 +65,7 @@ class PrecisionSection(Section):
 
     compute: a format, or a recipe of formats with scales (topologies/recipes); first_layers, last_layers: how many
     layers at each end of the model have no such products; stored, gathered: formats of the matrices that have them;
-    dispatched: of tokens that travel to experts.
+    dispatched: of tokens that travel to experts; attention: of flash attention's products.
     """
 
     short: ClassVar[str | None] = "compute"
@@ -75,6 +76,7 @@ class PrecisionSection(Section):
     stored: Annotated[DType | None, member(DType, *_MATRICES)] = None
     gathered: Annotated[DType | None, member(DType, *_MATRICES)] = None
     dispatched: Annotated[DType | None, member(DType, *_MATRICES)] = None
+    attention: Annotated[DType | None, member(DType, *_OF_ATTENTION)] = None
     first_layers: Ends = 0
     last_layers: Ends = 0
 
@@ -89,13 +91,14 @@ class PrecisionSection(Section):
             stored=self.stored,
             gathered=self.gathered or self.stored,
             dispatched=None if self.dispatched is usual.activations else self.dispatched,
+            attention=self.attention,
             first=self.first_layers,
             last=self.last_layers,
         )
 
     @model_validator(mode="after")
     def _only_recipes(self) -> Self:
-        said = [name for name in (*_OF_MATRICES, "first_layers", "last_layers") if getattr(self, name)]
+        said = [name for name in (*_OF_MATRICES, "attention", "first_layers", "last_layers") if getattr(self, name)]
         if said and self.compute in {each.value for each in _RECIPES}:
             raise mistake(f"{said[0]} is about recipes such as mxfp8, but compute is {self.compute}; leave it out")
         for name in (each for each in said if each in _OF_MATRICES):
