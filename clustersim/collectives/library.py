@@ -276,6 +276,10 @@ class Library:
     sms: int = 0
     kernels: float = 1.0
 
+    def taking(self, sms: int | None) -> "Library":
+        """The same with kernels on so many multiprocessors; None: as many as usual."""
+        return self if sms is None else replace(self, sms=sms)
+
     def passing(self, row: Bytes, ranks: int) -> "Library":
         """The same with rows of so many bytes between so many ranks: as fast as its SMs pass them on."""
         offers = tuple(

@@ -129,7 +129,7 @@ class CommunicationCost:
             return self._surveyor
         ranks = self._members(exchange.group).shape[1]
         if (routing, ranks) not in self._surveyors:
-            kernels = load_dispatcher(routing.dispatcher).passing(routing.row, ranks)
+            kernels = load_dispatcher(routing.dispatcher).taking(routing.sms).passing(routing.row, ranks)
             self._surveyors[routing, ranks] = Surveyor(self._surveyor.fabric, kernels, routing)
         return self._surveyors[routing, ranks]
 

@@ -69,7 +69,8 @@ class Dispatch:
         """Where rows go."""
         layout, routed, limits = self.layout, self.routed, (self.routed.router.groups, self.routed.router.limit)
         sizes = routed.experts, routed.top_k
-        return Routing(layout.dispatcher, *sizes, *limits, row=self.row, cut=layout.expert_tensor)
+        cut, sms = layout.expert_tensor, layout.dispatcher_sms
+        return Routing(layout.dispatcher, *sizes, *limits, row=self.row, cut=cut, sms=sms)
 
     @property
     def rows(self) -> Bytes:

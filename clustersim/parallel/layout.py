@@ -43,7 +43,8 @@ class Layout:
     """Degrees of parallelism. layers_per_stage: of each virtual stage in model order, or the rule that deals them.
 
     ep: over how many ranks the experts of a mixture are spread; etp: over how many each of them is cut (None: tp), both
-    folded onto the ranks of tp, cp and dp; dispatcher: how tokens travel to their experts and back.
+    folded onto the ranks of tp, cp and dp; dispatcher: how tokens travel to their experts and back; dispatcher_sms:
+    multiprocessors that its kernels take (None: as many as usual).
     tensor_overlap: tensor-parallel collectives are pipelined in chunks with their neighbouring matmul;
     backward_overlap: backward's run beside the matmul of the gradient that does not need them (Megatron-LM since 2022);
     pipeline_overlap: a stage goes on computing while its output is sent (otherwise it waits for its sends);
@@ -63,6 +64,7 @@ class Layout:
     ep: int = 1
     etp: int | None = None
     dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
+    dispatcher_sms: int | None = None
     order: tuple[str, ...] = tuple(axis.name for axis in MESHES[DENSE])
     sequence_parallel: bool = False
     tensor_overlap: bool = False

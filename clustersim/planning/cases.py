@@ -23,7 +23,6 @@ from clustersim.program.task import Dispatcher
 from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.experts import (
-    OTHERS,
     spreads,
     with_dispatcher,
     with_experts_over,
@@ -196,7 +195,7 @@ def _other_dispatcher(result: Result) -> Changed | Untried:
     layout, cluster = scenario.layout, scenario.cluster
     if not layout.folded:
         return Untried(_NO_EXPERTS)
-    if layout.dispatcher not in OTHERS:
+    if layout.dispatcher.own_kernels:
         other = Dispatcher.ALL_TO_ALL
     else:
         beyond = len(np.unique(cluster.fabric.domains(cluster.places))) < cluster.nodes

@@ -87,13 +87,19 @@ class Dispatcher(Enum):
     DEEPEP_V2 = "deepep_v2"
     HYBRIDEP = "hybridep"
 
+    @property
+    def own_kernels(self) -> bool:
+        """Whether its kernels are its own, not the library's collectives."""
+        return self not in (Dispatcher.ALL_GATHER, Dispatcher.ALL_TO_ALL)
+
 
 @dataclass(frozen=True, slots=True)
 class Routing:
     """Where the rows of a dispatch go: `top_k` of `experts`, spread evenly over the group, for each token.
 
     groups, limit: experts are in so many groups, of which a token's are in at most `limit` (None: in any); row: bytes
-    of one; cut: ranks next to each other in the group that have a part of the same experts.
+    of one; cut: ranks next to each other in the group that have a part of the same experts; sms: multiprocessors that
+    the dispatcher's kernels take, None: as many as usual.
     """
 
     dispatcher: Dispatcher
@@ -103,6 +109,7 @@ class Routing:
     limit: int | None = None
     row: Bytes = field(default=0.0, kw_only=True)
     cut: int = field(default=1, kw_only=True)
+    sms: int | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from clustersim.scenario.formats import (
 from clustersim.scenario.legal import around, divisors, multiples_around
 from clustersim.scenario.mixtures import (
     check_adapted_experts,
+    check_dispatcher,
     check_experts,
     check_folded,
     check_loads,
@@ -358,6 +359,7 @@ _CHECKS: tuple[_Check, ...] = (
     check_routers,
     check_experts,
     check_folded,
+    check_dispatcher,
     check_tokens_of_experts,
     check_spread,
     check_loads,

@@ -26,6 +26,16 @@ def check_experts(scenario: Setup) -> Iterator[str]:
         yield f"layout.{key}: {degree} spreads experts, but {model.name} has none; leave it out"
 
 
+def check_dispatcher(scenario: Setup) -> Iterator[str]:
+    """Whether the dispatcher has kernels of its own, where multiprocessors are counted out to them."""
+    dispatcher, sms = scenario.layout.dispatcher, scenario.layout.dispatcher_sms
+    units = min(each.compute_units for each in scenario.cluster.kinds()[0])
+    if sms is not None and not dispatcher.own_kernels:
+        yield f"layout.dispatcher_sms: {sms}, but {dispatcher.value} runs the library's kernels; leave it out"
+    elif sms is not None and sms > units:
+        yield f"layout.dispatcher_sms: {sms}, but a GPU has {units} multiprocessors; {units} is the most"
+
+
 def check_folded(scenario: Setup) -> Iterator[str]:
     """Whether experts can be folded onto the ranks of all else."""
     if _mixtures(scenario):

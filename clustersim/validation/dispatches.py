@@ -12,7 +12,7 @@ most 4 of as many groups as there are nodes; dispatch in FP8 with a scale for ea
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
@@ -65,7 +65,7 @@ class Dispatched:
 
     def used(self, library: Library, gpus: int) -> Library:
         """Constants of a dispatcher as the row has it: on its SMs and GPUs, with rows of its size."""
-        return replace(library, sms=self.sms or library.sms).passing(self.routing.row, gpus)
+        return library.taking(self.sms).passing(self.routing.row, gpus)
 
     def seconds(self, fabric: Fabric, gpus: int, library: Library | None = None) -> Seconds:
         """What it takes on so many GPUs, by shipped constants or others."""

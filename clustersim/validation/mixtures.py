@@ -40,6 +40,10 @@ _CAPACITY: Final = re.compile(r"capacity factor (\d+(?:\.\d+)?)(?: and|,) padd")
 PLAIN: Final = Dispatcher.ALL_TO_ALL.value
 """The dispatcher of software whose recipes say nothing else."""
 _LOOP: Final = "experts one after the other"
+# of Hybrid-EP in recipes that were timed: NVIDIA-NeMo/Megatron-Bridge v0.3.0 to v0.5.1, scripts/performance/utils/
+# overrides.py (`moe_hybridep_num_sms`)
+_RECIPES_SMS: Final = 32
+_TIMED: Final = re.compile(r"\brecipe |full.iteration")
 FUSED_MLP: Final = "cutedsl_fused_grouped_mlp=True"  # as notes have it of Megatron Bridge's recipes
 _LATENT: Final = re.compile(r"latent[ -]attention")
 _UNMODELLED: Final = {  # as notes say it
@@ -146,6 +150,8 @@ def experts_layout(case: Case, software: Software) -> dict[str, Any]:
     """What `layout` says of a run's experts."""
     dispatcher, served = _dispatcher(case), experts_served(case)
     section: dict[str, Any] = {"ep": case.whole("ep", 1), "dispatcher": dispatcher.value}
+    if dispatcher is Dispatcher.HYBRIDEP and _TIMED.search(case.text("notes")):
+        section["dispatcher_sms"] = _RECIPES_SMS
     if software.mixtures and dispatcher is Dispatcher.ALL_TO_ALL and public_model(case) in _NARROW:
         section |= {"overlap_shared_experts": True}
     if served["overlap"]:

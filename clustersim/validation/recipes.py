@@ -18,6 +18,8 @@ from clustersim.validation.mixtures import FUSED_MLP, RECIPE, public_model
 from clustersim.validation.precision import NARROW_ATTENTION
 
 _WHOLE: Final = "cuda_graph_impl=full_iteration"
+_WHOLE_NAMES: Final = (_WHOLE, "full-iteration CUDA graph")
+_BRIDGE: Final = "megatron-bridge"
 _BLACKWELL: Final = ("b200", "b300", "gb200", "gb300")
 _IN_MXFP8: Final = ("qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3")
 _WIDE_ATTENTION: Final = (("deepseek-v3", "gb200"),)
@@ -35,7 +37,8 @@ def _sets(case: Case) -> Iterator[str]:
     defaults = RECIPE in notes and model in _IN_MXFP8
     if defaults:
         yield from _SETS
-    if defaults or (_WHOLE in notes and "recipe " in notes and model is not None):
+    captured = any(name in notes for name in _WHOLE_NAMES) and case.text("framework").startswith(_BRIDGE)
+    if defaults or (captured and model is not None):
         yield FUSED_MLP
         if (model, case.text("gpu")) not in _WIDE_ATTENTION:
             yield NARROW_ATTENTION

@@ -79,8 +79,16 @@ def test_recipes_are_as_accelerators_and_sharding_have_them() -> None:
             "dgx-h100",
             "attention: fp8, but nothing is known of it on h100-sxm-80gb; b200-sxm-180gb, b300-sxm-288gb, gb200, gb300",
         ),
-        ({"compute": "bf16", "attention": "fp8"}, "dgx-h100", "attention is about recipes such as mxfp8, but compute is"),
-        ({"compute": "fp8", "attention": "nvfp4"}, "dgx-h100", "attention: 'nvfp4' is unknown; choose one of fp8, mxfp8"),
+        (
+            {"compute": "bf16", "attention": "fp8"},
+            "dgx-h100",
+            "attention is about recipes such as mxfp8, but compute is",
+        ),
+        (
+            {"compute": "fp8", "attention": "nvfp4"},
+            "dgx-h100",
+            "attention: 'nvfp4' is unknown; choose one of fp8, mxfp8",
+        ),
         ({"compute": "fp8", "stored": "fp8", "master": "none"}, "dgx-h100", "name a master format"),
         ({"compute": "fp8", "last_layers": 9}, "dgx-h100", "last_layers: 9, but llama-tiny has 8 layers; 8 fits"),
         ({"compute": "fp8", "last_layers": -1}, "dgx-h100", "training.precision.last_layers"),

@@ -123,7 +123,9 @@ RECIPE_OF = "recipe QWEN3_30B_A3B_PRETRAIN_CONFIG @ v0.5.0: cuda_graph_impl=full
 
 @pytest.mark.parametrize("notes", [DEFAULTS, RECIPE_OF])
 def test_recipes_that_capture_all_fuse_experts_and_attend_in_mxfp8(notes: str) -> None:
-    training = scenario_mapping(case(**{**QWEN, **ALONE, **BLACKWELL, "precision": "mxfp8", "notes": notes}))["training"]
+    training = scenario_mapping(case(**{**QWEN, **ALONE, **BLACKWELL, "precision": "mxfp8", "notes": notes}))[
+        "training"
+    ]
     assert training["precision"]["attention"] == "mxfp8"
     assert training["overheads"]["grouping"] == "fused"
 

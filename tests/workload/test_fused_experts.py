@@ -15,7 +15,7 @@ from clustersim.workload.recipes import load_recipe
 from clustersim.workload.training import Training
 
 MODEL = preset("qwen3-30b-a3b")
-(SPEC,) = {each for each in MODEL.specs}
+(SPEC,) = set(MODEL.specs)
 BETWEEN = {"experts.activation", "experts.activation.input_gradient"}
 CASTS = {"experts.down.cast_input", "experts.up.cast_output_gradient"}
 

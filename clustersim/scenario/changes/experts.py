@@ -13,13 +13,10 @@ from clustersim.scenario.legal import divisors
 from clustersim.scenario.scenario import Scenario
 from clustersim.workload.expert_load import ExpertLoad
 
-OTHERS = (Dispatcher.ALL_TO_ALL, Dispatcher.ALL_GATHER)
-"""Dispatchers that send tokens by a library's collectives."""
-
 
 def with_dispatcher(scenario: Scenario, dispatcher: Dispatcher) -> Scenario:
     """Tokens travel to their experts and back in another way."""
-    return replace(scenario, layout=replace(scenario.layout, dispatcher=dispatcher))
+    return replace(scenario, layout=replace(scenario.layout, dispatcher=dispatcher, dispatcher_sms=None))
 
 
 def with_load(scenario: Scenario, load: ExpertLoad | None) -> Scenario:

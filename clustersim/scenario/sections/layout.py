@@ -20,6 +20,8 @@ from clustersim.scenario.section import (
 from clustersim.scenario.sections.data import DataChoice, Ddp
 from clustersim.workload.stack import MOST_LAYERS
 
+_MOST_SMS = 10_000
+
 _ORDER = tuple(axis.name for axis in MESHES[DENSE])
 
 
@@ -85,8 +87,9 @@ class LayoutSection(Section):
     """`layout`: degrees of parallelism. `dp` left out is what the other degrees leave of the cluster's GPUs.
 
     ep, etp: how many ranks experts are spread over, and each of them cut over (left out: tp), among those of tp, cp and
-    dp; dispatcher: how tokens travel to experts; overlap_expert_communication: beside computation, left out: where the
-    schedule is made for it (dualpipev); delay_wgrad: with gradients of weights behind it;
+    dp; dispatcher: how tokens travel to experts; dispatcher_sms: on how many multiprocessors (left out: the
+    dispatcher's own number); overlap_expert_communication: beside computation, left out: where the schedule is made for
+    it (dualpipe, dualpipev); delay_wgrad: with gradients of weights behind it;
     overlap_shared_experts: shared experts run while tokens travel.
     """
 
@@ -97,6 +100,7 @@ class LayoutSection(Section):
     ep: Degree = 1
     etp: Degree | None = None
     dispatcher: Annotated[Dispatcher, member(Dispatcher)] = Dispatcher.ALL_TO_ALL
+    dispatcher_sms: Annotated[int, Field(ge=1, le=_MOST_SMS)] | None = None
     order: Annotated[list[str], BeforeValidator(_axes)] = Field(list(_ORDER))
     sequence_parallel: bool = False
     tensor_overlap: bool = False
