@@ -401,7 +401,7 @@ class Answer(FieldState):
             "casts_s": found.casts,
             "mfu_peak": found.peak.value,
             "mfu_peak_tflops": found.peak_flops / 1e12,
-            f"mfu_of_{found.wide.value}_peak": self.mfu() * found.peak_flops / found.wide_flops,
+            f"mfu_of_{found.wide.value}_peak": found.of_wide(self.mfu()),
         }
 
     def _expert_loads(self) -> dict[str, Any] | None:

@@ -7,8 +7,6 @@ does). Casts are kernels that bring operands into formats with scales; their tim
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from clustersim.analysis.provenance import Item
 from clustersim.analysis.rows import Rows
 from clustersim.dtypes import DType
@@ -39,14 +37,15 @@ class Formats:
         whole = sum(self.flops.values())
         return {dtype: each / whole for dtype, each in self.flops.items()}
 
+    def of_wide(self, mfu: float) -> float:
+        """A utilisation of `peak_flops` as one of `wide_flops`."""
+        return mfu * self.peak_flops / self.wide_flops
+
 
 def executed_flops(rows: Rows, steps: int) -> dict[DType, Flop]:
     """FLOP of products that all ranks together execute in one of several steps, by format, largest first."""
-    block = rows.block
-    computes = block >= 0
-    runs = np.bincount(block[computes], weights=rows.weights[rows.owner[computes]], minlength=len(rows.blocks))
     found: dict[DType, Flop] = {}
-    for count, each in zip(runs.tolist(), rows.blocks, strict=True):
+    for count, each in zip(rows.runs, rows.blocks, strict=True):
         for dtype, flops in _flops(each).items():
             found[dtype] = found.get(dtype, 0.0) + count * flops / steps
     return dict(sorted(found.items(), key=lambda item: -item[1]))

@@ -68,6 +68,15 @@ class Rows:
         return self.tasks.block[self.entry]
 
     @property
+    def runs(self) -> list[float]:
+        """[blocks] how often all ranks together run each."""
+        block = self.block
+        computes = block >= 0
+        weights = self.weights[self.owner[computes]]
+        counts: list[float] = np.bincount(block[computes], weights=weights, minlength=len(self.blocks)).tolist()
+        return counts
+
+    @property
     def exchange(self) -> IntArray:
         """[rows] index into `exchanges`, or -1."""
         return self.tasks.exchange[self.entry]

@@ -8,8 +8,6 @@ section 6.3 and appendix A for hardware FLOP.
 
 from typing import Final
 
-import numpy as np
-
 from clustersim.analysis.breakdown import Breakdown
 from clustersim.analysis.parts import BUBBLES, EXPOSED, PARTS
 from clustersim.analysis.rows import Rows
@@ -67,11 +65,7 @@ def gpu_hours(rate: float, *, tokens: float = TRILLION) -> float:
 
 def recomputed_flops(rows: Rows) -> Flop:
     """FLOP of matrix products that all ranks together computed a second time, by the convention."""
-    block = rows.block
-    computes = block >= 0
-    weights = rows.weights[rows.owner[computes]]
-    runs = np.bincount(block[computes], weights=weights, minlength=len(rows.blocks))
-    return float(sum(count * _recomputed(block) for count, block in zip(runs, rows.blocks, strict=True)))
+    return float(sum(count * _recomputed(block) for count, block in zip(rows.runs, rows.blocks, strict=True)))
 
 
 def bubble_fraction(parts: Breakdown) -> float:

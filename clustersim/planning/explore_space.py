@@ -12,7 +12,7 @@ from math import prod
 from typing import Any, Final
 
 from clustersim.analysis.exploration import Setting, Table
-from clustersim.parallel.data import BY_STAGE, DataParallelism, FullyShard, NaiveDataParallel, cut_over
+from clustersim.parallel.data import BY_STAGE, DataParallelism, NaiveDataParallel, cut_over
 from clustersim.parallel.mesh import NAMES
 from clustersim.parallel.pipeline import Drawn, Split
 from clustersim.parallel.plan import Plan
@@ -20,6 +20,7 @@ from clustersim.program.task import Dispatcher
 from clustersim.scenario import Scenario
 from clustersim.scenario.checks import check_heads, check_layers, check_secondary, check_shards, check_widths
 from clustersim.scenario.file import ScenarioFile
+from clustersim.scenario.formats import as_run
 from clustersim.scenario.sections.lora import LoraSection
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.shelf import CHUNKED, schedule
@@ -286,9 +287,7 @@ class Space:
 
     def recipe(self, precision: int, zero: int) -> Recipe:
         """Number formats as they are run at a ZeRO stage."""
-        by_rows = self.scenario.cluster.accelerator.efficiency.matmul.by_rows
-        sharded = isinstance(self.strategy(zero), FullyShard)
-        return self.precisions[precision].as_run(by_rows=by_rows, sharded=sharded)
+        return as_run(self.precisions[precision], self.scenario.cluster.accelerator, self.strategy(zero))
 
     def alike(self, of: Callable[[Recipe], Hashable]) -> list[int]:
         """For each recipe the first one of which the same holds."""

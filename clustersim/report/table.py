@@ -89,7 +89,8 @@ def _headline(subject: Subject, verdict: Verdict) -> "Text":
 
 def _numbers(verdict: Verdict, trust: Trust) -> "Table":
     table = _grid()
-    rate = f"{format_flops(verdict.model_flops_per_gpu)} per GPU, attention as a full matrix{_peak(verdict)}"
+    peak = narrow_peak_words(verdict.formats)
+    rate = f"{format_flops(verdict.model_flops_per_gpu)} per GPU, attention as a full matrix{peak}"
     for name, value, meaning in (
         ("tokens/s", f"{verdict.tokens_per_s:,.0f}", f"{format_number(verdict.tokens_per_s_per_gpu)} per GPU"),
         ("GPU hours", f"{verdict.gpu_hours:,.0f}", "per trillion tokens"),
@@ -113,18 +114,17 @@ def _numbers(verdict: Verdict, trust: Trust) -> "Table":
     return table
 
 
-def _peak(verdict: Verdict) -> str:
-    return "" if verdict.formats is None else f", {narrow_peak_words(verdict.formats)}"
-
-
 def _formats(verdict: Verdict) -> list[tuple[str, str, str]]:
     """Of products, and what casts cost, where there are several."""
     found = verdict.formats
     if found is None:
         return []
-    of_wide = verdict.mfu * found.peak_flops / found.wide_flops
     return [
-        (f"MFU, {found.wide.value}", f"{of_wide:.1%}", f"of {format_flops(found.wide_flops)} {found.wide.value}"),
+        (
+            f"MFU, {found.wide.value}",
+            f"{found.of_wide(verdict.mfu):.1%}",
+            f"of {format_flops(found.wide_flops)} {found.wide.value}",
+        ),
         ("casts", format_seconds(found.casts), f"{found.casts / verdict.step_time:.1%} of the step"),
         ("products", formats_words(found), "of their FLOP"),
     ]

@@ -104,8 +104,9 @@ def _host(verdict: Verdict) -> str:
 
 def _numbers(verdict: Verdict) -> list[tuple[str, str, str]]:
     rate, unit = format_flops(verdict.model_flops_per_gpu).split()
+    peak = narrow_peak_words(verdict.formats)
     return [
-        ("MFU", f"{verdict.mfu:.1%}", f"model FLOP utilisation, attention as a full matrix{_peak(verdict)}"),
+        ("MFU", f"{verdict.mfu:.1%}", f"model FLOP utilisation, attention as a full matrix{peak}"),
         *_causal(verdict),
         *_formats(verdict),
         ("HFU", f"{verdict.hfu:.1%}", "hardware FLOP utilisation: recomputation counts"),
@@ -123,16 +124,12 @@ def _numbers(verdict: Verdict) -> list[tuple[str, str, str]]:
     ]
 
 
-def _peak(verdict: Verdict) -> str:
-    return "" if verdict.formats is None else f", {narrow_peak_words(verdict.formats)}"
-
-
 def _formats(verdict: Verdict) -> list[tuple[str, str, str]]:
     """Of products, and what casts cost, where there are several."""
     found = verdict.formats
     if found is None:
         return []
-    wide, of_wide = found.wide.value, verdict.mfu * found.peak_flops / found.wide_flops
+    wide, of_wide = found.wide.value, found.of_wide(verdict.mfu)
     casts = f"share of the step in which operands are cast, {format_seconds(found.casts)}"
     return [
         (f"MFU, {wide} peak", f"{of_wide:.1%}", f"of {format_flops(found.wide_flops)}, as tables for {wide} have it"),

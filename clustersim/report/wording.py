@@ -71,9 +71,9 @@ def formats_words(formats: Formats) -> str:
     return ", ".join(f"{share:.0%} {dtype.value}" for dtype, share in formats.shares.items())
 
 
-def narrow_peak_words(formats: Formats) -> str:
-    """Against which peak FLOP are compared."""
-    return f"of {format_flops(formats.peak_flops)} {formats.peak.value}"
+def narrow_peak_words(formats: Formats | None) -> str:
+    """Against which peak FLOP are compared; empty where there is one format."""
+    return "" if formats is None else f", of {format_flops(formats.peak_flops)} {formats.peak.value}"
 
 
 def row_word(scenario: "Scenario") -> str:

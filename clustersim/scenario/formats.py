@@ -12,12 +12,20 @@ from clustersim import shipped
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
+from clustersim.parallel.data import DataParallelism, FullyShard
 from clustersim.scenario.legal import multiples_around
 from clustersim.scenario.setup import Setup
+from clustersim.workload.recipe import Recipe
 from clustersim.workload.training import Attention
 
 _BLOCKS: Final = {DType.MXFP8: 32}
 _BLOCK: Final = 16
+
+
+def as_run(recipe: Recipe, accelerator: Accelerator, data: DataParallelism) -> Recipe:
+    """A recipe as an accelerator reads operands, and as a strategy holds weights."""
+    by_rows, sharded = accelerator.efficiency.matmul.by_rows, isinstance(data, FullyShard)
+    return recipe.as_run(by_rows=by_rows, sharded=sharded)
 
 
 def check_formats(scenario: Setup) -> Iterator[str]:

@@ -17,11 +17,11 @@ from clustersim.errors import InputError
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.disturbance import Disturbances, disturbed
 from clustersim.hardware.placed import Placed
-from clustersim.parallel.data import FullyShard
 from clustersim.program.task import Collective
 from clustersim.scenario import build, checks
 from clustersim.scenario.disturbed import read_disturbances, read_mixed
 from clustersim.scenario.file import ScenarioFile
+from clustersim.scenario.formats import as_run
 from clustersim.scenario.model import read_model
 from clustersim.scenario.problems import refuse, translate
 from clustersim.scenario.readings import Reading, Readings
@@ -100,8 +100,7 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
     if layout is None:
         raise refuse(origin.source, found)
     training = file.training.step(every_projection(model), framework, layout.data)
-    by_rows, sharded = cluster.accelerator.efficiency.matmul.by_rows, isinstance(layout.data, FullyShard)
-    training = replace(training, recipe=training.recipe.as_run(by_rows=by_rows, sharded=sharded))
+    training = replace(training, recipe=as_run(training.recipe, cluster.accelerator, layout.data))
     return Setup(
         name=file.name or origin.name,
         model=model,

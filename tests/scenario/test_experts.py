@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from clustersim import Scenario
+from clustersim import Scenario, simulate
 from clustersim.errors import InputError
 from clustersim.workload.layers import Region, Shard, layer
 from clustersim.workload.presets import PRESETS, preset
@@ -234,3 +234,26 @@ def test_one_process_for_all_gpus_spreads_no_experts() -> None:
     mapping = {**PLAN, "cluster": {"name": "dgx-h100", "gpus": 8}, "layout": {"ep": 8, "data": "data_parallel"}}
     with pytest.raises(InputError, match=r"data_parallel copies the whole model to each GPU, and ep is 8; use ddp"):
         Scenario.from_mapping(mapping)
+
+
+@pytest.mark.parametrize(
+    ("layout", "sentence"),
+    [
+        ("dispatcher_sms: 32", "dispatcher_sms: 32, but alltoall runs the library's kernels; leave it out"),
+        ("dispatcher: hybridep, dispatcher_sms: 133", "133, but a GPU has 132 multiprocessors; 132 is the most"),
+        ("dispatcher: hybridep, dispatcher_sms: 0", "layout.dispatcher_sms"),
+    ],
+)
+def test_multiprocessors_are_counted_out_to_kernels_of_a_dispatchers_own(layout: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        read("{preset: mixtral-8x7b}").changed(f"layout={{ep: 8, {layout}}}")
+
+
+def test_more_multiprocessors_send_tokens_no_slower() -> None:
+    """Until the links bound them; the dispatcher's own number is what is taken where nothing is said."""
+    plan = "layout={{ep: 8, dispatcher: hybridep, dispatcher_sms: {sms}}}"
+    few, usual, many = (read("{preset: mixtral-8x7b}").changed(plan.format(sms=each)) for each in (4, 16, 32))
+    unsaid = read("{preset: mixtral-8x7b}").changed("layout={ep: 8, dispatcher: hybridep}")
+    taken = [simulate(each).step_time for each in (few, usual, many, unsaid)]
+    assert taken[0] > taken[1] >= taken[2]
+    assert taken[3] == taken[1]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from clustersim.dtypes import DType
-from clustersim.parallel.data import FullyShard
+from clustersim.scenario.formats import as_run
 from clustersim.scenario.scenario import Scenario
 from clustersim.workload.recipe import mixed
 from clustersim.workload.recipes import load_recipe
@@ -23,6 +23,5 @@ def with_recipe(scenario: Scenario, name: str) -> Scenario:
     """Products in other formats; gradients and optimizer states stay as they are."""
     own, plain = scenario.training.recipe.weights, mixed() if name == DType.BF16.value else load_recipe(name)
     kept = replace(plain.weights, gradients=own.gradients, master=own.master, moments=own.moments)
-    by_rows = scenario.cluster.accelerator.efficiency.matmul.by_rows
-    recipe = replace(plain, weights=kept).as_run(by_rows=by_rows, sharded=isinstance(scenario.layout.data, FullyShard))
+    recipe = as_run(replace(plain, weights=kept), scenario.cluster.accelerator, scenario.layout.data)
     return replace(scenario, training=replace(scenario.training, recipe=recipe))
