@@ -31,7 +31,7 @@ def test_it_is_said_as_one_pipeline_and_run_as_two() -> None:
     assert scenario.microbatches == 8
     assert layout_line(scenario).startswith("pp 8 · dp 4 · ep 4")
     assert "2 x 8 microbatches of 1" in layout_line(scenario)
-    assert "dealt to the 8 pipeline ranks and back: pipeline rank 0 holds stages 0, 7, and so does" in row_note(
+    assert "dealt to the 8 pipeline ranks in pairs: pipeline rank 0 holds stages 0, 7, and so does" in row_note(
         scenario
     )
 
