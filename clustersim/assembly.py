@@ -28,7 +28,7 @@ from clustersim.cost.recorded_host import host_of
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.sharing import Alone, Sharing, sharing
 from clustersim.cost.symmetry import alike, alike_shared, all_apart
-from clustersim.cost.timing import ExchangeCost
+from clustersim.cost.timing import ExchangeCost, KernelCost
 from clustersim.cost.uneven import UnevenExchanges
 from clustersim.errors import InputError
 from clustersim.hardware.accelerator import Accelerator
@@ -121,6 +121,11 @@ def order_of(scenario: Scenario, plan: Plan) -> Order:
     """The order in which pipeline ranks work, as it is with the costs of the cluster's first kind of accelerator."""
     kernels = _machine(scenario, scenario.cluster.kinds()[0][0]).kernels
     return profiled(scenario.run_schedule, plan, kernels).order(plan.layout.pp, plan.microbatches)
+
+
+def kernel_costs_of(scenario: Scenario) -> tuple[KernelCost, ...]:
+    """What kernels take in the job's step, on each kind of its accelerators at full speed."""
+    return tuple(_machine(scenario, each).kernels for each in scenario.cluster.kinds()[0])
 
 
 def lowered(scenario: Scenario, plan: Plan) -> Program:

@@ -54,7 +54,12 @@ def check(scenario: Scenario) -> CheckReport:
 
 def fits(scenario: Scenario) -> bool:
     """Whether every GPU's peak is within its capacity, and what is offloaded within the hosts'."""
-    return _report(scenario).fits
+    plan = plan_of(scenario)
+    ledgers = ordered_ledgers(footprint_of(scenario, plan), order_of(scenario, plan))
+    if any(each.peak > capacity for each, capacity in zip(ledgers, capacities_of(scenario), strict=True)):
+        return False
+    host = _host_use(scenario, plan)
+    return host is None or host.fits
 
 
 def _report(scenario: Scenario) -> CheckReport:

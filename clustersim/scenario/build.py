@@ -130,13 +130,18 @@ def read_layout(section: LayoutSection, gpus: int, framework: Framework, schedul
     towards.
     """
     releases, overlaps = section.release_outputs, section.overlap_expert_communication
-    made_for = isinstance(schedule, DualPipe | DualPipeV) and section.ep > 1
+    mirrored = isinstance(schedule, DualPipe)
+    made_for = (mirrored or isinstance(schedule, DualPipeV)) and section.ep > 1
     same = {field.name: getattr(section, field.name) for field in fields(Layout) if field.name != "mirrored"}
-    dp = section.dp or max(1, gpus // section.replica)
+    pp, dp = section.pp, section.dp or max(1, gpus // section.replica)
+    if mirrored:
+        pp, dp = mirrored_degrees(pp, dp)
     return Layout(
         **{
             **same,
-            **(_mirrored(section.pp, dp) if isinstance(schedule, DualPipe) else {DATA.name: dp}),
+            PIPELINE.name: pp,
+            DATA.name: dp,
+            "mirrored": mirrored,
             "order": tuple(section.order),
             "data": section.data.strategy(),
             "layers_per_stage": section.layers_per_stage.split(),
@@ -146,12 +151,15 @@ def read_layout(section: LayoutSection, gpus: int, framework: Framework, schedul
     )
 
 
-def _mirrored(pp: int, dp: int) -> dict[str, int | bool]:
-    """Pipelines of so many ranks as pairs of half as long ones that run towards each other."""
+def mirrored_degrees(pp: int, dp: int) -> tuple[int, int]:
+    """Degrees pp and dp of pipelines of so many ranks as pairs of half as long ones that run towards each other.
+
+    Raises InputError for a pipeline that has no middle to run towards.
+    """
     if pp % 2 or pp < 4:
         legal = "4 is the fewest" if pp < 4 else f"{pp - 1} or {pp + 1} fits"
         raise InputError(f"pp: {pp}, but dualpipe's ranks are pairs, each with stages that the other has, too; {legal}")
-    return {PIPELINE.name: pp // 2, DATA.name: 2 * dp, "mirrored": True}
+    return pp // 2, 2 * dp
 
 
 def wanted_gpus(cluster: ClusterSection, layout: LayoutSection) -> int | None:

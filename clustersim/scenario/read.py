@@ -75,6 +75,11 @@ def read(written: Mapping[str, Any], origin: Origin, earlier: Iterable[Reading] 
     return Found(setup, file.cluster.changes, files, readings.kept)
 
 
+def refer(written: Mapping[str, Any], origin: Origin, earlier: Iterable[Reading] = ()) -> Setup:
+    """Look up what a file would hold, whose parts need not agree; raise InputError for keys, values and names."""
+    return _referred(_validated(written, origin), origin, Readings(earlier))
+
+
 def _validated(written: Mapping[str, Any], origin: Origin) -> ScenarioFile:
     try:
         return ScenarioFile.model_validate(written)

@@ -10,7 +10,7 @@ from clustersim.scenario import overrides as changes
 from clustersim.scenario.build import places_written_out, written_out
 from clustersim.scenario.file import ScenarioFile
 from clustersim.scenario.machine_warnings import machine_warnings
-from clustersim.scenario.read import Origin, read
+from clustersim.scenario.read import Origin, read, refer
 from clustersim.scenario.readings import Reading
 from clustersim.scenario.setup import Setup
 from clustersim.scenario.warnings import warnings
@@ -90,3 +90,7 @@ class Scenario(Setup):
         if not given:
             return self
         return self._read(changes.apply(self.written, given), Origin(self.name, self.path), self.readings)
+
+    def unchecked(self, overrides: Iterable[str]) -> Setup:
+        """What it would be with overrides, whose parts need not agree; raise InputError for unknown keys and values."""
+        return refer(changes.apply(self.written, overrides), Origin(self.name, self.path), self.readings)

@@ -54,6 +54,15 @@ class Recorded(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Runs:
+    """What a framework runs, in the words of scenario files: strategies of data parallelism, and schedules."""
+
+    data: tuple[str, ...] = ("ddp", "zero1", "zero2", "fsdp", "hsdp")
+    data_beside_pipeline: tuple[str, ...] = ("ddp", "zero1", "fsdp")
+    schedules: tuple[str, ...] = ("1f1b", "interleaved")
+
+
+@dataclass(frozen=True, slots=True)
 class Framework:
     """fragmentation: reserved over allocated bytes at the peak; communicator: bytes of one process group's buffers.
 
@@ -65,7 +74,7 @@ class Framework:
     hosts, for one message between pipeline stages; experts_launch: for one kernel of a model with experts, None: as
     for others; captured: what of passes is in graphs; compiled: whether layers are; recorded: what of a record's host
     stands for this one's; early_stop: its activation checkpoints stop once all is there that backward needs; overheads:
-    what it does in a step beside the model.
+    what it does in a step beside the model; runs: which layouts it has, where somebody looks for the best.
     """
 
     fragmentation: float
@@ -86,6 +95,7 @@ class Framework:
     early_stop: bool = False
     name: str = "framework"
     overheads: Overheads = NONE
+    runs: Runs = Runs()
 
     @property
     def cuda_graphs(self) -> bool:
@@ -148,11 +158,16 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
         early_stop=checkpoint.flag("early_stop"),
         name=path.stem,
         overheads=_overheads(section.section("overheads")) if section.has("overheads") else NONE,
+        runs=_runs(section.section("runs")) if section.has("runs") else Runs(),
     )
     section.text("description")
     section.section("sources").texts()
     section.finish()
     return framework
+
+
+def _runs(section: Section) -> Runs:
+    return Runs(**{each.name: tuple(section.words(each.name)) for each in fields(Runs)})
 
 
 def _overheads(section: Section) -> Overheads:

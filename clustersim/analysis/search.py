@@ -1,0 +1,151 @@
+"""What did a search of layouts find?"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from clustersim.units import Bytes, Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One layout that was simulated. overrides: as `--set` takes them; job: of the search, by its place.
+
+    score: what it is measured by, less is better; band: between what and what the step is expected; breakdown: seconds
+    of a step by part, the mean over ranks; memory: of the GPU; tied: as good as the best, as far as equal steps differ.
+    """
+
+    overrides: tuple[str, ...]
+    job: int
+    gpus: int
+    cluster: str
+    score: float
+    step_time: Seconds
+    band: tuple[Seconds, Seconds]
+    tokens_per_gpu: float
+    mfu: float
+    peak_memory: Bytes
+    memory: Bytes
+    breakdown: Mapping[str, Seconds]
+    tied: bool = False
+
+    @property
+    def headroom(self) -> Bytes:
+        """What the fullest GPU has left."""
+        return self.memory - self.peak_memory
+
+    def to_json(self) -> dict[str, Any]:
+        """The layout as plain data."""
+        return {
+            "overrides": list(self.overrides),
+            "cluster": self.cluster,
+            "gpus": self.gpus,
+            "step_time_s": self.step_time,
+            "step_time_band_s": list(self.band),
+            "tokens_per_s_per_gpu": self.tokens_per_gpu,
+            "mfu": self.mfu,
+            "peak_memory_bytes": self.peak_memory,
+            "memory_headroom_bytes": self.headroom,
+            "breakdown_s": dict(self.breakdown),
+            "tied_with_best": self.tied,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """Layouts that were set aside for one reason. example: a sentence about one of them."""
+
+    count: int
+    example: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A search. candidates: combinations of values; pruned: of those, by reason; simulated: best first.
+
+    bounded: legal ones that fit and whose bound is above the scores of the best; top: how many of the best are wanted;
+    preferred: the plainest of those that are tied with the best, by its place; first: the first guess; complete:
+    whether all layouts were looked at.
+    """
+
+    objective: str
+    candidates: int
+    pruned: Mapping[str, Pruned]
+    bounded: int
+    simulated: tuple[Layout, ...]
+    top: int
+    preferred: int
+    first: Layout | None
+    wall: Seconds
+    complete: bool = True
+
+    @property
+    def best(self) -> tuple[Layout, ...]:
+        """The best of all, in order."""
+        return self.simulated[: self.top]
+
+    @property
+    def choice(self) -> Layout:
+        """The one to take: the plainest of those that are tied with the best."""
+        return self.simulated[self.preferred]
+
+    @property
+    def of_jobs(self) -> tuple[Layout, ...]:
+        """The best of every job that has one, in the order of jobs."""
+        found: dict[int, Layout] = {}
+        for layout in self.simulated:
+            found.setdefault(layout.job, layout)
+        return tuple(found[job] for job in sorted(found))
+
+    @property
+    def pareto(self) -> tuple[Layout, ...]:
+        """Simulated layouts of which no other is as fast, on as few GPUs, with as much memory left; fastest first."""
+        kept: list[Layout] = []
+        for each in sorted(self.simulated, key=lambda each: (each.step_time, each.gpus, -each.headroom)):
+            if not any(other.gpus <= each.gpus and other.headroom >= each.headroom for other in kept):
+                kept.append(each)
+        return tuple(kept)
+
+    def why(self, other: Layout) -> dict[str, Seconds]:
+        """Which parts of a step another layout has longer than the one to take (shorter: below zero), most first."""
+        mine = self.choice.breakdown
+        parts = {name: other.breakdown.get(name, 0.0) - mine.get(name, 0.0) for name in {**mine, **other.breakdown}}
+        return dict(sorted(parts.items(), key=lambda part: (-abs(part[1]), part[0])))
+
+    @property
+    def runner_up(self) -> Layout | None:
+        """The best beside the one to take."""
+        return next((each for place, each in enumerate(self.simulated) if place != self.preferred), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        others = {"runner_up": self.runner_up, "first_guess": self.first}
+        rivals = {name: other for name, other in others.items() if other is not None and self.simulated}
+        return {
+            "objective": self.objective,
+            "complete": self.complete,
+            "candidates": self.candidates,
+            "pruned": {reason: each.count for reason, each in self.pruned.items()},
+            "pruned_examples": {reason: each.example for reason, each in self.pruned.items()},
+            "bounded": self.bounded,
+            "simulated": len(self.simulated),
+            "wall_s": self.wall,
+            "layouts_per_s": self.candidates / self.wall if self.wall > 0 else None,
+            "best": [each.to_json() for each in self.best],
+            "preferred": self.preferred,
+            "first_guess": None if self.first is None else self.first.to_json(),
+            "best_of_jobs": [each.to_json() for each in self.of_jobs],
+            "pareto": [each.to_json() for each in self.pareto],
+            "why": {name: self.why(other) for name, other in rivals.items()},
+        }
+
+
+def plain(layout: Layout) -> dict[str, Any]:
+    """A layout as a line of a file; `layout_of` reads it."""
+    return asdict(layout)
+
+
+def layout_of(content: Mapping[str, Any]) -> Layout:
+    """The layout of such a line."""
+    low, high = content["band"]
+    return Layout(**{**content, "overrides": tuple(content["overrides"]), "band": (low, high)})

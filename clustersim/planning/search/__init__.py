@@ -1,0 +1,11 @@
+"""Which layout of a job is the fastest on its cluster? Exactly what trying all of them would say, with fewer tries.
+
+    enumerate (space) -> legal? -> fits? -> a bound that no simulation undercuts (bounds) -> simulate, best bound first
+
+Simulation ends where no bound is below the best times found. Whatever is set aside is counted, with its reason.
+"""
+
+from clustersim.planning.search.ranking import Search, search
+from clustersim.planning.search.space import Space
+
+__all__ = ["Search", "Space", "search"]

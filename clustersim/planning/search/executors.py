@@ -1,0 +1,37 @@
+"""Where do searches run? In this process, in others of this machine, or on an executor that somebody has."""
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+
+
+@contextmanager
+def running(workers: int, executor: Executor | None = None) -> Iterator[Executor]:
+    """An executor of so many processes, or the given one, which stays open."""
+    if executor is not None:
+        yield executor
+    elif workers == 1:
+        yield _Here()
+    else:
+        pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_deaf)
+        try:
+            yield pool
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _Here(Executor):
+    """Runs what it is given at once, in this process."""
+
+    def submit(self, fn, /, *args, **kwargs):  # type: ignore[no-untyped-def]
+        """Run it now."""
+        future: Future[object] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+def _deaf() -> None:
+    """Ctrl-C is for the process that was asked; it ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,240 @@
+"""What is laid out, and in which values do its layouts differ?
+
+The default values are what planners vary, as far as the model, the cluster and the framework leave it: degrees,
+schedules and chunks, strategies of data parallelism, microbatches, recomputation, and of mixtures how experts are
+spread and whether their tokens travel beside computation. What the file has is always among them.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from json import dumps
+from typing import Any, Final
+
+from clustersim.errors import InputError
+from clustersim.parallel.layout import Layout
+from clustersim.planning.search.keys import (
+    AS_TP,
+    CP,
+    DATA,
+    DEGREES,
+    DP,
+    EP,
+    ETP,
+    MICROBATCH,
+    OVERLAP,
+    PP,
+    RECOMPUTE,
+    SCHEDULE,
+    SEQUENCE_PARALLEL,
+    TP,
+)
+from clustersim.scenario import Scenario
+from clustersim.scenario.build import mirrored_degrees
+from clustersim.scenario.legal import divisors
+from clustersim.scenario.setup import Setup
+from clustersim.schedules.dual_pipe import DualPipe
+from clustersim.workload.stack import LatentAttention
+
+_POWERS: Final = tuple(2**power for power in range(11))
+_CHUNKS: Final = (2, 3, 4, 5, 6, 7, 8)
+_MICROBATCHES: Final = (1, 2, 4, 8)
+_MOST_STAGES: Final = 64
+_LAYERS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+_LONG: Final = 8192  # tokens of a rank from which on sequences are worth cutting
+_SHARDS: Final = 3  # sizes of hybrid sharding: a domain, four, sixteen
+_READ: Final = {SCHEDULE: "schedule", DATA: "layout.data", RECOMPUTE: "training.recompute"}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is laid out. overrides: how it differs from the file's; setup: the file's own layout of it, unchecked.
+
+    values: of every key that varies, in the order in which they are tried; objects: what those stand for that are no
+    numbers; replicas: degrees that layout.dp may come to, None: any.
+    """
+
+    overrides: tuple[str, ...]
+    setup: Setup
+    values: Mapping[str, tuple[str, ...]]
+    objects: Mapping[tuple[str, str], Any] = field(default_factory=dict, repr=False)
+    replicas: frozenset[int] | None = None
+    follows: bool = True
+
+    @property
+    def size(self) -> int:
+        """How many combinations of values there are."""
+        return math.prod(len(each) for each in self.values.values())
+
+    def at(self, values: Mapping[str, str]) -> Setup:
+        """The job with such values of keys that rules ask for; raise InputError for degrees that do not fit."""
+        setup, own = self.setup, self.setup.layout.written
+        tp, cp, pp = (int(values.get(key, getattr(own, key.partition(".")[2]))) for key in DEGREES)
+        schedule = self.objects.get((SCHEDULE, values.get(SCHEDULE, "")), setup.schedule)
+        dp = self._replicas(tp * cp * pp)
+        mirrored = isinstance(schedule, DualPipe)
+        run_pp, run_dp = mirrored_degrees(pp, dp) if mirrored else (pp, dp)
+        same = (pp, schedule) == (own.pp, setup.schedule)
+        etp = values.get(ETP, AS_TP if own.etp is None else str(own.etp))
+        layout = replace(
+            setup.layout,
+            tp=tp,
+            cp=cp,
+            ep=int(values.get(EP, own.ep)),
+            etp=None if etp == AS_TP else int(etp),
+            sequence_parallel=tp > 1 if TP in values and self.follows else own.sequence_parallel,
+            data=self.objects.get((DATA, values.get(DATA, "")), own.data),
+            overlap_expert_communication=values.get(OVERLAP, str(own.overlap_expert_communication)).lower() == "true",
+            layers_per_stage=own.layers_per_stage if same else None,
+            pp=run_pp,
+            dp=run_dp,
+            mirrored=mirrored,
+        )
+        training = replace(
+            setup.training,
+            microbatch=int(values.get(MICROBATCH, setup.training.microbatch)),
+            recompute=self.objects.get((RECOMPUTE, values.get(RECOMPUTE, "")), setup.training.recompute),
+        )
+        return replace(setup, layout=layout, schedule=schedule, training=training)
+
+    def spelt(self, key: str, value: str, layout: Layout) -> str:
+        """A value as `--set` takes it."""
+        return str(layout.tp) if key == ETP and value == AS_TP else value
+
+    def _replicas(self, each: int) -> int:
+        gpus = self.setup.cluster.gpus
+        if gpus % each:
+            raise InputError(f"degrees do not divide the GPUs: {each} does not divide {gpus}")
+        if self.replicas is not None and gpus // each not in self.replicas:
+            legal = " or ".join(map(str, sorted(self.replicas)))
+            raise InputError(f"{DP} is fixed: it would be {gpus // each}, not {legal}")
+        return gpus // each
+
+
+def jobs_of(
+    scenario: Scenario,
+    others: Iterable[tuple[str, ...]],
+    fixed: Mapping[str, str],
+    varied: Mapping[str, tuple[str, ...]],
+    *,
+    default: bool = True,
+) -> tuple[Job, ...]:
+    """A job for each of the others, which differ so from the file; raise InputError for what is no key."""
+    return tuple(_job(scenario, other, fixed, varied, default=default) for other in others)
+
+
+def _job(
+    scenario: Scenario,
+    other: tuple[str, ...],
+    fixed: Mapping[str, str],
+    varied: Mapping[str, tuple[str, ...]],
+    *,
+    default: bool,
+) -> Job:
+    given = {**{key: (value,) for key, value in fixed.items()}, **varied}
+    replicas = frozenset(map(_number, given[DP])) if DP in given else None
+    overrides = (*other, *(f"{key}={value}" for key, value in fixed.items() if key != DP))
+    setup = scenario.unchecked(overrides)
+    usual = _usual(setup) if default else {}
+    values = {key: each for key, each in usual.items() if key not in fixed} | {
+        key: each for key, each in varied.items() if key != DP
+    }
+    objects = {}
+    for key, each in values.items():
+        for value in each:
+            read = scenario.unchecked((*overrides, f"{key}={value}")) if value != AS_TP else setup
+            if key in _READ:
+                objects[key, value] = _part(read, key)
+    for key in usual.keys() & _READ.keys() & values.keys() - varied.keys():
+        if _part(setup, key) not in (objects[key, value] for value in values[key]):
+            own = _written(scenario, key)
+            objects[key, own] = _part(setup, key)
+            values[key] = (own, *values[key])
+    follows = SEQUENCE_PARALLEL not in given
+    return Job(overrides, setup, values, objects, replicas, follows)
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"{DP}: {text!r} is not a number; write such as {DP}=64") from None
+
+
+def _part(setup: Setup, key: str) -> Any:
+    """What a setup has for a key whose values are no numbers."""
+    return {SCHEDULE: setup.schedule, DATA: setup.layout.data, RECOMPUTE: setup.training.recompute}[key]
+
+
+def _written(scenario: Scenario, key: str) -> str:
+    """What the file has for a key, as a text of YAML."""
+    value: Any = scenario.written
+    for part in key.split("."):
+        value = value[part]
+    return value if isinstance(value, str) else dumps(value)
+
+
+def _usual(setup: Setup) -> dict[str, tuple[str, ...]]:
+    """The default values of keys that vary."""
+    layout, training, model = setup.layout.written, setup.training, setup.model
+    gpus, domain = setup.cluster.gpus, setup.cluster.units.domain
+    heads = math.gcd(*(each.heads for each in model.attentions))
+    routed = [each for each in model.mixtures if each.alone is None]
+    stages = [each for each in divisors(gpus) if each <= _MOST_STAGES and _deals(model.layers, each)]
+    cp = [each for each in _POWERS if each == 1 or training.sequence // each >= _LONG]
+    found = {
+        TP: _with([each for each in _POWERS if each <= domain and heads % each == 0], layout.tp),
+        CP: _with(cp, layout.cp),
+        PP: _with(stages, layout.pp),
+        SCHEDULE: tuple(_schedules(setup)),
+        DATA: tuple(_strategies(setup)),
+        MICROBATCH: _with([each for each in _MICROBATCHES if training.global_batch % each == 0], training.microbatch),
+        RECOMPUTE: tuple(_recomputes(setup)),
+    }
+    if routed:
+        experts = math.gcd(*(each.experts for each in routed))
+        found[EP] = _with([each for each in _POWERS if experts % each == 0 and each <= gpus], layout.ep)
+        found[ETP] = ("1", AS_TP)
+        found[OVERLAP] = ("false", "true")
+    return {key: each for key, each in found.items() if len(each) > 1}
+
+
+def _deals(layers: int, stages: int) -> bool:
+    """Whether layers can be dealt to stages, or to several chunks of them, each with as many."""
+    return any((layers + extra) % stages == 0 for extra in (0, 1, 2))
+
+
+def _schedules(setup: Setup) -> Iterator[str]:
+    for name in setup.framework.runs.schedules:
+        if name == "interleaved":
+            yield from (f"{{interleaved: {{chunks: {chunks}}}}}" for chunks in _CHUNKS)
+        else:
+            yield name
+
+
+def _strategies(setup: Setup) -> Iterator[str]:
+    runs, domain, gpus = setup.framework.runs, setup.cluster.units.domain, setup.cluster.gpus
+    for name in dict.fromkeys((*runs.data, *runs.data_beside_pipeline)):
+        if name == "hsdp":
+            shards = [domain * 4**power for power in range(_SHARDS) if 1 < domain * 4**power < gpus]
+            yield from (f"{{hsdp: {{shard: {shard}}}}}" for shard in shards)
+        else:
+            yield name
+
+
+def _recomputes(setup: Setup) -> Iterator[str]:
+    """Nothing, all, or some layers of each stage; modules that recipes of mixtures and latent attention name."""
+    model = setup.model
+    yield "none"
+    if setup.training.attention.value == "standard":
+        yield "selective"
+    if any(each.alone is None for each in model.mixtures):
+        yield "{modules: [layernorm, moe_act]}"
+    if any(isinstance(each, LatentAttention) for each in model.attentions):
+        yield "{modules: [mla_up_proj]}"
+    yield from (f"{{layers: {layers}}}" for layers in _LAYERS if layers < model.layers)
+    yield "full"
+
+
+def _with(values: Iterable[int], own: int) -> tuple[str, ...]:
+    return tuple(map(str, sorted({*values, own})))

@@ -1,0 +1,220 @@
+"""Which layouts of a space are the best? Those with the best bounds are simulated first, as long as bounds are better.
+
+The best `top` of every job are those of trying all: whatever is not simulated is illegal, does not fit, or has a bound
+above the worst of them. Layouts that are as good as each other are in the order of how plain they are, so that nothing
+depends on who was done first. What is found out is kept in a store as it comes, if there is one.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from clustersim.analysis.search import Found, Layout, Pruned
+from clustersim.errors import ClusterSimError, InputError
+from clustersim.experience.file import load_experience
+from clustersim.planning.search.executors import running
+from clustersim.planning.search.objective import Objective
+from clustersim.planning.search.space import Candidate, Space, add
+from clustersim.planning.search.store import Store
+from clustersim.planning.search.weighing import Weighed, weigh
+from clustersim.scenario import Scenario
+from clustersim.simulation import simulate
+from clustersim.units import Seconds
+
+Progress = Callable[[str, int, int, Layout | None], None]
+"""Told what is done, how much of it, of how much, and the best layout so far."""
+_CHUNK = 32  # candidates that are weighed at once
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How a space is searched. top: how many of the best are wanted of each job; workers: processes.
+
+    store: a folder in which is kept what is found out, to go on from there; executor: to run on in place of processes
+    of this machine; it must have this package.
+    """
+
+    space: Space
+    top: int = 10
+    objective: Objective = Objective.STEP_TIME
+    workers: int = 1
+    store: Path | None = None
+    executor: Executor | None = None
+
+    def run(self, progress: Progress | None = None) -> Found:
+        """Search; raise InputError where no layout is left, and for a store of another search.
+
+        Ctrl-C ends it with what is known until then.
+        """
+        started = perf_counter()
+        aside: dict[str, Pruned] = {}
+        with Store.opened(self.store, self._told) as store, running(self.workers, self.executor) as pool:
+            state = _State(self, store, aside, progress or _silent)
+            try:
+                state.weigh(pool, [*self.space.candidates(aside)])
+                state.simulate(pool)
+            except KeyboardInterrupt:
+                state.complete = False
+                pool.shutdown(wait=False, cancel_futures=True)
+        return state.found(perf_counter() - started)
+
+    @property
+    def _told(self) -> dict[str, Any]:
+        """What tells the search from others."""
+        jobs = [(job.overrides, dict(job.values), sorted(job.replicas or ())) for job in self.space.jobs]
+        return {
+            "scenario": self.space.scenario.to_mapping(),
+            "objective": self.objective.value,
+            "jobs": jobs,
+            "named": sorted(self.space.named),
+        }
+
+
+def search(
+    scenario: Scenario,
+    *,
+    fix: Mapping[str, str] | None = None,
+    vary: Mapping[str, Iterable[str]] | None = None,
+    objective: Objective = Objective.STEP_TIME,
+    top: int = 10,
+    workers: int = 1,
+) -> Found:
+    """The best layouts of a scenario's job on its cluster; see `Space.of` and `Search`."""
+    return Search(Space.of(scenario, fix, vary), top, objective, workers).run()
+
+
+@dataclass
+class _State:
+    """A search under way. weighed: candidates that are left, by job, best bound last; layouts: simulated ones."""
+
+    search: Search
+    store: Store
+    aside: dict[str, Pruned]
+    tell: Progress
+    complete: bool = True
+    weighed: list[Weighed] = field(default_factory=list)
+
+    @property
+    def layouts(self) -> dict[Candidate, Layout]:
+        return self.store.layouts
+
+    def weigh(self, pool: Executor, candidates: Sequence[Candidate]) -> None:
+        """Weigh all that the store does not know yet; raise InputError where none is left."""
+        space, objective, known = self.search.space, self.search.objective, self.store.weighed
+        fresh = [each for each in candidates if each not in known]
+        parts = [fresh[start : start + _CHUNK] for start in range(0, len(fresh), _CHUNK)]
+        futures = [pool.submit(weigh, space.scenario, objective, part) for part in parts]
+        for future in futures:
+            self.store.add_weighed(future.result())
+            self.tell("weighing layouts", len(known), len(candidates), None)
+        found = [known[each] for each in candidates]
+        for each in (each for each in found if each.bound is None):
+            add(self.aside, each.said)
+        self.weighed = [each for each in found if each.bound is not None]
+        if not self.weighed:
+            raise InputError(_none_left(space.size, self.aside))
+
+    def simulate(self, pool: Executor) -> None:
+        """Best bounds first, until none is below what is wanted; a few more run than are needed, on several workers."""
+        waiting = [each for each in self._ordered() if each.candidate not in self.layouts][::-1]
+        wanted = self._wanted()
+        running_now: dict[Future[Layout], Candidate] = {}
+        most = 1 if self.search.workers == 1 and self.search.executor is None else 2 * self.search.workers
+        while True:
+            while waiting and len(running_now) < most:
+                each = waiting.pop()
+                if _bound(each) <= wanted[each.candidate.job]:
+                    future = pool.submit(_simulated, self.search.space.scenario, self.search.objective, each.candidate)
+                    running_now[future] = each.candidate
+            if not running_now:
+                return
+            done, _ = wait(running_now, return_when=FIRST_COMPLETED)
+            for future in done:
+                self.store.add(running_now.pop(future), future.result())
+            wanted = self._wanted()
+            self.tell("simulating layouts", len(self.layouts), len(self.weighed), self._best())
+
+    def _ordered(self) -> list[Weighed]:
+        return sorted(self.weighed, key=lambda each: (_bound(each), each.candidate.plainness))
+
+    def _wanted(self) -> list[float]:
+        """By job, the worst score of the best that are wanted; infinite while there are fewer."""
+        scores: list[list[float]] = [[] for _ in self.search.space.jobs]
+        for candidate, layout in self.layouts.items():
+            scores[candidate.job].append(layout.score)
+        top = self.search.top
+        return [sorted(each)[top - 1] if len(each) >= top else float("inf") for each in scores]
+
+    def _best(self) -> Layout | None:
+        return min(self.layouts.values(), key=lambda each: each.score, default=None)
+
+    def found(self, wall: Seconds) -> Found:
+        """What is known; of a complete search the same whoever was done first."""
+        wanted = self._wanted()
+        needed = [each.candidate for each in self.weighed if _bound(each) <= wanted[each.candidate.job]]
+        there = [(each, self.layouts[each]) for each in needed if each in self.layouts]
+        ranked = sorted(there, key=lambda each: (each[1].score, each[0].plainness))
+        alike = (ranked[0][1].score if ranked else 0.0) * (1.0 + load_experience().repeat)
+        marked = [(candidate, replace(layout, tied=layout.score <= alike)) for candidate, layout in ranked]
+        tied = [place for place, (_, layout) in enumerate(marked) if layout.tied]
+        return Found(
+            objective=self.search.objective.value,
+            candidates=self.search.space.size,
+            pruned=dict(sorted(self.aside.items(), key=lambda reason: (-reason[1].count, reason[0]))),
+            bounded=len(self.weighed) - len(needed),
+            simulated=tuple(layout for _, layout in marked),
+            top=self.search.top,
+            preferred=min(tied, key=lambda place: marked[place][0].plainness, default=0),
+            first=_first_guess(self.search),
+            wall=wall,
+            complete=self.complete,
+        )
+
+
+def _bound(each: Weighed) -> float:
+    return 0.0 if each.bound is None else each.bound
+
+
+def _none_left(candidates: int, aside: Mapping[str, Pruned]) -> str:
+    if not aside:
+        return "no layout varies; name keys and values, as in --vary layout.tp=1,2,4"
+    most = max(aside.values(), key=lambda each: each.count)
+    return f"none of {candidates:,} layouts is left; most, {most.count:,}, are set aside for this: {most.example}"
+
+
+def _simulated(scenario: Scenario, objective: Objective, candidate: Candidate) -> Layout:
+    return simulated(scenario.changed(candidate.overrides), objective, candidate)
+
+
+def simulated(scenario: Scenario, objective: Objective, candidate: Candidate) -> Layout:
+    """A simulated layout."""
+    result = simulate(scenario)
+    return Layout(
+        overrides=candidate.overrides,
+        job=candidate.job,
+        gpus=result.ranks,
+        cluster=scenario.cluster.name,
+        score=objective.score(result),
+        step_time=result.step_time,
+        band=result.band,
+        tokens_per_gpu=result.tokens_per_second / result.ranks,
+        mfu=result.mfu(),
+        peak_memory=result.peak_memory,
+        memory=result.memory_capacity,
+        breakdown={part: seconds for part, seconds in result.breakdown.mean().items() if seconds > 0.0},
+    )
+
+
+def _first_guess(search: Search) -> Layout | None:
+    """The scenario as its file has it."""
+    try:
+        return simulated(search.space.scenario, search.objective, Candidate(()))
+    except ClusterSimError:
+        return None
+
+
+def _silent(_what: str, _done: int, _of: int, _best: Layout | None) -> None:
+    """Nobody is told."""

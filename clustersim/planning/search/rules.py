@@ -1,0 +1,149 @@
+"""Which layouts need not be built to know that they are none?
+
+What breaks a rule is counted and not walked through, so that a space of a million combinations has some thousand
+layouts. Most rules are those of `scenario.checks`, each asked as soon as the keys are chosen that it depends on; what
+passes is read and checked in full, as any scenario is. The others leave out what is legal and never wanted: the same
+layout in other words, and what the framework does not run.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from clustersim.parallel.data import Replicated
+from clustersim.parallel.pipeline import dealt
+from clustersim.planning.search.keys import (
+    CP,
+    DATA,
+    DEGREES,
+    EP,
+    ETP,
+    MICROBATCH,
+    OVERLAP,
+    PP,
+    RECOMPUTE,
+    SCHEDULE,
+    SPLIT,
+    TP,
+)
+from clustersim.scenario import checks, mixtures, overlapped
+from clustersim.scenario.setup import Setup
+from clustersim.schedules.one_f_one_b import OneFOneB
+from clustersim.workload.training import FullRecompute
+
+Values = Mapping[str, str]
+Broken = Callable[[Setup, Values], Iterator[str]]
+SAME: Final = "the same in other words"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """needs: the keys that it depends on; broken: sentences `reason: what it is about` of a setup with such values."""
+
+    needs: tuple[str, ...]
+    broken: Broken
+
+
+def rules_of(own: Setup, named: frozenset[str]) -> tuple[Rule, ...]:
+    """The rules of a job. own: the layout that its file has; named: keys whose values somebody chose."""
+    rules: tuple[Rule, ...] = _RULES
+    if any(each.alone is None for each in own.model.mixtures):
+        rules += _OF_EXPERTS
+    if SPLIT not in named:
+        rules += (Rule((PP, SCHEDULE), lambda setup, _: _uneven(setup, own)),)
+    if DATA not in named:
+        rules += (Rule((PP, DATA), lambda setup, values: _not_run(setup, values, own)),)
+    return rules
+
+
+def _checked(check: Callable[[Setup], Iterator[str]]) -> Broken:
+    return lambda setup, _: check(setup)
+
+
+def word_of(value: str) -> str:
+    """The strategy or schedule that a value names.
+
+    >>> word_of("{hsdp: {shard: 8}}"), word_of("zero1")
+    ('hsdp', 'zero1')
+    """
+    return value.strip('{" ').partition(":")[0].strip('" ')
+
+
+def _no_pipeline(setup: Setup, _: Values) -> Iterator[str]:
+    if setup.layout.pp == 1 and not isinstance(setup.schedule, OneFOneB):
+        yield f"schedules are for pipelines: {setup.schedule.name}, but layout.pp is 1"
+
+
+def _uneven(setup: Setup, own: Setup) -> Iterator[str]:
+    """Frameworks want any other split written out."""
+    if (setup.layout.pp, setup.schedule) == (own.layout.pp, own.schedule):
+        return
+    layers, stages = setup.model.layers, len(setup.placement.ranks)
+    if all((layers + extra) % stages for extra in (0, 1, 2)):
+        name = setup.model.name
+        yield (
+            f"layers do not divide into stages: {layers} of {name} into {stages}, not even with embedding and loss "
+            "counted as layers"
+        )
+
+
+def _not_run(setup: Setup, values: Values, own: Setup) -> Iterator[str]:
+    """What the file has is run; of the rest what the framework says."""
+    if DATA not in values or setup.layout.data == own.layout.data:
+        return
+    runs, pipelined, word = own.framework.runs, setup.layout.pp > 1, word_of(values[DATA])
+    if word not in (runs.data_beside_pipeline if pipelined else runs.data):
+        beside = " beside a pipeline" if pipelined else ""
+        yield f"the framework does not run it: {word} of {own.framework.name}{beside}"
+
+
+def _experts_cut(setup: Setup, _: Values) -> Iterator[str]:
+    if setup.layout.tp == 1 and setup.layout.etp is None:
+        yield f"{SAME}: layout.etp is 1 where layout.tp is"
+
+
+def _travelling(setup: Setup, _: Values) -> Iterator[str]:
+    if setup.layout.overlap_expert_communication and setup.layout.ep == 1:
+        yield f"{SAME}: no tokens travel where layout.ep is 1"
+
+
+def _alone(setup: Setup, _: Values) -> Iterator[str]:
+    if setup.layout.cp * setup.layout.dp == 1 and not isinstance(setup.layout.data, Replicated):
+        yield f"{SAME}: nothing is sharded over one rank"
+
+
+def _whole_shards(setup: Setup, _: Values) -> Iterator[str]:
+    """Hybrid sharding over all is the plain one."""
+    within, ranks = setup.layout.data.within, setup.layout.cp * setup.layout.dp
+    if within is not None and within >= ranks:
+        yield f"{SAME}: shards over {within} of {ranks} ranks are over all"
+
+
+def _all_layers(setup: Setup, _: Values) -> Iterator[str]:
+    recompute = setup.training.recompute
+    if isinstance(recompute, FullRecompute) and recompute.layers is not None:
+        most = max(dealt(setup.layout.layers_per_stage, setup.model.layers, setup.placement))
+        if recompute.layers >= most:
+            yield f"{SAME}: {recompute.layers} layers are all of a stage with {most}"
+
+
+_RULES: Final = (
+    Rule((TP,), _checked(checks.check_heads)),
+    Rule((TP,), _checked(checks.check_widths)),
+    Rule((TP, CP), _checked(checks.check_sequence)),
+    Rule((PP, SCHEDULE), _no_pipeline),
+    Rule((PP, SCHEDULE), _checked(checks.check_placement)),
+    Rule((PP, SCHEDULE), _checked(checks.check_layers)),
+    Rule((*DEGREES, SCHEDULE, MICROBATCH), _checked(checks.check_batch)),
+    Rule((*DEGREES, DATA), _alone),
+    Rule((*DEGREES, DATA), _whole_shards),
+    Rule((*DEGREES, DATA), _checked(checks.check_shards)),
+    Rule((PP, SCHEDULE, RECOMPUTE), _all_layers),
+)
+_OF_EXPERTS: Final = (
+    Rule((*DEGREES, EP, ETP), _checked(mixtures.check_folded)),
+    Rule((TP, EP, ETP), _checked(mixtures.check_spread)),
+    Rule((TP, ETP), _experts_cut),
+    Rule((EP, OVERLAP), _travelling),
+    Rule((*DEGREES, SCHEDULE, EP, DATA, RECOMPUTE, OVERLAP), _checked(overlapped.check_overlap)),
+)
