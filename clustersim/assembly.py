@@ -5,7 +5,7 @@ order (`order_of`), as which tasks (`lowered`), on which machines and links, and
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,10 +35,10 @@ from clustersim.hardware.accelerator import Accelerator
 from clustersim.lowering.profile import profiled
 from clustersim.lowering.step import lower
 from clustersim.lowering.steps import repeat
-from clustersim.parallel.mesh import HOST_ROLE
+from clustersim.parallel.mesh import HOST_ROLE, TENSOR
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Order
-from clustersim.program.program import EVEN, Program
+from clustersim.program.program import EVEN, Groups, Program
 from clustersim.program.symmetry import Classes, unfolded
 from clustersim.program.task import Block, Collective, Compute, HostExchange, Overlap
 from clustersim.scenario import Contention, Scenario, Symmetry
@@ -128,6 +128,11 @@ def kernel_costs_of(scenario: Scenario) -> tuple[KernelCost, ...]:
     return tuple(_machine(scenario, each).kernels for each in scenario.cluster.kinds()[0])
 
 
+def tensor_exchanges_of(scenario: Scenario) -> ExchangeCost:
+    """What the job's tensor-parallel collectives take, alone on their links."""
+    return _between(scenario, {TENSOR.name: Groups(TENSOR.name, scenario.layout.mesh.members(TENSOR))})
+
+
 def lowered(scenario: Scenario, plan: Plan) -> Program:
     """The program of one step, with the loads of all."""
     return lower(plan, order_of(scenario, plan), scenario.steps)
@@ -176,13 +181,13 @@ def _blocks(program: Program) -> Iterator[Block]:
 
 def _exchanges(scenario: Scenario, program: Program) -> Others:
     """What times collectives, messages and, if there is anything for them, hosts."""
-    between: Others = _between(scenario, program)
+    between: Others = _between(scenario, program.groups)
     host, message = scenario.cluster.host, scenario.framework.message
     if message > 0.0:
         between = HandedMessages(between, message, program.groups)
     if HOST_ROLE.name not in program.groups or host is None:
         return between
-    nodes = _nodes(scenario, program)
+    nodes = _nodes(scenario)
     return HostedExchanges(between, host, np.bincount(nodes)[nodes])
 
 
@@ -192,20 +197,20 @@ def _uneven(scenario: Scenario, program: Program, exchanges: Others) -> Others:
     return exchanges if program.loads is EVEN else UnevenExchanges(exchanges, program, fabric)
 
 
-def _nodes(scenario: Scenario, program: Program) -> IntArray:
+def _nodes(scenario: Scenario) -> IntArray:
     """The node of every rank: [ranks]."""
-    return scenario.cluster.fabric.nodes(np.arange(program.ranks))
+    return scenario.cluster.fabric.nodes(np.arange(scenario.layout.world))
 
 
-def _between(scenario: Scenario, program: Program) -> CommunicationCost | RecordedExchanges:
+def _between(scenario: Scenario, groups: Mapping[str, Groups]) -> CommunicationCost | RecordedExchanges:
     cluster, settings = scenario.cluster, scenario.cost
-    model = CommunicationCost(cluster.fabric, library_of(scenario), program.groups)
+    model = CommunicationCost(cluster.fabric, library_of(scenario), groups)
     if settings.record is None or scenario.disturbances.network:
         return model  # what was measured on a healthy network does not say what a disturbed one does
     bound = settings.switches.bound  # nor what the library does where the user has told it otherwise
     rows = tuple(row for row in settings.record.collectives if row.call.collective not in bound)
     record = replace(settings.record, collectives=rows)
-    return RecordedExchanges(model, record, program.groups, nodes=_nodes(scenario, program))
+    return RecordedExchanges(model, record, groups, nodes=_nodes(scenario))
 
 
 def library_of(scenario: Scenario) -> Library:
