@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from clustersim.units import Bytes, Seconds
+
+RIVALS: Final = 4
+"""Layouts that are compared where something is other than supposed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +63,56 @@ class Pruned:
 
 
 @dataclass(frozen=True, slots=True)
+class Bounded:
+    """A layout that was not simulated, since its score is above `bound`, and that above the best ones'."""
+
+    overrides: tuple[str, ...]
+    job: int
+    bound: float
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something that is other than the scenario says. scores: of the rivals with it, None where it cannot be."""
+
+    words: str
+    scores: tuple[float | None, ...]
+
+    @property
+    def best(self) -> int | None:
+        """The place of the best of the rivals."""
+        there = [(score, place) for place, score in enumerate(self.scores) if score is not None]
+        return min(there)[1] if there else None
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """A search. candidates: combinations of values; pruned: of those, by reason; simulated: best first.
 
     bounded: legal ones that fit and whose bound is above the scores of the best; top: how many of the best are wanted;
     preferred: the plainest of those that are tied with the best, by its place; first: the first guess; complete:
-    whether all layouts were looked at.
+    whether all layouts were looked at; changes: how the rivals compare where something is other than supposed.
     """
 
     objective: str
     candidates: int
     pruned: Mapping[str, Pruned]
-    bounded: int
+    bounded: tuple[Bounded, ...]
     simulated: tuple[Layout, ...]
     top: int
     preferred: int
     first: Layout | None
     wall: Seconds
     complete: bool = True
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def rivals(self) -> tuple[Layout, ...]:
+        """The one to take, and the best of the others of its job."""
+        if not self.simulated:
+            return ()
+        others = [each for each in self.best if each.job == self.choice.job and each is not self.choice]
+        return (self.choice, *others[: RIVALS - 1])
 
     @property
     def best(self) -> tuple[Layout, ...]:
@@ -127,7 +162,7 @@ class Found:
             "candidates": self.candidates,
             "pruned": {reason: each.count for reason, each in self.pruned.items()},
             "pruned_examples": {reason: each.example for reason, each in self.pruned.items()},
-            "bounded": self.bounded,
+            "bounded": len(self.bounded),
             "simulated": len(self.simulated),
             "wall_s": self.wall,
             "layouts_per_s": self.candidates / self.wall if self.wall > 0 else None,
@@ -136,6 +171,8 @@ class Found:
             "first_guess": None if self.first is None else self.first.to_json(),
             "best_of_jobs": [each.to_json() for each in self.of_jobs],
             "pareto": [each.to_json() for each in self.pareto],
+            "rivals": [list(each.overrides) for each in self.rivals],
+            "sensitivity": [{"change": each.words, "scores": list(each.scores)} for each in self.changes],
             "why": {name: self.why(other) for name, other in rivals.items()},
         }
 

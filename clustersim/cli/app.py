@@ -171,6 +171,58 @@ def explore(
 
 
 @app.command()
+def search(
+    file: ScenarioFile,
+    overrides: Overrides = None,
+    objective: Annotated[
+        str, typer.Option(metavar="WHAT", help="What is the best: step-time, tokens-per-gpu.")
+    ] = "step-time",
+    gpus: Annotated[str, typer.Option(metavar="N,...", help="Sizes to compare, e.g. 4096,8192.")] = "",
+    batch_per_gpu: Annotated[
+        bool, typer.Option("--batch-per-gpu", help="The batch grows with --gpus; default: it stays.")
+    ] = False,
+    clusters: Annotated[str, typer.Option(metavar="NAME,...", help="Clusters to compare: gb200-nvl72,...")] = "",
+    fix: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A key that does not vary; repeatable.")
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V1,V2,...", help="A key and the values that it takes; repeatable."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, metavar="K", help="How many of the best.")] = 10,
+    workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes; default: one per core.")] = None,
+    executor: Annotated[
+        str, typer.Option(metavar="local|dask://HOST:PORT", help="Where layouts are simulated.")
+    ] = "local",
+    resume: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Keep what is found out there, and go on from it.")
+    ] = None,
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write what was found as JSON; - is stdout.")] = None,
+    html: Html = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
+) -> None:
+    """Look for the best layouts of a scenario's job; the one in the file is a first guess."""
+    from clustersim.cli.outputs import Outputs
+    from clustersim.cli.search import INTERRUPTED, Choice, search_layouts
+
+    choice = Choice(
+        tuple(fix or ()),
+        tuple(vary or ()),
+        gpus,
+        clusters,
+        batch_per_gpu,
+        objective,
+        top,
+        workers,
+        resume,
+        executor,
+    )
+    outputs = Outputs(json=json, html=html, table=not quiet and json != "-")
+    complete = search_layouts(file, overrides or [], choice, outputs)
+    raise typer.Exit(0 if complete else INTERRUPTED)
+
+
+@app.command()
 def explain(
     file: ScenarioFile,
     measured: Annotated[str, typer.Option(metavar="TIME", help="Time that a step took, e.g. 4.2s.")],

@@ -4,7 +4,14 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from importlib import import_module
 from multiprocessing import get_context
+from typing import Final
+
+from clustersim.errors import InputError
+
+PATIENCE: Final = "10s"
+"""How long a scheduler may take to answer."""
 
 
 @contextmanager
@@ -35,3 +42,27 @@ class _Here(Executor):
 def _deaf() -> None:
     """Ctrl-C is for the process that was asked; it ends the others."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+DASK: Final = "dask://"
+
+
+@contextmanager
+def executor_at(name: str) -> Iterator[Executor | None]:
+    """The executor that an option names: None for this machine's processes; raise InputError where nobody answers."""
+    if name == "local":
+        yield None
+        return
+    if not name.startswith(DASK):
+        raise InputError(f"executor: {name!r} is unknown; local or {DASK}HOST:PORT fits")
+    try:
+        distributed = import_module("distributed")
+    except ImportError:
+        raise InputError(f"executor: {name} needs Dask; pip install 'clustersim[dask]'") from None
+    address = f"tcp://{name.removeprefix(DASK)}"
+    try:
+        client = distributed.Client(address, timeout=PATIENCE)
+    except (OSError, ValueError) as error:
+        raise InputError(f"executor: nobody answers at {name} ({error})") from None
+    with client:
+        yield client.get_executor(pure=False)

@@ -5,6 +5,7 @@ Each is a score of which less is better, and a bound from below where only the l
 
 from enum import Enum
 
+from clustersim.errors import InputError, nearest
 from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.units import Seconds
@@ -26,3 +27,11 @@ class Objective(Enum):
     def score(self, result: Result) -> float:
         """What a simulated scenario is measured by."""
         return self.least(result.scenario, result.step_time)
+
+
+def objective_named(name: str) -> Objective:
+    """The objective of that name; raise InputError that names the nearest."""
+    legal = [each.value for each in Objective]
+    if name not in legal:
+        raise InputError(f"objective: {name!r} is unknown; {nearest(name, legal)}")
+    return Objective(name)

@@ -5,28 +5,34 @@ above the worst of them. Layouts that are as good as each other are in the order
 depends on who was done first. What is found out is kept in a store as it comes, if there is one.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice, product
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Final, TypeVar
 
-from clustersim.analysis.search import Found, Layout, Pruned
+from clustersim.analysis.search import Bounded, Change, Found, Layout, Pruned
 from clustersim.errors import ClusterSimError, InputError
 from clustersim.experience.file import load_experience
 from clustersim.planning.search.executors import running
+from clustersim.planning.search.keys import RECOMPUTE
 from clustersim.planning.search.objective import Objective
+from clustersim.planning.search.sensitivity import CHANGES, changed_score, changes_of
 from clustersim.planning.search.space import Candidate, Space, add
 from clustersim.planning.search.store import Store
-from clustersim.planning.search.weighing import Weighed, weigh
+from clustersim.planning.search.weighing import Weighed, families, weigh
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.units import Seconds
 
 Progress = Callable[[str, int, int, Layout | None], None]
 """Told what is done, how much of it, of how much, and the best layout so far."""
-_CHUNK = 32  # candidates that are weighed at once
+K = TypeVar("K")
+T = TypeVar("T")
+_AHEAD: Final = 2  # tasks for each worker, so that none waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,7 @@ class Search:
             try:
                 state.weigh(pool, [*self.space.candidates(aside)])
                 state.simulate(pool)
+                state.change(pool)
             except KeyboardInterrupt:
                 state.complete = False
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -96,6 +103,7 @@ class _State:
     tell: Progress
     complete: bool = True
     weighed: list[Weighed] = field(default_factory=list)
+    changes: tuple[Change, ...] = ()
 
     @property
     def layouts(self) -> dict[Candidate, Layout]:
@@ -104,11 +112,10 @@ class _State:
     def weigh(self, pool: Executor, candidates: Sequence[Candidate]) -> None:
         """Weigh all that the store does not know yet; raise InputError where none is left."""
         space, objective, known = self.search.space, self.search.objective, self.store.weighed
-        fresh = [each for each in candidates if each not in known]
-        parts = [fresh[start : start + _CHUNK] for start in range(0, len(fresh), _CHUNK)]
-        futures = [pool.submit(weigh, space.scenario, objective, part) for part in parts]
-        for future in futures:
-            self.store.add_weighed(future.result())
+        task = partial(weigh, space.scenario, objective, all_of=RECOMPUTE in space.named)
+        fresh = (each for each in families(candidates) if each[0] not in known)
+        for _, weighed in self._done(pool, ((None, partial(task, each)) for each in fresh)):
+            self.store.add_weighed(weighed)
             self.tell("weighing layouts", len(known), len(candidates), None)
         found = [known[each] for each in candidates]
         for each in (each for each in found if each.bound is None):
@@ -119,23 +126,38 @@ class _State:
 
     def simulate(self, pool: Executor) -> None:
         """Best bounds first, until none is below what is wanted; a few more run than are needed, on several workers."""
-        waiting = [each for each in self._ordered() if each.candidate not in self.layouts][::-1]
-        wanted = self._wanted()
-        running_now: dict[Future[Layout], Candidate] = {}
-        most = 1 if self.search.workers == 1 and self.search.executor is None else 2 * self.search.workers
-        while True:
-            while waiting and len(running_now) < most:
-                each = waiting.pop()
-                if _bound(each) <= wanted[each.candidate.job]:
-                    future = pool.submit(_simulated, self.search.space.scenario, self.search.objective, each.candidate)
-                    running_now[future] = each.candidate
-            if not running_now:
-                return
-            done, _ = wait(running_now, return_when=FIRST_COMPLETED)
-            for future in done:
-                self.store.add(running_now.pop(future), future.result())
-            wanted = self._wanted()
+        task = partial(_simulated, self.search.space.scenario, self.search.objective)
+        fresh = (each for each in self._ordered() if each.candidate not in self.layouts)
+        needed = (each.candidate for each in fresh if _bound(each) <= self._wanted()[each.candidate.job])
+        for _, layout in self._done(pool, ((None, partial(task, each)) for each in needed)):
+            self.store.add(layout)
             self.tell("simulating layouts", len(self.layouts), len(self.weighed), self._best())
+
+    def change(self, pool: Executor) -> None:
+        """Simulate the best of all with things changed that are nobody's choice."""
+        task = partial(changed_score, self.search.space.scenario, self.search.objective)
+        rivals = [Candidate(each.overrides, each.job) for each in self.found(0.0).rivals]
+        scores: list[list[float | None]] = [[None] * len(rivals) for _ in CHANGES]
+        places = [*product(range(len(CHANGES)), range(len(rivals)))]
+        tasks = (((number, place), partial(task, rivals[place], number)) for number, place in places)
+        for done, ((number, place), score) in enumerate(self._done(pool, tasks), 1):
+            scores[number][place] = score
+            self.tell("changing what may be other", done, len(places), self._best())
+        self.changes = changes_of(scores)
+
+    def _done(self, pool: Executor, tasks: Iterator[tuple[K, Callable[[], T]]]) -> Iterator[tuple[K, T]]:
+        """What tasks make of it, with their keys, as they are done; one is asked for when a worker is free for it."""
+        alone = self.search.workers == 1 and self.search.executor is None
+        most = 1 if alone else _AHEAD * self.search.workers
+        pending: dict[Future[T], K] = {}
+        while True:
+            for key, task in islice(tasks, most - len(pending)):
+                pending[pool.submit(task)] = key
+            if not pending:
+                return
+            done, _ = wait(pending, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield pending.pop(future), future.result()
 
     def _ordered(self) -> list[Weighed]:
         return sorted(self.weighed, key=lambda each: (_bound(each), each.candidate.plainness))
@@ -164,14 +186,20 @@ class _State:
             objective=self.search.objective.value,
             candidates=self.search.space.size,
             pruned=dict(sorted(self.aside.items(), key=lambda reason: (-reason[1].count, reason[0]))),
-            bounded=len(self.weighed) - len(needed),
+            bounded=tuple(self._bounded(wanted)),
             simulated=tuple(layout for _, layout in marked),
             top=self.search.top,
             preferred=min(tied, key=lambda place: marked[place][0].plainness, default=0),
             first=_first_guess(self.search),
             wall=wall,
             complete=self.complete,
+            changes=self.changes,
         )
+
+    def _bounded(self, wanted: Sequence[float]) -> Iterator[Bounded]:
+        """Those that cannot be among the best."""
+        for each in (each for each in self._ordered() if _bound(each) > wanted[each.candidate.job]):
+            yield Bounded(each.candidate.overrides, each.candidate.job, _bound(each))
 
 
 def _bound(each: Weighed) -> float:

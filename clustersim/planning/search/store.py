@@ -53,9 +53,9 @@ class Store:
                 store._remember(each)
             yield store
 
-    def add(self, candidate: Candidate, layout: Layout) -> None:
+    def add(self, layout: Layout) -> None:
         """Keep a simulated layout."""
-        self._keep({"candidate": list(candidate.overrides), "layout": plain(layout)})
+        self._keep({"layout": plain(layout)})
 
     def add_weighed(self, weighed: Sequence[Weighed]) -> None:
         """Keep what is known of layouts before they are simulated."""
@@ -75,7 +75,7 @@ class Store:
             self.weighed[candidate] = Weighed(candidate, bound, said)
         if "layout" in content:
             layout = layout_of(content["layout"])
-            self.layouts[Candidate(tuple(content["candidate"]), layout.job)] = layout
+            self.layouts[Candidate(layout.overrides, layout.job)] = layout
 
 
 def _name(search: Mapping[str, Any]) -> str:

@@ -1,17 +1,21 @@
 """Is a layout legal, does it fit, and how good can it be at best?"""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 from clustersim.errors import InputError
 from clustersim.fitting import fits
 from clustersim.planning.search.bounds import lower_bound
+from clustersim.planning.search.keys import RECOMPUTE
 from clustersim.planning.search.objective import Objective
 from clustersim.planning.search.space import Candidate
 from clustersim.scenario import Scenario
+from clustersim.workload.training import FullRecompute, NoRecompute
 
 MEMORY: Final = "does not fit in memory"
+NEEDLESS: Final = "less recomputation fits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +30,38 @@ class Weighed:
     said: str = ""
 
 
-def weigh(scenario: Scenario, objective: Objective, candidates: Sequence[Candidate]) -> list[Weighed]:
-    """What can be said of layouts without simulating them."""
-    return [_weighed(scenario, objective, each) for each in candidates]
+def families(candidates: Iterable[Candidate]) -> Iterator[list[Candidate]]:
+    """Neighbours that differ in nothing but what they compute again."""
+    for _, family in groupby(candidates, key=_family):
+        yield [*family]
 
 
-def _weighed(scenario: Scenario, objective: Objective, candidate: Candidate) -> Weighed:
-    try:
-        changed = scenario.changed(candidate.overrides)
-    except InputError as error:
-        return Weighed(candidate, None, _first(error))
-    if not fits(changed):
-        return Weighed(candidate, None, MEMORY)
-    return Weighed(candidate, objective.least(changed, lower_bound(changed)))
+def _family(candidate: Candidate) -> tuple[int, tuple[str, ...]]:
+    return candidate.job, tuple(each for each in candidate.overrides if not each.startswith(f"{RECOMPUTE}="))
+
+
+def weigh(scenario: Scenario, objective: Objective, family: Sequence[Candidate], *, all_of: bool) -> list[Weighed]:
+    """What can be said of a family without simulating it.
+
+    all_of: also of those that compute more whole layers again than another that fits, and so are slower and not needed.
+    """
+    found: list[Weighed] = []
+    enough = False
+    for candidate in family:
+        try:
+            changed = scenario.changed(candidate.overrides)
+        except InputError as error:
+            found.append(Weighed(candidate, None, _first(error)))
+            continue
+        layers = isinstance(changed.training.recompute, NoRecompute | FullRecompute)
+        if layers and enough:
+            found.append(Weighed(candidate, None, NEEDLESS))
+        elif not fits(changed):
+            found.append(Weighed(candidate, None, MEMORY))
+        else:
+            enough = enough or (layers and not all_of)
+            found.append(Weighed(candidate, objective.least(changed, lower_bound(changed))))
+    return found
 
 
 def _first(error: InputError) -> str:

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from clustersim.hardware.disturbance import Slow
 from clustersim.parallel.data import cut_over
 from clustersim.scenario.scenario import Scenario
@@ -53,7 +55,18 @@ def with_slow_gpu(scenario: Scenario, speed: float, rank: int | None = None) -> 
     Without a simulation that says on which GPU it matters most it is one in the middle of the world, so of a middle
     stage; the first has spare time where it has a layer less.
     """
-    place = int(scenario.cluster.places[scenario.layout.world // 2 if rank is None else rank])
-    slow = Slow((place,), speed)
+    return _slowed(
+        scenario, (int(scenario.cluster.places[scenario.layout.world // 2 if rank is None else rank]),), speed
+    )
+
+
+def with_slow_node(scenario: Scenario, speed: float) -> Scenario:
+    """The kernels of all GPUs of a node in the middle of the world run at a part of their speed."""
+    nodes = scenario.cluster.fabric.nodes(np.arange(scenario.layout.world))
+    there = np.flatnonzero(nodes == nodes[len(nodes) // 2])
+    return _slowed(scenario, tuple(scenario.cluster.places[there].tolist()), speed)
+
+
+def _slowed(scenario: Scenario, places: tuple[int, ...], speed: float) -> Scenario:
     disturbances = scenario.disturbances
-    return replace(scenario, disturbances=replace(disturbances, slow=(*disturbances.slow, slow)))
+    return replace(scenario, disturbances=replace(disturbances, slow=(*disturbances.slow, Slow(places, speed))))

@@ -1,0 +1,121 @@
+"""What does `clustersim search` do? Look for the best layouts of a scenario's job, and say why they are."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from clustersim.cli.outputs import Outputs, announce, write_json
+from clustersim.cli.waiting import following
+from clustersim.errors import InputError
+from clustersim.scenario import Scenario
+from clustersim.shipped import read_yaml
+
+if TYPE_CHECKING:
+    from clustersim.analysis.search import Found, Layout
+    from clustersim.planning.search import Space
+
+_FEW: Final = 64  # layouts for which another process is not worth its start
+INTERRUPTED: Final = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Options as they were typed. workers: None for one per core; resume: a folder."""
+
+    fix: tuple[str, ...] = ()
+    vary: tuple[str, ...] = ()
+    gpus: str = ""
+    clusters: str = ""
+    batch_per_gpu: bool = False
+    objective: str = "step-time"
+    top: int = 10
+    workers: int | None = None
+    resume: str | None = None
+    executor: str = "local"
+
+
+def search_layouts(file: Path, overrides: Sequence[str], choice: Choice, outputs: Outputs) -> bool:
+    """Search, print and write what was found; whether it was all looked at."""
+    from clustersim.planning.search import Search
+    from clustersim.planning.search.executors import executor_at
+    from clustersim.planning.search.objective import objective_named
+
+    scenario = Scenario.load(file, overrides)
+    outputs.require((file, *scenario.files))
+    objective, space = objective_named(choice.objective), space_of(scenario, choice)
+    store = None if choice.resume is None else Path(choice.resume)
+    workers = choice.workers or (1 if space.size < _FEW else os.cpu_count() or 1)
+    with executor_at(choice.executor) as executor, following("weighing layouts") as tell:
+
+        def progress(what: str, done: int, of: int, best: "Layout | None") -> None:
+            from clustersim.units import format_step_time
+
+            words = "" if best is None else f" (best so far {format_step_time(best.step_time)})"
+            tell(f"{what}{words}", done, of)
+
+        found = Search(space, choice.top, objective, workers, store, executor).run(progress)
+    if outputs.json is not None:
+        write_json(found.to_json(), outputs.json)
+    if outputs.html is not None:
+        _write_page(found, scenario, outputs.html)
+    if outputs.table:
+        _print(found, file, choice)
+        for path in outputs.files.values():
+            announce(path)
+    return found.complete
+
+
+def space_of(scenario: Scenario, choice: Choice) -> "Space":
+    """The space that options name."""
+    from clustersim.planning.search import Space
+
+    fixed = dict(_pair("--fix", each) for each in choice.fix)
+    varied = {key: _values(key, text) for key, text in (_pair("--vary", each) for each in choice.vary)}
+    clusters = [name for name in choice.clusters.split(",") if name]
+    return Space.of(
+        scenario, fixed, varied, gpus=_numbers(choice.gpus), clusters=clusters, batch_per_gpu=choice.batch_per_gpu
+    )
+
+
+def _pair(option: str, text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if not sign or not key.strip() or not value.strip():
+        example = "layout.tp=8" if option == "--fix" else "layout.tp=1,2,4"
+        raise InputError(f"{option} {text}: write a dotted key and a value, such as {option} {example}")
+    return key.strip(), value.strip()
+
+
+def _values(key: str, text: str) -> list[str]:
+    """The values of a list with commas, of which mappings are one."""
+    try:
+        values = read_yaml(f"[{text}]")
+    except InputError as error:
+        raise InputError(f"--vary {key}={text}: {error}") from error
+    listed = values if isinstance(values, list) else [values]
+    return [each if isinstance(each, str) else dumps(each) for each in listed]
+
+
+def _numbers(text: str) -> list[int]:
+    found = []
+    for each in (each.strip().replace("_", "") for each in text.split(",") if text):
+        if not each.isdecimal() or int(each) < 1:
+            raise InputError(f"--gpus {text}: {each!r} is not a number of GPUs; write such as --gpus 4096,8192")
+        found.append(int(each))
+    return found
+
+
+def _write_page(found: "Found", scenario: Scenario, path: str) -> None:
+    from clustersim.report.search_page import write_search
+
+    write_search(found, scenario, path)
+
+
+def _print(found: "Found", file: Path, choice: Choice) -> None:
+    from rich.console import Console
+
+    from clustersim.report.search_table import render_search
+
+    Console().print(render_search(found, file, resumable=choice.resume is not None))

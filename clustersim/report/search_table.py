@@ -1,0 +1,147 @@
+"""What does the terminal say of a search? The layout to take and why, the best ones, and why the others are not."""
+
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Final
+
+from clustersim.analysis.search import Found, Layout
+from clustersim.units import format_bytes, format_number, format_seconds, format_step_time
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+_MOST_PARTS: Final = 4  # in which layouts differ
+_MOST_REASONS: Final = 8
+_LEAST: Final = 0.001  # of a step: parts that differ by less are not told
+
+
+def render_search(found: Found, file: Path, *, resumable: bool = False) -> "Group":
+    """Something that rich prints: coloured on a terminal, plain elsewhere. file: the scenario, for a command."""
+    from rich.console import Group
+    from rich.text import Text
+
+    shown: list[RenderableType] = []
+    if not found.complete:
+        more = "; the same command goes on" if resumable else "; with --resume DIR it could go on"
+        shown.append(Text(f"stopped before the end{more}", style="yellow"))
+    if not found.simulated:
+        return Group(*shown, Text("nothing was simulated yet"))
+    shown += [*_choice(found, file), Text(), _best(found)]
+    if len(found.of_jobs) > 1:
+        shown += [Text(), Text("the best on each", style="bold"), _jobs(found)]
+    shown += [Text(), *_why(found), Text(), Text(counted(found)), _pruned(found)]
+    return Group(*shown)
+
+
+def headline(found: Found) -> str:
+    """The layout to take, and how it compares with the first guess."""
+    choice, words = found.choice, ""
+    if found.first is not None:
+        change = choice.score / found.first.score - 1.0
+        words = f", {change:+.1%} against the file's own layout" if abs(change) >= _LEAST else ", the file's own layout"
+    return f"best layout: {format_step_time(choice.step_time)} a step{words}"
+
+
+def command(layout: Layout, file: Path) -> str:
+    """What runs a layout again."""
+    sets = " ".join(f"--set {quote(each)}" for each in layout.overrides)
+    return f"clustersim run {quote(str(file))} {sets}"
+
+
+def short(layout: Layout) -> str:
+    """What tells a layout from others, in few words."""
+    return "  ".join(
+        f"{key.rpartition('.')[2]}={value}" for key, _, value in (each.partition("=") for each in told(layout))
+    )
+
+
+def told(layout: Layout) -> list[str]:
+    """The keys that matter to people: what follows from others is left out."""
+    follows = ("layout.sequence_parallel=", "layout.layers_per_stage=even", "cluster.")
+    return [each for each in layout.overrides if not each.startswith(follows)]
+
+
+def counted(found: Found) -> str:
+    """How many layouts there were, and what became of them."""
+    aside = sum(each.count for each in found.pruned.values())
+    return (
+        f"{found.candidates:,} combinations: {aside:,} set aside, {len(found.bounded):,} cannot be among the best by "
+        f"their bounds, {len(found.simulated):,} simulated, in {format_seconds(found.wall)}"
+    )
+
+
+def differences(found: Found, other: Layout) -> str:
+    """Which parts another layout has longer than the one to take, and which shorter."""
+    least = _LEAST * found.choice.step_time
+    parts = [(name, more) for name, more in found.why(other).items() if abs(more) >= least][:_MOST_PARTS]
+    words = [f"{format_seconds(abs(more))} {'more' if more > 0 else 'less'} {name}" for name, more in parts]
+    return ", ".join(words) if words else "no part differs by as much as a thousandth of the step"
+
+
+def _choice(found: Found, file: Path) -> "list[Text]":
+    from rich.text import Text
+
+    tied = sum(each.tied for each in found.simulated)
+    lines = [Text(headline(found), style="bold"), Text(command(found.choice, file), style="cyan")]
+    if tied > 1:
+        plain = "the plainest of them" if found.preferred else "it is the plainest of them, too"
+        lines.append(Text(f"{tied} layouts are as fast as runs of one layout differ; {plain}", style="dim"))
+    return lines
+
+
+def _best(found: Found) -> "Table":
+    table = _grid(("", "step", "expected", "tokens/s/GPU", "MFU", "memory", "layout"), right=6)
+    for place, each in enumerate(found.best, 1):
+        mark = "*" if place - 1 == found.preferred else "=" if each.tied else ""
+        table.add_row(f"{place}{mark}", *_numbers(each), short(each))
+    if found.first is not None:
+        table.add_row("file", *_numbers(found.first), "as it is")
+    return table
+
+
+def _jobs(found: Found) -> "Table":
+    table = _grid(("cluster", "GPUs", "step", "expected", "tokens/s/GPU", "MFU", "memory", "layout"), right=7)
+    for each in found.of_jobs:
+        table.add_row(each.cluster, f"{each.gpus:,}", *_numbers(each), short(each))
+    return table
+
+
+def _numbers(layout: Layout) -> tuple[str, ...]:
+    low, high = layout.band
+    return (
+        format_step_time(layout.step_time),
+        f"{format_step_time(low)} to {format_step_time(high)}",
+        format_number(layout.tokens_per_gpu),
+        f"{layout.mfu:.1%}",
+        format_bytes(layout.peak_memory),
+    )
+
+
+def _why(found: Found) -> "list[Text]":
+    from rich.text import Text
+
+    lines = []
+    if (other := found.runner_up) is not None:
+        lines.append(Text(f"the next, {short(other)}: {differences(found, other)}"))
+    if found.first is not None:
+        lines.append(Text(f"the file's own layout: {differences(found, found.first)}"))
+    return lines
+
+
+def _pruned(found: Found) -> "Table":
+    table = _grid(("", "set aside for", "such as"), right=1)
+    for reason, each in [*found.pruned.items()][:_MOST_REASONS]:
+        table.add_row(f"{each.count:,}", reason, each.example.partition(": ")[2])
+    return table
+
+
+def _grid(heads: tuple[str, ...], *, right: int) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for place, head in enumerate(heads):
+        last = place == len(heads) - 1
+        table.add_column(head, justify="right" if place < right and not last else "left", overflow="fold")
+    return table
