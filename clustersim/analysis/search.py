@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from clustersim.units import Bytes, Seconds
+from clustersim.units import Bytes, Seconds, format_step_time
 
 RIVALS: Final = 4
 """Layouts that are compared where something is other than supposed."""
@@ -105,6 +105,12 @@ class Found:
     wall: Seconds
     complete: bool = True
     changes: tuple[Change, ...] = ()
+
+    def score_words(self, score: float) -> str:
+        """A score as people read it: less is better, but tokens are told the other way round."""
+        if self.objective == "tokens-per-gpu":
+            return f"{1.0 / score:,.0f} tokens/s/GPU"
+        return format_step_time(score)
 
     @property
     def rivals(self) -> tuple[Layout, ...]:

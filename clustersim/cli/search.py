@@ -60,7 +60,7 @@ def search_layouts(file: Path, overrides: Sequence[str], choice: Choice, outputs
     if outputs.json is not None:
         write_json(found.to_json(), outputs.json)
     if outputs.html is not None:
-        _write_page(found, scenario, outputs.html)
+        _write_page(found, file, outputs.html)
     if outputs.table:
         _print(found, file, choice)
         for path in outputs.files.values():
@@ -107,15 +107,19 @@ def _numbers(text: str) -> list[int]:
     return found
 
 
-def _write_page(found: "Found", scenario: Scenario, path: str) -> None:
+def _write_page(found: "Found", file: Path, path: str) -> None:
     from clustersim.report.search_page import write_search
 
-    write_search(found, scenario, path)
+    write_search(found, file, path)
 
 
 def _print(found: "Found", file: Path, choice: Choice) -> None:
     from rich.console import Console
+    from rich.text import Text
 
-    from clustersim.report.search_table import render_search
+    from clustersim.report.search_table import command, render_search
 
-    Console().print(render_search(found, file, resumable=choice.resume is not None))
+    console = Console()
+    console.print(render_search(found, resumable=choice.resume is not None))
+    if found.simulated:
+        console.print(Text(f"to run it: {command(found.choice, file)}", style="cyan"), soft_wrap=True)

@@ -1,24 +1,26 @@
 """What does the terminal say of a search? The layout to take and why, the best ones, and why the others are not."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from clustersim.analysis.search import Found, Layout
-from clustersim.units import format_bytes, format_number, format_seconds, format_step_time
+from clustersim.units import format_bytes, format_seconds, format_step_time
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.table import Table
     from rich.text import Text
 
+_FOLLOWING: Final = ("layout.sequence_parallel", "layout.layers_per_stage", "training.global_batch")
 _MOST_PARTS: Final = 4  # in which layouts differ
 _MOST_REASONS: Final = 8
 _LEAST: Final = 0.001  # of a step: parts that differ by less are not told
 
 
-def render_search(found: Found, file: Path, *, resumable: bool = False) -> "Group":
-    """Something that rich prints: coloured on a terminal, plain elsewhere. file: the scenario, for a command."""
+def render_search(found: Found, *, resumable: bool = False) -> "Group":
+    """Something that rich prints: coloured on a terminal, plain elsewhere."""
     from rich.console import Group
     from rich.text import Text
 
@@ -28,10 +30,10 @@ def render_search(found: Found, file: Path, *, resumable: bool = False) -> "Grou
         shown.append(Text(f"stopped before the end{more}", style="yellow"))
     if not found.simulated:
         return Group(*shown, Text("nothing was simulated yet"))
-    shown += [*_choice(found, file), Text(), _best(found)]
+    shown += [*_choice(found), Text(), *_best(found)]
     if len(found.of_jobs) > 1:
         shown += [Text(), Text("the best on each", style="bold"), _jobs(found)]
-    shown += [Text(), *_why(found), Text(), Text(counted(found)), _pruned(found)]
+    shown += [Text(), *_why(found), *_sure(found), Text(), Text(counted(found)), _pruned(found)]
     return Group(*shown)
 
 
@@ -51,16 +53,25 @@ def command(layout: Layout, file: Path) -> str:
 
 
 def short(layout: Layout) -> str:
-    """What tells a layout from others, in few words."""
-    return "  ".join(
-        f"{key.rpartition('.')[2]}={value}" for key, _, value in (each.partition("=") for each in told(layout))
-    )
+    """What tells a layout from others, in few words; empty of the file's own."""
+    return ", ".join(_pair(key, value) for key, value in keys_of(layout.overrides).items())
 
 
-def told(layout: Layout) -> list[str]:
-    """The keys that matter to people: what follows from others is left out."""
-    follows = ("layout.sequence_parallel=", "layout.layers_per_stage=even", "cluster.")
-    return [each for each in layout.overrides if not each.startswith(follows)]
+def _pair(key: str, value: str) -> str:
+    """A key and its value; words that say all by themselves stand alone."""
+    value = value.replace("{", "").replace("}", "").replace('"', "")
+    word = key.rpartition(".")[2]
+    if word in ("schedule", "data"):
+        return value.replace("interleaved: chunks: ", "interleaved x ").replace(": shard: ", " over ")
+    if key == "training.recompute":
+        return "no recompute" if value == "none" else f"recompute {value}"
+    return f"{word} {value}"
+
+
+def keys_of(overrides: Iterable[str]) -> dict[str, str]:
+    """The keys that matter to people, with their values: what follows from others is left out."""
+    pairs = (each.partition("=") for each in overrides)
+    return {key: value for key, _, value in pairs if key not in _FOLLOWING and not key.startswith("cluster.")}
 
 
 def counted(found: Found) -> str:
@@ -80,29 +91,36 @@ def differences(found: Found, other: Layout) -> str:
     return ", ".join(words) if words else "no part differs by as much as a thousandth of the step"
 
 
-def _choice(found: Found, file: Path) -> "list[Text]":
+def _choice(found: Found) -> "list[Text]":
     from rich.text import Text
 
     tied = sum(each.tied for each in found.simulated)
-    lines = [Text(headline(found), style="bold"), Text(command(found.choice, file), style="cyan")]
+    lines = [Text(headline(found), style="bold"), Text(short(found.choice))]
     if tied > 1:
         plain = "the plainest of them" if found.preferred else "it is the plainest of them, too"
         lines.append(Text(f"{tied} layouts are as fast as runs of one layout differ; {plain}", style="dim"))
     return lines
 
 
-def _best(found: Found) -> "Table":
-    table = _grid(("", "step", "expected", "tokens/s/GPU", "MFU", "memory", "layout"), right=6)
-    for place, each in enumerate(found.best, 1):
-        mark = "*" if place - 1 == found.preferred else "=" if each.tied else ""
-        table.add_row(f"{place}{mark}", *_numbers(each), short(each))
+def _best(found: Found) -> "list[RenderableType]":
+    """The best, by the keys in which they differ; the others are said once."""
+    from rich.text import Text
+
+    keys = [keys_of(each.overrides) for each in found.best]
+    common = {key: value for key, value in keys[0].items() if all(each.get(key) == value for each in keys)}
+    table = _grid(("", "step", "expected", "MFU", "memory", "layout"), right=5)
+    for place, each in enumerate(found.best):
+        mark = "*" if place == found.preferred else "=" if each.tied else " "
+        own = ", ".join(_pair(key, value) for key, value in keys[place].items() if key not in common)
+        table.add_row(f"{place + 1}{mark}", *_numbers(each), own)
     if found.first is not None:
-        table.add_row("file", *_numbers(found.first), "as it is")
-    return table
+        table.add_row("file ", *_numbers(found.first), "as it is")
+    every = ", ".join(_pair(key, value) for key, value in common.items())
+    return [table, *([Text(f"all of them: {every}", style="dim")] if every else [])]
 
 
 def _jobs(found: Found) -> "Table":
-    table = _grid(("cluster", "GPUs", "step", "expected", "tokens/s/GPU", "MFU", "memory", "layout"), right=7)
+    table = _grid(("cluster", "GPUs", "step", "expected", "MFU", "memory", "layout"), right=6)
     for each in found.of_jobs:
         table.add_row(each.cluster, f"{each.gpus:,}", *_numbers(each), short(each))
     return table
@@ -112,8 +130,7 @@ def _numbers(layout: Layout) -> tuple[str, ...]:
     low, high = layout.band
     return (
         format_step_time(layout.step_time),
-        f"{format_step_time(low)} to {format_step_time(high)}",
-        format_number(layout.tokens_per_gpu),
+        f"{format_step_time(low)} - {format_step_time(high)}",
         f"{layout.mfu:.1%}",
         format_bytes(layout.peak_memory),
     )
@@ -128,6 +145,18 @@ def _why(found: Found) -> "list[Text]":
     if found.first is not None:
         lines.append(Text(f"the file's own layout: {differences(found, found.first)}"))
     return lines
+
+
+def _sure(found: Found) -> "list[Text]":
+    """Whether the layout to take stays the best of its rivals where something is other than supposed."""
+    from rich.text import Text
+
+    told = [change for change in found.changes if change.scores and change.scores[0] is not None]
+    if len(found.rivals) < 2 or not told:
+        return []
+    lost = [change.words for change in told if change.best != 0]
+    words = f"another is better with {'; '.join(lost)}" if lost else "it stays the best with each of these"
+    return [Text(f"with {'; '.join(change.words for change in told)}: {words}")]
 
 
 def _pruned(found: Found) -> "Table":

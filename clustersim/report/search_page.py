@@ -1,0 +1,346 @@
+"""How is a search looked at? The layout to take, the best ones, what they trade, how degrees matter, why, and how sure.
+
+Times are those of simulations; where a cell or a line was not simulated it says so.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Final
+
+from clustersim.analysis.parts import PARTS
+from clustersim.analysis.search import Found, Layout
+from clustersim.report.answer import PART_LOOKS
+from clustersim.report.document import Card, document, figure_card, section, slot
+from clustersim.report.figure import Figure, Traces, axis, layout, legend, marker, time_scale
+from clustersim.report.files import write_text_atomically
+from clustersim.report.keys import Cells, Html, signed, stacked, table
+from clustersim.report.search_table import command, counted, differences, headline, keys_of, short
+from clustersim.units import format_bytes, format_number, format_step_time
+
+_PARETO_LEAD: Final = (
+    "Every dot is a layout that was simulated: to the left faster, upwards more memory left on the fullest GPU. On the "
+    "line no other is faster with as much memory left on as few GPUs."
+)
+_HEAT_LEAD: Final = (
+    "The fastest simulated step for each pair of values; ≥ is a bound below which no layout there can be, which was "
+    "enough to leave it out; empty: none is legal and fits."
+)
+_LINES_LEAD: Final = "Every line is a layout that was simulated. Drag along an axis to keep some of its values."
+_WHY_LEAD: Final = (
+    "By how much longer (to the right) or shorter each part of the step is in other layouts than in the one to take; "
+    "the mean over ranks."
+)
+_SURE_LEAD: Final = (
+    "The best layouts, simulated again with one thing changed for all of them: bold is the best of each row."
+)
+_MOST_AXES: Final = 5  # of which pairs are drawn
+_MOST_LINES: Final = 400
+_MOST_REASONS: Final = 40
+
+
+def write_search(found: Found, file: Path, path: str | Path) -> None:
+    """Write the page, wholly or not at all; raise OutputError if it cannot be written. file: the scenario."""
+    write_text_atomically(path, search_page(found, file))
+
+
+def search_page(found: Found, file: Path) -> str:
+    """The page as HTML text."""
+    cards = [_verdict_card(found, file)]
+    if found.simulated:
+        cards += [_best_card(found, file), *_jobs_card(found), *_drawn(found), *_why_cards(found), *_sure_card(found)]
+    return document(f"Best layouts of {file.name}", [*cards, _aside_card(found)])
+
+
+def _verdict_card(found: Found, file: Path) -> Card:
+    if not found.simulated:
+        words, run = "nothing was simulated yet", ""
+    else:
+        words, run = headline(found), f"<pre>{escape(command(found.choice, file))}</pre>"
+    notes = [] if found.complete else ["The search was stopped before its end: a better layout may be left."]
+    tied = sum(each.tied for each in found.simulated)
+    if tied > 1:
+        notes.append(
+            f"{tied} layouts are as good as runs of one and the same layout differ; of these the plainest is taken."
+        )
+    alerts = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    alerts = f'<ul class="alerts">{alerts}</ul>' if notes else ""
+    return Card(
+        f'<section class="card verdict" aria-label="best layout"><h1>{escape(words)}</h1>'
+        f'<p class="subject">{escape(counted(found))}</p>{run}{alerts}</section>'
+    )
+
+
+def _best_card(found: Found, file: Path) -> Card:
+    heads = ("layout", "step", "expected", "tokens/s/GPU", "MFU", "memory", "to run it")
+    rows = [_row(each, file, taken=place == found.preferred) for place, each in enumerate(found.best)]
+    if found.first is not None:
+        rows.append(_row(found.first, file))
+    return Card(section("The best layouts", table(heads, rows, words=(6,))))
+
+
+def _row(each: Layout, file: Path, *, taken: bool = False) -> Cells:
+    name = short(each) or "the file's own"
+    run = Html(f"<details><summary>command</summary><code>{escape(command(each, file))}</code></details>")
+    return Cells((name, *_numbers(each), run), "sum" if taken else "")
+
+
+def _numbers(each: Layout) -> tuple[str, ...]:
+    low, high = each.band
+    return (
+        format_step_time(each.step_time),
+        f"{format_step_time(low)} to {format_step_time(high)}",
+        format_number(each.tokens_per_gpu),
+        f"{each.mfu:.1%}",
+        format_bytes(each.peak_memory),
+    )
+
+
+def _jobs_card(found: Found) -> Iterable[Card]:
+    if len(found.of_jobs) < 2:
+        return
+    heads = ("cluster", "GPUs", "step", "expected", "tokens/s/GPU", "MFU", "memory", "layout")
+    rows = (Cells((each.cluster, f"{each.gpus:,}", *_numbers(each), short(each))) for each in found.of_jobs)
+    yield Card(section("The best on each", table(heads, rows, words=(7,))))
+
+
+def _drawn(found: Found) -> Iterable[Card]:
+    yield figure_card("Time against memory", pareto_figure(found), lead=_PARETO_LEAD)
+    axes = _axes(found)
+    if len(axes) > 1:
+        yield figure_card("Which values are fast", heat_figure(found, axes), lead=_HEAT_LEAD)
+        yield figure_card("All that was simulated", lines_figure(found, axes), lead=_LINES_LEAD)
+
+
+def _axes(found: Found) -> dict[str, list[str]]:
+    """Keys in which simulated layouts differ, with their values in order; those that matter most first."""
+    values: dict[str, dict[str, float]] = {}
+    for each in found.simulated:
+        for key, value in keys_of(each.overrides).items():
+            best = values.setdefault(key, {})
+            best[value] = min(best.get(value, float("inf")), each.score)
+    several = {key: best for key, best in values.items() if len(best) > 1}
+    spread = {key: max(best.values()) / min(best.values()) for key, best in several.items()}
+    return {key: sorted(several[key], key=_order) for key in sorted(several, key=lambda key: -spread[key])}
+
+
+def _order(value: str) -> tuple[int, float, str]:
+    """Numbers first, as numbers."""
+    return (0, float(value), "") if value.isdecimal() else (1, 0.0, value)
+
+
+def pareto_figure(found: Found) -> Figure:
+    """Step time against memory that is left, a trace for each number of GPUs, and the line of what nothing beats."""
+    scale = time_scale(max(each.step_time for each in found.simulated))
+    jobs = sorted({(each.gpus, each.cluster) for each in found.simulated})
+    traces: Traces = []
+    for place, (gpus, cluster) in enumerate(jobs):
+        there = [each for each in found.simulated if (each.gpus, each.cluster) == (gpus, cluster)]
+        traces.append(_dots(there, f"{gpus:,} GPUs of {cluster}", _COLOURS[place % len(_COLOURS)], scale.size))
+        front = [each for each in found.pareto if (each.gpus, each.cluster) == (gpus, cluster)]
+        traces.append(_line(front, scale.size))
+    choice = found.choice
+    taken = _dots([choice], "to take", "@ink", scale.size)
+    taken["marker"] |= {"symbol": "star", "size": 14}
+    return Figure(
+        name="pareto",
+        traces=[*traces, taken],
+        layout=layout(
+            showlegend=True,
+            legend=legend(),
+            xaxis=axis(f"step time [{scale.unit}]"),
+            yaxis=axis("memory left on the fullest GPU [GiB]", rangemode="tozero"),
+        ),
+        height=380,
+        narrow={"legend": {"font": {"size": 9}}},
+    )
+
+
+_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8D96A0")
+
+
+def _dots(layouts: Sequence[Layout], name: str, colour: str, size: float) -> dict[str, Any]:
+    return {
+        "type": "scatter", "mode": "markers", "name": name,
+        "x": [each.step_time / size for each in layouts],
+        "y": [each.headroom / 2**30 for each in layouts],
+        "customdata": [[escape(short(each)), format_step_time(each.step_time)] for each in layouts],
+        "hovertemplate": "<b>%{customdata[1]}</b>, %{y:.1f} GiB left<br>%{customdata[0]}<extra></extra>",
+        "marker": {"color": colour, "size": 8, "opacity": 0.75},
+    }  # fmt: skip
+
+
+def _line(layouts: Sequence[Layout], size: float) -> dict[str, Any]:
+    return {
+        "type": "scatter", "mode": "lines", "showlegend": False, "hoverinfo": "skip",
+        "x": [each.step_time / size for each in layouts],
+        "y": [each.headroom / 2**30 for each in layouts],
+        "line": {"color": "@muted", "width": 1, "dash": "dot"},
+    }  # fmt: skip
+
+
+def heat_figure(found: Found, axes: Mapping[str, list[str]]) -> Figure:
+    """The fastest step for each pair of values of two keys; a choice for each pair of keys."""
+    keys = [*axes][:_MOST_AXES]
+    choices = tuple((f"{_word(one)} and {_word(two)}", [_heat(found, one, two)]) for one, two in combinations(keys, 2))
+    most = max(len(axes[key]) for key in keys)
+    return Figure(
+        name="heat",
+        traces=[],
+        layout=layout(
+            xaxis=axis("", type="category", fixedrange=True),
+            yaxis=axis("", type="category", fixedrange=True, ticksuffix="  "),
+            dragmode=False,
+        ),
+        height=90 + 40 * most,
+        narrow={"font": {"size": 9}},
+        choices=choices,
+    )
+
+
+def _heat(found: Found, one: str, two: str) -> dict[str, Any]:
+    """Of the job of the layout to take."""
+    times: dict[tuple[str, str], float] = {}
+    bounds: dict[tuple[str, str], float] = {}
+    for each in found.simulated:
+        _least(times, keys_of(each.overrides), (one, two), each.score, here=each.job == found.choice.job)
+    for bounded in found.bounded:
+        _least(bounds, keys_of(bounded.overrides), (one, two), bounded.bound, here=bounded.job == found.choice.job)
+    rows, columns = (sorted({pair[place] for pair in (*times, *bounds)}, key=_order) for place in (0, 1))
+    scores = [[times.get((row, column), bounds.get((row, column))) for column in columns] for row in rows]
+    words = [[_cell(times.get((row, column)), bounds.get((row, column)), found) for column in columns] for row in rows]
+    return {
+        "type": "heatmap", "x": [f"{_word(two)} {column}" for column in columns],
+        "y": [f"{_word(one)} {row}" for row in rows], "z": scores, "text": words,
+        "texttemplate": "%{text}", "hovertemplate": "%{y}, %{x}: %{text}<extra></extra>",
+        "colorscale": [[0, "#0072B2"], [1, "#E8EEF4"]], "showscale": False, "xgap": 2, "ygap": 2,
+    }  # fmt: skip
+
+
+def _least(
+    found: dict[tuple[str, str], float], keys: Mapping[str, str], pair: tuple[str, str], score: float, *, here: bool
+) -> None:
+    if here and all(key in keys for key in pair):
+        one, two = (keys[key] for key in pair)
+        found[one, two] = min(found.get((one, two), float("inf")), score)
+
+
+def _cell(time: float | None, bound: float | None, found: Found) -> str:
+    """A score in words."""
+    if time is not None:
+        return found.score_words(time)
+    return "" if bound is None else f"≥ {found.score_words(bound)}"
+
+
+def _word(key: str) -> str:
+    return key.rpartition(".")[2].replace("_", " ")
+
+
+def lines_figure(found: Found, axes: Mapping[str, list[str]]) -> Figure:
+    """Parallel coordinates: an axis for each key, and one for the step time."""
+    shown = found.simulated[:_MOST_LINES]
+    scale = time_scale(max(each.step_time for each in shown))
+    times = [each.step_time / scale.size for each in shown]
+    dimensions = [_dimension(key, values, shown) for key, values in axes.items()]
+    dimensions.append({"label": f"step [{scale.unit}]", "values": times})
+    return Figure(
+        name="lines",
+        traces=[{
+            "type": "parcoords", "dimensions": dimensions,
+            "line": {"color": times, "colorscale": [[0, "#D55E00"], [1, "#56B4E9"]]},
+            "labelfont": {"size": 12, "color": "@ink"}, "tickfont": {"size": 10, "color": "@ink"},
+            "rangefont": {"size": 10, "color": "@muted"},
+        }],
+        layout=layout(margin={"l": 60, "r": 40, "t": 50, "b": 20}),
+        height=420,
+        narrow={},
+    )  # fmt: skip
+
+
+def _dimension(key: str, values: list[str], layouts: Sequence[Layout]) -> dict[str, Any]:
+    there = [keys_of(each.overrides).get(key) for each in layouts]
+    return {
+        "label": _word(key),
+        "values": [-1 if value is None else values.index(value) for value in there],
+        "tickvals": [*range(len(values))],
+        "ticktext": [_compact(value) for value in values],
+        "range": [-0.3, len(values) - 0.7],
+    }
+
+
+def _compact(value: str) -> str:
+    """A value that is a mapping, in few characters."""
+    return value.replace("{", "").replace("}", "").replace('"', "").replace("interleaved: chunks: ", "interleaved ")
+
+
+def _why_cards(found: Found) -> Iterable[Card]:
+    rivals = [("the next", found.runner_up), ("the file's own layout", found.first)]
+    there = [(name, other) for name, other in rivals if other is not None]
+    if not there:
+        return
+    figure = why_figure(found, there)
+    words = "".join(
+        f"<li><b>{escape(name)}</b> ({escape(short(other) or 'as it is')}): {escape(differences(found, other))}</li>"
+        for name, other in there
+    )
+    yield Card(section("Why this and not that", f"{slot(figure)}<ul>{words}</ul>", lead=_WHY_LEAD), (figure,))
+
+
+def why_figure(found: Found, others: Sequence[tuple[str, Layout]]) -> Figure:
+    """For each other layout a bar for every part that differs."""
+    whys = [found.why(other) for _, other in others]
+    most = max((abs(more) for why in whys for more in why.values()), default=0.0)
+    scale = time_scale(most)
+    labels = [name for name, _ in others]
+    traces: Traces = []
+    for part in PARTS:
+        values = [why.get(part.value, 0.0) for why in whys]
+        if max(map(abs, values)) > 1e-3 * most:
+            traces.append({
+                "type": "bar", "orientation": "h", "name": part.value, "y": labels,
+                "x": [value / scale.size for value in values], "marker": marker(PART_LOOKS[part]),
+                "customdata": [signed(value) for value in values],
+                "hovertemplate": f"<b>%{{y}}</b><br>{part.value}: %{{customdata}}<extra></extra>",
+            })  # fmt: skip
+    return Figure(
+        name="why",
+        traces=traces,
+        layout=layout(
+            barmode="relative",
+            showlegend=True,
+            legend=legend(traceorder="normal"),
+            xaxis=axis(f"longer by [{scale.unit}]", fixedrange=True, zeroline=True),
+            yaxis=axis("", autorange="reversed", fixedrange=True, type="category", ticksuffix="  "),
+            dragmode=False,
+            bargap=0.3,
+        ),
+        height=110 + 50 * len(labels),
+        narrow={"legend": {"font": {"size": 9}}},
+    )
+
+
+def _sure_card(found: Found) -> Iterable[Card]:
+    if not found.changes or len(found.rivals) < 2:
+        return
+    heads = ("changed", *(stacked((f"layout {place}", short(each))) for place, each in enumerate(found.rivals, 1)))
+    rows = [Cells(("as it is", *(f"{found.score_words(each.score)}" for each in found.rivals)))]
+    rows += [Cells((each.words, *_scores(each.scores, each.best, found))) for each in found.changes]
+    lost = [change.words for change in found.changes if change.best not in (0, None) and change.scores[0] is not None]
+    words = f"Another is better with {', '.join(lost)}." if lost else "It stays the best with each of these changes."
+    yield Card(section("Does it stay the best?", table(heads, rows), lead=_SURE_LEAD, caption=words))
+
+
+def _scores(scores: Sequence[float | None], best: int | None, found: Found) -> Iterable[str]:
+    for place, score in enumerate(scores):
+        words = "–" if score is None else found.score_words(score)
+        yield Html(f"<b>{escape(words)}</b>") if place == best else words
+
+
+def _aside_card(found: Found) -> Card:
+    reasons = [*found.pruned.items()][:_MOST_REASONS]
+    rows = [Cells((reason, f"{each.count:,}", each.example.partition(": ")[2])) for reason, each in reasons]
+    rows.append(Cells(("a bound above the best ones", f"{len(found.bounded):,}", "")))
+    rows.append(Cells(("simulated", f"{len(found.simulated):,}", "")))
+    rows.append(Cells(("combinations of values", f"{found.candidates:,}", ""), "sum"))
+    return Card(section("What became of all layouts", table(("", "layouts", "such as"), rows, words=(2,))))
