@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from clustersim.analysis.parts import PARTS
-from clustersim.analysis.search import Found, Layout
+from clustersim.analysis.search import Bounded, Found, Layout
 from clustersim.report.answer import PART_LOOKS
 from clustersim.report.document import Card, document, figure_card, section, slot
 from clustersim.report.figure import Figure, Traces, axis, layout, legend, marker, time_scale
 from clustersim.report.files import write_text_atomically
 from clustersim.report.keys import Cells, Html, signed, stacked, table
-from clustersim.report.search_table import command, counted, differences, headline, keys_of, short
+from clustersim.report.search_table import bare, command, counted, differences, headline, keys_of, pair_words, short
 from clustersim.units import format_bytes, format_number, format_step_time
 
 _PARETO_LEAD: Final = (
@@ -27,7 +27,9 @@ _HEAT_LEAD: Final = (
     "The fastest simulated step for each pair of values; ≥ is a bound below which no layout there can be, which was "
     "enough to leave it out; empty: none is legal and fits."
 )
-_LINES_LEAD: Final = "Every line is a layout that was simulated. Drag along an axis to keep some of its values."
+_LINES_LEAD: Final = (
+    "Every line is a layout that was simulated, through its values of each key: the darker, the faster."
+)
 _WHY_LEAD: Final = (
     "By how much longer (to the right) or shorter each part of the step is in other layouts than in the one to take; "
     "the mean over ranks."
@@ -35,7 +37,12 @@ _WHY_LEAD: Final = (
 _SURE_LEAD: Final = (
     "The best layouts, simulated again with one thing changed for all of them: bold is the best of each row."
 )
-_MOST_AXES: Final = 5  # of which pairs are drawn
+_ASKED: Final = (
+    "layout.tp", "layout.pp", "schedule", "layout.data", "training.microbatch", "layout.ep", "layout.cp",
+    "training.recompute",
+)  # fmt: skip
+_MOST_AXES: Final = 6  # of which pairs are drawn
+_SHADES: Final = ("#00415F", "#0072B2", "#4A9CCB", "#8FC1DE", "#C3CCD4", "#DDE2E6")  # of lines, fastest first
 _MOST_LINES: Final = 400
 _MOST_REASONS: Final = 40
 
@@ -57,7 +64,7 @@ def _verdict_card(found: Found, file: Path) -> Card:
     if not found.simulated:
         words, run = "nothing was simulated yet", ""
     else:
-        words, run = headline(found), f"<pre>{escape(command(found.choice, file))}</pre>"
+        words, run = headline(found), f"<p><code>{escape(command(found.choice, file))}</code></p>"
     notes = [] if found.complete else ["The search was stopped before its end: a better layout may be left."]
     tied = sum(each.tied for each in found.simulated)
     if tied > 1:
@@ -107,22 +114,25 @@ def _jobs_card(found: Found) -> Iterable[Card]:
 
 def _drawn(found: Found) -> Iterable[Card]:
     yield figure_card("Time against memory", pareto_figure(found), lead=_PARETO_LEAD)
-    axes = _axes(found)
+    every: list[Layout | Bounded] = [*found.simulated, *found.bounded]
+    here = [each for each in every if each.job == found.choice.job]
+    axes = _axes(here)
     if len(axes) > 1:
         yield figure_card("Which values are fast", heat_figure(found, axes), lead=_HEAT_LEAD)
-        yield figure_card("All that was simulated", lines_figure(found, axes), lead=_LINES_LEAD)
+    shown = found.simulated[:_MOST_LINES]
+    axes = _axes(shown)
+    if len(axes) > 1:
+        yield figure_card("All that was simulated", lines_figure(shown, axes), lead=_LINES_LEAD)
 
 
-def _axes(found: Found) -> dict[str, list[str]]:
-    """Keys in which simulated layouts differ, with their values in order; those that matter most first."""
-    values: dict[str, dict[str, float]] = {}
-    for each in found.simulated:
+def _axes(layouts: Sequence[Layout | Bounded]) -> dict[str, list[str]]:
+    """Keys in which layouts differ, with their values in order; first those that people ask for first."""
+    values: dict[str, set[str]] = {}
+    for each in layouts:
         for key, value in keys_of(each.overrides).items():
-            best = values.setdefault(key, {})
-            best[value] = min(best.get(value, float("inf")), each.score)
-    several = {key: best for key, best in values.items() if len(best) > 1}
-    spread = {key: max(best.values()) / min(best.values()) for key, best in several.items()}
-    return {key: sorted(several[key], key=_order) for key in sorted(several, key=lambda key: -spread[key])}
+            values.setdefault(key, set()).add(value)
+    asked = [*(key for key in _ASKED if key in values), *sorted(values.keys() - {*_ASKED})]
+    return {key: sorted(values[key], key=_order) for key in asked if len(values[key]) > 1}
 
 
 def _order(value: str) -> tuple[int, float, str]:
@@ -193,7 +203,7 @@ def heat_figure(found: Found, axes: Mapping[str, list[str]]) -> Figure:
             yaxis=axis("", type="category", fixedrange=True, ticksuffix="  "),
             dragmode=False,
         ),
-        height=90 + 40 * most,
+        height=110 + 34 * most,
         narrow={"font": {"size": 9}},
         choices=choices,
     )
@@ -211,8 +221,8 @@ def _heat(found: Found, one: str, two: str) -> dict[str, Any]:
     scores = [[times.get((row, column), bounds.get((row, column))) for column in columns] for row in rows]
     words = [[_cell(times.get((row, column)), bounds.get((row, column)), found) for column in columns] for row in rows]
     return {
-        "type": "heatmap", "x": [f"{_word(two)} {column}" for column in columns],
-        "y": [f"{_word(one)} {row}" for row in rows], "z": scores, "text": words,
+        "type": "heatmap", "x": [pair_words(two, column) for column in columns],
+        "y": [pair_words(one, row) for row in rows], "z": scores, "text": words,
         "texttemplate": "%{text}", "hovertemplate": "%{y}, %{x}: %{text}<extra></extra>",
         "colorscale": [[0, "#0072B2"], [1, "#E8EEF4"]], "showscale": False, "xgap": 2, "ygap": 2,
     }  # fmt: skip
@@ -237,41 +247,59 @@ def _word(key: str) -> str:
     return key.rpartition(".")[2].replace("_", " ")
 
 
-def lines_figure(found: Found, axes: Mapping[str, list[str]]) -> Figure:
-    """Parallel coordinates: an axis for each key, and one for the step time."""
-    shown = found.simulated[:_MOST_LINES]
-    scale = time_scale(max(each.step_time for each in shown))
-    times = [each.step_time / scale.size for each in shown]
-    dimensions = [_dimension(key, values, shown) for key, values in axes.items()]
-    dimensions.append({"label": f"step [{scale.unit}]", "values": times})
+def lines_figure(layouts: Sequence[Layout], axes: Mapping[str, list[str]]) -> Figure:
+    """Parallel coordinates: a place for each key, a line for each layout through its values, the darker the faster."""
+    keys, scores = [*axes], [each.score for each in layouts]
+    groups: dict[int, list[Layout]] = {}
+    low, span = min(scores), max(scores) - min(scores)
+    for each in layouts:
+        shade = int((each.score - low) / span * (len(_SHADES) - 1)) if span else 0
+        groups.setdefault(shade, []).append(each)
+    traces = [_lines(groups[shade], shade, axes) for shade in sorted(groups, reverse=True)]
     return Figure(
         name="lines",
-        traces=[{
-            "type": "parcoords", "dimensions": dimensions,
-            "line": {"color": times, "colorscale": [[0, "#D55E00"], [1, "#56B4E9"]]},
-            "labelfont": {"size": 12, "color": "@ink"}, "tickfont": {"size": 10, "color": "@ink"},
-            "rangefont": {"size": 10, "color": "@muted"},
-        }],
-        layout=layout(margin={"l": 60, "r": 40, "t": 50, "b": 20}),
-        height=420,
-        narrow={},
+        traces=[*traces, _values(axes)],
+        layout=layout(
+            xaxis=axis("", tickvals=[*range(len(keys))], ticktext=[_word(key) for key in keys], fixedrange=True,
+                       range=[-0.3, len(keys) - 0.5]),
+            yaxis=axis("", visible=False, fixedrange=True, range=[-0.08, 1.08]),
+            dragmode=False,
+        ),
+        height=160 + 44 * max(map(len, axes.values())),
+        narrow={"font": {"size": 9}},
     )  # fmt: skip
 
 
-def _dimension(key: str, values: list[str], layouts: Sequence[Layout]) -> dict[str, Any]:
-    there = [keys_of(each.overrides).get(key) for each in layouts]
+def _height(key: str, value: str, axes: Mapping[str, list[str]]) -> float:
+    return axes[key].index(value) / (len(axes[key]) - 1)
+
+
+def _lines(layouts: Sequence[Layout], shade: int, axes: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Layouts of one shade, with gaps between them and where one has no value of a key."""
+    places: list[float | None] = []
+    heights: list[float | None] = []
+    words: list[list[str]] = []
+    for each in layouts:
+        keys = keys_of(each.overrides)
+        places += [*range(len(axes)), None]
+        heights += [_height(key, keys[key], axes) if key in keys else None for key in axes] + [None]
+        words += [[format_step_time(each.step_time), escape(short(each))]] * (len(axes) + 1)
     return {
-        "label": _word(key),
-        "values": [-1 if value is None else values.index(value) for value in there],
-        "tickvals": [*range(len(values))],
-        "ticktext": [_compact(value) for value in values],
-        "range": [-0.3, len(values) - 0.7],
-    }
+        "type": "scatter", "mode": "lines+markers", "x": places, "y": heights, "customdata": words,
+        "hovertemplate": "<b>%{customdata[0]}</b><br>%{customdata[1]}<extra></extra>",
+        "line": {"color": _SHADES[shade], "width": 1 if shade else 2.5}, "marker": {"size": 6},
+    }  # fmt: skip
 
 
-def _compact(value: str) -> str:
-    """A value that is a mapping, in few characters."""
-    return value.replace("{", "").replace("}", "").replace('"', "").replace("interleaved: chunks: ", "interleaved ")
+def _values(axes: Mapping[str, list[str]]) -> dict[str, Any]:
+    """The values beside their places."""
+    every = [(place, _height(key, value, axes), value) for place, key in enumerate(axes) for value in axes[key]]
+    return {
+        "type": "scatter", "mode": "text",
+        "x": [place for place, _, _ in every], "y": [height for _, height, _ in every],
+        "text": [f" {escape(bare(value))}" for _, _, value in every], "textposition": "middle right",
+        "textfont": {"color": "@ink", "size": 11}, "hoverinfo": "skip",
+    }  # fmt: skip
 
 
 def _why_cards(found: Found) -> Iterable[Card]:

@@ -54,18 +54,33 @@ def command(layout: Layout, file: Path) -> str:
 
 def short(layout: Layout) -> str:
     """What tells a layout from others, in few words; empty of the file's own."""
-    return ", ".join(_pair(key, value) for key, value in keys_of(layout.overrides).items())
+    return ", ".join(pair_words(key, value) for key, value in keys_of(layout.overrides).items())
 
 
-def _pair(key: str, value: str) -> str:
+def pair_words(key: str, value: str) -> str:
     """A key and its value; words that say all by themselves stand alone."""
-    value = value.replace("{", "").replace("}", "").replace('"', "")
     word = key.rpartition(".")[2]
     if word in ("schedule", "data"):
-        return value.replace("interleaved: chunks: ", "interleaved x ").replace(": shard: ", " over ")
-    if key == "training.recompute":
-        return "no recompute" if value == "none" else f"recompute {value}"
-    return f"{word} {value}"
+        return bare(value)
+    if key == "training.recompute" and value == "none":
+        return "no recompute"
+    return f"{word} {bare(value)}"
+
+
+def bare(value: str) -> str:
+    """A value that is a mapping, in few characters.
+
+    >>> bare("{interleaved: {chunks: 4}}"), bare("{hsdp: {shard: 8}}"), bare("{layers: 2}")
+    ('interleaved x 4', 'hsdp over 8', 'layers 2')
+    """
+    plain = value.replace("{", "").replace("}", "").replace('"', "")
+    for told, short_one in (
+        ("interleaved: chunks: ", "interleaved x "),
+        (": shard: ", " over "),
+        ("layers: ", "layers "),
+    ):
+        plain = plain.replace(told, short_one)
+    return plain
 
 
 def keys_of(overrides: Iterable[str]) -> dict[str, str]:
@@ -111,11 +126,11 @@ def _best(found: Found) -> "list[RenderableType]":
     table = _grid(("", "step", "expected", "MFU", "memory", "layout"), right=5)
     for place, each in enumerate(found.best):
         mark = "*" if place == found.preferred else "=" if each.tied else " "
-        own = ", ".join(_pair(key, value) for key, value in keys[place].items() if key not in common)
+        own = ", ".join(pair_words(key, value) for key, value in keys[place].items() if key not in common)
         table.add_row(f"{place + 1}{mark}", *_numbers(each), own)
     if found.first is not None:
         table.add_row("file ", *_numbers(found.first), "as it is")
-    every = ", ".join(_pair(key, value) for key, value in common.items())
+    every = ", ".join(pair_words(key, value) for key, value in common.items())
     return [table, *([Text(f"all of them: {every}", style="dim")] if every else [])]
 
 
