@@ -142,7 +142,8 @@ def _job(
     objects = {}
     for key, each in values.items():
         for value in each:
-            read = scenario.unchecked((*overrides, f"{key}={value}")) if value != AS_TP else setup
+            beside = (f"{PP}=4",) if key == SCHEDULE else ()  # a pipeline of which every schedule can be read
+            read = scenario.unchecked((*overrides, *beside, f"{key}={value}")) if value != AS_TP else setup
             if key in _READ:
                 objects[key, value] = _part(read, key)
     for key in usual.keys() & _READ.keys() & values.keys() - varied.keys():

@@ -6,11 +6,11 @@ passes is read and checked in full, as any scenario is. The others leave out wha
 layout in other words, and what the framework does not run.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from clustersim.parallel.data import Replicated
+from clustersim.parallel.data import FullyShard, Replicated
 from clustersim.parallel.pipeline import dealt
 from clustersim.planning.search.keys import (
     CP,
@@ -44,11 +44,14 @@ class Rule:
     broken: Broken
 
 
-def rules_of(own: Setup, named: frozenset[str]) -> tuple[Rule, ...]:
-    """The rules of a job. own: the layout that its file has; named: keys whose values somebody chose."""
-    rules: tuple[Rule, ...] = _RULES
-    if any(each.alone is None for each in own.model.mixtures):
-        rules += _OF_EXPERTS
+def rules_of(own: Setup, named: frozenset[str], listed: Mapping[str, Collection[str]]) -> tuple[Rule, ...]:
+    """The rules of a job. own: the layout that its file has; named: keys whose values somebody chose; listed: values.
+
+    What is another layout in other words is left out only where that one is in the space, too.
+    """
+    routed = any(each.alone is None for each in own.model.mixtures)
+    rules = (*_RULES, *(_OF_EXPERTS if routed else ()))
+    rules += tuple(rule for (key, plain), rule in _SAME.items() if plain in listed.get(key, ()))
     if SPLIT not in named:
         rules += (Rule((PP, SCHEDULE), lambda setup, _: _uneven(setup, own)),)
     if DATA not in named:
@@ -114,36 +117,40 @@ def _alone(setup: Setup, _: Values) -> Iterator[str]:
 
 def _whole_shards(setup: Setup, _: Values) -> Iterator[str]:
     """Hybrid sharding over all is the plain one."""
-    within, ranks = setup.layout.data.within, setup.layout.cp * setup.layout.dp
-    if within is not None and within >= ranks:
-        yield f"{SAME}: shards over {within} of {ranks} ranks are over all"
+    data, ranks = setup.layout.data, setup.layout.cp * setup.layout.dp
+    if isinstance(data, FullyShard) and data.shard == ranks:
+        yield f"{SAME}: shards over {ranks} ranks are over all"
 
 
 def _all_layers(setup: Setup, _: Values) -> Iterator[str]:
     recompute = setup.training.recompute
     if isinstance(recompute, FullRecompute) and recompute.layers is not None:
         most = max(dealt(setup.layout.layers_per_stage, setup.model.layers, setup.placement))
-        if recompute.layers >= most:
+        if recompute.layers == most:
             yield f"{SAME}: {recompute.layers} layers are all of a stage with {most}"
 
 
-_RULES: Final = (
+_RULES: Final[tuple[Rule, ...]] = (
     Rule((TP,), _checked(checks.check_heads)),
     Rule((TP,), _checked(checks.check_widths)),
     Rule((TP, CP), _checked(checks.check_sequence)),
-    Rule((PP, SCHEDULE), _no_pipeline),
     Rule((PP, SCHEDULE), _checked(checks.check_placement)),
     Rule((PP, SCHEDULE), _checked(checks.check_layers)),
     Rule((*DEGREES, SCHEDULE, MICROBATCH), _checked(checks.check_batch)),
-    Rule((*DEGREES, DATA), _alone),
-    Rule((*DEGREES, DATA), _whole_shards),
     Rule((*DEGREES, DATA), _checked(checks.check_shards)),
-    Rule((PP, SCHEDULE, RECOMPUTE), _all_layers),
+    Rule((PP, SCHEDULE, RECOMPUTE), _checked(checks.check_recomputed)),
 )
-_OF_EXPERTS: Final = (
+_OF_EXPERTS: Final[tuple[Rule, ...]] = (
     Rule((*DEGREES, EP, ETP), _checked(mixtures.check_folded)),
     Rule((TP, EP, ETP), _checked(mixtures.check_spread)),
-    Rule((TP, ETP), _experts_cut),
-    Rule((EP, OVERLAP), _travelling),
     Rule((*DEGREES, SCHEDULE, EP, DATA, RECOMPUTE, OVERLAP), _checked(overlapped.check_overlap)),
 )
+_SAME: Final[Mapping[tuple[str, str], Rule]] = {
+    (SCHEDULE, "1f1b"): Rule((PP, SCHEDULE), _no_pipeline),
+    (DATA, "ddp"): Rule((*DEGREES, DATA), _alone),
+    (DATA, "fsdp"): Rule((*DEGREES, DATA), _whole_shards),
+    (RECOMPUTE, "full"): Rule((PP, SCHEDULE, RECOMPUTE), _all_layers),
+    (ETP, "1"): Rule((TP, ETP), _experts_cut),
+    (OVERLAP, "false"): Rule((EP, OVERLAP), _travelling),
+}
+"""Rules by the key and the value that the layout has which is the same."""

@@ -1,0 +1,90 @@
+"""A search finds exactly what trying all layouts finds, with fewer simulations, and its bounds are bounds."""
+
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.errors import InputError
+from clustersim.planning.search import Search, Space
+from clustersim.planning.search.bounds import lower_bound
+from clustersim.planning.search.space import Candidate
+from clustersim.simulation import simulate
+from tests.conftest import examples
+from tests.planning.search.jobs import every, job, varied
+
+VALUES: dict[str, list[str]] = {
+    "layout.tp": ["1", "2", "4"],
+    "layout.pp": ["1", "2", "4"],
+    "layout.cp": ["1", "2"],
+    "schedule": ["1f1b", "{interleaved: {chunks: 2}}", "zb-v", "gpipe"],
+    "layout.data": ["ddp", "zero1", "fsdp", "{hsdp: {shard: 4}}"],
+    "training.microbatch": ["1", "2", "4"],
+    "training.recompute": ["none", "{layers: 1}", "{layers: 8}", "full"],
+}
+SPACES = st.lists(st.sampled_from([*VALUES]), min_size=1, max_size=3, unique=True).flatmap(
+    lambda keys: st.fixed_dictionaries(
+        {key: st.lists(st.sampled_from(VALUES[key]), min_size=1, max_size=3, unique=True) for key in keys}
+    )
+)
+
+
+@examples(60)
+@given(vary=SPACES, top=st.integers(1, 5), mixture=st.booleans())
+def test_it_is_what_trying_all_finds(vary: dict[str, list[str]], top: int, mixture: bool) -> None:
+    """But for layouts that are another in other words, which are as fast as that one."""
+    scenario = job(mixture=mixture)
+    tried = every(scenario, vary)
+    space = Space.only(scenario, vary)
+    if not tried:
+        return
+    found = Search(space, top).run()
+    times = {varied(space, each.overrides): each.step_time for each in found.simulated}
+    assert all(tried[chosen] == seconds for chosen, seconds in times.items())
+    best = sorted(tried.values())
+    assert found.best[0].step_time == best[0]
+    worst = found.best[-1].step_time
+    missed = [seconds for chosen, seconds in tried.items() if chosen not in times and seconds < worst]
+    assert all(any(seconds == pytest.approx(there, rel=1e-9) for there in times.values()) for seconds in missed)
+    assert found.candidates == sum(each.count for each in found.pruned.values()) + len(found.bounded) + len(times)
+
+
+OTHERS: list[tuple[str, ...]] = [
+    (),
+    ("cost.network=uncontended",),
+    ("disturbances.slow=[{gpu: 3, speed: 0.8}]",),
+    ("steps=2",),
+    ("training.precision=fp8",),
+    ("framework={name: megatron, cuda_graphs: true}",),
+    ("layout.backward_overlap=false",),
+    ("layout.tensor_overlap=true",),
+    ("cluster.name=dgx-a100",),
+]
+SCHEDULES = ["1f1b", "gpipe", "{bfs: {chunks: 2}}", "zb-1p", "zb-2p", "zb-v", "dualpipe", "dualpipev"]
+
+
+@examples(400)
+@given(data=st.data(), mixture=st.booleans(), other=st.sampled_from(OTHERS))
+def test_no_layout_is_faster_than_its_bound(data: st.DataObject, mixture: bool, other: tuple[str, ...]) -> None:
+    overrides = data.draw(st.sampled_from(candidates(mixture))).overrides
+    try:
+        chosen = job(*other, mixture=mixture).changed(overrides)
+    except InputError:
+        return
+    assert lower_bound(chosen) <= simulate(chosen).step_time
+
+
+@cache
+def candidates(mixture: bool) -> list[Candidate]:
+    """Of the default space, and with schedules that nobody asks for."""
+    return [*Space.of(job(mixture=mixture), vary={"schedule": SCHEDULES}).candidates({})]
+
+
+def test_bounds_are_1f1b_s_own_time_where_nothing_is_communicated() -> None:
+    """One GPU for each stage, no tensor parallelism: only messages between stages and the optimizer come on top."""
+    chosen = job("layout.tp=1", "layout.pp=4", "layout.sequence_parallel=false", "cluster.gpus=4")
+    result = simulate(chosen)
+    parts = result.breakdown.mean()
+    beside = parts["optimizer"] + parts["exposed pp"] + parts.get("exposed dp", 0.0)
+    assert lower_bound(chosen) == pytest.approx(result.step_time - beside, rel=0.02)
