@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from json import dumps
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from clustersim.errors import InputError
 from clustersim.parallel.layout import Layout
@@ -34,8 +34,11 @@ from clustersim.scenario.build import mirrored_degrees
 from clustersim.scenario.legal import divisors
 from clustersim.scenario.setup import Setup
 from clustersim.schedules.dual_pipe import DualPipe
+from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.workload.stack import LatentAttention
+from clustersim.workload.training import NoRecompute
 
+T = TypeVar("T")
 _POWERS: Final = tuple(2**power for power in range(11))
 _CHUNKS: Final = (2, 3, 4, 5, 6, 7, 8)
 _MICROBATCHES: Final = (1, 2, 4, 8)
@@ -67,11 +70,14 @@ class Job:
         return math.prod(len(each) for each in self.values.values())
 
     def at(self, values: Mapping[str, str]) -> Setup:
-        """The job with such values of keys that rules ask for; raise InputError for degrees that do not fit."""
+        """The job with such values of the keys that rules ask for; of keys that vary and have none yet, plain ones.
+
+        Raises InputError for a schedule that so many pipeline ranks cannot have.
+        """
         setup, own = self.setup, self.setup.layout.written
-        tp, cp, pp = (int(values.get(key, getattr(own, key.partition(".")[2]))) for key in DEGREES)
-        schedule = self.objects.get((SCHEDULE, values.get(SCHEDULE, "")), setup.schedule)
-        dp = self._replicas(tp * cp * pp)
+        tp, cp, pp = (self._number(key, values) for key in DEGREES)
+        dp = max(1, setup.cluster.gpus // (tp * cp * pp))
+        schedule = self._object(SCHEDULE, values, OneFOneB(), setup.schedule)
         mirrored = isinstance(schedule, DualPipe)
         run_pp, run_dp = mirrored_degrees(pp, dp) if mirrored else (pp, dp)
         same = (pp, schedule) == (own.pp, setup.schedule)
@@ -80,10 +86,10 @@ class Job:
             setup.layout,
             tp=tp,
             cp=cp,
-            ep=int(values.get(EP, own.ep)),
+            ep=self._number(EP, values),
             etp=None if etp == AS_TP else int(etp),
             sequence_parallel=tp > 1 if TP in values and self.follows else own.sequence_parallel,
-            data=self.objects.get((DATA, values.get(DATA, "")), own.data),
+            data=self._object(DATA, values, own.data, own.data),
             overlap_expert_communication=values.get(OVERLAP, str(own.overlap_expert_communication)).lower() == "true",
             layers_per_stage=own.layers_per_stage if same else None,
             pp=run_pp,
@@ -93,22 +99,27 @@ class Job:
         training = replace(
             setup.training,
             microbatch=int(values.get(MICROBATCH, setup.training.microbatch)),
-            recompute=self.objects.get((RECOMPUTE, values.get(RECOMPUTE, "")), setup.training.recompute),
+            recompute=self._object(RECOMPUTE, values, NoRecompute(), setup.training.recompute),
         )
         return replace(setup, layout=layout, schedule=schedule, training=training)
+
+    def _number(self, key: str, values: Mapping[str, str]) -> int:
+        """A degree."""
+        if key in self.values:
+            return int(values.get(key, 1))
+        degree: int = getattr(self.setup.layout.written, key.partition(".")[2])
+        return degree
+
+    def _object(self, key: str, values: Mapping[str, str], plain: T, own: T) -> T:
+        """What a value that is no number stands for."""
+        if key not in self.values:
+            return own
+        found: T = self.objects[key, values[key]] if key in values else plain
+        return found
 
     def spelt(self, key: str, value: str, layout: Layout) -> str:
         """A value as `--set` takes it."""
         return str(layout.tp) if key == ETP and value == AS_TP else value
-
-    def _replicas(self, each: int) -> int:
-        gpus = self.setup.cluster.gpus
-        if gpus % each:
-            raise InputError(f"degrees do not divide the GPUs: {each} does not divide {gpus}")
-        if self.replicas is not None and gpus // each not in self.replicas:
-            legal = " or ".join(map(str, sorted(self.replicas)))
-            raise InputError(f"{DP} is fixed: it would be {gpus // each}, not {legal}")
-        return gpus // each
 
 
 def jobs_of(

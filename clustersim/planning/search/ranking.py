@@ -40,7 +40,7 @@ class Search:
     """How a space is searched. top: how many of the best are wanted of each job; workers: processes.
 
     store: a folder in which is kept what is found out, to go on from there; executor: to run on in place of processes
-    of this machine; it must have this package.
+    of this machine; it must have this package; sensitivity: whether the best are simulated again with things changed.
     """
 
     space: Space
@@ -49,6 +49,7 @@ class Search:
     workers: int = 1
     store: Path | None = None
     executor: Executor | None = None
+    sensitivity: bool = True
 
     def run(self, progress: Progress | None = None) -> Found:
         """Search; raise InputError where no layout is left, and for a store of another search.
@@ -62,7 +63,8 @@ class Search:
             try:
                 state.weigh(pool, [*self.space.candidates(aside)])
                 state.simulate(pool)
-                state.change(pool)
+                if self.sensitivity:
+                    state.change(pool)
             except KeyboardInterrupt:
                 state.complete = False
                 pool.shutdown(wait=False, cancel_futures=True)

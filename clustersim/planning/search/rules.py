@@ -6,12 +6,13 @@ passes is read and checked in full, as any scenario is. The others leave out wha
 layout in other words, and what the framework does not run.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from clustersim.parallel.data import FullyShard, Replicated
 from clustersim.parallel.pipeline import dealt
+from clustersim.planning.search.jobs import Job
 from clustersim.planning.search.keys import (
     CP,
     DATA,
@@ -44,14 +45,14 @@ class Rule:
     broken: Broken
 
 
-def rules_of(own: Setup, named: frozenset[str], listed: Mapping[str, Collection[str]]) -> tuple[Rule, ...]:
-    """The rules of a job. own: the layout that its file has; named: keys whose values somebody chose; listed: values.
+def rules_of(job: Job, named: frozenset[str]) -> tuple[Rule, ...]:
+    """The rules of a job. named: keys whose values somebody chose.
 
     What is another layout in other words is left out only where that one is in the space, too.
     """
-    routed = any(each.alone is None for each in own.model.mixtures)
-    rules = (*_RULES, *(_OF_EXPERTS if routed else ()))
-    rules += tuple(rule for (key, plain), rule in _SAME.items() if plain in listed.get(key, ()))
+    own, routed = job.setup, any(each.alone is None for each in job.setup.model.mixtures)
+    rules = (Rule(DEGREES, lambda setup, _: _divided(setup, job)), *_RULES, *(_OF_EXPERTS if routed else ()))
+    rules += tuple(rule for (key, plain), rule in _SAME.items() if plain in job.values.get(key, ()))
     if SPLIT not in named:
         rules += (Rule((PP, SCHEDULE), lambda setup, _: _uneven(setup, own)),)
     if DATA not in named:
@@ -70,6 +71,16 @@ def word_of(value: str) -> str:
     ('hsdp', 'zero1')
     """
     return value.strip('{" ').partition(":")[0].strip('" ')
+
+
+def _divided(setup: Setup, job: Job) -> Iterator[str]:
+    layout, gpus = setup.layout.written, setup.cluster.gpus
+    each = layout.tp * layout.cp * layout.pp
+    if gpus % each:
+        yield f"degrees do not divide the GPUs: tp x cp x pp {each} does not divide {gpus}"
+    elif job.replicas is not None and gpus // each not in job.replicas:
+        legal = " or ".join(map(str, sorted(job.replicas)))
+        yield f"layout.dp is fixed: it would be {gpus // each}, not {legal}"
 
 
 def _no_pipeline(setup: Setup, _: Values) -> Iterator[str]:

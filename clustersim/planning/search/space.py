@@ -90,7 +90,7 @@ class Space:
     def candidates(self, aside: dict[str, Pruned]) -> Iterator[Candidate]:
         """The layouts that break no rule, each once. aside: is told how many break which."""
         for place, job in enumerate(self.jobs):
-            for setup, values in _Walk(job, rules_of(job.setup, self.named, job.values), aside).combinations():
+            for setup, values in _Walk(job, rules_of(job, self.named), aside).combinations():
                 yield Candidate((*job.overrides, *self._overrides(job, setup, values)), place)
 
     def _overrides(self, job: Job, setup: Setup, values: Mapping[str, str]) -> Iterator[str]:

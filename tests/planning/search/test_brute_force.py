@@ -30,7 +30,7 @@ SPACES = st.lists(st.sampled_from([*VALUES]), min_size=1, max_size=3, unique=Tru
 )
 
 
-@examples(60)
+@examples(40)
 @given(vary=SPACES, top=st.integers(1, 5), mixture=st.booleans())
 def test_it_is_what_trying_all_finds(vary: dict[str, list[str]], top: int, mixture: bool) -> None:
     """But for layouts that are another in other words, which are as fast as that one."""
@@ -39,7 +39,7 @@ def test_it_is_what_trying_all_finds(vary: dict[str, list[str]], top: int, mixtu
     space = Space.only(scenario, vary)
     if not tried:
         return
-    found = Search(space, top).run()
+    found = Search(space, top, sensitivity=False).run()
     times = {varied(space, each.overrides): each.step_time for each in found.simulated}
     assert all(tried[chosen] == seconds for chosen, seconds in times.items())
     best = sorted(tried.values())

@@ -1,0 +1,134 @@
+"""Which layouts are there? What varies by default, what follows, and what is said of what is no layout."""
+
+import pytest
+
+from clustersim.analysis.search import Found, Pruned
+from clustersim.errors import InputError
+from clustersim.planning.search import Search, Space, search
+from clustersim.scenario import Scenario
+from tests.planning.search.jobs import job
+
+
+def overrides_of(space: Space) -> list[set[str]]:
+    return [set(each.overrides) for each in space.candidates({})]
+
+
+def test_the_first_guess_is_in_the_default_space() -> None:
+    own = ["layout.data={hsdp: {shard: 4}}", "schedule=gpipe", "training.recompute={layers: 1}",
+           "training.microbatch=3", "training.global_batch=24", "cluster.gpus=32"]  # fmt: skip
+    guess = job(*own)
+    space = Space.of(guess, vary={"layout.tp": ["1", "2"], "layout.pp": ["2"], "layout.cp": ["1"]})
+    layouts = [guess.changed(each.overrides) for each in space.candidates({}) if legal(guess, each.overrides)]
+    assert any(
+        (each.layout, each.schedule, each.training) == (guess.layout, guess.schedule, guess.training)
+        for each in layouts
+    )
+
+
+def legal(scenario: Scenario, overrides: tuple[str, ...]) -> bool:
+    try:
+        scenario.changed(overrides)
+    except InputError:
+        return False
+    return True
+
+
+def test_every_combination_is_a_candidate_or_breaks_a_rule() -> None:
+    aside: dict[str, Pruned] = {}
+    space = Space.of(job())
+    many = len([*space.candidates(aside)])
+    assert many + sum(each.count for each in aside.values()) == space.size
+    assert all(each.example.startswith(f"{reason}: ") for reason, each in aside.items())
+
+
+def test_candidates_are_different_scenarios() -> None:
+    candidates = [each.overrides for each in Space.of(job()).candidates({})]
+    assert len(set(candidates)) == len(candidates)
+
+
+def test_data_parallelism_is_what_is_left() -> None:
+    for each in overrides_of(Space.only(job(), {"layout.tp": ["1", "2", "4"], "layout.pp": ["1", "2"]})):
+        told = dict(one.split("=", 1) for one in each)
+        assert int(told["layout.tp"]) * int(told["layout.pp"]) * int(told["layout.dp"]) == 8
+        assert told["layout.sequence_parallel"] == ("true" if int(told["layout.tp"]) > 1 else "false")
+
+
+def test_a_degree_of_data_parallelism_can_be_asked_for() -> None:
+    space = Space.of(job(), fix={"layout.dp": "4"})
+    aside: dict[str, Pruned] = {}
+    found = [*space.candidates(aside)]
+    assert found
+    assert all("layout.dp=4" in each.overrides for each in found)
+    assert "layout.dp is fixed: it would be 8, not 4" in [each.example for each in aside.values()]
+
+
+def test_what_is_fixed_does_not_vary() -> None:
+    space = Space.of(job(), fix={"layout.tp": "2", "training.recompute": "full"}, vary={"layout.pp": ["2", "4"]})
+    (one,) = space.jobs
+    assert not {"layout.tp", "training.recompute"} & one.values.keys()
+    assert one.values["layout.pp"] == ("2", "4")
+    assert all({"layout.tp=2", "training.recompute=full"} <= each for each in overrides_of(space))
+
+
+def test_values_that_somebody_named_are_not_second_guessed() -> None:
+    """ZeRO-2 beside a pipeline is run by no framework, and five layers in three stages are not even."""
+    plain = {each for each in Space.of(job()).candidates({}) if "layout.data=zero2" in each.overrides}
+    assert all("layout.pp=1" in each.overrides for each in plain)
+    space = Space.of(job(), vary={"layout.data": ["zero2"], "layout.pp": ["2"]})
+    assert any("layout.data=zero2" in each for each in overrides_of(space))
+
+
+def test_sizes_and_clusters_are_jobs_of_their_own() -> None:
+    space = Space.of(job(), gpus=[8, 16], clusters=["dgx-h100", "dgx-a100"])
+    assert [each.overrides for each in space.jobs] == [
+        (f"cluster.name={name}", f"cluster.gpus={gpus}") for name in ("dgx-h100", "dgx-a100") for gpus in (8, 16)
+    ]
+    assert {each.job for each in space.candidates({})} == {0, 1, 2, 3}
+
+
+def test_the_batch_may_grow_with_the_gpus() -> None:
+    space = Space.of(job(), gpus=[8, 32], batch_per_gpu=True)
+    assert [each.overrides for each in space.jobs] == [(), ("cluster.gpus=32", "training.global_batch=32")]
+
+
+def test_the_best_of_every_size_is_found() -> None:
+    fix = {"layout.tp": "1", "layout.data": "zero1", "training.microbatch": "1"}
+
+    def best(*gpus: int) -> Found:
+        return Search(Space.of(job(), fix, gpus=gpus), top=1, sensitivity=False).run()
+
+    found, alone = best(4, 8), [best(4), best(8)]
+    assert [each.step_time for each in found.of_jobs] == [each.best[0].step_time for each in alone]
+    assert [each.gpus for each in found.of_jobs] == [4, 8]
+
+
+def test_no_more_is_recomputed_than_is_needed_to_fit() -> None:
+    found = search(job(), fix={"layout.tp": "1", "layout.pp": "1"})
+    assert found.pruned["less recomputation fits"].count > 0
+    assert all("training.recompute=none" in each.overrides for each in found.simulated)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"vary": {"layout.tpp": ["1"]}}, "layout.tpp: unknown key; did you mean tp"),
+        ({"fix": {"layout.tp": "three"}}, "layout.tp: .*three"),
+        ({"vary": {"layout.data": ["zero9"]}}, "layout.data: 'zero9' is unknown; did you mean"),
+        ({"vary": {"layout.tp": []}}, "--vary layout.tp: has no values; write such as layout.tp=1,2,4"),
+        ({"fix": {"layout.tp": "2"}, "vary": {"layout.tp": ["2"]}}, "layout.tp is fixed and varied"),
+        ({"fix": {"cluster.gpus": "16"}}, "cluster.gpus: clusters are no layouts"),
+        ({"fix": {"layout.dp": "many"}}, "layout.dp: 'many' is not a number"),
+        ({"gpus": [0]}, "gpus: 0 is not a number of GPUs"),
+        ({"gpus": [12]}, "gpus: 12 GPUs are not a multiple of the 8 per node; 8 or 16 are"),
+        ({"gpus": [2], "batch_per_gpu": True}, "gpus: 2 GPUs with as many sequences each as 8 have would need 1.5"),
+        ({"clusters": ["dgx-h1000"]}, "dgx-h1000.*dgx-h100"),
+    ],
+)
+def test_what_is_no_space_is_said(arguments: dict[str, object], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        Space.of(job("training.global_batch=6"), **arguments)  # type: ignore[arg-type]
+
+
+def test_a_space_without_layouts_says_which_rule_took_most() -> None:
+    with pytest.raises(InputError, match=r"none of 3 layouts is left; most, 3, are set aside for this: degrees .* 8$"):
+        Search(Space.only(job(), {"layout.tp": ["3", "5", "16"]})).run()

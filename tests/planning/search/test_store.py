@@ -1,0 +1,88 @@
+"""Nothing that a search found out is lost when it ends before its time."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clustersim.analysis.search import Found, Layout
+from clustersim.errors import InputError
+from clustersim.planning.search import Search, Space
+from clustersim.planning.search.objective import Objective
+from clustersim.planning.search.store import NAME
+from tests.planning.search.jobs import job
+
+VARY = {"layout.tp": ["1", "2", "4"], "layout.pp": ["1", "2"], "training.microbatch": ["1", "2"]}
+
+
+def searched(store: Path | None = None) -> Search:
+    return Search(Space.only(job(), VARY), top=3, store=store, sensitivity=False)
+
+
+def answer(found: Found) -> dict[str, object]:
+    return {key: value for key, value in found.to_json().items() if key not in ("wall_s", "layouts_per_s")}
+
+
+class Stop:
+    """Ctrl-C once so many layouts were simulated."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def __call__(self, what: str, done: int, _of: int, _best: Layout | None) -> None:
+        if what.startswith("simulating") and done >= self.after:
+            raise KeyboardInterrupt
+
+
+def test_a_search_that_was_stopped_goes_on_and_finds_the_same(tmp_path: Path) -> None:
+    whole = searched().run()
+    part = searched(tmp_path).run(Stop(2))
+    assert not part.complete
+    assert 2 <= len(part.simulated) < len(whole.simulated) + len(whole.bounded)
+    lines = (tmp_path / NAME).read_text().splitlines()
+    assert sum('"layout"' in line for line in lines) == 2
+    again = searched(tmp_path).run()
+    assert again.complete
+    assert answer(again) == answer(whole)
+
+
+def test_what_was_found_out_is_not_found_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = searched(tmp_path).run()
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("clustersim.planning.search.ranking.weigh", never)
+    monkeypatch.setattr("clustersim.planning.search.ranking._simulated", never)
+    assert answer(searched(tmp_path).run()) == answer(first)
+
+
+@pytest.mark.parametrize("cut", [1, 20, 200])
+def test_a_line_that_was_cut_off_is_dropped(tmp_path: Path, cut: int) -> None:
+    """As when the process is killed while it writes."""
+    whole = searched(tmp_path).run()
+    path = tmp_path / NAME
+    path.write_text(path.read_text()[:-cut])
+    assert answer(searched(tmp_path).run()) == answer(whole)
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_a_folder_of_another_search_is_refused(tmp_path: Path) -> None:
+    searched(tmp_path).run()
+    kept = (tmp_path / NAME).read_bytes()
+    others = [
+        Search(Space.only(job("training.sequence=2048"), VARY), store=tmp_path),
+        Search(Space.only(job(), {**VARY, "layout.pp": ["1"]}), store=tmp_path),
+        Search(Space.only(job(), VARY), objective=Objective.TOKENS_PER_GPU, store=tmp_path),
+    ]
+    for other in others:
+        with pytest.raises(InputError, match=r"is of another search .* name another folder"):
+            other.run()
+    assert (tmp_path / NAME).read_bytes() == kept
+
+
+def test_more_of_the_best_are_another_question_of_the_same_search(tmp_path: Path) -> None:
+    few = searched(tmp_path).run()
+    more = Search(Space.only(job(), VARY), top=5, store=tmp_path, sensitivity=False).run()
+    assert more.best[:3] == few.best
+    assert len(more.best) == 5
