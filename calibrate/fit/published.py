@@ -240,6 +240,8 @@ def _with_others_attention(efficiencies: Mapping[str, Efficiency]) -> dict[str, 
     """Accelerators without rows of attention in formats with scales are as fast in them as those with the same chip."""
     found = dict(efficiencies)
     for name, other in ATTENTION_OF.items():
+        if not {name, other} <= found.keys():
+            continue  # not all accelerators are fitted
         found[name] = replace(
             found[name],
             **{
