@@ -49,6 +49,8 @@ class Work(Enum):
 class Collective(Enum):
     """Collective operations. `payload` is nccl-tests' size: the whole (gathered, unreduced) buffer of one rank."""
 
+    __hash__ = object.__hash__  # members are single objects; that of Enum is a call of Python each time
+
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
