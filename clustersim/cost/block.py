@@ -142,6 +142,8 @@ class BlockCost:
         self._exchanges = exchanges
         self._rows = program.rows
         self._loads = [np.unique(each, return_inverse=True)[1].reshape(-1) for each in program.loads.factors]
+        self._first: dict[Block, Block] = {}
+        self._alike: dict[tuple[int, ...], Block] = {}
         self._numbers: dict[Block, IntArray] = {}
         self._timings: dict[tuple[Block, int], BlockTiming] = {}
         self._kernels: dict[tuple[int, int], Timing] = {}
@@ -154,13 +156,26 @@ class BlockCost:
 
     def block(self, rank: int, block: Block) -> BlockTiming:
         """Timing of a block on one rank."""
+        block = self._timed(block)
         key = block, int(self.numbers(block)[rank])
         if key not in self._timings:
             self._time(rank, block)
         return self._timings[key]
 
+    def _timed(self, block: Block) -> Block:
+        """The first block that was asked for with the same operations: it is timed for all of them.
+
+        Operations are told by their identity: layers share them, and to compare them takes longer than to time them.
+        """
+        known = self._first.get(block)
+        if known is None:
+            key = block.takes_turns, *map(id, block.operations)
+            known = self._first[block] = self._alike.setdefault(key, block)
+        return known
+
     def numbers(self, block: Block) -> IntArray:
         """[ranks] ranks with equal numbers share the block's timing."""
+        block = self._timed(block)
         known = self._numbers.get(block)
         if known is None:
             known = self._numbers[block] = self._numbered(block)
@@ -209,7 +224,7 @@ class BlockCost:
 
     def slowing(self, rank: int, block: Block) -> FloatArray:
         """The part by which kernels of a rank's block take longer at each pace from 1 on: [paces - 1, operations]."""
-        machine = int(self.machines.of[rank])
+        block, machine = self._timed(block), int(self.machines.of[rank])
         known = self._slowings.get((block, machine))
         if known is None:
             kinds = (None if each.kernel is None else each.kernel.kind for each in block.operations)
