@@ -7,10 +7,10 @@ A pass of a pair is cut where tokens travel to experts and back, and takes turns
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from clustersim.lowering.offload import HostTasks, pieces
 from clustersim.lowering.tasklist import Blocks, TaskList
@@ -40,9 +40,11 @@ Held = Sequence[tuple[ParameterGroup, int]]
 """Groups of which something has parameters, and how many."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """An action of the schedule. after: tasks that it waits for; arriving: operations that run before it."""
+class Pass(NamedTuple):
+    """An action of the schedule. after: tasks that it waits for; arriving: operations that run before it.
+
+    A named tuple, as actions: a step has tens of thousands of them.
+    """
 
     stage: Stage
     action: Action
@@ -90,18 +92,20 @@ class Lowering:
 
         There are several, one after the other, where activations of layers inside go to the host or come back.
         """
+        add = self._apart if self.paired else self._compute
+        if self._stays:
+            return add(run, key, operations)
         task, after, arriving = -1, run.after, run.arriving
-        for place, piece in enumerate((operations,) if self._stays else pieces(operations)):
+        for place, piece in enumerate(pieces(operations)):
             ready = (*after, *self.host.before(run.action, piece))
-            part = Pass(run.stage, run.action, ready, arriving)
-            task = (self._apart if self.paired else self._compute)(part, (key, place), piece)
+            task = add(Pass(run.stage, run.action, ready, arriving), (key, place), piece)
             self.reducing += self.host.after(run.action, piece, task)
             after, arriving = (), ()
         return task
 
     def _apart(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
         """Add a part of a pass in legs; return the last compute task that was not put off."""
-        run, done = replace(run, after=(*run.after, *self._sent)), self.computed or 0
+        run, done = run._replace(after=(*run.after, *self._sent)), self.computed or 0
         for place, leg in enumerate(legs(operations)):
             if leg.computes:
                 done = self._compute(run, (key, "leg", place), leg.computes)
@@ -112,7 +116,7 @@ class Lowering:
                 self._compute(Pass(run.stage, run.action, ()), (key, "late", place), leg.late)
             if sent:
                 self.tasks.turn()
-            run = replace(run, after=tuple(sent[-1:]) or run.after)
+            run = run._replace(after=tuple(sent[-1:]) or run.after)
         self._sent = run.after if operations and operations[-1].travels else ()
         return done
 
@@ -127,7 +131,7 @@ class Lowering:
 
     def _compute(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
         name = _NAMES[run.action.kind]
-        does, turns = (*run.arriving, *operations), self.paired
+        does, turns = (*run.arriving, *operations) if run.arriving else operations, self.paired
         block = self.blocks.block((name, bool(run.arriving), key, turns), name, does, takes_turns=turns)
         self.computed = self.tasks.add(Stream.COMPUTE, Compute(block, run.after, run.action))
         return self.computed
@@ -138,12 +142,19 @@ class Lowering:
         return self.tasks.add(Stream.COMPUTE, Compute(block, tuple(after)))
 
     def message(self, source: int, target: int) -> Exchange | None:
-        """What a stage sends another, each tensor-parallel rank its part (Narayanan 2021, 4.1); None: both are here."""
+        """What a stage sends another, each tensor-parallel rank its part (Narayanan 2021, 4.1).
+
+        None where both are here, or one of them is none.
+        """
         key = source, target
         if key not in self._between:
-            way, many = self.plan.placement.way(source, target), self.plan.carried(min(key))
-            self._between[key] = self._messages.get((target > source, way, many))
+            there = min(key) >= 0 and max(key) < len(self.plan.stages)
+            self._between[key] = self._message(source, target) if there else None
         return self._between[key]
+
+    def _message(self, source: int, target: int) -> Exchange | None:
+        way, many = self.plan.placement.way(source, target), self.plan.carried(min(source, target))
+        return self._messages.get((target > source, way, many))
 
     @cached_property
     def _messages(self) -> Mapping[tuple[bool, int, int], Exchange]:

@@ -44,17 +44,22 @@ class Sharded:
     def run(self, low: Lowering, run: Pass) -> int:
         """Gather, run and (backward) reduce unit by unit; return the last compute task."""
         units = low.units.of(run.stage)[:: 1 if run.action.kind is ActionKind.FORWARD else -1]
+        wanted = [self._gathers(low, unit, run) for unit in units]
         gathers: dict[int, tuple[int, ...]] = {}
-        issued = 0
+        issued = 0 if any(wanted) else len(units)
+        reduces = self._reduces(low, run)
         for place, unit in enumerate(units):
             while issued < min(len(units), place + 1 + self.strategy.ahead):
-                if self._gathers(low, units[issued], run):
+                if wanted[issued]:
                     gathers[issued] = self._gather(low, units[issued], run.action.kind)
                 issued += 1
             own = (*gathers.get(place, ()), *self._awaited)
             self._awaited = ()
             part = Pass(run.stage, run.action, (*run.after, *own), run.arriving)
-            self._compute(low, part if place == 0 else Pass(run.stage, run.action, own), unit)
+            copied = self._copies(low, unit, run) if wanted[place] else ()
+            task = self._compute(low, part if place == 0 else Pass(run.stage, run.action, own), unit, copied)
+            if reduces:
+                self._reduce(low, run, unit, task)
         if self.strategy.keeps(pipelined=low.plan.layout.pipelined):
             self._kept.add(run.stage.number)
         return low.computed or 0
@@ -78,18 +83,18 @@ class Sharded:
         again = kind is not ActionKind.FORWARD
         return low.gather(f"gather {unit.name}", _held(low, unit), after, again=again)
 
-    def _compute(self, low: Lowering, run: Pass, unit: Unit) -> None:
-        """Run one unit, and reduce its gradients once they are there."""
-        kind = run.action.kind
-        copied = self._copies(low, unit, run)
-        task = low.compute(run, (id(unit), bool(copied)), (*copied, *unit.operations(kind)))
-        if self._reduces(low, run):
-            last = run.action in low.last or self.strategy.all_reduce is Microbatches.EVERY
-            reductions: tuple[int, ...] = ()
-            for each in _held(low, unit):
-                reductions += low.reduce(f"reduce {unit.name}", *each, (task,), across=last)
-            low.reducing += reductions
-            self._awaited = reductions if self.strategy.waits else ()
+    def _compute(self, low: Lowering, run: Pass, unit: Unit, copied: tuple[Operation, ...]) -> int:
+        operations = unit.operations(run.action.kind)
+        return low.compute(run, (id(unit), bool(copied)), (*copied, *operations) if copied else operations)
+
+    def _reduce(self, low: Lowering, run: Pass, unit: Unit, task: int) -> None:
+        """Reduce the gradients of a unit, which are there after a task."""
+        last = run.action in low.last or self.strategy.all_reduce is Microbatches.EVERY
+        reductions: tuple[int, ...] = ()
+        for each in _held(low, unit):
+            reductions += low.reduce(f"reduce {unit.name}", *each, (task,), across=last)
+        low.reducing += reductions
+        self._awaited = reductions if self.strategy.waits else ()
 
     def _reduces(self, low: Lowering, run: Pass) -> bool:
         """Whether gradients are reduced during a pass."""
@@ -99,8 +104,8 @@ class Sharded:
         return every or run.action in low.last
 
     def _copies(self, low: Lowering, unit: Unit, run: Pass) -> tuple[Operation, ...]:
-        """The copy of what was gathered into the parameters' own memory, if there is one."""
-        if not (self.strategy.copies and self._gathers(low, unit, run)):
+        """The copy of what a pass has gathered into the parameters' own memory, if there is one."""
+        if not self.strategy.copies:
             return ()
         work = Work.FORWARD if run.action.kind is ActionKind.FORWARD else Work.BACKWARD
         dtype = low.plan.training.recipe.activations
