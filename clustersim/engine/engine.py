@@ -74,7 +74,7 @@ def run_ranks(
     world.ranks.update({rank.number: rank for rank in ranks})
     for rank in ranks:
         rank.start()
-    world.environment.run()
+    world.environment.happen()
     _check_finished(world, ranks)
     world.ranks.clear()  # they know the world: without this only the garbage collector would find what it holds
     return world.recorder.trace(classes.representative), world.recorder.written()

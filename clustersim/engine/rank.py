@@ -46,9 +46,11 @@ class Rank:
     _moves: dict[Stream, int] = field(init=False, default_factory=lambda: dict.fromkeys(BESIDE, 0))
     _stretch: Stretch | Seat | None = field(init=False, default=None)
     _awaited: dict[Stream, int] = field(init=False, default_factory=lambda: dict.fromkeys(BESIDE, -1))
+    _idle_until: int = field(init=False, default=-1)
     _block: Block | None = field(init=False, default=None)
     _moving: dict[Stream, tuple[Moving, Exchange]] = field(init=False, default_factory=dict)
     _paces: dict[Block, Paces] = field(init=False, default_factory=dict)
+    _alone: dict[tuple[Block, bool], Seconds | None] = field(init=False, default_factory=dict)
     _cuts: Cuts = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,6 +64,7 @@ class Rank:
         for number, stream in enumerate(program.streams):
             queues.setdefault(stream, []).append(number)
         self._awaited |= {stream: len(program.tasks) for stream in BESIDE if stream not in queues}
+        self._idle_until = min(self._awaited.values())
         for stream in sorted(queues):
             if stream is not Stream.RECEIVE:
                 self.world.environment.process(self._run(stream, queues[stream]))
@@ -74,28 +77,30 @@ class Rank:
             waiting.succeed()
 
     def _run(self, stream: Stream, queue: list[int]) -> Steps:
-        environment, tasks = self.world.environment, self.world.program_of(self.number).tasks
+        environment, rows, tasks = self.world.environment, self.rows, self.world.program_of(self.number).tasks
         record, begin = self.world.recorder.span, self.world.transfers.begin
         cause = -1
         for number in queue:
             task = tasks[number]
-            queued = environment.now
+            queued = ready = environment.now
             for needed in task.after:
-                if self.rows[needed] < 0:
+                if rows[needed] < 0:
                     self._alongside(stream, 0)
                     self._await(stream, needed)
                     yield self._done(needed)
                     self._await(stream, -1)
-                    cause = self.rows[needed]
+                    cause, ready = rows[needed], environment.now
                 elif cause < 0:
-                    cause = self.rows[needed]
-            ready = environment.now
+                    cause = rows[needed]
             start, lost = ready, _NOTHING
             match task:
                 case Compute():
-                    self._computes(task.block)
-                    lost = yield from self._compute(number, task.block)
-                    self._computes(None)
+                    seconds = self._undisturbed(number, task.block)
+                    if seconds is None:
+                        lost = yield from self._disturbed(number, task.block)
+                    else:
+                        yield environment.timeout(seconds)
+                    self.world.note(self.number, number, task.block)
                 case Communicate():
                     rendezvous = self.world.join(self.number, task.exchange, stream)
                     gathered = rendezvous.arrive(cause)
@@ -109,11 +114,9 @@ class Rank:
                     yield begin(self.number, task.exchange)
                     self.world.deliver(self.number, task, start, cause)
             cause = record(self.number, number, stream, cause, Times(queued, ready, start, environment.now, *lost))
-            if isinstance(task, Compute):
-                self.world.note(self.number, number, task.block, cause)
             self.finish(number, cause)
         self._alongside(stream, 0)
-        self._await(stream, len(self.rows))
+        self._await(stream, len(rows))
 
     def _await(self, stream: Stream, needed: int) -> None:
         """Note for which compute task a stream of collectives waits; -1 for none, or for another stream's."""
@@ -121,6 +124,7 @@ class Rank:
             streams = self.world.program_of(self.number).streams
             other = 0 <= needed < len(streams) and streams[needed] is not Stream.COMPUTE
             self._awaited[stream] = -1 if other else needed
+            self._idle_until = min(self._awaited.values())
 
     def _done(self, number: int) -> simpy.Event:
         event = self._waiting.get(number)
@@ -205,6 +209,28 @@ class Rank:
                 self.world.recorder.operation(at, start, self.world.environment.now, longer)
         return Lost(waited, slowed)
 
+    def _undisturbed(self, number: int, block: Block) -> Seconds | None:
+        """Seconds of the block of a task that is one event which nothing beside can change; None where it may."""
+        calm = self._calm(number)
+        if (block, calm) not in self._alone:
+            self._alone[block, calm] = self._apart(number, block, calm=calm)
+        return self._alone[block, calm]
+
+    def _apart(self, number: int, block: Block, *, calm: bool) -> Seconds | None:
+        """`_undisturbed`, of all runs of a block; calm: nothing can be beside them."""
+        world = self.world
+        if world.jitter is not None or world.cost.hinders or world.joint_role(self.number, block) is not None:
+            return None
+        whole = self._whole(number, block)
+        return whole.alone[-1] if world.private(self.number, block, calm=calm) and (calm or whole.equal) else None
+
+    def _disturbed(self, number: int, block: Block) -> Generator[simpy.Event, Any, Lost]:
+        """Run a block, seen by collectives that its kernels slow."""
+        self._computes(block)
+        lost = yield from self._compute(number, block)
+        self._computes(None)
+        return lost
+
     def _whole(self, number: int, block: Block) -> Paces:
         """Paces of the block of a task; those of all its runs where kernels do not vary."""
         known = self._paces.get(block)
@@ -219,7 +245,7 @@ class Rank:
 
         The compute stream runs its tasks in ascending number.
         """
-        return not self._beside and min(self._awaited.values()) >= number
+        return not self._beside and self._idle_until >= number
 
     def _record(self, number: int, piece: Piece, whole: Paces, start: Seconds) -> None:
         """Write the operations of a piece that has just ended; those of longer pieces were not disturbed."""

@@ -1,5 +1,6 @@
 """Where do spans go while the engine runs?"""
 
+from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -56,10 +57,14 @@ class Times(NamedTuple):
 
 @dataclass(slots=True)
 class Recorder:
-    """Appends rows; a row's number is its place."""
+    """Appends rows; a row's number is its place.
 
-    whole: list[tuple[int, int, int, int]] = field(default_factory=list)
-    times: list[Times] = field(default_factory=list)
+    whole: of each row its rank, task, stream and cause; times: of each row its `Times`, one behind the other.
+    """
+
+    rows: int = 0
+    whole: "array[int]" = field(default_factory=lambda: array("q"))
+    times: "array[float]" = field(default_factory=lambda: array("d"))
     met: dict[tuple[int, int, Hashable], list[int]] = field(default_factory=dict)
     pieces: list[tuple[int, int, int, int]] = field(default_factory=list)
     piece_times: list[tuple[Seconds, Seconds]] = field(default_factory=list)
@@ -68,9 +73,10 @@ class Recorder:
 
     def span(self, rank: int, task: int, stream: Stream, cause: int, times: Times) -> int:
         """Write the span of a task; return its row."""
-        self.whole.append((rank, task, stream, cause))
-        self.times.append(times)
-        return len(self.whole) - 1
+        self.whole.extend((rank, task, stream, cause))
+        self.times.extend(times)
+        self.rows += 1
+        return self.rows - 1
 
     def meet(self, task: int, groups: Sequence[Hashable], row: int) -> None:
         """Note that a span is of a block in which its rank met the members of groups, first come first."""
@@ -94,8 +100,8 @@ class Recorder:
 
     def trace(self, representative: IntArray) -> Trace:
         """All spans, in columns."""
-        whole = np.array(self.whole, dtype=np.int64).reshape(-1, 4)
-        times = np.array(self.times, dtype=np.float64).reshape(-1, 6)
+        whole = np.array(self.whole).reshape(-1, 4)
+        times = np.array(self.times).reshape(-1, 6)
         rank, task, stream, cause = np.ascontiguousarray(whole.T)
         queued, ready, start, end, waited, slowed = np.ascontiguousarray(times.T)
         return Trace(
@@ -108,7 +114,7 @@ class Recorder:
 
     def _leaders(self, waited: FloatArray) -> IntArray:
         """For each row the one of those that met that waited least; through groups of several roles, role by role."""
-        leader = np.arange(len(self.whole))
+        leader = np.arange(self.rows)
         for _, rows in sorted(self.met.items(), key=lambda met: met[0][0]):
             first = rows[int(np.argmin(waited[leader[rows]]))]
             leader[rows] = leader[first]
