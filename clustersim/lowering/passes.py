@@ -21,7 +21,17 @@ from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
-from clustersim.program.task import Collective, Communicate, Compute, Exchange, HostWork, Operation, Stream, Work
+from clustersim.program.task import (
+    Block,
+    Collective,
+    Communicate,
+    Compute,
+    Exchange,
+    HostWork,
+    Operation,
+    Stream,
+    Work,
+)
 from clustersim.units import Bytes
 from clustersim.workload.gradients import before_reduction
 from clustersim.workload.offload import NOTHING
@@ -75,6 +85,8 @@ class Lowering:
     _between: dict[tuple[int, int], Exchange | None] = field(default_factory=dict)
     _put_off: dict[int, tuple[Operation, ...]] = field(default_factory=dict)
     _sent: tuple[int, ...] = ()
+    _gathers: dict[Hashable, tuple[tuple[Exchange, Bytes], ...]] = field(default_factory=dict)
+    _reductions: dict[Hashable, tuple[Block | None, tuple[Exchange, ...], Bytes]] = field(default_factory=dict)
 
     @cached_property
     def host(self) -> HostTasks:
@@ -138,7 +150,12 @@ class Lowering:
 
     def beside(self, name: str, operations: Sequence[Operation], after: Sequence[int]) -> int:
         """Add a compute task that is no part of a pass; return its number."""
-        block = self.blocks.block((name, tuple(operations)), name, operations)
+        return self._beside(self._block_beside(name, operations), after)
+
+    def _block_beside(self, name: str, operations: Sequence[Operation]) -> Block:
+        return self.blocks.block((name, tuple(operations)), name, operations)
+
+    def _beside(self, block: Block, after: Sequence[int]) -> int:
         return self.tasks.add(Stream.COMPUTE, Compute(block, tuple(after)))
 
     def message(self, source: int, target: int) -> Exchange | None:
@@ -178,6 +195,19 @@ class Lowering:
         again: since they were last updated, so that a second copy of them has them, too. Parts that are on the host
         come from there first, as they are held; second copies stay on the device.
         """
+        key = name, again, *((group.name, parameters) for group, parameters in held)
+        if key not in self._gathers:
+            self._gathers[key] = self._gathering(name, held, again=again)
+        gathers = self._gathers[key]
+        fetched = [
+            (self.host.run(HostWork.FROM_HOST, "fetch parameters", size, after),) if size else after
+            for _, size in gathers
+        ]
+        every = zip(gathers, fetched, strict=True)
+        return tuple(self.communicate(exchange, ready) for (exchange, _), ready in every)
+
+    def _gathering(self, name: str, held: Held, *, again: bool) -> tuple[tuple[Exchange, Bytes], ...]:
+        """Gathers of groups, and the bytes that come from the host before each."""
         payloads: dict[str, Bytes] = {}
         there: dict[str, Bytes] = {}
         for group, parameters in held:
@@ -187,11 +217,8 @@ class Lowering:
                 payloads[role.name] = payloads.get(role.name, 0.0) + parameters * group.formats.gathered.bytes
                 if self.plan.training.offload.shards and not second:
                     there[role.name] = there.get(role.name, 0.0) + parameters * group.held.bytes / group.shards
-        fetched = {
-            role: (self.host.run(HostWork.FROM_HOST, "fetch parameters", size, after),) for role, size in there.items()
-        }
         exchanges = (Exchange(name, Collective.ALL_GATHER, role, payload) for role, payload in payloads.items())
-        return tuple(self.communicate(exchange, fetched.get(exchange.group, after)) for exchange in exchanges)
+        return tuple((exchange, there.get(exchange.group, 0.0)) for exchange in exchanges)
 
     def reduce(
         self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int], *, across: bool = True
@@ -205,23 +232,36 @@ class Lowering:
             return ()
         if group.ranks == 1:
             return self._unreduced(parameters * group.formats.gradients.bytes, after)
-        prepared = before_reduction(self.plan.training_of(group.formats), parameters)
-        if prepared:
-            operations = [Operation(kernel, Work.BACKWARD) for kernel in prepared]
-            after = (self.beside("prepare gradients", operations, after),)
+        key = name, group.name, parameters, across
+        if key not in self._reductions:
+            self._reductions[key] = self._reduction(name, group, parameters, across=across)
+        prepared, exchanges, leaves = self._reductions[key]
+        if prepared is not None:
+            after = (self._beside(prepared, after),)
+        last: tuple[int, ...] = ()
+        for exchange in exchanges:
+            last = (self.communicate(exchange, last or after),)
+        if last and leaves:
+            last = (self.host.run(HostWork.TO_HOST, "offload gradients", leaves, last),)
+        return last
+
+    def _reduction(
+        self, name: str, group: ParameterGroup, parameters: int, *, across: bool
+    ) -> tuple[Block | None, tuple[Exchange, ...], Bytes]:
+        """What is done to gradients of a group before they are reduced, their reductions, and bytes that then leave."""
+        kernels = before_reduction(self.plan.training_of(group.formats), parameters)
+        operations = [Operation(kernel, Work.BACKWARD) for kernel in kernels]
+        prepared = self._block_beside("prepare gradients", operations) if operations else None
         form = group.formats.gradients
         payload = parameters * form.bytes
-        last: tuple[int, ...] = ()
+        exchanges: list[Exchange] = []
         if group.shard is not None and group.shards > 1:
-            exchange = Exchange(name, Collective.REDUCE_SCATTER, group.shard.name, payload, format=form)
-            last = (self.communicate(exchange, after),)
+            exchanges.append(Exchange(name, Collective.REDUCE_SCATTER, group.shard.name, payload, format=form))
         if across and group.replicate is not None and group.replicas > 1:
             part = payload / group.shards if group.shards > 1 else payload
-            exchange = Exchange(name, Collective.ALL_REDUCE, group.replicate.name, part, format=form)
-            last = (self.communicate(exchange, last or after),)
-        if last and (across or group.replicas == 1) and self.plan.training.offload.gradients:
-            last = (self.host.run(HostWork.TO_HOST, "offload gradients", payload / group.shards, last),)
-        return last
+            exchanges.append(Exchange(name, Collective.ALL_REDUCE, group.replicate.name, part, format=form))
+        leave = (across or group.replicas == 1) and self.plan.training.offload.gradients
+        return prepared, tuple(exchanges), payload / group.shards if leave else 0.0
 
     def _unreduced(self, size: Bytes, after: Sequence[int]) -> tuple[int, ...]:
         """Send gradients that this rank alone has to the host, where others are reduced and sent (experts, say)."""

@@ -31,12 +31,14 @@ from clustersim.workload.streaming import copy
 class Sharded:
     """Gathers, runs and reduces unit by unit.
 
-    _kept: stages whose units were gathered and stay so; _awaited: reductions that the next unit waits for.
+    _kept: stages whose units were gathered and stay so; _awaited: reductions that the next unit waits for; _copied:
+    copies of units, which passes share.
     """
 
     strategy: FullyShard
     _kept: set[int] = field(default_factory=set)
     _awaited: tuple[int, ...] = ()
+    _copied: dict[tuple[int, Work], tuple[Operation, ...]] = field(default_factory=dict)
 
     def begin(self, low: Lowering, stages: Sequence[Stage]) -> None:
         """Nothing to do: parameters are gathered when they are needed."""
@@ -108,6 +110,12 @@ class Sharded:
         if not self.strategy.copies:
             return ()
         work = Work.FORWARD if run.action.kind is ActionKind.FORWARD else Work.BACKWARD
+        key = id(unit), work
+        if key not in self._copied:
+            self._copied[key] = self._copy(low, unit, work)
+        return self._copied[key]
+
+    def _copy(self, low: Lowering, unit: Unit, work: Work) -> tuple[Operation, ...]:
         dtype = low.plan.training.recipe.activations
         held = ((group, count) for group, count in _held(low, unit) if group.shards > 1)
         gathered = sum(count * group.formats.gathered.bytes for group, count in held)
