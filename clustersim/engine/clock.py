@@ -13,7 +13,13 @@ from clustersim.units import Seconds
 
 
 class Clock(simpy.Environment):
-    """An environment with events at given times."""
+    """An environment with events at given times, which nobody else lets happen."""
+
+    def wait(self, seconds: Seconds) -> simpy.Event:
+        """An event after some seconds, as simpy's `timeout`."""
+        due = _Due(self)
+        heappush(self._queue, (self._now + seconds, NORMAL, next(self._eid), due))
+        return due
 
     def happen(self) -> None:
         """Let all events happen: simpy's `run` to the end, without failed events that somebody waits for."""
@@ -28,7 +34,15 @@ class Clock(simpy.Environment):
 
     def at(self, time: Seconds) -> simpy.Event:
         """An event that happens at a time, which is not past."""
-        event = simpy.Event(self)
-        event._ok, event._value = True, None
-        heappush(self._queue, (time, NORMAL, next(self._eid), event))
-        return event
+        due = _Due(self)
+        heappush(self._queue, (time, NORMAL, next(self._eid), due))
+        return due
+
+
+class _Due(simpy.Event):
+    """An event that will happen: it is triggered when it is made."""
+
+    _ok, _value = True, None
+
+    def __init__(self, environment: Clock) -> None:
+        self.env, self.callbacks = environment, []

@@ -23,7 +23,7 @@ from clustersim.engine.joint import Seat
 from clustersim.engine.moving import Moving
 from clustersim.engine.passage import Passage
 from clustersim.engine.piece import Piece, Transfer
-from clustersim.engine.recorder import Longer, Lost, Times
+from clustersim.engine.recorder import Longer, Lost
 from clustersim.engine.rendezvous import Rendezvous
 from clustersim.engine.stretch import Paces, Stretch
 from clustersim.engine.world import World
@@ -72,34 +72,31 @@ class Rank:
     def finish(self, number: int, row: int) -> None:
         """Note that a task is done and wake those who wait for it."""
         self.rows[number] = row
-        waiting = self._waiting.pop(number, None)
-        if waiting is not None:
-            waiting.succeed()
+        if number in self._waiting:
+            self._waiting.pop(number).succeed()
 
     def _run(self, stream: Stream, queue: list[int]) -> Steps:
         environment, rows, tasks = self.world.environment, self.rows, self.world.program_of(self.number).tasks
         record, begin = self.world.recorder.span, self.world.transfers.begin
-        cause = -1
+        cause, now = -1, environment.now
         for number in queue:
-            task = tasks[number]
-            queued = ready = environment.now
+            task, queued = tasks[number], now
             for needed in task.after:
                 if rows[needed] < 0:
-                    self._alongside(stream, 0)
                     self._await(stream, needed)
                     yield self._done(needed)
                     self._await(stream, -1)
-                    cause, ready = rows[needed], environment.now
+                    cause, now = rows[needed], environment.now
                 elif cause < 0:
                     cause = rows[needed]
-            start, lost = ready, _NOTHING
+            ready, start, lost = now, now, _NOTHING
             match task:
                 case Compute():
                     seconds = self._undisturbed(number, task.block)
                     if seconds is None:
                         lost = yield from self._disturbed(number, task.block)
                     else:
-                        yield environment.timeout(seconds)
+                        yield environment.wait(seconds)
                     self.world.note(self.number, number, task.block)
                 case Communicate():
                     rendezvous = self.world.join(self.number, task.exchange, stream)
@@ -113,14 +110,19 @@ class Rank:
                 case Send():
                     yield begin(self.number, task.exchange)
                     self.world.deliver(self.number, task, start, cause)
-            cause = record(self.number, number, stream, cause, Times(queued, ready, start, environment.now, *lost))
+            now = environment.now
+            cause = record(self.number, number, stream, cause, (queued, ready, start, now, *lost))
             self.finish(number, cause)
-        self._alongside(stream, 0)
         self._await(stream, len(rows))
 
     def _await(self, stream: Stream, needed: int) -> None:
-        """Note for which compute task a stream of collectives waits; -1 for none, or for another stream's."""
+        """Note for which compute task a stream of collectives waits, so that nothing moves there; -1: for none.
+
+        None, too, where it waits for another stream's task.
+        """
         if stream in BESIDE:
+            if needed >= 0:
+                self._alongside(stream, 0)
             streams = self.world.program_of(self.number).streams
             other = 0 <= needed < len(streams) and streams[needed] is not Stream.COMPUTE
             self._awaited[stream] = -1 if other else needed
@@ -301,7 +303,7 @@ class Rank:
             yield moved
         moving = arrived[0] - start
         whole = both.of(kernel, moving)
-        yield world.environment.timeout(max(start + whole - world.environment.now, 0.0))
+        yield world.environment.wait(max(start + whole - world.environment.now, 0.0))
         runs, usual = both.runs(kernel, moving), both.runs(kernel - slowed, both.exchange)
         exposed = (whole - runs) - (both.of(kernel - slowed, both.exchange) - usual)
         exposed = max(exposed, -transfer.exposed)  # jitter may have exposed more than the timing says
@@ -312,7 +314,7 @@ class Rank:
         environment = self.world.environment
         alone = paces.alone[-1]
         if calm or paces.equal:
-            yield environment.timeout(alone)
+            yield environment.wait(alone)
             return 0.0
         begin = environment.now
         stretch = self._stretch = Stretch(environment, paces, self._beside)

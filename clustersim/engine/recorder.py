@@ -44,15 +44,8 @@ ROUNDING: Final = 1e-12
 """Part of the clock below which a difference of two times says nothing: float64 keeps 2e-16, and times are sums."""
 
 
-class Times(NamedTuple):
-    """When a span was queued, ready, started and ended, and what was lost inside it."""
-
-    queued: Seconds
-    ready: Seconds
-    start: Seconds
-    end: Seconds
-    waited: Seconds = 0.0
-    slowed: Seconds = 0.0
+Times = tuple[Seconds, Seconds, Seconds, Seconds, Seconds, Seconds]
+"""When a span was queued, ready, started and ended, and what was lost inside it (`Lost`)."""
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from clustersim.engine.block_paces import BlockPaces
 from clustersim.engine.clock import Clock
 from clustersim.engine.joint import JointBlocks
 from clustersim.engine.network.loads import Loads
-from clustersim.engine.recorder import Recorder, Times
+from clustersim.engine.recorder import Recorder
 from clustersim.engine.rendezvous import MeetingPlaces, Rendezvous
 from clustersim.engine.transfers import Shared, Transfers, Uncontended
 from clustersim.program.action import Action
@@ -157,7 +157,7 @@ class World:
         """Finish the receive that a message was for, and write its span."""
         role = send.exchange.group
         receiver, receipts = self._receiver(role, sender)
-        number, times = receipts[role, send.tag], Times(start, start, start, self.environment.now)
+        number, times = receipts[role, send.tag], (start, start, start, self.environment.now, 0.0, 0.0)
         row = self.recorder.span(receiver, number, Stream.RECEIVE, cause, times)
         self.ranks[receiver].finish(number, row)
 
