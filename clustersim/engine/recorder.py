@@ -1,8 +1,8 @@
 """Where do spans go while the engine runs?"""
 
-from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -50,26 +50,26 @@ Times = tuple[Seconds, Seconds, Seconds, Seconds, Seconds, Seconds]
 
 @dataclass(slots=True)
 class Recorder:
-    """Appends rows; a row's number is its place.
+    """Appends rows; a row's number is its place."""
 
-    whole: of each row its rank, task, stream and cause; times: of each row its `Times`, one behind the other.
-    """
-
-    rows: int = 0
-    whole: "array[int]" = field(default_factory=lambda: array("q"))
-    times: "array[float]" = field(default_factory=lambda: array("d"))
+    whole: list[tuple[int, int, int, int]] = field(default_factory=list)
+    times: list[Times] = field(default_factory=list)
     met: dict[tuple[int, int, Hashable], list[int]] = field(default_factory=dict)
     pieces: list[tuple[int, int, int, int]] = field(default_factory=list)
     piece_times: list[tuple[Seconds, Seconds]] = field(default_factory=list)
     piece_ends: list[Inner | None] = field(default_factory=list)
     longer: list[tuple[int, int, int, Seconds, Seconds]] = field(default_factory=list)
 
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return len(self.whole)
+
     def span(self, rank: int, task: int, stream: Stream, cause: int, times: Times) -> int:
         """Write the span of a task; return its row."""
-        self.whole.extend((rank, task, stream, cause))
-        self.times.extend(times)
-        self.rows += 1
-        return self.rows - 1
+        self.whole.append((rank, task, stream, cause))
+        self.times.append(times)
+        return len(self.whole) - 1
 
     def meet(self, task: int, groups: Sequence[Hashable], row: int) -> None:
         """Note that a span is of a block in which its rank met the members of groups, first come first."""
@@ -93,8 +93,8 @@ class Recorder:
 
     def trace(self, representative: IntArray) -> Trace:
         """All spans, in columns."""
-        whole = np.array(self.whole).reshape(-1, 4)
-        times = np.array(self.times).reshape(-1, 6)
+        whole = np.fromiter(chain.from_iterable(self.whole), np.int64, 4 * self.rows).reshape(-1, 4)
+        times = np.fromiter(chain.from_iterable(self.times), np.float64, 6 * self.rows).reshape(-1, 6)
         rank, task, stream, cause = np.ascontiguousarray(whole.T)
         queued, ready, start, end, waited, slowed = np.ascontiguousarray(times.T)
         return Trace(
