@@ -16,6 +16,7 @@ from clustersim.lowering.offload import HostTasks, pieces
 from clustersim.lowering.tasklist import Blocks, TaskList
 from clustersim.lowering.travel import legs, put_off
 from clustersim.lowering.units import Units
+from clustersim.parallel.data import GradientSync
 from clustersim.parallel.groups import WAYS
 from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.pipeline import Stage
@@ -85,6 +86,7 @@ class Lowering:
     _between: dict[tuple[int, int], Exchange | None] = field(default_factory=dict)
     _put_off: dict[int, tuple[Operation, ...]] = field(default_factory=dict)
     _sent: tuple[int, ...] = ()
+    _wholes: dict[tuple[int, ActionKind, bool], Block] = field(default_factory=dict)
     _gathers: dict[Hashable, tuple[tuple[Exchange, Bytes], ...]] = field(default_factory=dict)
     _reductions: dict[Hashable, tuple[Block | None, tuple[Exchange, ...], Bytes]] = field(default_factory=dict)
 
@@ -93,6 +95,11 @@ class Lowering:
         """What the rank does with its host."""
         activations = self.plan.training.offload.activations
         return HostTasks(self.tasks, 0 if activations is None else activations.buffers)
+
+    @cached_property
+    def sync(self) -> GradientSync:
+        """When gradients are reduced."""
+        return self.plan.layout.gradient_sync
 
     @cached_property
     def _stays(self) -> bool:
@@ -114,6 +121,16 @@ class Lowering:
             self.reducing += self.host.after(run.action, piece, task)
             after, arriving = (), ()
         return task
+
+    def whole(self, run: Pass) -> int:
+        """Add a pass that nothing cuts, in one block; return its last compute task."""
+        if self.paired or not self._stays:
+            return self.compute(run, self.units.shape(run.stage), self.operations(run))
+        key = run.stage.number, run.action.kind, bool(run.arriving)
+        block = self._wholes.get(key)
+        if block is None:
+            block = self._wholes[key] = self._block(run, self.units.shape(run.stage), self.operations(run))
+        return self._issue(run, block)
 
     def _apart(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
         """Add a part of a pass in legs; return the last compute task that was not put off."""
@@ -142,9 +159,14 @@ class Lowering:
         return self._put_off[run.stage.number]
 
     def _compute(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
-        name = _NAMES[run.action.kind]
-        does, turns = (*run.arriving, *operations) if run.arriving else operations, self.paired
-        block = self.blocks.block((name, bool(run.arriving), key, turns), name, does, takes_turns=turns)
+        return self._issue(run, self._block(run, key, operations))
+
+    def _block(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> Block:
+        name, turns = _NAMES[run.action.kind], self.paired
+        does = (*run.arriving, *operations) if run.arriving else operations
+        return self.blocks.block((name, bool(run.arriving), key, turns), name, does, takes_turns=turns)
+
+    def _issue(self, run: Pass, block: Block) -> int:
         self.computed = self.tasks.add(Stream.COMPUTE, Compute(block, run.after, run.action))
         return self.computed
 
@@ -295,7 +317,7 @@ class Plain:
 
     def run(self, low: Lowering, run: Pass) -> int:
         """One block."""
-        return low.compute(run, low.units.shape(run.stage), low.operations(run))
+        return low.whole(run)
 
     def reduce(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
         """Nothing to do."""

@@ -102,7 +102,7 @@ class Sharded:
         """Whether gradients are reduced during a pass."""
         if run.action.kind not in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT):
             return False
-        every = low.plan.layout.gradient_sync is GradientSync.EVERY_BACKWARD
+        every = low.sync is GradientSync.EVERY_BACKWARD
         return every or run.action in low.last
 
     def _copies(self, low: Lowering, unit: Unit, run: Pass) -> tuple[Operation, ...]:
