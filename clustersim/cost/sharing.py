@@ -93,10 +93,10 @@ def _crossed_by_others(program: Program, demands: DemandCost, owner: IntArray) -
     elsewhere = set(outside.values())
     crossed = np.zeros(len(owner), dtype=np.bool_)
     owned = (owner >= 0) & (owner < program.ranks)
-    for exchange in program.exchanges:
-        crossings = demands.demand(exchange).crossings
-        mine = owned[crossings.link] & (program.rows[exchange.group][owner[crossings.link]] == crossings.group)
-        crossed[crossings.link[~mine | (exchange in elsewhere)]] = True
+    every = ((each.group, demands.demand(each).crossings, each in elsewhere) for each in program.exchanges)
+    for role, crossings, beyond in dict.fromkeys(every):  # exchanges that differ in payload alone cross the same
+        mine = owned[crossings.link] & (program.rows[role][owner[crossings.link]] == crossings.group)
+        crossed[crossings.link if beyond else crossings.link[~mine]] = True
     return crossed
 
 
