@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol
 from clustersim.lowering.offload import HostTasks, pieces
 from clustersim.lowering.tasklist import Blocks, TaskList
 from clustersim.lowering.travel import legs, put_off
-from clustersim.lowering.units import Units
+from clustersim.lowering.units import Unit, Units
 from clustersim.parallel.data import GradientSync
 from clustersim.parallel.groups import WAYS
 from clustersim.parallel.parameters import ParameterGroup
@@ -87,6 +87,7 @@ class Lowering:
     _put_off: dict[int, tuple[Operation, ...]] = field(default_factory=dict)
     _sent: tuple[int, ...] = ()
     _wholes: dict[tuple[int, ActionKind, bool], Block] = field(default_factory=dict)
+    _rows: dict[tuple[int, ActionKind, bool], list[Block]] = field(default_factory=dict)
     _gathers: dict[Hashable, tuple[tuple[Exchange, Bytes], ...]] = field(default_factory=dict)
     _reductions: dict[Hashable, tuple[Block | None, tuple[Exchange, ...], Bytes]] = field(default_factory=dict)
 
@@ -127,10 +128,33 @@ class Lowering:
         if self.paired or not self._stays:
             return self.compute(run, self.units.shape(run.stage), self.operations(run))
         key = run.stage.number, run.action.kind, bool(run.arriving)
-        block = self._wholes.get(key)
-        if block is None:
-            block = self._wholes[key] = self._block(run, self.units.shape(run.stage), self.operations(run))
-        return self._issue(run, block)
+        if key not in self._wholes:
+            self._wholes[key] = self._block(run, self.units.shape(run.stage), self.operations(run))
+        return self._issue(run, self._wholes[key])
+
+    def unit(self, run: Pass, unit: Unit, copied: tuple[Operation, ...] = ()) -> int:
+        """Add one unit of a pass, behind the copy of what was gathered for it; return its last compute task."""
+        operations = unit.operations(run.action.kind)
+        return self.compute(run, (id(unit), bool(copied)), (*copied, *operations) if copied else operations)
+
+    def one_by_one(self, run: Pass, units: Sequence[Unit]) -> int:
+        """Add a pass unit by unit, with nothing between them; return its last compute task."""
+        following = Pass(run.stage, run.action, ())
+        if self.paired or not self._stays:
+            for place, unit in enumerate(units):
+                self.unit(following if place else run, unit)
+            return self.computed or 0
+        key = run.stage.number, run.action.kind, bool(run.arriving)
+        if key not in self._rows:
+            own = [(id(each), False) for each in units]
+            does = [each.operations(run.action.kind) for each in units]
+            parts = [run, *[following] * (len(units) - 1)]
+            self._rows[key] = [self._block(*each) for each in zip(parts, own, does, strict=True)]
+        first, *others = self._rows[key]
+        self._issue(run, first)
+        for block in others:
+            self._issue(following, block)
+        return self.computed or 0
 
     def _apart(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
         """Add a part of a pass in legs; return the last compute task that was not put off."""

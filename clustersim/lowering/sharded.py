@@ -47,9 +47,11 @@ class Sharded:
         """Gather, run and (backward) reduce unit by unit; return the last compute task."""
         units = low.units.of(run.stage)[:: 1 if run.action.kind is ActionKind.FORWARD else -1]
         wanted = [self._gathers(low, unit, run) for unit in units]
-        gathers: dict[int, tuple[int, ...]] = {}
-        issued = 0 if any(wanted) else len(units)
         reduces = self._reduces(low, run)
+        if not (reduces or self._awaited or any(wanted)):
+            return low.one_by_one(run, units)
+        gathers: dict[int, tuple[int, ...]] = {}
+        issued = 0
         for place, unit in enumerate(units):
             while issued < min(len(units), place + 1 + self.strategy.ahead):
                 if wanted[issued]:
@@ -59,7 +61,7 @@ class Sharded:
             self._awaited = ()
             part = Pass(run.stage, run.action, (*run.after, *own), run.arriving)
             copied = self._copies(low, unit, run) if wanted[place] else ()
-            task = self._compute(low, part if place == 0 else Pass(run.stage, run.action, own), unit, copied)
+            task = low.unit(part if place == 0 else Pass(run.stage, run.action, own), unit, copied)
             if reduces:
                 self._reduce(low, run, unit, task)
         if self.strategy.keeps(pipelined=low.plan.layout.pipelined):
@@ -84,10 +86,6 @@ class Sharded:
         after = () if low.computed is None else (low.computed,)
         again = kind is not ActionKind.FORWARD
         return low.gather(f"gather {unit.name}", _held(low, unit), after, again=again)
-
-    def _compute(self, low: Lowering, run: Pass, unit: Unit, copied: tuple[Operation, ...]) -> int:
-        operations = unit.operations(run.action.kind)
-        return low.compute(run, (id(unit), bool(copied)), (*copied, *operations) if copied else operations)
 
     def _reduce(self, low: Lowering, run: Pass, unit: Unit, task: int) -> None:
         """Reduce the gradients of a unit, which are there after a task."""
