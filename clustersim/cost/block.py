@@ -228,8 +228,8 @@ class BlockCost:
         block, machine = self._first_of(block), int(self.machines.of[rank])
         known = self._slowings.get((block, machine))
         if known is None:
-            kinds = (None if each.kernel is None else each.kernel.kind for each in block.operations)
-            places = [0 if kind is None else CLASSES.index(class_of(kind)) for kind in kinds]
+            kernels = (each.kernel for each in block.operations)
+            places = [0 if kernel is None else _PLACES[kernel.kind] for kernel in kernels]
             rows = np.array([row[machine] for row in self._paces.rows], dtype=np.float64).reshape(-1, len(CLASSES))
             known = self._slowings[block, machine] = rows[:, places]
         return known
@@ -330,6 +330,8 @@ _Timed = tuple[Timing, tuple[Seconds, Seconds], SideBySide | None]
 """An operation on one rank: its timing, of it exposed communication and what that slows, and both if they are two."""
 _ALL_KERNEL: Final = 0.0, 0.0
 """Nothing of it is communication."""
+_PLACES: Final = {kind: CLASSES.index(class_of(kind)) for kind in KernelKind}
+"""The place of each kind's class."""
 
 
 @dataclass(frozen=True, slots=True)
