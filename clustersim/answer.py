@@ -7,11 +7,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from clustersim.analysis.breakdown import Breakdown
+from clustersim.analysis.breakdown import Breakdown, breakdown
+from clustersim.analysis.critical_path import critical_path, path_summary
 from clustersim.analysis.expert_loads import FullestRank, fullest_rank
 from clustersim.analysis.formats import Formats, cast_seconds, executed_flops
-from clustersim.analysis.provenance import Expectation, InStep, Item, expectation, in_step, provenance_share
+from clustersim.analysis.provenance import Expectation, InStep, Item, expectation, in_step, items, provenance_share
 from clustersim.analysis.rows import Rows, read_rows
+from clustersim.analysis.steps import step_times
 from clustersim.analysis.stragglers import Stragglers, Waits, find_stragglers, find_waits, moving_seconds
 from clustersim.analysis.utilization import (
     CONVENTION,
@@ -21,6 +23,7 @@ from clustersim.analysis.utilization import (
     hfu,
     mfu,
     model_flops_per_rank,
+    recomputed_flops,
     tokens_per_second,
 )
 from clustersim.arrays import FloatArray, IntArray
@@ -32,6 +35,7 @@ from clustersim.experience.facts import facts_of
 from clustersim.experience.file import kind_of, load_experience
 from clustersim.experience.tried import Tried, tried
 from clustersim.experience.words import experience_words
+from clustersim.fitting import capacities_of, host_use_of, suggestions
 from clustersim.hardware.disturbance import Disturbances
 from clustersim.memory.footprint import Category
 from clustersim.memory.host import HostUse
@@ -42,6 +46,7 @@ from clustersim.scenario import Contention, Scenario
 from clustersim.state import FieldState
 from clustersim.trace.store import OperationSpans, Trace
 from clustersim.units import Bytes, Flop, FlopPerSecond, Seconds, format_step_time
+from clustersim.workload.flops import Keys, model_flops
 
 NOT_SHARED: Final[Mapping[Contention, str]] = {
     Contention.NONE: "contention between collectives of different kinds (each kind shares links among its own groups)",
@@ -79,10 +84,11 @@ class Flops:
 class Answer(FieldState):
     """Simulated training steps. What is said of a step is the mean over them.
 
-    inside: works out single operations; step_times: seconds of each; ledgers: memory of each pipeline rank over time;
-    capacities: bytes of the smallest GPU of each; path: trace rows of the critical path; items: what all ranks spend
-    their busy time on; suggestions: changes that would make a scenario fit that does not; wall: seconds that
-    the simulation took; host: memory of the fullest node's host, None: nothing is offloaded.
+    Fields are what only a run tells; all else follows from them, and is worked out when it is first asked for: a search
+    of many scenarios asks each of them for little.
+
+    inside: works out single operations; ledgers: memory of each pipeline rank over time; wall: seconds that the
+    simulation took.
     """
 
     scenario: Scenario
@@ -90,17 +96,8 @@ class Answer(FieldState):
     trace: Trace
     cost: BlockCost
     inside: Inside
-    step_times: FloatArray
-    breakdown: Breakdown
     ledgers: tuple[Ledger, ...]
-    capacities: tuple[Bytes, ...]
-    path: IntArray
-    path_parts: Mapping[str, Seconds]
-    items: tuple[Item, ...]
-    flops: Flops
-    suggestions: tuple[str, ...]
     wall: Seconds
-    host: HostUse | None = None
 
     def __repr__(self) -> str:
         """One line: the answer, not its parts."""
@@ -111,6 +108,54 @@ class Answer(FieldState):
     def step_time(self) -> Seconds:
         """Seconds from the start of a step until every rank is done; of several steps the mean."""
         return self.trace.makespan / self.scenario.steps
+
+    @cached_property
+    def step_times(self) -> FloatArray:
+        """Seconds of each step."""
+        return step_times(self.rows)
+
+    @cached_property
+    def breakdown(self) -> Breakdown:
+        """Where every second of each rank's step goes."""
+        return breakdown(self.rows, self.cost.block)
+
+    @cached_property
+    def capacities(self) -> tuple[Bytes, ...]:
+        """Bytes of the smallest GPU of each pipeline rank."""
+        return capacities_of(self.scenario)
+
+    @cached_property
+    def host(self) -> HostUse | None:
+        """Memory of the fullest node's host; None where nothing is offloaded."""
+        return host_use_of(self.scenario)
+
+    @cached_property
+    def suggestions(self) -> tuple[str, ...]:
+        """Changes that would make a scenario fit that does not."""
+        full = any(each.peak > most for each, most in zip(self.ledgers, self.capacities, strict=True))
+        return suggestions(self.scenario) if full else ()
+
+    @cached_property
+    def path(self) -> IntArray:
+        """Trace rows of the critical path."""
+        return critical_path(self.trace)
+
+    @cached_property
+    def path_parts(self) -> Mapping[str, Seconds]:
+        """Seconds of the critical path by part."""
+        return path_summary(self.rows, self.cost.block)
+
+    @cached_property
+    def items(self) -> tuple[Item, ...]:
+        """What all ranks spend their busy time on, longest first."""
+        return items(self.rows, self.cost.block, self.cost.exchange_timing)
+
+    @cached_property
+    def flops(self) -> Flops:
+        """FLOP of a step, by the convention and with causal attention."""
+        model, training = self.scenario.model, self.scenario.training
+        causal = model_flops(model, training, Keys.SEEN)
+        return Flops(model_flops(model, training), causal, recomputed_flops(self.rows) / self.scenario.steps)
 
     @cached_property
     def provenance(self) -> Mapping[str, float]:

@@ -270,7 +270,7 @@ def _sharing(scenario: Scenario, program: Program, exchanges: Others) -> Sharing
     if scenario.cost.network is Contention.NONE:
         return None
     fabric = scenario.cluster.fabric
-    demands = binding_demands(program, exchanges, fabric.links, fabric.ends)
+    demands = binding_demands(program, exchanges, fabric)
     return sharing(program, demands, fabric.ends.owner(fabric.gpus))
 
 

@@ -27,6 +27,8 @@ from clustersim.units import Bytes
 class DType(Enum):
     """A number format; the value is its name in files."""
 
+    __hash__ = object.__hash__  # members are single objects; that of Enum is a call of Python each time
+
     FP32 = "fp32"
     TF32 = "tf32"
     BF16 = "bf16"

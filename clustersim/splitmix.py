@@ -24,6 +24,10 @@ def finalized(words: HashArray) -> HashArray:
 
     A bijection of 64-bit words of any shape.
     """
-    words = (words ^ (words >> np.uint64(30))) * _FIRST
-    words = (words ^ (words >> np.uint64(27))) * _SECOND
-    return words ^ (words >> np.uint64(31))
+    mixed = words >> np.uint64(30)
+    mixed ^= words
+    mixed *= _FIRST  # in place, as there may be millions of them
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= _SECOND
+    mixed ^= mixed >> np.uint64(31)
+    return mixed

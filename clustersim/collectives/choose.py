@@ -7,7 +7,7 @@ tuner does; or the one that the user named. Groups of different shapes choose ap
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -39,9 +39,12 @@ from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
 from clustersim.hardware.turn import Turn, Turning
 from clustersim.program.colour import distinct
 from clustersim.program.task import Collective, Routing
+from clustersim.recent import Recent
 from clustersim.state import FieldState
 from clustersim.units import Bytes, Seconds
 
+KEPT: Final = 32_000_000
+"""Bytes of surveys, and of loads, that are remembered: of some dozens of layouts of 16,384 GPUs."""
 MANY: Final = 4  # domains, from which on trees among adding switches have smaller chunks
 
 
@@ -195,19 +198,40 @@ def _beside(choices: Choices) -> FloatArray:
     return beside
 
 
+@lru_cache(maxsize=4)
+def surveyor(fabric: Fabric, library: Library, routing: Routing | None = None) -> "Surveyor":
+    """Who costs a library's offers on a fabric: the same for equal ones, as long as no others are asked for."""
+    return Surveyor(fabric, library, routing)
+
+
 @dataclass(frozen=True)
 class Surveyor(FieldState):
-    """Costs a library's offers on one fabric; routing: of the tokens that it sends to experts, if it does."""
+    """Costs a library's offers on one fabric; routing: of the tokens that it sends to experts, if it does.
+
+    It remembers what it was asked for last: layouts that are compared have many groups in common.
+    """
 
     fabric: Fabric
     library: Library
     routing: Routing | None = None
+
+    @cached_property
+    def _surveyed(self) -> Recent[Choices]:
+        return Recent(KEPT)
+
+    @cached_property
+    def _loaded(self) -> Recent[OwnLoads]:
+        return Recent(KEPT)
 
     def survey(self, kind: Collective, members: IntArray, payload: Bytes | None = None) -> Choices:
         """Cost the offers for the groups [groups, size].
 
         payload: algorithms whose rounds alone take longer than others for it, in every group, are left out.
         """
+        key = kind, payload, members.shape, members.tobytes()
+        return self._surveyed.of(key, partial(self._survey, kind, members, payload))
+
+    def _survey(self, kind: Collective, members: IntArray, payload: Bytes | None) -> Choices:
         turned = images(members, self._turn) if self._turn else None
         kept = members if turned is None else members[turned.kept]
         tenders = [self._tender(kind, each) for each in self.arranged(kept)]
@@ -222,6 +246,10 @@ class Surveyor(FieldState):
 
     def own_loads(self, kind: Collective, members: IntArray, offer: Offer) -> OwnLoads:
         """What an offer asks of links in each of the groups [groups, size] by itself, where they can take it."""
+        key = kind, self.library.offers.index(offer), members.shape, members.tobytes()
+        return self._loaded.of(key, partial(self._own_loads, kind, members, offer))
+
+    def _own_loads(self, kind: Collective, members: IntArray, offer: Offer) -> OwnLoads:
         parts = []
         for each in self.arranged(members):
             routed = [route(phase, self.fabric) for phase in ALGORITHMS[offer.algorithm].phases(kind, each)]

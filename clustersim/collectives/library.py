@@ -276,6 +276,9 @@ class Library:
     sms: int = 0
     kernels: float = 1.0
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # mappings have no hash; there are few libraries of one name
+
     def taking(self, sms: int | None) -> "Library":
         """The same with kernels on so many multiprocessors; None: as many as usual."""
         return self if sms is None else replace(self, sms=sms)

@@ -14,15 +14,16 @@ Reference: redundant constraints in linear programs, Karwan et al., Redundancy i
 Leiserson, Fat-Trees, IEEE Trans. Comput. C-34(10), 1985.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
 from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.cost.timing import Demand, DemandCost
-from clustersim.hardware.topology import LINK_KINDS, Ends, LinkKind, LinkTable
+from clustersim.hardware.topology import LINK_KINDS, Ends, Fabric, LinkKind, LinkTable
 from clustersim.program.program import Program
 from clustersim.program.task import Exchange
 from clustersim.program.traffic import Crossings
@@ -37,27 +38,32 @@ ROUNDING: Final = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class BindingDemands:
-    """What exchanges ask of the links that can decide (a `DemandCost`). kept: [links] whether a link can."""
+    """What exchanges ask of the links that can decide (a `DemandCost`). parts: of all crossings those of such links."""
 
     demands: DemandCost
-    kept: BoolArray
-    _known: dict[Crossings, Crossings] = field(init=False, default_factory=dict)
+    parts: Mapping[Crossings, Crossings]
 
     def demand(self, exchange: Exchange) -> Demand:
         """What one collective asks of links in each group of its role."""
         demand = self.demands.demand(exchange)
-        every = demand.crossings
-        if every not in self._known:
-            own = self.kept[every.link]
-            part = Crossings(every.group[own], every.link[own], every.seconds[own])
-            self._known[every] = every if own.all() else part
-        return replace(demand, crossings=self._known[every])
+        return replace(demand, crossings=self.parts[demand.crossings])
 
 
-def binding_demands(program: Program, demands: DemandCost, links: LinkTable, ends: Ends) -> BindingDemands:
+def binding_demands(program: Program, demands: DemandCost, fabric: Fabric) -> BindingDemands:
     """Leave out of the demands of a program the links that cannot decide."""
     crossings = dict.fromkeys(demands.demand(exchange).crossings for exchange in program.exchanges)
-    return BindingDemands(demands, binding(tuple(crossings), links, ends))
+    return BindingDemands(demands, _parts(tuple(crossings), fabric))
+
+
+@lru_cache(maxsize=4)
+def _parts(crossings: tuple[Crossings, ...], fabric: Fabric) -> Mapping[Crossings, Crossings]:
+    """Of each of some crossings the part on links that can decide.
+
+    Remembered, since surveys of the same groups give the same crossings again (they are compared by identity).
+    """
+    kept = binding(crossings, fabric.links, fabric.ends)
+    parts = ((each, kept[each.link]) for each in crossings)
+    return {each: each if own.all() else _some(each, own) for each, own in parts}
 
 
 def binding(crossings: Sequence[Crossings], links: LinkTable, ends: Ends) -> BoolArray:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from clustersim.cost.machines import Machine, Machines
 from clustersim.cost.timing import Bound, ExchangeCost, ExchangeTiming, Provenance, Timing
 from clustersim.program.colour import joined, rows
 from clustersim.program.program import Program
-from clustersim.program.task import Block, Collective, Exchange, Overlap, Stream
+from clustersim.program.task import Block, Collective, Exchange, Operation, Overlap, Stream
 from clustersim.units import Seconds
 from clustersim.workload.kernels import Kernel, KernelKind
 
@@ -142,8 +142,11 @@ class BlockCost:
         self._exchanges = exchanges
         self._rows = program.rows
         self._loads = [np.unique(each, return_inverse=True)[1].reshape(-1) for each in program.loads.factors]
+        self._first: dict[Block, Block] = {}
+        self._alike: dict[tuple[int, ...], Block] = {}
         self._numbers: dict[Block, IntArray] = {}
         self._timings: dict[tuple[Block, int], BlockTiming] = {}
+        self._operations: dict[tuple[int, int], _Timed] = {}
         self._kernels: dict[tuple[int, int], Timing] = {}
         self._loaded = [LoadedKernels(kind.kernels) for kind in machines.kinds]
         outside = (exchange.collective for each in program.programs for exchange in each.exchanges_outside)
@@ -154,13 +157,26 @@ class BlockCost:
 
     def block(self, rank: int, block: Block) -> BlockTiming:
         """Timing of a block on one rank."""
+        block = self._first_of(block)
         key = block, int(self.numbers(block)[rank])
         if key not in self._timings:
             self._time(rank, block)
         return self._timings[key]
 
+    def _first_of(self, block: Block) -> Block:
+        """The first block that was asked for with the same operations: it is timed for all of them.
+
+        Operations are told by their identity: layers share them, and to compare them takes longer than to time them.
+        """
+        known = self._first.get(block)
+        if known is None:
+            key = block.takes_turns, *map(id, block.operations)
+            known = self._first[block] = self._alike.setdefault(key, block)
+        return known
+
     def numbers(self, block: Block) -> IntArray:
         """[ranks] ranks with equal numbers share the block's timing."""
+        block = self._first_of(block)
         known = self._numbers.get(block)
         if known is None:
             known = self._numbers[block] = self._numbered(block)
@@ -209,11 +225,11 @@ class BlockCost:
 
     def slowing(self, rank: int, block: Block) -> FloatArray:
         """The part by which kernels of a rank's block take longer at each pace from 1 on: [paces - 1, operations]."""
-        machine = int(self.machines.of[rank])
+        block, machine = self._first_of(block), int(self.machines.of[rank])
         known = self._slowings.get((block, machine))
         if known is None:
-            kinds = (None if each.kernel is None else each.kernel.kind for each in block.operations)
-            places = [0 if kind is None else CLASSES.index(class_of(kind)) for kind in kinds]
+            kernels = (each.kernel for each in block.operations)
+            places = [0 if kernel is None else _PLACES[kernel.kind] for kernel in kernels]
             rows = np.array([row[machine] for row in self._paces.rows], dtype=np.float64).reshape(-1, len(CLASSES))
             known = self._slowings[block, machine] = rows[:, places]
         return known
@@ -262,24 +278,31 @@ class BlockCost:
             self._timings[block, int(numbers[each])] = part.timing(launching)
 
     def _parts(self, rank: int, block: Block) -> "_Parts":
+        every = [self._operation(rank, operation) for operation in block.operations]
+        together = {place: both for place, (_, _, both) in enumerate(every) if both is not None}
+        return _Parts([timing for timing, _, _ in every], [part for _, part, _ in every], together)
+
+    def _operation(self, rank: int, operation: Operation) -> "_Timed":
+        """An operation of the program's on a rank, remembered by its identity: blocks share many of them."""
+        key = rank, id(operation)
+        known = self._operations.get(key)
+        if known is None:
+            known = self._operations[key] = self._time_operation(rank, operation)
+        return known
+
+    def _time_operation(self, rank: int, operation: Operation) -> "_Timed":
         machine = int(self.machines.of[rank])
-        found = _Parts([], [], {})
-        for place, operation in enumerate(block.operations):
-            part: tuple[Seconds, Seconds] = 0.0, 0.0
-            match operation.does:
-                case Exchange() as exchange:
-                    timing = self.exchange(rank, exchange)
-                    part = timing.seconds, 0.0
-                case Overlap() as overlap:
-                    timing, part, found.together[place] = self._overlapped(rank, overlap)
-                case kernel if operation.load is not None:
-                    rows = float(self.program.loads.factors[operation.load, rank])
-                    timing = self._loaded[machine].kernel(kernel, rows)
-                case kernel:
-                    timing = self._kernel(machine, kernel)
-            found.timings.append(timing)
-            found.parts.append(part)
-        return found
+        match operation.does:
+            case Exchange() as exchange:
+                timing = self.exchange(rank, exchange)
+                return timing, (timing.seconds, 0.0), None
+            case Overlap() as overlap:
+                return self._overlapped(rank, overlap)
+            case kernel if operation.load is not None:
+                rows = float(self.program.loads.factors[operation.load, rank])
+                return self._loaded[machine].kernel(kernel, rows), _ALL_KERNEL, None
+            case kernel:
+                return self._kernel(machine, kernel), _ALL_KERNEL, None
 
     def _kernel(self, machine: int, kernel: Kernel) -> Timing:
         """A kernel of the program's, remembered by its identity: to hash it takes longer."""
@@ -289,8 +312,8 @@ class BlockCost:
             known = self._kernels[key] = self.machines.kinds[machine].kernels.kernel(kernel)
         return known
 
-    def _overlapped(self, rank: int, overlap: Overlap) -> tuple[Timing, tuple[Seconds, Seconds], SideBySide]:
-        """Timing of a kernel and an exchange side by side, how much of it is exposed communication, and slowing."""
+    def _overlapped(self, rank: int, overlap: Overlap) -> "_Timed":
+        """Timing of a kernel and an exchange side by side."""
         machine, exchange = self._machine(rank), self.exchange(rank, overlap.exchange)
         kernel = _in_pieces(machine, overlap.kernel, overlap.chunks)
         pair = overlap.exchange.collective, class_of(overlap.kernel.kind)
@@ -301,6 +324,14 @@ class BlockCost:
         moves = both.moves(kernel.seconds, exchange.seconds)
         longer = exchange if moves > kernel.seconds + slowed else kernel
         return replace(longer, seconds=seconds), (seconds - kernel.seconds - slowed, slowed), both
+
+
+_Timed = tuple[Timing, tuple[Seconds, Seconds], SideBySide | None]
+"""An operation on one rank: its timing, of it exposed communication and what that slows, and both if they are two."""
+_ALL_KERNEL: Final = 0.0, 0.0
+"""Nothing of it is communication."""
+_PLACES: Final = {kind: CLASSES.index(class_of(kind)) for kind in KernelKind}
+"""The place of each kind's class."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from clustersim.arrays import IntArray
-from clustersim.collectives.choose import Choice, Choices, Surveyor, choose
+from clustersim.collectives.choose import Choice, Choices, Surveyor, choose, surveyor
 from clustersim.collectives.library import Library, Offer, load_dispatcher
 from clustersim.collectives.loads import OwnLoads, picked
 from clustersim.cost.timing import Bound, Demand, ExchangeTiming, Provenance
@@ -40,7 +40,7 @@ class CommunicationCost:
         library: Library,
         groups: Mapping[str, Groups],
     ) -> None:
-        self._surveyor = Surveyor(fabric, library)
+        self._surveyor = surveyor(fabric, library)
         self._groups = groups
         self._surveyors: dict[tuple[Routing, int], Surveyor] = {}
         self._choices: dict[Kind, Choices] = {}
@@ -130,7 +130,7 @@ class CommunicationCost:
         ranks = self._members(exchange.group).shape[1]
         if (routing, ranks) not in self._surveyors:
             kernels = load_dispatcher(routing.dispatcher).taking(routing.sms).passing(routing.row, ranks)
-            self._surveyors[routing, ranks] = Surveyor(self._surveyor.fabric, kernels, routing)
+            self._surveyors[routing, ranks] = surveyor(self._surveyor.fabric, kernels, routing)
         return self._surveyors[routing, ranks]
 
     def _members(self, role: str) -> IntArray:

@@ -101,7 +101,9 @@ class Launching:
             return np.zeros(seconds.shape)
         captured = self._captured(block)
         launches, each = self._launched(block, captured)
-        cuts = [place for place in np.flatnonzero(~captured).tolist() if place and _awaits(block, place)]
+        awaits = any(exchange.awaits for exchange in block.exchanges)
+        free = np.flatnonzero(~captured).tolist() if awaits else []
+        cuts = [place for place in free if place and _awaits(block, place)]
         waited = _overrun if block.takes_turns else _waited
         return _at_kernels(block, waited(launches, each, seconds, cuts))
 

@@ -17,7 +17,7 @@ import numpy as np
 from clustersim.arrays import BoolArray, IntArray
 from clustersim.cost.timing import Demand, DemandCost, ExchangeCost, ExchangeTiming
 from clustersim.program.program import Program
-from clustersim.program.task import BESIDE, Compute, Exchange
+from clustersim.program.task import BESIDE, Exchange
 from clustersim.program.traffic import Crossings
 
 
@@ -84,19 +84,14 @@ def sharing(program: Program, demands: DemandCost, owner: IntArray) -> Sharing:
 
 def _crossed_by_others(program: Program, demands: DemandCost, owner: IntArray) -> BoolArray:
     """For each link whether any but its owner's collectives, in blocks and beside them, crosses it."""
-    outside = {
-        id(task.exchange): task.exchange  # tasks share exchanges, which take longer to hash
-        for each in program.programs
-        for task, stream in zip(each.tasks, each.streams, strict=True)
-        if not isinstance(task, Compute) and stream not in BESIDE
-    }
-    elsewhere = set(outside.values())
+    every = (each for one in program.programs for each in one.issued)
+    elsewhere = {exchange for stream, exchange in every if stream not in BESIDE}
     crossed = np.zeros(len(owner), dtype=np.bool_)
     owned = (owner >= 0) & (owner < program.ranks)
-    for exchange in program.exchanges:
-        crossings = demands.demand(exchange).crossings
-        mine = owned[crossings.link] & (program.rows[exchange.group][owner[crossings.link]] == crossings.group)
-        crossed[crossings.link[~mine | (exchange in elsewhere)]] = True
+    asked = ((each.group, demands.demand(each).crossings, each in elsewhere) for each in program.exchanges)
+    for role, crossings, beyond in dict.fromkeys(asked):  # exchanges that differ in payload alone cross the same
+        mine = owned[crossings.link] & (program.rows[role][owner[crossings.link]] == crossings.group)
+        crossed[crossings.link if beyond else crossings.link[~mine]] = True
     return crossed
 
 

@@ -65,11 +65,11 @@ def _traffic(program: Program, sharing: Sharing, links: LinkTable) -> Traffic:
     crossings: dict[str, dict[tuple[Crossings, bytes], Crossings]] = {}
     for exchange in program.exchanges:
         shares = _shares(program, sharing, exchange)
-        if shares.any():
-            every = sharing.demand(exchange).crossings
+        every, known = sharing.demand(exchange).crossings, crossings.setdefault(exchange.group, {})
+        key = every, shares.tobytes()
+        if shares.any() and key not in known:
             own = shares[every.group]
-            part = every if own.all() else Crossings(every.group[own], every.link[own], every.seconds[own])
-            crossings.setdefault(exchange.group, {})[every, shares.tobytes()] = part
+            known[key] = every if own.all() else Crossings(every.group[own], every.link[own], every.seconds[own])
     return Traffic(_kinds(links), {role: tuple(each.values()) for role, each in crossings.items()})
 
 

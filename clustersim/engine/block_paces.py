@@ -21,13 +21,12 @@ class BlockPaces:
 
     def of(self, rank: int, number: int, block: Block) -> Paces:
         """Paces of the block of task `number` of a rank."""
-        timing, slowing = self._cost.block(rank, block), self._cost.slowing(rank, block)
-        if self._jitter is not None:
-            kernels = self._kernels(rank, number, timing)
-            return paces(kernels, timing.rest(kernels), slowing)
+        timing = self._cost.block(rank, block)
         known = self._known.get(id(timing))
-        if known is None:
-            known = self._known[id(timing)] = timing, paces(timing.kernels, timing.rest(timing.kernels), slowing)
+        if known is None or self._jitter is not None:
+            kernels = self._kernels(rank, number, timing)
+            known = timing, paces(kernels, timing.rest(kernels), self._cost.slowing(rank, block))
+            self._known[id(timing)] = known
         return known[1]
 
     def kernel(self, rank: int, number: int, block: Block, place: int) -> Paces:

@@ -74,14 +74,14 @@ def run_ranks(
     world.ranks.update({rank.number: rank for rank in ranks})
     for rank in ranks:
         rank.start()
-    with _uncollected():
-        world.environment.run()
+    world.environment.happen()
     _check_finished(world, ranks)
+    world.ranks.clear()  # they know the world: without this only the garbage collector would find what it holds
     return world.recorder.trace(classes.representative), world.recorder.written()
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Without the cyclic garbage collector: a run keeps what it makes, and to walk it again and again costs a third."""
     collected = gc.isenabled()
     gc.disable()

@@ -17,6 +17,7 @@ import simpy
 from clustersim.cost.block import BlockCost
 from clustersim.cost.jitter import Jitter
 from clustersim.engine.block_pieces import BlockPieces, group_colours, meetings_of
+from clustersim.engine.clock import Clock
 from clustersim.engine.play import Beside, Busy, Outline, Pieces, play
 from clustersim.engine.recorder import Lost
 from clustersim.program.program import Program
@@ -52,7 +53,7 @@ class JointRun:
 
     __slots__ = ("_missing", "_outline", "_pieces", "_seats", "_start", "environment")
 
-    def __init__(self, environment: simpy.Environment, pieces: Pieces, outlined: Outline | None) -> None:
+    def __init__(self, environment: Clock, pieces: Pieces, outlined: Outline | None) -> None:
         self.environment, self._pieces, self._outline = environment, pieces, outlined
         self._start = np.full(pieces.ranks, inf)
         self._seats: list[Seat] = []
@@ -95,7 +96,7 @@ class JointRun:
         seat.due = due
         seat.timer += 1
         number = seat.timer
-        end = self.environment.timeout(max(due - self.environment.now, 0.0))
+        end = self.environment.wait(max(due - self.environment.now, 0.0))
         end.callbacks.append(lambda _: self._end(seat, number))
 
     def _end(self, seat: Seat, timer: int) -> None:
@@ -119,7 +120,7 @@ class JointBlocks:
     """All runs of blocks in which ranks meet, and the groups that run them."""
 
     def __init__(
-        self, environment: simpy.Environment, program: Program, classes: Classes, cost: BlockCost, jitter: Jitter | None
+        self, environment: Clock, program: Program, classes: Classes, cost: BlockCost, jitter: Jitter | None
     ) -> None:
         self._environment, self._program, self._classes, self._cost = environment, program, classes, cost
         self._jitter = jitter

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import simpy
 
+from clustersim.engine.clock import Clock
 from clustersim.units import Seconds
 
 
@@ -36,7 +37,7 @@ class Alone:
 
     __slots__ = ("_left", "_since", "_speed", "_timer", "done", "environment")
 
-    def __init__(self, environment: simpy.Environment, seconds: Seconds) -> None:
+    def __init__(self, environment: Clock, seconds: Seconds) -> None:
         self.environment, self._left, self._speed = environment, seconds, 1.0
         self.done = environment.event()
         self._since, self._timer = environment.now, 0
@@ -52,7 +53,7 @@ class Alone:
 
     def _wait(self) -> None:
         number = self._timer
-        end = self.environment.timeout(self._left / self._speed)
+        end = self.environment.wait(self._left / self._speed)
         end.callbacks.append(lambda _: self._end(number))
 
     def _end(self, timer: int) -> None:

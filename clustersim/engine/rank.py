@@ -23,7 +23,7 @@ from clustersim.engine.joint import Seat
 from clustersim.engine.moving import Moving
 from clustersim.engine.passage import Passage
 from clustersim.engine.piece import Piece, Transfer
-from clustersim.engine.recorder import Longer, Lost, Times
+from clustersim.engine.recorder import Longer, Lost
 from clustersim.engine.rendezvous import Rendezvous
 from clustersim.engine.stretch import Paces, Stretch
 from clustersim.engine.world import World
@@ -46,9 +46,11 @@ class Rank:
     _moves: dict[Stream, int] = field(init=False, default_factory=lambda: dict.fromkeys(BESIDE, 0))
     _stretch: Stretch | Seat | None = field(init=False, default=None)
     _awaited: dict[Stream, int] = field(init=False, default_factory=lambda: dict.fromkeys(BESIDE, -1))
+    _idle_until: int = field(init=False, default=-1)
     _block: Block | None = field(init=False, default=None)
     _moving: dict[Stream, tuple[Moving, Exchange]] = field(init=False, default_factory=dict)
     _paces: dict[Block, Paces] = field(init=False, default_factory=dict)
+    _alone: dict[tuple[Block, bool], Seconds | None] = field(init=False, default_factory=dict)
     _cuts: Cuts = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,6 +64,7 @@ class Rank:
         for number, stream in enumerate(program.streams):
             queues.setdefault(stream, []).append(number)
         self._awaited |= {stream: len(program.tasks) for stream in BESIDE if stream not in queues}
+        self._idle_until = min(self._awaited.values())
         for stream in sorted(queues):
             if stream is not Stream.RECEIVE:
                 self.world.environment.process(self._run(stream, queues[stream]))
@@ -69,33 +72,32 @@ class Rank:
     def finish(self, number: int, row: int) -> None:
         """Note that a task is done and wake those who wait for it."""
         self.rows[number] = row
-        waiting = self._waiting.pop(number, None)
-        if waiting is not None:
-            waiting.succeed()
+        if number in self._waiting:
+            self._waiting.pop(number).succeed()
 
     def _run(self, stream: Stream, queue: list[int]) -> Steps:
-        environment, tasks = self.world.environment, self.world.program_of(self.number).tasks
+        environment, rows, tasks = self.world.environment, self.rows, self.world.program_of(self.number).tasks
         record, begin = self.world.recorder.span, self.world.transfers.begin
-        cause = -1
+        cause, now = -1, environment.now
         for number in queue:
-            task = tasks[number]
-            queued = environment.now
+            task, queued = tasks[number], now
             for needed in task.after:
-                if self.rows[needed] < 0:
-                    self._alongside(stream, 0)
+                if rows[needed] < 0:
                     self._await(stream, needed)
                     yield self._done(needed)
                     self._await(stream, -1)
-                    cause = self.rows[needed]
+                    cause, now = rows[needed], environment.now
                 elif cause < 0:
-                    cause = self.rows[needed]
-            ready = environment.now
-            start, lost = ready, _NOTHING
+                    cause = rows[needed]
+            ready, start, lost = now, now, _NOTHING
             match task:
                 case Compute():
-                    self._computes(task.block)
-                    lost = yield from self._compute(number, task.block)
-                    self._computes(None)
+                    seconds = self._undisturbed(number, task.block)
+                    if seconds is None:
+                        lost = yield from self._disturbed(number, task.block)
+                    else:
+                        yield environment.wait(seconds)
+                    self.world.note(self.number, number, task.block)
                 case Communicate():
                     rendezvous = self.world.join(self.number, task.exchange, stream)
                     gathered = rendezvous.arrive(cause)
@@ -108,19 +110,23 @@ class Rank:
                 case Send():
                     yield begin(self.number, task.exchange)
                     self.world.deliver(self.number, task, start, cause)
-            cause = record(self.number, number, stream, cause, Times(queued, ready, start, environment.now, *lost))
-            if isinstance(task, Compute):
-                self.world.note(self.number, number, task.block, cause)
+            now = environment.now
+            cause = record(self.number, number, stream, cause, (queued, ready, start, now, *lost))
             self.finish(number, cause)
-        self._alongside(stream, 0)
-        self._await(stream, len(self.rows))
+        self._await(stream, len(rows))
 
     def _await(self, stream: Stream, needed: int) -> None:
-        """Note for which compute task a stream of collectives waits; -1 for none, or for another stream's."""
+        """Note for which compute task a stream of collectives waits, so that nothing moves there; -1: for none.
+
+        None, too, where it waits for another stream's task.
+        """
         if stream in BESIDE:
+            if needed >= 0:
+                self._alongside(stream, 0)
             streams = self.world.program_of(self.number).streams
             other = 0 <= needed < len(streams) and streams[needed] is not Stream.COMPUTE
             self._awaited[stream] = -1 if other else needed
+            self._idle_until = min(self._awaited.values())
 
     def _done(self, number: int) -> simpy.Event:
         event = self._waiting.get(number)
@@ -205,6 +211,28 @@ class Rank:
                 self.world.recorder.operation(at, start, self.world.environment.now, longer)
         return Lost(waited, slowed)
 
+    def _undisturbed(self, number: int, block: Block) -> Seconds | None:
+        """Seconds of the block of a task that is one event which nothing beside can change; None where it may."""
+        calm = self._calm(number)
+        if (block, calm) not in self._alone:
+            self._alone[block, calm] = self._apart(number, block, calm=calm)
+        return self._alone[block, calm]
+
+    def _apart(self, number: int, block: Block, *, calm: bool) -> Seconds | None:
+        """`_undisturbed`, of all runs of a block; calm: nothing can be beside them."""
+        world = self.world
+        if world.jitter is not None or world.cost.hinders or world.joint_role(self.number, block) is not None:
+            return None
+        whole = self._whole(number, block)
+        return whole.alone[-1] if world.private(self.number, block, calm=calm) and (calm or whole.equal) else None
+
+    def _disturbed(self, number: int, block: Block) -> Generator[simpy.Event, Any, Lost]:
+        """Run a block, seen by collectives that its kernels slow."""
+        self._computes(block)
+        lost = yield from self._compute(number, block)
+        self._computes(None)
+        return lost
+
     def _whole(self, number: int, block: Block) -> Paces:
         """Paces of the block of a task; those of all its runs where kernels do not vary."""
         known = self._paces.get(block)
@@ -219,7 +247,7 @@ class Rank:
 
         The compute stream runs its tasks in ascending number.
         """
-        return not self._beside and min(self._awaited.values()) >= number
+        return not self._beside and self._idle_until >= number
 
     def _record(self, number: int, piece: Piece, whole: Paces, start: Seconds) -> None:
         """Write the operations of a piece that has just ended; those of longer pieces were not disturbed."""
@@ -275,7 +303,7 @@ class Rank:
             yield moved
         moving = arrived[0] - start
         whole = both.of(kernel, moving)
-        yield world.environment.timeout(max(start + whole - world.environment.now, 0.0))
+        yield world.environment.wait(max(start + whole - world.environment.now, 0.0))
         runs, usual = both.runs(kernel, moving), both.runs(kernel - slowed, both.exchange)
         exposed = (whole - runs) - (both.of(kernel - slowed, both.exchange) - usual)
         exposed = max(exposed, -transfer.exposed)  # jitter may have exposed more than the timing says
@@ -286,7 +314,7 @@ class Rank:
         environment = self.world.environment
         alone = paces.alone[-1]
         if calm or paces.equal:
-            yield environment.timeout(alone)
+            yield environment.wait(alone)
             return 0.0
         begin = environment.now
         stretch = self._stretch = Stretch(environment, paces, self._beside)

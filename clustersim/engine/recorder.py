@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -43,15 +44,8 @@ ROUNDING: Final = 1e-12
 """Part of the clock below which a difference of two times says nothing: float64 keeps 2e-16, and times are sums."""
 
 
-class Times(NamedTuple):
-    """When a span was queued, ready, started and ended, and what was lost inside it."""
-
-    queued: Seconds
-    ready: Seconds
-    start: Seconds
-    end: Seconds
-    waited: Seconds = 0.0
-    slowed: Seconds = 0.0
+Times = tuple[Seconds, Seconds, Seconds, Seconds, Seconds, Seconds]
+"""When a span was queued, ready, started and ended, and what was lost inside it (`Lost`)."""
 
 
 @dataclass(slots=True)
@@ -65,6 +59,11 @@ class Recorder:
     piece_times: list[tuple[Seconds, Seconds]] = field(default_factory=list)
     piece_ends: list[Inner | None] = field(default_factory=list)
     longer: list[tuple[int, int, int, Seconds, Seconds]] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return len(self.whole)
 
     def span(self, rank: int, task: int, stream: Stream, cause: int, times: Times) -> int:
         """Write the span of a task; return its row."""
@@ -94,8 +93,8 @@ class Recorder:
 
     def trace(self, representative: IntArray) -> Trace:
         """All spans, in columns."""
-        whole = np.array(self.whole, dtype=np.int64).reshape(-1, 4)
-        times = np.array(self.times, dtype=np.float64).reshape(-1, 6)
+        whole = np.fromiter(chain.from_iterable(self.whole), np.int64, 4 * self.rows).reshape(-1, 4)
+        times = np.fromiter(chain.from_iterable(self.times), np.float64, 6 * self.rows).reshape(-1, 6)
         rank, task, stream, cause = np.ascontiguousarray(whole.T)
         queued, ready, start, end, waited, slowed = np.ascontiguousarray(times.T)
         return Trace(
@@ -108,7 +107,7 @@ class Recorder:
 
     def _leaders(self, waited: FloatArray) -> IntArray:
         """For each row the one of those that met that waited least; through groups of several roles, role by role."""
-        leader = np.arange(len(self.whole))
+        leader = np.arange(self.rows)
         for _, rows in sorted(self.met.items(), key=lambda met: met[0][0]):
             first = rows[int(np.argmin(waited[leader[rows]]))]
             leader[rows] = leader[first]

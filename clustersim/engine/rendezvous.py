@@ -49,6 +49,8 @@ class MeetingPlaces:
 
     def join(self, group: Hashable, rank: int, members: int) -> Rendezvous:
         """The rendezvous of the next collective that `rank` issues in `group`, which `members` simulated ranks join."""
+        if members == 1:
+            return Rendezvous(self._environment, members)
         number = self._issued.get((group, rank), 0)
         self._issued[group, rank] = number + 1
         rendezvous, joined = self._open.get((group, number)) or (Rendezvous(self._environment, members), 0)

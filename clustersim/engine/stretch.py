@@ -15,6 +15,7 @@ import numpy as np
 import simpy
 
 from clustersim.arrays import FloatArray
+from clustersim.engine.clock import Clock
 from clustersim.units import Seconds
 
 
@@ -71,7 +72,7 @@ def _ends(durations: FloatArray) -> list[Seconds]:
 class Stretch:
     """A stretch under way. done: it has ended; beside: its pace now; disturbed: it was ever another than alone."""
 
-    environment: simpy.Environment
+    environment: Clock
     paces: Paces
     beside: int
     done: simpy.Event = field(init=False)
@@ -107,7 +108,7 @@ class Stretch:
     def _wait(self, seconds: Seconds) -> None:
         self._timer += 1
         self._timed, number = self.environment.now + seconds, self._timer
-        timer = self.environment.timeout(seconds)
+        timer = self.environment.wait(seconds)
         timer.callbacks.append(lambda _: self._ring(number))
 
     def _ring(self, timer: int) -> None:

@@ -50,11 +50,11 @@ class Uncontended:
 
     def begin(self, rank: int, exchange: Exchange) -> simpy.Event:
         """Wait for the duration of an exchange in the rank's group."""
-        return self._environment.timeout(self._alone(rank, exchange))
+        return self._environment.wait(self._alone(rank, exchange))
 
     def ready(self, rank: int, exchange: Exchange) -> Callable[[], simpy.Event]:
         """What waits for so long, each time."""
-        return partial(self._environment.timeout, self._alone(rank, exchange))
+        return partial(self._environment.wait, self._alone(rank, exchange))
 
     def asks(self, rank: int, exchange: Exchange) -> tuple[Seconds, Load | None]:
         """Its duration, and nothing of links."""
@@ -88,7 +88,7 @@ class Shared:
         return partial(self._begin, *self._loads.of(rank, exchange))
 
     def _begin(self, latency: Seconds, load: Load | None) -> simpy.Event:
-        idle = self._environment.timeout(latency)
+        idle = self._environment.wait(latency)
         if load is None:
             return idle
         activity = self.network.planned(load)
@@ -102,7 +102,7 @@ class Shared:
     def moving(self, rank: int, exchange: Exchange) -> Moving:
         """The same, at a speed that is limited from time to time; what is all latency is not."""
         latency, load = self._loads.of(rank, exchange)
-        idle = self._environment.timeout(latency)
+        idle = self._environment.wait(latency)
         if load is None:
             return Moving(idle, lambda _: None)
         activity = self.network.planned(load)

@@ -1,5 +1,6 @@
 """What do simulated ranks share? The clock, the program, the costs, the network, the meeting places and the mail."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,7 +13,7 @@ from clustersim.engine.block_paces import BlockPaces
 from clustersim.engine.clock import Clock
 from clustersim.engine.joint import JointBlocks
 from clustersim.engine.network.loads import Loads
-from clustersim.engine.recorder import Recorder, Times
+from clustersim.engine.recorder import Recorder
 from clustersim.engine.rendezvous import MeetingPlaces, Rendezvous
 from clustersim.engine.transfers import Shared, Transfers, Uncontended
 from clustersim.program.action import Action
@@ -20,6 +21,9 @@ from clustersim.program.program import Program, RankProgram
 from clustersim.program.symmetry import Classes
 from clustersim.program.task import Block, Exchange, Receive, Send, Stream
 from clustersim.units import Seconds
+
+Receipts = Mapping[tuple[str, Action], int]
+"""Tasks of a rank that receive, by the role of the pair and the tag of the message."""
 
 
 class Addressee(Protocol):
@@ -52,8 +56,8 @@ class World:
     _met: dict[tuple[Block, int], list[tuple[str, int]]] = field(init=False, default_factory=dict)
     _joint: dict[tuple[Block, int], str | None] = field(init=False, default_factory=dict)
     _own: dict[tuple[Block, int], str | None] = field(init=False, default_factory=dict)
-    _receivers: dict[tuple[str, int], int] = field(init=False, default_factory=dict)
-    _receipts: dict[int, dict[tuple[str, Action], int]] = field(init=False, default_factory=dict)
+    _receivers: dict[tuple[str, int], tuple[int, Receipts]] = field(init=False, default_factory=dict)
+    _receipts: dict[int, Receipts] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._meetings = MeetingPlaces(self.environment)
@@ -121,10 +125,10 @@ class World:
         members = self.program.groups[role].members[self.program.rows[role][rank]]
         return sorted(set(self.classes.representative[members].tolist()))
 
-    def note(self, rank: int, number: int, block: Block, row: int) -> None:
-        """Remember whose blocks ran together: task `number` of a rank, written as a trace row."""
+    def note(self, rank: int, number: int, block: Block) -> None:
+        """Remember whose blocks ran together: task `number` of a rank, which is the next to be written."""
         if not self.private(rank, block):
-            self.recorder.meet(number, self._met_by(rank, block), row)
+            self.recorder.meet(number, self._met_by(rank, block), self.recorder.rows)
 
     def _met_by(self, rank: int, block: Block) -> list[tuple[str, int]]:
         """The groups whose other members a rank meets inside a block, by name, in the order of their first meetings."""
@@ -152,18 +156,18 @@ class World:
     def deliver(self, sender: int, send: Send, start: Seconds, cause: int) -> None:
         """Finish the receive that a message was for, and write its span."""
         role = send.exchange.group
-        receiver = self._receiver(role, sender)
-        number = self._receipts_of(receiver)[role, send.tag]
-        now = self.environment.now
-        row = self.recorder.span(receiver, number, Stream.RECEIVE, cause, Times(start, start, start, now))
+        receiver, receipts = self._receiver(role, sender)
+        number, times = receipts[role, send.tag], (start, start, start, self.environment.now, 0.0, 0.0)
+        row = self.recorder.span(receiver, number, Stream.RECEIVE, cause, times)
         self.ranks[receiver].finish(number, row)
 
-    def _receiver(self, role: str, sender: int) -> int:
-        """The simulated rank that stands for the one that a rank sends to."""
+    def _receiver(self, role: str, sender: int) -> tuple[int, Receipts]:
+        """The simulated rank that stands for the one that a rank sends to, and its tasks that receive."""
         known = self._receivers.get((role, sender))
         if known is None:
             pair = self.program.groups[role].members[self.program.rows[role][sender]]
-            known = self._receivers[role, sender] = int(self.classes.representative[pair[1]])
+            receiver = int(self.classes.representative[pair[1]])
+            known = self._receivers[role, sender] = receiver, self._receipts_of(receiver)
         return known
 
     def _group(self, role: str, rank: int) -> tuple[tuple[str, int], int]:
@@ -178,7 +182,7 @@ class World:
             known = self._groups[role, rank] = name, self._members[name]
         return known
 
-    def _receipts_of(self, rank: int) -> dict[tuple[str, Action], int]:
+    def _receipts_of(self, rank: int) -> Receipts:
         kind = int(self.program.kind[rank])
         known = self._receipts.get(kind)
         if known is None:

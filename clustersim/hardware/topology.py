@@ -110,6 +110,9 @@ class Tier:
 class Fabric(Protocol):
     """The seam between collectives and the machine: what a topology must answer."""
 
+    def __hash__(self) -> int:
+        """Equal for equal fabrics: what is worked out for one is remembered for all that are equal."""
+
     @property
     def gpus(self) -> int:
         """How many GPUs the fabric connects; GPU numbers are 0 ... gpus-1, node by node."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from clustersim.lowering.passes import Lowering, Pass, Plain
+from clustersim.lowering.passes import Lowering, Pass
 from clustersim.lowering.tasklist import buckets
 from clustersim.lowering.units import operations_of
 from clustersim.parallel.data import GradientSync, Replicated, Zero1
@@ -46,11 +46,11 @@ class Bucketed:
             run, self._awaited = Pass(run.stage, run.action, (*run.after, *self._awaited), run.arriving), ()
         if run.action.kind is ActionKind.FORWARD:
             return self._forward(low, run)
-        return self._backward(low, run) if self._reduces(low, run) else Plain().run(low, run)
+        return self._backward(low, run) if self._reduces(low, run) else low.whole(run)
 
     def reduce(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
         """Without overlap, reduce each stage's gradients in one piece after the last backward."""
-        if low.plan.layout.gradient_sync is not GradientSync.AFTER_BACKWARD:
+        if low.sync is not GradientSync.AFTER_BACKWARD:
             return
         for stage in stages:
             for group in low.plan.trained_groups:
@@ -71,7 +71,7 @@ class Bucketed:
 
     def _reduces(self, low: Lowering, run: Pass) -> bool:
         """Whether gradients are reduced during a backward."""
-        match low.plan.layout.gradient_sync:
+        match low.sync:
             case GradientSync.EVERY_BACKWARD:
                 return run.action.kind is not ActionKind.INPUT_GRADIENT
             case GradientSync.LAST_BACKWARD:
@@ -100,7 +100,7 @@ class Bucketed:
     def _forward(self, low: Lowering, run: Pass) -> int:
         gathered = self._gathered.pop(run.stage.number, None)
         if gathered is None:
-            return Plain().run(low, run)
+            return low.whole(run)
         units = low.units.of(run.stage)
         task, after, arriving = -1, run.after, run.arriving
         for begin, end, gathers in _runs(gathered):

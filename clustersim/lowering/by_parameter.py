@@ -70,7 +70,7 @@ class OneByOne:
                     self._gather(low, piece, run)
                 if waiting is not None:
                     self._compute(low, waiting)
-                waiting = _Waiting(piece, (id(unit), place), replace(run, after=(*run.after, *self._gathered)))
+                waiting = _Waiting(piece, (id(unit), place), run._replace(after=(*run.after, *self._gathered)))
         if waiting is not None:
             self._compute(low, waiting)
         return low.computed or 0

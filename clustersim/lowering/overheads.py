@@ -51,9 +51,10 @@ def cast_weights(low: Lowering, stages: Sequence[Stage]) -> None:
 def take_batch(low: Lowering, run: Pass) -> Pass:
     """The pass, behind what brings a microbatch's tokens, if something is to be done for that."""
     training, ends = low.plan.training, run.stage.embedding or run.stage.head
-    everywhere = training.overheads.batches is Batches.PACKED
+    if run.action.kind is not ActionKind.FORWARD or not (ends or training.overheads.batches is Batches.PACKED):
+        return run
     kernels = batches.made(training)
-    if run.action.kind is not ActionKind.FORWARD or not kernels or not (ends or everywhere):
+    if not kernels:
         return run
     sent = batches.sent(training) if low.plan.layout.tp > 1 else ()
     broadcasts = [Exchange("broadcast batch", Collective.BROADCAST, TENSOR_ROLE.name, size) for size in sent]

@@ -7,21 +7,32 @@ A pass of a pair is cut where tokens travel to experts and back, and takes turns
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from clustersim.lowering.offload import HostTasks, pieces
 from clustersim.lowering.tasklist import Blocks, TaskList
 from clustersim.lowering.travel import legs, put_off
-from clustersim.lowering.units import Units
+from clustersim.lowering.units import Unit, Units
+from clustersim.parallel.data import GradientSync
 from clustersim.parallel.groups import WAYS
 from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
-from clustersim.program.task import Collective, Communicate, Compute, Exchange, HostWork, Operation, Stream, Work
+from clustersim.program.task import (
+    Block,
+    Collective,
+    Communicate,
+    Compute,
+    Exchange,
+    HostWork,
+    Operation,
+    Stream,
+    Work,
+)
 from clustersim.units import Bytes
 from clustersim.workload.gradients import before_reduction
 from clustersim.workload.offload import NOTHING
@@ -40,9 +51,11 @@ Held = Sequence[tuple[ParameterGroup, int]]
 """Groups of which something has parameters, and how many."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """An action of the schedule. after: tasks that it waits for; arriving: operations that run before it."""
+class Pass(NamedTuple):
+    """An action of the schedule. after: tasks that it waits for; arriving: operations that run before it.
+
+    A named tuple, as actions: a step has tens of thousands of them.
+    """
 
     stage: Stage
     action: Action
@@ -73,12 +86,21 @@ class Lowering:
     _between: dict[tuple[int, int], Exchange | None] = field(default_factory=dict)
     _put_off: dict[int, tuple[Operation, ...]] = field(default_factory=dict)
     _sent: tuple[int, ...] = ()
+    _wholes: dict[tuple[int, ActionKind, bool], Block] = field(default_factory=dict)
+    _rows: dict[tuple[int, ActionKind, bool], list[Block]] = field(default_factory=dict)
+    _gathers: dict[Hashable, tuple[tuple[Exchange, Bytes], ...]] = field(default_factory=dict)
+    _reductions: dict[Hashable, tuple[Block | None, tuple[Exchange, ...], Bytes]] = field(default_factory=dict)
 
     @cached_property
     def host(self) -> HostTasks:
         """What the rank does with its host."""
         activations = self.plan.training.offload.activations
         return HostTasks(self.tasks, 0 if activations is None else activations.buffers)
+
+    @cached_property
+    def sync(self) -> GradientSync:
+        """When gradients are reduced."""
+        return self.plan.layout.gradient_sync
 
     @cached_property
     def _stays(self) -> bool:
@@ -90,18 +112,53 @@ class Lowering:
 
         There are several, one after the other, where activations of layers inside go to the host or come back.
         """
+        add = self._apart if self.paired else self._compute
+        if self._stays:
+            return add(run, key, operations)
         task, after, arriving = -1, run.after, run.arriving
-        for place, piece in enumerate((operations,) if self._stays else pieces(operations)):
+        for place, piece in enumerate(pieces(operations)):
             ready = (*after, *self.host.before(run.action, piece))
-            part = Pass(run.stage, run.action, ready, arriving)
-            task = (self._apart if self.paired else self._compute)(part, (key, place), piece)
+            task = add(Pass(run.stage, run.action, ready, arriving), (key, place), piece)
             self.reducing += self.host.after(run.action, piece, task)
             after, arriving = (), ()
         return task
 
+    def whole(self, run: Pass) -> int:
+        """Add a pass that nothing cuts, in one block; return its last compute task."""
+        if self.paired or not self._stays:
+            return self.compute(run, self.units.shape(run.stage), self.operations(run))
+        key = run.stage.number, run.action.kind, bool(run.arriving)
+        if key not in self._wholes:
+            self._wholes[key] = self._block(run, self.units.shape(run.stage), self.operations(run))
+        return self._issue(run, self._wholes[key])
+
+    def unit(self, run: Pass, unit: Unit, copied: tuple[Operation, ...] = ()) -> int:
+        """Add one unit of a pass, behind the copy of what was gathered for it; return its last compute task."""
+        operations = unit.operations(run.action.kind)
+        return self.compute(run, (id(unit), bool(copied)), (*copied, *operations) if copied else operations)
+
+    def one_by_one(self, run: Pass, units: Sequence[Unit]) -> int:
+        """Add a pass unit by unit, with nothing between them; return its last compute task."""
+        following = Pass(run.stage, run.action, ())
+        if self.paired or not self._stays:
+            for place, unit in enumerate(units):
+                self.unit(following if place else run, unit)
+            return self.computed or 0
+        key = run.stage.number, run.action.kind, bool(run.arriving)
+        if key not in self._rows:
+            own = [(id(each), False) for each in units]
+            does = [each.operations(run.action.kind) for each in units]
+            parts = [run, *[following] * (len(units) - 1)]
+            self._rows[key] = [self._block(*each) for each in zip(parts, own, does, strict=True)]
+        first, *others = self._rows[key]
+        self._issue(run, first)
+        for block in others:
+            self._issue(following, block)
+        return self.computed or 0
+
     def _apart(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
         """Add a part of a pass in legs; return the last compute task that was not put off."""
-        run, done = replace(run, after=(*run.after, *self._sent)), self.computed or 0
+        run, done = run._replace(after=(*run.after, *self._sent)), self.computed or 0
         for place, leg in enumerate(legs(operations)):
             if leg.computes:
                 done = self._compute(run, (key, "leg", place), leg.computes)
@@ -112,7 +169,7 @@ class Lowering:
                 self._compute(Pass(run.stage, run.action, ()), (key, "late", place), leg.late)
             if sent:
                 self.tasks.turn()
-            run = replace(run, after=tuple(sent[-1:]) or run.after)
+            run = run._replace(after=tuple(sent[-1:]) or run.after)
         self._sent = run.after if operations and operations[-1].travels else ()
         return done
 
@@ -126,24 +183,41 @@ class Lowering:
         return self._put_off[run.stage.number]
 
     def _compute(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
-        name = _NAMES[run.action.kind]
-        does, turns = (*run.arriving, *operations), self.paired
-        block = self.blocks.block((name, bool(run.arriving), key, turns), name, does, takes_turns=turns)
+        return self._issue(run, self._block(run, key, operations))
+
+    def _block(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> Block:
+        name, turns = _NAMES[run.action.kind], self.paired
+        does = (*run.arriving, *operations) if run.arriving else operations
+        return self.blocks.block((name, bool(run.arriving), key, turns), name, does, takes_turns=turns)
+
+    def _issue(self, run: Pass, block: Block) -> int:
         self.computed = self.tasks.add(Stream.COMPUTE, Compute(block, run.after, run.action))
         return self.computed
 
     def beside(self, name: str, operations: Sequence[Operation], after: Sequence[int]) -> int:
         """Add a compute task that is no part of a pass; return its number."""
-        block = self.blocks.block((name, tuple(operations)), name, operations)
+        return self._beside(self._block_beside(name, operations), after)
+
+    def _block_beside(self, name: str, operations: Sequence[Operation]) -> Block:
+        return self.blocks.block((name, tuple(operations)), name, operations)
+
+    def _beside(self, block: Block, after: Sequence[int]) -> int:
         return self.tasks.add(Stream.COMPUTE, Compute(block, tuple(after)))
 
     def message(self, source: int, target: int) -> Exchange | None:
-        """What a stage sends another, each tensor-parallel rank its part (Narayanan 2021, 4.1); None: both are here."""
+        """What a stage sends another, each tensor-parallel rank its part (Narayanan 2021, 4.1).
+
+        None where both are here, or one of them is none.
+        """
         key = source, target
         if key not in self._between:
-            way, many = self.plan.placement.way(source, target), self.plan.carried(min(key))
-            self._between[key] = self._messages.get((target > source, way, many))
+            there = min(key) >= 0 and max(key) < len(self.plan.stages)
+            self._between[key] = self._message(source, target) if there else None
         return self._between[key]
+
+    def _message(self, source: int, target: int) -> Exchange | None:
+        way, many = self.plan.placement.way(source, target), self.plan.carried(min(source, target))
+        return self._messages.get((target > source, way, many))
 
     @cached_property
     def _messages(self) -> Mapping[tuple[bool, int, int], Exchange]:
@@ -167,6 +241,19 @@ class Lowering:
         again: since they were last updated, so that a second copy of them has them, too. Parts that are on the host
         come from there first, as they are held; second copies stay on the device.
         """
+        key = name, again, *((group.name, parameters) for group, parameters in held)
+        if key not in self._gathers:
+            self._gathers[key] = self._gathering(name, held, again=again)
+        gathers = self._gathers[key]
+        fetched = [
+            (self.host.run(HostWork.FROM_HOST, "fetch parameters", size, after),) if size else after
+            for _, size in gathers
+        ]
+        every = zip(gathers, fetched, strict=True)
+        return tuple(self.communicate(exchange, ready) for (exchange, _), ready in every)
+
+    def _gathering(self, name: str, held: Held, *, again: bool) -> tuple[tuple[Exchange, Bytes], ...]:
+        """Gathers of groups, and the bytes that come from the host before each."""
         payloads: dict[str, Bytes] = {}
         there: dict[str, Bytes] = {}
         for group, parameters in held:
@@ -176,11 +263,8 @@ class Lowering:
                 payloads[role.name] = payloads.get(role.name, 0.0) + parameters * group.formats.gathered.bytes
                 if self.plan.training.offload.shards and not second:
                     there[role.name] = there.get(role.name, 0.0) + parameters * group.held.bytes / group.shards
-        fetched = {
-            role: (self.host.run(HostWork.FROM_HOST, "fetch parameters", size, after),) for role, size in there.items()
-        }
         exchanges = (Exchange(name, Collective.ALL_GATHER, role, payload) for role, payload in payloads.items())
-        return tuple(self.communicate(exchange, fetched.get(exchange.group, after)) for exchange in exchanges)
+        return tuple((exchange, there.get(exchange.group, 0.0)) for exchange in exchanges)
 
     def reduce(
         self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int], *, across: bool = True
@@ -194,23 +278,36 @@ class Lowering:
             return ()
         if group.ranks == 1:
             return self._unreduced(parameters * group.formats.gradients.bytes, after)
-        prepared = before_reduction(self.plan.training_of(group.formats), parameters)
-        if prepared:
-            operations = [Operation(kernel, Work.BACKWARD) for kernel in prepared]
-            after = (self.beside("prepare gradients", operations, after),)
+        key = name, group.name, parameters, across
+        if key not in self._reductions:
+            self._reductions[key] = self._reduction(name, group, parameters, across=across)
+        prepared, exchanges, leaves = self._reductions[key]
+        if prepared is not None:
+            after = (self._beside(prepared, after),)
+        last: tuple[int, ...] = ()
+        for exchange in exchanges:
+            last = (self.communicate(exchange, last or after),)
+        if last and leaves:
+            last = (self.host.run(HostWork.TO_HOST, "offload gradients", leaves, last),)
+        return last
+
+    def _reduction(
+        self, name: str, group: ParameterGroup, parameters: int, *, across: bool
+    ) -> tuple[Block | None, tuple[Exchange, ...], Bytes]:
+        """What is done to gradients of a group before they are reduced, their reductions, and bytes that then leave."""
+        kernels = before_reduction(self.plan.training_of(group.formats), parameters)
+        operations = [Operation(kernel, Work.BACKWARD) for kernel in kernels]
+        prepared = self._block_beside("prepare gradients", operations) if operations else None
         form = group.formats.gradients
         payload = parameters * form.bytes
-        last: tuple[int, ...] = ()
+        exchanges: list[Exchange] = []
         if group.shard is not None and group.shards > 1:
-            exchange = Exchange(name, Collective.REDUCE_SCATTER, group.shard.name, payload, format=form)
-            last = (self.communicate(exchange, after),)
+            exchanges.append(Exchange(name, Collective.REDUCE_SCATTER, group.shard.name, payload, format=form))
         if across and group.replicate is not None and group.replicas > 1:
             part = payload / group.shards if group.shards > 1 else payload
-            exchange = Exchange(name, Collective.ALL_REDUCE, group.replicate.name, part, format=form)
-            last = (self.communicate(exchange, last or after),)
-        if last and (across or group.replicas == 1) and self.plan.training.offload.gradients:
-            last = (self.host.run(HostWork.TO_HOST, "offload gradients", payload / group.shards, last),)
-        return last
+            exchanges.append(Exchange(name, Collective.ALL_REDUCE, group.replicate.name, part, format=form))
+        leave = (across or group.replicas == 1) and self.plan.training.offload.gradients
+        return prepared, tuple(exchanges), payload / group.shards if leave else 0.0
 
     def _unreduced(self, size: Bytes, after: Sequence[int]) -> tuple[int, ...]:
         """Send gradients that this rank alone has to the host, where others are reduced and sent (experts, say)."""
@@ -244,7 +341,7 @@ class Plain:
 
     def run(self, low: Lowering, run: Pass) -> int:
         """One block."""
-        return low.compute(run, low.units.shape(run.stage), low.operations(run))
+        return low.whole(run)
 
     def reduce(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
         """Nothing to do."""

@@ -31,12 +31,14 @@ from clustersim.workload.streaming import copy
 class Sharded:
     """Gathers, runs and reduces unit by unit.
 
-    _kept: stages whose units were gathered and stay so; _awaited: reductions that the next unit waits for.
+    _kept: stages whose units were gathered and stay so; _awaited: reductions that the next unit waits for; _copied:
+    copies of units, which passes share.
     """
 
     strategy: FullyShard
     _kept: set[int] = field(default_factory=set)
     _awaited: tuple[int, ...] = ()
+    _copied: dict[tuple[int, Work], tuple[Operation, ...]] = field(default_factory=dict)
 
     def begin(self, low: Lowering, stages: Sequence[Stage]) -> None:
         """Nothing to do: parameters are gathered when they are needed."""
@@ -44,17 +46,24 @@ class Sharded:
     def run(self, low: Lowering, run: Pass) -> int:
         """Gather, run and (backward) reduce unit by unit; return the last compute task."""
         units = low.units.of(run.stage)[:: 1 if run.action.kind is ActionKind.FORWARD else -1]
+        wanted = [self._gathers(low, unit, run) for unit in units]
+        reduces = self._reduces(low, run)
+        if not (reduces or self._awaited or any(wanted)):
+            return low.one_by_one(run, units)
         gathers: dict[int, tuple[int, ...]] = {}
         issued = 0
         for place, unit in enumerate(units):
             while issued < min(len(units), place + 1 + self.strategy.ahead):
-                if self._gathers(low, units[issued], run):
+                if wanted[issued]:
                     gathers[issued] = self._gather(low, units[issued], run.action.kind)
                 issued += 1
             own = (*gathers.get(place, ()), *self._awaited)
             self._awaited = ()
             part = Pass(run.stage, run.action, (*run.after, *own), run.arriving)
-            self._compute(low, part if place == 0 else Pass(run.stage, run.action, own), unit)
+            copied = self._copies(low, unit, run) if wanted[place] else ()
+            task = low.unit(part if place == 0 else Pass(run.stage, run.action, own), unit, copied)
+            if reduces:
+                self._reduce(low, run, unit, task)
         if self.strategy.keeps(pipelined=low.plan.layout.pipelined):
             self._kept.add(run.stage.number)
         return low.computed or 0
@@ -78,31 +87,33 @@ class Sharded:
         again = kind is not ActionKind.FORWARD
         return low.gather(f"gather {unit.name}", _held(low, unit), after, again=again)
 
-    def _compute(self, low: Lowering, run: Pass, unit: Unit) -> None:
-        """Run one unit, and reduce its gradients once they are there."""
-        kind = run.action.kind
-        copied = self._copies(low, unit, run)
-        task = low.compute(run, (id(unit), bool(copied)), (*copied, *unit.operations(kind)))
-        if self._reduces(low, run):
-            last = run.action in low.last or self.strategy.all_reduce is Microbatches.EVERY
-            reductions: tuple[int, ...] = ()
-            for each in _held(low, unit):
-                reductions += low.reduce(f"reduce {unit.name}", *each, (task,), across=last)
-            low.reducing += reductions
-            self._awaited = reductions if self.strategy.waits else ()
+    def _reduce(self, low: Lowering, run: Pass, unit: Unit, task: int) -> None:
+        """Reduce the gradients of a unit, which are there after a task."""
+        last = run.action in low.last or self.strategy.all_reduce is Microbatches.EVERY
+        reductions: tuple[int, ...] = ()
+        for each in _held(low, unit):
+            reductions += low.reduce(f"reduce {unit.name}", *each, (task,), across=last)
+        low.reducing += reductions
+        self._awaited = reductions if self.strategy.waits else ()
 
     def _reduces(self, low: Lowering, run: Pass) -> bool:
         """Whether gradients are reduced during a pass."""
         if run.action.kind not in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT):
             return False
-        every = low.plan.layout.gradient_sync is GradientSync.EVERY_BACKWARD
+        every = low.sync is GradientSync.EVERY_BACKWARD
         return every or run.action in low.last
 
     def _copies(self, low: Lowering, unit: Unit, run: Pass) -> tuple[Operation, ...]:
-        """The copy of what was gathered into the parameters' own memory, if there is one."""
-        if not (self.strategy.copies and self._gathers(low, unit, run)):
+        """The copy of what a pass has gathered into the parameters' own memory, if there is one."""
+        if not self.strategy.copies:
             return ()
         work = Work.FORWARD if run.action.kind is ActionKind.FORWARD else Work.BACKWARD
+        key = id(unit), work
+        if key not in self._copied:
+            self._copied[key] = self._copy(low, unit, work)
+        return self._copied[key]
+
+    def _copy(self, low: Lowering, unit: Unit, work: Work) -> tuple[Operation, ...]:
         dtype = low.plan.training.recipe.activations
         held = ((group, count) for group, count in _held(low, unit) if group.shards > 1)
         gathered = sum(count * group.formats.gathered.bytes for group, count in held)

@@ -173,8 +173,7 @@ def _receive(low: Lowering, run: Pass) -> Pass:
 
 def _message(low: Lowering, action: Action, source: int, target: int) -> Exchange | None:
     """What a pass's output is sent as from stage to stage; None where nothing is sent."""
-    inside = min(source, target) >= 0 and max(source, target) < len(low.plan.stages)
-    return low.message(source, target) if inside and action.kind is not ActionKind.WEIGHT_GRADIENT else None
+    return None if action.kind is ActionKind.WEIGHT_GRADIENT else low.message(source, target)
 
 
 def _sends_together(plan: Plan, order: Order) -> bool:

@@ -19,8 +19,8 @@ Reference: Korthikanti et al. 2022, sections 4 and 5; Qi et al. 2023 (arXiv:2401
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
@@ -68,6 +68,8 @@ Kind = tuple[Part, LayerSpec | None]
 """A part and, of layers, of which kind of layer."""
 Counts = Mapping[Kind, int]
 """How many there are of each kind."""
+Needs = tuple[Bytes, Bytes, Bytes]
+"""Bytes that one microbatch keeps until its backward, between its halves, and that a backward needs for a moment."""
 _WAITS: Final = {
     Part.LAYER: Part.LAYER_WAITING, Part.INPUT: Part.LAYER_WAITING, Part.HEAD: Part.HEAD_WAITING,
 }  # fmt: skip
@@ -78,6 +80,14 @@ class Activations:
     """Bytes of activations on one rank of a plan."""
 
     plan: Plan
+    _needs: dict[tuple[Hashable, ...], Needs] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def needs(self, stage: Stage, kind: ActionKind) -> Needs:
+        """`kept`, `waiting` and `passing` of a stage; worked out once for all that hold the same."""
+        key = stage.stack, stage.embedding, stage.head, self.plan.carried(stage.number), kind
+        if key not in self._needs:
+            self._needs[key] = self.kept(stage), self.waiting(stage), self.passing(stage, kind)
+        return self._needs[key]
 
     def kept(self, stage: Stage) -> Bytes:
         """Bytes that one microbatch keeps on a stage from forward to backward."""

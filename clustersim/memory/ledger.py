@@ -14,7 +14,7 @@ import numpy as np
 
 from clustersim.arrays import FloatArray
 from clustersim.dtypes import DType
-from clustersim.memory.activations import Activations
+from clustersim.memory.activations import Activations, Needs
 from clustersim.memory.footprint import Category, Footprint
 from clustersim.parallel.data import NaiveDataParallel
 from clustersim.parallel.plan import Plan
@@ -77,15 +77,13 @@ def ledger(footprint: Footprint, activations: Activations, pipeline_rank: int, p
 def _changes(activations: Activations, passes: Iterable[Pass]) -> Iterable[tuple[Seconds, int, Bytes]]:
     """(time, order at equal times: freed before allocated, bytes)."""
     plan, outputs = activations.plan, _outputs(activations.plan)
-    needs: dict[tuple[int, ActionKind], tuple[Bytes, Bytes, Bytes]] = {}
+    needs: dict[tuple[int, ActionKind], Needs] = {}
     for action, start, end in passes:
         key = action.stage, action.kind
         if key not in needs:
-            stage = plan.stages[action.stage]
-            needs[key] = (
-                activations.kept(stage) + outputs, activations.waiting(stage), activations.passing(stage, action.kind),
-            )  # fmt: skip
+            needs[key] = activations.needs(plan.stages[action.stage], action.kind)
         kept, waiting, passing = needs[key]
+        kept += outputs
         match action.kind:
             case ActionKind.FORWARD:
                 yield start, 1, kept

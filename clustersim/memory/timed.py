@@ -41,13 +41,14 @@ def _passes(program: Program, trace: Trace, rank: int, microbatches: int) -> lis
     """
     tasks = program.programs[int(program.kind[rank])].tasks
     passes: dict[Action, Pass] = {}
-    for row in trace.rows(rank, Stream.COMPUTE).tolist():
-        task = tasks[int(trace.task[row])]
+    rows = trace.rows(rank, Stream.COMPUTE)
+    columns = (column[rows].tolist() for column in (trace.task, trace.start, trace.end))
+    for number, start, end in zip(*columns, strict=True):
+        task = tasks[number]
         if not isinstance(task, Compute) or task.action is None or task.action.microbatch >= microbatches:
             continue
-        start, end = float(trace.start[row]), float(trace.end[row])
-        start = passes[task.action].start if task.action in passes else start
-        passes[task.action] = Pass(task.action, start, end)
+        begun = passes.get(task.action)
+        passes[task.action] = Pass(task.action, start if begun is None else begun.start, end)
     return [*passes.values()]
 
 

@@ -9,6 +9,7 @@ those are neighbours on the data-parallel axis, and the context-parallel ranks a
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -36,10 +37,11 @@ from clustersim.parallel.mesh import (
 )
 from clustersim.parallel.pipeline import Split
 from clustersim.program.task import Dispatcher
+from clustersim.state import FieldState
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+@dataclass(frozen=True)
+class Layout(FieldState):
     """Degrees of parallelism. layers_per_stage: of each virtual stage in model order, or the rule that deals them.
 
     ep: over how many ranks the experts of a mixture are spread; etp: over how many each of them is cut (None: tp), both
@@ -138,7 +140,7 @@ class Layout:
         """The layout's ranks along its axes."""
         return self.meshes[DENSE]
 
-    @property
+    @cached_property
     def meshes(self) -> dict[str, Mesh]:
         """All meshes that lie over the layout's ranks, by their names; the parts of an axis lie in its place."""
         degrees = self.degrees | self._parts

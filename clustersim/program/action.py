@@ -14,6 +14,8 @@ from typing import NamedTuple
 class ActionKind(Enum):
     """The value is the letter in the notation."""
 
+    __hash__ = object.__hash__  # members are single objects; that of Enum is a call of Python each time
+
     FORWARD = "F"
     BACKWARD = "B"
     INPUT_GRADIENT = "I"

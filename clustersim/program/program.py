@@ -42,7 +42,14 @@ class RankProgram:
     @cached_property
     def exchanges_outside(self) -> tuple[Exchange, ...]:
         """Those that are tasks of their own, on the other streams."""
-        return _distinct(task.exchange for task in self.tasks if not isinstance(task, Compute))
+        return _distinct(exchange for _, exchange in self.issued)
+
+    @cached_property
+    def issued(self) -> tuple[tuple[Stream, Exchange], ...]:
+        """On which streams exchanges are tasks of their own, each once on a stream, as far as tasks share them."""
+        every = zip(self.streams, self.tasks, strict=True)
+        found = {(s, id(task.exchange)): (s, task.exchange) for s, task in every if not isinstance(task, Compute)}
+        return tuple(found.values())
 
     @cached_property
     def operations_before(self) -> tuple[int, ...]:

@@ -8,10 +8,12 @@ microbatch that does the same work refers to one block object.
 
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from functools import cached_property
 from typing import Final
 
 from clustersim.dtypes import DType
 from clustersim.program.action import Action
+from clustersim.state import FieldState
 from clustersim.units import Bytes
 from clustersim.workload.kernels import Kernel
 from clustersim.workload.operators import DENSE
@@ -48,6 +50,8 @@ class Work(Enum):
 
 class Collective(Enum):
     """Collective operations. `payload` is nccl-tests' size: the whole (gathered, unreduced) buffer of one rank."""
+
+    __hash__ = object.__hash__  # members are single objects; that of Enum is a call of Python each time
 
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
@@ -206,8 +210,8 @@ class Operation:
         return does if isinstance(does, Exchange) and does.routing is not None else None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Block:
+@dataclass(frozen=True, eq=False)
+class Block(FieldState):
     """Operations that run back to back on the compute stream. Compared by identity: blocks are shared.
 
     takes_turns: another pass's operations are run, and launched, right before.
@@ -217,7 +221,7 @@ class Block:
     operations: tuple[Operation, ...]
     takes_turns: bool = False
 
-    @property
+    @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
         """The collectives inside, in order."""
         return tuple(found for operation in self.operations if (found := operation.exchange) is not None)

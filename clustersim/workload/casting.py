@@ -171,8 +171,10 @@ def transpose(name: str, sizes: tuple[int, int], narrow: DType) -> Kernel:
 def cast_weights(recipe: Recipe, matrices: Iterable[int]) -> tuple[Kernel, ...]:
     """The kernels that cast weights at the beginning of a step. matrices: elements of each."""
     casts, narrow = recipe.casts, recipe.products.narrow
+    if casts is None or narrow is None:
+        return ()
     sizes = [size for size in matrices if size]
-    if casts is None or narrow is None or not sizes:
+    if not sizes:
         return ()
     whole = sum(sizes), 1
     if recipe.matrices.gathered not in NARROW:

@@ -15,6 +15,8 @@ from clustersim.units import Bytes, Flop
 class KernelKind(Enum):
     """Families of kernels that one cost model treats alike."""
 
+    __hash__ = object.__hash__  # members are single objects; that of Enum is a call of Python each time
+
     MATMUL = "matmul"
     # Products of the same sizes with matrices of their own (experts): in one kernel, or one by one on several streams.
     GROUPED_MATMUL = "grouped_matmul"
@@ -55,6 +57,8 @@ class Operands(Enum):
 
     With weights [outputs, inputs], a linear layer's forward is NT, its input gradient NN, its weight gradient TN.
     """
+
+    __hash__ = object.__hash__  # members are single objects; that of Enum is a call of Python each time
 
     NT = "NT"
     NN = "NN"

@@ -11,12 +11,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from heapq import heappop
 from pathlib import Path
 from time import process_time
 from typing import Any
 from unittest import mock
-
-import simpy
 
 from tests.benchmarks.timing import TIMEOUTS, bare_timeouts, seconds_of
 
@@ -72,17 +71,10 @@ def best_measured(mapping: dict[str, Any], times: int = 3) -> Measured:
 
 
 def events_of(work: Callable[[], object]) -> int:
-    """How many events all simpy environments process meanwhile."""
-    step, count = simpy.Environment.step, 0
-
-    def counted(environment: simpy.Environment) -> None:
-        nonlocal count
-        step(environment)  # raises where nothing is left, which is no event
-        count += 1
-
-    with mock.patch.object(simpy.Environment, "step", counted):
+    """How many events all clocks let happen meanwhile."""
+    with mock.patch("clustersim.engine.clock.heappop", wraps=heappop) as popped:
         work()
-    return count
+    return popped.call_count
 
 
 def _measure(mapping: dict[str, Any], times: int, events: bool) -> Measured:

@@ -9,6 +9,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from clustersim.arrays import FloatArray
+from clustersim.engine.clock import Clock
 from clustersim.engine.joint import JointRun, Seat
 from clustersim.engine.meeting import Meeting
 from clustersim.engine.play import Beside, Busy, Pieces, Run, outline, play
@@ -18,7 +19,7 @@ from tests.engine.test_play import array, collectives, made, slowed, starts
 
 def joint(start: FloatArray, pieces: Pieces, busy: Busy) -> Run:
     """Let members come one after the other, each told of the collectives beside it when they begin and end."""
-    environment = simpy.Environment()
+    environment = Clock()
     run = JointRun(environment, pieces, outline(pieces))
     found = Run(*np.full((3, pieces.ranks), np.nan))
     for place in range(pieces.ranks):

@@ -1,11 +1,11 @@
 """Collectives of the data stream beside kernels that slow them, and that they slow."""
 
 import pytest
-import simpy
 
 from clustersim.cost.block import BlockCost
 from clustersim.cost.interference import Interference, KernelClass
 from clustersim.cost.machines import Machine, Machines
+from clustersim.engine.clock import Clock
 from clustersim.engine.engine import run
 from clustersim.engine.moving import Alone, Moving
 from clustersim.program.program import Program
@@ -59,7 +59,7 @@ def test_a_collective_goes_at_its_own_pace_between_blocks_and_at_the_mean_of_one
 
 def test_a_pace_that_changes_is_counted_from_when_it_does() -> None:
     """4 s of work: 1 s alone, 2 s at half its pace, and the 2 s that are left."""
-    environment = simpy.Environment()
+    environment = Clock()
     alone = Alone(environment, 4.0)
     moving, found = Moving(alone.done, alone.limit), []
     alone.done.callbacks.append(lambda _: found.append(environment.now))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from clustersim.arrays import FloatArray
+from clustersim.engine.clock import Clock
 from clustersim.engine.stretch import Paces, Stretch, paces
 
 Changes = Sequence[tuple[float, int]]
@@ -34,7 +35,7 @@ def end(own: Paces, changes: Changes = (), *, beside: int = 0, last: bool = Fals
     last: a change is processed after all else that happens in its instant; by
     default before.
     """
-    environment, ends = simpy.Environment(), []
+    environment, ends = Clock(), []
     stretches: list[Stretch] = []
 
     def begin() -> None:
@@ -151,7 +152,7 @@ def test_one_operation_of_a_stretch_has_its_paces() -> None:
 
 
 def test_whether_a_stretch_was_disturbed() -> None:
-    environment = simpy.Environment()
+    environment = Clock()
     own = of((4.0, 0.0), slowdown=1.0)
     alone, beside, changed = (Stretch(environment, own, each) for each in (False, True, False))
     changed.change(False)

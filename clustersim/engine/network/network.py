@@ -133,7 +133,7 @@ class Network:
         now = self._environment.now
         activity.left = max(activity.left - (now - activity.since) * activity.speed, 0.0)
         activity.since, activity.speed = now, speed
-        self._end(activity, self._environment.timeout(activity.left / speed))
+        self._end(activity, self._environment.wait(activity.left / speed))
 
     def _end(self, activity: Activity, due: simpy.Event) -> None:
         """End an activity when an event happens, and at no other."""

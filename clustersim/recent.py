@@ -1,0 +1,61 @@
+"""What was worked out lately, so that it need not be again? A table of results that is bounded in bytes.
+
+Results are arrays that follow from their keys alone: keys hold all that they depend on, by value, so no entry can be
+out of date. Arrays are frozen, because whoever asks for them shares them.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import fields, is_dataclass
+from threading import Lock
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+
+class Recent(Generic[T]):
+    """Results by key, those that were asked for last; together with their arrays' keys no more than `most` bytes."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._held = most, 0
+        self._known: dict[Hashable, tuple[T, int]] = {}
+        self._lock = Lock()
+
+    def of(self, key: tuple[Hashable, ...], make: Callable[[], T]) -> T:
+        """The result of this key; made where it is not known."""
+        with self._lock:
+            known = self._known.pop(key, None)
+            if known is not None:
+                self._known[key] = known  # asked for last
+                return known[0]
+        made = make()
+        size = sum(map(_frozen, _arrays(made))) + sum(len(part) for part in key if isinstance(part, bytes))
+        with self._lock:
+            self._keep(key, made, size)
+        return made
+
+    def _keep(self, key: Hashable, made: T, size: int) -> None:
+        if size > self._most or key in self._known:
+            return
+        self._known[key], self._held = (made, size), self._held + size
+        while self._held > self._most:
+            self._held -= self._known.pop(next(iter(self._known)))[1]
+
+
+def _arrays(found: Any) -> Iterable[np.ndarray[Any, Any]]:
+    """All arrays in a result: itself, or in the fields of dataclasses and in tuples."""
+    if isinstance(found, np.ndarray):
+        yield found
+    elif isinstance(found, tuple):
+        for each in found:
+            yield from _arrays(each)
+    elif is_dataclass(found):
+        for field in fields(found):
+            yield from _arrays(getattr(found, field.name))
+
+
+def _frozen(array: np.ndarray[Any, Any]) -> int:
+    """Let nobody write into an array; return its bytes."""
+    array.flags.writeable = False
+    return array.nbytes
