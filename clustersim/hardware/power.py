@@ -84,17 +84,25 @@ class Powers:
 
     def draw(self, power: Power | None) -> Draw | None:
         """What an accelerator draws; None where no limit is known. Raises InputError for one that draws below idle."""
-        if power is None and self.tdp is None:
+        tdp = self.tdp if self.tdp is not None or power is None else power.tdp
+        if tdp is None:
             return None
-        power = Power(self.tdp or 0.0) if power is None else power
-        power = power if self.tdp is None else replace(power, tdp=self.tdp, node=None)
         shares = self._shares(load_shares())
-        idle = self.idle if self.idle is not None else power.idle
-        idle = min(shares.waiting * power.tdp if idle is None else idle, power.tdp)
-        rest = None if power.node is None else shares.rest * (power.node - power.tdp)
-        draw = Draw(_by_activity(power.tdp, idle, shares), rest if self.rest is None else self.rest)
+        draw = Draw(_by_activity(tdp, self._idle(power, tdp, shares), shares), self._rest(power, shares))
         _require_above_idle(draw)
         return draw
+
+    def _idle(self, power: Power | None, tdp: Watts, shares: Shares) -> Watts:
+        if self.idle is not None and self.idle > tdp:
+            raise InputError(f"idle {format_power(self.idle)} is above tdp {format_power(tdp)}")
+        known = self.idle if self.idle is not None or power is None else power.idle
+        return min(shares.waiting * tdp if known is None else known, tdp)
+
+    def _rest(self, power: Power | None, shares: Shares) -> Watts | None:
+        """A limit that is said (a power cap) leaves the rest of the node as it is."""
+        if self.rest is not None or power is None or power.node is None:
+            return self.rest
+        return shares.rest * (power.node - power.tdp)
 
     def _shares(self, shares: Shares) -> Shares:
         said = {name: getattr(self, name) for name in ("products", "streaming", "communicating")}
