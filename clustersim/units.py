@@ -1,7 +1,8 @@
 """How is a quantity written at the doors, and what is it inside?
 
 Inside: seconds, bytes, FLOP, bytes/s, FLOP/s, watts, joules and grams, as floats; signatures say so with the aliases
-below. At the doors every quantity is a string with its unit. G is 10^9, Gi is 2^30; `b` and `bit` are bits, `B` is a byte.
+below. At the doors every quantity is a string with its unit. G is 10^9, Gi is 2^30; `b` and `bit` are bits, `B` is a
+byte.
 """
 
 import math

@@ -83,19 +83,24 @@ class Economics:
         return "; ".join(sources) if self.price_per_gpu_hour is not None else ""
 
     @property
-    def missing(self) -> tuple[str, ...]:
-        """What is not known, in sentences."""
-        words = [
-            f"no list price of {each.name} is known; economics.price_per_gpu_hour says one"
-            for each in self.gpus
-            if each.quote is None
-        ]
-        for each in self.gpus:
-            if each.draw is None:
-                words.append(f"what {each.name} draws is not known; economics.power says it")
-            elif each.draw.rest is None:
-                words.append(f"what a node draws beside its {each.name} is not known, and left out; economics.power.rest")
-        return tuple(words)
+    def without_price(self) -> tuple[str, ...]:
+        """What prices are missing, in sentences."""
+        missing = [each.name for each in self.gpus if each.quote is None]
+        words = [f"no list price of {name} is known; economics.price_per_gpu_hour says one" for name in missing]
+        mixed = not missing and self.price_per_gpu_hour is None
+        return (*words, *(["prices are in several currencies; economics.price_per_gpu_hour says one"] * mixed))
+
+    @property
+    def without_power(self) -> tuple[str, ...]:
+        """Of which GPUs nobody knows what they draw, in sentences."""
+        missing = [each.name for each in self.gpus if each.draw is None]
+        return tuple(f"what {name} draws is not known; economics.power.tdp says it" for name in missing)
+
+    @property
+    def without_node(self) -> tuple[str, ...]:
+        """Beside which GPUs the rest of their nodes is left out, in sentences."""
+        missing = [each.name for each in self.gpus if each.draw is not None and each.draw.rest is None]
+        return tuple(f"nodes of {name} count as GPUs alone; economics.power.rest says the rest" for name in missing)
 
     @property
     def cost_per_step(self) -> float | None:
@@ -202,7 +207,7 @@ class Economics:
             "carbon_per_trillion_tokens_t": _in(1e6, self.carbon_per_trillion_tokens),
             "carbon_of_run_t": _in(1e6, self.carbon_of_run),
             "run_tokens": self.run_tokens,
-            "missing": list(self.missing),
+            "missing": [*self.without_price, *self.without_power, *self.without_node],
         }
 
 

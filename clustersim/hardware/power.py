@@ -2,11 +2,11 @@
 
 An accelerator's file says what it draws at most (`tdp`, the limit of its board), what it draws while a process holds it
 and nothing runs (`idle`), and its part of what a whole node draws at most (`node`). What it draws meanwhile is a part
-of the limit, the same for all of them (`topologies/power/activities.yaml`): matrix products draw all of it, kernels that
-stream through memory and collectives half. Assumed: a kernel draws what kernels of its class do, however well it uses
-the GPU; what moves beside kernels draws nothing of its own; what waits for others waits as an idle process does, though
-the library polls. The rest of a node (CPUs, NICs, switches, fans, losses of power supplies) draws the same all the time,
-a part of what its makers leave room for.
+of the limit, the same for all (`topologies/power/activities.yaml`): matrix products draw all of it, kernels that stream
+through memory and collectives half. Assumed: a kernel draws what kernels of its class do, however well it uses the GPU;
+what moves beside kernels draws nothing of its own; who waits for others draws what an idle process does, though the
+library polls. The rest of a node (CPUs, NICs, switches, fans, losses of power supplies) draws the same all the time, a
+part of what its makers leave room for.
 """
 
 from collections.abc import Mapping
