@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
 from clustersim.analysis.economics import Economics
-from clustersim.report.answer import verdict_of
+from clustersim.report.answer import table_view, verdict_of
 from clustersim.report.economics import cost_line, energy_line, power_words, price_words
+from clustersim.report.table import render_table
 from clustersim.report.verdict import verdict_card
 from clustersim.report.view import PageView
 from tests.simulated import simulated
@@ -56,6 +59,14 @@ def test_what_is_not_known_is_said_in_its_place(listed: Economics) -> None:
     assert cost_line(unknown) == ("cost", "unknown", "; ".join(unknown.without_price))
     assert energy_line(unknown) == ("energy", "unknown", "; ".join(unknown.without_power))
     assert price_words(unknown) == power_words(unknown) == ""
+
+
+def test_the_terminal_shows_both_in_a_line_each() -> None:
+    console = Console(width=80, file=StringIO())
+    console.print(render_table(table_view(simulated())))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    (hours,) = (number for number, line in enumerate(lines) if line.startswith("GPU hours"))
+    assert [line.split()[0] for line in lines[hours + 1 : hours + 4]] == ["cost", "energy", "MFU"]
 
 
 def test_the_page_shows_both_behind_gpu_hours(make_view: Callable[..., PageView]) -> None:
