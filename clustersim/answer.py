@@ -1,6 +1,6 @@
 """What is the answer? Everything that one simulation found out, and the numbers that people and programs ask for."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -9,6 +9,7 @@ import numpy as np
 
 from clustersim.analysis.breakdown import Breakdown, breakdown
 from clustersim.analysis.critical_path import critical_path, path_summary
+from clustersim.analysis.economics import Economics, Gpus, activity_seconds
 from clustersim.analysis.expert_loads import FullestRank, fullest_rank
 from clustersim.analysis.formats import Formats, cast_seconds, executed_flops
 from clustersim.analysis.provenance import Expectation, InStep, Item, expectation, in_step, items, provenance_share
@@ -267,6 +268,24 @@ class Answer(FieldState):
         return gpu_hours(self.tokens_per_second / self.ranks)
 
     @cached_property
+    def economics(self) -> Economics:
+        """What the step costs and what energy it takes, as far as prices and powers are known."""
+        said, training = self.scenario.economics, self.scenario.training
+        tokens = float(training.global_batch * training.sequence)
+        return Economics(tuple(self._gpus()), self.step_time, tokens, said.pue, said.carbon, said.tokens)
+
+    def _gpus(self) -> Iterator[Gpus]:
+        """The job's GPUs by accelerator."""
+        said, cluster = self.scenario.economics, self.scenario.cluster
+        accelerators, kind = cluster.kinds()
+        for number, accelerator in enumerate(accelerators):
+            ranks = np.flatnonzero(kind[: self.ranks] == number)
+            if len(ranks):
+                seconds = activity_seconds(self.breakdown, self.items, ranks)
+                priced, drawn = said.quote(accelerator, cluster.name), said.draw(accelerator)
+                yield Gpus(accelerator.name, len(ranks), seconds, priced, drawn)
+
+    @cached_property
     def fullest_experts(self) -> FullestRank | None:
         """Whose experts get the most rows; None where all get as many."""
         return fullest_rank(self.program)
@@ -399,6 +418,7 @@ class Answer(FieldState):
             "tokens_per_s": self.tokens_per_second,
             "tokens_per_s_per_gpu": self.tokens_per_second / self.ranks,
             "gpu_hours_per_trillion_tokens": self.gpu_hours,
+            "economics": self.economics.to_json(),
             "model_tflops_per_gpu": self.flops_per_gpu / 1e12,
             "mfu": self.mfu(),
             "mfu_causal": self.mfu_causal(),

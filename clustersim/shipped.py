@@ -22,6 +22,8 @@ _ONE_OF: Final = {
     "experience": "experience",
     "frameworks": "framework",
     "libraries": "library",
+    "power": "power file",
+    "prices": "price list",
     "recipes": "recipe",
     "records": "record",
 }

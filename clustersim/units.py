@@ -1,7 +1,8 @@
 """How is a quantity written at the doors, and what is it inside?
 
-Inside: seconds, bytes, FLOP, bytes/s and FLOP/s, as floats; signatures say so with the aliases below. At the doors
-every quantity is a string with its unit. G is 10^9, Gi is 2^30; `b` and `bit` are bits, `B` is a byte.
+Inside: seconds, bytes, FLOP, bytes/s, FLOP/s, watts, joules and grams, as floats; signatures say so with the aliases
+below. At the doors every quantity is a string with its unit. G is 10^9, Gi is 2^30; `b` and `bit` are bits, `B` is a
+byte.
 """
 
 import math
@@ -16,7 +17,12 @@ Bytes = float
 BytesPerSecond = float
 Flop = float
 FlopPerSecond = float
+Watts = float
+Joules = float
+Grams = float
 
+KWH: Final = 3.6e6
+"""Joules."""
 _DECIMAL: Final = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY: Final = {f"{prefix}i": 2.0 ** (10 * power) for power, prefix in enumerate("KMGTPE", start=1)}
 _SIZES: Final = {**_DECIMAL, **_BINARY}
@@ -43,6 +49,8 @@ class Dimension(Enum):
         {**_sized(("B/s", 1.0), ("bit/s", 0.125), ("b/s", 0.125)), **_sized(("bps", 0.125))},
     )
     COMPUTE = ("989 TFLOP/s", {prefix + "FLOP/s": factor for prefix, factor in _DECIMAL.items()})
+    POWER = ("700 W", {"W": 1.0, "kW": 1e3, "MW": 1e6})
+    FOOTPRINT = ("400 g/kWh", {"g/kWh": 1.0 / KWH, "kg/kWh": 1e3 / KWH})  # grams of CO2 for a joule
 
     @property
     def example(self) -> str:
@@ -118,6 +126,25 @@ def format_flops(value: FlopPerSecond) -> str:
     '989 TFLOP/s'
     """
     return _scaled(value, "FLOP/s", _DECIMAL)
+
+
+def format_power(value: Watts) -> str:
+    """Watts for people.
+
+    >>> format_power(653.2), format_power(16.7e6)
+    ('653.2 W', '16.7 MW')
+    """
+    return f"{value / 1e3:.4g} kW" if 1e3 <= abs(value) < 1e6 else _scaled(value, "W", _DECIMAL)
+
+
+def format_energy(value: Joules) -> str:
+    """Joules for people, in watt hours.
+
+    >>> format_energy(3.6e6), format_energy(1.2e14)
+    ('1 kWh', '33.33 GWh')
+    """
+    hours = value / 3600.0
+    return f"{hours / 1e3:.4g} kWh" if 1e3 <= abs(hours) < 1e6 else _scaled(hours, "Wh", _DECIMAL)
 
 
 def format_seconds(value: Seconds) -> str:

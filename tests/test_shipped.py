@@ -42,7 +42,13 @@ def test_merged_and_repeated_mappings_of_yaml_are_no_repeated_keys(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("shelf", "one"),
-    [("accelerators", "accelerator"), ("clusters", "cluster"), ("frameworks", "framework"), ("libraries", "library")],
+    [
+        ("accelerators", "accelerator"),
+        ("clusters", "cluster"),
+        ("frameworks", "framework"),
+        ("libraries", "library"),
+        ("prices", "price list"),
+    ],
 )
 def test_shelves_have_a_singular_in_messages(shelf: str, one: str) -> None:
     with pytest.raises(InputError, match=f"there is no {one} 'zzz'; "):

@@ -10,6 +10,7 @@ from clustersim import shipped
 from clustersim.dtypes import NARROW
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.hardware.cluster import load_cluster
+from clustersim.hardware.prices import load_prices
 from clustersim.schedules.shelf import NAMES
 from clustersim.units import format_bandwidth, format_bytes, format_flops
 from clustersim.workload.presets import PRESETS
@@ -18,11 +19,11 @@ from clustersim.workload.transformer import active_parameters, mtp_parameters, p
 
 
 def print_shelves() -> None:
-    """Print models, clusters, accelerators, recipes of number formats, and schedules."""
+    """Print models, clusters, accelerators, recipes of number formats, price lists, and schedules."""
     console = Console()
     console.print(_models())
     console.print(_further(), highlight=False)
-    for table in (_clusters(), _accelerators(), _recipes()):
+    for table in (_clusters(), _accelerators(), _recipes(), _prices()):
         console.print(table)
     console.print(f"schedules: {', '.join(NAMES)}")
 
@@ -99,4 +100,12 @@ def _recipes() -> Table:
     for name in shipped.names("recipes"):
         recipe = load_recipe(name)
         table.add_row(name, recipe.compute.value, recipe.description)
+    return table
+
+
+def _prices() -> Table:
+    table = table_of("price list (economics.price_per_gpu_hour)", "name", "read", "accelerators", "description")
+    for name in shipped.names("prices"):
+        found = load_prices(name)
+        table.add_row(name, str(found.read), str(len(found.gpu_hour)), found.description)
     return table

@@ -21,6 +21,7 @@ from clustersim.hardware.efficiency import (
     MatmulEfficiency,
 )
 from clustersim.hardware.makes import read_generation
+from clustersim.hardware.power import Power
 from clustersim.hardware.technology import Technology
 from clustersim.section import Section
 from clustersim.units import Bytes, BytesPerSecond, Dimension, FlopPerSecond, Seconds
@@ -41,7 +42,8 @@ class Accelerator:
     training process loses; interference: the part by which a kernel takes longer while a collective runs beside it on
     the same GPU, on average over a training step (0.2: 20 % longer; 0: they do not disturb each other); sources: where
     each group of numbers comes from; alignment: what sizes that fit badly cost; nvlink: the generation of its NVLink or
-    xGMI ports, None without any; host_pace: how many times as long as an x86 server its host takes to launch a kernel.
+    xGMI ports, None without any; host_pace: how many times as long as an x86 server its host takes to launch a kernel;
+    power: what it draws, None where that is not known.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Accelerator:
     alignment: Alignment = field(default_factory=Alignment)
     nvlink: Technology | None = None
     host_pace: float = 1.0
+    power: Power | None = None
 
     def peak_of(self, dtype: DType) -> FlopPerSecond:
         """Dense peak in FLOP/s; raise InputError that lists the formats that this accelerator has."""
@@ -93,6 +96,7 @@ def load_accelerator(name_or_path: str) -> Accelerator:
         sources=section.section("sources").texts(),
         nvlink=read_generation(section, None, key="nvlink") if section.has("nvlink") else None,
         host_pace=section.number("host_pace") if section.has("host_pace") else 1.0,
+        power=Power.read(section.section("power")) if section.has("power") else None,
     )
     section.finish()
     return accelerator

@@ -153,6 +153,7 @@ def verdict_of(result: Answer) -> Verdict:
         host=None if result.host is None else (result.host.memory, result.host.capacity),
         experts=result.fullest_experts,
         formats=result.formats,
+        economics=result.economics,
     )
 
 

@@ -3,6 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Final
 
+from clustersim.report.economics import cost_line, energy_line
 from clustersim.report.figure import share_words
 from clustersim.report.steps import spread_words
 from clustersim.report.view import Breakdown, PageView, Steps, Subject, Trust, Verdict, Waiting
@@ -94,6 +95,7 @@ def _numbers(verdict: Verdict, trust: Trust) -> "Table":
     for name, value, meaning in (
         ("tokens/s", f"{verdict.tokens_per_s:,.0f}", f"{format_number(verdict.tokens_per_s_per_gpu)} per GPU"),
         ("GPU hours", f"{verdict.gpu_hours:,.0f}", "per trillion tokens"),
+        *([cost_line(verdict.economics), energy_line(verdict.economics)] if verdict.economics else []),
         ("MFU", mfu_words(verdict.mfu, verdict.mfu_causal), rate),
         ("HFU", f"{verdict.hfu:.1%}", "with recomputation"),
         ("bubble", f"{verdict.bubble_fraction:.1%}", "of the step"),

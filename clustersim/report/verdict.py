@@ -3,6 +3,7 @@
 from html import escape
 
 from clustersim.analysis.utilization import masked
+from clustersim.report.economics import UNKNOWN, cost_line, energy_line, power_words, price_words
 from clustersim.report.figure import share_words
 from clustersim.report.steps import spread_words
 from clustersim.report.view import PageView, Subject, Trust, Verdict
@@ -114,6 +115,7 @@ def _numbers(verdict: Verdict) -> list[tuple[str, str, str]]:
         ("tokens/s", _rate(verdict.tokens_per_s), "of the whole cluster"),
         ("tokens/s/GPU", _rate(verdict.tokens_per_s_per_gpu), "of one GPU"),
         ("GPU hours", f"{verdict.gpu_hours:,.0f}", "of all GPUs, for a trillion tokens"),
+        *_economics(verdict),
         ("bubble", f"{verdict.bubble_fraction:.1%}", "share of the step in which a stage waits for the pipeline"),
         (
             "exposed comm",
@@ -121,6 +123,19 @@ def _numbers(verdict: Verdict) -> list[tuple[str, str, str]]:
             "share of the step spent in communication alone",
         ),
         *_experts(verdict),
+    ]
+
+
+def _economics(verdict: Verdict) -> list[tuple[str, str, str]]:
+    """Money and energy of a trillion tokens, as far as they are known."""
+    if verdict.economics is None:
+        return []
+    lines = (cost_line(verdict.economics), energy_line(verdict.economics))
+    further = (price_words(verdict.economics), power_words(verdict.economics))
+    return [
+        (f"{name}/T tokens", value, ". ".join(filter(None, (meaning, more))))
+        for (name, value, meaning), more in zip(lines, further, strict=True)
+        if value != UNKNOWN
     ]
 
 

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from clustersim.analysis.economics import Economics
 from clustersim.analysis.expert_loads import FullestRank
 from clustersim.analysis.formats import Formats
 from clustersim.analysis.stragglers import Stragglers, Waits
@@ -62,7 +63,7 @@ class Verdict:
     mfu_causal: MFU with attention as its causal mask leaves it; steps: where there are several; then step_time is
     their mean; band: between what the step time is expected; host: what the fullest host holds, and what it has, where
     anything is offloaded; experts: whose get the most rows, where loads are uneven; formats: of products, where there
-    are several.
+    are several; economics: what the step costs and what energy it takes.
     """
 
     step_time: Seconds
@@ -84,6 +85,7 @@ class Verdict:
     host: tuple[Bytes, Bytes] | None = None
     experts: FullestRank | None = None
     formats: Formats | None = None
+    economics: Economics | None = None
 
     @property
     def gpu_hours(self) -> float:

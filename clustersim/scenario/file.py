@@ -18,6 +18,7 @@ from clustersim.scenario.section import (
     or_none,
 )
 from clustersim.scenario.sections.cost import CostSection
+from clustersim.scenario.sections.economics import EconomicsSection
 from clustersim.scenario.sections.layout import LayoutSection
 from clustersim.scenario.sections.model import ModelSection
 from clustersim.scenario.sections.placement import PlacementSection
@@ -79,5 +80,6 @@ class ScenarioFile(Section):
     training: TrainingSection = Field(examples=["{sequence: 8192, global_batch: 2048}"])
     framework: FrameworkSection = FrameworkSection()
     cost: CostSection = CostSection()
+    economics: EconomicsSection = EconomicsSection()
     disturbances: DisturbancesSection = DisturbancesSection()
     steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] = 1

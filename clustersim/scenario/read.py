@@ -26,7 +26,7 @@ from clustersim.scenario.model import read_model
 from clustersim.scenario.problems import refuse, translate
 from clustersim.scenario.readings import Reading, Readings
 from clustersim.scenario.sections.cost import CostSection
-from clustersim.scenario.settings import CostSettings
+from clustersim.scenario.settings import CostSettings, EconomicsSettings
 from clustersim.scenario.setup import Setup
 from clustersim.workload.transformer import every_projection
 
@@ -99,6 +99,9 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
     if found or model is None or schedule is None or machine is None or framework is None or cost is None:
         raise refuse(origin.source, found)
     cluster, disturbances = machine
+    economics = _economics(found, file, cluster)
+    if found:
+        raise refuse(origin.source, found)
     if any(mixture.experts > 1 for mixture in model.mixtures):  # one expert is an MLP
         framework = framework.with_experts(cluster.accelerator.host_pace)
     layout = _try(found, "layout.", partial(build.read_layout, file.layout, cluster.gpus, framework, schedule))
@@ -118,6 +121,7 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
         disturbances=disturbances,
         jitter=None if file.disturbances.jitter is None else file.disturbances.jitter.jitter(),
         steps=file.steps,
+        economics=economics,
     )
 
 
@@ -145,6 +149,17 @@ def _machine(
 def _placed(machine: Cluster, job: Cluster) -> Cluster:
     """A machine as the job sees it that has these places of it."""
     return machine.placed(job.places) if isinstance(job.fabric, Placed) else machine
+
+
+def _economics(found: list[str], file: ScenarioFile, cluster: Cluster) -> EconomicsSettings:
+    """The settings; a price list that is named must have all accelerators, and what is said of power must fit them."""
+    settings = file.economics.settings()
+    if settings == EconomicsSettings():
+        return settings
+    for accelerator in cluster.kinds()[0]:
+        _try(found, "economics.price_per_gpu_hour: ", partial(settings.quote, accelerator, cluster.name))
+        _try(found, "economics.power: ", partial(settings.draw, accelerator))
+    return settings
 
 
 def _cost(

@@ -1,10 +1,13 @@
-"""Where do durations come from, and how much of the cluster is simulated rank by rank?"""
+"""Where do durations come from, how much of the cluster is simulated rank by rank, and what does a GPU hour cost?"""
 
 from dataclasses import dataclass, field
 from enum import Enum
 
 from clustersim.collectives.switches import Switches
 from clustersim.cost.record import Record
+from clustersim.hardware.accelerator import Accelerator
+from clustersim.hardware.power import Draw, Powers
+from clustersim.hardware.prices import Price, Quote, quote, quote_of
 
 
 class Symmetry(Enum):
@@ -38,3 +41,36 @@ class CostSettings:
     switches: Switches = field(default_factory=Switches)
     interference: float | None = None
     record: Record | None = None
+
+
+GIVEN = "given"
+"""Where a price is from that somebody said."""
+
+
+@dataclass(frozen=True, slots=True)
+class EconomicsSettings:
+    """What is said of costs and energy; it moves no time.
+
+    price: of an hour of one GPU, or the name of a price list, None: as lists have it; pue: power of the whole facility
+    over that of its computers; carbon: grams of CO2 for a joule, None: not asked for; tokens: of the whole run, None:
+    not said.
+    """
+
+    price: Price | str | None = None
+    pue: float = 1.0
+    carbon: float | None = None
+    tokens: float | None = None
+    powers: Powers = field(default_factory=Powers)
+
+    def quote(self, accelerator: Accelerator, cluster: str) -> Quote | None:
+        """The price of an hour of a GPU and where it is from; None where there is none. Raises InputError."""
+        match self.price:
+            case None:
+                return quote(accelerator.name, cluster)
+            case str() as name:
+                return quote_of(name, accelerator.name)
+        return Quote(self.price, GIVEN)
+
+    def draw(self, accelerator: Accelerator) -> Draw | None:
+        """What a GPU and its part of a node draw; None where that is not known. Raises InputError."""
+        return self.powers.draw(accelerator.power)

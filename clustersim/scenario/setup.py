@@ -10,7 +10,7 @@ from clustersim.hardware.disturbance import Disturbances
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import TENSOR
 from clustersim.program.placement import Placement
-from clustersim.scenario.settings import CostSettings
+from clustersim.scenario.settings import CostSettings, EconomicsSettings
 from clustersim.schedules.combined import Combined
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
@@ -26,7 +26,7 @@ class Setup:
 
     framework: the software, which launches kernels and holds memory of its own;
     disturbances: what is wrong with the cluster, whose `fabric` already is the disturbed one; jitter: how kernels vary,
-    None: not at all; steps: how many successive ones are simulated.
+    None: not at all; steps: how many successive ones are simulated; economics: what is said of costs and energy.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Setup:
     disturbances: Disturbances = field(default_factory=Disturbances)
     jitter: Jitter | None = None
     steps: int = 1
+    economics: EconomicsSettings = field(default_factory=EconomicsSettings)
 
     @property
     def placement(self) -> Placement:

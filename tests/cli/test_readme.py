@@ -126,14 +126,16 @@ def test_the_schedules_from_outside_in_readme_are_schedules(tmp_path: Path) -> N
 
 def test_every_key_of_a_scenario_stands_in_readme() -> None:
     from clustersim.scenario.file import ScenarioFile
+    from clustersim.scenario.sections.economics import PowerSection
     from clustersim.scenario.sections.model import LatentSection, ModelSection, PlacedExpertsSection
 
     whole, own, layers, experts, _ = scenarios()
     assert whole.keys() == ScenarioFile.keys().keys()
-    for section in ("layout", "training", "cost", "disturbances"):
+    for section in ("layout", "training", "cost", "economics", "disturbances"):
         inner = ScenarioFile.at([section])
         assert inner is not None
         assert whole[section].keys() == inner.keys().keys()
+    assert all(f"{key}: " in README for key in PowerSection.keys())  # noqa: SIM118
     said = own["model"].keys() | layers["model"].keys() | experts["model"].keys()
     assert said == ModelSection.keys().keys() - {"path", "stack"}
     assert experts["model"]["experts"].keys() == PlacedExpertsSection.keys().keys()

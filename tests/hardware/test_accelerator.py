@@ -69,6 +69,7 @@ def test_every_shipped_accelerator_loads_and_has_a_source_for_every_group_of_num
     needed |= set() if accelerator.efficiency.grouped is None else {"grouped"}
     needed |= set() if accelerator.host_pace == 1.0 else {"host_pace"}
     needed |= set() if pace.narrow is None else {"narrow"}
+    needed |= set() if accelerator.power is None else {"power"}
     needed |= {"by_rows"} if accelerator.efficiency.matmul.by_rows else set()
     needed |= {"formats"} if accelerator.efficiency.matmul.shares else set()
     assert set(accelerator.sources) == needed

@@ -1,0 +1,83 @@
+"""What does a step cost, and what energy does it take, in words? Per trillion tokens, and for the run if it is said."""
+
+from clustersim.analysis.economics import Economics
+from clustersim.hardware.prices import Price
+from clustersim.scenario.settings import GIVEN
+from clustersim.units import Grams, Watts, format_energy, format_number, format_power
+
+UNKNOWN = "unknown"
+
+
+def money(amount: float, currency: str) -> str:
+    """An amount for people.
+
+    >>> money(17_441_531.7, "USD"), money(2.49, "EUR")
+    ('17,440,000 USD', '2.49 EUR')
+    """
+    return f"{format_number(amount)} {currency}"
+
+
+def tonnes(carbon: Grams) -> str:
+    """CO2 for people.
+
+    >>> tonnes(733.6e6)
+    '733.6 t CO2'
+    """
+    return f"{format_number(carbon / 1e6)} t CO2"
+
+
+def cost_line(found: Economics) -> tuple[str, str, str]:
+    """Name, value and meaning of what a trillion tokens cost."""
+    price, cost = found.price_per_gpu_hour, found.cost_per_trillion_tokens
+    if price is None or cost is None:
+        return "cost", UNKNOWN, "; ".join(found.without_price)
+    words = f"per trillion tokens, {_per_hour(price, found)}"
+    if found.cost_of_run is not None:
+        words += f"; {money(found.cost_of_run, price.currency)} for the run"
+    return "cost", money(cost, price.currency), words
+
+
+def energy_line(found: Economics) -> tuple[str, str, str]:
+    """Name, value and meaning of what energy a trillion tokens take."""
+    energy = found.energy_per_trillion_tokens
+    if energy is None or found.gpu_power is None or found.power_per_gpu is None:
+        return "energy", UNKNOWN, "; ".join(found.without_power)
+    words = f"per trillion tokens; {_drawn(found, found.gpu_power, found.power_per_gpu)}"
+    if found.carbon_per_trillion_tokens is not None:
+        words += f"; {tonnes(found.carbon_per_trillion_tokens)}"
+    if found.energy_of_run is not None:
+        words += f"; {format_energy(found.energy_of_run)}{_of_run(found)} for the run"
+    return "energy", format_energy(energy), words
+
+
+def price_words(found: Economics) -> str:
+    """What a GPU hour costs, and who says so; empty where no price is known."""
+    price = found.price_per_gpu_hour
+    return "" if price is None else f"{money(price.amount, price.currency)} per GPU hour: {found.price_source}"
+
+
+def power_words(found: Economics) -> str:
+    """What the job draws, and what of it is missing; empty where it is not known."""
+    if found.power is None:
+        return ""
+    facility = f", PUE {found.pue:g}" if found.pue > 1.0 else ""
+    return "; ".join([f"{format_power(found.power)} for the job{facility}", *found.without_node])
+
+
+def _per_hour(price: Price, found: Economics) -> str:
+    listed = "" if found.price_source == GIVEN else " (list)"
+    return f"{money(price.amount, price.currency)}/GPU h{listed}"
+
+
+def _drawn(found: Economics, gpu: Watts, whole: Watts) -> str:
+    node = f", {_watts(whole)} in all" if whole > gpu else ""
+    facility = f", PUE {found.pue:g}" if found.pue > 1.0 else ""
+    return f"{_watts(gpu)}/GPU{node}{facility}"
+
+
+def _watts(watts: Watts) -> str:
+    return f"{watts:,.0f} W"
+
+
+def _of_run(found: Economics) -> str:
+    return "" if found.carbon_of_run is None else f", {tonnes(found.carbon_of_run)}"

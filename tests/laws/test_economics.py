@@ -1,0 +1,85 @@
+"""Laws of money and energy, for any machine and any step."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.analysis.economics import Economics, Gpus
+from clustersim.hardware.power import Activity, Power, Powers
+from clustersim.hardware.prices import Price, Quote
+from tests.conftest import examples
+
+SECONDS = st.floats(1e-3, 1e3)
+SHARES = st.floats(0.3, 1.0)
+
+
+@st.composite
+def gpus(draw: st.DrawFn) -> Gpus:
+    tdp = draw(st.floats(50.0, 2000.0))
+    power = Power(
+        tdp, draw(st.floats(0.05, 0.3)) * tdp, draw(st.none() | st.floats(1.0, 2.0).map(lambda more: more * tdp))
+    )
+    powers = Powers(streaming=draw(SHARES), communicating=draw(SHARES))
+    seconds = {activity: draw(SECONDS) for activity in Activity}
+    price = Quote(Price(draw(st.floats(0.1, 100.0)), "USD"), "given")
+    return Gpus("gpu", draw(st.integers(1, 20_000)), seconds, price, powers.draw(power))
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> Economics:
+    one = draw(gpus())
+    time = sum(one.seconds.values())
+    return Economics(
+        (one,), time, draw(st.floats(1.0, 1e9)), draw(st.floats(1.0, 2.0)), 1e-4, draw(st.floats(1.0, 1e14))
+    )
+
+
+def priced(step: Economics, times: float) -> Economics:
+    (one,) = step.gpus
+    assert one.quote is not None
+    dearer = replace(one.quote, price=replace(one.quote.price, amount=times * one.quote.price.amount))
+    return replace(step, gpus=(replace(one, quote=dearer),))
+
+
+@given(steps())
+@examples(200)
+def test_twice_the_price_is_twice_the_cost_and_the_same_energy(step: Economics) -> None:
+    twice = priced(step, 2.0)
+    assert twice.cost_per_step == pytest.approx(2 * (step.cost_per_step or 0.0))
+    assert twice.cost_of_run == pytest.approx(2 * (step.cost_of_run or 0.0))
+    assert twice.energy_per_step == step.energy_per_step
+
+
+@given(steps())
+@examples(200)
+def test_power_is_between_idle_and_the_limit_with_the_rest_of_the_node(step: Economics) -> None:
+    (one,) = step.gpus
+    assert one.draw is not None
+    idle, most = one.draw.gpu[Activity.WAITING], one.draw.gpu[Activity.PRODUCTS]
+    assert idle * (1 - 1e-9) <= (step.gpu_power or 0.0) <= most * (1 + 1e-9)
+    assert step.power_per_gpu == pytest.approx((step.gpu_power or 0.0) + (one.draw.rest or 0.0))
+    assert step.power == pytest.approx(step.number * (step.power_per_gpu or 0.0) * step.pue)
+
+
+@given(steps())
+@examples(200)
+def test_parts_sum_and_what_is_told_of_tokens_is_one_rate(step: Economics) -> None:
+    parts, energy, cost = step.energy_by_activity, step.energy_per_step, step.cost_per_step
+    assert parts is not None
+    assert energy is not None
+    assert cost is not None
+    assert sum(parts.values()) == pytest.approx(energy)
+    assert step.energy_of_run == pytest.approx(energy * (step.run_tokens or 0.0) / step.tokens)
+    assert step.cost_per_trillion_tokens == pytest.approx(cost * 1e12 / step.tokens)
+    assert step.carbon_of_run == pytest.approx((step.energy_of_run or 0.0) * 1e-4)
+
+
+@given(steps(), st.integers(1, 50))
+@examples(200)
+def test_a_job_cut_in_two_kinds_that_are_alike_is_the_whole_job(step: Economics, first: int) -> None:
+    (one,) = step.gpus
+    both = replace(step, gpus=(replace(one, number=first), one))
+    assert both.cost_per_step == pytest.approx((step.cost_per_step or 0.0) * both.number / one.number)
+    assert both.energy_per_step == pytest.approx((step.energy_per_step or 0.0) * both.number / one.number)

@@ -1,0 +1,94 @@
+"""What a scenario says of costs and energy."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from clustersim import Scenario
+from clustersim.hardware.power import Powers
+from clustersim.hardware.prices import Price
+from clustersim.scenario.settings import EconomicsSettings
+
+Refusal = Callable[..., str]
+
+
+def said(mapping: dict[str, Any], *overrides: str) -> EconomicsSettings:
+    """Read, and read again as it is written out."""
+    scenario = Scenario.from_mapping(mapping, [f"economics.{each}" for each in overrides])
+    assert Scenario.from_mapping(scenario.to_mapping()) == scenario
+    return scenario.economics
+
+
+def test_nothing_is_said_by_default(mapping: dict[str, Any]) -> None:
+    assert said(mapping) == EconomicsSettings(None, 1.0, None, None, Powers())
+
+
+def test_every_key_is_read_in_si_units(mapping: dict[str, Any]) -> None:
+    found = said(
+        mapping,
+        "price_per_gpu_hour=2.49 EUR",
+        "pue=1.2",
+        "carbon=360 g/kWh",
+        "tokens=15.6T",
+        "power={tdp: 0.5 kW, idle: 90 W, rest: 0 W, products: 90 %, streaming: 0.6, communicating: 0.4}",
+    )
+    powers = Powers(500.0, 90.0, 0.0, 0.9, 0.6, 0.4)
+    assert found == EconomicsSettings(Price(2.49, "EUR"), 1.2, pytest.approx(1e-4), 15.6e12, powers)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [("15.6T", 15.6e12), ("300B", 3e11), ("1.5e13", 1.5e13), ("1.5e+13", 1.5e13), ("2 M", 2e6), ("1000", 1e3)],
+)
+def test_tokens_are_written_as_people_write_them(mapping: dict[str, Any], text: str, tokens: float) -> None:
+    assert said(mapping, f"tokens={text}").tokens == pytest.approx(tokens)
+
+
+def test_a_bare_power_is_the_limit_and_a_word_is_a_price_list(mapping: dict[str, Any]) -> None:
+    assert said(mapping, "power=500 W").powers == Powers(tdp=500.0)
+    assert said(mapping, "price_per_gpu_hour=oci").price == "oci"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("price_per_gpu_hour=2.49", ["price_per_gpu_hour: 2.49 has no currency", "'2.49 USD'"]),
+        ("price_per_gpu_hour=-1 USD", ["'-1 USD' is below zero"]),
+        ("price_per_gpu_hour=.nan", ["nan has no currency"]),
+        ("price_per_gpu_hour=nan USD", ["'nan USD' is not a price"]),
+        ("price_per_gpu_hour=[2 USD]", ["is not a price"]),
+        ("price_per_gpu_hour=ocii", ["there is no price list 'ocii'; did you mean oci?"]),
+        ("price_per_hour=2 USD", ["economics.price_per_hour: unknown key; did you mean", "price_per_gpu_hour"]),
+        ("pue=0.9", ["economics.pue: 0.9 is not between 1 and 10"]),
+        ("pue=.nan", ["economics.pue: nan is not between 1 and 10"]),
+        ("pue=20 %", ["economics.pue: '20 %' is not between"]),
+        ("carbon=400", ["economics.carbon: 400 has no unit; a footprint is a string such as '400 g/kWh'"]),
+        ("carbon=-1 g/kWh", ["'-1 g/kWh' is below zero"]),
+        ("tokens=0", ["0 is not a number of tokens above zero; write e.g. 15.6T"]),
+        ("tokens=.nan", ["nan is not a number of tokens"]),
+        ("tokens=15.6 trillion", ["'15.6 trillion' is not a number of tokens"]),
+        ("power.tdp=700", ["economics.power.tdp: 700 has no unit", "'700 W'"]),
+        ("power.tdp=0 W", ["economics.power.tdp: '0 W' is not above zero"]),
+        ("power.rest=-1 W", ["economics.power.rest: '-1 W' is below zero"]),
+        ("power.products=80", ["economics.power.products", "write 80 %"]),
+        ("power.products=110 %", ["'110 %' is not between 0 % and 100 %"]),
+        ("power.streaming=1 %", ["economics.power: streaming draws 7 W, less than a GPU that is idle"]),
+        ("power.idle=1 kW", ["economics.power: idle 1 kW is above tdp 700 W"]),
+        ("power.tpd=1 kW", ["economics.power.tpd: unknown key; did you mean tdp?"]),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_can(refusal: Refusal, override: str, words: list[str]) -> None:
+    sentence = refusal(f"economics.{override}")
+    assert sentence.startswith("plan.yaml: economics.")
+    assert all(word in sentence for word in words), sentence
+
+
+def test_a_list_must_have_the_accelerators_of_the_cluster(refusal: Refusal) -> None:
+    sentence = refusal("economics.price_per_gpu_hour=lambda", "cluster.name=mi300x")
+    assert "economics.price_per_gpu_hour: lambda has no price of mi300x; it has those of" in sentence
+
+
+def test_keys_are_found_from_the_whole_file(refusal: Refusal) -> None:
+    assert "did you mean economics?" in refusal("economic.pue=1.2")
+    assert "did you mean economics.price_per_gpu_hour?" in refusal("price_per_gpu_hour=2 USD")
